@@ -24,7 +24,7 @@ from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError, QuireError
 from engine.core.engine_core import EngineCore
 from engine.core.warmup import warm_up
-from engine.executor.uniproc_executor import in_process
+from engine.executor.uniproc_executor import unwrap_uniproc
 
 # -- What the two engines of an ablation are given to do, and the figure that is compared.
 
@@ -443,7 +443,7 @@ if __name__ == "__main__":
 
 def facts_of(core: EngineCore) -> dict[str, Any]:
     """The fields of `parts.Facts`."""
-    executor = in_process(core.executor)
+    executor = unwrap_uniproc(core.executor)
     spec = executor.loaded.spec
     return {
         "kernels": executor.kernels.name,

@@ -20,15 +20,15 @@ from engine.contract.engine_config import EngineConfig
 from engine.contract.messages import EngineRequest
 from engine.contract.sampling_params import SamplingParams
 from engine.contract.speculative_config import SpeculativeConfig
-from engine.core.engine_core import CoreDrafts
-from engine.core.output_processor import Exits, Harvest
-from engine.core.stats import EngineCounters
+from engine.core.engine_core import SpecDecodeStats
+from engine.core.output_processor import Exits, OutputProcessor
+from engine.core.stats import EngineStatsCollector
 from engine.sampling.sampler import SamplerOutput
 from engine.scheduler import Request, Scheduler, Sequence, StepResult
 from engine.speculative.drafter import Drafter
 from engine.structured_output.manager import StructuredOutputManager
-from engine.worker.input_batch import RunningBatch
-from engine.worker.sampling_io import settle_drafted
+from engine.worker.input_batch import InputBatch
+from engine.worker.sampling_io import append_accepted
 
 EOS = 2
 BLOCK_SIZE = 16
@@ -66,14 +66,14 @@ class Host:
             model="", block_size=BLOCK_SIZE, max_num_seqs=running, **settings
         )
         self.scheduler = Scheduler(self.config, blocks, running * prompt_tokens + running)
-        self.batch = RunningBatch(running, longest, BLOCK_SIZE)
+        self.batch = InputBatch(running, longest, BLOCK_SIZE)
         structured = StructuredOutputManager(None, 1000, [EOS])
-        self._counters = counters = EngineCounters(self.scheduler)
+        self._counters = counters = EngineStatsCollector(self.scheduler)
         requests: dict[str, Request] = {}
         exits = Exits(self.scheduler, structured, counters, requests, [EOS])
-        self.harvest = Harvest(self.scheduler, structured, counters, exits)
+        self.harvest = OutputProcessor(self.scheduler, structured, counters, exits)
         self._count = 0
-        self.drafts = CoreDrafts(None, self.scheduler, counters)
+        self.drafts = SpecDecodeStats(None, self.scheduler, counters)
 
     def be_ready_for_drafts(self) -> None:
         """Have drafts asked for in each step, and none pay: a wider step takes as much longer."""
@@ -81,7 +81,7 @@ class Host:
         for width in (1, 4096):
             for _ in range(100):
                 drafter.costs.note(width, 0.001 * width)
-        self.drafts = CoreDrafts(drafter, self.scheduler, self._counters)
+        self.drafts = SpecDecodeStats(drafter, self.scheduler, self._counters)
 
     def add(self, prompt_token_ids: list[int], max_tokens: int = 4000) -> Sequence:
         """Queue a request."""
@@ -111,20 +111,20 @@ class Host:
         start = time.perf_counter()
         plan, scheduled = self.scheduler.schedule()
         scheduled_at = time.perf_counter()
-        self.batch.apply(plan)
-        inputs = self.batch.inputs(plan)
+        self.batch.apply_plan(plan)
+        inputs = self.batch.prepare_inputs(plan)
         self.batch.token_ids(inputs)
         prepared_at = time.perf_counter()
         token_ids = [7] * len(inputs.sampled)
-        self.batch.take(inputs, token_ids)
+        self.batch.append_sampled(inputs, token_ids)
         result = StepResult([[token_id] for token_id in token_ids])
         if inputs.drafted:  # now and then some are tried
             drawn = torch.full((len(token_ids) + sum(map(len, plan.drafts.values())),), 7)
             output = SamplerOutput(drawn, [])
-            settle_drafted(self.batch, inputs, drawn.tolist(), output, result)
+            append_accepted(self.batch, inputs, drawn.tolist(), output, result)
         taken_at = time.perf_counter()
         self.drafts.settle(plan, scheduled, result)
-        self.harvest.take(plan, scheduled, result)
+        self.harvest.process_outputs(plan, scheduled, result)
         self.drafts.note_step(plan, 0.001 * plan.num_tokens)
         done_at = time.perf_counter()
         parts.schedule.append(scheduled_at - start)

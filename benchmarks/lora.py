@@ -31,7 +31,7 @@ from benchmarks.apart import Apart
 from benchmarks.statistics import percentile, table
 from engine.contract.lora import CONFIG_FILE, WEIGHTS_FILE, LoRARequest
 from engine.contract.sampling_params import SamplingParams
-from engine.lora.target_modules import Modules
+from engine.lora.target_modules import TargetModules
 from engine.models.registry import decoder_spec, read_config
 from engine.offline.llm import LLM
 
@@ -41,7 +41,7 @@ _PROMPT_TOKENS = 8
 def write_adapter(folder: Path, model: Path, rank: int, seed: int) -> LoRARequest:
     """A random adapter of all linear layers, in bfloat16."""
     made = torch.Generator().manual_seed(seed)
-    modules = Modules(decoder_spec(read_config(model)))
+    modules = TargetModules(decoder_spec(read_config(model)))
     tensors = {}
     for layer in modules.layers:
         for linear in layer.values():

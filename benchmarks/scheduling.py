@@ -20,7 +20,7 @@ from benchmarks.workload import random_jobs
 from engine.contract.engine_config import EngineConfig
 from engine.contract.messages import EngineRequest
 from engine.contract.sampling_params import SamplingParams
-from engine.kv_cache.prefix_cache import BlockHashes, scope_key
+from engine.kv_cache.prefix_cache import BlockHashes, namespace_key
 from engine.scheduler import Request, Scheduler, Sequence
 
 _BLOCK = 16
@@ -54,7 +54,7 @@ def sequence(seq_id: int, prompt: list[int], tenant: str) -> Sequence:
         num_prompt_tokens=len(prompt),
         max_output_tokens=10_000,
         seed=0,
-        block_hashes=BlockHashes(scope_key(tenant)),
+        block_hashes=BlockHashes(namespace_key(tenant)),
     )
 
 

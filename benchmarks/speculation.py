@@ -86,8 +86,8 @@ def without_drafts(llm: LLM) -> Iterator[None]:
     drafter.propose = lambda *args: {}  # type: ignore[method-assign]
     drafter.note_step = lambda *args: None  # type: ignore[method-assign]
     if model is not None:
-        takes = model.takes
-        model.takes = lambda sequence: False  # type: ignore[method-assign]
+        takes = model.supports
+        model.supports = lambda sequence: False  # type: ignore[method-assign]
     timing, drafter.timing = drafter.timing, True
     try:
         yield
@@ -95,7 +95,7 @@ def without_drafts(llm: LLM) -> Iterator[None]:
         drafter.timing = timing
         drafter.propose, drafter.note_step = propose, note_step  # type: ignore[method-assign]
         if model is not None:
-            model.takes = takes  # type: ignore[method-assign]
+            model.supports = takes  # type: ignore[method-assign]
 
 
 class Planning:
@@ -331,7 +331,8 @@ def _engines(
     *,
     one: bool,
 ) -> tuple[Engine, Engine, Engine]:
-    """Without drafts, with them, and another one without; `one`: it's always the same."""
+    """Without drafts, with them, and another one without; `request_detail`: it's always the
+    same."""
     enter = stack.enter_context
     if one:
         drafting = enter(Apart.started(Answers, model, **settings, speculative_config=wanted))

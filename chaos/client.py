@@ -23,7 +23,7 @@ from chaos.kinds import BACKGROUND, BATCH, EMBEDDINGS, LINES, STREAM, Asked
 DIGEST = "x-quire-adapter"
 LATER = frozenset({409, 429, 503})
 #: After a broken connection, and between two looks at what is made in the background.
-AGAIN_S, LOOK_S = 0.1, 0.25
+RETRY_S, POLL_INTERVAL_S = 0.1, 0.25
 #: An answer that isn't there after so long is lost, and a stream without any event for so long.
 PATIENCE_S = 180.0
 FINAL = frozenset({"completed", "failed", "incomplete", "cancelled", "expired"})
@@ -99,7 +99,7 @@ class Client:
                 pass
             if not reader.done:
                 answer.breaks += 1
-                await asyncio.sleep(AGAIN_S)
+                await asyncio.sleep(RETRY_S)
 
     # -- answers in one piece -----------------------------------------------------------------
 
@@ -132,7 +132,7 @@ class Client:
                 response = await self._http.request(method, path, **more)
             except httpx.HTTPError:
                 answer.breaks += 1
-                await asyncio.sleep(AGAIN_S)
+                await asyncio.sleep(RETRY_S)
                 continue
             if response.status_code == 200:
                 return response
@@ -159,7 +159,7 @@ class Client:
             found = await self._until_200("GET", path, answer)
             if found["status"] in FINAL:
                 return found
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_INTERVAL_S)
 
     async def _batch(self, asked: Asked, answer: Answer) -> None:
         with _pause(answer):
@@ -275,4 +275,4 @@ async def _later(response: httpx.Response, answer: Answer) -> None:
     answer.refusals += 1
     wait = response.headers.get("retry-after-ms")
     seconds = float(wait) / 1000 if wait else float(response.headers.get("retry-after", "1"))
-    await asyncio.sleep(min(max(seconds, AGAIN_S), 10))
+    await asyncio.sleep(min(max(seconds, RETRY_S), 10))

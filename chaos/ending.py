@@ -13,7 +13,7 @@ from pathlib import Path
 #: What each process of an instance has in its environment, whoever started it.
 MARK = "QUIRE_DATA_DIR"
 #: A killed process with much memory is there for a while.
-KILLED_WITHIN_S, LOOK_S = 20.0, 0.02
+KILL_TIMEOUT_S, POLL_INTERVAL_S = 20.0, 0.02
 
 
 def processes_of(data_dir: Path) -> list[int]:
@@ -36,14 +36,14 @@ def end_all(data_dir: Path) -> None:
     A process may start another one while it's killed, so it's looked again until there's none.
     Raises TimeoutError.
     """
-    deadline = time.monotonic() + KILLED_WITHIN_S
+    deadline = time.monotonic() + KILL_TIMEOUT_S
     while found := processes_of(data_dir):
         if time.monotonic() > deadline:
-            raise TimeoutError(f"Processes {found} are there {KILLED_WITHIN_S:.0f} s after a kill.")
+            raise TimeoutError(f"Processes {found} are there {KILL_TIMEOUT_S:.0f} s after a kill.")
         for pid in found:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        time.sleep(LOOK_S)
+        time.sleep(POLL_INTERVAL_S)
 
 
 async def to_its_end(work: Callable[[], object]) -> None:

@@ -27,7 +27,7 @@ HOST = "127.0.0.1"
 #: How long the second server is the primary.
 OTHER_S = 3.0
 #: Until a server answers, or has the other's last write.
-WITHIN_S, LOOK_S = 30.0, 0.02
+FAILOVER_TIMEOUT_S, POLL_INTERVAL_S = 30.0, 0.02
 
 
 @dataclass
@@ -56,10 +56,10 @@ async def fail_over_and_back(address: Path) -> None:
         async with _second(address) as second:
             try:
                 await asyncio.to_thread(second.client.replicaof, HOST, first.port)
-                await _hand_over(first, second)
+                await _promote_replica(first, second)
                 _point(address, second)
                 await asyncio.sleep(OTHER_S)
-                await _hand_over(second, first)
+                await _promote_replica(second, first)
             finally:
                 await asyncio.to_thread(first.client.execute_command, "REPLICAOF", "NO", "ONE")
                 _point(address, first)
@@ -102,7 +102,7 @@ async def _second(address: Path) -> AsyncIterator[_Server]:
             stderr=subprocess.DEVNULL,
         )
         try:
-            await holds(lambda: embedded_redis.answers(f"unix://{path}"), WITHIN_S)
+            await holds(lambda: embedded_redis.answers(f"unix://{path}"), FAILOVER_TIMEOUT_S)
             server = _server(path, "second")
             try:
                 await asyncio.to_thread(_listen, server)
@@ -115,12 +115,14 @@ async def _second(address: Path) -> AsyncIterator[_Server]:
             path.unlink(missing_ok=True)
 
 
-async def _hand_over(old: _Server, new: _Server) -> None:
+async def _promote_replica(old: _Server, new: _Server) -> None:
     """The replica `new` becomes the primary, and `old` its replica; no write is lost."""
-    await holds(lambda: _follows(new, old), WITHIN_S, LOOK_S)
-    to = ("FAILOVER", "TO", HOST, new.port, "TIMEOUT", int(1000 * WITHIN_S))
+    await holds(lambda: _follows(new, old), FAILOVER_TIMEOUT_S, POLL_INTERVAL_S)
+    to = ("FAILOVER", "TO", HOST, new.port, "TIMEOUT", int(1000 * FAILOVER_TIMEOUT_S))
     await asyncio.to_thread(old.client.execute_command, *to)
-    await holds(lambda: [old.role, new.role] == ["slave", "master"], WITHIN_S, LOOK_S)
+    await holds(
+        lambda: [old.role, new.role] == ["slave", "master"], FAILOVER_TIMEOUT_S, POLL_INTERVAL_S
+    )
 
 
 def _follows(new: _Server, old: _Server) -> bool:

@@ -23,7 +23,7 @@ CUT_S, STILL_S, FULL_S, AWAY_S = 5.0, 3.0, 6.0, 5.0
 #: How far the clock is set back, and how long nothing else is done then.
 BACK_S, USED_TO_S = 3600, 5.0
 #: What must be found and ended by whoever looks after it, within so long.
-FOUND_WITHIN_S = 15.0
+DETECTION_TIMEOUT_S = 15.0
 #: A drained process ends its streams first.
 DRAINED_WITHIN_S = 60.0
 #: Speculation: from a tenant's own texts, which repeat here.
@@ -32,24 +32,24 @@ DRAFTS = {"method": "suffix"}
 _NEW_SETTINGS = """
 from catalog import actions
 from catalog.models import ServedModel
-from tenants.actors import COMMAND_LINE
+from tenants.actors import CLI_ACTOR
 model = ServedModel.objects.get(name={model!r})
 settings = {{**model.settings, **{settings!r}}}
 settings = {{name: value for name, value in settings.items() if value is not None}}
-actions.update_model(actor=COMMAND_LINE, model=model, settings=settings)
+actions.update_model(actor=CLI_ACTOR, model=model, settings=settings)
 """
 
 
 #: Turns of an adapter's name in a row, and seconds between them: gateways look it up every two.
-TURNS, TURNED_EVERY_S = 10, 0.8
+NUM_SWITCHES, SWITCH_INTERVAL_S = 10, 0.8
 #: What the console's buttons do. The second version is checked once, in a process of its own.
-_TURN = """
+_SWITCH_SCRIPT = """
 import time
 from django.core.management import call_command
 from adapters import actions
 from adapters.models import Adapter, AdapterAlias
 from adapters.store import content_path
-from tenants.actors import COMMAND_LINE
+from tenants.actors import CLI_ACTOR
 rows = Adapter.objects.filter(tenant=None, served_model__name={model!r})
 turned, other = rows.get(name={name!r}), rows.get(name={other!r}).versions.get(number=1)
 if not turned.versions.filter(digest=other.digest).exists():
@@ -58,19 +58,19 @@ if not turned.versions.filter(digest=other.digest).exists():
 for turn in range({turns}):
     if turn % 2:
         alias = AdapterAlias.objects.get(adapter=turned, name=turned.name)
-        actions.rollback(actor=COMMAND_LINE, alias=alias)
+        actions.rollback(actor=CLI_ACTOR, alias=alias)
     else:
         version = turned.versions.get(digest=other.digest)
-        actions.promote(actor=COMMAND_LINE, version=version)
+        actions.promote(actor=CLI_ACTOR, version=version)
     time.sleep({every})
 """
 
 
-class NotFound(Exception):
+class FaultNotDetected(Exception):
     """Nobody looked after what was frozen or drained: the message says what."""
 
 
-def _signal(what: str, number: signal.Signals, within_s: float = FOUND_WITHIN_S) -> Harm:
+def _signal(what: str, number: signal.Signals, within_s: float = DETECTION_TIMEOUT_S) -> Harm:
     """One process gets a signal; over when the process has ended."""
 
     async def harm(instance: Instance, rng: random.Random) -> None:
@@ -80,7 +80,7 @@ def _signal(what: str, number: signal.Signals, within_s: float = FOUND_WITHIN_S)
             await _gone(pid, within_s)
         except TimeoutError:
             os.kill(pid, signal.SIGKILL)
-            raise NotFound(
+            raise FaultNotDetected(
                 f"a {what} with {number.name} was there {within_s:.0f} s later"
             ) from None
 
@@ -97,7 +97,7 @@ async def kill_all_replicas(instance: Instance, rng: random.Random) -> None:
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
     for pid in pids:
-        await _gone(pid, FOUND_WITHIN_S)
+        await _gone(pid, DETECTION_TIMEOUT_S)
 
 
 async def cut_off(instance: Instance, rng: random.Random) -> None:
@@ -116,7 +116,8 @@ async def roll(instance: Instance, rng: random.Random) -> None:
 
 
 async def change_settings(instance: Instance, settings: dict[str, Any]) -> None:
-    """Until no replica of the model has the old ones; None: the default. Raises `NotFound`."""
+    """Until no replica of the model has the old ones; None: the default. Raises
+    `FaultNotDetected`."""
     before = set(instance.pids("replica"))
     program = _NEW_SETTINGS.format(model=instance.model, settings=settings)
     await asyncio.to_thread(instance.manage, "shell", "-c", program)
@@ -127,17 +128,19 @@ async def change_settings(instance: Instance, settings: dict[str, Any]) -> None:
     try:
         await holds(replaced, 2 * DRAINED_WITHIN_S)
     except TimeoutError:
-        raise NotFound("replicas weren't replaced after their settings had changed") from None
+        raise FaultNotDetected(
+            "replicas weren't replaced after their settings had changed"
+        ) from None
 
 
-async def turn_adapter(instance: Instance, rng: random.Random) -> None:
+async def switch_adapter(instance: Instance, rng: random.Random) -> None:
     """A name leads to other weights and back, time and again: promotions and rollbacks."""
-    program = _TURN.format(
+    program = _SWITCH_SCRIPT.format(
         model=instance.model,
         name=ADAPTER,
         other=OTHER_ADAPTER,
-        turns=TURNS,
-        every=TURNED_EVERY_S,
+        turns=NUM_SWITCHES,
+        every=SWITCH_INTERVAL_S,
     )
     await asyncio.to_thread(instance.manage, "shell", "-c", program)
 
@@ -198,7 +201,7 @@ FAULTS: dict[str, Harm] = {
     "replica cut off": cut_off,
     "all replicas killed": kill_all_replicas,
     "settings changed": roll,
-    "adapter turned": turn_adapter,
+    "adapter turned": switch_adapter,
     "gateway killed": _signal("gateway", signal.SIGKILL),
     "gateway frozen": _signal("gateway", signal.SIGSTOP),
     "gateway drained": _signal("gateway", signal.SIGTERM, DRAINED_WITHIN_S),

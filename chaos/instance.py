@@ -21,7 +21,7 @@ import httpx
 import redis
 from django.conf import settings
 
-from catalog.processes import die_with_parent
+from catalog.processes import set_parent_death_signal
 from chaos import behind_relay
 from chaos.clock import Clock
 from chaos.database import Database, File, NoDatabase, PostgreSQL
@@ -52,7 +52,7 @@ class StartFailed(RuntimeError):
     """The instance doesn't serve: the message is the end of its log."""
 
 
-class NotEnded(RuntimeError):
+class StopFailed(RuntimeError):
     """All went well until the instance was told to end."""
 
 
@@ -155,7 +155,7 @@ async def running(
     """An instance with two replicas, gateways and workers, and a model for pooling.
 
     `log`: where its log stays; None: nowhere. `postgresql`: instead of SQLite. `clock`: one that
-    can be set. Raises: `StartFailed`, `NotEnded`. However the block ends, nothing of it stays.
+    can be set. Raises: `StartFailed`, `StopFailed`. However the block ends, nothing of it stays.
     """
     async with (
         _disk() as disk,
@@ -238,13 +238,15 @@ async def _started(
         try:
             await holds(lambda: process.poll() is not None, STOP_TIMEOUT_S)
         except TimeoutError:
-            raise NotEnded(f"the instance was there {STOP_TIMEOUT_S:.0f} s after SIGTERM") from None
+            raise StopFailed(
+                f"the instance was there {STOP_TIMEOUT_S:.0f} s after SIGTERM"
+            ) from None
     finally:
         end_all(disk.folder)
         process.wait()
 
 
-def _told(ready: Path, log: Path) -> dict[str, Any]:
+def _read_ready_file(ready: Path, log: Path) -> dict[str, Any]:
     try:
         found: dict[str, Any] = json.loads(ready.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -269,7 +271,7 @@ def _up(
             env=environment(disk.folder, **more),
             stdout=output,
             stderr=subprocess.STDOUT,
-            preexec_fn=die_with_parent(signal.SIGTERM),
+            preexec_fn=set_parent_death_signal(signal.SIGTERM),
         )
 
 
@@ -283,7 +285,7 @@ async def _await_ready(process: subprocess.Popen[bytes], ready: Path, log: Path)
         return ready.exists() or process.poll() is not None
 
     await until(ended, START_TIMEOUT_S, "no start", log)
-    return await asyncio.to_thread(_told, ready, log)
+    return await asyncio.to_thread(_read_ready_file, ready, log)
 
 
 async def until(condition: Callable[[], bool], limit_s: float, what: str, log: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from chaos.client import Client
 from chaos.instance import Instance, command_line, holds
 from chaos.kinds import KINDS, STREAM
-from chaos.run import HEALED_WITHIN_S, Run, Turn, Window
+from chaos.run import RECOVERY_TIMEOUT_S, Run, Schedule, Window
 from engine.contract.messages import Heartbeat
 
 #: Seconds between two kills, at the mean: they come at any moment, some right after the other.
@@ -37,7 +37,7 @@ class Kills(Run):
         super().__init__(seed, note, log)
         self._kills, self._streams, self.max_tokens = kills, streams, max_tokens
 
-    def _turns(self) -> list[Turn]:
+    def _turns(self) -> list[Schedule]:
         kinds = itertools.cycle(STREAMED)
         found = []
         for place, kind in zip(range(self._streams), kinds, strict=False):
@@ -49,7 +49,7 @@ class Kills(Run):
         rng = random.Random(self._seed)
         while len(self._outcome.windows) < self._kills:
             await asyncio.sleep(rng.expovariate(1 / MEAN_S))
-            await holds(lambda: bool(_victims(instance)), HEALED_WITHIN_S, every_s=0.02)
+            await holds(lambda: bool(_victims(instance)), RECOVERY_TIMEOUT_S, every_s=0.02)
             victims = await asyncio.to_thread(_victims, instance)
             busy = [beat for beat in victims if beat.stats.num_requests_running]
             if victims and _kill((victim := rng.choice(busy or victims)).pid):

@@ -68,7 +68,7 @@ def cells(outcome: Outcome) -> dict[tuple[str, str], Cell]:
                 request
                 for request in outcome.requests
                 if request.asked.kind == kind
-                and any(_beside(request, w) for w in outcome.windows if w.fault == fault)
+                and any(_overlaps(request, w) for w in outcome.windows if w.fault == fault)
             ],
         )
         for fault in FAULTS
@@ -104,7 +104,7 @@ def summary(outcome: Outcome) -> str:
     return "\n".join([*lines, *outcome.problems])
 
 
-def _beside(request: Request, window: Window) -> bool:
+def _overlaps(request: Request, window: Window) -> bool:
     return request.began <= window.ended and request.ended >= window.began
 
 

@@ -13,16 +13,16 @@ from pathlib import Path
 from chaos import faults, ledger
 from chaos.answer import Answer
 from chaos.client import Client, clients
-from chaos.instance import Instance, NotEnded, holds, running, until
+from chaos.instance import Instance, StopFailed, holds, running, until
 from chaos.kinds import KINDS, OTHER_ADAPTER, STREAM, UNDER_KILLS, Asked, asked_of, stopping
 from chaos.ledger import Difference
 
 #: Of each kind.
 VARIANTS = 2
 #: Kinds and numbers that one client asks for in turn.
-Turn = list[tuple[str, int]]
+Schedule = list[tuple[str, int]]
 #: Until all is whole again after a fault, what was asked before has ended, the ledger agrees.
-HEALED_WITHIN_S, ENDED_WITHIN_S, SETTLED_WITHIN_S = 120.0, 200.0, 60.0
+RECOVERY_TIMEOUT_S, FINISH_TIMEOUT_S, SETTLEMENT_TIMEOUT_S = 120.0, 200.0, 60.0
 
 
 @dataclass
@@ -105,7 +105,7 @@ class Run(ABC):
         self._open: set[int] = set()
 
     @abstractmethod
-    def _turns(self) -> list[Turn]:
+    def _turns(self) -> list[Schedule]:
         """Of the clients, each of which asks until the harm is done."""
 
     @abstractmethod
@@ -121,7 +121,7 @@ class Run(ABC):
                 clients(instance.url, instance.api_key) as client,
             ):
                 await self.run_on(instance, client)
-        except NotEnded as problem:
+        except StopFailed as problem:
             self._problem(str(problem))
         return self._outcome
 
@@ -145,7 +145,7 @@ class Run(ABC):
     async def _undisturbed(self, instance: Instance, client: Client) -> None:
         self._note("Asking everything once, undisturbed ...")
 
-        async def one(turn: Turn) -> None:
+        async def one(turn: Schedule) -> None:
             for kind, number in turn:
                 asked = asked_of(kind, number, instance.model, self.max_tokens)
                 self._outcome.expected[kind, number] = await _calm(client, asked)
@@ -159,7 +159,7 @@ class Run(ABC):
                 group.create_task(one(turn))
         await asyncio.sleep(3)  # its rows reach the ledger
 
-    async def _load(self, client: Client, turn: Turn) -> None:
+    async def _load(self, client: Client, turn: Schedule) -> None:
         """One request of a turn after another."""
         for kind, number in itertools.cycle(turn):
             if self._stopping.is_set():
@@ -183,7 +183,7 @@ class Run(ABC):
     async def _compare(self, instance: Instance, before: set[str]) -> None:
         """The ledger agrees within the time that settling what dead processes left takes."""
         answers = [request.answer for request in self._outcome.requests]
-        deadline = time.monotonic() + SETTLED_WITHIN_S
+        deadline = time.monotonic() + SETTLEMENT_TIMEOUT_S
         while True:
             rows = await asyncio.to_thread(ledger.read, instance.database)
             new = [row for name, row in rows.items() if name not in before]
@@ -206,7 +206,7 @@ class Faults(Run):
         super().__init__(seed, note, log, postgresql=postgresql, clock=clock)
         self._seconds, self._names = minutes * 60, set(names)
 
-    def _turns(self) -> list[Turn]:
+    def _turns(self) -> list[Schedule]:
         asked = [kind for kind in KINDS if kind not in UNDER_KILLS]
         return [[(kind, number) for number in range(VARIANTS)] for kind in asked]
 
@@ -227,14 +227,14 @@ class Faults(Run):
             self._outcome.windows.append(window)
             try:
                 await faults.FAULTS[planned.name](instance, planned.rng)
-            except faults.NotFound as problem:
+            except faults.FaultNotDetected as problem:
                 self._problem(f"{planned.name}: {problem}")
-            await until(instance.whole, HEALED_WITHIN_S, planned.name, instance.log)
+            await until(instance.whole, RECOVERY_TIMEOUT_S, planned.name, instance.log)
             try:
-                async with asyncio.timeout(HEALED_WITHIN_S):
+                async with asyncio.timeout(RECOVERY_TIMEOUT_S):
                     await client.healthy()
             except TimeoutError:
-                self._problem(f"{planned.name}: not healthy {HEALED_WITHIN_S:.0f} s later")
+                self._problem(f"{planned.name}: not healthy {RECOVERY_TIMEOUT_S:.0f} s later")
             window.ended = time.monotonic()
             self._note(f"{planned.name}: whole again after {window.ended - window.began:.1f} s")
             await self._ended(set(self._open), planned.name)
@@ -242,9 +242,9 @@ class Faults(Run):
     async def _ended(self, requests: set[int], name: str) -> None:
         """What ran beside the fault has ended, so that the next one isn't to blame for it."""
         try:
-            await holds(lambda: not self._open & requests, ENDED_WITHIN_S)
+            await holds(lambda: not self._open & requests, FINISH_TIMEOUT_S)
         except TimeoutError:
-            self._problem(f"{name}: requests still ran {ENDED_WITHIN_S:.0f} s later")
+            self._problem(f"{name}: requests still ran {FINISH_TIMEOUT_S:.0f} s later")
 
 
 async def _calm(client: Client, asked: Asked) -> Request:

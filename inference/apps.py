@@ -41,12 +41,12 @@ class InferenceConfig(AppConfig):
 
     def ready(self) -> None:
         """Register the checks of our settings."""
-        from catalog.engine_settings import register as register_settings_check
-        from inference.web.idempotent_responses import forget_answers
-        from tenants.tenant_data import Holding, register
+        from catalog.engine_settings import register_settings_validator as register_settings_check
+        from inference.web.idempotent_responses import delete_idempotent_responses
+        from tenants.tenant_data import TenantDataKind, register_data_kind
 
         checks.register(_check)
-        register(Holding("idempotency", erase=forget_answers))
+        register_data_kind(TenantDataKind("idempotency", erase=delete_idempotent_responses))
         register_settings_check(_check_parser_names)
         register_settings_check(_check_io_processor)
 
@@ -60,9 +60,9 @@ def _check_parser_names(settings: Mapping[str, Any]) -> None:
 
 def _check_io_processor(settings: Mapping[str, Any]) -> None:
     if name := settings.get("io_processor_plugin"):
-        from engine.contract.plugins import named_point
+        from engine.contract.plugins import io_processor_entry_point
 
-        named_point(name)
+        io_processor_entry_point(name)
 
 
 def _check(**options: Any) -> list[checks.CheckMessage]:

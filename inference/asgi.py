@@ -17,9 +17,9 @@ from collections.abc import Awaitable, Callable
 from django.urls.base import set_script_prefix
 
 from adapters.resolvers import lora_resolvers
-from inference.edge.body import BoundedBodies
+from inference.edge.body import BodyLimitMiddleware
 from inference.edge.handler import GatewayHandler, Send, gateway_path, is_gateway_path
-from inference.edge.request_log import Exchange
+from inference.edge.request_log import RequestLog
 from inference.engine_client.client import close_engine_client, get_engine_client
 from inference.generation import background
 from inference.settings import gateway_settings
@@ -39,16 +39,16 @@ from inference.web.views import Receive, Scope
 
 #: Looks at the newest objects before what is left of them is looked through again: some two
 #: minutes while 250 streams run. Every few seconds one request in a hundred stood still for it.
-OLDER_AFTER = 20_000
+GEN1_THRESHOLD = 20_000
 #: So many, and it's done in the next quiet moment.
 OLDER_WHEN_IDLE_AFTER = 10
-LOOK_FOR_IDLE_EVERY_S = 5.0
+IDLE_CHECK_INTERVAL_S = 5.0
 #: Nobody waits for so long before a moment is a quiet one: many clients' answers may end together,
 #: and they ask again at once.
-QUIET_S = 0.25
+IDLE_S = 0.25
 
 
-def look_often(threshold: int) -> None:
+def set_gc_thresholds(threshold: int) -> None:
     """Look at new objects when there are `threshold` more, and never at what was loaded so far;
     0 leaves the collector as Python has it.
 
@@ -57,16 +57,16 @@ def look_often(threshold: int) -> None:
     if threshold:
         gc.collect()
         gc.freeze()
-        gc.set_threshold(threshold, OLDER_AFTER, gc.get_threshold()[2])
+        gc.set_threshold(threshold, GEN1_THRESHOLD, gc.get_threshold()[2])
 
 
 async def collect_when_idle(is_idle: Callable[[], bool]) -> None:
     """For ever: look through all that isn't frozen while there's nobody to wait for it."""
     while True:
-        await asyncio.sleep(LOOK_FOR_IDLE_EVERY_S)
+        await asyncio.sleep(IDLE_CHECK_INTERVAL_S)
         if gc.get_count()[1] < OLDER_WHEN_IDLE_AFTER or not is_idle():
             continue
-        await asyncio.sleep(QUIET_S)
+        await asyncio.sleep(IDLE_S)
         if is_idle():
             gc.collect()
 
@@ -74,23 +74,23 @@ async def collect_when_idle(is_idle: Callable[[], bool]) -> None:
 logger = logging.getLogger(__name__)
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 #: How long a server that stops waits for the usage of what it served.
-SETTLE_WITHIN_S = 5.0
+SHUTDOWN_TIMEOUT_S = 5.0
 
 
 def http_application(django_application: Application) -> Application:
     """The API to `GatewayHandler`, everything else to Django's own handler."""
-    gateway, pages = GatewayHandler(), BoundedBodies(django_application)
+    gateway, pages = GatewayHandler(), BodyLimitMiddleware(django_application)
 
     async def application(scope: Scope, receive: Receive, send: Send) -> None:
         set_script_prefix(scope.get("root_path", "") or "/")
-        of_api, exchange = is_gateway_path(scope), Exchange(scope, send)
+        of_api, exchange = is_gateway_path(scope), RequestLog(scope, send)
         try:
             if of_api:
                 await gateway(scope, receive, exchange.send)
             else:
                 await pages(scope, receive, exchange.send, gateway_path(scope))
         finally:
-            exchange.ended(of_api=of_api)
+            exchange.log_completed(of_api=of_api)
 
     return application
 
@@ -108,7 +108,7 @@ async def lifespan(scope: Scope, receive: Receive, send: Send) -> None:
                 lora_resolvers()  # refuses a package that can't be loaded
                 client = get_engine_client()
                 await client.start()
-                look_often(gateway_settings().gc_threshold)
+                set_gc_thresholds(gateway_settings().gc_threshold)
                 client.spawn(collect_when_idle(client.is_idle))
             except Exception as error:
                 logger.exception("The engine client did not start.")
@@ -117,7 +117,7 @@ async def lifespan(scope: Scope, receive: Receive, send: Send) -> None:
             await send({"type": "lifespan.startup.complete"})
         elif message["type"] == "lifespan.shutdown":
             await close_engine_client()
-            await background.drain(SETTLE_WITHIN_S)
+            await background.drain(SHUTDOWN_TIMEOUT_S)
             await asyncio.to_thread(close_tracing)
             await send({"type": "lifespan.shutdown.complete"})
             return

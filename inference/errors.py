@@ -33,7 +33,7 @@ from engine.system.redis_client import is_temporary
 E = TypeVar("E", bound=QuireError)
 
 
-def renamed(error: E, names: Mapping[str, str]) -> E:
+def rename_error_param(error: E, names: Mapping[str, str]) -> E:
     """The same error with `param` and message about the client's field instead of ours.
 
     Args:
@@ -52,25 +52,25 @@ def renamed(error: E, names: Mapping[str, str]) -> E:
 
 
 #: The first is written at once; of the others one in so many seconds, with how many they were.
-EVERY_S = 10.0
+INTERVAL_S = 10.0
 
 
-class Seldom:
+class RateLimitedLog:
     """Writes warnings of one kind now and then."""
 
     def __init__(self, logger: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
         self._logger, self._clock = logger, clock
-        self._written_at, self._left_out = -EVERY_S, 0
+        self._written_at, self._num_suppressed = -INTERVAL_S, 0
 
     def warning(self, text: str, *given: object) -> None:
         """Write it, or count it."""
         now = self._clock()
-        if now - self._written_at < EVERY_S:
-            self._left_out += 1
+        if now - self._written_at < INTERVAL_S:
+            self._num_suppressed += 1
             return
-        if self._left_out:
-            text, given = f"{text} (and %d more like it before)", (*given, self._left_out)
-        self._written_at, self._left_out = now, 0
+        if self._num_suppressed:
+            text, given = f"{text} (and %d more like it before)", (*given, self._num_suppressed)
+        self._written_at, self._num_suppressed = now, 0
         self._logger.warning(text, *given)
 
 
@@ -83,8 +83,8 @@ MAX_SHOWN_CHARS = 120
 def describe_validation_error(error: ValidationError) -> dict[str, Any]:
     """`message`, `param` and `code` for the first error that helps most."""
     errors = error.errors(include_url=False, include_context=True)
-    first = _most_telling(errors)
-    param = _path(first["loc"])
+    first = _most_specific_error(errors)
+    param = _format_location(first["loc"])
     kind = first["type"]
     if kind == "missing":
         return {
@@ -93,7 +93,7 @@ def describe_validation_error(error: ValidationError) -> dict[str, Any]:
             "code": "missing_required_parameter",
         }
     text = first["msg"].removeprefix("Value error, ")
-    shown = "" if kind == "value_error" else f" Got {_shown(first.get('input'))}."
+    shown = "" if kind == "value_error" else f" Got {_format_value(first.get('input'))}."
     place = f"Invalid value for '{param}': " if param else ""
     return {
         "message": f"{place}{text}{'' if text.endswith('.') else '.'}{shown}",
@@ -102,7 +102,7 @@ def describe_validation_error(error: ValidationError) -> dict[str, Any]:
     }
 
 
-def _most_telling(errors: list[Any]) -> Any:
+def _most_specific_error(errors: list[Any]) -> Any:
     """Of a union's errors, one for each member, the one that got furthest into the value."""
     first = errors[0]
     same_field = [item for item in errors if item["loc"][:1] == first["loc"][:1]]
@@ -115,7 +115,7 @@ def _most_telling(errors: list[Any]) -> Any:
     )
 
 
-def _path(location: tuple[int | str, ...]) -> str:
+def _format_location(location: tuple[int | str, ...]) -> str:
     """`messages[0].content`; the names that pydantic gives a union's members are left out."""
     path = ""
     for place, part in enumerate(location):
@@ -132,7 +132,7 @@ def _path(location: tuple[int | str, ...]) -> str:
 _UNION_TAGS = frozenset({"str", "int", "float", "bool", "dict", "list", "constrained"})
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     """A value for a message: bounded, whatever it is."""
     if isinstance(value, list | dict):
         return f"a {type(value).__name__} with {len(value)} entries"
@@ -146,7 +146,7 @@ logger = logging.getLogger(__name__)
 
 _json = msgspec.json.Encoder()
 #: In an overload there are hundreds a second, and a line costs a sixth of a refusal.
-_refusals = Seldom(logger)
+_refusals = RateLimitedLog(logger)
 
 
 class PayloadTooLarge(InvalidRequest):

@@ -13,13 +13,13 @@ import msgspec
 from channels.generic.websocket import AsyncWebsocketConsumer
 
 from engine.contract.errors import InvalidRequest, QuireError
-from inference.chat.turn import ChatTurn, TurnDelta
+from inference.chat.turn import ChatSession, TurnDelta
 from inference.errors import as_quire_error, envelope, report
 from inference.generation.generation import Generation
 from inference.generation.logprobs import chat_logprobs
 from inference.loop.offload import rendering_for
-from inference.parsers.state_machine import BEGINNINGS, joined
-from inference.request.context import Asked, asked, note_refusal
+from inference.parsers.state_machine import START_KINDS, merge_adjacent
+from inference.request.context import RequestRecord, asked, log_rejected_request
 from inference.request.job import Usage
 from inference.request.position import ask_from
 from inference.schemas.chat import ChatRequest
@@ -27,27 +27,29 @@ from inference.serving.respond import parse
 from inference.settings import gateway_settings
 from inference.web.json_body import parse_object
 from tenants.authentication import Caller, caller_for_user
-from tenants.sessions import see_session
+from tenants.sessions import snapshot_session
 from tenants.websockets import (
     BAD_MESSAGES,
     FOREIGN_ORIGIN,
     NOT_LOGGED_IN,
     SessionEnded,
     origin_allowed,
+    session_monitor,
     user_of_session,
-    watch,
 )
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 #: How often the session is looked at while no token comes.
 WAKE_EVERY_S = 1.0
 #: Fields of a chat request that a frame may have beside `sampling`.
-BESIDE = ("tools", "tool_choice", "response_format")
+CHAT_FIELDS = ("tools", "tool_choice", "response_format")
 #: Fields of a chat request that `sampling` may not hold: they aren't sampling.
-NOT_SAMPLING = frozenset({"model", "messages", "stream", "stream_options", "n", "best_of", *BESIDE})
+NON_SAMPLING_FIELDS = frozenset(
+    {"model", "messages", "stream", "stream_options", "n", "best_of", *CHAT_FIELDS}
+)
 
 
-class Answer:
+class PlaygroundAnswer:
     """Generates and sends frames. Errors become an `error` frame; cancelling its task aborts.
 
     Args:
@@ -78,10 +80,12 @@ class Answer:
         """All frames, in order. Raises `SessionEnded`."""
         self._task = asyncio.current_task()
         asked.set(
-            Asked("", "playground", self._caller, model=str(self._message.get("model"))[:200])
+            RequestRecord(
+                "", "playground", self._caller, model=str(self._message.get("model"))[:200]
+            )
         )
         rendering_for.set(self._caller.tenant)
-        turn: ChatTurn | None = None
+        turn: ChatSession | None = None
         reason: str | None = None
         try:
             turn = await self._start()
@@ -94,7 +98,7 @@ class Answer:
         except SessionEnded:
             raise
         except Exception as error:
-            note_refusal(error)
+            log_rejected_request(error)
             report(error, self.name)
             failure = envelope(as_quire_error(error))
             await self._send({"type": "error", "id": self.name, **failure})
@@ -104,22 +108,22 @@ class Answer:
                 turn.release()
         await self._send(self._done(turn, reason))
 
-    async def _start(self) -> ChatTurn:
+    async def _start(self) -> ChatSession:
         received = time.perf_counter()
         self._caller.require("inference")
         ask_from(_after(self._message))
         chat = parse(ChatRequest, _body(self._message))
         for name in chat.ignored_fields():
             raise InvalidRequest(f"'{name[:50]}' isn't a sampling field.", param=name[:50])
-        return await ChatTurn.start(
+        return await ChatSession.start(
             chat, caller=self._caller, received=received, endpoint="playground"
         )
 
-    async def _stream(self, turn: ChatTurn) -> str | None:
+    async def _stream(self, turn: ChatSession) -> str | None:
         """Frames up to the last delta; returns the finish reason."""
         job, generation = turn.job, turn.generation
-        start = {"type": "start", "request_id": job.request_id, "model": job.served.name}
-        await self._say([start], f"{job.request_id}:1:b1")
+        start = {"type": "start", "request_id": job.request_id, "model": job.model.name}
+        await self._send_frames([start], f"{job.request_id}:1:b1")
         reason: str | None = None
         if generation.has_told_tokens:  # the page has these from before its connection broke
             told = await turn.next()
@@ -129,38 +133,38 @@ class Answer:
             deltas = await turn.next(WAKE_EVERY_S)
             await self._check()
             if generation.waiting and not waiting:
-                await self._say([{"type": "waiting"}])
+                await self._send_frames([{"type": "waiting"}])
             waiting = generation.waiting
-            await self._say(
-                [frame for delta in deltas for frame in frames_of(delta, turn)], _at(turn)
+            await self._send_frames(
+                [frame for delta in deltas for frame in build_frames(delta, turn)], _resume_id(turn)
             )
             reason = deltas[-1].finish_reason if deltas else reason
         return reason
 
-    async def _say(self, frames: list[dict[str, Any]], at: str | None = None) -> None:
+    async def _send_frames(self, frames: list[dict[str, Any]], at: str | None = None) -> None:
         """Frames that belong together. The last says where the page is once it has them."""
         for frame in frames[:-1]:
             await self._send({**frame, "id": self.name, "more": True})
         for frame in frames[-1:]:
             await self._send({**frame, "id": self.name, **({"at": at} if at else {})})
 
-    def _done(self, turn: ChatTurn | None, reason: str | None) -> dict[str, Any]:
+    def _done(self, turn: ChatSession | None, reason: str | None) -> dict[str, Any]:
         usage = turn.usage if turn is not None else Usage()
         return {
             "type": "done",
             "id": self.name,
             "finish_reason": reason,
-            "usage": usage.as_openai(),
+            "usage": usage.to_openai(),
             "ttft_ms": turn.generation.ttft_ms if turn is not None else None,
             "tokens_per_s": _tokens_per_s(turn.generation) if turn is not None else 0.0,
         }
 
 
-def frames_of(delta: TurnDelta, turn: ChatTurn) -> list[dict[str, Any]]:
+def build_frames(delta: TurnDelta, turn: ChatSession) -> list[dict[str, Any]]:
     """What is new as frames. Log probabilities of the tokens come with the first."""
     frames: list[dict[str, Any]] = []
-    for part in joined(delta.parts):
-        if part.kind in BEGINNINGS:
+    for part in merge_adjacent(delta.parts):
+        if part.kind in START_KINDS:
             frames.append(
                 {"type": "call", "index": part.call, "call_id": part.id, "name": part.text}
             )
@@ -182,7 +186,7 @@ def _short(token: dict[str, Any]) -> list[Any]:
     return [token["token"], round(token["logprob"], 4), tops]
 
 
-def _at(turn: ChatTurn) -> str:
+def _resume_id(turn: ChatSession) -> str:
     """The `Last-Event-ID` behind which the page can go on; see `inference.request`."""
     output = turn.generation.outputs[0][0]
     end = "." if output.finish_reason is not None else ""
@@ -200,9 +204,9 @@ def _after(message: dict[str, Any]) -> str | None:
 def _body(message: dict[str, Any]) -> dict[str, Any]:
     """The message as the body of a chat completion."""
     sampling = message.get("sampling") or {}
-    for name in NOT_SAMPLING & sampling.keys():
+    for name in NON_SAMPLING_FIELDS & sampling.keys():
         raise InvalidRequest(f"'{name}' isn't a sampling field.", param=name)
-    beside = {name: message[name] for name in BESIDE if message.get(name) is not None}
+    beside = {name: message[name] for name in CHAT_FIELDS if message.get(name) is not None}
     return {
         **sampling,
         **beside,
@@ -247,7 +251,7 @@ class PlaygroundConsumer(AsyncWebsocketConsumer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._answers: dict[str, Answer] = {}
+        self._answers: dict[str, PlaygroundAnswer] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._bad_frames = 0
         self._checked_at = 0.0
@@ -264,7 +268,10 @@ class PlaygroundConsumer(AsyncWebsocketConsumer):
         try:
             await self._check_session()
             self._welcome = True
-            watch.add(see_session(self.scope["session"].session_key, self._user), self._ended)
+            session_monitor.add(
+                snapshot_session(self.scope["session"].session_key, self._user),
+                self._on_session_end,
+            )
         except SessionEnded:
             await self.close(NOT_LOGGED_IN)
         except QuireError as error:
@@ -273,12 +280,12 @@ class PlaygroundConsumer(AsyncWebsocketConsumer):
 
     async def disconnect(self, code: int) -> None:
         """Abort what runs."""
-        watch.remove(self._ended)
+        session_monitor.remove(self._on_session_end)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _ended(self) -> None:
+    async def _on_session_end(self) -> None:
         """The session was ended elsewhere."""
         self._welcome = False
         await self.close(NOT_LOGGED_IN)
@@ -335,12 +342,12 @@ class PlaygroundConsumer(AsyncWebsocketConsumer):
             await self._send({"type": "error", "id": name, **envelope(refused)})
             return
         check = partial(self._check_session, tenant)
-        self._answers[name] = Answer(message, caller, self._send, check)
+        self._answers[name] = PlaygroundAnswer(message, caller, self._send, check)
         task = asyncio.create_task(self._run(self._answers[name]))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _run(self, answer: Answer) -> None:
+    async def _run(self, answer: PlaygroundAnswer) -> None:
         try:
             await answer.run()
         except SessionEnded:

@@ -20,7 +20,7 @@ from inference.errors import UnsupportedField
 
 
 #: Names that `render_chat` gives a meaning of its own.
-_RESERVED = frozenset(
+RESERVED_VARIABLES = frozenset(
     {
         "messages",
         "tools",
@@ -43,7 +43,7 @@ def check_template_kwargs(names: Iterable[str]) -> None:
                 "chat_template_kwargs can't hold a chat template.",
                 param="chat_template_kwargs.chat_template",
             )
-        if name in _RESERVED or not name.isidentifier() or name.startswith("_"):
+        if name in RESERVED_VARIABLES or not name.isidentifier() or name.startswith("_"):
             raise InvalidRequest(
                 f"chat_template_kwargs can't hold {name[:50]!r}.", param="chat_template_kwargs"
             )

@@ -10,8 +10,8 @@ from celery.signals import worker_shutdown
 
 from inference.api.batches.runner import run_batch
 from inference.api.responses.runner import run_response
-from inference.work import RUN, Runner, WorkLoop, send
-from storage.access import unclaimed_batches, unclaimed_responses
+from inference.work import RUN_TASK, JobRunner, Runner, send_job
+from storage.access import claimable_batches, unclaimed_responses
 from storage.actions import remove_ended_uploads, remove_expired
 
 logger = logging.getLogger(__name__)
@@ -19,23 +19,23 @@ logger = logging.getLogger(__name__)
 #: Pieces of work of each kind that one worker process runs at a time.
 LIMITS = {"batch": 16, "response": 32}
 
-WAITING = {"batch": unclaimed_batches, "response": unclaimed_responses}
+WAITING = {"batch": claimable_batches, "response": unclaimed_responses}
 
 _starting = threading.Lock()
-_loop: WorkLoop | None = None
+_loop: JobRunner | None = None
 
 
-def work_loop() -> WorkLoop:
+def work_loop() -> JobRunner:
     """This process's loop, started at the first call, whichever thread makes it."""
     global _loop
     runners: dict[str, Runner] = {"batch": run_batch, "response": run_response}
     with _starting:
         if _loop is None:
-            _loop = WorkLoop(runners, LIMITS, WAITING)
+            _loop = JobRunner(runners, LIMITS, WAITING)
     return _loop
 
 
-@shared_task(name=RUN)
+@shared_task(name=RUN_TASK)
 def run(kind: str, public_id: str) -> None:
     """Work on a batch or a background response, unless another worker does."""
     work_loop().start(kind, public_id)
@@ -46,7 +46,7 @@ def sweep() -> None:
     """Find work that nobody does: its message was lost, its worker died, or all were busy."""
     for kind, waiting in WAITING.items():
         for public_id in waiting():
-            send(kind, public_id)
+            send_job(kind, public_id)
 
 
 @shared_task(name="inference.expire")

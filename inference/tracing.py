@@ -33,7 +33,7 @@ _OPERATIONS = {
 _service = ["quire-gateway"]
 
 
-def trace_as(service: str) -> None:
+def set_service_name(service: str) -> None:
     """Name this process's service, before its first span."""
     _service[0] = service
 
@@ -136,7 +136,7 @@ class GenerationSpan:
     def __init__(self, current: Tracing, job: Job) -> None:
         operation = "text_completion" if job.generates else "embeddings"
         operation = _OPERATIONS.get(job.endpoint, operation)
-        model = job.served.name
+        model = job.model.name
         wanted: dict[str, Any] = {
             "gen_ai.operation.name": operation,
             "gen_ai.provider.name": "quire",
@@ -176,7 +176,7 @@ class GenerationSpan:
         self._span.end()
 
 
-def current_parent() -> str:
+def current_traceparent() -> str:
     """The `traceparent` of the span that's current here; "" where there's none."""
     if tracing() is None:
         return ""
@@ -186,7 +186,7 @@ def current_parent() -> str:
 
 
 @contextmanager
-def work_span(name: str, origin: str = "", **attributes: str) -> Iterator[Span | None]:
+def background_span(name: str, origin: str = "", **attributes: str) -> Iterator[Span | None]:
     """A span of work that nobody waits for: a line of a batch, a background response.
 
     It begins a trace of its own, with a link to the span of `origin`, a `traceparent`: the request
@@ -210,7 +210,7 @@ def work_span(name: str, origin: str = "", **attributes: str) -> Iterator[Span |
         yield span
 
 
-def note_outcome(span: Span | None, status: int, request_id: str, error: str) -> None:
+def set_span_result(span: Span | None, status: int, request_id: str, error: str) -> None:
     """How a line of a batch was answered. `error`: the code that the line is told, or ""."""
     if span is None:
         return

@@ -13,14 +13,14 @@ from typing import Any
 from django.db import DatabaseError, InterfaceError
 from redis.exceptions import RedisError
 
-from common.db import in_db_thread
-from common.task_queue import NO_BROKER, send_task
+from common.db import run_in_db_thread
+from common.task_queue import BROKER_ERRORS, send_task
 from inference.engine_client.client import close_engine_client
 from inference.generation import background
 from inference.settings import gateway_settings
-from inference.tracing import current_parent, tracing
-from metering.gateway_recovery import start_keeper, stop_keeper
-from metering.redis_scripts import close_redis_link, key, redis_link
+from inference.tracing import current_traceparent, tracing
+from metering.gateway_recovery import start_gateway_heartbeat, stop_keeper
+from metering.redis_scripts import close_redis_link, redis_key, redis_link
 from metering.request_log_writer import start_writer, stop_writer
 from storage.actions import owner_of, release_lease, renew_lease
 
@@ -36,12 +36,12 @@ KEEP_S = 3 * 24 * 3600
 
 
 def _name(public_id: str) -> str:
-    return key(f"origin:{public_id}")
+    return redis_key(f"origin:{public_id}")
 
 
-async def keep_origin(public_id: str) -> None:
+async def save_trace_parent(public_id: str) -> None:
     """Remember the running request's span, unless the work's first one is known already."""
-    parent = current_parent()
+    parent = current_traceparent()
     if not parent:
         return
     try:
@@ -50,7 +50,7 @@ async def keep_origin(public_id: str) -> None:
         logger.warning("The spans of %s will have no link: %s", public_id, error)
 
 
-async def origin_of(public_id: str) -> str:
+async def load_trace_parent(public_id: str) -> str:
     """A `traceparent`; "" where none is known or no spans are wanted."""
     if tracing() is None:
         return ""
@@ -91,7 +91,7 @@ class Lease:
             self._task.uncancel()
             return kind is not None and issubclass(kind, asyncio.CancelledError)
         # Not to be cut short: until the lease has run out nobody else could go on.
-        await asyncio.shield(in_db_thread(release_lease, row=self._row, owner=self._owner))
+        await asyncio.shield(run_in_db_thread(release_lease, row=self._row, owner=self._owner))
         return False
 
     async def _keep(self) -> None:
@@ -99,7 +99,7 @@ class Lease:
         while missed < lease_s:
             await asyncio.sleep(lease_s / 6)
             try:
-                held = await in_db_thread(
+                held = await run_in_db_thread(
                     renew_lease, row=self._row, owner=self._owner, seconds=lease_s
                 )
             except (DatabaseError, InterfaceError) as error:
@@ -116,11 +116,11 @@ class Lease:
 
 
 Runner = Callable[[str, str], Awaitable[None]]
-SETTLE_WITHIN_S = 5.0
-LOOK_EVERY_S = 0.25
+SHUTDOWN_TIMEOUT_S = 5.0
+POLL_INTERVAL_S = 0.25
 
 
-class WorkLoop:
+class JobRunner:
     """Runs work by its kind and id, each at most once at a time.
 
     Args:
@@ -148,7 +148,7 @@ class WorkLoop:
         self._thread.start()
 
     def _serve(self) -> None:
-        start_keeper()  # a worker lets requests in too
+        start_gateway_heartbeat()  # a worker lets requests in too
         start_writer()
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
@@ -167,22 +167,22 @@ class WorkLoop:
         work = self._runners[kind](public_id, self.owner)
         task = self._loop.create_task(_coroutine(work), name=f"{kind} {public_id}")
         self._running[name] = task
-        task.add_done_callback(lambda done: self._ended(name, done))
+        task.add_done_callback(lambda done: self._on_job_done(name, done))
 
-    def _ended(self, name: tuple[str, str], task: asyncio.Task[None]) -> None:
+    def _on_job_done(self, name: tuple[str, str], task: asyncio.Task[None]) -> None:
         self._running.pop(name, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("%s %s failed; it's tried again", *name, exc_info=error)
         kind = name[0]
         if kind in self._waiting and kind not in self._looking and not self._stopping:
-            self._looking[kind] = self._loop.create_task(self._look(kind))
+            self._looking[kind] = self._loop.create_task(self._start_waiting(kind))
 
-    async def _look(self, kind: str) -> None:
-        """Start what waits. At most once in `LOOK_EVERY_S`, for all that ended meanwhile."""
-        await asyncio.sleep(LOOK_EVERY_S)
+    async def _start_waiting(self, kind: str) -> None:
+        """Start what waits. At most once in `POLL_INTERVAL_S`, for all that ended meanwhile."""
+        await asyncio.sleep(POLL_INTERVAL_S)
         self._looking.pop(kind)
         try:
-            found = await in_db_thread(self._waiting[kind])
+            found = await run_in_db_thread(self._waiting[kind])
         except (DatabaseError, InterfaceError) as error:
             logger.warning("what waits was not read: %s", error)
             return
@@ -212,7 +212,7 @@ class WorkLoop:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await close_engine_client()
-        await background.drain(SETTLE_WITHIN_S)
+        await background.drain(SHUTDOWN_TIMEOUT_S)
         await close_redis_link()
 
 
@@ -223,18 +223,18 @@ async def _coroutine(work: Awaitable[Any] | Coroutine[Any, Any, Any]) -> None:
 # -- Telling workers of batches and background responses: see `common.task_queue`.
 
 
-RUN = "inference.run"
+RUN_TASK = "inference.run"
 
 
-async def enqueue(kind: str, public_id: str) -> None:
+async def enqueue_job(kind: str, public_id: str) -> None:
     """Tell workers of a batch or a response. Without Redis they find it by themselves, later."""
-    await keep_origin(public_id)
+    await save_trace_parent(public_id)
     try:
-        await asyncio.to_thread(send, kind, public_id)
-    except NO_BROKER as error:
+        await asyncio.to_thread(send_job, kind, public_id)
+    except BROKER_ERRORS as error:
         logger.warning("%s %s waits for the next sweep: %s", kind, public_id, error)
 
 
-def send(kind: str, public_id: str) -> None:
+def send_job(kind: str, public_id: str) -> None:
     """The same, blocking. Raises kombu's OperationalError when the broker can't be reached."""
-    send_task(RUN, kind, public_id)
+    send_task(RUN_TASK, kind, public_id)

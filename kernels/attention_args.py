@@ -27,7 +27,7 @@ class BlockSparse:
     stride: int
     head_step: int
 
-    def hides(self, queries: Tensor, keys: Tensor, heads: int) -> Tensor:
+    def is_masked(self, queries: Tensor, keys: Tensor, heads: int) -> Tensor:
         """bool [heads, queries, keys], by the positions int64 [queries], [keys]."""
         i, j = queries[:, None] // self.block, keys[None, :] // self.block
         moved = torch.arange(heads, device=keys.device)[:, None] * self.head_step
@@ -89,7 +89,7 @@ class AttentionArgs:
 
 
 @dataclass(slots=True, kw_only=True)
-class LatentArgs:
+class MlaArgs:
     """Ragged queries over paged latents: one vector a token is the key and the value of all heads.
 
     Attributes:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kernels.attention_args import BlockSparse
 from kernels.layers import NO_NORM, HeadNormWeights, LinearLayer, MixtureOfExperts, NormWeights
-from kernels.lora import LayerLoras, LoraTable, TableUse
+from kernels.lora import LayerLoras, LoraTable, TableSegment
 
 # -- What compiled_decoder.py takes from kernels.layers.
 
@@ -87,7 +87,7 @@ class DecoderLayerWeights:
     group: int = 0
 
 
-class LayerInputs(NamedTuple):
+class AuxStateBuffer(NamedTuple):
     """What some layers of a pass begin with, of each of its tokens.
 
     Attributes:
@@ -113,8 +113,8 @@ class CompiledDecoder(ABC):
         query_start_loc: Tensor,
         rows: Tensor | None = None,
         others: Sequence[tuple[Tensor, Tensor]] = (),
-        adapters: Sequence[TableUse] = (),
-        inputs: LayerInputs | None = None,
+        adapters: Sequence[TableSegment] = (),
+        inputs: AuxStateBuffer | None = None,
     ) -> Tensor:
         """Hidden states after the final norm, float32 [R, H].
 
@@ -132,7 +132,7 @@ class CompiledDecoder(ABC):
         return None
 
     def compile_step(
-        self, ends: StepEnds, tables: StepTables, taps: Sequence[int] = ()
+        self, ends: EmbeddingAndHead, tables: BatchTables, taps: Sequence[int] = ()
     ) -> CompiledStep | None:
         """Whole decode steps in one call each, where this set has that; else None. With `taps`,
         layers, they tell of what these begin with.
@@ -144,7 +144,7 @@ class CompiledDecoder(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class StepEnds:
+class EmbeddingAndHead:
     """What a model has before its first layer and after its last.
 
     Attributes:
@@ -162,7 +162,7 @@ class StepEnds:
 
 
 @dataclass(frozen=True, slots=True)
-class StepTables:
+class BatchTables:
     """The running batch, a row a sequence, as a step finds it and leaves it.
 
     Attributes:
@@ -180,7 +180,7 @@ class StepTables:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RowEdits:
+class LogitEditParams:
     """What is done to a sequence's logits before a token is chosen, in this order; ids are those of
     the vocabulary.
 
@@ -190,7 +190,7 @@ class RowEdits:
         words: two tokens or more each; the last never comes behind the others in the output.
         ends: tokens that don't come before there are `min_tokens`.
         bias: what is added, by token.
-        repetition, frequency, presence: penalties, as in `kernels.logit_edits.PenalisedRows`.
+        repetition, frequency, presence: penalties, as in `kernels.logit_edits.PenaltyRows`.
         counts_prompt: whether the prompt's tokens are repeated, too.
         num_logprobs: log probabilities of the untouched logits, of the chosen token and of so many
             of the likeliest; -1: none.
@@ -209,8 +209,9 @@ class RowEdits:
     num_logprobs: int = -1
 
 
-class StepScores(NamedTuple):
-    """Log probabilities by token of a step, of the rows whose `RowEdits` ask for some: ids int64,
+class StepLogprobs(NamedTuple):
+    """Log probabilities by token of a step, of the rows whose `LogitEditParams` ask for some: ids
+    int64,
     values float32 and ranks int64, [tokens, 1 + the most that any row asks for]. The chosen token
     first, then the likeliest; of a row that asks for fewer what is beyond them means nothing.
     """
@@ -221,7 +222,7 @@ class StepScores(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class StepChoice:
+class StepSamplingParams:
     """How each sequence of a step chooses, as `KernelSet.sample` takes it; [n] each.
 
     `seeds` int64 hold unsigned 64-bit numbers: with the count of tokens generated so far, they give
@@ -233,11 +234,11 @@ class StepChoice:
     top_p: Tensor
     min_p: Tensor
     seeds: Tensor
-    edits: Sequence[RowEdits] = ()
+    edits: Sequence[LogitEditParams] = ()
 
 
 class BoundStep(ABC):
-    """Steps of the same sequences, as `CompiledStep.over` bound them.
+    """Steps of the same sequences, as `CompiledStep.bind` bound them.
 
     Both ways to run one raise ValueError, and change nothing, where a row doesn't decode: its
     tokens but one are computed, and there is room in the tables for one more behind its drafts.
@@ -247,7 +248,7 @@ class BoundStep(ABC):
             other, its own first and then one for each draft.
     """
 
-    scores: StepScores | None = None
+    scores: StepLogprobs | None = None
 
     @abstractmethod
     def __call__(self, hidden: Tensor | None = None) -> list[int]:
@@ -276,12 +277,12 @@ class CompiledStep(ABC):
     """Steps over some tables."""
 
     @abstractmethod
-    def over(
+    def bind(
         self,
         rows: Tensor,
-        choice: StepChoice | None,
+        choice: StepSamplingParams | None,
         logits: Tensor | None = None,
-        adapters: Sequence[TableUse] = (),
+        adapters: Sequence[TableSegment] = (),
     ) -> BoundStep:
         """What runs steps of the sequences in `rows`, int64 [n], as often as it is asked.
 

@@ -15,62 +15,67 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from kernels.attention_args import AttentionArgs, LatentArgs
-from kernels.compiled_decoder import CompiledDecoder, DecoderLayerWeights, DecoderShape, LayerInputs
+from kernels.attention_args import AttentionArgs, MlaArgs
+from kernels.compiled_decoder import (
+    AuxStateBuffer,
+    CompiledDecoder,
+    DecoderLayerWeights,
+    DecoderShape,
+)
 from kernels.layers import (
     NO_NORM,
-    PIECE_ROWS,
+    SLICE_ROWS,
     ActivationSpec,
     ExpertLayers,
-    HeadLinears,
     HeadNormWeights,
-    Integers,
+    IntegerRows,
     LinearLayer,
     MixtureOfExperts,
     NormWeights,
+    PerHeadLinear,
 )
-from kernels.linear_factory import LinearMaker
+from kernels.linear_factory import LinearFactory
 from kernels.logit_edits import LogitEdits, TopLogprobs
 from kernels.lora import (
+    LoraLayout,
+    LoraSegment,
     LoraSlots,
     LoraTemplate,
-    LoraUse,
     LoraWeights,
-    MixtureRows,
+    MoeLoraMapping,
     PackedLora,
     Place,
-    PlannedLora,
     TorchLora,
-    add_each,
+    add_lora_torch,
 )
-from kernels.moe import ExpertsOneByOne
+from kernels.moe import SequentialMoe
 from kernels.ssm import ScanInputs, ScanWeights, StateRows, causal_conv, linear_scan
 
 __all__ = [
     "NO_NORM",
-    "PIECE_ROWS",
+    "SLICE_ROWS",
     "ActivationSpec",
     "AttentionArgs",
+    "AuxStateBuffer",
     "CompiledDecoder",
     "DecoderLayerWeights",
     "DecoderShape",
     "ExpertLayers",
-    "HeadLinears",
     "HeadNormWeights",
-    "Integers",
+    "IntegerRows",
     "KernelSet",
-    "LatentArgs",
-    "LayerInputs",
     "LinearLayer",
     "MixtureOfExperts",
+    "MlaArgs",
     "NormWeights",
+    "PerHeadLinear",
     "ScanInputs",
     "ScanWeights",
     "StateRows",
 ]
 
 
-class KernelSet(LinearMaker):
+class KernelSet(LinearFactory):
     """One implementation of every operation."""
 
     name: str
@@ -118,16 +123,16 @@ class KernelSet(LinearMaker):
         """How many threads the operations run on."""
         return torch.get_num_threads()
 
-    def head_linears(self, layers: Sequence[LinearLayer]) -> HeadLinears:
+    def head_linears(self, layers: Sequence[LinearLayer]) -> PerHeadLinear:
         """A linear layer for each head. They must be of this set and of one shape."""
-        return HeadLinears(layers)
+        return PerHeadLinear(layers)
 
     def compile_experts(self, experts: ExpertLayers) -> MixtureOfExperts:
         """A mixture of experts: in one call where this set has one, else expert by expert.
 
         The linear layers must be of this set. Raises ValueError for what doesn't fit together.
         """
-        return ExpertsOneByOne(self, experts)
+        return SequentialMoe(self, experts)
 
     def compile_decoder(
         self, shape: DecoderShape, layers: list[DecoderLayerWeights], final_norm: NormWeights
@@ -147,20 +152,18 @@ class KernelSet(LinearMaker):
         """
         return TorchLora(lora, self.device)
 
-    def lora_template(
-        self, plans: Sequence[PlannedLora], dtype: torch.dtype
-    ) -> LoraTemplate | None:
+    def lora_template(self, plans: Sequence[LoraLayout], dtype: torch.dtype) -> LoraTemplate | None:
         """What packs all of an adapter at once, of a file of `dtype`; None: nothing here does."""
         return None
 
-    def add_lora(self, y: Tensor, x: Tensor, uses: Sequence[LoraUse]) -> None:
+    def add_lora(self, y: Tensor, x: Tensor, uses: Sequence[LoraSegment]) -> None:
         """Change y [T, N], a linear layer's result for x [T, K], by what rows' adapters add.
 
         Each of `uses` names its rows, int64 and ascending; none are in two. They must be packed by
         this set. Rows that none names stay as they are, and a row's result doesn't depend on the
         others.
         """
-        add_each(y, x, uses)
+        add_lora_torch(y, x, uses)
 
     def lora_slots(
         self,
@@ -235,7 +238,7 @@ class KernelSet(LinearMaker):
         int8 caches come with their scales, as for `rope_and_cache`.
         """
 
-    def rope_and_cache_latents(
+    def rope_and_cache_mla(
         self,
         q: Tensor,
         latents: Tensor,
@@ -266,7 +269,7 @@ class KernelSet(LinearMaker):
             value_scales=scales,
         )
 
-    def latent_attention(self, args: LatentArgs) -> Tensor:
+    def mla_attention(self, args: MlaArgs) -> Tensor:
         """Causal attention of ragged queries over paged latents; gives [T, Hq, latent], which may
         be strided.
         """
@@ -336,7 +339,7 @@ class KernelSet(LinearMaker):
         activation: str = "silu",
         gate_up_bias: Tensor | None = None,
         down_bias: Tensor | None = None,
-        lora: MixtureRows | None = None,
+        lora: MoeLoraMapping | None = None,
     ) -> Tensor:
         """[T, H]: each token's experts, weighted and added up.
 

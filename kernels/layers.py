@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from kernels.lora import ExpertUse, MixtureRows
+from kernels.lora import ExpertUse, MoeLoraMapping
 
 if TYPE_CHECKING:
     pass
@@ -43,19 +43,19 @@ class LinearLayer(ABC):
         return {}
 
 
-PIECE_ROWS = 32
+SLICE_ROWS = 32
 """Pieces of a weight hold a multiple of so many of its rows."""
 
 
 @dataclass(frozen=True, slots=True)
-class Integers:
+class IntegerRows:
     """Rows of weights that are quantised already.
 
     values int8 [N, K], scales and minima [N, K / group]. Of 8 bits: weight = scale * value, with
     values in [-128, 127]. Of 4 bits: scale * (value - 8), or with minima scale * value - minimum,
     with values in [0, 15]. Zero points, whole numbers in the range of values, stand instead of
     minima: scale * (value - zero), which float16 scales say exactly. Of 8 bits some sets of kernels
-    alone take them (`byte_zeros`).
+    alone take them (`supports_int8_zero_points`).
     """
 
     values: Tensor
@@ -165,7 +165,7 @@ class MixtureOfExperts(ABC):
     """Bytes that a pass over one token reads."""
     layers: ExpertLayers | None = None
     """What it is made of; None where adapters can't change it."""
-    waits: bool = False
+    needs_host_sync: bool = False
     """Whether a pass waits for the device, so that it can't be recorded in a CUDA graph."""
 
     @abstractmethod
@@ -175,15 +175,15 @@ class MixtureOfExperts(ABC):
         A token's result doesn't depend on the others.
         """
 
-    def adapted(self, x: Tensor, uses: Sequence[ExpertUse]) -> Tensor:
+    def forward_with_adapters(self, x: Tensor, uses: Sequence[ExpertUse]) -> Tensor:
         """The same, with what rows' adapters add to its linear layers; there must be `layers`."""
         raise NotImplementedError(f"{type(self).__name__} takes no adapters")
 
-    def slotted(self, x: Tensor, rows: MixtureRows) -> Tensor:
+    def forward_with_slots(self, x: Tensor, rows: MoeLoraMapping) -> Tensor:
         """The same for adapters that have slots."""
         raise NotImplementedError(f"{type(self).__name__} takes no adapters")
 
-    def of_all_rows(self) -> dict[str, LinearLayer]:
+    def shared_linears(self) -> dict[str, LinearLayer]:
         """The layers that every row goes through, by the slots that adapters name."""
         every = {} if self.layers is None else self.layers.linears()
         return {slot: layer for slot, layer in every.items() if "." not in slot}
@@ -265,7 +265,7 @@ ACTIVATIONS = (*_PLAIN, "swiglu_clamped")
 # -- A linear layer for each head, as one function.
 
 
-class HeadLinears:
+class PerHeadLinear:
     """y[:, h] = x[:, h] W_h^T, one head after the other: on any set of kernels.
 
     Attributes:

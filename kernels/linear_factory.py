@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kernels.layers import Integers, LinearLayer
+from kernels.layers import IntegerRows, LinearLayer
 
 # -- What the implementations of quantised linear layers agree on.
 
@@ -18,7 +18,7 @@ from kernels.layers import Integers, LinearLayer
 GROUP_SIZES = {"int8": 128, "int4": 32}
 """Neighbours of a row that share a scale, by default."""
 
-MOST = 256
+MAX_VALUE = 256
 
 
 def group_size_for(quantization: str, group_size: int | None) -> int:
@@ -27,8 +27,8 @@ def group_size_for(quantization: str, group_size: int | None) -> int:
         known = ", ".join(GROUP_SIZES)
         raise ValueError(f"quantization must be one of {known}; got {quantization!r}")
     group = GROUP_SIZES[quantization] if group_size is None else group_size
-    if group < 16 or group > MOST or group % 16:
-        raise ValueError(f"group_size must be a multiple of 16 in [16, {MOST}], got {group}")
+    if group < 16 or group > MAX_VALUE or group % 16:
+        raise ValueError(f"group_size must be a multiple of 16 in [16, {MAX_VALUE}], got {group}")
     return group
 
 
@@ -55,7 +55,7 @@ def check_integer_groups(
 
 
 def check_integers(
-    piece: Integers,
+    piece: IntegerRows,
     width: int,
     bits: int,
     group_size: int,
@@ -78,7 +78,7 @@ def check_integers(
         raise ValueError(f"values of {bits} bits must lie in [{low}, {high}]")
 
 
-def check_whole(
+def check_integer_weight(
     values: Tensor,
     scales: Tensor,
     minima: Tensor | None,
@@ -89,7 +89,7 @@ def check_whole(
     group, shape = group_of(values, scales), (values.shape[0], values.shape[1])
     with_minima, with_zeros = minima is not None, zeros is not None
     check_integer_groups(shape, bits, group, with_minima)
-    whole = Integers(values, scales, minima, zeros)
+    whole = IntegerRows(values, scales, minima, zeros)
     check_integers(whole, shape[1], bits, group, with_minima, with_zeros)
     return shape
 
@@ -100,7 +100,7 @@ def check_piece(piece: Tensor, shape: tuple[int, int]) -> None:
         raise ValueError(f"a piece {list(piece.shape)} doesn't fit the weight {list(shape)}")
 
 
-def stacked(shape: tuple[int, int], pieces: Iterable[Tensor]) -> Tensor:
+def concatenate_rows(shape: tuple[int, int], pieces: Iterable[Tensor]) -> Tensor:
     """The weight that pieces make up; raises ValueError unless it has `shape`."""
     weight, rows = torch.empty((0, shape[1])), 0
     for piece in pieces:
@@ -124,7 +124,7 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3
 
 
 @dataclass(frozen=True, slots=True)
-class Coding:
+class CodeFormat:
     """How codes become weights.
 
     Attributes:
@@ -144,7 +144,7 @@ class Coding:
 
 
 @dataclass(frozen=True, slots=True)
-class Codes:
+class CodeRows:
     """Rows of weights: codes uint8 [N, K], scales float32 [N, ceil(K / group_size)].
 
     weight = value of the code * scale. Codes of 4 bits lie in [0, 15].
@@ -154,18 +154,18 @@ class Codes:
     scales: Tensor
 
 
-def check_coding(coding: Coding) -> None:
+def check_coding(coding: CodeFormat) -> None:
     """Raise ValueError for a coding that no kernel has."""
     size = coding.group_size
-    if size < 16 or size > MOST or size % 16:
-        raise ValueError(f"group_size must be a multiple of 16 in [16, {MOST}], got {size}")
+    if size < 16 or size > MAX_VALUE or size % 16:
+        raise ValueError(f"group_size must be a multiple of 16 in [16, {MAX_VALUE}], got {size}")
     if coding.kind not in ("e4m3", "e2m1", "table"):
         raise ValueError(f"a coding is e4m3, e2m1 or table, not {coding.kind!r}")
     if len(coding.table) != (16 if coding.kind == "table" else 0):
         raise ValueError("a coding by table has 16 floats, others have none")
 
 
-def check_codes(piece: Codes, width: int, coding: Coding) -> None:
+def check_codes(piece: CodeRows, width: int, coding: CodeFormat) -> None:
     """Raise ValueError unless a piece's tensors fit each other and their layer."""
     codes, scales = piece.codes, piece.scales
     if codes.dtype != torch.uint8 or codes.dim() != 2 or codes.shape[1] != width:
@@ -176,7 +176,7 @@ def check_codes(piece: Codes, width: int, coding: Coding) -> None:
         raise ValueError("codes of 4 bits must lie in [0, 15]")
 
 
-def decoded(piece: Codes, coding: Coding) -> Tensor:
+def dequantize_codes(piece: CodeRows, coding: CodeFormat) -> Tensor:
     """The float32 weights [N, K] that codes stand for."""
     codes, width = piece.codes, piece.codes.shape[1]
     if coding.kind == "e4m3":
@@ -195,7 +195,7 @@ def check_order(order: Tensor | None, width: int) -> None:
         raise ValueError(f"order must name each of the {width} inputs once")
 
 
-def unsorted(weight: Tensor, order: Tensor | None) -> Tensor:
+def restore_column_order(weight: Tensor, order: Tensor | None) -> Tensor:
     """Columns that are sorted by `order`, where they belong."""
     if order is None:
         return weight
@@ -204,7 +204,7 @@ def unsorted(weight: Tensor, order: Tensor | None) -> Tensor:
     return placed
 
 
-class LinearMaker(ABC):
+class LinearFactory(ABC):
     """Packs weights, whole or in pieces, as they are or in few bits."""
 
     quantizations: tuple[str, ...] = ("int8", "int4")
@@ -213,13 +213,13 @@ class LinearMaker(ABC):
     codings: frozenset[CodeKind] = frozenset()
     """Of which kinds `StreamedCodedLinear` keeps codes; others become float32."""
 
-    sorts_inputs: bool = False
+    supports_act_order: bool = False
     """Whether `StreamedIntegerLinear` takes an order of the inputs."""
 
-    byte_zeros: bool = False
+    supports_int8_zero_points: bool = False
     """Whether integers of 8 bits may have zero points."""
 
-    def keeps_codes(self, coding: Coding) -> bool:
+    def keeps_code_format(self, coding: CodeFormat) -> bool:
         """Whether `StreamedCodedLinear` keeps codes of that kind, in groups of that size."""
         return coding.kind in self.codings
 
@@ -254,7 +254,7 @@ class LinearMaker(ABC):
         bits: int,
         zeros: Tensor | None = None,
     ) -> LinearLayer:
-        """A linear layer of weights that are quantised already, see `Integers`.
+        """A linear layer of weights that are quantised already, see `IntegerRows`.
 
         Scales and minima are kept in float16.
         """
@@ -272,13 +272,13 @@ class LinearMaker(ABC):
     ) -> LinearLayer:
         """`PackedLinear` of a weight [N, K] = `shape` that comes in pieces.
 
-        `pieces` are its rows, one piece over the other, each of a multiple of `PIECE_ROWS` rows but
+        `pieces` are its rows, one piece over the other, each of a multiple of `SLICE_ROWS` rows but
         the last. Each is packed as it comes and nothing of it is kept: its memory may be used again
         for the next. The weight is kept in `dtype` unless it is quantised. Raises
         ValueError for pieces that don't make up `shape`.
         """
         return self.PackedLinear(
-            stacked(shape, pieces).to(dtype),
+            concatenate_rows(shape, pieces).to(dtype),
             bias,
             quantization=quantization,
             group_size=group_size,
@@ -288,7 +288,7 @@ class LinearMaker(ABC):
     def StreamedIntegerLinear(
         self,
         shape: tuple[int, int],
-        pieces: Iterable[Integers],
+        pieces: Iterable[IntegerRows],
         bias: Tensor | None = None,
         *,
         bits: int,
@@ -301,7 +301,7 @@ class LinearMaker(ABC):
 
         They are as for `StreamedLinear`; K must be a multiple of `group_size`, and either all
         pieces have minima (or zero points) or none has. With `order` int64 [K], where
-        `sorts_inputs` holds, column i of the pieces meets value order[i] of x.
+        `supports_act_order` holds, column i of the pieces meets value order[i] of x.
         """
         if order is not None:
             raise ValueError("these kernels have no order of inputs")
@@ -312,7 +312,7 @@ class LinearMaker(ABC):
         minima = [part.minima for part in parts if part.minima is not None]
         zeros = [part.zeros for part in parts if part.zeros is not None]
         return self.IntegerLinear(
-            stacked(shape, (part.values for part in parts)),
+            concatenate_rows(shape, (part.values for part in parts)),
             torch.cat([part.scales for part in parts]),
             torch.cat(minima) if minima else None,
             bias,
@@ -323,12 +323,12 @@ class LinearMaker(ABC):
     def StreamedCodedLinear(
         self,
         shape: tuple[int, int],
-        pieces: Iterable[Codes],
+        pieces: Iterable[CodeRows],
         bias: Tensor | None = None,
         *,
-        coding: Coding,
+        coding: CodeFormat,
     ) -> LinearLayer:
-        """A linear layer of weights that are codes of floats, see `Codes`; the last group may be
+        """A linear layer of weights that are codes of floats, see `CodeRows`; the last group may be
         shorter.
 
         They come in pieces as for `StreamedLinear`. Sums are float32; x stays as it is, but for
@@ -339,4 +339,6 @@ class LinearMaker(ABC):
         parts = list(pieces)
         for part in parts:
             check_codes(part, shape[1], coding)
-        return self.PackedLinear(stacked(shape, (decoded(part, coding) for part in parts)), bias)
+        return self.PackedLinear(
+            concatenate_rows(shape, (dequantize_codes(part, coding) for part in parts)), bias
+        )

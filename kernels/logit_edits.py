@@ -45,7 +45,7 @@ class TokenTable:
 
 
 @dataclass(frozen=True, slots=True)
-class PenalisedRows:
+class PenaltyRows:
     """Which rows are penalised, by which slots of a `TokenTable` and how.
 
     Attributes:
@@ -65,15 +65,17 @@ class LogitEdits(ABC):
     """One implementation of the edits."""
 
     @abstractmethod
-    def forbid(self, logits: Tensor, rows: Tensor, ids: Tensor) -> None:
+    def mask_tokens(self, logits: Tensor, rows: Tensor, ids: Tensor) -> None:
         """-inf at n places, rows and ids int64 [n]; a place may be named more than once."""
 
     @abstractmethod
-    def add(self, logits: Tensor, rows: Tensor, ids: Tensor, values: Tensor) -> None:
+    def add_bias(self, logits: Tensor, rows: Tensor, ids: Tensor, values: Tensor) -> None:
         """Add values float32 [n] at n places, rows and ids int64 [n], each named once."""
 
     @abstractmethod
-    def keep(self, logits: Tensor, rows: Tensor, bits: Tensor, forced: Tensor | None) -> None:
+    def apply_bitmask(
+        self, logits: Tensor, rows: Tensor, bits: Tensor, forced: Tensor | None
+    ) -> None:
         """-inf for all tokens of some rows but those whose bit is set.
 
         rows int64 [n], different ones; bits int32 [n, words]: bit t % 32 of word t // 32 is token
@@ -82,12 +84,12 @@ class LogitEdits(ABC):
         """
 
     @abstractmethod
-    def record(self, table: TokenTable, changes: Tensor) -> None:
+    def update_token_table(self, table: TokenTable, changes: Tensor) -> None:
         """Write changes int32 [4, m] to a table: slots, places, ids and counts; no place twice."""
 
     @abstractmethod
-    def penalise(
-        self, logits: Tensor, penalised: PenalisedRows, table: TokenTable, lengths: Tensor
+    def apply_penalties(
+        self, logits: Tensor, penalised: PenaltyRows, table: TokenTable, lengths: Tensor
     ) -> None:
         """Penalise the first lengths int32 [n] tokens of each row's slot."""
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class LoraPart:
+class LoraSlice:
     """What an adapter adds to neighbouring columns of a linear layer's result.
 
     Attributes:
@@ -46,7 +46,7 @@ class LoraWeights:
     """
 
     a: Tensor
-    parts: Sequence[LoraPart]
+    parts: Sequence[LoraSlice]
     out_features: int
     gain: Tensor | None = None
     shift: Tensor | None = None
@@ -87,11 +87,11 @@ def check_lora(lora: LoraWeights) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedPart:
-    """A `LoraPart` whose b begins at number `at` of a file.
+class LoraSliceLayout:
+    """A `LoraSlice` whose b begins at number `at` of a file.
 
     Attributes:
-        first, columns, start, rank, scale: as in `LoraPart`; b is [columns, rank].
+        first, columns, start, rank, scale: as in `LoraSlice`; b is [columns, rank].
     """
 
     at: int
@@ -103,7 +103,7 @@ class PlannedPart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedLora:
+class LoraLayout:
     """Where a file has the numbers of `LoraWeights`, which have neither gain nor shift.
 
     Attributes:
@@ -114,7 +114,7 @@ class PlannedLora:
     """
 
     a: Sequence[tuple[int, int]]
-    parts: Sequence[PlannedPart]
+    parts: Sequence[LoraSliceLayout]
     in_features: int
     out_features: int
     round_inputs: bool = False
@@ -144,8 +144,8 @@ class LoraTable:
 
 
 #: Rows of a step, int64 and ascending, and what they go through.
-LoraUse = tuple[PackedLora, Tensor]
-TableUse = tuple[LoraTable, Tensor]
+LoraSegment = tuple[PackedLora, Tensor]
+TableSegment = tuple[LoraTable, Tensor]
 #: What an adapter does to a mixture of experts, by the slots of `ExpertLayers.linears`.
 ExpertUse = tuple[Mapping[str, PackedLora], Tensor]
 #: Of each layer, by "qkv", "o", "up" and "down", or the slots of its experts; what an adapter
@@ -181,7 +181,7 @@ class TorchLora(PackedLora):
             y[rows, at] = sums.to(y.dtype)
 
 
-def add_each(y: Tensor, x: Tensor, uses: Sequence[LoraUse]) -> None:
+def add_lora_torch(y: Tensor, x: Tensor, uses: Sequence[LoraSegment]) -> None:
     """`KernelSet.add_lora` by torch. Raises ValueError for what other kernels have packed."""
     for lora, rows in uses:
         if not isinstance(lora, TorchLora):
@@ -202,7 +202,7 @@ EMBEDDING, EMBEDDING_ROWS, HEAD = "embedding", "embedding_rows", "head"
 
 
 @dataclass(frozen=True, slots=True)
-class LoraRows:
+class LoraMapping:
     """A step's rows by the slots of their adapters, in tiles that each have one slot.
 
     Attributes:
@@ -220,7 +220,7 @@ class LoraRows:
         """Rows of a tile."""
         return len(self.order) // len(self.owners)
 
-    def moved(self, places: Tensor) -> LoraRows:
+    def moved(self, places: Tensor) -> LoraMapping:
         """With row i at places[i], int64."""
         there = self.order.clamp(min=0).long()
         moved = torch.where(self.order < 0, -1, places[there].to(torch.int32))
@@ -231,7 +231,7 @@ class LoraRows:
 EXPERTS = {"up": "experts.up", "down": "experts.down"}
 
 
-class RowGroups(Protocol):
+class ExpertRowGroups(Protocol):
     """Rows sorted by expert, in tiles that each have one.
 
     Attributes:
@@ -294,25 +294,31 @@ class LoraSlots(ABC):
         """
 
     @abstractmethod
-    def add(self, place: Place, y: Tensor, x: Tensor, rows: LoraRows) -> None:
+    def add(self, place: Place, y: Tensor, x: Tensor, rows: LoraMapping) -> None:
         """Change y [T, N], the result of the linear layer at `place` for x [T, K], as
         `KernelSet.add_lora` does; waits for nothing.
         """
 
     @abstractmethod
-    def embed(self, layer: int, x: Tensor, token_ids: Tensor, rows: LoraRows) -> None:
+    def embed(self, layer: int, x: Tensor, token_ids: Tensor, rows: LoraMapping) -> None:
         """Change x [T, hidden], the embeddings of token_ids int64 [T]; waits for nothing.
 
         `layer`: the number that the model's ends have.
         """
 
     @abstractmethod
-    def owners(self, rows: LoraRows, count: int) -> Tensor:
+    def slot_by_row(self, rows: LoraMapping, count: int) -> Tensor:
         """int32 [count]: the slot of each of a step's rows, -1 for none; waits for nothing."""
 
     @abstractmethod
     def add_experts(
-        self, place: Place, y: Tensor, x: Tensor, owners: Tensor, groups: RowGroups, shared: int = 1
+        self,
+        place: Place,
+        y: Tensor,
+        x: Tensor,
+        owners: Tensor,
+        groups: ExpertRowGroups,
+        shared: int = 1,
     ) -> None:
         """Change y [R, N], what experts made of rows, R of them in `groups`; waits for nothing.
 
@@ -324,25 +330,25 @@ class LoraSlots(ABC):
     def add_expert(self, place: Place, expert: int, y: Tensor, x: Tensor, owners: Tensor) -> None:
         """The same for rows that all have one expert."""
 
-    def most_tiles(self, rows: int) -> int:
+    def max_tiles(self, rows: int) -> int:
         """Tiles that so many rows may need, whatever their adapters are."""
         return min(rows, -(-rows // self.tile(rows)) + self.most - 1)
 
-    def room(self, rows: int) -> tuple[int, int]:
+    def has_free_slot(self, rows: int) -> tuple[int, int]:
         """Lengths of `order` and `owners` that hold any step of up to so many rows."""
-        tiles = [(self.most_tiles(size), self.tile(size)) for size in range(1, rows + 1)]
+        tiles = [(self.max_tiles(size), self.tile(size)) for size in range(1, rows + 1)]
         return max(most * tile for most, tile in tiles), max(most for most, _ in tiles)
 
     def sort(
         self, groups: Sequence[tuple[int, np.ndarray]], rows: int, *, padded: bool
     ) -> list[np.ndarray]:
-        """The three vectors of `LoraRows`, for slots and their rows of a step of `rows`.
+        """The three vectors of `LoraMapping`, for slots and their rows of a step of `rows`.
 
         `padded`: as long as any mixture could need, for a graph.
         """
         tile = self.tile(rows)
         counts = [-(-len(own) // tile) for _, own in groups]
-        tiles = self.most_tiles(rows) if padded else sum(counts)
+        tiles = self.max_tiles(rows) if padded else sum(counts)
         order = np.full(tiles * tile, -1, dtype=np.int32)
         owners = np.full(tiles, -1, dtype=np.int32)
         first = 0
@@ -354,7 +360,7 @@ class LoraSlots(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class MixtureRows:
+class MoeLoraMapping:
     """A step's rows at a mixture of experts, by the slots of their adapters.
 
     Attributes:
@@ -365,25 +371,25 @@ class MixtureRows:
 
     slots: LoraSlots
     layer: int
-    rows: LoraRows
+    rows: LoraMapping
 
     def add(self, slot: str, y: Tensor, x: Tensor) -> None:
         """Change y, what a layer that every row goes through made of x."""
         self.slots.add((self.layer, slot), y, x, self.rows)
 
-    def owners(self, count: int) -> Tensor:
-        """See `LoraSlots.owners`."""
-        return self.slots.owners(self.rows, count)
+    def slot_by_row(self, count: int) -> Tensor:
+        """See `LoraSlots.slot_by_row`."""
+        return self.slots.slot_by_row(self.rows, count)
 
     def place(self, kind: str) -> Place:
         """Of the experts' layers "up" or "down"."""
         return self.layer, EXPERTS[kind]
 
 
-class AllRows:
+class SharedExpertLora:
     """The layers of a mixture that every row goes through."""
 
-    def __init__(self, lora: MixtureRows | None) -> None:
+    def __init__(self, lora: MoeLoraMapping | None) -> None:
         """`lora`: None: nobody goes through an adapter."""
         self._lora = lora
 

@@ -18,7 +18,7 @@ from kernels.layers import (
     MixtureOfExperts,
     gated_activation,
 )
-from kernels.lora import ExpertUse, LoraUse, MixtureRows
+from kernels.lora import ExpertUse, LoraSegment, MoeLoraMapping
 
 if TYPE_CHECKING:
     from kernels.layers import LinearLayer
@@ -34,7 +34,7 @@ ExpertLinears = Callable[[str, Tensor, Tensor], Tensor]
 class LoraKernels(Protocol):
     """A set of kernels that adds."""
 
-    def add_lora(self, y: Tensor, x: Tensor, uses: Sequence[LoraUse]) -> None:
+    def add_lora(self, y: Tensor, x: Tensor, uses: Sequence[LoraSegment]) -> None:
         """See `KernelSet.add_lora`."""
 
 
@@ -63,7 +63,7 @@ class SlottedLinears:
     """The same for adapters that have slots."""
 
     def __init__(
-        self, layers: Mapping[str, LinearLayer], rows: MixtureRows, owners: Tensor
+        self, layers: Mapping[str, LinearLayer], rows: MoeLoraMapping, owners: Tensor
     ) -> None:
         self._layers, self._rows, self._owners = layers, rows, owners
 
@@ -126,10 +126,10 @@ class ExpertKernels(GatedKernels, LoraKernels, Protocol):
     """What the mixture asks of a set of kernels."""
 
 
-class ExpertsOneByOne(MixtureOfExperts):
+class SequentialMoe(MixtureOfExperts):
     """Tokens are sorted by expert, so that each expert that is hit runs once on its own rows."""
 
-    waits = True
+    needs_host_sync = True
 
     def __init__(self, ops: ExpertKernels, experts: ExpertLayers) -> None:
         """Raises ValueError for what doesn't fit together."""
@@ -140,15 +140,15 @@ class ExpertsOneByOne(MixtureOfExperts):
 
     def __call__(self, x: Tensor) -> Tensor:
         """See `MixtureOfExperts.__call__`."""
-        return self.adapted(x, ())
+        return self.forward_with_adapters(x, ())
 
-    def adapted(self, x: Tensor, uses: Sequence[ExpertUse]) -> Tensor:
-        """See `MixtureOfExperts.adapted`."""
+    def forward_with_adapters(self, x: Tensor, uses: Sequence[ExpertUse]) -> Tensor:
+        """See `MixtureOfExperts.forward_with_adapters`."""
         return self._run(x, AdaptedLinears(self._ops, self._linears, uses))
 
-    def slotted(self, x: Tensor, rows: MixtureRows) -> Tensor:
-        """See `MixtureOfExperts.slotted`."""
-        return self._run(x, SlottedLinears(self._linears, rows, rows.owners(len(x))))
+    def forward_with_slots(self, x: Tensor, rows: MoeLoraMapping) -> Tensor:
+        """See `MixtureOfExperts.forward_with_slots`."""
+        return self._run(x, SlottedLinears(self._linears, rows, rows.slot_by_row(len(x))))
 
     def _run(self, x: Tensor, layers: ExpertLinears) -> Tensor:
         experts, every = self._experts, torch.arange(len(x), device=x.device)
@@ -205,7 +205,7 @@ def route(experts: ExpertLayers, scores: Tensor) -> tuple[Tensor, Tensor]:
         scores = torch.sigmoid(scores)
     elif experts.softmax_first:
         scores = torch.softmax(scores, dim=-1)
-    by = _in_groups(experts, scores if bias is None else scores + bias)
+    by = _mask_other_groups(experts, scores if bias is None else scores + bias)
     chosen = by.topk(experts.top_k, dim=-1).indices
     weights = scores.gather(-1, chosen)
     if not experts.sigmoid and not experts.softmax_first:
@@ -216,7 +216,7 @@ def route(experts: ExpertLayers, scores: Tensor) -> tuple[Tensor, Tensor]:
     return weights * experts.scale, chosen
 
 
-def _in_groups(experts: ExpertLayers, scores: Tensor) -> Tensor:
+def _mask_other_groups(experts: ExpertLayers, scores: Tensor) -> Tensor:
     """Scores [T, E], at -infinity for experts of groups that a row doesn't go to."""
     if experts.groups == 1:
         return scores

@@ -115,7 +115,7 @@ def causal_conv(
     """See `KernelSet.causal_conv`."""
     check_conv(x, states, weight, bias, of)
     out, before = torch.empty_like(x), weight.shape[0] - 1
-    for start, end, row in _spans(of):
+    for start, end, row in _sequence_spans(of):
         if start == end:
             continue
         past = torch.cat((states[row].to(x.dtype), x[start:end]))
@@ -140,7 +140,7 @@ def linear_scan(inputs: ScanInputs, weights: ScanWeights, states: Tensor, of: St
         q = _unit(q) * q.shape[-1] ** -0.5
         k = _unit(k)
     out = torch.empty_like(v)
-    for start, end, row in _spans(of):
+    for start, end, row in _sequence_spans(of):
         state = states[row]
         for t in range(start, end):
             state = state * decay[t]
@@ -159,7 +159,7 @@ def _unit(x: Tensor) -> Tensor:
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
 
 
-def _spans(of: StateRows) -> list[tuple[int, int, int]]:
+def _sequence_spans(of: StateRows) -> list[tuple[int, int, int]]:
     """(first token, end, row) of each sequence."""
     starts = of.starts.tolist()
     return list(zip(starts[:-1], starts[1:], of.rows.tolist(), strict=True))

@@ -120,7 +120,7 @@ def _tables_may_be_emptied() -> Iterator[None]:
     from django.core.management.commands import flush
     from django.db import connection
 
-    from tenants.audit import guards, lifts
+    from tenants.audit import create_triggers_sql, drop_triggers_sql
 
     plain, vendor = connection.ops.sql_flush, connection.vendor
 
@@ -129,8 +129,16 @@ def _tables_may_be_emptied() -> Iterator[None]:
         if vendor == "postgresql":  # to truncate them makes new files for each, and takes its time
             deletes = [f"DELETE FROM {connection.ops.quote_name(table)}" for table in emptied]
             # Keys that lead elsewhere are looked at when the last table is empty.
-            return [*lifts(vendor), "; ".join([*deletes, DUE]), *guards(vendor)]
-        return [*lifts(vendor), *plain(style, emptied, **kwargs), *guards(vendor)]
+            return [
+                *drop_triggers_sql(vendor),
+                "; ".join([*deletes, DUE]),
+                *create_triggers_sql(vendor),
+            ]
+        return [
+            *drop_triggers_sql(vendor),
+            *plain(style, emptied, **kwargs),
+            *create_triggers_sql(vendor),
+        ]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(connection.ops, "sql_flush", sql_flush)

@@ -11,7 +11,7 @@ from torch import Tensor
 from benchmarks.kernels.timing import Run
 from kernels.attention_args import AttentionArgs
 from kernels.interface import KernelSet, LinearLayer
-from kernels.linear_factory import Codes, Coding
+from kernels.linear_factory import CodeFormat, CodeRows
 
 OVER_CACHES = 384 << 20
 """Bytes of weights to take turns with, so that no cache serves them."""
@@ -63,10 +63,10 @@ def _rows_of(
         )  # fmt: skip
 
 
-def _coded(kernels: KernelSet, n: int, k: int, coding: Coding) -> LinearLayer:
+def _coded(kernels: KernelSet, n: int, k: int, coding: CodeFormat) -> LinearLayer:
     codes = torch.randint(0, 120 if coding.bits == 8 else 16, (n, k), dtype=torch.uint8)
     scales = torch.rand(n, -(-k // coding.group_size))
-    return kernels.StreamedCodedLinear((n, k), [Codes(codes, scales)], coding=coding)
+    return kernels.StreamedCodedLinear((n, k), [CodeRows(codes, scales)], coding=coding)
 
 
 FORMATS = {
@@ -78,9 +78,9 @@ FORMATS = {
 }
 ROUNDED = ("int8", "int4")
 CODINGS = {
-    "fp8": Coding("e4m3", 256),
-    "e2m1": Coding("e2m1", 32),
-    "table of 16": Coding("table", 64, tuple(n / 8 - 1 for n in range(16))),
+    "fp8": CodeFormat("e4m3", 256),
+    "e2m1": CodeFormat("e2m1", 32),
+    "table of 16": CodeFormat("table", 64, tuple(n / 8 - 1 for n in range(16))),
 }
 """Of checkpoints: FP8 with a scale a row, MXFP4, nf4."""
 

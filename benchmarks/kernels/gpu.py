@@ -44,7 +44,7 @@ def run(
     only: str = "",
     smoke: bool = False,
 ) -> bool:
-    """Time all cases whose names hold `only`; whether every goal was reached.
+    """Time all cases whose names hold `restricted_flag`; whether every goal was reached.
 
     `smoke`: all of it in small and on a CPU where there's no GPU, in Triton's interpreter; the
     times mean nothing.

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from benchmarks.kernels.gpu_case import GpuCase, compare
 from kernels.interface import KernelSet
-from kernels.logit_edits import LogitEdits, PenalisedRows, TokenTable
+from kernels.logit_edits import LogitEdits, PenaltyRows, TokenTable
 
 
 def _masked(edits: LogitEdits, logits: Tensor) -> GpuCase:
@@ -23,13 +23,14 @@ def _masked(edits: LogitEdits, logits: Tensor) -> GpuCase:
 
     def check() -> None:
         got = logits.clone()
-        edits.keep(got, every, words, None)
+        edits.apply_bitmask(got, every, words, None)
         if not torch.equal(got, logits.masked_fill(~allowed[:, :vocab], float("-inf"))):
             raise ValueError("a mask keeps other tokens than its bits say")
 
     work = logits.clone()
     return GpuCase(
-        "grammar mask", f"{rows} x {vocab}", lambda: edits.keep(work, every, words, None), check,
+        "grammar mask", f"{rows} x {vocab}",
+        lambda: edits.apply_bitmask(work, every, words, None), check,
         # Half of the values are written, and sectors whole.
         bytes=logits.nbytes + words.nbytes,
     )  # fmt: skip
@@ -44,12 +45,12 @@ def _penalised(edits: LogitEdits, logits: Tensor, tokens: int) -> GpuCase:
     table = TokenTable(ids.int().contiguous(), counts.int())
     every = torch.arange(rows, dtype=torch.int32, device=device)
     factor = torch.full((rows,), 1.2, device=device)
-    penalised = PenalisedRows(every, every, factor, factor, factor)
+    penalised = PenaltyRows(every, every, factor, factor, factor)
     lengths = torch.full_like(every, tokens)
 
     def check() -> None:
         got, expected = logits.clone(), logits.double()
-        edits.penalise(got, penalised, table, lengths)
+        edits.apply_penalties(got, penalised, table, lengths)
         x = expected.gather(1, ids)
         x = torch.where(x > 0, x / factor[0].double(), x * factor[0].double())
         x = x - factor[0].double() * (counts + (counts > 0))
@@ -58,7 +59,7 @@ def _penalised(edits: LogitEdits, logits: Tensor, tokens: int) -> GpuCase:
     work = logits.clone()
     return GpuCase(
         f"penalties, {tokens} tokens", f"{rows} x {vocab}",
-        lambda: edits.penalise(work, penalised, table, lengths), check,
+        lambda: edits.apply_penalties(work, penalised, table, lengths), check,
         # A sector of 32 bytes is read and written for each token.
         bytes=ids.numel() * (8 + 64),
     )  # fmt: skip

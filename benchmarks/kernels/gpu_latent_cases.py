@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from benchmarks.kernels.gpu_case import GpuCase, compare
-from kernels.attention_args import LatentArgs
+from kernels.attention_args import MlaArgs
 from kernels.interface import KernelSet
 from kernels.reference import ReferenceKernels
 
@@ -23,7 +23,7 @@ def latent_case(
     blocks = -(-length // page)
     made: dict[str, Any] = {"device": device, "dtype": torch.bfloat16}
     order = torch.randperm(sequences * blocks, device=device).int().view(sequences, blocks)
-    args = LatentArgs(
+    args = MlaArgs(
         q=torch.randn(sequences * queries, heads, size, **made),
         cache=torch.randn(sequences * blocks, 1, page, size, **made),
         latent=latent,
@@ -36,14 +36,14 @@ def latent_case(
 
     def check() -> None:
         wide = replace(args, q=args.q.float(), cache=args.cache.float(), out=None)
-        compare(kernels.latent_attention(args), ReferenceKernels.latent_attention(wide), 1e-2)
+        compare(kernels.mla_attention(args), ReferenceKernels.mla_attention(wide), 1e-2)
 
     seen = sequences * sum(range(length - queries + 1, length + 1))
     decode = queries <= 8
     return GpuCase(
         f"latent {name}",
         f"{sequences} x {queries} of {length}, {heads} heads, {latent} + {sizes[1]}",
-        lambda: kernels.latent_attention(args),
+        lambda: kernels.mla_attention(args),
         check,
         bytes=sequences * length * size * 2 if decode else 0,
         flops=2 * heads * (size + latent) * seen,

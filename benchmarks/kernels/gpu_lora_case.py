@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.kernels.gpu_case import GpuCase, compare
 from kernels.interface import KernelSet
-from kernels.lora import LoraPart, LoraRows, LoraWeights
+from kernels.lora import LoraMapping, LoraSlice, LoraWeights
 from kernels.triton.lora import TritonLoraSlots
 
 
@@ -25,7 +25,7 @@ def lora_case(kernels: KernelSet, rows: int, shape: tuple[int, int], rank: int =
     slots = TritonLoraSlots({place: 1}, 8, rank, torch.bfloat16, kernels.device)
     tables = []
     for a, b in pairs:
-        lora = LoraWeights(a=a, parts=[LoraPart(0, b, 0)], out_features=columns)
+        lora = LoraWeights(a=a, parts=[LoraSlice(0, b, 0)], out_features=columns)
         tables.append(slots.put([{"o": slots.pack(lora)}]))
     # Whoever has a table keeps what its slot points to.
     held = list(zip(tables, pairs, strict=True))
@@ -36,7 +36,7 @@ def lora_case(kernels: KernelSet, rows: int, shape: tuple[int, int], rank: int =
         if (owner == index).any()
     ]
     sorted_rows = slots.sort(groups, rows, padded=True)
-    there = LoraRows(*(torch.from_numpy(array).to(kernels.device) for array in sorted_rows))
+    there = LoraMapping(*(torch.from_numpy(array).to(kernels.device) for array in sorted_rows))
 
     def check() -> None:
         out.zero_()

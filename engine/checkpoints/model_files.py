@@ -14,7 +14,7 @@ from typing import Any
 
 from engine.contract.engine_config import EngineConfig, file_patterns
 from engine.contract.errors import ModelLoadError
-from engine.contract.replica_state import DOWNLOADING, note
+from engine.contract.replica_state import DOWNLOADING, report_load_phase
 from kernels.cpu.build import cache_dir
 from kernels.errors import CpuKernelsUnavailable
 
@@ -52,7 +52,7 @@ def _files(folder: Path) -> Iterable[Path]:
 def _file_digest(file: Path) -> str:
     state = file.stat()
     told = f"{file.resolve()}\0{state.st_size}\0{state.st_mtime_ns}\0{state.st_ctime_ns}"
-    kept = _kept(hashlib.sha256(f"{told}\0{state.st_ino}".encode()).hexdigest())
+    kept = _cached_digest(hashlib.sha256(f"{told}\0{state.st_ino}".encode()).hexdigest())
     if kept is not None and kept.is_file() and len(known := kept.read_text()) == 64:
         return known
     with file.open("rb") as content:
@@ -60,18 +60,18 @@ def _file_digest(file: Path) -> str:
         while piece := content.read(_PIECE):
             found.update(piece)
     if kept is not None:
-        _keep(kept, found.hexdigest())
+        _store_digest(kept, found.hexdigest())
     return found.hexdigest()
 
 
-def _kept(name: str) -> Path | None:
+def _cached_digest(name: str) -> Path | None:
     try:
         return cache_dir() / "digests" / name
     except CpuKernelsUnavailable:  # a user without a home
         return None
 
 
-def _keep(path: Path, digest: str) -> None:
+def _store_digest(path: Path, digest: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(".part")
@@ -88,7 +88,7 @@ def _keep(path: Path, digest: str) -> None:
 _FULL = "full_attention"
 
 
-def with_overrides(raw: dict[str, Any], config: EngineConfig) -> dict[str, Any]:
+def apply_overrides(raw: dict[str, Any], config: EngineConfig) -> dict[str, Any]:
     """`raw` with `hf_overrides`, then `rope_scaling` and `rope_theta`.
 
     Where layers rotate in different ways, scaling and base are those of full attention; layers with
@@ -141,7 +141,7 @@ def download(config: EngineConfig) -> Path:
         "allow_patterns": file_patterns(config),
     }
     try:
-        note(DOWNLOADING)
+        report_load_phase(DOWNLOADING)
         try:
             there = snapshot_download(**wanted, dry_run=True)
             total = sum(each.file_size or 0 for each in there)
@@ -167,7 +167,7 @@ def _bar(total: int) -> type[Any]:
         def update(self, n: float | None = 1) -> bool | None:
             if self._counts:
                 self._done += int(n or 0)
-                note(DOWNLOADING, self._done, max(total, self._done))
+                report_load_phase(DOWNLOADING, self._done, max(total, self._done))
             return super().update(n)
 
     return Told

@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engine.checkpoints.safetensors import FLOATS, SparingTrim, WeightReader, trim_heap
+from engine.checkpoints.safetensors import FLOATS, PeriodicTrim, WeightReader, trim_heap
 from engine.contract.errors import ModelLoadError
-from engine.quantization.formats.base import CheckpointFormat, Parts
-from engine.quantization.packing import Matrix
+from engine.quantization.formats.base import CheckpointFormat, LayerTensors
+from engine.quantization.packing import WeightSource
 
 _WEIGHT = ".weight"
 #: Layers whose tensors are checked before their pages are given back.
@@ -26,13 +26,13 @@ class QuantizedWeights(WeightReader):
 
     def __init__(self, inner: WeightReader, form: CheckpointFormat) -> None:
         self._inner, self.form, self.folder = inner, form, inner.folder
-        self._packed: dict[str, Matrix] = {}
-        self._trim = SparingTrim()
+        self._packed: dict[str, WeightSource] = {}
+        self._trim = PeriodicTrim()
         apart = "weight" not in form.suffixes()
         for number, module in enumerate(form.modules(inner)):
-            parts = Parts(inner, module)
+            parts = LayerTensors(inner, module)
             if apart and "weight" in parts:
-                raise parts.wrong("weight", f"is there beside what {form.name} keeps of it")
+                raise parts.error("weight", f"is there beside what {form.name} keeps of it")
             self._packed[module] = form.matrix(parts)
             if number % _CHECKED_AT_ONCE == 0:
                 inner.release()
@@ -54,7 +54,7 @@ class QuantizedWeights(WeightReader):
             return self._inner.get(name, shape)
         return self.matrix(name, (shape[0], shape[1])).floats(slice(None))
 
-    def matrix(self, name: str, shape: tuple[int, int]) -> Matrix:
+    def matrix(self, name: str, shape: tuple[int, int]) -> WeightSource:
         """See `WeightReader.matrix`."""
         module = self._module(name)
         if module is None:
@@ -67,7 +67,7 @@ class QuantizedWeights(WeightReader):
                 f"but config.json asks for {shape}.",
                 param="model",
             )
-        self._inner.mark_read(self.form.tensors_of(module))
+        self._inner.mark_used(self.form.tensors_of(module))
         return found
 
     def _refuse_packed(self, name: str) -> None:
@@ -99,48 +99,48 @@ class QuantizedWeights(WeightReader):
         """Whether a layer's weight is packed; `name` without `.weight`."""
         return name in self._packed
 
-    def packed(self) -> Iterator[tuple[str, Matrix]]:
+    def packed(self) -> Iterator[tuple[str, WeightSource]]:
         """All packed layers and their weights."""
         yield from self._packed.items()
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """See `Tensors`."""
+        """See `TensorSource`."""
         return self._inner.metadata
 
     @property
     def where(self) -> str:
-        """See `Tensors`."""
+        """See `TensorSource`."""
         return self._inner.where
 
     def names(self) -> Iterable[str]:
-        """See `Tensors`."""
+        """See `TensorSource`."""
         return self._inner.names()
 
     def stored_shape(self, name: str) -> tuple[int, ...]:
-        """See `Tensors`."""
+        """See `TensorSource`."""
         return self._inner.stored_shape(name)
 
     def stored_dtype(self, name: str) -> torch.dtype | None:
-        """See `Tensors`."""
+        """See `TensorSource`."""
         return self._inner.stored_dtype(name)
 
     def stored(self, name: str) -> Tensor:
-        """See `Tensors`."""
+        """See `TensorSource`."""
         return self._inner.stored(name)
 
-    def mark_read(self, names: Iterable[str]) -> None:
-        """See `WeightReader.mark_read`."""
-        self._inner.mark_read(names)
+    def mark_used(self, names: Iterable[str]) -> None:
+        """See `WeightReader.mark_used`."""
+        self._inner.mark_used(names)
 
     def release(self) -> None:
         """See `WeightReader.release`."""
         self._inner.release()
         self._trim()
 
-    def unread(self) -> list[str]:
-        """See `WeightReader.unread`."""
-        return self._inner.unread()
+    def unused_names(self) -> list[str]:
+        """See `WeightReader.unused_names`."""
+        return self._inner.unused_names()
 
     def close(self) -> None:
         """See `WeightReader.close`."""
@@ -165,9 +165,9 @@ def plain_tensors(folder: Path, form: CheckpointFormat, dtype: torch.dtype) -> d
                 param="model",
             )
         found[f"{module}.weight"] = matrix.floats(slice(None)).to(dtype)
-        weights.mark_read(form.tensors_of(module))
+        weights.mark_used(form.tensors_of(module))
         weights.release()
-    for name in weights.unread():
+    for name in weights.unused_names():
         if weights.stored_dtype(name) in FLOATS:
             found[name] = weights.stored(name).clone()
     weights.close()

@@ -16,8 +16,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from engine.contract.errors import ModelLoadError
-from engine.contract.replica_state import READING, note
-from engine.quantization.packing import DenseMatrix, Matrix
+from engine.contract.replica_state import READING, report_load_phase
+from engine.quantization.packing import DenseSource, WeightSource
 
 # -- Giving back what the heap holds and nobody uses.
 
@@ -42,7 +42,7 @@ def trim_heap() -> None:
         trim(0)
 
 
-class SparingTrim:
+class PeriodicTrim:
     """`trim_heap`, after every so many calls: each costs as much as reading one or two pieces."""
 
     EVERY = 32
@@ -112,20 +112,20 @@ class MappedFile:
 # -- How much of a checkpoint's weights has been read, for whoever watches the load.
 
 
-class ReadTally:
+class ReadProgress:
     """Tells who watches the load how many of the weights' bytes have been asked for."""
 
     def __init__(self, total: int) -> None:
         self._total, self._done = total, 0
         self._names: set[str] = set()
-        note(READING, 0, total)
+        report_load_phase(READING, 0, total)
 
     def add(self, name: str, size: int) -> None:
         """A tensor is being read; twice counts once."""
         if name not in self._names:
             self._names.add(name)
             self._done += size
-            note(READING, self._done, self._total)
+            report_load_phase(READING, self._done, self._total)
 
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -175,7 +175,7 @@ class WeightReader:
         self._metadata: dict[str, str] = {}
         for path in _shards(self.folder) if files is None else files:
             self._open(path)
-        self._tally = ReadTally(sum(_size(entry) for _, entry in self._places.values()))
+        self._tally = ReadProgress(sum(_size(entry) for _, entry in self._places.values()))
 
     def __contains__(self, name: str) -> bool:
         return name in self._places
@@ -188,7 +188,7 @@ class WeightReader:
         """
         place = self._places.get(name)
         if place is None:
-            raise self._absent(name)
+            raise self._missing_tensor_error(name)
         file, entry = place
         dtype = _DTYPES.get(entry["dtype"])
         if dtype is None:
@@ -208,7 +208,7 @@ class WeightReader:
         self._tally.add(name, _size(entry))
         return file.tensor(entry["at"], dtype, shape)
 
-    def _absent(self, name: str) -> ModelLoadError:
+    def _missing_tensor_error(self, name: str) -> ModelLoadError:
         """Of a tensor that isn't there: what is there of its layer tells of quantised weights."""
         layer = name.removesuffix("weight")
         beside = sorted(other for other in self._places if other.startswith(layer))
@@ -226,36 +226,36 @@ class WeightReader:
             return None
         return self.get(name, tuple(self._places[name][1]["shape"])).float().clone()
 
-    def matrix(self, name: str, shape: tuple[int, int]) -> Matrix:
+    def matrix(self, name: str, shape: tuple[int, int]) -> WeightSource:
         """A tensor of two dimensions, to be read some rows at a time. Raises as `get`."""
-        return DenseMatrix(self.get(name, shape))
+        return DenseSource(self.get(name, shape))
 
-    # -- as it is stored: see `engine.quantization.formats.base.Tensors` -------------------
+    # -- as it is stored: see `engine.quantization.formats.base.TensorSource` -------------------
 
     @property
     def where(self) -> str:
-        """See `Tensors`."""
+        """See `TensorSource`."""
         return str(self.folder)
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """See `Tensors`."""
+        """See `TensorSource`."""
         return self._metadata
 
     def names(self) -> Iterable[str]:
-        """See `Tensors`."""
+        """See `TensorSource`."""
         return self._places.keys()
 
     def stored_shape(self, name: str) -> tuple[int, ...]:
-        """See `Tensors`."""
+        """See `TensorSource`."""
         return tuple(self._places[name][1]["shape"])
 
     def stored_dtype(self, name: str) -> torch.dtype | None:
-        """See `Tensors`."""
+        """See `TensorSource`."""
         return _DTYPES.get(self._places[name][1]["dtype"])
 
     def stored(self, name: str) -> Tensor:
-        """See `Tensors`."""
+        """See `TensorSource`."""
         file, entry = self._places[name]
         dtype = self.stored_dtype(name)
         if dtype is None:
@@ -266,7 +266,7 @@ class WeightReader:
         self._tally.add(name, _size(entry))
         return file.tensor(entry["at"], dtype, tuple(entry["shape"]))
 
-    def mark_read(self, names: Iterable[str]) -> None:
+    def mark_used(self, names: Iterable[str]) -> None:
         """They have been read, or aren't needed."""
         self._read.update(names)
 
@@ -277,12 +277,12 @@ class WeightReader:
         for file in self._files:
             file.release()
 
-    def unread(self) -> list[str]:
+    def unused_names(self) -> list[str]:
         """Names that nobody asked for: config.json and weights may not belong together."""
-        return self.without_ignored(self._places.keys() - self._read)
+        return self.drop_ignored(self._places.keys() - self._read)
 
     @staticmethod
-    def without_ignored(names: Iterable[str]) -> list[str]:
+    def drop_ignored(names: Iterable[str]) -> list[str]:
         """Those of the names that a model could need, in order."""
         return sorted(name for name in names if not name.endswith(_IGNORED_SUFFIXES))
 
@@ -359,14 +359,14 @@ class DummyWeights:
         scale = 1.0 / math.sqrt(shape[-1])
         return torch.randn(shape, generator=self._generator, device=self._device) * scale
 
-    def matrix(self, name: str, shape: tuple[int, int]) -> Matrix:
+    def matrix(self, name: str, shape: tuple[int, int]) -> WeightSource:
         """See `WeightReader.matrix`."""
-        return DenseMatrix(self.get(name, shape))
+        return DenseSource(self.get(name, shape))
 
     def release(self) -> None:
         """Nothing to give back."""
 
-    def unread(self) -> list[str]:
+    def unused_names(self) -> list[str]:
         """Nothing is ever left over."""
         return []
 
@@ -381,14 +381,15 @@ def _shards(folder: Path) -> list[Path]:
         single = folder / "model.safetensors"
         if not single.is_file():
             raise ModelLoadError(
-                f"{folder} holds neither model.safetensors nor {INDEX_NAME}.{_instead(folder)}",
+                f"{folder} holds neither model.safetensors nor {INDEX_NAME}."
+                f"{_other_format_hint(folder)}",
                 param="model",
             )
         return [single]
     return shards_of_index(index)
 
 
-def _instead(folder: Path) -> str:
+def _other_format_hint(folder: Path) -> str:
     """What to do about weights in another format, where a folder has some."""
     for pattern, load_format in _OTHER_FORMATS.items():
         for path in sorted(folder.glob(pattern)):

@@ -80,9 +80,9 @@ class TensorWeights(WeightReader):
     def release(self) -> None:
         """Nothing to give back."""
 
-    def unread(self) -> list[str]:
-        """See `WeightReader.unread`."""
-        return self.without_ignored(self._tensors.keys() - self._read)
+    def unused_names(self) -> list[str]:
+        """See `WeightReader.unused_names`."""
+        return self.drop_ignored(self._tensors.keys() - self._read)
 
     def close(self) -> None:
         """Let the tensors go."""

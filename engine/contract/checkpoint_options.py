@@ -38,7 +38,7 @@ def check_overrides(given: dict[str, Any]) -> None:
 
 
 #: What weights of any checkpoint are rounded to while they load.
-ROUNDED = ("int8", "int4", "fp8")
+ONLINE_METHODS = ("int8", "int4", "fp8")
 #: Formats of checkpoints, by vLLM's names, some of which say which kernel runs them: what the
 #: checkpoint's own format must be among.
 CHECKPOINT_METHODS: dict[str, tuple[str, ...]] = {
@@ -91,7 +91,7 @@ REFUSED_METHODS = {
     "quark": "take the FP8, GPTQ or AWQ checkpoint of the model",
     "tpu_int8": "it is for another device: use int8",
 }
-QUANTIZATIONS = (*ROUNDED, *CHECKPOINT_METHODS)
+QUANTIZATIONS = (*ONLINE_METHODS, *CHECKPOINT_METHODS)
 
 
 LOAD_FORMATS = ("auto", "safetensors", "pt", "npcache", "sharded_state", "tensorizer", "dummy")
@@ -126,7 +126,7 @@ _LOADER_KEYS: dict[str, dict[str, type]] = {
 }
 
 
-def checked_format(name: Any, extra: Any) -> Any:
+def resolve_load_format(name: Any, extra: Any) -> Any:
     """The format by our name. Raises `ConfigError` for one that can't be had, and for keys that it
     lacks.
 

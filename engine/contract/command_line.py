@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, Self
 
 from engine.contract.errors import ConfigError
-from engine.contract.vllm_flags import Foreign
+from engine.contract.vllm_flags import VllmFlag
 
 # -- Settings that are fields of a dataclass and flags of a command line at once. Torch-free.
 
 
-def option(default: Any, help: str, **extra: Any) -> Any:
+def cli_field(default: Any, help: str, **extra: Any) -> Any:
     """A dataclass field that is also a command-line flag; `choices`, `low`, `high` are checked, and
     `check`, a function of the value, raises `ConfigError`.
     """
@@ -53,12 +53,12 @@ class Settings:
         }
 
 
-def checked(spec: dataclasses.Field[Any], value: Any) -> Any:
+def validate_field(spec: dataclasses.Field[Any], value: Any) -> Any:
     """A field's value, whole numbers made floats where these belong.
 
     Raises `ConfigError` unless it has the field's type and lies in its range.
     """
-    name, meta, kind = spec.name, spec.metadata, kind_of(str(spec.type))
+    name, meta, kind = spec.name, spec.metadata, base_type(str(spec.type))
     if value is None and "None" in str(spec.type):
         return None
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
@@ -103,7 +103,7 @@ def _check_classes(name: str, values: list[Any]) -> None:
             )
 
 
-def kind_of(annotation: str) -> type:
+def base_type(annotation: str) -> type:
     """The plain type behind an annotation such as `int | None`."""
     head = annotation.split("|")[0].split("[")[0].strip()
     kinds = {"str": str, "bool": bool, "int": int, "float": float, "dict": dict, "list": list}
@@ -124,7 +124,7 @@ def _json_object(text: str) -> dict[str, Any]:
 def add_flag(group: argparse._ArgumentGroup, spec: dataclasses.Field[Any]) -> None:
     """A field's flag, `--like-this`; a boolean's also takes `--no-like-this`."""
     flag = "--" + spec.name.replace("_", "-")
-    kind = kind_of(str(spec.type))
+    kind = base_type(str(spec.type))
     text = spec.metadata["help"].replace("%", "%%")
     if spec.default not in (None, ""):
         text += f" (default: {spec.default})"
@@ -203,7 +203,7 @@ def number_or_auto(text: str) -> int:
     return -1 if text == "auto" else whole_number(text)
 
 
-def add_foreign_flag(group: argparse._ArgumentGroup, foreign: Foreign) -> None:
+def add_vllm_flag(group: argparse._ArgumentGroup, foreign: VllmFlag) -> None:
     """A flag of vLLM's, hidden from the help: the table in the docs explains them all."""
     options: dict[str, Any] = {"dest": foreign.name, "default": None, "help": argparse.SUPPRESS}
     if foreign.kind is bool:
@@ -224,7 +224,7 @@ _WORDS = {"true": True, "false": False}
 _OPPOSITE = {"--enable-": "--disable-", "--disable-": "--enable-"}
 
 
-def switched(words: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
+def normalize_switches(words: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
     """The command line with each of the parser's switches written as argparse wants it.
 
     Older configurations of vLLM give switches a value, and newer ones write `--disable-x` for
@@ -254,7 +254,7 @@ def switched(words: Sequence[str], parser: argparse.ArgumentParser) -> list[str]
     return result
 
 
-def takes(parser: argparse.ArgumentParser, flag: str) -> bool:
+def has_option(parser: argparse.ArgumentParser, flag: str) -> bool:
     """Whether the parser has this very option: argparse would take the beginning of one, too."""
     options = parser._option_string_actions
     whole = (flag, f"--no-{flag[2:]}", _positive(flag, _switches(parser)))
@@ -286,7 +286,7 @@ def _positive(name: str, switches: Mapping[str, str]) -> str:
 CONFIG = "--config"
 
 
-def expanded(words: Sequence[str], parser: argparse.ArgumentParser | None = None) -> list[str]:
+def expand_args(words: Sequence[str], parser: argparse.ArgumentParser | None = None) -> list[str]:
     """The command line with `--config FILE` read, names spelled with hyphens, and `--a.b x` as
     `--a {"b": x}`; the parser's flags without a value may have one (`--flag true`).
 
@@ -299,13 +299,13 @@ def expanded(words: Sequence[str], parser: argparse.ArgumentParser | None = None
     words = list(words)
     if "--" in words:
         place = words.index("--")
-        return [*expanded(words[:place], parser), *words[place:]]
+        return [*expand_args(words[:place], parser), *words[place:]]
     rest, files = _without_config(words)
     # Behind the words that no flag names: the file's last setting may be a list, which takes words.
     flags = next((place for place, word in enumerate(rest) if word.startswith("-")), len(rest))
     given = [word for file in files for word in _file_words(file, parser)]
     found = [*rest[:flags], *given, *_joined(rest[flags:])]
-    return found if parser is None else switched(found, parser)
+    return found if parser is None else normalize_switches(found, parser)
 
 
 def _without_config(words: list[str]) -> tuple[list[str], list[str]]:
@@ -378,7 +378,7 @@ def _file_words(file: str, parser: argparse.ArgumentParser | None) -> list[str]:
     words: list[str] = []
     for name, value in read.items():
         flag = "--" + name.strip("-").replace("_", "-")
-        if parser is not None and not takes(parser, flag):
+        if parser is not None and not has_option(parser, flag):
             meant = [each[2:] for each in parser._option_string_actions if each.startswith(flag)]
             hint = f" Did you mean {meant[0]}?" if meant else ""
             raise ConfigError(f"--config {file}: there is no setting {name!r}.{hint}", param=name)

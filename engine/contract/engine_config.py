@@ -21,15 +21,21 @@ from engine.contract.checkpoint_options import (
     REFUSED_METHODS,
     SAME_FORMATS,
     check_overrides,
-    checked_format,
+    resolve_load_format,
 )
-from engine.contract.command_line import Settings, add_flag, add_foreign_flag, checked, option
+from engine.contract.command_line import (
+    Settings,
+    add_flag,
+    add_vllm_flag,
+    cli_field,
+    validate_field,
+)
 from engine.contract.errors import ConfigError
 from engine.contract.observability import OBSERVABILITY_VARIABLE as VARIABLE
 from engine.contract.observability import check_endpoint
 from engine.contract.plugins import check_device
 from engine.contract.speculative_config import check_speculative
-from engine.contract.vllm_flags import FOREIGN, translated
+from engine.contract.vllm_flags import VLLM_FLAGS, translate_vllm_settings
 
 DEFAULT_NUM_SEQS = 256
 DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
@@ -47,59 +53,59 @@ KV_DTYPES = (
 class EngineConfig(Settings):
     """Settings of one replica. Raises `ConfigError` (with `param`) when one is out of its range."""
 
-    model: str = option("", "model folder, or hub id when a hub is in reach")
-    tokenizer: str | None = option(None, "tokenizer folder; default: the model's")
-    skip_tokenizer_init: bool = option(False, "load no tokenizer; prompts must be token ids")
-    served_model_name: str | None = option(
+    model: str = cli_field("", "model folder, or hub id when a hub is in reach")
+    tokenizer: str | None = cli_field(None, "tokenizer folder; default: the model's")
+    skip_tokenizer_init: bool = cli_field(False, "load no tokenizer; prompts must be token ids")
+    served_model_name: str | None = cli_field(
         None, "name that clients use; default: the model's", several=True
     )
-    trust_remote_code: bool = option(False, "run Python code that a model folder brings")
-    model_impl: str = option(
+    trust_remote_code: bool = cli_field(False, "run Python code that a model folder brings")
+    model_impl: str = cli_field(
         "auto",
         "which code runs the model: quire (the native decoder), transformers (any causal model, "
         "slower), or auto: the native decoder where it knows the model",
         choices=MODEL_IMPLS,
     )
-    hf_overrides: dict[str, Any] | None = option(  # noqa: RUF009
+    hf_overrides: dict[str, Any] | None = cli_field(  # noqa: RUF009
         None, "JSON whose values replace those of the model's config.json", json=True
     )
-    revision: str | None = option(None, "branch, tag or commit on the hub")
-    download_dir: str | None = option(None, "where downloads go; default: the hub's cache")
-    runner: str = option(
+    revision: str | None = cli_field(None, "branch, tag or commit on the hub")
+    download_dir: str | None = cli_field(None, "where downloads go; default: the hub's cache")
+    runner: str = cli_field(
         "auto",
         "what the model does: generate text, or pooling (vectors, labels, scores); auto: told by "
         "its config.json",
         choices=RUNNERS,
     )
-    convert: str = option(
+    convert: str = cli_field(
         "auto",
         "what a pooling model gives: embed (vectors) or classify (labels, scores); a model that "
         "generates text becomes one by it; auto: told by the model",
         choices=CONVERSIONS,
     )
-    pooler_config: dict[str, Any] | None = option(  # noqa: RUF009
+    pooler_config: dict[str, Any] | None = cli_field(  # noqa: RUF009
         None,
         "JSON: pooling_type (CLS, LAST, MEAN), use_activation, dimensions of a pooling model",
         json=True,
     )
-    load_format: str = option(
+    load_format: str = cli_field(
         "auto",
         "how weights are read; auto: safetensors or GGUF; see docs/load-formats.md",
         choices=LOAD_FORMATS,
         refused=OTHER_FORMATS,
         same=SAME_FORMATS,
     )
-    model_loader_extra_config: dict[str, Any] | None = option(  # noqa: RUF009
+    model_loader_extra_config: dict[str, Any] | None = cli_field(  # noqa: RUF009
         None,
         "JSON for load_format: sharded_state's pattern, tensorizer's tensorizer_uri",
         json=True,
     )
-    dtype: str = option(
+    dtype: str = cli_field(
         "auto",
         "number format of the weights; auto: the checkpoint's. Activations are float32 on a CPU",
         choices=DTYPES,
     )
-    quantization: str | None = option(
+    quantization: str | None = cli_field(
         None,
         "int8 or int4: round the weights to so many bits while they load (fp8: on a GPU). Names of "
         "checkpoint formats (awq, gptq ...) must be the checkpoint's own. Default: as the "
@@ -108,150 +114,152 @@ class EngineConfig(Settings):
         refused=REFUSED_METHODS,
         short="-q",
     )
-    kv_cache_dtype: str = option(
+    kv_cache_dtype: str = cli_field(
         "auto", "number format of the KV cache; auto: the model's", choices=KV_DTYPES
     )
-    batch_invariant: bool = option(
+    batch_invariant: bool = cli_field(
         False,
         "on a GPU: make logits the same to the bit whatever else is in the batch and however "
         "prompts are cut, at the price of speed; on a CPU they always are",
     )
-    calculate_kv_scales: bool = option(
+    calculate_kv_scales: bool = cli_field(
         False,
         "measure the scales of an fp8 KV cache on a sample text at load, where the checkpoint has "
         "none; otherwise they are 1",
     )
-    quantization_param_path: str | None = option(
+    quantization_param_path: str | None = cli_field(
         None,
         "JSON file with the scales of an e4m3 KV cache by layer, as vLLM's tools write it; "
         "default: the checkpoint's",
     )
-    max_model_len: int | None = option(
+    max_model_len: int | None = cli_field(
         None, "context length; default, auto or -1: the model's", low=1, auto=True
     )
-    block_size: int = option(16, "tokens in a KV block", choices=(4, 8, 16, 32, 64, 128))
-    enable_prefix_caching: bool = option(True, "reuse the KV blocks of shared prefixes")
-    disable_hybrid_kv_cache_manager: bool = option(
+    block_size: int = cli_field(16, "tokens in a KV block", choices=(4, 8, 16, 32, 64, 128))
+    enable_prefix_caching: bool = cli_field(True, "reuse the KV blocks of shared prefixes")
+    disable_hybrid_kv_cache_manager: bool = cli_field(
         False, "keep the KV blocks of sliding-window layers for the whole context"
     )
-    disable_sliding_window: bool = option(
+    disable_sliding_window: bool = cli_field(
         False, "ignore sliding windows: the context is then no longer than the window"
     )
-    enable_lora: bool = option(True, "serve LoRA adapters")
-    max_loras: int | None = option(
+    enable_lora: bool = cli_field(True, "serve LoRA adapters")
+    max_loras: int | None = cli_field(
         None,
         "LoRA adapters on the device at once; default: as many as its memory takes, on a GPU at "
         "most 256",
         low=1,
     )
-    max_lora_rank: int | None = option(
+    max_lora_rank: int | None = cli_field(
         None, "refuse LoRA adapters of a higher rank; default: any rank, on a GPU 256", low=1
     )
-    max_cpu_loras: int | None = option(
+    max_cpu_loras: int | None = cli_field(
         None,
         "LoRA adapters kept in host memory, ready to go to the device; default: as many as fit "
         "into a 32nd of free memory, at most 1 GiB",
         low=1,
     )
-    lora_dtype: str = option(
+    lora_dtype: str = cli_field(
         "auto",
         "number format of LoRA weights; auto: as in their files; on a GPU the model's",
         choices=("auto", "float32", "bfloat16", "float16"),
     )
-    seed: int = option(0, "seed of requests that set none", low=0)
-    cpu_kvcache_space: float | None = option(
+    seed: int = cli_field(0, "seed of requests that set none", low=0)
+    cpu_kvcache_space: float | None = cli_field(
         None,
         "GiB of KV cache on a CPU; default: a quarter of free memory, at most 4",
         low=0.0001,
         high=1048576.0,
     )
-    num_gpu_blocks_override: int | None = option(
+    num_gpu_blocks_override: int | None = cli_field(
         None, "exactly this many KV blocks, whatever the memory", low=1, high=1 << 24
     )
-    max_num_batched_tokens: int | None = option(
+    max_num_batched_tokens: int | None = cli_field(
         None, "token budget of one step; default: 512 on a CPU, 8192 on a GPU", low=1
     )
-    max_num_seqs: int = option(
+    max_num_seqs: int = cli_field(
         None,
         "most sequences in one step; default: 256, or max_num_batched_tokens where that is less",
         low=1,
         high=65536,
     )
-    async_scheduling: bool | None = option(
+    async_scheduling: bool | None = cli_field(
         None,
         "plan the next step while one runs; default: on with a GPU unless there is a "
         "speculative_config, off on a CPU, where the model needs all cores",
     )
-    kept_seats_fraction: float = option(
+    kept_seats_fraction: float = cli_field(
         1 / 16,
         "fair policy: part of max_num_seqs that is kept free for tenants who have less than their "
         "share and were active in the last ten minutes, so that their requests start at once",
         low=0.0,
         high=0.5,
     )
-    speculative_config: dict[str, Any] | None = option(  # noqa: RUF009
+    speculative_config: dict[str, Any] | None = cli_field(  # noqa: RUF009
         None,
         'JSON: guess the next tokens and check several in one step, for example {"method": '
         '"ngram"}; see docs/speculation.md',
         json=True,
         check=check_speculative,
     )
-    max_waiting: int = option(
+    max_waiting: int = cli_field(
         16384, "most requests that may wait; more are refused with HTTP 429", low=1
     )
-    logits_processors: list[Any] | None = option(  # noqa: RUF009
+    logits_processors: list[Any] | None = cli_field(  # noqa: RUF009
         None,
         "classes that change the logits of every step, as module:Class; see docs/extending/"
         "logits-processor.md",
     )
-    enable_prompt_embeds: bool = option(False, "accept prompts as embedding vectors, prompt_embeds")
-    max_logprobs: int = option(20, "most logprobs a request may ask for", low=0, high=1000)
-    enable_chunked_prefill: bool = option(
+    enable_prompt_embeds: bool = cli_field(
+        False, "accept prompts as embedding vectors, prompt_embeds"
+    )
+    max_logprobs: int = cli_field(20, "most logprobs a request may ask for", low=0, high=1000)
+    enable_chunked_prefill: bool = cli_field(
         True, "compute long prompts in pieces, over several steps"
     )
-    prefill_tokens_beside_decodes: int | None = option(
+    prefill_tokens_beside_decodes: int | None = cli_field(
         None,
         "most prompt tokens in a step that also decodes other requests, so that their streams "
         "don't stutter; 0: no such limit; default: 0, but when serving on a CPU a limit that "
         "follows the load, see docs/scheduler.md",
         low=0,
     )
-    long_prefill_token_threshold: int = option(
+    long_prefill_token_threshold: int = cli_field(
         0, "most prompt tokens of one request in one step; 0: no such limit", low=0
     )
-    scheduling_policy: str = option(
+    scheduling_policy: str = cli_field(
         "fair",
         "order of the waiting queue; fair: shares between tenants, by their weights",
         choices=POLICIES,
     )
-    prompt_overtaking: float = option(
+    prompt_overtaking: float = cli_field(
         4.0,
         "fair policy: a tenant's shorter prompts go ahead of a longer one that waits, until the "
         "engine has served this many tokens for each of the longer one's; 0: first come, first "
         "served",
         low=0.0,
     )
-    device: str = option(
+    device: str = cli_field(
         "auto", "where the model runs: auto, cpu, cuda, or one that an installed package brings"
     )
-    attention_backend: str | None = option(
+    attention_backend: str | None = cli_field(
         None,
         "what computes attention, see docs/attention-backends.md; default: the first that fits",
     )
-    enforce_eager: bool = option(False, "no CUDA graphs on a GPU")
-    cudagraph_mode: str | None = option(
+    enforce_eager: bool = cli_field(False, "no CUDA graphs on a GPU")
+    cudagraph_mode: str | None = cli_field(
         None,
         "what is captured in CUDA graphs on a GPU; default: by the optimization level",
         choices=CUDAGRAPH_MODES,
     )
-    cudagraph_capture_sizes: list[int] | None = option(  # noqa: RUF009
+    cudagraph_capture_sizes: list[int] | None = cli_field(  # noqa: RUF009
         None,
         "numbers of tokens that CUDA graphs are captured for; default: by max_num_seqs; no more "
         "than fit the memory kept for graphs",
         low=1,
         high=8192,
     )
-    optimization_level: int = option(
+    optimization_level: int = cli_field(
         2,
         "how much start-up time to spend for speed on a GPU; it sets the default of "
         "cudagraph_mode: 0 NONE, 1 PIECEWISE, 2 and 3 FULL_AND_PIECEWISE",
@@ -259,70 +267,70 @@ class EngineConfig(Settings):
         low=0,
         high=3,
     )
-    gpu_memory_utilization: float = option(
+    gpu_memory_utilization: float = cli_field(
         0.9, "part of a GPU's memory that weights, activations and KV cache may take", low=0.01,
         high=1.0,
     )  # fmt: skip
-    enable_sleep_mode: bool = option(
+    enable_sleep_mode: bool = cli_field(
         False, "let operators put the model to sleep, which frees its memory until it is woken"
     )
-    num_threads: int | None = option(
+    num_threads: int | None = cli_field(
         None, "CPU threads of the engine; default: all cores", low=1, high=4096
     )
-    cpu_threads_bind: str = option(
+    cpu_threads_bind: str = cli_field(
         "auto",
         "CPUs to pin the engine's threads to, such as 0-3,8; auto: one core each, chosen by the "
         "engine; nobind: the system decides",
     )
-    cpu_kernels: bool = option(True, "use the compiled CPU kernels; off: plain torch")
-    round_activations: bool = option(
+    cpu_kernels: bool = cli_field(True, "use the compiled CPU kernels; off: plain torch")
+    round_activations: bool = cli_field(
         True,
         "multiply bfloat16 weights with activations rounded to bfloat16, as such a model was "
         "trained, where the CPU has instructions for it; off: with float32",
     )
-    rope_scaling: dict[str, Any] | None = option(  # noqa: RUF009
+    rope_scaling: dict[str, Any] | None = cli_field(  # noqa: RUF009
         None, "JSON that replaces the model's rope_scaling", json=True
     )
-    rope_theta: float | None = option(None, "replaces the model's rope_theta", low=1.0)
-    generation_config: str = option(
+    rope_theta: float | None = cli_field(None, "replaces the model's rope_theta", low=1.0)
+    generation_config: str = cli_field(
         "auto",
         "auto: sampling defaults of the model's generation_config.json; vllm: none",
         choices=("auto", "vllm"),
     )
-    override_generation_config: dict[str, Any] | None = option(  # noqa: RUF009
+    override_generation_config: dict[str, Any] | None = cli_field(  # noqa: RUF009
         None,
         'JSON of sampling defaults, such as {"temperature": 0.6, "top_p": 0.95}; they go before '
         "those of the model's generation_config.json",
         json=True,
     )
-    chat_template: str | None = option(
+    chat_template: str | None = cli_field(
         None, "file with the chat template, or its text; default: the model's"
     )
-    tool_call_parser: str | None = option(
+    tool_call_parser: str | None = cli_field(
         None, "how gateways read tool calls; default: told by the chat template"
     )
-    reasoning_parser: str | None = option(
+    reasoning_parser: str | None = cli_field(
         None, "how gateways find reasoning; none: not at all; default: told by the chat template"
     )
-    io_processor_plugin: str | None = option(
+    io_processor_plugin: str | None = cli_field(
         None,
         "IO processor of an installed package, for a pooling model; see docs/extending/plugins.md; "
         "default: the io_processor_plugin of config.json",
     )
-    otlp_traces_endpoint: str | None = option(
+    otlp_traces_endpoint: str | None = cli_field(
         None,
         "where spans of requests are sent by OTLP: http://HOST:4318 or grpc://HOST:4317 (needs the "
         "extra otel); default: QUIRE_OTLP_TRACES_ENDPOINT, or nowhere",
     )
-    disable_log_stats: bool = option(False, "don't log statistics every few seconds")
+    disable_log_stats: bool = cli_field(False, "don't log statistics every few seconds")
 
     def __post_init__(self) -> None:
         self._set_defaults()
         self.otlp_traces_endpoint = self.otlp_traces_endpoint or os.environ.get(VARIABLE) or None
-        self.load_format = checked_format(self.load_format, self.model_loader_extra_config)
+        self.load_format = resolve_load_format(self.load_format, self.model_loader_extra_config)
         self._check_quantization()
         for spec in dataclasses.fields(self):
-            setattr(self, spec.name, checked(spec, getattr(self, spec.name)))
+            setattr(self, spec.name, validate_field(spec, getattr(self, spec.name)))
         self._check_kv_scales()
         if self.otlp_traces_endpoint is not None:
             check_endpoint(self.otlp_traces_endpoint)
@@ -378,23 +386,23 @@ class EngineConfig(Settings):
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
         """From settings or JSON, by our names or vLLM's. An unknown name is refused."""
-        return cls(**translated(values, SETTINGS))
+        return cls(**translate_vllm_settings(values, SETTINGS))
 
     @classmethod
     def from_cli_args(cls, args: argparse.Namespace) -> Self:
         """From parsed flags; what the parser didn't set keeps its default."""
-        names = SETTINGS | {foreign.name for foreign in FOREIGN}
+        names = SETTINGS | {foreign.name for foreign in VLLM_FLAGS}
         given = {name: each for name, each in vars(args).items() if name in names}
         return cls.from_mapping({name: each for name, each in given.items() if each is not None})
 
     @property
-    def kept_seats(self) -> int:
+    def reserved_seats(self) -> int:
         """Places in a step that tenants over their share leave to others."""
         if self.scheduling_policy != "fair":
             return 0
         return int(self.kept_seats_fraction * self.max_num_seqs)
 
-    def plans_ahead(self, by_default: bool) -> bool:
+    def uses_async_scheduling(self, by_default: bool) -> bool:
         """`async_scheduling`, or what the device does by default where there are no drafts."""
         if self.async_scheduling is None:
             return by_default and not self.speculative_config
@@ -429,9 +437,9 @@ def add_vllm_flags(parser: argparse.ArgumentParser, *, skip: frozenset[str]) -> 
         "vLLM's settings",
         "accepted if they change nothing here, else refused with the reason: docs/arguments.md",
     )
-    for foreign in FOREIGN:
+    for foreign in VLLM_FLAGS:
         if foreign.name not in skip:
-            add_foreign_flag(group, foreign)
+            add_vllm_flag(group, foreign)
 
 
 # -- Which files of a repository on the hub a model needs.

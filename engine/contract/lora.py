@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from engine.contract.errors import InvalidRequest
-from engine.contract.validation import shown
+from engine.contract.validation import format_value
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -64,7 +64,7 @@ class AdapterRef(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     vocab_size: int = 0
 
 
-class AdapterState(msgspec.Struct, omit_defaults=True, kw_only=True):
+class AdapterStatus(msgspec.Struct, omit_defaults=True, kw_only=True):
     """An adapter on one replica, as its heartbeat tells.
 
     Attributes:
@@ -94,7 +94,7 @@ def digest_of(adapter: AdapterRef | None) -> str:
     return adapter.digest if adapter else ""
 
 
-def name_of(adapter: AdapterRef | None) -> str:
+def adapter_name_of(adapter: AdapterRef | None) -> str:
     """What a client called its request's adapter, "" without one."""
     return adapter.name if adapter else ""
 
@@ -113,10 +113,10 @@ def adapter_files(path: Path) -> list[Path]:
 def tokenizer_files(path: Path) -> list[Path]:
     """What an adapter brings of a tokenizer: nothing without the first or the second of them."""
     found = [name for name in TOKENIZER_FILES if (path / name).is_file()]
-    return [path / name for name in found] if brings_tokenizer(found) else []
+    return [path / name for name in found] if has_tokenizer(found) else []
 
 
-def brings_tokenizer(names: Collection[str]) -> bool:
+def has_tokenizer(names: Collection[str]) -> bool:
     """Whether files of these names are a tokenizer, alone or beside the model's."""
     return TOKENIZER_FILE in names or ADDED_TOKENS_FILE in names
 
@@ -153,7 +153,7 @@ def _digest(files: list[tuple[Path, str]]) -> str:
 
 
 #: Of each file name, inode, size, and when its content and its entry changed last.
-FileStates = tuple[tuple[str, int, int, int, int], ...]
+FileFingerprints = tuple[tuple[str, int, int, int, int], ...]
 
 #: Adapters that are remembered.
 _MOST = 4096
@@ -162,7 +162,7 @@ _MOST = 4096
 _TICK_S = 0.1
 
 
-def file_states(path: Path) -> FileStates:
+def file_fingerprints(path: Path) -> FileFingerprints:
     """Changes whenever one of the adapter's files is written or replaced. Raises OSError."""
     stats = [(file.name, file.stat()) for file in adapter_files(path)]
     return tuple(
@@ -171,23 +171,23 @@ def file_states(path: Path) -> FileStates:
     )
 
 
-class KnownDigests:
+class DigestCache:
     """Of adapters and of their tokenizers, by path. Any thread may ask."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[Path, tuple[FileStates, str, str]] = OrderedDict()
+        self._known: OrderedDict[Path, tuple[FileFingerprints, str, str]] = OrderedDict()
         self._lock = threading.Lock()
 
     def of(self, path: Path) -> tuple[str, str]:
         """The digests of what is there now. Raises as `adapter_digest`."""
-        states = file_states(path)
+        states = file_fingerprints(path)
         found = self.known(path, states)
         if found is None:
             found = adapter_digest(path), tokenizer_digest(path)
             self.note(path, states, *found)
         return found
 
-    def known(self, path: Path, states: FileStates) -> tuple[str, str] | None:
+    def known(self, path: Path, states: FileFingerprints) -> tuple[str, str] | None:
         """The digests of files in this state; None where nobody has hashed them."""
         with self._lock:
             found = self._known.get(path)
@@ -196,10 +196,10 @@ class KnownDigests:
             self._known.move_to_end(path)
             return found[1:]
 
-    def note(self, path: Path, states: FileStates, digest: str, tokenizer: str) -> None:
+    def note(self, path: Path, states: FileFingerprints, digest: str, tokenizer: str) -> None:
         """Files that were in this state before they were read, and are still, have these."""
         written = max((max(state[3:]) for state in states), default=0)
-        if file_states(path) != states or time.time_ns() - written < _TICK_S * 1e9:
+        if file_fingerprints(path) != states or time.time_ns() - written < _TICK_S * 1e9:
             return
         with self._lock:
             self._known[path] = states, digest, tokenizer
@@ -209,7 +209,7 @@ class KnownDigests:
 
 
 #: This process's.
-known_digests = KnownDigests()
+known_digests = DigestCache()
 
 
 # -- `LoRARequest`: the adapter that a prompt goes through, as offline callers name it. Torch-free.
@@ -240,11 +240,13 @@ class LoRARequest:
         for name in ("lora_name", "lora_path"):
             value = getattr(self, name)
             if not isinstance(value, str | Path) or not str(value):
-                raise InvalidRequest(f"{name} must be a text, got {shown(value)}.", param=name)
+                raise InvalidRequest(
+                    f"{name} must be a text, got {format_value(value)}.", param=name
+                )
         number = self.lora_int_id
         if isinstance(number, bool) or not isinstance(number, int) or number < 1:
             raise InvalidRequest(
-                f"lora_int_id must be a whole number of at least 1, got {shown(number)}.",
+                f"lora_int_id must be a whole number of at least 1, got {format_value(number)}.",
                 param="lora_int_id",
             )
 
@@ -279,7 +281,7 @@ class LoRARequest:
         return AdapterRef(digest=digest, name=self.lora_name, path=str(path), tokenizer=tokenizer)
 
 
-def refs_of(given: Any, count: int) -> list[AdapterRef | None]:
+def to_adapter_refs(given: Any, count: int) -> list[AdapterRef | None]:
     """The adapters of `count` prompts: of `LoRARequest`, one for all, one a prompt, or None.
 
     Raises `InvalidRequest` for anything else, and as `LoRARequest.ref`.
@@ -298,6 +300,6 @@ def _ref(given: Any) -> AdapterRef | None:
         return None
     if not isinstance(given, LoRARequest):
         raise InvalidRequest(
-            f"lora_request must be a LoRARequest, got {shown(given)}.", param="lora_request"
+            f"lora_request must be a LoRARequest, got {format_value(given)}.", param="lora_request"
         )
     return given.ref()

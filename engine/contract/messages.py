@@ -7,7 +7,7 @@ Torch-free. MessagePack; no pickle crosses a process. Layout in Redis, all keys 
     {prefix}:replicas                        set of replica ids ever seen (a reader drops dead ones)
     {prefix}:owner:{replica_id}              incarnation that serves under this id: what any other
                                              one still writes is refused
-    {prefix}:news                            channel: `ReplicaNews` of one that is ready or dead
+    {prefix}:news                            channel: `ReplicaEvent` of one that is ready or dead
     {prefix}:inbox:{replica_id}              stream read by the consumer group `engine`, field `m`:
                                              one `InboxMessage`
     {prefix}:log:{replica_id}                stream: the last lines that its process wrote,
@@ -16,7 +16,7 @@ Torch-free. MessagePack; no pickle crosses a process. Layout in Redis, all keys 
                                              load: a JSON list of `LayerInfo`
     {prefix}:outbox:{gateway_id}             stream, field `m`: one `OutboxBatch` a step
     {prefix}:written                         hash: how many tokens replicas have written of each
-                                             open request, see `written_fields`
+                                             open request, see `written_token_counts`
 
 An inbox entry that holds an `EngineRequest` is acknowledged and deleted only after the request's
 last output is written to the outbox: what a killed engine leaves is pending, not lost.
@@ -32,7 +32,7 @@ import msgspec
 from engine.contract.errors import EngineFault, InvalidRequest, QuireError
 from engine.contract.lora import AdapterRef, digest_of
 from engine.contract.pooling_params import PoolingParams
-from engine.contract.redis_keys import first_attempt, output_field, prompt_field
+from engine.contract.redis_keys import base_request_id, output_field, prompt_field
 from engine.contract.replica_state import EngineStats as EngineStats
 from engine.contract.replica_state import Heartbeat
 from engine.contract.replica_state import ModelInfo as ModelInfo
@@ -75,7 +75,7 @@ _untrack = ctypes.pythonapi.PyObject_GC_UnTrack
 _untrack.argtypes, _untrack.restype = [ctypes.py_object], None
 
 
-def untracked(token_ids: list[int]) -> list[int]:
+def gc_untracked(token_ids: list[int]) -> list[int]:
     """The same list, unknown to the collector from now on. Numbers can't be part of a cycle."""
     _untrack(token_ids)
     return token_ids
@@ -83,16 +83,16 @@ def untracked(token_ids: list[int]) -> list[int]:
 
 T = TypeVar("T")
 #: Id of the requests that an engine sends itself before it serves.
-WARM_UP = "warm-up"
+WARMUP_REQUEST_ID = "warm-up"
 CONSUMER_GROUP = "engine"
-FIELD = b"m"
+STREAM_FIELD = b"m"
 HEARTBEAT_INTERVAL_S = 0.5
 HEARTBEAT_TTL_S = 5.0
 #: After so long without a heartbeat a replica gets nothing new while there's another, and its
 #: requests go to that one.
-SILENT_AFTER_S = 2.5
+HEARTBEAT_TIMEOUT_S = 2.5
 #: A replica whose loop has not come round for this long is not ready, whatever its port says.
-STALL_AFTER_S = 20.0
+STALL_TIMEOUT_S = 20.0
 #: XADD MAXLEN ~ for an outbox: an abandoned gateway's stream stays bounded.
 OUTBOX_MAXLEN = 100_000
 #: A gateway renews the expiry of its outbox; one that nobody renews is gone after so long.
@@ -102,7 +102,7 @@ WEIGHTS, KV_CACHE = "weights", "kv_cache"
 SLEEP_TAGS = (WEIGHTS, KV_CACHE)
 SLEEP_LEVELS = (1, 2)
 #: The `stop_reason` of what an operator has aborted: its gateway asks nobody else for it.
-BY_OPERATOR = "operator"
+ABORTED_BY_OPERATOR = "operator"
 #: What becomes of running requests while a replica is paused.
 PAUSE_MODES = ("abort", "wait", "keep")
 
@@ -175,7 +175,7 @@ class AbortRequest(msgspec.Struct, tag="abort", omit_defaults=True, kw_only=True
     finish_reason: str = "abort"
 
 
-class Control(msgspec.Struct, tag="control", omit_defaults=True, kw_only=True):
+class ControlRequest(msgspec.Struct, tag="control", omit_defaults=True, kw_only=True):
     """An operator's word to a replica.
 
     The replica answers with a `ControlReply` in the gateway's outbox when `gateway_id` is set.
@@ -207,7 +207,7 @@ class Control(msgspec.Struct, tag="control", omit_defaults=True, kw_only=True):
     pin: bool = False
 
 
-InboxMessage = EngineRequest | AbortRequest | Control
+InboxMessage = EngineRequest | AbortRequest | ControlRequest
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True):
@@ -223,7 +223,7 @@ class TokenLogprobs(msgspec.Struct, array_like=True):
 
 
 #: What a flight record names at most: prompt chunks and preemptions, requests that were ahead.
-MOST_CHUNKS, MOST_NAMED = 32, 4
+MAX_RECORDED_CHUNKS, MOST_NAMED = 32, 4
 
 
 class FlightRecord(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -239,8 +239,9 @@ class FlightRecord(msgspec.Struct, omit_defaults=True, kw_only=True):
         cold_reason: why none was found, "" if some were: "no_shared_prefix",
             "shorter_than_a_block", "evicted", "caching_off" or "all_tokens_needed". It follows
             from what its own namespace has sent alone.
-        chunks: of the first `MOST_CHUNKS` of them: milliseconds after the request came, and tokens.
-        preempted_at: of the first `MOST_CHUNKS` preemptions, in milliseconds after it came.
+        chunks: of the first `MAX_RECORDED_CHUNKS` of them: milliseconds after the request came,
+        and tokens.
+        preempted_at: of the first `MAX_RECORDED_CHUNKS` preemptions, in milliseconds after it came.
         num_ahead, num_ahead_own: sequences that ran or waited when the first output was queued, all
             of them and its own tenant's.
         behind: ids of its own tenant's requests among them, `MOST_NAMED` at most: never another's.
@@ -284,7 +285,8 @@ class TokenDelta(msgspec.Struct, omit_defaults=True, kw_only=True):
         prompt_logprobs: on the first delta when asked for; entry 0 is None.
         finish_reason: None while running; "stop", "length", "abort", "error", "repetition" (see
             `RepetitionDetectionParams`) or "budget" (see `EngineRequest.token_cap`).
-        stop_reason: the stop token id that ended it, if one did (EOS leaves None); `BY_OPERATOR`
+        stop_reason: the stop token id that ended it, if one did (EOS leaves None);
+        `ABORTED_BY_OPERATOR`
             with "abort" when an operator did.
         cumulative_logprob: a beam's, on its only delta.
         num_prompt_tokens, num_cached_tokens: on the first and on the final delta.
@@ -337,7 +339,7 @@ class ErrorInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class ControlReply(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """Answer to a `Control`."""
+    """Answer to a `ControlRequest`."""
 
     control_id: str
     ok: bool
@@ -354,12 +356,13 @@ class OutboxBatch(msgspec.Struct, omit_defaults=True, kw_only=True):
     replies: list[ControlReply] = msgspec.field(default_factory=list)
 
 
-def written_fields(deltas: list[TokenDelta]) -> dict[str, int]:
-    """What deltas say of `written_key`'s hash. Places in an output, not increments: an output that
+def written_token_counts(deltas: list[TokenDelta]) -> dict[str, int]:
+    """What deltas say of `written_tokens_key`'s hash. Places in an output, not increments: an
+    output that
     another replica goes on with is counted once."""
     found: dict[str, int] = {}
     for delta in deltas:
-        request_id = first_attempt(delta.request_id)
+        request_id = base_request_id(delta.request_id)
         if delta.token_ids:
             count = delta.start + len(delta.token_ids)
             found[output_field(request_id, delta.index)] = count
@@ -368,7 +371,7 @@ def written_fields(deltas: list[TokenDelta]) -> dict[str, int]:
     return found
 
 
-class ReplicaNews(msgspec.Struct, omit_defaults=True, kw_only=True):
+class ReplicaEvent(msgspec.Struct, omit_defaults=True, kw_only=True):
     """A replica is ready, or (`alive` False) this incarnation of it is gone for good.
 
     `held`: the requests that it was at when it died, see `engine.system.step_record`; None: it's
@@ -382,10 +385,10 @@ class ReplicaNews(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 _inbox_encoder = msgspec.msgpack.Encoder()
-_inbox_decoder = msgspec.msgpack.Decoder(EngineRequest | AbortRequest | Control)
+_inbox_decoder = msgspec.msgpack.Decoder(EngineRequest | AbortRequest | ControlRequest)
 _outbox_decoder = msgspec.msgpack.Decoder(OutboxBatch)
 _heartbeat_decoder = msgspec.msgpack.Decoder(Heartbeat)
-_news_decoder = msgspec.msgpack.Decoder(ReplicaNews)
+_news_decoder = msgspec.msgpack.Decoder(ReplicaEvent)
 
 
 def _decoded(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
@@ -415,6 +418,6 @@ def decode_heartbeat(data: bytes) -> Heartbeat:
     return _decoded(_heartbeat_decoder, data)
 
 
-def decode_news(data: bytes) -> ReplicaNews:
+def decode_replica_event(data: bytes) -> ReplicaEvent:
     """Raises msgspec.DecodeError or ValidationError for bytes that are no news."""
     return _decoded(_news_decoder, data)

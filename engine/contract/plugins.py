@@ -32,7 +32,7 @@ def is_wanted(name: str) -> bool:
     return names is None or name in {each.strip() for each in names.split(",")}
 
 
-def wanted(group: str) -> list[EntryPoint]:
+def selected_entry_points(group: str) -> list[EntryPoint]:
     """The group's entry points, but for those that QUIRE_PLUGINS leaves out."""
     return [point for point in _installed(group, tuple(sys.path)) if is_wanted(point.name)]
 
@@ -45,17 +45,17 @@ def _installed(group: str, folders: tuple[str, ...]) -> tuple[EntryPoint, ...]:
     return tuple(entry_points(group=group))
 
 
-def loaded(point: EntryPoint, base: type[Kind]) -> type[Kind]:
+def load_subclass(point: EntryPoint, base: type[Kind]) -> type[Kind]:
     """The subclass of `base` that an entry point names.
 
     As in vLLM it may also name a function that returns the class, or its "package.module.Class".
 
     Raises `ConfigError` for one that can't be imported or is something else.
     """
-    return checked_class(point, named_by(point), base)
+    return checked_class(point, resolve_entry_point(point), base)
 
 
-def named_by(point: EntryPoint) -> object:
+def resolve_entry_point(point: EntryPoint) -> object:
     """What an entry point names; of a function, what it returns; of a dotted path, what's there.
 
     Raises `ConfigError` for one that can't be imported or fails.
@@ -90,7 +90,7 @@ def check_device(name: str) -> None:
     """Raise `ConfigError` for the name of no device, built-in or installed."""
     if name in _BUILT_IN_DEVICES:
         return
-    installed = sorted(point.name for point in wanted(DEVICES))
+    installed = sorted(point.name for point in selected_entry_points(DEVICES))
     if name not in installed:
         known = ", ".join([*_BUILT_IN_DEVICES, *installed])
         raise ConfigError(f"device must be one of {known}; got {name!r}.", param="device")
@@ -153,9 +153,9 @@ class IOProcessor(ABC, Generic[Input, Output]):
         """The answer, from one output a prompt in their order; over HTTP it must be JSON."""
 
 
-def named_point(name: str) -> EntryPoint:
+def io_processor_entry_point(name: str) -> EntryPoint:
     """The entry point of the processor with this name. Raises `ConfigError` where there's none."""
-    points = {point.name: point for point in wanted(GROUP)}
+    points = {point.name: point for point in selected_entry_points(GROUP)}
     if name not in points:
         known = f"There are: {', '.join(sorted(points))}" if points else "None is installed"
         raise ConfigError(
@@ -170,7 +170,7 @@ def io_processor(name: str, model: str) -> IOProcessor[Any, Any]:
 
     Raises `ConfigError` where there is none, and for one that can't be made.
     """
-    kind = loaded(named_point(name), IOProcessor)  # type: ignore[type-abstract]
+    kind = load_subclass(io_processor_entry_point(name), IOProcessor)  # type: ignore[type-abstract]
     try:
         return kind(model)
     except Exception as error:
@@ -230,12 +230,12 @@ class LoRAResolverRegistry:
         return cls._resolvers[resolver_name]
 
 
-def installed_resolvers() -> dict[str, LoRAResolver]:
+def load_lora_resolvers() -> dict[str, LoRAResolver]:
     """By name, in its order: those of the wanted entry points and those that were registered.
 
     Raises `ConfigError` for one that can't be made.
     """
-    made = {point.name: _made(point) for point in wanted(LORA_RESOLVER_GROUP)}
+    made = {point.name: _made(point) for point in selected_entry_points(LORA_RESOLVER_GROUP)}
     found = {name: each for name, each in made.items() if each is not None}
     names = LoRAResolverRegistry.get_supported_resolvers()
     found |= {name: LoRAResolverRegistry.get_resolver(name) for name in names}
@@ -244,7 +244,7 @@ def installed_resolvers() -> dict[str, LoRAResolver]:
 
 def _made(point: EntryPoint) -> LoRAResolver | None:
     """None for a function that has registered what it brings."""
-    found = named_by(point)
+    found = resolve_entry_point(point)
     if found is None:
         return None
     kind = checked_class(point, found, LoRAResolver)  # type: ignore[type-abstract]

@@ -47,7 +47,7 @@ def similarity(kind: str, first: Vectors, second: Vectors) -> float:
     raise InvalidRequest(f"The model's similarity {kind!r} isn't known.", param="model")
 
 
-def pair_up(num_first: int, num_second: int) -> list[tuple[int, int]]:
+def score_pairs(num_first: int, num_second: int) -> list[tuple[int, int]]:
     """Which first text meets which second: one with each, or each with its own.
 
     Raises `InvalidRequest` when the counts are neither 1 to N nor N to N, or 0.
@@ -73,7 +73,7 @@ EMBED_DTYPES: tuple[EmbedDtype, ...] = get_args(EmbedDtype)
 _FP8 = {"fp8_e4m3": (3, 7), "fp8_e5m2": (2, 15)}
 
 
-def packed(values: Vectors, dtype: EmbedDtype, endianness: Endianness = "native") -> bytes:
+def encode_vector(values: Vectors, dtype: EmbedDtype, endianness: Endianness = "native") -> bytes:
     """The numbers of float32 `values`, one after another, each rounded to the nearest of `dtype`.
 
     Ties go to the even one. Of e4m3, which has no infinity, the largest stands for all beyond it.
@@ -150,19 +150,19 @@ class PoolingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.task and self.task not in TASKS:
             raise InvalidRequest(
-                f"task must be one of {', '.join(TASKS)}; got {checks.shown(self.task)}.",
+                f"task must be one of {', '.join(TASKS)}; got {checks.format_value(self.task)}.",
                 param="task",
             )
         if self.dimensions is not None:
-            checks.integer("dimensions", self.dimensions, 1)
+            checks.check_int("dimensions", self.dimensions, 1)
         if self.truncate_prompt_tokens is not None:
-            checks.integer("truncate_prompt_tokens", self.truncate_prompt_tokens, -1)
+            checks.check_int("truncate_prompt_tokens", self.truncate_prompt_tokens, -1)
             if self.truncate_prompt_tokens == 0:
                 raise InvalidRequest(
                     "truncate_prompt_tokens must be at least 1, or -1 for the model's context.",
                     param="truncate_prompt_tokens",
                 )
-        checks.integer("second_segment", self.second_segment, 0)
+        checks.check_int("second_segment", self.second_segment, 0)
         _boolean("use_activation", self.use_activation)
 
     @property
@@ -244,4 +244,6 @@ def default_task(tasks: Sequence[str]) -> str:
 
 def _boolean(name: str, value: Any) -> None:
     if value is not None and not isinstance(value, bool):
-        raise InvalidRequest(f"{name} must be a boolean, got {checks.shown(value)}.", param=name)
+        raise InvalidRequest(
+            f"{name} must be a boolean, got {checks.format_value(value)}.", param=name
+        )

@@ -8,14 +8,14 @@ from enum import Enum
 import msgspec
 
 from engine.contract.errors import InvalidRequest
-from engine.contract.validation import integer, token_ids
+from engine.contract.validation import check_int, check_token_ids
 
 MAX_MARK_TOKENS = 64
 MAX_MARKS = 16
 _PARAM = "thinking"
 
 
-class ThinkingParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
+class ReasoningParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
     """How to tell a model's reasoning, in tokens. Structured output begins after it.
 
     Attributes:
@@ -40,17 +40,17 @@ class ThinkingParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=T
                 f"thinking.end must be a list of 1 to {MAX_MARKS} lists.", param=f"{_PARAM}.end"
             )
         for mark in self.end:
-            token_ids(f"{_PARAM}.end", mark, MAX_MARK_TOKENS)
+            check_token_ids(f"{_PARAM}.end", mark, MAX_MARK_TOKENS)
             if not mark:
                 raise InvalidRequest("thinking.end holds an empty list.", param=f"{_PARAM}.end")
-        token_ids(f"{_PARAM}.start", self.start, MAX_MARK_TOKENS)
-        token_ids(f"{_PARAM}.close", self.close, MAX_MARK_TOKENS)
+        check_token_ids(f"{_PARAM}.start", self.start, MAX_MARK_TOKENS)
+        check_token_ids(f"{_PARAM}.close", self.close, MAX_MARK_TOKENS)
         if self.close and not any(_ends_with(self.close, mark) for mark in self.end):
             raise InvalidRequest(
                 "thinking.close must end with one of thinking.end.", param=f"{_PARAM}.close"
             )
         if self.budget is not None:
-            integer(f"{_PARAM}.budget", self.budget, 0)
+            check_int(f"{_PARAM}.budget", self.budget, 0)
 
     @property
     def forced(self) -> list[int]:
@@ -63,7 +63,7 @@ class ThinkingParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=T
         return [*self.start, *self.close, *(token for mark in self.end for token in mark)]
 
 
-class Phase(Enum):
+class ReasoningPhase(Enum):
     """Where an output stands."""
 
     START = "start"
@@ -72,22 +72,22 @@ class Phase(Enum):
     PAST = "past"
 
 
-class Thinking:
+class ReasoningState:
     """One output's way through its reasoning. It moves with accepted tokens alone."""
 
     __slots__ = ("_count", "_place", "_tail", "_tail_size", "params", "phase")
 
-    def __init__(self, params: ThinkingParams) -> None:
+    def __init__(self, params: ReasoningParams) -> None:
         self.params = params
-        self.phase = Phase.START if params.start else Phase.INSIDE
+        self.phase = ReasoningPhase.START if params.start else ReasoningPhase.INSIDE
         self._place = self._count = 0
         self._tail: list[int] = []
         self._tail_size = max(map(len, params.end))
         self._spend()
 
-    def copy(self) -> Thinking:
+    def copy(self) -> ReasoningState:
         """Another at the same place."""
-        other = Thinking(self.params)
+        other = ReasoningState(self.params)
         other.phase, other._place, other._count = self.phase, self._place, self._count
         other._tail = self._tail
         return other
@@ -95,46 +95,46 @@ class Thinking:
     @property
     def forced_token(self) -> int | None:
         """The only token that may come next, if there is one."""
-        if self.phase is Phase.CLOSING:
+        if self.phase is ReasoningPhase.CLOSING:
             return self.params.forced[self._place]
-        if self.phase is Phase.START and self._place:
+        if self.phase is ReasoningPhase.START and self._place:
             return self.params.start[self._place]
         return None
 
     def advance(self, token: int) -> bool:
         """Take a token; whether it belonged to the reasoning (rather than to the answer)."""
-        if self.phase is Phase.START:
+        if self.phase is ReasoningPhase.START:
             return self._start(token)
-        if self.phase is Phase.CLOSING:
+        if self.phase is ReasoningPhase.CLOSING:
             self._place += 1
             if self._place == len(self.params.forced):
-                self.phase = Phase.PAST
+                self.phase = ReasoningPhase.PAST
             return True
-        if self.phase is Phase.PAST:
+        if self.phase is ReasoningPhase.PAST:
             return False
         self._count += 1
         self._tail = [*self._tail, token][-self._tail_size :]
         if any(_ends_with(self._tail, mark) for mark in self.params.end):
-            self.phase = Phase.PAST
+            self.phase = ReasoningPhase.PAST
         else:
             self._spend()
         return True
 
     def _start(self, token: int) -> bool:
         if token != self.params.start[self._place]:
-            self.phase = Phase.PAST  # this output has no reasoning
+            self.phase = ReasoningPhase.PAST  # this output has no reasoning
             return False
         self._place += 1
         if self._place == len(self.params.start):
-            self.phase, self._place = Phase.INSIDE, 0
+            self.phase, self._place = ReasoningPhase.INSIDE, 0
             self._spend()
         return True
 
     def _spend(self) -> None:
         """Close the reasoning when its budget is used up."""
         budget = self.params.budget
-        if self.phase is Phase.INSIDE and budget is not None and self._count >= budget:
-            self.phase, self._place = Phase.CLOSING, 0
+        if self.phase is ReasoningPhase.INSIDE and budget is not None and self._count >= budget:
+            self.phase, self._place = ReasoningPhase.CLOSING, 0
 
 
 def _ends_with(tokens: Sequence[int], mark: Sequence[int]) -> bool:

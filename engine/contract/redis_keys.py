@@ -20,7 +20,7 @@ def owner_key(replica_id: str, prefix: str = KEY_PREFIX) -> str:
     return f"{prefix}:owner:{replica_id}"
 
 
-def news_key(prefix: str = KEY_PREFIX) -> str:
+def replica_events_channel(prefix: str = KEY_PREFIX) -> str:
     """Channel on which replicas' beginnings and ends are told."""
     return f"{prefix}:news"
 
@@ -35,7 +35,7 @@ def log_key(replica_id: str, prefix: str = KEY_PREFIX) -> str:
     return f"{prefix}:log:{replica_id}"
 
 
-def layers_key(replica_id: str, prefix: str = KEY_PREFIX) -> str:
+def load_report_key(replica_id: str, prefix: str = KEY_PREFIX) -> str:
     """Key of what became of a replica's layers at its last load."""
     return f"{prefix}:layers:{replica_id}"
 
@@ -50,18 +50,18 @@ def progress_key(gateway_id: str, prefix: str = KEY_PREFIX) -> str:
     return f"{prefix}:progress:{gateway_id}"
 
 
-def written_key(prefix: str = KEY_PREFIX) -> str:
+def written_tokens_key(prefix: str = KEY_PREFIX) -> str:
     """Key of the engine's own count of what it has written: what the ledger is held against."""
     return f"{prefix}:written"
 
 
 def output_field(request_id: str, index: int) -> str:
-    """Of `written_key`'s hash: the output's tokens so far, over all attempts."""
+    """Of `written_tokens_key`'s hash: the output's tokens so far, over all attempts."""
     return f"{request_id}/{index}"
 
 
 def prompt_field(request_id: str) -> str:
-    """Of `written_key`'s hash: the request's prompt tokens."""
+    """Of `written_tokens_key`'s hash: the request's prompt tokens."""
     return f"{request_id}/p"
 
 
@@ -75,6 +75,6 @@ def stream_key(stream: str, prefix: str = KEY_PREFIX) -> str:
     return f"{prefix}:stream:{stream}"
 
 
-def first_attempt(request_id: str) -> str:
+def base_request_id(request_id: str) -> str:
     """A request's id without the number of its attempt: what gateways call it."""
     return request_id.partition("~")[0]

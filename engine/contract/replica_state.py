@@ -9,14 +9,14 @@ from typing import Any
 
 import msgspec
 
-from engine.contract.lora import AdapterState
+from engine.contract.lora import AdapterStatus
 from engine.contract.metrics import Histogram
 from engine.contract.redis_keys import KEY_PREFIX
 
 # -- What a replica tells of its KV blocks while somebody watches them.
 #
 # Who watches counts `watch_key` up and renews its expiry; the replica sees that with its heartbeat
-# and publishes `BlockFrame`s on `frames_key` until the key is gone. A number that it hasn't seen
+# and publishes `KVMapFrame`s on `frames_key` until the key is gone. A number that it hasn't seen
 # makes it begin with a whole frame. Frames name tenants and requests: whoever passes them on to a
 # tenant leaves all of others' out.
 
@@ -24,7 +24,7 @@ from engine.contract.redis_keys import KEY_PREFIX
 #: A replica goes on for so long after the last word of those who watch.
 WATCH_TTL_S = 5
 #: Requests that are named for one block.
-MOST_USERS = 4
+MAX_LISTED_USERS = 4
 
 
 def watch_key(replica_id: str, prefix: str = KEY_PREFIX) -> str:
@@ -33,7 +33,7 @@ def watch_key(replica_id: str, prefix: str = KEY_PREFIX) -> str:
 
 
 def frames_key(replica_id: str, prefix: str = KEY_PREFIX) -> str:
-    """Channel of a replica's `BlockFrame`s."""
+    """Channel of a replica's `KVMapFrame`s."""
     return f"{prefix}:blocks:{replica_id}"
 
 
@@ -49,13 +49,13 @@ class TenantBlocks(msgspec.Struct, array_like=True):
     waiting: int
 
 
-class BlockState(msgspec.Struct, array_like=True, gc=False):
+class KVMapBlock(msgspec.Struct, array_like=True, gc=False):
     """A block that changed.
 
     Attributes:
         refs: sequences that use it. cached: whether a prefix could hit it.
-        owner: in `BlockFrame.words`, the tenant that it's charged to or that used it last.
-        users: the same, ids of requests that use it, at most `MOST_USERS`.
+        owner: in `KVMapFrame.words`, the tenant that it's charged to or that used it last.
+        users: the same, ids of requests that use it, at most `MAX_LISTED_USERS`.
         adapter: the same, the name of the adapter that it was computed with; "" for none.
     """
 
@@ -67,7 +67,7 @@ class BlockState(msgspec.Struct, array_like=True, gc=False):
     adapter: int
 
 
-class BlockFrame(msgspec.Struct, omit_defaults=True, kw_only=True):
+class KVMapFrame(msgspec.Struct, omit_defaults=True, kw_only=True):
     """What changed since the frame before.
 
     Attributes:
@@ -90,13 +90,13 @@ class BlockFrame(msgspec.Struct, omit_defaults=True, kw_only=True):
     evicted: int = 0
     tenants: list[TenantBlocks] = msgspec.field(default_factory=list)
     words: list[str] = msgspec.field(default_factory=list)
-    blocks: list[BlockState] = msgspec.field(default_factory=list)
+    blocks: list[KVMapBlock] = msgspec.field(default_factory=list)
 
 
-_decoder = msgspec.msgpack.Decoder(BlockFrame)
+_decoder = msgspec.msgpack.Decoder(KVMapFrame)
 
 
-def decode_frame(data: bytes) -> BlockFrame:
+def decode_frame(data: bytes) -> KVMapFrame:
     """Raises msgspec.DecodeError or ValidationError for bytes that are no frame."""
     return _decoder.decode(data)
 
@@ -125,13 +125,13 @@ class LoadPhase(msgspec.Struct, omit_defaults=True, kw_only=True):
     total: int = 0
 
 
-Watcher = Callable[[LoadPhase], None]
+LoadPhaseCallback = Callable[[LoadPhase], None]
 #: Of this process: it loads one model at a time, but downloads in several threads.
-_watchers: list[Watcher] = []
+_watchers: list[LoadPhaseCallback] = []
 
 
 @contextmanager
-def watched(watcher: Watcher) -> Iterator[None]:
+def observe_load_phases(watcher: LoadPhaseCallback) -> Iterator[None]:
     """Have `watcher` told of all that is noted meanwhile, by any thread."""
     _watchers.append(watcher)
     try:
@@ -140,7 +140,7 @@ def watched(watcher: Watcher) -> Iterator[None]:
         _watchers.remove(watcher)
 
 
-def note(phase: str, done: int = 0, total: int = 0) -> None:
+def report_load_phase(phase: str, done: int = 0, total: int = 0) -> None:
     """Tell whoever watches."""
     for watcher in _watchers:
         watcher(LoadPhase(phase=phase, done=done, total=total))
@@ -346,7 +346,7 @@ class Heartbeat(msgspec.Struct, omit_defaults=True, kw_only=True):
     paused: bool = False
     numerics: Numerics | None = None
     spare: bool = False
-    adapters: list[AdapterState] = msgspec.field(default_factory=list)
+    adapters: list[AdapterStatus] = msgspec.field(default_factory=list)
     process: ProcessStats = msgspec.field(default_factory=ProcessStats)
     sleep_level: int = 0
     loading: LoadPhase | None = None

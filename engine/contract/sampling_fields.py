@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from engine.contract.reasoning import ThinkingParams
+from engine.contract.reasoning import ReasoningParams
 from engine.contract.structured_outputs import StructuredOutputsParams
-from engine.contract.validation import integer
+from engine.contract.validation import check_int
 
 # -- `RequestOutputKind`: what an offline request's outputs hold. Torch-free.
 
@@ -49,11 +49,11 @@ class RepetitionDetectionParams(msgspec.Struct, omit_defaults=True, forbid_unkno
 
     def __post_init__(self) -> None:
         name = "repetition_detection"
-        integer(f"{name}.max_pattern_size", self.max_pattern_size, 0, MAX_PATTERN)
-        integer(f"{name}.min_pattern_size", self.min_pattern_size, 0, self.max_pattern_size)
-        integer(f"{name}.min_count", self.min_count, 2 if self.max_pattern_size else 0)
+        check_int(f"{name}.max_pattern_size", self.max_pattern_size, 0, MAX_PATTERN)
+        check_int(f"{name}.min_pattern_size", self.min_pattern_size, 0, self.max_pattern_size)
+        check_int(f"{name}.min_count", self.min_count, 2 if self.max_pattern_size else 0)
 
-    def found_in(self, token_ids: list[int], num_output_tokens: int) -> bool:
+    def is_repeating(self, token_ids: list[int], num_output_tokens: int) -> bool:
         """Whether the output (the last `num_output_tokens` of `token_ids`) ends in a circle."""
         for size in range(self.min_pattern_size or 1, self.max_pattern_size + 1):
             whole = size * self.min_count
@@ -147,7 +147,7 @@ class SamplingFields(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=T
     length_penalty: float = 1.0
     early_stopping: bool | str = False
     repetition_detection: RepetitionDetectionParams | None = None
-    thinking: ThinkingParams | None = None
+    thinking: ReasoningParams | None = None
     logprob_token_ids: list[int] | None = None
     flat_logprobs: bool = False
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE

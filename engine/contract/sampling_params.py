@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from engine.contract.errors import ContextLengthExceeded, InvalidRequest
-from engine.contract.reasoning import ThinkingParams
+from engine.contract.reasoning import ReasoningParams
 from engine.contract.sampling_fields import (
     GREEDY_EPS,
     RepetitionDetectionParams,
@@ -19,7 +19,7 @@ from engine.contract.sampling_fields import (
     SamplingFields,
 )
 from engine.contract.structured_outputs import StructuredOutputsParams
-from engine.contract.validation import integer, is_unicode, number, token_ids
+from engine.contract.validation import check_int, check_number, check_token_ids, is_valid_utf8
 
 # -- The checks of `SamplingParams`: each bad value is refused with the field's name.
 #
@@ -128,16 +128,16 @@ def check_context(num_prompt_tokens: int, max_tokens: int | None, max_model_len:
 
 
 def _check_counts(params: SamplingFields) -> None:
-    integer("n", params.n, 1, MAX_N)
+    check_int("n", params.n, 1, MAX_N)
     if params.best_of is not None:
-        integer("best_of", params.best_of, 1, MAX_N)
+        check_int("best_of", params.best_of, 1, MAX_N)
         if params.best_of < params.n:
             raise InvalidRequest(
                 f"best_of ({params.best_of}) must be at least n ({params.n}).", param="best_of"
             )
     if params.max_tokens is not None:
-        integer("max_tokens", params.max_tokens, 1)
-    integer("min_tokens", params.min_tokens, 0)
+        check_int("max_tokens", params.max_tokens, 1)
+    check_int("min_tokens", params.min_tokens, 0)
     if params.max_tokens is not None and params.min_tokens > params.max_tokens:
         raise InvalidRequest(
             f"min_tokens ({params.min_tokens}) must not be over max_tokens ({params.max_tokens}).",
@@ -145,26 +145,26 @@ def _check_counts(params: SamplingFields) -> None:
         )
     for name in ("logprobs", "prompt_logprobs"):
         if (value := getattr(params, name)) is not None:
-            integer(name, value, 0)
+            check_int(name, value, 0)
     if params.truncate_prompt_tokens is not None:
-        integer("truncate_prompt_tokens", params.truncate_prompt_tokens, -1)
+        check_int("truncate_prompt_tokens", params.truncate_prompt_tokens, -1)
         if params.truncate_prompt_tokens == 0:
             raise InvalidRequest(
                 "truncate_prompt_tokens must be -1 or at least 1.",
                 param="truncate_prompt_tokens",
             )
     if params.seed is not None:
-        integer("seed", params.seed, -MAX_SEED - 1, MAX_SEED)
-    integer("top_k", params.top_k, -1)
+        check_int("seed", params.seed, -MAX_SEED - 1, MAX_SEED)
+    check_int("top_k", params.top_k, -1)
 
 
 def _check_numbers(params: SamplingFields) -> None:
-    number("presence_penalty", params.presence_penalty, -2.0, 2.0)
-    number("frequency_penalty", params.frequency_penalty, -2.0, 2.0)
-    number("repetition_penalty", params.repetition_penalty, 0.0, 2.0, low_open=True)
-    number("temperature", params.temperature, 0.0, 100.0)
-    number("top_p", params.top_p, 0.0, 1.0, low_open=True)
-    number("min_p", params.min_p, 0.0, 1.0)
+    check_number("presence_penalty", params.presence_penalty, -2.0, 2.0)
+    check_number("frequency_penalty", params.frequency_penalty, -2.0, 2.0)
+    check_number("repetition_penalty", params.repetition_penalty, 0.0, 2.0, low_open=True)
+    check_number("temperature", params.temperature, 0.0, 100.0)
+    check_number("top_p", params.top_p, 0.0, 1.0, low_open=True)
+    check_number("min_p", params.min_p, 0.0, 1.0)
 
 
 def _check_stops(params: SamplingFields) -> None:
@@ -199,15 +199,15 @@ def _check_strings(params: SamplingFields, name: str, limit: int) -> None:
             raise InvalidRequest(
                 f"{name} must hold strings of 1 to {MAX_STOP_CHARS} characters.", param=name
             )
-        if not is_unicode(text):
+        if not is_valid_utf8(text):
             raise InvalidRequest(f"{name} holds a lone surrogate.", param=name)
 
 
 def _check_token_lists(params: SamplingFields) -> None:
     if params.stop_token_ids is not None:
-        token_ids("stop_token_ids", params.stop_token_ids, MAX_STOP_TOKEN_IDS)
+        check_token_ids("stop_token_ids", params.stop_token_ids, MAX_STOP_TOKEN_IDS)
     if params.allowed_token_ids is not None:
-        token_ids("allowed_token_ids", params.allowed_token_ids, MAX_ALLOWED_TOKEN_IDS)
+        check_token_ids("allowed_token_ids", params.allowed_token_ids, MAX_ALLOWED_TOKEN_IDS)
         if not params.allowed_token_ids:
             raise InvalidRequest("allowed_token_ids must not be empty.", param="allowed_token_ids")
     _check_logprob_token_ids(params)
@@ -221,7 +221,7 @@ def _check_logprob_token_ids(params: SamplingFields) -> None:
     name, wanted = "logprob_token_ids", params.logprob_token_ids
     if wanted is None:
         return
-    token_ids(name, wanted, MAX_LOGPROB_TOKEN_IDS)
+    check_token_ids(name, wanted, MAX_LOGPROB_TOKEN_IDS)
     if not wanted or len(set(wanted)) != len(wanted):
         raise InvalidRequest(f"{name} must hold at least one token, and none twice.", param=name)
     if params.logprobs not in (None, len(wanted)):
@@ -241,7 +241,7 @@ def _check_bad_word_ids(words: Any) -> None:
             f"{name} must be a list of at most {3 * MAX_BAD_WORDS} lists.", param=name
         )
     for word in words:
-        token_ids(name, word, MAX_BAD_WORD_TOKENS)
+        check_token_ids(name, word, MAX_BAD_WORD_TOKENS)
         if not word:
             raise InvalidRequest(f"{name} must not hold an empty list.", param=name)
 
@@ -253,8 +253,8 @@ def _check_logit_bias(biases: Any) -> None:
             param="logit_bias",
         )
     for token, bias in biases.items():
-        integer("logit_bias", token, 0)
-        number("logit_bias", bias, -100.0, 100.0)
+        check_int("logit_bias", token, 0)
+        check_number("logit_bias", bias, -100.0, 100.0)
 
 
 def _check_processors(params: SamplingFields) -> None:
@@ -300,7 +300,7 @@ def _check_structured_outputs(params: SamplingFields) -> None:
         raise InvalidRequest(
             "structured_outputs must be a StructuredOutputsParams.", param="structured_outputs"
         )
-    if params.thinking is not None and not isinstance(params.thinking, ThinkingParams):
+    if params.thinking is not None and not isinstance(params.thinking, ReasoningParams):
         raise InvalidRequest("thinking must be a ThinkingParams.", param="thinking")
 
 
@@ -314,7 +314,7 @@ def _check_repetition_detection(params: SamplingFields) -> None:
 
 
 def _check_beams(params: SamplingFields) -> None:
-    number("length_penalty", params.length_penalty, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
+    check_number("length_penalty", params.length_penalty, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
     if not isinstance(params.early_stopping, bool) and params.early_stopping != "never":
         raise InvalidRequest(
             'early_stopping must be true, false or "never".', param="early_stopping"
@@ -378,7 +378,7 @@ class SamplingParams(SamplingFields, omit_defaults=True, forbid_unknown_fields=T
         further = [eos] if isinstance(eos, int) else list(eos)
         listed = dict.fromkeys([*(self.stop_token_ids or ()), *further])
         listed.pop(model_eos_token_id, None)
-        token_ids("stop_token_ids", list(listed), MAX_STOP_TOKEN_IDS)
+        check_token_ids("stop_token_ids", list(listed), MAX_STOP_TOKEN_IDS)
         self.stop_token_ids = list(listed) or None
 
     def clone(self) -> SamplingParams:
@@ -399,9 +399,9 @@ __all__ = [
     "MAX_N",
     "MAX_STOP",
     "MAX_STOP_CHARS",
+    "ReasoningParams",
     "RepetitionDetectionParams",
     "RequestOutputKind",
     "SamplingParams",
-    "ThinkingParams",
     "check_context",
 ]

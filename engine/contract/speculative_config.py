@@ -50,7 +50,8 @@ class SpeculativeConfig:
         draft_tensor_parallel_size: 1.
         acceptance_method: "rejection_sampler", a draft holds if the model draws it itself, so that
             nothing changes; "typical_acceptance_sampler", also if it is likely enough.
-        posterior_threshold, posterior_alpha: for that: see `TypicalAcceptance`; above 0, at most 1.
+        posterior_threshold, posterior_alpha: for that: see `TypicalAcceptanceSampler`; above 0, at
+        most 1.
     """
 
     method: str

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError
-from engine.contract.plugins import loaded, wanted
+from engine.contract.plugins import load_subclass, selected_entry_points
 from engine.contract.replica_state import EngineStats
 
 GROUP = "quire.stat_loggers"
@@ -53,8 +53,8 @@ class StatLoggers:
     def __init__(self, config: EngineConfig, replica_id: str) -> None:
         self._loggers: list[StatLogger] = []
         self._at = 0.0
-        for point in wanted(GROUP):
-            kind = loaded(point, StatLogger)  # type: ignore[type-abstract]
+        for point in selected_entry_points(GROUP):
+            kind = load_subclass(point, StatLogger)  # type: ignore[type-abstract]
             try:
                 self._loggers.append(kind(config, replica_id))
             except Exception as error:

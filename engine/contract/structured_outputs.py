@@ -12,8 +12,8 @@ from engine.contract.validation import (
     check_schema,
     check_source,
     check_structural_tag,
-    is_unicode,
-    shown,
+    format_value,
+    is_valid_utf8,
 )
 
 # -- What is done to a JSON schema before it becomes a grammar. Torch-free.
@@ -74,7 +74,7 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, forbid_unknown
     def __post_init__(self) -> None:
         if self.json_object is not None and not isinstance(self.json_object, bool):
             raise InvalidRequest(
-                f"json_object must be true or false, got {shown(self.json_object)}.",
+                f"json_object must be true or false, got {format_value(self.json_object)}.",
                 param="structured_outputs.json_object",
             )
         if self.json_object is False:
@@ -115,7 +115,7 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, forbid_unknown
                 f"whitespace_pattern must be a regex of 1 to {MAX_WHITESPACE_PATTERN} characters.",
                 param=name,
             )
-        if not is_unicode(pattern):
+        if not is_valid_utf8(pattern):
             raise InvalidRequest("whitespace_pattern holds a lone surrogate.", param=name)
         if self.disable_any_whitespace:
             raise InvalidRequest(

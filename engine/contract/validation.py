@@ -28,7 +28,7 @@ _ESCAPES = "dDwWsS"
 _COUNT = re.compile(r"\{(\d*)(,?)(\d*)\}")
 
 
-class NamePattern:
+class SafePattern:
     """A pattern as `re.match` takes it, from the start of a name.
 
     The places that a name can be matched up to are the bits of a number, and each part of the
@@ -337,7 +337,7 @@ class _Parser:
 INT_LIMIT = 2**31 - 1
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A value for an error message: short, whatever a client sent."""
     try:
         text = repr(value)
@@ -346,35 +346,39 @@ def shown(value: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def number(name: str, value: Any, low: float, high: float, low_open: bool = False) -> None:
+def check_number(name: str, value: Any, low: float, high: float, low_open: bool = False) -> None:
     """A finite real number within [low, high] (or (low, high])."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or (isinstance(value, float) and not math.isfinite(value)):
-        raise InvalidRequest(f"{name} must be a finite number, got {shown(value)}.", param=name)
+        raise InvalidRequest(
+            f"{name} must be a finite number, got {format_value(value)}.", param=name
+        )
     if value < low or value > high or (low_open and value == low):
         left = "(" if low_open else "["
         raise InvalidRequest(
-            f"{name} must be in {left}{low:g}, {high:g}], got {shown(value)}.", param=name
+            f"{name} must be in {left}{low:g}, {high:g}], got {format_value(value)}.", param=name
         )
 
 
-def integer(name: str, value: Any, low: int, high: int = INT_LIMIT) -> None:
+def check_int(name: str, value: Any, low: int, high: int = INT_LIMIT) -> None:
     """An int (no bool) within [low, high]."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidRequest(f"{name} must be an integer, got {shown(value)}.", param=name)
+        raise InvalidRequest(f"{name} must be an integer, got {format_value(value)}.", param=name)
     if value < low or value > high:
-        raise InvalidRequest(f"{name} must be in [{low}, {high}], got {shown(value)}.", param=name)
+        raise InvalidRequest(
+            f"{name} must be in [{low}, {high}], got {format_value(value)}.", param=name
+        )
 
 
-def token_ids(name: str, ids: Any, limit: int) -> None:
+def check_token_ids(name: str, ids: Any, limit: int) -> None:
     """A list of at most `limit` token ids."""
     if not isinstance(ids, list) or len(ids) > limit:
         raise InvalidRequest(f"{name} must be a list of at most {limit} token ids.", param=name)
     for token in ids:
-        integer(name, token, 0)
+        check_int(name, token, 0)
 
 
-def is_unicode(text: str) -> bool:
+def is_valid_utf8(text: str) -> bool:
     """Whether the text can be written as UTF-8: it holds no lone surrogate."""
     return not any("\ud800" <= char <= "\udfff" for char in text)
 
@@ -415,7 +419,7 @@ def check_schema(name: str, schema: Any) -> None:
         schema = parse_object(name, schema)
     elif not isinstance(schema, dict):
         raise InvalidRequest(
-            f"{name} must be a JSON schema (an object or JSON text), got {shown(schema)}.",
+            f"{name} must be a JSON schema (an object or JSON text), got {format_value(schema)}.",
             param=name,
         )
     check_json(name, schema)
@@ -445,17 +449,17 @@ def check_choice(name: str, choices: Any) -> None:
     """1 to MAX_CHOICES different non-empty strings."""
     if not isinstance(choices, list) or not 0 < len(choices) <= MAX_CHOICES:
         raise InvalidRequest(
-            f"{name} must be a list of 1 to {MAX_CHOICES} strings, got {shown(choices)}.",
+            f"{name} must be a list of 1 to {MAX_CHOICES} strings, got {format_value(choices)}.",
             param=name,
         )
     for choice in choices:
         if not isinstance(choice, str) or not 0 < len(choice) <= MAX_CHOICE_CHARS:
             raise InvalidRequest(
                 f"{name} must hold strings of 1 to {MAX_CHOICE_CHARS} characters, "
-                f"got {shown(choice)}.",
+                f"got {format_value(choice)}.",
                 param=name,
             )
-        if not is_unicode(choice):
+        if not is_valid_utf8(choice):
             raise InvalidRequest(f"{name} holds a lone surrogate.", param=name)
     if sum(map(len, choices)) > MAX_SOURCE_CHARS:
         raise _too_long(name)
@@ -487,7 +491,8 @@ def _check_structure(name: str, structure: Any, triggers: list[str]) -> None:
         raise InvalidRequest(f"{name}: 'schema' must be a JSON schema object.", param=name)
     if not any(structure["begin"].startswith(trigger) for trigger in triggers):
         raise InvalidRequest(
-            f"{name}: {shown(structure['begin'])} begins with none of the triggers.", param=name
+            f"{name}: {format_value(structure['begin'])} begins with none of the triggers.",
+            param=name,
         )
 
 
@@ -501,16 +506,20 @@ def parse_object(name: str, text: Any) -> dict[str, Any]:
     except ValueError as error:
         raise InvalidRequest(f"{name} is no JSON: {error}.", param=name) from error
     if not isinstance(value, dict):
-        raise InvalidRequest(f"{name} must be a JSON object, got {shown(value)}.", param=name)
+        raise InvalidRequest(
+            f"{name} must be a JSON object, got {format_value(value)}.", param=name
+        )
     return value
 
 
 def _check_text(name: str, text: Any) -> None:
     if not isinstance(text, str) or not text:
-        raise InvalidRequest(f"{name} must be a non-empty string, got {shown(text)}.", param=name)
+        raise InvalidRequest(
+            f"{name} must be a non-empty string, got {format_value(text)}.", param=name
+        )
     if len(text) > MAX_SOURCE_CHARS:
         raise _too_long(name)
-    if not is_unicode(text):
+    if not is_valid_utf8(text):
         raise InvalidRequest(f"{name} holds a lone surrogate.", param=name)
 
 
@@ -523,14 +532,16 @@ def _check_tag_text(name: str, what: str, text: Any) -> None:
 
 def _key(name: str, key: Any) -> str:
     if not isinstance(key, str):
-        raise InvalidRequest(f"{name} has a key that is no string: {shown(key)}.", param=name)
+        raise InvalidRequest(
+            f"{name} has a key that is no string: {format_value(key)}.", param=name
+        )
     return key
 
 
 def _cost(name: str, item: Any) -> int:
     """About how many characters a value takes as JSON text."""
     if isinstance(item, str):
-        if not is_unicode(item):
+        if not is_valid_utf8(item):
             raise InvalidRequest(f"{name} holds a lone surrogate.", param=name)
         return len(item) + 3
     if item is None or isinstance(item, bool | dict | list):
@@ -539,7 +550,9 @@ def _cost(name: str, item: Any) -> int:
         return 8
     if isinstance(item, int) and item.bit_length() <= 64:
         return 8
-    raise InvalidRequest(f"{name} holds {shown(item)}, which is no JSON value here.", param=name)
+    raise InvalidRequest(
+        f"{name} holds {format_value(item)}, which is no JSON value here.", param=name
+    )
 
 
 def _too_deep(name: str) -> InvalidRequest:

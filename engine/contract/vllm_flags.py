@@ -12,7 +12,7 @@ Kind = type[bool] | type[int] | type[float] | type[str] | type[dict] | type[list
 
 
 @dataclass(frozen=True)
-class Foreign:
+class VllmFlag:
     """A setting of vLLM's.
 
     Attributes:
@@ -74,17 +74,19 @@ def _same(value: Any, taken: Any) -> bool:
     return bool(value == taken)
 
 
-def nothing(name: str, kind: Kind, note: str, **more: Any) -> Foreign:
+def ignored_flag(name: str, kind: Kind, note: str, **more: Any) -> VllmFlag:
     """One that is taken and changes nothing."""
-    return Foreign(name, kind, note, takes=None, **more)
+    return VllmFlag(name, kind, note, takes=None, **more)
 
 
-def only(name: str, kind: Kind, takes: tuple[Any, ...], note: str, **more: Any) -> Foreign:
+def restricted_flag(
+    name: str, kind: Kind, takes: tuple[Any, ...], note: str, **more: Any
+) -> VllmFlag:
     """One of which some values change nothing, and others are refused."""
-    return Foreign(name, kind, note, takes=takes, **more)
+    return VllmFlag(name, kind, note, takes=takes, **more)
 
 
-def several(make: Callable[[str], Foreign], names: str) -> tuple[Foreign, ...]:
+def flags_with_same_meaning(make: Callable[[str], VllmFlag], names: str) -> tuple[VllmFlag, ...]:
     """Those with one meaning, by their names."""
     return tuple(make(name) for name in names.split())
 
@@ -95,7 +97,7 @@ def several(make: Callable[[str], Foreign], names: str) -> tuple[Foreign, ...]:
 _OURS = "speculative_config"
 
 
-def _drafts(name: str, kind: Kind, key: str, *, usual: Any = None, **more: Any) -> Foreign:
+def _drafts(name: str, kind: Kind, key: str, *, usual: Any = None, **more: Any) -> VllmFlag:
     """One of the manual's flags that became a key of `speculative_config`. `usual`: its default,
     which asks for no drafts.
     """
@@ -103,11 +105,11 @@ def _drafts(name: str, kind: Kind, key: str, *, usual: Any = None, **more: Any) 
     def becomes(value: Any) -> dict[str, Any]:
         return {_OURS: {key: value}} if value and value != usual else {}
 
-    return Foreign(name, kind, f"`{_OURS}`, `{key}`", becomes=becomes, **more)
+    return VllmFlag(name, kind, f"`{_OURS}`, `{key}`", becomes=becomes, **more)
 
 
 #: In the order of vLLM's manual.
-OF_THE_MANUAL: tuple[Foreign, ...] = (
+OF_THE_MANUAL: tuple[VllmFlag, ...] = (
     _drafts("speculative_model", str, "model"),
     _drafts("num_speculative_tokens", int, "num_speculative_tokens"),
     _drafts("speculative_model_quantization", str, "quantization"),
@@ -129,14 +131,14 @@ OF_THE_MANUAL: tuple[Foreign, ...] = (
     _drafts("typical_acceptance_sampler_posterior_alpha", float, "posterior_alpha", usual=0.3),
 )
 
-OF_LATER_RELEASES: tuple[Foreign, ...] = (
+OF_LATER_RELEASES: tuple[VllmFlag, ...] = (
     _drafts("spec_method", str, "method"),
     _drafts("spec_model", str, "model"),
     _drafts("spec_tokens", int, "num_speculative_tokens"),
 )
 
 
-def check_source(derived: Mapping[str, Any], first_given: Mapping[str, str]) -> None:
+def check_draft_source(derived: Mapping[str, Any], first_given: Mapping[str, str]) -> None:
     """Raise `ConfigError` where such settings don't say where drafts come from.
 
     `derived`: settings of ours that vLLM's became; `first_given`: of which each came first.
@@ -162,22 +164,22 @@ _SCHEDULER = "there is one scheduler; see scheduling_policy."
 _READING = "weights are mapped from their files, in threads of their own."
 
 
-def _of(kind: Kind, note: str, names: str) -> tuple[Foreign, ...]:
+def _of(kind: Kind, note: str, names: str) -> tuple[VllmFlag, ...]:
     """Taken, whatever is said."""
-    return several(lambda name: nothing(name, kind, note), names)
+    return flags_with_same_meaning(lambda name: ignored_flag(name, kind, note), names)
 
 
-def _but(kind: Kind, takes: tuple[Any, ...], note: str, names: str) -> tuple[Foreign, ...]:
+def _but(kind: Kind, takes: tuple[Any, ...], note: str, names: str) -> tuple[VllmFlag, ...]:
     """Taken for these values."""
-    return several(lambda name: only(name, kind, takes, note), names)
+    return flags_with_same_meaning(lambda name: restricted_flag(name, kind, takes, note), names)
 
 
-def _as(name: str, kind: Kind, ours: str, **more: Any) -> Foreign:
+def _as(name: str, kind: Kind, ours: str, **more: Any) -> VllmFlag:
     """Another name of a setting of ours."""
-    return Foreign(name, kind, f"`{ours}`", becomes=lambda value: {ours: value}, **more)
+    return VllmFlag(name, kind, f"`{ours}`", becomes=lambda value: {ours: value}, **more)
 
 
-NEWER: tuple[Foreign, ...] = (
+NEWER: tuple[VllmFlag, ...] = (
     _as("device_memory_utilization", float, "gpu_memory_utilization"),
     _as("max_num_queued_reqs", int, "max_waiting"),
     _as("max_num_scheduled_tokens", int, "max_num_batched_tokens"),
@@ -244,8 +246,10 @@ NEWER: tuple[Foreign, ...] = (
     *_but(str, ("auto", "float32"), _STATES, "mamba_cache_dtype mamba_ssm_cache_dtype"),
     *_but(str, ("none",), _STATES, "mamba_cache_mode"),
     *_of(int, _STATES, "mamba_block_size"),
-    only("max_cudagraph_capture_size", int, (), "name them all: cudagraph_capture_sizes."),
-    only("performance_mode", str, ("balanced",), "see optimization_level."),
+    restricted_flag(
+        "max_cudagraph_capture_size", int, (), "name them all: cudagraph_capture_sizes."
+    ),
+    restricted_flag("performance_mode", str, ("balanced",), "see optimization_level."),
     # Memory.
     *_but(float, (0,), _OFFLOAD, "offload_group_size offload_num_in_group offload_prefetch_step"),
     *_but(str, ("auto", "native"), _OFFLOAD, "kv_offloading_backend offload_backend"),
@@ -255,24 +259,42 @@ NEWER: tuple[Foreign, ...] = (
     # Reading.
     *_of(str, _READING, "safetensors_load_strategy"),
     *_of(int, _READING, "safetensors_prefetch_block_size safetensors_prefetch_num_threads"),
-    only("pt_load_map_location", str, ("cpu",), "files are read on the CPU, part by part."),
-    only("quantization_config", dict, ({},), "config.json tells how a checkpoint is quantised."),
-    only("model_class_overrides", dict, ({},), "give a class to `ModelRegistry`."),
-    only("allow_deprecated_quantization", bool, (False,), "see docs/quantization.md for what is."),
+    restricted_flag(
+        "pt_load_map_location", str, ("cpu",), "files are read on the CPU, part by part."
+    ),
+    restricted_flag(
+        "quantization_config", dict, ({},), "config.json tells how a checkpoint is quantised."
+    ),
+    restricted_flag("model_class_overrides", dict, ({},), "give a class to `ModelRegistry`."),
+    restricted_flag(
+        "allow_deprecated_quantization", bool, (False,), "see docs/quantization.md for what is."
+    ),
     # Steps.
-    only("max_num_active_seqs", int, (), "max_num_seqs says how many may run."),
-    only("max_num_queued_tokens", int, (), "max_waiting says how many requests may wait."),
-    only("prefill_schedule_interval", int, (1,), "see prefill_tokens_beside_decodes."),
-    only("long_prefill_token_threshold_adaptive", bool, (False,), "name a number of tokens."),
-    nothing("scheduler_reserve_full_isl", bool, "blocks are taken as they are needed."),
-    only("scheduler_cls", str, ("",), _SCHEDULER),
-    only("stream_interval", int, (1,), "each token is sent as it comes."),
-    only("shutdown_timeout", float, (), "QUIRE_DRAIN_SECONDS says how long requests may go on."),
-    nothing("renderer_num_workers", int, "gateways tokenise, in threads of their own."),
-    only("numa_bind", bool, (False,), "cpu_threads_bind says where threads run."),
-    only("kv_sharing_fast_prefill", bool, (False,), "each layer computes all of a prompt."),
-    only("reasoning_config", dict, ({},), "how reasoning ends is the reasoning parser's to say."),
-    only("reasoning_parser_plugin", str, ("",), "a package brings one; docs/extending/plugins.md."),
+    restricted_flag("max_num_active_seqs", int, (), "max_num_seqs says how many may run."),
+    restricted_flag(
+        "max_num_queued_tokens", int, (), "max_waiting says how many requests may wait."
+    ),
+    restricted_flag("prefill_schedule_interval", int, (1,), "see prefill_tokens_beside_decodes."),
+    restricted_flag(
+        "long_prefill_token_threshold_adaptive", bool, (False,), "name a number of tokens."
+    ),
+    ignored_flag("scheduler_reserve_full_isl", bool, "blocks are taken as they are needed."),
+    restricted_flag("scheduler_cls", str, ("",), _SCHEDULER),
+    restricted_flag("stream_interval", int, (1,), "each token is sent as it comes."),
+    restricted_flag(
+        "shutdown_timeout", float, (), "QUIRE_DRAIN_SECONDS says how long requests may go on."
+    ),
+    ignored_flag("renderer_num_workers", int, "gateways tokenise, in threads of their own."),
+    restricted_flag("numa_bind", bool, (False,), "cpu_threads_bind says where threads run."),
+    restricted_flag(
+        "kv_sharing_fast_prefill", bool, (False,), "each layer computes all of a prompt."
+    ),
+    restricted_flag(
+        "reasoning_config", dict, ({},), "how reasoning ends is the reasoning parser's to say."
+    ),
+    restricted_flag(
+        "reasoning_parser_plugin", str, ("",), "a package brings one; docs/extending/plugins.md."
+    ),
     # Figures.
     *_of(str, "all figures are always shown.", "show_hidden_metrics_for_version"),
     *_of(bool, "each replica logs a line of its own.", "aggregate_engine_logging"),
@@ -283,10 +305,16 @@ NEWER: tuple[Foreign, ...] = (
         "cudagraph_metrics enable_layerwise_nvtx_tracing enable_logging_iteration_details "
         "enable_mfu_metrics enable_trace_replay per_request_spec_decode_metrics",
     ),
-    only("profiler_config", dict, ({},), "give start_profile a folder, or POST /start_profile."),
-    only("custom_histogram_buckets", dict, ({},), "buckets are those of vLLM's own metrics."),
+    restricted_flag(
+        "profiler_config", dict, ({},), "give start_profile a folder, or POST /start_profile."
+    ),
+    restricted_flag(
+        "custom_histogram_buckets", dict, ({},), "buckets are those of vLLM's own metrics."
+    ),
     # Adapters.
-    only("lora_target_modules", list, ([],), "an adapter's own configuration names its modules."),
+    restricted_flag(
+        "lora_target_modules", list, ([],), "an adapter's own configuration names its modules."
+    ),
     *_of(
         bool,
         "adapters of all kinds may stand beside each other.",
@@ -300,7 +328,7 @@ NEWER: tuple[Foreign, ...] = (
         "weights and KV blocks stay where they are.",
         "ec_manager_config ec_transfer_config weight_transfer_config",
     ),
-    only("enable_return_routed_experts", bool, (False,), "no experts are told of."),
+    restricted_flag("enable_return_routed_experts", bool, (False,), "no experts are told of."),
 )
 
 
@@ -375,169 +403,187 @@ _NO_RAY = "there is no Ray here. Replicas on other hosts are started there with 
 _NO_TRACES = "spans of single steps aren't recorded; each answer's flight record has its times."
 
 #: In the order of vLLM's manual.
-_OF_THE_MANUAL: tuple[Foreign, ...] = (
-    only(
+_OF_THE_MANUAL: tuple[VllmFlag, ...] = (
+    restricted_flag(
         "tokenizer_mode",
         str,
         ("auto", "hf", "fast"),
         "fast tokenizers alone are used. Convert a slow one with transformers, and leave it out.",
     ),
-    only(
+    restricted_flag(
         "code_revision",
         str,
         (),
         "code comes with the model: give its commit as revision, or a folder as model.",
     ),
-    only(
+    restricted_flag(
         "tokenizer_revision",
         str,
         (),
         "the tokenizer comes with the model: give revision, or a folder as tokenizer.",
     ),
-    only(
+    restricted_flag(
         "config_format",
         str,
         ("auto", "hf"),
         "a model's config.json is read, or a GGUF file's header.",
     ),
-    only(
+    restricted_flag(
         "hf_config_path",
         str,
         (),
         "config.json is read from the model's folder; hf_overrides changes it.",
     ),
-    only("hf_token", bool, (False,), "set the variable HF_TOKEN for the engine's process."),
-    nothing(
+    restricted_flag(
+        "hf_token", bool, (False,), "set the variable HF_TOKEN for the engine's process."
+    ),
+    ignored_flag(
         "guided_decoding_backend", str, "grammars are enforced by llguidance, whatever is named."
     ),
-    nothing(
+    ignored_flag(
         "structured_outputs_config", dict, "grammars are enforced by llguidance, whatever is named."
     ),
-    only("distributed_executor_backend", str, ("mp", "uni"), _NO_RAY),
-    only("worker_use_ray", bool, (False,), _NO_RAY),
-    only("engine_use_ray", bool, (False,), _NO_RAY),
-    only("ray_workers_use_nsight", bool, (False,), _NO_RAY),
-    only("pipeline_parallel_size", int, (1,), _vllm_settings_ONE_DEVICE, short=("-pp",)),
-    only("tensor_parallel_size", int, (1,), _vllm_settings_ONE_DEVICE, short=("-tp",)),
-    only("data_parallel_size", int, (1,), _vllm_settings_ONE_DEVICE, short=("-dp",)),
-    only("decode_context_parallel_size", int, (1,), _vllm_settings_ONE_DEVICE, short=("-dcp",)),
-    only("enable_expert_parallel", bool, (False,), _vllm_settings_ONE_DEVICE, short=("-ep",)),
-    nothing("max_parallel_loading_workers", int, "one process loads the model, part by part."),
-    nothing("disable_custom_all_reduce", bool, "one device has nothing to reduce."),
-    nothing("use_v2_block_manager", bool, "there is one block manager."),
-    nothing("num_lookahead_slots", int, "blocks for drafts are taken as they are needed."),
-    nothing(
+    restricted_flag("distributed_executor_backend", str, ("mp", "uni"), _NO_RAY),
+    restricted_flag("worker_use_ray", bool, (False,), _NO_RAY),
+    restricted_flag("engine_use_ray", bool, (False,), _NO_RAY),
+    restricted_flag("ray_workers_use_nsight", bool, (False,), _NO_RAY),
+    restricted_flag("pipeline_parallel_size", int, (1,), _vllm_settings_ONE_DEVICE, short=("-pp",)),
+    restricted_flag("tensor_parallel_size", int, (1,), _vllm_settings_ONE_DEVICE, short=("-tp",)),
+    restricted_flag("data_parallel_size", int, (1,), _vllm_settings_ONE_DEVICE, short=("-dp",)),
+    restricted_flag(
+        "decode_context_parallel_size", int, (1,), _vllm_settings_ONE_DEVICE, short=("-dcp",)
+    ),
+    restricted_flag(
+        "enable_expert_parallel", bool, (False,), _vllm_settings_ONE_DEVICE, short=("-ep",)
+    ),
+    ignored_flag("max_parallel_loading_workers", int, "one process loads the model, part by part."),
+    ignored_flag("disable_custom_all_reduce", bool, "one device has nothing to reduce."),
+    ignored_flag("use_v2_block_manager", bool, "there is one block manager."),
+    ignored_flag("num_lookahead_slots", int, "blocks for drafts are taken as they are needed."),
+    ignored_flag(
         "swap_space",
         float,
         "preempted sequences are computed again, so no host memory is set aside.",
     ),
-    only(
+    restricted_flag(
         "cpu_offload_gb",
         float,
         (0,),
         "weights stay on their device. Use --quantization for less memory.",
     ),
-    only(
+    restricted_flag(
         "preemption_mode", str, ("recompute",), "preempted sequences are computed again: recompute."
     ),
-    nothing(
+    ignored_flag(
         "max_context_len_to_capture",
         int,
         "CUDA graphs are captured for numbers of tokens, of any context.",
     ),
-    nothing(
+    ignored_flag(
         "max_seq_len_to_capture",
         int,
         "CUDA graphs are captured for numbers of tokens, of any context.",
     ),
-    nothing("tokenizer_pool_size", int, "gateways tokenise, in threads of their own."),
-    nothing("tokenizer_pool_type", str, "gateways tokenise, in threads of their own."),
-    nothing("tokenizer_pool_extra_config", dict, "gateways tokenise, in threads of their own."),
-    nothing(
+    ignored_flag("tokenizer_pool_size", int, "gateways tokenise, in threads of their own."),
+    ignored_flag("tokenizer_pool_type", str, "gateways tokenise, in threads of their own."),
+    ignored_flag(
+        "tokenizer_pool_extra_config", dict, "gateways tokenise, in threads of their own."
+    ),
+    ignored_flag(
         "lora_extra_vocab_size",
         int,
         "an adapter's own tokens have their room beside it, whatever is set aside.",
     ),
-    nothing(
+    ignored_flag(
         "long_lora_scaling_factors",
         list,
         "each adapter is run by its own configuration, and rotary embeddings are the model's.",
     ),
-    nothing("fully_sharded_loras", bool, "one device has nothing to share out."),
-    only("qlora_adapter_name_or_path", str, (), _ON_REQUEST),
-    only(
+    ignored_flag("fully_sharded_loras", bool, "one device has nothing to share out."),
+    restricted_flag("qlora_adapter_name_or_path", str, (), _ON_REQUEST),
+    restricted_flag(
         "scheduler_delay_factor",
         float,
         (0,),
         "prompts start as soon as there is room. Leave it out.",
     ),
     *OF_THE_MANUAL,
-    only("ignore_patterns", list, ([],), "only the files that a model needs are downloaded."),
-    nothing("use_tqdm_on_load", bool, "progress is told as the status of the model, not as a bar."),
-    only("collect_detailed_traces", str, (), _NO_TRACES),
-    nothing("kv_cache_metrics", bool, "figures of the KV cache are always counted."),
-    nothing("kv_cache_metrics_sample", float, "figures of the KV cache are always counted."),
-    nothing("disable_log_requests", bool, "prompts are never logged."),
-    only("enable_log_requests", bool, (False,), "prompts are never logged."),
-    nothing("max_log_len", int, "prompts are never logged."),
-    only(
+    restricted_flag(
+        "ignore_patterns", list, ([],), "only the files that a model needs are downloaded."
+    ),
+    ignored_flag(
+        "use_tqdm_on_load", bool, "progress is told as the status of the model, not as a bar."
+    ),
+    restricted_flag("collect_detailed_traces", str, (), _NO_TRACES),
+    ignored_flag("kv_cache_metrics", bool, "figures of the KV cache are always counted."),
+    ignored_flag("kv_cache_metrics_sample", float, "figures of the KV cache are always counted."),
+    ignored_flag("disable_log_requests", bool, "prompts are never logged."),
+    restricted_flag("enable_log_requests", bool, (False,), "prompts are never logged."),
+    ignored_flag("max_log_len", int, "prompts are never logged."),
+    restricted_flag(
         "prefix_caching_hash_algo",
         str,
         ("sha256", "sha256_cbor", "builtin"),
         "blocks are hashed with sha256 alone: with a weaker hash tenants could meet in one.",
     ),
-    Foreign("task", str, "`runner` and `convert`", becomes=_task),
-    Foreign(
+    VllmFlag("task", str, "`runner` and `convert`", becomes=_task),
+    VllmFlag(
         "attention_config", dict, "`attention_backend`", becomes=_attention_config, short=("-ac",)
     ),
-    Foreign(
+    VllmFlag(
         "compilation_config",
         dict,
         "`optimization_level`, `cudagraph_mode`, `cudagraph_capture_sizes`",
         becomes=_compilation_config,
         short=("-cc",),
     ),
-    Foreign("kv_cache_memory_bytes", int, "`cpu_kvcache_space`", becomes=_kv_bytes),
-    Foreign(
+    VllmFlag("kv_cache_memory_bytes", int, "`cpu_kvcache_space`", becomes=_kv_bytes),
+    VllmFlag(
         "override_pooler_config",
         dict,
         "`pooler_config`",
         becomes=lambda value: {"pooler_config": dict(value)},
     ),
-    only(
+    restricted_flag(
         "logprobs_mode",
         str,
         ("raw_logprobs",),
         "log probabilities are the model's own: raw_logprobs.",
     ),
-    nothing("limit_mm_per_prompt", dict, _NO_MEDIA),
-    nothing("mm_processor_kwargs", dict, _NO_MEDIA),
-    nothing("mm_processor_cache_gb", float, _NO_MEDIA),
-    nothing("skip_mm_profiling", bool, _NO_MEDIA),
-    nothing("allowed_local_media_path", str, _NO_MEDIA),
-    nothing("disable_async_output_proc", bool, "see async_scheduling."),
-    nothing("disable_cascade_attn", bool, "there is no cascade attention."),
-    only("num_scheduler_steps", int, (1,), "a step makes one token a sequence; leave it out."),
-    nothing("multi_step_stream_outputs", bool, "each token is sent as it comes."),
-    only("kv_transfer_config", dict, ({},), "KV blocks stay with their replica. Leave it out."),
-    only(
+    ignored_flag("limit_mm_per_prompt", dict, _NO_MEDIA),
+    ignored_flag("mm_processor_kwargs", dict, _NO_MEDIA),
+    ignored_flag("mm_processor_cache_gb", float, _NO_MEDIA),
+    ignored_flag("skip_mm_profiling", bool, _NO_MEDIA),
+    ignored_flag("allowed_local_media_path", str, _NO_MEDIA),
+    ignored_flag("disable_async_output_proc", bool, "see async_scheduling."),
+    ignored_flag("disable_cascade_attn", bool, "there is no cascade attention."),
+    restricted_flag(
+        "num_scheduler_steps", int, (1,), "a step makes one token a sequence; leave it out."
+    ),
+    ignored_flag("multi_step_stream_outputs", bool, "each token is sent as it comes."),
+    restricted_flag(
+        "kv_transfer_config", dict, ({},), "KV blocks stay with their replica. Leave it out."
+    ),
+    restricted_flag(
         "kv_events_config", dict, ({},), "events of single blocks aren't published. Leave it out."
     ),
-    only("kv_offloading_size", float, (0,), "KV blocks stay on their device. Leave it out."),
-    only(
+    restricted_flag(
+        "kv_offloading_size", float, (0,), "KV blocks stay on their device. Leave it out."
+    ),
+    restricted_flag(
         "worker_cls",
         str,
         ("auto",),
         "the device names its worker; see the entry points quire.devices.",
     ),
-    only("worker_extension_cls", str, ("",), "use `LLM.apply_model`."),
-    only("additional_config", dict, ({},), "devices take no settings of their own."),
+    restricted_flag("worker_extension_cls", str, ("",), "use `LLM.apply_model`."),
+    restricted_flag("additional_config", dict, ({},), "devices take no settings of their own."),
 )
-FOREIGN: tuple[Foreign, ...] = (*_OF_THE_MANUAL, *NEWER)
-BY_NAME: Mapping[str, Foreign] = {setting.name: setting for setting in FOREIGN}
+VLLM_FLAGS: tuple[VllmFlag, ...] = (*_OF_THE_MANUAL, *NEWER)
+BY_NAME: Mapping[str, VllmFlag] = {setting.name: setting for setting in VLLM_FLAGS}
 
 
-def translated(values: Mapping[str, Any], known: frozenset[str]) -> dict[str, Any]:
+def translate_vllm_settings(values: Mapping[str, Any], known: frozenset[str]) -> dict[str, Any]:
     """Settings by vLLM's names, as ours alone.
 
     Args:
@@ -561,7 +607,7 @@ def translated(values: Mapping[str, Any], known: frozenset[str]) -> dict[str, An
                 derived[key] = {**derived[key], **each} if several else each
         else:
             raise ConfigError(f"{given} is no engine setting.", param=str(given))
-    check_source(derived, first_given)
+    check_draft_source(derived, first_given)
     for name, value in derived.items():
         if ours.get(name) is not None and ours[name] != value:
             raise ConfigError(

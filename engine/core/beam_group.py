@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.contract.messages import TokenDelta, TokenLogprobs
-from engine.sampling.beam_search import BeamSearch, Hypothesis, Move
+from engine.sampling.beam_search import BeamSearch, BeamStep, Hypothesis
 from engine.scheduler import Request, Scheduler, Sequence, StepPlan
 
 
@@ -16,9 +16,9 @@ class BeamRequest(Request):
     #: Set once it has its sequences.
     beams: BeamGroup | None = None
 
-    def let_go(self) -> None:
+    def clear_sequences(self) -> None:
         """As of any request; its group knows it too."""
-        Request.let_go(self)
+        Request.clear_sequences(self)
         self.beams = None
 
 
@@ -30,7 +30,7 @@ class BeamGroup:
     its full blocks through the prefix cache, and compute the rest of the last one again.
 
     All beams must have their candidates before any can go on, so a beam that has them isn't
-    scheduled meanwhile; if nothing else can run, its blocks are taken (`Scheduler.park_idle`).
+    scheduled meanwhile; if nothing else can run, its blocks are taken (`Scheduler.park_idle_beam`).
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class BeamGroup:
         #: Steps that were planned before the beams last moved tell nothing of them.
         self._moved_at = 0
 
-    def take(
+    def process_candidates(
         self,
         sequence: Sequence,
         candidates: TokenLogprobs,
@@ -69,7 +69,7 @@ class BeamGroup:
         if plan.step <= self._moved_at:
             return False
         if sequence not in self._live:
-            scheduler.park(sequence)
+            scheduler.park_beam(sequence)
             return False
         self._candidates[sequence.seq_id] = candidates
         return len(self._candidates) == len(self._live)
@@ -81,10 +81,10 @@ class BeamGroup:
         self._candidates.clear()
         self._moved_at = scheduler.num_steps
         if not self.search.done:
-            self._move(moves, scheduler)
+            self._apply_steps(moves, scheduler)
         return self.search.done
 
-    def _move(self, moves: list[Move], scheduler: Scheduler) -> None:
+    def _apply_steps(self, moves: list[BeamStep], scheduler: Scheduler) -> None:
         """Give each new beam a sequence."""
         old, self._live = self._live, []
         kept = {move.parent for move in moves}
@@ -97,20 +97,20 @@ class BeamGroup:
                 kept.remove(parent)
                 stays.append((sequence, token_id))
             else:
-                sequence = self._fork(old[parent], free.pop(), token_id)
+                sequence = self._fork_beam(old[parent], free.pop(), token_id)
                 forks.append(sequence)
             self._live.append(sequence)
         # Only now, since forks are made from what their parents were.
         for sequence, token_id in stays:
-            scheduler.append(sequence, token_id)
+            scheduler.append_token(sequence, token_id)
         for sequence in forks:
-            scheduler.restart(sequence)
+            scheduler.requeue(sequence)
         for sequence in free:
-            scheduler.park(sequence)
+            scheduler.park_beam(sequence)
         self._spare = free
 
     @staticmethod
-    def _fork(parent: Sequence, child: Sequence, token_id: int) -> Sequence:
+    def _fork_beam(parent: Sequence, child: Sequence, token_id: int) -> Sequence:
         """`child` with the parent's tokens and one more."""
         child.token_ids = [*parent.token_ids, token_id]
         child.block_hashes = parent.block_hashes.copy()
@@ -142,5 +142,5 @@ class BeamGroup:
             cumulative_logprob=hypothesis.log_prob,
             num_prompt_tokens=first.num_prompt_tokens,
             num_cached_tokens=first.num_cached_tokens,
-            flight=first.flight,
+            flight=first.timeline,
         )

@@ -25,43 +25,43 @@ from engine.contract.messages import (
 )
 from engine.core.input_processor import (
     InputProcessor,
-    scheduler_config,
-    tensor_of,
-    without_kv_quota,
+    drop_kv_quota,
+    resolve_scheduler_config,
+    to_tensor,
 )
-from engine.core.output_processor import Exits, Harvest
-from engine.core.request_admission import Entrance
-from engine.core.stats import EngineCounters, spans_of
-from engine.executor.abstract import Outcome
+from engine.core.output_processor import Exits, OutputProcessor
+from engine.core.request_admission import RequestAdmission
+from engine.core.stats import EngineStatsCollector, make_request_spans
+from engine.executor.abstract import StepFuture
 from engine.executor.uniproc_executor import make_executor
-from engine.lora.adapter_cache import AdapterPool
+from engine.lora.adapter_cache import AdapterManager
 from engine.lora.admission import AdapterAdmission
 from engine.scheduler import GrammarOutput, Request, Scheduler, Sequence, StepPlan, StepResult
 from engine.scheduler.plan import EncoderInput
-from engine.scheduler.prefill_budget import PrefillPace, PrefillShare
+from engine.scheduler.prefill_budget import PrefillLimits, PrefillPace
 from engine.speculative.drafter import Drafter, make_drafter
 from engine.structured_output.manager import StructuredOutputManager
 
-# -- `CoreDrafts`: what the core does about drafts, from step to step.
+# -- `SpecDecodeStats`: what the core does about drafts, from step to step.
 
 
-class CoreDrafts:
+class SpecDecodeStats:
     """Has the drafter hear what it must, and counts what held. Without one nothing happens."""
 
     def __init__(
-        self, drafter: Drafter | None, scheduler: Scheduler, counters: EngineCounters
+        self, drafter: Drafter | None, scheduler: Scheduler, counters: EngineStatsCollector
     ) -> None:
         """`drafter`: who gives the scheduler's rows drafts; None: nobody does."""
         self._drafter, self._rows, self._counters = drafter, scheduler.drafts, counters
         scheduler.drafts.source = drafter
-        counters.of_flights.append(_observe)
+        counters.timeline_observers.append(_observe)
 
     def settle(self, plan: StepPlan, scheduled: list[Sequence], result: StepResult) -> None:
         """A step was run: what didn't hold is taken back, and counted."""
         if self._drafter is not None:
-            self._drafter.note_following(result.following)
+            self._drafter.note_following(result.tracking_seconds)
         if plan.drafts:
-            self._rows.settle(plan, scheduled, result.token_ids)
+            self._rows.process_accepted(plan, scheduled, result.token_ids)
             self._count(plan, result)
 
     def _count(self, plan: StepPlan, result: StepResult) -> None:
@@ -115,7 +115,7 @@ class StepInFlight:
 
     plan: StepPlan
     scheduled: list[Sequence]
-    result: Outcome
+    result: StepFuture
     masks: Future[GrammarOutput] | None = None
 
 
@@ -138,16 +138,18 @@ class EngineCore:
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
         self.config = config
-        self._spans = spans_of(config)
+        self._spans = make_request_spans(config)
         self.executor = executor = make_executor(config)
         self.facts = facts = executor.load(progress)
-        self.capacity = capacity = executor.size_cache()
+        self.capacity = capacity = executor.determine_available_blocks()
         executor.allocate_cache()
         self.scheduler = Scheduler(
-            scheduler_config(config, facts, capacity.token_budget, capacity.most_sequences),
+            resolve_scheduler_config(
+                config, facts, capacity.token_budget, capacity.max_stateful_sequences
+            ),
             capacity.num_blocks,
             capacity.token_budget,
-            PrefillShare(told) if (told := config.prefill_tokens_beside_decodes) else None,
+            PrefillLimits(told) if (told := config.prefill_tokens_beside_decodes) else None,
             capacity.layout,
             facts.max_model_len,
         )
@@ -155,16 +157,16 @@ class EngineCore:
         self.structured = StructuredOutputManager(
             facts.tokenizer, facts.vocab_size, facts.eos_token_ids
         )
-        overlaps = config.plans_ahead(executor.overlaps)
-        self.adapters = AdapterPool.of(executor.adapters)
+        overlaps = config.uses_async_scheduling(executor.supports_async_scheduling)
+        self.adapters = AdapterManager.of(executor.adapters)
         self._input_processor = InputProcessor(
-            config, facts, self.scheduler.capacity_of, looks_ahead=overlaps
+            config, facts, self.scheduler.max_tokens_for, looks_ahead=overlaps
         )
         self._admission = AdapterAdmission(
             self.adapters, self._input_processor.check_vocabulary, facts.vocab_size
         )
-        self._entrance = Entrance(self._admission, self.structured)
-        self._counters = EngineCounters(self.scheduler)
+        self._entrance = RequestAdmission(self._admission, self.structured)
+        self._counters = EngineStatsCollector(self.scheduler)
         self._exits = Exits(
             self.scheduler,
             self.structured,
@@ -174,20 +176,22 @@ class EngineCore:
             executor.detach,
             self._ended,
         )
-        self._harvest = Harvest(self.scheduler, self.structured, self._counters, self._exits)
-        self._most_in_flight = 1 if overlaps else 0
+        self._harvest = OutputProcessor(
+            self.scheduler, self.structured, self._counters, self._exits
+        )
+        self.max_in_flight = 1 if overlaps else 0
         self.drafter = make_drafter(
             config,
             facts,
             overlaps=overlaps,
-            possible=self.structured.possible,
+            possible=self.structured.filter_drafts,
             host=executor.drafts,
         )
-        self._drafts = CoreDrafts(self.drafter, self.scheduler, self._counters)
+        self._drafts = SpecDecodeStats(self.drafter, self.scheduler, self._counters)
         #: Follows how long prompts take; set where that bounds them beside decodes.
-        self.pace: PrefillPace | None = None
+        self.prefill_pace: PrefillPace | None = None
         #: Hears before each step which sequences those under way hold then.
-        self.before_step: Callable[[list[Sequence]], None] | None = None
+        self.on_step_start: Callable[[list[Sequence]], None] | None = None
         self._steps_in_flight: deque[StepInFlight] = deque()
 
     # -- requests -----------------------------------------------------------------------------
@@ -211,24 +215,24 @@ class EngineCore:
             EngineOverloaded: the waiting queue is full.
             EngineSleeping: the model's memory is given back.
         """
-        if self.executor.asleep:
+        if self.executor.is_sleeping:
             raise EngineSleeping("The model sleeps until an operator wakes it up.")
         if message.request_id in self.requests:
             raise InvalidRequest(
                 f"request_id {message.request_id!r} is in use.", param="request_id"
             )
-        message = without_kv_quota(message, self.facts)
+        message = drop_kv_quota(message, self.facts)
         self._input_processor.check(message, self._admission.vocab_size(message))
         if message.prompt_embeds is not None:
-            prompt_embeds = tensor_of(message.prompt_embeds)
+            prompt_embeds = to_tensor(message.prompt_embeds)
             message = msgspec.structs.replace(message, prompt_embeds=None)
         self._admission.check(message)
         if prompt_embeds is not None:
-            self._input_processor.check_embeds(message, prompt_embeds)
+            self._input_processor.check_prompt_embeds(message, prompt_embeds)
         waiting = len(self.scheduler.waiting) + self._entrance.num_waiting
         if waiting + message.sampling.num_running > self.config.max_waiting:
             raise EngineOverloaded(f"{waiting} requests wait already.")
-        request = self._input_processor.request(message, on_done, prompt_embeds)
+        request = self._input_processor.make_request(message, on_done, prompt_embeds)
         ready = self._admit(request)
         self._attach(request, prompt_embeds)
         if ready:
@@ -238,16 +242,16 @@ class EngineCore:
 
     def _ended(self, request: Request) -> None:
         """A request's last output has ended."""
-        self.adapters.leave(request)
+        self.adapters.release(request)
         if self._spans is not None:
-            self._spans.ended(request)
+            self._spans.record_finished(request)
 
     def _admit(self, request: Request) -> bool:
         """Whether nothing has to come first."""
         try:
             return self._entrance.admit(request)
         except QuireError:
-            self.adapters.leave(request)
+            self.adapters.release(request)
             raise
 
     def _attach(self, request: Request, prompt_embeds: Tensor | None) -> None:
@@ -262,8 +266,8 @@ class EngineCore:
     def _queue(self, request: Request) -> None:
         """Hand a request's sequences to the scheduler."""
         for sequence in request.sequences:
-            if request.searches and sequence.index > 0:
-                self.scheduler.add_parked(sequence)
+            if request.is_beam_search and sequence.index > 0:
+                self.scheduler.add_parked_beam(sequence)
             elif not sequence.finished:
                 self.scheduler.add(sequence)
 
@@ -281,17 +285,17 @@ class EngineCore:
         deltas: list[TokenDelta] = []
         for sequence in request.sequences:
             # Of a search there is no output before its end, so none to stop alone.
-            wanted = index is None or (index == sequence.index and not request.searches)
+            wanted = index is None or (index == sequence.index and not request.is_beam_search)
             if wanted and not sequence.finished:
-                deltas += self._exits.finish(sequence, reason)
+                deltas += self._exits.finish_early(sequence, reason)
         return deltas
 
     @property
     def has_work(self) -> bool:
         """Whether `step` would do anything. Requests of a model that sleeps wait."""
-        if self.executor.asleep:
+        if self.executor.is_sleeping:
             return False
-        return bool(self.scheduler.has_work or self._entrance.busy or self._steps_in_flight)
+        return bool(self.scheduler.has_work or self._entrance.has_pending or self._steps_in_flight)
 
     # -- one step -----------------------------------------------------------------------------
 
@@ -302,65 +306,67 @@ class EngineCore:
         come one call later.
         """
         started = time.perf_counter()
-        deltas = self._let_in() if self._entrance.busy else []
-        deltas += self._complete_down_to(self._most_beside)  # an interrupt may leave one more
-        begun = self._begin()
+        deltas = self._admit_ready() if self._entrance.has_pending else []
+        deltas += self._process_steps(self._max_concurrent_steps)  # an interrupt may leave one more
+        begun = self._start_step()
         for ended in self.scheduler.take_refused():
-            deltas += self._exits.refuse(*ended)
+            deltas += self._exits.reject(*ended)
         if begun is not None:
             self._steps_in_flight.append(begun)
-        deltas += self._complete_down_to(self._most_in_flight if begun else 0)
+        deltas += self._process_steps(self.max_in_flight if begun else 0)
         self._counters.note_step(started, None if begun is None else begun.plan)
-        if begun is not None and not self._most_in_flight:
+        if begun is not None and not self.max_in_flight:
             seconds = time.perf_counter() - started
-            if self.pace is not None:
+            if self.prefill_pace is not None:
                 load = self.scheduler.prompt_load
-                self.pace.note(load, begun.plan.num_decodes, seconds)
+                self.prefill_pace.update(load, begun.plan.num_decodes, seconds)
             self._drafts.note_step(begun.plan, seconds)
         return deltas
 
     @property
-    def under_way(self) -> list[Sequence]:
+    def sequences_in_flight(self) -> list[Sequence]:
         """Sequences of the steps that were begun and aren't updated yet."""
         return [each for step in self._steps_in_flight for each in step.scheduled]
 
     @property
-    def _most_beside(self) -> int:
+    def _max_concurrent_steps(self) -> int:
         """Steps that may be in flight while the next one is begun."""
-        if self._most_in_flight and self.scheduler.isolates:
+        if self.max_in_flight and self.scheduler.has_isolated_step:
             return 0
-        return self._most_in_flight
+        return self.max_in_flight
 
-    def _begin(self) -> StepInFlight | None:
+    def _start_step(self) -> StepInFlight | None:
         """Schedule a step and have it run; None when there is nothing to compute now."""
         plan, scheduled = self.scheduler.schedule()
-        if self.before_step is not None:
-            self.before_step([*self.under_way, *scheduled] if self._steps_in_flight else scheduled)
+        if self.on_step_start is not None:
+            self.on_step_start(
+                [*self.sequences_in_flight, *scheduled] if self._steps_in_flight else scheduled
+            )
         if not scheduled:
-            self.executor.prepare(plan)
+            self.executor.apply_plan(plan)
             if not self._steps_in_flight:
-                self.scheduler.park_idle()
+                self.scheduler.park_idle_beam()
             return None
         masks = None
-        if self.structured.has_masks:
+        if self.structured.needs_bitmask:
             if self._steps_in_flight:  # they can be begun once the step before has been followed
-                plan.awaits_masks = True
+                plan.awaits_bitmask = True
             else:
                 masks = self._begin_masks(plan)
-                plan.awaits_masks = masks is not None
+                plan.awaits_bitmask = masks is not None
         return StepInFlight(plan, scheduled, self._execute(plan), masks)
 
     def _begin_masks(self, plan: StepPlan) -> Future[GrammarOutput] | None:
         """Start on the masks of the step that was scheduled last; they go to the executor."""
-        masks = self.structured.begin_masks(plan)
+        masks = self.structured.start_bitmask(plan)
         if masks is not None:
-            masks.add_done_callback(partial(_hand_over, self.executor.give_masks, plan.step))
+            masks.add_done_callback(partial(_send_bitmask, self.executor.send_bitmask, plan.step))
         return masks
 
-    def _execute(self, plan: StepPlan) -> Outcome:
+    def _execute(self, plan: StepPlan) -> StepFuture:
         """The step's result: to come, or there already without async scheduling."""
-        if self._most_in_flight:
-            return self.executor.submit(plan)
+        if self.max_in_flight:
+            return self.executor.execute_async(plan)
         result: Future[StepResult] = Future()
         try:
             result.set_result(self.executor.execute(plan))
@@ -368,14 +374,14 @@ class EngineCore:
             result.set_exception(error)
         return result
 
-    def _complete_down_to(self, count: int) -> list[TokenDelta]:
+    def _process_steps(self, count: int) -> list[TokenDelta]:
         """Update the oldest steps until so many are in flight."""
         deltas: list[TokenDelta] = []
         while len(self._steps_in_flight) > count:
-            deltas += self._complete()
+            deltas += self._process_oldest()
         return deltas
 
-    def _complete(self) -> list[TokenDelta]:
+    def _process_oldest(self) -> list[TokenDelta]:
         """Wait for the oldest step's result and update; then the next one's masks can be made."""
         step = self._steps_in_flight[0]
         try:
@@ -386,27 +392,27 @@ class EngineCore:
         self._steps_in_flight.popleft()
         masks = None if step.masks is None else step.masks.result()
         self._drafts.settle(step.plan, step.scheduled, result)
-        deltas = self._harvest.take(step.plan, step.scheduled, result, masks)
+        deltas = self._harvest.process_outputs(step.plan, step.scheduled, result, masks)
         for later in self._steps_in_flight:
-            if later.plan.awaits_masks:
+            if later.plan.awaits_bitmask:
                 later.masks = self._begin_masks(later.plan)
                 if later.masks is None:
-                    self.executor.give_masks(GrammarOutput(later.plan.step))
+                    self.executor.send_bitmask(GrammarOutput(later.plan.step))
         return deltas
 
-    def _let_in(self) -> list[TokenDelta]:
+    def _admit_ready(self) -> list[TokenDelta]:
         """Queue the requests that wait for nothing any more; answer those that can't be served."""
         deltas: list[TokenDelta] = []
-        for request, error in self._entrance.take_ready(self._idles):
+        for request, error in self._entrance.poll_ready(self._is_idle):
             if error is None:
                 self._queue(request)
                 continue
             for sequence in request.sequences:
                 if not sequence.finished:  # a search's beams end together
-                    deltas += self._exits.refuse(sequence, error)
+                    deltas += self._exits.reject(sequence, error)
         return deltas
 
-    def _idles(self) -> bool:
+    def _is_idle(self) -> bool:
         """Whether there is nothing to run."""
         return not (self.scheduler.has_work or self._steps_in_flight)
 
@@ -423,11 +429,11 @@ class EngineCore:
             if each.masks is not None:
                 each.masks.exception()
         self.executor.resume()
-        self.scheduler.undo(*((each.plan, each.scheduled) for each in failed))
+        self.scheduler.roll_back(*((each.plan, each.scheduled) for each in failed))
         alive = [sequence for sequence in step.scheduled if not sequence.finished]
         if len(step.scheduled) > 1 or not alive:
             return []
-        return self._exits.fail(alive[0], f"{type(error).__name__}: {error}")
+        return self._exits.finish_with_fault(alive[0], f"{type(error).__name__}: {error}")
 
     # -- for operators ------------------------------------------------------------------------
 
@@ -442,23 +448,23 @@ class EngineCore:
         if self._spans is not None:
             self._spans.close()
 
-    def stand_down(self) -> list[TokenDelta]:
+    def preempt_all(self) -> list[TokenDelta]:
         """Have all that runs give its blocks back and wait: it goes on with the next step, as after
         a preemption. Returns what the steps under way brought.
         """
-        deltas = self._complete_down_to(0)
+        deltas = self._process_steps(0)
         self.scheduler.preempt_all()
         return deltas
 
     def reset_prefix_cache(self) -> bool:
         """Forget cached prefixes; False while any request holds blocks."""
         self._drafts.reset()
-        return self.scheduler.kv.pool.reset_cache()
+        return self.scheduler.kv.pool.reset_prefix_cache()
 
     @property
     def is_sleeping(self) -> bool:
         """Whether some of the memory is given back."""
-        return self.executor.asleep
+        return self.executor.is_sleeping
 
     def check_sleep(self, level: int) -> None:
         """Raise for what `sleep` would refuse.
@@ -483,8 +489,8 @@ class EngineCore:
         Raises as `check_sleep` does.
         """
         self.check_sleep(level)
-        deltas = self.stand_down()
-        if not self.scheduler.kv.pool.reset_cache():
+        deltas = self.preempt_all()
+        if not self.scheduler.kv.pool.reset_prefix_cache():
             raise RuntimeError("Blocks are in use though nothing runs.")
         if level == 2:
             self.adapters.drop_idle()
@@ -504,7 +510,7 @@ class EngineCore:
                 raise InvalidRequest(
                     f"tags must be of {', '.join(SLEEP_TAGS)}; got {tag!r}.", param="tags"
                 )
-        if self.executor.asleep:
+        if self.executor.is_sleeping:
             self.executor.wake_up(tags or SLEEP_TAGS)
 
     def check_integrity(self) -> None:
@@ -524,11 +530,11 @@ class EngineCore:
     def snapshot(self) -> EngineStats:
         """Load and totals as of now."""
         stats = self._counters.snapshot(self._entrance.num_waiting)
-        self.adapters.fill(stats)
+        self.adapters.fill_stats(stats)
         return stats
 
 
-def _hand_over(
+def _send_bitmask(
     give: Callable[[GrammarOutput], None], step: int, masks: Future[GrammarOutput]
 ) -> None:
     """Give a step its masks, or the reason why there are none."""

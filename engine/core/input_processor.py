@@ -13,11 +13,11 @@ from torch import Tensor
 
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import BudgetExhausted, InvalidRequest, KVPoolTooSmall, QuireError
-from engine.contract.messages import EngineRequest, PromptEmbeds, untracked
+from engine.contract.messages import EngineRequest, PromptEmbeds, gc_untracked
 from engine.contract.pooling_params import GENERATE, PoolingParams, check_length, check_task
 from engine.contract.sampling_params import SamplingParams
 from engine.core.beam_group import BeamGroup, BeamRequest
-from engine.kv_cache.prefix_cache import BlockHashes, ContentKey, scope_key
+from engine.kv_cache.prefix_cache import BlockHashes, ContentKey, namespace_key
 from engine.models.interface import ModelFacts
 from engine.sampling.beam_search import end_tokens
 from engine.sampling.logits_processor import processor_classes
@@ -33,7 +33,7 @@ _DTYPES = {
 }
 
 
-def tensor_of(embeds: PromptEmbeds) -> Tensor:
+def to_tensor(embeds: PromptEmbeds) -> Tensor:
     """[rows, size], with memory of its own. Raises `InvalidRequest` unless all of it is there."""
     if not embeds.whole or not embeds.rows or not embeds.size:
         raise InvalidRequest("prompt_embeds aren't whole.", param="prompt_embeds")
@@ -70,7 +70,7 @@ def check_pooling(message: EngineRequest, name: str, facts: ModelFacts) -> None:
         raise InvalidRequest("second_segment is out of range.", param="second_segment")
 
 
-def without_kv_quota(message: EngineRequest, facts: ModelFacts) -> EngineRequest:
+def drop_kv_quota(message: EngineRequest, facts: ModelFacts) -> EngineRequest:
     """The request without its tenant's part of the KV cache, for a model that has none.
 
     What the scheduler counts for such a model are no blocks of memory.
@@ -80,12 +80,12 @@ def without_kv_quota(message: EngineRequest, facts: ModelFacts) -> EngineRequest
     return msgspec.structs.replace(message, kv_reserved_fraction=0.0, kv_max_fraction=1.0)
 
 
-def scheduler_config(
+def resolve_scheduler_config(
     config: EngineConfig, facts: ModelFacts, token_budget: int, most_sequences: int | None = None
 ) -> EngineConfig:
     """The settings that the scheduler works by.
 
-    `most_sequences` run at once, where each carries a state.
+    `max_stateful_sequences` run at once, where each carries a state.
 
     An encoder's prompt runs whole in one step. A prefix can be shared only where the vector
     depends on the last token alone. Nobody decodes, so prompts needn't leave room.
@@ -157,7 +157,7 @@ class InputProcessor:
             )
             self._ask_processors(params)
         self._check_resumption(message)
-        self._check_cap(message)
+        self._check_token_cap(message)
         _check_tenant(message)
         self._check_pool(message, len(prompt))
 
@@ -200,7 +200,7 @@ class InputProcessor:
                     param="resume_token_ids",
                 )
 
-    def _check_cap(self, message: EngineRequest) -> None:
+    def _check_token_cap(self, message: EngineRequest) -> None:
         """The server's cap must leave room for a token of an output, or of each beam."""
         left, params = _tokens_left(message), message.sampling
         if left is not None and left < (params.beam_width if params.use_beam_search else 1):
@@ -222,7 +222,7 @@ class InputProcessor:
                 param="max_tokens" if num_prompt_tokens < capacity else "prompt",
             )
 
-    def check_embeds(self, message: EngineRequest, embeds: Tensor) -> None:
+    def check_prompt_embeds(self, message: EngineRequest, embeds: Tensor) -> None:
         """Raise `InvalidRequest` unless these may stand in for the prompt's embeddings."""
         name = "prompt_embeds"
         if not self._config.enable_prompt_embeds:
@@ -243,7 +243,7 @@ class InputProcessor:
 
     # -- sequences ----------------------------------------------------------------------------
 
-    def request(
+    def make_request(
         self,
         message: EngineRequest,
         on_done: Callable[[], None] | None,
@@ -252,8 +252,8 @@ class InputProcessor:
         """The request that `check` has passed, with its sequences."""
         search = message.sampling.use_beam_search
         kind = BeamRequest if search else Request
-        request = kind(message, arrived_at=time.time(), on_done=on_done)
-        request.tokens_left = _tokens_left(message)
+        request = kind(message, arrival_time=time.time(), on_done=on_done)
+        request.remaining_tokens = _tokens_left(message)
         content = _content_keys(prompt_embeds, self._config.block_size)
         seed = self._seed(message)
         params = message.sampling
@@ -274,8 +274,8 @@ class InputProcessor:
         """Hold the request's sequences together in a search."""
         params, longest = request.message.sampling, request.sequences[0].max_output_tokens
         most = longest
-        if request.tokens_left is not None:
-            most = min(longest, request.tokens_left // params.beam_width)
+        if request.remaining_tokens is not None:
+            most = min(longest, request.remaining_tokens // params.beam_width)
         ends = end_tokens(params, self._facts.eos_token_ids)
         request.beams = BeamGroup(request, ends, most, capped=most < longest)
 
@@ -294,14 +294,14 @@ class InputProcessor:
             seq_id=self._next_seq_id,
             request=request,
             index=index,
-            token_ids=untracked(prompt + resumed),
+            token_ids=gc_untracked(prompt + resumed),
             num_prompt_tokens=len(prompt),
             max_output_tokens=params.output_budget(len(prompt), room),
             # Odd, so that no two outputs of a request share a seed.
             seed=(seed + 0x9E3779B97F4A7C15 * index) % 2**64,
-            block_hashes=BlockHashes(scope_key(*message.cache_scope), content),
+            block_hashes=BlockHashes(namespace_key(*message.cache_scope), content),
             num_resumed_tokens=len(resumed),
-            looks_ahead=self._looks_ahead(message),
+            allows_lookahead=self._allows_lookahead(message),
             isolated=message.isolated,
         )
         if params.prompt_logprobs is not None and index == 0:
@@ -309,7 +309,7 @@ class InputProcessor:
         self._next_seq_id += 1
         return sequence
 
-    def _looks_ahead(self, message: EngineRequest) -> bool:
+    def _allows_lookahead(self, message: EngineRequest) -> bool:
         """With async scheduling, except where the next token isn't simply the one sampled last."""
         beams = message.sampling.use_beam_search
         return self._plans_ahead and not beams and message.pooling is None

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from engine.contract.errors import QuireError
 from engine.contract.messages import ErrorInfo, TokenDelta, TokenLogprobs
 from engine.core.beam_group import BeamGroup, BeamRequest
-from engine.core.stats import EngineCounters
+from engine.core.stats import EngineStatsCollector
 from engine.scheduler import GrammarOutput, Request, Scheduler, StepPlan, StepResult
 from engine.scheduler.request import Sequence
 from engine.structured_output.manager import StructuredOutputManager
@@ -16,7 +16,7 @@ from engine.structured_output.manager import StructuredOutputManager
 # -- What clients learn of a sequence in a step: its new tokens, its result, its end.
 
 
-def delta_of(
+def token_delta(
     sequence: Sequence,
     token_ids: list[int],
     logprobs: list[TokenLogprobs] | None,
@@ -41,29 +41,29 @@ def delta_of(
     if ended:
         delta.finish_reason = sequence.finish_reason
         delta.stop_reason = sequence.stop_reason
-        delta.flight = sequence.flight
+        delta.flight = sequence.timeline
     return delta
 
 
 def pooled_delta(sequence: Sequence, pooled: bytes) -> TokenDelta:
     """The result and the end of a prompt that was pooled."""
-    delta = delta_of(sequence, [], None, first=True)
+    delta = token_delta(sequence, [], None, first=True)
     delta.pooled = pooled
     return delta
 
 
 def error_delta(sequence: Sequence, reason: str) -> TokenDelta:
     """The end of a sequence whose step failed."""
-    delta = delta_of(sequence, [], None, first=False)
+    delta = token_delta(sequence, [], None, first=False)
     delta.error = ErrorInfo(
         message=f"The engine failed on this request: {reason}", code="engine_fault"
     )
     return delta
 
 
-def refusal_delta(sequence: Sequence, error: QuireError) -> TokenDelta:
+def rejection_delta(sequence: Sequence, error: QuireError) -> TokenDelta:
     """The end of a sequence whose request turned out to be one that can't be served."""
-    delta = delta_of(sequence, [], None, first=False)
+    delta = token_delta(sequence, [], None, first=False)
     delta.error = ErrorInfo.of(error)
     return delta
 
@@ -85,7 +85,7 @@ class Exits:
         self,
         scheduler: Scheduler,
         structured: StructuredOutputManager,
-        counters: EngineCounters,
+        counters: EngineStatsCollector,
         requests: dict[str, Request],
         eos_token_ids: Iterable[int],
         detach: Callable[[int], None] = lambda handle: None,
@@ -100,12 +100,12 @@ class Exits:
         self._detach = detach
         self._on_end = on_end
 
-    def reason(self, sequence: Sequence, token_id: int) -> tuple[str, int | None] | None:
+    def finish_reason(self, sequence: Sequence, token_id: int) -> tuple[str, int | None] | None:
         """(finish reason, stop token id) when this token, its last, ends the sequence."""
         params = sequence.request.message.sampling
         generated = len(sequence.token_ids) - sequence.num_prompt_tokens
         if self._grammars and (grammar := self._grammars.get(sequence.seq_id)) is not None:
-            ends = token_id in self.eos or token_id in grammar.own_ends
+            ends = token_id in self.eos or token_id in grammar.stop_token_ids
             if ends and grammar.complete:
                 return "stop", None
         if generated >= params.min_tokens:
@@ -117,78 +117,82 @@ class Exits:
             return "length", None
         circles = params.repetition_detection
         early = generated < params.min_tokens
-        if circles is not None and not early and circles.found_in(sequence.token_ids, generated):
+        if (
+            circles is not None
+            and not early
+            and circles.is_repeating(sequence.token_ids, generated)
+        ):
             return "repetition", None
         return None
 
-    def leave(self, sequence: Sequence, reason: str, stop_reason: int | None = None) -> None:
+    def finish(self, sequence: Sequence, reason: str, stop_reason: int | None = None) -> None:
         """Take a sequence out; forget its request when it was the last."""
         self._scheduler.finish(sequence, reason, stop_reason)
         self._structured.leave(sequence)
-        self._counters.note_end(sequence, reason)
+        self._counters.record_finished(sequence, reason)
         request = sequence.request
         if request.finished:
             self._requests.pop(request.request_id, None)
-            for handle in request.handles:
+            for handle in request.attachment_handles:
                 self._detach(handle)
             self._on_end(request)
             if request.on_done is not None:
                 request.on_done()
-            request.let_go()
+            request.clear_sequences()
 
-    def finish(self, sequence: Sequence, reason: str) -> list[TokenDelta]:
+    def finish_early(self, sequence: Sequence, reason: str) -> list[TokenDelta]:
         """End a sequence from outside."""
         return [
-            delta_of(each, [], None, first=each.first_token_at == 0.0)
-            for each in self._end(sequence, reason)
+            token_delta(each, [], None, first=each.first_token_at == 0.0)
+            for each in self._finish_all(sequence, reason)
         ]
 
-    def fail(self, sequence: Sequence, reason: str) -> list[TokenDelta]:
+    def finish_with_fault(self, sequence: Sequence, reason: str) -> list[TokenDelta]:
         """End a sequence with an error that its client sees."""
-        return [error_delta(each, reason) for each in self._end(sequence, "error")]
+        return [error_delta(each, reason) for each in self._finish_all(sequence, "error")]
 
-    def refuse(self, sequence: Sequence, error: QuireError) -> list[TokenDelta]:
+    def reject(self, sequence: Sequence, error: QuireError) -> list[TokenDelta]:
         """End a sequence for a reason that lies in its request."""
-        return [refusal_delta(each, error) for each in self._end(sequence, "error")]
+        return [rejection_delta(each, error) for each in self._finish_all(sequence, "error")]
 
-    def complete(self, sequence: Sequence, pooled: bytes) -> TokenDelta:
+    def finish_pooled(self, sequence: Sequence, pooled: bytes) -> TokenDelta:
         """End a sequence whose prompt has been pooled."""
         sequence.first_token_at = time.time()
-        self.leave(sequence, "stop")
+        self.finish(sequence, "stop")
         return pooled_delta(sequence, pooled)
 
-    def complete_search(self, beams: BeamGroup) -> list[TokenDelta]:
+    def finish_beam_search(self, beams: BeamGroup) -> list[TokenDelta]:
         """End the beams of a search that is over."""
         deltas = beams.deltas()
         now = time.time()
         for place, sequence in enumerate(beams.request.sequences):
             sequence.first_token_at = now
             reason = deltas[place].finish_reason if place < len(deltas) else None
-            self.leave(sequence, reason or "stop")
+            self.finish(sequence, reason or "stop")
         self._counters.stats.generation_tokens_total += sum(len(d.token_ids) for d in deltas)
         return deltas
 
-    def _end(self, sequence: Sequence, reason: str) -> list[Sequence]:
+    def _finish_all(self, sequence: Sequence, reason: str) -> list[Sequence]:
         """End a sequence; of a search, all beams. Returns one for each output that ends so."""
-        if not sequence.request.searches:
-            self.leave(sequence, reason)
+        if not sequence.request.is_beam_search:
+            self.finish(sequence, reason)
             return [sequence]
         sequences = sequence.request.sequences
         for beam in sequences:
-            self.leave(beam, reason)
+            self.finish(beam, reason)
             # A client has seen none of a beam's tokens.
             beam.token_ids = beam.token_ids[: beam.num_prompt_tokens]
         return sequences[: sequence.request.message.sampling.n]
 
 
-class Harvest:
+class OutputProcessor:
     """Takes over the results of steps, in their order."""
 
     def __init__(
         self,
         scheduler: Scheduler,
         structured: StructuredOutputManager,
-        counters: EngineCounters,
+        counters: EngineStatsCollector,
         exits: Exits,
     ) -> None:
         self._structured = structured
@@ -199,7 +203,7 @@ class Harvest:
         self._charge = scheduler.waiting.charge_output
         self._complete_beams: list[BeamGroup] = []
 
-    def take(
+    def process_outputs(
         self,
         plan: StepPlan,
         scheduled: list[Sequence],
@@ -216,25 +220,27 @@ class Harvest:
             result.prompt_logprobs or result.errors or result.pooled or result.candidates
         )
         logprobs = result.logprobs
-        self._counters.note_prompts(plan, scheduled)
+        self._counters.record_prompts(plan, scheduled)
         for at, (sequence, token_ids) in enumerate(zip(scheduled, result.token_ids, strict=True)):
             if plan.num_samples[at]:
                 sequence.isolated = False
             if sequence.finished:
                 continue
             if special:
-                deltas += self._special(sequence, plan, result)
+                deltas += self._process_special(sequence, plan, result)
             if token_ids:
                 scores = logprobs[at] if logprobs else None
-                self._tokens(sequence, token_ids, scores, masks, deltas)
-        self._counters.note_output(deltas)
+                self._process_tokens(sequence, token_ids, scores, masks, deltas)
+        self._counters.record_output(deltas)
         for beams in self._complete_beams:
             if not beams.request.finished and beams.advance(self._scheduler):
-                deltas += self._exits.complete_search(beams)
+                deltas += self._exits.finish_beam_search(beams)
         self._complete_beams.clear()
         return deltas
 
-    def _special(self, sequence: Sequence, plan: StepPlan, result: StepResult) -> list[TokenDelta]:
+    def _process_special(
+        self, sequence: Sequence, plan: StepPlan, result: StepResult
+    ) -> list[TokenDelta]:
         """Prompt logprobs, which wait for the first token; a beam's candidates; the end of what
         failed or was pooled.
         """
@@ -242,22 +248,22 @@ class Harvest:
         if scores := result.prompt_logprobs.get(seq_id):
             sequence.prompt_logprobs = [*(sequence.prompt_logprobs or []), *scores]
         if reason := result.errors.get(seq_id):
-            return self._exits.fail(sequence, reason)
+            return self._exits.finish_with_fault(sequence, reason)
         if pooled := result.pooled.get(seq_id):
             self._counters.note_prompt(sequence, sequence.num_prompt_tokens)
-            return [self._exits.complete(sequence, pooled)]
+            return [self._exits.finish_pooled(sequence, pooled)]
         request, candidates = sequence.request, result.candidates.get(seq_id)
         beams = request.beams if isinstance(request, BeamRequest) else None
         if beams is not None and candidates is not None:
             self._charge(sequence)
             self._counters.note_prompt(sequence, sequence.num_prompt_tokens)
-            complete = beams.take(sequence, candidates, plan, self._scheduler)
+            complete = beams.process_candidates(sequence, candidates, plan, self._scheduler)
             # One that was preempted after it had its candidates brings them once more.
             if complete and beams not in self._complete_beams:
                 self._complete_beams.append(beams)
         return []
 
-    def _tokens(
+    def _process_tokens(
         self,
         sequence: Sequence,
         sampled: list[int],
@@ -273,16 +279,16 @@ class Harvest:
         if first:
             sequence.first_token_at = time.time()
             self._counters.note_prompt(sequence, sequence.num_prompt_tokens)
-        capped = sequence.request.tokens_left is not None
+        capped = sequence.request.remaining_tokens is not None
         if capped or len(sampled) > 1 or sequence.seq_id in self._grammars:
             deltas += self._append(sequence, sampled, scores, masks, first=first)
             return
         # The usual row: one token that nothing adds to or cuts.
         sequence.token_ids += sampled
-        ended = self._exits.reason(sequence, sampled[0])
+        ended = self._exits.finish_reason(sequence, sampled[0])
         if ended is not None:
-            self._exits.leave(sequence, *ended)
-        deltas.append(delta_of(sequence, sampled, scores, first=first))
+            self._exits.finish(sequence, *ended)
+        deltas.append(token_delta(sequence, sampled, scores, first=first))
 
     def _append(
         self,
@@ -295,21 +301,21 @@ class Harvest:
     ) -> list[TokenDelta]:
         """Append sampled tokens, what a grammar adds to them, and no more than a cap leaves."""
         before, request = len(sequence.token_ids), sequence.request
-        refused = self._follow(sequence, sampled, masks)
+        refused = self._advance_grammar(sequence, sampled, masks)
         token_ids = sequence.token_ids[before:]
         deltas: list[TokenDelta] = []
         if token_ids or refused is None:
             scores = scores and scores[: len(token_ids)]
-            deltas.append(delta_of(sequence, token_ids, scores, first=first))
+            deltas.append(token_delta(sequence, token_ids, scores, first=first))
         if refused is not None:
-            deltas += self._exits.refuse(sequence, refused)
-        elif request.tokens_left == 0:
+            deltas += self._exits.reject(sequence, refused)
+        elif request.remaining_tokens == 0:
             for other in request.sequences:
                 if not other.finished:
-                    deltas += self._exits.finish(other, "budget")
+                    deltas += self._exits.finish_early(other, "budget")
         return deltas
 
-    def _follow(
+    def _advance_grammar(
         self, sequence: Sequence, sampled: list[int], masks: GrammarOutput | None
     ) -> QuireError | None:
         """Append up to the token that ends the sequence. Returns why its grammar refused one."""
@@ -318,17 +324,17 @@ class Harvest:
             token_ids = [token_id]
             if sequence.seq_id in self._grammars:
                 try:
-                    token_ids = self._structured.follow(sequence, token_id, masks)
+                    token_ids = self._structured.accept_tokens(sequence, token_id, masks)
                 except QuireError as error:
                     return error
-            if request.tokens_left is not None:
-                token_ids = token_ids[: request.tokens_left]
-                request.tokens_left -= len(token_ids)
+            if request.remaining_tokens is not None:
+                token_ids = token_ids[: request.remaining_tokens]
+                request.remaining_tokens -= len(token_ids)
             sequence.token_ids += token_ids
-            ended = self._exits.reason(sequence, token_ids[-1])
-            if ended is None and request.tokens_left == 0:
+            ended = self._exits.finish_reason(sequence, token_ids[-1])
+            if ended is None and request.remaining_tokens == 0:
                 ended = ("budget", None)
             if ended is not None:
-                self._exits.leave(sequence, *ended)
+                self._exits.finish(sequence, *ended)
                 break
         return None

@@ -1,4 +1,4 @@
-"""`Profile`: what the engine computes, as a trace for Perfetto or chrome://tracing."""
+"""`TorchProfiler`: what the engine computes, as a trace for Perfetto or chrome://tracing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 from engine.contract.errors import InvalidRequest
 
 
-class Profile:
+class TorchProfiler:
     """At most one profile of this process at a time."""
 
     def __init__(self) -> None:
@@ -20,7 +20,7 @@ class Profile:
         self._folder = Path()
 
     @property
-    def runs(self) -> bool:
+    def is_running(self) -> bool:
         """Whether one has begun and not ended."""
         return self._running is not None
 
@@ -83,11 +83,11 @@ def _is_whole(path: Path) -> bool:
 MAX_STEPS = 1000
 
 
-class Profiler:
+class ReplicaProfiler:
     """At most one profile at a time. All calls come from the thread that runs the steps."""
 
     def __init__(self) -> None:
-        self._profile = Profile()
+        self._profile = TorchProfiler()
         self._steps = 0
 
     def start(self) -> tuple[bool, str]:
@@ -108,7 +108,7 @@ class Profiler:
 
     def step(self) -> str:
         """Count a step; what became of the profile when that ended it, else ""."""
-        if not self._profile.runs:
+        if not self._profile.is_running:
             return ""
         self._steps += 1
         return self.stop()[1] if self._steps >= MAX_STEPS else ""

@@ -1,4 +1,5 @@
-"""`Entrance`: requests wait here for what must come before the scheduler may know of them."""
+"""`RequestAdmission`: requests wait here for what must come before the scheduler may know of
+them."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from engine.contract.errors import EnginePaused, QuireError
-from engine.scheduler.request import Request, Status
+from engine.scheduler.request import Request, SequenceStatus
 
 # -- `PauseMode`: how an engine stands still, for whoever lets requests in and runs its steps.
 
@@ -25,11 +26,11 @@ class PauseMode:
         return bool(self._mode)
 
     @property
-    def frozen(self) -> bool:
+    def is_frozen(self) -> bool:
         """Whether not even a step may run."""
         return self._mode == "keep"
 
-    def check_new(self) -> None:
+    def check_accepts_requests(self) -> None:
         """Raise `EnginePaused` unless a new request may come in."""
         if self._mode in ("abort", "wait"):
             raise EnginePaused(self._refusal)
@@ -39,7 +40,7 @@ class PauseMode:
 _WAIT_S = 0.01
 
 
-class Prerequisite(Protocol):
+class AdmissionGate(Protocol):
     """Something that has to be there before a request runs: an adapter, a grammar."""
 
     @property
@@ -47,26 +48,27 @@ class Prerequisite(Protocol):
         """Requests that wait for it."""
 
     @property
-    def busy(self) -> bool:
-        """Whether `take_ready` may bring something."""
+    def has_pending(self) -> bool:
+        """Whether `poll_ready` may bring something."""
 
     def admit(self, request: Request) -> bool:
-        """Take a request in; False when it must wait: its sequences are `WAITING_OUTSIDE` then.
+        """Take a request in; False when it must wait: its sequences are `WAITING_FOR_ADMISSION`
+        then.
 
         Raises `QuireError` where it can't be served.
         """
 
-    def take_ready(self, timeout_s: float) -> list[tuple[Request, QuireError | None]]:
+    def poll_ready(self, timeout_s: float) -> list[tuple[Request, QuireError | None]]:
         """Requests that needn't wait for it any more, and why those that can't be served can't.
 
         Waits up to `timeout_s` for the first.
         """
 
 
-class Entrance:
+class RequestAdmission:
     """Leads requests past one prerequisite after the other, in their order."""
 
-    def __init__(self, *prerequisites: Prerequisite) -> None:
+    def __init__(self, *prerequisites: AdmissionGate) -> None:
         self._prerequisites = prerequisites
 
     @property
@@ -75,37 +77,37 @@ class Entrance:
         return sum(each.num_waiting for each in self._prerequisites)
 
     @property
-    def busy(self) -> bool:
-        """Whether `take_ready` may bring something."""
-        return any(each.busy for each in self._prerequisites)
+    def has_pending(self) -> bool:
+        """Whether `poll_ready` may bring something."""
+        return any(each.has_pending for each in self._prerequisites)
 
     def admit(self, request: Request) -> bool:
-        """Whether a new request has to wait for nothing. Raises as `Prerequisite.admit`."""
-        return _pass(request, self._prerequisites)
+        """Whether a new request has to wait for nothing. Raises as `AdmissionGate.admit`."""
+        return _pass_gates(request, self._prerequisites)
 
-    def take_ready(self, idle: Callable[[], bool]) -> Iterator[tuple[Request, QuireError | None]]:
+    def poll_ready(self, idle: Callable[[], bool]) -> Iterator[tuple[Request, QuireError | None]]:
         """Requests that have to wait for nothing any more, and why others can't be served.
 
         `idle`: whether there is nothing else to do; then it waits a little for the first.
         """
         for at, each in enumerate(self._prerequisites):
-            if not each.busy:
+            if not each.has_pending:
                 continue
-            for request, error in each.take_ready(_WAIT_S if idle() else 0.0):
+            for request, error in each.poll_ready(_WAIT_S if idle() else 0.0):
                 try:
-                    if error is not None or _pass(request, self._prerequisites[at + 1 :]):
+                    if error is not None or _pass_gates(request, self._prerequisites[at + 1 :]):
                         yield request, error
                 except QuireError as refusal:
-                    _keep_out(request)
+                    _reject(request)
                     yield request, refusal
 
 
-def _pass(request: Request, prerequisites: Sequence[Prerequisite]) -> bool:
+def _pass_gates(request: Request, prerequisites: Sequence[AdmissionGate]) -> bool:
     return all(each.admit(request) for each in prerequisites)
 
 
-def _keep_out(request: Request) -> None:
+def _reject(request: Request) -> None:
     """The scheduler doesn't get to know a request's sequences after all."""
     for sequence in request.sequences:
         if not sequence.finished:
-            sequence.status = Status.WAITING_OUTSIDE
+            sequence.status = SequenceStatus.WAITING_FOR_ADMISSION

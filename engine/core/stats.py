@@ -12,12 +12,12 @@ from typing import Any
 import msgspec
 
 from engine.contract.engine_config import EngineConfig
-from engine.contract.messages import WARM_UP, EngineRequest, FlightRecord, TokenDelta
+from engine.contract.messages import WARMUP_REQUEST_ID, EngineRequest, FlightRecord, TokenDelta
 from engine.contract.metrics import Histograms
 from engine.contract.observability import Tracing, context_of
 from engine.contract.replica_state import EngineStats
 from engine.scheduler import Request, Scheduler, Sequence, StepPlan
-from engine.scheduler.plan import decodes
+from engine.scheduler.plan import is_decode
 
 # -- A span for each request that the engine ends, by OpenTelemetry's conventions for gen_ai.
 
@@ -31,11 +31,11 @@ class RequestSpans:
     def __init__(self, tracing: Tracing, model: str) -> None:
         self._tracing, self._model = tracing, model
 
-    def ended(self, request: Request) -> None:
+    def record_finished(self, request: Request) -> None:
         """The request's last output has ended now. The engine's own warm-up is nobody's."""
         from opentelemetry.trace import SpanKind, StatusCode
 
-        if request.message.request_id == WARM_UP:
+        if request.message.request_id == WARMUP_REQUEST_ID:
             return
 
         now = time.time()
@@ -43,8 +43,9 @@ class RequestSpans:
             "llm_request",
             context=context_of(request.message.trace_headers),
             kind=SpanKind.SERVER,
-            start_time=int(request.arrived_at * _NS),
-            attributes=_asked(request.message, self._model) | _happened(request, now),
+            start_time=int(request.arrival_time * _NS),
+            attributes=_request_attributes(request.message, self._model)
+            | _result_attributes(request, now),
         )
         if any(each.finish_reason == "error" for each in request.sequences):
             span.set_status(StatusCode.ERROR)
@@ -55,7 +56,7 @@ class RequestSpans:
         self._tracing.close()
 
 
-def spans_of(config: EngineConfig) -> RequestSpans | None:
+def make_request_spans(config: EngineConfig) -> RequestSpans | None:
     """What records requests' spans, where the settings want any."""
     if config.otlp_traces_endpoint is None:
         return None
@@ -63,7 +64,7 @@ def spans_of(config: EngineConfig) -> RequestSpans | None:
     return RequestSpans(Tracing(config.otlp_traces_endpoint, "quire-engine", instance), config.name)
 
 
-def _asked(message: EngineRequest, model: str) -> dict[str, Any]:
+def _request_attributes(message: EngineRequest, model: str) -> dict[str, Any]:
     """What the request wanted."""
     params = message.sampling
     found = {
@@ -83,11 +84,11 @@ def _asked(message: EngineRequest, model: str) -> dict[str, Any]:
     }
 
 
-def _happened(request: Request, now: float) -> dict[str, Any]:
+def _result_attributes(request: Request, now: float) -> dict[str, Any]:
     """What became of it. Tokens under the names of today and of before."""
     sequences = request.sequences[: request.message.sampling.num_sequences]
     first = sequences[0]
-    flight = first.flight
+    flight = first.timeline
     prompt = first.num_prompt_tokens
     output = sum(sequence.num_output_tokens for sequence in sequences)
     found = {
@@ -98,16 +99,16 @@ def _happened(request: Request, now: float) -> dict[str, Any]:
         "gen_ai.usage.num_sequences": len(sequences),
         "gen_ai.usage.cache_read.input_tokens": first.num_cached_tokens,
         "gen_ai.response.finish_reasons": [each.finish_reason or "" for each in sequences],
-        "gen_ai.latency.e2e": now - request.arrived_at,
+        "gen_ai.latency.e2e": now - request.arrival_time,
         "gen_ai.latency.time_in_queue": flight.queue_time,
         "gen_ai.latency.time_in_model_prefill": flight.prefill_time,
         "gen_ai.latency.time_in_model_decode": flight.decode_time,
         "gen_ai.latency.time_in_model_inference": flight.prefill_time + flight.decode_time,
-        "quire.num_preemptions": sum(sequence.flight.num_preemptions for sequence in sequences),
+        "quire.num_preemptions": sum(sequence.timeline.num_preemptions for sequence in sequences),
         "quire.num_steps": flight.num_steps,
     }
     if first.first_token_at:
-        waited = first.first_token_at - request.arrived_at
+        waited = first.first_token_at - request.arrival_time
         found["gen_ai.latency.time_to_first_token"] = waited
     return found
 
@@ -120,7 +121,7 @@ log = logging.getLogger(__name__)
 INTERVAL_S = 10.0
 
 
-class StatsLog:
+class StatsLogger:
     """Logs throughput and load every `INTERVAL_S` while there is something to say."""
 
     def __init__(self, enabled: bool) -> None:
@@ -128,7 +129,7 @@ class StatsLog:
         self._at = time.time()
         self._prompt = self._generated = 0
 
-    def maybe(self, snapshot: Callable[[], EngineStats]) -> None:
+    def log_if_due(self, snapshot: Callable[[], EngineStats]) -> None:
         """Log if the interval is over and anything ran in it."""
         now = time.time()
         if not self._enabled or now - self._at < INTERVAL_S:
@@ -137,13 +138,13 @@ class StatsLog:
         idle = not (stats.num_requests_running or stats.num_requests_waiting)
         prompt, generated, seconds = self._since(stats, now)
         if prompt or generated or not idle:
-            _tell(stats, prompt / seconds, generated / seconds)
+            _write(stats, prompt / seconds, generated / seconds)
 
-    def now(self, snapshot: Callable[[], EngineStats]) -> None:
+    def log(self, snapshot: Callable[[], EngineStats]) -> None:
         """Log, whatever ran since the last line."""
         stats = snapshot()
         prompt, generated, seconds = self._since(stats, time.time())
-        _tell(stats, prompt / seconds, generated / seconds)
+        _write(stats, prompt / seconds, generated / seconds)
 
     def _since(self, stats: EngineStats, now: float) -> tuple[int, int, float]:
         """Prompt tokens and new tokens since the last time, and the seconds."""
@@ -155,7 +156,7 @@ class StatsLog:
         return prompt, generated, seconds
 
 
-def _tell(stats: EngineStats, prompt_rate: float, generation_rate: float) -> None:
+def _write(stats: EngineStats, prompt_rate: float, generation_rate: float) -> None:
     hits = stats.prefix_cache_hits_total / max(1, stats.prefix_cache_queries_total)
     log.info(
         "Prompt throughput: %.1f tokens/s, generation throughput: %.1f tokens/s, running: %d, "
@@ -170,10 +171,10 @@ def _tell(stats: EngineStats, prompt_rate: float, generation_rate: float) -> Non
     )
 
 
-# -- `Throughput`: tokens a second of late, for the gauges that vLLM had of them.
+# -- `RateMeter`: tokens a second of late, for the gauges that vLLM had of them.
 
 
-class Throughput:
+class RateMeter:
     """Averages over stretches of `INTERVAL_S`: what is told is that of the last whole one."""
 
     def __init__(self, now: float | None = None) -> None:
@@ -181,7 +182,7 @@ class Throughput:
         self._prompt = self._generated = 0
         self._rates = (0.0, 0.0)
 
-    def told(self, stats: EngineStats, now: float | None = None) -> EngineStats:
+    def last_rates(self, stats: EngineStats, now: float | None = None) -> EngineStats:
         """The same figures with the averages."""
         now = time.monotonic() if now is None else now
         if (seconds := now - self._at) >= INTERVAL_S:
@@ -210,30 +211,33 @@ _OF_REQUESTS_AND_STEPS = (
 )
 
 
-class EngineCounters:
+class EngineStatsCollector:
     """Totals since the start (or `reset`).
 
     Attributes:
         stats: the totals; load figures in it are as of the last `snapshot`.
-        of_flights: told of each output that began and has ended, and of what histograms observe by.
+        timeline_observers: told of each output that began and has ended, and of what histograms
+        observe by.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._histograms = Histograms(*_OF_REQUESTS_AND_STEPS)
         self.stats = EngineStats(num_blocks=scheduler.kv.pool.num_blocks)
-        self.of_flights: list[Callable[[FlightRecord, Callable[[str, float], None]], None]] = []
+        self.timeline_observers: list[
+            Callable[[FlightRecord, Callable[[str, float], None]], None]
+        ] = []
 
-    def note_end(self, sequence: Sequence, reason: str) -> None:
+    def record_finished(self, sequence: Sequence, reason: str) -> None:
         """Close the flight record of a sequence that ends, and count it."""
-        now, flight = time.time(), sequence.flight
+        now, flight = time.time(), sequence.timeline
         started = sequence.first_scheduled_at or now
         first_token = sequence.first_token_at or now
-        flight.queue_time = max(0.0, started - sequence.request.arrived_at)
+        flight.queue_time = max(0.0, started - sequence.request.arrival_time)
         flight.prefill_time = max(0.0, first_token - started)
         flight.decode_time = max(0.0, now - first_token)
         message = sequence.request.message
-        if sequence.request.searches and sequence.index >= message.sampling.n:
+        if sequence.request.is_beam_search and sequence.index >= message.sampling.n:
             return  # a beam that is no output
         finished = self.stats.requests_finished_total
         finished[reason] = finished.get(reason, 0) + 1
@@ -245,7 +249,7 @@ class EngineCounters:
 
     def _observe(self, sequence: Sequence, now: float) -> None:
         """The histograms of an output that began and has ended."""
-        flight, observe = sequence.flight, self._histograms.observe
+        flight, observe = sequence.timeline, self._histograms.observe
         observe("request_queue_time_seconds", flight.queue_time)
         observe("request_prefill_time_seconds", flight.prefill_time)
         observe("request_decode_time_seconds", flight.decode_time)
@@ -253,10 +257,10 @@ class EngineCounters:
         observe("request_num_preemptions", flight.num_preemptions)
         computed = sequence.num_prompt_tokens - sequence.num_cached_tokens
         observe("request_prefill_kv_computed_tokens", max(0, computed))
-        for more in self.of_flights:
+        for more in self.timeline_observers:
             more(flight, observe)
 
-    def note_prompts(self, plan: StepPlan, scheduled: list[Sequence]) -> None:
+    def record_prompts(self, plan: StepPlan, scheduled: list[Sequence]) -> None:
         """Count the prompt tokens that a step has computed.
 
         Of several outputs the first one's alone, and none twice though it was preempted meanwhile.
@@ -264,7 +268,7 @@ class EngineCounters:
         if not plan.num_prompt_tokens:
             return  # a prompt's last token alone is counted when it has its first output
         for sequence, count in zip(scheduled, plan.num_scheduled, strict=True):
-            if not decodes(count):
+            if not is_decode(count):
                 self.note_prompt(sequence, count)
 
     def note_prompt(self, sequence: Sequence, count: int) -> None:
@@ -274,7 +278,7 @@ class EngineCounters:
         if sequence.index == 0:
             self.stats.prompt_tokens_total += new
 
-    def note_output(self, deltas: list[TokenDelta]) -> None:
+    def record_output(self, deltas: list[TokenDelta]) -> None:
         """Count the output tokens of a step's deltas."""
         self.stats.generation_tokens_total += sum([len(delta.token_ids) for delta in deltas])
 
@@ -297,7 +301,7 @@ class EngineCounters:
         stats.num_requests_running = len(scheduler.running)
         stats.num_requests_waiting = len(scheduler.waiting) + num_waiting_outside
         stats.kv_cache_usage_perc = scheduler.kv.pool.usage
-        stats.num_free_blocks = scheduler.kv.pool.num_free
+        stats.num_free_blocks = scheduler.kv.pool.num_free_blocks
         stats.num_cached_blocks = scheduler.kv.pool.num_cached
         stats.num_preemptions_total = scheduler.num_preemptions
         stats.prefix_cache_queries_total = scheduler.kv.num_query_tokens

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import time
 
-from engine.contract.messages import WARM_UP, EngineRequest
+from engine.contract.messages import WARMUP_REQUEST_ID, EngineRequest
 from engine.contract.pooling_params import GENERATE, PoolingParams
 from engine.contract.sampling_params import SamplingParams
 from engine.core.engine_core import EngineCore
-from engine.scheduler.prefill_budget import PrefillPace, PrefillShare
+from engine.scheduler.prefill_budget import PrefillLimits, PrefillPace
 from engine.speculative.drafter import Drafter
 from kernels.ablations import is_on
 
 PROMPT_TOKENS = 8
 
 
-def run_trial(
+def run_warmup_request(
     core: EngineCore,
     prompt: int,
     output: int,
     temperature: float = 0.0,
     outputs: int = 1,
-    most_steps: int | None = None,
+    max_steps: int | None = None,
 ) -> None:
     """One request, to its end or for so many steps."""
     sampling = SamplingParams(
@@ -35,17 +35,17 @@ def run_trial(
     tasks = core.facts.tasks
     core.add_request(
         EngineRequest(
-            request_id=WARM_UP,
+            request_id=WARMUP_REQUEST_ID,
             gateway_id="",
             prompt_token_ids=[index % core.facts.vocab_size for index in range(prompt)],
             sampling=sampling,
             pooling=PoolingParams(task=tasks[0]) if tasks[0] != GENERATE else None,
         )
     )
-    while core.has_work and most_steps != 0:
+    while core.has_work and max_steps != 0:
         core.step()
-        most_steps = None if most_steps is None else most_steps - 1
-    core.abort(WARM_UP)
+        max_steps = None if max_steps is None else max_steps - 1
+    core.abort(WARMUP_REQUEST_ID)
     while core.has_work:
         core.step()
 
@@ -60,12 +60,12 @@ def run_trial(
 _TIMED_STEPS = 3
 _TIMED_ROUNDS = 2
 _WIDEST = 64
-_WIDTHS_PATIENCE_S = 2.0
+WIDTH_TIMEOUT_S = 2.0
 #: Steps with a draft model's drafts: those that build what they need, and then those that tell.
 _DRAFTED_STEPS = 6
 
 
-def time_drafts(core: EngineCore) -> None:
+def measure_draft_costs(core: EngineCore) -> None:
     """Time steps of several widths and a draft model's or head's draws, where there are drafts, and
     leave no trace of what ran.
     """
@@ -77,7 +77,7 @@ def time_drafts(core: EngineCore) -> None:
     _time_widths(core, core.drafter, prompt, room)
     core.drafter.start_over()
     core.reset_prefix_cache()
-    core.scheduler.kv.quotas.forget_idle()
+    core.scheduler.kv.quotas.drop_idle()
     core.reset_stats()
 
 
@@ -89,7 +89,7 @@ def _time_model(core: EngineCore, drafter: Drafter, prompt: int, room: int) -> N
     for _ in range(2):
         drafter.costs.forget()
         drafter.model.costs.forget()
-        run_trial(core, prompt, room - prompt, most_steps=1 + _DRAFTED_STEPS)
+        run_warmup_request(core, prompt, room - prompt, max_steps=1 + _DRAFTED_STEPS)
     drafter.timing = False
 
 
@@ -98,13 +98,13 @@ def _time_widths(core: EngineCore, drafter: Drafter, prompt: int, room: int) -> 
     began = time.perf_counter()
     most = min(core.config.max_num_seqs, core.capacity.token_budget, _WIDEST)
     output, held = min(_TIMED_STEPS + 1, room - prompt), core.scheduler.kv.pool.num_blocks
-    blocks = core.scheduler.kv.most_blocks(prompt + output, prompt)
+    blocks = core.scheduler.kv.max_blocks_per_sequence(prompt + output, prompt)
     for _ in range(_TIMED_ROUNDS):  # a machine that was slow for one of them is no measure
         width = 1
         while output > 1 and width <= most and width * blocks <= held:
-            run_trial(core, prompt, output, outputs=width)
+            run_warmup_request(core, prompt, output, outputs=width)
             width *= 2
-            if time.perf_counter() - began > _WIDTHS_PATIENCE_S:
+            if time.perf_counter() - began > WIDTH_TIMEOUT_S:
                 return
 
 
@@ -116,14 +116,14 @@ def _time_widths(core: EngineCore, drafter: Drafter, prompt: int, room: int) -> 
 
 _OUTPUT_TOKENS = 3
 #: How long the prompt tokens that share a step with decodes may take at most.
-_SECONDS_BESIDE_DECODES = 0.09
-#: `PrefillShare.full_at` and `PrefillShare.least`.
-_FULL_SHARE_AT = 64
+MAX_PREFILL_SECONDS = 0.09
+#: `PrefillLimits.saturation_decodes` and `PrefillLimits.min_step_tokens`.
+SATURATION_DECODES = 64
 _LEAST_TOKENS = 72
 #: Prompts to time, each so often, but no more once it has taken so long.
 _TIMED_TOKENS = (32, 128)
 _TIMES = 3
-_PATIENCE_S = 0.5
+TIMING_TIMEOUT_S = 0.5
 #: A prompt that tells what context costs, if it takes no longer than this; else so many tokens of
 #: it are taken to cost as much as a token, until more is known.
 _LONG_PROMPT, _LONG_PROMPT_S = 512, 0.15
@@ -138,25 +138,27 @@ def warm_up(core: EngineCore) -> None:
         return
     output = min(_OUTPUT_TOKENS, room - prompt)
     for temperature in (0.0, 1.0):
-        run_trial(core, prompt, output, temperature)
+        run_warmup_request(core, prompt, output, temperature)
     if _sets_share(core):
         seconds = _seconds_per_token(core, room - 1)
-        full_at = _FULL_SHARE_AT if is_on("prefill-by-load") else 0
+        full_at = SATURATION_DECODES if is_on("prefill-by-load") else 0
         least = _LEAST_TOKENS if is_on("prefill-least") else 1
-        core.scheduler.limits.share = PrefillShare(1, full_at, least)
-        per_read = _seconds_per_read(core, room - 1, seconds)
-        core.pace = PrefillPace(core.scheduler.limits, seconds, _SECONDS_BESIDE_DECODES, per_read)
-    time_drafts(core)
+        core.scheduler.limits.share = PrefillLimits(1, full_at, least)
+        per_read = _seconds_per_context_token(core, room - 1, seconds)
+        core.prefill_pace = PrefillPace(
+            core.scheduler.limits, seconds, MAX_PREFILL_SECONDS, per_read
+        )
+    measure_draft_costs(core)
     core.reset_prefix_cache()
-    core.scheduler.kv.quotas.forget_idle()
+    core.scheduler.kv.quotas.drop_idle()
     core.reset_stats()
-    core.executor.serving()
+    core.executor.on_serving()
 
 
 def _sets_share(core: EngineCore) -> bool:
     """Whether prompts beside decodes are bounded by time."""
     told = core.config.prefill_tokens_beside_decodes is not None
-    return not told and core.executor.times_prompts and core.facts.pooling is None
+    return not told and core.executor.measures_prefill_pace and core.facts.pooling is None
 
 
 def _seconds_per_token(core: EngineCore, room: int) -> float:
@@ -165,12 +167,12 @@ def _seconds_per_token(core: EngineCore, room: int) -> float:
     for tokens in (min(tokens, room, core.capacity.token_budget) for tokens in _TIMED_TOKENS):
         for _ in range(_TIMES):
             best = min(best, _prompt_seconds(core, tokens) / tokens)
-            if time.perf_counter() - began > _PATIENCE_S:
+            if time.perf_counter() - began > TIMING_TIMEOUT_S:
                 return best
     return best
 
 
-def _seconds_per_read(core: EngineCore, room: int, per_token: float) -> float:
+def _seconds_per_context_token(core: EngineCore, room: int, per_token: float) -> float:
     """What each token before it adds to the time that a prompt's token takes."""
     tokens, short = min(_LONG_PROMPT, room, core.capacity.token_budget), max(_TIMED_TOKENS)
     if tokens < 2 * short or tokens * per_token > _LONG_PROMPT_S:
@@ -184,5 +186,5 @@ def _prompt_seconds(core: EngineCore, tokens: int) -> float:
     """What a prompt of so many tokens takes in a step of its own."""
     core.reset_prefix_cache()
     started = time.perf_counter()
-    run_trial(core, tokens, 1, 0.0)
+    run_warmup_request(core, tokens, 1, 0.0)
     return time.perf_counter() - started

@@ -1,5 +1,5 @@
 """Where models run: each device by name, and what it can do."""
 
-from engine.devices.device import CacheNeed, Device, RunnerParts
+from engine.devices.device import CacheRequirements, Device, RunnerInputs
 
-__all__ = ["CacheNeed", "Device", "RunnerParts"]
+__all__ = ["CacheRequirements", "Device", "RunnerInputs"]

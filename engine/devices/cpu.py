@@ -11,14 +11,14 @@ import kernels
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError
 from engine.contract.speculative_config import HEADS
-from engine.devices.device import CacheNeed, Device, RunnerParts
-from engine.devices.host_memory import PagesAhead, most_states, num_cpu_blocks
+from engine.devices.device import CacheRequirements, Device, RunnerInputs
+from engine.devices.host_memory import PagePrefaulter, max_states, num_cpu_blocks
 from engine.model_loader.loader import LoadedModel
 from engine.models.decoder import NativeDecoder
-from engine.sampling.rejection_sampler import acceptance_of
+from engine.sampling.rejection_sampler import make_rejection_sampler
 from engine.sampling.sampler import Sampler
 from engine.scheduler.plan import StepPlan
-from engine.worker.compiled_step import DecodeSteps, tables_of
+from engine.worker.compiled_step import CompiledStepRunner, tables_of
 from engine.worker.interface import Runner
 from engine.worker.model_runner import ModelRunner
 from engine.worker.pooling_runner import PoolingRunner
@@ -36,16 +36,16 @@ class CpuDevice(Device):
     times_prompts: ClassVar[bool] = True
     runs_adapters: ClassVar[bool] = True
     runs_draft_models: ClassVar[bool] = True
-    heads: ClassVar[tuple[str, ...]] = HEADS
+    draft_head_methods: ClassVar[tuple[str, ...]] = HEADS
     runs_logits_processors: ClassVar[bool] = True
     kv_cache_dtypes: ClassVar[tuple[str, ...]] = ("float32", "bfloat16", "float16", "int8")
 
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(config)
-        self._pages: PagesAhead | None = None
+        self._pages: PagePrefaulter | None = None
 
     @classmethod
-    def obstacle(cls) -> str:
+    def unavailable_reason(cls) -> str:
         """Never any."""
         return ""
 
@@ -58,25 +58,25 @@ class CpuDevice(Device):
         """See `Device`. What the kernels don't compute torch does, by its own choice of ISA."""
         return torch.backends.cpu.get_cpu_capability(), super().arithmetic[1]
 
-    def num_blocks(self, need: CacheNeed) -> int:
+    def num_blocks(self, need: CacheRequirements) -> int:
         """See `Device`."""
         least = len(need.layout.groups)
         return num_cpu_blocks(self.config, need.bytes_per_token, need.blocks_per_sequence, least)
 
-    def most_states(self, state_bytes: int) -> int:
+    def max_states(self, state_bytes: int) -> int:
         """See `Device`."""
-        return most_states(state_bytes)
+        return max_states(state_bytes)
 
-    def cache_allocated(self, loaded: LoadedModel) -> None:
+    def on_cache_allocated(self, loaded: LoadedModel) -> None:
         """Map pages of the KV cache before they are needed."""
         model = loaded.model
         if is_on("map-ahead") and isinstance(model, NativeDecoder):
             caches = {id(kept): kept for cache in model.kv_caches for kept in cache}
             tensors = [kept for kept in caches.values() if kept is not None]
-            self._pages = PagesAhead(self.kernels, tensors, MAPPED_AHEAD_BYTES)
+            self._pages = PagePrefaulter(self.kernels, tensors, MAPPED_AHEAD_BYTES)
             weakref.finalize(self, self._pages.close, wait_s=0.0)
 
-    def cache_released(self) -> None:
+    def on_cache_released(self) -> None:
         """See `Device`."""
         if self._pages is not None:
             self._pages.close()
@@ -85,40 +85,42 @@ class CpuDevice(Device):
     def note_step(self, plan: StepPlan) -> None:
         """See `Device`."""
         if self._pages is not None:
-            self._pages.note(plan)
+            self._pages.record_blocks(plan)
 
     def use_threads(self, loaded: LoadedModel) -> None:
         """The native decoder's work is the kernels': torch keeps one thread there."""
         on_kernels = isinstance(loaded.model, NativeDecoder)
         self._threads.use(self.kernels, torch_too=not on_kernels)
 
-    def make_runner(self, parts: RunnerParts) -> Runner:
+    def make_runner(self, parts: RunnerInputs) -> Runner:
         """See `Device`."""
         loaded, batch = parts.loaded, parts.batch
         if loaded.pooler is not None:
             return PoolingRunner(loaded.model, batch, loaded.pooler)
         compiled = is_on("sampling") and self.kernels.name != "reference"
         ops = self.kernels if compiled else None
-        sampler = Sampler(loaded.eos_token_ids, ops, acceptance_of(self.config), parts.custom)
+        sampler = Sampler(
+            loaded.eos_token_ids, ops, make_rejection_sampler(self.config), parts.custom
+        )
         decodes = self._decodes(parts, sampler)
         return ModelRunner(loaded.model, batch, sampler, decodes, parts.masks, parts.hidden)
 
-    def _decodes(self, parts: RunnerParts, sampler: Sampler) -> DecodeSteps | None:
+    def _decodes(self, parts: RunnerInputs, sampler: Sampler) -> CompiledStepRunner | None:
         """What runs decode steps in one call, where model and kernels can."""
         model, batch = parts.loaded.model, parts.batch
         if not is_on("step") or not isinstance(model, NativeDecoder):
             return None
-        taps = () if parts.hidden is None else parts.hidden.taps
+        taps = () if parts.hidden is None else parts.hidden.aux_layers
         step = model.compile_step(tables_of(batch), taps)
         if step is None:
             return None
         width = model.spec.hidden_size * max(1, len(taps))
         hidden = None if parts.hidden is None else (parts.hidden, width)
-        return DecodeSteps(step, batch, sampler, model.spec.vocab_size, parts.masks, hidden)
+        return CompiledStepRunner(step, batch, sampler, model.spec.vocab_size, parts.masks, hidden)
 
     def close(self) -> None:
         """See `Device`."""
-        self.cache_released()
+        self.on_cache_released()
 
 
 def kernels_on(device: str, config: EngineConfig) -> KernelSet:

@@ -16,23 +16,23 @@ from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError
 from engine.contract.speculative_config import HEADS
 from engine.devices.cpu import kernels_on
-from engine.devices.device import DRAFT_PART, CacheNeed, Device, RunnerParts
+from engine.devices.device import DRAFT_CACHE_DIVISOR, CacheRequirements, Device, RunnerInputs
 from engine.devices.host_memory import GIB, num_cpu_blocks
 from engine.devices.offload import HostCopy
 from engine.model_loader.loader import LoadedModel
-from engine.models.forward_context import AttentionContext
-from engine.models.supports_lora import Adaptable
+from engine.models.forward_context import AttentionMetadata
+from engine.models.supports_lora import SupportsLoRA
 from engine.sampling.sampler import Sampler
 from engine.worker.gpu.graphs import DeviceForward
-from engine.worker.gpu.input_buffers import Staged, stage_all
-from engine.worker.gpu.memory import CudaMeter, DeviceMemory, num_gpu_blocks
-from engine.worker.gpu.model_runner import DeviceRunner, draft_settings
+from engine.worker.gpu.input_buffers import StagedInputs, stage_eager
+from engine.worker.gpu.memory import CudaMeter, MemoryProfile, num_gpu_blocks
+from engine.worker.gpu.model_runner import GpuModelRunner, draft_settings
 from engine.worker.gpu.setup import (
     DeviceModel,
     capture,
     device_forward,
     profile,
-    warm_up_heads,
+    warm_up_draft_heads,
     warm_up_kernels,
 )
 from engine.worker.interface import Runner
@@ -41,7 +41,7 @@ from kernels import KernelSet
 from kernels.ablations import is_on
 from kernels.lora import LoraSlots
 
-# -- `SlottedAdapters`: the adapters of a GPU's model, whose steps are recorded with their slots.
+# -- `LoraSlotAllocator`: the adapters of a GPU's model, whose steps are recorded with their slots.
 
 
 _MOST_ADAPTERS, _MOST_RANK = 256, 256
@@ -50,7 +50,7 @@ _PART, _MOST_BYTES = 32, 4 * GIB
 """A GPU's memory for adapters: one part of so many, at most so many bytes."""
 
 
-class SlottedAdapters:
+class LoraSlotAllocator:
     """Slots for them, and the memory that the KV cache leaves.
 
     Attributes:
@@ -72,7 +72,7 @@ class SlottedAdapters:
 
         `kernels`: their name; `total`: the GPU's bytes.
         """
-        if not self._config.enable_lora or not isinstance(model, Adaptable):
+        if not self._config.enable_lora or not isinstance(model, SupportsLoRA):
             return ""
         if self.slots is None:
             # One that was driven out has its slot until the steps that it was in are over.
@@ -92,9 +92,9 @@ class CudaDevice(Device):
     overlaps: ClassVar[bool] = True
     runs_adapters: ClassVar[bool] = True
     runs_draft_models: ClassVar[bool] = True
-    gives_all_states: ClassVar[bool] = True
-    heads: ClassVar[tuple[str, ...]] = HEADS
-    keeps_adapters: ClassVar[bool] = False
+    returns_all_hidden_states: ClassVar[bool] = True
+    draft_head_methods: ClassVar[tuple[str, ...]] = HEADS
+    caches_adapters_on_host: ClassVar[bool] = False
     pins_memory: ClassVar[bool] = True
     token_budget: ClassVar[int] = 8192
     kv_cache_dtypes: ClassVar[tuple[str, ...]] = (
@@ -105,10 +105,10 @@ class CudaDevice(Device):
         super().__init__(config)
         #: Bytes, by whether they are of the draft model.
         self._kept_for_graphs: dict[bool, int] = {}
-        self._adapters = SlottedAdapters(config)
+        self._adapters = LoraSlotAllocator(config)
 
     @classmethod
-    def obstacle(cls) -> str:
+    def unavailable_reason(cls) -> str:
         """See `Device`."""
         return "" if torch.cuda.is_available() else "torch sees no CUDA device."
 
@@ -142,18 +142,18 @@ class CudaDevice(Device):
         return self._adapters.num_bytes
 
     @property
-    def most_adapters(self) -> int:
+    def max_adapters(self) -> int:
         """See `Device`."""
         return self._adapters.most
 
     @property
-    def most_adapter_rank(self) -> int:
+    def max_adapter_rank(self) -> int:
         """See `Device`: recorded steps have room for what the highest rank needs."""
         return self._adapters.most_rank
 
     # -- memory -------------------------------------------------------------------------------
 
-    def num_blocks(self, need: CacheNeed) -> int:
+    def num_blocks(self, need: CacheRequirements) -> int:
         """See `Device`: a step of full size is run to see what it takes."""
         config, groups = self.config, len(need.layout.groups)
         if config.num_gpu_blocks_override is not None:
@@ -167,7 +167,7 @@ class CudaDevice(Device):
             peak, graphs = max(memory.peak, beside.peak), memory.graphs + beside.graphs
             memory = replace(memory, peak=peak, graphs=graphs)
             own = draft.bytes_per_token * size
-            block += min(block // DRAFT_PART, own)
+            block += min(block // DRAFT_CACHE_DIVISOR, own)
             kept += draft.blocks_per_sequence * own
         return num_gpu_blocks(
             memory,
@@ -178,7 +178,7 @@ class CudaDevice(Device):
             kept,
         )
 
-    def _profile(self, need: CacheNeed, *, is_draft: bool = False) -> DeviceMemory:
+    def _profile(self, need: CacheRequirements, *, is_draft: bool = False) -> MemoryProfile:
         """What the model takes beside its KV cache."""
         model, layout, budget = cast(DeviceModel, need.loaded.model), need.layout, need.token_budget
         config, longest = self._settings(is_draft, budget), self._max_blocks(need.loaded)
@@ -202,30 +202,30 @@ class CudaDevice(Device):
         """Those by which a model's steps are recorded."""
         return draft_settings(self.config, token_budget) if is_draft else self.config
 
-    def put_away(self, tensors: Iterator[Tensor]) -> HostCopy:
+    def offload(self, tensors: Iterator[Tensor]) -> HostCopy:
         """See `Device`: in pages that the GPU copies from at full speed."""
         return HostCopy(tensors, self.torch_device, _pin)
 
-    def give_back_memory(self) -> None:
+    def release_memory(self) -> None:
         """See `Device`."""
-        super().give_back_memory()
+        super().release_memory()
         torch.cuda.synchronize(self.torch_device)
         torch.cuda.empty_cache()
 
-    def step_failed(self) -> None:
+    def on_step_failed(self) -> None:
         """Memory that lies idle in pieces may be what the step ran out of."""
-        self.give_back_memory()
+        self.release_memory()
 
     # -- compute ------------------------------------------------------------------------------
 
-    def make_runner(self, parts: RunnerParts) -> Runner:
+    def make_runner(self, parts: RunnerInputs) -> Runner:
         """See `Device`."""
         loaded, batch, device = parts.loaded, parts.batch, self.torch_device
         if loaded.pooler is not None:
             slots = self._adapters.slots
 
-            def staged(ids: Tensor, context: AttentionContext) -> Staged:
-                return stage_all(ids, context, device, slots)
+            def staged(ids: Tensor, context: AttentionMetadata) -> StagedInputs:
+                return stage_eager(ids, context, device, slots)
 
             return PoolingRunner(loaded.model, batch, loaded.pooler, staged)
         compiled = is_on("sampling") and self.kernels.name != "reference"
@@ -239,12 +239,12 @@ class CudaDevice(Device):
         config = self._settings(parts.is_draft, parts.token_budget)
         taps: tuple[int, ...] = ()
         if parts.hidden is not None:
-            taps = parts.hidden.taps
-            warm_up_heads(parts.hidden, parts.token_budget)
+            taps = parts.hidden.aux_layers
+            warm_up_draft_heads(parts.hidden, parts.token_budget)
         forward = device_forward(model, config, parts.token_budget, longest, groups, taps=taps)
         capture(forward, CudaMeter(device), self._kept_for_graphs.get(parts.is_draft))
         batch.decodes_first = is_on("split-batches")
-        return DeviceRunner(model, batch, sampler, forward, device, parts.masks, parts.hidden)
+        return GpuModelRunner(model, batch, sampler, forward, device, parts.masks, parts.hidden)
 
 
 def has_triton() -> bool:

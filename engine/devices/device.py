@@ -23,14 +23,14 @@ from engine.contract.engine_config import EngineConfig
 from engine.devices.host_memory import GIB
 from engine.devices.offload import HostCopy
 from engine.devices.threads import Threads
-from engine.kv_cache.kv_cache_config import KVLayout
+from engine.kv_cache.kv_cache_config import KVCacheConfig
 from engine.model_loader.loader import LoadedModel
-from engine.sampling.custom_processors import CustomProcessors
+from engine.sampling.custom_processors import LogitsProcessors
 from engine.scheduler.plan import StepPlan
 from engine.system.host import available_memory
-from engine.worker.hidden_states import HiddenKeeper
-from engine.worker.input_batch import RunningBatch
-from engine.worker.interface import GrammarInbox, Runner
+from engine.worker.hidden_states import HiddenStateStore
+from engine.worker.input_batch import InputBatch
+from engine.worker.interface import BitmaskInbox, Runner
 from kernels import KernelSet
 
 # -- Host memory for adapters.
@@ -42,11 +42,11 @@ def adapter_bytes(part: int, most_gib: int) -> int:
 
 
 #: A draft model's KV cache takes at most such a part of what its model's takes.
-DRAFT_PART = 4
+DRAFT_CACHE_DIVISOR = 4
 
 
 @dataclass(frozen=True, slots=True)
-class CacheNeed:
+class CacheRequirements:
     """What a model asks of a device's memory for its KV cache.
 
     Attributes:
@@ -62,36 +62,36 @@ class CacheNeed:
 
     loaded: LoadedModel
     dtype: torch.dtype
-    layout: KVLayout
+    layout: KVCacheConfig
     bytes_per_token: int
     blocks_per_sequence: int
     token_budget: int
-    draft: CacheNeed | None = None
+    draft: CacheRequirements | None = None
     taps: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class RunnerParts:
+class RunnerInputs:
     """What a runner is made of.
 
     Attributes:
         loaded: the model, with its KV cache.
         batch: holds no sequence yet.
         masks: where grammars' masks come.
-        layout, token_budget: as in `CacheNeed`.
+        layout, token_budget: as in `CacheRequirements`.
         hidden: keeps what tokens were drawn from, for heads; None: there are none.
         is_draft: it draws drafts for another model beside it.
         custom: the engine's logits processors; None: there are none.
     """
 
     loaded: LoadedModel
-    batch: RunningBatch
-    masks: GrammarInbox
-    layout: KVLayout
+    batch: InputBatch
+    masks: BitmaskInbox
+    layout: KVCacheConfig
     token_budget: int
-    hidden: HiddenKeeper | None = None
+    hidden: HiddenStateStore | None = None
     is_draft: bool = False
-    custom: CustomProcessors | None = None
+    custom: LogitsProcessors | None = None
 
 
 class Device(ABC):
@@ -113,14 +113,14 @@ class Device(ABC):
     #: Whether rows of a step may go through LoRA adapters.
     runs_adapters: ClassVar[bool] = False
     #: Whether adapters that leave it are kept as they are, since host memory is where they were.
-    keeps_adapters: ClassVar[bool] = True
+    caches_adapters_on_host: ClassVar[bool] = True
     #: Whether drafts may come from a model.
     runs_draft_models: ClassVar[bool] = False
     #: Whether a pass computes the states of all tokens, whichever are asked for.
-    gives_all_states: ClassVar[bool] = False
+    returns_all_hidden_states: ClassVar[bool] = False
     #: Methods of `speculative_config` whose heads it runs.
-    heads: ClassVar[tuple[str, ...]] = ()
-    #: Whether its runner gives `RunnerParts.custom` to its sampler.
+    draft_head_methods: ClassVar[tuple[str, ...]] = ()
+    #: Whether its runner gives `RunnerInputs.custom` to its sampler.
     runs_logits_processors: ClassVar[bool] = False
     #: Whether host memory that is pinned gets to it sooner.
     pins_memory: ClassVar[bool] = False
@@ -132,11 +132,11 @@ class Device(ABC):
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
         self.kernels = self.make_kernels()
-        self._threads = Threads.of(config, self.kernels)
+        self._threads = Threads.from_config(config, self.kernels)
 
     @classmethod
     @abstractmethod
-    def obstacle(cls) -> str:
+    def unavailable_reason(cls) -> str:
         """Why it can't be used here, as a sentence; "" when it can."""
 
     @abstractmethod
@@ -167,42 +167,42 @@ class Device(ABC):
         return adapter_bytes(16, 4)
 
     @property
-    def most_adapters(self) -> int | None:
+    def max_adapters(self) -> int | None:
         """Of the settings, or how many the device can have at once; None: as many as fit."""
         return self.config.max_loras
 
     @property
-    def most_adapter_rank(self) -> int | None:
+    def max_adapter_rank(self) -> int | None:
         """The same for their ranks."""
         return self.config.max_lora_rank
 
     # -- memory -------------------------------------------------------------------------------
 
     @abstractmethod
-    def num_blocks(self, need: CacheNeed) -> int:
+    def num_blocks(self, need: CacheRequirements) -> int:
         """Blocks of KV cache that there is room for.
 
         Raises `ConfigError` where there isn't enough for one sequence.
         """
 
-    def most_states(self, state_bytes: int) -> int | None:
+    def max_states(self, state_bytes: int) -> int | None:
         """Sequences that run at once where each carries a state of that size; None: no bound."""
         return None
 
-    def cache_allocated(self, loaded: LoadedModel) -> None:
+    def on_cache_allocated(self, loaded: LoadedModel) -> None:
         """The model has a new KV cache, and serves requests from now on."""
 
-    def cache_released(self) -> None:
+    def on_cache_released(self) -> None:
         """The model's KV cache goes."""
 
     def note_step(self, plan: StepPlan) -> None:
         """A step is about to be run."""
 
-    def put_away(self, tensors: Iterator[Tensor]) -> HostCopy | None:
+    def offload(self, tensors: Iterator[Tensor]) -> HostCopy | None:
         """Move a model's weights to host memory while it sleeps; None: that's where they are."""
         return None
 
-    def give_back_memory(self) -> None:
+    def release_memory(self) -> None:
         """Hand freed memory to the system, or to the device's other users.
 
         Raises what a device says that is lost for good: the process is of no use any more.
@@ -212,8 +212,8 @@ class Device(ABC):
         if trim is not None:
             trim(0)
 
-    def step_failed(self) -> None:
-        """A step failed; another will be tried. May raise, as `give_back_memory`."""
+    def on_step_failed(self) -> None:
+        """A step failed; another will be tried. May raise, as `release_memory`."""
 
     # -- compute ------------------------------------------------------------------------------
 
@@ -226,7 +226,7 @@ class Device(ABC):
         self._threads.use(self.kernels, torch_too=True)
 
     @abstractmethod
-    def make_runner(self, parts: RunnerParts) -> Runner:
+    def make_runner(self, parts: RunnerInputs) -> Runner:
         """What runs steps of the model."""
 
     def close(self) -> None:

@@ -35,7 +35,7 @@ _PAUSE_S = 0.2
 _NICE = 5
 
 
-class PagesAhead:
+class PagePrefaulter:
     """Keeps some memory mapped beyond the highest block that was ever handed out.
 
     Blocks that were never used go in the order of their ids, so what is beyond is used next.
@@ -56,7 +56,7 @@ class PagesAhead:
         self._want(self._ahead)
         self._thread.start()
 
-    def note(self, plan: StepPlan) -> None:
+    def record_blocks(self, plan: StepPlan) -> None:
         """A step is about to be run, for which blocks were handed out."""
         self._noted_at = time.monotonic()
         tables = [new.block_ids for new in plan.new]
@@ -82,7 +82,7 @@ class PagesAhead:
             self._wake.set()
 
     def _run(self) -> None:
-        _step_back()
+        _lower_priority()
         while not self._closed:
             self._wake.wait()
             self._wake.clear()
@@ -102,7 +102,7 @@ class PagesAhead:
         self._mapped = last
 
 
-def _step_back() -> None:
+def _lower_priority() -> None:
     """Give other threads some precedence over the calling one; not all of it.
 
     With SCHED_IDLE a busy machine leaves it no time even to die: a killed replica is a process,
@@ -123,7 +123,7 @@ _MOST_BY_DEFAULT = 4 * GIB
 
 
 def num_cpu_blocks(
-    config: EngineConfig, bytes_per_token: int, most_per_sequence: int, least: int = 1
+    config: EngineConfig, bytes_per_token: int, max_blocks_per_sequence: int, min_blocks: int = 1
 ) -> int:
     """Blocks of the KV pool on a CPU.
 
@@ -133,16 +133,16 @@ def num_cpu_blocks(
     Args:
         config: the settings.
         bytes_per_token: of the layers that a block holds.
-        most_per_sequence: blocks that a sequence of full length takes.
-        least: blocks without which no sequence runs at all, one a KV cache group.
+        max_blocks_per_sequence: blocks that a sequence of full length takes.
+        min_blocks: blocks without which no sequence runs at all, one a KV cache group.
 
-    Raises `ConfigError` when fewer than `least` blocks fit.
+    Raises `ConfigError` when fewer than `min_blocks` blocks fit.
     """
     if config.num_gpu_blocks_override is not None:
-        if config.num_gpu_blocks_override < least:
+        if config.num_gpu_blocks_override < min_blocks:
             raise ConfigError(
-                f"num_gpu_blocks_override must be at least {least} for this model, one block for "
-                f"each of its KV cache groups; got {config.num_gpu_blocks_override}.",
+                f"num_gpu_blocks_override must be at least {min_blocks} for this model, one block "
+                f"for each of its KV cache groups; got {config.num_gpu_blocks_override}.",
                 param="num_gpu_blocks_override",
             )
         return config.num_gpu_blocks_override
@@ -151,21 +151,21 @@ def num_cpu_blocks(
     else:
         space = min(available_memory() // 4, _MOST_BY_DEFAULT)
     blocks = space // (bytes_per_token * config.block_size)
-    if blocks < least:
+    if blocks < min_blocks:
         raise ConfigError(
             f"{space} bytes of KV cache hold {blocks} blocks of {config.block_size} tokens "
-            f"({bytes_per_token} bytes a token); this model needs at least {least}.",
+            f"({bytes_per_token} bytes a token); this model needs at least {min_blocks}.",
             param="cpu_kvcache_space",
         )
-    return min(blocks, config.max_num_seqs * most_per_sequence)
+    return min(blocks, config.max_num_seqs * max_blocks_per_sequence)
 
 
-def most_states(state_bytes: int) -> int:
+def max_states(state_bytes: int) -> int:
     """Sequences whose states fit into a quarter of the free memory; at least one."""
     return max(1, available_memory() // 4 // state_bytes)
 
 
-def num_counted_blocks(config: EngineConfig, token_budget: int) -> int:
+def num_virtual_blocks(config: EngineConfig, token_budget: int) -> int:
     """Blocks for a model without a KV cache: they take no memory, the scheduler only counts them.
 
     Enough for two steps, since one may be planned while another runs.

@@ -19,7 +19,7 @@ _OURS = ("engine", "kernels")
 Pin = Callable[[Tensor], Callable[[], None]]
 
 
-def tensors_of(root: object) -> Iterator[Tensor]:
+def iter_tensors(root: object) -> Iterator[Tensor]:
     """Every tensor that is reached from an object, each once.
 
     The way leads through containers, modules of torch, methods and partials, and the fields of our
@@ -35,10 +35,10 @@ def tensors_of(root: object) -> Iterator[Tensor]:
         if isinstance(found, Tensor):
             yield found
             continue
-        left += _inside(found)
+        left += _reachable(found)
 
 
-def _inside(found: Any) -> list[Any]:
+def _reachable(found: Any) -> list[Any]:
     """What an object holds that may lead to tensors."""
     if isinstance(found, Mapping):
         return list(found.values())
@@ -138,7 +138,7 @@ class HostCopy:
             self._kept.pop()
             unpin()
 
-    def forget(self) -> None:
+    def discard(self) -> None:
         """Give the host memory back, and never the device's: the tensors aren't used any more."""
         while self._kept:
             self._kept.pop()[2]()

@@ -11,7 +11,7 @@ import torch
 
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError
-from engine.contract.plugins import DEVICES, check_device, wanted
+from engine.contract.plugins import DEVICES, check_device, selected_entry_points
 from engine.devices.device import Device
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ def make_device(config: EngineConfig) -> Device:
     """
     name = _auto() if config.device == "auto" else config.device
     kind = device_class(name)
-    if obstacle := kind.obstacle():
+    if obstacle := kind.unavailable_reason():
         raise ConfigError(f"device is {name}, but {obstacle}", param="device")
     cache = config.kv_cache_dtype
     if cache != "auto" and cache not in kind.kv_cache_dtypes:
@@ -46,7 +46,7 @@ def device_class(name: str) -> type[Device]:
         found = getattr(importlib.import_module(module), attribute)
     else:
         check_device(name)
-        point = next(point for point in wanted(DEVICES) if point.name == name)
+        point = next(point for point in selected_entry_points(DEVICES) if point.name == name)
         try:
             found = point.load()
         except Exception as error:  # whatever a stranger's module runs into
@@ -71,13 +71,13 @@ def _auto() -> str:
     from engine.devices.cuda import has_triton
 
     if not has_triton():
-        _say_that_a_gpu_lies_idle()
+        _warn_unused_gpu()
         return "cpu"
     return "cuda"
 
 
 @functools.cache
-def _say_that_a_gpu_lies_idle() -> None:
+def _warn_unused_gpu() -> None:
     """Once a process: it may load several models."""
     log.warning(
         "torch sees a GPU, but Triton, which the GPU kernels are written in, is not installed: "

@@ -18,7 +18,7 @@ import torch
 
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError
-from engine.system.host import usable_cpus
+from engine.system.host import num_usable_cpus
 from kernels import KernelSet
 
 # -- `JoinedThread`: for threads that run torch operators.
@@ -72,15 +72,16 @@ class Threads:
     Attributes:
         count: of them.
         cpus: one CPU for each, the step's own thread first; (): wherever the system puts them.
-        spread: without `cpus`, keep the pool's threads on CPUs of their own where there are enough.
+        bind_across: without `cpus`, keep the pool's threads on CPUs of their own where there are
+        enough.
     """
 
     count: int
     cpus: tuple[int, ...] = ()
-    spread: bool = True
+    bind_across: bool = True
 
     @classmethod
-    def of(cls, config: EngineConfig, ops: KernelSet) -> Threads:
+    def from_config(cls, config: EngineConfig, ops: KernelSet) -> Threads:
         """What the settings say. Raises `ConfigError` for CPUs that make no sense."""
         wanted = config.cpu_threads_bind
         if wanted in ("auto", "nobind"):
@@ -110,14 +111,14 @@ class Threads:
         global _own_count
         if _own_count is None:
             _own_count = torch.get_num_threads()
-        ops.use_threads(self.count, self.cpus or None, spread=self.spread)
+        ops.use_threads(self.count, self.cpus or None, spread=self.bind_across)
         if torch_too:
             torch.set_num_threads(self.count)
 
 
 def _default_count(ops: KernelSet) -> int:
     """As many as torch took before an engine told it otherwise, within a container's CPU quota."""
-    return usable_cpus(_own_count or ops.num_threads())
+    return num_usable_cpus(_own_count or ops.num_threads())
 
 
 def parse_cpus(text: str) -> tuple[int, ...]:

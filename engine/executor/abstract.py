@@ -7,17 +7,17 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from engine.kv_cache.kv_cache_config import KVLayout
+from engine.kv_cache.kv_cache_config import KVCacheConfig
 from engine.lora.store import AdapterHost
 from engine.models.interface import ModelFacts
 from engine.scheduler.plan import GrammarOutput, StepPlan, StepResult
 from engine.speculative.interface import DraftHost
-from engine.worker.interface import Finishable
+from engine.worker.interface import PendingStep
 
 # -- What comes of a step that was begun.
 
 
-class Outcome(Protocol):
+class StepFuture(Protocol):
     """A step's result, which may be still to come; a future is one."""
 
     def result(self) -> StepResult:
@@ -27,18 +27,18 @@ class Outcome(Protocol):
         """Wait for it; what the step ran into, if anything."""
 
 
-class Launched:
+class LaunchedStep:
     """A step whose launch comes from a thread, and whose result from the device."""
 
-    def __init__(self, launch: Future[Finishable]) -> None:
+    def __init__(self, launch: Future[PendingStep]) -> None:
         self._launch = launch
 
     def result(self) -> StepResult:
-        """See `Outcome`."""
+        """See `StepFuture`."""
         return self._launch.result().finish()
 
     def exception(self) -> BaseException | None:
-        """See `Outcome`."""
+        """See `StepFuture`."""
         try:
             self.result()
         except Exception as error:  # handed over, as a future does
@@ -55,26 +55,29 @@ class Capacity:
         layout: the model's KV cache groups.
         kv_bytes_per_token: what a token takes of the pool, over all layers.
         token_budget: tokens of a step.
-        most_sequences: whose states the memory holds at once; None: nothing is carried.
+        max_stateful_sequences: whose states the memory holds at once; None: nothing is carried.
     """
 
     num_blocks: int
-    layout: KVLayout
+    layout: KVCacheConfig
     kv_bytes_per_token: int
     token_budget: int
-    most_sequences: int | None = None
+    max_stateful_sequences: int | None = None
 
 
 class Executor(Protocol):
     """Loads a model and runs steps of it: here, in other processes, on other machines.
 
-    `load`, `size_cache` and `allocate_cache` are called once, in this order. One thread calls
-    everything but `give_masks`.
+    `load`, `determine_available_blocks` and `allocate_cache` are called once, in this order. One
+    thread calls
+    everything but `send_bitmask`.
 
     Attributes:
-        overlaps: steps are planned while the one before runs, unless the settings say otherwise.
-        times_prompts: prompts are to be timed at the start, so that they leave room for decodes.
-        asleep: some of the memory is given back, and no step can be run.
+        supports_async_scheduling: steps are planned while the one before runs, unless the settings
+        say otherwise.
+        measures_prefill_pace: prompts are to be timed at the start, so that they leave room for
+        decodes.
+        is_sleeping: some of the memory is given back, and no step can be run.
         adapters, drafts: what is on the device beside the model; from `load` on.
     """
 
@@ -85,16 +88,16 @@ class Executor(Protocol):
     def drafts(self) -> DraftHost: ...
 
     @property
-    def overlaps(self) -> bool: ...
+    def supports_async_scheduling(self) -> bool: ...
 
     @property
-    def times_prompts(self) -> bool: ...
+    def measures_prefill_pace(self) -> bool: ...
 
     @property
-    def asleep(self) -> bool: ...
+    def is_sleeping(self) -> bool: ...
 
     @property
-    def arithmetic(self) -> tuple[str, str]:
+    def numerics_id(self) -> tuple[str, str]:
         """What computes: instruction set or GPU, and the kernels' build."""
 
     def load(self, progress: Callable[[int, int], None]) -> ModelFacts:
@@ -103,13 +106,13 @@ class Executor(Protocol):
         Raises `ModelLoadError` or `ConfigError`.
         """
 
-    def size_cache(self) -> Capacity:
+    def determine_available_blocks(self) -> Capacity:
         """How much KV cache there is room for. Raises `ConfigError` where it is too little."""
 
     def allocate_cache(self) -> None:
         """Make the KV cache; from now on steps can be run."""
 
-    def serving(self) -> None:
+    def on_serving(self) -> None:
         """The engine is warm: use idle time to prepare for what comes."""
 
     # -- steps --------------------------------------------------------------------------------
@@ -126,16 +129,16 @@ class Executor(Protocol):
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step. Raises whatever the model raises; the batch stays usable."""
 
-    def prepare(self, plan: StepPlan) -> None:
+    def apply_plan(self, plan: StepPlan) -> None:
         """Take over the changes of a plan that holds no sequence."""
 
-    def submit(self, plan: StepPlan) -> Outcome:
+    def execute_async(self, plan: StepPlan) -> StepFuture:
         """Run a step after those submitted before; what comes of it.
 
         At most one other may be unfinished. After one has failed, all are skipped until `resume`.
         """
 
-    def give_masks(self, output: GrammarOutput) -> None:
+    def send_bitmask(self, output: GrammarOutput) -> None:
         """Grammar masks that a step awaits. May be called in any thread."""
 
     def resume(self) -> None:

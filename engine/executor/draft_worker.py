@@ -1,4 +1,4 @@
-"""`DraftExecutor`: a draft model beside the model, on the same device."""
+"""`DraftWorker`: a draft model beside the model, on the same device."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError, QuireError
 from engine.contract.messages import KV_CACHE
 from engine.contract.speculative_config import HEADS, SpeculativeConfig
-from engine.devices.device import DRAFT_PART, CacheNeed, Device, RunnerParts
-from engine.executor.head_worker import HeadExecutor, with_method
-from engine.executor.sleep import Sleeper
-from engine.kv_cache.kv_cache_config import KVLayout, make_layout, most_blocks
+from engine.devices.device import DRAFT_CACHE_DIVISOR, CacheRequirements, Device, RunnerInputs
+from engine.executor.head_worker import HeadWorker, resolve_head_method
+from engine.executor.sleep import SleepController
+from engine.kv_cache.kv_cache_config import KVCacheConfig, make_kv_cache_config, most_blocks
 from engine.model_loader.loader import LoadedModel, load_model
 from engine.scheduler.plan import StepPlan, StepResult
 from engine.speculative.interface import DraftFacts, HeadFacts, HeadPlan, HeadResult, draft_config
 from engine.text.tokenizer import Tokenizer
-from engine.worker.hidden_states import HiddenKeeper
-from engine.worker.input_batch import RunningBatch
-from engine.worker.interface import GrammarInbox, Runner
+from engine.worker.hidden_states import HiddenStateStore
+from engine.worker.input_batch import InputBatch
+from engine.worker.interface import BitmaskInbox, Runner
 
 _PARAM = "speculative_config"
 #: Tokens that it reads in a step, at most.
 _MOST_TOKENS = 2048
 
 
-class DraftExecutor:
+class DraftWorker:
     """Loads a draft model and runs steps of it, one at a time.
 
     Its KV cache is its own: of the model's tokens it holds those that it has read, which is fewer,
@@ -49,7 +49,7 @@ class DraftExecutor:
         longest = min(self.loaded.max_model_len, target.max_model_len)
         self._max_model_len = min(longest, wanted.max_model_len or longest)
         self._num_blocks = 0
-        self._sleeper = Sleeper(self.loaded, self._config, device)
+        self._sleeper = SleepController(self.loaded, self._config, device)
         self._runner: Runner = cast(Any, None)
 
     @property
@@ -64,13 +64,13 @@ class DraftExecutor:
         )
 
     @property
-    def need(self) -> CacheNeed:
+    def cache_requirements(self) -> CacheRequirements:
         """What it asks for, beside the model."""
         loaded, size = self.loaded, self._config.block_size
         one = most_blocks(0, self._max_model_len, self._max_model_len, size)
         own = loaded.spec.kv_bytes_per_token(loaded.dtype.itemsize)
         layout = self._layout()
-        return CacheNeed(loaded, loaded.dtype, layout, max(1, own), one, self._token_budget)
+        return CacheRequirements(loaded, loaded.dtype, layout, max(1, own), one, self._token_budget)
 
     @property
     def _token_budget(self) -> int:
@@ -81,18 +81,18 @@ class DraftExecutor:
         """Take a share beside the model's cache of `num_blocks` blocks, `block_bytes` each: as many
         tokens, in at most a quarter as many bytes, but enough for one sequence.
         """
-        need = self.need
+        need = self.cache_requirements
         own, one = need.bytes_per_token * self._config.block_size, need.blocks_per_sequence
-        share = max(num_blocks * block_bytes // DRAFT_PART // own, one)
+        share = max(num_blocks * block_bytes // DRAFT_CACHE_DIVISOR // own, one)
         self._num_blocks = min(share, num_blocks, one * self._config.max_num_seqs)
 
     def allocate_cache(self) -> None:
         """Make the cache; from now on steps can be run."""
         layout, size = self._layout(), self._config.block_size
         self.loaded.model.allocate_kv(self._num_blocks, size, self.loaded.dtype, layout)
-        batch = RunningBatch(self._config.max_num_seqs, self._max_model_len, size)
-        parts = RunnerParts(
-            self.loaded, batch, GrammarInbox(), layout, self._token_budget, is_draft=True
+        batch = InputBatch(self._config.max_num_seqs, self._max_model_len, size)
+        parts = RunnerInputs(
+            self.loaded, batch, BitmaskInbox(), layout, self._token_budget, is_draft=True
         )
         self._runner = self._device.make_runner(parts)
         self._sleeper.asleep.discard(KV_CACHE)
@@ -108,11 +108,11 @@ class DraftExecutor:
 
     def wake_weights(self) -> None:
         """Bring the weights back, if they sleep."""
-        self._sleeper.wake_weights()
+        self._sleeper.reload_weights()
 
-    def _layout(self) -> KVLayout:
+    def _layout(self) -> KVCacheConfig:
         spec = self.loaded.spec
-        return make_layout((), spec.num_layers, self._max_model_len)
+        return make_kv_cache_config((), spec.num_layers, self._max_model_len)
 
 
 def check_draft(draft: LoadedModel, target: LoadedModel) -> None:
@@ -125,12 +125,12 @@ def check_draft(draft: LoadedModel, target: LoadedModel) -> None:
     elif not hasattr(draft.model, "release_kv"):
         why = f"{type(draft.model).__name__} has no release_kv"
     else:
-        why = vocabulary_difference(draft, target)
+        why = first_vocabulary_mismatch(draft, target)
     if why:
         raise ConfigError(f"{_PARAM}: the draft model can't be used: {why}.", param=_PARAM)
 
 
-def vocabulary_difference(draft: LoadedModel, target: LoadedModel) -> str:
+def first_vocabulary_mismatch(draft: LoadedModel, target: LoadedModel) -> str:
     """The first token that the two know by different ids, as a clause; "": there is none.
 
     Without tokenizers (`skip_tokenizer_init`) the sizes alone are compared.
@@ -152,10 +152,10 @@ def _differing_piece(ours: Tokenizer, theirs: Tokenizer) -> str:
     return ""
 
 
-# -- `DeviceDrafts`: what computes drafts beside the model of an executor, on the same device.
+# -- `DraftWorkers`: what computes drafts beside the model of an executor, on the same device.
 
 
-class DeviceDrafts:
+class DraftWorkers:
     """See `DraftHost`: the draft model or the heads that the settings name, if either.
 
     Attributes:
@@ -165,8 +165,8 @@ class DeviceDrafts:
     def __init__(self, begin: Callable[[], None]) -> None:
         """`begin`: called before each step, in the thread that runs it."""
         self._begin = begin
-        self.of_model: DraftExecutor | None = None
-        self.of_heads: HeadExecutor | None = None
+        self.of_model: DraftWorker | None = None
+        self.of_heads: HeadWorker | None = None
 
     def load(
         self, config: EngineConfig, device: Device, loaded: LoadedModel, *, overlaps: bool
@@ -176,17 +176,17 @@ class DeviceDrafts:
         `overlaps`: steps may be planned before their tokens are known. Raises `ConfigError` or
         `ModelLoadError`.
         """
-        if config.speculative_config is None or config.plans_ahead(overlaps):
+        if config.speculative_config is None or config.uses_async_scheduling(overlaps):
             return
         wanted = SpeculativeConfig.from_mapping(config.speculative_config)
         if not wanted.computes or loaded.pooler is not None or loaded.model.stateful:
             return
-        wanted = with_method(config, wanted)
+        wanted = resolve_head_method(config, wanted)
         _check_device(device, wanted.method)
         if wanted.method in HEADS:
-            self.of_heads = HeadExecutor(config, wanted, device, loaded)
+            self.of_heads = HeadWorker(config, wanted, device, loaded)
         else:
-            self.of_model = DraftExecutor(config, wanted, device, loaded)
+            self.of_model = DraftWorker(config, wanted, device, loaded)
 
     # -- for the core -------------------------------------------------------------------------
 
@@ -207,15 +207,15 @@ class DeviceDrafts:
         self._begin()
         return self.of_model.execute(plan)
 
-    def draw(self, plan: HeadPlan) -> HeadResult:
+    def propose(self, plan: HeadPlan) -> HeadResult:
         """See `DraftHost`."""
         if self.of_heads is None:
             raise RuntimeError("There are no heads.")
-        return self.of_heads.draw(plan)
+        return self.of_heads.propose(plan)
 
     # -- memory -------------------------------------------------------------------------------
 
-    def check(self, layout: KVLayout) -> None:
+    def check(self, layout: KVCacheConfig) -> None:
         """Raise `ConfigError` where the model's cache isn't one that heads can go by."""
         if self.of_heads is not None:
             self.of_heads.check(layout)
@@ -226,9 +226,9 @@ class DeviceDrafts:
         return 0 if self.of_heads is None else self.of_heads.bytes_per_token
 
     @property
-    def need(self) -> CacheNeed | None:
+    def need(self) -> CacheRequirements | None:
         """What the draft model's own cache asks for."""
-        return None if self.of_model is None else self.of_model.need
+        return None if self.of_model is None else self.of_model.cache_requirements
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -236,7 +236,7 @@ class DeviceDrafts:
         return () if self.of_heads is None else self.of_heads.taps
 
     def size_cache(self, num_blocks: int, block_bytes: int) -> None:
-        """See `DraftExecutor.size_cache`."""
+        """See `DraftWorker.size_cache`."""
         if self.of_model is not None:
             self.of_model.size_cache(num_blocks, block_bytes)
 
@@ -245,8 +245,10 @@ class DeviceDrafts:
         if self.of_model is not None:
             self.of_model.allocate_cache()
 
-    def attach(self, batch: RunningBatch, num_blocks: int, layout: KVLayout) -> HiddenKeeper | None:
-        """See `HeadExecutor.attach`; None: nothing is to be kept."""
+    def attach(
+        self, batch: InputBatch, num_blocks: int, layout: KVCacheConfig
+    ) -> HiddenStateStore | None:
+        """See `HeadWorker.attach`; None: nothing is to be kept."""
         if self.of_heads is None:
             return None
         return self.of_heads.attach(batch, num_blocks, layout)
@@ -266,10 +268,10 @@ class DeviceDrafts:
 
 def _check_device(device: Device, method: str) -> None:
     """Raise `ConfigError` where the device can't draw drafts like that."""
-    if method in device.heads or (method not in HEADS and device.runs_draft_models):
+    if method in device.draft_head_methods or (method not in HEADS and device.runs_draft_models):
         return
     own: tuple[str, ...] = ("draft_model",) if device.runs_draft_models else ()
-    *known, last = "ngram", "suffix", *own, *device.heads
+    *known, last = "ngram", "suffix", *own, *device.draft_head_methods
     raise ConfigError(
         f"speculative_config: drafts by {method} aren't supported on the device {device.name}; the "
         f"methods {', '.join(known)} and {last} are.",

@@ -1,4 +1,4 @@
-"""`DeviceAdapters`: the adapters of a model on the device that an executor has."""
+"""`LoraWorker`: the adapters of a model on the device that an executor has."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from engine.lora.layer_delta import AdaptableModel
 from engine.lora.store import AdapterFacts, AdapterStore, StoreLimits
 from engine.model_loader.loader import LoadedModel
 from engine.models.lora import AdapterWeights
-from engine.models.supports_lora import Adaptable
+from engine.models.supports_lora import SupportsLoRA
 
 
-class DeviceAdapters:
+class LoraWorker:
     """See `AdapterHost`. Between `prepare` and `clear_host` there may be some."""
 
     def __init__(
@@ -29,9 +29,9 @@ class DeviceAdapters:
         self._obstacle = ""
         self._store = AdapterStore(
             StoreLimits(
-                max_rank=device.most_adapter_rank,
+                max_rank=device.max_adapter_rank,
                 dtype=None if config.lora_dtype == "auto" else dtypes[config.lora_dtype],
-                host_bytes=adapter_bytes(32, 1) if device.keeps_adapters else 0,
+                host_bytes=adapter_bytes(32, 1) if device.caches_adapters_on_host else 0,
                 host_adapters=config.max_cpu_loras,
             )
         )
@@ -56,7 +56,7 @@ class DeviceAdapters:
         if self._loaded is None:
             return "There is no model yet."
         model = self._loaded.model
-        if isinstance(model, Adaptable):
+        if isinstance(model, SupportsLoRA):
             return self._obstacle
         other = (
             "Adapters are for models that run on Quire's own decoders and encoders or on the "
@@ -71,9 +71,9 @@ class DeviceAdapters:
         return self._device.adapter_bytes()
 
     @property
-    def most(self) -> int | None:
+    def max_adapters(self) -> int | None:
         """See `AdapterHost`."""
-        return self._device.most_adapters
+        return self._device.max_adapters
 
     def load(self, ref: AdapterRef) -> AdapterFacts:
         """See `AdapterHost`."""
@@ -83,17 +83,17 @@ class DeviceAdapters:
         heads = None if pooler is None else pooler.maker
         return self._store.load(ref, cast(AdaptableModel, self._loaded.model), heads)
 
-    def drop(self, digest: str) -> bool:
+    def unload(self, digest: str) -> bool:
         """See `AdapterHost`."""
-        return self._store.drop(digest)
+        return self._store.unload(digest)
 
-    def forget(self, digest: str) -> None:
+    def drop_host_copy(self, digest: str) -> None:
         """See `AdapterHost`."""
-        self._store.forget(digest)
+        self._store.drop_host_copy(digest)
 
-    def holds(self, digest: str) -> bool:
+    def has_host_copy(self, digest: str) -> bool:
         """See `AdapterHost`."""
-        return self._store.holds(digest)
+        return self._store.has_host_copy(digest)
 
     def clear_host(self) -> None:
         """Let go of what host memory has: it may hold parts of weights that go."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from engine.checkpoints.gguf.folder import find_gguf
 from engine.checkpoints.model_files import model_digest
-from engine.contract.checkpoint_options import ROUNDED
+from engine.contract.checkpoint_options import ONLINE_METHODS
 from engine.contract.engine_config import EngineConfig
 from engine.contract.replica_state import Numerics
 from engine.executor.abstract import Executor
@@ -45,14 +45,14 @@ def numerics_of(config: EngineConfig, executor: Executor, facts: ModelFacts) -> 
     except OSError as error:
         log.warning("The weights' digest can't be told: %s", error)
         return None
-    isa, kernels = executor.arithmetic
+    isa, kernels = executor.numerics_id
     return Numerics(
         weights=weights,
         isa=isa,
         kernels=kernels,
         dtype=facts.dtype,
         # A checkpoint's own format is the weights', named or not.
-        quantization=config.quantization if config.quantization in ROUNDED else "",
+        quantization=config.quantization if config.quantization in ONLINE_METHODS else "",
         kv_cache_dtype=config.kv_cache_dtype,
         settings=settings,
     )

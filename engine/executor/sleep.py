@@ -1,4 +1,4 @@
-"""`Sleeper`: gives a model's memory back for a while, and takes it again."""
+"""`SleepController`: gives a model's memory back for a while, and takes it again."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError
 from engine.contract.messages import KV_CACHE, WEIGHTS
 from engine.devices.device import Device
-from engine.devices.offload import HostCopy, tensors_of
+from engine.devices.offload import HostCopy, iter_tensors
 from engine.model_loader.loader import LoadedModel, reload_model
 from engine.models.interface import EngineModel
 
 log = logging.getLogger(__name__)
 
 
-class Absent:
+class ReleasedModel:
     """Stands where a model was whose weights are gone."""
 
     def __getattr__(self, name: str) -> Any:
         raise RuntimeError(f"{name} was asked of a model whose weights sleep.")
 
 
-class Sleeper:
+class SleepController:
     """What of one model sleeps.
 
     Level 1 gives the KV cache back, and a GPU's weights to host memory (on a CPU they are there
@@ -61,15 +61,15 @@ class Sleeper:
         self.asleep = {WEIGHTS, KV_CACHE}
         if level == 2:
             if self._host is not None:
-                self._host.forget()
+                self._host.discard()
             self._host, self._gone = None, True
-            self._loaded.model = cast(EngineModel, Absent())
+            self._loaded.model = cast(EngineModel, ReleasedModel())
         elif self._host is None and not self._gone:
-            self._host = self._device.put_away(_held(self._loaded))
-        self._device.give_back_memory()
+            self._host = self._device.offload(_model_tensors(self._loaded))
+        self._device.release_memory()
         log.info("Asleep at level %d after %.2f s", level, time.perf_counter() - started)
 
-    def wake_weights(self) -> None:
+    def reload_weights(self) -> None:
         """Bring the weights back. Raises `ModelLoadError` where they can't be read any more."""
         if WEIGHTS not in self.asleep:
             return
@@ -84,8 +84,8 @@ class Sleeper:
         log.info("The weights woke in %.2f s", time.perf_counter() - started)
 
 
-def _held(loaded: LoadedModel) -> Iterator[Tensor]:
+def _model_tensors(loaded: LoadedModel) -> Iterator[Tensor]:
     """A model's tensors: those that it names, else those that are reached from it."""
     named = getattr(loaded.model, "named_tensors", None)
-    own = tensors_of(loaded.model) if named is None else (tensor for _, tensor in named())
-    return itertools.chain(own, tensors_of(loaded.pooler))
+    own = iter_tensors(loaded.model) if named is None else (tensor for _, tensor in named())
+    return itertools.chain(own, iter_tensors(loaded.pooler))

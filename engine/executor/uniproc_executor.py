@@ -1,4 +1,4 @@
-"""`InProcessExecutor`: one device, in this process."""
+"""`UniProcExecutor`: one device, in this process."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ import torch
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError, EngineFault
 from engine.contract.messages import KV_CACHE, WEIGHTS
-from engine.contract.replica_state import CACHE, KERNELS, READING, note
-from engine.devices.device import CacheNeed, RunnerParts
-from engine.devices.host_memory import num_counted_blocks
+from engine.contract.replica_state import CACHE, KERNELS, READING, report_load_phase
+from engine.devices.device import CacheRequirements, RunnerInputs
+from engine.devices.host_memory import num_virtual_blocks
 from engine.devices.registry import make_device
 from engine.devices.threads import JoinedThread
-from engine.executor.abstract import Capacity, Executor, Launched, Outcome
-from engine.executor.draft_worker import DeviceDrafts
-from engine.executor.lora_worker import DeviceAdapters
-from engine.executor.sleep import Sleeper
-from engine.kv_cache.kv_cache_config import KVLayout, make_layout, most_blocks
+from engine.executor.abstract import Capacity, Executor, LaunchedStep, StepFuture
+from engine.executor.draft_worker import DraftWorkers
+from engine.executor.lora_worker import LoraWorker
+from engine.executor.sleep import SleepController
+from engine.kv_cache.kv_cache_config import KVCacheConfig, make_kv_cache_config, most_blocks
 from engine.model_loader.loader import LoadedModel, load_model
 from engine.model_loader.vllm_config import VllmConfig
 from engine.models.decoder import NativeDecoder
 from engine.models.decoder_spec import DecoderSpec
 from engine.models.interface import ModelFacts
-from engine.sampling.custom_processors import CustomProcessors
+from engine.sampling.custom_processors import LogitsProcessors
 from engine.sampling.logits_processor import LogitsProcessor, processor_classes
 from engine.scheduler.plan import GrammarOutput, StepPlan, StepResult
-from engine.worker.input_batch import RunningBatch
-from engine.worker.interface import Attachments, Finishable, GrammarInbox, Runner
+from engine.worker.input_batch import InputBatch
+from engine.worker.interface import Attachments, BitmaskInbox, PendingStep, Runner
 from kernels import KernelSet
 
 # -- `StepThread`: runs steps one after the other while the engine prepares the next.
@@ -46,7 +46,7 @@ class StepSkipped(RuntimeError):
 
 
 @dataclass(slots=True)
-class _Work:
+class _QueuedStep:
     run: Callable[[], Any]
     future: Future[Any]
     attempt: int
@@ -60,7 +60,7 @@ class StepThread:
     """
 
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_QueuedStep | None] = queue.SimpleQueue()
         self._attempt = 0
         self._broken = False
         tell_end = partial(self._queue.put, None)
@@ -91,7 +91,7 @@ class StepThread:
             self._broken = True
             future.set_exception(error)
             return future
-        self._queue.put(_Work(run, future, self._attempt))
+        self._queue.put(_QueuedStep(run, future, self._attempt))
         return future
 
     def resume(self) -> None:
@@ -100,7 +100,7 @@ class StepThread:
         self._broken = False
 
 
-def _run_all(work: queue.SimpleQueue[_Work | None]) -> None:
+def _run_all(work: queue.SimpleQueue[_QueuedStep | None]) -> None:
     failed = -1
     while (item := work.get()) is not None:
         if item.attempt <= failed:
@@ -130,13 +130,13 @@ _KV_DTYPES = {
 }
 
 
-class InProcessExecutor:
+class UniProcExecutor:
     """Loads the model, allocates the KV cache and runs plans, one at a time.
 
     Attributes:
         device: where the model runs.
         loaded: the model and what is known of it; from `load` on.
-        capacity: see `Capacity`; from `size_cache` on.
+        capacity: see `Capacity`; from `determine_available_blocks` on.
         adapters, drafts: see `Executor`.
         rank: of all ranks, of which there is one.
     """
@@ -147,11 +147,11 @@ class InProcessExecutor:
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
-        note(KERNELS)
+        report_load_phase(KERNELS)
         self.device = make_device(config)
-        self._attachments, self._masks = Attachments(), GrammarInbox()
-        self.adapters = DeviceAdapters(config, self.device, _KV_DTYPES)
-        self.drafts = DeviceDrafts(self._begin)
+        self._attachments, self._masks = Attachments(), BitmaskInbox()
+        self.adapters = LoraWorker(config, self.device, _KV_DTYPES)
+        self.drafts = DraftWorkers(self._begin)
         self._thread: StepThread | None = None
         self._begun = self._serving = False
         self._runner: Runner = cast(Any, None)
@@ -160,14 +160,16 @@ class InProcessExecutor:
 
     def load(self, progress: Callable[[int, int], None]) -> ModelFacts:
         """See `Executor`."""
-        note(READING)
+        report_load_phase(READING)
         self.device.use_threads_to_load()
         self.loaded = load_model(self._config, self.device.kernels, progress)
         self._kv_dtype = _KV_DTYPES.get(self._config.kv_cache_dtype, self.loaded.dtype)
         self._check_logits_processors()
-        self._sleeper = Sleeper(self.loaded, self._config, self.device)
+        self._sleeper = SleepController(self.loaded, self._config, self.device)
         self.adapters.prepare(self.loaded)
-        self.drafts.load(self._config, self.device, self.loaded, overlaps=self.overlaps)
+        self.drafts.load(
+            self._config, self.device, self.loaded, overlaps=self.supports_async_scheduling
+        )
         return self.loaded.facts
 
     def _check_logits_processors(self) -> None:
@@ -181,7 +183,7 @@ class InProcessExecutor:
                 param="logits_processors",
             )
 
-    def size_cache(self) -> Capacity:
+    def determine_available_blocks(self) -> Capacity:
         """See `Executor`."""
         budget, layout = self._token_budget(), self._layout()
         self.drafts.check(layout)
@@ -194,12 +196,12 @@ class InProcessExecutor:
 
     def allocate_cache(self) -> None:
         """See `Executor`."""
-        note(CACHE)
+        report_load_phase(CACHE)
         config, layout = self._config, self.capacity.layout
         self.loaded.model.allocate_kv(
             self.capacity.num_blocks, config.block_size, self._kv_dtype, layout
         )
-        batch = RunningBatch(
+        batch = InputBatch(
             config.max_num_seqs,
             self.loaded.max_model_len,
             config.block_size,
@@ -208,14 +210,14 @@ class InProcessExecutor:
             self.adapters.by_digest,
         )
         if self._serving:
-            self.device.cache_allocated(self.loaded)
+            self.device.on_cache_allocated(self.loaded)
         self._runner = self._make_runner(batch)
         self.drafts.allocate_cache()
 
-    def _make_runner(self, batch: RunningBatch) -> Runner:
+    def _make_runner(self, batch: InputBatch) -> Runner:
         """What runs steps on the device."""
         capacity = self.capacity
-        parts = RunnerParts(
+        parts = RunnerInputs(
             self.loaded,
             batch,
             self._masks,
@@ -226,7 +228,7 @@ class InProcessExecutor:
         )
         return self.device.make_runner(parts)
 
-    def _logits_processors(self) -> CustomProcessors | None:
+    def _logits_processors(self) -> LogitsProcessors | None:
         """The engine's own, made anew with each runner; None: there are none."""
         classes = processor_classes(self._config, pools=self.loaded.pooler is not None)
         if not classes:
@@ -236,7 +238,7 @@ class InProcessExecutor:
         def made() -> list[LogitsProcessor]:
             return [each(config, place, pinned) for each in classes]
 
-        return CustomProcessors(made(), made)
+        return LogitsProcessors(made(), made)
 
     @property
     def vllm_config(self) -> VllmConfig:
@@ -247,28 +249,28 @@ class InProcessExecutor:
             self.device.torch_device,
             num_blocks=self.capacity.num_blocks,
             token_budget=self.capacity.token_budget,
-            plans_ahead=self._config.plans_ahead(self.overlaps),
+            plans_ahead=self._config.uses_async_scheduling(self.supports_async_scheduling),
         )
 
-    def serving(self) -> None:
+    def on_serving(self) -> None:
         """See `Executor`."""
         self._serving = True
-        self.device.cache_allocated(self.loaded)
+        self.device.on_cache_allocated(self.loaded)
 
     # -- steps --------------------------------------------------------------------------------
 
     @property
-    def overlaps(self) -> bool:
+    def supports_async_scheduling(self) -> bool:
         """See `Executor`."""
         return self.device.overlaps
 
     @property
-    def times_prompts(self) -> bool:
+    def measures_prefill_pace(self) -> bool:
         """See `Executor`."""
         return self.device.times_prompts
 
     @property
-    def arithmetic(self) -> tuple[str, str]:
+    def numerics_id(self) -> tuple[str, str]:
         """See `Executor`."""
         return self.device.arithmetic
 
@@ -279,15 +281,15 @@ class InProcessExecutor:
 
     def attach(self, value: Any) -> int:
         """See `Executor`."""
-        return self._attachments.put(value)
+        return self._attachments.add(value)
 
     def detach(self, handle: int) -> None:
         """See `Executor`."""
-        self._attachments.drop(handle)
+        self._attachments.remove(handle)
 
-    def give_masks(self, output: GrammarOutput) -> None:
+    def send_bitmask(self, output: GrammarOutput) -> None:
         """See `Executor`."""
-        self._masks.put(output)
+        self._masks.publish(output)
 
     def execute(self, plan: StepPlan) -> StepResult:
         """See `Executor`."""
@@ -295,11 +297,11 @@ class InProcessExecutor:
         self.device.note_step(plan)
         return self._runner.execute(plan)
 
-    def prepare(self, plan: StepPlan) -> None:
+    def apply_plan(self, plan: StepPlan) -> None:
         """See `Executor`."""
         self._runner.prepare(plan)
 
-    def submit(self, plan: StepPlan) -> Outcome:
+    def execute_async(self, plan: StepPlan) -> StepFuture:
         """Prepare a step now and launch it in a thread, after those submitted before.
 
         Where the device has a queue of its own, the thread launches a step while the one before is
@@ -310,20 +312,20 @@ class InProcessExecutor:
         runner = self._runner
         self.device.note_step(plan)
 
-        def prepare() -> Callable[[], Finishable]:
+        def prepare() -> Callable[[], PendingStep]:
             return partial(self._launch, plan, runner.prepare(plan))
 
-        return Launched(self._thread.submit(prepare))
+        return LaunchedStep(self._thread.submit(prepare))
 
-    def _launch(self, plan: StepPlan, inputs: Any) -> Finishable:
+    def _launch(self, plan: StepPlan, inputs: Any) -> PendingStep:
         """Launch a prepared step, in the thread that does it for all."""
         self._begin()
         return self._runner.launch(plan, inputs)
 
     def resume(self) -> None:
         """See `Executor`."""
-        self.device.step_failed()
-        self._runner.forget()
+        self.device.on_step_failed()
+        self._runner.reset()
         self._masks.clear()
         if self._thread is not None:
             self._thread.resume()
@@ -337,7 +339,7 @@ class InProcessExecutor:
     # -- for operators ------------------------------------------------------------------------
 
     @property
-    def asleep(self) -> bool:
+    def is_sleeping(self) -> bool:
         """See `Executor`."""
         return bool(self._sleeper.asleep)
 
@@ -346,11 +348,11 @@ class InProcessExecutor:
         self._sleeper.check()
 
     def sleep(self, level: int) -> None:
-        """See `Executor`, and `Sleeper` for the levels."""
+        """See `Executor`, and `SleepController` for the levels."""
         self.check_sleep()
         # Graphs and their buffers go with the runner: they hold addresses of what goes.
         self._runner = cast(Any, None)
-        self.device.cache_released()
+        self.device.on_cache_released()
         self.drafts.sleep(level)
         self._sleeper.sleep(level)
         self.adapters.clear_host()
@@ -359,7 +361,7 @@ class InProcessExecutor:
         """See `Executor`. The KV cache comes after the weights, whichever is woken first."""
         asleep = self._sleeper.asleep
         if WEIGHTS in tags:
-            self._sleeper.wake_weights()
+            self._sleeper.reload_weights()
             self.adapters.prepare(self.loaded)
             self.drafts.wake_weights()
         if KV_CACHE in tags:
@@ -382,14 +384,14 @@ class InProcessExecutor:
 
     # -- sizes --------------------------------------------------------------------------------
 
-    def _layout(self) -> KVLayout:
+    def _layout(self) -> KVCacheConfig:
         """The model's KV cache groups."""
         spec = self.loaded.spec
         hybrid = not self._config.disable_hybrid_kv_cache_manager
-        windows, layers = spec.windows, spec.num_layers
+        windows, layers = spec.sliding_windows, spec.num_layers
         if isinstance(spec, DecoderSpec):
             windows, layers = spec.kv_windows, len(spec.attention_layers)
-        return make_layout(windows, layers, self.loaded.max_model_len, hybrid)
+        return make_kv_cache_config(windows, layers, self.loaded.max_model_len, hybrid)
 
     def _token_bytes(self, num_layers: int | None = None) -> int:
         """Bytes of KV cache of one token over `num_layers` layers, by default all."""
@@ -403,7 +405,7 @@ class InProcessExecutor:
             )
         return size + size // spec.head_dim * torch.float32.itemsize  # each head's scale
 
-    def _num_blocks(self, token_budget: int, layout: KVLayout) -> int:
+    def _num_blocks(self, token_budget: int, layout: KVCacheConfig) -> int:
         """The pool's size: a block holds `layers_per_block` layers, whatever their group."""
         config, longest = self._config, self.loaded.max_model_len
         most = sum(
@@ -413,9 +415,9 @@ class InProcessExecutor:
         token_bytes = self._token_bytes(layout.layers_per_block)
         token_bytes += self.drafts.bytes_per_token
         if token_bytes == 0:
-            return num_counted_blocks(config, token_budget)
+            return num_virtual_blocks(config, token_budget)
         return self.device.num_blocks(
-            CacheNeed(
+            CacheRequirements(
                 self.loaded,
                 self._kv_dtype,
                 layout,
@@ -430,7 +432,7 @@ class InProcessExecutor:
     def _most_sequences(self) -> int | None:
         """Sequences whose states are held at once; None: nothing is carried."""
         size: int = getattr(self.loaded.spec, "state_bytes", 0)
-        most = self.device.most_states(size) if size else None
+        most = self.device.max_states(size) if size else None
         if most is None:
             return None
         wanted = self._config.max_num_seqs
@@ -456,12 +458,12 @@ class InProcessExecutor:
 # -- The executor that the settings ask for.
 
 
-def in_process(executor: Executor) -> InProcessExecutor:
+def unwrap_uniproc(executor: Executor) -> UniProcExecutor:
     """`executor`, for those who look at the model itself: benchmarks and surveys.
 
     Raises TypeError where the model isn't in this process.
     """
-    if not isinstance(executor, InProcessExecutor):
+    if not isinstance(executor, UniProcExecutor):
         raise TypeError(f"{type(executor).__name__} runs no model in this process.")
     return executor
 
@@ -471,4 +473,4 @@ def make_executor(config: EngineConfig) -> Executor:
 
     Raises `ConfigError` for a device that isn't there.
     """
-    return InProcessExecutor(config)
+    return UniProcExecutor(config)

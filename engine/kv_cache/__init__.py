@@ -2,8 +2,8 @@
 
 from engine.kv_cache.block import NULL_BLOCK, Block, TenantQuota
 from engine.kv_cache.block_pool import BlockPool
-from engine.kv_cache.coordinator import KVCacheCoordinator, Tables, make_coordinator
-from engine.kv_cache.kv_cache_config import KVGroup, KVLayout, make_layout
+from engine.kv_cache.coordinator import BlockTables, KVCacheCoordinator, make_coordinator
+from engine.kv_cache.kv_cache_config import KVCacheConfig, KVCacheGroupSpec, make_kv_cache_config
 from engine.kv_cache.prefix_cache import BlockHashes, ContentKey
 
 __all__ = [
@@ -11,12 +11,12 @@ __all__ = [
     "Block",
     "BlockHashes",
     "BlockPool",
+    "BlockTables",
     "ContentKey",
+    "KVCacheConfig",
     "KVCacheCoordinator",
-    "KVGroup",
-    "KVLayout",
-    "Tables",
+    "KVCacheGroupSpec",
     "TenantQuota",
     "make_coordinator",
-    "make_layout",
+    "make_kv_cache_config",
 ]

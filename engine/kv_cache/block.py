@@ -19,11 +19,11 @@ class Block:
     __slots__ = (
         "block_hash",
         "block_id",
-        "guests",
+        "charged_to",
         "next_free",
-        "owner",
         "prev_free",
         "ref_count",
+        "sharers",
     )
 
     def __init__(self, block_id: int) -> None:
@@ -34,9 +34,9 @@ class Block:
         #: Hash of this block's tokens and all before them, once it is full; None when not cached.
         self.block_hash: bytes | None = None
         #: The tenant that it's charged to; of a free block, the one that used it last.
-        self.owner: TenantQuota | None = None
+        self.charged_to: TenantQuota | None = None
         #: How often tenants other than the owner use it; None, as nearly always: not at all.
-        self.guests: dict[TenantQuota, int] | None = None
+        self.sharers: dict[TenantQuota, int] | None = None
         self.prev_free: Block | None = None
         self.next_free: Block | None = None
 
@@ -55,7 +55,7 @@ class Block:
 NULL_BLOCK = Block(0)
 
 
-class FreeList:
+class FreeBlockQueue:
     """Blocks that no sequence uses, least recently used first. Every operation is O(1) a block.
 
     Two sentinels stand at the ends, so that no operation has a special case.
@@ -138,7 +138,7 @@ class TenantQuota:
         #: Blocks in use that are charged to the tenant.
         self.used = 0
         #: Free blocks that it used last, least recently used first; many are still cached.
-        self.free = FreeList(())
+        self.free = FreeBlockQueue(())
         #: Its sequences, waiting and running, and those of them that run.
         self.sequences = 0
         self.running = 0

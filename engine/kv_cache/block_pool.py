@@ -17,7 +17,7 @@ from engine.kv_cache.tenant_quotas import TenantQuotas
 SAMPLE_EVERY = 64
 
 
-class BlockResidency:
+class BlockResidencyMetrics:
     """Follows every 64th allocated block until it's evicted or taken again.
 
     A block that held nothing findable when it was taken again was not evicted: only its gaps count.
@@ -45,7 +45,7 @@ class BlockResidency:
             now = self._clock()
             self._followed[blocks[-1].block_id] = (now, now)
 
-    def used(self, blocks: Iterable[Block]) -> None:
+    def on_hit(self, blocks: Iterable[Block]) -> None:
         """These cached blocks were hit by a prefix."""
         if not self._followed:
             return
@@ -56,7 +56,7 @@ class BlockResidency:
                 self.histograms.observe("kv_block_reuse_gap_seconds", now - seen[1])
                 self._followed[block.block_id] = (seen[0], now)
 
-    def freed(self, block: Block) -> None:
+    def on_free(self, block: Block) -> None:
         """The last sequence that used this block is done with it."""
         seen = self._followed.get(block.block_id)
         if seen is not None:
@@ -96,17 +96,17 @@ class BlockPool:
             raise ValueError(f"A pool needs at least one block, got {num_blocks}.")
         self.blocks = [Block(i) for i in range(num_blocks)]
         self.quotas = TenantQuotas(num_blocks, clock)
-        self.residency = BlockResidency(clock)
+        self.residency = BlockResidencyMetrics(clock)
         #: Blocks that can be allocated now, cached ones included.
-        self.num_free = 0
-        self._give_to_nobody(self.blocks)
+        self.num_free_blocks = 0
+        self._reset_free_blocks(self.blocks)
         self.enable_caching = enable_caching
         # Nearly every hash has one block: it's stored bare, a dict only for duplicates.
         self._cached: dict[bytes, Block | dict[int, Block]] = {}
         #: Blocks that a prefix could hit.
         self.num_cached = 0
         #: Ids of blocks that changed, for somebody who watches; None: nobody does.
-        self.changed: set[int] | None = None
+        self.changed_block_ids: set[int] | None = None
 
     @property
     def num_blocks(self) -> int:
@@ -114,117 +114,117 @@ class BlockPool:
         return len(self.blocks)
 
     @property
-    def free_blocks(self) -> Iterator[Block]:
+    def free_blocks_in_order(self) -> Iterator[Block]:
         """The free blocks, tenant by tenant; of one tenant, the next to go first."""
-        yield from self.quotas.nobody.free
+        yield from self.quotas.unowned.free
         for quota in self.quotas:
             yield from quota.free
 
-    def available_to(self, quota: TenantQuota) -> int:
+    def num_available_blocks(self, quota: TenantQuota) -> int:
         """Blocks that the tenant may take now: within its maximum, without others' reserves."""
         room = quota.maximum - quota.used
-        if not self.quotas.reserving:
-            return min(room, self.num_free)
-        return min(room, self.num_free - self.quotas.kept_for_others(quota))
+        if not self.quotas.tenants_with_reserve:
+            return min(room, self.num_free_blocks)
+        return min(room, self.num_free_blocks - self.quotas.reserved_by_other_tenants(quota))
 
-    def _give_to_nobody(self, blocks: Iterable[Block]) -> None:
+    def _reset_free_blocks(self, blocks: Iterable[Block]) -> None:
         """Put blocks that are in no list into the list of those that were never used."""
-        nobody = self.quotas.nobody
+        nobody = self.quotas.unowned
         for block in blocks:
-            block.owner = nobody
+            block.charged_to = nobody
             nobody.free.append(block)
-            self.num_free += 1
+            self.num_free_blocks += 1
 
     @property
     def usage(self) -> float:
         """Share of blocks in use, in [0, 1]."""
-        return 1.0 - self.num_free / self.num_blocks
+        return 1.0 - self.num_free_blocks / self.num_blocks
 
-    def lookup(self, block_hash: bytes) -> Block | None:
+    def get_cached_block(self, block_hash: bytes) -> Block | None:
         """A block with this content, or None."""
         found = self._cached.get(block_hash)
         if isinstance(found, dict):
             return next(iter(found.values()))
         return found
 
-    def allocate(self, count: int, quota: TenantQuota | None = None) -> list[Block]:
+    def get_new_blocks(self, count: int, quota: TenantQuota | None = None) -> list[Block]:
         """Take `count` free blocks for a tenant, evicting what they cached.
 
-        Raises RuntimeError when fewer are free: callers ask `available_to` first.
+        Raises RuntimeError when fewer are free: callers ask `num_available_blocks` first.
         """
-        if count > self.num_free:
-            raise RuntimeError(f"{count} blocks asked for, {self.num_free} are free.")
-        quota = quota or self.quotas.of("")
+        if count > self.num_free_blocks:
+            raise RuntimeError(f"{count} blocks asked for, {self.num_free_blocks} are free.")
+        quota = quota or self.quotas.get("")
         taken: list[Block] = []
         while len(taken) < count:
-            source, most = self.quotas.next_evicted()
+            source, most = self.quotas.next_to_evict()
             for block in source.free.pop(min(most, count - len(taken))):
                 if block.block_hash is not None:
                     self.residency.evicted(block)
-                    self.uncache(block)
+                    self.evict(block)
                 block.ref_count = 1
-                block.owner = quota
+                block.charged_to = quota
                 taken.append(block)
         quota.used += count
-        self.num_free -= count
-        self.quotas.list_free(quota)
+        self.num_free_blocks -= count
+        self.quotas.mark_evictable(quota)
         self.residency.allocated(taken)
-        if self.changed is not None:
+        if self.changed_block_ids is not None:
             self._note(taken)
         return taken
 
     def _note(self, blocks: Sequence[Block]) -> None:
         """These blocks changed."""
-        if self.changed is not None:
-            self.changed.update(block.block_id for block in blocks)
+        if self.changed_block_ids is not None:
+            self.changed_block_ids.update(block.block_id for block in blocks)
 
     def touch(self, blocks: Sequence[Block], quota: TenantQuota | None = None) -> None:
         """One more sequence uses these cached blocks; free ones leave the free list."""
-        quota = quota or self.quotas.of("")
+        quota = quota or self.quotas.get("")
         for block in blocks:
-            owner = block.owner
+            owner = block.charged_to
             if block.ref_count == 0:
                 if owner is not None:
                     owner.free.remove(block)
-                self.num_free -= 1
-                block.owner = quota
+                self.num_free_blocks -= 1
+                block.charged_to = quota
                 quota.used += 1
             elif owner is not quota:
-                guests = block.guests = block.guests or {}
+                guests = block.sharers = block.sharers or {}
                 guests[quota] = guests.get(quota, 0) + 1
             block.ref_count += 1
-        self.residency.used(blocks)
-        self.quotas.list_free(quota)
-        if self.changed is not None:
+        self.residency.on_hit(blocks)
+        self.quotas.mark_evictable(quota)
+        if self.changed_block_ids is not None:
             self._note(blocks)
 
-    def free(self, blocks: Sequence[Block], quota: TenantQuota | None = None) -> None:
+    def free_blocks(self, blocks: Sequence[Block], quota: TenantQuota | None = None) -> None:
         """One sequence of the tenant stops using these blocks, given in block-table order.
 
         They are freed in reverse: the last block covers the longest prefix and is the least likely
         to be hit again, so it is to be evicted first.
         """
-        quota = quota or self.quotas.of("")
-        if self.changed is not None:
+        quota = quota or self.quotas.get("")
+        if self.changed_block_ids is not None:
             self._note(blocks)
         for block in reversed(blocks):
             block.ref_count -= 1
-            if block.guests is not None:
-                self._leave_shared(block, block.guests, quota)
-            owner = block.owner
+            if block.sharers is not None:
+                self._release_shared(block, block.sharers, quota)
+            owner = block.charged_to
             if block.ref_count == 0 and owner is not None:
                 owner.used -= 1
                 owner.free.append(block)
-                self.num_free += 1
-                self.residency.freed(block)
+                self.num_free_blocks += 1
+                self.residency.on_free(block)
                 if owner.free.count == 1:
-                    self.quotas.list_free(owner)
+                    self.quotas.mark_evictable(owner)
 
-    def _leave_shared(
+    def _release_shared(
         self, block: Block, guests: dict[TenantQuota, int], quota: TenantQuota
     ) -> None:
         """One use fewer of a block that several tenants share; a guest inherits it at the end."""
-        owner = block.owner
+        owner = block.charged_to
         if quota is not owner:
             guests[quota] -= 1
             if not guests[quota]:
@@ -233,12 +233,12 @@ class BlockPool:
             heir = next(iter(guests))
             owner.used -= 1
             heir.used += 1
-            self.quotas.list_free(heir)
-            block.owner = heir
+            self.quotas.mark_evictable(heir)
+            block.charged_to = heir
             del guests[heir]
-        block.guests = guests or None
+        block.sharers = guests or None
 
-    def cache(self, block: Block, block_hash: bytes) -> None:
+    def cache_block(self, block: Block, block_hash: bytes) -> None:
         """Make a full block findable by its hash."""
         if not self.enable_caching:
             return
@@ -246,8 +246,8 @@ class BlockPool:
             raise RuntimeError(f"{block} is already cached.")
         block.block_hash = block_hash
         self.num_cached += 1
-        if self.changed is not None:
-            self.changed.add(block.block_id)
+        if self.changed_block_ids is not None:
+            self.changed_block_ids.add(block.block_id)
         found = self._cached.get(block_hash)
         if found is None:
             self._cached[block_hash] = block
@@ -256,15 +256,15 @@ class BlockPool:
         else:
             self._cached[block_hash] = {found.block_id: found, block.block_id: block}
 
-    def uncache(self, block: Block) -> None:
+    def evict(self, block: Block) -> None:
         """Forget a block's content."""
         block_hash = block.block_hash
         if block_hash is None:
             return
         block.block_hash = None
         self.num_cached -= 1
-        if self.changed is not None:
-            self.changed.add(block.block_id)
+        if self.changed_block_ids is not None:
+            self.changed_block_ids.add(block.block_id)
         found = self._cached[block_hash]
         if isinstance(found, dict):
             del found[block.block_id]
@@ -275,12 +275,12 @@ class BlockPool:
 
     def uncache_all(self, block_hash: bytes) -> None:
         """Forget all blocks with this content."""
-        while (block := self.lookup(block_hash)) is not None:
-            self.uncache(block)
+        while (block := self.get_cached_block(block_hash)) is not None:
+            self.evict(block)
 
-    def reset_cache(self) -> bool:
+    def reset_prefix_cache(self) -> bool:
         """Forget all cached content; False, and nothing done, while any block is in use."""
-        if self.num_free != self.num_blocks:
+        if self.num_free_blocks != self.num_blocks:
             return False
         for block in self.blocks:
             block.block_hash = None
@@ -289,8 +289,8 @@ class BlockPool:
         self._note(self.blocks)
         self.residency.forget()
         for quota in self.quotas:
-            self.num_free -= quota.free.count
-            self._give_to_nobody(quota.free.pop(quota.free.count))
+            self.num_free_blocks -= quota.free.count
+            self._reset_free_blocks(quota.free.pop(quota.free.count))
         return True
 
     def check_integrity(self, tables: Iterable[tuple[str, Sequence[Block]]] = ()) -> None:
@@ -300,8 +300,8 @@ class BlockPool:
             tables: the block tables of all live sequences, each with its tenant; reference counts
                 must equal their use.
         """
-        free_ids = [block.block_id for block in self.free_blocks]
-        if len(free_ids) != len(set(free_ids)) or len(free_ids) != self.num_free:
+        free_ids = [block.block_id for block in self.free_blocks_in_order]
+        if len(free_ids) != len(set(free_ids)) or len(free_ids) != self.num_free_blocks:
             raise RuntimeError("A free list holds a block twice, or its count is off.")
         uses: dict[int, Counter[str]] = defaultdict(Counter)
         for tenant, table in tables:
@@ -327,7 +327,7 @@ class BlockPool:
         """Raise RuntimeError unless every used block is charged to one of its users, once."""
         charged: Counter[str] = Counter()
         for block_id, users in uses.items():
-            owner, guests = self.blocks[block_id].owner, self.blocks[block_id].guests or {}
+            owner, guests = self.blocks[block_id].charged_to, self.blocks[block_id].sharers or {}
             if owner is None or not users[owner.name]:
                 raise RuntimeError(f"Block {block_id} is charged to {owner}, used by {users}.")
             charged[owner.name] += 1

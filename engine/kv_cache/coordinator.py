@@ -8,17 +8,17 @@ from collections.abc import Mapping, Sequence
 from engine.kv_cache import prefix_cache as cold
 from engine.kv_cache.block import TenantQuota
 from engine.kv_cache.block_pool import BlockPool
-from engine.kv_cache.kv_cache_config import KVLayout
-from engine.kv_cache.prefix_cache import AttentionType, BlockHashes, group_key, longest_common_hit
+from engine.kv_cache.kv_cache_config import KVCacheConfig
+from engine.kv_cache.prefix_cache import BlockHashes, HitRequirement, group_key, longest_common_hit
 from engine.kv_cache.single_type_managers import (
+    BlockTable,
     FullAttentionManager,
     SingleTypeManager,
     SlidingWindowManager,
-    Table,
 )
 
 #: Block tables of one sequence, one a KV cache group, all of the same length.
-Tables = list[Table]
+BlockTables = list[BlockTable]
 
 
 class KVCacheCoordinator(ABC):
@@ -44,7 +44,7 @@ class KVCacheCoordinator(ABC):
         self._trims = any(self.windows)
         #: Sequence id -> how many blocks of its tables, from the first, were offered to the cache.
         self._num_cached: dict[int, int] = {}
-        self._cold_starts = cold.ColdStarts(block_size)
+        self._cold_starts = cold.PrefixMissTracker(block_size)
         #: Prompt tokens looked up, and found, since the start.
         self.num_query_tokens = 0
         self.num_hit_tokens = 0
@@ -55,11 +55,11 @@ class KVCacheCoordinator(ABC):
         """How many blocks hold this many tokens."""
         return -(-num_tokens // self.block_size)
 
-    def most_blocks(self, num_tokens: int, chunk: int) -> int:
+    def max_blocks_per_sequence(self, num_tokens: int, chunk: int) -> int:
         """Most blocks of one sequence that grows to `num_tokens`, at most `chunk` a step."""
         return sum(manager.most_blocks(num_tokens, chunk) for manager in self.managers)
 
-    def capacity(self, num_blocks: int, chunk: int, longest: int = 0) -> int:
+    def max_sequence_tokens(self, num_blocks: int, chunk: int, longest: int = 0) -> int:
         """Tokens of the longest sequence that can run in so many blocks, at most `chunk` a step.
 
         Where only windows are kept there may be no end to it; then `longest`, the model's context.
@@ -67,7 +67,7 @@ class KVCacheCoordinator(ABC):
         low, high = 0, max(num_blocks * self.block_size, longest)
         while low < high:
             middle = (low + high + 1) // 2
-            if self.most_blocks(middle, chunk) <= num_blocks:
+            if self.max_blocks_per_sequence(middle, chunk) <= num_blocks:
                 low = middle
             else:
                 high = middle - 1
@@ -75,26 +75,26 @@ class KVCacheCoordinator(ABC):
 
     # -- prefixes -----------------------------------------------------------------------------
 
-    def find_cached_prefix(self, token_ids: list[int], hashes: BlockHashes) -> Tables:
+    def get_computed_blocks(self, token_ids: list[int], hashes: BlockHashes) -> BlockTables:
         """The longest run of cached blocks that a sequence's tokens begin with, by group.
 
         At least one token is always left to compute, because its logits are needed. Nothing is
         allocated; the blocks may be evicted until `allocate` touches them.
         """
         if not self.enable_caching:
-            return self.no_prefix()
-        values = hashes.extend(token_ids, self.block_size)
+            return self.empty_blocks()
+        values = hashes.hash_full_blocks(token_ids, self.block_size)
         return self._find(values[: (len(token_ids) - 1) // self.block_size])
 
-    def no_prefix(self) -> Tables:
+    def empty_blocks(self) -> BlockTables:
         """The prefix of a sequence that must compute all of its tokens."""
         return [[] for _ in self.managers]
 
     @abstractmethod
-    def _find(self, hashes: list[bytes]) -> Tables:
+    def _find(self, hashes: list[bytes]) -> BlockTables:
         """Cached blocks of the longest prefix of these that is a hit in every group."""
 
-    def why_cold(self, token_ids: list[int], hashes: BlockHashes, *, reads_cache: bool) -> str:
+    def miss_reason(self, token_ids: list[int], hashes: BlockHashes, *, reads_cache: bool) -> str:
         """Why no prefix was found; ask once a sequence, when it starts.
 
         `reads_cache`: whether one was looked for at all.
@@ -102,12 +102,14 @@ class KVCacheCoordinator(ABC):
         if not self.enable_caching:
             return cold.CACHING_OFF
         return (
-            self._cold_starts.reason(token_ids, hashes) if reads_cache else cold.ALL_TOKENS_NEEDED
+            self._cold_starts.miss_reason(token_ids, hashes)
+            if reads_cache
+            else cold.ALL_TOKENS_NEEDED
         )
 
     # -- blocks of a sequence -------------------------------------------------------------------
 
-    def tables(self, seq_id: int) -> Tables:
+    def get_block_tables(self, seq_id: int) -> BlockTables:
         """The block tables of a sequence that holds blocks."""
         return [manager.tables[seq_id] for manager in self.managers]
 
@@ -117,31 +119,31 @@ class KVCacheCoordinator(ABC):
         quota: TenantQuota,
         num_computed: int,
         num_new: int,
-        prefix: Tables | None = None,
+        prefix: BlockTables | None = None,
     ) -> bool:
         """Whether `allocate` with the same arguments would succeed."""
-        room = self.pool.available_to(quota)
+        room = self.pool.num_available_blocks(quota)
         return self.needed(seq_id, num_computed, num_new, prefix) <= room
 
     def needed(
-        self, seq_id: int, num_computed: int, num_new: int, prefix: Tables | None = None
+        self, seq_id: int, num_computed: int, num_new: int, prefix: BlockTables | None = None
     ) -> int:
         """How many blocks `allocate` with the same arguments would take from the free list."""
         total = -(-(num_computed + num_new) // self.block_size)
         needed = 0
         for group, manager in enumerate(self.managers):
             found = prefix[group] if prefix is not None else None
-            needed += manager.needed(seq_id, total, num_computed, found)
+            needed += manager.num_blocks_to_allocate(seq_id, total, num_computed, found)
         return needed
 
     def total(
-        self, seq_id: int, num_computed: int, num_new: int, prefix: Tables | None = None
+        self, seq_id: int, num_computed: int, num_new: int, prefix: BlockTables | None = None
     ) -> int:
         """Blocks in the sequence's tables after `allocate`, null blocks left out."""
         total, held = self.blocks_for(num_computed + num_new), 0
         for group, manager in enumerate(self.managers):
             found = prefix[group] if prefix is not None else None
-            held += manager.held(seq_id, total, num_computed, found)
+            held += manager.num_blocks_after(seq_id, total, num_computed, found)
         return held
 
     def allocate(
@@ -150,8 +152,8 @@ class KVCacheCoordinator(ABC):
         quota: TenantQuota,
         num_computed: int,
         num_new: int,
-        prefix: Tables | None = None,
-    ) -> Tables | None:
+        prefix: BlockTables | None = None,
+    ) -> BlockTables | None:
         """Make room for a sequence's next tokens.
 
         Args:
@@ -159,7 +161,7 @@ class KVCacheCoordinator(ABC):
             quota: of its tenant, who pays.
             num_computed: its tokens whose KV is there; with `prefix`, that many tokens.
             num_new: tokens after those, whose KV comes with the next step.
-            prefix: what `find_cached_prefix` returned, for a sequence without blocks; else None.
+            prefix: what `get_computed_blocks` returned, for a sequence without blocks; else None.
 
         Returns the new blocks by group, the prefix left out; None when there is none. Raises
         RuntimeError when too few blocks are free: callers ask `can_allocate` first.
@@ -168,11 +170,13 @@ class KVCacheCoordinator(ABC):
         if prefix and prefix[0]:
             # Before allocating, lest the allocation evict what was just found.
             for manager, found in zip(managers, prefix, strict=True):
-                manager.take(seq_id, found, quota)
+                manager.adopt_prefix(seq_id, found, quota)
         total = -(-(num_computed + num_new) // self.block_size)
         if total <= len(managers[0].tables.get(seq_id, ())):
             return None
-        return [manager.grow(seq_id, total, num_computed, quota) for manager in managers]
+        return [
+            manager.allocate_new_blocks(seq_id, total, num_computed, quota) for manager in managers
+        ]
 
     def cache_full_blocks(
         self, seq_id: int, token_ids: list[int], hashes: BlockHashes, num_tokens: int
@@ -193,16 +197,16 @@ class KVCacheCoordinator(ABC):
         end = min(num_tokens, len(token_ids)) // self.block_size
         if end <= first:
             return
-        values = hashes.extend(token_ids, self.block_size)
+        values = hashes.hash_full_blocks(token_ids, self.block_size)
         for manager in self.managers:
             manager.cache(seq_id, values, first, end)
         self._num_cached[seq_id] = end
 
-    def trim(self, seq_id: int, quota: TenantQuota, num_computed: int) -> None:
+    def free_skipped_blocks(self, seq_id: int, quota: TenantQuota, num_computed: int) -> None:
         """Free the blocks of a running sequence that none of its coming tokens sees."""
         if self._trims:
             for manager in self.managers:
-                manager.trim(seq_id, num_computed, quota)
+                manager.remove_skipped_blocks(seq_id, num_computed, quota)
 
     def free(self, seq_id: int, quota: TenantQuota) -> None:
         """Give all of a sequence's blocks back; what is cached stays cached until evicted."""
@@ -210,13 +214,13 @@ class KVCacheCoordinator(ABC):
             manager.free(seq_id, quota)
         self._num_cached.pop(seq_id, None)
 
-    def forget(self, seq_id: int, hashes: BlockHashes, num_tokens: int) -> None:
+    def uncache_from(self, seq_id: int, hashes: BlockHashes, num_tokens: int) -> None:
         """Uncache a sequence's blocks from token `num_tokens` on: their content never came."""
         cached = hashes.values[: self._num_cached.get(seq_id, 0)]
         for manager in self.managers:
-            manager.forget(seq_id, cached, num_tokens // self.block_size)
+            manager.uncache_from(seq_id, cached, num_tokens // self.block_size)
 
-    def shares(self, seq_id: int, num_tokens: int) -> bool:
+    def has_shared_blocks(self, seq_id: int, num_tokens: int) -> bool:
         """Whether others use a sequence's blocks from token `num_tokens` on, too."""
         first = num_tokens // self.block_size
         return any(
@@ -225,7 +229,7 @@ class KVCacheCoordinator(ABC):
             for block in manager.tables.get(seq_id, [])[first:]
         )
 
-    def forget_all(self, hashes: BlockHashes) -> None:
+    def uncache_all(self, hashes: BlockHashes) -> None:
         """Uncache all that a sequence, now without blocks, has offered to the cache."""
         for block_hash in hashes.values:
             for manager in self.managers:
@@ -250,7 +254,7 @@ class KVCacheCoordinator(ABC):
 
 
 def make_coordinator(
-    layout: KVLayout | None, num_blocks: int, block_size: int, enable_caching: bool = True
+    layout: KVCacheConfig | None, num_blocks: int, block_size: int, enable_caching: bool = True
 ) -> KVCacheCoordinator:
     """The coordinator that fits a layout; no layout: full attention everywhere."""
     pool = BlockPool(num_blocks, enable_caching)
@@ -270,13 +274,13 @@ def make_coordinator(
 class UnitaryKVCacheCoordinator(KVCacheCoordinator):
     """One KV cache group."""
 
-    def capacity(self, num_blocks: int, chunk: int, longest: int = 0) -> int:
+    def max_sequence_tokens(self, num_blocks: int, chunk: int, longest: int = 0) -> int:
         """Tokens of the longest sequence that can run in so many blocks; see the base."""
         if not self._trims:
             return num_blocks * self.block_size
-        return super().capacity(num_blocks, chunk, longest)
+        return super().max_sequence_tokens(num_blocks, chunk, longest)
 
-    def _find(self, hashes: list[bytes]) -> Tables:
+    def _find(self, hashes: list[bytes]) -> BlockTables:
         """See the base."""
         return [self.managers[0].longest_prefix(hashes)]
 
@@ -298,23 +302,25 @@ class HybridKVCacheCoordinator(KVCacheCoordinator):
         super().__init__(pool, managers, block_size, enable_caching)
         self._types = _attention_types(self.managers)
 
-    def _find(self, hashes: list[bytes]) -> Tables:
+    def _find(self, hashes: list[bytes]) -> BlockTables:
         """See the base. Blocks that the next token doesn't see are left out."""
-        lookup = self.pool.lookup
+        lookup = self.pool.get_cached_block
         hit = longest_common_hit(
             self._types,
             len(hashes),
             lambda index, suffix: lookup(hashes[index] + suffix) is not None,
         )
-        return [manager.found(hashes[:hit]) for manager in self.managers]
+        return [manager.cached_blocks_of(hashes[:hit]) for manager in self.managers]
 
 
-def _attention_types(managers: Sequence[SingleTypeManager]) -> list[AttentionType]:
+def _attention_types(managers: Sequence[SingleTypeManager]) -> list[HitRequirement]:
     """The groups of equal window together, full attention first."""
     by_window: dict[int, list[SingleTypeManager]] = {}
     for manager in managers:
         by_window.setdefault(manager.window, []).append(manager)
     return [
-        AttentionType(alike[0].attention_type.reach, tuple(each.suffix for each in alike))
+        HitRequirement(
+            alike[0].attention_type.num_required_blocks, tuple(each.suffix for each in alike)
+        )
         for _, alike in sorted(by_window.items())
     ]

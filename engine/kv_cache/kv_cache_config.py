@@ -14,7 +14,7 @@ _MOST_PADDING = 0.15
 
 
 @dataclass(frozen=True, slots=True)
-class KVGroup:
+class KVCacheGroupSpec:
     """Layers with one block table.
 
     Attributes:
@@ -27,7 +27,7 @@ class KVGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class KVLayout:
+class KVCacheConfig:
     """The groups of a model. One with a single full-attention group is laid out as ever.
 
     Attributes:
@@ -35,7 +35,7 @@ class KVLayout:
         layers_per_block: layer slots of a block; smaller groups leave some empty.
     """
 
-    groups: tuple[KVGroup, ...]
+    groups: tuple[KVCacheGroupSpec, ...]
     layers_per_block: int
 
     @property
@@ -48,15 +48,15 @@ class KVLayout:
         """Layers of the model."""
         return sum(len(group.layers) for group in self.groups)
 
-    def group_of_layers(self) -> list[int]:
+    def group_by_layer(self) -> list[int]:
         """For each layer the index of its group."""
-        return [group for _, group, _ in sorted(self._places())]
+        return [group for _, group, _ in sorted(self._layer_slots())]
 
-    def slot_of_layers(self) -> list[int]:
+    def slot_by_layer(self) -> list[int]:
         """For each layer its layer slot in a block."""
-        return [slot for _, _, slot in sorted(self._places())]
+        return [slot for _, _, slot in sorted(self._layer_slots())]
 
-    def _places(self) -> list[tuple[int, int, int]]:
+    def _layer_slots(self) -> list[tuple[int, int, int]]:
         """(layer, group, slot) of all layers."""
         return [
             (layer, index, slot)
@@ -65,14 +65,14 @@ class KVLayout:
         ]
 
 
-def uniform(num_layers: int, window: int = 0) -> KVLayout:
+def single_group_config(num_layers: int, window: int = 0) -> KVCacheConfig:
     """All layers in one group."""
-    return KVLayout((KVGroup(window, tuple(range(num_layers))),), num_layers)
+    return KVCacheConfig((KVCacheGroupSpec(window, tuple(range(num_layers))),), num_layers)
 
 
-def make_layout(
+def make_kv_cache_config(
     windows: Sequence[int], num_layers: int, max_model_len: int, hybrid: bool = True
-) -> KVLayout:
+) -> KVCacheConfig:
     """The layout of a model.
 
     Args:
@@ -82,17 +82,17 @@ def make_layout(
         hybrid: off: every layer keeps all of its blocks.
     """
     if not hybrid or not windows:
-        return uniform(num_layers)
+        return single_group_config(num_layers)
     types: dict[int, list[int]] = {}
     for layer, window in enumerate(windows):
         types.setdefault(window if window < max_model_len else 0, []).append(layer)
     size = _layers_per_block([len(layers) for layers in types.values()])
     groups = [
-        KVGroup(window, tuple(layers[at : at + size]))
+        KVCacheGroupSpec(window, tuple(layers[at : at + size]))
         for window, layers in sorted(types.items())
         for at in range(0, len(layers), size)
     ]
-    return KVLayout(tuple(groups), size)
+    return KVCacheConfig(tuple(groups), size)
 
 
 def _layers_per_block(counts: list[int]) -> int:

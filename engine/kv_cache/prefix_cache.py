@@ -27,19 +27,20 @@ IsCached = Callable[[int, bytes], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionType:
+class HitRequirement:
     """Groups that attend alike.
 
     Attributes:
-        reach: blocks before a block's first token that this token sees; None: all of them.
+        num_required_blocks: blocks before a block's first token that this token sees; None: all of
+        them.
         suffixes: key suffixes of the groups; a block is a hit when it's cached in each of them.
     """
 
-    reach: int | None
+    num_required_blocks: int | None
     suffixes: tuple[bytes, ...]
 
 
-def longest_common_hit(types: list[AttentionType], most: int, cached: IsCached) -> int:
+def longest_common_hit(types: list[HitRequirement], most: int, cached: IsCached) -> int:
     """Blocks of the longest prefix, at most `most`, that is a hit in every attention type.
 
     Full attention needs all blocks of the prefix and is searched from the left; it goes first. A
@@ -51,15 +52,19 @@ def longest_common_hit(types: list[AttentionType], most: int, cached: IsCached) 
     while True:
         before = hit
         for kind in types:
-            if kind.reach is not None:
-                hit = _last_hit(kind, kind.reach, hit, cached)
+            if kind.num_required_blocks is not None:
+                hit = _last_window_hit(kind, kind.num_required_blocks, hit, cached)
             elif hit == most:
-                hit = _first_miss(kind, hit, cached)
-        if hit == before or len(types) < 2 or (len(types) == 2 and types[0].reach is None):
+                hit = _first_missing_block(kind, hit, cached)
+        if (
+            hit == before
+            or len(types) < 2
+            or (len(types) == 2 and types[0].num_required_blocks is None)
+        ):
             return hit
 
 
-def _first_miss(kind: AttentionType, most: int, cached: IsCached) -> int:
+def _first_missing_block(kind: HitRequirement, most: int, cached: IsCached) -> int:
     """How many of the first blocks are cached."""
     for index in range(most):
         if not all(cached(index, suffix) for suffix in kind.suffixes):
@@ -67,7 +72,7 @@ def _first_miss(kind: AttentionType, most: int, cached: IsCached) -> int:
     return most
 
 
-def _last_hit(kind: AttentionType, reach: int, most: int, cached: IsCached) -> int:
+def _last_window_hit(kind: HitRequirement, reach: int, most: int, cached: IsCached) -> int:
     """The largest end <= most such that the `reach` blocks before it are cached (or all, if fewer).
 
     A miss rules out every window that holds it. So windows are scanned from their left, and one
@@ -100,7 +105,7 @@ class ContentKey(NamedTuple):
     digest: bytes
 
 
-def scope_key(namespace: str, adapter: str = "") -> bytes:
+def namespace_key(namespace: str, adapter: str = "") -> bytes:
     """What sets whole sequences apart; length-prefixed, so that fields can't run over.
 
     `adapter` is a digest. Empty when there is nothing to tell apart.
@@ -115,7 +120,7 @@ def hash_block(parent: bytes, token_ids: Sequence[int], extra: bytes = b"") -> b
     Args:
         parent: the previous block's hash, or `ROOT` for the first block.
         token_ids: the block's tokens, exactly block_size of them.
-        extra: see `extra_of`.
+        extra: see `extra_keys`.
     """
     digest = hashlib.sha256(parent)
     digest.update(array("i", token_ids).tobytes())
@@ -124,7 +129,7 @@ def hash_block(parent: bytes, token_ids: Sequence[int], extra: bytes = b"") -> b
     return digest.digest()
 
 
-def extra_of(scope: bytes, content: Sequence[ContentKey], start: int) -> bytes:
+def extra_keys(scope: bytes, content: Sequence[ContentKey], start: int) -> bytes:
     """What the keys that begin in a block add to its hash; empty when none does.
 
     `start`: the block's first token, from which positions are counted.
@@ -148,7 +153,7 @@ class BlockHashes:
     They depend on tokens alone, so they survive a preemption.
 
     Attributes:
-        scope: see `scope_key`; told in the first block.
+        scope: see `namespace_key`; told in the first block.
         content: in order of position; each is told in the block where it begins.
         values: the hashes so far.
     """
@@ -160,7 +165,7 @@ class BlockHashes:
         self.content = tuple(content)
         self.values: list[bytes] = []
 
-    def extend(self, token_ids: list[int], block_size: int) -> list[bytes]:
+    def hash_full_blocks(self, token_ids: list[int], block_size: int) -> list[bytes]:
         """Hash those of the tokens' full blocks that aren't hashed yet; all hashes."""
         values = self.values
         last = self.content[-1].position if self.content else -1
@@ -168,7 +173,7 @@ class BlockHashes:
             extra = b""
             if last >= start or not start:
                 content = self._begun_in(start, start + block_size)
-                extra = extra_of(b"" if start else self.scope, content, start)
+                extra = extra_keys(b"" if start else self.scope, content, start)
             parent = values[-1] if values else ROOT
             values.append(hash_block(parent, token_ids[start : start + block_size], extra))
         return values
@@ -215,7 +220,7 @@ NO_SHARED_PREFIX = "no_shared_prefix"
 _REMEMBERED = 8192
 
 
-class ColdStarts:
+class PrefixMissTracker:
     """Remembers the first blocks of the last prompts that started cold.
 
     Bounded memory: a prompt whose first block is remembered was cached once in this namespace, so
@@ -227,7 +232,7 @@ class ColdStarts:
         self._remembered = remembered
         self._hashes: OrderedDict[bytes, None] = OrderedDict()
 
-    def reason(self, token_ids: list[int], hashes: BlockHashes) -> str:
+    def miss_reason(self, token_ids: list[int], hashes: BlockHashes) -> str:
         """Why nothing was found for a sequence; its first block is remembered from now on.
 
         Its hashes must be up to date.

@@ -35,14 +35,14 @@ class TenantQuotas:
         self.num_blocks = num_blocks
         #: Blocks that no reserve takes: what the longest request needs, so that reserves, whatever
         #: they add up to, make nobody else's request one that can never run.
-        self.shared = 0
+        self.unreservable_blocks = 0
         self._clock = clock
         self._expired_at = clock()
         #: Who has the blocks that were never used.
-        self.nobody = TenantQuota("", num_blocks)
+        self.unowned = TenantQuota("", num_blocks)
         self._quotas: dict[str, TenantQuota] = {}
         #: Those with a reserve.
-        self.reserving: list[TenantQuota] = []
+        self.tenants_with_reserve: list[TenantQuota] = []
         self._total_weight = 0.0
         #: Those that have a share; whoever sent a request last is at the end.
         self._present: dict[TenantQuota, None] = {}
@@ -55,14 +55,14 @@ class TenantQuotas:
     def __len__(self) -> int:
         return len(self._quotas)
 
-    def of(self, name: str) -> TenantQuota:
+    def get(self, name: str) -> TenantQuota:
         """The tenant's quota, opened when it has none."""
         quota = self._quotas.get(name)
         if quota is None:
             quota = self._quotas[name] = TenantQuota(name, self.num_blocks)
         return quota
 
-    def note(
+    def record_request(
         self,
         name: str,
         weight: float = 1.0,
@@ -75,13 +75,13 @@ class TenantQuotas:
             name: the tenant.
             weight: its share beside others, > 0.
             reserved_fraction: of the pool, in [0, 1]. Where all reserves are more than the pool
-                without `shared`, those who came first have theirs whole.
+                without `unreservable_blocks`, those who came first have theirs whole.
             max_fraction: of the pool, in (0, 1].
         """
         now = self._clock()
         if now - self._expired_at >= _EXPIRE_EVERY_S:
-            self._expire(now)
-        quota = self.of(name)
+            self._drop_idle(now)
+        quota = self.get(name)
         quota.seen_at = now
         added = weight - (quota.weight if quota in self._present else 0.0)
         self._present.pop(quota, None)
@@ -91,28 +91,28 @@ class TenantQuotas:
         self._reserve(quota, int(reserved_fraction * self.num_blocks))
         if added:
             self._add_weight(added)
-            self.list_free(quota)
+            self.mark_evictable(quota)
         return quota
 
     def _add_weight(self, weight: float) -> None:
         """Somebody came, went or changed; what a reserve is worth changes with it."""
         self._total_weight += weight
-        for quota in self.reserving:
-            self.list_free(quota)
+        for quota in self.tenants_with_reserve:
+            self.mark_evictable(quota)
 
     def _reserve(self, quota: TenantQuota, wanted: int) -> None:
         """Reserve as many blocks as wanted, or as others have left."""
         if not wanted and not quota.reserved:
             return
-        left = self.num_blocks - self.shared - self.reserved_by_others(quota)
+        left = self.num_blocks - self.unreservable_blocks - self.reserved_by_others(quota)
         quota.reserved = max(0, min(wanted, quota.maximum, left))
-        if quota not in self.reserving:
-            self.reserving.append(quota)
+        if quota not in self.tenants_with_reserve:
+            self.tenants_with_reserve.append(quota)
         if not quota.reserved:
-            self.reserving.remove(quota)
-        self.list_free(quota)
+            self.tenants_with_reserve.remove(quota)
+        self.mark_evictable(quota)
 
-    def _expire(self, now: float) -> None:
+    def _drop_idle(self, now: float) -> None:
         """Who hasn't been here for a while has no share and no reserve; empty quotas go."""
         self._expired_at = now
         for quota in list(self._quotas.values()):
@@ -122,67 +122,69 @@ class TenantQuotas:
                 del self._present[quota]
                 self._reserve(quota, 0)
                 self._add_weight(-quota.weight)
-                self.list_free(quota)
+                self.mark_evictable(quota)
             if not quota.free.count:
                 del self._quotas[quota.name]
 
-    def heard_beside(self, known: Collection[TenantQuota]) -> bool:
+    def has_other_recent_tenants(self, known: Collection[TenantQuota]) -> bool:
         """Whether anybody but these sent a request in the last minute."""
         latest = next((quota for quota in reversed(self._present) if quota not in known), None)
         return latest is not None and self._clock() - latest.seen_at < LATELY_S
 
-    def forget_idle(self) -> None:
+    def drop_idle(self) -> None:
         """Who uses nothing and has nothing waiting counts as long gone."""
-        self._expire(float("inf"))
+        self._drop_idle(float("inf"))
         self._expired_at = self._clock()
 
     def reserved_by_others(self, quota: TenantQuota) -> int:
         """Blocks reserved for everyone else."""
-        return sum(other.reserved for other in self.reserving if other is not quota)
+        return sum(other.reserved for other in self.tenants_with_reserve if other is not quota)
 
-    def kept_for_others(self, quota: TenantQuota) -> int:
+    def reserved_by_other_tenants(self, quota: TenantQuota) -> int:
         """Blocks that must stay free for everyone else's reserve."""
-        return sum(other.unused_reserve for other in self.reserving if other is not quota)
+        return sum(
+            other.unused_reserve for other in self.tenants_with_reserve if other is not quota
+        )
 
-    def unbacked(self, num_free: int) -> list[TenantQuota]:
+    def uncovered_reserves(self, num_free: int) -> list[TenantQuota]:
         """Those with a reserve, when fewer blocks are free than they haven't used of it."""
-        if sum(quota.unused_reserve for quota in self.reserving) <= num_free:
+        if sum(quota.unused_reserve for quota in self.tenants_with_reserve) <= num_free:
             return []
-        return list(self.reserving)
+        return list(self.tenants_with_reserve)
 
     def limit(self, quota: TenantQuota) -> int:
         """Most blocks that the tenant could ever use, with nobody else there."""
         return min(quota.maximum, self.num_blocks - self.reserved_by_others(quota))
 
-    def fraction(self, quota: TenantQuota) -> float:
+    def weight_fraction(self, quota: TenantQuota) -> float:
         """The tenant's part of everything, by weight among those present; 0 of who isn't."""
         if quota not in self._present or not self._total_weight:
             return 0.0
         return quota.weight / self._total_weight
 
-    def share(self, quota: TenantQuota) -> float:
+    def fair_share_blocks(self, quota: TenantQuota) -> float:
         """Blocks that are the tenant's by weight among those present, at least its reserve."""
-        return max(quota.reserved, self.num_blocks * self.fraction(quota))
+        return max(quota.reserved, self.num_blocks * self.weight_fraction(quota))
 
-    def excess(self, quota: TenantQuota, blocks: int) -> float:
+    def usage_ratio(self, quota: TenantQuota, blocks: int) -> float:
         """How far over its share a tenant with so many blocks is: 1 is just its share."""
-        share = self.share(quota)
+        share = self.fair_share_blocks(quota)
         return blocks / share if share else float("inf")
 
-    def list_free(self, quota: TenantQuota) -> None:
+    def mark_evictable(self, quota: TenantQuota) -> None:
         """Say that the tenant has free blocks, or holds more blocks than before."""
         if quota.free.count:
             self._evictable.put(quota.name, self._rank(quota))
 
-    def next_evicted(self) -> tuple[TenantQuota, int]:
+    def next_to_evict(self) -> tuple[TenantQuota, int]:
         """Whose free blocks are taken next, and how many at a time.
 
         Those that nobody ever used, then those of whoever is most over its share, counting what it
         uses and what it keeps cached; among the absent, of whoever went first. Raises IndexError
         when there is no free block.
         """
-        if self.nobody.free.count:
-            return self.nobody, self.nobody.free.count
+        if self.unowned.free.count:
+            return self.unowned, self.unowned.free.count
         while (first := self._evictable.first()) is not None:
             name, listed = first
             quota = self._quotas.get(name)
@@ -194,7 +196,7 @@ class TenantQuotas:
                 # It has less than when it was listed; who has more is listed anew at once.
                 self._evictable.put(name, rank)
                 continue
-            if len(self._evictable) == 1 or not self.share(quota):
+            if len(self._evictable) == 1 or not self.fair_share_blocks(quota):
                 return quota, quota.free.count
             part = (quota.used + quota.free.count) // _PART_AT_ONCE
             return quota, min(quota.free.count, max(1, part))

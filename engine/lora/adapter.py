@@ -14,7 +14,7 @@ from torch import Tensor
 
 from engine.contract.errors import InvalidRequest
 from engine.contract.lora import WEIGHTS_FILE
-from engine.contract.validation import shown
+from engine.contract.validation import format_value
 
 # -- What is asked of an adapter's tensors whatever they are.
 
@@ -22,18 +22,18 @@ from engine.contract.validation import shown
 _DTYPES = ("F32", "BF16", "F16")
 
 
-def wrong(name: str, why: str, file: str = WEIGHTS_FILE) -> InvalidRequest:
+def tensor_error(name: str, why: str, file: str = WEIGHTS_FILE) -> InvalidRequest:
     """The refusal of a tensor, by its name."""
-    return InvalidRequest(f"{file}: {shown(name)} {why}.", param=name[:200])
+    return InvalidRequest(f"{file}: {format_value(name)} {why}.", param=name[:200])
 
 
 def check_entry(name: str, entry: Any) -> None:
     """Raise for a dtype that an adapter's weights don't have; `entry` is of safetensors."""
     if entry.get_dtype() not in _DTYPES:
-        raise wrong(name, f"is kept as {entry.get_dtype()}, which isn't supported")
+        raise tensor_error(name, f"is kept as {entry.get_dtype()}, which isn't supported")
 
 
-def misshapen(shape: tuple[int, ...], wanted: tuple[int, ...], vocab: int = 0) -> str:
+def shape_error(shape: tuple[int, ...], wanted: tuple[int, ...], vocab: int = 0) -> str:
     """Why a shape is refused. `vocab`: of a table or what changes one, the rows that it has."""
     if vocab in wanted and len(shape) == len(wanted):
         at = wanted.index(vocab)
@@ -171,7 +171,7 @@ class TensorFile:
         if tensor is None:
             tensor = self._file.get_tensor(name)
         if not self._finite and not all_finite(tensor):
-            raise wrong(name, "holds NaN or infinity")
+            raise tensor_error(name, "holds NaN or infinity")
         return tensor
 
 
@@ -188,7 +188,7 @@ def all_finite(values: Tensor) -> bool:
 
 
 @dataclass(slots=True, kw_only=True)
-class ModuleDelta:
+class LoRALayer:
     """What an adapter does to one module: y = x W^T + bias + scale * (x A^T) B^T.
 
     Attributes:
@@ -221,7 +221,7 @@ class ModuleDelta:
 
 
 @dataclass(slots=True, kw_only=True)
-class Adapter:
+class LoRAAdapter:
     """A whole adapter, in host memory.
 
     Attributes:
@@ -238,16 +238,16 @@ class Adapter:
     """
 
     digest: str
-    modules: dict[str, ModuleDelta] = field(default_factory=dict)
-    embedding: ModuleDelta | None = None
-    head: ModuleDelta | None = None
+    modules: dict[str, LoRALayer] = field(default_factory=dict)
+    embedding: LoRALayer | None = None
+    head: LoRALayer | None = None
     tables: dict[str, Tensor] = field(default_factory=dict)
     tokens: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     classifier: dict[str, Tensor] = field(default_factory=dict)
-    dense: dict[str, ModuleDelta] = field(default_factory=dict)
+    dense: dict[str, LoRALayer] = field(default_factory=dict)
     vocab_size: int = 0
 
-    def deltas(self) -> Iterator[ModuleDelta]:
+    def iter_layers(self) -> Iterator[LoRALayer]:
         """Of all modules, tables included."""
         yield from self.modules.values()
         yield from self.dense.values()
@@ -255,7 +255,7 @@ class Adapter:
 
     def tensors(self) -> Iterator[Tensor]:
         """All that it holds."""
-        for delta in self.deltas():
+        for delta in self.iter_layers():
             yield from delta.tensors()
         yield from self.tables.values()
         yield from (rows for _, rows in self.tokens.values())
@@ -264,7 +264,7 @@ class Adapter:
     @property
     def rank(self) -> int:
         """The largest of its modules."""
-        return max((delta.rank for delta in self.deltas()), default=0)
+        return max((delta.rank for delta in self.iter_layers()), default=0)
 
     @property
     def num_parameters(self) -> int:

@@ -1,4 +1,4 @@
-"""`AdapterPool`: which adapters are on the device, who uses them, who waits for one.
+"""`AdapterManager`: which adapters are on the device, who uses them, who waits for one.
 
 An adapter is loaded beside the steps, while its requests wait and the others run. It stays as long
 as a request uses it, and longer until its room is wanted: then the one that was used longest ago
@@ -22,10 +22,10 @@ from typing import Self
 import msgspec
 
 from engine.contract.errors import InvalidRequest, QuireError
-from engine.contract.lora import WEIGHTS_FILE, AdapterRef, AdapterState, digest_of
+from engine.contract.lora import WEIGHTS_FILE, AdapterRef, AdapterStatus, digest_of
 from engine.contract.replica_state import EngineStats
 from engine.lora.store import AdapterFacts, AdapterHost
-from engine.scheduler.request import Request, Status
+from engine.scheduler.request import Request, SequenceStatus
 
 # -- `AdapterEntry`: an adapter in an engine's pool.
 
@@ -64,7 +64,7 @@ class AdapterEntry:
         return self.loading is None and not self.users and not self.pinned
 
 
-# -- `AdapterShares`: how much of an engine's memory for adapters each owner may have in use.
+# -- `OwnerShares`: how much of an engine's memory for adapters each owner may have in use.
 
 
 #: Seconds without a request after which an adapter's memory is given back, which takes milliseconds
@@ -75,7 +75,7 @@ IDLE_S = 600.0
 _LEFT = 4
 
 
-class AdapterShares:
+class OwnerShares:
     """Who asked lately. One owner may use all that there is; several leave each other a part, so
     that a flood of one's adapters, however long their requests run, doesn't keep another's out.
     """
@@ -92,7 +92,7 @@ class AdapterShares:
         """Owners that asked long ago aren't remembered."""
         self._asked = {owner: at for owner, at in self._asked.items() if now - at < IDLE_S}
 
-    def holds(
+    def max_bytes(
         self, owner: str, in_use: Iterable[AdapterEntry], capacity: int, most: int | None
     ) -> bool:
         """Whether an owner may have one more beside those that it has in use.
@@ -109,14 +109,14 @@ class AdapterShares:
         return places and sum(sizes) < capacity - capacity // _LEFT
 
 
-# -- `DepartedAdapters`: adapters that left the device, as far as something is still told of them.
+# -- `HostTierRecords`: adapters that left the device, as far as something is still told of them.
 
 
 #: Adapters that left the device, of which something is still told.
 _MOST_REMEMBERED = 256
 
 
-class DepartedAdapters:
+class HostTierRecords:
     """Which of them host memory still has, until nobody has asked for them for long.
 
     Args:
@@ -128,7 +128,7 @@ class DepartedAdapters:
         self, holds: Callable[[str], bool] | None, forget: Callable[[str], None] | None
     ) -> None:
         self._holds, self._forget = holds, forget
-        self._known: dict[str, AdapterState] = {}
+        self._known: dict[str, AdapterStatus] = {}
         #: What is in host memory, and when it was used last.
         self._in_host: dict[str, float] = {}
 
@@ -138,7 +138,7 @@ class DepartedAdapters:
         if in_host:
             self._in_host[digest] = entry.left_at
         self._known.pop(digest, None)
-        self._known[digest] = AdapterState(
+        self._known[digest] = AdapterStatus(
             digest=digest,
             name=entry.ref.name,
             rank=entry.rank,
@@ -152,7 +152,7 @@ class DepartedAdapters:
             for other in [each for each in self._in_host if not self._holds(each)]:
                 self._left_host(other)
 
-    def take_back(self, digest: str) -> None:
+    def restore(self, digest: str) -> None:
         """An adapter is on its way to the device again."""
         self._in_host.pop(digest, None)
 
@@ -164,7 +164,7 @@ class DepartedAdapters:
                 if self._forget is not None:
                     self._forget(digest)
 
-    def states(self, here: Container[str]) -> list[AdapterState]:
+    def states(self, here: Container[str]) -> list[AdapterStatus]:
         """All that are remembered, but for those on the device."""
         return [each for each in list(self._known.values()) if each.digest not in here]
 
@@ -180,16 +180,16 @@ log = logging.getLogger(__name__)
 #: bytes in all: they are read during one, and nobody stands long behind them.
 _READERS, _AHEAD_BYTES = 2, 32 << 20
 #: Requests for loaded adapters that may pass one that waits for room.
-_MOST_OVERTAKING = 256
+MAX_OVERTAKING = 256
 #: Seconds that the first one waits for others where nothing runs: a step of a few takes as long as
 #: one of all.
-_TOGETHER_S = 0.01
+BATCHING_WINDOW_S = 0.01
 #: Seconds from one look for adapters that nobody asks for to the next.
 _LOOK_S = 5.0
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
-class AdapterPool:
+class AdapterManager:
     """The adapters of one engine. One thread calls everything.
 
     Args:
@@ -216,12 +216,12 @@ class AdapterPool:
         self._load, self._drop, self._most = load, drop, max_adapters
         self._refusal = refusal
         self._entries: dict[str, AdapterEntry] = {}
-        self._lines: dict[str, deque[Request]] = {}
+        self._waiting: dict[str, deque[Request]] = {}
         #: For loaded adapters, held back while others wait for room.
         self._held: list[Request] = []
-        self._departed = DepartedAdapters(holds, forget)
+        self._departed = HostTierRecords(holds, forget)
         self._looked_at = 0.0
-        self._shares = AdapterShares()
+        self._shares = OwnerShares()
         self._threads: ThreadPoolExecutor | None = None
         self._clock = 0
         self._overtaken = 0
@@ -235,8 +235,8 @@ class AdapterPool:
     def of(cls, host: AdapterHost) -> Self:
         """What is on the device of an executor."""
         return cls(
-            host.load, host.drop, host.num_bytes, host.most, host.refusal,
-            forget=host.forget, holds=host.holds,
+            host.load, host.unload, host.num_bytes, host.max_adapters, host.refusal,
+            forget=host.drop_host_copy, holds=host.has_host_copy,
         )  # fmt: skip
 
     # -- requests -----------------------------------------------------------------------------
@@ -254,22 +254,22 @@ class AdapterPool:
         return None if entry is None or entry.loading is not None else entry.vocab_size
 
     @property
-    def busy(self) -> bool:
-        """Whether `take_ready` may bring something."""
+    def has_pending(self) -> bool:
+        """Whether `poll_ready` may bring something."""
         loading = any(entry.loading is not None for entry in self._entries.values())
-        return bool(self._lines or self._held or self._asked) or loading
+        return bool(self._waiting or self._held or self._asked) or loading
 
     @property
-    def being_read(self) -> Iterator[Request]:
+    def loading_adapters(self) -> Iterator[Request]:
         """Requests whose adapter is being read."""
         for digest, entry in self._entries.items():
             if entry.loading is not None:
-                yield from self._lines.get(digest, ())
+                yield from self._waiting.get(digest, ())
 
     @property
     def num_waiting(self) -> int:
         """Requests whose adapter isn't there yet."""
-        return len(self._held) + sum(map(len, self._lines.values()))
+        return len(self._held) + sum(map(len, self._waiting.values()))
 
     def admit(self, request: Request) -> bool:
         """Take a request in; False when it must wait for its adapter.
@@ -289,11 +289,11 @@ class AdapterPool:
         if entry is None:
             self._check_size(_file_bytes(ref), ref)
         for sequence in request.sequences:
-            sequence.status = Status.WAITING_OUTSIDE
+            sequence.status = SequenceStatus.WAITING_FOR_ADMISSION
         if may_go:
             self._held.append(request)
             return False
-        self._lines.setdefault(ref.digest, deque()).append(request)
+        self._waiting.setdefault(ref.digest, deque()).append(request)
         self._begin_loads()
         return False
 
@@ -303,13 +303,13 @@ class AdapterPool:
             self._overtaken = 0
             return True
         self._overtaken += 1
-        return self._overtaken <= _MOST_OVERTAKING
+        return self._overtaken <= MAX_OVERTAKING
 
     def _wants_room(self, owner: str) -> bool:
         """Whether requests wait for room that it's their owner's turn to have before this one."""
         used = self._bytes_by_owner(in_use=True)
         most = used.get(owner, 0)
-        return any(used.get(each, 0) <= most for each, _ in self._missing(self._lines))
+        return any(used.get(each, 0) <= most for each, _ in self._missing(self._waiting))
 
     def _missing(self, digests: Iterable[str]) -> Iterator[tuple[str, str]]:
         """Owner and digest of those that aren't even being read, though their owners may have more
@@ -327,13 +327,13 @@ class AdapterPool:
     def _within_share(self, owner: str) -> bool:
         """Whether an owner may have one more in use."""
         own = (e for e in self._entries.values() if e.ref.owner == owner and (e.users or e.loading))
-        return self._shares.holds(owner, own, self.capacity, self._most)
+        return self._shares.max_bytes(owner, own, self.capacity, self._most)
 
     def _may_use(self, entry: AdapterEntry, owner: str) -> bool:
         """Whether an owner's request may use one that is there."""
         return bool(entry.users) or self._within_share(owner)
 
-    def _let_go_on(self) -> None:
+    def _resume_waiting(self) -> None:
         """Those that were held back stand in line again, once nobody before them waits for room."""
         held, self._held = self._held, []
         waits: dict[str, bool] = {}
@@ -344,9 +344,9 @@ class AdapterPool:
             if ref is None or waits[ref.owner]:
                 self._held.append(request)
             else:
-                self._lines.setdefault(ref.digest, deque()).append(request)
+                self._waiting.setdefault(ref.digest, deque()).append(request)
 
-    def take_ready(self, timeout_s: float) -> list[tuple[Request, QuireError | None]]:
+    def poll_ready(self, timeout_s: float) -> list[tuple[Request, QuireError | None]]:
         """Requests whose adapter is there now, or why it can't be.
 
         Waits up to `timeout_s` for the first, and a moment for the others.
@@ -354,13 +354,13 @@ class AdapterPool:
         loading = [each.loading for each in self._entries.values() if each.loading is not None]
         if loading and timeout_s:
             wait(loading, timeout_s, FIRST_COMPLETED)
-            wait(loading, min(timeout_s, _TOGETHER_S))
+            wait(loading, min(timeout_s, BATCHING_WINDOW_S))
         ready: list[tuple[Request, QuireError | None]] = []
         for digest, entry in list(self._entries.items()):
             if (load := entry.loading) is not None and load.done():
                 ready += self._loaded(digest, entry, load)
-        self._let_go_on()
-        ready += self._serve_lines()
+        self._resume_waiting()
+        ready += self._admit_waiting()
         ready += self._refuse_for_good()
         self._begin_loads()
         if all(entry.loading is None for entry in self._entries.values()):
@@ -369,7 +369,7 @@ class AdapterPool:
 
     def _refuse_for_good(self) -> Iterator[tuple[Request, QuireError]]:
         """Requests whose adapter has no room any more, since others were pinned meanwhile."""
-        waiting = {*self._asked, *self._lines} if self._pinned else set()
+        waiting = {*self._asked, *self._waiting} if self._pinned else set()
         for digest in waiting - self._entries.keys():
             ref = self._wanted(digest)
             try:
@@ -378,7 +378,7 @@ class AdapterPool:
                 self._pinned.discard(digest)
                 if (asked := self._asked.pop(digest, None)) is not None:
                     asked[1].set_exception(refusal)
-                for request in self._lines.pop(digest, ()):
+                for request in self._waiting.pop(digest, ()):
                     yield request, refusal
 
     def _loaded(
@@ -395,7 +395,7 @@ class AdapterPool:
             refusal = _as_refusal(error)
             if asked is not None:
                 asked[1].set_exception(refusal)
-            return [(request, refusal) for request in self._lines.pop(digest, ())]
+            return [(request, refusal) for request in self._waiting.pop(digest, ())]
         entry.loading, entry.rank, entry.num_bytes = None, facts.rank, facts.num_bytes
         entry.vocab_size = facts.vocab_size
         entry.left_at = time.monotonic()
@@ -404,15 +404,15 @@ class AdapterPool:
         self._load_seconds += facts.load_seconds
         if asked is not None:
             asked[1].set_result(None)
-        self._let_go(digest)
+        self._unload(digest)
         return []
 
-    def _serve_lines(self) -> Iterator[tuple[Request, QuireError | None]]:
+    def _admit_waiting(self) -> Iterator[tuple[Request, QuireError | None]]:
         """Requests that wait for an adapter that is there."""
-        for digest in list(self._lines):
+        for digest in list(self._waiting):
             entry, owner = self._entries.get(digest), self._wanted(digest).owner
             if entry is not None and entry.loading is None and self._may_use(entry, owner):
-                for request in self._lines.pop(digest):
+                for request in self._waiting.pop(digest):
                     self._use(entry, request)
                     yield request, None
 
@@ -423,7 +423,7 @@ class AdapterPool:
         if request.message.adapter is not None:
             entry.ref = request.message.adapter
 
-    def leave(self, request: Request) -> None:
+    def release(self, request: Request) -> None:
         """A request has left the engine, wherever it stood."""
         ref = request.message.adapter
         if ref is None:
@@ -433,13 +433,13 @@ class AdapterPool:
             entry.left_at = time.monotonic()
         if request in self._held:
             self._held.remove(request)
-        line = self._lines.get(ref.digest)
+        line = self._waiting.get(ref.digest)
         if line is not None and request in line:
             line.remove(request)
             if not line:
-                del self._lines[ref.digest]
-        self._let_go(ref.digest)
-        if self._lines:
+                del self._waiting[ref.digest]
+        self._unload(ref.digest)
+        if self._waiting:
             self._begin_loads()
 
     # -- room ---------------------------------------------------------------------------------
@@ -465,12 +465,12 @@ class AdapterPool:
         """Whose turn it is: of the owner that uses least, the one that has waited longest."""
         used = self._bytes_by_owner(in_use=True)
         asked = ((self._wanted(d).owner, d) for d in self._asked if d not in self._entries)
-        missing = chain(asked, self._missing(self._lines))
+        missing = chain(asked, self._missing(self._waiting))
         first = min(missing, key=lambda each: used.get(each[0], 0), default=None)
         return None if first is None else first[1]
 
     def _wanted(self, digest: str) -> AdapterRef:
-        line = self._lines.get(digest)
+        line = self._waiting.get(digest)
         ref = line[0].message.adapter if line else None
         return ref or self._asked[digest][0]
 
@@ -480,7 +480,7 @@ class AdapterPool:
         self._clock += 1
         entry = AdapterEntry(ref, size, self._threads.submit(self._load, ref), used_at=self._clock)
         entry.pinned = ref.digest in self._pinned
-        self._departed.take_back(ref.digest)
+        self._departed.restore(ref.digest)
         self._entries[ref.digest] = entry
 
     def _make_room(self, size: int, owner: str) -> bool:
@@ -562,13 +562,13 @@ class AdapterPool:
         if entry is None:
             return False
         entry.pinned, entry.unloading = False, True
-        self._let_go(digest)
+        self._unload(digest)
         return True
 
-    def _let_go(self, digest: str) -> None:
+    def _unload(self, digest: str) -> None:
         """Have an adapter that is to be unloaded leave, once nobody needs it."""
         entry = self._entries.get(digest)
-        if entry is None or not (entry.unloading and entry.is_free) or digest in self._lines:
+        if entry is None or not (entry.unloading and entry.is_free) or digest in self._waiting:
             return
         if not any(_digest_of(request) == digest for request in self._held):
             self._evict(digest)
@@ -578,7 +578,7 @@ class AdapterPool:
         for digest in [digest for digest, entry in self._entries.items() if entry.is_free]:
             self._evict(digest)
 
-    def give_back_idle(self, now: float) -> None:
+    def evict_idle(self, now: float) -> None:
         """Let those go, from host memory too, that no request has used for long.
 
         `now`: monotonic seconds. Cheap enough to be called between any two steps.
@@ -592,10 +592,10 @@ class AdapterPool:
                 self._evict(digest)
         self._departed.give_back_idle(now)
 
-    def states(self) -> list[AdapterState]:
+    def states(self) -> list[AdapterStatus]:
         """All that are known, wherever they lie."""
         here = [
-            AdapterState(
+            AdapterStatus(
                 digest=digest,
                 name=entry.ref.name,
                 rank=entry.rank,
@@ -603,14 +603,14 @@ class AdapterPool:
                 num_bytes=entry.num_bytes,
                 pinned=entry.pinned,
                 num_running=len(entry.users),
-                num_waiting=len(self._lines.get(digest, ())),
+                num_waiting=len(self._waiting.get(digest, ())),
                 load_seconds=entry.load_seconds,
             )
             for digest, entry in list(self._entries.items())
         ]
         return here + self._departed.states(self._entries)
 
-    def fill(self, stats: EngineStats) -> None:
+    def fill_stats(self, stats: EngineStats) -> None:
         """Bring the figures of adapters up to date."""
         stats.adapter_bytes, stats.adapter_capacity_bytes = self.num_bytes, self.capacity
         stats.adapter_slots = self._most or 0

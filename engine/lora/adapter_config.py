@@ -12,7 +12,7 @@ from typing import Any
 
 from engine.contract.errors import InvalidRequest
 from engine.contract.lora import CONFIG_FILE
-from engine.contract.validation import NamePattern, shown
+from engine.contract.validation import SafePattern, format_value
 
 # -- Values of modules by the ends of their names, or by patterns of them, as PEFT writes them.
 
@@ -40,7 +40,7 @@ class NamedValues:
 
     def __init__(self, values: Mapping[str, float] | None = None) -> None:
         self._names: dict[str, tuple[int, float]] = {}
-        self._patterns: list[tuple[int, NamePattern, float]] = []
+        self._patterns: list[tuple[int, SafePattern, float]] = []
         self._left = _MOST_STEPS
         for place, (key, value) in enumerate((values or {}).items()):
             if _NAME.fullmatch(key):
@@ -49,9 +49,9 @@ class NamedValues:
             if len(self._patterns) == _MOST_PATTERNS:
                 raise ValueError(f"holds more than {_MOST_PATTERNS} patterns")
             try:
-                pattern = NamePattern(rf"(.*\.)?({key})$")
+                pattern = SafePattern(rf"(.*\.)?({key})$")
             except ValueError as error:
-                raise ValueError(f"holds {shown(key)}, which {error}") from error
+                raise ValueError(f"holds {format_value(key)}, which {error}") from error
             self._patterns.append((place, pattern, value))
 
     def of(self, module: str, default: float) -> float:
@@ -67,7 +67,7 @@ class NamedValues:
                 return other
         return value
 
-    def _matches(self, pattern: NamePattern, module: str) -> bool:
+    def _matches(self, pattern: SafePattern, module: str) -> bool:
         before = pattern.left
         found = pattern.matches(module)
         self._left -= before - pattern.left
@@ -165,7 +165,7 @@ def parse_adapter_config(raw: Mapping[str, Any]) -> AdapterConfig:
     """See `read_adapter_config`."""
     kind = raw.get("peft_type")
     if kind != "LORA":
-        raise _refused("peft_type", f"must be LORA, got {shown(kind)}")
+        raise _refused("peft_type", f"must be LORA, got {format_value(kind)}")
     _refuse_unknown(raw)
     if not isinstance(raw.get("target_modules"), str):  # one pattern
         _names(raw, "target_modules")
@@ -194,7 +194,7 @@ def _read(path: Path) -> dict[str, Any]:
     except InvalidRequest:
         raise
     except (ValueError, RecursionError) as error:
-        raise _refused("path", f"isn't valid JSON: {shown(error)}") from error
+        raise _refused("path", f"isn't valid JSON: {format_value(error)}") from error
     if not isinstance(value, dict):
         raise _refused("path", "must hold a JSON object")
     return value
@@ -216,39 +216,44 @@ def _refuse_unknown(raw: Mapping[str, Any]) -> None:
     if not isinstance(init, bool | str | None) or init not in _INITS:
         raise _refused(
             "init_lora_weights",
-            f"is {shown(init)}, which changes the base's weights. Convert the adapter to a plain "
-            "one: PEFT's save_pretrained does it with path_initial_model_for_weight_conversion",
+            f"is {format_value(init)}, which changes the base's weights. Convert the adapter to "
+            "a plain one: PEFT's save_pretrained does it with "
+            "path_initial_model_for_weight_conversion",
         )
     if raw.get("bias", "none") not in ("none", "all", "lora_only"):
-        raise _refused("bias", f"must be none, all or lora_only, got {shown(raw['bias'])}")
+        raise _refused("bias", f"must be none, all or lora_only, got {format_value(raw['bias'])}")
     for key, value in raw.items():
         if value and key not in _HARMLESS and key not in _READ:
             raise _refused(key, "isn't supported")
 
 
 def _refused(param: str, why: str) -> InvalidRequest:
-    subject = CONFIG_FILE if param == "path" else f"{CONFIG_FILE}: {shown(param).strip(chr(39))}"
+    subject = (
+        CONFIG_FILE if param == "path" else f"{CONFIG_FILE}: {format_value(param).strip(chr(39))}"
+    )
     return InvalidRequest(f"{subject} {why}.", param=param[:80])
 
 
 def _whole(raw: Mapping[str, Any], name: str, default: int) -> int:
     value = raw.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST_RANK:
-        raise _refused(name, f"must be a whole number from 1 to {_MOST_RANK}, got {shown(value)}")
+        raise _refused(
+            name, f"must be a whole number from 1 to {_MOST_RANK}, got {format_value(value)}"
+        )
     return value
 
 
 def _number(name: str, value: Any) -> float:
     plain = isinstance(value, int | float) and not isinstance(value, bool)
     if not plain or not abs(value) < 1e30:
-        raise _refused(name, f"must be a finite number, got {shown(value)}")
+        raise _refused(name, f"must be a finite number, got {format_value(value)}")
     return float(value)
 
 
 def _flag(raw: Mapping[str, Any], name: str) -> bool:
     value = raw.get(name) or False
     if not isinstance(value, bool):
-        raise _refused(name, f"must be true or false, got {shown(value)}")
+        raise _refused(name, f"must be true or false, got {format_value(value)}")
     return value
 
 

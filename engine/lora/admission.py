@@ -6,16 +6,16 @@ from collections.abc import Callable
 
 from engine.contract.errors import InvalidRequest, QuireError
 from engine.contract.messages import EngineRequest
-from engine.lora.adapter_cache import AdapterPool
-from engine.scheduler.request import Request, Status
+from engine.lora.adapter_cache import AdapterManager
+from engine.scheduler.request import Request, SequenceStatus
 
 
 class AdapterAdmission:
-    """A `Prerequisite`: most requests go through no adapter, and pass."""
+    """A `AdmissionGate`: most requests go through no adapter, and pass."""
 
     def __init__(
         self,
-        pool: AdapterPool,
+        pool: AdapterManager,
         check_vocabulary: Callable[[EngineRequest, int], None],
         vocab_size: int,
     ) -> None:
@@ -29,10 +29,10 @@ class AdapterAdmission:
 
     def vocab_size(self, message: EngineRequest) -> int | None:
         """Tokens that a request may hold; None: its adapter, which may bring some, isn't there."""
-        own = self._own(message)
+        own = self._adapter_vocab_size(message)
         return None if own is None else own or self._vocab_size
 
-    def _own(self, message: EngineRequest) -> int | None:
+    def _adapter_vocab_size(self, message: EngineRequest) -> int | None:
         ref = message.adapter
         return 0 if ref is None else self._pool.vocab_size(ref.digest)
 
@@ -40,29 +40,29 @@ class AdapterAdmission:
 
     @property
     def num_waiting(self) -> int:
-        """See `Prerequisite`."""
+        """See `AdmissionGate`."""
         return self._pool.num_waiting
 
     @property
-    def busy(self) -> bool:
-        """See `Prerequisite`."""
-        return self._pool.busy
+    def has_pending(self) -> bool:
+        """See `AdmissionGate`."""
+        return self._pool.has_pending
 
     def admit(self, request: Request) -> bool:
-        """See `Prerequisite`."""
-        request.vocab_size = self._own(request.message) or 0
+        """See `AdmissionGate`."""
+        request.vocab_size = self._adapter_vocab_size(request.message) or 0
         return self._pool.admit(request)
 
-    def take_ready(self, timeout_s: float) -> list[tuple[Request, QuireError | None]]:
-        """See `Prerequisite`."""
+    def poll_ready(self, timeout_s: float) -> list[tuple[Request, QuireError | None]]:
+        """See `AdmissionGate`."""
         return [
-            (request, error or self._enter(request))
-            for request, error in self._pool.take_ready(timeout_s)
+            (request, error or self._start_waiting(request))
+            for request, error in self._pool.poll_ready(timeout_s)
         ]
 
-    def _enter(self, request: Request) -> InvalidRequest | None:
+    def _start_waiting(self, request: Request) -> InvalidRequest | None:
         """A request's adapter is there: what it may hold is known only now."""
-        request.vocab_size = self._own(request.message) or 0
+        request.vocab_size = self._adapter_vocab_size(request.message) or 0
         try:
             vocab_size = request.vocab_size or self._vocab_size
             self._check_vocabulary(request.message, vocab_size)
@@ -70,5 +70,5 @@ class AdapterAdmission:
             return refusal
         for sequence in request.sequences:
             if not sequence.finished:
-                sequence.status = Status.WAITING
+                sequence.status = SequenceStatus.WAITING
         return None

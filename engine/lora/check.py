@@ -2,7 +2,8 @@
 
     python -m engine.lora.check --model FOLDER --adapter FOLDER [--probe] [--max-rank N]
 
-prints one JSON object, `Verdict`, on standard output; with `--probe` also the verdict without it,
+prints one JSON object, `CheckResult`, on standard output; with `--probe` also the verdict without
+it,
 on a line before that, as soon as it is known. It exits with 0 where the adapter is sound,
 with 1 where it isn't (`error` says why), and with 2 for wrong arguments. Weights are read as data
 alone: nothing in an adapter's folder is ever run.
@@ -27,24 +28,24 @@ import kernels
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import BadModelConfig, InvalidRequest, ModelLoadError, QuireError
 from engine.contract.lora import tokenizer_files
-from engine.lora.adapter import Adapter
+from engine.lora.adapter import LoRAAdapter
 from engine.lora.packing import modules_of
-from engine.lora.parity_probe import Probe, probe_adapter, probe_bridged
+from engine.lora.parity_probe import ProbeResult, probe_adapter, probe_bridged
 from engine.lora.reader import read_adapter
-from engine.lora.target_modules import Modules
+from engine.lora.target_modules import TargetModules
 from engine.model_loader.loader import load_model, resolve_folder
 from engine.models.decoder_spec import DecoderSpec
 from engine.models.encoders.encoder_spec import EncoderSpec
 from engine.models.registry import decoder_spec, is_known, read_config
 from engine.pooling.load import head_shapes, pooled_spec
-from engine.pooling.pooling_config import pooling_settings
+from engine.pooling.pooling_config import read_pooling_config
 from engine.text.adapter_tokenizers import check_adapter_tokenizer
 from engine.text.tokenizer import load_tokenizer
 from engine.text.tokenizer_folder import tokenizer_folder
 
 
 @dataclass(slots=True, kw_only=True)
-class Verdict:
+class CheckResult:
     """What was found.
 
     Attributes:
@@ -68,7 +69,7 @@ class Verdict:
     num_bytes: int = 0
     vocab_size: int = 0
     tokenizer: str = ""
-    probe: Probe | None = None
+    probe: ProbeResult | None = None
 
 
 def check_adapter(
@@ -77,8 +78,8 @@ def check_adapter(
     max_rank: int | None = None,
     *,
     probe: bool = False,
-    tell: Callable[[Verdict], None] = lambda _: None,
-) -> Verdict:
+    tell: Callable[[CheckResult], None] = lambda _: None,
+) -> CheckResult:
     """The verdict on an adapter's folder for a model (a folder, or a GGUF file).
 
     `probe`: also run both, see `engine.lora.parity_probe`; an adapter that fails it isn't ok.
@@ -90,7 +91,7 @@ def check_adapter(
         source = resolve_folder(config)
         described = _spec(config, source)
         bridged: Any = _bridged(config) if described is None else None
-        modules = modules_of(bridged) if described is None else Modules(*described)
+        modules = modules_of(bridged) if described is None else TargetModules(*described)
         adapter = read_adapter(folder, modules, max_rank)
         tokenizer = _tokenizer(folder, model, source)
         result = None
@@ -102,22 +103,22 @@ def check_adapter(
                 else probe_bridged(adapter, bridged, modules)
             )
     except QuireError as error:
-        return Verdict(error={"message": error.message, "param": error.param})
+        return CheckResult(error={"message": error.message, "param": error.param})
     return _verdict(adapter, tokenizer, result)
 
 
 def _tokenizer(folder: Path, model: str, source: Path) -> str:
-    """See `Verdict.tokenizer`. Raises `ModelLoadError` for one that can't be used."""
+    """See `CheckResult.tokenizer`. Raises `ModelLoadError` for one that can't be used."""
     if not tokenizer_files(folder):
         return ""
     config = EngineConfig(model=model)
     return check_adapter_tokenizer(folder, load_tokenizer(tokenizer_folder(config, source)))
 
 
-def _verdict(adapter: Adapter, tokenizer: str, probe: Probe | None) -> Verdict:
+def _verdict(adapter: LoRAAdapter, tokenizer: str, probe: ProbeResult | None) -> CheckResult:
     passed = probe is None or probe.passed
     told = None if probe is None else f"differ by {probe.max_difference:.2g} of the largest"
-    return Verdict(
+    return CheckResult(
         ok=passed,
         error=None if passed else {"message": f"Logits with the adapter {told}.", "param": None},
         probe=probe,
@@ -140,7 +141,7 @@ def _spec(
     Raises `ModelLoadError` for what can't be read.
     """
     raw = read_config(folder)
-    pooling = pooling_settings(config, folder, raw)
+    pooling = read_pooling_config(config, folder, raw)
     if pooling is not None:
         spec = pooled_spec(pooling, raw)
         return spec, head_shapes(pooling, spec, folder, config)
@@ -169,7 +170,7 @@ def _bridged(config: EngineConfig) -> Any:
     return model
 
 
-def _print(verdict: Verdict) -> None:
+def _print(verdict: CheckResult) -> None:
     print(json.dumps(asdict(verdict)), flush=True)
 
 

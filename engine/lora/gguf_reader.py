@@ -21,16 +21,16 @@ from engine.checkpoints.gguf.names import expert_of, family_of, gguf_name
 from engine.checkpoints.gguf.weights import GGUFMatrix
 from engine.checkpoints.safetensors import MappedFile
 from engine.contract.errors import InvalidRequest, ModelLoadError
-from engine.contract.validation import shown
-from engine.lora.adapter import Adapter, ModuleDelta, check_rank, misshapen
-from engine.lora.target_modules import Modules
+from engine.contract.validation import format_value
+from engine.lora.adapter import LoRAAdapter, LoRALayer, check_rank, shape_error
+from engine.lora.target_modules import TargetModules
 
 _KNOWN = frozenset({"adapter.type", "adapter.lora.alpha", "adapter.lora.task_name"})
 
 
 def read_gguf_adapter(
-    path: Path, digest: str, modules: Modules, max_rank: int | None = None
-) -> Adapter:
+    path: Path, digest: str, modules: TargetModules, max_rank: int | None = None
+) -> LoRAAdapter:
     """An adapter for the model of these modules, in host memory.
 
     Raises `InvalidRequest`, which names the key or the tensor, for what isn't understood, doesn't
@@ -44,7 +44,7 @@ def read_gguf_adapter(
         raise InvalidRequest(f"The GGUF file can't be read: {told}", param="path") from error
     architecture, alpha = _check_metadata(header)
     pairs = _pairs(header, _Names(modules, architecture), max_rank)
-    adapter = Adapter(digest=digest)
+    adapter = LoRAAdapter(digest=digest)
     for pair in pairs:
         a, b = (_read(file, info) for info in (pair.a, pair.b))
         scale = alpha / pair.rank if alpha else 1.0
@@ -63,7 +63,7 @@ def _check_metadata(header: Header) -> tuple[str, float]:
     values = header.metadata
     for key, wanted in (("general.type", "adapter"), ("adapter.type", "lora")):
         if values.get(key) != wanted:
-            raise _refused(key, f"must be {wanted}, got {shown(values.get(key))}")
+            raise _refused(key, f"must be {wanted}, got {format_value(values.get(key))}")
     for key in values:
         if key.startswith("adapter.") and key not in _KNOWN:
             raise _refused(key, "isn't supported")
@@ -72,12 +72,14 @@ def _check_metadata(header: Header) -> tuple[str, float]:
         raise _refused("general.architecture", "must be a name")
     alpha = values.get("adapter.lora.alpha", 0.0)
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not abs(alpha) < 1e30:
-        raise _refused("adapter.lora.alpha", f"must be a finite number, got {shown(alpha)}")
+        raise _refused("adapter.lora.alpha", f"must be a finite number, got {format_value(alpha)}")
     return architecture, float(alpha)
 
 
 def _refused(name: str, why: str) -> InvalidRequest:
-    return InvalidRequest(f"The GGUF file: {shown(name).strip(chr(39))} {why}.", param=name[:200])
+    return InvalidRequest(
+        f"The GGUF file: {format_value(name).strip(chr(39))} {why}.", param=name[:200]
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +115,7 @@ class _Target:
 class _Names:
     """The model's modules by the names that GGUF has for their weights."""
 
-    def __init__(self, modules: Modules, architecture: str) -> None:
+    def __init__(self, modules: TargetModules, architecture: str) -> None:
         self._targets: dict[str, _Target] = {}
         heads = dict(zip(("q_proj", "k_proj"), modules.heads, strict=True))
         experts: dict[str, list[str]] = {}
@@ -150,7 +152,7 @@ class _Pair:
     a: TensorInfo
     b: TensorInfo
 
-    def deltas(self, a: Tensor, b: Tensor, scale: float) -> Iterator[tuple[str, ModuleDelta]]:
+    def deltas(self, a: Tensor, b: Tensor, scale: float) -> Iterator[tuple[str, LoRALayer]]:
         """By module."""
         target = self.target
         if target.kind == "embedding":
@@ -160,7 +162,7 @@ class _Pair:
             b = b[order]
         for index, module in enumerate(target.modules):
             own = (a[index], b[index]) if target.kind == "experts" else (a, b)
-            yield module, ModuleDelta(a=own[0], b=own[1], scale=scale)
+            yield module, LoRALayer(a=own[0], b=own[1], scale=scale)
 
 
 def _pairs(header: Header, names: _Names, max_rank: int | None) -> list[_Pair]:
@@ -188,7 +190,7 @@ def _pair(target: _Target | None, parts: dict[str, TensorInfo], most: int | None
     for info, wanted in zip((a, b), target.shapes(rank), strict=True):
         if info.shape != wanted:
             vocab = target.rows if target.is_table else 0
-            raise _refused(info.name, misshapen(info.shape, wanted, vocab))
+            raise _refused(info.name, shape_error(info.shape, wanted, vocab))
     return _Pair(target, rank, a, b)
 
 

@@ -8,24 +8,24 @@ import torch
 from torch import Tensor
 
 from engine.contract.errors import InvalidRequest
-from engine.lora.adapter import ModuleDelta
+from engine.lora.adapter import LoRALayer
 from engine.models.decoder import NativeDecoder
 from engine.models.encoders.encoder import NativeEncoder
 from engine.models.supports_lora import AdaptableLinear, StackedExpert
 from kernels import LinearLayer
-from kernels.lora import LoraPart, LoraWeights
+from kernels.lora import LoraSlice, LoraWeights
 
 if TYPE_CHECKING:  # with it comes `transformers`, which takes seconds
-    from engine.transformers_backend.model import BridgeModel
+    from engine.transformers_backend.model import TransformersModel
 
 #: Rows of a weight that are looked at together.
 _ROWS = 1024
 
 #: Models whose layers may have adapters.
-AdaptableModel: TypeAlias = "NativeDecoder | NativeEncoder | BridgeModel"
+AdaptableModel: TypeAlias = "NativeDecoder | NativeEncoder | TransformersModel"
 
 
-class Parts:
+class LayerDeltaBuilder:
     """`LoraWeights` of one linear layer in the making.
 
     Attributes:
@@ -45,7 +45,7 @@ class Parts:
         self._starts: dict[int, int] = {}
 
     @property
-    def plain(self) -> bool:
+    def has_only_matrices(self) -> bool:
         """Whether there are matrices alone."""
         return self._gain is None and bool(self.a)
 
@@ -59,7 +59,7 @@ class Parts:
         """Whether the layer's own weights may meet activations rounded to bf16."""
         return isinstance(self._model, NativeDecoder) and self._model.round_inputs
 
-    def add(self, first: int, rows: int, delta: ModuleDelta, order: Tensor | None) -> None:
+    def add(self, first: int, rows: int, delta: LoRALayer, order: Tensor | None) -> None:
         """A part's delta for the layer's rows [first, first + rows)."""
         chosen = slice(None) if order is None else order
         a, b = delta.a, delta.b
@@ -77,7 +77,7 @@ class Parts:
         self.parts.append((first, b, start, delta.scale))
 
     def _change(
-        self, at: slice, delta: ModuleDelta, a: Tensor, b: Tensor, chosen: Tensor | slice
+        self, at: slice, delta: LoRALayer, a: Tensor, b: Tensor, chosen: Tensor | slice
     ) -> None:
         """What a part has beside its matrices, for these of the layer's rows."""
         if self._gain is None or self._shift is None:
@@ -105,13 +105,13 @@ class Parts:
         """The layer's own bias: what it makes of nothing, which takes all of its weights."""
         if self._own is None:
             self._own = (
-                self._whole(nothing(self._model, self._layer))[0].float().cpu()
+                self._whole(zero_input(self._model, self._layer))[0].float().cpu()
                 if self._has_bias
                 else torch.zeros(self._layer.out_features)
             )
         return self._own
 
-    def _lengths(self, first: int, a: Tensor, b: Tensor, delta: ModuleDelta) -> Tensor:
+    def _lengths(self, first: int, a: Tensor, b: Tensor, delta: LoRALayer) -> Tensor:
         """Of the rows of W + scale * B A."""
         found = []
         for start in range(0, len(b), _ROWS):
@@ -132,7 +132,7 @@ class Parts:
         shifts = shift is not None and bool((shift != 0).any())
         return LoraWeights(
             a=torch.cat([a.to(kept) for a in self.a]),
-            parts=[LoraPart(at, b.to(kept), start, scale) for at, b, start, scale in self.parts],
+            parts=[LoraSlice(at, b.to(kept), start, scale) for at, b, start, scale in self.parts],
             out_features=self._layer.out_features,
             gain=gain if changes else None,
             shift=shift if shifts else None,
@@ -140,7 +140,9 @@ class Parts:
         )
 
 
-def column_gain(model: AdaptableModel, delta: ModuleDelta, table: Tensor | None) -> Tensor | None:
+def dora_column_scale(
+    model: AdaptableModel, delta: LoRALayer, table: Tensor | None
+) -> Tensor | None:
     """[hidden]: what DoRA multiplies each column of a changed embedding by; None without DoRA.
 
     `table`: the adapter's own in the place of the model's.
@@ -162,7 +164,7 @@ def _embedded(model: AdaptableModel, ids: Tensor) -> Tensor:
     return table[ids] if isinstance(table, Tensor) else table.rows(ids)
 
 
-def nothing(model: AdaptableModel, layer: AdaptableLinear) -> Tensor:
+def zero_input(model: AdaptableModel, layer: AdaptableLinear) -> Tensor:
     """One row of zeros, as a layer of the model takes it."""
     ops = model.ops
     dtype = ops.activation_dtype(model.weight_dtype)

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from engine.contract.errors import InvalidRequest
-from engine.lora.adapter import Adapter, ModuleDelta
-from engine.lora.target_modules import Modules, Stack
+from engine.lora.adapter import LoRAAdapter, LoRALayer
+from engine.lora.target_modules import ExpertStack, TargetModules
 from engine.models.decoder_spec import DecoderSpec
 from engine.models.encoders.encoder_spec import EncoderSpec
 from engine.models.layers.moe import Weights
-from engine.quantization.packing import DenseMatrix, Matrix
+from engine.quantization.packing import DenseSource, WeightSource
 
 _BOTH = "An adapter with both lora_bias and DoRA can't be merged."
 #: The last words of the names of experts' tensors that hold all of a layer.
@@ -23,7 +23,7 @@ _PROJECTIONS = {
 }  # fmt: skip
 
 
-def merged_spec(spec: DecoderSpec, adapter: Adapter) -> DecoderSpec:
+def merged_spec(spec: DecoderSpec, adapter: LoRAAdapter) -> DecoderSpec:
     """The spec of a merged model: its tables may differ, and each linear layer may have a bias."""
     return replace(
         spec,
@@ -38,9 +38,11 @@ def merged_spec(spec: DecoderSpec, adapter: Adapter) -> DecoderSpec:
 class FloatWeights:
     """A checkpoint in float32, rounded or not, with an adapter merged into it."""
 
-    def __init__(self, inner: Weights, spec: DecoderSpec, adapter: Adapter | None = None) -> None:
-        self._inner, self._spec, self._modules = inner, spec, Modules(spec)
-        self._adapter = adapter or Adapter(digest="")
+    def __init__(
+        self, inner: Weights, spec: DecoderSpec, adapter: LoRAAdapter | None = None
+    ) -> None:
+        self._inner, self._spec, self._modules = inner, spec, TargetModules(spec)
+        self._adapter = adapter or LoRAAdapter(digest="")
         names = spec.names
         self._tables = {f"{names.embedding}.weight": "embedding", f"{names.lm_head}.weight": "head"}
 
@@ -61,31 +63,31 @@ class FloatWeights:
         merged = merged_weight((weight.T if flipped else weight).float(), delta)
         return merged.T.contiguous() if flipped else merged
 
-    def matrix(self, name: str, shape: tuple[int, int]) -> Matrix:
+    def matrix(self, name: str, shape: tuple[int, int]) -> WeightSource:
         """See `Weights.matrix`."""
         if which := self._table(name):
-            return DenseMatrix(self._merged_table(which, shape))
+            return DenseSource(self._merged_table(which, shape))
         weight = self._inner.matrix(name, shape).floats(slice(None)).float()
         delta = self._delta(name.removesuffix(".weight"))
-        return DenseMatrix(weight if delta is None else merged_weight(weight, delta))
+        return DenseSource(weight if delta is None else merged_weight(weight, delta))
 
     def release(self) -> None:
         """See `Weights.release`."""
         self._inner.release()
 
-    def _delta(self, module: str) -> ModuleDelta | None:
-        known = self._modules.find(module)
+    def _delta(self, module: str) -> LoRALayer | None:
+        known = self._modules.resolve(module)
         return None if known is None else self._adapter.modules.get(known)
 
-    def _stack(self, name: str) -> tuple[Stack, str] | None:
+    def _stack(self, name: str) -> tuple[ExpertStack, str] | None:
         """The experts whose weights this tensor is, and of which projection."""
         module, _, last = name.removesuffix(".weight").rpartition(".")
         projection = _PROJECTIONS.get(last)
-        known = self._modules.find(f"{module}.{last}") or self._modules.find(module)
+        known = self._modules.resolve(f"{module}.{last}") or self._modules.resolve(module)
         stack = None if known is None else self._modules.stack(known)
         return None if stack is None or projection is None else (stack, projection)
 
-    def _merged_stack(self, weight: Tensor, stack: Stack, projection: str) -> Tensor:
+    def _merged_stack(self, weight: Tensor, stack: ExpertStack, projection: str) -> Tensor:
         """[experts, outputs, inputs], or the other way around in an interleaved stack."""
         flipped = stack.moe.layout == "interleaved"
         merged = (weight.mT if flipped else weight).float().clone()
@@ -113,14 +115,14 @@ class FloatWeights:
         merged = merged_head(table, self._adapter)
         return torch.nn.functional.pad(merged, (0, 0, 0, shape[0] - len(merged)))
 
-    def _bias(self, name: str, shape: tuple[int, ...], delta: ModuleDelta | None) -> Tensor:
+    def _bias(self, name: str, shape: tuple[int, ...], delta: LoRALayer | None) -> Tensor:
         own = self._inner.get(name, shape).float() if name in self._inner else torch.zeros(shape)
         if delta is None:
             return own
         return added_bias(own, delta)
 
 
-def merged_weight(weight: Tensor, delta: ModuleDelta) -> Tensor:
+def merged_weight(weight: Tensor, delta: LoRALayer) -> Tensor:
     """W + scale * B A, and with DoRA rows of the lengths that it says."""
     if delta.a is None or delta.b is None:
         return weight
@@ -130,7 +132,7 @@ def merged_weight(weight: Tensor, delta: ModuleDelta) -> Tensor:
     return merged * (delta.magnitude.float() / merged.norm(dim=1)).unsqueeze(1)
 
 
-def _own_rows(table: Tensor, adapter: Adapter, which: str) -> Tensor:
+def _own_rows(table: Tensor, adapter: LoRAAdapter, which: str) -> Tensor:
     """A table, or the adapter's own, with its own rows of single tokens."""
     table = adapter.tables.get(which, table).float()
     if which not in adapter.tokens:
@@ -140,13 +142,13 @@ def _own_rows(table: Tensor, adapter: Adapter, which: str) -> Tensor:
     return torch.nn.functional.pad(table, (0, 0, 0, missing)).index_copy(0, ids, rows.float())
 
 
-def merged_head(table: Tensor, adapter: Adapter) -> Tensor:
+def merged_head(table: Tensor, adapter: LoRAAdapter) -> Tensor:
     """An output layer's weight, float32 [tokens, hidden], with an adapter merged into it."""
     table, delta = _own_rows(table, adapter, "head"), adapter.head
     return table if delta is None else merged_weight(table, delta)
 
 
-def merged_embedding(table: Tensor, adapter: Adapter) -> Tensor:
+def merged_embedding(table: Tensor, adapter: LoRAAdapter) -> Tensor:
     """The same of an embedding."""
     table, delta = _own_rows(table, adapter, "embedding"), adapter.embedding
     if delta is None or delta.a is None or delta.b is None:
@@ -158,7 +160,7 @@ def merged_embedding(table: Tensor, adapter: Adapter) -> Tensor:
 
 
 def merged_dense(
-    tensors: Mapping[str, Tensor], changes: Mapping[str, ModuleDelta]
+    tensors: Mapping[str, Tensor], changes: Mapping[str, LoRALayer]
 ) -> dict[str, Tensor]:
     """The tensors of a classifier's linear layers with an adapter merged into them.
 
@@ -174,7 +176,7 @@ def merged_dense(
     return found
 
 
-def added_bias(own: Tensor, delta: ModuleDelta) -> Tensor:
+def added_bias(own: Tensor, delta: LoRALayer) -> Tensor:
     """A bias, or the adapter's own, and what that adds to it."""
     bias = own.float() if delta.bias is None else delta.bias.float()
     if delta.b_bias is None:
@@ -187,9 +189,11 @@ def added_bias(own: Tensor, delta: ModuleDelta) -> Tensor:
 class EncoderWeights:
     """An encoder's checkpoint in float32 with an adapter merged into it."""
 
-    def __init__(self, inner: Weights, spec: EncoderSpec, adapter: Adapter | None = None) -> None:
-        self._inner, self._modules = inner, Modules(spec)
-        self._adapter = adapter or Adapter(digest="")
+    def __init__(
+        self, inner: Weights, spec: EncoderSpec, adapter: LoRAAdapter | None = None
+    ) -> None:
+        self._inner, self._modules = inner, TargetModules(spec)
+        self._adapter = adapter or LoRAAdapter(digest="")
 
     def __contains__(self, name: str) -> bool:
         return name in self._inner
@@ -198,7 +202,7 @@ class EncoderWeights:
         """See `Weights.get`."""
         tensor = self._inner.get(name, shape).float()
         module, _, part = name.rpartition(".")
-        known = self._modules.find(module) or ""
+        known = self._modules.resolve(module) or ""
         if known == self._modules.embedding:
             return merged_embedding(tensor, self._adapter)
         delta = self._adapter.modules.get(known)
@@ -206,9 +210,9 @@ class EncoderWeights:
             return tensor
         return merged_weight(tensor, delta) if part == "weight" else added_bias(tensor, delta)
 
-    def matrix(self, name: str, shape: tuple[int, int]) -> Matrix:
+    def matrix(self, name: str, shape: tuple[int, int]) -> WeightSource:
         """See `Weights.matrix`."""
-        return DenseMatrix(self.get(name, shape))
+        return DenseSource(self.get(name, shape))
 
     def release(self) -> None:
         """See `Weights.release`."""

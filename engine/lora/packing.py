@@ -9,35 +9,35 @@ import torch
 from torch import Tensor
 
 from engine.contract.errors import InvalidRequest
-from engine.lora.adapter import Adapter, ModuleDelta
-from engine.lora.layer_delta import AdaptableModel, Parts, column_gain, nothing
+from engine.lora.adapter import LoRAAdapter, LoRALayer
+from engine.lora.layer_delta import AdaptableModel, LayerDeltaBuilder, dora_column_scale, zero_input
 from engine.lora.merge import merged_dense
-from engine.lora.target_modules import Modules, Place
-from engine.models.decoder import ExtendedHead, NativeDecoder
+from engine.lora.target_modules import TargetModules, TargetSlice
+from engine.models.decoder import LMHeadWithAddedTokens, NativeDecoder
 from engine.models.decoder_spec import DecoderSpec
 from engine.models.encoders.encoder import NativeEncoder
-from engine.models.layers.linear import LinearDescription, LinearPart
+from engine.models.layers.linear import FusedLinear, LinearPart
 from engine.models.layers.norm import Transform
 from engine.models.lora import AdapterWeights, EmbeddingLora, HeadLora
 from engine.models.supports_lora import AdaptableLinear
-from engine.models.weight_loader import repeated_rows, ungrouped_rows
-from engine.pooling.heads import HeadMaker
+from engine.models.weight_loader import repeat_kv_rows, ungroup_qkv_rows
+from engine.pooling.heads import ClassifierHeadFactory
 from kernels import LinearLayer
-from kernels.lora import HEAD, EmbeddingWeights, LoraPart, LoraWeights, PackedLora
+from kernels.lora import HEAD, EmbeddingWeights, LoraSlice, LoraWeights, PackedLora
 
 if TYPE_CHECKING:
-    from engine.transformers_backend.model import BridgeModel
+    from engine.transformers_backend.model import TransformersModel
 
 
 # -- Which parts of a bridged model an adapter can change: its linear layers by name.
 
 
-class BridgedModules(Modules):
+class TransformersModules(TargetModules):
     """The modules of a model of `transformers`, all in one layer, each a slot of its name."""
 
     takes_gguf = False
 
-    def __init__(self, model: BridgeModel) -> None:
+    def __init__(self, model: TransformersModel) -> None:
         adapted = model.adapted
         self.classifier: dict[str, tuple[int, ...]] = {}
         self.head, self.heads, self.tied = _name(adapted.output), (0, 0), adapted.tied
@@ -47,13 +47,13 @@ class BridgedModules(Modules):
             self.embedding = _name(slot)
             self.vocab_size, self.hidden_size = table.weight.shape
         self._found = {
-            _name(slot): Place(0, slot, 0, layer.out_features, layer.in_features)
+            _name(slot): TargetSlice(0, slot, 0, layer.out_features, layer.in_features)
             for slot, layer in adapted.linears.items()
             if slot != adapted.output
         }
         self.layers = [
             {
-                place.slot: LinearDescription(
+                place.slot: FusedLinear(
                     parts=(LinearPart(name, place.rows),),
                     columns=place.columns,
                     bias=place.slot in adapted.biased,
@@ -62,33 +62,33 @@ class BridgedModules(Modules):
             }
         ]
 
-    def find(self, name: str) -> str | None:
-        """See `Modules.find`: names are those of `transformers`, as PEFT has them."""
+    def resolve(self, name: str) -> str | None:
+        """See `TargetModules.resolve`: names are those of `transformers`, as PEFT has them."""
         known = name in self._found or name in {self.embedding, self.head} - {""}
         return name if known else None
 
-    def place(self, name: str) -> Place | None:
-        """See `Modules.place`."""
+    def place(self, name: str) -> TargetSlice | None:
+        """See `TargetModules.place`."""
         return self._found.get(name)
 
     def dense(self, name: str) -> tuple[int, int] | None:
-        """See `Modules.dense`: there is no classifier's head."""
+        """See `TargetModules.dense`: there is no classifier's head."""
         return None
 
     def is_unused(self, name: str) -> bool:
-        """See `Modules.is_unused`."""
+        """See `TargetModules.is_unused`."""
         return False
 
     def stack(self, name: str) -> None:
-        """See `Modules.stack`: experts that are one tensor can't have adapters here."""
+        """See `TargetModules.stack`: experts that are one tensor can't have adapters here."""
         return
 
 
-def modules_of(model: AdaptableModel, heads: HeadMaker | None = None) -> Modules:
+def modules_of(model: AdaptableModel, heads: ClassifierHeadFactory | None = None) -> TargetModules:
     """The modules of a model; `heads`: of a classifier."""
     if isinstance(model, NativeDecoder | NativeEncoder):
-        return Modules(model.spec, None if heads is None else heads.shapes)
-    return BridgedModules(model)
+        return TargetModules(model.spec, None if heads is None else heads.shapes)
+    return TransformersModules(model)
 
 
 def slot_of(name: str) -> str:
@@ -102,11 +102,11 @@ def _name(slot: str) -> str:
 
 
 def pack_adapter(
-    adapter: Adapter,
+    adapter: LoRAAdapter,
     model: AdaptableModel,
     dtype: torch.dtype | None = None,
-    heads: HeadMaker | None = None,
-    modules: Modules | None = None,
+    heads: ClassifierHeadFactory | None = None,
+    modules: TargetModules | None = None,
 ) -> AdapterWeights:
     """An adapter for a model, on its device, in `dtype` (None: as its file keeps it).
 
@@ -121,7 +121,7 @@ def pack_adapter(
             "Adapters that bring tokens of their own aren't supported for this model.",
             param="modules_to_save",
         )
-    packer = Packer(adapter, model, dtype, modules or modules_of(model))
+    packer = AdapterPacker(adapter, model, dtype, modules or modules_of(model))
     layers = [dict(packer.layer(index)) for index in range(len(packer.modules.layers))]
     embedding, head = packer.embedding(), packer.head()
     return AdapterWeights(
@@ -136,22 +136,22 @@ def pack_adapter(
     )
 
 
-def _has_head_bias(model: NativeDecoder | BridgeModel) -> bool:
+def _has_head_bias(model: NativeDecoder | TransformersModel) -> bool:
     """Whether the output layer has one."""
     if isinstance(model, NativeDecoder):
         return model.spec.lm_head_bias
     return model.adapted.output in model.adapted.biased
 
 
-class Packer:
+class AdapterPacker:
     """Packs the parts of one adapter."""
 
     def __init__(
         self,
-        adapter: Adapter,
+        adapter: LoRAAdapter,
         model: AdaptableModel,
         dtype: torch.dtype | None,
-        modules: Modules,
+        modules: TargetModules,
     ) -> None:
         self._adapter, self._model, self._dtype = adapter, model, dtype
         self.modules = modules
@@ -164,9 +164,9 @@ class Packer:
         for slot, parts in self.parts(index):
             yield slot, self._pack(parts)
 
-    def parts(self, index: int) -> Iterator[tuple[str, Parts]]:
+    def parts(self, index: int) -> Iterator[tuple[str, LayerDeltaBuilder]]:
         """The same before it is packed."""
-        layers = self._model.linears(index)
+        layers = self._model.lora_linears(index)
         for slot, linear in self.modules.layers[index].items():
             deltas = [self._adapter.modules.get(part.name) for part in linear.parts]
             if any(deltas):
@@ -178,11 +178,11 @@ class Packer:
                 yield slot, self._fused(linear, layers[slot], deltas)
 
     def _fused(
-        self, linear: LinearDescription, layer: AdaptableLinear, deltas: list[ModuleDelta | None]
-    ) -> Parts:
+        self, linear: FusedLinear, layer: AdaptableLinear, deltas: list[LoRALayer | None]
+    ) -> LayerDeltaBuilder:
         """The parts of one linear layer, over each other as its weights are."""
-        parts = Parts(self._model, layer, linear.bias)
-        orders = self._orders(linear)
+        parts = LayerDeltaBuilder(self._model, layer, linear.bias)
+        orders = self._row_orders(linear)
         first = 0
         for part, delta, order in zip(linear.parts, deltas, orders, strict=True):
             rows = part.rows if order is None else len(order)
@@ -191,25 +191,25 @@ class Packer:
             first += rows
         return parts
 
-    def _orders(self, linear: LinearDescription) -> list[Tensor | None]:
+    def _row_orders(self, linear: FusedLinear) -> list[Tensor | None]:
         """Which of a checkpoint's rows each part's are, where that isn't its own order."""
         spec = self._model.spec
         if not isinstance(spec, DecoderSpec):
             return [None] * len(linear.parts)
         if linear.order == "grouped":
-            return [ungrouped_rows(spec)]
+            return [ungroup_qkv_rows(spec)]
         if linear.order == "repeated":
-            twice = repeated_rows(spec, linear.parts[1].rows)
+            twice = repeat_kv_rows(spec, linear.parts[1].rows)
             return [None, twice, twice]
         return [None] * len(linear.parts)
 
-    def _pack(self, parts: Parts) -> PackedLora:
+    def _pack(self, parts: LayerDeltaBuilder) -> PackedLora:
         slots, weights = self._model.lora_slots, parts.weights(self._dtype)
         packed = (self._model.ops.pack_lora if slots is None else slots.pack)(weights)
         self.num_bytes += packed.nbytes
         return packed
 
-    def classifier(self, heads: HeadMaker | None) -> Transform | None:
+    def classifier(self, heads: ClassifierHeadFactory | None) -> Transform | None:
         """The head that the adapter brings."""
         given, dense = self._adapter.classifier, self._adapter.dense
         if heads is None or not (given or dense):
@@ -236,18 +236,18 @@ class Packer:
             self.ends |= (packed := slots.pack_embedding(given))
             self.num_bytes += sum(one.nbytes for one in packed.values())
             return None
-        kept = None if table is None else self._keep(table)
-        tokens = None if some is None else (some[0], self._keep(some[1]))
+        kept = None if table is None else self._to_device(table)
+        tokens = None if some is None else (some[0], self._to_device(some[1]))
         if delta.a is None or delta.b is None:
             return EmbeddingLora(table=kept, tokens=tokens)
         rank = delta.rank
         # Each token's row of A^T is what B meets: the product before it is by the identity.
-        inner = self._keep(delta.a.T.contiguous())
+        inner = self._to_device(delta.a.T.contiguous())
         weights = LoraWeights(
             a=torch.eye(rank, dtype=delta.b.dtype),
-            parts=[LoraPart(0, delta.b, 0, delta.scale)],
+            parts=[LoraSlice(0, delta.b, 0, delta.scale)],
             out_features=delta.b.shape[0],
-            gain=column_gain(self._model, delta, table),
+            gain=dora_column_scale(self._model, delta, table),
         )
         outer = self._model.ops.pack_lora(weights)
         self.num_bytes += outer.nbytes
@@ -280,7 +280,7 @@ class Packer:
         if own and isinstance(model, NativeDecoder):
             layer, some = self._extended(model, layer, some, own)
         if delta is not None and any(True for _ in delta.tensors()):
-            parts = Parts(model, layer or model.lm_head, _has_head_bias(model))
+            parts = LayerDeltaBuilder(model, layer or model.lm_head, _has_head_bias(model))
             rows = next(len(each) for each in (delta.b, delta.bias) if each is not None)
             parts.add(0, rows, delta, None)
             added = self._pack(parts)
@@ -304,22 +304,22 @@ class Packer:
         first = layer or model.lm_head
         count = first.out_features
         if some is None:
-            return ExtendedHead(first, None, own), None
+            return LMHeadWithAddedTokens(first, None, own), None
         ids, rows = some
         behind = ids >= count
         if not bool(behind.any()):
-            return ExtendedHead(first, None, own), some
+            return LMHeadWithAddedTokens(first, None, own), some
         more = model.ops.PackedLinear(rows[behind].to(model.weight_dtype).contiguous(), None)
         self.num_bytes += more.nbytes
-        return ExtendedHead(first, more, own), (ids[~behind], rows[~behind])
+        return LMHeadWithAddedTokens(first, more, own), (ids[~behind], rows[~behind])
 
     def _table(
-        self, model: NativeDecoder | BridgeModel, rows: Tensor, ids: Tensor | None
+        self, model: NativeDecoder | TransformersModel, rows: Tensor, ids: Tensor | None
     ) -> LinearLayer:
         """An output layer of these rows; `ids`: whose they are, None: everybody's."""
         bias = None
         if _has_head_bias(model):
-            bias = model.lm_head(nothing(model, model.lm_head))[0]
+            bias = model.lm_head(zero_input(model, model.lm_head))[0]
             if ids is not None:
                 bias = bias[ids]
             elif len(rows) != len(bias):  # the adapter's own stands in its place
@@ -329,7 +329,7 @@ class Packer:
         self.num_bytes += layer.nbytes
         return layer
 
-    def _keep(self, tensor: Tensor) -> Tensor:
+    def _to_device(self, tensor: Tensor) -> Tensor:
         kept = tensor.to(self._dtype or tensor.dtype).clone().to(self._model.ops.device)
         self.num_bytes += kept.nbytes
         return kept

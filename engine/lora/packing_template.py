@@ -1,4 +1,4 @@
-"""`Templates`: adapters whose files are laid out alike are packed alike.
+"""`PackingTemplates`: adapters whose files are laid out alike are packed alike.
 
 A trainer writes all its adapters of a model with one configuration and one header: what is checked
 of them, and where each number goes, is found out once. Of the next one the files are read once,
@@ -23,18 +23,18 @@ from engine.contract.lora import (
     NEW_TOKENS_FILE,
     WEIGHTS_FILE,
     AdapterRef,
-    FileStates,
-    file_states,
+    FileFingerprints,
+    file_fingerprints,
     known_digests,
     tokenizer_files,
 )
-from engine.lora.adapter import Adapter
-from engine.lora.layer_delta import AdaptableModel, Parts
-from engine.lora.packing import Packer
-from engine.lora.target_modules import Modules
+from engine.lora.adapter import LoRAAdapter
+from engine.lora.layer_delta import AdaptableModel, LayerDeltaBuilder
+from engine.lora.packing import AdapterPacker
+from engine.lora.target_modules import TargetModules
 from engine.models.decoder_spec import DecoderSpec
 from engine.models.lora import AdapterWeights
-from kernels.lora import LoraTemplate, PackedLora, PlannedLora, PlannedPart
+from kernels.lora import LoraLayout, LoraSliceLayout, LoraTemplate, PackedLora
 
 #: Layouts that are remembered, and bytes of a header or configuration of one.
 _MOST, _MOST_BYTES = 16, 1 << 22
@@ -107,7 +107,7 @@ class _Files:
         return torch.frombuffer(self.weights, dtype=dtype, offset=self.start)
 
 
-class Templates:
+class PackingTemplates:
     """The layouts of adapters of one model. Any thread may call it."""
 
     def __init__(self) -> None:
@@ -154,13 +154,13 @@ class Templates:
         )
         return weights, template.rank
 
-    def learn(
+    def add_template(
         self,
         path: str,
-        adapter: Adapter,
+        adapter: LoRAAdapter,
         model: AdaptableModel,
         kept: torch.dtype | None,
-        modules: Modules,
+        modules: TargetModules,
     ) -> None:
         """Remember the layout of an adapter that was read from `path`, where others may have it.
 
@@ -173,11 +173,11 @@ class Templates:
         if files is None or len(dtypes) != 1 or kept not in (None, *dtypes):
             return
         (dtype,) = dtypes
-        packer = Packer(adapter, model, None, modules)
+        packer = AdapterPacker(adapter, model, None, modules)
         places, plans = [], []
         for layer in range(model.spec.num_layers):
             for slot, parts in packer.parts(layer):
-                plan = _planned(parts, files)
+                plan = _plan_copy(parts, files)
                 if plan is None:
                     return
                 places.append((layer, slot))
@@ -191,15 +191,15 @@ class Templates:
                 self._known.popitem(last=False)
 
 
-def _states(path: Path) -> FileStates | None:
+def _states(path: Path) -> FileFingerprints | None:
     """None where the files can't be looked at."""
     try:
-        return file_states(path)
+        return file_fingerprints(path)
     except OSError:
         return None  # what is wrong is told by who reads it as a whole
 
 
-def _digest_of(path: Path, states: FileStates, files: _Files) -> str:
+def _digest_of(path: Path, states: FileFingerprints, files: _Files) -> str:
     """Of files that were read behind `states`.
 
     What this process has hashed isn't hashed again while nothing was written: that takes most of a
@@ -215,24 +215,24 @@ def _digest_of(path: Path, states: FileStates, files: _Files) -> str:
     return digest
 
 
-def _of_matrices_alone(adapter: Adapter) -> bool:
+def _of_matrices_alone(adapter: LoRAAdapter) -> bool:
     """Whether only linear layers are changed, and those by nothing but matrices."""
     others = (adapter.tables, adapter.tokens, adapter.classifier, adapter.dense)
     ends = (adapter.embedding, adapter.head)
     return bool(adapter.modules) and not any(others) and all(end is None for end in ends)
 
 
-def _planned(parts: Parts, files: _Files) -> PlannedLora | None:
+def _plan_copy(parts: LayerDeltaBuilder, files: _Files) -> LoraLayout | None:
     """Where a layer's numbers are in the file; None where they aren't taken as they are there."""
     a = [_place(piece, files) for piece in parts.a]
     b = [_place(part[1], files) for part in parts.parts]
-    if not parts.plain or None in a or None in b:
+    if not parts.has_only_matrices or None in a or None in b:
         return None
     in_features, out_features = parts.sizes
-    return PlannedLora(
+    return LoraLayout(
         a=[(at or 0, len(piece)) for at, piece in zip(a, parts.a, strict=True)],
         parts=[
-            PlannedPart(at or 0, first, tensor.shape[0], start, tensor.shape[1], scale)
+            LoraSliceLayout(at or 0, first, tensor.shape[0], start, tensor.shape[1], scale)
             for at, (first, tensor, start, scale) in zip(b, parts.parts, strict=True)
         ],
         in_features=in_features,
@@ -249,7 +249,7 @@ def _place(tensor: Tensor, files: _Files) -> int | None:
     return int(tensor.storage_offset()) - files.start // tensor.itemsize
 
 
-def _room(count: int) -> memoryview:
+def _scratch_bytes(count: int) -> memoryview:
     """Memory of so many bytes, the calling thread's own where it's of a usual size."""
     if count > _KEPT_BYTES:
         return memoryview(bytearray(count))
@@ -272,7 +272,7 @@ def _read(folder: Path, wanted: Collection[tuple[int, int]] | None = None) -> _F
         if other or config_size > _MOST_BYTES:
             return None
         config = (folder / CONFIG_FILE).read_bytes()
-        weights = _room(weights_size)
+        weights = _scratch_bytes(weights_size)
         with (folder / WEIGHTS_FILE).open("rb", buffering=0) as file:
             if file.readinto(weights) != len(weights) or file.read(1):
                 return None

@@ -12,7 +12,7 @@ from torch import Tensor
 import kernels
 from engine.checkpoints.load_format import open_weights
 from engine.contract.engine_config import EngineConfig
-from engine.lora.adapter import Adapter, ModuleDelta
+from engine.lora.adapter import LoRAAdapter, LoRALayer
 from engine.lora.merge import (
     EncoderWeights,
     FloatWeights,
@@ -23,17 +23,17 @@ from engine.lora.merge import (
     merged_weight,
 )
 from engine.lora.packing import pack_adapter, slot_of
-from engine.lora.target_modules import Modules
+from engine.lora.target_modules import TargetModules
 from engine.models.decoder import NativeDecoder
 from engine.models.decoder_spec import DecoderSpec
 from engine.models.encoders.encoder import NativeEncoder
 from engine.models.encoders.encoder_spec import EncoderSpec
-from engine.models.forward_context import AttentionContext
+from engine.models.forward_context import AttentionMetadata
 from engine.models.lora import AdapterWeights, StepAdapters
 from kernels import LinearLayer
 
 if TYPE_CHECKING:
-    from engine.transformers_backend.model import BridgeModel
+    from engine.transformers_backend.model import TransformersModel
 
 
 _PROMPTS, LENGTH, BLOCK = 4, 24, 16
@@ -42,7 +42,7 @@ _TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Probe:
+class ProbeResult:
     """What came of it.
 
     Attributes:
@@ -57,8 +57,8 @@ class Probe:
 
 
 def probe_adapter(
-    adapter: Adapter, folder: Path, spec: DecoderSpec | EncoderSpec, config: EngineConfig
-) -> Probe:
+    adapter: LoRAAdapter, folder: Path, spec: DecoderSpec | EncoderSpec, config: EngineConfig
+) -> ProbeResult:
     """Compare logits of random prompts, in float32; of an encoder its hidden states.
 
     The model is held twice, one after the other. A classifier's head isn't compared: the adapter
@@ -72,10 +72,10 @@ def probe_adapter(
     else:
         apart = _logits(folder, spec, config, None, adapter)
         merged = _logits(folder, spec, config, adapter, None)
-    return compared(apart, merged)
+    return compare_logits(apart, merged)
 
 
-def compared(apart: list[Tensor], merged: list[Tensor]) -> Probe:
+def compare_logits(apart: list[Tensor], merged: list[Tensor]) -> ProbeResult:
     """What came of logits with the adapter apart and merged."""
     largest = max(float(logits.abs().max()) for logits in merged)
     difference = max(
@@ -84,15 +84,17 @@ def compared(apart: list[Tensor], merged: list[Tensor]) -> Probe:
         for one, other in zip(apart, merged, strict=True)
     )
     relative = difference / max(largest, 1e-6)
-    return Probe(prompts=len(merged), max_difference=relative, passed=bool(relative <= _TOLERANCE))
+    return ProbeResult(
+        prompts=len(merged), max_difference=relative, passed=bool(relative <= _TOLERANCE)
+    )
 
 
 def _logits(
     folder: Path,
     spec: DecoderSpec,
     config: EngineConfig,
-    merged: Adapter | None,
-    apart: Adapter | None,
+    merged: LoRAAdapter | None,
+    apart: LoRAAdapter | None,
 ) -> list[Tensor]:
     """Float32 [tokens, vocabulary] of each prompt, with the adapter merged, or apart."""
     ops = kernels.get("cpu", use_compiled=config.cpu_kernels)
@@ -110,8 +112,8 @@ def _states(
     folder: Path,
     spec: EncoderSpec,
     config: EngineConfig,
-    merged: Adapter | None,
-    apart: Adapter | None,
+    merged: LoRAAdapter | None,
+    apart: LoRAAdapter | None,
 ) -> list[Tensor]:
     """Float32 [tokens, hidden] of each prompt, with the adapter merged, or apart."""
     ops = kernels.get("cpu", use_compiled=config.cpu_kernels)
@@ -136,14 +138,14 @@ def prompts(vocab: int) -> list[Tensor]:
 def _run(model: NativeDecoder, prompt: Tensor, adapter: AdapterWeights | None) -> Tensor:
     context = step_of(len(prompt), adapter)
     hidden, adapters = model.forward(prompt, context), context.adapters
-    return model.logits(hidden, adapters.heads(None))
+    return model.logits(hidden, adapters.lm_head_adapters(None))
 
 
-def step_of(count: int, adapter: AdapterWeights | None) -> AttentionContext:
+def step_of(count: int, adapter: AdapterWeights | None) -> AttentionMetadata:
     """A step of one prompt, all of whose tokens go through the adapter."""
     every = torch.arange(count)
     adapters = StepAdapters([] if adapter is None else [(adapter, every)])
-    return AttentionContext(
+    return AttentionMetadata(
         positions=every,
         slot_mapping=every,
         block_tables=torch.arange(-(-count // BLOCK)).int().unsqueeze(0),
@@ -157,7 +159,9 @@ def step_of(count: int, adapter: AdapterWeights | None) -> AttentionContext:
 # -- The parity probe of a bridged model: rows with an adapter say what its merged weights say.
 
 
-def probe_bridged(adapter: Adapter, model: BridgeModel, modules: Modules) -> Probe:
+def probe_bridged(
+    adapter: LoRAAdapter, model: TransformersModel, modules: TargetModules
+) -> ProbeResult:
     """Compare logits of random prompts, in float32. The model's weights are the merged ones then.
 
     Raises `InvalidRequest` for what can't be merged.
@@ -165,11 +169,11 @@ def probe_bridged(adapter: Adapter, model: BridgeModel, modules: Modules) -> Pro
     model.allocate_kv(-(-LENGTH // BLOCK), BLOCK, torch.float32)
     apart = _bridged_probe_logits(model, pack_adapter(adapter, model, None, None, modules))
     _merge(model, adapter, modules)
-    return compared(apart, _bridged_probe_logits(model, None))
+    return compare_logits(apart, _bridged_probe_logits(model, None))
 
 
 @torch.inference_mode()
-def _bridged_probe_logits(model: BridgeModel, adapter: AdapterWeights | None) -> list[Tensor]:
+def _bridged_probe_logits(model: TransformersModel, adapter: AdapterWeights | None) -> list[Tensor]:
     """Float32 [tokens, vocabulary] of each prompt."""
     found = []
     for prompt in prompts(model.spec.vocab_size):
@@ -179,7 +183,7 @@ def _bridged_probe_logits(model: BridgeModel, adapter: AdapterWeights | None) ->
 
 
 @torch.no_grad()
-def _merge(model: BridgeModel, adapter: Adapter, modules: Modules) -> None:
+def _merge(model: TransformersModel, adapter: LoRAAdapter, modules: TargetModules) -> None:
     """Put merged weights in the places of the model's own."""
     for name, delta in adapter.modules.items():
         module, layer = _module(model, name), model.adapted.linears[slot_of(name)]
@@ -196,7 +200,7 @@ def _merge(model: BridgeModel, adapter: Adapter, modules: Modules) -> None:
         table._weight, table._layer = merged_embedding(table.weight.float() + 0, adapter), None
 
 
-def _module(model: BridgeModel, name: str) -> Any:
+def _module(model: TransformersModel, name: str) -> Any:
     return model.model.get_submodule(name)
 
 
@@ -205,7 +209,7 @@ def _whole(layer: LinearLayer) -> Tensor:
     return layer.rows(torch.arange(layer.out_features)).float()
 
 
-def _bias(module: Any, delta: ModuleDelta | None) -> Tensor | None:
+def _bias(module: Any, delta: LoRALayer | None) -> Tensor | None:
     """A module's, with what an adapter does to it."""
     own: Tensor | None = None if module.bias is None else module.bias.float()
     if delta is None or (delta.bias is None and delta.b_bias is None):
@@ -213,7 +217,7 @@ def _bias(module: Any, delta: ModuleDelta | None) -> Tensor | None:
     return added_bias(torch.zeros(module.out_features) if own is None else own, delta)
 
 
-def _put(model: BridgeModel, module: Any, weight: Tensor, bias: Tensor | None) -> None:
+def _put(model: TransformersModel, module: Any, weight: Tensor, bias: Tensor | None) -> None:
     """Have a module compute with another weight."""
     if hasattr(module, "layer"):
         module.layer = model.ops.PackedLinear(weight.contiguous(), bias)

@@ -13,23 +13,23 @@ from torch import Tensor
 
 from engine.contract.errors import InvalidRequest
 from engine.contract.lora import CONFIG_FILE, WEIGHTS_FILE, adapter_digest, adapter_files
-from engine.contract.validation import shown
+from engine.contract.validation import format_value
 from engine.lora.adapter import (
     PREFIX,
-    Adapter,
     Key,
-    ModuleDelta,
+    LoRAAdapter,
+    LoRALayer,
     TensorFile,
     check_entry,
     check_rank,
-    misshapen,
     parse_key,
-    wrong,
+    shape_error,
+    tensor_error,
 )
 from engine.lora.adapter_config import AdapterConfig, read_adapter_config
 from engine.lora.gguf_reader import read_gguf_adapter
-from engine.lora.target_modules import Modules, Stacks
-from engine.lora.vocabulary import Vocabulary, read_vocabulary
+from engine.lora.target_modules import Stacks, TargetModules
+from engine.lora.vocabulary import AdapterVocabulary, read_vocabulary
 
 #: Bytes of a weights file's header; safetensors itself allows 100 million.
 _MOST_HEADER = 1 << 26
@@ -37,7 +37,7 @@ _MOST_HEADER = 1 << 26
 _VECTORS = ("b_bias", "magnitude", "bias")
 
 
-def read_adapter(folder: Path, modules: Modules, max_rank: int | None = None) -> Adapter:
+def read_adapter(folder: Path, modules: TargetModules, max_rank: int | None = None) -> LoRAAdapter:
     """An adapter for the model of these modules, in host memory, as its file keeps it.
 
     All that can be told from the files' headers is checked before the first tensor is read.
@@ -56,12 +56,12 @@ def read_adapter(folder: Path, modules: Modules, max_rank: int | None = None) ->
         if adapter_digest(folder) != adapter.digest:
             raise InvalidRequest("The adapter's file changed while it was read.", param="path")
         return adapter
-    before = _state(folder)
+    before = _fingerprint(folder)
     digest = adapter_digest(folder)
     config = read_adapter_config(folder)
     with _opened(folder / WEIGHTS_FILE) as file:
         vocabulary = read_vocabulary(folder, file, config, modules)
-        parts = _Parts(config, modules, max_rank, vocabulary)
+        parts = _TensorChecker(config, modules, max_rank, vocabulary)
         keys, stacks = {}, Stacks(config, modules, max_rank)
         classifier: dict[str, str] = {}
         for name in file.keys():  # noqa: SIM118
@@ -69,7 +69,7 @@ def read_adapter(folder: Path, modules: Modules, max_rank: int | None = None) ->
                 check_entry(name, file.get_slice(name))
             elif (part := _classifier_part(name, file.get_slice(name), modules)) is not None:
                 classifier[name] = part
-            elif not stacks.take(name, file.get_slice(name)):
+            elif not stacks.collect(name, file.get_slice(name)):
                 keys[name] = parts.check(name, file.get_slice(name))
         pairs = stacks.pairs()
         if pairs and config.dora:
@@ -80,7 +80,7 @@ def read_adapter(folder: Path, modules: Modules, max_rank: int | None = None) ->
             )
         if keys or not (pairs or classifier):
             parts.check_whole(keys)
-        adapter, tensors = Adapter(digest=digest), TensorFile(folder / WEIGHTS_FILE, file)
+        adapter, tensors = LoRAAdapter(digest=digest), TensorFile(folder / WEIGHTS_FILE, file)
         for name, key in keys.items():
             _put(adapter, key, modules, tensors.read(name), config.tokens_of(_peft_name(name)))
         for name, key in keys.items():
@@ -90,12 +90,12 @@ def read_adapter(folder: Path, modules: Modules, max_rank: int | None = None) ->
         for a, b, pair in pairs:
             adapter.modules |= pair.deltas(tensors.read(a), tensors.read(b))
         adapter.classifier = {part: tensors.read(name) for name, part in classifier.items()}
-    if _state(folder) != before:
+    if _fingerprint(folder) != before:
         raise InvalidRequest("The adapter's files changed while they were read.", param="path")
     return adapter
 
 
-def _state(folder: Path) -> list[tuple[int, int, int]]:
+def _fingerprint(folder: Path) -> list[tuple[int, int, int]]:
     """Changes whenever one of the files is written or replaced."""
     try:
         stats = [file.stat() for file in adapter_files(folder)]
@@ -122,7 +122,8 @@ def _opened(path: Path) -> Iterator[Any]:
             yield file
     except (SafetensorError, OSError) as error:
         raise InvalidRequest(
-            f"{WEIGHTS_FILE} isn't a valid safetensors file: {shown(str(error))}.", param="path"
+            f"{WEIGHTS_FILE} isn't a valid safetensors file: {format_value(str(error))}.",
+            param="path",
         ) from error
 
 
@@ -143,15 +144,15 @@ def _is_replaced(name: str, file: Any) -> bool:
     )
 
 
-class _Parts:
+class _TensorChecker:
     """Checks the tensors of one file, by their headers alone."""
 
     def __init__(
         self,
         config: AdapterConfig,
-        modules: Modules,
+        modules: TargetModules,
         max_rank: int | None,
-        vocabulary: Vocabulary,
+        vocabulary: AdapterVocabulary,
     ) -> None:
         self._config, self._modules, self._max_rank = config, modules, max_rank
         self._vocabulary = vocabulary
@@ -160,11 +161,13 @@ class _Parts:
         """The tensor's module by the model's name, and what it is of it."""
         key = parse_key(name)
         if key is None:
-            raise wrong(name, "is nothing that a LoRA adapter has")
+            raise tensor_error(name, "is nothing that a LoRA adapter has")
         check_entry(name, entry)
-        module = self._modules.find(key.module)
+        module = self._modules.resolve(key.module)
         if module is None:
-            raise wrong(name, "belongs to no module of this model that an adapter can change")
+            raise tensor_error(
+                name, "belongs to no module of this model that an adapter can change"
+            )
         rank = self._config.rank_of(key.module)
         if key.kind not in ("table", "tokens"):
             check_rank(rank, self._max_rank)
@@ -173,11 +176,11 @@ class _Parts:
             shapes = {"tokens": (self._num_tokens(key.module), self._modules.hidden_size)}
         shape, wanted = tuple(entry.get_shape()), shapes.get(key.kind)
         if wanted is None:
-            raise wrong(name, "isn't supported for a module of this kind")
+            raise tensor_error(name, "isn't supported for a module of this kind")
         if shape != wanted and shape != self._without_new(module, key.kind, wanted):
             of_table = module in (self._modules.embedding, self._modules.head)
             vocab = self._rows(module) if of_table else 0
-            raise wrong(name, misshapen(shape, wanted, vocab))
+            raise tensor_error(name, shape_error(shape, wanted, vocab))
         return Key(module, key.kind)
 
     def _rows(self, table: str) -> int:
@@ -190,7 +193,7 @@ class _Parts:
         if kind not in ("embedding_a", "b", "table"):
             return shape
         table = {self._modules.embedding: "embedding", self._modules.head: "head"}.get(module, "")
-        if table not in self._vocabulary.new:
+        if table not in self._vocabulary.num_added:
             return shape
         rows = self._vocabulary.rows(table)
         return tuple(self._modules.vocab_size if size == rows else size for size in shape)
@@ -206,7 +209,7 @@ class _Parts:
         if not (ids := self._config.tokens_of(table)):
             param = "trainable_token_indices"
             raise InvalidRequest(
-                f"{CONFIG_FILE}: {param} names no token of {shown(table)}.", param=param
+                f"{CONFIG_FILE}: {param} names no token of {format_value(table)}.", param=param
             )
         return len(ids)
 
@@ -243,18 +246,18 @@ class _Parts:
             has = kinds[key.module]
             for one, other in (("a", "b"), ("embedding_a", "embedding_b")):
                 if (one in has) != (other in has):
-                    raise wrong(name, f"has no partner: {one} and {other} go together")
+                    raise tensor_error(name, f"has no partner: {one} and {other} go together")
             matrices = has & {"a", "embedding_a"}
             if has & {"b_bias", "magnitude"} and not matrices:
-                raise wrong(name, "is of a module without matrices")
+                raise tensor_error(name, "is of a module without matrices")
             if self._config.dora and matrices and "magnitude" not in has:
-                raise wrong(name, "is of DoRA (use_dora), but its module has no magnitude")
-            single = "tokens" in has or "embedding" in self._vocabulary.new
+                raise tensor_error(name, "is of DoRA (use_dora), but its module has no magnitude")
+            single = "tokens" in has or "embedding" in self._vocabulary.num_added
             if has >= {"embedding_a", "magnitude"} and single:
-                raise wrong(name, "is of DoRA, but rows of single tokens stand beside it")
+                raise tensor_error(name, "is of DoRA, but rows of single tokens stand beside it")
 
 
-def _classifier_part(name: str, entry: Any, modules: Modules) -> str | None:
+def _classifier_part(name: str, entry: Any, modules: TargetModules) -> str | None:
     """Which tensor of a classifier's head this replaces; None: another one."""
     part = name.removeprefix(PREFIX).replace(".modules_to_save.", ".")
     wanted = modules.classifier.get(part)
@@ -262,25 +265,25 @@ def _classifier_part(name: str, entry: Any, modules: Modules) -> str | None:
         return None
     check_entry(name, entry)
     if (shape := tuple(entry.get_shape())) != wanted:
-        raise wrong(name, misshapen(shape, wanted))
+        raise tensor_error(name, shape_error(shape, wanted))
     return part
 
 
-def _delta(adapter: Adapter, key: Key, modules: Modules) -> ModuleDelta:
+def _delta(adapter: LoRAAdapter, key: Key, modules: TargetModules) -> LoRALayer:
     """The module's entry of the adapter, made where there's none yet."""
     if key.module == modules.embedding:
-        adapter.embedding = adapter.embedding or ModuleDelta()
+        adapter.embedding = adapter.embedding or LoRALayer()
         return adapter.embedding
     if modules.dense(key.module) is not None:
-        return adapter.dense.setdefault(key.module, ModuleDelta())
+        return adapter.dense.setdefault(key.module, LoRALayer())
     if modules.place(key.module) is None:
-        adapter.head = adapter.head or ModuleDelta()
+        adapter.head = adapter.head or LoRALayer()
         return adapter.head
-    return adapter.modules.setdefault(key.module, ModuleDelta())
+    return adapter.modules.setdefault(key.module, LoRALayer())
 
 
 def _put(
-    adapter: Adapter, key: Key, modules: Modules, tensor: Tensor, tokens: tuple[int, ...]
+    adapter: LoRAAdapter, key: Key, modules: TargetModules, tensor: Tensor, tokens: tuple[int, ...]
 ) -> None:
     """Take a tensor over. `tokens`: whose rows it has, of a part of a table."""
     delta = _delta(adapter, key, modules)
@@ -294,21 +297,21 @@ def _put(
         setattr(delta, key.kind.removeprefix("embedding_"), tensor)
 
 
-def _add_tokens(adapter: Adapter, vocabulary: Vocabulary) -> None:
+def _add_tokens(adapter: LoRAAdapter, vocabulary: AdapterVocabulary) -> None:
     """Take over what goes behind the model's tables."""
-    adapter.vocab_size = vocabulary.own
-    if vocabulary.ties_head and "embedding" in adapter.tables:
+    adapter.vocab_size = vocabulary.size
+    if vocabulary.ties_lm_head and "embedding" in adapter.tables:
         adapter.tables["head"] = adapter.tables["embedding"]
-        adapter.head = adapter.head or ModuleDelta()
-    for table, rows in vocabulary.new.items():
+        adapter.head = adapter.head or LoRALayer()
+    for table, rows in vocabulary.num_added.items():
         if (own := adapter.tables.get(table)) is not None:
             adapter.tables[table] = torch.cat((own, rows.to(own.dtype)))
         elif (tokens := vocabulary.tokens(table, adapter.tokens.get(table))) is not None:
             adapter.tokens[table] = tokens
         if table == "embedding":
-            adapter.embedding = adapter.embedding or ModuleDelta()
+            adapter.embedding = adapter.embedding or LoRALayer()
         else:
-            adapter.head = adapter.head or ModuleDelta()
+            adapter.head = adapter.head or LoRALayer()
     # Matrices may leave out the rows of vLLM's layout, to which they add nothing then.
     pad, inputs, outputs = torch.nn.functional.pad, adapter.embedding, adapter.head
     if inputs is not None and inputs.a is not None:
@@ -317,8 +320,8 @@ def _add_tokens(adapter: Adapter, vocabulary: Vocabulary) -> None:
         outputs.b = pad(outputs.b, (0, 0, 0, vocabulary.head - len(outputs.b)))
 
 
-def _tie(adapter: Adapter, modules: Modules) -> None:
+def _tie(adapter: LoRAAdapter, modules: TargetModules) -> None:
     """Rows of single tokens are the output layer's too where that is tied, unlike whole tables."""
     if modules.tied and modules.head and "embedding" in adapter.tokens:
         adapter.tokens.setdefault("head", adapter.tokens["embedding"])
-        adapter.head = adapter.head or ModuleDelta()
+        adapter.head = adapter.head or LoRALayer()

@@ -18,14 +18,14 @@ import torch
 
 from engine.contract.errors import InvalidRequest
 from engine.contract.lora import AdapterRef
-from engine.lora.adapter import Adapter
+from engine.lora.adapter import LoRAAdapter
 from engine.lora.layer_delta import AdaptableModel
 from engine.lora.packing import modules_of, pack_adapter
-from engine.lora.packing_template import Templates
+from engine.lora.packing_template import PackingTemplates
 from engine.lora.reader import read_adapter
-from engine.lora.target_modules import Modules
+from engine.lora.target_modules import TargetModules
 from engine.models.lora import AdapterWeights
-from engine.pooling.heads import HeadMaker
+from engine.pooling.heads import ClassifierHeadFactory
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +83,8 @@ class AdapterStore:
         self._host: OrderedDict[str, _Packed] = OrderedDict()
         self._ranks: dict[str, int] = {}
         self._lock = threading.Lock()
-        self._templates = Templates()
-        self._modules: tuple[object, HeadMaker | None, Modules] | None = None
+        self._templates = PackingTemplates()
+        self._modules: tuple[object, ClassifierHeadFactory | None, TargetModules] | None = None
 
     @property
     def device(self) -> Mapping[str, AdapterWeights]:
@@ -92,7 +92,7 @@ class AdapterStore:
         return self._device
 
     def load(
-        self, ref: AdapterRef, model: AdaptableModel, heads: HeadMaker | None = None
+        self, ref: AdapterRef, model: AdaptableModel, heads: ClassifierHeadFactory | None = None
     ) -> AdapterFacts:
         """Bring an adapter to the device; `heads` are of a classifier.
 
@@ -103,7 +103,9 @@ class AdapterStore:
         with self._lock:
             packed = self._host.pop(ref.digest, None)
         if packed is None:
-            packed = self._alike(ref, model, heads) or self._whole(ref, model, heads)
+            packed = self._load_by_template(ref, model, heads) or self._load_by_reader(
+                ref, model, heads
+            )
         with self._lock:
             self._ranks[ref.digest] = packed.rank
             self._device[ref.digest] = packed.weights
@@ -111,7 +113,7 @@ class AdapterStore:
         weights = packed.weights
         return AdapterFacts(packed.rank, weights.num_bytes, seconds, weights.vocab_size)
 
-    def drop(self, digest: str) -> bool:
+    def unload(self, digest: str) -> bool:
         """Let an adapter's device memory go; whether host memory still has it."""
         with self._lock:
             weights = self._device.pop(digest, None)
@@ -120,12 +122,12 @@ class AdapterStore:
                 self._trim()
             return digest in self._host
 
-    def forget(self, digest: str) -> None:
+    def drop_host_copy(self, digest: str) -> None:
         """Let go of what host memory has of an adapter that isn't on the device."""
         with self._lock:
             self._host.pop(digest, None)
 
-    def holds(self, digest: str) -> bool:
+    def has_host_copy(self, digest: str) -> bool:
         """Whether host memory has an adapter that isn't on the device."""
         with self._lock:
             return digest in self._host
@@ -135,7 +137,9 @@ class AdapterStore:
         with self._lock:
             self._host.clear()
 
-    def _modules_of(self, model: AdaptableModel, heads: HeadMaker | None) -> Modules:
+    def _modules_of(
+        self, model: AdaptableModel, heads: ClassifierHeadFactory | None
+    ) -> TargetModules:
         """The model's, listed once: a mixture of experts has tens of thousands."""
         known = self._modules
         if known is None or known[0] is not model.spec or known[1] is not heads:
@@ -144,25 +148,27 @@ class AdapterStore:
             known = self._modules = model.spec, heads, modules
         return known[2]
 
-    def _alike(
-        self, ref: AdapterRef, model: AdaptableModel, heads: HeadMaker | None
+    def _load_by_template(
+        self, ref: AdapterRef, model: AdaptableModel, heads: ClassifierHeadFactory | None
     ) -> _Packed | None:
         """An adapter whose files are laid out as others' were."""
         self._modules_of(model, heads)
         found = self._templates.load(ref, model) if ref.path else None
         return None if found is None else _Packed(*found)
 
-    def _whole(self, ref: AdapterRef, model: AdaptableModel, heads: HeadMaker | None) -> _Packed:
+    def _load_by_reader(
+        self, ref: AdapterRef, model: AdaptableModel, heads: ClassifierHeadFactory | None
+    ) -> _Packed:
         """Any adapter."""
         modules, dtype = self._modules_of(model, heads), self._limits.dtype
         adapter = self._read(ref, modules)
         weights = pack_adapter(adapter, model, dtype, heads, modules)
-        self._templates.learn(ref.path, adapter, model, dtype, modules)
+        self._templates.add_template(ref.path, adapter, model, dtype, modules)
         # In one piece, as those that follow: steps read it faster.
         again = self._templates.load(ref, model)
         return _Packed(weights, adapter.rank) if again is None else _Packed(*again)
 
-    def _read(self, ref: AdapterRef, modules: Modules) -> Adapter:
+    def _read(self, ref: AdapterRef, modules: TargetModules) -> LoRAAdapter:
         if not ref.path:
             raise InvalidRequest(
                 f"The adapter {ref.name or ref.digest[:12]!r} isn't loaded, and nothing says where "
@@ -198,7 +204,7 @@ class AdapterHost(Protocol):
     Attributes:
         refusal: why this model has no adapters, as a sentence; "" where it may.
         num_bytes: of device memory for adapters.
-        most: how many may be on the device at once; None: as many as fit.
+        max_adapters: how many may be on the device at once; None: as many as fit.
     """
 
     @property
@@ -208,7 +214,7 @@ class AdapterHost(Protocol):
     def num_bytes(self) -> int: ...
 
     @property
-    def most(self) -> int | None: ...
+    def max_adapters(self) -> int | None: ...
 
     def load(self, ref: AdapterRef) -> AdapterFacts:
         """Bring an adapter to the device, where plans may name it. Any thread may call it.
@@ -216,13 +222,13 @@ class AdapterHost(Protocol):
         Raises `InvalidRequest` where it can't be had, or can't be run with this model.
         """
 
-    def drop(self, digest: str) -> bool:
+    def unload(self, digest: str) -> bool:
         """Let an adapter's device memory go: no later plan names it. Whether host memory has it
         still.
         """
 
-    def forget(self, digest: str) -> None:
+    def drop_host_copy(self, digest: str) -> None:
         """Let go of what host memory has of an adapter that isn't on the device."""
 
-    def holds(self, digest: str) -> bool:
+    def has_host_copy(self, digest: str) -> bool:
         """Whether host memory has an adapter that isn't on the device."""

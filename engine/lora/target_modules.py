@@ -8,18 +8,18 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from engine.lora.adapter import ModuleDelta, check_entry, check_rank, parse_key, wrong
+from engine.lora.adapter import LoRALayer, check_entry, check_rank, parse_key, tensor_error
 from engine.lora.adapter_config import AdapterConfig
 from engine.models.decoder_spec import DecoderSpec, MoeSpec
 from engine.models.encoders.encoder import encoder_linears
 from engine.models.encoders.encoder_spec import EncoderSpec
 from engine.models.layers.decoder_layer import describe
 from engine.models.layers.linear import (
-    ExpertsDescription,
+    FusedLinear,
     LayerDescription,
-    LinearDescription,
     MlpDescription,
     ModelDescription,
+    MoeBlock,
     experts_of,
 )
 
@@ -34,12 +34,12 @@ _MIXTURES = (("", ""), (".mlp.", ".block_sparse_moe."))
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TargetSlice:
     """One of a checkpoint's weights within a linear layer of the model.
 
     Attributes:
         layer: the layer's number.
-        slot: which linear layer of it, see `linears_of`.
+        slot: which linear layer of it, see `layer_linears`.
         part: which of the linear layer's parts; weights are over each other.
         rows, columns: outputs and inputs of the part.
     """
@@ -52,11 +52,11 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Stack:
+class ExpertStack:
     """All experts of a layer, whose weights `transformers` has in one tensor a projection.
 
     Attributes:
-        at: prefix of the experts' names, see `linears_of`.
+        at: prefix of the experts' names, see `layer_linears`.
         moe: how many, and how they lie in memory.
         hidden: inputs of the first projection, and outputs of the second.
     """
@@ -82,11 +82,11 @@ class Stack:
         return [(gate, slice(0, inner)), (up, slice(inner, None))]
 
 
-class Modules:
+class TargetModules:
     """A model's modules by name, found whichever wrappers stand before theirs.
 
     Attributes:
-        layers: of each its linear layers by their slots, see `linears_of`.
+        layers: of each its linear layers by their slots, see `layer_linears`.
         embedding, head: the names of the tables; "" of an encoder, whose tables stay as they are.
         heads: of queries and of keys; 0 of an encoder.
         classifier: shapes of a classifier's head, by the checkpoint's names of its tensors.
@@ -105,7 +105,7 @@ class Modules:
         self.vocab_size, self.hidden_size = spec.vocab_size, spec.hidden_size
         self.embedding, self.head, prefix = "", "", ""
         self.heads, self.tied = (0, 0), False
-        self._stacks: dict[str, Stack] = {}
+        self._stacks: dict[str, ExpertStack] = {}
         if isinstance(spec, EncoderSpec):
             self.layers, prefix = encoder_linears(spec), spec.names.prefix
             self.embedding = spec.names.embedding
@@ -113,7 +113,7 @@ class Modules:
             described = describe(spec)
             self.heads, self.tied = (spec.num_heads, spec.num_kv_heads), spec.tie_embeddings
             self.embedding, self.head = spec.names.embedding, spec.names.lm_head
-            self.layers = [dict(linears_of(layer)) for layer in described.layers]
+            self.layers = [dict(layer_linears(layer)) for layer in described.layers]
             self._stacks |= _stacks(described)
         self._prefixes = (*_PREFIXES, prefix)
         self._places = dict(_places(self.layers))
@@ -123,7 +123,7 @@ class Modules:
         tables = {self.embedding, self.head} - {""}
         self._known = {*self._places, *self._stacks, *self._dense, *tables}
 
-    def find(self, name: str) -> str | None:
+    def resolve(self, name: str) -> str | None:
         """The checkpoint's name of a module: a key of `place` or `stack`, `embedding` or `head`."""
         for ending in ("", ".layer"):
             for ours, theirs in _MIXTURES:
@@ -134,7 +134,7 @@ class Modules:
                             return found
         return None
 
-    def place(self, name: str) -> Place | None:
+    def place(self, name: str) -> TargetSlice | None:
         """Where the weight of this name is; None for a table, or nothing of the model's."""
         return self._places.get(name)
 
@@ -146,7 +146,7 @@ class Modules:
         """Whether it's the layer that BERT has for training, and that nothing here is pooled by."""
         return name in self._unused
 
-    def stack(self, name: str) -> Stack | None:
+    def stack(self, name: str) -> ExpertStack | None:
         """The experts whose weights are one tensor of this name."""
         return self._stacks.get(name)
 
@@ -158,10 +158,10 @@ def _dense(classifier: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, tup
             yield name.removesuffix(".weight"), (shape[0], shape[1])
 
 
-def linears_of(layer: LayerDescription) -> Iterator[tuple[str, LinearDescription]]:
+def layer_linears(layer: LayerDescription) -> Iterator[tuple[str, FusedLinear]]:
     """A layer's linear layers by the names that this package gives them."""
     yield from layer.attention.linears()
-    if isinstance(layer.mlp, ExpertsDescription):
+    if isinstance(layer.mlp, MoeBlock):
         yield "router", layer.mlp.router
         if layer.mlp.shared_gate is not None:
             yield "shared_gate", layer.mlp.shared_gate
@@ -174,28 +174,28 @@ def linears_of(layer: LayerDescription) -> Iterator[tuple[str, LinearDescription
         yield from _mlp("residual_", layer.residual_mlp)
 
 
-def _mlp(prefix: str, mlp: MlpDescription) -> Iterator[tuple[str, LinearDescription]]:
+def _mlp(prefix: str, mlp: MlpDescription) -> Iterator[tuple[str, FusedLinear]]:
     yield f"{prefix}up", mlp.up
     yield f"{prefix}down", mlp.down
 
 
-def _stacks(description: ModelDescription) -> Iterator[tuple[str, Stack]]:
+def _stacks(description: ModelDescription) -> Iterator[tuple[str, ExpertStack]]:
     """By the names under which PEFT has them: of the module, or of its two weights."""
     for layer in description.layers:
-        if not isinstance(layer.mlp, ExpertsDescription) or layer.mlp.moe.layout == "flat":
+        if not isinstance(layer.mlp, MoeBlock) or layer.mlp.moe.layout == "flat":
             continue
         moe, at = layer.mlp.moe, f"{layer.mlp.layer}{layer.mlp.moe.experts}"
-        stack = Stack(at, moe, layer.mlp.router.columns)
+        stack = ExpertStack(at, moe, layer.mlp.router.columns)
         granite = ("experts", "input_linear", "output_linear")
         for name in granite if moe.layout == "granite" else ("",):
             yield f"{at}{name}".removesuffix("."), stack
 
 
-def _places(layers: Sequence[Mapping[str, LinearDescription]]) -> Iterator[tuple[str, Place]]:
+def _places(layers: Sequence[Mapping[str, FusedLinear]]) -> Iterator[tuple[str, TargetSlice]]:
     for index, layer in enumerate(layers):
         for slot, linear in layer.items():
             for number, part in enumerate(linear.parts):
-                yield part.name, Place(index, slot, number, part.rows, linear.columns)
+                yield part.name, TargetSlice(index, slot, number, part.rows, linear.columns)
 
 
 # -- Experts whose weights are one tensor a projection, as PEFT adapts them (`target_parameters`).
@@ -212,7 +212,7 @@ _WRAPPER = ".base_layer"
 _PARAMETERS = {"up": "gate_up_proj", "down": "down_proj"}
 
 
-def unwrapped(module: str) -> str:
+def strip_wrapper(module: str) -> str:
     """A module's name without what PEFT puts around one that it adapts twice."""
     while module.endswith(_WRAPPER):
         module = module.removesuffix(_WRAPPER)
@@ -220,7 +220,7 @@ def unwrapped(module: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class StackPair:
+class StackedLoRA:
     """The two tensors that change one projection of all experts.
 
     Attributes:
@@ -231,13 +231,13 @@ class StackPair:
         scale: of what they add.
     """
 
-    stack: Stack
+    stack: ExpertStack
     projection: str
     rank: int
     flipped: bool
     scale: float
 
-    def deltas(self, a: Tensor, b: Tensor) -> Iterator[tuple[str, ModuleDelta]]:
+    def deltas(self, a: Tensor, b: Tensor) -> Iterator[tuple[str, LoRALayer]]:
         """By the names of the experts' own modules."""
         count = self.stack.moe.num_experts
         by_expert = b.reshape(b.shape[0], self.rank, count)
@@ -248,13 +248,13 @@ class StackPair:
                 own_a, own_b = own_b.T, own_a.T
             own_a = own_a.contiguous()
             for word, rows in self.stack.rows(self.projection):
-                delta = ModuleDelta(a=own_a, b=own_b[rows].contiguous(), scale=self.scale)
+                delta = LoRALayer(a=own_a, b=own_b[rows].contiguous(), scale=self.scale)
                 yield f"{self.stack.at}{expert}.{word}", delta
 
 
-def pair_of(
-    stack: Stack, config: AdapterConfig, module: str, a: tuple[int, ...], b: tuple[int, ...]
-) -> StackPair | str:
+def match_stack(
+    stack: ExpertStack, config: AdapterConfig, module: str, a: tuple[int, ...], b: tuple[int, ...]
+) -> StackedLoRA | str:
     """What tensors of these shapes are, or why they can't be: words to put behind a name."""
     if len(a) != 2 or len(b) != 2 or a[0] != b[1] or a[0] % stack.moe.num_experts:
         return (
@@ -265,11 +265,11 @@ def pair_of(
     for flipped in (False, True):
         for projection, sizes in stack.projections.items():
             if (b[0], a[1]) == (sizes if flipped else sizes[::-1]):
-                name = f"{unwrapped(module)}.{_PARAMETERS[projection]}"
+                name = f"{strip_wrapper(module)}.{_PARAMETERS[projection]}"
                 rank = a[0] // stack.moe.num_experts
                 if rank != config.rank_of(name):
                     return f"is of rank {rank}, but it must be {config.rank_of(name)}"
-                return StackPair(stack, projection, rank, flipped, config.scale_of(name))
+                return StackedLoRA(stack, projection, rank, flipped, config.scale_of(name))
     known = ", ".join(f"{one} to {other}" for one, other in stack.projections.values())
     return f"and its partner map {a[1]} to {b[0]}, but the experts map {known}"
 
@@ -277,23 +277,23 @@ def pair_of(
 class Stacks:
     """Collects the tensors of one file that are of whole stacks of experts, by their headers."""
 
-    def __init__(self, config: AdapterConfig, modules: Modules, max_rank: int | None) -> None:
+    def __init__(self, config: AdapterConfig, modules: TargetModules, max_rank: int | None) -> None:
         self._config, self._modules, self._max_rank = config, modules, max_rank
         self._found: dict[str, dict[str, tuple[str, tuple[int, ...]]]] = {}
 
-    def take(self, name: str, entry: Any) -> bool:
+    def collect(self, name: str, entry: Any) -> bool:
         """Whether the tensor is of a stack; raises `InvalidRequest` for one that none has."""
         key = parse_key(name)
-        module = None if key is None else self._modules.find(unwrapped(key.module))
+        module = None if key is None else self._modules.resolve(strip_wrapper(key.module))
         if key is None or module is None or self._modules.stack(module) is None:
             return False
         if key.kind not in ("a", "b"):
-            raise wrong(name, "isn't supported for a module of this kind")
+            raise tensor_error(name, "isn't supported for a module of this kind")
         check_entry(name, entry)
         self._found.setdefault(key.module, {})[key.kind] = name, tuple(entry.get_shape())
         return True
 
-    def pairs(self) -> list[tuple[str, str, StackPair]]:
+    def pairs(self) -> list[tuple[str, str, StackedLoRA]]:
         """The names of each A and B, and what they are.
 
         Raises `InvalidRequest` for one without the other, or of other shapes.
@@ -302,18 +302,18 @@ class Stacks:
         for module, kinds in self._found.items():
             name = next(iter(kinds.values()))[0]
             if len(kinds) != 2:
-                raise wrong(name, "has no partner: a and b go together")
+                raise tensor_error(name, "has no partner: a and b go together")
             (a, a_shape), (b, b_shape) = kinds["a"], kinds["b"]
-            stack = self._modules.stack(self._modules.find(unwrapped(module)) or "")
+            stack = self._modules.stack(self._modules.resolve(strip_wrapper(module)) or "")
             pair = (
                 "is of no experts"
                 if stack is None
-                else pair_of(stack, self._config, module, a_shape, b_shape)
+                else match_stack(stack, self._config, module, a_shape, b_shape)
             )
             if isinstance(pair, str):
-                raise wrong(a, pair)
+                raise tensor_error(a, pair)
             if (pair.stack.at, pair.projection) in known:
-                raise wrong(a, "changes what another tensor changes too")
+                raise tensor_error(a, "changes what another tensor changes too")
             check_rank(pair.rank, self._max_rank)
             known.add((pair.stack.at, pair.projection))
             found.append((a, b, pair))

@@ -19,33 +19,34 @@ from torch import Tensor
 
 from engine.contract.errors import InvalidRequest
 from engine.contract.lora import CONFIG_FILE, NEW_TOKENS, NEW_TOKENS_FILE
-from engine.contract.validation import shown
-from engine.lora.adapter import TensorFile, check_entry, parse_key, wrong
+from engine.contract.validation import format_value
+from engine.lora.adapter import TensorFile, check_entry, parse_key, tensor_error
 from engine.lora.adapter_config import AdapterConfig
-from engine.lora.target_modules import Modules
+from engine.lora.target_modules import TargetModules
 
 _TABLES = {"input_embeddings": "embedding", "output_embeddings": "head"}
 
 
 @dataclass(frozen=True, slots=True)
-class Vocabulary:
+class AdapterVocabulary:
     """How many tokens an adapter's tables are for.
 
     Attributes:
         model: rows of the model's own tables.
         embedding, head: of the adapter's, each the model's where it leaves it as it is.
-        new: of vLLM's layout: rows to put behind a table, [tokens, hidden], by its name.
-        ties_head: what is behind the embedding is behind the output layer too, which is tied to it.
+        num_added: of vLLM's layout: rows to put behind a table, [tokens, hidden], by its name.
+        ties_lm_head: what is behind the embedding is behind the output layer too, which is tied to
+        it.
     """
 
     model: int
     embedding: int
     head: int
-    new: Mapping[str, Tensor] = field(default_factory=dict)
-    ties_head: bool = False
+    num_added: Mapping[str, Tensor] = field(default_factory=dict)
+    ties_lm_head: bool = False
 
     @property
-    def own(self) -> int:
+    def size(self) -> int:
         """Of what the adapter's requests may hold; 0: the model's."""
         return 0 if self.embedding == self.model else self.embedding
 
@@ -57,7 +58,7 @@ class Vocabulary:
         self, table: str, known: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, Tensor] | None:
         """A table's rows of single tokens, those among them that go behind it."""
-        if (rows := self.new.get(table)) is None:
+        if (rows := self.num_added.get(table)) is None:
             return known
         ids = torch.arange(self.model, self.model + len(rows))
         if known is None:
@@ -66,7 +67,9 @@ class Vocabulary:
         return torch.cat((known[0], ids)), torch.cat((known[1].to(kept), rows.to(kept)))
 
 
-def read_vocabulary(folder: Path, file: Any, config: AdapterConfig, modules: Modules) -> Vocabulary:
+def read_vocabulary(
+    folder: Path, file: Any, config: AdapterConfig, modules: TargetModules
+) -> AdapterVocabulary:
     """What the headers of an adapter's files say, and its new rows.
 
     `file`: its weights, opened by `safe_open`. Raises `InvalidRequest`, which names the tensor or
@@ -78,12 +81,12 @@ def read_vocabulary(folder: Path, file: Any, config: AdapterConfig, modules: Mod
     for name, table, rows in _tables(file, modules):
         before = vocab if table in new else found.setdefault(table, rows)
         if rows != before:
-            raise wrong(name, f"is for {rows} tokens, but {names[table]} for {before}")
+            raise tensor_error(name, f"is for {rows} tokens, but {names[table]} for {before}")
         names[table] = name
     for name, table, ids in _tokens(file, config, modules):
         most = vocab if table in new else found.get(table, 0)
         if most and max(ids) >= most:
-            raise wrong(name, f"has a row of token {max(ids)}, but the table is for {most}")
+            raise tensor_error(name, f"has a row of token {max(ids)}, but the table is for {most}")
         if table not in found:
             found[table], names[table] = _rows_of(ids, vocab), name
     # A whole table in the embedding's place isn't tied to anything, as PEFT has it.
@@ -95,24 +98,24 @@ def read_vocabulary(folder: Path, file: Any, config: AdapterConfig, modules: Mod
     own = embedding != vocab or head != vocab
     told = names.get("head") or names.get("embedding", "")
     if own and not modules.head:
-        raise wrong(told, f"is for other tokens than the {vocab} of this model")
+        raise tensor_error(told, f"is for other tokens than the {vocab} of this model")
     if own and (head > embedding or (head < embedding and "head" in found)):
-        raise wrong(
+        raise tensor_error(
             told,
             f"is for a vocabulary that doesn't fit: the embedding has {embedding} tokens, the "
             f"output layer {head}",
         )
-    return Vocabulary(vocab, embedding, head, new, ties and own)
+    return AdapterVocabulary(vocab, embedding, head, new, ties and own)
 
 
-def _table_of(module: str, modules: Modules) -> str:
+def _table_of(module: str, modules: TargetModules) -> str:
     """Which table a module is, "": none."""
-    known = modules.find(module)
+    known = modules.resolve(module)
     tables = {modules.embedding: "embedding", modules.head: "head"}
     return tables.get(known, "") if known else ""
 
 
-def _tables(file: Any, modules: Modules) -> Iterator[tuple[str, str, int]]:
+def _tables(file: Any, modules: TargetModules) -> Iterator[tuple[str, str, int]]:
     """The tensors that are in the place of a table: their names, of which one, its rows."""
     for name in file.keys():  # noqa: SIM118
         key = parse_key(name)
@@ -123,7 +126,7 @@ def _tables(file: Any, modules: Modules) -> Iterator[tuple[str, str, int]]:
 
 
 def _tokens(
-    file: Any, config: AdapterConfig, modules: Modules
+    file: Any, config: AdapterConfig, modules: TargetModules
 ) -> Iterator[tuple[str, str, tuple[int, ...]]]:
     """The same of tensors that are single rows of a table: whose they are."""
     for name in file.keys():  # noqa: SIM118
@@ -147,12 +150,12 @@ def _rows_of(ids: tuple[int, ...], vocab: int) -> int:
     return vocab + len(beyond)
 
 
-def _read_new_tokens(folder: Path, modules: Modules) -> dict[str, Tensor]:
+def _read_new_tokens(folder: Path, modules: TargetModules) -> dict[str, Tensor]:
     """Rows of vLLM's layout, by the name of the table behind which they go."""
     for other in sorted(folder.glob(f"{NEW_TOKENS}*")):
         if other.name != NEW_TOKENS_FILE:
             raise InvalidRequest(
-                f"{shown(other.name)} can't be read: only {NEW_TOKENS_FILE} is.",
+                f"{format_value(other.name)} can't be read: only {NEW_TOKENS_FILE} is.",
                 param=other.name[:200],
             )
     path, found = folder / NEW_TOKENS_FILE, {}
@@ -162,11 +165,11 @@ def _read_new_tokens(folder: Path, modules: Modules) -> dict[str, Tensor]:
         tensors = TensorFile(path, file)
         for name in file.keys():  # noqa: SIM118
             if name not in _TABLES:
-                raise wrong(name, f"isn't one of {', '.join(_TABLES)}", NEW_TOKENS_FILE)
+                raise tensor_error(name, f"isn't one of {', '.join(_TABLES)}", NEW_TOKENS_FILE)
             check_entry(name, file.get_slice(name))
             shape = tuple(file.get_slice(name).get_shape())
             if len(shape) != 2 or shape[1] != modules.hidden_size or not shape[0]:
-                raise wrong(
+                raise tensor_error(
                     name,
                     f"has shape {list(shape)}, but it must be [tokens, {modules.hidden_size}]",
                     NEW_TOKENS_FILE,
@@ -182,5 +185,6 @@ def _opened(path: Path) -> Iterator[Any]:
             yield file
     except (SafetensorError, OSError) as error:
         raise InvalidRequest(
-            f"{path.name} isn't a valid safetensors file: {shown(str(error))}.", param=path.name
+            f"{path.name} isn't a valid safetensors file: {format_value(str(error))}.",
+            param=path.name,
         ) from error

@@ -12,17 +12,17 @@ from typing import Any
 import torch
 
 from engine.checkpoints.gguf.folder import SUFFIX, find_gguf, gguf_folder
-from engine.checkpoints.model_files import download, with_overrides
+from engine.checkpoints.model_files import apply_overrides, download
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError, ModelLoadError
 from engine.contract.plugins import io_processor
-from engine.model_loader.model_impl import Built, Order, build_model, refuse_unknown
+from engine.model_loader.model_impl import BuildRequest, LoadedImpl, build_model, refuse_unknown
 from engine.models.decoder import NativeDecoder
 from engine.models.interface import EngineModel, ModelFacts, ModelSpec
 from engine.models.kv_scales import calibrate
 from engine.models.registry import load_plugins, read_config
 from engine.pooling.pooler import Pooler
-from engine.quantization.report import lines as report_lines
+from engine.quantization.report import log_lines as report_lines
 from engine.text.tokenizer import Tokenizer, load_tokenizer
 from engine.text.tokenizer_files import eos_ids, read_generation_config, sampling_defaults
 from engine.text.tokenizer_folder import tokenizer_folder
@@ -90,14 +90,14 @@ def load_model(
     started = time.perf_counter()
     load_plugins()
     folder = resolve_folder(config)
-    raw = with_overrides(read_config(folder), config)
+    raw = apply_overrides(read_config(folder), config)
     _refuse_custom_code(raw, config, folder)
     generation = read_generation_config(folder)
     overrides = config.override_generation_config or {}
     defaults = sampling_defaults(
         overrides if config.generation_config == "vllm" else generation | overrides
     )
-    order = Order(folder, raw, config, ops, progress)
+    order = BuildRequest(folder, raw, config, ops, progress)
     try:
         files = tokenizer_folder(config, folder)
         tokenizer = None if config.skip_tokenizer_init else load_tokenizer(files)
@@ -150,8 +150,8 @@ def reload_model(loaded: LoadedModel, config: EngineConfig, ops: KernelSet) -> N
 
     Raises `ModelLoadError` where they can't be read, or are another model's by now.
     """
-    raw = with_overrides(read_config(loaded.folder), config)
-    built = build_model(Order(loaded.folder, raw, config, ops, lambda done, total: None))
+    raw = apply_overrides(read_config(loaded.folder), config)
+    built = build_model(BuildRequest(loaded.folder, raw, config, ops, lambda done, total: None))
     if _facts(built.spec, built.max_model_len) != _facts(loaded.spec, loaded.max_model_len):
         raise ModelLoadError(f"{loaded.folder} holds another model by now.", param="model")
     _measure_kv_scales(built, config, loaded.tokenizer)
@@ -161,10 +161,12 @@ def reload_model(loaded: LoadedModel, config: EngineConfig, ops: KernelSet) -> N
 def _facts(spec: ModelSpec, max_model_len: int) -> tuple[object, ...]:
     """What the engine has planned with."""
     sizes = spec.vocab_size, spec.hidden_size, spec.num_layers, spec.num_parameters
-    return spec.architecture, sizes, tuple(spec.windows), max_model_len
+    return spec.architecture, sizes, tuple(spec.sliding_windows), max_model_len
 
 
-def _measure_kv_scales(built: Built, config: EngineConfig, tokenizer: Tokenizer | None) -> None:
+def _measure_kv_scales(
+    built: LoadedImpl, config: EngineConfig, tokenizer: Tokenizer | None
+) -> None:
     """With `calculate_kv_scales`; refused where it would do nothing."""
     if not config.calculate_kv_scales:
         return

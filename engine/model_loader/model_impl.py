@@ -15,12 +15,12 @@ import kernels
 from engine.checkpoints.gguf.folder import source_of
 from engine.checkpoints.load_format import open_weights
 from engine.checkpoints.safetensors import WeightReader
-from engine.contract.checkpoint_options import CHECKPOINT_METHODS, ROUNDED
+from engine.contract.checkpoint_options import CHECKPOINT_METHODS, ONLINE_METHODS
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import BadModelConfig, ConfigError, ModelLoadError
-from engine.models.attention_backend import with_backend
+from engine.models.attention_backend import with_attention_backend
 from engine.models.decoder import NativeDecoder
-from engine.models.decoder_spec import DecoderSpec, without_them
+from engine.models.decoder_spec import DecoderSpec, drop_mtp_weights
 from engine.models.forward_context import KVScales
 from engine.models.interface import EngineModel, ModelSpec
 from engine.models.kv_scales import PARAM, read_kv_scale_file, read_kv_scales
@@ -28,11 +28,11 @@ from engine.models.registry import ModelRegistry, decoder_spec, is_known, is_tra
 from engine.models.rotary_embedding import RopeSpec
 from engine.pooling.load import load_pooled, pooled_spec
 from engine.pooling.pooler import Pooler
-from engine.pooling.pooling_config import PoolingSettings, pooling_settings
+from engine.pooling.pooling_config import PoolingModelConfig, read_pooling_config
 from engine.quantization.formats.base import CheckpointFormat
 from engine.quantization.formats.fp4 import quantization_of
-from engine.quantization.formats.registry import find_format, told_of
-from engine.quantization.packing import scheme_of
+from engine.quantization.formats.registry import find_format, quantization_config_of
+from engine.quantization.packing import make_quant_scheme
 from engine.text.tokenizer_files import parse_object, read_text
 from kernels import KernelSet
 
@@ -51,7 +51,7 @@ _EIGHT_BIT_FLOATS = ("fp8", "modelopt", "compressed-tensors")
 
 
 @dataclass(frozen=True, slots=True)
-class Quantized:
+class QuantizationPlan:
     """What a checkpoint is, and what becomes of it.
 
     Attributes:
@@ -63,19 +63,21 @@ class Quantized:
     rounds: str | None
 
 
-def quantized(folder: Path, raw: dict[str, Any], config: EngineConfig) -> Quantized:
+def resolve_quantization(
+    folder: Path, raw: dict[str, Any], config: EngineConfig
+) -> QuantizationPlan:
     """Of a model folder and its config.json.
 
     Raises `ModelLoadError` for a format that isn't read, and `ConfigError` where `quantization`
     names another one than the checkpoint's.
     """
-    form = find_format(_told(folder, raw, config.quantization))
+    form = find_format(_read_quantization_config(folder, raw, config.quantization))
     asked = config.quantization
     if asked is None:
-        return Quantized(form, None)
+        return QuantizationPlan(form, None)
     name = _name(form, folder)
-    if asked in ROUNDED and not (asked == "fp8" and name in _EIGHT_BIT_FLOATS):
-        return Quantized(form, asked)
+    if asked in ONLINE_METHODS and not (asked == "fp8" and name in _EIGHT_BIT_FLOATS):
+        return QuantizationPlan(form, asked)
     if name not in CHECKPOINT_METHODS.get(asked, (asked,)) and asked != "fp8":
         theirs = f"was quantised by {name}" if name else "isn't quantised"
         raise ConfigError(
@@ -83,7 +85,7 @@ def quantized(folder: Path, raw: dict[str, Any], config: EngineConfig) -> Quanti
             "it out to take the checkpoint as it is; int8 and int4 round any.",
             param="quantization",
         )
-    return Quantized(form, None)
+    return QuantizationPlan(form, None)
 
 
 def _name(form: CheckpointFormat | None, folder: Path) -> str:
@@ -92,9 +94,9 @@ def _name(form: CheckpointFormat | None, folder: Path) -> str:
     return "gguf" if source_of(folder) is not None else ""
 
 
-def _told(folder: Path, raw: dict[str, Any], asked: str | None) -> Any:
+def _read_quantization_config(folder: Path, raw: dict[str, Any], asked: str | None) -> Any:
     """What config.json says, or a file beside it."""
-    told = told_of(raw)
+    told = quantization_config_of(raw)
     if told:
         return told
     path = folder / MODELOPT_FILE
@@ -122,7 +124,7 @@ def refuse_rope_settings(spec: ModelSpec, config: EngineConfig) -> None:
             )
 
 
-def refuse_rounding(rounds: str | None, what: str) -> None:
+def reject_online_quantization(rounds: str | None, what: str) -> None:
     """Pooling models and classes from outside don't round weights while they load them."""
     if rounds is not None:
         raise ConfigError(f"quantization={rounds!r} isn't done for {what}.", param="quantization")
@@ -134,7 +136,7 @@ def refuse_kv_scale_file(config: EngineConfig, what: str) -> None:
         raise ConfigError(f"{PARAM} isn't used for {what}.", param=PARAM)
 
 
-def refuse_invariance(config: EngineConfig, device: torch.device, what: str) -> None:
+def reject_batch_invariance(config: EngineConfig, device: torch.device, what: str) -> None:
     """On a GPU torch's products run these, which sum by the size of a batch."""
     if config.batch_invariant and device != HOST:
         raise ConfigError(
@@ -142,7 +144,7 @@ def refuse_invariance(config: EngineConfig, device: torch.device, what: str) -> 
         )
 
 
-def refuse_unknown_rounding(rounds: str | None, ops: KernelSet) -> None:
+def check_online_quantization(rounds: str | None, ops: KernelSet) -> None:
     """Not every device has products for every method."""
     if rounds is not None and rounds not in ops.quantizations:
         raise ConfigError(
@@ -164,7 +166,7 @@ _DTYPES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Built:
+class LoadedImpl:
     """A model with its weights.
 
     Attributes:
@@ -181,7 +183,7 @@ class Built:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class BuildRequest:
     """What is to be built.
 
     Attributes:
@@ -198,15 +200,15 @@ class Order:
     config: EngineConfig
     ops: kernels.KernelSet
     progress: Callable[[int, int], None]
-    quantized: Quantized = Quantized(None, None)
+    quantized: QuantizationPlan = QuantizationPlan(None, None)
 
 
-def build_model(order: Order) -> Built:
+def build_model(order: BuildRequest) -> LoadedImpl:
     """Make the model. Raises `ModelLoadError` or `ConfigError`."""
     folder, raw, config = order.folder, order.raw, order.config
-    order = dataclasses.replace(order, quantized=quantized(folder, raw, config))
+    order = dataclasses.replace(order, quantized=resolve_quantization(folder, raw, config))
     outside = ModelRegistry.find(raw)
-    pooling = pooling_settings(config, folder, raw) if outside is None else None
+    pooling = read_pooling_config(config, folder, raw) if outside is None else None
     if pooling is not None:
         return _pooled(order, pooling)
     if outside is not None:
@@ -220,26 +222,26 @@ def build_model(order: Order) -> Built:
     if not is_known(raw):
         return _bridged(order)
     try:
-        _refuse_on_devices(decoder_spec(raw), order)
+        _check_device_support(decoder_spec(raw), order)
     except BadModelConfig:
         raise
     except ModelLoadError as refused:
-        return _bridged_instead(order, refused)
+        return _fallback_to_transformers(order, refused)
     return _native(order)
 
 
-def refuse_unknown(order: Order) -> None:
+def refuse_unknown(order: BuildRequest) -> None:
     """Raise `ModelLoadError` for an architecture that nothing here runs; reads no weights."""
     folder, raw, config = order.folder, order.raw, order.config
     if ModelRegistry.find(raw) is not None or is_known(raw):
         return
-    if pooling_settings(config, folder, raw) is None:
+    if read_pooling_config(config, folder, raw) is None:
         from engine.transformers_backend.load import Source
 
         Source(folder, raw, config.trust_remote_code, dummy=True)
 
 
-def _bridged_instead(order: Order, refused: ModelLoadError) -> Built:
+def _fallback_to_transformers(order: BuildRequest, refused: ModelLoadError) -> LoadedImpl:
     """A native architecture with a setting that only `transformers` does, if it does."""
     try:
         built = _bridged(order)
@@ -251,7 +253,7 @@ def _bridged_instead(order: Order, refused: ModelLoadError) -> Built:
     return built
 
 
-def _refuse_on_devices(spec: DecoderSpec, order: Order) -> None:
+def _check_device_support(spec: DecoderSpec, order: BuildRequest) -> None:
     """Raise `ModelLoadError` for layers that run natively on a CPU alone, elsewhere."""
     if order.ops.device == HOST or spec.states is None:
         return
@@ -261,22 +263,22 @@ def _refuse_on_devices(spec: DecoderSpec, order: Order) -> None:
     )
 
 
-def _native(order: Order, outside: Any = None) -> Built:
+def _native(order: BuildRequest, outside: Any = None) -> LoadedImpl:
     """The native decoder, or a class from outside that keeps to its contract."""
     folder, raw, config = order.folder, order.raw, order.config
     spec = decoder_spec(raw) if outside is None else outside.make_spec(raw)
     if outside is None:
-        _refuse_on_devices(spec, order)
+        _check_device_support(spec, order)
     refuse_rope_settings(spec, config)
     max_model_len = context_length(spec, config)
     if config.disable_sliding_window:
-        spec = dataclasses.replace(spec, windows=(0,) * spec.num_layers)
+        spec = dataclasses.replace(spec, sliding_windows=(0,) * spec.num_layers)
     dtype = resolve_dtype(config.dtype, spec.dtype)
     ops = order.ops
     form, rounds = order.quantized.form, order.quantized.rounds
-    refuse_unknown_rounding(rounds, ops)
+    check_online_quantization(rounds, ops)
     if outside is None:
-        ops = with_backend(ops, spec, dtype, config)
+        ops = with_attention_backend(ops, spec, dtype, config)
         model: EngineModel = NativeDecoder(
             spec,
             ops,
@@ -286,7 +288,7 @@ def _native(order: Order, outside: Any = None) -> Built:
             config.round_activations,
         )
     else:
-        refuse_rounding(rounds, spec.architecture)
+        reject_online_quantization(rounds, spec.architecture)
         model = outside(spec, ops, dtype, max_model_len)
     path = config.quantization_param_path
     if outside is not None:
@@ -302,24 +304,24 @@ def _native(order: Order, outside: Any = None) -> Built:
     model.load(weights, order.progress)
     if isinstance(model, NativeDecoder):
         model.kv_scales = [*scales]
-    unread = weights.unread()
+    unread = weights.unused_names()
     if outside is None:
-        unread = without_them(unread, spec, raw)  # whoever drafts with them reads them
+        unread = drop_mtp_weights(unread, spec, raw)  # whoever drafts with them reads them
     if unread:
         log.warning("%d tensors of the checkpoint weren't used: %s", len(unread), unread[:5])
     weights.close()
-    return Built(model, spec, dtype, max_model_len)
+    return LoadedImpl(model, spec, dtype, max_model_len)
 
 
-def _pooled(order: Order, settings: PoolingSettings) -> Built:
+def _pooled(order: BuildRequest, settings: PoolingModelConfig) -> LoadedImpl:
     """A model that gives vectors, labels or scores."""
     folder, raw, config = order.folder, order.raw, order.config
-    refuse_rounding(order.quantized.rounds, "a pooling model")
+    reject_online_quantization(order.quantized.rounds, "a pooling model")
     refuse_kv_scale_file(config, "a pooling model")
-    refuse_invariance(config, order.ops.device, "pooling models")
+    reject_batch_invariance(config, order.ops.device, "pooling models")
     spec = pooled_spec(settings, raw)
     if isinstance(spec, DecoderSpec):
-        _refuse_on_devices(spec, order)
+        _check_device_support(spec, order)
     max_model_len = context_length(spec, config, settings.max_length)
     dtype = resolve_dtype(config.dtype, spec.dtype)
     model, pooler = load_pooled(
@@ -327,13 +329,13 @@ def _pooled(order: Order, settings: PoolingSettings) -> Built:
         order.quantized.form,
     )  # fmt: skip
     # An encoder has no logits; nobody asks a pooling model for them.
-    return Built(cast(EngineModel, model), spec, dtype, max_model_len, pooler)
+    return LoadedImpl(cast(EngineModel, model), spec, dtype, max_model_len, pooler)
 
 
-def _bridged(order: Order, outside: Any = None) -> Built:
+def _bridged(order: BuildRequest, outside: Any = None) -> LoadedImpl:
     """A model of `transformers`, which is imported only for this."""
     folder, raw, config = order.folder, order.raw, order.config
-    refuse_invariance(config, order.ops.device, "the Transformers bridge")
+    reject_batch_invariance(config, order.ops.device, "the Transformers bridge")
     refuse_kv_scale_file(config, "a model of the Transformers bridge")
     from engine.transformers_backend.load import Source, load_bridge, without_windows
 
@@ -351,18 +353,18 @@ def _bridged(order: Order, outside: Any = None) -> Built:
     dtype = resolve_dtype(config.dtype, spec.dtype)
     max_model_len = context_length(spec, config)
     rounds = order.quantized.rounds
-    refuse_unknown_rounding(rounds, kernels.get(HOST, use_compiled=config.cpu_kernels))
+    check_online_quantization(rounds, kernels.get(HOST, use_compiled=config.cpu_kernels))
     # Models are explored and proven on the CPU. What moves elsewhere is packed as plain tensors.
     moves = order.ops.device != HOST
     ops = kernels.get(HOST, use_compiled=config.cpu_kernels and not moves)
-    scheme = scheme_of(rounds)
+    scheme = make_quant_scheme(rounds)
     model = load_bridge(source, spec, ops, dtype, max_model_len, order.progress, scheme)
     if moves:
         model.to_device(order.ops)
     if config.disable_sliding_window:
-        max_model_len = min([max_model_len, *filter(None, model.spec.windows)])
+        max_model_len = min([max_model_len, *filter(None, model.spec.sliding_windows)])
         without_windows(model)
-    return Built(model, model.spec, dtype, max_model_len)
+    return LoadedImpl(model, model.spec, dtype, max_model_len)
 
 
 def resolve_dtype(wanted: str, checkpoint: str) -> torch.dtype:
@@ -395,7 +397,7 @@ def context_length(spec: ModelSpec, config: EngineConfig, default: int | None = 
     Raises `ConfigError` for one beyond the model's.
     """
     derived = derived_max_len(spec)
-    windows = [window for window in spec.windows if window]
+    windows = [window for window in spec.sliding_windows if window]
     if config.disable_sliding_window and windows:
         derived = min(derived, *windows)
     if config.max_model_len is None:

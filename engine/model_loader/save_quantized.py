@@ -16,8 +16,8 @@ from engine.checkpoints.safetensors import INDEX_NAME, WeightReader
 from engine.contract.errors import InvalidRequest
 from engine.models.decoder_spec import DecoderSpec
 from engine.models.layers.decoder_layer import describe
-from engine.models.layers.linear import ExpertsDescription, ModelDescription
-from engine.quantization.formats.matrices import kernel_group
+from engine.models.layers.linear import ModelDescription, MoeBlock
+from engine.quantization.formats.matrices import kernel_group_size
 from kernels.linear_factory import group_size_for
 from kernels.reference.linear import quantize
 
@@ -71,8 +71,8 @@ def _write(
     for path in source.iterdir():
         if path.is_file() and not path.name.endswith(_WEIGHTS):
             shutil.copyfile(path, folder / path.name)
-    rounded = _rounded_names(weights, spec, quantization)
-    write = _by_rows if quantization == "int8" else _by_groups
+    rounded = _quantized_names(weights, spec, quantization)
+    write = _per_channel if quantization == "int8" else _by_groups
     parts = _Files(folder)
     for name in sorted(weights.names()):
         tensor = weights.stored(name)
@@ -130,7 +130,7 @@ class _Files:
         return [self._folder / name for name in names]
 
 
-def _rounded_names(weights: WeightReader, spec: DecoderSpec, quantization: str) -> set[str]:
+def _quantized_names(weights: WeightReader, spec: DecoderSpec, quantization: str) -> set[str]:
     """The weights that are linear layers with whole groups, as the checkpoint names them."""
     known = {f"{name}.weight" for name in _linear_names(describe(spec), spec)}
     bare = {name.removeprefix(spec.names.optional_prefix) for name in known}
@@ -144,7 +144,7 @@ def _rounded_names(weights: WeightReader, spec: DecoderSpec, quantization: str) 
 def _is_whole(width: int, quantization: str) -> bool:
     """Whether rows of so many values have whole groups."""
     if quantization == "int8":
-        return kernel_group(width, width) is not None
+        return kernel_group_size(width, width) is not None
     return width % group_size_for(quantization, None) == 0
 
 
@@ -154,17 +154,17 @@ def _linear_names(model: ModelDescription, spec: DecoderSpec) -> Iterator[str]:
             if linear.quantized:
                 yield from (part.name for part in linear.parts)
         experts = layer.mlp
-        if isinstance(experts, ExpertsDescription) and experts.moe.layout == "split":
+        if isinstance(experts, MoeBlock) and experts.moe.layout == "split":
             at = f"{experts.layer}{experts.moe.experts}"
             for number in range(experts.moe.num_experts):
                 yield from (f"{at}{number}.{name}" for name in experts.moe.expert_names)
 
 
-def _by_rows(module: str, weight: Tensor) -> dict[str, Tensor]:
+def _per_channel(module: str, weight: Tensor) -> dict[str, Tensor]:
     """What compressed-tensors keeps of a weight [N, K] in 8 bits with a scale a row."""
     values = torch.empty(weight.shape, dtype=torch.int8)
     scales = torch.empty((len(weight), 1), dtype=torch.float16)
-    for at in _pieces(weight):
+    for at in _row_slices(weight):
         found = quantize(weight[at], "int8", weight.shape[1])
         values[at], scales[at] = found[0], found[1].half()
     return {f"{module}.weight": values, f"{module}.weight_scale": scales}
@@ -176,7 +176,7 @@ def _by_groups(module: str, weight: Tensor) -> dict[str, Tensor]:
     rows, columns = weight.shape
     words = torch.empty((rows, columns // _IN_A_WORD), dtype=torch.int32)
     scales = torch.empty((rows, columns // group), dtype=torch.float16)
-    for at in _pieces(weight):
+    for at in _row_slices(weight):
         values, found = quantize(weight[at], "int4", group)
         grouped = values.long().view(len(values), -1, _IN_A_WORD)
         shifted = grouped << (torch.arange(_IN_A_WORD) * BITS["int4"])
@@ -189,7 +189,7 @@ def _by_groups(module: str, weight: Tensor) -> dict[str, Tensor]:
     }
 
 
-def _pieces(weight: Tensor) -> Iterator[slice]:
+def _row_slices(weight: Tensor) -> Iterator[slice]:
     """Rows that are rounded together."""
     step = max(1, _PIECE_VALUES // weight.shape[1])
     for start in range(0, len(weight), step):

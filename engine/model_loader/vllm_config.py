@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from engine.checkpoints.model_files import with_overrides
+from engine.checkpoints.model_files import apply_overrides
 from engine.contract.engine_config import EngineConfig
 from engine.model_loader.loader import LoadedModel
 from engine.models.registry import read_config
@@ -54,7 +54,7 @@ class ModelConfig:
         """config.json with `hf_overrides`. Runs no code of the model's folder."""
         from transformers import CONFIG_MAPPING, PreTrainedConfig
 
-        raw = with_overrides(read_config(self._loaded.folder), self._config)
+        raw = apply_overrides(read_config(self._loaded.folder), self._config)
         known = raw.get("model_type") in CONFIG_MAPPING
         kind = CONFIG_MAPPING[raw["model_type"]] if known else PreTrainedConfig
         found: PreTrainedConfig = kind.from_dict(raw)

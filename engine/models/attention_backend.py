@@ -11,7 +11,7 @@ from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError
 from engine.models.decoder_spec import DecoderSpec
 from kernels import KernelSet
-from kernels.attention import AttentionNeed, NoAttentionBackend, get_backend, select_backend
+from kernels.attention import AttentionRequirements, NoAttentionBackend, get_backend, select_backend
 
 NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 _KV_NAMES = {
@@ -25,19 +25,19 @@ _KV_NAMES = {
 }
 
 
-def need_of(
+def attention_requirements(
     spec: DecoderSpec, ops: KernelSet, dtype: torch.dtype, config: EngineConfig
-) -> AttentionNeed:
+) -> AttentionRequirements:
     """What a model with weights of `dtype` asks of attention on the kernels' device."""
-    return AttentionNeed(
+    return AttentionRequirements(
         device=ops.device.type,
         capability=ops.compute_capability,
         dtype=NAMES[ops.activation_dtype(dtype)],
         kv_dtype=_KV_NAMES.get(config.kv_cache_dtype, NAMES[dtype]),
         block_size=config.block_size,
         head_size=spec.head_dim,
-        latent=0 if spec.latents is None else spec.latents.rank,
-        window=any(spec.windows),
+        latent=0 if spec.latents is None else spec.latents.kv_lora_rank,
+        window=any(spec.sliding_windows),
         soft_cap=spec.attention_soft_cap > 0,
         alibi=bool(spec.alibi_slopes),
         sinks=spec.sinks,
@@ -48,7 +48,7 @@ def need_of(
 _INVARIANT = {"cuda": "TRITON_ATTN", "cpu": "CPU_ATTN"}
 
 
-def with_backend(
+def with_attention_backend(
     ops: KernelSet, spec: DecoderSpec, dtype: torch.dtype, config: EngineConfig
 ) -> KernelSet:
     """`ops` itself, or a copy with the attention of the backend that is chosen or named.
@@ -63,7 +63,9 @@ def with_backend(
     if config.attention_backend is None and ops.has_own_attention:
         return ops
     try:
-        backend = select_backend(need_of(spec, ops, dtype, config), config.attention_backend)
+        backend = select_backend(
+            attention_requirements(spec, ops, dtype, config), config.attention_backend
+        )
     except NoAttentionBackend as error:
         raise ConfigError(str(error), param="attention_backend") from error
     chosen = copy.copy(ops)
@@ -72,8 +74,8 @@ def with_backend(
     # In the instance they hide the methods of the set. A compiled decoder has its own attention.
     vars(chosen)["paged_attention"] = backend.load()
     own = backend.load_latents
-    latents = partial(KernelSet.latent_attention, chosen) if own is None else own()
-    vars(chosen)["latent_attention"] = latents
+    latents = partial(KernelSet.mla_attention, chosen) if own is None else own()
+    vars(chosen)["mla_attention"] = latents
     vars(chosen)["compile_decoder"] = lambda *_: None
     return chosen
 

@@ -25,7 +25,7 @@ from kernels.layers import ACTIVATIONS
 log = logging.getLogger(__name__)
 
 
-class NotCompiled(Exception):
+class CompileUnsupported(Exception):
     """Why a decoder can't run in one call."""
 
 
@@ -50,7 +50,7 @@ def compile_decoder(
             for layer, cache, group in zip(layers, caches, group_of, strict=True)
         ]
         compiled = ops.compile_decoder(_shape(spec), table, final_norm)
-    except (NotCompiled, ValueError) as error:
+    except (CompileUnsupported, ValueError) as error:
         log.info("%s runs layer by layer: %s", spec.architecture, error)
         return None
     if compiled is None:
@@ -61,17 +61,17 @@ def compile_decoder(
 
 
 def _check(spec: DecoderSpec) -> None:
-    """Raise `NotCompiled` for what the compiled decoder doesn't do."""
+    """Raise `CompileUnsupported` for what the compiled decoder doesn't do."""
     if spec.activation not in ACTIVATIONS:
-        raise NotCompiled(f"it has the activation {spec.activation}")
+        raise CompileUnsupported(f"it has the activation {spec.activation}")
     if spec.states is not None:
-        raise NotCompiled("some of its layers carry a state")
+        raise CompileUnsupported("some of its layers carry a state")
     if spec.latents is not None:
-        raise NotCompiled("it attends over latents")
-    if spec.gated_attention:
-        raise NotCompiled("its attention has gates")
+        raise CompileUnsupported("it attends over latents")
+    if spec.attention_output_gate:
+        raise CompileUnsupported("its attention has gates")
     if spec.wiring == "parallel" and spec.moe is not None:
-        raise NotCompiled("it has experts beside attention")
+        raise CompileUnsupported("it has experts beside attention")
 
 
 def _shape(spec: DecoderSpec) -> DecoderShape:
@@ -97,12 +97,12 @@ def _shape(spec: DecoderSpec) -> DecoderShape:
 
 def _weights(layer: LayerWeights, cache: LayerCache, group: int) -> DecoderLayerWeights:
     if layer.residual_mlp is not None:
-        raise NotCompiled("it has experts beside attention")
+        raise CompileUnsupported("it has experts beside attention")
     mlp_norm, mlp, attention = layer.mlp_norm, layer.mlp, layer.attention
     if not isinstance(attention, AttentionWeights):
-        raise NotCompiled("some of its layers have no keys and values")
+        raise CompileUnsupported("some of its layers have no keys and values")
     if layer.wiring == "parallel" and mlp_norm is not None and mlp_norm.kind == "none":
-        raise NotCompiled("its MLP takes the residual as it is, beside attention")
+        raise CompileUnsupported("its MLP takes the residual as it is, beside attention")
     return DecoderLayerWeights(
         input_norm=layer.input_norm,
         qkv=attention.qkv,

@@ -13,37 +13,37 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from engine.kv_cache.kv_cache_config import KVLayout, uniform
+from engine.kv_cache.kv_cache_config import KVCacheConfig, single_group_config
 from engine.models.compiled_decoder import compile_decoder
 from engine.models.decoder_spec import DecoderSpec
-from engine.models.forward_context import AttentionContext, KVScales, LayerCache, new_cache
-from engine.models.layers.decoder_layer import Layer, adapted, describe, plain_layer
-from engine.models.layers.linear import ExpertsDescription, LayerWeights, experts_of, named_tensors
-from engine.models.layers.mamba import LayerStates, StateTable
+from engine.models.forward_context import AttentionMetadata, KVScales, LayerCache, allocate_kv_cache
+from engine.models.layers.decoder_layer import Layer, adapted, build_layer, describe
+from engine.models.layers.linear import LayerWeights, MoeBlock, experts_of, named_tensors
+from engine.models.layers.mamba import LayerStateCache, StateTable
 from engine.models.layers.moe import Weights
-from engine.models.layers.norm import Norm, norm_of
+from engine.models.layers.norm import Norm, make_norm
 from engine.models.lora import NO_ADAPTERS, DeviceHeads, StepAdapters
 from engine.models.supports_lora import (
-    Adaptable,
     AdaptableLinear,
+    SupportsLoRA,
     expert_linears,
     linears_of,
     slot_places,
     stacked_linears,
 )
-from engine.models.weight_loader import LayerLoader
-from engine.quantization.packing import scheme_of
+from engine.models.weight_loader import WeightLoader
+from engine.quantization.packing import make_quant_scheme
 from engine.quantization.report import LayerReport
 from kernels import KernelSet, LinearLayer
 from kernels.ablations import is_on
-from kernels.compiled_decoder import CompiledStep, StepEnds, StepTables
-from kernels.interface import NO_NORM, CompiledDecoder, LayerInputs
+from kernels.compiled_decoder import BatchTables, CompiledStep, EmbeddingAndHead
+from kernels.interface import NO_NORM, AuxStateBuffer, CompiledDecoder
 from kernels.lora import LayerLoras, LoraTable
 
-# -- `ExtendedHead`: an output layer with more tokens than the model's.
+# -- `LMHeadWithAddedTokens`: an output layer with more tokens than the model's.
 
 
-class ExtendedHead(LinearLayer):
+class LMHeadWithAddedTokens(LinearLayer):
     """An output layer and what an adapter puts behind its tokens.
 
     Tokens for which neither has a row can be read, but never be chosen: their logits are -inf.
@@ -76,10 +76,10 @@ class ExtendedHead(LinearLayer):
         return found
 
 
-# -- `Taps`: hidden states from between a decoder's layers.
+# -- `AuxHiddenStates`: hidden states from between a decoder's layers.
 
 
-class Taps:
+class AuxHiddenStates:
     """Takes what some layers begin with, in a pass over a step's tokens.
 
     Args:
@@ -94,14 +94,14 @@ class Taps:
         """Forget the pass before."""
         self._taken = []
 
-    def room(self, residual: Tensor) -> LayerInputs:
+    def buffer(self, residual: Tensor) -> AuxStateBuffer:
         """Where a call that runs all layers leaves it; `residual` [T, hidden]: of the first."""
         tokens, hidden = residual.shape
         states = torch.empty((tokens, len(self._layers) * hidden))
         self._taken.append(states)
-        return LayerInputs(self._layers, states)
+        return AuxStateBuffer(self._layers, states)
 
-    def take(self, layer: int, residual: Tensor) -> None:
+    def capture(self, layer: int, residual: Tensor) -> None:
         """The pass has come to a layer; `residual` [T, hidden] changes afterwards."""
         if layer in self._layers:
             self._taken.append(residual.clone())
@@ -111,7 +111,7 @@ class Taps:
         return self._taken[0] if len(self._taken) == 1 else torch.cat(self._taken, dim=-1)
 
 
-class TappedForward:
+class ForwardWithAux:
     """A model's pass over a step's tokens, in one tensor [T, (1 + layers) * hidden]: the hidden
     states of all tokens, and beside them what the taps took.
 
@@ -119,9 +119,9 @@ class TappedForward:
     """
 
     def __init__(self, model: NativeDecoder, layers: tuple[int, ...]) -> None:
-        self._model, self._taps = model, Taps(layers)
+        self._model, self._taps = model, AuxHiddenStates(layers)
 
-    def __call__(self, token_ids: Tensor, context: AttentionContext) -> Tensor:
+    def __call__(self, token_ids: Tensor, context: AttentionMetadata) -> Tensor:
         """See `NativeDecoder.forward`; all tokens are wanted."""
         self._taps.clear()
         hidden = self._model.forward(token_ids, context, self._taps)
@@ -130,7 +130,7 @@ class TappedForward:
         return both
 
 
-class NativeDecoder(Adaptable):
+class NativeDecoder(SupportsLoRA):
     """Decoder-only transformer over a paged KV cache.
 
     Args:
@@ -176,7 +176,7 @@ class NativeDecoder(Adaptable):
         #: Of the layers that carry one; None: none does.
         self._states: StateTable | None = None
         #: For each layer its group, and what it keeps.
-        self._kept: list[tuple[int, LayerCache | LayerStates]] = []
+        self._kept: list[tuple[int, LayerCache | LayerStateCache]] = []
         self._positions: Tensor | None = None
         self._embedding_norm: Norm | None = None
         self._embedding_norm_weights = NO_NORM
@@ -186,8 +186,10 @@ class NativeDecoder(Adaptable):
     def load(self, weights: Weights, progress: Callable[[int, int], None]) -> None:
         """Read all weights; `progress(done, total)` is called after each layer."""
         spec = self.spec
-        scheme = scheme_of(self.quantization, self.round_inputs)
-        loader = LayerLoader(spec, self.ops, self.weight_dtype, self.max_model_len, weights, scheme)
+        scheme = make_quant_scheme(self.quantization, self.round_inputs)
+        loader = WeightLoader(
+            spec, self.ops, self.weight_dtype, self.max_model_len, weights, scheme
+        )
         total = spec.num_layers + 1
         loader.check(self.description)
         self._load_tables(loader)
@@ -198,13 +200,13 @@ class NativeDecoder(Adaptable):
         self.final_norm = loader.norm(self.description.final_norm)
         self.load_report = loader.reports
         norms = [*(layer.input_norm for layer in self.weights), self.final_norm]
-        self._first_norm = norm_of(self.ops, norms[0], spec.hidden_size, spec.norm_eps)
+        self._first_norm = make_norm(self.ops, norms[0], spec.hidden_size, spec.norm_eps)
         self.layers = [
-            plain_layer(spec, self.ops, adapted(self.ops, layer, index, self._step), following)
+            build_layer(spec, self.ops, adapted(self.ops, layer, index, self._step), following)
             for index, (layer, following) in enumerate(zip(self.weights, norms[1:], strict=True))
         ]
 
-    def _load_tables(self, loader: LayerLoader) -> None:
+    def _load_tables(self, loader: WeightLoader) -> None:
         """The embedding, what is added to it, and the head."""
         spec, described = self.spec, self.description
         own = described.embedding
@@ -220,7 +222,7 @@ class NativeDecoder(Adaptable):
             self._positions = loader.vector(f"{described.positions}.weight", *shape)
         if described.embedding_norm.name:
             norm = self._embedding_norm_weights = loader.norm(described.embedding_norm)
-            self._embedding_norm = norm_of(self.ops, norm, spec.hidden_size, spec.norm_eps)
+            self._embedding_norm = make_norm(self.ops, norm, spec.hidden_size, spec.norm_eps)
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """All weights that are tensors, by name; shared ones may come more than once."""
@@ -248,27 +250,31 @@ class NativeDecoder(Adaptable):
     # -- KV cache and states ------------------------------------------------------------------
 
     def allocate_kv(
-        self, num_blocks: int, block_size: int, dtype: torch.dtype, layout: KVLayout | None = None
+        self,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        layout: KVCacheConfig | None = None,
     ) -> None:
         """Make the caches: [num_blocks, num_kv_heads, block_size, head_dim] for each layer slot.
 
         Layers of different groups may have the same slot: their blocks are never the same.
         """
         attending = self.spec.attention_layers
-        layout = layout or uniform(len(attending))
+        layout = layout or single_group_config(len(attending))
         shape = (num_blocks, self.spec.num_kv_heads, block_size, self.spec.head_dim)
         caches = [
-            new_cache(self.ops, shape, dtype, latents=self.spec.latents is not None)
+            allocate_kv_cache(self.ops, shape, dtype, latents=self.spec.latents is not None)
             for _ in range(layout.layers_per_block)
         ]
-        self.kv_caches = [caches[slot] for slot in layout.slot_of_layers()]
+        self.kv_caches = [caches[slot] for slot in layout.slot_by_layer()]
         if dtype in (torch.float8_e4m3fn, torch.float8_e5m2) and self.kv_scales:
             of_attending = [self.kv_scales[layer] for layer in attending]
             self.kv_caches = [
-                cache if scales is None else scales.put_on(cache)
+                cache if scales is None else scales.attach_to(cache)
                 for cache, scales in zip(self.kv_caches, of_attending, strict=True)
             ]
-        self.group_of = layout.group_of_layers()
+        self.group_of = layout.group_by_layer()
         self._keep_by_layer()
         if is_on("decoder"):
             self._compiled = compile_decoder(
@@ -277,7 +283,7 @@ class NativeDecoder(Adaptable):
 
     def _keep_by_layer(self) -> None:
         """Note what each layer keeps: keys and values, or states."""
-        kept: dict[int, tuple[int, LayerCache | LayerStates]] = {
+        kept: dict[int, tuple[int, LayerCache | LayerStateCache]] = {
             layer: (group, cache)
             for layer, group, cache in zip(
                 self.spec.attention_layers, self.group_of, self.kv_caches, strict=True
@@ -293,7 +299,7 @@ class NativeDecoder(Adaptable):
         self.kv_caches, self._compiled = [], None
         self._kept, self._states = [], None
 
-    def compile_step(self, tables: StepTables, taps: tuple[int, ...] = ()) -> CompiledStep | None:
+    def compile_step(self, tables: BatchTables, taps: tuple[int, ...] = ()) -> CompiledStep | None:
         """Whole decode steps in one call over the running batch, which tell of what the layers
         `taps` begin with; None: not this model.
         """
@@ -301,7 +307,7 @@ class NativeDecoder(Adaptable):
         if self._compiled is None or self._embedding_norm is not None or spec.logit_soft_cap:
             return None
         offset = spec.position_offset if self._positions is not None else 0
-        ends = StepEnds(
+        ends = EmbeddingAndHead(
             self.embedding, self.lm_head, self._positions, offset, spec.embedding_scale,
             spec.logit_scale,
         )  # fmt: skip
@@ -309,14 +315,14 @@ class NativeDecoder(Adaptable):
 
     # -- adapters -----------------------------------------------------------------------------
 
-    def linears(self, layer: int) -> Mapping[str, AdaptableLinear]:
-        """See `Adaptable`."""
+    def lora_linears(self, layer: int) -> Mapping[str, AdaptableLinear]:
+        """See `SupportsLoRA`."""
         weights = self.weights[layer]
         if self.lora_slots is None:
             return linears_of(weights) | expert_linears(weights)
         # A device whose steps are recorded runs experts all at once.
         mlp = self.description.layers[layer].mlp
-        experts = dict(experts_of(mlp)) if isinstance(mlp, ExpertsDescription) else {}
+        experts = dict(experts_of(mlp)) if isinstance(mlp, MoeBlock) else {}
         return linears_of(weights) | stacked_linears(weights, experts)
 
     @property
@@ -331,7 +337,7 @@ class NativeDecoder(Adaptable):
         return 0 if self.spec.moe is None else self.spec.moe.num_experts
 
     def lora_table(self, layers: LayerLoras) -> LoraTable | None:
-        """See `Adaptable`."""
+        """See `SupportsLoRA`."""
         if self.lora_slots is not None or self._compiled is None:
             return super().lora_table(layers)
         return self._compiled.lora_table(layers)
@@ -340,7 +346,7 @@ class NativeDecoder(Adaptable):
 
     @torch.inference_mode()
     def forward(
-        self, token_ids: Tensor, context: AttentionContext, taps: Taps | None = None
+        self, token_ids: Tensor, context: AttentionMetadata, taps: AuxHiddenStates | None = None
     ) -> Tensor:
         """Hidden states after the final norm.
 
@@ -363,42 +369,42 @@ class NativeDecoder(Adaptable):
                 context.seq_lens,
                 context.query_start_loc,
                 context.logits_rows,
-                [(group.slot_mapping, group.block_tables) for group in context.others],
+                [(group.slot_mapping, group.block_tables) for group in context.other_groups],
                 tables,
-                None if taps is None else taps.room(residual),
+                None if taps is None else taps.buffer(residual),
             )
         if not adapters and context.lora_rows is None:
             return self._run_layers(residual, context, context.logits_rows, taps)
         # Adapters name tokens: all of them go through the last layer.
-        with self._through(adapters, context.lora_rows):
+        with self._lora_context(adapters, context.lora_rows):
             x = self._run_layers(residual, context, None, taps)
         return x if context.logits_rows is None else x[context.logits_rows]
 
     def _run_layers(
         self,
         residual: Tensor,
-        context: AttentionContext,
+        context: AttentionMetadata,
         wanted: Tensor | None,
-        taps: Taps | None,
+        taps: AuxHiddenStates | None,
     ) -> Tensor:
         """Layer by layer; of the last one the tokens `wanted`, None for all."""
         x = self._first_norm(residual)
         last = len(self.layers) - 1
         groups, states = context.groups, self._states
         if states is not None:
-            states.begin(context)
+            states.gather_states(context)
         for index, layer in enumerate(self.layers):
             # After the last layer's attention tokens don't meet: only those wanted go on.
             rows = wanted if index == last else None
             if taps is not None:
-                taps.take(index, residual)
+                taps.capture(index, residual)
             group, cache = self._kept[index]
             x, residual = layer(x, residual, groups[group], cache, rows)
         if states is not None:
-            states.end()
+            states.scatter_states()
         return x
 
-    def _embed(self, token_ids: Tensor, context: AttentionContext) -> Tensor:
+    def _embed(self, token_ids: Tensor, context: AttentionMetadata) -> Tensor:
         """[num_tokens, hidden], a tensor of its own."""
         known, positions = token_ids, context.positions
         # By slots nobody here knows whether one of them brings tokens.

@@ -104,7 +104,7 @@ class MoeSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StateSpec:
+class MambaSpec:
     """Layers that carry a state from token to token in the place of attention: a product, a short
     convolution, a recurrence of heads (`kernels.ssm`), a gated norm, a product. Sizes are in
     elements; names are relative to the layer.
@@ -118,7 +118,7 @@ class StateSpec:
         limits: of the recurrence's rates.
         inputs: name of the first product. "mamba2": gate, values, keys, queries and rates;
             "delta": by key head queries, keys, values and gates.
-        rates: of the product that gives "delta" its betas and rates, by key head.
+        dt_proj: of the product that gives "delta" its betas and rates, by key head.
     """
 
     kind: Literal["mamba2", "delta"]
@@ -132,7 +132,7 @@ class StateSpec:
     bias: bool = False
     limits: tuple[float, float] = (0.0, math.inf)
     inputs: str = "mamba.in_proj"
-    rates: str = ""
+    dt_proj: str = ""
     conv: str = "mamba.conv1d"
     decay: str = "mamba.A_log"
     rate_bias: str = "mamba.dt_bias"
@@ -158,7 +158,7 @@ class StateSpec:
     @property
     def input_rows(self) -> int:
         """Outputs of the first product."""
-        rates = 0 if self.rates else self.num_heads
+        rates = 0 if self.dt_proj else self.num_heads
         return self.values + self.channels + rates
 
     @property
@@ -169,15 +169,16 @@ class StateSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LatentSpec:
+class MlaSpec:
     """Multi-head latent attention (DeepSeek-AI 2024, "DeepSeek-V2", 2.1): a token keeps one latent,
     from which all heads' keys and values are made, and one rotated key that they share. Sizes are
     in elements; names are relative to the layer.
 
     Attributes:
         query_rank: of the queries' own latent; 0: they are made of the hidden state.
-        rank: of the latent.
-        plain_size: of a head's queries and keys, what isn't rotated; rotated_size: what is.
+        kv_lora_rank: of the latent.
+        qk_nope_head_dim: of a head's queries and keys, what isn't rotated; qk_rope_head_dim: what
+        is.
         value_size: of a head's values.
         norm_eps: of the latents' norms.
         bias: whether the layers that make latents have one.
@@ -188,9 +189,9 @@ class LatentSpec:
     """
 
     query_rank: int
-    rank: int
-    plain_size: int
-    rotated_size: int
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
     value_size: int
     norm_eps: float = 1e-6
     bias: bool = False
@@ -205,19 +206,24 @@ class LatentSpec:
     @property
     def width(self) -> int:
         """Values that a token keeps: what is rotated, then the latent."""
-        return self.rotated_size + self.rank
+        return self.qk_rope_head_dim + self.kv_lora_rank
 
     @property
     def query_size(self) -> int:
         """Of a head."""
-        return self.plain_size + self.rotated_size
+        return self.qk_nope_head_dim + self.qk_rope_head_dim
 
     def num_parameters(self, hidden: int, heads: int) -> int:
         """Of the layers before and after attention, norms and biases left out."""
         queries = heads * self.query_size
         made = self.query_rank * (hidden + queries) if self.query_rank else hidden * queries
-        pairs = heads * (self.plain_size + self.value_size)
-        return made + hidden * self.width + self.rank * pairs + heads * self.value_size * hidden
+        pairs = heads * (self.qk_nope_head_dim + self.value_size)
+        return (
+            made
+            + hidden * self.width
+            + self.kv_lora_rank * pairs
+            + heads * self.value_size * hidden
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,7 +243,8 @@ class DecoderSpec:
             its queries, its key, its value.
         transposed: linear weights are kept as [in, out].
         clip_qkv: queries, keys and values are clamped to +- this; 0: they aren't.
-        windows: layer i's sliding window in tokens (a token sees itself and window - 1 before it),
+        sliding_windows: layer i's sliding window in tokens (a token sees itself and window - 1
+        before it),
             0 for full attention.
         sparse, sparse_layers: blocks of tokens that a query sees, and for each layer whether it
             goes by them; (): none does.
@@ -245,7 +252,8 @@ class DecoderSpec:
         layer_ropes: rotary embedding by layer, where they differ.
         rope_neox: rotate halves; otherwise neighbours.
         alibi_slopes: by query head; (): no ALiBi.
-        gated_attention: each head's queries come with a gate, whose sigmoid weighs what the head
+        attention_output_gate: each head's queries come with a gate, whose sigmoid weighs what the
+        head
             finds.
         states: layers that carry a state in the place of attention; None: there are none.
         latents: attention is over latents, one KV head of `head_dim` values that are keys and
@@ -259,7 +267,7 @@ class DecoderSpec:
         normalized_head: the output layer's rows are brought to length 1.
         gated: the MLP multiplies the activated half with another one.
         interleaved: rows of both halves take turns, where one tensor holds them.
-        hidden_tokens: never come, whatever their logits are.
+        suppressed_tokens: never come, whatever their logits are.
     """
 
     architecture: str
@@ -291,16 +299,16 @@ class DecoderSpec:
     rope: RopeSpec | None = None
     layer_ropes: tuple[RopeSpec | None, ...] = ()
     rope_neox: bool = True
-    windows: tuple[int, ...] = ()
+    sliding_windows: tuple[int, ...] = ()
     sparse: BlockSparse | None = None
     sparse_layers: tuple[bool, ...] = ()
     attention_scale: float = 0.0
     attention_soft_cap: float = 0.0
     alibi_slopes: tuple[float, ...] = ()
     sinks: bool = False
-    gated_attention: bool = False
-    states: StateSpec | None = None
-    latents: LatentSpec | None = None
+    attention_output_gate: bool = False
+    states: MambaSpec | None = None
+    latents: MlaSpec | None = None
 
     activation: str = "silu"
     activation_limit: float = 0.0
@@ -320,7 +328,7 @@ class DecoderSpec:
     tie_embeddings: bool = False
     normalized_head: bool = False
     lm_head_bias: bool = False
-    hidden_tokens: tuple[int, ...] = ()
+    suppressed_tokens: tuple[int, ...] = ()
 
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
@@ -349,7 +357,9 @@ class DecoderSpec:
     @property
     def kv_windows(self) -> tuple[int, ...]:
         """Windows of the layers that keep keys and values; (): all are full."""
-        return tuple(self.windows[layer] for layer in self.attention_layers if self.windows)
+        return tuple(
+            self.sliding_windows[layer] for layer in self.attention_layers if self.sliding_windows
+        )
 
     @property
     def num_parameters(self) -> int:
@@ -357,7 +367,7 @@ class DecoderSpec:
         matrices = 3 if self.gated else 2
         attending = len(self.attention_layers)
         attention = attending * (
-            (3 if self.gated_attention else 2) * self.q_size + 2 * self.kv_size
+            (3 if self.attention_output_gate else 2) * self.q_size + 2 * self.kv_size
         )
         if self.states is not None:
             carried = self.num_layers - attending
@@ -395,7 +405,7 @@ COUNT = "num_nextn_predict_layers"
 FAMILIES = ("DeepseekV3ForCausalLM", "Glm4MoeForCausalLM", "Glm4MoeLiteForCausalLM")
 
 
-def count_of(config: dict[str, Any]) -> int:
+def num_mtp_layers(config: dict[str, Any]) -> int:
     """By config.json. Raises `ModelLoadError` for what is no number of layers."""
     count = config.get(COUNT) or 0
     if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= 64:
@@ -406,21 +416,21 @@ def count_of(config: dict[str, Any]) -> int:
     return count
 
 
-def without_them(names: Iterable[str], spec: DecoderSpec, config: dict[str, Any]) -> list[str]:
+def drop_mtp_weights(names: Iterable[str], spec: DecoderSpec, config: dict[str, Any]) -> list[str]:
     """Those of a checkpoint's names that belong to none of them."""
     if spec.architecture not in FAMILIES:
         return list(names)
-    layers = range(spec.num_layers, spec.num_layers + count_of(config))
+    layers = range(spec.num_layers, spec.num_layers + num_mtp_layers(config))
     prefixes = tuple(spec.names.layer.format(layer) for layer in layers)
     return [name for name in names if not name.startswith(prefixes)]
 
 
-def with_one(spec: DecoderSpec) -> DecoderSpec:
+def with_mtp_layer(spec: DecoderSpec) -> DecoderSpec:
     """The model with the first of them as its last layer."""
     moe = spec.moe
     return replace(
         spec,
         num_layers=spec.num_layers + 1,
-        windows=(*spec.windows, 0),
+        sliding_windows=(*spec.sliding_windows, 0),
         moe=None if moe is None else replace(moe, layers=(*moe.layers, True)),
     )

@@ -11,7 +11,7 @@ from torch import Tensor
 from engine.contract.errors import ConfigError
 from engine.models.lora import NO_ADAPTERS, StepAdapters
 from kernels import KernelSet
-from kernels.lora import LoraRows
+from kernels.lora import LoraMapping
 
 # -- The keys and values of one layer.
 
@@ -39,7 +39,7 @@ class KVScales:
     keys: Tensor
     values: Tensor
 
-    def put_on(self, cache: LayerCache) -> LayerCache:
+    def attach_to(self, cache: LayerCache) -> LayerCache:
         """The cache with these scales."""
         device, heads = cache.keys.device, cache.keys.shape[1]
         keys, values = self.keys.to(device), self.values.to(device)
@@ -48,7 +48,7 @@ class KVScales:
         return cache._replace(key_scales=keys, value_scales=values)
 
 
-def new_cache(
+def allocate_kv_cache(
     ops: KernelSet, shape: tuple[int, int, int, int], dtype: torch.dtype, *, latents: bool = False
 ) -> LayerCache:
     """An empty cache; its pages are mapped when they are first written. `latents`: keys are values.
@@ -73,7 +73,7 @@ def new_cache(
 
 
 @dataclass(slots=True)
-class AttentionContext:
+class AttentionMetadata:
     """The batch of one step, flattened over its tokens, for the layers of one KV cache group.
 
     Attributes:
@@ -91,7 +91,8 @@ class AttentionContext:
             0 where nobody put them first.
         prefill_start_loc: int32 [num_seqs - num_decodes + 1], where the other sequences' tokens
             begin among theirs; None where there are no decodes, or nothing else.
-        others: the same for groups 1, 2, ... of a model whose layers attend in different ways; they
+        other_groups: the same for groups 1, 2, ... of a model whose layers attend in different
+        ways; they
             differ in slot_mapping and block_tables.
         adapters: which of the tokens go through adapters.
         lora_rows: the same for a model whose adapters have slots, on its device.
@@ -107,13 +108,13 @@ class AttentionContext:
     sequence_rows: Tensor | None = None
     num_decodes: int = 0
     prefill_start_loc: Tensor | None = None
-    others: tuple[AttentionContext, ...] = ()
+    other_groups: tuple[AttentionMetadata, ...] = ()
     embeds: tuple[Tensor, Tensor] | None = None
     adapters: StepAdapters = NO_ADAPTERS
-    lora_rows: LoraRows | None = None
-    host: AttentionContext | None = None
+    lora_rows: LoraMapping | None = None
+    host: AttentionMetadata | None = None
 
     @property
-    def groups(self) -> tuple[AttentionContext, ...]:
+    def groups(self) -> tuple[AttentionMetadata, ...]:
         """The contexts of all KV cache groups."""
-        return (self, *self.others)
+        return (self, *self.other_groups)

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from engine.contract.messages import PoolingInfo
 from engine.contract.pooling_params import GENERATE
-from engine.kv_cache.kv_cache_config import KVLayout
-from engine.models.forward_context import AttentionContext
+from engine.kv_cache.kv_cache_config import KVCacheConfig
+from engine.models.forward_context import AttentionMetadata
 from engine.models.layers.moe import Weights
 from engine.models.rotary_embedding import RopeSpec
 from engine.quantization.report import LayerReport
@@ -117,7 +117,7 @@ class ModelSpec(Protocol):
         """Layers that keep keys and values."""
 
     @property
-    def windows(self) -> tuple[int, ...]:
+    def sliding_windows(self) -> tuple[int, ...]:
         """Each layer's sliding window in tokens, 0: full attention; (): all are full."""
 
     @property
@@ -141,7 +141,7 @@ class ModelSpec(Protocol):
 
 
 class EngineModel(Protocol):
-    """A model over the paged KV cache. `NativeDecoder` and `BridgeModel` are two.
+    """A model over the paged KV cache. `NativeDecoder` and `TransformersModel` are two.
 
     A class that is registered from outside (`ModelRegistry.register_model`) is made with
     `Class(spec, ops, weight_dtype, max_model_len)` from the spec that its static method
@@ -166,14 +166,18 @@ class EngineModel(Protocol):
         """Read all weights; `progress(done, total)` may be called meanwhile."""
 
     def allocate_kv(
-        self, num_blocks: int, block_size: int, dtype: torch.dtype, layout: KVLayout | None = None
+        self,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        layout: KVCacheConfig | None = None,
     ) -> None:
         """Make the caches of `num_blocks` blocks, before the first step.
 
         A model that can sleep also has `release_kv()`, which lets them go until they are made anew.
         """
 
-    def forward(self, token_ids: Tensor, context: AttentionContext) -> Tensor:
+    def forward(self, token_ids: Tensor, context: AttentionMetadata) -> Tensor:
         """[num_rows, n] for `context.logits_rows` from int64 [num_tokens]: what `logits` takes."""
 
     def logits(self, hidden: Tensor) -> Tensor:

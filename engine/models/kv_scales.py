@@ -19,7 +19,7 @@ from torch import Tensor
 from engine.contract.errors import ConfigError, ModelLoadError
 from engine.models.decoder import NativeDecoder
 from engine.models.decoder_spec import DecoderSpec
-from engine.models.forward_context import AttentionContext, KVScales
+from engine.models.forward_context import AttentionMetadata, KVScales
 from engine.text.tokenizer import Tokenizer
 
 # -- `quantization_param_path`: scales of an e4m3 KV cache in a JSON file, as vLLM's tools write it.
@@ -186,7 +186,7 @@ def measure_kv_scales(
     model.allocate_kv(blocks, BLOCK_SIZE, model.ops.activation_dtype(model.weight_dtype))
     place = torch.arange(count, device=device)
     ints: dict[str, Any] = {"dtype": torch.int32, "device": device}
-    context = AttentionContext(
+    context = AttentionMetadata(
         positions=place,
         slot_mapping=place,
         block_tables=torch.arange(blocks, **ints)[None],

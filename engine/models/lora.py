@@ -14,14 +14,14 @@ from kernels.interface import MixtureOfExperts
 from kernels.lora import (
     HEAD,
     ExpertUse,
-    LoraRows,
+    LoraMapping,
+    LoraSegment,
     LoraSlots,
     LoraTable,
-    LoraUse,
-    MixtureRows,
+    MoeLoraMapping,
     PackedLora,
     SlotTable,
-    TableUse,
+    TableSegment,
 )
 
 
@@ -98,7 +98,7 @@ class AdapterWeights:
 
     Attributes:
         digest: what it is known by.
-        layers: by layer and slot (see `engine.lora.target_modules.linears_of`), what it changes.
+        layers: by layer and slot (see `engine.lora.target_modules.layer_linears`), what it changes.
         table: the same for the compiled decoder, or the adapter's slot; None: neither is there.
         embedding, head: None: it leaves them as they are.
         classifier: a pooling model's head in the place of its own, on the host.
@@ -142,7 +142,7 @@ class StepAdapters:
         """The largest that an adapter has of its own; 0: all have the model's."""
         return max((adapter.vocab_size for adapter, own in self.groups if len(own)), default=0)
 
-    def tables(self) -> list[TableUse] | None:
+    def tables(self) -> list[TableSegment] | None:
         """For the compiled decoder; None where one of them can't be run by it."""
         uses = [(adapter.table, rows) for adapter, rows in self.groups if adapter.table is not None]
         return uses if len(uses) == len(self.groups) else None
@@ -160,7 +160,7 @@ class StepAdapters:
         ]
         return slots.sort(own, size, padded=padded)
 
-    def of(self, layer: int, slot: str) -> list[LoraUse]:
+    def segments(self, layer: int, slot: str) -> list[LoraSegment]:
         """Those that change one linear layer."""
         return [
             (adapter.layers[layer][slot], rows)
@@ -176,23 +176,23 @@ class StepAdapters:
         )
         return [(changed, rows) for changed, rows in own if changed]
 
-    def heads(self, rows: Tensor | None) -> StepAdapters:
+    def lm_head_adapters(self, rows: Tensor | None) -> StepAdapters:
         """Those that change logits, by their places among `rows` of the step (None: all rows)."""
         changing = [(adapter, own) for adapter, own in self.groups if adapter.head is not None]
         found = StepAdapters(changing)
-        return found if rows is None else found.among(rows)
+        return found if rows is None else found.for_rows(rows)
 
-    def among(self, rows: Tensor) -> StepAdapters:
+    def for_rows(self, rows: Tensor) -> StepAdapters:
         """Those of some rows, by their places among these."""
         return _with_rows(
             (one, torch.isin(rows, own).nonzero().flatten()) for one, own in self.groups
         )
 
-    def moved(self, places: Tensor) -> StepAdapters:
+    def permuted(self, places: Tensor) -> StepAdapters:
         """With row i at places[i], int64."""
         return StepAdapters([(one, places[own].sort().values) for one, own in self.groups])
 
-    def between(self, start: int, end: int) -> StepAdapters:
+    def slice_rows(self, start: int, end: int) -> StepAdapters:
         """Rows [start, end), counted from there."""
         return _with_rows(
             (one, own[(own >= start) & (own < end)] - start) for one, own in self.groups
@@ -219,7 +219,7 @@ class DeviceHeads:
     """
 
     own: Sequence[tuple[HeadLora, Tensor]] = ()
-    rows: LoraRows | None = None
+    rows: LoraMapping | None = None
     vocab_size: int = 0
 
     def change(self, slots: LoraSlots, layer: int, logits: Tensor, hidden: Tensor) -> None:
@@ -230,11 +230,11 @@ class DeviceHeads:
             slots.add((layer, HEAD), logits, hidden, self.rows)
 
 
-class AdaptedLinear(LinearLayer):
+class LoraLinear(LinearLayer):
     """A linear layer whose rows get what their adapters add, while a step says which."""
 
     def __init__(
-        self, ops: KernelSet, layer: LinearLayer, place: tuple[int, str], step: CurrentStep
+        self, ops: KernelSet, layer: LinearLayer, place: tuple[int, str], step: LoraContext
     ) -> None:
         """`place`: the number of the layer that it is in, and its slot."""
         self._ops, self._layer, self._place, self._step = ops, layer, place, step
@@ -247,7 +247,7 @@ class AdaptedLinear(LinearLayer):
         step = self._step
         if step.slots is not None and step.rows is not None:
             step.slots.add(self._place, y, x, step.rows)
-        elif step.adapters and (uses := step.adapters.of(*self._place)):
+        elif step.adapters and (uses := step.adapters.segments(*self._place)):
             self._ops.add_lora(y, x, uses)
         return y
 
@@ -260,10 +260,10 @@ class AdaptedLinear(LinearLayer):
         return self._layer.tensors()
 
 
-class AdaptedExperts(MixtureOfExperts):
+class LoraMoe(MixtureOfExperts):
     """A mixture of experts whose rows get what their adapters add, while a step says which."""
 
-    def __init__(self, experts: MixtureOfExperts, layer: int, step: CurrentStep) -> None:
+    def __init__(self, experts: MixtureOfExperts, layer: int, step: LoraContext) -> None:
         """`layer`: the number of the layer that it is in."""
         self._experts, self._layer, self._step = experts, layer, step
         self.layers, self.nbytes = experts.layers, experts.nbytes
@@ -273,9 +273,11 @@ class AdaptedExperts(MixtureOfExperts):
         """See `MixtureOfExperts.__call__`."""
         step = self._step
         if step.slots is not None and step.rows is not None:
-            return self._experts.slotted(x, MixtureRows(step.slots, self._layer, step.rows))
+            return self._experts.forward_with_slots(
+                x, MoeLoraMapping(step.slots, self._layer, step.rows)
+            )
         uses = step.adapters.of_experts(self._layer, self._slots)
-        return self._experts.adapted(x, uses) if uses else self._experts(x)
+        return self._experts.forward_with_adapters(x, uses) if uses else self._experts(x)
 
     def tensors(self) -> dict[str, Tensor]:
         """See `MixtureOfExperts.tensors`."""
@@ -283,7 +285,7 @@ class AdaptedExperts(MixtureOfExperts):
 
 
 @dataclass(slots=True)
-class CurrentStep:
+class LoraContext:
     """What the layers of a model that run one by one must know of the step. One call at a time.
 
     Attributes:
@@ -294,4 +296,4 @@ class CurrentStep:
 
     adapters: StepAdapters = NO_ADAPTERS
     slots: LoraSlots | None = None
-    rows: LoraRows | None = None
+    rows: LoraMapping | None = None

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from engine.contract.errors import BadModelConfig, ConfigError, ModelLoadError
-from engine.contract.plugins import wanted
+from engine.contract.plugins import selected_entry_points
 from engine.models.decoder_spec import DecoderSpec
 from engine.models.families import gpt, layernorm, llama, moe
 from engine.models.families import hybrid as states
@@ -182,7 +182,7 @@ def load_plugins() -> None:
 def _wanted(group: str) -> list[EntryPoint]:
     """The group's entry points that weren't loaded before."""
     found = []
-    for point in wanted(group):
+    for point in selected_entry_points(group):
         key = (group, point.name, point.value)
         if key not in _loaded:
             _loaded.add(key)

@@ -83,16 +83,16 @@ def cos_sin_table(spec: RopeSpec, max_positions: int, device: str = "cpu") -> Te
             param="rope_scaling",
         ) from error
     except (TypeError, ValueError, ArithmeticError, RuntimeError) as error:
-        raise _unusable(spec) from error
+        raise _unsupported_scaling(spec) from error
     whole = inverse.shape == (spec.dim // 2,) and torch.isfinite(inverse).all()
     if not (whole and math.isfinite(magnitude)):
-        raise _unusable(spec)
+        raise _unsupported_scaling(spec)
     angles = torch.arange(max_positions, dtype=torch.float32)[:, None] * inverse[None, :]
     table = torch.cat((angles.cos(), angles.sin()), dim=-1) * magnitude
     return table.to(device)
 
 
-def _unusable(spec: RopeSpec) -> ModelLoadError:
+def _unsupported_scaling(spec: RopeSpec) -> ModelLoadError:
     """The error of a scaling that can't be computed."""
     shown = {name: value for name, value in spec.params.items() if not isinstance(value, list)}
     return ModelLoadError(
@@ -116,17 +116,17 @@ def _check_numbers(params: dict[str, Any]) -> None:
             )
 
 
-def _plain(theta: float, dim: int) -> Tensor:
+def _inverse_frequencies(theta: float, dim: int) -> Tensor:
     """Inverse frequencies without scaling: float32 [dim / 2]."""
     return 1.0 / theta ** (torch.arange(0, dim, 2, dtype=torch.int64).float() / dim)
 
 
 def _default(spec: RopeSpec, max_positions: int) -> tuple[Tensor, float]:
-    return _plain(spec.theta, spec.dim), 1.0
+    return _inverse_frequencies(spec.theta, spec.dim), 1.0
 
 
 def _linear(spec: RopeSpec, max_positions: int) -> tuple[Tensor, float]:
-    return _plain(spec.theta, spec.dim) / spec.params["factor"], 1.0
+    return _inverse_frequencies(spec.theta, spec.dim) / spec.params["factor"], 1.0
 
 
 def _dynamic(spec: RopeSpec, max_positions: int) -> tuple[Tensor, float]:
@@ -135,7 +135,7 @@ def _dynamic(spec: RopeSpec, max_positions: int) -> tuple[Tensor, float]:
     length = max(max_positions, trained)
     stretch = (factor * length / trained) - (factor - 1)
     theta = spec.theta * stretch ** (spec.dim / (spec.dim - 2))
-    return _plain(theta, spec.dim), 1.0
+    return _inverse_frequencies(theta, spec.dim), 1.0
 
 
 def _llama3(spec: RopeSpec, max_positions: int) -> tuple[Tensor, float]:
@@ -143,7 +143,7 @@ def _llama3(spec: RopeSpec, max_positions: int) -> tuple[Tensor, float]:
     factor = spec.params["factor"]
     low, high = spec.params["low_freq_factor"], spec.params["high_freq_factor"]
     trained = spec.params["original_max_position_embeddings"]
-    inverse = _plain(spec.theta, spec.dim)
+    inverse = _inverse_frequencies(spec.theta, spec.dim)
     wavelength = 2 * math.pi / inverse
     smooth = (trained / wavelength - low) / (high - low)
     blended = (1 - smooth) * inverse / factor + smooth * inverse
@@ -170,12 +170,12 @@ def _yarn(spec: RopeSpec, max_positions: int) -> tuple[Tensor, float]:
     if low == high:
         high += 0.001
     ramp = ((torch.arange(dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
-    inverse = _plain(theta, dim)
+    inverse = _inverse_frequencies(theta, dim)
     mixed = inverse / factor * ramp + inverse * (1 - ramp)
-    return mixed, _yarn_magnitude(params, factor)
+    return mixed, _yarn_attention_factor(params, factor)
 
 
-def _yarn_magnitude(params: dict[str, Any], factor: float) -> float:
+def _yarn_attention_factor(params: dict[str, Any], factor: float) -> float:
     """YaRN's factor on cos and sin."""
     if params.get("attention_factor") is not None:
         return float(params["attention_factor"])

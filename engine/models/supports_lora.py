@@ -1,4 +1,4 @@
-"""`Adaptable`: a model whose layers adapters may change."""
+"""`SupportsLoRA`: a model whose layers adapters may change."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.models.forward_context import AttentionContext
+from engine.models.forward_context import AttentionMetadata
 from engine.models.layers.linear import (
     AttentionWeights,
+    FusedLinear,
     LatentWeights,
     LayerWeights,
-    LinearDescription,
 )
-from engine.models.lora import NO_ADAPTERS, CurrentStep, DeviceHeads, StepAdapters
+from engine.models.lora import NO_ADAPTERS, DeviceHeads, LoraContext, StepAdapters
 from kernels import KernelSet, LinearLayer
 from kernels.lora import (
     EMBEDDING,
@@ -25,7 +25,7 @@ from kernels.lora import (
     EXPERTS,
     HEAD,
     LayerLoras,
-    LoraRows,
+    LoraMapping,
     LoraSlots,
     LoraTable,
 )
@@ -79,10 +79,10 @@ AdaptableLinear = LinearLayer | StackedExpert
 
 
 def stacked_linears(
-    weights: LayerWeights, experts: Mapping[str, LinearDescription]
+    weights: LayerWeights, experts: Mapping[str, FusedLinear]
 ) -> dict[str, AdaptableLinear]:
     """Those of a mixture whose experts run together; `experts`: each one's, by their slots."""
-    every = {} if weights.experts is None else weights.experts.of_all_rows()
+    every = {} if weights.experts is None else weights.experts.shared_linears()
     return every | {
         slot: StackedExpert(linear.columns, linear.rows) for slot, linear in experts.items()
     }
@@ -92,7 +92,7 @@ def slot_places(weights: LayerWeights) -> list[str]:
     """A layer's slots on a device whose steps are recorded."""
     found = list(linears_of(weights))
     if weights.experts is not None:
-        found += [*weights.experts.of_all_rows(), *EXPERTS.values()]
+        found += [*weights.experts.shared_linears(), *EXPERTS.values()]
     return found
 
 
@@ -115,7 +115,7 @@ def make_slots(
     return ops.lora_slots(places, most, most_rank, ops.activation_dtype(dtype), experts)
 
 
-class Adaptable(ABC):
+class SupportsLoRA(ABC):
     """What such models have in common.
 
     Attributes:
@@ -128,7 +128,7 @@ class Adaptable(ABC):
     weight_dtype: torch.dtype
 
     def __init__(self) -> None:
-        self._step = CurrentStep()
+        self._step = LoraContext()
 
     @property
     @abstractmethod
@@ -136,7 +136,7 @@ class Adaptable(ABC):
         """How many layers there are."""
 
     @abstractmethod
-    def linears(self, layer: int) -> Mapping[str, AdaptableLinear]:
+    def lora_linears(self, layer: int) -> Mapping[str, AdaptableLinear]:
         """A layer's linear layers that adapters may change, by their slots."""
 
     @abstractmethod
@@ -153,10 +153,15 @@ class Adaptable(ABC):
         """See the class."""
         return self._step.slots
 
-    def make_lora_slots(self, most: int, most_rank: int) -> LoraSlots | None:
+    def make_lora_slots(self, max_adapters: int, max_rank: int) -> LoraSlots | None:
         """Slots for so many adapters of up to that rank; None: the kernels have none."""
         return make_slots(
-            self.ops, self._slot_places(), most, most_rank, self.weight_dtype, self._num_experts
+            self.ops,
+            self._slot_places(),
+            max_adapters,
+            max_rank,
+            self.weight_dtype,
+            self._num_experts,
         )
 
     def use_lora_slots(self, slots: LoraSlots | None) -> None:
@@ -170,16 +175,16 @@ class Adaptable(ABC):
         return None if self.lora_slots is None else self.lora_slots.put(layers)
 
     @staticmethod
-    def _moved(
-        context: AttentionContext, places: Callable[[], Tensor]
-    ) -> tuple[StepAdapters, LoraRows | None]:
+    def _permute_adapters(
+        context: AttentionMetadata, places: Callable[[], Tensor]
+    ) -> tuple[StepAdapters, LoraMapping | None]:
         """The step's adapters, with token i at place i of `places()`, int64; in both ways."""
         adapters, rows = context.adapters, context.lora_rows
-        moved = adapters.moved(places()) if adapters else adapters
+        moved = adapters.permuted(places()) if adapters else adapters
         return moved, None if rows is None else rows.moved(places())
 
     @contextmanager
-    def _through(self, adapters: StepAdapters, rows: LoraRows | None) -> Iterator[None]:
+    def _lora_context(self, adapters: StepAdapters, rows: LoraMapping | None) -> Iterator[None]:
         """Meanwhile the layers that run one by one know of the step's adapters."""
         self._step.adapters, self._step.rows = adapters, rows
         try:
@@ -188,7 +193,7 @@ class Adaptable(ABC):
             self._step.adapters, self._step.rows = NO_ADAPTERS, None
 
     def _adapt_embedding(
-        self, x: Tensor, token_ids: Tensor, adapters: StepAdapters, rows: LoraRows | None
+        self, x: Tensor, token_ids: Tensor, adapters: StepAdapters, rows: LoraMapping | None
     ) -> None:
         """Change rows of x [T, hidden], the embeddings of token_ids int64 [T]."""
         for adapter, own in adapters.groups:

@@ -13,51 +13,58 @@ from engine.models.decoder_spec import DecoderSpec, MoeSpec
 from engine.models.layers.linear import (
     AttentionDescription,
     AttentionWeights,
-    ExpertsDescription,
+    FusedLinear,
     LatentDescription,
     LatentWeights,
     LayerDescription,
     LayerWeights,
-    LinearDescription,
     LinearPart,
     MeetingWeights,
     MlpDescription,
     MlpWeights,
     ModelDescription,
+    MoeBlock,
     NormDescription,
     StateDescription,
     StateWeights,
     TableDescription,
 )
 from engine.models.layers.moe import (
-    FusedExperts,
+    GroupedMoe,
     Weights,
     fuses_experts,
     read_experts,
     split_experts,
 )
 from engine.models.rotary_embedding import RopeSpec, cos_sin_table
-from engine.quantization.packing import DenseMatrix, Matrix, Scheme, Scratch, Stack, stays_small
-from engine.quantization.report import LayerReport, report_layer
+from engine.quantization.packing import (
+    DenseSource,
+    LinearPacker,
+    LoadBuffer,
+    QuantScheme,
+    WeightSource,
+    stays_small,
+)
+from engine.quantization.report import LayerReport, layer_report
 from kernels import KernelSet, LinearLayer
 from kernels.ablations import is_on
 from kernels.interface import (
     NO_NORM,
     ActivationSpec,
     ExpertLayers,
-    HeadLinears,
     HeadNormWeights,
     MixtureOfExperts,
     NormWeights,
+    PerHeadLinear,
     ScanWeights,
 )
-from kernels.moe import ExpertsOneByOne
+from kernels.moe import SequentialMoe
 
 #: What is added to logits that never win: finite, so that log probabilities are.
 _HIDDEN = -3.0e38
 
 
-class LayerLoader:
+class WeightLoader:
     """Loads layers one at a time, so that never more than a layer is held twice.
 
     Args:
@@ -75,13 +82,13 @@ class LayerLoader:
         dtype: torch.dtype,
         max_model_len: int,
         weights: Weights,
-        scheme: Scheme = Scheme(),  # noqa: B008
+        scheme: QuantScheme = QuantScheme(),  # noqa: B008
     ) -> None:
         self.spec, self.ops, self.dtype, self.weights = spec, ops, dtype, weights
         self.scheme = scheme
         self._max_model_len = max_model_len
         self._tables: list[tuple[RopeSpec, Tensor]] = []
-        self._scratch = Scratch()
+        self._scratch = LoadBuffer()
         #: Of the layers so far.
         self.reports: list[LayerReport] = []
         optional = spec.names.optional_prefix
@@ -100,7 +107,7 @@ class LayerLoader:
             for linear in layer.linears():
                 for part in linear.parts:
                     if self.has_packed(part.name):
-                        self.matrix(part.name, part.rows, linear.columns)
+                        self.weight_source(part.name, part.rows, linear.columns)
                     elif some_packed and not self._is_there(part.name):
                         self.tensor(f"{part.name}.weight", (part.rows, linear.columns))
 
@@ -141,10 +148,10 @@ class LayerLoader:
     def _norm_weight(self, name: str, *shape: int) -> Tensor:
         return self.vector(f"{name}.weight", *shape) + self.spec.norm_offset
 
-    def matrix(self, name: str, rows: int, columns: int) -> Matrix:
+    def weight_source(self, name: str, rows: int, columns: int) -> WeightSource:
         """A weight [rows, columns], whichever way around the checkpoint keeps it."""
         if self.spec.transposed and self._is_plain(name):
-            return DenseMatrix(self.tensor(f"{name}.weight", (columns, rows)).T)
+            return DenseSource(self.tensor(f"{name}.weight", (columns, rows)).T)
         return self.weights.matrix(f"{name}.weight".removeprefix(self._strip), (rows, columns))
 
     def _is_plain(self, name: str) -> bool:
@@ -152,15 +159,17 @@ class LayerLoader:
         packed = getattr(self.weights, "is_packed", None)
         return packed is None or not packed(name.removeprefix(self._strip))
 
-    def linear(self, linear: LinearDescription) -> LinearLayer:
+    def linear(self, linear: FusedLinear) -> LinearLayer:
         """A linear layer, packed."""
         spec = self.spec
         if linear.order == "repeated":
-            return self._repeated(linear)
-        order = ungrouped_rows(spec) if linear.order == "grouped" else None
+            return self._repeat_kv_heads(linear)
+        order = ungroup_qkv_rows(spec) if linear.order == "grouped" else None
         if linear.order == "interleaved":
             order = torch.arange(linear.rows).view(-1, 2).T.flatten()
-        matrices = [self.matrix(part.name, part.rows, linear.columns) for part in linear.parts]
+        matrices = [
+            self.weight_source(part.name, part.rows, linear.columns) for part in linear.parts
+        ]
         parts = linear.parts if linear.bias else ()
         biases = [self.vector(f"{part.name}.bias", part.rows) for part in parts]
         added = torch.cat(biases) if biases else None
@@ -170,10 +179,10 @@ class LayerLoader:
         names = [part.name for part in linear.parts]
         return self._pack(matrices, added, scheme, order, names=names)
 
-    def _repeated(self, linear: LinearDescription) -> LinearLayer:
+    def _repeat_kv_heads(self, linear: FusedLinear) -> LinearLayer:
         """Of a layer with fewer KV heads than others: each as often as it takes to have as many."""
         q, k, v = linear.parts
-        order = repeated_rows(self.spec, k.rows)
+        order = repeat_kv_rows(self.spec, k.rows)
         queries = self.tensor(f"{q.name}.weight", (q.rows, linear.columns))
         keys, values = (
             self.tensor(f"{part.name}.weight", (part.rows, linear.columns))[order]
@@ -190,18 +199,18 @@ class LayerLoader:
             bias[list(table.hidden)] = _HIDDEN
         if table.normalized:
             rows = self.tensor(f"{table.name}.weight", shape).float()
-            matrix: Matrix = DenseMatrix(torch.nn.functional.normalize(rows))
+            matrix: WeightSource = DenseSource(torch.nn.functional.normalize(rows))
         else:
             matrix = self.weights.matrix(f"{table.name}.weight".removeprefix(self._strip), shape)
-        return self._pack([matrix], bias, self.scheme.tables, names=[table.name])
+        return self._pack([matrix], bias, self.scheme.embeddings, names=[table.name])
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> LinearLayer:
         """A linear layer of [rows, columns]."""
-        return self._pack([DenseMatrix(weight)], bias, self.scheme.layers)
+        return self._pack([DenseSource(weight)], bias, self.scheme.layers)
 
     def _pack(
         self,
-        matrices: list[Matrix],
+        matrices: list[WeightSource],
         bias: Tensor | None,
         quantization: str | None,
         order: Tensor | None = None,
@@ -209,11 +218,11 @@ class LayerLoader:
     ) -> LinearLayer:
         """The layer; `names` of the checkpoint are for the report, where there is one."""
         bias = bias.float() if bias is not None else None
-        stack = Stack(matrices, order, self.weights.release, self._scratch)
-        layer = stack.pack(self.ops, bias, self.dtype, quantization, self.scheme.round_inputs)
+        stack = LinearPacker(matrices, order, self.weights.release, self._scratch)
+        layer = stack.pack(self.ops, bias, self.dtype, quantization, self.scheme.bf16_inputs)
         if names:
-            kept = stack.keeps(self.ops, self.dtype, quantization)
-            made = report_layer(names, matrices, layer, kept, self.ops.device, order)
+            kept = stack.keeps_format(self.ops, self.dtype, quantization)
+            made = layer_report(names, matrices, layer, kept, self.ops.device, order)
             self.reports.append(made)
             self.weights.release()
         return layer
@@ -232,7 +241,7 @@ class LayerLoader:
             attention = self._attention(meeting)
         mlp_norm = None if layer.mlp_norm is None else self.norm(layer.mlp_norm)
         described, mlp, experts = layer.mlp, None, None
-        if isinstance(described, ExpertsDescription):
+        if isinstance(described, MoeBlock):
             experts = self._experts(described)
         else:
             mlp = self._mlp(described)
@@ -265,45 +274,47 @@ class LayerLoader:
 
     def _latents(self, described: LatentDescription) -> LatentWeights:
         latents, rank = described.latents, described.query_norm.size
-        into, out_of = self._head_pairs(described)
+        into, out_of = self._absorb_kv_b_proj(described)
         return LatentWeights(
             latents=latents,
             inputs=self.linear(described.inputs),
             queries=None if described.queries is None else self.linear(described.queries),
             query_norm=self._norm_weight(described.query_norm.name, rank) if rank else None,
-            latent_norm=self._norm_weight(described.latent_norm.name, latents.rank),
+            latent_norm=self._norm_weight(described.latent_norm.name, latents.kv_lora_rank),
             into=into,
             out_of=out_of,
             o=self.linear(described.o),
             cos_sin=self._table(described.rope),
         )
 
-    def _head_pairs(self, described: LatentDescription) -> tuple[HeadLinears, HeadLinears]:
+    def _absorb_kv_b_proj(
+        self, described: LatentDescription
+    ) -> tuple[PerHeadLinear, PerHeadLinear]:
         """Each head's keys, turned around, and its values: in the model's dtype, in which the
         checkpoint's few bits are read, for of keys columns become rows.
         """
         latents, heads = described.latents, described.heads
-        pair = latents.plain_size + latents.value_size
-        matrix = self.matrix(heads.parts[0].name, heads.rows, heads.columns)
+        pair = latents.qk_nope_head_dim + latents.value_size
+        matrix = self.weight_source(heads.parts[0].name, heads.rows, heads.columns)
         into, out_of = [], []
         for first in range(0, heads.rows, pair):
             keys, values = matrix.floats(slice(first, first + pair)).split(
-                (latents.plain_size, latents.value_size)
+                (latents.qk_nope_head_dim, latents.value_size)
             )
             into.append(self._head(keys.T))
             out_of.append(self._head(values))
             self.weights.release()
         made = self.ops.head_linears(into), self.ops.head_linears(out_of)
         kept = matrix.source == str(self.dtype).removeprefix("torch.")
-        last = [DenseMatrix(values)], out_of[-1]  # stands for all
-        report = report_layer([heads.parts[0].name], *last, kept, self.ops.device)
+        last = [DenseSource(values)], out_of[-1]  # stands for all
+        report = layer_report([heads.parts[0].name], *last, kept, self.ops.device)
         nbytes = sum(each.nbytes for each in made)
         self.reports.append(replace(report, format=matrix.source, nbytes=nbytes))
         return made
 
     def _head(self, weight: Tensor) -> LinearLayer:
         return self.ops.PackedLinear(
-            weight.to(self.dtype).contiguous(), round_inputs=self.scheme.round_inputs
+            weight.to(self.dtype).contiguous(), round_inputs=self.scheme.bf16_inputs
         )
 
     def _state(self, described: StateDescription) -> StateWeights:
@@ -373,7 +384,7 @@ class LayerLoader:
     def _mlp(self, mlp: MlpDescription) -> MlpWeights:
         return MlpWeights(self.linear(mlp.up), self.linear(mlp.down), mlp.activation, mlp.gated)
 
-    def _experts(self, experts: ExpertsDescription) -> MixtureOfExperts:
+    def _experts(self, experts: MoeBlock) -> MixtureOfExperts:
         spec, moe = self.spec, experts.moe
         router = self.linear(experts.router)
         shared = None if experts.shared is None else self._mlp(experts.shared)
@@ -384,7 +395,7 @@ class LayerLoader:
             bias = self.vector(experts.layer + moe.choice_bias, moe.num_experts)
         small = self.scheme.layers is not None or self._keeps_experts(experts.layer, moe)
         if fuses_experts(self.ops, spec, small):
-            fused = FusedExperts(
+            fused = GroupedMoe(
                 self.ops, router, read, moe, self.dtype, spec.activation, shared, gate, bias
             )
             self.weights.release()
@@ -415,7 +426,7 @@ class LayerLoader:
         )
         if is_on("experts"):
             return self.ops.compile_experts(made)
-        return ExpertsOneByOne(self.ops, made)
+        return SequentialMoe(self.ops, made)
 
     def _keeps_experts(self, at: str, moe: MoeSpec) -> bool:
         """Whether the kernels multiply by the checkpoint's own numbers of experts that have tensors
@@ -426,7 +437,7 @@ class LayerLoader:
             return False
         shapes = (inner, hidden), (inner, hidden), (hidden, inner)
         return all(
-            stays_small(self.ops, self.matrix(f"{first}.{name}", *shape))
+            stays_small(self.ops, self.weight_source(f"{first}.{name}", *shape))
             for name, shape in zip(moe.expert_names, shapes, strict=True)
         )
 
@@ -464,7 +475,7 @@ class LayerLoader:
         def one(
             name: str, rows: int, columns: int, bias: Tensor, order: Tensor | None
         ) -> LinearLayer:
-            found = self.matrix(name, rows, columns)
+            found = self.weight_source(name, rows, columns)
             return self._pack([found], bias, self.scheme.layers, order, [name])
 
         return [
@@ -477,17 +488,17 @@ class LayerLoader:
 
     def _expert(self, parts: list[tuple[str, int]], columns: int) -> LinearLayer:
         made = tuple(LinearPart(name, rows) for name, rows in parts)
-        return self.linear(LinearDescription(parts=made, columns=columns))
+        return self.linear(FusedLinear(parts=made, columns=columns))
 
 
-def repeated_rows(spec: DecoderSpec, count: int) -> Tensor:
+def repeat_kv_rows(spec: DecoderSpec, count: int) -> Tensor:
     """Row numbers of `count` rows of KV heads, each head as often as it takes to have all."""
     heads = count // spec.head_dim
     rows = torch.arange(count).view(heads, spec.head_dim)
     return rows.repeat_interleave(spec.num_kv_heads // heads, dim=0).flatten()
 
 
-def ungrouped_rows(spec: DecoderSpec) -> Tensor:
+def ungroup_qkv_rows(spec: DecoderSpec) -> Tensor:
     """Row numbers that bring [KV head][its queries, key, value] to all queries, keys, values."""
     group, dim = spec.num_heads // spec.num_kv_heads, spec.head_dim
     rows = torch.arange(spec.q_size + 2 * spec.kv_size).view(spec.num_kv_heads, group + 2, dim)

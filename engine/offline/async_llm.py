@@ -20,16 +20,16 @@ from engine.contract.sampling_params import SamplingParams
 from engine.core.request_admission import PauseMode
 from engine.devices.threads import JoinedThread
 from engine.offline.engine_args import EngineArgs
-from engine.offline.inputs import Prompt, one_of
+from engine.offline.inputs import Prompt, resolve_prompt
 from engine.offline.llm_engine import LLMEngine
 from engine.offline.metrics import Metric
 from engine.offline.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from engine.offline.tokenizer import OfflineTokenizer
 
-# -- `Pause`: an engine of this process that stands still for its caller.
+# -- `EnginePause`: an engine of this process that stands still for its caller.
 
 
-class Pause(PauseMode):
+class EnginePause(PauseMode):
     """Whether it stands still, how, and who waits to hear that nothing runs any more. Used by the
     engine's thread.
     """
@@ -47,17 +47,17 @@ class Pause(PauseMode):
         self._waiting.append(settled)
         return settled
 
-    def settle(self, unfinished: bool) -> None:
+    def complete_when_idle(self, unfinished: bool) -> None:
         """Tell who waits, unless something still runs."""
         if not unfinished:
-            self._tell()
+            self._notify()
 
     def end(self) -> None:
         """Go on; nobody needs to wait for anything."""
         self._mode = ""
-        self._tell()
+        self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         waiting, self._waiting = self._waiting, []
         for settled in waiting:
             if not settled.cancelled():
@@ -66,7 +66,7 @@ class Pause(PauseMode):
 
 T = TypeVar("T")
 #: How long `shutdown` waits for a step that is under way.
-STOP_WITHIN_S = 60.0
+STOP_TIMEOUT_S = 60.0
 
 
 class AsyncLLM:
@@ -83,7 +83,7 @@ class AsyncLLM:
         self._streams: dict[str, _Stream] = {}
         self._dead: BaseException | None = None
         self._stopped = False
-        self._pause = Pause()
+        self._pause = EnginePause()
         made: Future[LLMEngine] = Future()
         self._thread = JoinedThread(
             self._run, config, made, name="quire-engine", tell_end=partial(self._calls.put, None)
@@ -108,10 +108,10 @@ class AsyncLLM:
             return
         made.set_result(engine)
         try:
-            while self._take_calls(wait=self._pause.frozen or not engine.has_work):
-                if engine.has_work and not self._pause.frozen:
+            while self._run_pending_calls(wait=self._pause.is_frozen or not engine.has_work):
+                if engine.has_work and not self._pause.is_frozen:
                     self._step(engine)
-                self._pause.settle(engine.has_unfinished_requests())
+                self._pause.complete_when_idle(engine.has_unfinished_requests())
         except BaseException as error:
             self._dead = error
             for stream in list(self._streams.values()):
@@ -119,7 +119,7 @@ class AsyncLLM:
         finally:
             engine.shutdown()
 
-    def _take_calls(self, *, wait: bool) -> bool:
+    def _run_pending_calls(self, *, wait: bool) -> bool:
         """Run what others asked for; False once the engine shall end."""
         while True:
             try:
@@ -132,10 +132,10 @@ class AsyncLLM:
             wait = False
 
     def _step(self, engine: LLMEngine) -> None:
-        touched, pooled = engine.advance()
+        touched, pooled = engine.run_step()
         for collector in touched:
             stream = self._streams.get(collector.request_id)
-            told = collector.error or collector.handed_over()
+            told = collector.error or collector.pop_delta()
             if stream is not None and told is not None:
                 stream.put(told)
         for result in pooled:
@@ -143,7 +143,7 @@ class AsyncLLM:
             if stream is not None:
                 stream.put(result.error or result)
 
-    async def _call(self, function: Callable[[], T]) -> T:
+    async def _call_in_engine_thread(self, function: Callable[[], T]) -> T:
         """Run a function in the engine's thread."""
         self._check()
         done: Future[T] = Future()
@@ -179,7 +179,7 @@ class AsyncLLM:
         Raises:
             InvalidRequest: it can't be served. EngineFault: the engine failed on it.
         """
-        prompt = one_of(prompt, inputs)
+        prompt = resolve_prompt(prompt, inputs)
         results = self._results(prompt, sampling_params, request_id, lora_request, priority)
         async with aclosing(results):
             async for result in results:
@@ -197,7 +197,7 @@ class AsyncLLM:
         inputs: Prompt | None = None,
     ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput]]:
         """The one result of a pooling model. Raises as `generate` does."""
-        prompt, params = one_of(prompt, inputs), pooling_params or PoolingParams()
+        prompt, params = resolve_prompt(prompt, inputs), pooling_params or PoolingParams()
         results = self._results(prompt, params, request_id, lora_request, priority)
         async with aclosing(results):
             async for result in results:
@@ -210,13 +210,13 @@ class AsyncLLM:
         request_id = uuid.uuid4().hex if given_id is None else given_id
 
         def add() -> None:
-            self._pause.check_new()
+            self._pause.check_accepts_requests()
             self.engine.add_request(
                 request_id, prompt, params, lora_request=lora_request, priority=priority
             )
             self._streams[request_id] = stream
 
-        await self._call(add)
+        await self._call_in_engine_thread(add)
         try:
             while True:
                 result = await stream.results.get()
@@ -232,7 +232,7 @@ class AsyncLLM:
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """Stop one request, or several. Unknown and finished ones are no error."""
         wanted = [request_id] if isinstance(request_id, str) else list(request_id)
-        await self._call(lambda: self.engine.abort_request(wanted))
+        await self._call_in_engine_thread(lambda: self.engine.abort_request(wanted))
         for each in wanted:
             stream = self._streams.get(each)
             if stream is not None:
@@ -254,7 +254,7 @@ class AsyncLLM:
 
     async def get_metrics(self) -> list[Metric]:
         """Load and totals, under vLLM's names."""
-        return await self._call(self.engine.get_metrics)
+        return await self._call_in_engine_thread(self.engine.get_metrics)
 
     @property
     def model_config(self) -> EngineConfig:
@@ -263,7 +263,7 @@ class AsyncLLM:
 
     async def do_log_stats(self) -> None:
         """Log a line of figures now; see `LLMEngine.do_log_stats`."""
-        await self._call(self.engine.do_log_stats)
+        await self._call_in_engine_thread(self.engine.do_log_stats)
 
     def start_background_loop(self) -> None:
         """The engine's loop runs from the start: nothing is left to do."""
@@ -297,35 +297,37 @@ class AsyncLLM:
     ) -> bool:
         """Forget cached prefixes; see `LLMEngine.reset_prefix_cache`."""
         reset = self.engine.reset_prefix_cache
-        return await self._call(lambda: reset(reset_running_requests, reset_connector))
+        return await self._call_in_engine_thread(
+            lambda: reset(reset_running_requests, reset_connector)
+        )
 
     async def sleep(self, level: int = 1) -> None:
         """Give memory back until `wake_up`; see `LLM.sleep`."""
-        await self._call(lambda: self.engine.sleep(level))
+        await self._call_in_engine_thread(lambda: self.engine.sleep(level))
 
     async def wake_up(self, tags: list[str] | None = None) -> None:
         """Take memory again; see `LLM.wake_up`."""
-        await self._call(lambda: self.engine.wake_up(tags))
+        await self._call_in_engine_thread(lambda: self.engine.wake_up(tags))
 
     async def is_sleeping(self) -> bool:
         """Whether something sleeps still."""
-        return await self._call(self.engine.is_sleeping)
+        return await self._call_in_engine_thread(self.engine.is_sleeping)
 
     async def add_lora(self, lora_request: LoRARequest) -> bool:
         """See `LLMEngine.add_lora`."""
-        return await self._call(lambda: self.engine.add_lora(lora_request))
+        return await self._call_in_engine_thread(lambda: self.engine.add_lora(lora_request))
 
     async def pin_lora(self, lora_id: int) -> bool:
         """See `LLMEngine.pin_lora`."""
-        return await self._call(lambda: self.engine.pin_lora(lora_id))
+        return await self._call_in_engine_thread(lambda: self.engine.pin_lora(lora_id))
 
     async def remove_lora(self, lora_id: int) -> bool:
         """See `LLMEngine.remove_lora`."""
-        return await self._call(lambda: self.engine.remove_lora(lora_id))
+        return await self._call_in_engine_thread(lambda: self.engine.remove_lora(lora_id))
 
     async def list_loras(self) -> set[int]:
         """See `LLMEngine.list_loras`."""
-        return await self._call(self.engine.list_loras)
+        return await self._call_in_engine_thread(self.engine.list_loras)
 
     async def pause_generation(self, *, mode: str = "abort", clear_cache: bool = True) -> None:
         """Run no more steps until `resume_generation`, and let nothing new in.
@@ -339,7 +341,7 @@ class AsyncLLM:
         Raises:
             InvalidRequest: there is no such mode.
         """
-        settled = await self._call(lambda: self._pause.begin(mode))
+        settled = await self._call_in_engine_thread(lambda: self._pause.begin(mode))
         if mode == "abort":
             await self.abort(list(self._streams))
         if mode == "wait":
@@ -349,7 +351,7 @@ class AsyncLLM:
 
     async def resume_generation(self) -> None:
         """Go on after `pause_generation`."""
-        await self._call(self._pause.end)
+        await self._call_in_engine_thread(self._pause.end)
 
     async def is_paused(self) -> bool:
         """Whether `pause_generation` holds."""
@@ -357,15 +359,17 @@ class AsyncLLM:
 
     async def start_profile(self, folder: str | None = None) -> None:
         """Record what is computed; see `LLMEngine.start_profile`."""
-        await self._call(lambda: self.engine.start_profile(folder))
+        await self._call_in_engine_thread(lambda: self.engine.start_profile(folder))
 
     async def stop_profile(self) -> str:
         """End the profile; its file."""
-        return await self._call(self.engine.stop_profile)
+        return await self._call_in_engine_thread(self.engine.stop_profile)
 
     async def collective_rpc(self, method: str | Callable[..., Any], **given: Any) -> list[Any]:
         """See `LLMEngine.collective_rpc`."""
-        return await self._call(lambda: self.engine.collective_rpc(method, **given))
+        return await self._call_in_engine_thread(
+            lambda: self.engine.collective_rpc(method, **given)
+        )
 
     def shutdown(self) -> None:
         """End the engine's thread and give its memory back. Requests that run fail."""
@@ -373,7 +377,7 @@ class AsyncLLM:
             return
         self._stopped = True
         self._calls.put(None)
-        self._thread.join(STOP_WITHIN_S)
+        self._thread.join(STOP_TIMEOUT_S)
         for stream in list(self._streams.values()):
             stream.put(EngineFault("The engine was shut down."))
 

@@ -1,4 +1,4 @@
-"""`OfflineMethods`: what the parts that `LLM` is made of share."""
+"""`LLMBase`: what the parts that `LLM` is made of share."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def progress(wanted: UseTqdm, total: int) -> Any:
     return make(total=total, desc="Processed prompts", disable=not wanted)
 
 
-class OfflineMethods:
+class LLMBase:
     """An engine in this process, and how its requests are numbered.
 
     Attributes:

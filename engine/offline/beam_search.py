@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 
 from engine.contract.errors import QuireError
-from engine.contract.lora import refs_of
+from engine.contract.lora import to_adapter_refs
 from engine.contract.sampling_params import MAX_N, SamplingParams
-from engine.contract.validation import integer
-from engine.offline.base import OfflineMethods, UseTqdm
+from engine.contract.validation import check_int
+from engine.offline.base import LLMBase, UseTqdm
 from engine.offline.inputs import Prompt
 from engine.offline.outputs import CompletionOutput, Logprob, RequestOutput
 from engine.text.tokenizer import Tokenizer
@@ -46,8 +46,8 @@ class BeamSearchParams(msgspec.Struct, forbid_unknown_fields=True, kw_only=False
     include_stop_str_in_output: bool = False
 
     def __post_init__(self) -> None:
-        integer("beam_width", self.beam_width, 1, MAX_N)
-        integer("max_tokens", self.max_tokens, 1)
+        check_int("beam_width", self.beam_width, 1, MAX_N)
+        check_int("max_tokens", self.max_tokens, 1)
         self.sampling_params()
 
     def sampling_params(self) -> SamplingParams:
@@ -93,7 +93,7 @@ class BeamSearchOutput:
     error: QuireError | None = None
 
 
-class BeamSearchMethods(OfflineMethods, ABC):
+class BeamSearchMethods(LLMBase, ABC):
     """Beam search by `generate`."""
 
     @abstractmethod
@@ -121,7 +121,7 @@ class BeamSearchMethods(OfflineMethods, ABC):
         results = self.generate(
             prompts, params.sampling_params(), use_tqdm=use_tqdm, lora_request=lora_request
         )
-        refs = refs_of(lora_request, len(results))
+        refs = to_adapter_refs(lora_request, len(results))
         return [
             BeamSearchOutput(
                 [

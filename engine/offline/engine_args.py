@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
-from engine.contract.command_line import expanded
+from engine.contract.command_line import expand_args
 from engine.contract.engine_config import EngineConfig, add_cli_args
 from engine.contract.errors import ConfigError
-from engine.contract.vllm_flags import FOREIGN
+from engine.contract.vllm_flags import VLLM_FLAGS
 
 # -- Small things that programs for vLLM import beside its engine.
 
@@ -41,7 +41,7 @@ class FlexibleArgumentParser(argparse.ArgumentParser):
     ) -> tuple[argparse.Namespace, list[str]]:
         """Read a command line; sys.argv's for None."""
         try:
-            words = expanded(sys.argv[1:] if args is None else args, self)
+            words = expand_args(sys.argv[1:] if args is None else args, self)
         except ConfigError as error:
             self.error(error.message)
         return super().parse_known_args(words, namespace)
@@ -87,7 +87,7 @@ def offline_config(settings: dict[str, Any]) -> EngineConfig:
 #: What programs for vLLM compare with numbers, and what it is here.
 _SIZES = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "data_parallel_size": 1}
 _ours = [spec.name for spec in dataclasses.fields(EngineConfig)]
-_names = [*_ours, *(foreign.name for foreign in FOREIGN if foreign.name not in _ours)]
+_names = [*_ours, *(foreign.name for foreign in VLLM_FLAGS if foreign.name not in _ours)]
 
 if TYPE_CHECKING:
 

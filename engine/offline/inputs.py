@@ -84,7 +84,7 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return entries
 
 
-def one_of(prompt: Prompt | None, inputs: Prompt | None) -> Prompt:
+def resolve_prompt(prompt: Prompt | None, inputs: Prompt | None) -> Prompt:
     """A prompt that may be given by its old name, `inputs`.
 
     Raises `TypeError` for both and for neither, as a missing argument does.
@@ -97,7 +97,7 @@ def one_of(prompt: Prompt | None, inputs: Prompt | None) -> Prompt:
     return found
 
 
-def tokenise(prompt: Prompt, tokenizer: Tokenizer | None) -> TokenPrompt:
+def tokenize_prompt(prompt: Prompt, tokenizer: Tokenizer | None) -> TokenPrompt:
     """Token ids of a prompt: text, token ids, {"prompt": text}, {"prompt_token_ids": ids} or
     {"prompt_embeds": tensor}. With "cache_salt" beside them only prompts with the same salt share
     cached prefixes.
@@ -130,7 +130,7 @@ def _of_dict(prompt: dict[str, Any], tokenizer: Tokenizer | None) -> TokenPrompt
     elif "prompt_token_ids" in prompt:
         found = TokenPrompt(prompt.get("prompt"), _checked(prompt["prompt_token_ids"]))
     elif isinstance(prompt.get("prompt"), str | list):
-        found = tokenise(prompt["prompt"], tokenizer)
+        found = tokenize_prompt(prompt["prompt"], tokenizer)
     else:
         raise InvalidRequest(
             "A prompt dict needs 'prompt', 'prompt_token_ids' or 'prompt_embeds'.",

@@ -8,16 +8,16 @@ from typing import Any
 
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import EngineSleeping, InvalidRequest
-from engine.contract.lora import refs_of
+from engine.contract.lora import to_adapter_refs
 from engine.contract.sampling_params import SamplingParams
 from engine.offline.base import UseTqdm, progress
 from engine.offline.beam_search import BeamSearchMethods
 from engine.offline.engine_args import EngineArgs, offline_config
 from engine.offline.failures import check_failures
-from engine.offline.inputs import Prompt, TokenPrompt, as_list, tokenise
+from engine.offline.inputs import Prompt, TokenPrompt, as_list, tokenize_prompt
 from engine.offline.llm_engine import LLMEngine
 from engine.offline.metrics import Metric
-from engine.offline.output_collector import Collector
+from engine.offline.output_collector import RequestOutputCollector
 from engine.offline.outputs import RequestOutput
 from engine.offline.pooling import PoolingMethods
 from engine.offline.tokenizer import OfflineTokenizer
@@ -71,7 +71,7 @@ class LLM(PoolingMethods, BeamSearchMethods):
 
     def _use(self, engine: LLMEngine) -> None:
         super()._use(engine)
-        self._enqueued: list[Collector] = []
+        self._enqueued: list[RequestOutputCollector] = []
 
     def get_tokenizer(self) -> OfflineTokenizer:
         """The tokenizer. Raises `InvalidRequest` with skip_tokenizer_init."""
@@ -161,9 +161,9 @@ class LLM(PoolingMethods, BeamSearchMethods):
         if prompts is None:
             raise InvalidRequest("Either prompts or prompt_token_ids is needed.", param="prompt")
         listed = as_list(prompts)
-        refs, known = refs_of(lora_request, len(listed)), self.llm_engine.tokenizer_of
+        refs, known = to_adapter_refs(lora_request, len(listed)), self.llm_engine.tokenizer_of
         return [
-            tokenise(prompt, known(ref))._replace(adapter=ref)
+            tokenize_prompt(prompt, known(ref))._replace(adapter=ref)
             for prompt, ref in zip(listed, refs, strict=True)
         ]
 
@@ -233,7 +233,7 @@ class LLM(PoolingMethods, BeamSearchMethods):
         several = messages and not isinstance(messages[0], dict)
         conversations: Any = messages if several else [messages]
         base, prompts = self.get_tokenizer(), list[Prompt]()
-        refs = refs_of(lora_request, len(conversations))
+        refs = to_adapter_refs(lora_request, len(conversations))
         for each, ref in zip(conversations, refs, strict=True):
             tokenizer = self.llm_engine.tokenizer_of(ref) or base
             ids = render_chat(tokenizer, each, **options)
@@ -343,9 +343,9 @@ class LLM(PoolingMethods, BeamSearchMethods):
 
     def _submit_all(
         self, entries: list[TokenPrompt], params: list[SamplingParams], priorities: list[int]
-    ) -> list[Collector]:
+    ) -> list[RequestOutputCollector]:
         """Queue them all, or none."""
-        collectors: list[Collector] = []
+        collectors: list[RequestOutputCollector] = []
         try:
             for entry, param, priority in zip(entries, params, priorities, strict=True):
                 request_id = str(next(self._ids))
@@ -355,16 +355,18 @@ class LLM(PoolingMethods, BeamSearchMethods):
             raise
         return collectors
 
-    def _finish(self, collectors: list[Collector], use_tqdm: UseTqdm) -> list[RequestOutput]:
+    def _finish(
+        self, collectors: list[RequestOutputCollector], use_tqdm: UseTqdm
+    ) -> list[RequestOutput]:
         """Run requests to their end. Whatever goes wrong, nothing of them stays in the engine."""
         waiting = {each.request_id: each for each in collectors if not each.finished}
         try:
-            with self._threads.at_work(), progress(use_tqdm, len(collectors)) as bar:
+            with self._threads.engine_threads(), progress(use_tqdm, len(collectors)) as bar:
                 bar.update(len(collectors) - len(waiting))
                 while waiting:
                     if not self.llm_engine.has_work:
                         raise EngineSleeping("The model sleeps: wake it up first.")
-                    for collector in self.llm_engine.advance()[0]:
+                    for collector in self.llm_engine.run_step()[0]:
                         if collector.finished and collector.request_id in waiting:
                             del waiting[collector.request_id]
                             bar.update()

@@ -15,31 +15,31 @@ from engine.checkpoints.gguf.folder import find_gguf
 from engine.checkpoints.load_format import MAX_BYTES, open_checkpoint, save_sharded_state
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import EngineSleeping, InvalidRequest
-from engine.contract.lora import AdapterRef, LoRARequest, refs_of
+from engine.contract.lora import AdapterRef, LoRARequest, to_adapter_refs
 from engine.contract.messages import EngineRequest, TokenDelta
 from engine.contract.pooling_params import PoolingParams, default_task
 from engine.contract.sampling_params import SamplingParams
 from engine.core.engine_core import EngineCore
-from engine.core.profiler import Profile
-from engine.core.stats import StatsLog
-from engine.core.warmup import time_drafts
+from engine.core.profiler import TorchProfiler
+from engine.core.stats import StatsLogger
+from engine.core.warmup import measure_draft_costs
 from engine.model_loader.loader import resolve_folder
-from engine.model_loader.model_impl import quantized
+from engine.model_loader.model_impl import resolve_quantization
 from engine.model_loader.save_quantized import BITS, save_quantized
 from engine.model_loader.vllm_config import VllmConfig
 from engine.models.decoder import NativeDecoder
 from engine.models.registry import read_config
 from engine.offline.engine_args import EngineArgs
-from engine.offline.inputs import Prompt, TokenPrompt, one_of, tokenise
-from engine.offline.loaded_loras import LoadedAdapters
+from engine.offline.inputs import Prompt, TokenPrompt, resolve_prompt, tokenize_prompt
+from engine.offline.loaded_loras import LoadedLoRAs
 from engine.offline.metrics import (
     Metric,
-    RequestFigures,
+    RequestMetricsCollector,
     adapter_metrics,
     metrics_of,
     request_metrics,
 )
-from engine.offline.output_collector import Collector
+from engine.offline.output_collector import RequestOutputCollector
 from engine.offline.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput, take_end
 from engine.offline.tokenizer import OfflineTokenizer
 from engine.text.adapter_tokenizers import AdapterTokenizers
@@ -62,7 +62,7 @@ class TorchThreads:
         self._depth = 0
 
     @contextmanager
-    def at_work(self) -> Iterator[None]:
+    def engine_threads(self) -> Iterator[None]:
         """While the engine works. May be entered again inside."""
         callers = torch.get_num_threads()
         if not self._depth and self._engines is not None:
@@ -93,21 +93,21 @@ class LLMEngine:
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
         self.threads = TorchThreads()
-        with self.threads.at_work():
+        with self.threads.engine_threads():
             self.core = EngineCore(config)
-            time_drafts(self.core)
+            measure_draft_costs(self.core)
         tokenizer = self.core.facts.tokenizer
         if tokenizer is not None and config.chat_template:
             tokenizer = tokenizer.with_chat_template(read_template(config.chat_template))
         self._tokenizer = None if tokenizer is None else OfflineTokenizer.of(tokenizer)
         self._adapter_tokenizers = AdapterTokenizers()
-        self.collectors: dict[str, Collector] = {}
-        #: What steps brought that ended outside of `advance`, which hands it over.
+        self.collectors: dict[str, RequestOutputCollector] = {}
+        #: What steps brought that ended outside of `run_step`, which hands it over.
         self._owed: list[TokenDelta] = []
         self._pooling: dict[str, PoolingRequestOutput[PoolingOutput]] = {}
-        self._profile = Profile()
-        self._stats_log, self._figures = StatsLog(enabled=False), RequestFigures()
-        self._loaded = LoadedAdapters(self.core.adapters, self._go_on)
+        self._profile = TorchProfiler()
+        self._stats_log, self._figures = StatsLogger(enabled=False), RequestMetricsCollector()
+        self._loaded = LoadedLoRAs(self.core.adapters, self._has_pending_output)
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs, **_: Any) -> LLMEngine:
@@ -142,9 +142,9 @@ class LLMEngine:
                 "tokenization_kwargs can't be used: give token ids instead.",
                 param="tokenization_kwargs",
             )
-        adapter = refs_of(lora_request, 1)[0]
-        given, tokenizer = one_of(prompt, inputs), self.tokenizer_of(adapter)
-        entry = tokenise(given, tokenizer)._replace(adapter=adapter)
+        adapter = to_adapter_refs(lora_request, 1)[0]
+        given, tokenizer = resolve_prompt(prompt, inputs), self.tokenizer_of(adapter)
+        entry = tokenize_prompt(given, tokenizer)._replace(adapter=adapter)
         if params is None:
             params = SamplingParams(**self.core.facts.default_sampling)
         if isinstance(params, PoolingParams):
@@ -160,7 +160,7 @@ class LLMEngine:
         params: SamplingParams,
         priority: int,
         arrival_time: float | None = None,
-    ) -> Collector:
+    ) -> RequestOutputCollector:
         """Queue a tokenised prompt. Output that wouldn't fit the context ends there ("length")."""
         longest = self.core.facts.max_model_len
         entry = entry.last(params.prompt_limit(longest))
@@ -172,7 +172,7 @@ class LLMEngine:
         if params.bad_words:
             forbidden = bad_word_ids(tokenizer or self.get_tokenizer(), params.bad_words)
             params = msgspec.structs.replace(params, bad_words_token_ids=forbidden)
-        params = self._ending(params, tokenizer)
+        params = self._on_finished(params, tokenizer)
         ranked = params
         if params.num_sequences > params.n and params.logprobs is None:
             # Ranking the candidates needs their log probabilities.
@@ -190,13 +190,13 @@ class LLMEngine:
             prompt_embeds=entry.embeds,
         )
         known = entry.token_ids if entry.embeds is None else []
-        collector = Collector(
+        collector = RequestOutputCollector(
             request_id, entry.text, known, params, tokenizer, arrival_time, self._figures
         )
         self.collectors[request_id] = collector
         return collector
 
-    def _ending(self, params: SamplingParams, tokenizer: Tokenizer | None) -> SamplingParams:
+    def _on_finished(self, params: SamplingParams, tokenizer: Tokenizer | None) -> SamplingParams:
         """Parameters by which an output also ends on the EOS of an adapter's own tokenizer."""
         own = None if tokenizer is None or params.ignore_eos else tokenizer.eos_token_id
         if tokenizer is self._tokenizer or own in (None, *self.core.facts.eos_token_ids):
@@ -253,30 +253,32 @@ class LLMEngine:
         one failed.
         """
         results: list[Result] = []
-        touched, pooled = self.advance()
+        touched, pooled = self.run_step()
         for collector in touched:
-            if (told := collector.handed_over()) is not None:
+            if (told := collector.pop_delta()) is not None:
                 results.append(told)
         return results + list(pooled)
 
-    def _go_on(self) -> None:
-        """A step whose results `advance` hands over."""
+    def _has_pending_output(self) -> None:
+        """A step whose results `run_step` hands over."""
         if self.core.is_sleeping:
             raise EngineSleeping("The model sleeps until it's woken up.")
-        with self.threads.at_work():
+        with self.threads.engine_threads():
             self._owed += self.core.step()
 
-    def advance(self) -> tuple[list[Collector], list[PoolingRequestOutput[PoolingOutput]]]:
+    def run_step(
+        self,
+    ) -> tuple[list[RequestOutputCollector], list[PoolingRequestOutput[PoolingOutput]]]:
         """Run one step: those that got something. Requests that have ended are let go."""
-        touched: dict[str, Collector] = {}
+        touched: dict[str, RequestOutputCollector] = {}
         pooled: list[PoolingRequestOutput[PoolingOutput]] = []
-        with self.threads.at_work():
+        with self.threads.engine_threads():
             deltas, self._owed = self._owed, []
             if self.core.has_work:
                 deltas = deltas + self.core.step()
             for delta in deltas:
                 if delta.request_id in self._pooling:
-                    pooled.append(self._take_pooled(delta))
+                    pooled.append(self._collect_pooled(delta))
                     continue
                 collector = self.collectors.get(delta.request_id) or touched.get(delta.request_id)
                 if collector is None:  # aborted meanwhile
@@ -290,7 +292,7 @@ class LLMEngine:
                     self.collectors.pop(delta.request_id, None)
         return list(touched.values()), pooled
 
-    def _take_pooled(self, delta: TokenDelta) -> PoolingRequestOutput[PoolingOutput]:
+    def _collect_pooled(self, delta: TokenDelta) -> PoolingRequestOutput[PoolingOutput]:
         result = self._pooling.pop(delta.request_id)
         values = take_end(result, delta)
         if values is not None:
@@ -307,7 +309,7 @@ class LLMEngine:
     def tokenizer_of(self, adapter: AdapterRef | None) -> Tokenizer | None:
         """The tokenizer of an adapter's prompts and texts: its own where it brings one."""
         base = self._tokenizer
-        return None if base is None else self._adapter_tokenizers.of(adapter, base)
+        return None if base is None else self._adapter_tokenizers.get(adapter, base)
 
     def get_tokenizer(self) -> OfflineTokenizer:
         """The tokenizer. Raises `InvalidRequest` with skip_tokenizer_init."""
@@ -340,7 +342,7 @@ class LLMEngine:
 
     def do_log_stats(self) -> None:
         """Log a line of figures now: load, and throughput since the last one."""
-        self._stats_log.now(self.core.snapshot)
+        self._stats_log.log(self.core.snapshot)
 
     def get_metrics(self) -> list[Metric]:
         """Load and totals, under vLLM's names."""
@@ -370,18 +372,18 @@ class LLMEngine:
         There is no connector to reset.
         """
         if reset_running_requests:
-            with self.threads.at_work():
-                self._owed += self.core.stand_down()
+            with self.threads.engine_threads():
+                self._owed += self.core.preempt_all()
         return self.core.reset_prefix_cache()
 
     def sleep(self, level: int = 1) -> None:
         """Give memory back until `wake_up`; see `LLM.sleep`."""
-        with self.threads.at_work():
+        with self.threads.engine_threads():
             self._owed += self.core.sleep(level)
 
     def wake_up(self, tags: list[str] | None = None) -> None:
         """Take memory again; see `LLM.wake_up`."""
-        with self.threads.at_work():
+        with self.threads.engine_threads():
             self.core.wake_up(tags)
 
     def add_lora(self, lora_request: LoRARequest) -> bool:
@@ -442,7 +444,7 @@ class LLMEngine:
 
     def apply_model(self, func: Callable[[Any], Any]) -> list[Any]:
         """Call a function with the model: the results, one a rank, of which there is one."""
-        with self.threads.at_work():
+        with self.threads.engine_threads():
             return [func(self.core.executor.loaded.model)]  # type: ignore[attr-defined]
 
     @property
@@ -487,7 +489,7 @@ class LLMEngine:
                 param="quantization",
             )
         folder = resolve_folder(self.config)
-        form = quantized(folder, read_config(folder), self.config).form
+        form = resolve_quantization(folder, read_config(folder), self.config).form
         if find_gguf(Path(self.config.model)) or form is not None:
             raise InvalidRequest(
                 f"{self.config.model} is quantised already: copy it as it is.", param="path"

@@ -1,4 +1,4 @@
-"""`LoadedAdapters`: the adapters that a program brings to the device itself, by its own numbers."""
+"""`LoadedLoRAs`: the adapters that a program brings to the device itself, by its own numbers."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 from engine.contract.errors import InvalidRequest
 from engine.contract.lora import AdapterRef, LoRARequest
-from engine.lora.adapter_cache import AdapterPool
+from engine.lora.adapter_cache import AdapterManager
 
 
-class LoadedAdapters:
+class LoadedLoRAs:
     """See vLLM's `add_lora` and its siblings. A number is a pointer: the content counts."""
 
-    def __init__(self, pool: AdapterPool, step: Callable[[], None]) -> None:
+    def __init__(self, pool: AdapterManager, step: Callable[[], None]) -> None:
         """`step`: has the engine go on, with loads too."""
         self._pool, self._step = pool, step
         self._refs: dict[int, AdapterRef] = {}

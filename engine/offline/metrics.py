@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from engine.contract.lora import AdapterState
+from engine.contract.lora import AdapterStatus
 from engine.contract.metrics import (
     ENGINE_HISTOGRAMS,
     INTER_TOKEN_LATENCY,
@@ -32,7 +32,7 @@ BUCKETS = {
 }
 
 
-class RequestFigures:
+class RequestMetricsCollector:
     """Counts what requests come to; times are seconds since the epoch."""
 
     def __init__(self) -> None:
@@ -116,7 +116,7 @@ _COUNTERS = {
 
 
 def adapter_metrics(
-    adapters: Sequence[AdapterState], max_loras: int | None, model: str
+    adapters: Sequence[AdapterStatus], max_loras: int | None, model: str
 ) -> Iterator[Metric]:
     """Which adapters requests run with and wait for, as vLLM tells it: a time with two lists."""
     labels = {
@@ -128,7 +128,7 @@ def adapter_metrics(
     yield Gauge("vllm:lora_requests_info", labels, time.time())
 
 
-def _names(adapters: Sequence[AdapterState], *, running: bool) -> str:
+def _names(adapters: Sequence[AdapterStatus], *, running: bool) -> str:
     used = [each for each in adapters if (each.num_running if running else each.num_waiting)]
     return ",".join(sorted({each.name or each.digest[:12] for each in used}))
 
@@ -142,7 +142,7 @@ def histogram(
     return Histogram(f"vllm:{name}", labels, sums[-1], seen.total, buckets)
 
 
-def request_metrics(figures: RequestFigures, model: str) -> Iterator[Metric]:
+def request_metrics(figures: RequestMetricsCollector, model: str) -> Iterator[Metric]:
     """What requests came to."""
     for name, seen in figures.by_name.items():
         yield histogram(name, {"model_name": model}, BUCKETS[name], seen)

@@ -1,4 +1,4 @@
-"""`Collector`: what comes of one offline request, put together."""
+"""`RequestOutputCollector`: what comes of one offline request, put together."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.contract.errors import QuireError
 from engine.contract.messages import FlightRecord, TokenDelta, TokenLogprobs
 from engine.contract.sampling_fields import RequestOutputKind
 from engine.contract.sampling_params import SamplingParams
-from engine.offline.metrics import RequestFigures
+from engine.offline.metrics import RequestMetricsCollector
 from engine.offline.outputs import (
     CompletionOutput,
     FlatLogprobs,
@@ -48,7 +48,7 @@ class OutputAssembler:
                 spaces_between_special_tokens=params.spaces_between_special_tokens,
             )
 
-    def push(self, delta: TokenDelta) -> bool:
+    def append(self, delta: TokenDelta) -> bool:
         """Take a delta over; True when a stop string ends the output here, not the engine."""
         output = self.output
         if output.finished:
@@ -75,7 +75,7 @@ class OutputAssembler:
     def _add_text(self, text: IncrementalDetokenizer, token_id: int) -> bool:
         """Add a token's text; True when it completes a stop string."""
         may_stop = len(self.output.token_ids) >= self._params.min_tokens
-        safe, stopped = self._stop.push(text.push([token_id]), may_stop)
+        safe, stopped = self._stop.append(text.push([token_id]), may_stop)
         self.output.text += safe
         if stopped is not None:
             self.output.finish_reason, self.output.stop_reason = "stop", stopped
@@ -87,7 +87,7 @@ class OutputAssembler:
         output.finish_reason, output.stop_reason = reason, stop_reason
         if self._text is None:
             return
-        safe, stopped = self._stop.push(self._text.flush())
+        safe, stopped = self._stop.append(self._text.flush())
         output.text += safe + self._stop.flush()
         if stopped is not None:
             output.finish_reason, output.stop_reason = "stop", stopped
@@ -128,11 +128,11 @@ def _texts(scores: TokenLogprobs, tokenizer: Tokenizer | None) -> Sequence[str |
     return [tokenizer.decode([token], False) for token in scores.token_ids]
 
 
-# -- `Told`: what of one request has been handed over, for results that hold what is new.
+# -- `DeltaTracker`: what of one request has been handed over, for results that hold what is new.
 
 
 @dataclass(slots=True)
-class _Mark:
+class _Position:
     """How far one output was told."""
 
     tokens: int = 0
@@ -141,13 +141,13 @@ class _Mark:
 
 
 @dataclass(slots=True)
-class Told:
+class DeltaTracker:
     """How far each output was told, and whether the prompt's log probabilities were."""
 
-    marks: dict[int, _Mark] = field(default_factory=dict)
+    marks: dict[int, _Position] = field(default_factory=dict)
     prompt: bool = False
 
-    def news(self, result: RequestOutput) -> RequestOutput:
+    def diff(self, result: RequestOutput) -> RequestOutput:
         """The outputs that have something new, with that alone; `cumulative_logprob` stays that of
         all tokens. The prompt's log probabilities come once.
         """
@@ -157,7 +157,7 @@ class Told:
         return replace(result, outputs=outputs, prompt_logprobs=scores)
 
     def _new(self, output: CompletionOutput) -> CompletionOutput | None:
-        mark = self.marks.setdefault(output.index, _Mark())
+        mark = self.marks.setdefault(output.index, _Position())
         before = replace(mark)
         mark.tokens, mark.chars = len(output.token_ids), len(output.text)
         mark.finished = output.finished
@@ -171,7 +171,7 @@ class Told:
         )
 
 
-class Collector:
+class RequestOutputCollector:
     """Gathers one request's outputs.
 
     Args:
@@ -186,10 +186,10 @@ class Collector:
         params: SamplingParams,
         tokenizer: Tokenizer | None,
         arrival_time: float | None = None,
-        figures: RequestFigures | None = None,
+        figures: RequestMetricsCollector | None = None,
     ) -> None:
         self.request_id = request_id
-        self._figures = figures or RequestFigures()
+        self._figures = figures or RequestMetricsCollector()
         self._began: float | None = None
         self._last: float | None = None
         self._text, self._token_ids = text, token_ids
@@ -199,7 +199,7 @@ class Collector:
             for index in range(params.num_sequences)
         ]
         self._params = params
-        self._told = Told()
+        self._told = DeltaTracker()
         self._prompt_logprobs: list[dict[int, Logprob] | None] | FlatLogprobs | None = None
         self._cached = 0
         self._flights: dict[int, FlightRecord] = {}
@@ -223,7 +223,7 @@ class Collector:
         if delta.num_prompt_tokens and delta.index == 0:
             self._cached = delta.num_cached_tokens
         self._note(delta)
-        stopped = self._assemblers[delta.index].push(delta)
+        stopped = self._assemblers[delta.index].append(delta)
         if self.finished and self._last is not None and self._began is not None:
             arrival, tokens = self._metrics.arrival_time, self._metrics.num_generation_tokens
             self._figures.end(arrival, self._began, self._last, len(self._token_ids), tokens)
@@ -286,13 +286,13 @@ class Collector:
             error=self.error,
         )
 
-    def handed_over(self) -> RequestOutput | None:
+    def pop_delta(self) -> RequestOutput | None:
         """What `output_kind` wants told now; None for nothing yet."""
         kind = self._params.output_kind
         if kind is RequestOutputKind.FINAL_ONLY and not self.finished:
             return None
         result = self.result()
-        return self._told.news(result) if kind is RequestOutputKind.DELTA else result
+        return self._told.diff(result) if kind is RequestOutputKind.DELTA else result
 
     def _best(self, outputs: list[CompletionOutput]) -> list[CompletionOutput]:
         """The n best of best_of, best first."""

@@ -9,7 +9,7 @@ import msgspec
 import torch
 
 from engine.contract.errors import EngineFault, InvalidRequest
-from engine.contract.lora import AdapterRef, refs_of
+from engine.contract.lora import AdapterRef, to_adapter_refs
 from engine.contract.messages import EngineRequest, PoolingInfo, TokenDelta
 from engine.contract.plugins import PooledData, PooledPrompt, io_processor
 from engine.contract.pooling_params import (
@@ -17,12 +17,12 @@ from engine.contract.pooling_params import (
     PoolingParams,
     check_task,
     default_task,
-    pair_up,
+    score_pairs,
     similarity,
 )
-from engine.offline.base import OfflineMethods, UseTqdm, progress
+from engine.offline.base import LLMBase, UseTqdm, progress
 from engine.offline.failures import check_failures
-from engine.offline.inputs import Prompt, as_list, tokenise
+from engine.offline.inputs import Prompt, as_list, tokenize_prompt
 from engine.offline.outputs import (
     ClassificationOutput,
     ClassificationRequestOutput,
@@ -43,7 +43,7 @@ Entry = tuple[list[int], PoolingParams, str]
 Params = PoolingParams | Sequence[PoolingParams] | None
 
 
-class PoolingMethods(OfflineMethods):
+class PoolingMethods(LLMBase):
     """What a pooling model can be asked for."""
 
     def embed(
@@ -173,11 +173,11 @@ class PoolingMethods(OfflineMethods):
         check_task(self.core.config.name, tasks, "score")
         first = [text_1] if isinstance(text_1, str) else list(text_1)
         second = [text_2] if isinstance(text_2, str) else list(text_2)
-        pairs = pair_up(len(first), len(second))
+        pairs = score_pairs(len(first), len(second))
         params = pooling_params or PoolingParams()
         if "embed" in tasks:
             return self._score_embeddings(first, second, pairs, params, use_tqdm, lora_request)
-        refs = refs_of(lora_request, len(pairs))
+        refs = to_adapter_refs(lora_request, len(pairs))
         entries = [
             self._pair(first[a], second[b], params, ref)
             for (a, b), ref in zip(pairs, refs, strict=True)
@@ -209,7 +209,7 @@ class PoolingMethods(OfflineMethods):
         params = msgspec.structs.replace(params, task=task)
         limit = params.prompt_limit(self.core.facts.max_model_len)
         tokenizer = self.llm_engine.tokenizer_of(adapter)
-        found = tokenise(prompt, tokenizer)
+        found = tokenize_prompt(prompt, tokenizer)
         given = isinstance(prompt, dict) and "prompt_token_ids" in prompt
         text = None if given else found.text
         if text is not None and tokenizer is not None:
@@ -248,7 +248,7 @@ class PoolingMethods(OfflineMethods):
         check_task(self.core.config.name, self.core.facts.tasks, task)
         listed = as_list(prompts)
         params = _params_for(given, len(listed))
-        refs = refs_of(lora_request, len(listed))
+        refs = to_adapter_refs(lora_request, len(listed))
         entries = [
             self._entry(prompt, param, task, ref)
             for prompt, param, ref in zip(listed, params, refs, strict=True)
@@ -275,7 +275,7 @@ class PoolingMethods(OfflineMethods):
         """Run a batch to its end. Whatever goes wrong, nothing of it stays in the engine."""
         results: dict[str, Raw] = {}
         by_token = any(params.by_token for _, params, _ in entries)
-        adapters = refs_of(lora_request, len(entries))
+        adapters = to_adapter_refs(lora_request, len(entries))
         try:
             for (token_ids, params, salt), adapter in zip(entries, adapters, strict=True):
                 request_id = str(next(self._ids))
@@ -289,7 +289,7 @@ class PoolingMethods(OfflineMethods):
                 )
                 self.core.add_request(message)
                 results[request_id] = PoolingRequestOutput(request_id, None, token_ids)
-            with self._threads.at_work(), progress(use_tqdm, len(entries)) as bar:
+            with self._threads.engine_threads(), progress(use_tqdm, len(entries)) as bar:
                 while self.core.has_work:
                     for delta in self.core.step():
                         _take(results[delta.request_id], delta, by_token)

@@ -16,16 +16,16 @@ from engine.contract.errors import ModelLoadError
 from engine.models.decoder_spec import DecoderSpec
 from engine.models.layers.moe import Weights
 from engine.models.layers.norm import LayerNorm, Transform, chain
-from engine.pooling.pooling_config import PoolingSettings
+from engine.pooling.pooling_config import PoolingModelConfig
 from engine.pooling.sentence_transformers import DenseModule
-from engine.quantization.packing import DenseMatrix, Matrix
+from engine.quantization.packing import DenseSource, WeightSource
 from engine.text.tokenizer import Tokenizer
 from kernels.layers import activation
 
 # -- A classifier's head that can be made anew with an adapter's tensors in the place of its own.
 
 
-class HeadMaker:
+class ClassifierHeadFactory:
     """Makes a head, and keeps what it is made of.
 
     Args:
@@ -41,15 +41,15 @@ class HeadMaker:
     def __init__(self, weights: Weights, make: Callable[[Weights], Transform]) -> None:
         tensors = dict[str, Tensor]()
         self._make, self.tensors = make, tensors
-        self.head = make(_Recorded(weights, tensors))
+        self.head = make(_RecordingWeights(weights, tensors))
         self.shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
     def with_tensors(self, given: Mapping[str, Tensor]) -> Transform:
         """The head with these in the place of its own, or biases that it has none of."""
-        return self._make(_Held({**self.tensors, **given}))
+        return self._make(_InMemoryWeights({**self.tensors, **given}))
 
 
-class _Recorded:
+class _RecordingWeights:
     """A checkpoint's weights; what is read of them is kept."""
 
     def __init__(self, inner: Weights, read: dict[str, Tensor]) -> None:
@@ -63,16 +63,16 @@ class _Recorded:
         self._read[name] = self._inner.get(name, shape).float().clone()
         return self._read[name]
 
-    def matrix(self, name: str, shape: tuple[int, int]) -> Matrix:
+    def matrix(self, name: str, shape: tuple[int, int]) -> WeightSource:
         """See `Weights.matrix`."""
-        return DenseMatrix(self.get(name, shape))
+        return DenseSource(self.get(name, shape))
 
     def release(self) -> None:
         """See `Weights.release`."""
         self._inner.release()
 
 
-class _Held:
+class _InMemoryWeights:
     """Weights in memory."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
@@ -85,9 +85,9 @@ class _Held:
         """See `Weights.get`."""
         return self._tensors[name].float()
 
-    def matrix(self, name: str, shape: tuple[int, int]) -> Matrix:
+    def matrix(self, name: str, shape: tuple[int, int]) -> WeightSource:
         """See `Weights.matrix`."""
-        return DenseMatrix(self.get(name, shape))
+        return DenseSource(self.get(name, shape))
 
     def release(self) -> None:
         """See `Weights.release`: there is nothing to give back."""
@@ -205,11 +205,12 @@ def dense_module(module: DenseModule) -> Dense:
 
 
 def token_head(
-    settings: PoolingSettings, spec: DecoderSpec, weights: Weights, tokenizer: Tokenizer
+    settings: PoolingModelConfig, spec: DecoderSpec, weights: Weights, tokenizer: Tokenizer
 ) -> Dense:
     """[n, hidden] -> [n, labels] from the rows of `settings.tokens`.
 
-    With `two_way` the one logit is the second token's minus the first's, so that its sigmoid is the
+    With `is_bidirectional` the one logit is the second token's minus the first's, so that its
+    sigmoid is the
     second's part of a softmax over both.
 
     Raises `ModelLoadError` for a token that the vocabulary doesn't have.
@@ -220,7 +221,7 @@ def token_head(
     source = next((name for name in sources if f"{name}.weight" in weights), names.embedding)
     table = weights.get(f"{source}.weight", shape)
     rows = table[torch.tensor([_id(token, tokenizer) for token in settings.tokens])].float()
-    if settings.two_way:
+    if settings.is_bidirectional:
         rows = rows[1:] - rows[:1]
     return Dense(rows.clone(), None)
 

@@ -13,7 +13,7 @@ from engine.checkpoints.load_format import open_layers
 from engine.checkpoints.safetensors import DummyWeights, WeightReader
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ModelLoadError
-from engine.models.attention_backend import with_backend
+from engine.models.attention_backend import with_attention_backend
 from engine.models.decoder import NativeDecoder
 from engine.models.decoder_spec import DecoderSpec
 from engine.models.encoders.encoder import NativeEncoder
@@ -22,9 +22,9 @@ from engine.models.families.common import Config
 from engine.models.layers.moe import Weights
 from engine.models.layers.norm import Transform
 from engine.models.registry import decoder_spec, known_architectures
-from engine.pooling.heads import HeadMaker, HeadReader, dense_module, token_head
+from engine.pooling.heads import ClassifierHeadFactory, HeadReader, dense_module, token_head
 from engine.pooling.pooler import Pooler
-from engine.pooling.pooling_config import PoolingSettings
+from engine.pooling.pooling_config import PoolingModelConfig
 from engine.quantization.formats.base import CheckpointFormat
 from engine.text.tokenizer import load_tokenizer
 from engine.text.tokenizer_folder import tokenizer_folder
@@ -46,7 +46,7 @@ _NOT_NEEDED = (
 )
 
 
-def pooled_spec(settings: PoolingSettings, raw: Config) -> DecoderSpec | EncoderSpec:
+def pooled_spec(settings: PoolingModelConfig, raw: Config) -> DecoderSpec | EncoderSpec:
     """The spec of a model whose config.json may name it without a language model's head.
 
     Raises `ModelLoadError` for an architecture that isn't known.
@@ -75,7 +75,7 @@ def pooled_spec(settings: PoolingSettings, raw: Config) -> DecoderSpec | Encoder
 
 
 def load_pooled(
-    settings: PoolingSettings,
+    settings: PoolingModelConfig,
     spec: DecoderSpec | EncoderSpec,
     folder: Path,
     config: EngineConfig,
@@ -96,11 +96,11 @@ def load_pooled(
     if isinstance(spec, EncoderSpec):
         model = NativeEncoder(spec, ops, dtype, max_model_len)
     else:
-        ops = with_backend(ops, spec, dtype, config)
+        ops = with_attention_backend(ops, spec, dtype, config)
         model = NativeDecoder(spec, ops, dtype, max_model_len)
     model.load(weights, progress)
     pooler = _pooler(settings, spec, folder, config, weights)
-    unread = [name for name in weights.unread() if _matters(name, spec)]
+    unread = [name for name in weights.unused_names() if _matters(name, spec)]
     if unread:
         log.warning("%d tensors of the checkpoint weren't used: %s", len(unread), unread[:5])
     weights.close()
@@ -121,7 +121,7 @@ def _matters(name: str, spec: DecoderSpec | EncoderSpec) -> bool:
 
 
 def _pooler(
-    settings: PoolingSettings,
+    settings: PoolingModelConfig,
     spec: DecoderSpec | EncoderSpec,
     folder: Path,
     config: EngineConfig,
@@ -144,8 +144,8 @@ def _pooler(
 
 
 def head_maker(
-    settings: PoolingSettings, spec: DecoderSpec | EncoderSpec, weights: Weights
-) -> HeadMaker:
+    settings: PoolingModelConfig, spec: DecoderSpec | EncoderSpec, weights: Weights
+) -> ClassifierHeadFactory:
     """A classifier's head, as its checkpoint has it or as an adapter does.
 
     Raises `ModelLoadError` for missing or misshapen weights.
@@ -161,11 +161,11 @@ def head_maker(
             spec.norm_eps,
         ).head()  # fmt: skip
 
-    return HeadMaker(weights, read)
+    return ClassifierHeadFactory(weights, read)
 
 
 def head_shapes(
-    settings: PoolingSettings,
+    settings: PoolingModelConfig,
     spec: DecoderSpec | EncoderSpec,
     folder: Path,
     config: EngineConfig,

@@ -11,8 +11,8 @@ from engine.contract.messages import PoolingInfo
 from engine.contract.pooling_params import PoolingParams
 from engine.models.interface import ModelSpec, PoolingFacts
 from engine.models.layers.norm import Transform
-from engine.pooling.heads import HeadMaker
-from engine.pooling.pooling_config import PoolingSettings
+from engine.pooling.heads import ClassifierHeadFactory
+from engine.pooling.pooling_config import PoolingModelConfig
 
 
 @dataclass(slots=True)
@@ -28,12 +28,12 @@ class Pooler:
         embedding_size: of what an embedding has before it's cut.
     """
 
-    settings: PoolingSettings
+    settings: PoolingModelConfig
     hidden_size: int
     head: Transform | None = None
     dense: list[Transform] = field(default_factory=list)
     embedding_size: int = 0
-    maker: HeadMaker | None = None
+    maker: ClassifierHeadFactory | None = None
 
     def facts(self, spec: ModelSpec) -> PoolingFacts:
         """What the engine core is told, of the model of this spec."""

@@ -23,7 +23,7 @@ _POOLER_KEYS = ("pooling_type", "normalize", "use_activation", "dimensions")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PoolingSettings:
+class PoolingModelConfig:
     """A pooling model's description.
 
     Attributes:
@@ -35,7 +35,8 @@ class PoolingSettings:
             "softmax", "sigmoid" or "" for nothing.
         labels: names of a classifier's outputs, in order; () for embeddings.
         tokens: a classifier is made of the output layer's rows of these tokens; (): it has a head.
-        two_way: of two such tokens the one label is how far the second is ahead of the first.
+        is_bidirectional: of two such tokens the one label is how far the second is ahead of the
+        first.
         matryoshka: dimensions that embeddings may be cut to; None: no, (): any.
         dimensions: that embeddings are cut to unless a request says otherwise, or None.
         files: what sentence-transformers' files add.
@@ -48,7 +49,7 @@ class PoolingSettings:
     activation: str
     labels: tuple[str, ...] = ()
     tokens: tuple[str, ...] = ()
-    two_way: bool = False
+    is_bidirectional: bool = False
     matryoshka: tuple[int, ...] | None = None
     dimensions: int | None = None
     files: SentenceFiles = _NO_FILES
@@ -69,9 +70,9 @@ class PoolingSettings:
         return not self.encoder and self.pooling_type == "LAST"
 
 
-def pooling_settings(
+def read_pooling_config(
     config: EngineConfig, folder: Path, raw: dict[str, Any]
-) -> PoolingSettings | None:
+) -> PoolingModelConfig | None:
     """The settings of a folder whose config.json is `raw`; None for a model that generates.
 
     Raises:
@@ -80,7 +81,7 @@ def pooling_settings(
     """
     architecture = str((raw.get("architectures") or [""])[0])
     files = read_sentence_files(folder)
-    own = _own_convert(architecture, files)
+    own = _default_convert(architecture, files)
     asked = config.runner == "pooling" or config.convert in ("embed", "classify")
     if config.runner == "generate" or (own is None and not asked):
         _check_generates(architecture, config)
@@ -100,7 +101,7 @@ def pooling_settings(
 
 def _check_generates(architecture: str, config: EngineConfig) -> None:
     """Raise `ConfigError` for a model without a language model's head, or settings for pooling."""
-    if _own_convert(architecture, SentenceFiles()) is not None:
+    if _default_convert(architecture, SentenceFiles()) is not None:
         raise ConfigError(f"{architecture} doesn't generate text.", param="runner")
     for name in ("convert", "pooler_config"):
         if getattr(config, name) not in (None, "auto", "none"):
@@ -110,7 +111,7 @@ def _check_generates(architecture: str, config: EngineConfig) -> None:
             )
 
 
-def _own_convert(architecture: str, files: SentenceFiles) -> str | None:
+def _default_convert(architecture: str, files: SentenceFiles) -> str | None:
     """What the architecture is by itself: "embed", "classify" or None for generation."""
     if architecture.endswith((_SEQUENCE, _TOKEN)):
         return "classify"
@@ -122,14 +123,14 @@ def _own_convert(architecture: str, files: SentenceFiles) -> str | None:
     return None
 
 
-def _embedder(architecture: str, raw: dict[str, Any], files: SentenceFiles) -> PoolingSettings:
+def _embedder(architecture: str, raw: dict[str, Any], files: SentenceFiles) -> PoolingModelConfig:
     """Without sentence-transformers' files: CLS for encoders, LAST for decoders, normalised."""
     encoder = is_encoder(architecture)
     normalize = files.normalize if files.pooling_type else True
     matryoshka = raw.get("matryoshka_dimensions")
     if matryoshka is None and raw.get("is_matryoshka"):
         matryoshka = []
-    return PoolingSettings(
+    return PoolingModelConfig(
         architecture=architecture,
         encoder=encoder,
         tasks=("embed", "token_embed", "score"),
@@ -140,7 +141,7 @@ def _embedder(architecture: str, raw: dict[str, Any], files: SentenceFiles) -> P
     )
 
 
-def _classifier(architecture: str, raw: dict[str, Any]) -> PoolingSettings:
+def _classifier(architecture: str, raw: dict[str, Any]) -> PoolingModelConfig:
     head_tokens, two_way = _head_tokens(raw)
     labels = (head_tokens[1:] if two_way else head_tokens) or _labels(raw)
     encoder = is_encoder(architecture)
@@ -151,7 +152,7 @@ def _classifier(architecture: str, raw: dict[str, Any]) -> PoolingSettings:
     pooling_type = "CLS" if encoder else "LAST"
     if architecture.startswith("ModernBert"):
         pooling_type = str(raw.get("classifier_pooling", "cls")).upper()
-    return PoolingSettings(
+    return PoolingModelConfig(
         architecture=architecture,
         encoder=encoder,
         tasks=tasks,
@@ -159,7 +160,7 @@ def _classifier(architecture: str, raw: dict[str, Any]) -> PoolingSettings:
         activation=_activation(raw, len(labels)),
         labels=labels,
         tokens=head_tokens,
-        two_way=two_way,
+        is_bidirectional=two_way,
     )
 
 
@@ -226,7 +227,9 @@ def _activation(raw: dict[str, Any], num_labels: int) -> str:
     return "softmax"
 
 
-def _with_pooler_config(settings: PoolingSettings, given: dict[str, Any] | None) -> PoolingSettings:
+def _with_pooler_config(
+    settings: PoolingModelConfig, given: dict[str, Any] | None
+) -> PoolingModelConfig:
     """The settings with what the operator's `pooler_config` changes."""
     for key in given or {}:
         if key not in _POOLER_KEYS:
@@ -254,7 +257,7 @@ def _with_pooler_config(settings: PoolingSettings, given: dict[str, Any] | None)
     return replace(settings, dimensions=_dimensions(settings, given.get("dimensions")))
 
 
-def _dimensions(settings: PoolingSettings, value: Any) -> int | None:
+def _dimensions(settings: PoolingModelConfig, value: Any) -> int | None:
     if value is None:
         return None
     allowed = settings.matryoshka

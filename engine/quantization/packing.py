@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from kernels import LinearLayer
-from kernels.interface import PIECE_ROWS, Integers, KernelSet
-from kernels.linear_factory import Codes, Coding
+from kernels.interface import SLICE_ROWS, IntegerRows, KernelSet
+from kernels.linear_factory import CodeFormat, CodeRows
 
 # -- Weights as they lie in a checkpoint, read some rows at a time.
 
@@ -33,72 +33,79 @@ class IntegerFormat:
     order: bytes = b""
 
 
-Own = IntegerFormat | Coding
+Own = IntegerFormat | CodeFormat
 """A form that only some sets of kernels keep: sorted inputs, bytes with zero points, codes."""
 
 
 def keeps(ops: KernelSet, own: Own) -> bool:
     """Whether these kernels keep weights of such a form."""
-    if isinstance(own, Coding):
-        return ops.keeps_codes(own)
+    if isinstance(own, CodeFormat):
+        return ops.keeps_code_format(own)
     bytes_with_zeros = own.bits == 8 and own.with_zeros
-    return (ops.sorts_inputs or not own.order) and (ops.byte_zeros or not bytes_with_zeros)
+    return (ops.supports_act_order or not own.order) and (
+        ops.supports_int8_zero_points or not bytes_with_zeros
+    )
 
 
-class Matrix(Protocol):
+class WeightSource(Protocol):
     """A weight [N, K] of a checkpoint.
 
     Attributes:
         shape: (N, K).
         row_bytes: what a row takes while it's read.
         source: of which format it is, for the load report.
-        stored_bits: of a value in the checkpoint, without scales.
+        bits: of a value in the checkpoint, without scales.
         quantized: it is kept in few bits, and 8 hold it where no kernel has its own format.
         integers: the kernels' format that takes it as it is; None: none does.
-        own: its own form, that some kernels keep; goes before `integers` there. None: it has none.
+        native_format: its own form, that some kernels keep; goes before `integers` there. None: it
+        has none.
     """
 
     shape: tuple[int, int]
     row_bytes: int
     source: str
-    stored_bits: int
+    bits: int
     quantized: bool
     integers: IntegerFormat | None
-    own: Own | None
+    native_format: Own | None
 
     def floats(self, rows: Rows) -> Tensor:
         """Those rows, [n, K] in a float dtype; maybe backed by the mapped file."""
 
-    def as_integers(self, rows: Rows) -> Integers:
+    def as_integers(self, rows: Rows) -> IntegerRows:
         """Those rows as `integers` says. Raises ValueError where it is None."""
 
-    def as_own(self, rows: Rows) -> Integers | Codes:
+    def as_native(self, rows: Rows) -> IntegerRows | CodeRows:
         """Those rows as `own` says. Raises ValueError where it is None."""
 
 
-def stays_small(ops: KernelSet, matrix: Matrix) -> bool:
+def stays_small(ops: KernelSet, matrix: WeightSource) -> bool:
     """Whether these kernels keep it in few bits as it is, and meet x in its own order."""
-    own = matrix.own if matrix.own is not None and keeps(ops, matrix.own) else None
+    own = (
+        matrix.native_format
+        if matrix.native_format is not None and keeps(ops, matrix.native_format)
+        else None
+    )
     kind = own or matrix.integers
     return kind is not None and not (isinstance(kind, IntegerFormat) and kind.order)
 
 
-class Plain:
-    """Of a `Matrix` that no kernel takes as it is."""
+class DequantizedSource:
+    """Of a `WeightSource` that no kernel takes as it is."""
 
     integers: IntegerFormat | None = None
-    own: Own | None = None
+    native_format: Own | None = None
 
-    def as_integers(self, rows: Rows) -> Integers:
-        """See `Matrix`."""
+    def as_integers(self, rows: Rows) -> IntegerRows:
+        """See `WeightSource`."""
         raise ValueError(f"{type(self).__name__} has no integers of the kernels")
 
-    def as_own(self, rows: Rows) -> Integers | Codes:
-        """See `Matrix`."""
+    def as_native(self, rows: Rows) -> IntegerRows | CodeRows:
+        """See `WeightSource`."""
         raise ValueError(f"{type(self).__name__} has no form of the kernels")
 
 
-class DenseMatrix(Plain):
+class DenseSource(DequantizedSource):
     """A tensor."""
 
     quantized: bool = False
@@ -106,12 +113,12 @@ class DenseMatrix(Plain):
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
         self.source = str(tensor.dtype).removeprefix("torch.")
-        self.stored_bits = 8 * tensor.element_size()
+        self.bits = 8 * tensor.element_size()
         self.shape = (tensor.shape[0], tensor.shape[1])
         self.row_bytes = tensor.shape[1] * tensor.element_size()
 
     def floats(self, rows: Rows) -> Tensor:
-        """See `Matrix`."""
+        """See `WeightSource`."""
         return self.tensor[rows]
 
 
@@ -119,39 +126,39 @@ class DenseMatrix(Plain):
 
 
 @dataclass(frozen=True, slots=True)
-class Scheme:
+class QuantScheme:
     """How weights are kept (None: in the model's dtype) and multiplied.
 
     Attributes:
         layers: linear layers of attention, MLPs and experts.
-        tables: the embedding and the output layer.
-        round_inputs: bf16 weights may meet activations rounded to bf16.
+        embeddings: the embedding and the output layer.
+        bf16_inputs: bf16 weights may meet activations rounded to bf16.
     """
 
     layers: str | None = None
-    tables: str | None = None
-    round_inputs: bool = False
+    embeddings: str | None = None
+    bf16_inputs: bool = False
 
 
 # In four bits the tables move a model's perplexity more than all of its layers together, in eight
 # by next to nothing (docs/quantization.md). Routers of experts and norms stay as they are.
 _SCHEMES = {
-    None: Scheme(),
-    "int8": Scheme(layers="int8", tables="int8"),
-    "int4": Scheme(layers="int4", tables="int8"),
-    "fp8": Scheme(layers="fp8"),
+    None: QuantScheme(),
+    "int8": QuantScheme(layers="int8", embeddings="int8"),
+    "int4": QuantScheme(layers="int4", embeddings="int8"),
+    "fp8": QuantScheme(layers="fp8"),
 }
 
 
-def scheme_of(quantization: str | None, round_inputs: bool = False) -> Scheme:
+def make_quant_scheme(quantization: str | None, round_inputs: bool = False) -> QuantScheme:
     """The scheme of `EngineConfig.quantization`."""
-    return replace(_SCHEMES[quantization], round_inputs=round_inputs)
+    return replace(_SCHEMES[quantization], bf16_inputs=round_inputs)
 
 
 # -- Memory that a load works in.
 
 
-class Scratch:
+class LoadBuffer:
     """One buffer, used again for each piece of each layer.
 
     Taken anew for every piece, some megabytes come from the heap between small things that stay,
@@ -161,7 +168,7 @@ class Scratch:
     def __init__(self) -> None:
         self._bytes = torch.empty(0, dtype=torch.uint8)
 
-    def joined(self, pieces: Sequence[Tensor], dtype: torch.dtype | None) -> Tensor:
+    def concatenate(self, pieces: Sequence[Tensor], dtype: torch.dtype | None) -> Tensor:
         """`pieces` [n, K] over each other, until the next call.
 
         In `dtype`, by default one that holds all of them, but for 64 bits, which no kernel takes.
@@ -196,7 +203,7 @@ _PIECE_BYTES = 4 << 20
 _MIXED_GROUP = 32
 
 
-class Stack:
+class LinearPacker:
     """Matrices with as many columns, over each other, as the weight of one linear layer.
 
     Args:
@@ -209,13 +216,13 @@ class Stack:
 
     def __init__(
         self,
-        matrices: Sequence[Matrix],
+        matrices: Sequence[WeightSource],
         order: Tensor | None = None,
         release: Callable[[], None] = lambda: None,
-        scratch: Scratch | None = None,
+        scratch: LoadBuffer | None = None,
     ) -> None:
         self._matrices, self._order, self._release = list(matrices), order, release
-        self._scratch = scratch or Scratch()
+        self._scratch = scratch or LoadBuffer()
         self.shape = (sum(m.shape[0] for m in matrices), matrices[0].shape[1])
 
     def pack(
@@ -232,8 +239,8 @@ class Stack:
         in few bits stays so, without being rounded again where the kernels have its format; and
         floats are kept in `dtype`. `round_inputs`: see `KernelSet.PackedLinear`.
         """
-        own = self._own(ops, quantization)
-        if isinstance(own, Coding):
+        own = self._pack_native(ops, quantization)
+        if isinstance(own, CodeFormat):
             return self._pack_codes(ops, bias, own)
         only = own or self._integers(quantization)
         if only is not None:
@@ -242,9 +249,9 @@ class Stack:
             return self._pack_floats(ops, bias, dtype, "int8", _MIXED_GROUP, False)
         return self._pack_floats(ops, bias, dtype, quantization, None, round_inputs)
 
-    def _own(self, ops: KernelSet, quantization: str | None) -> Own | None:
+    def _pack_native(self, ops: KernelSet, quantization: str | None) -> Own | None:
         """The form of their own that all matrices have and these kernels keep."""
-        forms = {matrix.own for matrix in self._matrices}
+        forms = {matrix.native_format for matrix in self._matrices}
         own = forms.pop() if quantization is None and len(forms) == 1 else None
         return own if own is not None and keeps(ops, own) else None
 
@@ -253,11 +260,11 @@ class Stack:
         formats = {matrix.integers for matrix in self._matrices}
         return formats.pop() if quantization is None and len(formats) == 1 else None
 
-    def keeps(self, ops: KernelSet, dtype: torch.dtype, quantization: str | None) -> bool:
+    def keeps_format(self, ops: KernelSet, dtype: torch.dtype, quantization: str | None) -> bool:
         """Whether the kernels multiply by the checkpoint's own numbers."""
-        kind = self._own(ops, quantization) or self._integers(quantization)
+        kind = self._pack_native(ops, quantization) or self._integers(quantization)
         if kind is not None:
-            return all(matrix.stored_bits == kind.bits for matrix in self._matrices)
+            return all(matrix.bits == kind.bits for matrix in self._matrices)
         plain = str(dtype).removeprefix("torch.")
         return quantization is None and all(each.source == plain for each in self._matrices)
 
@@ -294,30 +301,30 @@ class Stack:
             order=_order_of(kind),
         )
 
-    def _pack_codes(self, ops: KernelSet, bias: Tensor | None, coding: Coding) -> LinearLayer:
+    def _pack_codes(self, ops: KernelSet, bias: Tensor | None, coding: CodeFormat) -> LinearLayer:
         return ops.StreamedCodedLinear(self.shape, self._code_pieces(), bias, coding=coding)
 
     def _float_pieces(self, dtype: torch.dtype | None) -> Iterator[Tensor]:
         """The stack's rows, in `dtype` or as they are; each piece valid until the next."""
         for parts in self._pieces():
             pieces = [matrix.floats(rows) for matrix, rows in parts]
-            yield self._scratch.joined(pieces, dtype)
+            yield self._scratch.concatenate(pieces, dtype)
             del pieces
             self._release()
 
-    def _code_pieces(self) -> Iterator[Codes]:
+    def _code_pieces(self) -> Iterator[CodeRows]:
         for parts in self._pieces():
-            pieces = [cast(Codes, matrix.as_own(rows)) for matrix, rows in parts]
+            pieces = [cast(CodeRows, matrix.as_native(rows)) for matrix, rows in parts]
             codes, scales = zip(*((piece.codes, piece.scales) for piece in pieces), strict=True)
-            yield Codes(torch.cat(codes), torch.cat(scales)) if len(pieces) > 1 else pieces[0]
+            yield CodeRows(torch.cat(codes), torch.cat(scales)) if len(pieces) > 1 else pieces[0]
             del pieces, codes, scales
             self._release()
 
-    def _integer_pieces(self, kind: IntegerFormat) -> Iterator[Integers]:
+    def _integer_pieces(self, kind: IntegerFormat) -> Iterator[IntegerRows]:
         for parts in self._pieces():
             pieces = [
-                cast(Integers, matrix.as_own(rows))
-                if kind == matrix.own
+                cast(IntegerRows, matrix.as_native(rows))
+                if kind == matrix.native_format
                 else matrix.as_integers(rows)
                 for matrix, rows in parts
             ]
@@ -325,10 +332,10 @@ class Stack:
             del pieces
             self._release()
 
-    def _pieces(self) -> Iterator[list[tuple[Matrix, Rows]]]:
+    def _pieces(self) -> Iterator[list[tuple[WeightSource, Rows]]]:
         """What makes up each piece: rows of one matrix, or of two and more where they meet."""
         total, widest = self.shape[0], max(matrix.row_bytes for matrix in self._matrices)
-        step = max(1, _PIECE_BYTES // max(1, widest * PIECE_ROWS)) * PIECE_ROWS
+        step = max(1, _PIECE_BYTES // max(1, widest * SLICE_ROWS)) * SLICE_ROWS
         for start in range(0, total, step):
             stop = min(total, start + step)
             if self._order is not None:
@@ -336,7 +343,7 @@ class Stack:
             else:
                 yield list(self._between(start, stop))
 
-    def _between(self, start: int, stop: int) -> Iterator[tuple[Matrix, Rows]]:
+    def _between(self, start: int, stop: int) -> Iterator[tuple[WeightSource, Rows]]:
         above = 0
         for matrix in self._matrices:
             low, high = max(start, above), min(stop, above + matrix.shape[0])
@@ -349,10 +356,10 @@ def _order_of(kind: IntegerFormat) -> Tensor | None:
     return torch.frombuffer(bytearray(kind.order), dtype=torch.int64) if kind.order else None
 
 
-def _joined(pieces: list[Integers]) -> Integers:
+def _joined(pieces: list[IntegerRows]) -> IntegerRows:
     minima = [piece.minima for piece in pieces if piece.minima is not None]
     zeros = [piece.zeros for piece in pieces if piece.zeros is not None]
-    return Integers(
+    return IntegerRows(
         torch.cat([piece.values for piece in pieces]),
         torch.cat([piece.scales for piece in pieces]),
         torch.cat(minima) if minima else None,

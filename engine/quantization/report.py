@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from engine.contract.replica_state import WeightsInfo
-from engine.quantization.packing import Matrix
+from engine.quantization.packing import WeightSource
 from kernels import LinearLayer
 
 Level = Literal["kept", "read"]
-#: Of each matrix, first and last among them. More would leave holes in the heap, see `Scratch`.
+#: Of each matrix, first and last among them. More would leave holes in the heap, see `LoadBuffer`.
 _ROWS = 4
 
 
@@ -40,9 +40,9 @@ class LayerReport:
     error: float
 
 
-def report_layer(
+def layer_report(
     names: Sequence[str],
-    matrices: Sequence[Matrix],
+    matrices: Sequence[WeightSource],
     layer: LinearLayer,
     kept: bool,
     device: torch.device,
@@ -52,10 +52,10 @@ def report_layer(
 
     `order`: the layer's rows as numbers of the only matrix's; None: as they are.
     """
-    plain = kept and all(matrix.integers is matrix.own is None for matrix in matrices)
+    plain = kept and all(matrix.integers is matrix.native_format is None for matrix in matrices)
     formats = dict.fromkeys(matrix.source for matrix in matrices)
     return LayerReport(
-        layer=_shared(names),
+        layer=_common_name(names),
         format=", ".join(formats),
         level="kept" if kept else "read",
         nbytes=layer.nbytes,
@@ -63,7 +63,7 @@ def report_layer(
     )
 
 
-def _shared(names: Sequence[str]) -> str:
+def _common_name(names: Sequence[str]) -> str:
     """a.b.q_proj and a.b.k_proj: a.b.q_proj+k_proj."""
     first, *others = names
     return "+".join([first, *(name.rpartition(".")[2] for name in others)])
@@ -71,7 +71,7 @@ def _shared(names: Sequence[str]) -> str:
 
 @torch.no_grad()
 def _error(
-    matrices: Sequence[Matrix], layer: LinearLayer, device: torch.device, order: Tensor | None
+    matrices: Sequence[WeightSource], layer: LinearLayer, device: torch.device, order: Tensor | None
 ) -> float:
     above, lost, largest = 0, 0.0, 0.0
     for matrix in matrices:
@@ -105,7 +105,7 @@ def summary(reports: Iterable[LayerReport]) -> list[WeightsInfo]:
     ]
 
 
-def lines(reports: Iterable[LayerReport]) -> Iterator[str]:
+def log_lines(reports: Iterable[LayerReport]) -> Iterator[str]:
     """For the log: layers whose names differ by numbers alone, and that fared alike, in one."""
     found: dict[tuple[str, str, str], list[LayerReport]] = {}
     for report in reports:

@@ -1,12 +1,12 @@
 """From logits to tokens: penalties, filters and counter-based randomness. Needs torch."""
 
 from engine.sampling.logprobs import prompt_logprobs
-from engine.sampling.request_state import SequenceSampling
+from engine.sampling.request_state import RequestSamplingState
 from engine.sampling.sampler import Sampler, SamplerOutput
 
 __all__ = [
+    "RequestSamplingState",
     "Sampler",
     "SamplerOutput",
-    "SequenceSampling",
     "prompt_logprobs",
 ]

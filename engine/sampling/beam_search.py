@@ -34,7 +34,7 @@ class Hypothesis:
     by_length: bool = False
 
 
-class Move(NamedTuple):
+class BeamStep(NamedTuple):
     """A beam of the next step: which beam it continues, and by which token."""
 
     parent: int
@@ -94,7 +94,7 @@ class BeamSearch:
         self.finished: list[Hypothesis] = []
         self.done = False
 
-    def advance(self, candidates: Sequence[TokenLogprobs]) -> list[Move]:
+    def advance(self, candidates: Sequence[TokenLogprobs]) -> list[BeamStep]:
         """One token further.
 
         Args:
@@ -113,11 +113,13 @@ class BeamSearch:
                 going.append(candidate)
             elif rank < self.width and open_places:
                 by_length = token_id not in self._ends
-                self._finish(self._extended(candidate, candidates, by_length=by_length))
+                self._finish(self._extend(candidate, candidates, by_length=by_length))
         going = going[: self.width]
-        moves = [Move(each.parent, candidates[each.parent].token_ids[each.place]) for each in going]
+        moves = [
+            BeamStep(each.parent, candidates[each.parent].token_ids[each.place]) for each in going
+        ]
         if going:
-            self.running = [self._extended(each, candidates) for each in going]
+            self.running = [self._extend(each, candidates) for each in going]
         self.done = not going or not self._can_improve(length)
         return [] if self.done else moves
 
@@ -131,7 +133,7 @@ class BeamSearch:
         every.sort(key=lambda candidate: -candidate.log_prob)
         return every[: candidates_needed(self.width, len(self._ends))]
 
-    def _extended(
+    def _extend(
         self,
         candidate: _Candidate,
         candidates: Sequence[TokenLogprobs],

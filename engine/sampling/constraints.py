@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from engine.sampling.request_state import SequenceSampling
-from engine.sampling.token_bitmask import pack
+from engine.sampling.request_state import RequestSamplingState
+from engine.sampling.token_bitmask import pack_bits
 from kernels.logit_edits import LogitEdits
 from kernels.tensors import to_device
 
@@ -50,7 +50,7 @@ class BadWords:
 # -- Lists of (row, token) pairs as index tensors.
 
 
-class Pairs:
+class TokenIndex:
     """Places in a [rows, vocab] tensor, collected in Python and used as one index.
 
     Args:
@@ -81,10 +81,10 @@ class Pairs:
         )
 
 
-NEVER = float("-inf")
+MASKED_LOGIT = float("-inf")
 
 
-def held_ends(state: SequenceSampling, eos_token_ids: Sequence[int]) -> list[int]:
+def suppressed_stop_ids(state: RequestSamplingState, eos_token_ids: Sequence[int]) -> list[int]:
     """The tokens that would end a sequence before it has its `min_tokens`; none once it has."""
     params = state.params
     if params.min_tokens <= len(state.output_token_ids):
@@ -95,14 +95,14 @@ def held_ends(state: SequenceSampling, eos_token_ids: Sequence[int]) -> list[int
     return sorted(ends)
 
 
-def is_constrained(state: SequenceSampling, eos_token_ids: Sequence[int]) -> bool:
+def is_constrained(state: RequestSamplingState, eos_token_ids: Sequence[int]) -> bool:
     """Whether any token of a sequence's next one is forbidden or favoured."""
     params = state.params
     return bool(
         params.allowed_token_ids is not None
         or params.bad_words_token_ids
         or params.logit_bias
-        or held_ends(state, eos_token_ids)
+        or suppressed_stop_ids(state, eos_token_ids)
     )
 
 
@@ -117,7 +117,7 @@ class Constraints:
 
     def __init__(
         self,
-        states: Sequence[SequenceSampling],
+        states: Sequence[RequestSamplingState],
         eos_token_ids: Sequence[int],
         vocab_size: int,
         device: torch.device,
@@ -143,8 +143,8 @@ class Constraints:
         """Whether anything depends on what the sequences have generated so far."""
         return bool(self._bad_words or self._min_tokens)
 
-    def _stack_allowed(self, states: Sequence[SequenceSampling]) -> None:
-        pairs, rows = Pairs(self._vocab_size), []
+    def _stack_allowed(self, states: Sequence[RequestSamplingState]) -> None:
+        pairs, rows = TokenIndex(self._vocab_size), []
         for row, state in enumerate(states):
             if state.params.allowed_token_ids is not None:
                 rows.append(row)
@@ -154,15 +154,15 @@ class Constraints:
             whole = to_device(torch.tensor(rows, dtype=torch.int64), self._device)
             self._allowed = whole, pairs.index(self._device)
         if rows and self._edits is not None:
-            bits = pack(
+            bits = pack_bits(
                 [states[row].params.allowed_token_ids or () for row in rows], self._vocab_size
             )
             self._allowed_bits = to_device(torch.from_numpy(bits), self._device)
 
-    def _stack_banned(self, states: Sequence[SequenceSampling]) -> None:
+    def _stack_banned(self, states: Sequence[RequestSamplingState]) -> None:
         """Bad words of one token always hold; longer ones depend on the output."""
-        pairs = Pairs(self._vocab_size)
-        self._bad_words: list[tuple[int, SequenceSampling, BadWords]] = []
+        pairs = TokenIndex(self._vocab_size)
+        self._bad_words: list[tuple[int, RequestSamplingState, BadWords]] = []
         for row, state in enumerate(states):
             if state.params.bad_words_token_ids:
                 words = BadWords(state.params.bad_words_token_ids)
@@ -171,8 +171,8 @@ class Constraints:
                     self._bad_words.append((row, state, words))
         self._banned = pairs.index(self._device) if len(pairs) else None
 
-    def _stack_bias(self, states: Sequence[SequenceSampling]) -> None:
-        pairs, values = Pairs(self._vocab_size), []
+    def _stack_bias(self, states: Sequence[RequestSamplingState]) -> None:
+        pairs, values = TokenIndex(self._vocab_size), []
         for row, state in enumerate(states):
             if bias := state.params.logit_bias:
                 values += [float(bias[token]) for token in pairs.add(row, bias)]
@@ -182,12 +182,12 @@ class Constraints:
             self._bias = (pairs.index(self._device), tensor)
 
     def _stack_min_tokens(
-        self, states: Sequence[SequenceSampling], eos_token_ids: Sequence[int]
+        self, states: Sequence[RequestSamplingState], eos_token_ids: Sequence[int]
     ) -> None:
         """Rows that may not end yet, with the tokens that would end them."""
-        self._min_tokens: list[tuple[int, SequenceSampling, list[int]]] = []
+        self._min_tokens: list[tuple[int, RequestSamplingState, list[int]]] = []
         for row, state in enumerate(states):
-            if ends := held_ends(state, eos_token_ids):
+            if ends := suppressed_stop_ids(state, eos_token_ids):
                 self._min_tokens.append((row, state, ends))
         self._early: tuple[Tensor, Tensor] | None = None
         self._early_rows: list[int] = []
@@ -197,41 +197,41 @@ class Constraints:
         if self._allowed is not None:
             self._keep(logits, *self._allowed)
         if self._banned is not None:
-            self._forbid(logits, self._banned)
+            self._mask_tokens(logits, self._banned)
         if self._bad_words:
             self._ban_completions(logits)
         if self._min_tokens:
-            self._ban_early_ends(logits)
+            self._mask_stops_before_min_tokens(logits)
         if self._bias is not None:
             index, values = self._bias
             if self._edits is not None:
-                self._edits.add(logits, *index, values)
+                self._edits.add_bias(logits, *index, values)
             else:
                 logits.index_put_(index, values, accumulate=True)
 
     def _keep(self, logits: Tensor, rows: Tensor, index: tuple[Tensor, Tensor]) -> None:
         """Of some rows, only the tokens at `index`."""
         if self._edits is not None:
-            self._edits.keep(logits, rows, self._allowed_bits, None)
+            self._edits.apply_bitmask(logits, rows, self._allowed_bits, None)
             return
         kept = logits[index]
-        logits[rows] = NEVER
+        logits[rows] = MASKED_LOGIT
         logits[index] = kept
 
-    def _forbid(self, logits: Tensor, index: tuple[Tensor, Tensor]) -> None:
+    def _mask_tokens(self, logits: Tensor, index: tuple[Tensor, Tensor]) -> None:
         if self._edits is not None:
-            self._edits.forbid(logits, *index)
+            self._edits.mask_tokens(logits, *index)
         else:
-            logits[index] = NEVER
+            logits[index] = MASKED_LOGIT
 
     def _ban_completions(self, logits: Tensor) -> None:
-        pairs = Pairs(self._vocab_size)
+        pairs = TokenIndex(self._vocab_size)
         for row, state, words in self._bad_words:
             pairs.add(row, words.banned_after(state.output_token_ids))
         if len(pairs):
-            self._forbid(logits, pairs.index(self._device))
+            self._mask_tokens(logits, pairs.index(self._device))
 
-    def _ban_early_ends(self, logits: Tensor) -> None:
+    def _mask_stops_before_min_tokens(self, logits: Tensor) -> None:
         """The index is made anew only when a row has reached its min_tokens."""
         self._min_tokens = [
             entry
@@ -240,10 +240,10 @@ class Constraints:
         ]
         rows = [row for row, _, _ in self._min_tokens]
         if rows != self._early_rows:
-            pairs = Pairs(self._vocab_size)
+            pairs = TokenIndex(self._vocab_size)
             for row, _, ends in self._min_tokens:
                 pairs.add(row, ends)
             self._early_rows = rows
             self._early = pairs.index(self._device) if len(pairs) else None
         if self._early is not None and rows:
-            self._forbid(logits, self._early)
+            self._mask_tokens(logits, self._early)

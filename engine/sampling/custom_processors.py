@@ -1,4 +1,4 @@
-"""`CustomProcessors`: the engine's logits processors, and what they know of the rows."""
+"""`LogitsProcessors`: the engine's logits processors, and what they know of the rows."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from engine.sampling.logits_processor import (
     RequestLogitsProcessor,
     takes_prompt,
 )
-from engine.sampling.request_state import SequenceSampling
+from engine.sampling.request_state import RequestSamplingState
 
 # -- A caller's own functions on logits (offline use only).
 
 
-class Processors:
+class RequestLogitsProcessors:
     """The logits processors of a batch."""
 
-    def __init__(self, states: Sequence[SequenceSampling]) -> None:
+    def __init__(self, states: Sequence[RequestSamplingState]) -> None:
         self._rows = [
             (row, state, [(fn, takes_prompt(fn)) for fn in state.params.logits_processors])
             for row, state in enumerate(states)
@@ -49,7 +49,7 @@ class Processors:
     @staticmethod
     def _run(
         logits: Tensor,
-        state: SequenceSampling,
+        state: RequestSamplingState,
         processors: Sequence[tuple[RequestLogitsProcessor, bool]],
     ) -> Tensor:
         for processor, reads_prompt in processors:
@@ -63,7 +63,7 @@ class Processors:
         return logits
 
 
-class CustomProcessors:
+class LogitsProcessors:
     """Tells processors of each step's rows, and runs them on its logits.
 
     What a processor raises fails the step; its sequences then run one by one, so that the request
@@ -79,21 +79,21 @@ class CustomProcessors:
         self._anew = anew
         self._early = [each for each in processors if not each.is_argmax_invariant()]
         self._late = [each for each in processors if each.is_argmax_invariant()]
-        self._rows: list[SequenceSampling] = []
+        self._rows: list[RequestSamplingState] = []
         self._num_told = 0
 
-    def sibling(self) -> CustomProcessors:
+    def sibling(self) -> LogitsProcessors:
         """The same for rows of another vocabulary, of which they are told apart from these."""
         if self._anew is None:
             raise RuntimeError("Nothing makes these logits processors once more.")
-        return CustomProcessors(self._anew(), self._anew)
+        return LogitsProcessors(self._anew(), self._anew)
 
-    def update(self, states: Sequence[SequenceSampling]) -> None:
+    def update(self, states: Sequence[RequestSamplingState]) -> None:
         """The step's rows are these sequences."""
         if (rows := list(states)) == self._rows:
             change = None
         else:
-            change = change_of(self._rows, rows, self._num_told)
+            change = batch_update(self._rows, rows, self._num_told)
         # Until all of them know, nothing is known: after a failure they're told anew from scratch.
         self._rows, self._num_told = [], max(self._num_told, len(rows))
         for processor in (*self._early, *self._late):
@@ -129,8 +129,8 @@ def _run(processor: LogitsProcessor, logits: Tensor) -> None:
         logits.copy_(changed)
 
 
-def change_of(
-    before: Sequence[SequenceSampling], after: Sequence[SequenceSampling], num_told: int
+def batch_update(
+    before: Sequence[RequestSamplingState], after: Sequence[RequestSamplingState], num_told: int
 ) -> BatchUpdate:
     """What leads from one list of rows to another.
 
@@ -140,7 +140,9 @@ def change_of(
     `num_told`: rows that processors may know something of, of which `before` is all that's sure.
     """
     stays, known = set(map(id, after)), set(map(id, before))
-    rows: list[SequenceSampling | None] = [each if id(each) in stays else None for each in before]
+    rows: list[RequestSamplingState | None] = [
+        each if id(each) in stays else None for each in before
+    ]
     rows += [None] * (max(num_told, len(after)) - len(rows))
     free = [row for row, each in enumerate(rows) if each is None]
     added: list[AddedRequest] = []
@@ -154,7 +156,7 @@ def change_of(
 
 
 def _moves(
-    rows: list[SequenceSampling | None], after: Sequence[SequenceSampling]
+    rows: list[RequestSamplingState | None], after: Sequence[RequestSamplingState]
 ) -> list[MovedRequest]:
     """Moves that bring `rows` into the order of `after`."""
     place = {id(state): row for row, state in enumerate(rows) if state is not None}

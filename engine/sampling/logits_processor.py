@@ -20,7 +20,7 @@ from torch import Tensor
 
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError
-from engine.contract.plugins import loaded, wanted
+from engine.contract.plugins import load_subclass, selected_entry_points
 from engine.contract.sampling_params import SamplingParams
 
 State = TypeVar("State")
@@ -189,9 +189,9 @@ def processor_classes(config: EngineConfig, *, pools: bool) -> list[type[LogitsP
     Raises `ConfigError` for what is no such class, and where they can't be used.
     """
     named: Sequence[Any] = config.logits_processors or ()
-    points = wanted(GROUP)
+    points = selected_entry_points(GROUP)
     if not pools and not config.speculative_config:
-        brought = [loaded(each, LogitsProcessor) for each in points]  # type: ignore[type-abstract]
+        brought = [load_subclass(each, LogitsProcessor) for each in points]  # type: ignore[type-abstract]
         return [*brought, *map(_class, named)]
     why = "a pooling model chooses no tokens" if pools else "speculative_config is set"
     if named:

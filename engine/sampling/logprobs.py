@@ -17,7 +17,7 @@ from kernels.logit_edits import TopLogprobs
 CHUNK = 256
 
 
-class LogprobTable(NamedTuple):
+class LogprobsTensors(NamedTuple):
     """Log probabilities of chosen tokens, not yet looked at: so they can be on their way from a
     device while it goes on.
 
@@ -33,7 +33,7 @@ class LogprobTable(NamedTuple):
     places: Tensor
     finite: Tensor
 
-    def entries(self, counts: Sequence[int]) -> list[TokenLogprobs]:
+    def to_lists(self, counts: Sequence[int]) -> list[TokenLogprobs]:
         """Row i with its `counts[i]` top tokens."""
         return [
             TokenLogprobs(row_ids[: k + 1], row_values[: k + 1], [rank, *row_places[:k]])
@@ -49,7 +49,7 @@ class LogprobTable(NamedTuple):
 
 
 @dataclass(slots=True)
-class RawLogprobs:
+class LogprobsComputer:
     """Log probabilities of some rows, before it's known which tokens are chosen.
 
     Attributes:
@@ -64,22 +64,22 @@ class RawLogprobs:
     ops: KernelSet | None = None
     asked: dict[int, list[int]] = field(default_factory=dict)
 
-    def table(self, token_ids: Tensor) -> LogprobTable:
+    def table(self, token_ids: Tensor) -> LogprobsTensors:
         """For the chosen tokens ([n])."""
         k, told = min(self.k, self.logits.shape[-1]), None
         if self.ops is not None:
             told = self.ops.top_logprobs(self.logits.contiguous(), token_ids.contiguous(), k)
         if told is None:
-            told = self._by_torch(token_ids, k)
+            told = self._compute_torch(token_ids, k)
         for row, wanted in self.asked.items():
             found, places = self.logits[row, wanted], slice(1, 1 + len(wanted))
             told.values[row, places] = found - told.normalizers[row]
             told.ids[row, places] = torch.tensor(wanted, device=found.device)
             told.ranks[row, places] = (self.logits[row] > found[:, None]).sum(dim=-1) + 1
         finite = torch.isfinite(told.normalizers)
-        return LogprobTable(told.ids, told.values, told.ranks[:, 0], told.ranks[:, 1:], finite)
+        return LogprobsTensors(told.ids, told.values, told.ranks[:, 0], told.ranks[:, 1:], finite)
 
-    def _by_torch(self, token_ids: Tensor, k: int) -> TopLogprobs:
+    def _compute_torch(self, token_ids: Tensor, k: int) -> TopLogprobs:
         logits = self.logits
         values, ids = logits.topk(k, dim=-1) if k else (logits[:, :0], logits[:, :0].long())
         own, normalizers, ranks = self._score(token_ids)
@@ -103,9 +103,9 @@ class RawLogprobs:
         ranks = (logits > chosen).sum(dim=-1) + 1
         return chosen.squeeze(-1) - normalizer, normalizer, ranks
 
-    def at(self, token_ids: Tensor, counts: Sequence[int]) -> list[TokenLogprobs]:
+    def compute(self, token_ids: Tensor, counts: Sequence[int]) -> list[TokenLogprobs]:
         """Entries for the chosen tokens ([n]), row i with its `counts[i]` top tokens."""
-        return self.table(token_ids).entries(counts)
+        return self.table(token_ids).to_lists(counts)
 
 
 def _ranks(values: Tensor) -> Tensor:
@@ -137,7 +137,7 @@ def prompt_logprobs(
     for start in range(0, logits.shape[0], CHUNK):
         part = logits[start : start + CHUNK].float()
         chosen = next_token_ids[start : start + CHUNK].to(part.device)
-        entries += RawLogprobs(part, k, ops).at(chosen, [k] * len(part))
+        entries += LogprobsComputer(part, k, ops).compute(chosen, [k] * len(part))
     return entries
 
 

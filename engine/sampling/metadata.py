@@ -1,4 +1,5 @@
-"""`Batch`: what the sampler derives from a list of sequences, kept while that list stays."""
+"""`SamplingMetadata`: what the sampler derives from a list of sequences, kept while that list
+stays."""
 
 from __future__ import annotations
 
@@ -14,10 +15,10 @@ from torch import Tensor
 from engine.contract.sampling_params import SamplingParams
 from engine.sampling.beam_search import candidates_needed, end_tokens
 from engine.sampling.constraints import Constraints
-from engine.sampling.custom_processors import Processors
+from engine.sampling.custom_processors import RequestLogitsProcessors
 from engine.sampling.penalties import Penalties, is_penalised
-from engine.sampling.request_state import SequenceSampling
-from engine.sampling.topk_topp import CANDIDATES, Filters, uniforms
+from engine.sampling.request_state import RequestSamplingState
+from engine.sampling.topk_topp import CANDIDATES, FilterParams, uniforms
 from kernels.logit_edits import LogitEdits
 from kernels.tensors import to_device
 
@@ -35,7 +36,7 @@ def _no_rows(device: torch.device) -> Tensor:
     return torch.empty(0, dtype=torch.int64, device=device)
 
 
-class Rows:
+class RowSelection:
     """Some rows of the logits. `index` is None where they are all of them, so nothing is copied."""
 
     def __init__(self, rows: Sequence[int], total: int, device: torch.device) -> None:
@@ -65,8 +66,8 @@ class Rows:
 class FilteredRows:
     """Rows that are drawn from under filters."""
 
-    rows: Rows
-    filters: Filters
+    rows: RowSelection
+    filters: FilterParams
 
 
 def _is_filtered(params: SamplingParams, vocab_size: int) -> bool:
@@ -78,12 +79,12 @@ def _num_candidates(params: SamplingParams, eos_token_ids: Sequence[int]) -> int
     return max(candidates_needed(params.beam_width, len(ends)), params.logprobs or 0)
 
 
-def seeds_of(states: Sequence[SequenceSampling]) -> NDArray[np.uint64]:
+def seeds_of(states: Sequence[RequestSamplingState]) -> NDArray[np.uint64]:
     """uint64 [len(states)]."""
     return np.array([state.seed % 2**64 for state in states], dtype=np.uint64)
 
 
-class Batch:
+class SamplingMetadata:
     """A list of sequences, sorted by how each is sampled.
 
     Attributes:
@@ -98,7 +99,7 @@ class Batch:
 
     def __init__(
         self,
-        states: Sequence[SequenceSampling],
+        states: Sequence[RequestSamplingState],
         eos_token_ids: Sequence[int],
         vocab_size: int,
         device: torch.device,
@@ -110,7 +111,7 @@ class Batch:
         params = [state.params for state in states]
         rows = range(len(params))
         self.constraints = Constraints(states, eos_token_ids, vocab_size, device, edits)
-        self.processors = Processors(states)
+        self.processors = RequestLogitsProcessors(states)
         penalised = [row for row in rows if is_penalised(states[row])]
         self.penalties = Penalties(penalised, [states[row] for row in penalised])
         self.penalised = bool(penalised)
@@ -132,8 +133,8 @@ class Batch:
         self._table: NDArray[np.float64] = np.zeros((len(states), 0))
         self._table_start: NDArray[np.int64] = np.zeros(len(states), dtype=np.int64)
 
-    def _rows(self, rows: Sequence[int]) -> Rows:
-        return Rows(rows, len(self.states), self.device)
+    def _rows(self, rows: Sequence[int]) -> RowSelection:
+        return RowSelection(rows, len(self.states), self.device)
 
     def _sort_random(self, random: list[int], params: list[SamplingParams]) -> None:
         """Split the random rows into free ones, and those with small and with wide filters."""
@@ -162,7 +163,7 @@ class Batch:
         chosen = [params[row] for row in rows]
         vocab = self.vocab_size
         top_k = [vocab if p.top_k < 1 else min(p.top_k, vocab) for p in chosen]
-        filters = Filters(
+        filters = FilterParams(
             temperature=self._column([p.temperature for p in chosen]),
             top_k=self._send(top_k, torch.int64),
             top_p=self._send([p.top_p for p in chosen], torch.float64),
@@ -172,7 +173,7 @@ class Batch:
         )
         return FilteredRows(self._rows(rows), filters)
 
-    def uniform(self, lengths: NDArray[np.int64] | None = None) -> Tensor:
+    def uniforms(self, lengths: NDArray[np.int64] | None = None) -> Tensor:
         """[rows] float64 in [0, 1), each of its sequence's seed and position alone.
 
         `lengths`: how many tokens each has generated; None: as the states say.
@@ -200,6 +201,6 @@ class Batch:
         )
 
     @property
-    def untouched(self) -> bool:
+    def is_unmodified(self) -> bool:
         """Whether the logits are used as the model gave them."""
         return self.constraints.empty and self.processors.empty and not self.penalised

@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.sampling.request_state import SequenceSampling
-from kernels.logit_edits import LogitEdits, PenalisedRows, TokenTable
+from engine.sampling.request_state import RequestSamplingState
+from kernels.logit_edits import LogitEdits, PenaltyRows, TokenTable
 from kernels.tensors import to_device
 
 # -- Penalties by kernels: which tokens occur is kept on the device, and a step brings what is new.
@@ -21,7 +21,7 @@ _CAPACITY = 256
 
 
 @dataclass(slots=True)
-class _Held:
+class _SlotState:
     """What a slot has of its sequence.
 
     Attributes:
@@ -34,17 +34,17 @@ class _Held:
     resets: int = -1
 
 
-class DevicePenalties:
+class GpuPenalties:
     """The penalised sequences of a sampler. A sequence keeps its slot while it is in each batch."""
 
     def __init__(self, edits: LogitEdits, vocab_size: int, device: torch.device) -> None:
         self._edits, self._vocab_size, self._device = edits, vocab_size, device
-        self._held: dict[SequenceSampling, _Held] = {}
+        self._held: dict[RequestSamplingState, _SlotState] = {}
         self._table = self._new_table(0, 0)
-        self._states: list[SequenceSampling] = []
-        self._rows: PenalisedRows | None = None
+        self._states: list[RequestSamplingState] = []
+        self._rows: PenaltyRows | None = None
 
-    def assign(self, rows: Sequence[int], states: Sequence[SequenceSampling]) -> None:
+    def assign(self, rows: Sequence[int], states: Sequence[RequestSamplingState]) -> None:
         """From now on `rows[i]` is the logits' row of `states[i]`."""
         here = set(states)
         self._held = {state: held for state, held in self._held.items() if state in here}
@@ -52,10 +52,10 @@ class DevicePenalties:
         free = (slot for slot in range(len(states) + len(taken)) if slot not in taken)
         for state in states:
             if state not in self._held:
-                self._held[state] = _Held(next(free))
+                self._held[state] = _SlotState(next(free))
         self._states = list(states)
         params = [state.params for state in states]
-        self._rows = PenalisedRows(
+        self._rows = PenaltyRows(
             self._ints(rows),
             self._ints([self._held[state].slot for state in states]),
             self._floats([p.repetition_penalty for p in params]),
@@ -63,7 +63,7 @@ class DevicePenalties:
             self._floats([p.presence_penalty for p in params]),
         )
 
-    def fits(self, vocab_size: int, device: torch.device) -> bool:
+    def has_capacity(self, vocab_size: int, device: torch.device) -> bool:
         """Whether it is for logits like these."""
         return (vocab_size, device) == (self._vocab_size, self._device)
 
@@ -73,13 +73,15 @@ class DevicePenalties:
             return
         lengths = [len(state.token_counts(self._vocab_size).ids) for state in self._states]
         self._make_room(max(lengths))
-        changes = [self._changes(state) for state in self._states]
+        changes = [self._token_updates(state) for state in self._states]
         joined = np.concatenate(changes, axis=1)
         if joined.shape[1]:
-            self._edits.record(self._table, to_device(torch.from_numpy(joined), self._device))
-        self._edits.penalise(logits, self._rows, self._table, self._ints(lengths))
+            self._edits.update_token_table(
+                self._table, to_device(torch.from_numpy(joined), self._device)
+            )
+        self._edits.apply_penalties(logits, self._rows, self._table, self._ints(lengths))
 
-    def _changes(self, state: SequenceSampling) -> NDArray[np.int32]:
+    def _token_updates(self, state: RequestSamplingState) -> NDArray[np.int32]:
         """[4, m]: slot, places, ids and counts of what the slot hasn't got yet."""
         held, counts = self._held[state], state.token_counts(self._vocab_size)
         if held.resets != counts.resets:
@@ -112,7 +114,7 @@ class DevicePenalties:
         return to_device(torch.tensor(values, dtype=torch.float32), self._device)
 
 
-def is_penalised(state: SequenceSampling) -> bool:
+def is_penalised(state: RequestSamplingState) -> bool:
     """Whether any penalty differs from its neutral value."""
     params = state.params
     return (
@@ -128,7 +130,7 @@ class Penalties:
     Only tokens that occur are touched, so the cost follows the lengths, not the vocabulary.
     """
 
-    def __init__(self, rows: Sequence[int], states: Sequence[SequenceSampling]) -> None:
+    def __init__(self, rows: Sequence[int], states: Sequence[RequestSamplingState]) -> None:
         """`rows[i]` is the logits' row of `states[i]`."""
         self.rows = np.asarray(rows, dtype=np.int64)
         self.states = states

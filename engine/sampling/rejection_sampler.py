@@ -1,4 +1,5 @@
-"""`TypicalAcceptance`: drafts hold where they are likely enough, whatever would have been drawn.
+"""`TypicalAcceptanceSampler`: drafts hold where they are likely enough, whatever would have been
+drawn.
 
 Hewitt et al. 2022 (eta sampling), as Cai et al. 2024 ("Medusa") accept drafts with it: one
 holds if p(draft) > min(threshold, alpha * exp(-H(p))). It makes more drafts hold, and the text is
@@ -16,11 +17,11 @@ from torch import Tensor
 from engine.contract.engine_config import EngineConfig
 from engine.contract.sampling_params import SamplingParams
 from engine.contract.speculative_config import TYPICAL, SpeculativeConfig
-from engine.sampling.request_state import SequenceSampling
+from engine.sampling.request_state import RequestSamplingState
 
 
 @dataclass(frozen=True, slots=True)
-class TypicalAcceptance:
+class TypicalAcceptanceSampler:
     """`threshold` and `alpha` by the manual's names: `posterior_threshold`, `posterior_alpha`."""
 
     threshold: float
@@ -29,7 +30,7 @@ class TypicalAcceptance:
     def accepted(
         self,
         logits: Tensor,
-        states: Sequence[SequenceSampling],
+        states: Sequence[RequestSamplingState],
         drafts: Mapping[int, int] | None,
     ) -> dict[int, int]:
         """The rows whose draft holds, and the draft.
@@ -50,14 +51,14 @@ class TypicalAcceptance:
         return {row: drafts[row] for row, held in zip(rows, holds.tolist(), strict=True) if held}
 
 
-def acceptance_of(config: EngineConfig) -> TypicalAcceptance | None:
+def make_rejection_sampler(config: EngineConfig) -> TypicalAcceptanceSampler | None:
     """Which drafts hold beside those that the model draws itself, by the settings; None: none."""
     if not config.speculative_config:
         return None
     wanted = SpeculativeConfig.from_mapping(config.speculative_config)
     if wanted.acceptance_method != TYPICAL:
         return None
-    return TypicalAcceptance(wanted.posterior_threshold, wanted.posterior_alpha)
+    return TypicalAcceptanceSampler(wanted.posterior_threshold, wanted.posterior_alpha)
 
 
 def filtered_probabilities(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:

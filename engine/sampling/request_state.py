@@ -1,4 +1,4 @@
-"""`SequenceSampling`: what the sampler must know of one sequence."""
+"""`RequestSamplingState`: what the sampler must know of one sequence."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class TokenCounts:
 
 
 @dataclass(slots=True, eq=False)
-class SequenceSampling:
+class RequestSamplingState:
     """One sequence's sampling state. The runner makes it once and keeps it for the sequence's life.
 
     Attributes:
@@ -97,10 +97,10 @@ class SequenceSampling:
     vocab_size: int = 0
     counts: TokenCounts | None = field(default=None, init=False, repr=False)
 
-    def after(self, drafts: Sequence[int]) -> list[SequenceSampling]:
+    def with_drafts(self, drafts: Sequence[int]) -> list[RequestSamplingState]:
         """What the sequence is once the first draft holds, the first two, and so on."""
         return [
-            SequenceSampling(
+            RequestSamplingState(
                 self.params,
                 self.prompt_token_ids,
                 [*self.output_token_ids, *drafts[:count]],

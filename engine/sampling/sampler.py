@@ -12,31 +12,39 @@ from torch import Tensor
 
 from engine.contract.messages import TokenLogprobs
 from engine.contract.sampling_params import GREEDY_EPS
-from engine.sampling.constraints import held_ends
-from engine.sampling.custom_processors import CustomProcessors
-from engine.sampling.logprobs import LogprobTable, RawLogprobs, best_candidates
-from engine.sampling.metadata import Batch, seeds_of
-from engine.sampling.penalties import DevicePenalties, is_penalised
-from engine.sampling.rejection_sampler import TypicalAcceptance
-from engine.sampling.request_state import SequenceSampling
-from engine.sampling.token_bitmask import MaskedRows, pack
-from engine.sampling.topk_topp import BROKEN, CompiledChoice, RowSettings, draw, sample_filtered
+from engine.sampling.constraints import suppressed_stop_ids
+from engine.sampling.custom_processors import LogitsProcessors
+from engine.sampling.logprobs import LogprobsComputer, LogprobsTensors, best_candidates
+from engine.sampling.metadata import SamplingMetadata, seeds_of
+from engine.sampling.penalties import GpuPenalties, is_penalised
+from engine.sampling.rejection_sampler import TypicalAcceptanceSampler
+from engine.sampling.request_state import RequestSamplingState
+from engine.sampling.token_bitmask import TokenBitmask, pack_bits
+from engine.sampling.topk_topp import (
+    INVALID_TOKEN,
+    KernelSampler,
+    RowSettings,
+    sample_filtered,
+    sample_inverse_cdf,
+)
 from kernels import KernelSet
-from kernels.compiled_decoder import RowEdits, StepChoice
+from kernels.compiled_decoder import LogitEditParams, StepSamplingParams
 from kernels.logit_edits import LogitEdits
 
 # -- What a sequence wishes of its logits, as the kernels of a decode step take it.
 
 
 #: Of a sequence that wishes nothing.
-UNTOUCHED = RowEdits()
+NO_EDITS = LogitEditParams()
 
 
-def edits_of(state: SequenceSampling, eos_token_ids: Sequence[int], vocab_size: int) -> RowEdits:
-    """As `Constraints`, `Penalties` and `RawLogprobs` have them; they give the same bits."""
+def logit_edits_for(
+    state: RequestSamplingState, eos_token_ids: Sequence[int], vocab_size: int
+) -> LogitEditParams:
+    """As `Constraints`, `Penalties` and `LogprobsComputer` have them; they give the same bits."""
     params = state.params
     if _is_untouched(state):
-        return UNTOUCHED
+        return NO_EDITS
 
     def known(tokens: Iterable[int]) -> list[int]:
         return [token for token in tokens if 0 <= token < vocab_size]
@@ -44,12 +52,12 @@ def edits_of(state: SequenceSampling, eos_token_ids: Sequence[int], vocab_size: 
     bias, words = params.logit_bias or {}, params.bad_words_token_ids or []
     allowed = None
     if params.allowed_token_ids is not None:
-        allowed = torch.from_numpy(pack([params.allowed_token_ids], vocab_size)[0])
-    return RowEdits(
+        allowed = torch.from_numpy(pack_bits([params.allowed_token_ids], vocab_size)[0])
+    return LogitEditParams(
         allowed=allowed,
         forbidden=known(word[0] for word in words if len(word) == 1),
         words=[word for word in words if len(word) > 1 and len(known(word)) == len(word)],
-        ends=known(held_ends(state, eos_token_ids)),
+        ends=known(suppressed_stop_ids(state, eos_token_ids)),
         min_tokens=params.min_tokens,
         bias={token: float(bias[token]) for token in known(bias)},
         repetition=params.repetition_penalty,
@@ -60,7 +68,7 @@ def edits_of(state: SequenceSampling, eos_token_ids: Sequence[int], vocab_size: 
     )
 
 
-def _is_untouched(state: SequenceSampling) -> bool:
+def _is_untouched(state: RequestSamplingState) -> bool:
     params = state.params
     return not (
         params.logprobs is not None
@@ -72,7 +80,9 @@ def _is_untouched(state: SequenceSampling) -> bool:
     )
 
 
-NOT_FINITE = "No token can be chosen: the logits hold NaN or infinity, or every token is forbidden."
+NON_FINITE_LOGITS = (
+    "No token can be chosen: the logits hold NaN or infinity, or every token is forbidden."
+)
 
 
 @dataclass(slots=True)
@@ -80,12 +90,13 @@ class SamplerOutput:
     """One step's choice.
 
     Attributes:
-        token_ids: [rows] int64, on the logits' device; `BROKEN` (-1) in rows with an error.
+        token_ids: [rows] int64, on the logits' device; `INVALID_TOKEN` (-1) in rows with an error.
         logprobs: [rows]; None for a sequence that wants none. They are the model's own, before
             temperature, penalties and filters.
         errors: row to what went wrong with it; the other rows are as if it weren't there.
         candidates: row of a beam to its likeliest next tokens, best first, by their log
-            probabilities after constraints, penalties and temperature. Its token is `BROKEN`.
+            probabilities after constraints, penalties and temperature. Its token is
+            `INVALID_TOKEN`.
     """
 
     token_ids: Tensor
@@ -95,11 +106,11 @@ class SamplerOutput:
 
 
 @dataclass(slots=True)
-class Choice:
+class PendingSamplerOutput:
     """What was chosen, not yet looked at.
 
     Attributes:
-        token_ids: [rows] int64, on the logits' device; `BROKEN` where none can be chosen.
+        token_ids: [rows] int64, on the logits' device; `INVALID_TOKEN` where none can be chosen.
         errors, candidates: see `SamplerOutput`.
         table: log probabilities for `rows`, each with its `counts` top tokens.
     """
@@ -107,33 +118,33 @@ class Choice:
     token_ids: Tensor
     errors: dict[int, str] = field(default_factory=dict)
     candidates: dict[int, TokenLogprobs] = field(default_factory=dict)
-    table: LogprobTable | None = None
+    table: LogprobsTensors | None = None
     rows: list[int] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
 
     @property
     def tensors(self) -> list[Tensor]:
-        """What `settle` must see."""
+        """What `finalize` must see."""
         return [self.token_ids, *(self.table or ())]
 
     @torch.inference_mode()
-    def settle(self, tensors: Sequence[Tensor]) -> SamplerOutput:
+    def finalize(self, tensors: Sequence[Tensor]) -> SamplerOutput:
         """Look at it: `tensors` are those of `tensors`, or copies of them on the host."""
         token_ids, *table = tensors
         logprobs: list[TokenLogprobs | None] = [None] * len(token_ids)
         errors = dict(self.errors)
         if table:
-            found = LogprobTable(*table)
-            entries = found.entries(self.counts)
+            found = LogprobsTensors(*table)
+            entries = found.to_lists(self.counts)
             for row, entry, good in zip(self.rows, entries, found.finite.tolist(), strict=True):
                 logprobs[row] = entry
                 if not good and row not in self.candidates:
-                    errors.setdefault(row, NOT_FINITE)
+                    errors.setdefault(row, NON_FINITE_LOGITS)
         for row, token_id in enumerate(token_ids.tolist()):
             if token_id < 0 and row not in self.candidates:
-                errors.setdefault(row, NOT_FINITE)
+                errors.setdefault(row, NON_FINITE_LOGITS)
         for row in errors:
-            token_ids[row] = BROKEN
+            token_ids[row] = INVALID_TOKEN
             logprobs[row] = None
         return SamplerOutput(token_ids, logprobs, errors, self.candidates)
 
@@ -157,22 +168,22 @@ class Sampler:
         self,
         eos_token_ids: Iterable[int] = (),
         ops: KernelSet | None = None,
-        acceptance: TypicalAcceptance | None = None,
-        custom: CustomProcessors | None = None,
+        acceptance: TypicalAcceptanceSampler | None = None,
+        custom: LogitsProcessors | None = None,
     ) -> None:
         self._custom = custom
         self._acceptance = acceptance
-        self._compiled = None if ops is None else CompiledChoice(ops)
+        self._compiled = None if ops is None else KernelSampler(ops)
         self._ops = ops
-        self._penalties: DevicePenalties | None = None
+        self._penalties: GpuPenalties | None = None
         self._eos_token_ids = sorted(set(eos_token_ids))
-        self._batch: Batch | None = None
+        self._batch: SamplingMetadata | None = None
 
     def sample(
         self,
         logits: Tensor,
-        states: Sequence[SequenceSampling],
-        mask: MaskedRows | None = None,
+        states: Sequence[RequestSamplingState],
+        mask: TokenBitmask | None = None,
         drafts: Mapping[int, int] | None = None,
     ) -> SamplerOutput:
         """The next token of each sequence.
@@ -187,18 +198,18 @@ class Sampler:
         Raises:
             ValueError: the number of rows and of states differ.
         """
-        choice = self.choose(logits, states, mask, drafts=drafts)
-        return choice.settle(choice.tensors)
+        choice = self.sample_async(logits, states, mask, drafts=drafts)
+        return choice.finalize(choice.tensors)
 
     @torch.inference_mode()
-    def choose(
+    def sample_async(
         self,
         logits: Tensor,
-        states: Sequence[SequenceSampling],
-        mask: MaskedRows | None = None,
+        states: Sequence[RequestSamplingState],
+        mask: TokenBitmask | None = None,
         lengths: NDArray[np.int64] | None = None,
         drafts: Mapping[int, int] | None = None,
-    ) -> Choice:
+    ) -> PendingSamplerOutput:
         """As `sample`, without looking at what was chosen: the device isn't waited for, unless
         there are beams or logits processors.
 
@@ -207,18 +218,18 @@ class Sampler:
         if logits.dim() != 2 or len(logits) != len(states):
             raise ValueError(f"logits of {tuple(logits.shape)} for {len(states)} sequences")
         if not len(states):
-            return Choice(torch.empty(0, dtype=torch.int64, device=logits.device))
+            return PendingSamplerOutput(torch.empty(0, dtype=torch.int64, device=logits.device))
         batch = self._batch_of(states, logits)
-        untouched = batch.untouched and mask is None and self._custom is None
+        untouched = batch.is_unmodified and mask is None and self._custom is None
         if untouched and len(batch.greedy) == len(states) and not len(batch.logprobs):
-            return Choice(self._greedy(logits))
+            return PendingSamplerOutput(self._greedy(logits))
         raw = None
         if len(batch.logprobs):
             own = batch.logprobs.of(logits).float()
             if not untouched and own.data_ptr() == logits.data_ptr():
                 own = own.clone()  # what follows writes over the logits
             most = max(batch.num_logprobs)
-            raw = RawLogprobs(own, most, self.ops_for(own), batch.logprob_token_ids)
+            raw = LogprobsComputer(own, most, self.ops_for(own), batch.logprob_token_ids)
         work = logits.float()
         errors = self._adjust(work, batch)
         if mask is not None:
@@ -226,7 +237,7 @@ class Sampler:
         if self._custom is not None:
             self._custom.apply_to_draws(work)
         held = {} if self._acceptance is None else self._acceptance.accepted(work, states, drafts)
-        choice = Choice(self._choose(work, batch, lengths), errors)
+        choice = PendingSamplerOutput(self._choose(work, batch, lengths), errors)
         if held:
             choice.token_ids[list(held)] = torch.tensor(list(held.values()))
         if raw is not None:
@@ -237,12 +248,12 @@ class Sampler:
             self._add_candidates(work, batch, choice)
         return choice
 
-    def sibling(self) -> Sampler:
+    def for_vocabulary(self) -> Sampler:
         """One for rows of another vocabulary, with logits processors of its own."""
         custom = None if self._custom is None else self._custom.sibling()
         return Sampler(self._eos_token_ids, self._ops, self._acceptance, custom)
 
-    def is_plain(self, state: SequenceSampling) -> bool:
+    def is_plain(self, state: RequestSamplingState) -> bool:
         """Whether kernels can choose a sequence's next token without Python's help.
 
         Grammar masks come with a step, so they aren't considered here.
@@ -254,30 +265,34 @@ class Sampler:
             params.use_beam_search or params.logits_processors or params.logprob_token_ids
         )
 
-    def step_choice(self, states: Sequence[SequenceSampling], vocab_size: int) -> StepChoice | None:
+    def step_choice(
+        self, states: Sequence[RequestSamplingState], vocab_size: int
+    ) -> StepSamplingParams | None:
         """How kernels choose for plain sequences; None: the likeliest for each."""
-        edits = [edits_of(state, self._eos_token_ids, vocab_size) for state in states]
-        odd = any(each is not UNTOUCHED for each in edits)
+        edits = [logit_edits_for(state, self._eos_token_ids, vocab_size) for state in states]
+        odd = any(each is not NO_EDITS for each in edits)
         if not odd and all(state.params.greedy for state in states):
             return None
-        settings = RowSettings.of(states, vocab_size, torch.device("cpu"))
+        settings = RowSettings.from_states(states, vocab_size, torch.device("cpu"))
         choice = settings.with_seeds(seeds_of(states))
         return replace(choice, edits=edits) if odd else choice
 
-    def waits(self, logits: Tensor, states: Sequence[SequenceSampling]) -> bool:
+    def needs_host_sync(self, logits: Tensor, states: Sequence[RequestSamplingState]) -> bool:
         """Whether choosing for these needs the tokens that they have generated so far."""
         if not len(states):
             return False
         return self._custom is not None or self._batch_of(states, logits).reads_outputs
 
-    def goes_step_by_step(self, states: Sequence[SequenceSampling]) -> bool:
+    def needs_sync_steps(self, states: Sequence[RequestSamplingState]) -> bool:
         """Whether the host must see what was chosen for these before the next step begins."""
         return self._custom is not None or any(
             state.params.use_beam_search or state.params.logits_processors for state in states
         )
 
     @staticmethod
-    def _add_candidates(logits: Tensor, batch: Batch, choice: Choice) -> None:
+    def _add_candidates(
+        logits: Tensor, batch: SamplingMetadata, choice: PendingSamplerOutput
+    ) -> None:
         """Beams get candidates instead of a token; one without any keeps its error."""
         rows = batch.beams.rows
         temperatures = [batch.states[row].params.temperature for row in rows]
@@ -289,7 +304,7 @@ class Sampler:
             if found.token_ids and row not in choice.errors:
                 choice.candidates[row] = found
 
-    def _batch_of(self, states: Sequence[SequenceSampling], logits: Tensor) -> Batch:
+    def _batch_of(self, states: Sequence[RequestSamplingState], logits: Tensor) -> SamplingMetadata:
         batch = self._batch
         if (
             batch is None
@@ -298,7 +313,9 @@ class Sampler:
             or batch.device != logits.device
         ):
             edits = self.edits_of(logits)
-            batch = Batch(states, self._eos_token_ids, logits.shape[-1], logits.device, edits)
+            batch = SamplingMetadata(
+                states, self._eos_token_ids, logits.shape[-1], logits.device, edits
+            )
             self._batch = batch
             self._assign_penalties(batch, edits)
         return batch
@@ -313,16 +330,18 @@ class Sampler:
         ops = self._ops
         return None if ops is None or logits.device.type != ops.device.type else ops
 
-    def _assign_penalties(self, batch: Batch, edits: LogitEdits | None) -> None:
+    def _assign_penalties(self, batch: SamplingMetadata, edits: LogitEdits | None) -> None:
         """Let the device's penalties know which sequences they are for."""
         if edits is None or not (batch.penalised or self._penalties is not None):
             self._penalties = None
             return
-        if self._penalties is None or not self._penalties.fits(batch.vocab_size, batch.device):
-            self._penalties = DevicePenalties(edits, batch.vocab_size, batch.device)
+        if self._penalties is None or not self._penalties.has_capacity(
+            batch.vocab_size, batch.device
+        ):
+            self._penalties = GpuPenalties(edits, batch.vocab_size, batch.device)
         self._penalties.assign(batch.penalties.rows.tolist(), batch.penalties.states)
 
-    def _adjust(self, logits: Tensor, batch: Batch) -> dict[int, str]:
+    def _adjust(self, logits: Tensor, batch: SamplingMetadata) -> dict[int, str]:
         """Apply to `logits`, in place, all that greedy rows see too; returns errors by row."""
         if not batch.constraints.empty:
             batch.constraints.apply(logits)
@@ -335,18 +354,20 @@ class Sampler:
         return errors
 
     def _greedy(self, logits: Tensor) -> Tensor:
-        if self._compiled is not None and self._compiled.takes(logits):
+        if self._compiled is not None and self._compiled.supports(logits):
             return self._compiled.greedy(logits)
         return _greedy(logits)
 
-    def _choose(self, logits: Tensor, batch: Batch, lengths: NDArray[np.int64] | None) -> Tensor:
+    def _choose(
+        self, logits: Tensor, batch: SamplingMetadata, lengths: NDArray[np.int64] | None
+    ) -> Tensor:
         """[rows] tokens."""
         if len(batch.greedy) == len(logits):
             return self._greedy(logits)
-        if self._compiled is not None and self._compiled.takes(logits):
-            return self._compiled.sample(logits, batch.states, batch.uniform(lengths))
-        tokens = torch.full((len(logits),), BROKEN, dtype=torch.int64, device=logits.device)
-        uniform = batch.uniform(lengths)
+        if self._compiled is not None and self._compiled.supports(logits):
+            return self._compiled.sample(logits, batch.states, batch.uniforms(lengths))
+        tokens = torch.full((len(logits),), INVALID_TOKEN, dtype=torch.int64, device=logits.device)
+        uniform = batch.uniforms(lengths)
         if len(batch.greedy):
             batch.greedy.put(tokens, _greedy(batch.greedy.of(logits)))
         for group in batch.filtered:
@@ -358,12 +379,12 @@ class Sampler:
             if batch.free_temperature is not None:
                 chosen = chosen / batch.free_temperature
             weights = torch.softmax(chosen, dim=-1)
-            batch.free.put(tokens, draw(weights, batch.free.of(uniform)))
+            batch.free.put(tokens, sample_inverse_cdf(weights, batch.free.of(uniform)))
         return tokens
 
 
 def _greedy(logits: Tensor) -> Tensor:
-    """[n] likeliest tokens; `BROKEN` where the largest logit isn't finite."""
+    """[n] likeliest tokens; `INVALID_TOKEN` where the largest logit isn't finite."""
     best = logits.argmax(dim=-1)
     value = logits.gather(1, best[:, None]).squeeze(-1)
-    return torch.where(torch.isfinite(value), best, BROKEN)
+    return torch.where(torch.isfinite(value), best, INVALID_TOKEN)

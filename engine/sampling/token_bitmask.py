@@ -17,31 +17,31 @@ NEVER = float("-inf")
 
 
 @dataclass(slots=True)
-class MaskedRows:
+class TokenBitmask:
     """Masks for some rows of the logits.
 
     Attributes:
         rows: [n] rows of the logits.
         bits: int32 [n, words]; bit t % 32 of word t // 32 is set where token t may come. At least
             as many bits as the vocabulary has tokens.
-        forced: positions in `rows` whose allowed tokens come whatever else forbids them.
+        eos_only: positions in `rows` whose allowed tokens come whatever else forbids them.
     """
 
     rows: list[int]
     bits: NDArray[np.int32]
-    forced: list[int]
+    eos_only: list[int]
 
-    def of(self, rows: Sequence[int]) -> MaskedRows | None:
+    def of(self, rows: Sequence[int]) -> TokenBitmask | None:
         """Those among `rows`, by their places there; None: there are none."""
         at = {row: place for place, row in enumerate(rows)}
         kept = [n for n, row in enumerate(self.rows) if row in at]
         if not kept:
             return None
-        forced = set(self.forced)
-        return MaskedRows(
+        forced = set(self.eos_only)
+        return TokenBitmask(
             rows=[at[self.rows[n]] for n in kept],
             bits=self.bits[kept],
-            forced=[place for place, n in enumerate(kept) if n in forced],
+            eos_only=[place for place, n in enumerate(kept) if n in forced],
         )
 
     def apply(self, logits: Tensor, edits: LogitEdits | None = None) -> None:
@@ -52,7 +52,7 @@ class MaskedRows:
         if edits is not None:
             self._apply_by(edits, logits)
             return
-        forbidden = unpack(~self.bits, logits.shape[-1], logits.device)
+        forbidden = unpack_bits(~self.bits, logits.shape[-1], logits.device)
         if self.rows == list(range(len(logits))):
             self._fill(logits, forbidden)
             return
@@ -63,23 +63,23 @@ class MaskedRows:
 
     def _fill(self, chosen: Tensor, forbidden: Tensor) -> None:
         """`apply` to the rows alone."""
-        if self.forced:
-            at = torch.tensor(self.forced, dtype=torch.int64, device=chosen.device)
+        if self.eos_only:
+            at = torch.tensor(self.eos_only, dtype=torch.int64, device=chosen.device)
             chosen[at] = chosen[at].masked_fill(~forbidden[at], 0.0)
         chosen.masked_fill_(forbidden, NEVER)
 
     def _apply_by(self, edits: LogitEdits, logits: Tensor) -> None:
         device, forced = logits.device, None
-        if self.forced:
+        if self.eos_only:
             flags = torch.zeros(len(self.rows), dtype=torch.bool)
-            flags[self.forced] = True
+            flags[self.eos_only] = True
             forced = to_device(flags, device)
         rows = to_device(torch.tensor(self.rows, dtype=torch.int64), device)
         bits = to_device(torch.from_numpy(np.ascontiguousarray(self.bits)), device)
-        edits.keep(logits, rows, bits, forced)
+        edits.apply_bitmask(logits, rows, bits, forced)
 
 
-def pack(allowed: Sequence[Sequence[int]], vocab_size: int) -> NDArray[np.int32]:
+def pack_bits(allowed: Sequence[Sequence[int]], vocab_size: int) -> NDArray[np.int32]:
     """Packed bits [rows, words] of the tokens of each row; ids that no vocabulary has left out."""
     flags = np.zeros((len(allowed), -(-vocab_size // 32) * 32), dtype=np.bool_)
     for row, tokens in zip(flags, allowed, strict=True):
@@ -88,7 +88,7 @@ def pack(allowed: Sequence[Sequence[int]], vocab_size: int) -> NDArray[np.int32]
     return np.packbits(flags, axis=1, bitorder="little").view(np.int32)
 
 
-def unpack(bits: NDArray[np.int32], vocab_size: int, device: torch.device) -> Tensor:
+def unpack_bits(bits: NDArray[np.int32], vocab_size: int, device: torch.device) -> Tensor:
     """bool [rows, vocab_size] of packed bits: on the host by numpy, else on the device."""
     if device == torch.device("cpu"):
         flat = np.unpackbits(bits.view(np.uint8), axis=1, count=vocab_size, bitorder="little")

@@ -18,15 +18,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.sampling.request_state import SequenceSampling
+from engine.sampling.request_state import RequestSamplingState
 from kernels import KernelSet
-from kernels.compiled_decoder import StepChoice
+from kernels.compiled_decoder import StepSamplingParams
 from kernels.tensors import to_device
 
 # -- Choosing tokens with the kernels: one call for all rows, without sorting any.
 #
-# The semantics are those of `filters` and `draw`, on the same random numbers. The sums behind a
-# draw
+# The semantics are those of `filters` and `sample_inverse_cdf`, on the same random numbers. The
+# sums behind a draw
 # are rounded in another order, so a number that falls within rounding of the border between two
 # tokens may take the other one; nothing else differs.
 
@@ -41,8 +41,8 @@ class RowSettings:
     min_p: Tensor
 
     @classmethod
-    def of(
-        cls, states: Sequence[SequenceSampling], vocab_size: int, device: torch.device
+    def from_states(
+        cls, states: Sequence[RequestSamplingState], vocab_size: int, device: torch.device
     ) -> RowSettings:
         """One row a state."""
         params = [state.params for state in states]
@@ -55,9 +55,9 @@ class RowSettings:
             to_device(torch.tensor([p.min_p for p in params], dtype=torch.float64), device),
         )
 
-    def with_seeds(self, seeds: NDArray[np.uint64]) -> StepChoice:
+    def with_seeds(self, seeds: NDArray[np.uint64]) -> StepSamplingParams:
         """The same for kernels that make the random numbers themselves."""
-        return StepChoice(
+        return StepSamplingParams(
             self.temperature,
             self.top_k,
             self.top_p,
@@ -66,15 +66,15 @@ class RowSettings:
         )
 
 
-class CompiledChoice:
+class KernelSampler:
     """Chooses by the kernels what they can, for one sampler."""
 
     def __init__(self, ops: KernelSet) -> None:
         self._ops = ops
-        self._states: list[SequenceSampling] = []
+        self._states: list[RequestSamplingState] = []
         self._settings: RowSettings | None = None
 
-    def takes(self, logits: Tensor) -> bool:
+    def supports(self, logits: Tensor) -> bool:
         """Whether the kernels take these logits."""
         return logits.dtype == torch.float32 and logits.device.type == self._ops.device.type
 
@@ -82,10 +82,10 @@ class CompiledChoice:
         """[n] likeliest tokens of float32 [n, vocab]; -1 where the largest logit isn't finite."""
         return self._ops.argmax(logits.contiguous())
 
-    def sample(self, logits: Tensor, states: list[SequenceSampling], uniform: Tensor) -> Tensor:
+    def sample(self, logits: Tensor, states: list[RequestSamplingState], uniform: Tensor) -> Tensor:
         """[n] tokens of float32 [n, vocab], each by its state's settings and random number."""
         if self._settings is None or self._states is not states:
-            settings = RowSettings.of(states, logits.shape[-1], logits.device)
+            settings = RowSettings.from_states(states, logits.shape[-1], logits.device)
             self._states, self._settings = states, settings
         chosen = self._settings
         return self._ops.sample(
@@ -106,7 +106,7 @@ class CompiledChoice:
 
 BLOCK = 256
 #: The token of a row that nothing can be drawn from.
-BROKEN = -1
+INVALID_TOKEN = -1
 
 
 def _below(total: Tensor, uniform: Tensor) -> Tensor:
@@ -114,7 +114,7 @@ def _below(total: Tensor, uniform: Tensor) -> Tensor:
     return torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
 
 
-def draw_small(weights: Tensor, uniform: Tensor) -> Tensor:
+def sample_candidates(weights: Tensor, uniform: Tensor) -> Tensor:
     """Indices drawn from few weights a row.
 
     Args:
@@ -129,7 +129,7 @@ def draw_small(weights: Tensor, uniform: Tensor) -> Tensor:
     return (cumulative <= target[:, None]).sum(dim=-1).clamp_(max=weights.shape[-1] - 1)
 
 
-def draw(weights: Tensor, uniform: Tensor) -> Tensor:
+def sample_inverse_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
     """Tokens drawn from whole rows, in two levels: a block, then a token within it.
 
     Args:
@@ -137,7 +137,7 @@ def draw(weights: Tensor, uniform: Tensor) -> Tensor:
         uniform: [n] float64 in [0, 1).
 
     Returns:
-        [n] int64; `BROKEN` where a row's weights add up to nothing, infinity or NaN.
+        [n] int64; `INVALID_TOKEN` where a row's weights add up to nothing, infinity or NaN.
     """
     vocab = weights.shape[-1]
     whole = vocab // BLOCK * BLOCK
@@ -158,7 +158,7 @@ def draw(weights: Tensor, uniform: Tensor) -> Tensor:
     rest = torch.minimum(target - before, torch.nextafter(end, torch.zeros_like(end)))
     place = (inside <= rest[:, None]).sum(dim=-1).clamp_(max=BLOCK - 1)
     tokens = block * BLOCK + place
-    return torch.where((total > 0) & torch.isfinite(total), tokens, BROKEN)
+    return torch.where((total > 0) & torch.isfinite(total), tokens, INVALID_TOKEN)
 
 
 # -- Exact top-k and top-p over whole rows without sorting them.
@@ -187,7 +187,7 @@ def ordered_keys(values: Tensor) -> Tensor:
 
 
 @dataclass(slots=True)
-class Border:
+class Threshold:
     """Where a prefix of a row, ordered by (key downwards, id upwards), ends.
 
     Attributes:
@@ -214,7 +214,7 @@ def _narrow(
     return buckets - 1 - place, torch.where(place > 0, before, above)
 
 
-def find_border(keys: Tensor, weights: Tensor, target: Tensor) -> Border:
+def find_threshold(keys: Tensor, weights: Tensor, target: Tensor) -> Threshold:
     """The shortest prefix whose weight reaches `target`.
 
     Args:
@@ -230,10 +230,10 @@ def find_border(keys: Tensor, weights: Tensor, target: Tensor) -> Border:
         found |= digit << shift
         if shift:
             weights = torch.where((keys >> shift) == (found >> shift)[:, None], weights, 0.0)
-    return Border(found, above)
+    return Threshold(found, above)
 
 
-def keep_prefix(keys: Tensor, border: Border, ties: Tensor) -> Tensor:
+def keep_prefix(keys: Tensor, border: Threshold, ties: Tensor) -> Tensor:
     """[n, vocab] bool: keys above the border, and the first `ties` ([n]) by id of those on it."""
     on_it = keys == border.key[:, None]
     return (keys > border.key[:, None]) | (on_it & (on_it.cumsum(dim=-1) <= ties[:, None]))
@@ -287,7 +287,7 @@ MORE_CANDIDATES = 2048
 
 
 @dataclass(slots=True)
-class Filters:
+class FilterParams:
     """Settings of n rows, on the logits' device.
 
     Attributes:
@@ -306,9 +306,9 @@ class Filters:
     width: int
     needs_mass: bool
 
-    def select(self, rows: Tensor) -> Filters:
+    def select(self, rows: Tensor) -> FilterParams:
         """The settings of some of the rows ([m] int64)."""
-        return Filters(
+        return FilterParams(
             self.temperature[rows],
             self.top_k[rows],
             self.top_p[rows],
@@ -318,7 +318,7 @@ class Filters:
         )
 
 
-def sample_filtered(logits: Tensor, filters: Filters, uniform: Tensor) -> Tensor:
+def sample_filtered(logits: Tensor, filters: FilterParams, uniform: Tensor) -> Tensor:
     """Tokens drawn under filters.
 
     Args:
@@ -326,25 +326,25 @@ def sample_filtered(logits: Tensor, filters: Filters, uniform: Tensor) -> Tensor
         uniform: [n] float64 in [0, 1).
 
     Returns:
-        [n] int64; `BROKEN` for rows whose largest logit isn't finite.
+        [n] int64; `INVALID_TOKEN` for rows whose largest logit isn't finite.
     """
     width = min(filters.width, logits.shape[-1])
     values, ids = logits.topk(width, dim=-1)
     healthy = torch.isfinite(values[:, 0])
     if not bool(healthy.all()):
         rows = healthy.nonzero().squeeze(-1)
-        tokens = torch.full_like(ids[:, 0], BROKEN)
+        tokens = torch.full_like(ids[:, 0], INVALID_TOKEN)
         if len(rows):
             tokens[rows] = sample_filtered(logits[rows], filters.select(rows), uniform[rows])
         return tokens
     tokens, settled = _from_candidates(logits, values, ids, filters, uniform)
     if not bool(settled.all()):
         rows = (~settled).nonzero().squeeze(-1)
-        tokens[rows] = _sample_unsettled(logits[rows], filters.select(rows), uniform[rows])
+        tokens[rows] = _sample_full_rows(logits[rows], filters.select(rows), uniform[rows])
     return tokens
 
 
-def _sample_unsettled(logits: Tensor, filters: Filters, uniform: Tensor) -> Tensor:
+def _sample_full_rows(logits: Tensor, filters: FilterParams, uniform: Tensor) -> Tensor:
     """Tokens for rows whose first candidates weren't enough."""
     vocab = logits.shape[-1]
     if filters.width < MORE_CANDIDATES < vocab // 2:
@@ -356,14 +356,14 @@ def _sample_unsettled(logits: Tensor, filters: Filters, uniform: Tensor) -> Tens
     )
 
 
-def _mass(logits: Tensor, filters: Filters, best: Tensor) -> Tensor:
+def _total_weight(logits: Tensor, filters: FilterParams, best: Tensor) -> Tensor:
     """[n] float64: the sum of exp((logit - largest) / temperature) over whole rows."""
     probabilities = torch.softmax(logits / filters.temperature, dim=-1)
     return probabilities.gather(1, best[:, None]).squeeze(-1).double().reciprocal()
 
 
 def _from_candidates(
-    logits: Tensor, values: Tensor, ids: Tensor, filters: Filters, uniform: Tensor
+    logits: Tensor, values: Tensor, ids: Tensor, filters: FilterParams, uniform: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Tokens ([n]) from the largest logits, and which rows those settle ([n] bool)."""
     width, vocab = values.shape[-1], logits.shape[-1]
@@ -374,7 +374,7 @@ def _from_candidates(
     all_there = (alive.sum(dim=-1) < width) | (width == vocab)
     mass = weights.sum(dim=-1)
     if filters.needs_mass:
-        mass = torch.where(all_there, mass, _mass(logits, filters, ids[:, 0]))
+        mass = torch.where(all_there, mass, _total_weight(logits, filters, ids[:, 0]))
     before = weights.cumsum(dim=-1) - weights
     inside = alive & ((before < (filters.top_p * mass)[:, None]) | (filters.top_p >= 1.0)[:, None])
     inside[:, 0] = True
@@ -389,7 +389,7 @@ def _from_candidates(
     if bool((cut & settled).any()):
         ids = _ties_by_id(values, ids)
     kept, places = torch.where(inside, ids, vocab).sort(dim=-1)
-    choice = draw_small((weights * inside).gather(1, places), uniform)
+    choice = sample_candidates((weights * inside).gather(1, places), uniform)
     return kept.gather(1, choice[:, None]).squeeze(-1), settled
 
 
@@ -400,7 +400,7 @@ def _ties_by_id(values: Tensor, ids: Tensor) -> Tensor:
     return by_id.gather(1, ranked)
 
 
-def _from_whole_rows(logits: Tensor, filters: Filters, uniform: Tensor) -> Tensor:
+def _from_whole_rows(logits: Tensor, filters: FilterParams, uniform: Tensor) -> Tensor:
     """Tokens from all of the logits, for rows that the candidates don't settle."""
     vocab = logits.shape[-1]
     keys = ordered_keys(logits)
@@ -409,16 +409,16 @@ def _from_whole_rows(logits: Tensor, filters: Filters, uniform: Tensor) -> Tenso
     kept = weights >= filters.min_p[:, None] * likeliest
     if bool((filters.top_k < vocab).any()):
         wanted = torch.minimum(filters.top_k, kept.sum(dim=-1)).double()
-        border = find_border(keys, kept.double(), wanted)
+        border = find_threshold(keys, kept.double(), wanted)
         kept &= keep_prefix(keys, border, wanted - border.above)
     weights *= kept
     if bool((filters.top_p < 1.0).any()):
         target = weights.sum(dim=-1) * filters.top_p
-        border = find_border(keys, weights, target)
+        border = find_threshold(keys, weights, target)
         on_it = kept & (keys == border.key[:, None])
         each = torch.where(on_it, weights, 0.0).amax(dim=-1)
         ties = torch.ceil((target - border.above) / each).clamp_(min=1.0)
         ties = torch.where(filters.top_p < 1.0, ties, float(vocab))
         below = (filters.top_p >= 1.0)[:, None] & kept
         weights *= keep_prefix(keys, border, ties) | below
-    return draw(weights.float(), uniform)
+    return sample_inverse_cdf(weights.float(), uniform)

@@ -1,17 +1,17 @@
 """Decides which tokens each step computes."""
 
-from engine.scheduler.plan import GrammarOutput, NewSequence, Rewound, StepPlan, StepResult
-from engine.scheduler.request import Request, Sequence, Status
+from engine.scheduler.plan import GrammarOutput, NewSequence, RewoundSequence, StepPlan, StepResult
+from engine.scheduler.request import Request, Sequence, SequenceStatus
 from engine.scheduler.scheduler import Scheduler
 
 __all__ = [
     "GrammarOutput",
     "NewSequence",
     "Request",
-    "Rewound",
+    "RewoundSequence",
     "Scheduler",
     "Sequence",
-    "Status",
+    "SequenceStatus",
     "StepPlan",
     "StepResult",
 ]

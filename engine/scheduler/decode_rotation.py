@@ -16,11 +16,11 @@ from itertools import zip_longest
 
 from engine.kv_cache import TenantQuota
 from engine.kv_cache.tenant_quotas import TenantQuotas
-from engine.scheduler.plan import decodes
+from engine.scheduler.plan import is_decode
 from engine.scheduler.prefill_budget import StepLimits
 from engine.scheduler.request import Sequence
-from engine.scheduler.request_queue import WaitingQueue
-from engine.scheduler.running_queue import RunningSet
+from engine.scheduler.request_queue import RequestQueue
+from engine.scheduler.running_queue import RunningQueue
 
 #: Steps' worth of tokens that others may be ahead of those over their share.
 _MOST_AHEAD = 8
@@ -29,7 +29,7 @@ _MOST = 0.99
 
 
 @dataclass(frozen=True, slots=True)
-class StepWork:
+class StepDemand:
     """What sequences that run would have a step do.
 
     Attributes:
@@ -41,13 +41,13 @@ class StepWork:
     pending: int
 
     @classmethod
-    def of(cls, running: Iterable[Sequence]) -> StepWork:
+    def from_running(cls, running: Iterable[Sequence]) -> StepDemand:
         """What these would have it do."""
         rows, pending = 0, 0
         for sequence in running:
             left = len(sequence.token_ids) + sequence.num_placeholders
             left -= sequence.num_computed_tokens
-            if decodes(left):
+            if is_decode(left):
                 rows += 1
             else:
                 pending += left
@@ -59,25 +59,25 @@ class ShortStep:
     """A step that is held short.
 
     Attributes:
-        whole: tokens that it should hold.
-        over: who is over his share.
-        portion: what they get of all that they'd have in a step as long as it takes.
-        own: tokens of their prompts.
-        others: tokens of others' prompts.
+        target_tokens: tokens that it should hold.
+        heavy_tenants: who is over his share.
+        decode_fraction: what they get of all that they'd have in a step as long as it takes.
+        heavy_tenant_prompt_tokens: tokens of their prompts.
+        light_tenant_prompt_tokens: tokens of others' prompts.
     """
 
-    whole: int
-    over: list[TenantQuota]
-    portion: float
-    own: int
-    others: int
+    target_tokens: int
+    heavy_tenants: list[TenantQuota]
+    decode_fraction: float
+    heavy_tenant_prompt_tokens: int
+    light_tenant_prompt_tokens: int
 
 
-class Turns:
+class DecodeRotation:
     """Who holds more than its share, and whose rows' turn it is."""
 
     def __init__(
-        self, quotas: TenantQuotas, waiting: WaitingQueue, runs: RunningSet, limits: StepLimits
+        self, quotas: TenantQuotas, waiting: RequestQueue, runs: RunningQueue, limits: StepLimits
     ) -> None:
         self._quotas, self._waiting, self._runs, self._limits = quotas, waiting, runs, limits
         #: Who was over its share last; one that has nothing running just now may be still.
@@ -85,18 +85,18 @@ class Turns:
         #: Tenant -> its row that was dealt last.
         self._last: dict[str, int] = {}
         #: Tokens that others have had in short steps beyond their share.
-        self._ahead = 0.0
+        self._light_tenant_credit = 0.0
         #: Whether others' prompts could take nothing of what the last one left to them.
-        self._stuck = False
+        self._light_tenants_blocked = False
 
-    def shorten(self, work: StepWork, room: int) -> ShortStep | None:
+    def plan_short_step(self, work: StepDemand, room: int) -> ShortStep | None:
         """How to keep the step short; None: it's as it would be with one tenant.
 
         Args:
             work: of all that run.
             room: prompt tokens that the step may hold otherwise.
         """
-        whole, waiting = self._limits.share.whole, self._waiting
+        whole, waiting = self._limits.share.target_step_tokens, self._waiting
         if not whole or not waiting.fair:
             return None
         wanted = work.pending + waiting.num_tokens
@@ -104,7 +104,7 @@ class Turns:
             return None
         over = self._over
         own = self._work_of(over)
-        prompts = own.pending + sum(waiting.tokens_of(quota.name) for quota in over)
+        prompts = own.pending + sum(waiting.num_tenant_tokens(quota.name) for quota in over)
         fed = min(room, prompts, max(0, self._limits.token_budget - work.rows))
         rows, others = work.rows - own.rows, min(wanted - prompts, room)
         part, others = self._parts(whole, rows, others)
@@ -121,19 +121,21 @@ class Turns:
         have been ahead for long, each gets his share. And always as many tokens for each row of
         others as their weights say.
         """
-        fraction = min(sum(self._quotas.fraction(quota) for quota in self._over), _MOST)
+        fraction = min(sum(self._quotas.weight_fraction(quota) for quota in self._over), _MOST)
         as_many = fraction / (1 - fraction)
         share = fraction * whole
-        if not prompts or self._stuck:
+        if not prompts or self._light_tenants_blocked:
             taken, prompts, part = 0, min(prompts, whole), max(share, whole - rows)
-        elif self._ahead < _MOST_AHEAD * whole:
+        elif self._light_tenant_credit < _MOST_AHEAD * whole:
             part = share / 4
             taken = prompts = min(prompts, int(whole + part))
         else:
             taken = prompts = min(prompts, math.ceil(whole - share))
             part = share
         part = max(part, rows * as_many)
-        self._ahead = max(0.0, self._ahead + rows + taken - part / as_many)
+        self._light_tenant_credit = max(
+            0.0, self._light_tenant_credit + rows + taken - part / as_many
+        )
         return part, prompts
 
     def _find_over(self) -> bool:
@@ -148,33 +150,33 @@ class Turns:
         if not self._over:
             return False
         beside = any(quota not in self._over for quota in self._runs.tenants)
-        return beside or self._quotas.heard_beside(self._over)
+        return beside or self._quotas.has_other_recent_tenants(self._over)
 
     def _is_over(self, quota: TenantQuota) -> bool:
-        fraction = self._quotas.fraction(quota)
+        fraction = self._quotas.weight_fraction(quota)
         total, held = len(self._runs.sequences), quota.running
         if not total:
             total, held = len(self._waiting), quota.sequences
         return held > total * min(1.5 * fraction, (1 + fraction) / 2)
 
-    def _work_of(self, over: list[TenantQuota]) -> StepWork:
+    def _work_of(self, over: list[TenantQuota]) -> StepDemand:
         names = {quota.name for quota in over}
-        return StepWork.of(
+        return StepDemand.from_running(
             each for each in self._runs.sequences if each.request.message.tenant in names
         )
 
-    def resting(self, step: ShortStep) -> list[Sequence]:
+    def skipped(self, step: ShortStep) -> list[Sequence]:
         """Rows that sit out in this step; whoever has waited longest comes first.
 
         Urgent ones never do (`priority` below 0).
         """
-        rows: dict[str, list[Sequence]] = {quota.name: [] for quota in step.over}
+        rows: dict[str, list[Sequence]] = {quota.name: [] for quota in step.heavy_tenants}
         for sequence in self._runs.sequences:
             own = rows.get(sequence.request.message.tenant)
             if own is not None and sequence.request.priority >= 0 and _is_row(sequence):
                 own.append(sequence)
         found = [
-            self._resting(name, own, math.ceil(len(own) * step.portion))
+            self._resting(name, own, math.ceil(len(own) * step.decode_fraction))
             for name, own in rows.items()
         ]
         self._last = {name: self._last[name] for name in rows if name in self._last}
@@ -184,9 +186,9 @@ class Turns:
         """So many tokens are left for others' prompts behind it; if that's all that it had for
         them, they wait for seats or blocks.
         """
-        self._stuck = 0 < step.others <= left
+        self._light_tenants_blocked = 0 < step.light_tenant_prompt_tokens <= left
 
-    def note_turn(self, sequence: Sequence) -> None:
+    def record_decode(self, sequence: Sequence) -> None:
         """One that was to sit out didn't have to."""
         self._last[sequence.request.message.tenant] = sequence.seq_id
 
@@ -204,4 +206,4 @@ class Turns:
 def _is_row(sequence: Sequence) -> bool:
     """Whether a running sequence decodes in the next step."""
     known = len(sequence.token_ids) + sequence.num_placeholders
-    return bool(decodes(known - sequence.num_computed_tokens))
+    return bool(is_decode(known - sequence.num_computed_tokens))

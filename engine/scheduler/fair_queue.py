@@ -24,7 +24,7 @@ from collections.abc import Callable
 from engine.contract.engine_config import EngineConfig
 from engine.lazy_heap import LazyHeap
 from engine.scheduler.request import Sequence
-from engine.scheduler.request_queue import FCFSQueue, Place, PriorityQueue, WaitingQueue
+from engine.scheduler.request_queue import FCFSQueue, PriorityQueue, RequestQueue, SortKey
 
 #: Cost of a prompt token and of an output token; the paper's, after what providers charge.
 PROMPT_COST = 1.0
@@ -33,7 +33,7 @@ OUTPUT_COST = 2.0
 FORGET_AFTER_S = 3600.0
 
 
-class FairQueue(WaitingQueue):
+class FairQueue(RequestQueue):
     """Smaller `priority` first; within a priority, tenants by their counters; within a tenant by
     when they are due.
     """
@@ -78,8 +78,8 @@ class FairQueue(WaitingQueue):
         self._served_tokens += num_tokens
         self._charge(sequence, OUTPUT_COST * num_tokens)
 
-    def charge_in_vain(self, sequence: Sequence, num_tokens: int) -> None:
-        """See `WaitingQueue`: as much work as for tokens of a prompt."""
+    def charge_rejected_drafts(self, sequence: Sequence, num_tokens: int) -> None:
+        """See `RequestQueue`: as much work as for tokens of a prompt."""
         self._charge(sequence, PROMPT_COST * num_tokens)
 
     def _charge(self, sequence: Sequence, cost: float) -> None:
@@ -91,7 +91,7 @@ class FairQueue(WaitingQueue):
 
     fair = True
 
-    def next_begun(self, begun: list[Sequence]) -> int:
+    def next_partial_prefill(self, begun: list[Sequence]) -> int:
         """The most urgent one, of the tenant with the smallest counter."""
         if len(begun) == 1:
             return 0
@@ -107,18 +107,18 @@ class FairQueue(WaitingQueue):
         served_at = self._served_at.get(tenant, 0)
         return request.priority, self.counters.get(tenant, 0.0), served_at
 
-    def _place(self, sequence: Sequence, preempted: bool) -> Place:
+    def _sequence_key(self, sequence: Sequence, preempted: bool) -> SortKey:
         priority = sequence.request.priority
         if preempted:
             return (priority, 0, sequence.seq_id)
         due = self._served_tokens + int(self._overtaking * sequence.num_queued_tokens)
         return (priority, 1, due if self._overtaking else 0, self._pushed)
 
-    def _rank(self, tenant: str, place: Place) -> tuple[float, ...]:
+    def _tenant_key(self, tenant: str, place: SortKey) -> tuple[float, ...]:
         served_at = self._served_at.get(tenant, 0)
         return (place[0], self.counters.get(tenant, 0.0), served_at, *place[1:])
 
-    def _opened(self, tenant: str) -> None:
+    def _on_tenant_active(self, tenant: str) -> None:
         """No service is saved up while a tenant has nothing to run: its counter is lifted."""
         if self._clock() - self._swept_at >= FORGET_AFTER_S:
             self._forget_idle()
@@ -136,7 +136,7 @@ class FairQueue(WaitingQueue):
         self._counters_then = self.counters.copy()
         self._swept_at = self._clock()
 
-    def _closed(self, tenant: str) -> None:
+    def _on_tenant_idle(self, tenant: str) -> None:
         self._waiting.discard(tenant)
 
     def _floor(self) -> float:
@@ -153,7 +153,7 @@ class FairQueue(WaitingQueue):
 # -- The waiting queue of each `scheduling_policy`.
 
 
-def make_queue(config: EngineConfig) -> WaitingQueue:
+def make_request_queue(config: EngineConfig) -> RequestQueue:
     """A new queue; the configuration has checked the policy's name."""
     match config.scheduling_policy:
         case "fair":

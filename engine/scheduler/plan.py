@@ -19,7 +19,7 @@ from engine.contract.sampling_params import SamplingParams
 Count = TypeVar("Count")
 
 
-def decodes(count: Count, num_drafts: int = 0) -> Count:
+def is_decode(count: Count, num_drafts: int = 0) -> Count:
     """Whether a row that computes `count` tokens decodes: its newest token and the drafts after it.
 
     Everything longer is a piece of a prompt (or of what is computed again after a preemption).
@@ -67,18 +67,19 @@ class NewSequence(msgspec.Struct, omit_defaults=True):
     pooling: PoolingParams | None = None
 
 
-class Rewound(msgspec.Struct, frozen=True):
+class RewoundSequence(msgspec.Struct, frozen=True):
     """A sequence that the worker holds, and whose last tokens turned out to be others.
 
     Attributes:
         seq_id: the sequence.
-        kept: tokens, from the first, that are as the worker has them; the prompt at least.
+        num_kept_tokens: tokens, from the first, that are as the worker has them; the prompt at
+        least.
         token_ids: those that stand behind them.
         num_computed_tokens: tokens whose KV holds.
     """
 
     seq_id: int
-    kept: int
+    num_kept_tokens: int
     token_ids: list[int]
     num_computed_tokens: int
 
@@ -106,11 +107,11 @@ class StepPlan(msgspec.Struct, omit_defaults=True):
     #: (seq_id, token) that sequences which the worker holds got without sampling it. Before `new`.
     appended: list[tuple[int, int]] = msgspec.field(default_factory=list)
     #: Sequences of a draft model whose drafts were checked. After `removed`.
-    rewound: list[Rewound] = msgspec.field(default_factory=list)
+    rewound: list[RewoundSequence] = msgspec.field(default_factory=list)
     #: Sequences of the step of which nobody will want drafts any more: heads needn't follow them.
-    unfollowed: list[int] = msgspec.field(default_factory=list)
+    untracked: list[int] = msgspec.field(default_factory=list)
     #: A `GrammarOutput` of this step follows, made while the model runs; sampling waits for it.
-    awaits_masks: bool = False
+    awaits_bitmask: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -123,7 +124,7 @@ class StepPlan(msgspec.Struct, omit_defaults=True):
         if not self.drafts:
             return self.num_scheduled.count(1)
         return sum(
-            decodes(count, len(self.drafts.get(seq_id, ())))
+            is_decode(count, len(self.drafts.get(seq_id, ())))
             for seq_id, count in zip(self.seq_ids, self.num_scheduled, strict=True)
         )
 
@@ -135,7 +136,7 @@ class StepPlan(msgspec.Struct, omit_defaults=True):
         return sum(
             count
             for seq_id, count in zip(self.seq_ids, self.num_scheduled, strict=True)
-            if not decodes(count, len(self.drafts.get(seq_id, ())))
+            if not is_decode(count, len(self.drafts.get(seq_id, ())))
         )
 
 
@@ -148,7 +149,8 @@ class GrammarOutput(msgspec.Struct, omit_defaults=True):
             its newest token and then once for each draft that it may follow.
         bits: int32 [len(seq_ids), words], little-endian, row after row; bit t % 32 of word t // 32
             is set where token t may come.
-        only_eos: rows that nothing but EOS can follow: it comes whatever else the request says.
+        eos_only_sequences: rows that nothing but EOS can follow: it comes whatever else the
+        request says.
         errors: sequence -> why its grammar failed; its row forbids nothing.
         failure: why there are no masks at all; the step fails.
     """
@@ -156,7 +158,7 @@ class GrammarOutput(msgspec.Struct, omit_defaults=True):
     step: int
     seq_ids: list[int] = msgspec.field(default_factory=list)
     bits: bytes = b""
-    only_eos: list[int] = msgspec.field(default_factory=list)
+    eos_only_sequences: list[int] = msgspec.field(default_factory=list)
     errors: dict[int, str] = msgspec.field(default_factory=dict)
     failure: str = ""
 
@@ -180,7 +182,7 @@ class StepResult(msgspec.Struct, omit_defaults=True):
     #: seq_id -> why this sequence alone failed (NaN logits, say).
     errors: dict[int, str] = msgspec.field(default_factory=dict)
     #: Seconds that went into following the step for heads, which nobody has asked for drafts yet.
-    following: float = 0.0
+    tracking_seconds: float = 0.0
 
     @classmethod
     def empty(cls, num_rows: int) -> StepResult:

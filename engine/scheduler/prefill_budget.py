@@ -16,59 +16,69 @@ from dataclasses import dataclass, field, replace
 LEAST_OF_A_START = 8
 #: Prompt tokens that wait are computed in about as many steps, if the most allows it.
 _STEPS_FOR_ALL = 32
-#: Sequences that decode beside which `PrefillShare.least` is meant; beside more it grows with them.
+#: Sequences that decode beside which `PrefillLimits.min_step_tokens` is meant; beside more it
+#: grows with them.
 _LEAST_BESIDE = 9
 
 
 @dataclass(frozen=True, slots=True)
-class PrefillShare:
+class PrefillLimits:
     """Prompt tokens of one step in which others decode.
 
     Attributes:
-        most: bounds how long a step takes, except that each sequence that decodes brings prompts
-            some tokens all the same: see `least`.
-        full_at: with so many sequences that decode in a step, prompts get `most`; with fewer their
-            part of it, though they fill the step up to `least`. 0: always `most`.
-        least: tokens of a step, those that decode included, where up to 9 sequences decode; few
+        max_prompt_tokens: bounds how long a step takes, except that each sequence that decodes
+        brings prompts
+            some tokens all the same: see `min_step_tokens`.
+        saturation_decodes: with so many sequences that decode in a step, prompts get
+        `max_prompt_tokens`; with fewer their
+            part of it, though they fill the step up to `min_step_tokens`. 0: always
+            `max_prompt_tokens`.
+        min_step_tokens: tokens of a step, those that decode included, where up to 9 sequences
+        decode; few
             more take nearly as long as few less, for products go by whole tiles of rows. And 8
-            (with 72) for each that decodes, be it more than `most`: a request brings some prompt
+            (with 72) for each that decodes, be it more than `max_prompt_tokens`: a request brings
+            some prompt
             tokens for each that it decodes, and if a step takes in fewer, prompts wait the longer
             the more wait, for the decodes of others who came before them.
-        reach: attention reads all that stands before a token, and so many tokens of this context
+        context_cost_tokens: attention reads all that stands before a token, and so many tokens of
+        this context
             take as long as the token itself: a prompt's later tokens count for more than its first
-            ones, and so does a start that was found in the cache. But `least` are tokens, wherever
+            ones, and so does a start that was found in the cache. But `min_step_tokens` are
+            tokens, wherever
             they stand. 0: context counts for nothing.
-        whole: tokens of a whole step, of prompts and of those that decode, that take about as long
-            as `most` may; `Turns` holds steps to them while others are about. 0: it doesn't.
+        target_step_tokens: tokens of a whole step, of prompts and of those that decode, that take
+        about as long
+            as `max_prompt_tokens` may; `DecodeRotation` holds steps to them while others are
+            about. 0: it doesn't.
     """
 
-    most: int
-    full_at: int = 0
-    least: int = 72
-    reach: int = 0
-    whole: int = 0
+    max_prompt_tokens: int
+    saturation_decodes: int = 0
+    min_step_tokens: int = 72
+    context_cost_tokens: int = 0
+    target_step_tokens: int = 0
 
-    def of(self, num_decodes: int, num_waiting_tokens: int) -> int:
+    def prompt_tokens(self, num_decodes: int, num_waiting_tokens: int) -> int:
         """The share of a step.
 
         Args:
             num_decodes: sequences that decode in it.
             num_waiting_tokens: of prompts that are still to be computed, all together.
         """
-        if not self.full_at:
-            return self.most
-        by_decodes = self.most * num_decodes // self.full_at
+        if not self.saturation_decodes:
+            return self.max_prompt_tokens
+        by_decodes = self.max_prompt_tokens * num_decodes // self.saturation_decodes
         by_prompts = num_waiting_tokens // _STEPS_FOR_ALL
-        wanted = min(self.most, max(by_decodes, by_prompts))
-        return max(wanted, self.least_of(num_decodes))
+        wanted = min(self.max_prompt_tokens, max(by_decodes, by_prompts))
+        return max(wanted, self.min_prompt_tokens(num_decodes))
 
-    def least_of(self, num_decodes: int) -> int:
+    def min_prompt_tokens(self, num_decodes: int) -> int:
         """Prompt tokens of a step that go beside so many decodes, whatever they take."""
-        if not self.full_at:
+        if not self.saturation_decodes:
             return 0
-        filled = max(self.least - num_decodes, 1)
-        sustained = self.least * num_decodes // _LEAST_BESIDE - num_decodes
-        return max(min(self.most, filled), sustained)
+        filled = max(self.min_step_tokens - num_decodes, 1)
+        sustained = self.min_step_tokens * num_decodes // _LEAST_BESIDE - num_decodes
+        return max(min(self.max_prompt_tokens, filled), sustained)
 
     def chunk(self, wanted: int, left: int) -> int:
         """Tokens of a prompt in a step that has room for some of them.
@@ -81,7 +91,7 @@ class PrefillShare:
             wanted: tokens of the prompt that are still to be computed.
             left: of the step's share.
         """
-        if wanted <= left or left <= 0 or not self.full_at:
+        if wanted <= left or left <= 0 or not self.saturation_decodes:
             return max(0, min(wanted, left))
         steps = -(-(8 * wanted - left) // (8 * left))
         return -(-wanted // steps)
@@ -96,88 +106,92 @@ class StepLimits:
 
     Attributes:
         token_budget: tokens of a step.
-        chunk: tokens of one sequence in a step, where prompts may be cut.
+        max_chunk_tokens: tokens of one sequence in a step, where prompts may be cut.
         chunked: whether they may.
         share: prompt tokens of a step in which others decode.
     """
 
     token_budget: int
-    chunk: int
+    max_chunk_tokens: int
     chunked: bool
-    share: PrefillShare
+    share: PrefillLimits
 
     @property
-    def most_at_once(self) -> int:
+    def max_tokens_per_sequence(self) -> int:
         """Most tokens of one sequence in one step."""
-        return min(self.token_budget, self.chunk) if self.chunked else self.token_budget
+        return min(self.token_budget, self.max_chunk_tokens) if self.chunked else self.token_budget
 
 
 @dataclass(slots=True)
-class PromptLoad:
+class PrefillLoad:
     """Work for a step's prompts.
 
     Attributes:
         tokens: of prompts; a prompt that starts counts as `LEAST_OF_A_START` at least.
-        reads: for each of them the tokens before it, which attention reads, all together.
+        context_reads: for each of them the tokens before it, which attention reads, all together.
     """
 
     tokens: float = 0.0
-    reads: float = 0.0
+    context_reads: float = 0.0
 
     def add(self, count: int, context: int) -> None:
         """`count` tokens behind `context` others; a negative count takes them away again."""
         self.tokens += count
-        self.reads += count * (context + abs(count) / 2)
+        self.context_reads += count * (context + abs(count) / 2)
 
 
 @dataclass(slots=True)
-class PrefillRoom:
+class PrefillBudget:
     """Prompt tokens that still fit into a step.
 
     Attributes:
-        left: so many, of prompts' first tokens. Each takes longer the more tokens stand before it.
-        least: so many fit, whatever they take.
-        least_of_a_start: a prompt that starts counts as so many tokens, be it fewer.
-        reach: so many tokens of context take as long to read as a token else takes; 0: context is
+        remaining: so many, of prompts' first tokens. Each takes longer the more tokens stand
+        before it.
+        min_tokens: so many fit, whatever they take.
+        min_tokens_per_start: a prompt that starts counts as so many tokens, be it fewer.
+        context_tokens_per_token: so many tokens of context take as long to read as a token else
+        takes; 0: context is
             free.
         load: what the step's prompts have taken.
     """
 
-    left: float
-    least: int = 0
-    least_of_a_start: int = 1
-    reach: int = 0
-    load: PromptLoad = field(default_factory=PromptLoad)
+    remaining: float
+    min_tokens: int = 0
+    min_tokens_per_start: int = 1
+    context_tokens_per_token: int = 0
+    load: PrefillLoad = field(default_factory=PrefillLoad)
 
     def tokens(self, context: int) -> int:
         """How many tokens behind so many others there's room for."""
-        return max(self.least, self._affordable(context))
+        return max(self.min_tokens, self._affordable(context))
 
     def _affordable(self, context: int) -> int:
         """The largest count whose `_cost` is `left` at most."""
-        if self.left <= 0 or not self.reach:
-            return max(0, int(self.left))
-        base = self.reach + context
-        return int(math.sqrt(base * base + 2.0 * self.reach * self.left) - base)
+        if self.remaining <= 0 or not self.context_tokens_per_token:
+            return max(0, int(self.remaining))
+        base = self.context_tokens_per_token + context
+        return int(
+            math.sqrt(base * base + 2.0 * self.context_tokens_per_token * self.remaining) - base
+        )
 
     def _cost(self, count: int, context: int) -> float:
         """What tokens take, in tokens without context."""
-        if not self.reach:
+        if not self.context_tokens_per_token:
             return count
-        return count * (1 + (context + count / 2) / self.reach)
+        return count * (1 + (context + count / 2) / self.context_tokens_per_token)
 
-    def take(self, count: int, context: int, *, starts: bool) -> None:
+    def consume(self, count: int, context: int, *, starts: bool) -> None:
         """A step computes `count` tokens of a prompt, which starts with them or has begun."""
         self._count(count, context, starts=starts, sign=1)
 
-    def give_back(self, count: int, context: int, *, starts: bool) -> None:
+    def refund(self, count: int, context: int, *, starts: bool) -> None:
         """It doesn't, after all."""
         self._count(count, context, starts=starts, sign=-1)
 
     def _count(self, count: int, context: int, *, starts: bool, sign: int) -> None:
-        taken = max(count, self.least_of_a_start) if starts else count
-        self.left -= sign * self._cost(taken, context)
-        self.least -= sign * taken
+        taken = max(count, self.min_tokens_per_start) if starts else count
+        self.remaining -= sign * self._cost(taken, context)
+        self.min_tokens -= sign * taken
         told = max(count, LEAST_OF_A_START) if starts else count
         self.load.add(sign * told, context)
 
@@ -194,7 +208,8 @@ LEAST_TOKENS = 32
 _NEW = 0.1
 #: A step counts as at most so many times slower or faster than the average.
 _OUTLIER = 2.0
-#: The longest `PrefillShare.reach`: of a model that reads no context, there's still some to learn.
+#: The longest `PrefillLimits.context_cost_tokens`: of a model that reads no context, there's still
+#: some to learn.
 _LONGEST_REACH = 1 << 14
 
 
@@ -203,8 +218,9 @@ class PrefillPace:
 
     Attributes:
         seconds_per_token: of prompts, beside what the decodes of the same step take.
-        seconds_per_read: what each token that stands before it adds to that.
-        seconds_of_any: what a step takes for each token of it, of a prompt or one that decodes.
+        seconds_per_context_token: what each token that stands before it adds to that.
+        seconds_per_step_token: what a step takes for each token of it, of a prompt or one that
+        decodes.
     """
 
     def __init__(
@@ -217,17 +233,17 @@ class PrefillPace:
         """Both paces are to begin with; `max_seconds`: for the prompt tokens of a step."""
         self._limits, self._max_seconds = limits, max_seconds
         self.seconds_per_token = seconds_per_token
-        self.seconds_per_read = seconds_per_read
-        self.seconds_of_any = seconds_per_token
+        self.seconds_per_context_token = seconds_per_read
+        self.seconds_per_step_token = seconds_per_token
         #: Of a step of decodes alone; 0: none yet.
         self._decode_seconds = 0.0
         self._set()
 
-    def note(self, load: PromptLoad, num_decodes: int, seconds: float) -> None:
+    def update(self, load: PrefillLoad, num_decodes: int, seconds: float) -> None:
         """Take a step's time into account."""
         if load.tokens + num_decodes >= LEAST_TOKENS:
-            foreseen = (load.tokens + num_decodes) * self.seconds_of_any
-            self.seconds_of_any *= _step(seconds / foreseen, 1.0)
+            foreseen = (load.tokens + num_decodes) * self.seconds_per_step_token
+            self.seconds_per_step_token *= _step(seconds / foreseen, 1.0)
         if not load.tokens:
             before = self._decode_seconds or seconds
             self._decode_seconds = before * _step(seconds / before, 1.0)
@@ -236,22 +252,26 @@ class PrefillPace:
             self._learn(load, max(0.0, seconds - beside))
         self._set()
 
-    def _learn(self, load: PromptLoad, seconds: float) -> None:
+    def _learn(self, load: PrefillLoad, seconds: float) -> None:
         """What was longer or shorter than foreseen goes to both paces, by what each foresaw."""
-        reading = load.reads * self.seconds_per_read
+        reading = load.context_reads * self.seconds_per_context_token
         foreseen = load.tokens * self.seconds_per_token + reading
         ratio, part = seconds / foreseen, reading / foreseen
         self.seconds_per_token *= _step(ratio, 1 - part)
-        self.seconds_per_read *= _step(ratio, part)
+        self.seconds_per_context_token *= _step(ratio, part)
 
     def _set(self) -> None:
         per_token = self.seconds_per_token
-        self.seconds_per_read = max(self.seconds_per_read, per_token / _LONGEST_REACH)
+        self.seconds_per_context_token = max(
+            self.seconds_per_context_token, per_token / _LONGEST_REACH
+        )
         self._limits.share = replace(
             self._limits.share,
-            most=max(LEAST_TOKENS, int(self._max_seconds / per_token)),
-            reach=max(1, round(per_token / self.seconds_per_read)),
-            whole=max(LEAST_TOKENS, int(self._max_seconds / self.seconds_of_any)),
+            max_prompt_tokens=max(LEAST_TOKENS, int(self._max_seconds / per_token)),
+            context_cost_tokens=max(1, round(per_token / self.seconds_per_context_token)),
+            target_step_tokens=max(
+                LEAST_TOKENS, int(self._max_seconds / self.seconds_per_step_token)
+            ),
         )
 
 

@@ -15,14 +15,14 @@ from engine.kv_cache import BlockHashes
 from engine.scheduler.plan import EncoderInput
 
 
-class Status(enum.Enum):
+class SequenceStatus(enum.Enum):
     """Where a sequence stands."""
 
     #: Its adapter is being read or its grammar compiled; the scheduler doesn't know it yet.
-    WAITING_OUTSIDE = "waiting_outside"
+    WAITING_FOR_ADMISSION = "waiting_outside"
     #: A beam that hasn't begun, or has given its blocks back while it waits for other beams; the
     #: scheduler has it in no list.
-    PARKED = "parked"
+    PARKED_BEAM = "parked"
     WAITING = "waiting"
     RUNNING = "running"
     PREEMPTED = "preempted"
@@ -51,7 +51,7 @@ class Sequence:
     seed: int
     #: Hashes of its full blocks, with what tells them from others' of equal tokens.
     block_hashes: BlockHashes = field(default_factory=BlockHashes)
-    status: Status = Status.WAITING
+    status: SequenceStatus = SequenceStatus.WAITING
     #: Tokens whose KV is in the cache after the step being run.
     num_computed_tokens: int = 0
     #: Prompt tokens that a prefix hit saved, when first scheduled.
@@ -63,11 +63,11 @@ class Sequence:
     finish_reason: str | None = None
     stop_reason: int | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
-    flight: FlightRecord = field(default_factory=FlightRecord)
+    timeline: FlightRecord = field(default_factory=FlightRecord)
     first_scheduled_at: float = 0.0
     first_token_at: float = 0.0
     #: Whether steps may be planned with tokens that are still being sampled.
-    looks_ahead: bool = False
+    allows_lookahead: bool = False
     #: Tokens that it was to compute when it was queued last.
     num_queued_tokens: int = 0
     #: How many tokens after the known ones the steps being run will sample.
@@ -89,7 +89,7 @@ class Sequence:
     @property
     def age_ms(self) -> int:
         """Milliseconds since its request came."""
-        return int((time.time() - self.request.arrived_at) * 1000)
+        return int((time.time() - self.request.arrival_time) * 1000)
 
     @property
     def ends_in_flight(self) -> bool:
@@ -114,7 +114,7 @@ class Sequence:
     @property
     def finished(self) -> bool:
         """Whether it has left the engine."""
-        return self.status is Status.FINISHED
+        return self.status is SequenceStatus.FINISHED
 
 
 @dataclass(slots=True, eq=False)
@@ -123,13 +123,13 @@ class Request:
 
     message: EngineRequest
     sequences: list[Sequence] = field(default_factory=list)
-    arrived_at: float = 0.0
+    arrival_time: float = 0.0
     #: Vectors in the place of the prompt ids' embeddings.
     encoder_inputs: list[EncoderInput] = field(default_factory=list)
     #: Handle of the caller's functions on logits.
     logits_processors: int | None = None
     #: Output tokens that may still come, over all outputs; None: no cap.
-    tokens_left: int | None = None
+    remaining_tokens: int | None = None
     #: Tokens that it may hold, where its adapter brings some; 0: the model's. Known once the
     #: adapter is there.
     vocab_size: int = 0
@@ -150,12 +150,12 @@ class Request:
         return msgspec.structs.replace(params, logits_processors=None)
 
     @property
-    def searches(self) -> bool:
+    def is_beam_search(self) -> bool:
         """Whether its sequences are the beams of one search."""
         return self.message.sampling.use_beam_search
 
     @property
-    def handles(self) -> list[int]:
+    def attachment_handles(self) -> list[int]:
         """What the executor holds for it."""
         held = [each.handle for each in self.encoder_inputs]
         return held if self.logits_processors is None else [*held, self.logits_processors]
@@ -170,7 +170,7 @@ class Request:
         """Whether all sequences have left."""
         return all(sequence.finished for sequence in self.sequences)
 
-    def let_go(self) -> None:
+    def clear_sequences(self) -> None:
         """Its sequences have left, and nobody asks for them any more.
 
         They know their request: with this neither waits for the collector, which would look at

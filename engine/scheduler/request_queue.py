@@ -13,23 +13,23 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from engine.lazy_heap import LazyHeap
-from engine.scheduler.request import Sequence, Status
+from engine.scheduler.request import Sequence, SequenceStatus
 
 #: How a sequence stands in its line; the smallest goes first. No two are equal.
-Place = tuple[int, ...]
+SortKey = tuple[int, ...]
 
 
 #: A line keeps so many of the dead without a look at how many live.
 _FEW_DEAD = 16
 
 
-class _Line:
+class _TenantQueue:
     """One tenant's sequences."""
 
     __slots__ = ("_dead", "_heap", "num_tokens")
 
     def __init__(self) -> None:
-        self._heap: list[tuple[Place, Sequence]] = []
+        self._heap: list[tuple[SortKey, Sequence]] = []
         self._dead = 0
         #: That its sequences were to compute when they were queued.
         self.num_tokens = 0
@@ -38,14 +38,14 @@ class _Line:
         """Those that live."""
         return len(self._heap) - self._dead
 
-    def push(self, place: Place, sequence: Sequence) -> None:
+    def push(self, place: SortKey, sequence: Sequence) -> None:
         heapq.heappush(self._heap, (place, sequence))
 
-    def head(self) -> tuple[Place, Sequence] | None:
+    def head(self) -> tuple[SortKey, Sequence] | None:
         """Who is next among the living; the dead before it are dropped."""
         heap = self._heap
         while heap:
-            if heap[0][1].status is not Status.FINISHED:
+            if heap[0][1].status is not SequenceStatus.FINISHED:
                 return heap[0]
             heapq.heappop(heap)
             self._dead -= 1
@@ -59,12 +59,14 @@ class _Line:
         """One of its sequences has finished."""
         self._dead += 1
         if self._dead > _FEW_DEAD and 2 * self._dead > len(self._heap):
-            self._heap = [each for each in self._heap if each[1].status is not Status.FINISHED]
+            self._heap = [
+                each for each in self._heap if each[1].status is not SequenceStatus.FINISHED
+            ]
             heapq.heapify(self._heap)
             self._dead = 0
 
 
-class WaitingQueue(ABC):
+class RequestQueue(ABC):
     """Sequences that wait to run."""
 
     def __init__(self) -> None:
@@ -72,7 +74,7 @@ class WaitingQueue(ABC):
         self._pushed = 0
         #: Tokens that all that wait were to compute when they were queued.
         self.num_tokens = 0
-        self._lines: dict[str, _Line] = {}
+        self._lines: dict[str, _TenantQueue] = {}
         self._order = LazyHeap()
         self._held: set[str] = set()
 
@@ -87,26 +89,26 @@ class WaitingQueue(ABC):
     # -- the policy ---------------------------------------------------------------------------
 
     @abstractmethod
-    def _place(self, sequence: Sequence, preempted: bool) -> Place:
+    def _sequence_key(self, sequence: Sequence, preempted: bool) -> SortKey:
         """Where the sequence stands in its tenant's line."""
 
-    def _rank(self, tenant: str, place: Place) -> Any:
+    def _tenant_key(self, tenant: str, place: SortKey) -> Any:
         """Where a line stands whose head is at `place`. May grow by itself, but never shrink."""
         return place
 
-    def _opened(self, tenant: str) -> None:  # noqa: B027
+    def _on_tenant_active(self, tenant: str) -> None:  # noqa: B027
         """A tenant that had nothing waiting has something now."""
 
-    def _closed(self, tenant: str) -> None:  # noqa: B027
+    def _on_tenant_idle(self, tenant: str) -> None:  # noqa: B027
         """A tenant has nothing waiting any more."""
 
-    def _took(self, tenant: str) -> None:  # noqa: B027
+    def _on_pop(self, tenant: str) -> None:  # noqa: B027
         """The head of a tenant's line starts."""
 
     #: Whether tenants have shares.
     fair = False
 
-    def next_begun(self, begun: list[Sequence]) -> int:
+    def next_partial_prefill(self, begun: list[Sequence]) -> int:
         """Which of some prompts that have begun goes on first; they are in order of urgency."""
         return 0
 
@@ -120,7 +122,7 @@ class WaitingQueue(ABC):
     def charge_output(self, sequence: Sequence, num_tokens: int = 1) -> None:  # noqa: B027
         """A sequence got output tokens. Fair policies count them."""
 
-    def charge_in_vain(self, sequence: Sequence, num_tokens: int) -> None:  # noqa: B027
+    def charge_rejected_drafts(self, sequence: Sequence, num_tokens: int) -> None:  # noqa: B027
         """A step computed tokens of a sequence that it didn't get. Fair policies count them."""
 
     # -- coming and going ---------------------------------------------------------------------
@@ -129,7 +131,7 @@ class WaitingQueue(ABC):
         """Queue a new sequence, of whose tokens so many would hit the prefix cache by now."""
         self._push(sequence, sequence.num_tokens - num_cached_tokens, preempted=False)
 
-    def push_back(self, sequence: Sequence) -> None:
+    def prepend(self, sequence: Sequence) -> None:
         """Queue a preempted sequence ahead of those that never ran."""
         self._push(sequence, sequence.num_tokens, preempted=True)
 
@@ -138,20 +140,20 @@ class WaitingQueue(ABC):
         self._pushed += 1
         sequence.num_queued_tokens = num_tokens
         self.num_tokens += sequence.num_queued_tokens
-        place, tenant = self._place(sequence, preempted), sequence.request.message.tenant
+        place, tenant = self._sequence_key(sequence, preempted), sequence.request.message.tenant
         line = self._lines.get(tenant)
         if line is None:
-            line = self._lines[tenant] = _Line()
-            self._opened(tenant)
+            line = self._lines[tenant] = _TenantQueue()
+            self._on_tenant_active(tenant)
         line.push(place, sequence)
         line.num_tokens += num_tokens
         head = line.head()
         if head is not None and head[0] == place and tenant not in self._held:
-            self._order.put(tenant, self._rank(tenant, place))
+            self._order.put(tenant, self._tenant_key(tenant, place))
 
-    def discard(self, sequence: Sequence) -> None:
+    def remove_finished(self, sequence: Sequence) -> None:
         """Say that a queued sequence has finished (its status must be FINISHED)."""
-        self._uncount(sequence)
+        self._decrement(sequence)
         tenant = sequence.request.message.tenant
         line = self._lines[tenant]
         line.note_dead()
@@ -165,18 +167,18 @@ class WaitingQueue(ABC):
             head = self._head(tenant)
             if head is None:
                 continue
-            rank = self._rank(tenant, head[0])
+            rank = self._tenant_key(tenant, head[0])
             if rank == listed:
                 return head[1]
             self._order.put(tenant, rank)
         return None
 
-    def head_of(self, tenant: str) -> Sequence | None:
+    def peek_tenant(self, tenant: str) -> Sequence | None:
         """The tenant's sequence to run next, held or not; None when it has none waiting."""
         head = self._head(tenant)
         return head[1] if head is not None else None
 
-    def _head(self, tenant: str) -> tuple[Place, Sequence] | None:
+    def _head(self, tenant: str) -> tuple[SortKey, Sequence] | None:
         """The head of a tenant's line; one where nobody lives is closed."""
         line = self._lines.get(tenant)
         head = line.head() if line is not None else None
@@ -184,59 +186,59 @@ class WaitingQueue(ABC):
             self._close(tenant)
         return head
 
-    def take(self, sequence: Sequence) -> None:
-        """Take the head of a tenant's line, as `peek` or `head_of` gave it."""
+    def pop(self, sequence: Sequence) -> None:
+        """Take the head of a tenant's line, as `peek` or `peek_tenant` gave it."""
         tenant = sequence.request.message.tenant
-        if self.head_of(tenant) is not sequence:
+        if self.peek_tenant(tenant) is not sequence:
             raise RuntimeError("Only the head of a line can be taken.")
         self._lines[tenant].pop()
-        self._uncount(sequence)
-        self._took(tenant)
+        self._decrement(sequence)
+        self._on_pop(tenant)
         head = self._head(tenant)
         if head is not None and tenant not in self._held:
-            self._order.put(tenant, self._rank(tenant, head[0]))
+            self._order.put(tenant, self._tenant_key(tenant, head[0]))
 
-    def _uncount(self, sequence: Sequence) -> None:
+    def _decrement(self, sequence: Sequence) -> None:
         self._count -= 1
         self.num_tokens -= sequence.num_queued_tokens
         line = self._lines[sequence.request.message.tenant]
         line.num_tokens -= sequence.num_queued_tokens
 
-    def tokens_of(self, tenant: str) -> int:
+    def num_tenant_tokens(self, tenant: str) -> int:
         """`num_tokens` of one tenant."""
         line = self._lines.get(tenant)
         return 0 if line is None else line.num_tokens
 
     def _close(self, tenant: str) -> None:
         if self._lines.pop(tenant, None) is not None:
-            self._closed(tenant)
+            self._on_tenant_idle(tenant)
         self._order.discard(tenant)
 
     # -- tenants that can't start anything now ------------------------------------------------
 
-    def hold(self, tenant: str) -> None:
-        """Pass over a tenant until `release`."""
+    def skip_tenant(self, tenant: str) -> None:
+        """Pass over a tenant until `clear_skipped`."""
         self._held.add(tenant)
         self._order.discard(tenant)
 
-    def release(self) -> None:
+    def clear_skipped(self) -> None:
         """Pass over nobody any more."""
         for tenant in self._held:
             head = self._head(tenant)
             if head is not None:
-                self._order.put(tenant, self._rank(tenant, head[0]))
+                self._order.put(tenant, self._tenant_key(tenant, head[0]))
         self._held.clear()
 
 
-class FCFSQueue(WaitingQueue):
+class FCFSQueue(RequestQueue):
     """First come, first served."""
 
-    def _place(self, sequence: Sequence, preempted: bool) -> Place:
+    def _sequence_key(self, sequence: Sequence, preempted: bool) -> SortKey:
         return (0, sequence.seq_id) if preempted else (1, self._pushed)
 
 
-class PriorityQueue(WaitingQueue):
+class PriorityQueue(RequestQueue):
     """Smaller `priority` first, then by arrival. A preempted sequence keeps its place by both."""
 
-    def _place(self, sequence: Sequence, preempted: bool) -> Place:
+    def _sequence_key(self, sequence: Sequence, preempted: bool) -> SortKey:
         return (sequence.request.priority, sequence.seq_id)

@@ -15,27 +15,27 @@ from typing import Protocol
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import KVPoolTooSmall
 from engine.contract.messages import MOST_NAMED, EngineRequest
-from engine.kv_cache import KVCacheCoordinator, KVLayout, TenantQuota, make_coordinator
-from engine.scheduler.decode_rotation import ShortStep, StepWork, Turns
-from engine.scheduler.fair_queue import make_queue
-from engine.scheduler.plan import StepPlan, decodes
+from engine.kv_cache import KVCacheConfig, KVCacheCoordinator, TenantQuota, make_coordinator
+from engine.scheduler.decode_rotation import DecodeRotation, ShortStep, StepDemand
+from engine.scheduler.fair_queue import make_request_queue
+from engine.scheduler.plan import StepPlan, is_decode
 from engine.scheduler.prefill_budget import (
     LEAST_OF_A_START,
-    PrefillRoom,
-    PrefillShare,
-    PromptLoad,
+    PrefillBudget,
+    PrefillLimits,
+    PrefillLoad,
     StepLimits,
 )
-from engine.scheduler.request import Sequence, Status
-from engine.scheduler.request_queue import WaitingQueue
-from engine.scheduler.running_queue import RunningSet
+from engine.scheduler.request import Sequence, SequenceStatus
+from engine.scheduler.request_queue import RequestQueue
+from engine.scheduler.running_queue import RunningQueue
 from engine.scheduler.step_builder import StepBuilder
 
 # -- Who gets a step's prompt tokens: prompts that have begun, and those that wait to begin.
 
 
 #: Steps with preemptions that the first that runs may be left out of before it goes ahead of all.
-_PATIENCE = 8
+MAX_STARVED_STEPS = 8
 
 
 class Admitter:
@@ -45,20 +45,20 @@ class Admitter:
         self,
         config: EngineConfig,
         kv: KVCacheCoordinator,
-        waiting: WaitingQueue,
-        runs: RunningSet,
+        waiting: RequestQueue,
+        runs: RunningQueue,
         limits: StepLimits,
     ) -> None:
         self._config, self._kv, self._waiting, self._runs = config, kv, waiting, runs
         self._running, self._limits = runs.sequences, limits
         #: Seats that tenants over their share leave to others.
-        self._kept = config.kept_seats
+        self.reserved_seats = config.reserved_seats
         #: Blocks that the last sequence would have taken that had to wait for blocks.
-        self._lacking = 0
+        self.num_missing_blocks = 0
         #: Whether nothing more may begin in this step.
-        self._closed = False
+        self.admission_closed = False
         #: Steps with preemptions that the first that runs got no tokens of, since it last did.
-        self._passed_over = 0
+        self.num_starved_steps = 0
 
     def deal_prompts(self, builder: StepBuilder, begun: list[Sequence]) -> None:
         """Prompt tokens while they last, to whoever's turn it is, begun or not.
@@ -79,99 +79,101 @@ class Admitter:
             builder: the step.
             begun: running sequences with prompt left, in the order of `running`; it's used up.
         """
-        self._closed = False
+        self.admission_closed = False
         waiting = self._waiting
-        if self._passed_over >= _PATIENCE and begun and begun[0] is self._running[0]:
+        if self.num_starved_steps >= MAX_STARVED_STEPS and begun and begun[0] is self._running[0]:
             self.go_on(builder, begun.pop(0))
         while builder.budget > 0:
             head = self._startable(builder)
             if begun:
-                at = waiting.next_begun(begun)
+                at = waiting.next_partial_prefill(begun)
                 if head is None or not waiting.precedes(head, begun[at]):
                     self.go_on(builder, begun.pop(at))
                     continue
             if head is None:
                 break
-            self._closed = not self._start(builder, head)
-        waiting.release()
+            self.admission_closed = not self._start(builder, head)
+        waiting.clear_skipped()
         self._note_progress(builder)
 
     def _note_progress(self, builder: StepBuilder) -> None:
         """Count the steps in which others are preempted and the first that runs gets nothing."""
-        if not builder.preempted and not self._passed_over:
+        if not builder.preempted and not self.num_starved_steps:
             return
-        if not self._running or builder.dealt(self._running[0]):
-            self._passed_over = 0
+        if not self._running or builder.num_scheduled_tokens(self._running[0]):
+            self.num_starved_steps = 0
         elif builder.preempted:
-            self._passed_over += 1
+            self.num_starved_steps += 1
 
     def go_on(self, builder: StepBuilder, sequence: Sequence) -> None:
         """Deal to a prompt that has begun what there is room for, unless it gave its blocks.
 
         One that gave them and was started again has its tokens of this step already.
         """
-        if sequence.status is not Status.RUNNING or sequence in builder:
+        if sequence.status is not SequenceStatus.RUNNING or sequence in builder:
             return
         pending = sequence.num_tokens + sequence.num_placeholders - sequence.num_computed_tokens
         count = builder.prompt_chunk(self._limits, sequence, pending, sequence.num_computed_tokens)
         if count:
-            self._runs.grow(builder, self._running.index(sequence), count)
+            self._runs.allocate_or_preempt(builder, self._running.index(sequence), count)
 
     def _startable(self, builder: StepBuilder) -> Sequence | None:
         """The waiting sequence that is next, if anything may start."""
         waiting = self._waiting
-        while not self._closed and (head := waiting.peek()) is not None and not head.isolated:
+        while (
+            not self.admission_closed and (head := waiting.peek()) is not None and not head.isolated
+        ):
             quota = self._runs.quota_of(head)
-            if builder.preempted and not self._gave_nothing(builder, quota):
+            if builder.preempted and not self._is_unaffected(builder, quota):
                 return None
-            if builder.rooms and not builder.room_of(head, 0):
-                waiting.hold(quota.name)
+            if builder.tenant_budgets and not builder.prompt_budget(head, 0):
+                waiting.skip_tenant(quota.name)
                 continue
-            if not self.full or self._claim_seat(builder, head, quota):
+            if not self.is_full or self._claim_seat(builder, head, quota):
                 return head
             if waiting.num_tenants == 1:
                 return None
-            waiting.hold(quota.name)
+            waiting.skip_tenant(quota.name)
         return None
 
-    def _gave_nothing(self, builder: StepBuilder, quota: TenantQuota) -> bool:
+    def _is_unaffected(self, builder: StepBuilder, quota: TenantQuota) -> bool:
         """Whether this step's preemptions concern others than a tenant that is within its share."""
         if not self._waiting.fair or quota.name in builder.preempted:
             return False
-        return self._kv.quotas.excess(quota, quota.used) < 1
+        return self._kv.quotas.usage_ratio(quota, quota.used) < 1
 
     def _claim_seat(self, builder: StepBuilder, head: Sequence, quota: TenantQuota) -> bool:
         """Preempt one of those who sit on more than their share, for one who has but few seats.
 
-        They took them while nobody else was there; from then on `_leaves_seats` sees to it.
+        They took them while nobody else was there; from then on `_must_leave_seats` sees to it.
         """
         quotas, seats = self._kv.quotas, self._config.max_num_seqs
-        few = min(self._kept, seats * quotas.fraction(quota))
+        few = min(self.reserved_seats, seats * quotas.weight_fraction(quota))
         if not self._waiting.fair or quota.running >= few:
             return False
         for victim in reversed(self._running[1:]):
             other = self._runs.quota_of(victim)
             if victim.request.priority < head.request.priority:
                 return False
-            if self._runs.lends(builder, victim):
+            if self._runs.has_shared_blocks_this_step(builder, victim):
                 continue
-            if other.running > seats * quotas.fraction(other):
-                self._runs.take_from(builder, victim)
+            if other.running > seats * quotas.weight_fraction(other):
+                self._runs.preempt_in_step(builder, victim)
                 return True
         return False
 
     def _start(self, builder: StepBuilder, head: Sequence) -> bool:
         """Start the queue's head or pass over its tenant; False: nothing more may start."""
         quota = self._runs.quota_of(head)
-        if head.request.priority >= 0 and self._leaves_seats(quota):
-            self._waiting.hold(quota.name)
+        if head.request.priority >= 0 and self._must_leave_seats(quota):
+            self._waiting.skip_tenant(quota.name)
             return True
         if self.admit(builder, head) or head.finished:
             return True
-        if not self._lacking:
+        if not self.num_missing_blocks:
             return False
-        if quota.used + self._lacking > quota.maximum:
-            self._waiting.hold(quota.name)
+        if quota.used + self.num_missing_blocks > quota.maximum:
+            self._waiting.skip_tenant(quota.name)
             return True
         if self._waiting.fair and self._claim_share(builder, head, quota):
             self.admit(builder, head)
@@ -185,39 +187,39 @@ class Admitter:
         False when that doesn't make room. Whoever is more urgent gives nothing.
         """
         quotas = self._kv.quotas
-        if quotas.excess(quota, quota.used + self._lacking) > 1:
+        if quotas.usage_ratio(quota, quota.used + self.num_missing_blocks) > 1:
             return False
-        while self._lacks(head, quota):
+        while self._is_short_of_blocks(head, quota):
             victim = self._runs.victim(quota, builder, over_share=True, spares_first=True)
             if victim is None or victim.request.priority < head.request.priority:
                 return False
-            self._runs.take_from(builder, victim)
+            self._runs.preempt_in_step(builder, victim)
         return True
 
-    def _lacks(self, head: Sequence, quota: TenantQuota) -> bool:
+    def _is_short_of_blocks(self, head: Sequence, quota: TenantQuota) -> bool:
         """Whether there aren't enough blocks for the head's first piece."""
         kv = self._kv
         prefix = self._runs.find_cached_prefix(head)
         computed = len(prefix[0]) * kv.block_size
-        count = min(head.num_tokens - computed, self._limits.most_at_once)
+        count = min(head.num_tokens - computed, self._limits.max_tokens_per_sequence)
         return not kv.can_allocate(head.seq_id, quota, computed, count, prefix)
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         """Whether all seats are taken."""
         return len(self._running) >= self._config.max_num_seqs
 
-    def _leaves_seats(self, quota: TenantQuota) -> bool:
+    def _must_leave_seats(self, quota: TenantQuota) -> bool:
         """Whether the last free seats are for others, who have been here lately."""
-        if len(self._running) < self._config.max_num_seqs - self._kept:
+        if len(self._running) < self._config.max_num_seqs - self.reserved_seats:
             return False
-        return quota.running >= self._config.max_num_seqs * self._kv.quotas.fraction(quota)
+        return quota.running >= self._config.max_num_seqs * self._kv.quotas.weight_fraction(quota)
 
     def _admit_reserved(self, builder: StepBuilder) -> None:
         """Sequences that fit into what is reserved for their tenants, when the pool is full."""
-        for quota in list(self._kv.quotas.reserving):
-            head = self._waiting.head_of(quota.name)
-            full = self.full or builder.budget <= 0
+        for quota in list(self._kv.quotas.tenants_with_reserve):
+            head = self._waiting.peek_tenant(quota.name)
+            full = self.is_full or builder.budget <= 0
             if head is not None and not head.isolated and not full:
                 self.admit(builder, head)
 
@@ -227,13 +229,13 @@ class Admitter:
         They did so before it was reserved: no allocation dips into a reserve.
         """
         kv = self._kv
-        for quota in kv.quotas.unbacked(kv.pool.num_free):
-            head = self._waiting.head_of(quota.name)
+        for quota in kv.quotas.uncovered_reserves(kv.pool.num_free_blocks):
+            head = self._waiting.peek_tenant(quota.name)
             if head is None:
                 continue
             prefix = self._runs.find_cached_prefix(head)
             computed = len(prefix[0]) * kv.block_size
-            count = min(head.num_tokens - computed, self._limits.most_at_once)
+            count = min(head.num_tokens - computed, self._limits.max_tokens_per_sequence)
             if kv.needed(head.seq_id, computed, count, prefix) > quota.unused_reserve:
                 continue
             while not kv.can_allocate(head.seq_id, quota, computed, count, prefix):
@@ -244,7 +246,7 @@ class Admitter:
 
     def admit(self, builder: StepBuilder, sequence: Sequence) -> int:
         """Start the head of a tenant's line; the tokens dealt to it, 0 if it can't start."""
-        self._lacking = 0
+        self.num_missing_blocks = 0
         kv, seq_id = self._kv, sequence.seq_id
         if sequence.num_placeholders:
             # Preempted while a step runs that samples its next token: it must come first.
@@ -257,46 +259,46 @@ class Admitter:
             return 0
         quota = self._runs.quota_of(sequence)
         if not kv.can_allocate(seq_id, quota, computed, count, prefix):
-            if not self._runs.refuse_for_good(sequence, count, prefix):
-                self._lacking = kv.needed(seq_id, computed, count, prefix)
+            if not self._runs.reject_oversized(sequence, count, prefix):
+                self.num_missing_blocks = kv.needed(seq_id, computed, count, prefix)
             return 0
         tokens, hashes = sequence.token_ids, sequence.block_hashes
-        if not computed and sequence.status is Status.WAITING:
+        if not computed and sequence.status is SequenceStatus.WAITING:
             reads = sequence.reads_cache
-            sequence.flight.cold_reason = kv.why_cold(tokens, hashes, reads_cache=reads)
-        self._waiting.take(sequence)
+            sequence.timeline.cold_reason = kv.miss_reason(tokens, hashes, reads_cache=reads)
+        self._waiting.pop(sequence)
         kv.allocate(seq_id, quota, computed, count, prefix)
         kv.cache_full_blocks(seq_id, tokens, hashes, computed + count)
         self._note_start(sequence, computed)
-        builder.start(sequence, kv.tables(seq_id))
-        builder.deal(sequence, count)
+        builder.start(sequence, kv.get_block_tables(seq_id))
+        builder.add(sequence, count)
         self._waiting.charge_prompt(sequence, count)
         return count
 
     def _note_start(self, sequence: Sequence, computed: int) -> None:
         """Record a (re)start: status, prefix hit, times."""
-        if sequence.status is Status.WAITING:
+        if sequence.status is SequenceStatus.WAITING:
             sequence.first_scheduled_at = time.time()
             sequence.num_cached_tokens = min(computed, sequence.num_prompt_tokens)
-            sequence.flight.num_cached_tokens = sequence.num_cached_tokens
+            sequence.timeline.num_cached_tokens = sequence.num_cached_tokens
             sequence.num_prompt_counted = sequence.num_cached_tokens
             self._kv.num_query_tokens += sequence.num_tokens
             self._kv.num_hit_tokens += computed
         sequence.num_computed_tokens = computed
-        self._runs.join(sequence)
+        self._runs.add(sequence)
 
 
 # -- What a new sequence finds before it, for its flight record.
 
 
-def note_ahead(
-    sequence: Sequence, quota: TenantQuota, running: list[Sequence], waiting: WaitingQueue
+def record_queue_position(
+    sequence: Sequence, quota: TenantQuota, running: list[Sequence], waiting: RequestQueue
 ) -> None:
     """Record how many run or wait, and of the sequence's own tenant also who."""
-    flight, own = sequence.flight, quota.sequences
+    flight, own = sequence.timeline, quota.sequences
     flight.num_ahead, flight.num_ahead_own = len(running) + len(waiting), own
     if own:
-        head = waiting.head_of(quota.name)
+        head = waiting.peek_tenant(quota.name)
         flight.behind = _named(quota.name, running, head, min(own, MOST_NAMED))
 
 
@@ -317,10 +319,10 @@ def _named(tenant: str, running: Iterable[Sequence], head: Sequence | None, most
 # -- Rows of a step that have drafts: who guesses at tokens to come, and what becomes of it.
 
 
-class DraftSource(Protocol):
+class DraftProposer(Protocol):
     """What the scheduler asks; `engine.speculative` answers."""
 
-    def unfollowed(self, plan: StepPlan, scheduled: list[Sequence]) -> list[int]:
+    def untracked_sequences(self, plan: StepPlan, scheduled: list[Sequence]) -> list[int]:
         """The sequences of a step that heads needn't follow from here on; it has no drafts yet."""
 
     def propose(self, decoding: list[Sequence], room: int, beside: int = 0) -> dict[int, list[int]]:
@@ -342,24 +344,24 @@ class DraftRows:
     def __init__(
         self,
         kv: KVCacheCoordinator,
-        waiting: WaitingQueue,
+        waiting: RequestQueue,
         quota_of: Callable[[Sequence], TenantQuota],
     ) -> None:
         self._kv, self._waiting, self._quota_of = kv, waiting, quota_of
-        self.source: DraftSource | None = None
+        self.source: DraftProposer | None = None
 
     def add(self, builder: StepBuilder) -> None:
         """Give rows that decode drafts, from what is left of budget and pool."""
         plan = builder.plan
         if self.source is None:
             return
-        plan.unfollowed = self.source.unfollowed(plan, builder.scheduled)
+        plan.untracked = self.source.untracked_sequences(plan, builder.scheduled)
         if builder.budget <= 0:
             return
         decoding = [
             sequence
             for sequence, count in zip(builder.scheduled, plan.num_scheduled, strict=True)
-            if decodes(count) and len(sequence.token_ids) > sequence.num_prompt_tokens
+            if is_decode(count) and len(sequence.token_ids) > sequence.num_prompt_tokens
         ]
         beside = plan.num_tokens - len(decoding)
         found = self.source.propose(decoding, builder.budget, beside)
@@ -373,10 +375,12 @@ class DraftRows:
             computed, count = sequence.num_computed_tokens - 1, 1 + len(drafts)
             if self._kv.can_allocate(seq_id, quota, computed, count):
                 if fresh := self._kv.allocate(seq_id, quota, computed, count):
-                    builder.grow(sequence, fresh)
+                    builder.add_blocks(sequence, fresh)
                 builder.add_drafts(at, drafts)
 
-    def settle(self, plan: StepPlan, scheduled: list[Sequence], token_ids: list[list[int]]) -> None:
+    def process_accepted(
+        self, plan: StepPlan, scheduled: list[Sequence], token_ids: list[list[int]]
+    ) -> None:
         """A step with drafts was run, and its rows got these tokens: what a draft that didn't hold
         left in the cache is computed anew.
         """
@@ -386,10 +390,10 @@ class DraftRows:
                 continue
             accepted = max(0, len(found) - 1)
             sequence.num_computed_tokens -= len(drafts) - accepted
-            sequence.flight.num_drafts += 1
-            sequence.flight.num_draft_tokens += len(drafts)
-            sequence.flight.num_accepted_tokens += accepted
-            self._waiting.charge_in_vain(sequence, len(drafts) - accepted)
+            sequence.timeline.num_drafts += 1
+            sequence.timeline.num_draft_tokens += len(drafts)
+            sequence.timeline.num_accepted_tokens += accepted
+            self._waiting.charge_rejected_drafts(sequence, len(drafts) - accepted)
             if self.source is not None:
                 self.source.note(sequence, len(drafts), accepted)
 
@@ -402,8 +406,8 @@ class Scheduler:
         config: EngineConfig,
         num_blocks: int,
         token_budget: int,
-        prefill_share: PrefillShare | None = None,
-        layout: KVLayout | None = None,
+        prefill_share: PrefillLimits | None = None,
+        layout: KVCacheConfig | None = None,
         max_model_len: int = 0,
     ) -> None:
         """Settings that were resolved beside the model.
@@ -417,25 +421,29 @@ class Scheduler:
         self.max_num_seqs = config.max_num_seqs
         self.limits = StepLimits(
             token_budget,
-            chunk=config.long_prefill_token_threshold or token_budget,
+            max_chunk_tokens=config.long_prefill_token_threshold or token_budget,
             chunked=config.enable_chunked_prefill,
-            share=prefill_share or PrefillShare(token_budget),
+            share=prefill_share or PrefillLimits(token_budget),
         )
         self.kv = make_coordinator(
             layout, num_blocks, config.block_size, config.enable_prefix_caching
         )
         #: The longest sequence that can ever run.
-        self.capacity_tokens = self.kv.capacity(num_blocks, self.limits.most_at_once, max_model_len)
+        self.capacity_tokens = self.kv.max_sequence_tokens(
+            num_blocks, self.limits.max_tokens_per_sequence, max_model_len
+        )
         if max_model_len:
-            longest = self.kv.most_blocks(max_model_len, self.limits.most_at_once)
-            self.kv.quotas.shared = min(num_blocks, longest)
-        self.waiting = make_queue(config)
+            longest = self.kv.max_blocks_per_sequence(
+                max_model_len, self.limits.max_tokens_per_sequence
+            )
+            self.kv.quotas.unreservable_blocks = min(num_blocks, longest)
+        self.waiting = make_request_queue(config)
         by_priority = config.scheduling_policy != "fcfs"
-        self._runs = RunningSet(self.kv, self.waiting, by_priority)
+        self._runs = RunningQueue(self.kv, self.waiting, by_priority)
         self.running = self._runs.sequences
         self.drafts = DraftRows(self.kv, self.waiting, self._runs.quota_of)
         self._admitter = Admitter(config, self.kv, self.waiting, self._runs, self.limits)
-        self._turns = Turns(self.kv.quotas, self.waiting, self._runs, self.limits)
+        self._turns = DecodeRotation(self.kv.quotas, self.waiting, self._runs, self.limits)
         #: What was scheduled last.
         self._plan = StepPlan(0)
         #: Set while the step that is being dealt is held short.
@@ -444,15 +452,17 @@ class Scheduler:
         #: Steps that were scheduled so far.
         self.num_steps = 0
         #: Work for prompts in the step that was scheduled last.
-        self.prompt_load = PromptLoad()
+        self.prompt_load = PrefillLoad()
         self._appended: list[tuple[int, int]] = []
         #: Who has steps of its own until it brings a token, from its first one on.
-        self._lone: Sequence | None = None
-        self._was_alone = False
+        self.isolated: Sequence | None = None
+        self.ran_isolated = False
 
-    def concurrency(self, num_tokens: int) -> float:
+    def max_concurrency(self, num_tokens: int) -> float:
         """How many sequences of so many tokens the pool holds at once."""
-        return self.kv.pool.num_blocks / self.kv.most_blocks(num_tokens, self.limits.most_at_once)
+        return self.kv.pool.num_blocks / self.kv.max_blocks_per_sequence(
+            num_tokens, self.limits.max_tokens_per_sequence
+        )
 
     @property
     def num_preemptions(self) -> int:
@@ -467,32 +477,34 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self.running or len(self.waiting) or self._runs.removed)
+        return bool(self.running or len(self.waiting) or self._runs.removed_ids)
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence."""
-        quota = self.note_tenant(sequence.request.message)
+        quota = self.record_tenant(sequence.request.message)
         if sequence.index == 0:
-            note_ahead(sequence, quota, self.running, self.waiting)
+            record_queue_position(sequence, quota, self.running, self.waiting)
         quota.sequences += 1
         cached = len(self._runs.find_cached_prefix(sequence)[0]) * self.kv.block_size
         self.waiting.push(sequence, cached)
 
-    def note_tenant(self, message: EngineRequest) -> TenantQuota:
+    def record_tenant(self, message: EngineRequest) -> TenantQuota:
         """Take over what a request says of its tenant's share of the pool."""
-        return self.kv.quotas.note(
+        return self.kv.quotas.record_request(
             message.tenant,
             message.weight,
             message.kv_reserved_fraction,
             message.kv_max_fraction,
         )
 
-    def capacity_of(self, message: EngineRequest) -> int:
+    def max_tokens_for(self, message: EngineRequest) -> int:
         """The longest sequence, in tokens, that the request's tenant can ever run as of now."""
-        blocks = self.kv.quotas.limit(self.note_tenant(message))
-        return self.kv.capacity(blocks, self.limits.most_at_once, self._max_model_len)
+        blocks = self.kv.quotas.limit(self.record_tenant(message))
+        return self.kv.max_sequence_tokens(
+            blocks, self.limits.max_tokens_per_sequence, self._max_model_len
+        )
 
-    def quota_of(self, sequence: Sequence) -> TenantQuota:
+    def tenant_quota(self, sequence: Sequence) -> TenantQuota:
         """Who pays for the sequence's blocks."""
         return self._runs.quota_of(sequence)
 
@@ -503,13 +515,13 @@ class Scheduler:
         include the step's tokens.
         """
         self.num_steps += 1
-        if self.kv.quotas.reserving:
+        if self.kv.quotas.tenants_with_reserve:
             self._admitter.claim_reserves()
         builder = StepBuilder(self.num_steps, self.limits.token_budget, self._prefill_room())
-        if not self._deal_alone(builder):
+        if not self._schedule_isolated(builder):
             self._deal_shared(builder)
         self.prompt_load = builder.prefill.load
-        builder.plan.removed = self._runs.take_removed()
+        builder.plan.removed = self._runs.pop_removed()
         self.drafts.add(builder)
         builder.plan.appended, self._appended = self._appended, []
         self._plan = builder.plan
@@ -526,15 +538,19 @@ class Scheduler:
         """Give a short step to those whose turn it is. Prompts of theirs that can't start, for want
         of seats or blocks, leave tokens: rows that would sit out get these.
         """
-        own = replace(builder.prefill, left=short.own, least=short.own)
-        builder.rooms = dict.fromkeys((quota.name for quota in short.over), own)
-        resting = self._turns.resting(short)
+        own = replace(
+            builder.prefill,
+            remaining=short.heavy_tenant_prompt_tokens,
+            min_tokens=short.heavy_tenant_prompt_tokens,
+        )
+        builder.tenant_budgets = dict.fromkeys((quota.name for quota in short.heavy_tenants), own)
+        resting = self._turns.skipped(short)
         self._admitter.deal_prompts(builder, self._schedule_decodes(builder, set(resting)))
-        self._turns.note_prompts(short, builder.prefill.left)
-        for sequence in resting[: max(0, int(own.left))]:
+        self._turns.note_prompts(short, builder.prefill.remaining)
+        for sequence in resting[: max(0, int(own.remaining))]:
             self._deal_early(builder, sequence)
         # Drafts make a step longer, too.
-        spare = max(0, short.whole - builder.plan.num_tokens)
+        spare = max(0, short.target_tokens - builder.plan.num_tokens)
         builder.budget = min(builder.budget, spare)
 
     def _deal_early(self, builder: StepBuilder, sequence: Sequence) -> None:
@@ -543,91 +559,93 @@ class Scheduler:
         One that gave its blocks and was started again has its tokens of this step already.
         """
         ended = sequence.num_placeholders and sequence.ends_in_flight
-        runs = sequence.status is Status.RUNNING and sequence is not self._runs_alone()
+        runs = (
+            sequence.status is SequenceStatus.RUNNING and sequence is not self._isolated_running()
+        )
         if not runs or ended or sequence in builder or builder.budget <= 0:
             return
         quota, computed = self._runs.quota_of(sequence), sequence.num_computed_tokens
         if self.kv.can_allocate(sequence.seq_id, quota, computed, 1):
-            self._runs.grow(builder, self.running.index(sequence), 1)
-            self._turns.note_turn(sequence)
+            self._runs.allocate_or_preempt(builder, self.running.index(sequence), 1)
+            self._turns.record_decode(sequence)
 
     @property
-    def isolates(self) -> bool:
+    def has_isolated_step(self) -> bool:
         """Whether a step is, or comes next, that nothing may run beside, no other step either."""
         head = self.waiting.peek()
-        return self._runs_alone() is not None or (head is not None and head.isolated)
+        return self._isolated_running() is not None or (head is not None and head.isolated)
 
-    def _runs_alone(self) -> Sequence | None:
+    def _isolated_running(self) -> Sequence | None:
         """Who has begun with steps of its own and hasn't brought a token."""
-        lone = self._lone
-        if lone is not None and not (lone.isolated and lone.status is Status.RUNNING):
-            lone = self._lone = None
+        lone = self.isolated
+        if lone is not None and not (lone.isolated and lone.status is SequenceStatus.RUNNING):
+            lone = self.isolated = None
         return lone
 
-    def _deal_alone(self, builder: StepBuilder) -> bool:
+    def _schedule_isolated(self, builder: StepBuilder) -> bool:
         """Give the step to who must have steps of its own; False: to the others.
 
         They have every second one: of many such prompts none keeps them from their tokens.
         """
-        lone = self._runs_alone()
+        lone = self._isolated_running()
         others = len(self.running) > (lone is not None)
-        self._was_alone = not (self._was_alone and others) and self._go_alone(builder, lone)
-        return self._was_alone
+        self.ran_isolated = not (self.ran_isolated and others) and self._go_alone(builder, lone)
+        return self.ran_isolated
 
     def _go_alone(self, builder: StepBuilder, lone: Sequence | None) -> bool:
         """`lone`: who has begun so; None: the queue's head may. False: nobody may, or has room."""
         if lone is not None:
-            builder.prefill = PrefillRoom(builder.budget)  # nobody decodes beside it
+            builder.prefill = PrefillBudget(builder.budget)  # nobody decodes beside it
             self._admitter.go_on(builder, lone)
             return True
         head = self.waiting.peek()
-        if head is None or not head.isolated or self._admitter.full:
+        if head is None or not head.isolated or self._admitter.is_full:
             return False
-        shared, builder.prefill = builder.prefill, PrefillRoom(builder.budget)
+        shared, builder.prefill = builder.prefill, PrefillBudget(builder.budget)
         if self._admitter.admit(builder, head):
-            self._lone = head
+            self.isolated = head
             return True
         builder.prefill = shared
         return False
 
     # -- beams --------------------------------------------------------------------------------
 
-    def add_parked(self, sequence: Sequence) -> None:
-        """Take note of a sequence that will begin with `restart`."""
-        self.note_tenant(sequence.request.message).sequences += 1
-        sequence.status = Status.PARKED
+    def add_parked_beam(self, sequence: Sequence) -> None:
+        """Take note of a sequence that will begin with `requeue`."""
+        self.record_tenant(sequence.request.message).sequences += 1
+        sequence.status = SequenceStatus.PARKED_BEAM
 
-    def append(self, sequence: Sequence, token_id: int) -> None:
+    def append_token(self, sequence: Sequence, token_id: int) -> None:
         """A sequence gets a token that wasn't sampled for it."""
         sequence.token_ids.append(token_id)
-        if sequence.status is Status.RUNNING:
+        if sequence.status is SequenceStatus.RUNNING:
             self._appended.append((sequence.seq_id, token_id))
         else:
-            self.restart(sequence)
+            self.requeue(sequence)
 
-    def restart(self, sequence: Sequence) -> None:
+    def requeue(self, sequence: Sequence) -> None:
         """A sequence got other tokens altogether: it begins anew, ahead of those that never ran."""
-        if sequence.status is Status.RUNNING:
-            self._runs.take_off(sequence)
-        if sequence.status is not Status.PREEMPTED:
-            sequence.status = Status.PREEMPTED
-            self.waiting.push_back(sequence)
+        if sequence.status is SequenceStatus.RUNNING:
+            self._runs.free_and_remove(sequence)
+        if sequence.status is not SequenceStatus.PREEMPTED:
+            sequence.status = SequenceStatus.PREEMPTED
+            self.waiting.prepend(sequence)
 
-    def park(self, sequence: Sequence) -> None:
+    def park_beam(self, sequence: Sequence) -> None:
         """Take a sequence's blocks, if it runs, and leave it out until it's restarted.
 
         One that is queued stays so; it can be parked once it runs.
         """
-        if sequence.status is Status.RUNNING:
-            self._runs.take_off(sequence)
-            sequence.status = Status.PARKED
+        if sequence.status is SequenceStatus.RUNNING:
+            self._runs.free_and_remove(sequence)
+            sequence.status = SequenceStatus.PARKED_BEAM
 
-    def park_idle(self) -> bool:
+    def park_idle_beam(self) -> bool:
         """When nothing could be scheduled: park a sequence that waits for others. False: none."""
         for sequence in reversed(self.running):
             idle = sequence.num_computed_tokens == len(sequence.token_ids)
-            if idle and sequence.request.searches:
-                self.park(sequence)
+            if idle and sequence.request.is_beam_search:
+                self.park_beam(sequence)
                 return True
         return False
 
@@ -639,9 +657,9 @@ class Scheduler:
 
     def take_refused(self) -> list[tuple[Sequence, KVPoolTooSmall]]:
         """Sequences that ended because their tenant's limit can't hold them any more."""
-        return self._runs.take_refused()
+        return self._runs.pop_rejected()
 
-    def undo(self, *steps: tuple[StepPlan, list[Sequence]]) -> None:
+    def roll_back(self, *steps: tuple[StepPlan, list[Sequence]]) -> None:
         """Take back a step that failed, and those after it that were planned already: nothing that
         they computed counts or stays cached.
 
@@ -654,13 +672,13 @@ class Scheduler:
                 counts[sequence] = counts.get(sequence, 0) + count
         for sequence, count in reversed(counts.items()):
             sequence.num_placeholders = 0
-            if sequence.status is Status.RUNNING:
-                self._runs.forget(sequence, sequence.num_computed_tokens - count)
+            if sequence.status is SequenceStatus.RUNNING:
+                self._runs.uncache_from(sequence, sequence.num_computed_tokens - count)
                 sequence.isolated = True
                 self._runs.preempt(sequence)
             else:
                 # It left while its step was being run, and its blocks may be anyone's by now.
-                self.kv.forget_all(sequence.block_hashes)
+                self.kv.uncache_all(sequence.block_hashes)
 
     def check_integrity(self) -> None:
         """Raise RuntimeError unless the pool's books balance, only what runs holds blocks, and no
@@ -678,7 +696,7 @@ class Scheduler:
         which have prompt left.
         """
         begun: list[Sequence] = []
-        lone = self._runs_alone()
+        lone = self._isolated_running()
         if self.config.scheduling_policy != "fcfs":
             # So that the lowest priority is always the last.
             self.running.sort(key=lambda sequence: (sequence.request.priority, sequence.seq_id))
@@ -693,11 +711,11 @@ class Scheduler:
             if sequence is lone or ended or sequence in resting:
                 index += 1
                 continue
-            decode = decodes(pending)
+            decode = is_decode(pending)
             began = computed >= sequence.num_prompt_tokens
             if decode and began and computed % block_size not in edges:
                 # The usual decode: it neither needs a block nor fills one.
-                builder.deal_decode(sequence)
+                builder.add_decode(sequence)
                 index += 1
                 continue
             if not decode:
@@ -705,7 +723,7 @@ class Scheduler:
                     begun.append(sequence)
                 index += 1
                 continue
-            index = self._runs.grow(builder, index, 1)
+            index = self._runs.allocate_or_preempt(builder, index, 1)
         return begun
 
     def preempt(self, sequence: Sequence) -> None:
@@ -717,22 +735,27 @@ class Scheduler:
         for sequence in reversed(list(self.running)):
             self._runs.preempt(sequence)
 
-    def _prefill_room(self) -> PrefillRoom:
+    def _prefill_room(self) -> PrefillBudget:
         """Prompt tokens that this step may hold: the budget, unless a sequence decodes in it."""
         share, budget = self.limits.share, self.limits.token_budget
         self._short = None
-        if not share.full_at and share.most >= budget:  # no bound: nothing to count
-            return PrefillRoom(budget)
-        work = StepWork.of(self.running)
+        if (
+            not share.saturation_decodes and share.max_prompt_tokens >= budget
+        ):  # no bound: nothing to count
+            return PrefillBudget(budget)
+        work = StepDemand.from_running(self.running)
         room = budget
         if work.rows:
-            room = min(share.of(work.rows, work.pending + self.waiting.num_tokens), budget)
-        self._short = self._turns.shorten(work, room)
+            room = min(
+                share.prompt_tokens(work.rows, work.pending + self.waiting.num_tokens), budget
+            )
+        self._short = self._turns.plan_short_step(work, room)
         if self._short is not None:
-            # `PrefillShare.whole` is by what steps took, with all that attention read.
-            room = self._short.others
-            return PrefillRoom(room, room, LEAST_OF_A_START, share.reach)
+            # `PrefillLimits.target_step_tokens` is by what steps took, with all that attention
+            # read.
+            room = self._short.light_tenant_prompt_tokens
+            return PrefillBudget(room, room, LEAST_OF_A_START, share.context_cost_tokens)
         if not work.rows:
-            return PrefillRoom(budget)
-        least = min(share.least_of(work.rows), budget)
-        return PrefillRoom(room, least, LEAST_OF_A_START, share.reach)
+            return PrefillBudget(budget)
+        least = min(share.min_prompt_tokens(work.rows), budget)
+        return PrefillBudget(room, least, LEAST_OF_A_START, share.context_cost_tokens)

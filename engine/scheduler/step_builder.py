@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from engine.contract.lora import digest_of
-from engine.contract.messages import MOST_CHUNKS
+from engine.contract.messages import MAX_RECORDED_CHUNKS
 from engine.kv_cache import Block
-from engine.scheduler.plan import NewSequence, StepPlan, decodes
-from engine.scheduler.prefill_budget import PrefillRoom, StepLimits
+from engine.scheduler.plan import NewSequence, StepPlan, is_decode
+from engine.scheduler.prefill_budget import PrefillBudget, StepLimits
 from engine.scheduler.request import Sequence
 
 
@@ -16,16 +16,16 @@ class StepBuilder:
     Attributes:
         budget: tokens that may still be dealt.
         prefill: prompt tokens among them.
-        rooms: tenants that have a part of their own instead, in a step that is held short.
+        tenant_budgets: tenants that have a part of their own instead, in a step that is held short.
         preempted: tenants of whose running sequences one had to make room in this step.
     """
 
-    def __init__(self, step: int, budget: int, prefill: PrefillRoom) -> None:
+    def __init__(self, step: int, budget: int, prefill: PrefillBudget) -> None:
         self.plan = StepPlan(step)
         self.scheduled: list[Sequence] = []
         self.budget = budget
         self.prefill = prefill
-        self.rooms: dict[str, PrefillRoom] = {}
+        self.tenant_budgets: dict[str, PrefillBudget] = {}
         self.preempted: set[str] = set()
         self._started: set[int] = set()
 
@@ -33,14 +33,14 @@ class StepBuilder:
         """Whether the step holds a sequence. It does so once: nobody is dealt to twice."""
         return sequence in self.scheduled
 
-    def room_of(self, sequence: Sequence, context: int) -> int:
+    def prompt_budget(self, sequence: Sequence, context: int) -> int:
         """Tokens of a sequence's prompt, behind so many others, that there's room for."""
         return self._room(sequence).tokens(context)
 
-    def _room(self, sequence: Sequence) -> PrefillRoom:
-        if not self.rooms:
+    def _room(self, sequence: Sequence) -> PrefillBudget:
+        if not self.tenant_budgets:
             return self.prefill
-        return self.rooms.get(sequence.request.message.tenant, self.prefill)
+        return self.tenant_budgets.get(sequence.request.message.tenant, self.prefill)
 
     def prompt_chunk(
         self, limits: StepLimits, sequence: Sequence, num_pending: int, num_computed: int
@@ -51,35 +51,35 @@ class StepBuilder:
         """
         if not limits.chunked:
             return min(num_pending, self.budget)
-        share = limits.share.chunk(num_pending, self.room_of(sequence, num_computed))
-        return min(num_pending, self.budget, limits.chunk, share)
+        share = limits.share.chunk(num_pending, self.prompt_budget(sequence, num_computed))
+        return min(num_pending, self.budget, limits.max_chunk_tokens, share)
 
-    def deal(self, sequence: Sequence, count: int) -> None:
+    def add(self, sequence: Sequence, count: int) -> None:
         """Put `count` tokens of a sequence into the step."""
         plan = self.plan
         plan.seq_ids.append(sequence.seq_id)
         plan.num_scheduled.append(count)
         self.scheduled.append(sequence)
         self.budget -= count
-        starts = self.starts(sequence)
-        if starts or not decodes(count):
+        starts = self.is_new(sequence)
+        if starts or not is_decode(count):
             room = self._room(sequence)
-            room.take(count, sequence.num_computed_tokens, starts=starts)
+            room.consume(count, sequence.num_computed_tokens, starts=starts)
         sequence.num_computed_tokens += count
-        sequence.flight.num_steps += 1
+        sequence.timeline.num_steps += 1
         known = len(sequence.token_ids)
         if known == sequence.num_prompt_tokens and not sequence.num_placeholders:
-            flight = sequence.flight
+            flight = sequence.timeline
             flight.prefill_chunks += 1
-            if flight.prefill_chunks <= MOST_CHUNKS:
+            if flight.prefill_chunks <= MAX_RECORDED_CHUNKS:
                 flight.chunks.append((sequence.age_ms, count))
         caught_up = sequence.num_computed_tokens == known + sequence.num_placeholders
         plan.num_samples.append(int(caught_up))
-        if sequence.looks_ahead:
+        if sequence.allows_lookahead:
             sequence.num_placeholders += caught_up
 
-    def deal_decode(self, sequence: Sequence) -> None:
-        """`deal` for the usual row: the newest token of a sequence that has begun its output."""
+    def add_decode(self, sequence: Sequence) -> None:
+        """`add` for the usual row: the newest token of a sequence that has begun its output."""
         plan = self.plan
         plan.seq_ids.append(sequence.seq_id)
         plan.num_scheduled.append(1)
@@ -87,8 +87,8 @@ class StepBuilder:
         self.scheduled.append(sequence)
         self.budget -= 1
         sequence.num_computed_tokens += 1
-        sequence.flight.num_steps += 1
-        if sequence.looks_ahead:
+        sequence.timeline.num_steps += 1
+        if sequence.allows_lookahead:
             sequence.num_placeholders += 1
 
     def add_drafts(self, at: int, drafts: list[int]) -> None:
@@ -100,15 +100,16 @@ class StepBuilder:
         sequence.num_computed_tokens += len(drafts)
         self.budget -= len(drafts)
 
-    def take_back(self, sequence: Sequence) -> int:
-        """Undo `deal`, `start` and `grow` for a sequence; the tokens that it had been dealt."""
+    def remove(self, sequence: Sequence) -> int:
+        """Undo `add`, `start` and `add_blocks` for a sequence; the tokens that it had been
+        dealt."""
         if sequence not in self:
             return 0
         at = self.scheduled.index(sequence)
-        starts, count = self.starts(sequence), self.plan.num_scheduled[at]
-        if starts or not decodes(count):
+        starts, count = self.is_new(sequence), self.plan.num_scheduled[at]
+        if starts or not is_decode(count):
             room = self._room(sequence)
-            room.give_back(count, sequence.num_computed_tokens - count, starts=starts)
+            room.refund(count, sequence.num_computed_tokens - count, starts=starts)
         del self.scheduled[at], self.plan.seq_ids[at], self.plan.num_samples[at]
         self.plan.new = [each for each in self.plan.new if each.seq_id != sequence.seq_id]
         self._started.discard(sequence.seq_id)
@@ -118,23 +119,23 @@ class StepBuilder:
         ]
         known = len(sequence.token_ids)
         ahead = sequence.num_computed_tokens - known + 1
-        if sequence.looks_ahead and sequence.num_placeholders == ahead > 0:
+        if sequence.allows_lookahead and sequence.num_placeholders == ahead > 0:
             sequence.num_placeholders -= 1
         if known == sequence.num_prompt_tokens and not sequence.num_placeholders:
-            sequence.flight.prefill_chunks -= 1
-            del sequence.flight.chunks[sequence.flight.prefill_chunks :]
+            sequence.timeline.prefill_chunks -= 1
+            del sequence.timeline.chunks[sequence.timeline.prefill_chunks :]
         self.budget += count
         sequence.num_computed_tokens -= count
-        sequence.flight.num_steps -= 1
+        sequence.timeline.num_steps -= 1
         return count
 
-    def dealt(self, sequence: Sequence) -> int:
+    def num_scheduled_tokens(self, sequence: Sequence) -> int:
         """Tokens of a sequence that the step computes, 0 if none."""
         if sequence not in self:
             return 0
         return self.plan.num_scheduled[self.scheduled.index(sequence)]
 
-    def starts(self, sequence: Sequence) -> bool:
+    def is_new(self, sequence: Sequence) -> bool:
         """Whether the worker doesn't know a sequence yet."""
         return sequence.seq_id in self._started
 
@@ -161,7 +162,7 @@ class StepBuilder:
             )
         )
 
-    def grow(self, sequence: Sequence, fresh: list[list[Block]]) -> None:
+    def add_blocks(self, sequence: Sequence, fresh: list[list[Block]]) -> None:
         """Tell of blocks appended to the tables of a sequence that the worker holds."""
         self.plan.new_blocks.append((sequence.seq_id, _ids(fresh)))
 

@@ -11,13 +11,13 @@ import threading
 from types import FrameType
 
 from engine.contract import redis_keys
-from engine.contract.command_line import expanded
+from engine.contract.command_line import expand_args
 from engine.contract.engine_config import EngineConfig, add_cli_args
 from engine.contract.errors import ConfigError
 from engine.contract.observability import configure_logging
-from engine.serving.inbox import FencedOff
+from engine.serving.inbox import IncarnationReplaced
 from engine.serving.service import EXIT_FAULT, EngineService
-from engine.system.redis_client import patient_client
+from engine.system.redis_client import blocking_client
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         "--log-level", default="info", choices=("debug", "info", "warning", "error")
     )
     add_cli_args(parser)
-    return parser.parse_args(expanded(sys.argv[1:] if argv is None else argv, parser))
+    return parser.parse_args(expand_args(sys.argv[1:] if argv is None else argv, parser))
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -67,7 +67,7 @@ def main(argv: list[str] | None = None) -> int:
         log.error("%s", error.message)
         return 2
     threading.excepthook = _die_with_thread
-    client = patient_client(args.redis_url)
+    client = blocking_client(args.redis_url)
     service = EngineService(config, args.replica_id, client, args.key_prefix, spare=args.spare)
 
     def on_signal(number: int, frame: FrameType | None) -> None:
@@ -84,7 +84,7 @@ def main(argv: list[str] | None = None) -> int:
 def _die_with_thread(args: threading.ExceptHookArgs) -> None:
     """A replica without one of its threads only looks alive: end it."""
     name = args.thread.name if args.thread else "?"
-    if isinstance(args.exc_value, FencedOff):
+    if isinstance(args.exc_value, IncarnationReplaced):
         log.critical("%s", args.exc_value)
     else:
         log.critical("Thread %s failed; the replica ends.", name, exc_info=args.exc_value)

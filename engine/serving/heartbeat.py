@@ -18,11 +18,11 @@ import redis
 from engine.contract import messages as protocol
 from engine.contract import redis_keys
 from engine.contract.engine_config import EngineConfig
-from engine.contract.messages import Heartbeat, ModelInfo, ReplicaNews
+from engine.contract.messages import Heartbeat, ModelInfo, ReplicaEvent
 from engine.contract.replica_state import LayerInfo, ProcessStats, watch_key
 from engine.core.engine_core import EngineCore
 from engine.quantization.report import summary
-from engine.serving.inbox import UNLESS_TAKEN, FencedOff
+from engine.serving.inbox import WRITE_IF_CURRENT, IncarnationReplaced
 from engine.system.redis_client import is_temporary
 from engine.text.chat_template import read_template
 
@@ -34,7 +34,9 @@ log = logging.getLogger(__name__)
 KEPT_S = 30 * 24 * 3600
 
 
-def publish_layers(client: redis.Redis, replica_id: str, prefix: str, core: EngineCore) -> None:
+def publish_load_report(
+    client: redis.Redis, replica_id: str, prefix: str, core: EngineCore
+) -> None:
     """Say what became of each layer's weights. A replica serves without having said so, too."""
     layers = [
         LayerInfo(
@@ -46,7 +48,7 @@ def publish_layers(client: redis.Redis, replica_id: str, prefix: str, core: Engi
         )
         for each in core.facts.load_report
     ]
-    key = redis_keys.layers_key(replica_id, prefix)
+    key = redis_keys.load_report_key(replica_id, prefix)
     try:
         client.set(key, msgspec.json.encode(layers), ex=KEPT_S)
     except redis.RedisError as error:
@@ -99,7 +101,9 @@ def cache_config(config: EngineConfig, core: EngineCore) -> dict[str, str]:
         "enable_prefix_caching": config.enable_prefix_caching,
         "gpu_memory_utilization": config.gpu_memory_utilization,
         "is_attention_free": core.facts.runs_whole_prompts,
-        "kv_cache_max_concurrency": round(core.scheduler.concurrency(core.facts.max_model_len), 2),
+        "kv_cache_max_concurrency": round(
+            core.scheduler.max_concurrency(core.facts.max_model_len), 2
+        ),
         "kv_cache_memory_bytes": (
             capacity.num_blocks * config.block_size * capacity.kv_bytes_per_token
         ),
@@ -160,7 +164,7 @@ def _start_time() -> float:
 #: heartbeat, TTL, replica id, whether this is the first, which takes the id from whoever had it.
 _BEAT = (
     "if ARGV[5] == '0' then\n"
-    + UNLESS_TAKEN
+    + WRITE_IF_CURRENT
     + """
 end
 redis.call('SET', KEYS[1], ARGV[1])
@@ -172,11 +176,11 @@ return redis.call('GET', KEYS[4]) or 1
 
 
 class HeartbeatWriter(threading.Thread):
-    """Writes `make()` every interval with a TTL; `beat()` writes one at once.
+    """Writes `make()` every interval with a TTL; `write_now()` writes one at once.
 
     `tell_watched` hears with each beat what stands under `watch_key`, b"" for nothing.
 
-    Both raise `FencedOff` once another process serves under the replica's id.
+    Both raise `IncarnationReplaced` once another process serves under the replica's id.
     """
 
     def __init__(
@@ -198,10 +202,10 @@ class HeartbeatWriter(threading.Thread):
 
     def run(self) -> None:
         while not self._stopping.is_set():
-            self.beat()
+            self.write_now()
             self._stopping.wait(protocol.HEARTBEAT_INTERVAL_S)
 
-    def beat(self) -> None:
+    def write_now(self) -> None:
         """Write one heartbeat now. Where Redis can't take it, the next one tries again."""
         # One at a time, lest an older state be written over a newer one.
         with self._writing:
@@ -231,32 +235,34 @@ class HeartbeatWriter(threading.Thread):
             self._claimed = True
             if written and heartbeat.state == "ready" != self._told:
                 # Requests wait for it: gateways needn't look again to know.
-                self._tell(replica_id, heartbeat.incarnation, alive=True)
+                self._publish_event(replica_id, heartbeat.incarnation, alive=True)
         except redis.RedisError as error:
             if not is_temporary(error):
                 raise
             log.warning("The heartbeat can't be written (%s).", error)
             return False
         if not written:
-            raise FencedOff(replica_id)
+            raise IncarnationReplaced(replica_id)
         self._told = heartbeat.state
         self._tell_watched(written if isinstance(written, bytes) else b"")
         return True
 
-    def _tell(
+    def _publish_event(
         self, replica_id: str, incarnation: str, *, alive: bool, held: list[str] | None = None
     ) -> None:
-        news = ReplicaNews(replica_id=replica_id, incarnation=incarnation, alive=alive, held=held)
-        self._redis.publish(redis_keys.news_key(self._prefix), protocol.encode(news))
+        news = ReplicaEvent(replica_id=replica_id, incarnation=incarnation, alive=alive, held=held)
+        self._redis.publish(redis_keys.replica_events_channel(self._prefix), protocol.encode(news))
 
-    def stop(self, replica_id: str, *, forget: bool, held: list[str] | None = None) -> None:
-        """End; with `forget` the key goes at once, so that gateways needn't wait for the TTL.
+    def stop(
+        self, replica_id: str, *, remove_key: bool, in_flight: list[str] | None = None
+    ) -> None:
+        """End; with `remove_key` the key goes at once, so that gateways needn't wait for the TTL.
 
-        `held`: the requests that the end may be due to.
+        `in_flight`: the requests that the end may be due to.
         """
         self._stopping.set()
         self.join(timeout=2.0)
-        if not forget:
+        if not remove_key:
             return
         try:
             self._redis.delete(
@@ -264,6 +270,6 @@ class HeartbeatWriter(threading.Thread):
                 redis_keys.owner_key(replica_id, self._prefix),
             )
             self._redis.srem(redis_keys.replicas_key(self._prefix), replica_id)
-            self._tell(replica_id, self._make().incarnation, alive=False, held=held)
+            self._publish_event(replica_id, self._make().incarnation, alive=False, held=in_flight)
         except redis.RedisError as error:
             log.warning("The heartbeat can't be removed (%s); it will expire.", error)

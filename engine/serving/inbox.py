@@ -15,8 +15,8 @@ import redis
 
 from engine.contract import messages as protocol
 from engine.contract import redis_keys
-from engine.contract.messages import AbortRequest, EngineRequest, InboxMessage, untracked
-from engine.system.host import ask_for_short_turns
+from engine.contract.messages import AbortRequest, EngineRequest, InboxMessage, gc_untracked
+from engine.system.host import request_short_time_slice
 from engine.system.redis_client import is_temporary
 
 # -- One process at a time serves under a replica's id: who comes later shuts out who was there.
@@ -28,7 +28,7 @@ from engine.system.redis_client import is_temporary
 
 
 #: The beginning of a script: ends it with 0 unless KEYS[1], the owner, is nobody or ARGV[1].
-UNLESS_TAKEN = """
+WRITE_IF_CURRENT = """
 local owner = redis.call('GET', KEYS[1])
 if owner and owner ~= ARGV[1] then return 0 end
 """
@@ -36,14 +36,14 @@ if owner and owner ~= ARGV[1] then return 0 end
 _DOUBT_AFTER_S = 1.0
 
 
-class FencedOff(Exception):
+class IncarnationReplaced(Exception):
     """Another process serves under this replica id by now."""
 
     def __init__(self, replica_id: str) -> None:
         super().__init__(f"Another process serves as {replica_id} by now; this one ends.")
 
 
-class Fence:
+class IncarnationFence:
     """A thread's knowledge of whether the replica's id is still its own.
 
     Args:
@@ -58,13 +58,13 @@ class Fence:
     def check(self) -> None:
         """Before anything is taken from Redis: look who owns the id, if this thread stood still.
 
-        Raises: `FencedOff`; redis.RedisError, and then the next call looks again.
+        Raises: `IncarnationReplaced`; redis.RedisError, and then the next call looks again.
         """
         now = time.monotonic()
         if now - self._looked_at > _DOUBT_AFTER_S:
             owner = self._redis.get(self.key)
             if owner is not None and owner != self._incarnation.encode():
-                raise FencedOff(self._replica_id)
+                raise IncarnationReplaced(self._replica_id)
         self._looked_at = now
 
 
@@ -76,7 +76,7 @@ Entry = tuple[bytes, InboxMessage]
 
 
 @dataclass(slots=True)
-class _Round:
+class _Epoch:
     """What came between two words of an operator: by tenant, and by priority.
 
     Attributes:
@@ -104,16 +104,16 @@ class _Round:
 
 
 @dataclass(slots=True)
-class _Place:
+class _QueuedRequest:
     """Where a request waits. `count`: how often; it may have been sent twice."""
 
-    round: _Round
+    round: _Epoch
     tenant: str
     priority: int
     count: int = 0
 
 
-class Intake:
+class TenantInbox:
     """One thread puts messages, another takes them.
 
     To take in hundreds of long prompts takes longer than many steps, and of what waits only a few
@@ -125,8 +125,8 @@ class Intake:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._aborts: deque[Entry] = deque()
-        self._rounds: deque[_Round] = deque([_Round()])
-        self._places: dict[str, _Place] = {}
+        self._rounds: deque[_Epoch] = deque([_Epoch()])
+        self._places: dict[str, _QueuedRequest] = {}
 
     def put(self, entry: Entry) -> None:
         """Add a message."""
@@ -142,13 +142,13 @@ class Intake:
                     place.round.add(place.tenant, place.priority, entry)
             else:
                 self._rounds[-1].end = entry
-                self._rounds.append(_Round())
+                self._rounds.append(_Epoch())
             self._changed.notify()
 
     def _put_request(self, message: EngineRequest, entry: Entry) -> None:
         place = self._places.get(message.request_id)
         if place is None:
-            place = _Place(self._rounds[-1], message.tenant, message.priority)
+            place = _QueuedRequest(self._rounds[-1], message.tenant, message.priority)
             self._places[message.request_id] = place
         place.count += 1
         place.round.add(place.tenant, place.priority, entry)
@@ -201,14 +201,16 @@ class InboxReader(threading.Thread):
 
     An entry stays pending until `OutboxWriter` acknowledges it, after the request's last output.
     What stands in the stream is for the process that owns the replica's id; one that was replaced
-    while it stood still ends with `FencedOff` before it takes any.
+    while it stood still ends with `IncarnationReplaced` before it takes any.
     Entries that a former incarnation left pending are dropped at the start: gateways notice the new
     incarnation and send what they still want, with the tokens they already have.
     """
 
-    def __init__(self, client: redis.Redis, stream: str, consumer: str, fence: Fence) -> None:
+    def __init__(
+        self, client: redis.Redis, stream: str, consumer: str, fence: IncarnationFence
+    ) -> None:
         super().__init__(name="inbox", daemon=True)
-        self.messages = Intake()
+        self.messages = TenantInbox()
         self._redis = client
         self._stream = stream
         self._consumer = consumer
@@ -220,14 +222,14 @@ class InboxReader(threading.Thread):
         self._stopping.set()
 
     def run(self) -> None:
-        ask_for_short_turns()
+        request_short_time_slice()
         fresh = True
         while not self._stopping.is_set():
             try:
                 self._fence.check()
                 if fresh:
                     self._join_group()
-                    self._drop_pending()
+                    self._discard_pending_entries()
                     fresh = False
                 self._read()
             except redis.RedisError as error:
@@ -248,7 +250,7 @@ class InboxReader(threading.Thread):
             if "BUSYGROUP" not in str(error):
                 raise
 
-    def _drop_pending(self) -> None:
+    def _discard_pending_entries(self) -> None:
         """Delete what a former incarnation had read and not finished."""
         dropped = 0
         while True:
@@ -280,11 +282,11 @@ class InboxReader(threading.Thread):
         )
         for _, entries in found or []:
             for entry_id, fields in entries:
-                self._take(entry_id, fields)
+                self._decode_entries(entry_id, fields)
 
-    def _take(self, entry_id: bytes, fields: dict[bytes, bytes]) -> None:
+    def _decode_entries(self, entry_id: bytes, fields: dict[bytes, bytes]) -> None:
         try:
-            message = protocol.decode_inbox(fields.get(protocol.FIELD, b""))
+            message = protocol.decode_inbox(fields.get(protocol.STREAM_FIELD, b""))
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
             # Whoever wrote it can't be told; keeping it would only make it come again.
             log.error("Inbox entry %s isn't a message (%s); deleted.", entry_id.decode(), error)
@@ -292,5 +294,5 @@ class InboxReader(threading.Thread):
             self._redis.xdel(self._stream, entry_id)
             return
         if isinstance(message, EngineRequest):
-            untracked(message.prompt_token_ids)
+            gc_untracked(message.prompt_token_ids)
         self.messages.put((entry_id, message))

@@ -14,11 +14,11 @@ from collections import defaultdict
 import redis
 
 from engine.contract import messages as protocol
-from engine.contract.lora import name_of
+from engine.contract.lora import adapter_name_of
 from engine.contract.replica_state import (
-    MOST_USERS,
-    BlockFrame,
-    BlockState,
+    MAX_LISTED_USERS,
+    KVMapBlock,
+    KVMapFrame,
     TenantBlocks,
     frames_key,
 )
@@ -31,19 +31,19 @@ log = logging.getLogger(__name__)
 FRAME_S = 0.1
 #: A frame that took long is followed by a pause of so many times that: watching a large pool takes
 #: no more than a fiftieth of the engine's time.
-REST = 50
+REMAINDER = 50
 
 
-class FramePublisher(threading.Thread):
+class KVMapPublisher(threading.Thread):
     """Publishes frames, one at a time. Those that Redis can't take are lost: the next are there."""
 
     def __init__(self, client: redis.Redis, prefix: str, replica_id: str) -> None:
         super().__init__(name="block-map", daemon=True)
         self._redis, self._channel = client, frames_key(replica_id, prefix)
-        self._queue: queue.SimpleQueue[BlockFrame] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[KVMapFrame] = queue.SimpleQueue()
         self.busy = False
 
-    def put(self, frame: BlockFrame) -> None:
+    def put(self, frame: KVMapFrame) -> None:
         """Publish it soon; `busy` until then."""
         self.busy = True
         self._queue.put(frame)
@@ -60,13 +60,13 @@ class FramePublisher(threading.Thread):
             self.busy = False
 
 
-class BlockMap:
+class KVMapBuilder:
     """Makes frames in the engine's thread, from a scheduler's pool and block tables.
 
     `watch` may be called from another thread.
     """
 
-    def __init__(self, publisher: FramePublisher, replica_id: str, incarnation: str) -> None:
+    def __init__(self, publisher: KVMapPublisher, replica_id: str, incarnation: str) -> None:
         self._publisher = publisher
         self._replica_id, self._incarnation = replica_id, incarnation
         #: As it stands in Redis, b"" when nobody watches; and the one that frames were begun for.
@@ -82,7 +82,7 @@ class BlockMap:
         """What stands in Redis as of now."""
         self.asked = number
 
-    def maybe(self, scheduler: Scheduler) -> None:
+    def publish_if_due(self, scheduler: Scheduler) -> None:
         """Publish a frame if somebody watches and it's time."""
         if not self.asked:
             if self._run:
@@ -95,28 +95,28 @@ class BlockMap:
             self._publisher.start()
         self._publisher.put(self.frame(scheduler))
         took = time.monotonic() - now
-        self._next_at = now + max(FRAME_S, REST * took)
+        self._next_at = now + max(FRAME_S, REMAINDER * took)
 
     def _end(self, scheduler: Scheduler) -> None:
         """Nobody watches any more."""
-        scheduler.kv.pool.changed = None
+        scheduler.kv.pool.changed_block_ids = None
         self._run = b""
         self._cached.clear()
         self._adapters.clear()
 
-    def frame(self, scheduler: Scheduler) -> BlockFrame:
+    def frame(self, scheduler: Scheduler) -> KVMapFrame:
         """What changed since the last one; all that was ever used for those who just came."""
         pool, asked = scheduler.kv.pool, self.asked
-        whole = asked != self._run or pool.changed is None
+        whole = asked != self._run or pool.changed_block_ids is None
         if whole:
             self._run, self._number = asked, 0
             self._cached.clear()
-            changed = [b for b in pool.blocks if b.owner is not pool.quotas.nobody]
+            changed = [b for b in pool.blocks if b.charged_to is not pool.quotas.unowned]
         else:
-            changed = [pool.blocks[block_id] for block_id in pool.changed or ()]
-        pool.changed = set()
+            changed = [pool.blocks[block_id] for block_id in pool.changed_block_ids or ()]
+        pool.changed_block_ids = set()
         self._number += 1
-        made = BlockFrame(
+        made = KVMapFrame(
             replica_id=self._replica_id,
             incarnation=self._incarnation,
             number=self._number,
@@ -124,7 +124,7 @@ class BlockMap:
             at=time.time(),
             num_blocks=pool.num_blocks,
             block_size=scheduler.kv.block_size,
-            num_free=pool.num_free,
+            num_free=pool.num_free_blocks,
             num_cached=pool.num_cached,
             whole=whole,
             tenants=_tenants(scheduler),
@@ -134,7 +134,7 @@ class BlockMap:
         return made
 
     def _fill(
-        self, frame: BlockFrame, changed: list[Block], users: dict[int, list[Sequence]]
+        self, frame: KVMapFrame, changed: list[Block], users: dict[int, list[Sequence]]
     ) -> None:
         words: dict[str, int] = {}
         for block in changed:
@@ -145,15 +145,15 @@ class BlockMap:
             if before is not None and before != block.block_hash:
                 frame.evicted += 1
             if mine:
-                self._adapters[block_id] = name_of(mine[0].request.message.adapter)
+                self._adapters[block_id] = adapter_name_of(mine[0].request.message.adapter)
             elif not cached:
                 self._adapters.pop(block_id, None)
-            owner = "" if block.owner is None else block.owner.name
+            owner = "" if block.charged_to is None else block.charged_to.name
             # Whose block it is may learn who uses it, if that's its own request.
             own = [each.request for each in mine if each.request.message.tenant == owner]
-            names = {each.request_id: None for each in own[:MOST_USERS]}
+            names = {each.request_id: None for each in own[:MAX_LISTED_USERS]}
             frame.blocks.append(
-                BlockState(
+                KVMapBlock(
                     block_id,
                     block.ref_count,
                     cached,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from concurrent.futures import Future
 
 from engine.contract.errors import QuireError
-from engine.contract.messages import BY_OPERATOR, PAUSE_MODES, Control, TokenDelta
-from engine.contract.redis_keys import first_attempt
+from engine.contract.messages import ABORTED_BY_OPERATOR, PAUSE_MODES, ControlRequest, TokenDelta
+from engine.contract.redis_keys import base_request_id
 from engine.core.engine_core import EngineCore
 from engine.core.request_admission import PauseMode
-from engine.lora.adapter_cache import AdapterPool
+from engine.lora.adapter_cache import AdapterManager
 
 # -- An operator's words about adapters, and what a heartbeat says of them.
 
@@ -18,9 +18,9 @@ class AdapterControls:
     """Loads that operators wait for."""
 
     def __init__(self) -> None:
-        self._loads: list[tuple[Control, Future[None]]] = []
+        self._loads: list[tuple[ControlRequest, Future[None]]] = []
 
-    def begin_load(self, pool: AdapterPool, message: Control) -> str:
+    def begin_load(self, pool: AdapterManager, message: ControlRequest) -> str:
         """Start to load; why not, or "": then `settled` has the answer some time."""
         if message.adapter is None:
             return "load_adapter needs an adapter."
@@ -31,14 +31,14 @@ class AdapterControls:
         self._loads.append((message, done))
         return ""
 
-    def settled(self) -> list[tuple[Control, str]]:
+    def pop_finished(self) -> list[tuple[ControlRequest, str]]:
         """Loads that have ended since, each with why it failed, or ""."""
         over = [(message, done) for message, done in self._loads if done.done()]
         self._loads = [each for each in self._loads if each not in over]
         return [(message, _reason(done)) for message, done in over]
 
 
-def unload(pool: AdapterPool, message: Control) -> tuple[bool, str]:
+def unload(pool: AdapterManager, message: ControlRequest) -> tuple[bool, str]:
     """Let an adapter go: (whether it was there, what to say)."""
     if message.adapter is None:
         return False, "unload_adapter needs an adapter."
@@ -56,9 +56,11 @@ class Pause(PauseMode):
 
     def __init__(self) -> None:
         super().__init__("The replica is paused until an operator resumes it.")
-        self._waiting: list[Control] = []
+        self._waiting: list[ControlRequest] = []
 
-    def begin(self, core: EngineCore, message: Control) -> tuple[bool, str, list[TokenDelta]]:
+    def begin(
+        self, core: EngineCore, message: ControlRequest
+    ) -> tuple[bool, str, list[TokenDelta]]:
         """Pause: whether it could be done, why not, and what aborted requests end with."""
         if message.mode not in PAUSE_MODES:
             return False, f"mode must be one of {', '.join(PAUSE_MODES)}.", []
@@ -68,16 +70,16 @@ class Pause(PauseMode):
             self._waiting.append(message)
         return True, "", deltas
 
-    def end(self) -> list[Control]:
+    def end(self) -> list[ControlRequest]:
         """Resume; pauses that nobody needs to wait for any more."""
         self._mode = ""
         return self._take_waiting()
 
-    def settled(self, core: EngineCore) -> list[Control]:
+    def pop_completed(self, core: EngineCore) -> list[ControlRequest]:
         """Pauses that are complete by now: nothing runs."""
         return [] if core.requests or not self._waiting else self._take_waiting()
 
-    def _take_waiting(self) -> list[Control]:
+    def _take_waiting(self) -> list[ControlRequest]:
         waiting, self._waiting = self._waiting, []
         return waiting
 
@@ -90,10 +92,10 @@ def abort_requests(core: EngineCore, request_ids: list[str]) -> list[TokenDelta]
     wanted = set(request_ids)
     deltas: list[TokenDelta] = []
     for request_id in list(core.requests):
-        named = first_attempt(request_id)
+        named = base_request_id(request_id)
         # Of several prompts each is a request of its own, numbered behind the client's id.
         if not wanted or named in wanted or named.rpartition("-")[0] in wanted:
             deltas += core.abort(request_id)
     for delta in deltas:
-        delta.stop_reason = BY_OPERATOR
+        delta.stop_reason = ABORTED_BY_OPERATOR
     return deltas

@@ -13,8 +13,8 @@ import redis
 from engine.contract import messages as protocol
 from engine.contract import redis_keys
 from engine.contract.messages import OutboxBatch
-from engine.serving.inbox import UNLESS_TAKEN, FencedOff
-from engine.system.host import ask_for_short_turns
+from engine.serving.inbox import WRITE_IF_CURRENT, IncarnationReplaced
+from engine.system.host import request_short_time_slice
 from engine.system.redis_client import is_temporary
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ _MOST_STEPS = 256
 #: A live gateway keeps renewing its stream's expiry. Where there is none, the stream has just been
 #: made anew: its gateway died and it expired, and nobody else would remove it.
 _WRITE = (
-    UNLESS_TAKEN
+    WRITE_IF_CURRENT
     + """
 local count, done = #KEYS - 3, tonumber(ARGV[5])
 for i = 1, count do
@@ -74,7 +74,8 @@ class OutboxWriter(threading.Thread):
     So an inbox entry is gone only when its last output is written. While Redis is away, or out of
     memory, everything waits here. What has come while a script ran goes into the next one together:
     a Redis that answers more slowly than the engine steps would fall behind for ever. Ends with
-    `FencedOff` when another process serves under the replica's id: what a woken sleeper still
+    `IncarnationReplaced` when another process serves under the replica's id: what a woken sleeper
+    still
     has would be other tokens than its successor's.
     """
 
@@ -83,7 +84,7 @@ class OutboxWriter(threading.Thread):
         self._prefix = prefix
         self._inbox = redis_keys.inbox_key(replica_id, prefix)
         self._owner = redis_keys.owner_key(replica_id, prefix)
-        self._written = redis_keys.written_key(prefix)
+        self._written = redis_keys.written_tokens_key(prefix)
         self._replica_id, self._incarnation = replica_id, incarnation
         self._script = client.register_script(_WRITE)
         self._queue: queue.SimpleQueue[StepOutput | None] = queue.SimpleQueue()
@@ -99,7 +100,7 @@ class OutboxWriter(threading.Thread):
         self.join(timeout)
 
     def run(self) -> None:
-        ask_for_short_turns()
+        request_short_time_slice()
         while (output := self._next()) is not None:
             while not self._write(output):
                 time.sleep(_RETRY_S)
@@ -124,7 +125,7 @@ class OutboxWriter(threading.Thread):
         limits = [protocol.OUTBOX_MAXLEN, protocol.OUTBOX_TTL_S]
         written: dict[str, int] = {}
         for batch in output.batches.values():
-            written |= protocol.written_fields(batch.deltas)
+            written |= protocol.written_token_counts(batch.deltas)
         try:
             written = self._script(
                 keys=[self._owner, self._inbox, self._written, *outboxes],
@@ -144,5 +145,5 @@ class OutboxWriter(threading.Thread):
             log.warning("Outputs can't be written (%s); trying again.", error)
             return False
         if not written:
-            raise FencedOff(self._replica_id)
+            raise IncarnationReplaced(self._replica_id)
         return True

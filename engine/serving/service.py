@@ -26,39 +26,45 @@ from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import EngineFault, QuireError
 from engine.contract.messages import (
     AbortRequest,
-    Control,
     ControlReply,
+    ControlRequest,
     EngineRequest,
     ErrorInfo,
     Heartbeat,
     OutboxBatch,
     TokenDelta,
 )
-from engine.contract.replica_state import WARM_UP, LoadPhase, Numerics, note, watched
+from engine.contract.replica_state import (
+    WARM_UP,
+    LoadPhase,
+    Numerics,
+    observe_load_phases,
+    report_load_phase,
+)
 from engine.contract.stat_loggers import StatLoggers
 from engine.core.engine_core import EngineCore
-from engine.core.profiler import Profiler
-from engine.core.stats import StatsLog, Throughput
+from engine.core.profiler import ReplicaProfiler
+from engine.core.stats import RateMeter, StatsLogger
 from engine.core.warmup import warm_up
 from engine.executor.numerics import numerics_of
 from engine.scheduler import Request, Sequence
-from engine.serving.heartbeat import HeartbeatWriter, model_info, process_stats, publish_layers
-from engine.serving.inbox import Fence, InboxReader
-from engine.serving.kv_map import BlockMap, FramePublisher
+from engine.serving.heartbeat import HeartbeatWriter, model_info, process_stats, publish_load_report
+from engine.serving.inbox import InboxReader, IncarnationFence
+from engine.serving.kv_map import KVMapBuilder, KVMapPublisher
 from engine.serving.operator_commands import AdapterControls, Pause, abort_requests, unload
 from engine.serving.outbox import OutboxWriter, StepOutput
-from engine.system.step_record import StepRecorder
+from engine.system.step_record import SharedStepWriter
 
 # -- Saying before each step whose requests it holds, should it be the last.
 
 
-class HeldRequests:
+class InFlightRecord:
     """What the engine is at: the steps under way, adapters that are read, a request that comes in.
 
     A request that merely waits, for its turn or for room, isn't held.
     """
 
-    def __init__(self, recorder: StepRecorder) -> None:
+    def __init__(self, recorder: SharedStepWriter) -> None:
         self._recorder = recorder
         #: Of the list that was written last; None: it wasn't of a step.
         self._sequences: list[Sequence] | None = None
@@ -68,7 +74,7 @@ class HeldRequests:
         """The requests, in no order."""
         return self._recorder.held
 
-    def begin_step(self, under_way: list[Sequence], reading: Iterable[Request]) -> None:
+    def record_step(self, under_way: list[Sequence], reading: Iterable[Request]) -> None:
         """A step begins: sequences of all that are under way, requests whose adapter is read."""
         ids = [request.request_id for request in reading]
         # Decodes are the same from step to step, mostly.
@@ -77,7 +83,7 @@ class HeldRequests:
         self._recorder.write([*dict.fromkeys(ids), *_unlike(ids, under_way)])
         self._sequences = None if ids else under_way
 
-    def take_in(self, request_id: str, under_way: list[Sequence]) -> None:
+    def record_request(self, request_id: str, under_way: list[Sequence]) -> None:
         """A request comes in, beside the steps under way."""
         self._recorder.write([request_id, *_unlike([request_id], under_way)])
         self._sequences = None
@@ -99,8 +105,9 @@ def _unlike(ids: list[str], sequences: list[Sequence]) -> Iterator[str]:
 log = logging.getLogger("engine.serving")
 
 
-def load_core(config: EngineConfig, told: Callable[[float], None]) -> EngineCore:
-    """The engine; `told` is called with the loaded part of its weights, up to 1, now and then."""
+def load_core(config: EngineConfig, on_progress: Callable[[float], None]) -> EngineCore:
+    """The engine; `on_progress` is called with the loaded part of its weights, up to 1, now and
+    then."""
     started = time.perf_counter()
     # A supervisor whose terminal this ends up on says so; else tqdm looks for itself.
     hidden = False if os.environ.get("QUIRE_TERMINAL") else None
@@ -109,10 +116,10 @@ def load_core(config: EngineConfig, told: Callable[[float], None]) -> EngineCore
         def progress(done: int, total: int) -> None:
             bar.total = total
             bar.update(done - bar.n)
-            told(done / total)
+            on_progress(done / total)
 
         core = EngineCore(config, progress)
-    note(WARM_UP)
+    report_load_phase(WARM_UP)
     warm_up(core)
     _describe(core)
     log.info("Ready after %.2f s", time.perf_counter() - started)
@@ -143,16 +150,16 @@ def _describe(core: EngineCore) -> None:
             core.config.block_size,
             scheduler.capacity_tokens,
             facts.max_model_len,
-            scheduler.concurrency(facts.max_model_len),
+            scheduler.max_concurrency(facts.max_model_len),
             capacity.token_budget,
-            min(scheduler.limits.share.most, capacity.token_budget),
+            min(scheduler.limits.share.max_prompt_tokens, capacity.token_budget),
         )
 
 
 # -- What a request is answered that can't run.
 
 
-def refusal(message: EngineRequest, error: QuireError) -> list[TokenDelta]:
+def rejection_deltas(message: EngineRequest, error: QuireError) -> list[TokenDelta]:
     """The typed error, as the end of every output."""
     info = ErrorInfo.of(error)
     return [
@@ -163,7 +170,7 @@ def refusal(message: EngineRequest, error: QuireError) -> list[TokenDelta]:
 
 _IDLE_WAIT_S = 0.2
 #: How long messages are handled before the next step.
-_TAKE_S = 0.01
+MESSAGE_BUDGET_S = 0.01
 _REMEMBERED_IDS = 8192
 #: How long the step may keep Python from the threads that read requests and write tokens.
 _SWITCH_INTERVAL_S = 0.0005
@@ -197,30 +204,30 @@ class EngineService:
         self.numerics: Numerics | None = None
         self.draining = False
         self._redis, self._prefix = client, prefix
-        fence = Fence(client, prefix, replica_id, self.incarnation)
+        fence = IncarnationFence(client, prefix, replica_id, self.incarnation)
         inbox = redis_keys.inbox_key(replica_id, prefix)
         self._reader = InboxReader(client, inbox, self.incarnation, fence)
         self._writer = OutboxWriter(client, prefix, replica_id, self.incarnation)
-        publisher = FramePublisher(client, prefix, replica_id)
-        self._block_map = BlockMap(publisher, replica_id, self.incarnation)
-        self._heart = HeartbeatWriter(client, prefix, self.heartbeat, self._block_map.watch)
+        publisher = KVMapPublisher(client, prefix, replica_id)
+        self._block_map = KVMapBuilder(publisher, replica_id, self.incarnation)
+        self._heartbeat = HeartbeatWriter(client, prefix, self.heartbeat, self._block_map.watch)
         self._gateways: dict[str, str] = {}
         self._recent: OrderedDict[str, None] = OrderedDict()
         self._output = StepOutput()
         self._pause = Pause()
         self._sleep_level = 0
-        self._held = HeldRequests(StepRecorder.inherited(self.incarnation))
+        self._held = InFlightRecord(SharedStepWriter.inherited(self.incarnation))
         self._adapters = AdapterControls()
-        self._profiler = Profiler()
-        self._throughput = Throughput()
-        self._stats_log = StatsLog(enabled=not config.disable_log_stats)
+        self._profiler = ReplicaProfiler()
+        self._throughput = RateMeter()
+        self._stats_log = StatsLogger(enabled=not config.disable_log_stats)
         self._stat_loggers: StatLoggers | None = None
 
     # -- life ---------------------------------------------------------------------------------
 
     def run(self, drain_timeout: float) -> int:
         """Load, serve until told to drain, drain. Returns the process's exit status."""
-        self._heart.start()
+        self._heartbeat.start()
         try:
             self._stat_loggers = StatLoggers(self.config, self.replica_id)
             self.core = self._load()
@@ -228,20 +235,20 @@ class EngineService:
             reason = error.message if isinstance(error, QuireError) else _no_memory(error)
             log.error("The model can't be loaded: %s", reason)
             self.state, self.detail = "failed", reason
-            self._heart.beat()
-            self._heart.stop(self.replica_id, forget=False)
+            self._heartbeat.write_now()
+            self._heartbeat.stop(self.replica_id, remove_key=False)
             return 1
         _freeze()
         self.numerics = numerics_of(self.config, self.core.executor, self.core.facts)
-        publish_layers(self._redis, self.replica_id, self._prefix, self.core)
+        publish_load_report(self._redis, self.replica_id, self._prefix, self.core)
         self.state = "ready"
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         self._writer.start()
         self._reader.start()
-        self._heart.beat()
+        self._heartbeat.write_now()
         log.info("Replica %s serves %s.", self.replica_id, self.config.name)
         status = 0
-        self.core.before_step = self._note_step
+        self.core.on_step_start = self._note_step
         try:
             self._serve(self.core, drain_timeout)
         except EngineFault as error:
@@ -252,7 +259,7 @@ class EngineService:
         self._writer.close(timeout=10.0)
         # What a drain has left is no fault of theirs.
         held = self._held.ids if status else []
-        self._heart.stop(self.replica_id, forget=True, held=held)
+        self._heartbeat.stop(self.replica_id, remove_key=True, in_flight=held)
         self._stat_loggers.close(self.core.snapshot())
         self.core.shutdown()
         log.info("Replica %s has stopped.", self.replica_id)
@@ -271,7 +278,7 @@ class EngineService:
         def watch(phase: LoadPhase) -> None:
             self.loading, self.progress_at = phase, time.time()
 
-        with watched(watch):
+        with observe_load_phases(watch):
             core = load_core(self.config, progress)
         self.loading = None
         return core
@@ -281,23 +288,23 @@ class EngineService:
     def _serve(self, core: EngineCore, drain_timeout: float) -> None:
         deadline = float("inf")
         while True:
-            frozen = self._pause.frozen
-            self._take_messages(core, wait=frozen or not core.has_work)
+            frozen = self._pause.is_frozen
+            self._handle_messages(core, wait=frozen or not core.has_work)
             if core.has_work and not frozen:
-                self._deliver(core.step())
+                self._queue_deltas(core.step())
                 if path := self._profiler.step():
                     log.info("The profile was long enough: %s", path)
-            for message in self._pause.settled(core):
+            for message in self._pause.pop_completed(core):
                 self._reply(message, ok=True)
-            for message, reason in self._adapters.settled():
+            for message, reason in self._adapters.pop_finished():
                 self._reply(message, ok=not reason, detail=reason)
-                self._heart.beat()
-            core.adapters.give_back_idle(time.monotonic())
+                self._heartbeat.write_now()
+            core.adapters.evict_idle(time.monotonic())
             core.check_health()
-            self._flush(core)
+            self._send_outputs(core)
             self.progress_at = time.time()
-            self._block_map.maybe(core.scheduler)
-            self._stats_log.maybe(core.snapshot)
+            self._block_map.publish_if_due(core.scheduler)
+            self._stats_log.log_if_due(core.snapshot)
             if self._stat_loggers is not None:
                 self._stat_loggers.maybe(core.snapshot)
             if self.draining:
@@ -309,17 +316,17 @@ class EngineService:
             log.warning("Drained for %.0f s; %d requests left.", drain_timeout, len(core.requests))
 
     def _note_step(self, under_way: list[Sequence]) -> None:
-        reading = self.core.adapters.being_read if self.core else ()
-        self._held.begin_step(under_way, reading)
+        reading = self.core.adapters.loading_adapters if self.core else ()
+        self._held.record_step(under_way, reading)
 
-    def _take_messages(self, core: EngineCore, *, wait: bool) -> None:
+    def _handle_messages(self, core: EngineCore, *, wait: bool) -> None:
         """Handle the messages that are there; when idle, wait a little for the first.
 
         Of thousands at once a few between two steps: what runs gets its tokens meanwhile.
         """
         try:
             entry = self._reader.messages.get(timeout=_IDLE_WAIT_S if wait else 0.0)
-            until = time.monotonic() + _TAKE_S
+            until = time.monotonic() + MESSAGE_BUDGET_S
             while True:
                 self._handle(core, *entry)
                 if core.has_work and time.monotonic() > until:
@@ -333,7 +340,7 @@ class EngineService:
             self._add(core, entry_id, message)
             return
         if isinstance(message, AbortRequest):
-            self._deliver(core.abort(message.request_id, message.index, message.finish_reason))
+            self._queue_deltas(core.abort(message.request_id, message.index, message.finish_reason))
         else:
             self._control(core, message)
         self._output.done.append(entry_id)
@@ -346,21 +353,21 @@ class EngineService:
             return
         self._gateways[request_id] = message.gateway_id
         try:
-            self._pause.check_new()
-            self._held.take_in(request_id, core.under_way)
+            self._pause.check_accepts_requests()
+            self._held.record_request(request_id, core.sequences_in_flight)
             core.add_request(message, on_done=lambda: self._output.done.append(entry_id))
         except QuireError as error:
-            self._deliver(refusal(message, error))
+            self._queue_deltas(rejection_deltas(message, error))
             self._output.done.append(entry_id)
 
-    def _control(self, core: EngineCore, message: Control) -> None:
+    def _control(self, core: EngineCore, message: ControlRequest) -> None:
         """An operator's command; answered when a gateway asked."""
         ok, detail = True, ""
         if message.command in ("sleep", "wake_up"):
             ok, detail = self._sleep_or_wake(core, message)
         elif message.command == "reset_prefix_cache":
             if message.running:
-                self._deliver(core.stand_down())
+                self._queue_deltas(core.preempt_all())
             ok = core.reset_prefix_cache()
             detail = "" if ok else "Blocks are in use."
         elif message.command == "check_integrity":
@@ -372,17 +379,17 @@ class EngineService:
             self.drain()
         elif message.command == "pause":
             ok, detail, deltas = self._pause.begin(core, message)
-            self._deliver(deltas)
-            self._heart.beat()
+            self._queue_deltas(deltas)
+            self._heartbeat.write_now()
             if ok and message.mode == "wait":
                 return  # answered once nothing runs any more
         elif message.command == "resume":
             for waiting in self._pause.end():
                 self._reply(waiting, ok=False, detail="It was resumed before all had ended.")
-            self._heart.beat()
+            self._heartbeat.write_now()
         elif message.command == "abort_requests":
             deltas = abort_requests(core, message.request_ids)
-            self._deliver(deltas)
+            self._queue_deltas(deltas)
             detail = f"{len({delta.request_id for delta in deltas})} requests were aborted."
         elif message.command == "load_adapter":
             detail = self._adapters.begin_load(core.adapters, message)
@@ -391,7 +398,7 @@ class EngineService:
             ok = False
         elif message.command == "unload_adapter":
             ok, detail = unload(core.adapters, message)
-            self._heart.beat()
+            self._heartbeat.write_now()
         elif message.command in ("start_profile", "stop_profile"):
             start = message.command == "start_profile"
             ok, detail = self._profiler.start() if start else self._profiler.stop()
@@ -399,20 +406,20 @@ class EngineService:
             ok, detail = False, f"Unknown command {message.command!r}."
         self._reply(message, ok=ok, detail=detail)
 
-    def _reply(self, message: Control, *, ok: bool, detail: str = "") -> None:
+    def _reply(self, message: ControlRequest, *, ok: bool, detail: str = "") -> None:
         if message.gateway_id:
             reply = ControlReply(control_id=message.control_id, ok=ok, detail=detail)
             self._batch(message.gateway_id).replies.append(reply)
         elif not ok:
             log.warning("%s is refused: %s", message.command, detail)
 
-    def _sleep_or_wake(self, core: EngineCore, message: Control) -> tuple[bool, str]:
+    def _sleep_or_wake(self, core: EngineCore, message: ControlRequest) -> tuple[bool, str]:
         """Do what the command says: (whether it's done, why not)."""
         try:
             if message.command == "sleep":
                 core.check_sleep(message.level)
                 gc.unfreeze()  # weights that go may be held by cycles
-                self._deliver(core.sleep(message.level))
+                self._queue_deltas(core.sleep(message.level))
                 self._sleep_level = message.level
             else:
                 slept = core.is_sleeping
@@ -427,12 +434,12 @@ class EngineService:
         finally:
             if not self.draining:
                 self.state = "sleeping" if core.is_sleeping else "ready"
-                self._heart.beat()
+                self._heartbeat.write_now()
         return True, ""
 
     # -- output -------------------------------------------------------------------------------
 
-    def _deliver(self, deltas: list[TokenDelta]) -> None:
+    def _queue_deltas(self, deltas: list[TokenDelta]) -> None:
         """Put deltas into their gateways' batches."""
         for delta in deltas:
             gateway_id = self._gateways.get(delta.request_id)
@@ -447,7 +454,7 @@ class EngineService:
             self._output.batches[gateway_id] = batch
         return batch
 
-    def _flush(self, core: EngineCore) -> None:
+    def _send_outputs(self, core: EngineCore) -> None:
         """Hand the step's output to the writer and forget the requests that it ended."""
         output = self._output
         if not output.batches and not output.done:
@@ -482,7 +489,7 @@ class EngineService:
             host=socket.gethostname(),
             detail=self.detail,
             load_progress=self.progress,
-            stats=self._throughput.told(core.snapshot()) if core else protocol.EngineStats(),
+            stats=self._throughput.last_rates(core.snapshot()) if core else protocol.EngineStats(),
             paused=bool(self._pause),
             process=process_stats(),
             sleep_level=self._sleep_level if self.state == "sleeping" else 0,

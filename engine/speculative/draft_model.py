@@ -1,4 +1,4 @@
-"""`DraftModel`: a smaller model says what it would, some tokens ahead of the target."""
+"""`DraftModelProposer`: a smaller model says what it would, some tokens ahead of the target."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from engine.contract.sampling_params import SamplingParams
-from engine.kv_cache import Tables, make_coordinator
-from engine.scheduler import NewSequence, Rewound, Sequence, StepPlan, StepResult
-from engine.speculative.estimates import Following, StepCosts
+from engine.kv_cache import BlockTables, make_coordinator
+from engine.scheduler import NewSequence, RewoundSequence, Sequence, StepPlan, StepResult
+from engine.speculative.estimates import HeadTracking, StepTimes
 from engine.speculative.interface import DraftFacts
 
 # -- How drafts are drawn: as the target draws, as far as a draft can.
@@ -58,32 +58,34 @@ _UNKNOWN = 0
 
 @dataclass(slots=True, eq=False)
 class _Row:
-    """A sequence as the draft model has it: `held` tokens of its own, then `drafts`.
+    """A sequence as the draft model has it: `num_cached` tokens of its own, then `drafts`.
 
     Attributes:
         computed: of all of these, those whose KV is there.
-        caught_up: the step that is being made leaves nothing of the sequence's own to compute.
+        is_up_to_date: the step that is being made leaves nothing of the sequence's own to compute.
         wanted: drafts of this round.
     """
 
     sequence: Sequence
-    held: int = 0
+    num_cached: int = 0
     computed: int = 0
     drafts: list[int] = field(default_factory=list)
-    caught_up: bool = False
+    is_up_to_date: bool = False
     wanted: int = 0
 
     def valid(self) -> int:
         """Computed tokens that are the sequence's, as far as that has come by now."""
         matched = 0
-        for draft, token in zip(self.drafts, self.sequence.token_ids[self.held :], strict=False):
+        for draft, token in zip(
+            self.drafts, self.sequence.token_ids[self.num_cached :], strict=False
+        ):
             if draft != token:
                 break
             matched += 1
-        return min(self.computed, self.held + matched)
+        return min(self.computed, self.num_cached + matched)
 
 
-class DraftModel:
+class DraftModelProposer:
     """Drafts of a model with a paged cache of its own, over the sequences that decode.
 
     A sequence's prompt is read when it is first to get drafts, `token_budget` tokens of all of them
@@ -94,7 +96,7 @@ class DraftModel:
 
     Attributes:
         costs: of its steps, by rows.
-        seconds, reading, following: see `DraftMaker`.
+        seconds, reading, following: see `DraftProposer`.
     """
 
     def __init__(
@@ -112,15 +114,15 @@ class DraftModel:
         self._run = run
         self.kv = make_coordinator(facts.layout, facts.num_blocks, block_size)
         #: Nobody pays for these blocks: whoever is read first has them.
-        self._quota = self.kv.quotas.of("drafts")
+        self._quota = self.kv.quotas.get("drafts")
         #: Least lately used first.
         self._rows: dict[int, _Row] = {}
         self._removed: list[int] = []
         self._step = 0
         self._failures = 0
-        self.costs = StepCosts(draws=True)
+        self.costs = StepTimes(draws=True)
         self.seconds = self.reading = 0.0
-        self.following: Following | None = None
+        self.following: HeadTracking | None = None
         #: Of a token that is read, at the pace that the machine had at first.
         self._token_seconds = 0.0
 
@@ -138,20 +140,21 @@ class DraftModel:
             self.seconds = time.perf_counter() - started
 
     @property
-    def works(self) -> bool:
+    def is_healthy(self) -> bool:
         """Whether there may be drafts."""
         return self._failures < _MOST_FAILURES
 
-    def takes(self, sequence: Sequence) -> bool:
+    def supports(self, sequence: Sequence) -> bool:
         """Whether it can read a sequence."""
         return not sequence.request.encoder_inputs
 
-    def longest(self, sequence: Sequence) -> int:
+    def max_drafts(self, sequence: Sequence) -> int:
         """Drafts of a sequence that its context has room for."""
         return self._facts.max_model_len - sequence.num_tokens
 
-    def to_read(self, sequence: Sequence) -> float:
-        """See `DraftMaker`. What others left in its cache is found out when it reads; what a draft
+    def num_unread_tokens(self, sequence: Sequence) -> float:
+        """See `DraftProposer`. What others left in its cache is found out when it reads; what a
+        draft
         reads anyway, its newest token or two, is no reading.
         """
         row = self._rows.get(sequence.seq_id)
@@ -169,7 +172,7 @@ class DraftModel:
         """Forget all sequences and the cache; `worker_too`: the batch has gone as well."""
         for row in list(self._rows.values()):
             self.forget(row.sequence)
-        self.kv.pool.reset_cache()
+        self.kv.pool.reset_prefix_cache()
         if worker_too:
             self._removed.clear()
 
@@ -201,11 +204,11 @@ class DraftModel:
             self._token_seconds += _NEW * (each - self._token_seconds)
         for row in rows:
             sequence = row.sequence
-            own = min(row.computed, row.held)
+            own = min(row.computed, row.num_cached)
             self.kv.cache_full_blocks(
                 sequence.seq_id, sequence.token_ids, sequence.block_hashes, own
             )
-        drawing = [row for row in rows if row.caught_up]
+        drawing = [row for row in rows if row.is_up_to_date]
         while drawing := [row for row in drawing if self._goes_on(row)]:
             drawing = self._draw(drawing)
         self._failures = 0
@@ -261,7 +264,7 @@ class DraftModel:
         seq_id, known = sequence.seq_id, sequence.num_tokens
         row, prefix = self._rows.pop(seq_id, None), None
         if row is None:
-            prefix = self.kv.find_cached_prefix(sequence.token_ids, sequence.block_hashes)
+            prefix = self.kv.get_computed_blocks(sequence.token_ids, sequence.block_hashes)
             computed = len(prefix[0]) * self.kv.block_size
         else:
             self._rows[seq_id] = row  # used lately
@@ -269,31 +272,31 @@ class DraftModel:
         behind = min(known - computed, left)
         caught_up = computed + behind == known
         room = behind + (count - 1 if caught_up else 0)
-        if behind < 1 or not self._make_room(seq_id, computed, room, busy, prefix):
+        if behind < 1 or not self._evict_rows(seq_id, computed, room, busy, prefix):
             return None
         fresh = self.kv.allocate(seq_id, self._quota, computed, room, prefix)
         if row is None:
             row = self._rows[seq_id] = _Row(sequence)
             plan.new.append(self._described(sequence, computed))
         else:
-            rest = self._readable(sequence, row.held)
-            plan.rewound.append(Rewound(seq_id, row.held, rest, computed))
+            rest = self._readable(sequence, row.num_cached)
+            plan.rewound.append(RewoundSequence(seq_id, row.num_cached, rest, computed))
             if fresh:
                 plan.new_blocks.append((seq_id, _ids(fresh)))
-        row.held, row.computed, row.drafts = known, computed + behind, []
-        row.caught_up, row.wanted = caught_up, count
+        row.num_cached, row.computed, row.drafts = known, computed + behind, []
+        row.is_up_to_date, row.wanted = caught_up, count
         plan.seq_ids.append(seq_id)
         plan.num_scheduled.append(behind)
         plan.num_samples.append(int(caught_up))
         return row
 
-    def _make_room(
+    def _evict_rows(
         self,
         seq_id: int,
         computed: int,
         count: int,
         busy: set[int],
-        prefix: Tables | None,
+        prefix: BlockTables | None,
     ) -> bool:
         """Whether a sequence can have blocks and a row, once those idle longest gave theirs."""
         while (seq_id not in self._rows and len(self._rows) >= self._most_rows) or (
@@ -320,12 +323,12 @@ class DraftModel:
             token_ids=self._readable(sequence),
             num_prompt_tokens=sequence.num_prompt_tokens,
             num_computed_tokens=computed,
-            block_ids=_ids(self.kv.tables(sequence.seq_id)),
+            block_ids=_ids(self.kv.get_block_tables(sequence.seq_id)),
             sampling=draft_sampling(sequence.request.sampling, self._facts.vocab_size),
             seed=sequence.seed,
         )
 
 
-def _ids(tables: Tables) -> list[list[int]]:
+def _ids(tables: BlockTables) -> list[list[int]]:
     """Block ids of tables."""
     return [[block.block_id for block in table] for table in tables]

@@ -15,17 +15,23 @@ from engine.contract.errors import ConfigError
 from engine.contract.speculative_config import SpeculativeConfig
 from engine.models.interface import ModelFacts
 from engine.scheduler import Sequence, StepPlan
-from engine.speculative.draft_model import DraftModel
-from engine.speculative.estimates import Chances, Following, Purses, StepCosts, UsualChances
-from engine.speculative.head_proposer import HeadDrafts
-from engine.speculative.interface import DraftHost, DraftMaker
+from engine.speculative.draft_model import DraftModelProposer
+from engine.speculative.estimates import (
+    AcceptanceEstimate,
+    DraftBudgets,
+    HeadTracking,
+    StepTimes,
+    TenantAcceptance,
+)
+from engine.speculative.head_proposer import HeadProposer
+from engine.speculative.interface import DraftHost, DraftProposer
 from engine.speculative.ngram import PROPOSERS, Proposer
-from engine.speculative.planner import Offer, Planner, Step
+from engine.speculative.planner import DraftOffer, DraftStep, Planner
 
-# -- `Watch`: guesses that weren't worth checking, compared with what came.
+# -- `ShadowVerifier`: guesses that weren't worth checking, compared with what came.
 
 
-class Checked(NamedTuple):
+class ShadowResult(NamedTuple):
     """So many of a guess's tokens were compared, of which the first ones came."""
 
     sequence: Sequence
@@ -42,7 +48,7 @@ class _Watched:
     at: int
 
 
-class Watch:
+class ShadowVerifier:
     """How often drafts would have held, for nothing: no step is wider for it.
 
     Where drafts don't pay at the chance that is expected of them, it would never be found out that
@@ -64,7 +70,7 @@ class Watch:
         """The sequence gets drafts, or has left."""
         self._watched.pop(seq_id, None)
 
-    def take_checked(self) -> list[Checked]:
+    def take_checked(self) -> list[ShadowResult]:
         """Those of which it's known by now how many came."""
         done = []
         for each in self._watched.values():
@@ -72,7 +78,7 @@ class Watch:
             held = _common(came, each.tokens)
             if held < len(came) or held == len(each.tokens):
                 compared = min(held + 1, len(each.tokens))
-                done.append(Checked(each.sequence, each.matched, compared, held))
+                done.append(ShadowResult(each.sequence, each.matched, compared, held))
         for checked in done:
             del self._watched[checked.sequence.seq_id]
         return done
@@ -91,29 +97,29 @@ def _common(a: list[int], b: list[int]) -> int:
 Possible = Callable[[Sequence, list[int]], list[int]]
 #: The part of steps' time that may go into looking for drafts of which it's known only that they'd
 #: pay if all held.
-_LOOKS = 0.003
+PROBE_TIME_FRACTION = 0.003
 #: A batch in which no draft pays is asked again after so many steps, or once others are in it; one
 #: in which none could pay, whatever is said, or which can't pay for any, later.
 _REST, _LONG_REST = 8, 32
 #: What a draft model reads of a sequence is to pay within so many tokens: more may never come.
 _GAINING = 64
 #: Most tokens that a sequence keeps of what its drafts brought.
-_OWN = 2.0
+MAX_ROW_CREDIT = 2.0
 
 
 @dataclass(slots=True)
-class _Row:
+class _DraftRow:
     """A sequence that had drafts.
 
     Attributes:
-        matched: see `Guess`, of the newest ones.
+        matched: see `Proposal`, of the newest ones.
         begun: a draft model is reading it, and isn't at its end yet.
         own: tokens that its drafts brought beyond what they cost and its tenant keeps.
     """
 
     sequence: Sequence
     tenant: str
-    chances: Chances
+    chances: AcceptanceEstimate
     matched: int = 0
     begun: bool = False
     own: float = 0.0
@@ -122,13 +128,15 @@ class _Row:
 class Drafter:
     """Gives drafts to the rows where they promise the most tokens for the step's time.
 
-    A draft brings as many tokens as it is likely to hold with all those before it (`Chances`); a
-    step that is one token wider takes longer by what `StepCosts` knows, and what a `DraftMaker`
+    A draft brings as many tokens as it is likely to hold with all those before it
+    (`AcceptanceEstimate`); a
+    step that is one token wider takes longer by what `StepTimes` knows, and what a `DraftProposer`
     takes comes before it. Drafts are added, the likeliest first, up to where tokens per second are
-    highest, or where their tenant could not bear that none of them holds (`Purses`). In a full
+    highest, or where their tenant could not bear that none of them holds (`DraftBudgets`). In a
+    full
     batch, where a wider step takes as much longer, none are, none are looked for, and nobody asks
     in each step. Where they'd pay if more of them held than is expected, some are looked for now
-    and then and compared with what comes (`Watch`).
+    and then and compared with what comes (`ShadowVerifier`).
 
     Attributes:
         clock: tells seconds.
@@ -141,7 +149,7 @@ class Drafter:
         config: SpeculativeConfig,
         max_model_len: int,
         possible: Possible | None = None,
-        model: DraftMaker | None = None,
+        model: DraftProposer | None = None,
     ) -> None:
         """`possible`: cuts a sequence's drafts to those that what it follows allows; `model`: who
         computes drafts, where they don't come from text.
@@ -154,42 +162,42 @@ class Drafter:
         if model is None:
             self._proposer = PROPOSERS[config.method](config)
         self.clock: Callable[[], float] = time.perf_counter
-        self._rows: dict[int, _Row] = {}
+        self._rows: dict[int, _DraftRow] = {}
         self._usual = self._unknown_chances()
-        self._watch = Watch()
+        self._watch = ShadowVerifier()
         #: Of looking for drafts: a row's seconds on average, those since the last step, and steps
         #: since the last look.
         self._look_seconds, self._looked, self._unseen = 0.0, 0.0, 0
         #: Seconds that it took to give steps a model's drafts, beside the model's own.
         self._planning = 0.0
-        self._purses = Purses()
+        self._purses = DraftBudgets()
         #: A batch in which no draft pays: its rows, the last of them, and until which step.
         self._resting = 0, 0, 0
         self.timing = False
         #: Seconds that it took to follow the last step.
         self._following_took = 0.0
-        self.costs = StepCosts(pace=None if model is None else model.costs.pace)
+        self.costs = StepTimes(pace=None if model is None else model.costs.pace)
         self._planner = self._new_planner()
 
     @property
-    def _following(self) -> Following | None:
+    def _following(self) -> HeadTracking | None:
         return None if self.model is None else self.model.following
 
-    def unfollowed(self, plan: StepPlan, scheduled: list[Sequence]) -> list[int]:
-        """See `DraftSource`."""
+    def untracked_sequences(self, plan: StepPlan, scheduled: list[Sequence]) -> list[int]:
+        """See `DraftProposer`."""
         following = self._following
         if following is None or not (plan.new or following):
             return []
         if self.timing:
-            return following.choose(plan, scheduled, self._may_draft, None, 0.0)
+            return following.untracked_sequences(plan, scheduled, self._may_draft, None, 0.0)
         self._purses.fill_beside(self._usual.step, _tenants(scheduled))
         price = self._price(len(scheduled))
-        return following.choose(plan, scheduled, self._may_draft, self._purses, price)
+        return following.untracked_sequences(plan, scheduled, self._may_draft, self._purses, price)
 
     def _may_draft(self, sequence: Sequence) -> bool:
         """Whether a model may ever draw for a sequence that begins."""
         model = self.model
-        return model is not None and model.works and self._most_drawn(sequence, model) > 0
+        return model is not None and model.is_healthy and self._most_drawn(sequence, model) > 0
 
     def _price(self, width: int) -> float:
         """Tokens that a second stands for while so many rows decode."""
@@ -212,29 +220,29 @@ class Drafter:
             return {}
         if not any(map(self._knows, decoding)):
             self._purses.fill(self._usual.step, _tenants(decoding))
-            return self._rest(decoding, _LONG_REST)
+            return self._pause_drafting(decoding, _LONG_REST)
         started = self.clock()
         self._take_checked()
         self._forget_those_that_left()
         rows, width = [self._row(each) for each in decoding], len(decoding)
-        step = Step(width, min(room, self.costs.most - width), beside, self._planning)
+        step = DraftStep(width, min(room, self.costs.most - width), beside, self._planning)
         off = 0 < self._config.disable_by_batch_size <= width
         if off or step.most < 1:
-            return self._rest(decoding)
-        due = self._planner.trial(step) > 0
-        if not (due or self._planner.could_pay(step) or self._is_timed):
-            return self._rest(decoding, _LONG_REST)
+            return self._pause_drafting(decoding)
+        due = self._planner.num_trial_drafts(step) > 0
+        if not (due or self._planner.may_pay_off(step) or self._is_timed):
+            return self._pause_drafting(decoding, _LONG_REST)
         needed = self._planner.needed_odds(step, width * self._look_seconds)
         self._purses.fill(self._usual.step, Counter([row.tenant for row in rows]))
-        drafts = self._tried(rows, step, needed, due)
+        drafts = self._propose_trial(rows, step, needed, due)
         self._looked = self.clock() - started - (self.model.seconds if self.model else 0.0)
         if self.model is not None and self.model.seconds:
             self._planning = self._averaged(self._planning, self._looked, step)
         self._charge(self._purses.pay_looks, self._looked / width, rows, step)
         return drafts
 
-    def _tried(
-        self, rows: list[_Row], step: Step, needed: float, due: bool
+    def _propose_trial(
+        self, rows: list[_DraftRow], step: DraftStep, needed: float, due: bool
     ) -> dict[int, list[int]]:
         """Drafts of those rows whose drafts may pay, for which they need such odds; of any where a
         trial is due.
@@ -250,21 +258,21 @@ class Drafter:
             drafts = self._drawn(hopeful, step) if hopeful else {}
             if not (hopeful and self._planner.pays):
                 long = needed == inf or (hopeful and self._planner.poor)
-                self._rest([row.sequence for row in rows], _LONG_REST if long else _REST)
+                self._pause_drafting([row.sequence for row in rows], _LONG_REST if long else _REST)
             return drafts
         if hopeful and (able := self._able_to_look(hopeful, step)):
             drafts = self._found(able, step)
             if drafts or not due:
                 return drafts
         self._unseen += 1
-        if self._is_due(step.width * self._look_seconds, step):
-            self._look(self._able_to_look(rows, step), step)
+        if self._is_probe_due(step.width * self._look_seconds, step):
+            self._probe(self._able_to_look(rows, step), step)
         rest = _LONG_REST if needed == inf else _REST
-        return self._rest([row.sequence for row in rows], rest)
+        return self._pause_drafting([row.sequence for row in rows], rest)
 
-    def _is_due(self, seconds: float, step: Step) -> bool:
+    def _is_probe_due(self, seconds: float, step: DraftStep) -> bool:
         """Whether so long since the last look one may take so many seconds."""
-        return seconds <= _LOOKS * self._unseen * self.costs.seconds(step.width)
+        return seconds <= PROBE_TIME_FRACTION * self._unseen * self.costs.seconds(step.width)
 
     def _knows(self, sequence: Sequence) -> bool:
         """Whether a sequence may have drafts: whoever draws them may have to follow it."""
@@ -279,7 +287,7 @@ class Drafter:
         self._unseen += 1
         return width == len(decoding) and last == decoding[-1].seq_id
 
-    def _rest(self, decoding: list[Sequence], steps: int = _REST) -> dict[int, list[int]]:
+    def _pause_drafting(self, decoding: list[Sequence], steps: int = _REST) -> dict[int, list[int]]:
         """No drafts for so many steps."""
         self._resting = len(decoding), decoding[-1].seq_id, self._usual.step + steps
         return {}
@@ -294,22 +302,22 @@ class Drafter:
     def _is_timed(self) -> bool:
         return self.timing and self.model is not None
 
-    def _found(self, rows: list[_Row], step: Step) -> dict[int, list[int]]:
+    def _found(self, rows: list[_DraftRow], step: DraftStep) -> dict[int, list[int]]:
         """Drafts from text: all that there are, then as many of them as pay."""
-        proposed = self._look(rows, step)
+        proposed = self._probe(rows, step)
         counts = self._worth({seq_id: len(drafts) for seq_id, drafts in proposed.items()}, step)
         for seq_id in counts:
             self._watch.drop(seq_id)
         return {seq_id: proposed[seq_id][:count] for seq_id, count in counts.items()}
 
-    def _able_to_look(self, rows: list[_Row], step: Step) -> list[_Row]:
+    def _able_to_look(self, rows: list[_DraftRow], step: DraftStep) -> list[_DraftRow]:
         """Those whose tenants can bear that nothing is found."""
         price = self._look_seconds * step.width / self.costs.seconds(step.width)
         prices = {tenant: price * n for tenant, n in Counter([row.tenant for row in rows]).items()}
         able = {each for each in prices if self._purses.left_for_looks(each) > prices[each]}
         return rows if len(able) == len(prices) else [row for row in rows if row.tenant in able]
 
-    def _look(self, rows: list[_Row], step: Step) -> dict[int, list[int]]:
+    def _probe(self, rows: list[_DraftRow], step: DraftStep) -> dict[int, list[int]]:
         """Drafts that there are, by sequence id; all are watched."""
         started, proposed = self.clock(), {}
         for row in rows:
@@ -318,9 +326,9 @@ class Drafter:
             if count > 0 and self._proposer is not None:
                 guess = self._proposer.propose(sequence, count)
                 if guess.tokens and (drafts := self._possible(sequence, guess.tokens)):
-                    row.matched = guess.matched
+                    row.matched = guess.match_length
                     if sequence.seq_id not in self._watch:
-                        self._watch.add(sequence, guess.matched, drafts)
+                        self._watch.add(sequence, guess.match_length, drafts)
                     proposed[sequence.seq_id] = drafts
         self._unseen = 0
         if rows:
@@ -329,7 +337,7 @@ class Drafter:
             self._look_seconds = self._averaged(known, looking, step) / step.width
         return proposed
 
-    def _averaged(self, known: float, new: float, step: Step) -> float:
+    def _averaged(self, known: float, new: float, step: DraftStep) -> float:
         """Seconds of a step's part that took `known` ones; what took longer than the step has met a
         machine that stood still.
         """
@@ -337,17 +345,21 @@ class Drafter:
         return known + 0.1 * (new - known)
 
     def _charge(
-        self, pay: Callable[[str, float], None], seconds: float, rows: list[_Row], step: Step
+        self,
+        pay: Callable[[str, float], None],
+        seconds: float,
+        rows: list[_DraftRow],
+        step: DraftStep,
     ) -> None:
         """Have the tenants pay so many seconds for each row, in tokens."""
         price = seconds * step.width / self.costs.seconds(step.width)
         for tenant, count in Counter([row.tenant for row in rows]).items():
             pay(tenant, price * count)
 
-    def _drawn(self, rows: list[_Row], step: Step) -> dict[int, list[int]]:
+    def _drawn(self, rows: list[_DraftRow], step: DraftStep) -> dict[int, list[int]]:
         """Drafts of a model, which cost: first as many as pay, and then these are drawn."""
         model = self.model
-        if model is None or not model.works:
+        if model is None or not model.is_healthy:
             return {}
         possible, own = {}, {}
         for row in rows:
@@ -356,7 +368,7 @@ class Drafter:
         counts = self._worth(possible, step)
         if not counts:
             return {}
-        to_read = {seq_id: model.to_read(own[seq_id]) for seq_id in counts}
+        to_read = {seq_id: model.num_unread_tokens(own[seq_id]) for seq_id in counts}
         drawn = model.propose([(own[seq_id], count) for seq_id, count in counts.items()])
         if not (self._is_timed or self._planner.trying):
             drawing = (model.seconds - model.reading) * self._price(step.width)
@@ -367,7 +379,7 @@ class Drafter:
         return {seq_id: drafts for seq_id, drafts in found.items() if drafts}
 
     def _charge_reading(
-        self, seconds: float, to_read: dict[int, float], drawn: Container[int], step: Step
+        self, seconds: float, to_read: dict[int, float], drawn: Container[int], step: DraftStep
     ) -> None:
         """Have those that were read pay, each for its part; `drawn`: those read to their end."""
         total = sum(to_read.values())
@@ -384,17 +396,17 @@ class Drafter:
             drafts = list(takewhile(own.__gt__, drafts))
         return self._allowed(sequence, drafts)
 
-    def _most_drawn(self, sequence: Sequence, model: DraftMaker) -> int:
+    def _most_drawn(self, sequence: Sequence, model: DraftProposer) -> int:
         """Drafts of a model that a sequence can use; below 1: none."""
-        count = min(self._most(sequence), model.longest(sequence))
-        return count if count > 0 and model.takes(sequence) else 0
+        count = min(self._most(sequence), model.max_drafts(sequence))
+        return count if count > 0 and model.supports(sequence) else 0
 
     def note(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
         """A row's drafts were checked."""
         self._watch.drop(sequence.seq_id)
         row = self._row(sequence)
         row.chances.note(row.matched, num_drafts, num_accepted)
-        row.own = min(_OWN, row.own + self._purses.earn(row.tenant, num_accepted))
+        row.own = min(MAX_ROW_CREDIT, row.own + self._purses.earn(row.tenant, num_accepted))
         self._resting = 0, 0, 0
 
     def note_step(self, plan: StepPlan, seconds: float) -> None:
@@ -417,7 +429,9 @@ class Drafter:
     def _pay_for_drafts(self, plan: StepPlan) -> None:
         """Each draft pays for its part of the wider step, by what is known now that it was run."""
         total = sum(map(len, plan.drafts.values()))
-        price = self._planner.price(Step(plan.num_decodes, total, plan.num_prompt_tokens), total)
+        price = self._planner.extra_seconds(
+            DraftStep(plan.num_decodes, total, plan.num_prompt_tokens), total
+        )
         for seq_id, drafts in plan.drafts.items():
             if count := min(len(drafts), self._planner.paid[seq_id]):
                 self._pay(seq_id, count * price)
@@ -436,8 +450,8 @@ class Drafter:
 
     def start_over(self) -> None:
         """Forget what was said and what held so far, but not what steps take."""
-        self._rows, self._usual, self._watch = {}, self._unknown_chances(), Watch()
-        self._purses, self._resting = Purses(), (0, 0, 0)
+        self._rows, self._usual, self._watch = {}, self._unknown_chances(), ShadowVerifier()
+        self._purses, self._resting = DraftBudgets(), (0, 0, 0)
         self._planner = self._new_planner()
         if self.model is None:
             self._proposer = PROPOSERS[self._config.method](self._config)
@@ -447,51 +461,53 @@ class Drafter:
         most = self._config.num_speculative_tokens
         return Planner(self.costs, drawing, self._purses, most)
 
-    def _unknown_chances(self) -> UsualChances:
-        return UsualChances(self._config.prompt_lookup_max if self.model is None else 0)
+    def _unknown_chances(self) -> TenantAcceptance:
+        return TenantAcceptance(self._config.prompt_lookup_max if self.model is None else 0)
 
     def check_integrity(self) -> None:
         """Raise RuntimeError unless a draft model's pool is in order."""
         if self.model is not None:
             self.model.check_integrity()
 
-    def _row(self, sequence: Sequence) -> _Row:
+    def _row(self, sequence: Sequence) -> _DraftRow:
         row = self._rows.get(sequence.seq_id)
         if row is None:
             tenant = sequence.request.message.tenant
-            row = _Row(sequence, tenant, Chances(self._usual, tenant))
+            row = _DraftRow(sequence, tenant, AcceptanceEstimate(self._usual, tenant))
             self._rows[sequence.seq_id] = row
         return row
 
     def _most(self, sequence: Sequence) -> int:
         """Drafts that a sequence can use: a step gives one token more than drafts hold."""
         left = sequence.max_output_tokens - sequence.num_output_tokens
-        capped = sequence.request.tokens_left
+        capped = sequence.request.remaining_tokens
         if capped is not None:
             left = min(left, capped)
         left = min(left, self._max_model_len - sequence.num_tokens)
-        return min(self._config.num_speculative_tokens, left - 1) if takes_drafts(sequence) else 0
+        return (
+            min(self._config.num_speculative_tokens, left - 1) if can_verify_drafts(sequence) else 0
+        )
 
-    def _worth(self, possible: dict[int, int], step: Step) -> dict[int, int]:
+    def _worth(self, possible: dict[int, int], step: DraftStep) -> dict[int, int]:
         """How many drafts pay, by sequence id, of the first `possible` ones of each."""
         offers = []
         for seq_id, count in possible.items():
             row = self._rows[seq_id]
             chances = row.chances.at_worst(row.matched, count)
-            offers.append(Offer(chances, seq_id, row.tenant, *self._reading(row), row.own))
+            offers.append(DraftOffer(chances, seq_id, row.tenant, *self._reading(row), row.own))
         if self._is_timed:
             drafts = [each.seq_id for each in offers for _ in each.chances]
             return Counter(drafts[: step.most])
         return self._planner.choose(offers, step)
 
-    def _reading(self, row: _Row) -> tuple[float, int]:
+    def _reading(self, row: _DraftRow) -> tuple[float, int]:
         """What a draft model must read first, beyond what it has begun to read, and the tokens that
         gain by it.
         """
         if self.model is None or row.begun:
             return 0.0, 1
         left = row.sequence.max_output_tokens - row.sequence.num_output_tokens
-        return self.model.to_read(row.sequence), max(1, min(left, _GAINING))
+        return self.model.num_unread_tokens(row.sequence), max(1, min(left, _GAINING))
 
     def _forget_those_that_left(self) -> None:
         for seq_id, row in list(self._rows.items()):
@@ -507,7 +523,7 @@ def _tenants(sequences: list[Sequence]) -> dict[str, int]:
     return Counter([each.request.message.tenant for each in sequences])
 
 
-def takes_drafts(sequence: Sequence) -> bool:
+def can_verify_drafts(sequence: Sequence) -> bool:
     """Whether a sequence's drafts can be checked: nothing but its own draws chooses its tokens."""
     beams = sequence.request.message.sampling.use_beam_search
     return not (beams or sequence.wants_prompt_logprobs)
@@ -546,10 +562,12 @@ def make_drafter(
         raise ConfigError(
             f"speculative_config can't be used: {obstacle}.", param="speculative_config"
         )
-    model: DraftMaker | None = None
+    model: DraftProposer | None = None
     if host.heads is not None:
-        model = HeadDrafts(host.heads, host.draw)
+        model = HeadProposer(host.heads, host.propose)
     elif host.model is not None:
         ends = facts.eos_token_ids
-        model = DraftModel(host.model, host.execute, config.block_size, config.max_num_seqs, ends)
+        model = DraftModelProposer(
+            host.model, host.execute, config.block_size, config.max_num_seqs, ends
+        )
     return Drafter(wanted, facts.max_model_len, possible, model)

@@ -1,4 +1,4 @@
-"""`StepCosts`: how long steps take by their width, as they were measured."""
+"""`StepTimes`: how long steps take by their width, as they were measured."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _TENANT_FORGETS, _SEQUENCE_FORGETS = 0.0006, 0.01
 #: So much likelier than they are do those drafts seem that seem likeliest of many.
 _CAUTION = 0.4
 #: Nothing is surer than these odds.
-_SUREST = 4.0
+MAX_LOG_ODDS = 4.0
 #: Drafts that hold less often are none.
 _LEAST = 0.02
 #: For so many steps the best of a tenant's odds is as it was, unless a draft was checked.
@@ -53,15 +53,15 @@ def drawn_odds(_: int) -> float:
 @dataclass(slots=True)
 class _Tenant:
     """Attributes:
-    odds: likeness -> the logarithm of odds, and in which step it was so.
+    log_odds: likeness -> the logarithm of odds, and in which step it was so.
     best: the highest of all, and in which step it was so; None: not known.
     """
 
-    odds: dict[int, tuple[float, int]] = field(default_factory=dict)
+    log_odds: dict[int, tuple[float, int]] = field(default_factory=dict)
     best: tuple[float, int] | None = None
 
 
-class UsualChances:
+class TenantAcceptance:
     """How often a tenant's drafts held lately, by what they are like.
 
     Of text: by how many of the newest tokens were found before it, each draft that holds being one
@@ -82,12 +82,12 @@ class UsualChances:
         #: The tenant that noted something last is the last.
         self._tenants: OrderedDict[str, _Tenant] = OrderedDict()
 
-    def odds(self, tenant: str, alike: int) -> float:
+    def log_odds(self, tenant: str, alike: int) -> float:
         """Logarithm of the odds of a tenant's next draft of this likeness."""
         prior, known = self._prior(alike), self._tenants.get(tenant)
-        if known is None or alike not in known.odds:
+        if known is None or alike not in known.log_odds:
             return prior
-        value, at = known.odds[alike]
+        value, at = known.log_odds[alike]
         return prior + (value - prior) * exp(_TENANT_FORGETS * (at - self.step))
 
     def best(self, tenant: str) -> float:
@@ -96,24 +96,24 @@ class UsualChances:
         if known is None:
             return max(map(self._prior, self._kinds))
         if known.best is None or self.step - known.best[1] > _BEST_HOLDS:
-            kinds = {*self._kinds, *known.odds}
-            known.best = max(self.odds(tenant, alike) for alike in kinds), self.step
+            kinds = {*self._kinds, *known.log_odds}
+            known.best = max(self.log_odds(tenant, alike) for alike in kinds), self.step
         return known.best[0]
 
     def move(self, tenant: str, alike: int, surprise: float) -> None:
         """A draft held, or didn't, by so much more than was expected, in [-1, 1]."""
-        moved = _bounded(self.odds(tenant, alike) + _TENANT_MOVES * surprise)
+        moved = _bounded(self.log_odds(tenant, alike) + _TENANT_MOVES * surprise)
         known = self._tenants.setdefault(tenant, _Tenant())
-        known.odds[alike], known.best = (moved, self.step), None
+        known.log_odds[alike], known.best = (moved, self.step), None
         self._tenants.move_to_end(tenant)
         if len(self._tenants) > MOST_TENANTS:
             self._tenants.popitem(last=False)
 
 
-class Chances:
+class AcceptanceEstimate:
     """Of one sequence's drafts: those of its tenant, and by how much it is better or worse."""
 
-    def __init__(self, usual: UsualChances, tenant: str) -> None:
+    def __init__(self, usual: TenantAcceptance, tenant: str) -> None:
         self._usual, self._tenant = usual, tenant
         self._was_better, self._at = 0.0, usual.step
 
@@ -128,7 +128,7 @@ class Chances:
         held, chances = 1.0, list[float]()
         better, usual, tenant = self._better - caution, self._usual, self._tenant
         for alike in self._alike(matched, count):
-            held *= _chance(usual.odds(tenant, alike) + better)
+            held *= _chance(usual.log_odds(tenant, alike) + better)
             if held < _LEAST and chances:
                 break
             chances.append(held)
@@ -158,7 +158,7 @@ class Chances:
         return (min(first + place, MOST_ALIKE) for place in range(count))
 
     def _next(self, alike: int) -> float:
-        return _chance(self._usual.odds(self._tenant, alike) + self._better)
+        return _chance(self._usual.log_odds(self._tenant, alike) + self._better)
 
 
 def _chance(odds: float) -> float:
@@ -166,10 +166,10 @@ def _chance(odds: float) -> float:
 
 
 def _bounded(odds: float) -> float:
-    return min(max(odds, -_SUREST), _SUREST)
+    return min(max(odds, -MAX_LOG_ODDS), MAX_LOG_ODDS)
 
 
-# -- `Purses`: what a tenant's drafts may cost it, whatever is expected of them.
+# -- `DraftBudgets`: what a tenant's drafts may cost it, whatever is expected of them.
 
 
 #: Of each token so much may be spent on finding out whether drafts hold, and as much on looking for
@@ -193,7 +193,7 @@ _MANY, _MANY_READ, _BEYOND = 16, 8, 0.25
 
 
 @dataclass(slots=True)
-class _Purse:
+class DraftBudget:
     """Attributes:
     balance: tokens that drafts brought and that were allowed, less those that they cost.
     looks: tokens that looks may cost beside that.
@@ -220,7 +220,7 @@ class _Purse:
         return self.rows - beyond + _BEYOND * beyond
 
     def fill(self, step: int, count: int) -> None:
-        """`Purses.fill`, of one tenant's `count` rows."""
+        """`DraftBudgets.fill`, of one tenant's `count` rows."""
         self._bring_back(count - self.rows)
         since = count * (step - self.step)
         beyond = max(0.0, -self.balance - _DEEPEST * count)
@@ -263,7 +263,7 @@ class _Purse:
         self.aside = max(0.0, self.aside - (tokens - read))
 
 
-class Purses:
+class DraftBudgets:
     """Tokens that drafts brought each tenant, less those that would have come in the time that
     drafts took.
 
@@ -278,14 +278,14 @@ class Purses:
 
     def __init__(self) -> None:
         #: The tenant that had rows last is the last.
-        self._purses: OrderedDict[str, _Purse] = OrderedDict()
+        self._purses: OrderedDict[str, DraftBudget] = OrderedDict()
 
     def fill(self, step: int, rows: dict[str, int]) -> None:
         """So many rows of each tenant are in this step, and were in those since it was filled."""
         for tenant, count in rows.items():
             purse = self._purses.get(tenant)
             if purse is None:
-                self._purses[tenant] = _Purse(0.0, _LOOKS * count, count, step)
+                self._purses[tenant] = DraftBudget(0.0, _LOOKS * count, count, step)
                 if len(self._purses) > MOST_TENANTS:
                     self._purses.popitem(last=False)
                 continue
@@ -377,14 +377,14 @@ class Purses:
         return tokens - kept
 
 
-# -- `Following`: which sequences a head reads along, for as long as that pays.
+# -- `HeadTracking`: which sequences a head reads along, for as long as that pays.
 
 
 #: The weight of a new step in what a prompt's token takes.
 _NEW = 0.3
 
 
-class Following:
+class HeadTracking:
     """A head that is a layer can draw for a sequence only while it has had the model's states of
     all of its tokens. That takes time whether it draws or not: a little of each step, and of a
     prompt more, for the model's last layer is otherwise computed for its last token alone.
@@ -414,12 +414,12 @@ class Following:
         """A sequence isn't followed any more."""
         self._tenants.pop(seq_id, None)
 
-    def choose(
+    def untracked_sequences(
         self,
         plan: StepPlan,
         scheduled: list[Sequence],
         wanted: Callable[[Sequence], bool],
-        purses: Purses | None,
+        purses: DraftBudgets | None,
         price: float,
     ) -> list[int]:
         """The sequences of a step that aren't followed from here on.
@@ -467,7 +467,7 @@ class Following:
                 self._read[tenant] += count * (sequence.seq_id in self._tenants)
 
     def charge(
-        self, plan: StepPlan, seconds: float, following: float, purses: Purses, price: float
+        self, plan: StepPlan, seconds: float, following: float, purses: DraftBudgets, price: float
     ) -> None:
         """A step took `seconds`, and `following` of them went into keeping its states."""
         read = self._read.total()
@@ -484,7 +484,7 @@ class Following:
             self._charge_rows(plan, following * price, purses)
         self._prompts, self._read = Counter(), Counter()
 
-    def _charge_rows(self, plan: StepPlan, tokens: float, purses: Purses) -> None:
+    def _charge_rows(self, plan: StepPlan, tokens: float, purses: DraftBudgets) -> None:
         rows = Counter(self._tenants[each] for each in plan.seq_ids if each in self._tenants)
         for tenant, count in rows.items():
             purses.pay_reading(tenant, tokens * count / rows.total())
@@ -535,7 +535,7 @@ class _Width:
 
 
 @dataclass(slots=True)
-class Pace:
+class SpeedFactor:
     """So many times as long as at first does everything take now.
 
     Attributes:
@@ -548,7 +548,7 @@ class Pace:
     told_by: tuple[int, int] = (0, 0)
 
 
-class StepCosts:
+class StepTimes:
     """Seconds of steps in which all rows decode, by how many tokens they compute.
 
     A machine is faster and slower with what else it does, and wide steps are rare: what they took
@@ -560,11 +560,12 @@ class StepCosts:
     it is as a line goes. Beyond the widest it goes on as from the known one of half that width; as
     if the rest were free, where there is none: so wider steps are tried, and from then on known.
 
-    What is old is to be tried again (`due`). If that takes far less, the machine was busy when it
+    What is old is to be tried again (`num_trials_due`). If that takes far less, the machine was
+    busy when it
     was measured, and the old ones that are wider or seem slower are forgotten.
     """
 
-    def __init__(self, pace: Pace | None = None, *, draws: bool = False) -> None:
+    def __init__(self, pace: SpeedFactor | None = None, *, draws: bool = False) -> None:
         """`pace`: of other steps on the machine; `draws`: of a draft model, whose steps are part of
         another's and seem free before any width is known.
         """
@@ -572,7 +573,7 @@ class StepCosts:
         self._known: list[int] = []
         self._widths: dict[int, _Width] = {}
         self._noise = _NOISE
-        self.pace = pace or Pace()
+        self.pace = pace or SpeedFactor()
 
     def note(self, width: int, seconds: float) -> None:
         """A step of `width` tokens took so long."""
@@ -588,7 +589,7 @@ class StepCosts:
                 self._follow(each, place, seconds / each.seconds)
         self.pace.told_by = id(self), place
 
-    def due(self, width: int) -> int:
+    def num_trials_due(self, width: int) -> int:
         """How many steps ago one was measured, or tried, that tells what a step wider than `width`
         takes; 0: not so many that it's to be tried again, or none was.
         """
@@ -670,7 +671,7 @@ class StepCosts:
             return self._unknown
         return self.pace.value * self._usual(width)
 
-    def with_drafts(self, width: int, count: int, beside: int = 0) -> float:
+    def seconds_with_drafts(self, width: int, count: int, beside: int = 0) -> float:
         """What a step of so many rows takes once it has so many drafts. Beside prompts' tokens each
         takes what a token more takes the widest steps: what all are read for anyway is the
         prompts' already.
@@ -680,9 +681,9 @@ class StepCosts:
         return self.seconds(width) + self.pace.value * count * self._slope()
 
     def with_each(self, width: int, most: int, beside: int = 0) -> tuple[list[float], list[float]]:
-        """`with_drafts` of 1, 2, ... `most`, and the most that each may take (`doubt`)."""
+        """`seconds_with_drafts` of 1, 2, ... `most`, and the most that each may take (`doubt`)."""
         if not self._known:
-            each = [self.with_drafts(width, count, beside) for count in range(1, most + 1)]
+            each = [self.seconds_with_drafts(width, count, beside) for count in range(1, most + 1)]
             return each, each
         if beside:
             now, more = self.seconds(width), self.pace.value * self._slope()
@@ -705,7 +706,7 @@ class StepCosts:
         found[beyond:] = [1.0 + _DOUBT * _NOISE / sqrt(_KNOWN)] * (len(found) - beyond)
         return found
 
-    def doubt(self, width: int) -> float:
+    def uncertainty(self, width: int) -> float:
         """By so large a part `seconds` may be off: of many widths one always seems faster than it
         is, and nobody is to choose it for that.
         """

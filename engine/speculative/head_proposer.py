@@ -1,4 +1,4 @@
-"""`HeadDrafts`: heads on the model's last hidden states say what comes next."""
+"""`HeadProposer`: heads on the model's last hidden states say what comes next."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from engine.scheduler import Sequence
-from engine.speculative.estimates import Following, StepCosts
+from engine.speculative.estimates import HeadTracking, StepTimes
 from engine.speculative.interface import HeadFacts, HeadPlan, HeadResult
 
 log = logging.getLogger(__name__)
@@ -16,25 +16,25 @@ log = logging.getLogger(__name__)
 _MOST_FAILURES = 3
 
 
-class HeadDrafts:
-    """A `DraftMaker` that keeps nothing of a sequence: the worker holds its hidden states."""
+class HeadProposer:
+    """A `DraftProposer` that keeps nothing of a sequence: the worker holds its hidden states."""
 
     def __init__(self, facts: HeadFacts, run: Callable[[HeadPlan], HeadResult]) -> None:
         """`run`: has the worker's heads draw."""
         self._facts = facts
         self._run = run
         self._failures = 0
-        self.costs = StepCosts(draws=True)
+        self.costs = StepTimes(draws=True)
         self.seconds = self.reading = 0.0
-        self.following = Following(facts.part) if facts.reads_tokens else None
+        self.following = HeadTracking(facts.cost_fraction) if facts.reads_tokens else None
 
     @property
-    def works(self) -> bool:
-        """See `DraftMaker`."""
+    def is_healthy(self) -> bool:
+        """See `DraftProposer`."""
         return self._failures < _MOST_FAILURES
 
     def propose(self, wanted: list[tuple[Sequence, int]]) -> dict[int, list[int]]:
-        """See `DraftMaker`."""
+        """See `DraftProposer`."""
         if not wanted:
             return {}
         started = time.perf_counter()
@@ -55,23 +55,23 @@ class HeadDrafts:
             self.costs.note(len(wanted), (self.seconds - self.reading) / depth)
         return {seq_id: own for seq_id, own in zip(plan.seq_ids, drafts, strict=True) if own}
 
-    def takes(self, sequence: Sequence) -> bool:
-        """See `DraftMaker`: a hidden state is a hidden state, but a vector is no token."""
+    def supports(self, sequence: Sequence) -> bool:
+        """See `DraftProposer`: a hidden state is a hidden state, but a vector is no token."""
         return not (self._facts.reads_tokens and sequence.request.encoder_inputs)
 
-    def longest(self, sequence: Sequence) -> int:
-        """See `DraftMaker`."""
+    def max_drafts(self, sequence: Sequence) -> int:
+        """See `DraftProposer`."""
         facts = self._facts
         if not facts.max_model_len:
-            return facts.most
-        return min(facts.most, facts.max_model_len - sequence.num_tokens)
+            return facts.max_drafts
+        return min(facts.max_drafts, facts.max_model_len - sequence.num_tokens)
 
-    def to_read(self, sequence: Sequence) -> float:
-        """See `DraftMaker`: heads follow the model's reading."""
+    def num_unread_tokens(self, sequence: Sequence) -> float:
+        """See `DraftProposer`: heads follow the model's reading."""
         return 0.0
 
     def forget(self, sequence: Sequence) -> None:
-        """See `DraftMaker`."""
+        """See `DraftProposer`."""
         if self.following is not None:
             self.following.leave(sequence.seq_id)
 

@@ -1,4 +1,4 @@
-"""`DraftMaker`: whoever computes drafts, which takes time before the step."""
+"""`DraftProposer`: whoever computes drafts, which takes time before the step."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import msgspec
 
 from engine.contract.engine_config import EngineConfig
 from engine.contract.speculative_config import SpeculativeConfig
-from engine.kv_cache import KVLayout
+from engine.kv_cache import KVCacheConfig
 from engine.scheduler import Sequence
 from engine.scheduler.plan import StepPlan, StepResult
-from engine.speculative.estimates import Following, StepCosts
+from engine.speculative.estimates import HeadTracking, StepTimes
 
 # -- `DraftFacts`: what the engine knows of its draft model.
 
@@ -32,7 +32,7 @@ class DraftFacts:
     max_model_len: int
     vocab_size: int
     num_blocks: int
-    layout: KVLayout
+    layout: KVCacheConfig
     token_budget: int
 
 
@@ -44,17 +44,17 @@ class HeadFacts:
     """What the core knows of them.
 
     Attributes:
-        most: drafts of a sequence.
+        max_drafts: drafts of a sequence.
         max_model_len: longer sequences get no drafts; 0: any do.
         reads_tokens: each draft comes from all tokens, so they are to be followed, and vectors in
             their place are in the way.
-        part: of the time of a prompt, what its states take that nobody but heads asks for.
+        cost_fraction: of the time of a prompt, what its states take that nobody but heads asks for.
     """
 
-    most: int
+    max_drafts: int
     max_model_len: int = 0
     reads_tokens: bool = False
-    part: float = 0.0
+    cost_fraction: float = 0.0
 
 
 class HeadPlan(msgspec.Struct):
@@ -98,7 +98,7 @@ class DraftHost(Protocol):
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step of the draft model, which has a batch of its own; as `Executor.execute`."""
 
-    def draw(self, plan: HeadPlan) -> HeadResult:
+    def propose(self, plan: HeadPlan) -> HeadResult:
         """Have the heads draw for sequences that decode, between two steps."""
 
 
@@ -121,35 +121,35 @@ def draft_config(config: EngineConfig, wanted: SpeculativeConfig) -> EngineConfi
     )
 
 
-class DraftMaker(Protocol):
+class DraftProposer(Protocol):
     """A draft model, or heads on the model's hidden states.
 
     Attributes:
         costs: of one draft for each of some rows, by how many these are.
         seconds: that the last round took; the drafter sets it back.
         reading: of those, what went into tokens that it was behind by.
-        works: whether there may be drafts.
+        is_healthy: whether there may be drafts.
         following: the sequences that it must read along; None: it can read each when it's to draw.
     """
 
-    costs: StepCosts
-    following: Following | None
+    costs: StepTimes
+    following: HeadTracking | None
     seconds: float
     reading: float
 
     @property
-    def works(self) -> bool: ...
+    def is_healthy(self) -> bool: ...
 
     def propose(self, wanted: list[tuple[Sequence, int]]) -> dict[int, list[int]]:
         """Drafts by sequence id, at most as many as are wanted for each."""
 
-    def takes(self, sequence: Sequence) -> bool:
+    def supports(self, sequence: Sequence) -> bool:
         """Whether a sequence may have any."""
 
-    def longest(self, sequence: Sequence) -> int:
+    def max_drafts(self, sequence: Sequence) -> int:
         """How many it may have."""
 
-    def to_read(self, sequence: Sequence) -> float:
+    def num_unread_tokens(self, sequence: Sequence) -> float:
         """Seconds that it takes to read what it doesn't know of a sequence, about."""
 
     def forget(self, sequence: Sequence) -> None:

@@ -14,7 +14,7 @@ from engine.speculative.estimates import MOST_ALIKE
 # -- What followed the last time that the newest tokens stood in a text, or in one of several.
 
 
-class TokenLookup:
+class NgramIndex:
     """Where each short run of tokens stood last in a text that grows at its end.
 
     Prompt lookup decoding (Saxena 2023): what is edited, quoted or repeated follows again.
@@ -43,7 +43,8 @@ class TokenLookup:
         self._known = len(tokens)
 
     def find(self, newest: Sequence[int]) -> int | None:
-        """Where the token after the longest run stands that `newest` ends with, in the text as it
+        """Where the token after the longest run stands that `latest_request_at` ends with, in the
+        text as it
         was extended.
         """
         for length, after in self._after.items():
@@ -54,11 +55,11 @@ class TokenLookup:
         return None
 
 
-class TextsLookup:
+class MultiTextNgramIndex:
     """Where each short run of tokens stood last in any of some texts."""
 
     def __init__(self, shortest: int, longest: int) -> None:
-        """See `TokenLookup`."""
+        """See `NgramIndex`."""
         self._lengths = range(longest, shortest - 1, -1)
         #: By length: run -> the newest text that has it, and where the token after it stood last.
         self._after: dict[int, dict[tuple[int, ...], tuple[list[int], int]]] = {
@@ -80,7 +81,7 @@ class TextsLookup:
                     del after[run]
 
     def find(self, newest: Sequence[int]) -> tuple[list[int], int] | None:
-        """Where the token after the longest run stands that `newest` ends with."""
+        """Where the token after the longest run stands that `latest_request_at` ends with."""
         for length, after in self._after.items():
             if length <= len(newest):
                 found = after.get(tuple(newest[-length:]))
@@ -89,7 +90,7 @@ class TextsLookup:
         return None
 
 
-def continued(tokens: Sequence[int], at: int, count: int) -> list[int]:
+def copy_continuation(tokens: Sequence[int], at: int, count: int) -> list[int]:
     """`count` tokens from `at` on; where the text ends, what was copied goes on as its end."""
     copied = list(tokens[at : at + count])
     period = len(tokens) - at
@@ -103,20 +104,21 @@ def continued(tokens: Sequence[int], at: int, count: int) -> list[int]:
 MOST_TOKENS = 1 << 18
 
 
-class Guess(NamedTuple):
-    """Tokens that may follow; `matched`: how many of the newest stood before those copied, of which
+class Proposal(NamedTuple):
+    """Tokens that may follow; `match_length`: how many of the newest stood before those copied, of
+    which
     no more than `MOST_ALIKE` are counted.
     """
 
     tokens: list[int]
-    matched: int
+    match_length: int
 
 
 class Proposer(ABC):
     """Guesses at the tokens that follow a sequence's newest one."""
 
     @abstractmethod
-    def propose(self, sequence: EngineSequence, count: int) -> Guess:
+    def propose(self, sequence: EngineSequence, count: int) -> Proposal:
         """At most `count` tokens; none where it has no idea."""
 
     @abstractmethod
@@ -132,22 +134,22 @@ class NgramProposer(Proposer):
 
     def __init__(self, config: SpeculativeConfig) -> None:
         self._lengths = config.prompt_lookup_min, config.prompt_lookup_max
-        self._lookups: dict[int, TokenLookup] = {}
+        self._lookups: dict[int, NgramIndex] = {}
         self._size = 0
 
-    def propose(self, sequence: EngineSequence, count: int) -> Guess:
+    def propose(self, sequence: EngineSequence, count: int) -> Proposal:
         """See the base."""
         tokens = sequence.token_ids
         at = self.lookup_of(sequence).find(tokens)
         if at is None:
-            return Guess([], 0)
-        return Guess(continued(tokens, at, count), _matched(tokens, tokens, at))
+            return Proposal([], 0)
+        return Proposal(copy_continuation(tokens, at, count), _matched(tokens, tokens, at))
 
-    def lookup_of(self, sequence: EngineSequence) -> TokenLookup:
+    def lookup_of(self, sequence: EngineSequence) -> NgramIndex:
         """The sequence's own, up to date."""
         lookup = self._lookups.get(sequence.seq_id)
         if lookup is None:
-            lookup = self._lookups[sequence.seq_id] = TokenLookup(*self._lengths)
+            lookup = self._lookups[sequence.seq_id] = NgramIndex(*self._lengths)
         before = lookup.size
         lookup.extend(sequence.token_ids)
         self._size += lookup.size - before
@@ -169,7 +171,7 @@ class _Outputs:
     """
 
     def __init__(self, lengths: tuple[int, int]) -> None:
-        self._lookup = TextsLookup(*lengths)
+        self._lookup = MultiTextNgramIndex(*lengths)
         self._new: list[list[int]] = []
         self.count = 0
 
@@ -185,7 +187,7 @@ class _Outputs:
             self._lookup.drop(output)
 
     def find(self, newest: list[int]) -> tuple[list[int], int] | None:
-        """See `TextsLookup.find`."""
+        """See `MultiTextNgramIndex.find`."""
         for output in self._new:
             self._lookup.add(output)
         self._new.clear()
@@ -209,16 +211,16 @@ class SuffixProposer(Proposer):
         self._outputs: dict[tuple[str, str], _Outputs] = {}
         self._size = 0
 
-    def propose(self, sequence: EngineSequence, count: int) -> Guess:
+    def propose(self, sequence: EngineSequence, count: int) -> Proposal:
         """The continuation of the longest run found anywhere; of equals, the sequence's own."""
         own, tokens = self._own.propose(sequence, count), sequence.token_ids
         outputs = self._outputs.get(_namespace(sequence))
-        if own.matched >= MOST_ALIKE or outputs is None:
+        if own.match_length >= MOST_ALIKE or outputs is None:
             return own
         found = outputs.find(tokens[-self._lengths[1] :])
-        if found is None or (matched := _matched(tokens, *found)) <= own.matched:
+        if found is None or (matched := _matched(tokens, *found)) <= own.match_length:
             return own
-        return Guess(continued(*found, count), matched)
+        return Proposal(copy_continuation(*found, count), matched)
 
     def forget(self, sequence: EngineSequence) -> None:
         """Keep what it said."""
@@ -242,7 +244,8 @@ class SuffixProposer(Proposer):
 
 
 def _matched(newest: list[int], source: list[int], at: int) -> int:
-    """How many tokens before `at` are those that `newest` ends with, `MOST_ALIKE` at most."""
+    """How many tokens before `at` are those that `latest_request_at` ends with, `MOST_ALIKE` at
+    most."""
     matched, most = 0, min(MOST_ALIKE, at, len(newest))
     while matched < most and source[at - matched - 1] == newest[-matched - 1]:
         matched += 1

@@ -9,12 +9,12 @@ from math import inf, log
 from operator import itemgetter
 from typing import NamedTuple
 
-from engine.speculative.estimates import Purses, StepCosts
+from engine.speculative.estimates import DraftBudgets, StepTimes
 
 # -- What a `Planner` chooses from, and for which step.
 
 
-class Step(NamedTuple):
+class DraftStep(NamedTuple):
     """A step that may get drafts: its rows that decode, the most drafts, prompts' tokens, and the
     seconds that it takes the host to give it drafts of a model.
     """
@@ -25,7 +25,7 @@ class Step(NamedTuple):
     planning: float = 0.0
 
 
-class Offer(NamedTuple):
+class DraftOffer(NamedTuple):
     """Drafts of a sequence: how likely the first, the first two ... hold; whose it is, and the
     seconds that go into reading it first, which so many tokens are to pay; and the tokens that its
     own drafts brought.
@@ -49,12 +49,12 @@ _TRIALS = 0.003
 #: Tokens that are none.
 _ROUNDING = 1e-9
 #: The chance that a draft holds, its place among its sequence's, and whose it is.
-_Draft = tuple[float, int, Offer]
+_Draft = tuple[float, int, DraftOffer]
 
 
 class Planner:
     """Adds drafts, the likeliest first, up to where tokens per second are highest, or where their
-    tenant could not bear that none of them holds (`Purses`).
+    tenant could not bear that none of them holds (`DraftBudgets`).
 
     Attributes:
         pays: whether any of the drafts that were promised last would pay.
@@ -64,7 +64,7 @@ class Planner:
     """
 
     def __init__(
-        self, costs: StepCosts, drawing: StepCosts | None, purses: Purses, most: int
+        self, costs: StepTimes, drawing: StepTimes | None, purses: DraftBudgets, most: int
     ) -> None:
         """`drawing`: of a draft model; `most`: drafts of a row."""
         self._costs, self._model, self._purses, self._most = costs, drawing, purses, most
@@ -73,11 +73,11 @@ class Planner:
         self.paid = Counter[int]()
         self.pays = self.poor = self.trying = False
 
-    def could_pay(self, step: Step) -> bool:
+    def may_pay_off(self, step: DraftStep) -> bool:
         """Whether drafts would pay if all held, and nothing but the wider step took time."""
         return self._needed(step) < 1.0
 
-    def needed_odds(self, step: Step, looking: float) -> float:
+    def needed_odds(self, step: DraftStep, looking: float) -> float:
         """Logarithm of the odds with which each draft would have to hold; inf: they can't pay.
 
         `looking`: seconds that looking for drafts takes.
@@ -89,7 +89,7 @@ class Planner:
 
     def _needed(
         self,
-        step: Step,
+        step: DraftStep,
         beside: float = 0.0,
         drawing: Callable[[int, int], float] = lambda depth, rows: 0.0,
     ) -> float:
@@ -98,12 +98,12 @@ class Planner:
         now, count = costs.seconds(width) / _WORTH, min(step.most, width * self._most)
         needed = 1.0
         for more, depth in ((1, 1), (count, -(-count // width))):
-            seconds = costs.with_drafts(width, more, step.beside)
+            seconds = costs.seconds_with_drafts(width, more, step.beside)
             seconds += beside + drawing(depth, min(more, width))
             needed = min(needed, width * (seconds / now - 1.0) / more)
         return needed
 
-    def trial(self, step: Step, taken: int = 0, reading: float = 0.0) -> int:
+    def num_trial_drafts(self, step: DraftStep, taken: int = 0, reading: float = 0.0) -> int:
         """How many drafts more than the `taken` that pay a step is to have, to see what that takes
         by now; 0: none. `reading`: seconds that go into reading a sequence for them.
 
@@ -112,16 +112,16 @@ class Planner:
         """
         width, drawn, each = step.width + taken, 0, 0.0
         if self._model is not None and not taken:
-            drawn, each = self._model.due(0), self._drawing(1, 1)
+            drawn, each = self._model.num_trials_due(0), self._drawing(1, 1)
             reading += step.planning
-        age = max(self._costs.due(width), drawn)
+        age = max(self._costs.num_trials_due(width), drawn)
         if not age or step.beside:
             return 0
         each += self._costs.seconds(width) / width
         allowed = _TRIALS * age * self._costs.seconds(step.width) - reading
         return max(0, min(int(allowed / each), width, step.most - taken))
 
-    def choose(self, offers: list[Offer], step: Step) -> Counter[int]:
+    def choose(self, offers: list[DraftOffer], step: DraftStep) -> Counter[int]:
         """How many of each sequence's first ones pay; a few more may be a trial."""
         counts = Counter([offer.seq_id for _, _, offer in self._paying(offers, step)])
         self.paid = counts.copy()
@@ -130,10 +130,10 @@ class Planner:
         counts.update(tried)
         return counts
 
-    def _paying(self, offers: list[Offer], step: Step) -> list[_Draft]:
+    def _paying(self, offers: list[DraftOffer], step: DraftStep) -> list[_Draft]:
         """The drafts that pay, the likeliest first."""
         costs, width = self._costs, step.width
-        at_best = costs.seconds(width) * (1.0 - costs.doubt(width))
+        at_best = costs.seconds(width) * (1.0 - costs.uncertainty(width))
         readable, left = self._readable(offers, step)
         self.poor = len(readable) < len(offers)
         drafts, best = self._best(readable, left, step, _WORTH * width / at_best)
@@ -143,7 +143,9 @@ class Planner:
         often = _PLAIN_UNSURE if best < _SURE * width / at_best else _PLAIN
         return [] if self._drafted >= min(often, self._run) else drafts
 
-    def _readable(self, offers: list[Offer], step: Step) -> tuple[list[Offer], dict[str, float]]:
+    def _readable(
+        self, offers: list[DraftOffer], step: DraftStep
+    ) -> tuple[list[DraftOffer], dict[str, float]]:
         """The offers that nothing has to be read for, and as many of the others, the likeliest, as
         their tenants may owe for; and what drafts may then cost each tenant.
         """
@@ -151,7 +153,7 @@ class Planner:
         left = {tenant: purses.left(tenant) for tenant in tenants}
         if not any(offer.reading for offer in offers):
             return offers, left
-        price, readable = step.width / self._costs.seconds(step.width), list[Offer]()
+        price, readable = step.width / self._costs.seconds(step.width), list[DraftOffer]()
         owed = dict.fromkeys(tenants, 0.0)
         for offer in sorted(offers, key=lambda offer: offer.chances[:1], reverse=True):
             if not offer.reading or owed[offer.tenant] <= purses.left_to_read(offer.tenant):
@@ -162,7 +164,7 @@ class Planner:
         return readable, left
 
     def _best(
-        self, offers: list[Offer], left: dict[str, float], step: Step, least: float
+        self, offers: list[DraftOffer], left: dict[str, float], step: DraftStep, least: float
     ) -> tuple[list[_Draft], float]:
         """The drafts that give the most tokens per second, and how many; none where that isn't more
         than `least`. Those of a tenant cost no more than what it has left.
@@ -201,7 +203,7 @@ class Planner:
             ]
         return [], least
 
-    def _before(self, drafts: list[_Draft], step: Step) -> tuple[list[float], list[float]]:
+    def _before(self, drafts: list[_Draft], step: DraftStep) -> tuple[list[float], list[float]]:
         """Of the first one, two ... of these: seconds that planning and drawing them take, and the
         step's part of reading.
         """
@@ -214,19 +216,19 @@ class Planner:
         reading = [0.0 if place else offer.reading / offer.gaining for _, place, offer in drafts]
         return drawing, list(accumulate(reading))
 
-    def _tried(self, offers: list[Offer], counts: Counter[int], step: Step) -> list[int]:
+    def _tried(self, offers: list[DraftOffer], counts: Counter[int], step: DraftStep) -> list[int]:
         """The sequences whose drafts beyond the first so many are a trial, one by one. A model
         draws them for one, of which it has to read least.
         """
         taken = counts.total()
-        if not self.trial(step, taken):
+        if not self.num_trial_drafts(step, taken):
             return []
         rows = sorted((each for each in offers if each.chances), key=lambda each: each.reading)
         if self._model is not None:
             rows = [each for each in rows if counts[each.seq_id]] if taken else rows[:1]
         others = [each.seq_id for each in rows for _ in each.chances[counts[each.seq_id] :]]
         reading = rows[0].reading if rows and not taken else 0.0
-        others = others[: self.trial(step, taken, reading)]
+        others = others[: self.num_trial_drafts(step, taken, reading)]
         if others:
             self._costs.note_trial(step.width + taken, len(others))
         if others and self._model is not None and not taken:
@@ -244,10 +246,10 @@ class Planner:
         elif self._drafted:
             self._drafted, self._run = 0, min(2 * self._run, _PLAIN)
 
-    def price(self, step: Step, num_drafts: int) -> float:
+    def extra_seconds(self, step: DraftStep, num_drafts: int) -> float:
         """Tokens that each of a step's drafts cost."""
         now = self._costs.seconds(step.width)
-        wider = self._costs.with_drafts(step.width, num_drafts, step.beside)
+        wider = self._costs.seconds_with_drafts(step.width, num_drafts, step.beside)
         return max(0.0, wider / now - 1.0) * step.width / num_drafts
 
 

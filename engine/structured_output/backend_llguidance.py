@@ -121,7 +121,7 @@ _KEY = '{"'
 _VALUES = ("enum", "const", "default", "examples")
 
 
-def settle_patterns(schema: Any, tokenizer: LLTokenizer) -> None:
+def simplify_pattern_properties(schema: Any, tokenizer: LLTokenizer) -> None:
     """Move patterns that only named keys match to these keys, in place."""
     stack = [schema]
     while stack:
@@ -150,7 +150,7 @@ def _together(schema: dict[str, Any]) -> list[dict[str, Any]]:
 def _settle(parts: list[dict[str, Any]], tokenizer: LLTokenizer) -> None:
     names = dict.fromkeys(name for part in parts for name in _names(part))
     others: list[Any] = [_keys_of(part) for part in parts]
-    if not names or _takes_a_key(others, names, tokenizer):
+    if not names or _allows_key(others, names, tokenizer):
         return
     for part in parts:
         patterns = part.pop("patternProperties", {})
@@ -158,7 +158,7 @@ def _settle(parts: list[dict[str, Any]], tokenizer: LLTokenizer) -> None:
         if isinstance(patterns, dict) and isinstance(properties, dict):
             for pattern, schema in patterns.items():
                 for name in names:
-                    if _takes_a_key([{**_only(pattern), "required": [name]}], {}, tokenizer):
+                    if _allows_key([{**_only(pattern), "required": [name]}], {}, tokenizer):
                         known = properties.get(name, True)
                         properties[name] = {"allOf": [known, schema]}
 
@@ -187,7 +187,7 @@ def _only(pattern: str) -> dict[str, Any]:
     return {"patternProperties": {pattern: True}, "additionalProperties": False}
 
 
-def _takes_a_key(parts: list[Any], names: dict[str, None], tokenizer: LLTokenizer) -> bool:
+def _allows_key(parts: list[Any], names: dict[str, None], tokenizer: LLTokenizer) -> bool:
     """Whether an object of all `parts` may have a key beside `names`.
 
     True as well where the backend can't say: compiling the whole schema will.

@@ -11,21 +11,21 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.contract.reasoning import Phase
+from engine.contract.reasoning import ReasoningPhase
 from engine.scheduler.plan import GrammarOutput
 from engine.structured_output.backend_llguidance import short
-from engine.structured_output.grammar import GrammarState, TokenSpace
+from engine.structured_output.grammar import GrammarState, GrammarVocabulary
 
 #: Threads that fill a batch's rows. The forward pass wants the cores, too.
 MAX_THREADS = 8
 #: Masks that take less than this are made where they are asked for: waking a thread costs more.
-QUICK_S = 150e-6
+INLINE_BUDGET_S = 150e-6
 #: How much of what a row once took is still expected of one a step later.
 _MEMORY = 0.95
 
 
 @dataclass(slots=True)
-class MaskRow:
+class BitmaskRow:
     """A place of a step that gets a token: a sequence's newest one, or a draft behind it."""
 
     seq_id: int
@@ -34,7 +34,7 @@ class MaskRow:
     drafted: bool = False
 
 
-class MaskMaker:
+class BitmaskBuilder:
     """Makes the masks of one step after the other, in a thread unless they are quickly made."""
 
     def __init__(self, num_words: int, eos_token_ids: Sequence[int]) -> None:
@@ -45,14 +45,14 @@ class MaskMaker:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar-masks")
         self._buffer = np.zeros((0, num_words), dtype=np.int32)
         #: Of rows whose state names no other.
-        self._models = TokenSpace(num_words, eos_token_ids)
+        self._models = GrammarVocabulary(num_words, eos_token_ids)
         #: The longest that a row took lately.
-        self._row_s = QUICK_S
+        self._row_s = INLINE_BUDGET_S
         self._last: Future[GrammarOutput] | None = None
 
-    def begin(self, step: int, rows: list[MaskRow]) -> Future[GrammarOutput]:
+    def begin(self, step: int, rows: list[BitmaskRow]) -> Future[GrammarOutput]:
         """Start on the masks of a step. The rows' states mustn't move before they are there."""
-        if len(rows) * self._row_s < QUICK_S and (self._last is None or self._last.done()):
+        if len(rows) * self._row_s < INLINE_BUDGET_S and (self._last is None or self._last.done()):
             made: Future[GrammarOutput] = Future()
             try:
                 made.set_result(self._make(step, rows))
@@ -66,21 +66,21 @@ class MaskMaker:
         """End the thread."""
         self._thread.shutdown(wait=False)
 
-    def _make(self, step: int, rows: list[MaskRow]) -> GrammarOutput:
+    def _make(self, step: int, rows: list[BitmaskRow]) -> GrammarOutput:
         began = time.perf_counter()
         output = self._output(step, rows)
         took = (time.perf_counter() - began) / len(rows)
         self._row_s = max(took, _MEMORY * self._row_s)
         return output
 
-    def _output(self, step: int, rows: list[MaskRow]) -> GrammarOutput:
+    def _output(self, step: int, rows: list[BitmaskRow]) -> GrammarOutput:
         spaces = [row.state.space or self._models for row in rows]
         bits = self._rows(len(rows), max(space.num_words for space in spaces))
         eos = _eos_of(spaces, bits.shape[1])
         output = GrammarOutput(step, [row.seq_id for row in rows])
         followed = [at for at, row in enumerate(rows) if self._follows(row.state)]
         self._fill(rows, followed, spaces, bits)
-        self._spell_out(rows, followed, spaces, bits)
+        self._expand_added_tokens(rows, followed, spaces, bits)
         more = np.any(bits & ~eos, axis=1)
         for at in followed:
             row, matcher = rows[at], rows[at].state.matcher
@@ -89,7 +89,7 @@ class MaskMaker:
                     output.errors[row.seq_id] = short(matcher.get_error())
                 bits[at] = -1
             elif not more[at]:
-                output.only_eos.append(at)
+                output.eos_only_sequences.append(at)
             elif row.ignore_eos:
                 bits[at] &= ~eos[at]
         for at, row in enumerate(rows):
@@ -102,14 +102,14 @@ class MaskMaker:
         """Whether the grammar says what may come next: the reasoning is over, or may not begin."""
         if state.matcher is None or state.thinking is None:
             return state.matcher is not None
-        first = state.phase is Phase.START and state.thinking.forced_token is None
-        return first or state.phase is Phase.PAST
+        first = state.phase is ReasoningPhase.START and state.thinking.forced_token is None
+        return first or state.phase is ReasoningPhase.PAST
 
     def _fill(
         self,
-        rows: list[MaskRow],
+        rows: list[BitmaskRow],
         followed: list[int],
-        spaces: list[TokenSpace],
+        spaces: list[GrammarVocabulary],
         bits: NDArray[np.int32],
     ) -> None:
         """The grammars' masks; the other rows allow everything."""
@@ -127,10 +127,10 @@ class MaskMaker:
             bits[places, :width], bits[places, width:] = narrow, 0
 
     @staticmethod
-    def _spell_out(
-        rows: list[MaskRow],
+    def _expand_added_tokens(
+        rows: list[BitmaskRow],
         followed: list[int],
-        spaces: list[TokenSpace],
+        spaces: list[GrammarVocabulary],
         bits: NDArray[np.int32],
     ) -> None:
         """Mend rows that allow a special token alone which their grammar doesn't take.
@@ -146,14 +146,14 @@ class MaskMaker:
                 continue
             if matcher.is_error() or matcher.is_stopped() or matcher.validate_tokens([only]):
                 continue
-            first = space.spelled(matcher.compute_ff_bytes())
+            first = space.expand(matcher.compute_ff_bytes())
             if first is not None:
                 row[:] = 0
                 _allow(row, first)
 
     def _compute(
         self,
-        rows: list[MaskRow],
+        rows: list[BitmaskRow],
         followed: list[int],
         places: Sequence[int],
         bits: NDArray[np.int32],
@@ -176,13 +176,13 @@ class MaskMaker:
     ) -> None:
         """What the reasoning adds to a row: its own beginning and end, and no EOS within."""
         thinking = state.thinking
-        if thinking is None or thinking.phase is Phase.PAST:
+        if thinking is None or thinking.phase is ReasoningPhase.PAST:
             return
         forced = thinking.forced_token
         if forced is not None:
             row[:] = 0
             _allow(row, forced)
-        elif thinking.phase is Phase.START:
+        elif thinking.phase is ReasoningPhase.START:
             _allow(row, thinking.params.start[0])
         elif state.matcher is not None:
             row &= ~eos
@@ -193,7 +193,7 @@ class MaskMaker:
         return self._buffer[:count]
 
 
-def _eos_of(spaces: list[TokenSpace], words: int) -> NDArray[np.int32]:
+def _eos_of(spaces: list[GrammarVocabulary], words: int) -> NDArray[np.int32]:
     """int32 [rows, words]: what ends an output, of each row."""
     if all(space is spaces[0] for space in spaces):
         return np.broadcast_to(spaces[0].eos_bits, (len(spaces), words))

@@ -1,4 +1,5 @@
-"""`Compiler`: tries each grammar in a killable process, then builds what passed in the engine."""
+"""`CompilePool`: tries each grammar in a killable process, then builds what passed in the
+engine."""
 
 from __future__ import annotations
 
@@ -22,9 +23,9 @@ from engine.structured_output.backend_llguidance import (
     short,
 )
 from engine.structured_output.compile_worker import read_frame, write_frame
-from engine.structured_output.grammar import CompiledGrammar, TokenSpace
+from engine.structured_output.grammar import CompiledGrammar, GrammarVocabulary
 from engine.structured_output.grammar_spec import GrammarSpec
-from engine.structured_output.vocabulary import MODELS, MOST_KEPT, Vocabularies, VocabularySource
+from engine.structured_output.vocabulary import BASE_MODEL, MOST_KEPT, TokenizerSource, Vocabularies
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -34,13 +35,13 @@ if TYPE_CHECKING:
 
 
 #: What becomes of a grammar: itself, why it's bad, or a failure that is none of its own.
-Outcome = CompiledGrammar | str | QuireError
+CompileResult = CompiledGrammar | str | QuireError
 #: Grammars of one tenant that wait; more are refused with 429.
 MAX_PENDING_PER_TENANT = 256
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class CompileJob:
     """One grammar being compiled, for however many requests.
 
     Attributes:
@@ -51,8 +52,8 @@ class Job:
     """
 
     spec: GrammarSpec
-    vocabulary: VocabularySource = MODELS
-    outcome: Outcome | None = None
+    vocabulary: TokenizerSource = BASE_MODEL
+    outcome: CompileResult | None = None
     charged_to: str | None = None
     num_waiters: int = 0
     tenants: set[str] = field(default_factory=set)
@@ -63,7 +64,7 @@ class Job:
         return self.vocabulary.key, self.spec.key
 
 
-class JobLine:
+class CompileQueue:
     """Jobs by tenant. A thread takes the next job of the tenant with the fewest running ones.
 
     With several workers one tenant may hold all but one of them, so that a tenant whose grammars
@@ -72,9 +73,9 @@ class JobLine:
 
     def __init__(self, num_workers: int) -> None:
         self._per_tenant = max(1, num_workers - 1)
-        self._lines: OrderedDict[str, deque[Job]] = OrderedDict()
+        self._lines: OrderedDict[str, deque[CompileJob]] = OrderedDict()
         self._running: dict[str, int] = {}
-        self._jobs: dict[tuple[bytes, bytes], Job] = {}
+        self._jobs: dict[tuple[bytes, bytes], CompileJob] = {}
         self._changed = threading.Condition()
         self._closed = False
 
@@ -82,7 +83,9 @@ class JobLine:
         with self._changed:
             return len(self._jobs)
 
-    def put(self, spec: GrammarSpec, tenant: str, vocabulary: VocabularySource = MODELS) -> Job:
+    def put(
+        self, spec: GrammarSpec, tenant: str, vocabulary: TokenizerSource = BASE_MODEL
+    ) -> CompileJob:
         """Queue a grammar, or join those who wait for the same one already.
 
         Raises:
@@ -96,7 +99,7 @@ class JobLine:
                     raise EngineOverloaded(
                         f"{len(line)} grammars wait already.", param="structured_outputs"
                     )
-                job = job or Job(spec, vocabulary)
+                job = job or CompileJob(spec, vocabulary)
                 self._jobs[job.key] = job
                 job.tenants.add(tenant)
                 self._lines.setdefault(tenant, deque()).append(job)
@@ -104,7 +107,7 @@ class JobLine:
             job.num_waiters += 1
             return job
 
-    def leave(self, job: Job) -> None:
+    def leave(self, job: CompileJob) -> None:
         """A request no longer wants its grammar."""
         with self._changed:
             job.num_waiters -= 1
@@ -114,7 +117,7 @@ class JobLine:
             for tenant in job.tenants:
                 self._drop(tenant, job)
 
-    def take(self) -> Job | None:
+    def take(self) -> CompileJob | None:
         """Wait for the next job; None when the line was closed."""
         with self._changed:
             while not self._closed:
@@ -124,7 +127,7 @@ class JobLine:
                 self._changed.wait()
             return None
 
-    def finish(self, job: Job, outcome: Outcome) -> None:
+    def finish(self, job: CompileJob, outcome: CompileResult) -> None:
         """Say what came of a job that was taken."""
         with self._changed:
             tenant = job.charged_to or ""
@@ -135,7 +138,7 @@ class JobLine:
             job.outcome = outcome
             self._changed.notify_all()
 
-    def wait(self, jobs: list[Job], timeout_s: float) -> None:
+    def wait(self, jobs: list[CompileJob], timeout_s: float) -> None:
         """Return when one of the jobs has an outcome, or after the time."""
         with self._changed:
             self._changed.wait_for(lambda: any(job.outcome is not None for job in jobs), timeout_s)
@@ -146,7 +149,7 @@ class JobLine:
             self._closed = True
             self._changed.notify_all()
 
-    def _next(self) -> Job | None:
+    def _next(self) -> CompileJob | None:
         ready = [t for t in self._lines if self._running.get(t, 0) < self._per_tenant]
         if not ready:
             return None
@@ -160,14 +163,14 @@ class JobLine:
         self._running[tenant] = self._running.get(tenant, 0) + 1
         return job
 
-    def _drop(self, tenant: str, job: Job) -> None:
+    def _drop(self, tenant: str, job: CompileJob) -> None:
         line = self._lines[tenant]
         line.remove(job)
         if not line:
             del self._lines[tenant]
 
 
-# -- `CompileProcess`: one compile worker, with a deadline on everything that is asked of it.
+# -- `CompileWorker`: one compile worker, with a deadline on everything that is asked of it.
 
 
 log = logging.getLogger(__name__)
@@ -189,7 +192,7 @@ class WorkerFailed(Exception):
     """The worker couldn't be started, or can't read this model's tokenizer."""
 
 
-class CompileProcess:
+class CompileWorker:
     """A worker process, started at its first use and again after it was killed.
 
     Not thread-safe, except `close`, which may be called from any thread to end a wait.
@@ -217,7 +220,7 @@ class CompileProcess:
         if vocabulary is not None and vocabulary is not self._vocabulary:
             self._kill()
             self._vocabulary = vocabulary
-        answer = self._ask(self._running(), spec, self._limits.time_s)
+        answer = self._request(self._running(), spec, self._limits.time_s)
         if answer is None:
             raise BadGrammar(
                 f"compiling it took more than {self._limits.time_s:g} s "
@@ -252,7 +255,7 @@ class CompileProcess:
             "eos_token_ids": self._vocabulary.eos_token_ids,
             "memory_bytes": self._limits.memory_bytes,
         }
-        answer = self._ask(process, json.dumps(hello).encode(), START_TIMEOUT_S)
+        answer = self._request(process, json.dumps(hello).encode(), START_TIMEOUT_S)
         if answer is None or "error" in answer:
             self._kill()
             raise WorkerFailed(short(answer["error"]) if answer else "The compile worker died.")
@@ -273,11 +276,11 @@ class CompileProcess:
         except OSError as error:
             raise WorkerFailed(f"The compile worker can't be started: {error}.") from error
 
-    def _ask(
+    def _request(
         self, process: subprocess.Popen[bytes], frame: bytes, timeout_s: float
     ) -> dict[str, Any] | None:
         """Its answer; None when it died or was killed at the deadline."""
-        timer = threading.Timer(timeout_s, self._overdue, (process,))
+        timer = threading.Timer(timeout_s, self._is_timed_out, (process,))
         timer.daemon = True
         timer.start()
         try:
@@ -294,7 +297,7 @@ class CompileProcess:
         found: dict[str, Any] = json.loads(answer)
         return found
 
-    def _overdue(self, process: subprocess.Popen[bytes]) -> None:
+    def _is_timed_out(self, process: subprocess.Popen[bytes]) -> None:
         log.warning("A compile worker was killed at its time limit.")
         self.num_kills += 1
         process.kill()
@@ -322,7 +325,7 @@ def _pipe(pipe: IO[bytes] | None) -> Any:
 NUM_WORKERS = 2
 
 
-class Compiler:
+class CompilePool:
     """A few threads, each with a worker process of its own for the model's vocabulary, and one for
     those of adapters, one after the other; they start at the first grammar.
 
@@ -341,16 +344,18 @@ class Compiler:
     ) -> None:
         """`vocabulary`: the model's; `vocabularies`: adapters' too, where there may be any."""
         self.vocabulary, self._vocabularies = vocabulary, vocabularies
-        self.line = JobLine(num_workers)
+        self.line = CompileQueue(num_workers)
         self.processes = [
-            CompileProcess(vocabulary, limits or Limits(), command) for _ in range(2 * num_workers)
+            CompileWorker(vocabulary, limits or Limits(), command) for _ in range(2 * num_workers)
         ]
         self._threads: list[threading.Thread] = []
         #: With the backend's tokenizers in this process, by vocabulary; used longest ago first.
-        self._spaces: OrderedDict[bytes, tuple[LLTokenizer, TokenSpace]] = OrderedDict()
+        self._spaces: OrderedDict[bytes, tuple[LLTokenizer, GrammarVocabulary]] = OrderedDict()
         self._spaces_lock = threading.Lock()
 
-    def submit(self, spec: GrammarSpec, tenant: str, vocabulary: VocabularySource = MODELS) -> Job:
+    def submit(
+        self, spec: GrammarSpec, tenant: str, vocabulary: TokenizerSource = BASE_MODEL
+    ) -> CompileJob:
         """Queue a grammar. Raises `EngineOverloaded` when the tenant has too many waiting."""
         job = self.line.put(spec, tenant, vocabulary)
         if not self._threads:
@@ -371,7 +376,7 @@ class Compiler:
         for thread in self._threads:
             thread.join()
 
-    def _work(self, models: CompileProcess, adapters: CompileProcess) -> None:
+    def _work(self, models: CompileWorker, adapters: CompileWorker) -> None:
         """A thread's life: one job after the other until the line closes."""
         while (job := self.line.take()) is not None:
             process = adapters if job.vocabulary.key else models
@@ -379,7 +384,7 @@ class Compiler:
         models.reap()
         adapters.reap()
 
-    def _outcome(self, process: CompileProcess, job: Job) -> Outcome:
+    def _outcome(self, process: CompileWorker, job: CompileJob) -> CompileResult:
         try:
             vocabulary = self._vocabulary_of(job.vocabulary)
             grammar, num_bytes = process.compile(job.spec.data, vocabulary)
@@ -396,22 +401,24 @@ class Compiler:
             return EngineFault(f"The grammar couldn't be compiled: {error}")
         return CompiledGrammar(matcher, num_bytes + len(grammar), space)
 
-    def _space_of(self, key: bytes, vocabulary: Vocabulary) -> tuple[LLTokenizer, TokenSpace]:
+    def _space_of(
+        self, key: bytes, vocabulary: Vocabulary
+    ) -> tuple[LLTokenizer, GrammarVocabulary]:
         """The backend's tokenizer of a vocabulary in this process and its ids, made once."""
         with self._spaces_lock:
             found = self._spaces.pop(key, None)
             if found is None:
                 tokenizer = load_tokenizer(vocabulary)
                 eos = vocabulary.eos_token_ids
-                found = tokenizer, TokenSpace(vocabulary.num_words, eos, tokenizer)
+                found = tokenizer, GrammarVocabulary(vocabulary.num_words, eos, tokenizer)
             self._spaces[key] = found
             while len(self._spaces) > 1 + MOST_KEPT:
                 del self._spaces[next(each for each in self._spaces if each)]
             return found
 
-    def _vocabulary_of(self, source: VocabularySource) -> Vocabulary:
+    def _vocabulary_of(self, source: TokenizerSource) -> Vocabulary:
         if not source.key:
             return self.vocabulary
         if self._vocabularies is None:
             raise RuntimeError("Nothing was said of adapters' vocabularies.")
-        return self._vocabularies.of(source)
+        return self._vocabularies.get(source)

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.contract.reasoning import Phase, Thinking
+from engine.contract.reasoning import ReasoningPhase, ReasoningState
 from engine.structured_output.backend_llguidance import BadGrammar, raise_error
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 
-# -- `TokenSpace`: what the tokens of a grammar's masks are.
+# -- `GrammarVocabulary`: what the tokens of a grammar's masks are.
 
 
-class TokenSpace:
+class GrammarVocabulary:
     """The ids that a row's mask is over.
 
     Attributes:
@@ -45,7 +45,7 @@ class TokenSpace:
         flags[list(eos_token_ids)] = 1
         self.eos_bits: NDArray[np.int32] = np.packbits(flags, bitorder="little").view(np.int32)
 
-    def spelled(self, forced: bytes) -> int | None:
+    def expand(self, forced: bytes) -> int | None:
         """The token with which ordinary tokens begin to spell a text; None: there is none."""
         text = forced.decode("utf-8", "ignore")
         if self.tokenizer is None or not text:
@@ -64,10 +64,10 @@ class CompiledGrammar:
 
     template: LLMatcher
     num_bytes: int
-    space: TokenSpace | None = None
+    space: GrammarVocabulary | None = None
 
-    def start(
-        self, token_ids: Sequence[int] = (), thinking: Thinking | None = None
+    def new_state(
+        self, token_ids: Sequence[int] = (), thinking: ReasoningState | None = None
     ) -> GrammarState:
         """A sequence's state after `token_ids` (what another replica had generated).
 
@@ -97,8 +97,8 @@ class GrammarState:
     def __init__(
         self,
         matcher: LLMatcher | None,
-        thinking: Thinking | None = None,
-        space: TokenSpace | None = None,
+        thinking: ReasoningState | None = None,
+        space: GrammarVocabulary | None = None,
     ) -> None:
         self.matcher = matcher
         self.thinking = thinking
@@ -119,7 +119,7 @@ class GrammarState:
             raise_error(self.matcher)
             raise BadGrammar("the tokens so far don't follow it")
 
-    def follow(self, drafts: Sequence[int]) -> list[GrammarState]:
+    def accept_tokens(self, drafts: Sequence[int]) -> list[GrammarState]:
         """Where it would be once the first of some guessed tokens came, the first two, and so on:
         as many as may come. This one stays where it is.
         """
@@ -144,17 +144,17 @@ class GrammarState:
         return found
 
     @property
-    def phase(self) -> Phase:
+    def phase(self) -> ReasoningPhase:
         """Where the sequence stands in its reasoning."""
-        return Phase.PAST if self.thinking is None else self.thinking.phase
+        return ReasoningPhase.PAST if self.thinking is None else self.thinking.phase
 
     @property
-    def idle(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether there is nothing left to do, whatever tokens come."""
-        return self.matcher is None and self.phase is Phase.PAST
+        return self.matcher is None and self.phase is ReasoningPhase.PAST
 
     @property
-    def own_ends(self) -> tuple[int, ...]:
+    def stop_token_ids(self) -> tuple[int, ...]:
         """What ends an output under its grammar."""
         return () if self.space is None else self.space.eos_token_ids
 

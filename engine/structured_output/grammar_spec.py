@@ -16,7 +16,7 @@ from engine.contract.structured_outputs import (
     StructuredOutputsParams,
     close_objects,
 )
-from engine.structured_output.backend_llguidance import settle_patterns
+from engine.structured_output.backend_llguidance import simplify_pattern_properties
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -36,7 +36,7 @@ class GrammarSpec:
     key: bytes
 
 
-def spec_of(params: StructuredOutputsParams) -> GrammarSpec:
+def make_grammar_spec(params: StructuredOutputsParams) -> GrammarSpec:
     """The spec of checked parameters. The order of a schema's keys counts: outputs follow it."""
     kind = params.kind
     source: Any = getattr(params, kind)
@@ -66,7 +66,7 @@ def grammar_text(data: bytes, tokenizer: LLTokenizer) -> str:
     if kind == "json":
         if options["disable_additional_properties"]:
             close_objects(source)
-        settle_patterns(source, tokenizer)
+        simplify_pattern_properties(source, tokenizer)
         return LLMatcher.grammar_from_json_schema(source, overrides=_json_options(options))
     if kind == "regex":
         return LLMatcher.grammar_from_regex(source)
@@ -92,7 +92,7 @@ def _tag_grammar(tag: dict[str, Any], options: dict[str, Any], tokenizer: LLToke
     for structure in tag["structures"]:
         if options["disable_additional_properties"]:
             close_objects(structure["schema"])
-        settle_patterns(structure["schema"], tokenizer)
+        simplify_pattern_properties(structure["schema"], tokenizer)
         begin, schema = structure["begin"], structure["schema"]
         trigger = next(text for text in tag["triggers"] if begin.startswith(text))
         tags.append(

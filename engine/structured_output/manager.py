@@ -10,14 +10,14 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 
 from engine.contract.errors import InvalidRequest, QuireError
-from engine.contract.reasoning import Phase, Thinking
+from engine.contract.reasoning import ReasoningPhase, ReasoningState
 from engine.scheduler.plan import GrammarOutput, StepPlan
-from engine.scheduler.request import Request, Sequence, Status
+from engine.scheduler.request import Request, Sequence, SequenceStatus
 from engine.structured_output.backend_llguidance import BadGrammar, Vocabulary, words_for
-from engine.structured_output.bitmask import MaskMaker, MaskRow
-from engine.structured_output.compile_pool import Compiler, Job, Limits
-from engine.structured_output.grammar import CompiledGrammar, GrammarState, TokenSpace
-from engine.structured_output.grammar_spec import spec_of
+from engine.structured_output.bitmask import BitmaskBuilder, BitmaskRow
+from engine.structured_output.compile_pool import CompileJob, CompilePool, Limits
+from engine.structured_output.grammar import CompiledGrammar, GrammarState, GrammarVocabulary
+from engine.structured_output.grammar_spec import make_grammar_spec
 from engine.structured_output.vocabulary import PARAM, GrammarCache, Vocabularies, source_of
 from engine.text.tokenizer import Tokenizer
 
@@ -44,9 +44,9 @@ class StructuredOutputManager:
         self.limits = limits or Limits()
         self._vocabularies = Vocabularies(tokenizer, vocab_size, eos_token_ids)
         self._eos = self._vocabularies.eos_token_ids
-        self._compiler: Compiler | None = None
-        self._masks: MaskMaker | None = None
-        self._waiting: dict[str, tuple[Request, Job]] = {}
+        self._compiler: CompilePool | None = None
+        self._masks: BitmaskBuilder | None = None
+        self._waiting: dict[str, tuple[Request, CompileJob]] = {}
         #: Where sequences stand in their grammars, by sequence id; it survives a preemption.
         self.states: dict[int, GrammarState] = {}
         self._sequences: dict[int, Sequence] = {}
@@ -59,8 +59,8 @@ class StructuredOutputManager:
         return len(self._waiting)
 
     @property
-    def busy(self) -> bool:
-        """Whether `take_ready` may bring something."""
+    def has_pending(self) -> bool:
+        """Whether `poll_ready` may bring something."""
         return bool(self._waiting)
 
     def admit(self, request: Request) -> bool:
@@ -74,18 +74,18 @@ class StructuredOutputManager:
         if params is None:
             self._watch(request)
             return True
-        spec, vocabulary = spec_of(params), source_of(request)
+        spec, vocabulary = make_grammar_spec(params), source_of(request)
         outcome = self.cache.get(spec.key, vocabulary.key)
         if outcome is not None:
             self._begin(request, outcome)
             return True
         job = self._started_compiler().submit(spec, request.message.tenant, vocabulary)
         for sequence in request.sequences:
-            sequence.status = Status.WAITING_OUTSIDE
+            sequence.status = SequenceStatus.WAITING_FOR_ADMISSION
         self._waiting[request.request_id] = (request, job)
         return False
 
-    def take_ready(self, timeout_s: float) -> list[tuple[Request, QuireError | None]]:
+    def poll_ready(self, timeout_s: float) -> list[tuple[Request, QuireError | None]]:
         """Requests whose grammar has been compiled, or why it can't be.
 
         Waits up to `timeout_s` for the first.
@@ -137,13 +137,13 @@ class StructuredOutputManager:
         for sequence in sequences:
             done = sequence.token_ids[sequence.num_prompt_tokens :]
             try:
-                states.append(outcome.start(done, _thinking_of(request)))
+                states.append(outcome.new_state(done, _thinking_of(request)))
             except BadGrammar as error:
                 raise InvalidRequest(
                     f"Output {sequence.index} can't go on: {error}.", param="resume_token_ids"
                 ) from error
         for sequence, state in zip(sequences, states, strict=True):
-            sequence.status = Status.WAITING
+            sequence.status = SequenceStatus.WAITING
             self._enter(sequence, state)
 
     def _enter(self, sequence: Sequence, state: GrammarState) -> None:
@@ -158,49 +158,53 @@ class StructuredOutputManager:
         self._vocabularies.check()
         space = None
         if own := request.vocab_size:
-            space = TokenSpace(words_for(own), ())  # no grammar of it says when an output may end
+            space = GrammarVocabulary(
+                words_for(own), ()
+            )  # no grammar of it says when an output may end
         for sequence in request.sequences:
-            state = GrammarState(None, Thinking(params), space)
+            state = GrammarState(None, ReasoningState(params), space)
             state.advance(sequence.token_ids[sequence.num_prompt_tokens :])
-            if not state.idle:
+            if not state.is_idle:
                 self._enter(sequence, state)
 
     # -- masks ----------------------------------------------------------------------------------
 
     @property
-    def has_masks(self) -> bool:
+    def needs_bitmask(self) -> bool:
         """Whether a sequence may need a mask."""
         return bool(self.states)
 
-    def possible(self, sequence: Sequence, drafts: list[int]) -> list[int]:
+    def filter_drafts(self, sequence: Sequence, drafts: list[int]) -> list[int]:
         """The first of a sequence's drafts, those that its grammar and its reasoning allow."""
         state = self.states.get(sequence.seq_id)
-        return drafts if state is None else drafts[: len(state.follow(drafts))]
+        return drafts if state is None else drafts[: len(state.accept_tokens(drafts))]
 
-    def begin_masks(self, plan: StepPlan) -> Future[GrammarOutput] | None:
+    def start_bitmask(self, plan: StepPlan) -> Future[GrammarOutput] | None:
         """Start on the masks of the step that was scheduled last; None when it needs none."""
         if not self.states:
             return None
-        rows: list[MaskRow] = []
+        rows: list[BitmaskRow] = []
         for seq_id, state in self.states.items():
             sequence, drafts = self._sequences[seq_id], plan.drafts.get(seq_id, [])
             ends = sequence.num_computed_tokens == len(sequence.token_ids) + len(drafts)
-            if sequence.status is not Status.RUNNING or not ends:
+            if sequence.status is not SequenceStatus.RUNNING or not ends:
                 continue
-            behind = state.follow(drafts)
+            behind = state.accept_tokens(drafts)
             if _is_free(state) and all(map(_is_free, behind)):
                 continue
             ignores = sequence.request.message.sampling.ignore_eos
-            rows.append(MaskRow(seq_id, state, ignores))
-            rows += [MaskRow(seq_id, each, ignores, drafted=True) for each in behind]
+            rows.append(BitmaskRow(seq_id, state, ignores))
+            rows += [BitmaskRow(seq_id, each, ignores, drafted=True) for each in behind]
         if not rows:
             return None
         if self._masks is None:
-            self._masks = MaskMaker(self._vocabularies.num_words, self._eos)
+            self._masks = BitmaskBuilder(self._vocabularies.num_words, self._eos)
             weakref.finalize(self, self._masks.close)
         return self._masks.begin(plan.step, rows)
 
-    def follow(self, sequence: Sequence, token_id: int, masks: GrammarOutput | None) -> list[int]:
+    def accept_tokens(
+        self, sequence: Sequence, token_id: int, masks: GrammarOutput | None
+    ) -> list[int]:
         """Move the grammar of one of `states` over a token sampled under `masks`. Returns what to
         append.
 
@@ -215,7 +219,7 @@ class StructuredOutputManager:
             if masks is not None and (reason := masks.errors.get(sequence.seq_id)):
                 raise BadGrammar(reason)
             grammar.advance([token_id])
-            if grammar.idle:
+            if grammar.is_idle:
                 self.leave(sequence)
                 return [token_id]
         except BadGrammar as error:
@@ -224,7 +228,7 @@ class StructuredOutputManager:
                 param=PARAM,
                 code="grammar_too_complex",
             ) from error
-        eos = grammar.own_ends or self._eos
+        eos = grammar.stop_token_ids or self._eos
         room = sequence.num_output_tokens + 2 <= sequence.max_output_tokens
         stops = params.stop_token_ids or ()
         if (
@@ -239,9 +243,9 @@ class StructuredOutputManager:
 
     # -- the backend ------------------------------------------------------------------------------
 
-    def _started_compiler(self) -> Compiler:
+    def _started_compiler(self) -> CompilePool:
         if self._compiler is None:
-            self._compiler = Compiler(
+            self._compiler = CompilePool(
                 self._vocabulary(), self.limits, vocabularies=self._vocabularies
             )
             # The compiler's threads don't hold this object, so its end is theirs.
@@ -252,12 +256,12 @@ class StructuredOutputManager:
         return self._vocabularies.models
 
 
-def _thinking_of(request: Request) -> Thinking | None:
+def _thinking_of(request: Request) -> ReasoningState | None:
     """The reasoning that comes before a request's grammar, as an output begins it."""
     params = request.message.sampling.thinking
-    return None if params is None else Thinking(params)
+    return None if params is None else ReasoningState(params)
 
 
 def _is_free(state: GrammarState) -> bool:
     """Whether any token may come: reasoning without a grammar behind it, within its budget."""
-    return state.matcher is None and state.phase is not Phase.CLOSING
+    return state.matcher is None and state.phase is not ReasoningPhase.CLOSING

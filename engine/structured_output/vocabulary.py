@@ -28,7 +28,7 @@ MOST_TEXT_BYTES = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
-class VocabularySource:
+class TokenizerSource:
     """Whose tokens a grammar is for: the model's, unless a subclass says otherwise.
 
     Attributes:
@@ -48,7 +48,7 @@ class VocabularySource:
 
 
 #: The model's own.
-MODELS = VocabularySource(0)
+BASE_MODEL = TokenizerSource(0)
 
 
 class Vocabularies:
@@ -88,7 +88,7 @@ class Vocabularies:
             raise InvalidRequest("Structured output isn't installed here.", param=PARAM)
         return self._tokenizer
 
-    def of(self, source: VocabularySource) -> Vocabulary:
+    def get(self, source: TokenizerSource) -> Vocabulary:
         """An adapter's: files may have to be read for it.
 
         Raises `InvalidRequest` where they can't be read, or no grammar is possible with them.
@@ -104,7 +104,7 @@ class Vocabularies:
                 self._known.popitem(last=False)
         return found
 
-    def _read(self, source: VocabularySource) -> Vocabulary:
+    def _read(self, source: TokenizerSource) -> Vocabulary:
         base, size = self.check(), source.vocab_size or self._vocab_size
         own = source.tokenizer(base)
         added = sum(len(text.encode()) for text in own.added_tokens.values())
@@ -133,26 +133,26 @@ def _lacking(whose: str, what: str) -> InvalidRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class AdapterVocabulary(VocabularySource):
+class AdapterVocabulary(TokenizerSource):
     """An adapter's. `vocab_size`: of its rows, where it brings tokens; 0: the model's."""
 
     adapter: AdapterRef
 
     @property
     def key(self) -> bytes:
-        """See `VocabularySource`."""
+        """See `TokenizerSource`."""
         return f"{self.adapter.tokenizer}:{self.vocab_size}".encode()
 
     def tokenizer(self, base: Tokenizer) -> Tokenizer:
-        """See `VocabularySource`: files may have to be read for it. Raises `InvalidRequest`."""
-        return AdapterTokenizers().of(self.adapter, base)  # kept as a text alone, by who asks
+        """See `TokenizerSource`: files may have to be read for it. Raises `InvalidRequest`."""
+        return AdapterTokenizers().get(self.adapter, base)  # kept as a text alone, by who asks
 
 
-def source_of(request: Request) -> VocabularySource:
+def source_of(request: Request) -> TokenizerSource:
     """Of a request, whose adapter is there if it has one."""
     adapter = request.message.adapter
     if adapter is None or not (adapter.tokenizer or request.vocab_size):
-        return MODELS
+        return BASE_MODEL
     return AdapterVocabulary(request.vocab_size, adapter)
 
 

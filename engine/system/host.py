@@ -37,7 +37,7 @@ _SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}
 _ATTR = struct.Struct("<IIQiIQQQ")
 
 
-def ask_for_short_turns(thread_id: int = 0) -> bool:
+def request_short_time_slice(thread_id: int = 0) -> bool:
     """Short turns for a thread, and for those that it starts from now on.
 
     Args:
@@ -70,7 +70,7 @@ ROOT = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
 
 
-def memory_left() -> int | None:
+def available_cgroup_memory() -> int | None:
     """Bytes until the tightest limit; file pages that can be dropped count as left. None: no limit.
 
     Never below 0.
@@ -100,7 +100,7 @@ def cpu_quota() -> float | None:
     return min(found) if found else None
 
 
-def usable_cpus(count: int) -> int:
+def num_usable_cpus(count: int) -> int:
     """At most `count` CPUs, as many as the quota keeps busy, at least 1.
 
     More threads than that are all stopped together when the quota of a period is spent.
@@ -168,5 +168,5 @@ def available_memory() -> int:
                     free = int(line.split()[1]) * 1024
     except OSError as error:
         log.debug("/proc/meminfo can't be read (%s); counting free pages only", error)
-    left = memory_left()
+    left = available_cgroup_memory()
     return free if left is None else min(free, left)

@@ -4,7 +4,7 @@ import sys
 from importlib import import_module
 
 
-def import_without(absent: str, name: str) -> None:
+def import_blocking(absent: str, name: str) -> None:
     """Import a module as it's imported where `absent` isn't installed.
 
     Args:
@@ -25,4 +25,4 @@ def import_redis() -> None:
 
     To load that takes a tenth of a process's start.
     """
-    import_without("opentelemetry", "redis.asyncio")
+    import_blocking("opentelemetry", "redis.asyncio")

@@ -29,7 +29,8 @@ from redis.exceptions import (
 )
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-# -- `RedisLink`: one pipelined connection to Redis for an event loop, for commands by the thousand.
+# -- `RedisPipeline`: one pipelined connection to Redis for an event loop, for commands by the
+# thousand.
 #
 # A redis-py command holds a connection of a pool until its reply is there, and costs an event loop
 # about 0.1 ms. Here all commands share a connection: what is sent in one turn of the loop leaves in
@@ -42,9 +43,9 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 logger = logging.getLogger(__name__)
 
-Word = bytes | str | int | float
+RedisArg = bytes | str | int | float
 #: Told a reply; raises nothing.
-Hear = Callable[[Any], None]
+OnReply = Callable[[Any], None]
 CONNECT_TIMEOUT_S = 5.0
 #: Commands that wait for replies; more are refused. A Redis that stands still must not fill memory.
 MAX_PENDING = 100_000
@@ -59,7 +60,7 @@ _REFUSAL = re.compile(
 _REFUSALS: dict[type[RedisError], str] = {OutOfMemoryError: "OOM", ReadOnlyError: "READONLY"}
 
 
-def refusal_of(error: RedisError) -> str | None:
+def error_code_of(error: RedisError) -> str | None:
     """The word by which Redis said that it can't serve now ("OOM", "READONLY", "MISCONF" ...);
     None for any other error.
     """
@@ -73,7 +74,7 @@ def is_temporary(error: RedisError) -> bool:
     """Whether to try again later: Redis is away, or says that it can't serve now."""
     if isinstance(error, RedisConnectionError | RedisTimeoutError):
         return True
-    return refusal_of(error) is not None
+    return error_code_of(error) is not None
 
 
 #: By what a server says that it is, or was just made, a replica.
@@ -82,12 +83,12 @@ _OF_REPLICAS = frozenset({"READONLY", "MASTERDOWN", "UNBLOCKED"})
 _LEFT_AFTER_S = 0.5
 
 
-def is_left_behind(error: RedisError) -> bool:
+def is_demoted_primary(error: RedisError) -> bool:
     """Whether the server was made a replica, so that its address may lead to another one by now."""
-    return refusal_of(error) in _OF_REPLICAS
+    return error_code_of(error) in _OF_REPLICAS
 
 
-class RedisLink:
+class RedisPipeline:
     """Commands over one connection, which is made when needed and again after it broke.
 
     Args:
@@ -99,13 +100,13 @@ class RedisLink:
 
     def __init__(self, url: str, *, timeout_s: float = 5.0) -> None:
         self._url, self._timeout_s = url, timeout_s
-        self._wire: _Wire | None = None
+        self._wire: _RedisProtocol | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._unsent: list[bytes] = []
         self._waiting: list[asyncio.Future[Any]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def send(self, *words: Word, hear: Hear | None = None) -> asyncio.Future[Any]:
+    def send(self, *words: RedisArg, hear: OnReply | None = None) -> asyncio.Future[Any]:
         """Send a command in this turn of the loop; the future has its reply (RESP2, bytes).
 
         `hear` is called with the reply as it arrives, where whoever awaits the future goes on with
@@ -116,7 +117,7 @@ class RedisLink:
         """
         loop = self._loop = self._loop or asyncio.get_running_loop()
         future: asyncio.Future[Any]
-        future = loop.create_future() if hear is None else _Heard(hear, loop=loop)
+        future = loop.create_future() if hear is None else _CallbackFuture(hear, loop=loop)
         wire = self._wire
         if len(self._waiting) + (len(wire.pending) if wire else 0) >= MAX_PENDING:
             future.set_exception(RedisConnectionError("Too many commands wait for Redis."))
@@ -130,7 +131,7 @@ class RedisLink:
                 self._connecting = loop.create_task(self._connect())
         return future
 
-    async def execute(self, *words: Word) -> Any:
+    async def execute(self, *words: RedisArg) -> Any:
         """Send a command and wait for its reply. Raises redis.RedisError."""
         return await self.send(*words)
 
@@ -164,7 +165,7 @@ class RedisLink:
             self._connecting = None
         self.flush()
 
-    def _broken(self, wire: _Wire) -> None:
+    def _broken(self, wire: _RedisProtocol) -> None:
         if self._wire is wire:
             self._wire = None
 
@@ -173,10 +174,10 @@ class RedisLink:
         _fail(waiting, error)
 
 
-class _Heard(asyncio.Future[Any]):
+class _CallbackFuture(asyncio.Future[Any]):
     """Tells somebody of its result at once."""
 
-    def __init__(self, hear: Hear, *, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, hear: OnReply, *, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop=loop)
         self._hear = hear
 
@@ -186,7 +187,7 @@ class _Heard(asyncio.Future[Any]):
         self._hear(result)
 
 
-class _Wire(asyncio.Protocol):
+class _RedisProtocol(asyncio.Protocol):
     """A socket after the handshake: replies go to the futures in order."""
 
     def __init__(self, timeout_s: float, on_lost: Any) -> None:
@@ -232,7 +233,7 @@ class _Wire(asyncio.Protocol):
             while (reply := reader.gets()) is not False:
                 self._answered += 1
                 future = pending.popleft()
-                if isinstance(reply, RedisError) and is_left_behind(reply):
+                if isinstance(reply, RedisError) and is_demoted_primary(reply):
                     self._leave()
                 if future.done():  # nobody waits any more
                     continue
@@ -285,7 +286,7 @@ class _Wire(asyncio.Protocol):
             self._transport.abort()
 
 
-async def _open(url: str, timeout_s: float, on_lost: Any) -> _Wire:
+async def _open(url: str, timeout_s: float, on_lost: Any) -> _RedisProtocol:
     """Connect and shake hands. Raises redis.RedisError, OSError."""
     arguments: dict[str, Any] = dict(parse_url(url))
     kind: type[AbstractConnection] = arguments.pop("connection_class", Connection)
@@ -301,7 +302,7 @@ async def _open(url: str, timeout_s: float, on_lost: Any) -> _Wire:
     if writer is None:
         raise RedisConnectionError("The connection to Redis closed while it was made.")
     connection._reader = connection._writer = None  # it's ours now
-    wire = _Wire(timeout_s, on_lost)
+    wire = _RedisProtocol(timeout_s, on_lost)
     wire.use(writer)
     return wire
 
@@ -327,7 +328,7 @@ TIMEOUT_S = 5.0
 _DRIVER = DriverInfo()
 
 
-class _Following:
+class _FailoverConnection:
     """Connects anew after the server was made a replica: the address may follow the primary."""
 
     _left_behind = False
@@ -337,7 +338,7 @@ class _Following:
         try:
             return super().read_response(*args, **options)  # type: ignore[misc]
         except ResponseError as error:
-            self._left_behind |= is_left_behind(error)
+            self._left_behind |= is_demoted_primary(error)
             raise
 
     def send_packed_command(self, *args: Any, **options: Any) -> None:
@@ -358,7 +359,7 @@ class _AsyncFollowing:
         try:
             return await super().read_response(*args, **options)  # type: ignore[misc]
         except ResponseError as error:
-            self._left_behind |= is_left_behind(error)
+            self._left_behind |= is_demoted_primary(error)
             raise
 
     async def send_packed_command(self, *args: Any, **options: Any) -> None:
@@ -369,15 +370,15 @@ class _AsyncFollowing:
         await super().send_packed_command(*args, **options)  # type: ignore[misc]
 
 
-class _Tcp(_Following, synchronous.Connection):
+class _Tcp(_FailoverConnection, synchronous.Connection):
     pass
 
 
-class _Tls(_Following, synchronous.SSLConnection):
+class _Tls(_FailoverConnection, synchronous.SSLConnection):
     pass
 
 
-class _Unix(_Following, synchronous.UnixDomainSocketConnection):
+class _Unix(_FailoverConnection, synchronous.UnixDomainSocketConnection):
     pass
 
 
@@ -403,11 +404,11 @@ def _kinds(url: str) -> tuple[type[Any], type[Any]]:
     return _KINDS.get(urlsplit(url).scheme, (_Tcp, _AsyncTcp))
 
 
-class FollowingPool(redis.ConnectionPool):
+class FailoverConnectionPool(redis.ConnectionPool):
     """For others who make pools of connections, such as Django's cache."""
 
     @classmethod
-    def from_url(cls, url: str, **options: Any) -> FollowingPool:
+    def from_url(cls, url: str, **options: Any) -> FailoverConnectionPool:
         """As redis-py's."""
         kind = _kinds(url)[0]
         return super().from_url(url, connection_class=kind, driver_info=_DRIVER, **options)
@@ -424,7 +425,7 @@ def sync_client(url: str, *, timeout_s: float = TIMEOUT_S, block_s: float = 0.0)
     )
 
 
-def patient_client(url: str) -> redis.Redis:
+def blocking_client(url: str) -> redis.Redis:
     """A client for a replica's threads, whose blocking reads may take as long as they like."""
     kind = _kinds(url)[0]
     return redis.Redis.from_url(

@@ -32,7 +32,7 @@ class LastStep(NamedTuple):
     held: list[str] | None
 
 
-class StepRecord:
+class SharedStepRecord:
     """A supervisor's side: memory for one replica process, to be read once that is dead."""
 
     def __init__(self, fd: int) -> None:
@@ -74,7 +74,7 @@ class StepRecord:
         os.close(self.fd)
 
 
-class StepRecorder:
+class SharedStepWriter:
     """A replica's side.
 
     Two places take turns, and one byte says which of them counts: a list that the process died

@@ -42,7 +42,7 @@ _IDLE = {
 _EMPTY = {"continuing_subword_prefix": "", "end_of_word_suffix": "", "dropout": 0.0}
 
 
-def meaning(part: str, written: Any) -> Any:
+def canonical_form(part: str, written: Any) -> Any:
     """The same for all ways to write down a normalizer, pre_tokenizer, model or decoder that does
     the same; `part`: which of them.
     """
@@ -85,12 +85,12 @@ class AdapterTokenizers:
         self._known: OrderedDict[str, tuple[Tokenizer, Tokenizer]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def of(self, adapter: AdapterRef | None, base: Tokenizer) -> Tokenizer:
+    def get(self, adapter: AdapterRef | None, base: Tokenizer) -> Tokenizer:
         """The adapter's own tokenizer, or the model's, `base`, where it brings none.
 
         Raises `InvalidRequest` for one that can't be read, or is of other content than was told.
         """
-        if (found := self.known(adapter, base)) is not None or adapter is None:
+        if (found := self.get_cached(adapter, base)) is not None or adapter is None:
             return found or base
         made = _checked(adapter, base)
         with self._lock:
@@ -99,7 +99,7 @@ class AdapterTokenizers:
                 self._known.popitem(last=False)
         return made
 
-    def known(self, adapter: AdapterRef | None, base: Tokenizer) -> Tokenizer | None:
+    def get_cached(self, adapter: AdapterRef | None, base: Tokenizer) -> Tokenizer | None:
         """The same as far as no file has to be read for it; None where one has to."""
         if adapter is None or not adapter.tokenizer:
             return base
@@ -129,7 +129,7 @@ def check_adapter_tokenizer(folder: Path, base: Tokenizer) -> str:
     own = _by_file_name(folder, base)
     mine, models = (json.loads(each.to_json()) for each in (own, base))
     for part in _PARTS:
-        if meaning(part, mine[part]) != meaning(part, models[part]):
+        if canonical_form(part, mine[part]) != canonical_form(part, models[part]):
             raise ModelLoadError(
                 f"{TOKENIZER_FILE} isn't the model's with tokens added: its {part} is another. "
                 "Without the file the model's tokenizer is used.",
@@ -140,7 +140,7 @@ def check_adapter_tokenizer(folder: Path, base: Tokenizer) -> str:
             f"The tokenizer adds {added} tokens; at most {MOST_ADDED} may be added.",
             param=TOKENIZER_FILE if (folder / TOKENIZER_FILE).is_file() else ADDED_TOKENS_FILE,
         )
-    return "" if _says(own, mine) == _says(base, models) else tokenizer_digest(folder)
+    return "" if _describe(own, mine) == _describe(base, models) else tokenizer_digest(folder)
 
 
 def _by_file_name(folder: Path, base: Tokenizer) -> Tokenizer:
@@ -154,7 +154,7 @@ def _by_file_name(folder: Path, base: Tokenizer) -> Tokenizer:
         raise ModelLoadError(told, param=named[0]) from error
 
 
-def _says(tokenizer: Tokenizer, parts: Mapping[str, object]) -> tuple[object, ...]:
+def _describe(tokenizer: Tokenizer, parts: Mapping[str, object]) -> tuple[object, ...]:
     """All that prompts and texts depend on."""
     settings = tokenizer.settings
     return (

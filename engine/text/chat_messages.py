@@ -177,7 +177,7 @@ class ControlTokens:
         return self._allowed if role is None or role in _OWN_ROLES else self._initial
 
 
-class Mask:
+class ControlTokenMask:
     """Stand-ins for one request's strings.
 
     Args:
@@ -220,20 +220,20 @@ class Mask:
         return text.translate(self._original)
 
 
-def masked(value: Any, mask: Any, role: str | None = None) -> Any:
+def mask_strings(value: Any, mask: Any, role: str | None = None) -> Any:
     """`value` with `mask(text, role)` for every string in it, keys of objects included."""
     if isinstance(value, str):
         return mask(value, role)
     if isinstance(value, list):
-        return [masked(item, mask, role) for item in value]
+        return [mask_strings(item, mask, role) for item in value]
     if isinstance(value, dict):
-        return {masked(k, mask, role): masked(v, mask, role) for k, v in value.items()}
+        return {mask_strings(k, mask, role): mask_strings(v, mask, role) for k, v in value.items()}
     return value
 
 
-def masked_messages(messages: list[Message], mask: Any) -> list[Message]:
+def mask_messages(messages: list[Message], mask: Any) -> list[Message]:
     """Messages with every string masked by its message's role."""
-    return [masked(message, mask, message["role"]) for message in messages]
+    return [mask_strings(message, mask, message["role"]) for message in messages]
 
 
 def strings_in(value: Any) -> Iterator[str]:

@@ -10,18 +10,18 @@ from typing import Any
 from engine.contract.errors import ConfigError, InvalidRequest
 from engine.text.chat_messages import (
     REASONING_FIELDS,
+    ControlTokenMask,
     ControlTokens,
-    Mask,
     Message,
-    masked,
-    masked_messages,
+    mask_messages,
+    mask_strings,
     plain_value,
     prepare_messages,
 )
 from engine.text.jinja_environment import ChatTemplate, compile_template
 from engine.text.jinja_limits import DEFAULT_LIMITS, RenderLimits
 from engine.text.tokenizer import Tokenizer
-from engine.text.tokenizer_backend import over
+from engine.text.tokenizer_backend import exceeds_limit_error
 
 # -- `continue_final_message`: leave the last message open, so that the model goes on with it.
 
@@ -32,7 +32,7 @@ TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 _PARAM = "continue_final_message"
 
 
-def open_final_message(
+def tag_final_message(
     messages: list[Message], field: str, source: str
 ) -> tuple[list[Message], str]:
     """The messages with the last one's `field` tagged, and that field's text.
@@ -102,9 +102,7 @@ class _Chat:
     def render(self) -> str:
         messages, final_text = self.messages, ""
         if self.continued:
-            messages, final_text = open_final_message(
-                messages, self.continued, self.template.source
-            )
+            messages, final_text = tag_final_message(messages, self.continued, self.template.source)
         context = {**self.named_tokens, **self.inputs, "messages": messages}
         text = self.template.render(context, self.limits)
         return cut_at_tag(text, final_text) if self.continued else text
@@ -113,8 +111,8 @@ class _Chat:
         """The same chat with the client's strings masked."""
         return replace(
             self,
-            messages=masked_messages(self.messages, mask),
-            inputs=masked(self.inputs, mask),
+            messages=mask_messages(self.messages, mask),
+            inputs=mask_strings(self.inputs, mask),
         )
 
 
@@ -227,7 +225,7 @@ def render_chat(
     inputs = [chat.messages, chat.inputs]
     if not control.may_begin_in(inputs):
         return tokenizer.encode(chat.render(), add_special_tokens=False, most=most_tokens)
-    return _encode_guarded(tokenizer, control, chat, Mask(control, inputs), most_tokens)
+    return _encode_guarded(tokenizer, control, chat, ControlTokenMask(control, inputs), most_tokens)
 
 
 def _chat(
@@ -290,7 +288,11 @@ def _control_tokens(tokenizer: Tokenizer) -> ControlTokens:
 
 
 def _encode_guarded(
-    tokenizer: Tokenizer, control: ControlTokens, chat: _Chat, mask: Mask, most: int | None
+    tokenizer: Tokenizer,
+    control: ControlTokens,
+    chat: _Chat,
+    mask: ControlTokenMask,
+    most: int | None,
 ) -> list[int]:
     """Ids of a chat in which the client's strings may hold control tokens, or parts of them."""
     whole = chat.masked(mask.tokens)
@@ -306,7 +308,11 @@ def _encode_guarded(
 
 
 def _encode_segments(
-    tokenizer: Tokenizer, control: ControlTokens, mask: Mask, text: str, most: int | None
+    tokenizer: Tokenizer,
+    control: ControlTokens,
+    mask: ControlTokenMask,
+    text: str,
+    most: int | None,
 ) -> list[int]:
     """Ids of masked text: control tokens by id, what lies between them as plain characters."""
     ids: list[int] = []
@@ -318,7 +324,7 @@ def _encode_segments(
         ids += _plain(tokenizer, mask, before, position > 0, most)
         ids.append(token.id)
         if most is not None and len(ids) > most:
-            raise over(most, of_context=True)
+            raise exceeds_limit_error(most, of_context=True)
         position = found.end()
         if token.rstrip:
             position += len(text[position:]) - len(text[position:].lstrip())
@@ -326,6 +332,6 @@ def _encode_segments(
 
 
 def _plain(
-    tokenizer: Tokenizer, mask: Mask, text: str, inside: bool, most: int | None
+    tokenizer: Tokenizer, mask: ControlTokenMask, text: str, inside: bool, most: int | None
 ) -> list[int]:
     return tokenizer.encode_plain(mask.restore(text), inside=inside, most=most) if text else []

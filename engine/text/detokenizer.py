@@ -17,7 +17,7 @@ MAX_PENDING = 8
 CONTEXT_TOKENS = 6
 
 
-class WindowDecoder:
+class WindowedDetokenizer:
     """Decodes a short window of tokens before and after each push and returns the difference."""
 
     def __init__(
@@ -107,9 +107,9 @@ class IncrementalDetokenizer:
         self._skipped = special - kept_tokens if kept_tokens else special
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._at_start = True
-        self._window: WindowDecoder | None = None
+        self._window: WindowedDetokenizer | None = None
         if tokenizer.byte_rules is None:
-            self._window = WindowDecoder(
+            self._window = WindowedDetokenizer(
                 tokenizer,
                 prompt_token_ids,
                 skipped=self._skipped,

@@ -68,8 +68,8 @@ class _Environment(ImmutableSandboxedEnvironment):
         limits.check_format(value)
         return super().wrap_str_format(value)
 
-    #: What `Metering` has templates call.
-    tick = staticmethod(limits.tick)
+    #: What `StepCounter` has templates call.
+    tick = staticmethod(limits.count_step)
     weighed_concat = staticmethod(limits.concat)
 
 
@@ -133,7 +133,7 @@ def _environment() -> _Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=[_GenerationTag, loopcontrols],
-        finalize=limits.weighed,
+        finalize=limits.check_size,
     )
     environment.filters["tojson"] = _tojson
     environment.filters |= limits.bounded_filters(environment.filters)
@@ -213,7 +213,7 @@ def compile_template(source: str) -> ChatTemplate:
         )
     try:
         tree = _ENVIRONMENT.parse(source)
-        metered = limits.Metering().visit(_ENVIRONMENT.parse(source))
+        metered = limits.StepCounter().visit(_ENVIRONMENT.parse(source))
         compiled = _ENVIRONMENT.from_string(metered)
     except jinja2.TemplateSyntaxError as error:
         raise InvalidRequest(

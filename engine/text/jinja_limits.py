@@ -71,7 +71,7 @@ def budget(limits: RenderLimits) -> Iterator[None]:
     yield
 
 
-def tick() -> str:
+def count_step() -> str:
     """One step. Raises `TemplateLimit` when there are no more."""
     _budget.steps -= 1
     if _budget.steps < 0:
@@ -83,10 +83,10 @@ def tick() -> str:
 
 def concat(*values: Any) -> str:
     """`a ~ b`."""
-    return "".join(map(str, weighed(values)))
+    return "".join(map(str, check_size(values)))
 
 
-def weighed(value: Any) -> Any:
+def check_size(value: Any) -> Any:
     """The value itself unless, as a text, it's too long: what a list has twice counts twice."""
     total, left = 0, [value]
     while left:
@@ -96,15 +96,15 @@ def weighed(value: Any) -> Any:
         total += len(each) if isinstance(each, str) else _OF_ELEMENT
         if isinstance(each, list | tuple):
             total += _OF_ELEMENT * len(each)
-            refuse(total > MAX_RENDERED_CHARS)
+            raise_too_large(total > MAX_RENDERED_CHARS)
             total += sum(len(one) for one in each if isinstance(one, str))
             left += [one for one in each if isinstance(one, list | tuple | dict)]
-        refuse(total > MAX_RENDERED_CHARS)
+        raise_too_large(total > MAX_RENDERED_CHARS)
     return value
 
 
-class Metering(NodeTransformer):
-    """Puts a `tick` into each loop and macro, and has `~` weighed."""
+class StepCounter(NodeTransformer):
+    """Puts a `count_step` into each loop and macro, and has `~` weighed."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         return self._ticking(node)
@@ -128,7 +128,7 @@ def _call(name: str, arguments: list[nodes.Expr], line: int) -> nodes.Call:
     return nodes.Call(target, arguments, [], None, None, lineno=line)
 
 
-def refuse(too_large: bool) -> None:
+def raise_too_large(too_large: bool) -> None:
     """Raise what a template sees of too much."""
     if too_large:
         raise jinja2.TemplateError("a text or list in the template is too large")
@@ -139,18 +139,18 @@ def check_operator(operator: str, left: Any, right: Any) -> None:
     if operator == "*":
         for text, count in ((left, right), (right, left)):
             if isinstance(text, str | list | tuple) and isinstance(count, int):
-                refuse(len(text) * count > MAX_RENDERED_CHARS)
+                raise_too_large(len(text) * count > MAX_RENDERED_CHARS)
         if isinstance(left, int) and isinstance(right, int):
-            refuse(left.bit_length() + right.bit_length() > _MOST_BITS)
+            raise_too_large(left.bit_length() + right.bit_length() > _MOST_BITS)
     elif operator == "+":
         if isinstance(left, str | list | tuple) and isinstance(right, str | list | tuple):
-            refuse(len(left) + len(right) > MAX_RENDERED_CHARS)
+            raise_too_large(len(left) + len(right) > MAX_RENDERED_CHARS)
     elif operator == "%":
         if isinstance(left, str):
-            refuse(_PERCENT_WIDTH.search(left) is not None)
-            weighed(right)
+            raise_too_large(_PERCENT_WIDTH.search(left) is not None)
+            check_size(right)
     elif isinstance(left, int) and isinstance(right, int):
-        refuse(left.bit_length() * right > _MOST_BITS)
+        raise_too_large(left.bit_length() * right > _MOST_BITS)
 
 
 def check_call(function: Any, arguments: tuple[Any, ...]) -> None:
@@ -160,23 +160,25 @@ def check_call(function: Any, arguments: tuple[Any, ...]) -> None:
         return
     name = getattr(function, "__name__", "")
     if name in _PADDING:
-        refuse(any(isinstance(each, int) and each > MAX_RENDERED_CHARS for each in arguments))
+        raise_too_large(
+            any(isinstance(each, int) and each > MAX_RENDERED_CHARS for each in arguments)
+        )
     elif name == "replace" and len(arguments) >= 2:
         _check_replace(owner, arguments[0], arguments[1])
     elif name == "join" and arguments and isinstance(arguments[0], list | tuple | str):
-        refuse(len(owner) * len(weighed(arguments[0])) > MAX_RENDERED_CHARS)
+        raise_too_large(len(owner) * len(check_size(arguments[0])) > MAX_RENDERED_CHARS)
 
 
 def check_format(function: Any) -> None:
     """Weigh `str.format` by its text."""
     text = getattr(function, "__self__", None)
     if isinstance(text, str) and getattr(function, "__name__", "") in ("format", "format_map"):
-        refuse(_FORMAT_WIDTH.search(text) is not None)
+        raise_too_large(_FORMAT_WIDTH.search(text) is not None)
 
 
 def _check_replace(text: str, old: Any, new: Any) -> None:
     if isinstance(old, str) and isinstance(new, str):
-        refuse(text.count(old) * len(new) > MAX_RENDERED_CHARS)
+        raise_too_large(text.count(old) * len(new) > MAX_RENDERED_CHARS)
 
 
 def bounded_filters(library: dict[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
@@ -184,52 +186,54 @@ def bounded_filters(library: dict[str, Callable[..., Any]]) -> dict[str, Callabl
     filters = dict(library)
 
     def center(value: Any, width: int = 80) -> Any:
-        refuse(width > MAX_RENDERED_CHARS)
+        raise_too_large(width > MAX_RENDERED_CHARS)
         return filters["center"](str(value), width)
 
     def indent(value: Any, width: Any = 4, *args: Any, **kwargs: Any) -> Any:
         size = width if isinstance(width, int) else len(str(width))
-        refuse(size * (str(value).count("\n") + 1) > MAX_RENDERED_CHARS)
+        raise_too_large(size * (str(value).count("\n") + 1) > MAX_RENDERED_CHARS)
         return filters["indent"](str(value), width, *args, **kwargs)
 
     def format_(value: Any, *args: Any, **kwargs: Any) -> Any:
-        refuse(_PERCENT_WIDTH.search(str(value)) is not None)
-        return filters["format"](value, *weighed(args), **weighed(kwargs))
+        raise_too_large(_PERCENT_WIDTH.search(str(value)) is not None)
+        return filters["format"](value, *check_size(args), **check_size(kwargs))
 
     def batch(value: Any, linecount: int, fill_with: Any = None) -> Any:
-        refuse(linecount > MAX_RENDERED_CHARS)
+        raise_too_large(linecount > MAX_RENDERED_CHARS)
         return filters["batch"](value, linecount, fill_with)
 
     def slice_(context: Any, value: Any, slices: int, fill_with: Any = None) -> Any:
-        refuse(slices > MAX_RENDERED_CHARS)
+        raise_too_large(slices > MAX_RENDERED_CHARS)
         return filters["slice"](context, value, slices, fill_with)
 
     def sum_(context: Any, value: Any, attribute: Any = None, start: Any = 0) -> Any:
         values = list(value)
         if not isinstance(start, int | float):
-            weighed(values)
+            check_size(values)
         return filters["sum"](context, values, attribute, start)
 
     def join(context: Any, value: Any, d: str = "", attribute: Any = None) -> Any:
-        values = weighed(list(value))
-        refuse(len(str(d)) * len(values) > MAX_RENDERED_CHARS)
+        values = check_size(list(value))
+        raise_too_large(len(str(d)) * len(values) > MAX_RENDERED_CHARS)
         return filters["join"](context, values, d, attribute)
 
     def replace(context: Any, s: Any, old: Any, new: Any, count: int | None = None) -> Any:
-        _check_replace(str(weighed(s)), str(old), str(new))
+        _check_replace(str(check_size(s)), str(old), str(new))
         return filters["replace"](context, s, old, new, count)
 
     def wordwrap(context: Any, s: Any, *args: Any, **kwargs: Any) -> Any:
         wraps = [each for each in (*args, *kwargs.values()) if isinstance(each, str)]
-        refuse(len(str(weighed(s))) * max(map(len, wraps), default=1) > MAX_RENDERED_CHARS)
+        raise_too_large(
+            len(str(check_size(s))) * max(map(len, wraps), default=1) > MAX_RENDERED_CHARS
+        )
         return filters["wordwrap"](context, s, *args, **kwargs)
 
     def tojson(value: Any, *args: Any, **kwargs: Any) -> Any:
         for each in (*args, *kwargs.values()):
             for part in each if isinstance(each, list | tuple) else (each,):
                 size = part if isinstance(part, int) else len(part) if isinstance(part, str) else 0
-                refuse(size > _MOST_INDENT)
-        return filters["tojson"](weighed(value), *args, **kwargs)
+                raise_too_large(size > _MOST_INDENT)
+        return filters["tojson"](check_size(value), *args, **kwargs)
 
     found: dict[str, Callable[..., Any]] = {"center": center, "indent": indent, "batch": batch}
     found |= {"format": format_}
@@ -245,6 +249,6 @@ def _of_weighed(filter_: Callable[..., Any]) -> Callable[..., Any]:
     """A filter that makes a text of what it's given."""
 
     def bounded(value: Any, *args: Any, **kwargs: Any) -> Any:
-        return filter_(weighed(value), *args, **kwargs)
+        return filter_(check_size(value), *args, **kwargs)
 
     return bounded

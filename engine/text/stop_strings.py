@@ -110,7 +110,7 @@ class StopChecker:
         #: The stop string that was found, or None.
         self.matched: str | None = None
 
-    def push(self, text: str, may_stop: bool = True) -> tuple[str, str | None]:
+    def append(self, text: str, may_stop: bool = True) -> tuple[str, str | None]:
         """Text that is safe to emit, and the stop string found, if one was.
 
         With `may_stop=False` (the output is shorter than `min_tokens`) stop strings that end in

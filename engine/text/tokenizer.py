@@ -15,28 +15,34 @@ import tokenizers
 
 from engine.contract.errors import InvalidRequest, ModelLoadError
 from engine.text.chat_messages import without_surrogates
-from engine.text.tokenizer_backend import encode, encode_ids, load_backend, plain_copy, wrapped
+from engine.text.tokenizer_backend import (
+    encode,
+    encode_ids,
+    load_backend,
+    with_special_tokens,
+    without_special_tokens,
+)
 from engine.text.tokenizer_files import TokenizerSettings, read_settings
-from engine.text.vocabulary import ByteRules, byte_rules
+from engine.text.vocabulary import ByteDecoder, byte_decoder
 
 # -- One text, or a pair, as token ids within a limit, special tokens included. Torch-free.
 
 
-class Parts(NamedTuple):
+class EncodedPair(NamedTuple):
     """Token ids; `second_segment` is the first token of type 1, 0 where there's none."""
 
     token_ids: list[int]
     second_segment: int = 0
 
 
-def encode_parts(
+def encode_pair(
     backend: tokenizers.Tokenizer,
     first: str,
     second: str | None,
     limit: int | None,
     add_special_tokens: bool,
     side: str = "right",
-) -> Parts:
+) -> EncodedPair:
     """Token ids of a text, or of two with what the model puts between and around them.
 
     Args:
@@ -50,16 +56,18 @@ def encode_parts(
     two = None if second is None else encode(backend, second, add_special_tokens=False)
     if limit is not None:
         special = backend.num_special_tokens_to_add(two is not None) if add_special_tokens else 0
-        kept = _kept(len(one.ids), 0 if two is None else len(two.ids), room_for(limit, special))
+        kept = _kept(
+            len(one.ids), 0 if two is None else len(two.ids), max_pair_tokens(limit, special)
+        )
         one.truncate(kept[0], direction=side)
         if two is not None:
             two.truncate(kept[1], direction=side)
     whole = backend.post_process(one, two, add_special_tokens)
     types: list[int] = whole.type_ids
-    return Parts(whole.ids, types.index(1) if 1 in types else 0)
+    return EncodedPair(whole.ids, types.index(1) if 1 in types else 0)
 
 
-def room_for(limit: int, special: int) -> int:
+def max_pair_tokens(limit: int, special: int) -> int:
     """How many tokens stay beside the special ones. Raises `InvalidRequest` for none."""
     if limit <= special:
         raise InvalidRequest(
@@ -215,10 +223,10 @@ class Tokenizer:
         limit: int | None = None,
         add_special_tokens: bool = True,
         side: str = "right",
-    ) -> Parts:
+    ) -> EncodedPair:
         """A text, or a pair of texts, within a limit; see `engine.text.tokenizer`."""
         texts = without_surrogates(first), None if second is None else without_surrogates(second)
-        return encode_parts(self._backend, *texts, limit, add_special_tokens, side)
+        return encode_pair(self._backend, *texts, limit, add_special_tokens, side)
 
     def shortened(self, text: str, limit: int) -> str:
         """The beginning of `text` with at most `limit` (>= 1) tokens; see
@@ -272,7 +280,7 @@ class Tokenizer:
         """The copy that knows no control tokens, made at its first use."""
         with self._lock:
             if inside not in self._plain:
-                copy = plain_copy(self._backend, self.control_tokens, inside=inside)
+                copy = without_special_tokens(self._backend, self.control_tokens, inside=inside)
                 self._plain[inside] = copy
             return self._plain[inside]
 
@@ -284,7 +292,7 @@ class Tokenizer:
 
     def wrapped(self, ids: list[int]) -> list[int]:
         """`ids` between the special tokens that the model expects around a text."""
-        return wrapped(self._backend, ids)
+        return with_special_tokens(self._backend, ids)
 
     # --- ids to text ---------------------------------------------------------------------------
 
@@ -321,7 +329,7 @@ class Tokenizer:
         """The bytes a token adds to a text that has begun; b"" for an id without a token."""
         data = self._bytes.get(token_id)
         if data is None:
-            rules = self.byte_rules or ByteRules()
+            rules = self.byte_rules or ByteDecoder()
             data = self._bytes[token_id] = rules.to_bytes(self.id_to_piece(token_id))
         return data
 
@@ -338,9 +346,9 @@ class Tokenizer:
         return self._backend.token_to_id(piece)
 
     @cached_property
-    def byte_rules(self) -> ByteRules | None:
+    def byte_rules(self) -> ByteDecoder | None:
         """How pieces become bytes, or None where only whole windows can be decoded."""
-        return byte_rules(json.loads(self._backend.to_str())["decoder"])
+        return byte_decoder(json.loads(self._backend.to_str())["decoder"])
 
     @staticmethod
     def _checked(ids: Iterable[int]) -> list[int]:

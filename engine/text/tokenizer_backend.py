@@ -13,7 +13,12 @@ from typing import Any
 import tokenizers
 
 from engine.contract.errors import ContextLengthExceeded, InvalidRequest, ModelLoadError
-from engine.text.tokenizer_files import TokenizerSettings, parse_object, read_text, shortened
+from engine.text.tokenizer_files import (
+    TokenizerSettings,
+    parse_object,
+    read_text,
+    truncate_for_message,
+)
 
 TOKENIZER_FILE = "tokenizer.json"
 #: Files of tokenizers that `engine.text.tokenizer_folder` can turn into a `tokenizer.json`.
@@ -62,7 +67,7 @@ def load_backend(folder: Path, settings: TokenizerSettings) -> tokenizers.Tokeni
     with _naming(path, text):
         backend = tokenizers.Tokenizer.from_str(text)
         _check_ids(backend, path)
-        backend = declare_tokens(backend, settings)
+        backend = add_special_tokens(backend, settings)
         backend.encode("")  # looks up what is put around every text
         return backend
 
@@ -79,7 +84,7 @@ def _naming(path: Path, text: str) -> Iterator[None]:
             raise
         parse_object(text, path)
         raise ModelLoadError(
-            f"{path} is no tokenizer: {shortened(error)}.", param="model"
+            f"{path} is no tokenizer: {truncate_for_message(error)}.", param="model"
         ) from error
 
 
@@ -103,9 +108,9 @@ def encode(
         than `MAX_TOKENS`.
     """
     _check_beginning(backend, text)
-    found = read(backend, text, add_special_tokens=add_special_tokens, offsets=offsets)
+    found = tokenize(backend, text, add_special_tokens=add_special_tokens, offsets=offsets)
     if len(found) > MAX_TOKENS:
-        raise exactly(len(found))
+        raise too_many_tokens_error(len(found))
     return found
 
 
@@ -121,19 +126,19 @@ def _check_beginning(backend: tokenizers.Tokenizer, text: str) -> None:
     count, step = 0, min(size, PIECE_CHARS)
     for start in range(0, len(text), step):
         piece = text[start : start + step]
-        count += len(read(backend, piece, add_special_tokens=False, offsets=False)) - _OF_A_CUT
+        count += len(tokenize(backend, piece, add_special_tokens=False, offsets=False)) - _OF_A_CUT
         if count > MAX_TOKENS:
-            raise over(MAX_TOKENS, of_context=False)
+            raise exceeds_limit_error(MAX_TOKENS, of_context=False)
 
 
-def exactly(count: int) -> ContextLengthExceeded:
+def too_many_tokens_error(count: int) -> ContextLengthExceeded:
     """The error for a text of more than `MAX_TOKENS` tokens, all of which were counted."""
     return ContextLengthExceeded(
         f"The text has {count} tokens; {MAX_TOKENS} are the most.", param="prompt"
     )
 
 
-def over(most: int, *, of_context: bool) -> ContextLengthExceeded:
+def exceeds_limit_error(most: int, *, of_context: bool) -> ContextLengthExceeded:
     """The error for a text of over `most` tokens, of which nobody counted all."""
     which = f"the model's context is {most} tokens" if of_context else f"{most} are the most"
     return ContextLengthExceeded(
@@ -141,7 +146,7 @@ def over(most: int, *, of_context: bool) -> ContextLengthExceeded:
     )
 
 
-def read(
+def tokenize(
     backend: tokenizers.Tokenizer, text: str, *, add_special_tokens: bool, offsets: bool
 ) -> tokenizers.Encoding:
     """The tokens of a text, however many. Raises `InvalidRequest` where it can't be read."""
@@ -157,7 +162,8 @@ def read(
         if not _is_library_error(error):
             raise
         raise InvalidRequest(
-            f"The model's tokenizer can't read the text: {shortened(error)}.", param="prompt"
+            f"The model's tokenizer can't read the text: {truncate_for_message(error)}.",
+            param="prompt",
         ) from error
     return found
 
@@ -179,8 +185,8 @@ def _check_merges(text: str, path: Path) -> None:
         second = second[0] if isinstance(second, list) and second else second
         if isinstance(second, str) and not second.startswith(prefix):
             raise ModelLoadError(
-                f"{path}: the merge {shortened(merge)} lacks continuing_subword_prefix "
-                f"{shortened(prefix)}.",
+                f"{path}: the merge {truncate_for_message(merge)} lacks continuing_subword_prefix "
+                f"{truncate_for_message(prefix)}.",
                 param="model",
             )
 
@@ -196,7 +202,7 @@ def _check_ids(backend: tokenizers.Tokenizer, path: Path) -> None:
         )
 
 
-def declare_tokens(
+def add_special_tokens(
     backend: tokenizers.Tokenizer, settings: TokenizerSettings
 ) -> tokenizers.Tokenizer:
     """Declare the settings' added and special tokens and switch truncation and padding off."""
@@ -216,7 +222,7 @@ def declare_tokens(
     return backend
 
 
-def plain_copy(
+def without_special_tokens(
     backend: tokenizers.Tokenizer, text_tokens: frozenset[str], *, inside: bool
 ) -> tokenizers.Tokenizer:
     """A copy for text in which control tokens are ordinary characters.
@@ -263,12 +269,12 @@ _LEAST = 8192
 _IN_A_ROW = 32
 
 
-class _Piece:
+class _EncodedChunk:
     """Tokens of a text from `start` on, and where each of them begins."""
 
     def __init__(self, backend: tokenizers.Tokenizer, text: str, start: int, size: int) -> None:
         self.start, self.end = start, min(start + size, len(text))
-        found = read(backend, text[start : self.end], add_special_tokens=False, offsets=True)
+        found = tokenize(backend, text[start : self.end], add_special_tokens=False, offsets=True)
         self.ids: list[int] = found.ids
         places = found.offsets
         self.starts = [start + begin for begin, _ in places]
@@ -281,7 +287,7 @@ class _Piece:
                 return index
         return None
 
-    def joint(self, first: int, later: _Piece) -> tuple[int, int] | None:
+    def joint(self, first: int, later: _EncodedChunk) -> tuple[int, int] | None:
         """From which of its tokens on (`first` or a later one), and which of the later piece's,
         both are the same; None where that's too close to the end of this one to be sure.
         """
@@ -313,41 +319,43 @@ def encode_ids(
     limit = MAX_TOKENS if most is None else most
     size = min(PIECE_CHARS, max(_LEAST, CHARS_A_TOKEN * limit))
     if len(text) <= 2 * size:
-        ids: list[int] = read(
+        ids: list[int] = tokenize(
             backend, text, add_special_tokens=add_special_tokens, offsets=False
         ).ids
     else:
-        ids = _in_pieces(backend, text, size, most)
-        ids = wrapped(backend, ids) if add_special_tokens else ids
+        ids = _encode_in_chunks(backend, text, size, most)
+        ids = with_special_tokens(backend, ids) if add_special_tokens else ids
     if len(ids) > MAX_TOKENS:
-        raise exactly(len(ids))
+        raise too_many_tokens_error(len(ids))
     return ids
 
 
-def _in_pieces(backend: tokenizers.Tokenizer, text: str, size: int, most: int | None) -> list[int]:
+def _encode_in_chunks(
+    backend: tokenizers.Tokenizer, text: str, size: int, most: int | None
+) -> list[int]:
     limit = MAX_TOKENS if most is None else most
     ids: list[int] = []
-    piece, taken = _Piece(backend, text, 0, size), 0
+    piece, taken = _EncodedChunk(backend, text, 0, size), 0
     common, longer = min(_COMMON, size // 4), size
     while piece.end < len(text):
         first = piece.begins_at(piece.end - common)
-        later = None if first is None else _Piece(backend, text, piece.starts[first], size)
+        later = None if first is None else _EncodedChunk(backend, text, piece.starts[first], size)
         joint = None if first is None or later is None else piece.joint(first, later)
         if joint is None or later is None:
             common, longer = 4 * common, 4 * longer
-            piece = _Piece(backend, text, piece.start, longer)
+            piece = _EncodedChunk(backend, text, piece.start, longer)
             continue
         ids += piece.ids[taken : joint[0]]
         piece, taken = later, joint[1]
         common, longer = min(_COMMON, size // 4), size
         if len(ids) > limit:
-            raise over(limit, of_context=most is not None)
+            raise exceeds_limit_error(limit, of_context=most is not None)
     return ids + piece.ids[taken:]
 
 
-def wrapped(backend: tokenizers.Tokenizer, ids: list[int]) -> list[int]:
+def with_special_tokens(backend: tokenizers.Tokenizer, ids: list[int]) -> list[int]:
     """`ids` between the special tokens that the model expects around a text."""
-    probe = read(backend, "a", add_special_tokens=True, offsets=False)
+    probe = tokenize(backend, "a", add_special_tokens=True, offsets=False)
     mask = probe.special_tokens_mask
     first = mask.index(0) if 0 in mask else len(mask)
     last = len(mask) - mask[::-1].index(0) if 0 in mask else len(mask)

@@ -28,7 +28,7 @@ _MOST_BYTES = 1 << 28
 _MOST_SHOWN = 500
 
 
-def shortened(value: object) -> str:
+def truncate_for_message(value: object) -> str:
     """`value` as text for a message, whatever it holds: cut, without lone surrogates."""
     text = str(value).encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
@@ -48,7 +48,9 @@ def read_text(path: Path) -> str:
     except FileNotFoundError:
         raise ModelLoadError(f"{path} is missing.", param="model") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ModelLoadError(f"{path} can't be read: {shortened(error)}.", param="model") from error
+        raise ModelLoadError(
+            f"{path} can't be read: {truncate_for_message(error)}.", param="model"
+        ) from error
 
 
 def parse_object(text: str, path: Path) -> dict[str, Any]:
@@ -57,7 +59,7 @@ def parse_object(text: str, path: Path) -> dict[str, Any]:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ModelLoadError(
-            f"{path} isn't valid JSON: {shortened(error)}.", param="model"
+            f"{path} isn't valid JSON: {truncate_for_message(error)}.", param="model"
         ) from error
     if not isinstance(value, dict):
         raise ModelLoadError(f"{path} must hold a JSON object.", param="model")
@@ -157,7 +159,7 @@ def read_settings(folder: Path) -> TokenizerSettings:
         settings.chat_templates = _read_templates(folder, config)
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise ModelLoadError(
-            f"{config_path} has a malformed entry: {shortened(error)}.", param="model"
+            f"{config_path} has a malformed entry: {truncate_for_message(error)}.", param="model"
         ) from error
     return settings
 

@@ -1,7 +1,7 @@
 """Vocabulary pieces as bytes.
 
 Nearly every decoder of today's models maps each token to bytes by itself and then reads the bytes
-as UTF-8. For those (`byte_rules` recognises them) decoding is joining bytes: O(1) a token, and a
+as UTF-8. For those (`byte_decoder` recognises them) decoding is joining bytes: O(1) a token, and a
 stream gives exactly what decoding the whole gives.
 """
 
@@ -27,7 +27,7 @@ _ALPHABET = _byte_level_alphabet()
 
 
 @dataclass(frozen=True, slots=True)
-class ByteRules:
+class ByteDecoder:
     """How a decoder makes bytes of a piece.
 
     Attributes:
@@ -61,21 +61,21 @@ class ByteRules:
         return data.removeprefix(b" ") if self.strip_first == "one" else data
 
 
-def byte_rules(decoder: dict[str, Any] | None) -> ByteRules | None:
+def byte_decoder(decoder: dict[str, Any] | None) -> ByteDecoder | None:
     """Rules for a decoder's JSON, or None where pieces can't be decoded one by one."""
     if decoder is None:
         return None
     parts = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
     kinds = [part["type"] for part in parts if part["type"] != "Fuse"]
     if kinds == ["ByteLevel"]:
-        return ByteRules(byte_level=True)
+        return ByteDecoder(byte_level=True)
     if kinds == ["Metaspace"]:
         keeps = parts[0].get("prepend_scheme") == "never"
-        return ByteRules(space=parts[0]["replacement"], strip_first="" if keeps else "all")
+        return ByteDecoder(space=parts[0]["replacement"], strip_first="" if keeps else "all")
     return _sentencepiece_rules(parts)
 
 
-def _sentencepiece_rules(parts: list[dict[str, Any]]) -> ByteRules | None:
+def _sentencepiece_rules(parts: list[dict[str, Any]]) -> ByteDecoder | None:
     """Rules for Replace, ByteFallback, Fuse and Strip, the decoder of sentencepiece models."""
     kinds = [part["type"] for part in parts]
     if kinds not in (
@@ -92,7 +92,7 @@ def _sentencepiece_rules(parts: list[dict[str, Any]]) -> ByteRules | None:
     strip = parts[-1] if kinds[-1] == "Strip" else None
     if strip is not None and (strip["content"], strip["start"], strip["stop"]) != (" ", 1, 0):
         return None
-    return ByteRules(
+    return ByteDecoder(
         space=UNDERLINE if replace else "",
         byte_fallback=True,
         strip_first="one" if strip else "",

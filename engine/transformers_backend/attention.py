@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 from transformers import DynamicCache
 from transformers import cache_utils as caches
 
-from engine.models.forward_context import AttentionContext
+from engine.models.forward_context import AttentionMetadata
 from kernels import KernelSet
 from kernels.attention_args import AttentionArgs
 
@@ -151,7 +151,7 @@ EXPLORED = "quire_explored"
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class AttentionCall:
     """One call of an attention module.
 
     Attributes:
@@ -171,10 +171,10 @@ class Call:
     options: dict[str, Any]
 
 
-class Run(Protocol):
+class AttentionHandler(Protocol):
     """A forward pass."""
 
-    def attend(self, call: Call) -> Tensor:
+    def attend(self, call: AttentionCall) -> Tensor:
         """[batch, tokens, heads, size of the values]."""
 
     def mask(self, **arguments: Any) -> Tensor:
@@ -185,7 +185,7 @@ _thread = threading.local()
 
 
 @contextmanager
-def running(run: Run) -> Iterator[None]:
+def use_handler(run: AttentionHandler) -> Iterator[None]:
     """Attention calls of this thread go to `run` meanwhile."""
     before = getattr(_thread, "run", None)
     _thread.run = run
@@ -195,8 +195,8 @@ def running(run: Run) -> Iterator[None]:
         _thread.run = before
 
 
-def _run() -> Run:
-    run: Run | None = getattr(_thread, "run", None)
+def _run() -> AttentionHandler:
+    run: AttentionHandler | None = getattr(_thread, "run", None)
     if run is None:
         raise RuntimeError("an attention module was called outside of the engine")
     return run
@@ -211,7 +211,7 @@ def _attend(
     **options: Any,
 ) -> tuple[Tensor, None]:
     """`transformers`' attention interface; it has no use for the second result."""
-    return _run().attend(Call(module, query, key, value, attention_mask, options)), None
+    return _run().attend(AttentionCall(module, query, key, value, attention_mask, options)), None
 
 
 def _mask(**arguments: Any) -> Tensor:
@@ -271,15 +271,17 @@ class PagedLayer:
         return max(self.head_dim, self.value_dim)
 
 
-class PagedRun:
+class PagedAttentionHandler:
     """A forward pass whose attention calls write to and read from the caches, in their order."""
 
-    def __init__(self, layers: list[PagedLayer], context: AttentionContext, ops: KernelSet) -> None:
+    def __init__(
+        self, layers: list[PagedLayer], context: AttentionMetadata, ops: KernelSet
+    ) -> None:
         self._layers, self._groups, self._ops = layers, context.groups, ops
         self._next = 0
 
-    def attend(self, call: Call) -> Tensor:
-        """See `Run`."""
+    def attend(self, call: AttentionCall) -> Tensor:
+        """See `AttentionHandler`."""
         layer = self._layers[self._next]
         self._next += 1
         if layer.caches is None:

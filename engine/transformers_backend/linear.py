@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from engine.quantization.packing import DenseMatrix, Scheme, Stack
+from engine.quantization.packing import DenseSource, LinearPacker, QuantScheme
 from kernels import KernelSet, LinearLayer
 from kernels.reference.linear import ReferenceLinear
 
@@ -101,7 +101,7 @@ class Table(nn.Module):
 
 
 @torch.no_grad()
-def pack(model: nn.Module, ops: KernelSet, scheme: Scheme) -> int:
+def pack(model: nn.Module, ops: KernelSet, scheme: QuantScheme) -> int:
     """Pack a model's linear layers, one at a time; bytes that a pass over one token reads."""
     output, words = (_table(model, f"get_{side}_embeddings") for side in ("output", "input"))
     linears, tables = _places(model, nn.Linear), _places(model, nn.Embedding)
@@ -109,9 +109,9 @@ def pack(model: nn.Module, ops: KernelSet, scheme: Scheme) -> int:
     for child, places in linears:
         weight, bias = child.weight.detach(), child.bias
         bias = None if bias is None else bias.detach().float()
-        kind = scheme.tables if child is output else scheme.layers
+        kind = scheme.embeddings if child is output else scheme.layers
         kind = None if places[0][1] in _ROUTERS else kind
-        stack = Stack([DenseMatrix(weight)])
+        stack = LinearPacker([DenseSource(weight)])
         layer = layers[weight.data_ptr()] = stack.pack(ops, bias, weight.dtype, kind)
         _replace(places, PackedModule(layer, bias))
         if all(child.weight is not table.weight for table, _ in tables):
@@ -119,9 +119,9 @@ def pack(model: nn.Module, ops: KernelSet, scheme: Scheme) -> int:
     for table, places in tables:
         weight = table.weight.detach()
         tied = layers.get(weight.data_ptr())
-        if tied is None and table is words and scheme.tables is not None:
-            stack = Stack([DenseMatrix(weight)])
-            tied = stack.pack(ops, None, weight.dtype, scheme.tables)
+        if tied is None and table is words and scheme.embeddings is not None:
+            stack = LinearPacker([DenseSource(weight)])
+            tied = stack.pack(ops, None, weight.dtype, scheme.embeddings)
         _replace(places, Table(weight, tied))
     return sum(layer.nbytes for layer in layers.values()) + _to_float32(model)
 

@@ -1,4 +1,4 @@
-"""From a model of `transformers` to a `BridgeModel`."""
+"""From a model of `transformers` to a `TransformersModel`."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from engine.checkpoints.quantized_weights import plain_tensors
 from engine.contract.errors import ModelLoadError
 from engine.models.rotary_embedding import RopeSpec, rope_spec
 from engine.quantization.formats.base import CheckpointFormat
-from engine.quantization.packing import Scheme
+from engine.quantization.packing import QuantScheme
 from engine.transformers_backend.attention import (
     EXPLORED,
     PAGED,
     PagedLayer,
     register,
-    running,
     unknown_layers,
     use_attention,
+    use_handler,
 )
 from engine.transformers_backend.linear import pack
-from engine.transformers_backend.model import BridgeModel, BridgeSpec
-from engine.transformers_backend.verify import Exploration, NotPageable, prove
+from engine.transformers_backend.model import TransformersModel, TransformersSpec
+from engine.transformers_backend.verify import AttentionProbe, UnsupportedAttention, verify_parity
 from kernels import KernelSet
 
 # -- Where a bridged model comes from: config.json and weights of a folder, read by `transformers`.
@@ -138,7 +138,7 @@ class Source:
         text = self.config.get_text_config(decoder=True)
         return getattr(text, "rope_parameters", None) is not None
 
-    def spec(self, max_model_len: int | None) -> BridgeSpec:
+    def spec(self, max_model_len: int | None) -> TransformersSpec:
         """What config.json tells; the rest comes from exploring the model.
 
         max_model_len: the wanted context, which a model without a limit of its own takes.
@@ -148,7 +148,7 @@ class Source:
         lengths = (getattr(text, name, None) for name in _LENGTHS)
         length = next((n for n in lengths if isinstance(n, int) and n > 0), None)
         eos = text.eos_token_id if text.eos_token_id is not None else config.eos_token_id
-        return BridgeSpec(
+        return TransformersSpec(
             architecture=self._name,
             vocab_size=int(text.vocab_size),
             hidden_size=int(text.hidden_size),
@@ -251,13 +251,13 @@ _load_FAILURES = (RuntimeError, ValueError, TypeError, AttributeError, LookupErr
 
 def load_bridge(
     source: Source,
-    spec: BridgeSpec,
+    spec: TransformersSpec,
     ops: KernelSet,
     dtype: torch.dtype,
     max_model_len: int,
     progress: Callable[[int, int], None],
-    scheme: Scheme = Scheme(),  # noqa: B008
-) -> BridgeModel:
+    scheme: QuantScheme = QuantScheme(),  # noqa: B008
+) -> TransformersModel:
     """Load, explore and prove a model.
 
     Raises `ModelLoadError` with the reason when the paged cache can't serve it.
@@ -268,7 +268,7 @@ def load_bridge(
     progress(1, 2)
     try:
         bridged = bridge(model, spec, ops, max_model_len, scheme)
-    except NotPageable as error:
+    except UnsupportedAttention as error:
         raise ModelLoadError(
             f"{type(model).__name__} can't run over the paged KV cache: {error}.", param="model"
         ) from error
@@ -284,70 +284,76 @@ def load_bridge(
 
 def bridge(
     model: nn.Module,
-    spec: BridgeSpec,
+    spec: TransformersSpec,
     ops: KernelSet,
     max_model_len: int,
-    scheme: Scheme = Scheme(),  # noqa: B008
-) -> BridgeModel:
+    scheme: QuantScheme = QuantScheme(),  # noqa: B008
+) -> TransformersModel:
     """Turn a model's attention over to the paged kernels.
 
-    Raises `NotPageable`, and whatever a model raises that can't run so.
+    Raises `UnsupportedAttention`, and whatever a model raises that can't run so.
     """
     num_parameters = sum(tensor.numel() for tensor in model.parameters())
     decode_bytes = pack(model, ops, scheme)
     _freeze_rope(model, max_model_len)
-    bridged = BridgeModel(model, spec, ops, decode_bytes)
+    bridged = TransformersModel(model, spec, ops, decode_bytes)
     bridged.stateful = _is_stateful(bridged)
     bridged.layers, state_size = _explore(bridged, max_model_len)
     bridged.spec = _completed(bridged, num_parameters, state_size)
     use_attention(model, PAGED)
-    prove(bridged)
+    verify_parity(bridged)
     bridged.adapted.settle()
     return bridged
 
 
-def without_windows(bridged: BridgeModel) -> None:
+def without_windows(bridged: TransformersModel) -> None:
     """Let every layer attend to everything."""
     for layer in bridged.layers:
         layer.window = 0
-    bridged.spec = dataclasses.replace(bridged.spec, windows=(0,) * len(bridged.spec.windows))
+    bridged.spec = dataclasses.replace(
+        bridged.spec, sliding_windows=(0,) * len(bridged.spec.sliding_windows)
+    )
 
 
-def _is_stateful(bridged: BridgeModel) -> bool:
+def _is_stateful(bridged: TransformersModel) -> bool:
     """Whether sequences carry a state; NotPageable if it isn't where the bridge can keep it."""
     for kind in getattr(bridged.model.config, "layer_types", None) or ():
         # Over a few tokens they choose all of them, so that exploring wouldn't tell.
         if any(word in kind for word in _CHOOSING):
-            raise NotPageable(f"its {kind} layers choose the tokens that they attend to")
+            raise UnsupportedAttention(f"its {kind} layers choose the tokens that they attend to")
     declared = bool(getattr(bridged.model, "_is_stateful", False))
     cache = bridged.new_cache()
     if unknown := unknown_layers(cache):
         kinds = ", ".join(sorted(unknown))
-        raise NotPageable(f"it keeps {kinds} beside keys and values")
+        raise UnsupportedAttention(f"it keeps {kinds} beside keys and values")
     stateful = any(True for _ in cache.linear_layers)
     if declared and not (stateful and bridged.cache_argument):
-        raise NotPageable("it keeps its state in a way of its own")
+        raise UnsupportedAttention("it keeps its state in a way of its own")
     return stateful
 
 
 @torch.inference_mode()
-def _explore(bridged: BridgeModel, max_model_len: int) -> tuple[list[PagedLayer], int]:
+def _explore(bridged: TransformersModel, max_model_len: int) -> tuple[list[PagedLayer], int]:
     """The attention calls of one pass over a few tokens, and the elements of its state."""
-    model, run = bridged.model, Exploration(max_model_len)
+    model, run = bridged.model, AttentionProbe(max_model_len)
     use_attention(model, EXPLORED)
     ids = torch.arange(_EXPLORED_TOKENS)[None]
     arguments: dict[str, Any] = {"input_ids": ids, "use_cache": bridged.stateful}
     cache = bridged.new_cache()
     if bridged.stateful:
         arguments[bridged.cache_argument] = cache
-    with running(run):
+    with use_handler(run):
         model(**arguments)
     if not run.layers and not bridged.stateful:
-        raise NotPageable("its attention doesn't go through transformers' attention interface")
+        raise UnsupportedAttention(
+            "its attention doesn't go through transformers' attention interface"
+        )
     return run.layers, cache.num_elements
 
 
-def _completed(bridged: BridgeModel, num_parameters: int, state_size: int) -> BridgeSpec:
+def _completed(
+    bridged: TransformersModel, num_parameters: int, state_size: int
+) -> TransformersSpec:
     """The spec with what exploring has found."""
     layers = bridged.layers
     shapes = {(layer.num_kv_heads, layer.size) for layer in layers}
@@ -356,7 +362,7 @@ def _completed(bridged: BridgeModel, num_parameters: int, state_size: int) -> Br
         architecture=type(bridged.model).__name__,
         num_layers=len(layers),
         kv_sizes=tuple(2 * layer.num_kv_heads * layer.size for layer in layers),
-        windows=tuple(layer.window for layer in layers) if len(shapes) == 1 else (),
+        sliding_windows=tuple(layer.window for layer in layers) if len(shapes) == 1 else (),
         state_size=state_size,
         num_parameters=num_parameters,
     )

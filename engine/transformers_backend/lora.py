@@ -18,7 +18,7 @@ from transformers.pytorch_utils import Conv1D
 from engine.models.lora import NO_ADAPTERS, StepAdapters
 from engine.transformers_backend.linear import PackedModule, Table
 from kernels import KernelSet, LinearLayer
-from kernels.lora import LoraUse
+from kernels.lora import LoraSegment
 
 
 class ConvLayer(LinearLayer):
@@ -41,7 +41,7 @@ class ConvLayer(LinearLayer):
 
 
 @dataclass(slots=True)
-class BridgeStep:
+class LoraForwardState:
     """The pass that is under way. One at a time.
 
     Attributes:
@@ -66,7 +66,7 @@ class BridgeStep:
         """A pass begins. `rows`: of its tokens, those that the output layer is given."""
         self.shape, self.adapters = shape, adapters
         self.kept = None if rows is None else len(rows)
-        self.heads = adapters if rows is None else adapters.among(rows)
+        self.heads = adapters if rows is None else adapters.for_rows(rows)
 
     def end(self) -> None:
         """It's over."""
@@ -88,7 +88,7 @@ class BridgeStep:
             self.strange.add(name)
 
 
-class AdaptedModules:
+class LoraModules:
     """The modules of a model that adapters may change.
 
     Attributes:
@@ -104,7 +104,7 @@ class AdaptedModules:
     def __init__(self, model: nn.Module, ops: KernelSet, words: nn.Module | None) -> None:
         """`words`: the embedding of the model's tokens."""
         self._ops = ops
-        self.step = BridgeStep()
+        self.step = LoraForwardState()
         self.linears: dict[str, LinearLayer] = {}
         self.biased: set[str] = set()
         self.embedding: tuple[str, Table] | None = None
@@ -152,7 +152,7 @@ class AdaptedModules:
         self.biased.clear()
         self.embedding, self.output = None, ""
 
-    def add(self, y: Tensor, x: Tensor, uses: list[LoraUse]) -> None:
+    def add(self, y: Tensor, x: Tensor, uses: list[LoraSegment]) -> None:
         """Change y [rows, outputs] in place."""
         self._ops.add_lora(y, x, uses)
 
@@ -172,7 +172,7 @@ class AdaptedModules:
 class _LinearHook:
     """What comes behind a linear layer."""
 
-    def __init__(self, modules: AdaptedModules, name: str, *, output: bool) -> None:
+    def __init__(self, modules: LoraModules, name: str, *, output: bool) -> None:
         self._modules, self._name, self._output = modules, name, output
 
     def __call__(self, module: nn.Module, given: tuple[Tensor, ...], y: Tensor) -> Tensor | None:
@@ -185,7 +185,7 @@ class _LinearHook:
         adapters = step.heads if chosen else step.adapters
         if not adapters:
             return None
-        uses = adapters.of(0, self._name)
+        uses = adapters.segments(0, self._name)
         heads = self._name == self._modules.output and any(
             adapter.head is not None for adapter, _ in adapters.groups
         )
@@ -203,7 +203,7 @@ class _LinearHook:
 class _EmbeddingHook:
     """What comes behind the words' embedding."""
 
-    def __init__(self, modules: AdaptedModules, name: str) -> None:
+    def __init__(self, modules: LoraModules, name: str) -> None:
         self._modules, self._name = modules, name
 
     def __call__(self, module: nn.Module, given: tuple[Tensor, ...], y: Tensor) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""`BridgeModel`: a causal language model of `transformers` over the paged KV cache.
+"""`TransformersModel`: a causal language model of `transformers` over the paged KV cache.
 
 All tokens of a step go through the model as one sequence without padding; only attention knows
 where a sequence ends. A model that carries a state from token to token (`states`) can't be run so:
@@ -18,22 +18,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.kv_cache.kv_cache_config import KVLayout, uniform
-from engine.models.forward_context import AttentionContext
+from engine.kv_cache.kv_cache_config import KVCacheConfig, single_group_config
+from engine.models.forward_context import AttentionMetadata
 from engine.models.layers.moe import Weights
 from engine.models.lora import NO_ADAPTERS, StepAdapters
 from engine.models.rotary_embedding import RopeSpec
-from engine.scheduler.plan import decodes
+from engine.scheduler.plan import is_decode
 from engine.transformers_backend.attention import (
+    PagedAttentionHandler,
     PagedLayer,
-    PagedRun,
     StateCache,
     gather,
-    running,
     scatter,
+    use_handler,
 )
 from engine.transformers_backend.linear import move
-from engine.transformers_backend.lora import AdaptedModules
+from engine.transformers_backend.lora import LoraModules
 from kernels import KernelSet, LinearLayer
 from kernels.lora import LayerLoras
 
@@ -46,9 +46,9 @@ def token_rows(starts: list[int], counts: list[int]) -> Tensor:
     return torch.cat(parts)
 
 
-def take(
-    context: AttentionContext, sequences: list[int], starts: list[int], counts: list[int]
-) -> AttentionContext:
+def select_sequences(
+    context: AttentionMetadata, sequences: list[int], starts: list[int], counts: list[int]
+) -> AttentionMetadata:
     """The context of some tokens: of each sequence `count` from row `start` on.
 
     A sequence ends with the last of them for now: its later tokens aren't there yet.
@@ -61,7 +61,7 @@ def take(
     loc, lens = loc.to(device), (host.positions[ends] + 1).to(torch.int32).to(device)
     chosen = torch.tensor(sequences).to(device)
 
-    def part(group: AttentionContext) -> AttentionContext:
+    def part(group: AttentionMetadata) -> AttentionMetadata:
         return dataclasses.replace(
             group,
             positions=group.positions[rows],
@@ -70,26 +70,27 @@ def take(
             seq_lens=lens,
             query_start_loc=loc,
             logits_rows=None,
-            others=(),
+            other_groups=(),
             host=None,
-            adapters=group.adapters.among(rows),
+            adapters=group.adapters.for_rows(rows),
         )
 
     first, *others = (part(group) for group in context.groups)
-    return dataclasses.replace(first, others=tuple(others))
+    return dataclasses.replace(first, other_groups=tuple(others))
 
 
 # -- What the rest of the engine must know of a bridged model.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BridgeSpec:
+class TransformersSpec:
     """The bridge's counterpart of `DecoderSpec`. Sizes are in elements.
 
     Attributes:
         num_layers: attention calls of a forward pass, which is how many KV caches there are.
         kv_sizes: of each of these, the keys and values that one token takes.
-        windows: each one's sliding window, 0 for full attention; () where the sizes differ: then
+        sliding_windows: each one's sliding window, 0 for full attention; () where the sizes
+        differ: then
             all keep their blocks, and windows are kept by masking.
         state_size: of what a sequence keeps beside keys and values; 0: nothing.
     """
@@ -100,7 +101,7 @@ class BridgeSpec:
     max_position_embeddings: int
     num_layers: int = 0
     kv_sizes: tuple[int, ...] = ()
-    windows: tuple[int, ...] = ()
+    sliding_windows: tuple[int, ...] = ()
     state_size: int = 0
     num_parameters: int = 0
     rope: RopeSpec | None = None
@@ -126,7 +127,7 @@ class BridgeSpec:
         return num_layers * self.kv_sizes[0] * element_size
 
 
-class BridgeModel:
+class TransformersModel:
     """One model of `transformers`, with its attention turned over to the paged kernels.
 
     Args:
@@ -145,7 +146,7 @@ class BridgeModel:
     adapter_refusal = ""
 
     def __init__(
-        self, model: nn.Module, spec: BridgeSpec, ops: KernelSet, decode_bytes: int
+        self, model: nn.Module, spec: TransformersSpec, ops: KernelSet, decode_bytes: int
     ) -> None:
         self.model, self.spec, self.ops = model, spec, ops
         self.decode_bytes = decode_bytes
@@ -155,7 +156,7 @@ class BridgeModel:
         self._arguments = frozenset(inspect.signature(model.forward).parameters)
         self._states: dict[int, StateCache] = {}
         words = getattr(model, "get_input_embeddings", None)
-        self.adapted = AdaptedModules(model, ops, None if words is None else words())
+        self.adapted = LoraModules(model, ops, None if words is None else words())
 
     def to_device(self, ops: KernelSet) -> None:
         """Run on other kernels from now on; see `linear.move`."""
@@ -171,12 +172,16 @@ class BridgeModel:
     # -- KV cache -----------------------------------------------------------------------------
 
     def allocate_kv(
-        self, num_blocks: int, block_size: int, dtype: torch.dtype, layout: KVLayout | None = None
+        self,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        layout: KVCacheConfig | None = None,
     ) -> None:
-        """Make each layer's caches; those of one layer slot share theirs, see `KVLayout`."""
-        layout = layout or uniform(len(self.layers))
+        """Make each layer's caches; those of one layer slot share theirs, see `KVCacheConfig`."""
+        layout = layout or single_group_config(len(self.layers))
         slots: dict[int, tuple[Tensor, Tensor]] = {}
-        places = zip(layout.group_of_layers(), layout.slot_of_layers(), strict=True)
+        places = zip(layout.group_by_layer(), layout.slot_by_layer(), strict=True)
         for layer, (group, slot) in zip(self.layers, places, strict=True):
             if slot not in slots:
                 shape = (num_blocks, layer.num_kv_heads, block_size, layer.size)
@@ -200,7 +205,7 @@ class BridgeModel:
     # -- forward ------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def forward(self, token_ids: Tensor, context: AttentionContext) -> Tensor:
+    def forward(self, token_ids: Tensor, context: AttentionMetadata) -> Tensor:
         """float32 [num_rows, vocab_size]: what `logits` takes.
 
         Unlike the native decoder's, these are logits already: many architectures do something to
@@ -218,7 +223,7 @@ class BridgeModel:
     def _pass(
         self,
         token_ids: Tensor,
-        context: AttentionContext,
+        context: AttentionMetadata,
         rows: Tensor | None,
         cache: StateCache | None = None,
     ) -> Tensor:
@@ -233,11 +238,11 @@ class BridgeModel:
             arguments["position_ids"] = context.positions.view(token_ids.shape)
         if rows is not None and "logits_to_keep" in self._arguments:
             arguments["logits_to_keep"] = rows
-        run, step = PagedRun(self.layers, context, self.ops), self.adapted.step
+        run, step = PagedAttentionHandler(self.layers, context, self.ops), self.adapted.step
         sequences, tokens = token_ids.shape
         step.begin((sequences, tokens), context.adapters, arguments.get("logits_to_keep"))
         try:
-            with running(run):
+            with use_handler(run):
                 logits: Tensor = self.model(**arguments).logits
         finally:
             step.end()
@@ -258,7 +263,7 @@ class BridgeModel:
         """Of what linear layers are given, which is float32 on a CPU."""
         return torch.float32
 
-    def linears(self, layer: int) -> dict[str, LinearLayer]:
+    def lora_linears(self, layer: int) -> dict[str, LinearLayer]:
         """All linear layers that adapters may change, by their slots; they are in layer 0."""
         return self.adapted.linears
 
@@ -290,7 +295,7 @@ class BridgeModel:
         config: Any = self.model.config
         return StateCache(config=config)
 
-    def _forward_by_state(self, token_ids: Tensor, context: AttentionContext) -> Tensor:
+    def _forward_by_state(self, token_ids: Tensor, context: AttentionMetadata) -> Tensor:
         host = context.host or context
         starts = host.query_start_loc.tolist()
         first = host.positions[host.query_start_loc[:-1].long()].tolist()
@@ -302,7 +307,7 @@ class BridgeModel:
         if host.sequence_rows is None:
             raise RuntimeError("the step doesn't say whose sequences these are")
         owners: list[int] = host.sequence_rows.tolist()
-        decoding = [s for s, count in enumerate(counts) if decodes(count) and first[s] > 0]
+        decoding = [s for s, count in enumerate(counts) if is_decode(count) and first[s] > 0]
         passes = [[s] for s in range(len(counts)) if s not in set(decoding)]
         for sequences in ([decoding] if decoding else []) + passes:
             caches = [self._state(owners[s], first[s]) for s in sequences]
@@ -338,7 +343,7 @@ class BridgeModel:
     def _step(
         self,
         token_ids: Tensor,
-        context: AttentionContext,
+        context: AttentionMetadata,
         sequences: list[int],
         starts: list[int],
         count: int,
@@ -346,7 +351,7 @@ class BridgeModel:
         wanted: Tensor,
     ) -> Tensor:
         """Logits of those wanted among `count` tokens of each of these sequences."""
-        part = take(context, sequences, starts, [count] * len(starts))
+        part = select_sequences(context, sequences, starts, [count] * len(starts))
         rows = token_rows(starts, [count] * len(starts))
         local = _matches(wanted, rows)[1].to(token_ids.device)
         ids = token_ids[rows.to(token_ids.device)].view(len(sequences), count)

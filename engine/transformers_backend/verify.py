@@ -13,10 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.kv_cache.kv_cache_config import uniform
-from engine.models.forward_context import AttentionContext
-from engine.transformers_backend.attention import PAGED, Call, PagedLayer, use_attention, window_of
-from engine.transformers_backend.model import BridgeModel
+from engine.kv_cache.kv_cache_config import single_group_config
+from engine.models.forward_context import AttentionMetadata
+from engine.transformers_backend.attention import (
+    PAGED,
+    AttentionCall,
+    PagedLayer,
+    use_attention,
+    window_of,
+)
+from engine.transformers_backend.model import TransformersModel
 
 # -- What a model's forward pass asks of attention: how often, with which heads, seeing what.
 
@@ -28,11 +34,11 @@ _UNKNOWN = ("position_bias", "indices", "block_indices", "sinks", "bias", "attn_
 _FIRST, _APART = 2, 7
 
 
-class NotPageable(Exception):
+class UnsupportedAttention(Exception):
     """Why a model's attention can't run over the paged cache: the message, without its subject."""
 
 
-class Exploration:
+class AttentionProbe:
     """A run that writes down what each attention call is like; its results mean nothing.
 
     Args:
@@ -44,14 +50,16 @@ class Exploration:
         self._max_model_len = max_model_len
         self._masks: list[int | str] = []
 
-    def attend(self, call: Call) -> Tensor:
+    def attend(self, call: AttentionCall) -> Tensor:
         """See `Run`."""
         query, key, value = call.query, call.key, call.value
         for name in _UNKNOWN:
             if call.options.get(name) is not None:
-                raise NotPageable(f"its attention needs {name!r}, which the paged kernels lack")
+                raise UnsupportedAttention(
+                    f"its attention needs {name!r}, which the paged kernels lack"
+                )
         if not key.shape[2] == query.shape[2] == value.shape[2]:
-            raise NotPageable("its attention looks at other tokens than those of the text")
+            raise UnsupportedAttention("its attention looks at other tokens than those of the text")
         self.layers.append(
             PagedLayer(
                 num_heads=query.shape[1],
@@ -80,21 +88,21 @@ class Exploration:
         shape = (1, 1, arguments["q_length"], arguments["kv_length"])
         return torch.full(shape, float(_FIRST + _APART * (len(self._masks) - 1)))
 
-    def _window(self, call: Call) -> int:
+    def _window(self, call: AttentionCall) -> int:
         """The window of the mask that the layer was given."""
         mask = call.mask
         if mask is None:
             causal = call.options.get("is_causal")
             if not (getattr(call.module, "is_causal", True) if causal is None else causal):
-                raise NotPageable("its attention isn't causal")
+                raise UnsupportedAttention("its attention isn't causal")
             return 0
         place, rest = divmod(float(mask.flatten()[0]) - _FIRST, _APART)
         known = not rest and 0 <= place < len(self._masks)
         if not known or not bool((mask == mask.flatten()[0]).all()):
-            raise NotPageable("it makes attention masks of its own")
+            raise UnsupportedAttention("it makes attention masks of its own")
         found = self._masks[int(place)]
         if isinstance(found, str):
-            raise NotPageable(found)
+            raise UnsupportedAttention(found)
         return found
 
 
@@ -105,27 +113,28 @@ _LENGTHS = (9, 6, 1)
 
 
 @torch.inference_mode()
-def prove(bridged: BridgeModel) -> None:
-    """Raise `NotPageable` unless both ways give the same logits. Leaves no cache behind."""
+def verify_parity(bridged: TransformersModel) -> None:
+    """Raise `UnsupportedAttention` unless both ways give the same logits. Leaves no cache
+    behind."""
     vocab = bridged.spec.vocab_size
     generator = torch.Generator().manual_seed(0)
     texts = [torch.randint(0, vocab, (length,), generator=generator) for length in _LENGTHS]
-    own = [_own(bridged, text) for text in texts]
+    own = [_reference_logits(bridged, text) for text in texts]
     if not all(bool(torch.isfinite(logits).all()) for logits in own):
-        raise NotPageable("its logits aren't finite")
-    bridged.allocate_kv(16, _BLOCK, torch.float32, uniform(len(bridged.layers)))
+        raise UnsupportedAttention("its logits aren't finite")
+    bridged.allocate_kv(16, _BLOCK, torch.float32, single_group_config(len(bridged.layers)))
     try:
-        _compare(own, _together(bridged, texts), "several texts in one batch")
+        _compare(own, _batched_logits(bridged, texts), "several texts in one batch")
         if bridged.stateful:
             # Some models go on from a state only by single tokens.
-            bridged.continues = _close(own, _in_pieces(bridged, texts, 4))
+            bridged.continues = _close(own, _chunked_logits(bridged, texts, 4))
         size = 1 if bridged.stateful else 4
-        _compare(own, _in_pieces(bridged, texts, size), "texts in several steps")
+        _compare(own, _chunked_logits(bridged, texts, size), "texts in several steps")
     finally:
         bridged.release_kv()
 
 
-def _own(bridged: BridgeModel, text: Tensor) -> Tensor:
+def _reference_logits(bridged: TransformersModel, text: Tensor) -> Tensor:
     """float32 [tokens, vocab] by the model's own attention."""
     use_attention(bridged.model, "eager")
     try:
@@ -136,11 +145,11 @@ def _own(bridged: BridgeModel, text: Tensor) -> Tensor:
         use_attention(bridged.model, PAGED)
 
 
-def _together(bridged: BridgeModel, texts: list[Tensor]) -> list[Tensor]:
-    return _serve(bridged, texts, [0] * len(texts), [len(text) for text in texts])
+def _batched_logits(bridged: TransformersModel, texts: list[Tensor]) -> list[Tensor]:
+    return _run_step(bridged, texts, [0] * len(texts), [len(text) for text in texts])
 
 
-def _in_pieces(bridged: BridgeModel, texts: list[Tensor], size: int) -> list[Tensor]:
+def _chunked_logits(bridged: TransformersModel, texts: list[Tensor], size: int) -> list[Tensor]:
     """Logits when each step takes `size` tokens of every text that has come and has some left.
 
     Each text comes a step after the one before, so that they stand at different positions.
@@ -152,15 +161,15 @@ def _in_pieces(bridged: BridgeModel, texts: list[Tensor], size: int) -> list[Ten
         if not left:
             break
         counts = [min(size, len(texts[i]) - done[i]) for i in left]
-        logits = _serve(bridged, [texts[i] for i in left], [done[i] for i in left], counts, left)
+        logits = _run_step(bridged, [texts[i] for i in left], [done[i] for i in left], counts, left)
         for index, count, part in zip(left, counts, logits, strict=True):
             found[index].append(part)
             done[index] += count
     return [torch.cat(parts) for parts in found]
 
 
-def _serve(
-    bridged: BridgeModel,
+def _run_step(
+    bridged: TransformersModel,
     texts: list[Tensor],
     starts: list[int],
     counts: list[int],
@@ -176,7 +185,7 @@ def _serve(
     slots = tables[owner_of, positions // _BLOCK] * _BLOCK + positions % _BLOCK
     loc = torch.zeros(len(texts) + 1, dtype=torch.int32)
     loc[1:] = torch.tensor(counts).cumsum(0)
-    context = AttentionContext(
+    context = AttentionMetadata(
         positions=positions,
         slot_mapping=slots,
         block_tables=tables.to(torch.int32),
@@ -190,7 +199,7 @@ def _serve(
 
 def _compare(own: list[Tensor], served: list[Tensor], what: str) -> None:
     if not _close(own, served):
-        raise NotPageable(
+        raise UnsupportedAttention(
             f"{what} get other logits than by its own attention, so tokens meet in other ways than "
             "by attention to what is cached, or positions aren't those that it is given"
         )

@@ -7,23 +7,23 @@ import torch
 
 from engine.contract.messages import TokenLogprobs
 from engine.contract.sampling_params import SamplingParams
-from engine.sampling.request_state import SequenceSampling
-from engine.sampling.sampler import NOT_FINITE, Sampler
+from engine.sampling.request_state import RequestSamplingState
+from engine.sampling.sampler import NON_FINITE_LOGITS, Sampler
 from engine.scheduler.plan import StepPlan, StepResult
-from engine.worker.hidden_states import HiddenKeeper
-from engine.worker.input_batch import RunningBatch
-from engine.worker.interface import GrammarInbox
-from engine.worker.sampling_io import collect, drafts_in_place, masked_rows
-from engine.worker.step_inputs import Drafted, Sampled
-from kernels.compiled_decoder import BoundStep, CompiledStep, StepScores, StepTables
+from engine.worker.hidden_states import HiddenStateStore
+from engine.worker.input_batch import InputBatch
+from engine.worker.interface import BitmaskInbox
+from engine.worker.sampling_io import bitmask_rows, collect_outputs, draft_by_logits_row
+from engine.worker.step_inputs import DraftedRow, SampledRows
+from kernels.compiled_decoder import BatchTables, BoundStep, CompiledStep, StepLogprobs
 
 #: Logits that a step may make; a larger one has less to gain, and they stay in memory.
-MOST_LOGITS = 1 << 23
+MAX_LOGITS = 1 << 23
 
 
-def tables_of(batch: RunningBatch) -> StepTables:
+def tables_of(batch: InputBatch) -> BatchTables:
     """The batch's arrays, as tensors on the same memory."""
-    return StepTables(
+    return BatchTables(
         torch.from_numpy(batch.tokens),
         torch.from_numpy(batch.block_tables),
         torch.from_numpy(batch.num_prompt),
@@ -32,7 +32,7 @@ def tables_of(batch: RunningBatch) -> StepTables:
     )
 
 
-class DecodeSteps:
+class CompiledStepRunner:
     """Runs the steps that need nothing but the kernels.
 
     Tokens are chosen in the call wherever they can be; the logits of the other rows come out of it,
@@ -47,11 +47,11 @@ class DecodeSteps:
     def __init__(
         self,
         step: CompiledStep,
-        batch: RunningBatch,
+        batch: InputBatch,
         sampler: Sampler,
         vocab_size: int,
-        masks: GrammarInbox,
-        hidden: tuple[HiddenKeeper, int] | None = None,
+        masks: BitmaskInbox,
+        hidden: tuple[HiddenStateStore, int] | None = None,
     ) -> None:
         """`masks`: where grammars' come. `hidden`: keeps what tokens were drawn from, or what its
         taps' layers began with, as `step` tells of it, and how wide that is; None: nobody asks.
@@ -62,15 +62,15 @@ class DecodeSteps:
         self._hidden, self.keeps = hidden, False
         self._sampler = sampler
         self._vocab_size = vocab_size
-        self._most = MOST_LOGITS // vocab_size
+        self._most = MAX_LOGITS // vocab_size
         #: Of the step before, if that was one of these.
         self._seq_ids: list[int] = []
-        self._ones: list[int] = []
+        self._single_token_counts: list[int] = []
         self._masked = False
-        self._chosen: list[int] = []
-        self._states: list[SequenceSampling] = []
+        self._kernel_sampled: list[int] = []
+        self._states: list[RequestSamplingState] = []
         self._sampled: list[int] = []
-        self._sampled_states: list[SequenceSampling] = []
+        self._sampled_states: list[RequestSamplingState] = []
         self._sampled_rows = np.zeros(0, dtype=np.int64)
         self._rows: list[int] = []
         self._logits = torch.empty(0)
@@ -82,56 +82,58 @@ class DecodeSteps:
         """
         rewound = plan.rewound and self._sampled
         fresh = plan.new or plan.appended or rewound or plan.seq_ids != self._seq_ids
-        if fresh or plan.awaits_masks != self._masked:
-            self._look(plan)
+        if fresh or plan.awaits_bitmask != self._masked:
+            self._bind(plan)
         if self._run is None:
             return None
-        if plan.num_scheduled != self._ones:
-            return self._verify(plan, self._run)
+        if plan.num_scheduled != self._single_token_counts:
+            return self._verify_drafts(plan, self._run)
         result = StepResult.empty(len(plan.seq_ids))
-        hidden = self._room(len(plan.seq_ids))
+        hidden = self._hidden_buffer(len(plan.seq_ids))
         token_ids = self._run(hidden)
-        for index, state, token_id in zip(self._chosen, self._states, token_ids, strict=True):
+        for index, state, token_id in zip(
+            self._kernel_sampled, self._states, token_ids, strict=True
+        ):
             if token_id >= 0:
                 result.token_ids[index].append(token_id)
                 state.output_token_ids.append(token_id)
             else:
-                result.errors[plan.seq_ids[index]] = NOT_FINITE
+                result.errors[plan.seq_ids[index]] = NON_FINITE_LOGITS
         if self._run.scores is not None:
-            self._score(self._run.scores, [0] * len(self._chosen), result)
+            self._score(self._run.scores, [0] * len(self._kernel_sampled), result)
         if self._sampled:
-            sampled = Sampled(
+            sampled = SampledRows(
                 sampled=self._sampled,
                 states=self._sampled_states,
-                targets=self._batch.targets(self._sampled_rows),
+                target_index=self._batch.target_index(self._sampled_rows),
             )
             self._sample(plan, sampled, self._logits, result)
         self._keep(plan, [0] * len(plan.seq_ids), hidden, result)
         return result
 
-    def _verify(self, plan: StepPlan, run: BoundStep) -> StepResult | None:
+    def _verify_drafts(self, plan: StepPlan, run: BoundStep) -> StepResult | None:
         """A step in which rows have drafts. None where one has prompt left, or there is no room."""
         if plan.num_decodes < len(plan.seq_ids) or plan.num_tokens > self._most:
             return None
         result = StepResult.empty(len(plan.seq_ids))
-        order = self._chosen + self._sampled
+        order = self._kernel_sampled + self._sampled
         drafts = [plan.drafts.get(plan.seq_ids[index], []) for index in order]
         batch = self._batch
         for row, own in zip(self._rows, drafts, strict=True):
             if own:
                 known = batch.num_tokens[row]
                 batch.tokens[row, known : known + len(own)] = own
-        counts, chosen = [len(own) for own in drafts], len(self._chosen)
+        counts, chosen = [len(own) for own in drafts], len(self._kernel_sampled)
         left = sum(counts[chosen:]) + len(self._sampled)
         logits = torch.empty((left, self._vocab_size)) if left else None
-        hidden = self._room(sum(counts) + len(counts))
+        hidden = self._hidden_buffer(sum(counts) + len(counts))
         found = run.verify(counts, logits, hidden)
-        for index, state, token_ids in zip(self._chosen, self._states, found, strict=True):
+        for index, state, token_ids in zip(self._kernel_sampled, self._states, found, strict=True):
             if token_ids:
                 result.token_ids[index] = token_ids
                 state.output_token_ids += token_ids
             else:
-                result.errors[plan.seq_ids[index]] = NOT_FINITE
+                result.errors[plan.seq_ids[index]] = NON_FINITE_LOGITS
         if run.scores is not None:
             self._score(run.scores, counts, result)
         if logits is not None:
@@ -140,7 +142,7 @@ class DecodeSteps:
         self._keep(plan, counts, hidden, result)
         return result
 
-    def _room(self, tokens: int) -> torch.Tensor | None:
+    def _hidden_buffer(self, tokens: int) -> torch.Tensor | None:
         """Where the hidden states of so many tokens go, if anybody asks for them."""
         if self._hidden is None or not self.keeps:
             return None
@@ -151,14 +153,14 @@ class DecodeSteps:
     ) -> None:
         """Keep those of the newest tokens; `drafts`: how many each row had."""
         if self._hidden is not None and hidden is not None:
-            order = self._chosen + self._sampled
-            self._hidden[0].keep_rows(plan, order, drafts, hidden, result)
+            order = self._kernel_sampled + self._sampled
+            self._hidden[0].save_rows(plan, order, drafts, hidden, result)
 
-    def _score(self, scores: StepScores, drafts: list[int], result: StepResult) -> None:
+    def _score(self, scores: StepLogprobs, drafts: list[int], result: StepResult) -> None:
         """Hand on the log probabilities of the tokens that the call chose."""
         found: list[list[TokenLogprobs] | None] = [None] * len(result.token_ids)
         at = 0
-        for index, state, count in zip(self._chosen, self._states, drafts, strict=False):
+        for index, state, count in zip(self._kernel_sampled, self._states, drafts, strict=False):
             wanted, got = state.params.logprobs, len(result.token_ids[index])
             if wanted is not None and got:
                 rows, top = slice(at, at + got), slice(1 + min(wanted, self._vocab_size))
@@ -170,7 +172,7 @@ class DecodeSteps:
         if any(found):
             result.logprobs = found
 
-    def _drafted(self, drafts: list[list[int]]) -> tuple[Sampled, list[int]]:
+    def _drafted(self, drafts: list[list[int]]) -> tuple[SampledRows, list[int]]:
         """What is sampled from the logits that a step left of rows with `drafts`, and where in
         these what it begins with stands: each row's own, and then those behind drafts.
         """
@@ -185,27 +187,27 @@ class DecodeSteps:
             at += 1 + len(tokens)
             if tokens:
                 behind += range(at - len(tokens), at)
-                states += state.after(tokens)
-                drafted.append(Drafted(index, row, tokens, first))
+                states += state.with_drafts(tokens)
+                drafted.append(DraftedRow(index, row, tokens, first))
                 first += len(tokens)
-        sampled = Sampled(
+        sampled = SampledRows(
             sampled=self._sampled,
             states=states,
-            targets=self._batch.targets(self._sampled_rows),
+            target_index=self._batch.target_index(self._sampled_rows),
             drafted=drafted,
         )
         return sampled, own + behind
 
     def _sample(
-        self, plan: StepPlan, sampled: Sampled, logits: torch.Tensor, result: StepResult
+        self, plan: StepPlan, sampled: SampledRows, logits: torch.Tensor, result: StepResult
     ) -> None:
         """Sample from the logits that the call left."""
-        mask = masked_rows(plan, sampled, self._masks)
-        drafts = drafts_in_place(sampled)
+        mask = bitmask_rows(plan, sampled, self._masks)
+        drafts = draft_by_logits_row(sampled)
         output = self._sampler.sample(logits, sampled.states, mask, drafts)
-        collect(self._batch, plan, sampled, output, result)
+        collect_outputs(self._batch, plan, sampled, output, result)
 
-    def _look(self, plan: StepPlan) -> None:
+    def _bind(self, plan: StepPlan) -> None:
         """Find out whether the step is one of these, and prepare those that follow."""
         self._seq_ids, self._run = [], None
         count = len(plan.seq_ids)
@@ -213,32 +215,32 @@ class DecodeSteps:
             return
         batch = self._batch
         rows = np.array([batch.row_of[seq_id] for seq_id in plan.seq_ids])
-        if not all(plan.num_samples) or not all(map(batch.goes_on_from_token, rows.tolist())):
+        if not all(plan.num_samples) or not all(map(batch.needs_only_last_token, rows.tolist())):
             return
         states = [batch.state(row) for row in rows.tolist()]
-        self._masked = plan.awaits_masks
+        self._masked = plan.awaits_bitmask
         plain = [self._is_plain(state) for state in states]
-        self._chosen = [index for index in range(count) if plain[index]]
+        self._kernel_sampled = [index for index in range(count) if plain[index]]
         self._sampled = [index for index in range(count) if not plain[index]]
-        order = rows[self._chosen + self._sampled]
-        tables = batch.adapters.compiled(order)
+        order = rows[self._kernel_sampled + self._sampled]
+        tables = batch.adapters.for_compiled_step(order)
         if tables is None:
             return
-        self._states = [states[index] for index in self._chosen]
+        self._states = [states[index] for index in self._kernel_sampled]
         self._sampled_states = [states[index] for index in self._sampled]
         self._sampled_rows = rows[self._sampled]
         self._logits = torch.empty((len(self._sampled), self._vocab_size))
         choice = self._sampler.step_choice(self._states, self._vocab_size)
         self._rows = order.tolist()
-        self._run = self._step.over(
+        self._run = self._step.bind(
             torch.from_numpy(order),
             choice,
             self._logits if self._sampled else None,
             tables,
         )
-        self._seq_ids, self._ones = list(plan.seq_ids), [1] * count
+        self._seq_ids, self._single_token_counts = list(plan.seq_ids), [1] * count
 
-    def _is_plain(self, state: SequenceSampling) -> bool:
+    def _is_plain(self, state: RequestSamplingState) -> bool:
         """Whether a sequence's token is chosen in the call."""
         return not (self._masked and may_be_masked(state.params)) and self._sampler.is_plain(state)
 

@@ -1,4 +1,4 @@
-"""`HeadMemory`: what heads that are a layer know of each sequence."""
+"""`DraftHeadCache`: what heads that are a layer know of each sequence."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.models.forward_context import AttentionContext
+from engine.models.forward_context import AttentionMetadata
 from engine.scheduler.plan import StepPlan, StepResult
-from engine.speculative.heads.layer import LayerHeads
-from engine.worker.input_batch import RunningBatch
+from engine.speculative.heads.layer import LayerDraftHeads
+from engine.worker.input_batch import InputBatch
 from engine.worker.step_inputs import StepInputs
 from kernels.tensors import to_device
 
@@ -22,22 +22,22 @@ log = logging.getLogger(__name__)
 
 #: Tokens of all rows whose states are kept, where no draft is wanted before. Then they are read in
 #: one go: for so many that costs little more than for one.
-_MOST_PENDING = 256
+MAX_PENDING_TOKENS = 256
 
 
-def known_tokens(token_ids: np.ndarray, vocab_size: int) -> np.ndarray:
+def replace_adapter_tokens(token_ids: np.ndarray, vocab_size: int) -> np.ndarray:
     """int64 of token ids, another one in the place of each that an adapter brings: heads have no
     such token, and what they say behind one is checked as ever.
     """
     return np.where(token_ids < vocab_size, token_ids, 0).astype(np.int64)
 
 
-class Pending(NamedTuple):
+class PendingTokens(NamedTuple):
     """Tokens of a step that the heads are still to read.
 
     Attributes:
         hidden: [n, any], what the model gave.
-        before: [n], where each one's state before it is, see `HeadMemory._before`.
+        before: [n], where each one's state before it is, see `DraftHeadCache._before`.
         tokens, positions, slots: [n].
     """
 
@@ -48,7 +48,7 @@ class Pending(NamedTuple):
     slots: np.ndarray
 
 
-class HeadMemory:
+class DraftHeadCache:
     """Keys and values of the heads' layer, in the same blocks as the model's.
 
     The entry that is made of token p and of the model's state before it stands at p's own place. So
@@ -65,12 +65,12 @@ class HeadMemory:
     in no block, so none are left there that don't hold.
     """
 
-    whole = True
+    needs_all_tokens = True
 
     def __init__(
         self,
-        heads: LayerHeads,
-        batch: RunningBatch,
+        heads: LayerDraftHeads,
+        batch: InputBatch,
         group: int,
         num_blocks: int,
         dtype: torch.dtype,
@@ -84,24 +84,24 @@ class HeadMemory:
         of the tokens that they know.
         """
         self._vocab_size = vocab_size
-        self.heads, self.taps = heads, heads.taps
+        self.heads, self.aux_layers = heads, heads.taps
         self._batch, self._tables = batch, batch.block_tables[group]
         self.block_size = size = batch.block_size
         rows = len(batch.tokens)
         self.num_blocks, self.own_blocks = num_blocks, -(-(2 * size - 2 + most) // size)
         heads.layer.allocate(num_blocks + rows // 2 * self.own_blocks, size, dtype)
         self._device = device
-        self._ends = torch.zeros((num_blocks, heads.width), dtype=kept, device=device)
+        self._block_end_states = torch.zeros((num_blocks, heads.width), dtype=kept, device=device)
         self._states = torch.zeros((rows, heads.width), dtype=kept, device=device)
         #: Row -> (sequence, tokens up to its state).
         self._of: dict[int, tuple[int, int]] = {}
         self._group = group
         #: Of each block: whether it has, or gets with what is put off, all of its entries.
-        self._known = np.zeros(num_blocks, dtype=bool)
+        self._block_is_filled = np.zeros(num_blocks, dtype=bool)
         #: Of the step: the rows that are followed.
-        self._followed: set[int] = set()
+        self._tracked_rows: set[int] = set()
         #: What steps left, in their order, and so many tokens.
-        self._pending: list[Pending] = []
+        self._pending: list[PendingTokens] = []
         self._num_pending = 0
         #: Where among these the newest state of a row is, and that of a block's last token.
         self._state_at: dict[int, int] = {}
@@ -111,7 +111,7 @@ class HeadMemory:
     # -- what steps computed ------------------------------------------------------------------
 
     def begin(self, plan: StepPlan) -> bool:
-        """See `HiddenKeeper`."""
+        """See `HiddenStateStore`."""
         if self._failed:
             return False
         try:
@@ -124,9 +124,9 @@ class HeadMemory:
     def _begin(self, plan: StepPlan) -> bool:
         """Find out which rows are followed."""
         self._forget(plan)
-        unfollowed = set(plan.unfollowed)
+        unfollowed = set(plan.untracked)
         new = {each.seq_id for each in plan.new if each.seq_id not in unfollowed}
-        self._followed = set()
+        self._tracked_rows = set()
         if not (new or self._of):
             return False
         batch, size = self._batch, self.block_size
@@ -137,49 +137,51 @@ class HeadMemory:
         ):
             begins = seq_id in new and self._may_begin(row, start)
             if begins or self._of.get(row) == (seq_id, start):
-                self._followed.add(row)
+                self._tracked_rows.add(row)
                 if count > 1 and seq_id not in plan.drafts:  # others may begin behind these
-                    self._known[self._tables[row, start // size : (start + count) // size]] = True
-        return bool(self._followed)
+                    self._block_is_filled[
+                        self._tables[row, start // size : (start + count) // size]
+                    ] = True
+        return bool(self._tracked_rows)
 
     def _forget(self, plan: StepPlan) -> None:
         """What is followed no longer; blocks that are written from here on."""
         if plan.removed:
             removed = set(plan.removed)
             self._of = {row: known for row, known in self._of.items() if known[0] not in removed}
-        for seq_id in plan.unfollowed:
+        for seq_id in plan.untracked:
             self._of.pop(self._batch.row_of.get(seq_id, -1), None)
         for each in plan.new:
             self._of.pop(self._batch.row_of[each.seq_id], None)
             cached = each.num_computed_tokens // self.block_size
-            self._known[each.block_ids[self._group][cached:]] = False
+            self._block_is_filled[each.block_ids[self._group][cached:]] = False
         for _, blocks in plan.new_blocks:
-            self._known[blocks[self._group]] = False
+            self._block_is_filled[blocks[self._group]] = False
 
     def _may_begin(self, row: int, start: int) -> bool:
         """Whether all is known of the `start` tokens before a row's first one."""
         whole, rest = divmod(start, self.block_size)
-        return not rest and bool(self._known[self._tables[row, :whole]].all())
+        return not rest and bool(self._block_is_filled[self._tables[row, :whole]].all())
 
     def tokens(self, inputs: StepInputs) -> np.ndarray:
-        """See `HiddenKeeper`: those of the rows that are followed."""
-        owner, _ = inputs.places
-        return np.flatnonzero(np.isin(owner, list(self._followed)))
+        """See `HiddenStateStore`: those of the rows that are followed."""
+        owner, _ = inputs.token_index
+        return np.flatnonzero(np.isin(owner, list(self._tracked_rows)))
 
-    def keep(self, plan: StepPlan, inputs: StepInputs, hidden: Tensor, result: StepResult) -> None:
-        """See `HiddenKeeper`."""
+    def save(self, plan: StepPlan, inputs: StepInputs, hidden: Tensor, result: StepResult) -> None:
+        """See `HiddenStateStore`."""
         self._take(result, lambda: self._keep(plan, inputs, hidden))
 
     def _keep(self, plan: StepPlan, inputs: StepInputs, hidden: Tensor) -> None:
         at = self.tokens(inputs)
-        owner, positions = (each[at] for each in inputs.places)
+        owner, positions = (each[at] for each in inputs.token_index)
         # Drafts that didn't hold lie beyond what is computed.
         held = np.flatnonzero(positions < self._batch.num_computed[owner])
         if len(held) < len(at):
-            owner, positions, hidden = owner[held], positions[held], hidden[self.there(held)]
+            owner, positions, hidden = owner[held], positions[held], hidden[self.is_filled(held)]
         self._follow(plan, owner, positions, hidden)
 
-    def keep_rows(
+    def save_rows(
         self,
         plan: StepPlan,
         order: list[int],
@@ -187,7 +189,7 @@ class HeadMemory:
         hidden: Tensor,
         result: StepResult,
     ) -> None:
-        """See `HiddenKeeper`."""
+        """See `HiddenStateStore`."""
         self._take(result, lambda: self._keep_rows(plan, order, drafts, hidden, result))
 
     def _keep_rows(
@@ -199,7 +201,7 @@ class HeadMemory:
         result: StepResult,
     ) -> None:
         """What isn't followed is left out first: of a full batch that may be nearly all."""
-        batch, followed, place = self._batch, self._followed, 0
+        batch, followed, place = self._batch, self._tracked_rows, 0
         owner, positions, at = list[int](), list[int](), list[int]()
         for index, count in zip(order, drafts, strict=True):
             seq_id = plan.seq_ids[index]
@@ -213,7 +215,7 @@ class HeadMemory:
                 at += range(place, place + held)
             place += 1 + count
         if len(at) < place:
-            hidden = hidden[self.there(np.array(at, dtype=np.int64))]
+            hidden = hidden[self.is_filled(np.array(at, dtype=np.int64))]
         self._follow(plan, np.array(owner, np.int64), np.array(positions, np.int64), hidden)
 
     def _take(self, result: StepResult, keep: Callable[[], None]) -> None:
@@ -223,7 +225,7 @@ class HeadMemory:
         started = time.perf_counter()
         try:
             keep()
-            result.following = time.perf_counter() - started
+            result.tracking_seconds = time.perf_counter() - started
         except Exception:  # whatever it is, the model goes on without drafts
             self._failed = True
             log.exception("The heads can't follow the model any more; no drafts until a restart")
@@ -231,7 +233,7 @@ class HeadMemory:
     def _follow(
         self, plan: StepPlan, owner: np.ndarray, positions: np.ndarray, hidden: Tensor
     ) -> None:
-        """Note what came, as little as can be: all else waits for `catch_up`.
+        """Note what came, as little as can be: all else waits for `process_pending`.
 
         `hidden`: states of the tokens at `positions` of the rows `owner`, int64 [n] each, a row's
         behind each other.
@@ -246,7 +248,7 @@ class HeadMemory:
         full = np.flatnonzero((positions + 1) % size == 0)
         for at, block in zip(full.tolist(), blocks[full].tolist(), strict=True):
             self._end_at[block] = first + at
-            self._known[block] = True
+            self._block_is_filled[block] = True
         starts = np.flatnonzero(np.diff(owner, prepend=-1)).tolist()
         seq_of = {batch.row_of[seq_id]: seq_id for seq_id in plan.seq_ids}
         for at, end in zip(starts, [*starts[1:], count], strict=True):
@@ -255,10 +257,10 @@ class HeadMemory:
             self._state_at[row] = first + end - 1
             self._of[row] = seq_of[row], int(positions[end - 1]) + 1
         tokens, slots = batch.tokens[owner, positions], blocks * size + positions % size
-        self._pending.append(Pending(hidden, before, tokens, positions, slots))
+        self._pending.append(PendingTokens(hidden, before, tokens, positions, slots))
         self._num_pending += count
-        if self._num_pending >= _MOST_PENDING:
-            self.catch_up()
+        if self._num_pending >= MAX_PENDING_TOKENS:
+            self.process_pending()
 
     def _before(self, row: int, seq_id: int, position: int) -> int:
         """Where the state before a row's first token of a step is: a row goes on where it was, or
@@ -274,12 +276,12 @@ class HeadMemory:
         at = self._end_at.get(block)
         return -1 - len(self._states) - block if at is None else 1 + at
 
-    def there(self, array: np.ndarray) -> Tensor:
+    def is_filled(self, array: np.ndarray) -> Tensor:
         """A vector of the host on the heads' device."""
         return to_device(torch.from_numpy(array), self._device)
 
-    def catch_up(self) -> None:
-        """See `HiddenKeeper`: compute keys and values of all tokens whose states have come."""
+    def process_pending(self) -> None:
+        """See `HiddenStateStore`: compute keys and values of all tokens whose states have come."""
         if self._pending and not self._failed:
             try:
                 self._read()
@@ -292,10 +294,13 @@ class HeadMemory:
         hidden = parts[0].hidden if len(parts) == 1 else torch.cat([part.hidden for part in parts])
         states = self.heads.states(hidden)
         before = self._states_before(states, np.concatenate([part.before for part in parts]))
-        for kept, places in ((self._states, self._state_at), (self._ends, self._end_at)):
+        for kept, places in (
+            (self._states, self._state_at),
+            (self._block_end_states, self._end_at),
+        ):
             if places:
                 to, which = (np.array(list(each)) for each in (places.keys(), places.values()))
-                kept[self.there(to)] = states[self.there(which)]
+                kept[self.is_filled(to)] = states[self.is_filled(which)]
                 places.clear()
         tokens, positions, slots = (
             np.concatenate([getattr(part, name) for part in parts])
@@ -307,29 +312,31 @@ class HeadMemory:
         newest = newest[positions[newest] > 0]
         if not len(newest):
             return
-        known = known_tokens(tokens[newest], self._vocab_size)
-        x, _ = self.heads.mixed(self.there(known), before[self.there(newest)])
-        places_of = self.there(positions[newest] - 1), self.there(slots[newest])
+        known = replace_adapter_tokens(tokens[newest], self._vocab_size)
+        x, _ = self.heads.combine_inputs(self.is_filled(known), before[self.is_filled(newest)])
+        places_of = self.is_filled(positions[newest] - 1), self.is_filled(slots[newest])
         self.heads.layer.write(x, *places_of)
 
     def _states_before(self, states: Tensor, before: np.ndarray) -> Tensor:
         """[n, width]: of each token that waits the one before it, as `_before` names it."""
-        found, rows = states[self.there(np.maximum(before - 1, 0))], len(self._states)
+        found, rows = states[self.is_filled(np.maximum(before - 1, 0))], len(self._states)
         of_rows = np.flatnonzero((before < 0) & (before >= -rows))
         of_blocks = np.flatnonzero(before < -rows)
         if len(of_rows):
-            found[self.there(of_rows)] = self._states[self.there(-1 - before[of_rows])]
+            found[self.is_filled(of_rows)] = self._states[self.is_filled(-1 - before[of_rows])]
         if len(of_blocks):
-            found[self.there(of_blocks)] = self._ends[self.there(-1 - rows - before[of_blocks])]
+            found[self.is_filled(of_blocks)] = self._block_end_states[
+                self.is_filled(-1 - rows - before[of_blocks])
+            ]
         nothing = np.flatnonzero(before == 0)
         if len(nothing):
-            found[self.there(nothing)] = 0.0
+            found[self.is_filled(nothing)] = 0.0
         return found
 
     # -- drafts -------------------------------------------------------------------------------
 
     def row_of(self, seq_id: int) -> int | None:
-        """See `HiddenKeeper`."""
+        """See `HiddenStateStore`."""
         row = self._batch.row_of.get(seq_id)
         if self._failed or row is None:
             return None
@@ -337,35 +344,37 @@ class HeadMemory:
             return None
         return row
 
-    def follows(self, seq_id: int) -> bool:
-        """See `HiddenKeeper`."""
+    def is_tracked(self, seq_id: int) -> bool:
+        """See `HiddenStateStore`."""
         row = self._batch.row_of.get(seq_id, -1)
         return not self._failed and self._of.get(row, (-1, 0))[0] == seq_id
 
-    def rounds(self, rows: list[int]) -> LayerRounds:
-        """See `HiddenKeeper`."""
-        self.catch_up()
+    def start_draft_rounds(self, rows: list[int]) -> LayerDraftRounds:
+        """See `HiddenStateStore`."""
+        self.process_pending()
         computed = self._batch.num_tokens[rows] - 1
         tables = self._tables[rows, : -(-int(computed.max()) // self.block_size)]
-        return LayerRounds(self, tables, computed, self._states[self.there(np.array(rows))])
+        return LayerDraftRounds(
+            self, tables, computed, self._states[self.is_filled(np.array(rows))]
+        )
 
-    def rehearse(self, count: int) -> None:
-        """See `HiddenKeeper`; places before the first are written nowhere."""
+    def warm_up(self, count: int) -> None:
+        """See `HiddenStateStore`; places before the first are written nowhere."""
         heads = self.heads
-        nowhere = self.there(np.full(count, -1))
+        nowhere = self.is_filled(np.full(count, -1))
         tokens = positions = torch.zeros_like(nowhere)
         states = heads.states(self._states.new_zeros((count, heads.columns)))
-        x, residual = heads.mixed(tokens, states)
+        x, residual = heads.combine_inputs(tokens, states)
         heads.layer.write(x, positions, nowhere)
         if count <= len(self._states):
-            tables = self.there(np.zeros((count, self.own_blocks), dtype=np.int32))
-            starts = self.there(np.arange(count + 1, dtype=np.int32))
+            tables = self.is_filled(np.zeros((count, self.own_blocks), dtype=np.int32))
+            starts = self.is_filled(np.arange(count + 1, dtype=np.int32))
             lengths = torch.ones_like(starts[:count])
-            step = AttentionContext(positions, nowhere, tables, lengths, starts)
+            step = AttentionMetadata(positions, nowhere, tables, lengths, starts)
             heads.logits(heads.layer(x, residual, step))
 
 
-class LayerRounds:
+class LayerDraftRounds:
     """Drafts of some rows, whose keys and values are in places of their own.
 
     A row sees its full blocks but the first, where they are; the entries of that one, which has
@@ -374,7 +383,7 @@ class LayerRounds:
     """
 
     def __init__(
-        self, memory: HeadMemory, tables: np.ndarray, computed: np.ndarray, states: Tensor
+        self, memory: DraftHeadCache, tables: np.ndarray, computed: np.ndarray, states: Tensor
     ) -> None:
         """`tables`: [n, blocks], of the rows; `computed`: [n], >= 1, tokens with an entry but for
         the first; `states`: [n, width], of the last of these.
@@ -397,19 +406,22 @@ class LayerRounds:
             target.append(first * size + np.arange(len(loose)))
             following[at] = first * size + len(loose)
         if sum(map(len, source)):
-            taken, put = (memory.there(np.concatenate(each)) for each in (source, target))
+            taken, put = (memory.is_filled(np.concatenate(each)) for each in (source, target))
             self._heads.layer.copy((taken // size, taken % size), (put // size, put % size))
-        self._there = memory.there
+        self._there = memory.is_filled
         #: Of the next draft of each row; all on the heads' device, where they are counted up.
-        self._positions, self._next = memory.there(computed - 1), memory.there(following)
-        self._lengths, self._tables = memory.there(computed.astype(np.int32)), memory.there(seen)
-        self._starts = memory.there(np.arange(count + 1, dtype=np.int32))
+        self._positions, self._next = memory.is_filled(computed - 1), memory.is_filled(following)
+        self._lengths, self._tables = (
+            memory.is_filled(computed.astype(np.int32)),
+            memory.is_filled(seen),
+        )
+        self._starts = memory.is_filled(np.arange(count + 1, dtype=np.int32))
         self._states = states
 
     def logits(self, tokens: Tensor) -> Tensor:
-        """See `Rounds`."""
-        x, residual = self._heads.mixed(tokens, self._states)
-        step = AttentionContext(
+        """See `DraftRounds`."""
+        x, residual = self._heads.combine_inputs(tokens, self._states)
+        step = AttentionMetadata(
             positions=self._positions,
             slot_mapping=self._next,
             block_tables=self._tables,
@@ -422,7 +434,7 @@ class LayerRounds:
         return self._heads.logits(self._states)
 
     def keep(self, rows: list[int]) -> None:
-        """See `Rounds`."""
+        """See `DraftRounds`."""
         kept = self._there(np.array(rows))
         self._positions, self._next = self._positions[kept], self._next[kept]
         self._lengths, self._tables = self._lengths[kept], self._tables[kept]

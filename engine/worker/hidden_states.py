@@ -1,4 +1,4 @@
-"""`HiddenStates`: what each sequence's newest token was drawn from."""
+"""`LastHiddenStates`: what each sequence's newest token was drawn from."""
 
 from __future__ import annotations
 
@@ -9,25 +9,27 @@ import torch
 from torch import Tensor
 
 from engine.scheduler.plan import StepPlan, StepResult
-from engine.speculative.heads.base import HeadRounds, Heads, Rounds
-from engine.worker.input_batch import RunningBatch
+from engine.speculative.heads.base import DraftHeads, DraftRounds, HeadRounds
+from engine.worker.input_batch import InputBatch
 from engine.worker.step_inputs import StepInputs
 
 
-class HiddenKeeper(Protocol):
+class HiddenStateStore(Protocol):
     """Keeps what heads need of the model's steps.
 
     Attributes:
-        whole: it is given the states of the tokens that it names, not of those whose logits are
+        needs_all_tokens: it is given the states of the tokens that it names, not of those whose
+        logits are
             wanted.
-        taps: layers whose inputs it is given, side by side; (): the states after the final norm.
+        aux_layers: layers whose inputs it is given, side by side; (): the states after the final
+        norm.
     """
 
     @property
-    def whole(self) -> bool: ...
+    def needs_all_tokens(self) -> bool: ...
 
     @property
-    def taps(self) -> tuple[int, ...]: ...
+    def aux_layers(self) -> tuple[int, ...]: ...
 
     def begin(self, plan: StepPlan) -> bool:
         """Whether a step has anything that is to be kept; the batch has taken over what changed for
@@ -35,14 +37,15 @@ class HiddenKeeper(Protocol):
         """
 
     def tokens(self, inputs: StepInputs) -> np.ndarray:
-        """With `whole`: int64 [n], ascending, which of the step's tokens it is given."""
+        """With `needs_all_tokens`: int64 [n], ascending, which of the step's tokens it is given."""
 
-    def keep(self, plan: StepPlan, inputs: StepInputs, hidden: Tensor, result: StepResult) -> None:
-        """A step was sampled and taken over. `hidden`: in the order of the logits, or with `whole`
+    def save(self, plan: StepPlan, inputs: StepInputs, hidden: Tensor, result: StepResult) -> None:
+        """A step was sampled and taken over. `hidden`: in the order of the logits, or with
+        `needs_all_tokens`
         of `tokens`.
         """
 
-    def keep_rows(
+    def save_rows(
         self,
         plan: StepPlan,
         order: list[int],
@@ -57,16 +60,16 @@ class HiddenKeeper(Protocol):
     def row_of(self, seq_id: int) -> int | None:
         """The row of a sequence whose newest token was drawn from what is kept."""
 
-    def follows(self, seq_id: int) -> bool:
+    def is_tracked(self, seq_id: int) -> bool:
         """Whether what a sequence's next tokens are drawn from will be kept."""
 
-    def catch_up(self) -> None:
+    def process_pending(self) -> None:
         """Have the heads read what they put off."""
 
-    def rounds(self, rows: list[int]) -> Rounds:
+    def start_draft_rounds(self, rows: list[int]) -> DraftRounds:
         """Let the heads go on from these rows, once they have caught up."""
 
-    def rehearse(self, count: int) -> None:
+    def warm_up(self, count: int) -> None:
         """Compute what so many tokens ask of the heads, and a round of as many rows where there can
         be one; nothing is kept.
         """
@@ -88,7 +91,7 @@ class _Step(NamedTuple):
     hidden: Tensor
 
 
-class HiddenStates:
+class LastHiddenStates:
     """The last hidden state of verified positions, a row of the batch each.
 
     It belongs to a sequence at a length: a row that another sequence has by now, or whose text went
@@ -98,11 +101,11 @@ class HiddenStates:
     states are put aside as they came, until somebody asks or a step of other sequences follows.
     """
 
-    whole = False
-    taps: tuple[int, ...] = ()
+    needs_all_tokens = False
+    aux_layers: tuple[int, ...] = ()
 
     def __init__(
-        self, heads: Heads, batch: RunningBatch, hidden_size: int, device: torch.device
+        self, heads: DraftHeads, batch: InputBatch, hidden_size: int, device: torch.device
     ) -> None:
         self._heads, self._batch = heads, batch
         self._states = torch.zeros((len(batch.tokens), hidden_size), device=device)
@@ -112,15 +115,15 @@ class HiddenStates:
         self._last: _Step | None = None
 
     def begin(self, plan: StepPlan) -> bool:
-        """See `HiddenKeeper`."""
+        """See `HiddenStateStore`."""
         return True
 
     def tokens(self, inputs: StepInputs) -> np.ndarray:
-        """See `HiddenKeeper`: it names none."""
+        """See `HiddenStateStore`: it names none."""
         return np.zeros(0, dtype=np.int64)
 
-    def keep(self, plan: StepPlan, inputs: StepInputs, hidden: Tensor, result: StepResult) -> None:
-        """See `HiddenKeeper`."""
+    def save(self, plan: StepPlan, inputs: StepInputs, hidden: Tensor, result: StepResult) -> None:
+        """See `HiddenStateStore`."""
         first = {each.index: each.first for each in inputs.drafted}
         places: list[int | None] = []
         for at, index in enumerate(inputs.sampled):
@@ -129,7 +132,7 @@ class HiddenStates:
             places.append(place if more >= 0 else None)
         self._put_aside([plan.seq_ids[index] for index in inputs.sampled], places, hidden)
 
-    def keep_rows(
+    def save_rows(
         self,
         plan: StepPlan,
         order: list[int],
@@ -137,7 +140,7 @@ class HiddenStates:
         hidden: Tensor,
         result: StepResult,
     ) -> None:
-        """See `HiddenKeeper`."""
+        """See `HiddenStateStore`."""
         places, at = list[int | None](), 0
         for index, count in zip(order, drafts, strict=True):
             more = len(result.token_ids[index]) - 1
@@ -171,26 +174,26 @@ class HiddenStates:
             self._states[rows] = last.hidden[found].float()
 
     def row_of(self, seq_id: int) -> int | None:
-        """See `HiddenKeeper`."""
+        """See `HiddenStateStore`."""
         self._put()
         row = self._batch.row_of.get(seq_id)
         if row is None or self._of.get(row) != (seq_id, int(self._batch.num_tokens[row])):
             return None
         return row
 
-    def follows(self, seq_id: int) -> bool:
-        """See `HiddenKeeper`: each step's states are enough."""
+    def is_tracked(self, seq_id: int) -> bool:
+        """See `HiddenStateStore`: each step's states are enough."""
         return True
 
-    def catch_up(self) -> None:
-        """See `HiddenKeeper`: nothing is put off."""
+    def process_pending(self) -> None:
+        """See `HiddenStateStore`: nothing is put off."""
 
-    def rounds(self, rows: list[int]) -> Rounds:
-        """See `HiddenKeeper`."""
+    def start_draft_rounds(self, rows: list[int]) -> DraftRounds:
+        """See `HiddenStateStore`."""
         return HeadRounds(self._heads, self._states[rows])
 
-    def rehearse(self, count: int) -> None:
-        """See `HiddenKeeper`."""
+    def warm_up(self, count: int) -> None:
+        """See `HiddenStateStore`."""
         if count <= len(self._states):
             states = torch.zeros_like(self._states[:count])
             tokens = torch.zeros(count, dtype=torch.int64, device=states.device)

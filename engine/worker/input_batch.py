@@ -11,26 +11,26 @@ import torch
 
 from engine.contract.errors import ConfigError
 from engine.contract.sampling_params import SamplingParams
-from engine.models.forward_context import AttentionContext
+from engine.models.forward_context import AttentionMetadata
 from engine.models.lora import AdapterWeights
-from engine.sampling.request_state import SequenceSampling
-from engine.scheduler.plan import NewSequence, Rewound, StepPlan, decodes
+from engine.sampling.request_state import RequestSamplingState
+from engine.scheduler.plan import NewSequence, RewoundSequence, StepPlan, is_decode
 from engine.worker.interface import Attachments
-from engine.worker.step_inputs import Drafted, PromptRow, RowAdapters, Sampled, StepInputs
+from engine.worker.step_inputs import DraftedRow, PromptRow, RowAdapters, SampledRows, StepInputs
 
 # -- What input_batch.py takes from engine.worker.sampling_io.
 
 
-def put_drafts(
-    batch: RunningBatch, plan: StepPlan, order: np.ndarray, rows: np.ndarray, first: np.ndarray
-) -> tuple[list[Drafted], list[np.ndarray]]:
+def write_drafts(
+    batch: InputBatch, plan: StepPlan, order: np.ndarray, rows: np.ndarray, first: np.ndarray
+) -> tuple[list[DraftedRow], list[np.ndarray]]:
     """The rows with drafts, which are put behind their tokens; and which of the step's tokens the
     drafts are.
 
     `order`, `rows`, `first`: of the rows that sample, where in the plan and in the batch they are,
     and which of the step's tokens is their first to sample behind.
     """
-    found: list[Drafted] = []
+    found: list[DraftedRow] = []
     tokens: list[np.ndarray] = []
     if not plan.drafts:
         return found, tokens
@@ -42,16 +42,18 @@ def put_drafts(
         known = batch.num_tokens[row]
         batch.tokens[row, known : known + len(drafts)] = drafts
         tokens.append(np.arange(at + 1, at + 1 + len(drafts)))
-        found.append(Drafted(index, row, drafts, place))
+        found.append(DraftedRow(index, row, drafts, place))
         place += len(drafts)
     return found, tokens
 
 
-class RunningBatch:
+class InputBatch:
     """Rows of sequences: tokens, block tables, counts.
 
-    `apply` and `inputs` may run for a step while the step before is still being computed in another
-    thread; that one only reads `tokens` and, with `take`, writes its new ones there. So the row of
+    `apply_plan` and `prepare_inputs` may run for a step while the step before is still being
+    computed in another
+    thread; that one only reads `tokens` and, with `append_sampled`, writes its new ones there. So
+    the row of
     a sequence that left is used again one step later.
 
     There is a block table for each of `num_groups` KV cache groups, all of the same length.
@@ -91,22 +93,22 @@ class RunningBatch:
         self.num_tokens = np.zeros(num_rows, dtype=np.int64)
         self.num_computed = np.zeros(num_rows, dtype=np.int64)
         self.num_prompt = np.zeros(num_rows, dtype=np.int64)
-        self.sampling: list[SequenceSampling | None] = [None] * num_rows
+        self.sampling: list[RequestSamplingState | None] = [None] * num_rows
         #: Whether a sampled token follows by itself; what follows a beam is chosen elsewhere.
-        self.grows = np.ones(num_rows, dtype=bool)
+        self.appends_sampled = np.ones(num_rows, dtype=bool)
         #: Row -> vectors in the place of its prompt's embeddings: (first position, [n, hidden]).
-        self.embeds: dict[int, list[tuple[int, torch.Tensor]]] = {}
+        self.prompt_embeds: dict[int, list[tuple[int, torch.Tensor]]] = {}
         #: Row -> the first prompt token that is still to be scored.
         self.prompt_logprobs_next: dict[int, int] = {}
         self.adapters = RowAdapters(adapters)
         self.row_of: dict[int, int] = {}
         self._free_rows = list(range(num_rows - 1, -1, -1))
-        self._left: list[int] = []
+        self.rows_to_recycle: list[int] = []
 
-    def apply(self, plan: StepPlan) -> None:
+    def apply_plan(self, plan: StepPlan) -> None:
         """Take over the plan's changes: who left, who came, who got blocks."""
-        self._free_rows += self._left
-        self._left = []
+        self._free_rows += self.rows_to_recycle
+        self.rows_to_recycle = []
         for seq_id in plan.removed:
             self._remove(seq_id)
         for each in plan.rewound:
@@ -123,12 +125,12 @@ class RunningBatch:
         if row is not None:
             self.sampling[row] = None
             self.prompt_logprobs_next.pop(row, None)
-            self.embeds.pop(row, None)
-            self.adapters.drop(row)
-            self._left.append(row)
+            self.prompt_embeds.pop(row, None)
+            self.adapters.clear(row)
+            self.rows_to_recycle.append(row)
 
-    def _rewind(self, rewound: Rewound) -> None:
-        row, kept = self.row_of[rewound.seq_id], rewound.kept
+    def _rewind(self, rewound: RewoundSequence) -> None:
+        row, kept = self.row_of[rewound.seq_id], rewound.num_kept_tokens
         known = kept + len(rewound.token_ids)
         self.tokens[row, kept:known] = rewound.token_ids
         self.num_tokens[row] = known
@@ -149,8 +151,8 @@ class RunningBatch:
         self._append_blocks(row, sequence.block_ids)
         split = self.num_prompt[row] = sequence.num_prompt_tokens
         vectors = sequence.encoder_inputs
-        self.adapters.put(row, sequence.adapter)
-        self.sampling[row] = SequenceSampling(
+        self.adapters.set(row, sequence.adapter)
+        self.sampling[row] = RequestSamplingState(
             params=self._sampling_of(sequence),
             # The ids under vectors are nobody's.
             prompt_token_ids=() if vectors else sequence.token_ids[:split],
@@ -159,10 +161,10 @@ class RunningBatch:
             vocab_size=self.adapters.vocab_size(row),
         )
         if vectors:
-            self.embeds[row] = [
+            self.prompt_embeds[row] = [
                 (each.start, self._attachments.get(each.handle)) for each in vectors
             ]
-        self.grows[row] = not sequence.sampling.use_beam_search
+        self.appends_sampled[row] = not sequence.sampling.use_beam_search
         if 0 <= sequence.prompt_logprobs_from < split:
             self.prompt_logprobs_next[row] = max(1, sequence.prompt_logprobs_from)
 
@@ -188,7 +190,7 @@ class RunningBatch:
             table[row, start:end] = ids
         self.num_blocks[row] = end
 
-    def inputs(self, plan: StepPlan) -> StepInputs:
+    def prepare_inputs(self, plan: StepPlan) -> StepInputs:
         """The step's tensors; the counts move on to the step's end."""
         rows = np.fromiter((self.row_of[i] for i in plan.seq_ids), np.int64, len(plan.seq_ids))
         counts = np.asarray(plan.num_scheduled, dtype=np.int64)
@@ -206,7 +208,7 @@ class RunningBatch:
         caught_up = np.flatnonzero(samples)
         prompt_rows, extra = self._prompt_rows(order, rows, starts, ends, query_start)
         first = query_start[1:][caught_up].astype(np.int64) - samples[caught_up]
-        drafted, behind = put_drafts(self, plan, order[caught_up], rows[caught_up], first)
+        drafted, behind = write_drafts(self, plan, order[caught_up], rows[caught_up], first)
         extra = [*behind, *extra]
         wanted = np.concatenate((first, *extra))
         # Every token's logits, in order: the usual decode step needs no selection.
@@ -216,7 +218,7 @@ class RunningBatch:
             self._tables(group, rows, owner, positions, int(ends.max()))
             for group in range(len(self.block_tables))
         ]
-        context = AttentionContext(
+        context = AttentionMetadata(
             positions=torch.from_numpy(positions),
             slot_mapping=tables[0][0],
             block_tables=tables[0][1],
@@ -226,70 +228,70 @@ class RunningBatch:
             sequence_rows=torch.from_numpy(rows),
         )
         self._split(context, counts, query_start)
-        context.adapters = self.adapters.of_tokens(owner)
-        context.others = tuple(
+        context.adapters = self.adapters.for_tokens(owner)
+        context.other_groups = tuple(
             dataclasses.replace(context, slot_mapping=slots, block_tables=blocks)
             for slots, blocks in tables[1:]
         )
-        if self.embeds:
+        if self.prompt_embeds:
             context.embeds = self._embeds(rows, starts, ends, query_start)
         self.num_computed[rows] = ends
         growing = rows[caught_up]
         states = [self.state(row) for row in growing.tolist()]
         for each in drafted:
-            states += self.state(each.row).after(each.drafts)
+            states += self.state(each.row).with_drafts(each.drafts)
         return StepInputs(
-            places=(owner, positions),
+            token_index=(owner, positions),
             context=context,
             sampled=order[caught_up].tolist(),
             states=states,
-            targets=self.targets(growing),
-            prompt_rows=prompt_rows,
+            target_index=self.target_index(growing),
+            prompt_logprob_rows=prompt_rows,
             drafted=drafted,
         )
 
-    def targets(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def target_index(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Where the next tokens of rows that have caught up go; they are counted from here on."""
         positions = self.num_tokens[rows]
-        self.num_tokens[rows] += self.grows[rows]
+        self.num_tokens[rows] += self.appends_sampled[rows]
         return rows, positions
 
     def _order(self, counts: np.ndarray) -> np.ndarray:
         """Where in the plan each of the step's sequences is."""
         if self.decodes_first:
-            return np.argsort(~decodes(counts), kind="stable")
+            return np.argsort(~is_decode(counts), kind="stable")
         return np.arange(len(counts))
 
-    def _split(self, context: AttentionContext, counts: np.ndarray, starts: np.ndarray) -> None:
+    def _split(self, context: AttentionMetadata, counts: np.ndarray, starts: np.ndarray) -> None:
         """Note where the decodes end, if they are first and not alone."""
-        first = int(decodes(counts).sum()) if self.decodes_first else 0
+        first = int(is_decode(counts).sum()) if self.decodes_first else 0
         if 0 < first < len(counts):
             context.num_decodes = first
             context.prefill_start_loc = torch.from_numpy(starts[first:] - starts[first])
 
-    def state(self, row: int) -> SequenceSampling:
+    def state(self, row: int) -> RequestSamplingState:
         """What the sampler knows of the sequence in a row."""
         state = self.sampling[row]
         if state is None:
             raise RuntimeError(f"Row {row} holds no sequence.")
         return state
 
-    def goes_on_from_token(self, row: int) -> bool:
+    def needs_only_last_token(self, row: int) -> bool:
         """Whether a row that decodes needs nothing but its last token: neither a vector in the
         place of that, nor scores of its prompt.
         """
         computed = self.num_computed[row]
         return row not in self.prompt_logprobs_next and not any(
-            computed < start + len(own) for start, own in self.embeds.get(row, ())
+            computed < start + len(own) for start, own in self.prompt_embeds.get(row, ())
         )
 
     def token_ids(self, inputs: StepInputs) -> torch.Tensor:
         """The step's token ids, int64 [num_tokens]; the step before must have run."""
-        return torch.from_numpy(self.tokens[inputs.places].astype(np.int64))
+        return torch.from_numpy(self.tokens[inputs.token_index].astype(np.int64))
 
-    def take(self, inputs: Sampled, token_ids: list[int]) -> None:
+    def append_sampled(self, inputs: SampledRows, token_ids: list[int]) -> None:
         """Take over the sampled tokens, one for each of `inputs.sampled`; -1 where none came."""
-        rows, positions = inputs.targets
+        rows, positions = inputs.target_index
         states = inputs.states[: len(token_ids)]
         if min(token_ids) < 0:
             # A step that is prepared already may read them: what is there is an id of the model's.
@@ -318,7 +320,7 @@ class RunningBatch:
         """Which of the step's tokens have vectors of their own, and these; see the context."""
         places, values = [], []
         for index, row in enumerate(rows.tolist()):
-            for start, own in self.embeds.get(row, ()):
+            for start, own in self.prompt_embeds.get(row, ()):
                 # Those of its positions that the step computes.
                 first = max(start, int(starts[index]))
                 last = min(start + len(own), int(ends[index]))

@@ -22,7 +22,7 @@ class Attachments:
     def __len__(self) -> int:
         return len(self._held)
 
-    def put(self, value: Any) -> int:
+    def add(self, value: Any) -> int:
         """Hold an object; its handle."""
         handle = self._next
         self._next += 1
@@ -33,16 +33,16 @@ class Attachments:
         """The object. Raises KeyError for a handle that isn't held (any more)."""
         return self._held[handle]
 
-    def drop(self, handle: int) -> None:
+    def remove(self, handle: int) -> None:
         """Let an object go; one that went already is no error."""
         self._held.pop(handle, None)
 
 
-# -- `GrammarInbox`: where a step finds its grammar masks, which come while its model runs.
+# -- `BitmaskInbox`: where a step finds its grammar masks, which come while its model runs.
 
 
-class GrammarInbox:
-    """Masks of steps that were begun, by step. `put` and `take` may meet in any order."""
+class BitmaskInbox:
+    """Masks of steps that were begun, by step. `publish` and `wait` may meet in any order."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -52,11 +52,11 @@ class GrammarInbox:
         with self._lock:
             return self._outputs.setdefault(step, Future())
 
-    def put(self, output: GrammarOutput) -> None:
+    def publish(self, output: GrammarOutput) -> None:
         """A step's masks are there."""
         self._of(output.step).set_result(output)
 
-    def take(self, step: int) -> GrammarOutput:
+    def wait(self, step: int) -> GrammarOutput:
         """A step's masks, once; waits until they are there.
 
         Raises RuntimeError where they couldn't be made.
@@ -76,7 +76,7 @@ class GrammarInbox:
             self._outputs.clear()
 
 
-class Finishable(Protocol):
+class PendingStep(Protocol):
     """A step that was launched."""
 
     def finish(self) -> StepResult:
@@ -84,7 +84,7 @@ class Finishable(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class CompletedStep:
     """A step that was run to its end at once."""
 
     result: StepResult
@@ -106,8 +106,8 @@ class Runner(Protocol):
         Called before the step before has run to its end, so it asks for none of its tokens.
         """
 
-    def launch(self, plan: StepPlan, inputs: Any) -> Finishable:
+    def launch(self, plan: StepPlan, inputs: Any) -> PendingStep:
         """Begin a prepared step, after the one before; in the thread that does it for all."""
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """A step failed: nothing follows the last one any more."""

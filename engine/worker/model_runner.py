@@ -11,20 +11,20 @@ import torch
 from torch import Tensor
 
 from engine.contract.messages import TokenLogprobs
-from engine.models.decoder import NativeDecoder, Taps
-from engine.models.forward_context import AttentionContext
+from engine.models.decoder import AuxHiddenStates, NativeDecoder
+from engine.models.forward_context import AttentionMetadata
 from engine.models.interface import EngineModel
 from engine.models.lora import StepAdapters
 from engine.sampling.logprobs import CHUNK, prompt_logprobs
-from engine.sampling.request_state import SequenceSampling
+from engine.sampling.request_state import RequestSamplingState
 from engine.sampling.sampler import Sampler, SamplerOutput
-from engine.sampling.token_bitmask import MaskedRows
+from engine.sampling.token_bitmask import TokenBitmask
 from engine.scheduler.plan import StepPlan, StepResult
-from engine.worker.compiled_step import DecodeSteps
-from engine.worker.hidden_states import HiddenKeeper
-from engine.worker.input_batch import RunningBatch
-from engine.worker.interface import Finishable, Finished, GrammarInbox
-from engine.worker.sampling_io import collect, drafts_in_place, masked_rows
+from engine.worker.compiled_step import CompiledStepRunner
+from engine.worker.hidden_states import HiddenStateStore
+from engine.worker.input_batch import InputBatch
+from engine.worker.interface import BitmaskInbox, CompletedStep, PendingStep
+from engine.worker.sampling_io import bitmask_rows, collect_outputs, draft_by_logits_row
 from engine.worker.step_inputs import StepInputs
 from kernels.tensors import to_device
 
@@ -47,19 +47,19 @@ class StepLogits:
         """`heads`: the adapters that change logits, by rows of `hidden`."""
         self._model, self._hidden, self._heads = model, hidden, heads
 
-    def between(self, start: int, end: int) -> Tensor:
+    def rows(self, start: int, end: int) -> Tensor:
         """Of rows [start, end), which are of one vocabulary."""
         if not self._heads:
             return self._model.logits(self._hidden[start:end])
-        return self._adapted(self._hidden[start:end], self._heads.between(start, end))
+        return self._adapted(self._hidden[start:end], self._heads.slice_rows(start, end))
 
-    def of(self, rows: Sequence[int]) -> Tensor:
+    def compute(self, rows: Sequence[int]) -> Tensor:
         """Of these rows, which are of one vocabulary."""
         at = torch.tensor(rows)
         hidden = self._hidden[to_device(at, self._hidden.device)]
         if not self._heads:
             return self._model.logits(hidden)
-        return self._adapted(hidden, self._heads.heads(at))
+        return self._adapted(hidden, self._heads.lm_head_adapters(at))
 
     def _adapted(self, hidden: Tensor, heads: StepAdapters) -> Tensor:
         model: Any = self._model  # one that takes adapters
@@ -67,7 +67,7 @@ class StepLogits:
         return logits
 
 
-class VocabularySampler:
+class PerVocabularySampler:
     """Samples a step's tokens, the rows of each vocabulary by a sampler of their own."""
 
     def __init__(self, sampler: Sampler) -> None:
@@ -79,8 +79,8 @@ class VocabularySampler:
     def sample(
         self,
         logits: StepLogits,
-        states: Sequence[SequenceSampling],
-        mask: MaskedRows | None,
+        states: Sequence[RequestSamplingState],
+        mask: TokenBitmask | None,
         drafts: Mapping[int, int],
     ) -> SamplerOutput:
         """The next token of each sequence; see `Sampler.sample`."""
@@ -89,13 +89,13 @@ class VocabularySampler:
             groups.setdefault(state.vocab_size, []).append(row)
         if len(groups) == 1:
             (size,) = groups
-            whole = logits.between(0, len(states))
+            whole = logits.rows(0, len(states))
             return self._of(size).sample(whole, states, mask, drafts)
         made = SamplerOutput(torch.empty(len(states), dtype=torch.int64), [None] * len(states))
         for size, rows in groups.items():
             at = {row: place for place, row in enumerate(rows)}
             output = self._of(size).sample(
-                logits.of(rows),
+                logits.compute(rows),
                 [states[row] for row in rows],
                 None if mask is None else mask.of(rows),
                 {at[row]: draft for row, draft in drafts.items() if row in at},
@@ -107,7 +107,7 @@ class VocabularySampler:
         """The sampler of a vocabulary; it remembers the rows of the step before."""
         if not vocab_size:
             return self._sampler
-        found = self._others.pop(vocab_size, None) or self._sampler.sibling()
+        found = self._others.pop(vocab_size, None) or self._sampler.for_vocabulary()
         self._others[vocab_size] = found
         while len(self._others) > _KEPT:
             self._others.popitem(last=False)
@@ -127,42 +127,42 @@ class ModelRunner:
     """Holds the model, its KV cache and the running batch."""
 
     #: Whether a pass gives the states of all tokens anyway.
-    _gives_all = False
+    _returns_all = False
 
     def __init__(
         self,
         model: EngineModel,
-        batch: RunningBatch,
+        batch: InputBatch,
         sampler: Sampler,
-        decodes: DecodeSteps | None = None,
-        masks: GrammarInbox | None = None,
-        hidden: HiddenKeeper | None = None,
+        decodes: CompiledStepRunner | None = None,
+        masks: BitmaskInbox | None = None,
+        hidden: HiddenStateStore | None = None,
     ) -> None:
-        """`decodes`: runs the steps that it can in one call. `masks`: where grammars' come.
+        """`is_decode`: runs the steps that it can in one call. `masks`: where grammars' come.
         `hidden`: keeps what tokens were drawn from; None: nobody asks.
         """
         self.model = model
         self.batch = batch
         self.sampler = sampler
-        self._tokens = VocabularySampler(sampler)
+        self._tokens = PerVocabularySampler(sampler)
         #: The model's forward pass; on a GPU with what leads the inputs there.
-        self.forward: Callable[[torch.Tensor, AttentionContext], torch.Tensor] = model.forward
-        self._decodes = decodes
-        self._masks = masks or GrammarInbox()
-        self._hidden, self._keeps = hidden, False
-        self._taps = self._make_taps(() if hidden is None else hidden.taps)
-        self._keep = getattr(model, "keep", None) if model.stateful else None
+        self.forward: Callable[[torch.Tensor, AttentionMetadata], torch.Tensor] = model.forward
+        self._compiled_step = decodes
+        self._masks = masks or BitmaskInbox()
+        self._hidden, self._saves_hidden = hidden, False
+        self._taps = self._make_taps(() if hidden is None else hidden.aux_layers)
+        self._retain_states = getattr(model, "keep", None) if model.stateful else None
 
-    def _make_taps(self, layers: tuple[int, ...]) -> Taps | None:
-        return Taps(layers) if layers else None
+    def _make_taps(self, layers: tuple[int, ...]) -> AuxHiddenStates | None:
+        return AuxHiddenStates(layers) if layers else None
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step: inputs, forward, logits, sampling."""
-        if self._decodes is None:
+        if self._compiled_step is None:
             return self.run(plan, self.prepare(plan))
         self._begin(plan)
-        self._decodes.keeps = self._keeps
-        result = self._decodes.run(plan)
+        self._compiled_step.keeps = self._saves_hidden
+        result = self._compiled_step.run(plan)
         return self.run(plan, self._inputs(plan)) if result is None else result
 
     def prepare(self, plan: StepPlan) -> StepInputs | None:
@@ -176,17 +176,17 @@ class ModelRunner:
 
     def _begin(self, plan: StepPlan) -> None:
         """Take over the plan's changes, and find out whether its states are to be kept."""
-        self.batch.apply(plan)
+        self.batch.apply_plan(plan)
         if self._hidden is not None:
-            self._keeps = self._hidden.begin(plan)
+            self._saves_hidden = self._hidden.begin(plan)
 
     def _inputs(self, plan: StepPlan) -> StepInputs | None:
         """As `prepare`, once the batch has the plan's changes."""
         if not plan.seq_ids:
             return None
-        inputs = self.batch.inputs(plan)
-        if self._keep is not None:
-            inputs.held = set(self.batch.row_of.values())
+        inputs = self.batch.prepare_inputs(plan)
+        if self._retain_states is not None:
+            inputs.occupied_rows = set(self.batch.row_of.values())
         return inputs
 
     @torch.inference_mode()
@@ -194,8 +194,8 @@ class ModelRunner:
         """Run a prepared step, after the one before. May be called in another thread."""
         if inputs is None:
             return StepResult.empty(0)
-        if self._keep is not None:
-            self._keep(inputs.held)
+        if self._retain_states is not None:
+            self._retain_states(inputs.occupied_rows)
         hidden, kept = self._hidden_states(inputs)
         result = StepResult.empty(len(plan.seq_ids))
         if len(hidden):
@@ -203,44 +203,52 @@ class ModelRunner:
             if inputs.states:
                 self._sample(plan, inputs, logits, result)
             self._score_prompts(plan, inputs, logits, result)
-        if self._hidden is not None and self._keeps:
-            self._hidden.keep(plan, inputs, kept, result)
+        if self._hidden is not None and self._saves_hidden:
+            self._hidden.save(plan, inputs, kept, result)
         return result
 
     def _hidden_states(self, inputs: StepInputs) -> tuple[torch.Tensor, torch.Tensor]:
         """Those that logits are made from, and those to keep."""
         tokens, context, keeper = self.batch.token_ids(inputs), inputs.context, self._hidden
-        if keeper is None or not keeper.whole or not (self._keeps or self._gives_all):
+        if (
+            keeper is None
+            or not keeper.needs_all_tokens
+            or not (self._saves_hidden or self._returns_all)
+        ):
             hidden = self.forward(tokens, context)
-            copies = self._keeps and self._gives_all  # a graph's, which the next step writes
+            copies = (
+                self._saves_hidden and self._returns_all
+            )  # a graph's, which the next step writes
             return hidden, hidden.clone() if copies else hidden
         wanted, at = context.logits_rows, keeper.tokens(inputs)
-        if keeper.taps and not self._gives_all:  # before the last layer, so it takes no token more
-            hidden, taken = self._tapped(tokens, context)
+        if (
+            keeper.aux_layers and not self._returns_all
+        ):  # before the last layer, so it takes no token more
+            hidden, taken = self._forward_with_aux(tokens, context)
             return hidden, taken[at]
-        computed = self._computed(wanted, at, len(tokens))
+        computed = self._rows_to_compute(wanted, at, len(tokens))
         context.logits_rows = None if computed is None else torch.from_numpy(computed)
-        if keeper.taps:
-            hidden, taken = self._tapped(tokens, context)
+        if keeper.aux_layers:
+            hidden, taken = self._forward_with_aux(tokens, context)
         else:
             hidden = taken = self.forward(tokens, context)
         context.logits_rows = wanted
-        kept = _some(taken, computed, at)
-        return hidden if wanted is None else _some(hidden, computed, wanted.numpy()), kept
+        kept = _select_rows(taken, computed, at)
+        return hidden if wanted is None else _select_rows(hidden, computed, wanted.numpy()), kept
 
-    def _computed(
+    def _rows_to_compute(
         self, wanted: torch.Tensor | None, kept: np.ndarray, count: int
     ) -> np.ndarray | None:
         """Of a step's `count` tokens those that the last layer must compute, ascending: whose
         logits are `wanted` (None: all), and those to be kept. None: all.
         """
-        if wanted is None or self._gives_all:
+        if wanted is None or self._returns_all:
             return None
         tokens = np.union1d(wanted.numpy(), kept)
         return None if len(tokens) == count else tokens
 
-    def _tapped(
-        self, tokens: torch.Tensor, context: AttentionContext
+    def _forward_with_aux(
+        self, tokens: torch.Tensor, context: AttentionMetadata
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The hidden states of all tokens, and what the keeper's taps took."""
         model, taps = cast(NativeDecoder, self.model), self._taps
@@ -252,22 +260,24 @@ class ModelRunner:
     def _logits_of(self, inputs: StepInputs, hidden: torch.Tensor) -> StepLogits:
         """What makes the logits of some of the step's hidden states."""
         context = inputs.context
-        return StepLogits(self.model, hidden, context.adapters.heads(context.logits_rows))
+        return StepLogits(
+            self.model, hidden, context.adapters.lm_head_adapters(context.logits_rows)
+        )
 
-    def launch(self, plan: StepPlan, inputs: Any) -> Finishable:
+    def launch(self, plan: StepPlan, inputs: Any) -> PendingStep:
         """See `Runner`: here a step is over once it was run."""
-        return Finished(self.run(plan, inputs))
+        return CompletedStep(self.run(plan, inputs))
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """See `Runner`: no step is under way once one has failed."""
 
     def _sample(
         self, plan: StepPlan, inputs: StepInputs, logits: StepLogits, result: StepResult
     ) -> None:
         """Sample a token for each sequence that has caught up."""
-        mask = masked_rows(plan, inputs, self._masks)
-        output = self._tokens.sample(logits, inputs.states, mask, drafts_in_place(inputs))
-        collect(self.batch, plan, inputs, output, result)
+        mask = bitmask_rows(plan, inputs, self._masks)
+        output = self._tokens.sample(logits, inputs.states, mask, draft_by_logits_row(inputs))
+        collect_outputs(self.batch, plan, inputs, output, result)
 
     def _score_prompts(
         self, plan: StepPlan, inputs: StepInputs, logits_of: StepLogits, result: StepResult
@@ -277,20 +287,22 @@ class ModelRunner:
         Some rows at a time: the logits of a whole step of prompts may not fit beside the model.
         """
         done = len(inputs.states)
-        for index, state, first, count in inputs.prompt_rows:
+        for index, state, first, count in inputs.prompt_logprob_rows:
             following = torch.tensor(state.prompt_token_ids[first : first + count])
             wanted = state.params.prompt_logprobs or 0
             scores: list[TokenLogprobs] = []
             for start in range(0, count, CHUNK):
                 end = min(start + CHUNK, count)
-                logits = logits_of.between(done + start, done + end)
+                logits = logits_of.rows(done + start, done + end)
                 ops = self.sampler.ops_for(logits)
                 scores += prompt_logprobs(logits, following[start:end], wanted, ops)
             result.prompt_logprobs[plan.seq_ids[index]] = scores
             done += count
 
 
-def _some(states: torch.Tensor, tokens: np.ndarray | None, wanted: np.ndarray) -> torch.Tensor:
+def _select_rows(
+    states: torch.Tensor, tokens: np.ndarray | None, wanted: np.ndarray
+) -> torch.Tensor:
     """A copy of the states of the tokens `wanted`; `states` are those of `tokens`, ascending, or of
     all of a step's: a graph's, perhaps, which the next step writes.
     """

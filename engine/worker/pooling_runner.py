@@ -13,12 +13,12 @@ from torch import Tensor
 
 from engine.contract.pooling_params import PoolingParams
 from engine.models.encoders.encoder import NativeEncoder
-from engine.models.forward_context import AttentionContext
+from engine.models.forward_context import AttentionMetadata
 from engine.models.interface import EngineModel
 from engine.pooling.pooler import Pooler
 from engine.scheduler.plan import StepPlan, StepResult
-from engine.worker.input_batch import RunningBatch
-from engine.worker.interface import Finished
+from engine.worker.input_batch import InputBatch
+from engine.worker.interface import CompletedStep
 from engine.worker.step_inputs import StepInputs
 from kernels.tensors import to_device
 
@@ -37,32 +37,32 @@ class PoolingState:
     params: PoolingParams
     pooling_type: str
     count: int = 0
-    _kept: list[Tensor] = field(default_factory=list)
+    _hidden_states: list[Tensor] = field(default_factory=list)
 
     @property
     def needs_all(self) -> bool:
         """Whether it must see every token's hidden state, not the last one's alone."""
         return self.params.by_token or self.pooling_type != "LAST"
 
-    def add(self, hidden: Tensor) -> None:
+    def append(self, hidden: Tensor) -> None:
         """Take in the hidden states [n, hidden] of the next n tokens (with LAST: of the last)."""
         if self.params.by_token:
-            self._kept.append(hidden)
+            self._hidden_states.append(hidden)
         elif self.pooling_type == "MEAN":
             # In float64: the sum must not depend on how the prompt was cut.
             total = hidden.sum(dim=0, dtype=torch.float64)
-            self._kept = [self._kept[0] + total if self._kept else total]
+            self._hidden_states = [self._hidden_states[0] + total if self._hidden_states else total]
         elif self.pooling_type == "LAST":
-            self._kept = [hidden[-1]]
+            self._hidden_states = [hidden[-1]]
         elif self.count == 0:
-            self._kept = [hidden[0].clone()]
+            self._hidden_states = [hidden[0].clone()]
         self.count += len(hidden)
 
     def result(self) -> Tensor:
         """float32 [1, hidden], or [num_tokens, hidden] for tasks by token."""
         if self.params.by_token:
-            return torch.cat(self._kept).float()
-        (pooled,) = self._kept
+            return torch.cat(self._hidden_states).float()
+        (pooled,) = self._hidden_states
         if self.pooling_type == "MEAN":
             pooled = pooled / self.count
         return pooled.float()[None]
@@ -90,7 +90,7 @@ class Staging(Protocol):
     def token_ids(self) -> Tensor: ...
 
     @property
-    def context(self) -> AttentionContext: ...
+    def context(self) -> AttentionMetadata: ...
 
 
 class PoolingRunner:
@@ -99,9 +99,9 @@ class PoolingRunner:
     def __init__(
         self,
         model: EngineModel | NativeEncoder,
-        batch: RunningBatch,
+        batch: InputBatch,
         pooler: Pooler,
-        stage: Callable[[Tensor, AttentionContext], Staging] | None = None,
+        stage: Callable[[Tensor, AttentionMetadata], Staging] | None = None,
     ) -> None:
         """`stage` moves a step's inputs to the model's device; None: they are there."""
         self.model, self.batch, self.pooler = model, batch, pooler
@@ -118,12 +118,12 @@ class PoolingRunner:
         The batch takes over the plan's changes here, so a step that fails later can be taken back
         by removing its sequences.
         """
-        self.batch.apply(plan)
+        self.batch.apply_plan(plan)
         self._take(plan)
         if not plan.seq_ids:
             return None
         states = [self._states[seq_id] for seq_id in plan.seq_ids]
-        inputs = self.batch.inputs(plan)
+        inputs = self.batch.prepare_inputs(plan)
         every_token = self.pooler.settings.encoder or any(state.needs_all for state in states)
         if every_token:
             inputs.context.logits_rows = None
@@ -144,20 +144,20 @@ class PoolingRunner:
         row = 0
         for index, state in enumerate(inputs.states):
             if inputs.every_token:
-                state.add(hidden[starts[index] : starts[index + 1]])
+                state.append(hidden[starts[index] : starts[index + 1]])
             elif index in done:
                 # Only these sequences' last tokens were computed to the end.
-                state.add(hidden[row : row + 1])
+                state.append(hidden[row : row + 1])
                 row += 1
             if index in done:
                 self._finish(plan.seq_ids[index], state, result)
         return result
 
-    def launch(self, plan: StepPlan, inputs: PoolingInputs | None) -> Finished:
+    def launch(self, plan: StepPlan, inputs: PoolingInputs | None) -> CompletedStep:
         """See `Runner`."""
-        return Finished(self.run(plan, inputs))
+        return CompletedStep(self.run(plan, inputs))
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """See `Runner`: no step is under way once one has failed."""
 
     def _take(self, plan: StepPlan) -> None:

@@ -7,15 +7,16 @@ from collections.abc import Mapping
 import numpy as np
 
 from engine.sampling.sampler import SamplerOutput
-from engine.sampling.token_bitmask import MaskedRows
+from engine.sampling.token_bitmask import TokenBitmask
 from engine.scheduler.plan import StepPlan, StepResult
-from engine.worker.input_batch import RunningBatch
-from engine.worker.interface import GrammarInbox
-from engine.worker.step_inputs import Drafted, Sampled
+from engine.worker.input_batch import InputBatch
+from engine.worker.interface import BitmaskInbox
+from engine.worker.step_inputs import DraftedRow, SampledRows
 
 
-def _settle(batch: RunningBatch, drafted: Drafted, token_ids: list[int]) -> None:
-    """A row has got these tokens: its own, which `RunningBatch.take` took over, and one behind each
+def _settle(batch: InputBatch, drafted: DraftedRow, token_ids: list[int]) -> None:
+    """A row has got these tokens: its own, which `InputBatch.append_sampled` took over, and one
+    behind each
     draft that held.
     """
     row, more = drafted.row, token_ids[1:]
@@ -26,7 +27,7 @@ def _settle(batch: RunningBatch, drafted: Drafted, token_ids: list[int]) -> None
     batch.state(row).output_token_ids += more
 
 
-def drafts_in_place(sampled: Sampled) -> dict[int, int]:
+def draft_by_logits_row(sampled: SampledRows) -> dict[int, int]:
     """Row of the logits -> the draft that stands where its token goes."""
     found: dict[int, int] = {}
     if sampled.drafted:
@@ -37,8 +38,8 @@ def drafts_in_place(sampled: Sampled) -> dict[int, int]:
     return found
 
 
-def masks_behind(
-    sampled: Sampled, plan: StepPlan, masked: list[int], row_of: Mapping[int, int]
+def bitmask_rows_after_drafts(
+    sampled: SampledRows, plan: StepPlan, masked: list[int], row_of: Mapping[int, int]
 ) -> list[tuple[int, int]]:
     """(row of the logits, row of the masks) behind drafts; `masked`: the sequence of each row of
     the masks, `row_of`: the first row of each sequence.
@@ -53,9 +54,9 @@ def masks_behind(
     return found
 
 
-def settle_drafted(
-    batch: RunningBatch,
-    sampled: Sampled,
+def append_accepted(
+    batch: InputBatch,
+    sampled: SampledRows,
     drawn: list[int],
     output: SamplerOutput,
     result: StepResult,
@@ -65,7 +66,7 @@ def settle_drafted(
     """
     for drafted in sampled.drafted:
         token_ids = result.token_ids[drafted.index]
-        token_ids += behind_drafts(drafted.drafts, token_ids, drawn[drafted.first :])
+        token_ids += accepted_after(drafted.drafts, token_ids, drawn[drafted.first :])
         _settle(batch, drafted, token_ids)
         scored = result.logprobs and result.logprobs[drafted.index]
         if scored:
@@ -73,7 +74,7 @@ def settle_drafted(
             scored += [each for each in more if each is not None]
 
 
-def behind_drafts(drafts: list[int], sampled: list[int], behind: list[int]) -> list[int]:
+def accepted_after(drafts: list[int], sampled: list[int], behind: list[int]) -> list[int]:
     """The tokens that a row gets beyond its own.
 
     Args:
@@ -94,11 +95,11 @@ def behind_drafts(drafts: list[int], sampled: list[int], behind: list[int]) -> l
 # -- Between a step and the sampler: grammar masks go in, tokens and scores come out.
 
 
-def masked_rows(plan: StepPlan, sampled: Sampled, masks: GrammarInbox) -> MaskedRows | None:
+def bitmask_rows(plan: StepPlan, sampled: SampledRows, masks: BitmaskInbox) -> TokenBitmask | None:
     """The step's grammar masks, in the order of the logits; waits until they are there."""
-    if not plan.awaits_masks:
+    if not plan.awaits_bitmask:
         return None
-    output = masks.take(plan.step)
+    output = masks.wait(plan.step)
     if not output.seq_ids:
         return None
     row_of: dict[int, int] = {}
@@ -106,20 +107,20 @@ def masked_rows(plan: StepPlan, sampled: Sampled, masks: GrammarInbox) -> Masked
         row_of.setdefault(seq_id, at)
     seq_ids = [plan.seq_ids[index] for index in sampled.sampled]
     places = [(row, row_of[seq]) for row, seq in enumerate(seq_ids) if seq in row_of]
-    places += masks_behind(sampled, plan, output.seq_ids, row_of)
+    places += bitmask_rows_after_drafts(sampled, plan, output.seq_ids, row_of)
     bits = np.frombuffer(output.bits, dtype="<i4").reshape(len(output.seq_ids), -1)
-    only_eos = set(output.only_eos)
-    return MaskedRows(
+    only_eos = set(output.eos_only_sequences)
+    return TokenBitmask(
         rows=[row for row, _ in places],
         bits=bits[[at for _, at in places]],
-        forced=[n for n, (_, at) in enumerate(places) if at in only_eos],
+        eos_only=[n for n, (_, at) in enumerate(places) if at in only_eos],
     )
 
 
-def collect(
-    batch: RunningBatch,
+def collect_outputs(
+    batch: InputBatch,
     plan: StepPlan,
-    sampled: Sampled,
+    sampled: SampledRows,
     output: SamplerOutput,
     result: StepResult,
 ) -> None:
@@ -130,7 +131,7 @@ def collect(
     for at, candidates in output.candidates.items():
         token_ids[at] = -1
         result.candidates[seq_ids[at]] = candidates
-    batch.take(sampled, token_ids)
+    batch.append_sampled(sampled, token_ids)
     for index, token_id in zip(sampled.sampled, token_ids, strict=True):
         if token_id >= 0:
             result.token_ids[index].append(token_id)
@@ -142,4 +143,4 @@ def collect(
             result.logprobs = [None] * len(plan.seq_ids)
         for index, scores in zip(sampled.sampled, output.logprobs, strict=False):
             result.logprobs[index] = None if scores is None else [scores]
-    settle_drafted(batch, sampled, drawn, output, result)
+    append_accepted(batch, sampled, drawn, output, result)

@@ -9,16 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.models.forward_context import AttentionContext
+from engine.models.forward_context import AttentionMetadata
 from engine.models.lora import NO_ADAPTERS, AdapterWeights, StepAdapters
-from engine.sampling.request_state import SequenceSampling
-from kernels.lora import TableUse
+from engine.sampling.request_state import RequestSamplingState
+from kernels.lora import TableSegment
 
 # -- What step_inputs.py takes from engine.worker.sampling_io.
 
 
 @dataclass(slots=True, frozen=True)
-class Drafted:
+class DraftedRow:
     """A row whose drafts the step checks.
 
     Attributes:
@@ -38,46 +38,46 @@ class Drafted:
 
 
 #: (index into the plan, its state, first prompt position, count) of wanted prompt logprobs.
-PromptRow = tuple[int, SequenceSampling, int, int]
+PromptRow = tuple[int, RequestSamplingState, int, int]
 
 
 @dataclass(slots=True, kw_only=True)
-class Sampled:
+class SampledRows:
     """Which of a step's sequences get a token.
 
     Attributes:
         sampled: indices into the plan's sequences that have caught up, in the logits' order.
         states: theirs, for the sampler; behind them one for each draft of `drafted`, as the
             sequence is if that one and those before it hold.
-        targets: (rows, positions), int64 [len(sampled)] each: where their new tokens go.
+        target_index: (rows, positions), int64 [len(sampled)] each: where their new tokens go.
         drafted: rows that may get more than one.
     """
 
     sampled: list[int]
-    states: list[SequenceSampling]
-    targets: tuple[np.ndarray, np.ndarray]
-    drafted: list[Drafted] = field(default_factory=list)
+    states: list[RequestSamplingState]
+    target_index: tuple[np.ndarray, np.ndarray]
+    drafted: list[DraftedRow] = field(default_factory=list)
 
 
 @dataclass(slots=True, kw_only=True)
-class StepInputs(Sampled):
+class StepInputs(SampledRows):
     """One step's inputs and which sequences get a token from it.
 
     Everything but the token ids is known before the step before has run.
 
     Attributes:
-        places: (rows, positions), int64 [num_tokens] each: where `RunningBatch.tokens` holds the
+        token_index: (rows, positions), int64 [num_tokens] each: where `InputBatch.tokens` holds the
             step's token ids.
         context: the batch for attention; its `logits_rows` are the tokens to sample from, in the
-            order of `sampled`, followed by those of `prompt_rows`.
-        prompt_rows: the prompt positions to score.
-        held: all rows that have a sequence, for models that keep a state of each.
+            order of `sampled`, followed by those of `prompt_logprob_rows`.
+        prompt_logprob_rows: the prompt positions to score.
+        occupied_rows: all rows that have a sequence, for models that keep a state of each.
     """
 
-    places: tuple[np.ndarray, np.ndarray]
-    context: AttentionContext
-    prompt_rows: list[PromptRow]
-    held: set[int] = field(default_factory=set)
+    token_index: tuple[np.ndarray, np.ndarray]
+    context: AttentionMetadata
+    prompt_logprob_rows: list[PromptRow]
+    occupied_rows: set[int] = field(default_factory=set)
 
 
 class RowAdapters:
@@ -88,12 +88,12 @@ class RowAdapters:
         self._loaded = {} if loaded is None else loaded
         self._by_row: dict[int, AdapterWeights] = {}
 
-    def put(self, row: int, digest: str) -> None:
+    def set(self, row: int, digest: str) -> None:
         """A sequence came; "": it goes through none."""
         if digest:
             self._by_row[row] = self._loaded[digest]
 
-    def drop(self, row: int) -> None:
+    def clear(self, row: int) -> None:
         """The row's sequence has left."""
         self._by_row.pop(row, None)
 
@@ -107,7 +107,7 @@ class RowAdapters:
         adapter = self._by_row.get(row)
         return None if adapter is None else adapter.classifier
 
-    def of_tokens(self, owner: np.ndarray) -> StepAdapters:
+    def for_tokens(self, owner: np.ndarray) -> StepAdapters:
         """The adapters of tokens that belong to the rows `owner`."""
         if not self._by_row:
             return NO_ADAPTERS
@@ -128,11 +128,11 @@ class RowAdapters:
         ]
         return StepAdapters(found)
 
-    def compiled(self, rows: np.ndarray) -> list[TableUse] | None:
+    def for_compiled_step(self, rows: np.ndarray) -> list[TableSegment] | None:
         """What takes the rows' tokens, one each, through whole steps in one call, by their places;
         None: one of their adapters can't be run so.
         """
-        adapters = self.of_tokens(rows)
+        adapters = self.for_tokens(rows)
         if not all(adapter.is_compiled for adapter, _ in adapters.groups):
             return None
         return adapters.tables()

@@ -10,27 +10,33 @@ import msgspec
 from django.http.response import HttpResponseBase
 from pydantic import BaseModel, ConfigDict
 
-from common.db import in_db_thread
+from common.db import run_in_db_thread
 from engine.contract.errors import InvalidRequest, QuireError
-from inference.api.chat_output import ChatAnswer, ChatStreamWriter
-from inference.chat.turn import ChatTurn, TurnDelta
+from inference.api.chat_output import ChatCompletionBuilder, ChatStreamWriter
+from inference.chat.turn import ChatSession, TurnDelta
 from inference.errors import UnsupportedField, as_quire_error
-from inference.schemas.base import Metadata, in_words_of
+from inference.schemas.base import Metadata, rename_error_field
 from inference.schemas.chat import ChatRequest
 from inference.serving.respond import (
-    StreamWriter,
     add_headers,
-    check_room,
+    add_orca_header,
+    check_response_quota,
     collect,
-    kept_events,
     parse,
-    parse_beside,
-    report_load,
+    parse_offloaded,
     respond,
+    store_before_last_event,
 )
+from inference.serving.stream import EventWriter
 from inference.settings import gateway_settings
 from inference.web.report_threads import in_report_thread
-from inference.web.responses import JSON_OR_EVENTS, EventStreamResponse, as_list, item_page, paging
+from inference.web.responses import (
+    JSON_OR_EVENTS,
+    EventStreamResponse,
+    list_response,
+    paginate_items,
+    parse_page_query,
+)
 from inference.web.views import LIST_COST, GatewayRequest, GatewayView, json_response
 from storage.access import StoredCompletion, access_completion, access_completions, page
 from storage.actions import delete_completion, store_completion, update_completion
@@ -59,17 +65,17 @@ class ChatBatchView(GatewayView):
     """Answers a list of conversations with the same settings."""
 
     generates = True
-    comes_into_queue = True
+    queues_for_model = True
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """One `chat.completion`, whose choices are in the order of the conversations."""
         chats = _conversations(self.read_json(request))
         ignored = chats[0].ignored_fields()
-        turn = await ChatTurn.start_batch(chats, caller=request.caller, received=request.received)
-        ignored += turn.options.unfollowed
-        answer = ChatAnswer(turn)
+        turn = await ChatSession.start_many(chats, caller=request.caller, received=request.received)
+        ignored += turn.options.unsupported_fields
+        answer = ChatCompletionBuilder(turn)
         try:
-            await collect(turn, answer.take)
+            await collect(turn, answer.append)
         except BaseException:
             turn.release()
             raise
@@ -114,55 +120,55 @@ def _conversation(body: dict[str, Any], number: int, messages: list[Any]) -> Cha
     except ValueError as error:  # pydantic's
         told = as_quire_error(error)
         if isinstance(told, InvalidRequest):
-            raise in_words_of(told, {"messages": f"messages[{number}]"}) from None
+            raise rename_error_field(told, {"messages": f"messages[{number}]"}) from None
         raise
 
 
 # -- Chat completions that are kept (`store`): as they are made.
 
 
-class _KeepingWriter(StreamWriter[TurnDelta]):
+class StoringChatWriter(EventWriter[TurnDelta]):
     """Writes the chunks and collects the whole answer beside them."""
 
-    def __init__(self, turn: ChatTurn) -> None:
-        self._writer, self._answer = ChatStreamWriter(turn), ChatAnswer(turn)
+    def __init__(self, turn: ChatSession) -> None:
+        self._writer, self._answer = ChatStreamWriter(turn), ChatCompletionBuilder(turn)
         self.final: dict[str, Any] | None = None
 
-    def begin(self) -> bytes:
-        return self._writer.begin()
+    def start(self) -> bytes:
+        return self._writer.start()
 
     def write(self, news: Iterable[TurnDelta]) -> bytes:
         news = list(news)
         for delta in news:  # first: the other one takes deltas apart
-            self._answer.take(delta)
+            self._answer.append(delta)
         return self._writer.write(news)
 
-    def end(self) -> bytes:
+    def finish(self) -> bytes:
         self.final = self._answer.body()
-        return self._writer.end()
+        return self._writer.finish()
 
     def error(self, error: QuireError) -> bytes:
         return self._writer.error(error)
 
 
-async def respond_and_keep(
-    turn: ChatTurn, chat: ChatRequest, ignored: list[str], caller: Caller
+async def respond_and_store(
+    turn: ChatSession, chat: ChatRequest, ignored: list[str], caller: Caller
 ) -> HttpResponseBase:
     """`respond` for a completion that is kept. Raises what that raises."""
     response: HttpResponseBase
 
     async def keep(body: dict[str, Any]) -> None:
-        await _keep(caller, chat, body)
+        await _store(caller, chat, body)
 
     try:
         if turn.job.stream:
-            writer = _KeepingWriter(turn)
+            writer = StoringChatWriter(turn)
             first = await turn.next(gateway_settings().stream_start_wait_s)
-            events = kept_events(turn, writer, first, writer, keep)
+            events = store_before_last_event(turn, writer, first, writer, keep)
             response = EventStreamResponse(events, turn.release)
         else:
-            answer = ChatAnswer(turn)
-            await collect(turn, answer.take)
+            answer = ChatCompletionBuilder(turn)
+            await collect(turn, answer.append)
             body = answer.body()
             await keep(body)
             response = json_response(_encode(body))
@@ -173,21 +179,23 @@ async def respond_and_keep(
     return response
 
 
-async def _keep(caller: Caller, chat: ChatRequest, body: dict[str, Any]) -> None:
+async def _store(caller: Caller, chat: ChatRequest, body: dict[str, Any]) -> None:
     def store() -> None:
         store_completion(
             caller=caller,
             public_id=body["id"],
             model=body["model"],
-            messages=kept_messages(body["id"], chat.raw_messages),
+            messages=messages_for_listing(body["id"], chat.raw_messages),
             metadata=dict(chat.metadata or {}),
             body=body,
         )
 
-    await in_db_thread(store)
+    await run_in_db_thread(store)
 
 
-def kept_messages(completion_id: str, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def messages_for_listing(
+    completion_id: str, messages: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
     """Messages as they are listed later: each with an id, and with parts apart from text."""
     kept = []
     for place, message in enumerate(messages):
@@ -208,27 +216,27 @@ class ChatCompletionsView(GatewayView):
     """Continues a chat, in one answer or as a stream."""
 
     generates = True
-    comes_into_queue = refused_early = True
+    queues_for_model = supports_load_shedding = True
     renderer_classes = JSON_OR_EVENTS
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """One chat completion."""
-        chat = await parse_beside(ChatRequest, self.read_json(request))
+        chat = await parse_offloaded(ChatRequest, self.read_json(request))
         ignored = chat.ignored_fields()
         if chat.store:
-            await check_room(request.caller)
-        turn = await ChatTurn.start(chat, caller=request.caller, received=request.received)
-        ignored += turn.options.unfollowed
+            await check_response_quota(request.caller)
+        turn = await ChatSession.start(chat, caller=request.caller, received=request.received)
+        ignored += turn.options.unsupported_fields
         if chat.store:
-            response = await respond_and_keep(turn, chat, ignored, request.caller)
+            response = await respond_and_store(turn, chat, ignored, request.caller)
         else:
             response = await respond(
                 turn,
                 ignored,
                 writer=lambda: ChatStreamWriter(turn),
-                answer=lambda: ChatAnswer(turn),
+                answer=lambda: ChatCompletionBuilder(turn),
             )
-        await report_load(request, response, turn.job.served.base)
+        await add_orca_header(request, response, turn.job.model.base)
         return response
 
 
@@ -236,7 +244,7 @@ class ChatCompletionsView(GatewayView):
 
 
 _PAIR = re.compile(r"metadata\[(.{1,64})\]")
-MAX_PAIRS = 16
+MAX_METADATA_PAIRS = 16
 
 
 def completion_object(row: StoredCompletion) -> dict[str, Any]:
@@ -244,7 +252,7 @@ def completion_object(row: StoredCompletion) -> dict[str, Any]:
     return {**row.body, "metadata": row.metadata}
 
 
-class CompletionChange(BaseModel):
+class CompletionUpdate(BaseModel):
     """What may be changed of a stored completion."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
@@ -259,8 +267,8 @@ class StoredCompletionsView(ChatCompletionsView):
 
     async def get(self, request: GatewayRequest) -> HttpResponseBase:
         """The tenant's, a page at a time; `model` and `metadata[key]` filter them."""
-        asked = paging(request, default=20, most=100, orders=("asc", "desc"))
-        wanted = _wanted(request)
+        asked = parse_page_query(request, default=20, most=100, orders=("asc", "desc"))
+        wanted = _parse_metadata_query(request)
 
         def listed() -> bytes:
             rows = access_completions(request.caller, request.GET.get("model"), wanted)
@@ -269,28 +277,30 @@ class StoredCompletionsView(ChatCompletionsView):
                 limit=asked.limit,
                 after=asked.after,
                 newest_first=asked.newest_first,
-                matches=_having(wanted),
+                matches=_metadata_filter(wanted),
             )
-            return _encode(as_list(found, more, completion_object))
+            return _encode(list_response(found, more, completion_object))
 
         return json_response(await in_report_thread(request.caller, listed))
 
 
-def _having(metadata: dict[str, str]) -> Callable[[StoredCompletion], bool] | None:
+def _metadata_filter(metadata: dict[str, str]) -> Callable[[StoredCompletion], bool] | None:
     if not metadata:
         return None
     return lambda row: metadata.items() <= row.metadata.items()
 
 
-def _wanted(request: GatewayRequest) -> dict[str, str]:
+def _parse_metadata_query(request: GatewayRequest) -> dict[str, str]:
     """`?metadata[key]=value` as pairs. Raises `InvalidRequest`."""
     pairs = {
         match[1]: str(value)
         for name, value in request.GET.items()
         if (match := _PAIR.fullmatch(name))
     }
-    if len(pairs) > MAX_PAIRS:
-        raise InvalidRequest(f"metadata may hold at most {MAX_PAIRS} pairs.", param="metadata")
+    if len(pairs) > MAX_METADATA_PAIRS:
+        raise InvalidRequest(
+            f"metadata may hold at most {MAX_METADATA_PAIRS} pairs.", param="metadata"
+        )
     return pairs
 
 
@@ -299,13 +309,13 @@ class StoredCompletionView(GatewayView):
 
     async def get(self, request: GatewayRequest, completion_id: str) -> HttpResponseBase:
         """As it was answered."""
-        row = await in_db_thread(access_completion, request.caller, completion_id)
+        row = await run_in_db_thread(access_completion, request.caller, completion_id)
         return json_response(_encode(completion_object(row)))
 
     async def post(self, request: GatewayRequest, completion_id: str) -> HttpResponseBase:
         """Change its metadata."""
-        change = CompletionChange.model_validate(self.read_json(request))
-        row = await in_db_thread(
+        change = CompletionUpdate.model_validate(self.read_json(request))
+        row = await run_in_db_thread(
             update_completion,
             caller=request.caller,
             public_id=completion_id,
@@ -315,7 +325,7 @@ class StoredCompletionView(GatewayView):
 
     async def delete(self, request: GatewayRequest, completion_id: str) -> HttpResponseBase:
         """Forget it."""
-        await in_db_thread(delete_completion, caller=request.caller, public_id=completion_id)
+        await run_in_db_thread(delete_completion, caller=request.caller, public_id=completion_id)
         gone = {"id": completion_id, "object": "chat.completion.deleted", "deleted": True}
         return json_response(_encode(gone))
 
@@ -325,6 +335,6 @@ class CompletionMessagesView(GatewayView):
 
     async def get(self, request: GatewayRequest, completion_id: str) -> HttpResponseBase:
         """Its messages, the first one first."""
-        asked = paging(request, default=20, most=100, orders=("asc", "desc"))
-        row = await in_db_thread(access_completion, request.caller, completion_id)
-        return json_response(_encode(item_page(row.messages, asked)))
+        asked = parse_page_query(request, default=20, most=100, orders=("asc", "desc"))
+        row = await run_in_db_thread(access_completion, request.caller, completion_id)
+        return json_response(_encode(paginate_items(row.messages, asked)))

@@ -6,19 +6,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from inference.chat.turn import ChatTurn, TurnDelta, message_of
+from inference.chat.turn import ChatSession, TurnDelta, build_message
 from inference.generation.logprobs import best_outputs, chat_logprobs, prompt_logprobs
 from inference.generation.output import TokenEntry
-from inference.generation.record import answer_metrics
+from inference.generation.record import response_metrics
 from inference.parsers.state_machine import Part
-from inference.serving.respond import DONE, StreamWriter
-from inference.serving.stream import ChunkEncoder
+from inference.serving.respond import DONE
+from inference.serving.stream import ChunkEncoder, EventWriter
 
 # -- A chat completion in one body.
 
 
 #: Fields of a message that are always there, as vLLM has them: clients read them unasked.
-NO_MORE: dict[str, Any] = {
+OMITTED_WHEN_EMPTY: dict[str, Any] = {
     "refusal": None,
     "annotations": None,
     "audio": None,
@@ -40,15 +40,15 @@ class _Output:
     stop_reason: int | str | None = None
 
 
-class ChatAnswer:
+class ChatCompletionBuilder:
     """Collects deltas; `body` is OpenAI's object."""
 
-    def __init__(self, turn: ChatTurn) -> None:
-        self._turn, self._options = turn, turn.options
+    def __init__(self, turn: ChatSession) -> None:
+        self._session, self._options = turn, turn.options
         self._outputs = [[_Output() for _ in outputs] for outputs in turn.generation.outputs]
         self._prompt_logprobs: dict[int, Any] = {}
 
-    def take(self, delta: TurnDelta) -> None:
+    def append(self, delta: TurnDelta) -> None:
         """Add what is new."""
         increment = delta.increment
         output = self._outputs[increment.number][delta.index]
@@ -61,21 +61,21 @@ class ChatAnswer:
 
     def body(self) -> dict[str, Any]:
         """The `chat.completion` object."""
-        generation, job = self._turn.generation, self._turn.job
+        generation, job = self._session.generation, self._session.job
         body: dict[str, Any] = {
             "id": job.request_id,
             "object": "chat.completion",
             "created": int(job.started_at),
-            "model": job.served.name,
+            "model": job.model.name,
             "choices": self._choices(),
-            "usage": generation.usage.as_openai(),
+            "usage": generation.usage.to_openai(),
             "service_tier": self._options.service_tier,
-            "system_fingerprint": job.served.fingerprint,
+            "system_fingerprint": job.model.fingerprint,
             "prompt_logprobs": None,
             "prompt_token_ids": None,
             "kv_transfer_params": None,
         }
-        body |= answer_metrics(generation.flights)
+        body |= response_metrics(generation.flights)
         if self._options.metadata is not None:
             body["metadata"] = self._options.metadata
         if job.sampling.prompt_logprobs is not None:
@@ -89,16 +89,16 @@ class ChatAnswer:
         """Of each conversation in turn (of a batch; elsewhere there is one)."""
         chosen = [
             self._outputs[number][index]
-            for number, outputs in enumerate(self._turn.generation.outputs)
+            for number, outputs in enumerate(self._session.generation.outputs)
             for index in best_outputs(outputs, self._options.n)
         ]
         return [self._choice(place, output) for place, output in enumerate(chosen)]
 
     def _choice(self, index: int, output: _Output) -> dict[str, Any]:
         options = self._options
-        message = {"role": options.role, **NO_MORE, **message_of(output.parts)}
-        if options.echo:
-            message["content"] = options.echo + (message["content"] or "")
+        message = {"role": options.role, **OMITTED_WHEN_EMPTY, **build_message(output.parts)}
+        if options.echo_last_message:
+            message["content"] = options.echo_last_message + (message["content"] or "")
         choice: dict[str, Any] = {
             "index": index,
             "message": message,
@@ -109,7 +109,7 @@ class ChatAnswer:
         }
         if options.top_logprobs is not None:
             content = chat_logprobs(
-                output.entries, options.names, options.top_logprobs, asked=options.asks_tokens
+                output.entries, options.names, options.top_logprobs, asked=options.wants_tokens
             )
             choice["logprobs"] = {"content": content, "refusal": None}
         if options.return_token_ids:
@@ -117,25 +117,25 @@ class ChatAnswer:
         return choice
 
 
-_PLACE = '"\\u0000text"'
+_TEXT_PLACEHOLDER = '"\\u0000text"'
 _TEXT_MARK = "\0text"
 #: What of a call grows, by the kind of its parts.
 _GROWS = {"arguments": ("function", "arguments"), "input": ("custom", "input")}
 
 
-class ChatStreamWriter(StreamWriter[TurnDelta]):
+class ChatStreamWriter(EventWriter[TurnDelta]):
     """OpenAI's `chat.completion.chunk`s: role, text, finish reason, usage, `[DONE]`."""
 
-    def __init__(self, turn: ChatTurn) -> None:
+    def __init__(self, turn: ChatSession) -> None:
         job, self._options = turn.job, turn.options
-        self._turn, options = turn, turn.options
+        self._session, options = turn, turn.options
         head = {
             "id": job.request_id,
             "object": "chat.completion.chunk",
             "created": int(job.started_at),
-            "model": job.served.name,
+            "model": job.model.name,
             "service_tier": turn.options.service_tier,
-            "system_fingerprint": job.served.fingerprint,
+            "system_fingerprint": job.model.fingerprint,
         }
         self._chunks = ChunkEncoder(
             head,
@@ -144,19 +144,21 @@ class ChatStreamWriter(StreamWriter[TurnDelta]):
             continuous=options.continuous_usage,
         )
         # Nothing but text: the chunk is put together from pieces that are encoded already.
-        self._plain = options.parsers.plain and not (
+        self._is_text_only = options.parsers.is_plain_text and not (
             options.return_token_ids or options.top_logprobs is not None
         )
 
-    def begin(self) -> bytes:
+    def start(self) -> bytes:
         """A chunk with the role for each choice, and one with the echoed message."""
         out = b""
         for index in range(self._options.n):
             first = self._opening(index, {"role": self._options.role, "content": ""})
-            shown = self._turn.job.prompts[0] if self._options.return_token_ids else None
-            out += self._chunks.first(first, shown)
-            if self._options.echo:
-                out += self._chunks.first(self._opening(index, {"content": self._options.echo}))
+            shown = self._session.job.prompts[0] if self._options.return_token_ids else None
+            out += self._chunks.first_chunk(first, shown)
+            if self._options.echo_last_message:
+                out += self._chunks.first_chunk(
+                    self._opening(index, {"content": self._options.echo_last_message})
+                )
         return out
 
     def write(self, news: Iterable[TurnDelta]) -> bytes:
@@ -165,7 +167,7 @@ class ChatStreamWriter(StreamWriter[TurnDelta]):
 
     def _write(self, delta: TurnDelta) -> bytes:
         increment = delta.increment
-        if self._plain and delta.finish_reason is None:
+        if self._is_text_only and delta.finish_reason is None:
             return self._text(delta.index, increment.text)
         fields = message_delta(delta.parts)
         if not fields and self._shows_tokens(delta):
@@ -182,7 +184,7 @@ class ChatStreamWriter(StreamWriter[TurnDelta]):
         return out + self._chunks.choice(last)
 
     def _text(self, index: int, text: str) -> bytes:
-        return self._chunks.text(index, text, self._text_choice, _PLACE)
+        return self._chunks.text(index, text, self._text_choice, _TEXT_PLACEHOLDER)
 
     def _text_choice(self, index: int) -> dict[str, Any]:
         return self._choice(index, {"content": _TEXT_MARK})
@@ -208,7 +210,7 @@ class ChatStreamWriter(StreamWriter[TurnDelta]):
         choice = self._choice(delta.index, fields)
         if options.top_logprobs is not None and increment.entries:
             content = chat_logprobs(
-                increment.entries, options.names, options.top_logprobs, asked=options.asks_tokens
+                increment.entries, options.names, options.top_logprobs, asked=options.wants_tokens
             )
             choice["logprobs"] = {"content": content, "refusal": None}
         if options.return_token_ids:
@@ -223,7 +225,7 @@ class ChatStreamWriter(StreamWriter[TurnDelta]):
             or (options.return_token_ids and increment.token_ids)
         )
 
-    def end(self) -> bytes:
+    def finish(self) -> bytes:
         """The usage when asked for, and the end mark."""
         return self._chunks.final_usage() + DONE
 

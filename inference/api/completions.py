@@ -11,33 +11,33 @@ from django.http.response import HttpResponseBase
 from engine.contract.errors import InvalidRequest
 from engine.contract.messages import PromptEmbeds, TokenLogprobs
 from engine.contract.sampling_params import SamplingParams, check_context
-from inference.errors import UnsupportedField, renamed
+from inference.errors import UnsupportedField, rename_error_param
 from inference.generation.generation import Generation
 from inference.generation.logprobs import (
-    TokenNames,
+    TokenFormatter,
     best_outputs,
     completion_logprobs,
+    concat_logprobs,
     echo_logprobs,
-    joined,
     prompt_logprobs,
 )
-from inference.generation.model_resolution import find_served
-from inference.generation.output import Collected, Increment
-from inference.generation.record import answer_metrics
+from inference.generation.model_resolution import resolve_model
+from inference.generation.output import Collected, OutputDelta
+from inference.generation.record import response_metrics
 from inference.loop.offload import beside
 from inference.rendering.prompt_embeds import read_embeds
 from inference.rendering.prompts import (
     checked_token_ids,
-    infill_token_ids,
+    fim_prompt,
     text_token_ids,
-    truncated,
+    truncate_tokens,
 )
 from inference.request.context import new_id
-from inference.request.job import Job, Served
+from inference.request.job import Job, ResolvedModel
 from inference.schemas.completions import CompletionRequest
-from inference.schemas.sampling import Constraint
-from inference.serving.respond import DONE, StreamWriter, parse_beside, report_load, respond
-from inference.serving.stream import ChunkEncoder
+from inference.schemas.sampling import OutputConstraint
+from inference.serving.respond import DONE, add_orca_header, parse_offloaded, respond
+from inference.serving.stream import ChunkEncoder, EventWriter
 from inference.web.responses import JSON_OR_EVENTS
 from inference.web.views import GatewayRequest, GatewayView
 
@@ -58,7 +58,7 @@ class CompletionOptions:
     n: int
     echoes: list[str]
     logprobs: int | None
-    names: TokenNames
+    names: TokenFormatter
     shows_output: bool
     return_token_ids: bool
     include_usage: bool
@@ -74,7 +74,7 @@ class CompletionOptions:
         echoes = []
         given_ids = bool(completion.prompts) and not isinstance(completion.prompts[0], str)
         if completion.echo:
-            tokenizer = job.served.tokenizer
+            tokenizer = job.model.tokenizer
             for prompt, token_ids in zip(completion.prompts, job.prompts, strict=True):
                 whole = not given_ids and completion.truncate_prompt_tokens is None
                 echo = str(prompt) if whole else tokenizer.decode(token_ids, not given_ids)
@@ -83,13 +83,13 @@ class CompletionOptions:
             n=completion.n or 1,
             echoes=echoes,
             logprobs=completion.logprobs,
-            names=TokenNames(job.served.tokenizer, as_ids=completion.tokens_as_ids),
-            shows_output=not completion.scores_prompt_only,
+            names=TokenFormatter(job.model.tokenizer, as_ids=completion.tokens_as_ids),
+            shows_output=not completion.is_scoring_request,
             return_token_ids=bool(completion.return_token_ids),
             include_usage=completion.include_usage,
             continuous_usage=completion.continuous_usage,
             shows_prompt_logprobs=completion.prompt_logprobs is not None,
-            service_tier=completion.tier(job.caller.max_priority)[1],
+            service_tier=completion.resolve_service_tier(job.caller.max_priority)[1],
             metadata=completion.metadata,
             echoes_ids=given_ids,
         )
@@ -110,7 +110,7 @@ class CompletionOptions:
 # -- A completion in one body.
 
 
-class CompletionAnswer:
+class CompletionBuilder:
     """Collects increments; `body` is OpenAI's object. Choices are in the order of the prompts."""
 
     def __init__(self, generation: Generation, options: CompletionOptions) -> None:
@@ -118,9 +118,9 @@ class CompletionAnswer:
         self._outputs = [[Collected() for _ in outputs] for outputs in generation.outputs]
         self._scores: dict[int, list[TokenLogprobs | None]] = {}
 
-    def take(self, increment: Increment) -> None:
+    def append(self, increment: OutputDelta) -> None:
         """Add what is new."""
-        self._outputs[increment.number][increment.index].take(increment)
+        self._outputs[increment.number][increment.index].append(increment)
         if increment.prompt_logprobs is not None:
             self._scores[increment.number] = increment.prompt_logprobs
 
@@ -138,20 +138,20 @@ class CompletionAnswer:
             "id": job.request_id,
             "object": "text_completion",
             "created": int(job.started_at),
-            "model": job.served.name,
+            "model": job.model.name,
             "choices": choices,
-            "usage": usage.as_openai(),
+            "usage": usage.to_openai(),
             "service_tier": self._options.service_tier,
-            "system_fingerprint": job.served.fingerprint,
+            "system_fingerprint": job.model.fingerprint,
             "kv_transfer_params": None,
         }
-        body |= answer_metrics(generation.flights)
+        body |= response_metrics(generation.flights)
         if self._options.metadata is not None:
             body["metadata"] = self._options.metadata
         return body
 
     def _choice(self, place: int, number: int, output: Collected) -> dict[str, Any]:
-        options, prompt = self._options, self._generation.job.known_prompt(number)
+        options, prompt = self._options, self._generation.job.prompt_token_ids(number)
         echo, shown = options.echo(number), options.shows_output
         scores = self._scores.get(number)
         choice: dict[str, Any] = {
@@ -166,7 +166,7 @@ class CompletionAnswer:
         }
         if options.logprobs is not None:
             own = completion_logprobs(output.entries if shown else [], options.names, len(echo))
-            choice["logprobs"] = joined(options.echo_logprobs(prompt, scores), own)
+            choice["logprobs"] = concat_logprobs(options.echo_logprobs(prompt, scores), own)
         if options.shows_prompt_logprobs:
             choice["prompt_logprobs"] = prompt_logprobs(scores, options.names)
         if options.return_token_ids:
@@ -178,11 +178,11 @@ class CompletionAnswer:
 # -- A completion as a stream of chunks.
 
 
-_PLACE = '"\\u0000text"'
+_TEXT_PLACEHOLDER = '"\\u0000text"'
 _TEXT_MARK = "\0text"
 
 
-class CompletionStreamWriter(StreamWriter[Increment]):
+class CompletionStreamWriter(EventWriter[OutputDelta]):
     """OpenAI's streamed `text_completion`s. A choice's echo comes with its first text."""
 
     def __init__(self, generation: Generation, options: CompletionOptions) -> None:
@@ -192,8 +192,8 @@ class CompletionStreamWriter(StreamWriter[Increment]):
             "id": job.request_id,
             "object": "text_completion",
             "created": int(job.started_at),
-            "model": job.served.name,
-            "system_fingerprint": job.served.fingerprint,
+            "model": job.model.name,
+            "system_fingerprint": job.model.fingerprint,
         }
         self._chunks = ChunkEncoder(
             head,
@@ -201,25 +201,29 @@ class CompletionStreamWriter(StreamWriter[Increment]):
             usage=options.include_usage,
             continuous=options.continuous_usage,
         )
-        self._begun: set[int] = set()
-        self._plain = (
+        self._started: set[int] = set()
+        self._is_text_only = (
             options.logprobs is None and not options.return_token_ids and options.shows_output
         )
 
-    def write(self, increments: Iterable[Increment]) -> bytes:
+    def write(self, increments: Iterable[OutputDelta]) -> bytes:
         """Chunks for what is new."""
         return b"".join(map(self._write, increments))
 
-    def _write(self, increment: Increment) -> bytes:
+    def _write(self, increment: OutputDelta) -> bytes:
         options = self._options
         index = increment.number * options.n + increment.index
-        first = index not in self._begun
-        self._begun.add(index)
+        first = index not in self._started
+        self._started.add(index)
         text = increment.text if options.shows_output else ""
         if first:
             text = options.echo(increment.number) + text
-        if self._plain and increment.finish_reason is None:
-            return self._chunks.text(index, text, self._text_choice, _PLACE) if text else b""
+        if self._is_text_only and increment.finish_reason is None:
+            return (
+                self._chunks.text(index, text, self._text_choice, _TEXT_PLACEHOLDER)
+                if text
+                else b""
+            )
         choice = self._choice(index, text)
         choice["finish_reason"] = increment.finish_reason
         if options.shows_output:
@@ -241,22 +245,22 @@ class CompletionStreamWriter(StreamWriter[Increment]):
     def _text_choice(self, index: int) -> dict[str, Any]:
         return self._choice(index, _TEXT_MARK)
 
-    def _add_tokens(self, choice: dict[str, Any], increment: Increment, first: bool) -> None:
+    def _add_tokens(self, choice: dict[str, Any], increment: OutputDelta, first: bool) -> None:
         """Log probabilities and token ids, as far as they are asked for."""
         options = self._options
-        prompt = self._generation.job.known_prompt(increment.number)
+        prompt = self._generation.job.prompt_token_ids(increment.number)
         entries = increment.entries if options.shows_output else []
         if options.logprobs is not None:
             start = len(options.echo(increment.number))
             own = completion_logprobs(entries, options.names, start)
             echo = options.echo_logprobs(prompt, increment.prompt_logprobs) if first else None
-            choice["logprobs"] = joined(echo, own)
+            choice["logprobs"] = concat_logprobs(echo, own)
         if options.return_token_ids:
             choice["token_ids"] = increment.token_ids if options.shows_output else []
             if first:
                 choice["prompt_token_ids"] = prompt or None
 
-    def end(self) -> bytes:
+    def finish(self) -> bytes:
         """The usage when asked for, and the end mark."""
         return self._chunks.final_usage() + DONE
 
@@ -265,17 +269,17 @@ class CompletionsView(GatewayView):
     """Completes prompts, in one answer or as a stream."""
 
     generates = True
-    comes_into_queue = refused_early = True
+    queues_for_model = supports_load_shedding = True
     renderer_classes = JSON_OR_EVENTS
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """One completion request, of one or many prompts."""
-        completion = await parse_beside(CompletionRequest, self.read_json(request))
+        completion = await parse_offloaded(CompletionRequest, self.read_json(request))
         ignored = completion.ignored_fields()
-        served = await find_served(request.caller, completion.model, sticky=completion.sticky)
+        served = await resolve_model(request.caller, completion.model, sticky=completion.sticky_key)
         served.check_queue(
             request.caller,
-            completion.tier(request.caller.max_priority)[0],
+            completion.resolve_service_tier(request.caller.max_priority)[0],
             stream=completion.stream,
         )
         job = await completion_job(request, completion, served)
@@ -285,14 +289,14 @@ class CompletionsView(GatewayView):
             generation,
             ignored,
             writer=lambda: CompletionStreamWriter(generation, options),
-            answer=lambda: CompletionAnswer(generation, options),
+            answer=lambda: CompletionBuilder(generation, options),
         )
-        await report_load(request, response, served.base)
+        await add_orca_header(request, response, served.base)
         return response
 
 
 async def completion_job(
-    request: GatewayRequest, completion: CompletionRequest, served: Served
+    request: GatewayRequest, completion: CompletionRequest, served: ResolvedModel
 ) -> Job:
     """The prompts as token ids, with their sampling. Raises `InvalidRequest`."""
     try:
@@ -308,24 +312,28 @@ async def completion_job(
             request_id=new_id("cmpl"),
             endpoint="completions",
             caller=request.caller,
-            served=served,
+            model=served,
             prompts=prompts,
             embeds=[*embeds, *([None] * (len(prompts) - len(embeds)))] if embeds else [],
             sampling=sampling,
             stream=bool(completion.stream),
-            priority=completion.tier(request.caller.max_priority)[0],
+            priority=completion.resolve_service_tier(request.caller.max_priority)[0],
             cache_salt=completion.cache_salt or "",
-            received=request.received,
+            received_at=request.received,
             field_names=constraint.names,
         )
         await job.check()
     except InvalidRequest as error:
         # `echo` with logprobs asks for the prompt's under the same name.
-        raise renamed(error, {"prompt_logprobs": "logprobs"} if completion.echo else {}) from None
+        raise rename_error_param(
+            error, {"prompt_logprobs": "logprobs"} if completion.echo else {}
+        ) from None
     return job
 
 
-def _form(completion: CompletionRequest, served: Served) -> tuple[Constraint, SamplingParams]:
+def _form(
+    completion: CompletionRequest, served: ResolvedModel
+) -> tuple[OutputConstraint, SamplingParams]:
     """What the output must look like, and how it's drawn. Raises `InvalidRequest`."""
     constraint = completion.constraint()
     return constraint, completion.sampling_params(
@@ -336,7 +344,7 @@ def _form(completion: CompletionRequest, served: Served) -> tuple[Constraint, Sa
     )
 
 
-def _embeds(completion: CompletionRequest, served: Served) -> list[PromptEmbeds]:
+def _embeds(completion: CompletionRequest, served: ResolvedModel) -> list[PromptEmbeds]:
     """Prompts that came as vectors. Raises `InvalidRequest`."""
     size = served.info.prompt_embeds_size
     if completion.embeds and not size:
@@ -352,13 +360,13 @@ def _embeds(completion: CompletionRequest, served: Served) -> list[PromptEmbeds]
 
 
 async def _token_ids(
-    completion: CompletionRequest, served: Served, limit: int | None
+    completion: CompletionRequest, served: ResolvedModel, limit: int | None
 ) -> list[list[int]]:
     """Of each prompt; with a limit, as many of its tokens as that."""
     prompts, side = completion.prompts, completion.truncation_side
     special = completion.add_special_tokens is not False
     if completion.suffix:
-        return await infill_token_ids(
+        return await fim_prompt(
             served.tokenizer,
             served.info,
             [str(prompt) for prompt in prompts],
@@ -371,14 +379,14 @@ async def _token_ids(
             served.info,
             [str(prompt) for prompt in prompts],
             add_special_tokens=special,
-            most=served.info.max_model_len if limit is None else None,
+            limit=served.info.max_model_len if limit is None else None,
         )
-        return [truncated(token_ids, limit, side) for token_ids in texts]
+        return [truncate_tokens(token_ids, limit, side) for token_ids in texts]
 
     def checked() -> list[list[int]]:
         given: list[list[int]] = [list(prompt) for prompt in prompts]  # type: ignore[arg-type]
         return [
-            checked_token_ids(truncated(ids, limit, side), served.info, served.vocab_size)
+            checked_token_ids(truncate_tokens(ids, limit, side), served.info, served.vocab_size)
             for ids in given
         ]
 

@@ -8,14 +8,14 @@ import msgspec
 from django.http.response import HttpResponseBase
 from pydantic import BaseModel, ConfigDict, Field
 
-from common.db import in_db_thread
+from common.db import run_in_db_thread
 from engine.contract.errors import InvalidRequest
-from inference.api.responses.conversion import Messages, kept_items
+from inference.api.responses.conversion import Messages, to_stored_items
 from inference.api.responses.schemas import InputItem
 from inference.loop.offload import beside
 from inference.schemas.base import BatchMetadata
 from inference.web.report_threads import in_report_thread
-from inference.web.responses import as_list, paging
+from inference.web.responses import list_response, parse_page_query
 from inference.web.views import GatewayRequest, GatewayView, json_response
 from storage.access import (
     ConversationItem,
@@ -75,7 +75,7 @@ def checked_items(items: list[InputItem] | None) -> list[dict[str, Any]]:
         if error.param is not None and error.param.startswith("input["):
             error.rename("items" + error.param.removeprefix("input"))
         raise
-    return kept_items(found)
+    return to_stored_items(found)
 
 
 _encode = msgspec.json.Encoder().encode
@@ -103,7 +103,7 @@ class ConversationsView(GatewayView):
         """A new one."""
         body = self.read_json(request) if request.body else {}
         wanted = await beside(NewConversation.model_validate, body)
-        row = await in_db_thread(
+        row = await run_in_db_thread(
             create_item_conversation,
             caller=request.caller,
             metadata=wanted.metadata or {},
@@ -117,13 +117,13 @@ class ConversationView(GatewayView):
 
     async def get(self, request: GatewayRequest, conversation_id: str) -> HttpResponseBase:
         """What it is; its items are listed apart."""
-        row = await in_db_thread(access_item_conversation, request.caller, conversation_id)
+        row = await run_in_db_thread(access_item_conversation, request.caller, conversation_id)
         return json_response(_encode(conversation_object(row)))
 
     async def post(self, request: GatewayRequest, conversation_id: str) -> HttpResponseBase:
         """Change its metadata."""
         change = ConversationChange.model_validate(self.read_json(request))
-        row = await in_db_thread(
+        row = await run_in_db_thread(
             update_item_conversation,
             caller=request.caller,
             public_id=conversation_id,
@@ -133,7 +133,7 @@ class ConversationView(GatewayView):
 
     async def delete(self, request: GatewayRequest, conversation_id: str) -> HttpResponseBase:
         """Forget it and its items."""
-        await in_db_thread(
+        await run_in_db_thread(
             delete_item_conversation, caller=request.caller, public_id=conversation_id
         )
         gone = {"id": conversation_id, "object": "conversation.deleted", "deleted": True}
@@ -145,7 +145,7 @@ class ConversationItemsView(GatewayView):
 
     async def get(self, request: GatewayRequest, conversation_id: str) -> HttpResponseBase:
         """A page of them, the last one first."""
-        asked = paging(request, default=20, most=100)
+        asked = parse_page_query(request, default=20, most=100)
 
         def listed() -> bytes:
             rows, more = access_item_page(
@@ -155,20 +155,20 @@ class ConversationItemsView(GatewayView):
                 after=asked.after,
                 newest_first=asked.newest_first,
             )
-            return _encode(as_list(rows, more, _item))
+            return _encode(list_response(rows, more, _item))
 
         return json_response(await in_report_thread(request.caller, listed))
 
     async def post(self, request: GatewayRequest, conversation_id: str) -> HttpResponseBase:
         """Add some at the end."""
         wanted = await beside(NewItems.model_validate, self.read_json(request))
-        rows = await in_db_thread(
+        rows = await run_in_db_thread(
             add_items,
             caller=request.caller,
             public_id=conversation_id,
             items=await beside(checked_items, wanted.items),
         )
-        return json_response(_encode(as_list(rows, False, _item)))
+        return json_response(_encode(list_response(rows, False, _item)))
 
 
 class ConversationItemView(GatewayView):
@@ -178,14 +178,14 @@ class ConversationItemView(GatewayView):
         self, request: GatewayRequest, conversation_id: str, item_id: str
     ) -> HttpResponseBase:
         """As it's kept."""
-        row = await in_db_thread(access_item, request.caller, conversation_id, item_id)
+        row = await run_in_db_thread(access_item, request.caller, conversation_id, item_id)
         return json_response(_encode(_item(row)))
 
     async def delete(
         self, request: GatewayRequest, conversation_id: str, item_id: str
     ) -> HttpResponseBase:
         """Forget it."""
-        row = await in_db_thread(
+        row = await run_in_db_thread(
             delete_item, caller=request.caller, conversation_id=conversation_id, item_id=item_id
         )
         return json_response(_encode(conversation_object(row)))

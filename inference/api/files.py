@@ -16,7 +16,7 @@ from django.http.multipartparser import MultiPartParserError
 from django.http.response import HttpResponseBase
 from django.utils.http import content_disposition_header
 
-from common.db import in_db_thread, in_file_thread
+from common.db import run_in_db_thread, run_in_file_thread
 from common.errors import NotFound
 from engine.contract.errors import InvalidRequest
 from inference.errors import PayloadTooLarge, UnsupportedMediaType
@@ -26,9 +26,9 @@ from inference.web.responses import (
     JSON_ONLY,
     ApplicationBinaryRenderer,
     BinaryRenderer,
-    Paging,
-    as_list,
-    paging,
+    PageQuery,
+    list_response,
+    parse_page_query,
 )
 from inference.web.views import LIST_COST, GatewayRequest, GatewayView, json_response
 from storage.access import StoredFile, access_file, access_files, blob_path, page
@@ -154,12 +154,12 @@ class FilesView(GatewayView):
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """Keep an upload (multipart/form-data: `file`, `purpose`, `expires_after`)."""
-        row = await in_file_thread(_keep, request)
+        row = await run_in_file_thread(_keep, request)
         return json_response(_encode(file_object(row)))
 
     async def get(self, request: GatewayRequest) -> HttpResponseBase:
         """The tenant's files, a page at a time."""
-        asked = paging(request, default=10_000, most=10_000)
+        asked = parse_page_query(request, default=10_000, most=10_000)
         purpose = request.GET.get("purpose") or None
         if purpose not in (None, *PURPOSES, OUTPUT_PURPOSE):
             raise InvalidRequest(f"{purpose[:50]!r} isn't a purpose.", param="purpose")
@@ -180,13 +180,13 @@ def _keep(request: GatewayRequest) -> StoredFile:
         )
 
 
-def _listed(caller: Caller, asked: Paging, purpose: str | None) -> bytes:
+def _listed(caller: Caller, asked: PageQuery, purpose: str | None) -> bytes:
     """The page as JSON, made where it's read: thousands of files would hold up the event loop."""
     rows = access_files(caller)
     if purpose:
         rows = rows.filter(purpose=purpose)
     found, more = page(rows, limit=asked.limit, after=asked.after, newest_first=asked.newest_first)
-    return _encode(as_list(found, more, file_object))
+    return _encode(list_response(found, more, file_object))
 
 
 class FileView(GatewayView):
@@ -194,12 +194,12 @@ class FileView(GatewayView):
 
     async def get(self, request: GatewayRequest, file_id: str) -> HttpResponseBase:
         """What it is."""
-        row = await in_db_thread(access_file, request.caller, file_id)
+        row = await run_in_db_thread(access_file, request.caller, file_id)
         return json_response(_encode(file_object(row)))
 
     async def delete(self, request: GatewayRequest, file_id: str) -> HttpResponseBase:
         """Forget it and its bytes."""
-        await in_db_thread(delete_file, caller=request.caller, public_id=file_id)
+        await run_in_db_thread(delete_file, caller=request.caller, public_id=file_id)
         return json_response(_encode({"id": file_id, "object": "file", "deleted": True}))
 
 
@@ -210,7 +210,7 @@ class FileContentView(GatewayView):
 
     async def get(self, request: GatewayRequest, file_id: str) -> HttpResponseBase:
         """The whole file, always as a download: nothing in it can run in a browser."""
-        row = await in_db_thread(access_file, request.caller, file_id)
+        row = await run_in_db_thread(access_file, request.caller, file_id)
         path = blob_path(row.tenant_id, row.public_id)
         try:
             file = await asyncio.to_thread(Path.open, path, "rb")

@@ -29,7 +29,7 @@ from inference.errors import Overloaded
 from inference.metrics.exposition import exposition, published
 from inference.metrics.flusher import flush, metrics_key
 from inference.settings import gateway_settings
-from inference.web.authentication import is_insider, require_insider
+from inference.web.authentication import has_monitoring_access, require_monitoring_access
 from inference.web.responses import JSON_ONLY, PlainTextRenderer
 from inference.web.views import GatewayRequest, GatewayView, json_response
 
@@ -66,12 +66,12 @@ class VersionView(GatewayView):
 class MetricsView(GatewayView):
     """Prometheus text about the installation, the same from every gateway; for insiders alone."""
 
-    public = True  # no tenant's key is asked for; see `require_insider`
+    public = True  # no tenant's key is asked for; see `require_monitoring_access`
     renderer_classes = (PlainTextRenderer, *JSON_ONLY)
 
     async def get(self, request: GatewayRequest) -> HttpResponseBase:
         """503 while Redis, which has the figures, can't be reached."""
-        await require_insider(request)
+        await require_monitoring_access(request)
         client = get_engine_client()
         await client.start()
         prefix = client.settings.key_prefix
@@ -90,7 +90,7 @@ class MetricsView(GatewayView):
 
 
 #: A disk with less room is as good as full.
-LITTLE_ROOM = 64 << 20
+MIN_FREE_BYTES = 64 << 20
 
 _encode = msgspec.json.Encoder().encode
 
@@ -126,21 +126,21 @@ async def check_health(client: EngineClient) -> Health:
 
 
 def _model_health(replicas: list[Replica]) -> dict[str, Any]:
-    healthy = [r for r in replicas if r.ready and _progresses(r)]
+    healthy = [r for r in replicas if r.ready and _is_progressing(r)]
     return {
         "ready": bool(healthy),
         "replicas": len(replicas),
         "ready_replicas": len(healthy),
-        "reason": "" if healthy else _reason(replicas),
+        "reason": "" if healthy else _unhealthy_reason(replicas),
     }
 
 
-def _progresses(replica: Replica) -> bool:
+def _is_progressing(replica: Replica) -> bool:
     beat = replica.heartbeat
     return beat.at - beat.progress_at <= gateway_settings().health_grace_s
 
 
-def _reason(replicas: list[Replica]) -> str:
+def _unhealthy_reason(replicas: list[Replica]) -> str:
     """Why none of the replicas can be asked."""
     if not replicas:
         return "no replica sends heartbeats."
@@ -165,8 +165,8 @@ class HealthView(GatewayView):
         await client.start()
         health = await check_health(client)
         body: dict[str, Any] = {"status": "ok" if health.ok else "unhealthy"}
-        if await is_insider(request):
-            warnings = disk_warnings(own_folders())
+        if await has_monitoring_access(request):
+            warnings = disk_warnings(data_folders())
             body |= {"reasons": health.reasons, "models": health.models, "warnings": warnings}
         return json_response(_encode(body), 200 if health.ok else 503)
 
@@ -182,14 +182,14 @@ def disk_warnings(folders: Iterable[Path]) -> list[str]:
         except OSError as error:
             warnings.append(f"The disk of {folder} can't be read: {error.strerror}.")
             continue
-        if free < LITTLE_ROOM:
+        if free < MIN_FREE_BYTES:
             warnings.append(
                 f"The disk of {folder} is full ({free >> 20} MB free): nothing is saved there."
             )
     return warnings
 
 
-def own_folders() -> list[Path]:
+def data_folders() -> list[Path]:
     """Where this installation writes."""
     names = ("DATA_DIR", "FILES_DIR", "ADAPTERS_DIR")
     return [Path(settings.QUIRE[name]) for name in names if name in settings.QUIRE]

@@ -21,22 +21,22 @@ from inference.web.views import GatewayRequest, GatewayView, NotFoundView, json_
 # Anthropic's SDKs name the version of their API in a header.
 
 
-def speaks_anthropic(request: HttpRequest) -> bool:
+def is_anthropic_client(request: HttpRequest) -> bool:
     """Whether the client is one of Anthropic's."""
     return "HTTP_ANTHROPIC_VERSION" in request.META
 
 
-class SpeaksBothView(GatewayView):
+class DualFormatView(GatewayView):
     """Tells errors as the client's SDK reads them."""
 
-    def error_to(self, request: GatewayRequest, error: Exception) -> HttpResponse:
+    def render_exception(self, request: GatewayRequest, error: Exception) -> HttpResponse:
         """See `GatewayView`."""
-        if speaks_anthropic(request):
+        if is_anthropic_client(request):
             return anthropic_error(error, request.request_id)
-        return super().error_to(request, error)
+        return super().render_exception(request, error)
 
 
-class UnknownPathView(SpeaksBothView, NotFoundView):
+class UnknownPathView(DualFormatView, NotFoundView):
     """Any path of the API that doesn't exist, with any method."""
 
 
@@ -87,7 +87,7 @@ def model_object(card: ModelCard) -> dict[str, Any]:
     return shown | ({"digest": card.digest} if card.digest else {})
 
 
-class ModelsView(SpeaksBothView):
+class ModelsView(DualFormatView):
     """The models that the caller may use."""
 
     required_scope = "models:read"
@@ -95,12 +95,12 @@ class ModelsView(SpeaksBothView):
     async def get(self, request: GatewayRequest) -> HttpResponseBase:
         """All of them by name, each followed by its adapters."""
         cards = await access_models(request.caller)
-        if speaks_anthropic(request):
+        if is_anthropic_client(request):
             return json_response(_encode(model_page(cards)))
         return json_response(_encode({"object": "list", "data": list(map(model_object, cards))}))
 
 
-class ModelView(SpeaksBothView):
+class ModelView(DualFormatView):
     """One model."""
 
     required_scope = "models:read"
@@ -108,5 +108,5 @@ class ModelView(SpeaksBothView):
     async def get(self, request: GatewayRequest, model: str) -> HttpResponseBase:
         """404 for one that isn't there, or isn't the caller's."""
         card = (await access_target(request.caller, model)).card
-        shown = model_info if speaks_anthropic(request) else model_object
+        shown = model_info if is_anthropic_client(request) else model_object
         return json_response(_encode(shown(card)))

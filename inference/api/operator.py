@@ -16,7 +16,7 @@ from engine.contract.messages import PAUSE_MODES, SLEEP_LEVELS, SLEEP_TAGS
 from inference.api.health import version
 from inference.engine_client.client import EngineClient, get_engine_client
 from inference.engine_client.fleet import Replica
-from inference.generation.model_resolution import find_served
+from inference.generation.model_resolution import resolve_model
 from inference.settings import GatewaySettings
 from inference.web.views import GatewayRequest, GatewayView, json_response
 
@@ -24,7 +24,7 @@ _encode = msgspec.json.Encoder().encode
 #: A replica in the middle of a long step answers after it.
 ANSWER_WITHIN_S = 10.0
 #: What vLLM's server answers when it's done.
-DONE = {"pause": "paused", "resume": "resumed", "abort_requests": "aborted"}
+OK_BODY = {"pause": "paused", "resume": "resumed", "abort_requests": "aborted"}
 #: As vLLM's server reads switches in a query.
 TRUE, FALSE = ("true", "1", "yes", "y", "on", "t"), ("false", "0", "no", "n", "off", "f")
 
@@ -44,10 +44,12 @@ class ResetPrefixCacheView(OperatorView):
         `?reset_running_requests=true`: requests that run compute theirs anew; `&model=` for one
         model's replicas alone.
         """
-        running = wanted(request, "reset_running_requests")
-        replicas = await replicas_of(request)
+        running = parse_bool_query(request, "reset_running_requests")
+        replicas = await target_replicas(request)
         client = get_engine_client()
-        return await tell(client, replicas, "reset_prefix_cache", ANSWER_WITHIN_S, running=running)
+        return await broadcast_command(
+            client, replicas, "reset_prefix_cache", ANSWER_WITHIN_S, running=running
+        )
 
 
 class ResetOtherCacheView(OperatorView):
@@ -58,7 +60,7 @@ class ResetOtherCacheView(OperatorView):
         return json_response(_encode({"ok": True, "replicas": {}}))
 
 
-def wanted(request: GatewayRequest, name: str) -> bool:
+def parse_bool_query(request: GatewayRequest, name: str) -> bool:
     """What a switch in the query says; off where it isn't there. Raises `InvalidRequest`."""
     text = request.GET.get(name, "false").lower()
     if text not in (*TRUE, *FALSE):
@@ -66,7 +68,7 @@ def wanted(request: GatewayRequest, name: str) -> bool:
     return text in TRUE
 
 
-async def replicas_of(request: GatewayRequest) -> list[Replica]:
+async def target_replicas(request: GatewayRequest) -> list[Replica]:
     """The live replicas of the model that is asked for (`?model=`), or of all, as they are now:
     who has just told one something sees that it's done.
 
@@ -84,31 +86,33 @@ async def replicas_of(request: GatewayRequest) -> list[Replica]:
     return found
 
 
-async def tell(
+async def broadcast_command(
     client: EngineClient, replicas: list[Replica], command: str, timeout_s: float, **details: Any
 ) -> HttpResponseBase:
     """Give all of them a command; what each said, with 503 unless all have done it.
 
-    `details` are `Control`'s.
+    `details` are `ControlRequest`'s.
     """
     names = [replica.heartbeat.replica_id for replica in replicas]
     answers = await asyncio.gather(
-        *(_tell(client, name, command, timeout_s, details) for name in names)
+        *(_send_command(client, name, command, timeout_s, details) for name in names)
     )
     done = all(answer["ok"] for answer in answers)
     body: dict[str, Any] = {"ok": done, "replicas": dict(zip(names, answers, strict=True))}
-    if command in DONE and done:
-        body["status"] = DONE[command]
+    if command in OK_BODY and done:
+        body["status"] = OK_BODY[command]
     if command == "reset_prefix_cache":
         body["success"] = done
     return json_response(_encode(body), 200 if done else 503)
 
 
-async def _tell(
+async def _send_command(
     client: EngineClient, replica_id: str, command: str, timeout_s: float, details: dict[str, Any]
 ) -> dict[str, Any]:
     try:
-        reply = await client.controls.send(client, replica_id, command, timeout_s, **details)
+        reply = await client.controls.send_and_wait(
+            client, replica_id, command, timeout_s, **details
+        )
     except EngineUnavailable as error:
         return {"ok": False, "detail": error.message}
     return {"ok": reply.ok, "detail": reply.detail}
@@ -122,7 +126,8 @@ class LoadView(OperatorView):
         gateway gave them since.
         """
         replicas = {
-            replica.heartbeat.replica_id: _load(replica) for replica in await replicas_of(request)
+            replica.heartbeat.replica_id: _load(replica)
+            for replica in await target_replicas(request)
         }
         total = sum(load["running"] + load["waiting"] for load in replicas.values())
         return json_response(_encode({"server_load": total, "replicas": replicas}))
@@ -172,7 +177,7 @@ class ServerInfoView(OperatorView):
 
 
 #: Requests that are waited for may be long.
-ENDED_WITHIN_S = 600.0
+DRAIN_TIMEOUT_S = 600.0
 MAX_IDS = 10_000
 
 
@@ -186,9 +191,9 @@ class PauseView(OperatorView):
             raise InvalidRequest(
                 f"mode must be one of {', '.join(PAUSE_MODES)}; got {mode[:40]!r}.", param="mode"
             )
-        limit_s = ENDED_WITHIN_S if mode == "wait" else ANSWER_WITHIN_S
-        replicas = await replicas_of(request)
-        return await tell(get_engine_client(), replicas, "pause", limit_s, mode=mode)
+        limit_s = DRAIN_TIMEOUT_S if mode == "wait" else ANSWER_WITHIN_S
+        replicas = await target_replicas(request)
+        return await broadcast_command(get_engine_client(), replicas, "pause", limit_s, mode=mode)
 
 
 class ResumeView(OperatorView):
@@ -196,8 +201,8 @@ class ResumeView(OperatorView):
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """`?model=` for one model's replicas alone."""
-        replicas = await replicas_of(request)
-        return await tell(get_engine_client(), replicas, "resume", ANSWER_WITHIN_S)
+        replicas = await target_replicas(request)
+        return await broadcast_command(get_engine_client(), replicas, "resume", ANSWER_WITHIN_S)
 
 
 class IsPausedView(OperatorView):
@@ -207,7 +212,7 @@ class IsPausedView(OperatorView):
         """`is_paused`: whether any replica is; and each of them, as last heard."""
         paused = {
             replica.heartbeat.replica_id: replica.heartbeat.paused
-            for replica in await replicas_of(request)
+            for replica in await target_replicas(request)
         }
         return json_response(_encode({"is_paused": any(paused.values()), "replicas": paused}))
 
@@ -227,9 +232,11 @@ class AbortRequestsView(OperatorView):
         """Their outputs end with the reason "abort"."""
         body: dict[str, Any] = self.read_json(request) if request.body else {}
         ids = AbortBody.model_validate(body).request_ids or []
-        replicas = await replicas_of(request)
+        replicas = await target_replicas(request)
         client = get_engine_client()
-        return await tell(client, replicas, "abort_requests", ANSWER_WITHIN_S, request_ids=ids)
+        return await broadcast_command(
+            client, replicas, "abort_requests", ANSWER_WITHIN_S, request_ids=ids
+        )
 
 
 # -- For operators: `/start_profile`, `/stop_profile`, `/collective_rpc`, `/tokenizer_info`.
@@ -246,8 +253,10 @@ class StartProfileView(OperatorView):
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """`?model=` for one model's replicas alone."""
-        replicas = await replicas_of(request)
-        return await tell(get_engine_client(), replicas, "start_profile", PROFILE_WITHIN_S)
+        replicas = await target_replicas(request)
+        return await broadcast_command(
+            get_engine_client(), replicas, "start_profile", PROFILE_WITHIN_S
+        )
 
 
 class StopProfileView(OperatorView):
@@ -255,8 +264,10 @@ class StopProfileView(OperatorView):
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """Each replica's `detail` is the file with its trace, on its own machine."""
-        replicas = await replicas_of(request)
-        return await tell(get_engine_client(), replicas, "stop_profile", PROFILE_WITHIN_S)
+        replicas = await target_replicas(request)
+        return await broadcast_command(
+            get_engine_client(), replicas, "stop_profile", PROFILE_WITHIN_S
+        )
 
 
 class RpcBody(BaseModel):
@@ -276,10 +287,10 @@ class CollectiveRpcView(OperatorView):
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """What each replica said."""
         body = RpcBody.model_validate(self.read_json(request))
-        replicas = await replicas_of(request)
+        replicas = await target_replicas(request)
         usual = PROFILE_WITHIN_S if body.method.endswith("_profile") else ANSWER_WITHIN_S
         limit_s = body.timeout or usual
-        return await tell(get_engine_client(), replicas, body.method, limit_s)
+        return await broadcast_command(get_engine_client(), replicas, body.method, limit_s)
 
 
 class TokenizerInfoView(OperatorView):
@@ -287,7 +298,7 @@ class TokenizerInfoView(OperatorView):
 
     async def get(self, request: GatewayRequest) -> HttpResponseBase:
         """`tokenizer_config.json` with the chat template in use, of `?model=`."""
-        served = await find_served(request.caller, request.GET.get("model"), task=None)
+        served = await resolve_model(request.caller, request.GET.get("model"), task=None)
         settings = served.tokenizer.settings
         info = {name: value for name, value in settings.config.items() if name not in PATHS}
         info |= settings.named_tokens
@@ -311,9 +322,11 @@ class SleepView(OperatorView):
         level = request.GET.get("level", "1")
         if level not in map(str, SLEEP_LEVELS):
             raise InvalidRequest(f"level must be 1 or 2, got {level[:40]!r}.", param="level")
-        replicas = await replicas_of(request)
+        replicas = await target_replicas(request)
         client = get_engine_client()
-        return await tell(client, replicas, "sleep", SLEEP_ANSWER_WITHIN_S, level=int(level))
+        return await broadcast_command(
+            client, replicas, "sleep", SLEEP_ANSWER_WITHIN_S, level=int(level)
+        )
 
 
 class WakeUpView(OperatorView):
@@ -327,8 +340,8 @@ class WakeUpView(OperatorView):
                 raise InvalidRequest(
                     f"tags must be of {', '.join(SLEEP_TAGS)}; got {tag[:40]!r}.", param="tags"
                 )
-        replicas = await replicas_of(request)
-        return await tell(
+        replicas = await target_replicas(request)
+        return await broadcast_command(
             get_engine_client(), replicas, "wake_up", SLEEP_ANSWER_WITHIN_S, tags=tags
         )
 
@@ -340,7 +353,7 @@ class IsSleepingView(OperatorView):
         """`is_sleeping`: whether any replica does; and each of them."""
         sleeping = {
             replica.heartbeat.replica_id: replica.heartbeat.state == "sleeping"
-            for replica in await replicas_of(request)
+            for replica in await target_replicas(request)
         }
         body = {"is_sleeping": any(sleeping.values()), "replicas": sleeping}
         return json_response(_encode(body))

@@ -21,7 +21,14 @@ from engine.contract.errors import InvalidRequest
 from inference.web.report_threads import in_report_thread
 from inference.web.responses import EventStreamRenderer
 from inference.web.views import LIST_COST, GatewayRequest, GatewayView, json_response
-from metering.access import WIDTHS, Question, Sums, access_report_tenants, first_page, report
+from metering.access import (
+    WIDTHS,
+    UsageQuery,
+    UsageTotals,
+    access_report_tenants,
+    first_page,
+    report,
+)
 from tenants.authentication import Caller
 
 # -- Reading a report's question from the address.
@@ -35,10 +42,10 @@ LAST_SECOND = 253_402_214_400
 
 
 @dataclass(frozen=True)
-class Asked:
+class UsageReportRequest:
     """A question, what to show and where the next page begins (None after the last)."""
 
-    question: Question
+    question: UsageQuery
     buckets: list[datetime]
     next_page: str | None
     as_csv: bool
@@ -49,7 +56,7 @@ class Asked:
         return WIDTHS[self.question.width]
 
 
-def read_query(
+def parse_report_request(
     query: QueryDict,
     caller: Caller,
     *,
@@ -57,7 +64,7 @@ def read_query(
     widths: Sequence[str],
     pages: dict[str, tuple[int, int]],
     pooling: bool | None,
-) -> Asked:
+) -> UsageReportRequest:
     """Check everything. May block: it looks for the tenants that are named.
 
     Raises: `InvalidRequest` with the parameter's name; `NotFound` for somebody else's tenant.
@@ -68,9 +75,9 @@ def read_query(
     limit = _integer(query, "limit", default, 1, most)
     if query.get("start_time") is None:
         raise InvalidRequest("start_time is required: seconds since 1970.", param="start_time")
-    first = _floor(_integer(query, "start_time", 0, 0, LAST_SECOND), step)
+    first = _bucket_start(_integer(query, "start_time", 0, 0, LAST_SECOND), step)
     if query.get("page") is not None:
-        first = _floor(_page(query["page"]), step)
+        first = _bucket_start(_page(query["page"]), step)
     now = int(datetime.now(UTC).timestamp())
     end = _integer(query, "end_time", min(LAST_SECOND, now + 1), 0, LAST_SECOND)
     seconds = int(step.total_seconds())
@@ -79,7 +86,7 @@ def read_query(
     last = first + count * seconds
     as_csv = _choice(query, "format", ("json", "csv"), default="json") == "csv"
     named = _list(query, "project_ids")
-    question = Question(
+    question = UsageQuery(
         start=_moment(first),
         end=_moment(min(last, end) if count else first),
         width=width,
@@ -95,7 +102,7 @@ def read_query(
         last = int(page.end.timestamp())
         count = (last - first) // seconds
     buckets = [_moment(first + number * seconds) for number in range(count)]
-    return Asked(page, buckets, f"page_{last}" if wanted > count else None, as_csv)
+    return UsageReportRequest(page, buckets, f"page_{last}" if wanted > count else None, as_csv)
 
 
 def _list(query: QueryDict, name: str) -> list[str]:
@@ -152,7 +159,7 @@ def _page(text: str) -> int:
     return min(int(number), LAST_SECOND)
 
 
-def _floor(seconds: int, step: timedelta) -> int:
+def _bucket_start(seconds: int, step: timedelta) -> int:
     """The beginning of the bucket, by UTC."""
     return seconds - seconds % int(step.total_seconds())
 
@@ -188,7 +195,7 @@ class ReportView(GatewayView):
         return await in_report_thread(request.caller, self._report, request.GET, request.caller)
 
     def _report(self, query: QueryDict, caller: Caller) -> HttpResponseBase:
-        asked = read_query(
+        asked = parse_report_request(
             query,
             caller,
             groups=self.groups,
@@ -199,7 +206,7 @@ class ReportView(GatewayView):
         found = report(asked.question)
         if asked.as_csv:
             return self._csv(asked, found)
-        buckets: dict[datetime, list[Sums]] = defaultdict(list)
+        buckets: dict[datetime, list[UsageTotals]] = defaultdict(list)
         for sums in found:
             buckets[sums.start].append(sums)
         data = [
@@ -219,17 +226,17 @@ class ReportView(GatewayView):
         }
         return json_response(_encode(page))
 
-    def result(self, sums: Sums) -> dict[str, Any]:
+    def result(self, sums: UsageTotals) -> dict[str, Any]:
         """A group of a bucket as JSON."""
         raise NotImplementedError
 
-    def columns(self, sums: Sums) -> dict[str, Any]:
+    def columns(self, sums: UsageTotals) -> dict[str, Any]:
         """The same as a row of CSV, without the group."""
         raise NotImplementedError
 
-    def _csv(self, asked: Asked, found: Sequence[Sums]) -> HttpResponseBase:
+    def _csv(self, asked: UsageReportRequest, found: Sequence[UsageTotals]) -> HttpResponseBase:
         head = ["start_time", "end_time", *asked.question.group_by]
-        head += list(self.columns(Sums(asked.question.start)))
+        head += list(self.columns(UsageTotals(asked.question.start)))
         text = io.StringIO()
         writer = csv.writer(text)
         writer.writerow(head)
@@ -248,7 +255,7 @@ class CompletionsUsageView(ReportView):
 
     pooling = False
 
-    def result(self, sums: Sums) -> dict[str, Any]:
+    def result(self, sums: UsageTotals) -> dict[str, Any]:
         """OpenAI's `organization.usage.completions.result`."""
         return {
             "object": "organization.usage.completions.result",
@@ -263,7 +270,7 @@ class CompletionsUsageView(ReportView):
             "service_tier": None,
         }
 
-    def columns(self, sums: Sums) -> dict[str, Any]:
+    def columns(self, sums: UsageTotals) -> dict[str, Any]:
         """Tokens, requests and their cost."""
         return {
             "input_tokens": sums.prompt_tokens,
@@ -279,7 +286,7 @@ class EmbeddingsUsageView(ReportView):
 
     pooling = True
 
-    def result(self, sums: Sums) -> dict[str, Any]:
+    def result(self, sums: UsageTotals) -> dict[str, Any]:
         """OpenAI's `organization.usage.embeddings.result`."""
         return {
             "object": "organization.usage.embeddings.result",
@@ -288,7 +295,7 @@ class EmbeddingsUsageView(ReportView):
             **{name: sums.group.get(name) for name in self.groups},
         }
 
-    def columns(self, sums: Sums) -> dict[str, Any]:
+    def columns(self, sums: UsageTotals) -> dict[str, Any]:
         """Tokens, requests and their cost."""
         return {
             "input_tokens": sums.prompt_tokens,
@@ -304,7 +311,7 @@ class CostsView(ReportView):
     widths = ("1d",)
     pages: ClassVar[dict[str, tuple[int, int]]] = {"1d": COST_PAGE}
 
-    def result(self, sums: Sums) -> dict[str, Any]:
+    def result(self, sums: UsageTotals) -> dict[str, Any]:
         """OpenAI's `organization.costs.result`."""
         return {
             "object": "organization.costs.result",
@@ -312,7 +319,7 @@ class CostsView(ReportView):
             **{name: sums.group.get(name) for name in self.groups},
         }
 
-    def columns(self, sums: Sums) -> dict[str, Any]:
+    def columns(self, sums: UsageTotals) -> dict[str, Any]:
         """The amount, exact."""
         return {"amount": decimal_text(sums.cost_nanos), "currency": settings.QUIRE["CURRENCY"]}
 

@@ -12,26 +12,26 @@ from django.http.response import HttpResponseBase
 from engine.contract.errors import InvalidRequest
 from engine.contract.sampling_params import SamplingParams
 from inference.api.anthropic.conversion import chat_request as chat_of_messages
-from inference.api.anthropic.conversion import in_our_words as in_messages_words
+from inference.api.anthropic.conversion import rename_error_fields as in_messages_words
 from inference.api.anthropic.schemas import MessagesRequest
 from inference.api.anthropic.views import AnthropicView
 from inference.api.completions import completion_job
-from inference.api.responses.conversation import conversation
+from inference.api.responses.conversation import load_conversation
 from inference.api.responses.conversion import chat_request as chat_of_response
-from inference.api.responses.conversion import in_our_words as in_responses_words
+from inference.api.responses.conversion import rename_error_fields as in_responses_words
 from inference.api.responses.views import parse_request
 from inference.api.tokens import SAMPLING
-from inference.chat.job import chat_job, prompt_token_ids
-from inference.errors import renamed
-from inference.generation.model_resolution import find_served
+from inference.chat.job import build_chat_job, prompt_token_ids
+from inference.errors import rename_error_param
+from inference.generation.model_resolution import resolve_model
 from inference.loop.offload import beside
 from inference.rendering.prompts import checked_token_ids, text_token_ids
-from inference.request.job import Job, Served
-from inference.schemas.base import GenerateRequest, KnownFields, ModelName, Refused
+from inference.request.job import Job, ResolvedModel
+from inference.schemas.base import GenerateRequest, ModelName, RejectedRequest, StrictRequest
 from inference.schemas.chat import ChatRequest, Messages
 from inference.schemas.completions import CompletionRequest
 from inference.schemas.tools import Tools
-from inference.serving.respond import name_ignored, parse, parse_beside
+from inference.serving.respond import parse, parse_offloaded, set_ignored_fields_header
 from inference.web.views import GatewayRequest, GatewayView, json_response
 
 _encode = msgspec.json.Encoder().encode
@@ -51,7 +51,7 @@ def rendered(job: Job, request: GenerateRequest) -> list[dict[str, Any]]:
             "request_id": f"{job.request_id}-{number}" if several else job.request_id,
             "token_ids": prompt,
             "sampling_params": sampling_fields(job.sampling),
-            "model": job.served.name,
+            "model": job.model.name,
             "stream": bool(request.stream),
             "stream_options": options.model_dump(exclude_unset=True) if options else None,
             "cache_salt": request.cache_salt,
@@ -74,8 +74,8 @@ def sampling_fields(sampling: SamplingParams) -> dict[str, Any]:
 
 async def rendered_chat(chat: ChatRequest, request: GatewayRequest) -> dict[str, Any]:
     """A chat's body. Raises `InvalidRequest` in a chat's words."""
-    served = await find_served(request.caller, chat.model)
-    job, options = await chat_job(
+    served = await resolve_model(request.caller, chat.model)
+    job, options = await build_chat_job(
         chat,
         served,
         caller=request.caller,
@@ -93,10 +93,10 @@ class ChatRenderView(GatewayView):
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """Its token ids and parameters."""
-        chat = await parse_beside(ChatRequest, self.read_json(request))
+        chat = await parse_offloaded(ChatRequest, self.read_json(request))
         ignored = chat.ignored_fields()
         response = json_response(_encode(await rendered_chat(chat, request)))
-        name_ignored(response, ignored)
+        set_ignored_fields_header(response, ignored)
         return response
 
 
@@ -105,12 +105,12 @@ class CompletionRenderView(GatewayView):
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """Token ids and parameters of each."""
-        completion = await parse_beside(CompletionRequest, self.read_json(request))
+        completion = await parse_offloaded(CompletionRequest, self.read_json(request))
         ignored = completion.ignored_fields()
-        served = await find_served(request.caller, completion.model)
+        served = await resolve_model(request.caller, completion.model)
         job = await completion_job(request, completion, served)
         response = json_response(_encode(rendered(job, completion)))
-        name_ignored(response, ignored)
+        set_ignored_fields_header(response, ignored)
         return response
 
 
@@ -121,12 +121,14 @@ class ResponseRenderView(GatewayView):
         """Its token ids and parameters."""
         wanted = await beside(parse_request, self.read_json(request))
         ignored = wanted.ignored_fields()
-        chat = await beside(chat_of_response, wanted, await conversation(request.caller, wanted))
+        chat = await beside(
+            chat_of_response, wanted, await load_conversation(request.caller, wanted)
+        )
         try:
             response = json_response(_encode(await rendered_chat(chat, request)))
         except InvalidRequest as error:
             raise in_responses_words(error, wanted) from None
-        name_ignored(response, ignored)
+        set_ignored_fields_header(response, ignored)
         return response
 
 
@@ -143,7 +145,7 @@ class MessagesRenderView(AnthropicView):
             )
         except InvalidRequest as error:
             raise in_messages_words(error) from None
-        name_ignored(response, ignored)
+        set_ignored_fields_header(response, ignored)
         return response
 
 
@@ -165,7 +167,7 @@ CHAT_FIELDS = (
 )
 
 
-class TokenizeRequest(KnownFields):
+class TokenizeRequest(StrictRequest):
     """A text (`prompt`) or a chat (`messages`) to tokenise.
 
     `add_special_tokens` is true for a text and false for a chat, whose template has its own.
@@ -192,7 +194,7 @@ class TokenizeRequest(KnownFields):
             raise InvalidRequest("Either prompt or messages must be given.", param="prompt")
 
 
-class DetokenizeRequest(KnownFields):
+class DetokenizeRequest(StrictRequest):
     """Token ids to turn into text."""
 
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {}
@@ -209,7 +211,7 @@ class TokenizeView(GatewayView):
         body = self.read_json(request)
         wanted = await beside(_parse, TokenizeRequest, body)
         ignored = wanted.ignored_fields()
-        served = await find_served(request.caller, wanted.model, task=None)
+        served = await resolve_model(request.caller, wanted.model, task=None)
         tokens = await _tokens(wanted, body, served)
         # The vocabulary's own spelling: joined, it says where words begin.
         strings = [served.tokenizer.id_to_piece(token) for token in tokens]
@@ -223,7 +225,7 @@ class TokenizeView(GatewayView):
                 }
             )
         )
-        name_ignored(response, ignored)
+        set_ignored_fields_header(response, ignored)
         return response
 
 
@@ -234,27 +236,29 @@ class DetokenizeView(GatewayView):
         """`{"prompt": text}`."""
         wanted = await beside(_parse, DetokenizeRequest, self.read_json(request))
         ignored = wanted.ignored_fields()
-        served = await find_served(request.caller, wanted.model, task=None)
+        served = await resolve_model(request.caller, wanted.model, task=None)
         tokens: list[int] = []
         if wanted.tokens:
             try:
                 tokens = checked_token_ids(wanted.tokens, served.info, served.vocab_size)
             except InvalidRequest as error:
-                raise renamed(error, {"prompt": "tokens"}) from None
+                raise rename_error_param(error, {"prompt": "tokens"}) from None
         text = await beside(served.tokenizer.decode, tokens, skip_special_tokens=False)
         response = json_response(_encode({"prompt": text}))
-        name_ignored(response, ignored)
+        set_ignored_fields_header(response, ignored)
         return response
 
 
 def _parse(schema: Any, body: dict[str, Any]) -> Any:
     try:
         return schema.model_validate(body)
-    except Refused as refusal:
+    except RejectedRequest as refusal:
         raise refusal.error from None
 
 
-async def _tokens(wanted: TokenizeRequest, body: dict[str, Any], served: Served) -> list[int]:
+async def _tokens(
+    wanted: TokenizeRequest, body: dict[str, Any], served: ResolvedModel
+) -> list[int]:
     if wanted.prompt is not None:
         if not wanted.prompt:
             return []

@@ -11,31 +11,32 @@ from pydantic import Field
 
 from engine.contract.errors import InvalidRequest
 from engine.contract.messages import TokenLogprobs
-from engine.contract.sampling_params import ThinkingParams
+from engine.contract.sampling_params import ReasoningParams
 from inference.api.completions import completion_job
 from inference.errors import UnsupportedField, as_quire_error
 from inference.generation.generation import Generation
 from inference.generation.logprobs import (
-    TokenNames,
+    TokenFormatter,
     best_outputs,
     chat_logprobs,
-    finite,
     prompt_logprobs,
+    to_json_float,
 )
-from inference.generation.model_resolution import find_served
-from inference.generation.output import Collected, Increment, TokenEntry
+from inference.generation.model_resolution import resolve_model
+from inference.generation.output import Collected, OutputDelta, TokenEntry
 from inference.loop.offload import beside
 from inference.schemas.base import (
     GenerateRequest,
-    KnownFields,
     ModelName,
     Priority,
-    Refused,
+    RejectedRequest,
     StreamOptions,
+    StrictRequest,
 )
 from inference.schemas.completions import CompletionRequest
 from inference.schemas.sampling import SamplingFields
-from inference.serving.respond import DONE, StreamWriter, parse, respond
+from inference.serving.respond import DONE, parse, respond
+from inference.serving.stream import EventWriter
 from inference.web.responses import JSON_OR_EVENTS
 from inference.web.views import GatewayRequest, GatewayView
 
@@ -54,7 +55,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 
 
-class TokensRequest(KnownFields):
+class TokensRequest(StrictRequest):
     """One prompt. `sampling_params` are those of `SamplingParams`; all of the context without a
     `max_tokens`. `request_id` is the client's own name for the request.
     """
@@ -81,7 +82,7 @@ class TokensRequest(KnownFields):
     priority: Priority | None = 0
     reasoning_ended: bool | None = None
 
-    def thinking(self) -> ThinkingParams | None:
+    def thinking(self) -> ReasoningParams | None:
         """How reasoning is told that comes before a form, as a rendered chat says it.
 
         Raises `InvalidRequest`.
@@ -90,7 +91,7 @@ class TokensRequest(KnownFields):
         if given is None or self.reasoning_ended:
             return None
         try:
-            return msgspec.convert(given, ThinkingParams)
+            return msgspec.convert(given, ReasoningParams)
         except msgspec.ValidationError as error:  # its own errors have ours as their cause
             cause = error.__cause__ or error
             field = getattr(cause, "param", None) or "thinking"
@@ -113,10 +114,10 @@ class TokensRequest(KnownFields):
         except ValueError as error:  # pydantic's, in a completion's words
             told = as_quire_error(error)
             if isinstance(told, InvalidRequest):
-                raise in_our_words(told) from None
+                raise rename_error_fields(told) from None
             raise
         except InvalidRequest as error:
-            raise in_our_words(error) from None
+            raise rename_error_fields(error) from None
 
     def _sampling(self) -> dict[str, Any]:
         given = {name: value for name, value in self.sampling_params.items() if value is not None}
@@ -130,7 +131,7 @@ class TokensRequest(KnownFields):
         return {name: value for name, value in given.items() if name in SAMPLING}
 
 
-def in_our_words(error: InvalidRequest) -> InvalidRequest:
+def rename_error_fields(error: InvalidRequest) -> InvalidRequest:
     """A completion's error with the field as this endpoint calls it."""
     param = error.param or ""
     head = param.split(".")[0].split("[")[0]
@@ -151,7 +152,7 @@ class _Choices:
         self._text = request.output_mode == "text"
         self._alternatives = alternatives
         self._asked = generation.job.sampling.logprob_token_ids is not None
-        self.names = TokenNames(generation.job.served.tokenizer, as_ids=False)
+        self.names = TokenFormatter(generation.job.model.tokenizer, as_ids=False)
 
     def choice(
         self,
@@ -195,7 +196,7 @@ class _Choices:
 def _scored(scores: TokenLogprobs, place: int) -> dict[str, Any]:
     return {
         "token_id": scores.token_ids[place],
-        "logprob": finite(scores.logprobs[place]),
+        "logprob": to_json_float(scores.logprobs[place]),
         "rank": scores.ranks[place],
     }
 
@@ -211,9 +212,9 @@ class TokensAnswer:
         self._outputs = [Collected() for _ in generation.outputs[0]]
         self._scores: list[TokenLogprobs | None] | None = None
 
-    def take(self, increment: Increment) -> None:
+    def append(self, increment: OutputDelta) -> None:
         """Add what is new."""
-        self._outputs[increment.index].take(increment)
+        self._outputs[increment.index].append(increment)
         if increment.prompt_logprobs is not None:
             self._scores = increment.prompt_logprobs
 
@@ -225,7 +226,7 @@ class TokensAnswer:
         return {
             "output_mode": request.output_mode,
             "request_id": request.request_id or job.request_id,
-            "model": job.served.name,
+            "model": job.model.name,
             "created": int(job.started_at),
             "choices": [
                 self._choices.choice(
@@ -233,14 +234,14 @@ class TokensAnswer:
                 )
                 for place, out in enumerate(chosen)
             ],
-            "usage": generation.usage.as_openai(),
+            "usage": generation.usage.to_openai(),
             "prompt_logprobs": prompt_logprobs(self._scores, self._choices.names),
             "prompt_token_ids": job.prompts[0] if request.return_token_ids else None,
             "kv_transfer_params": None,
         }
 
 
-class TokensStreamWriter(StreamWriter[Increment]):
+class TokensStreamWriter(EventWriter[OutputDelta]):
     """The same in chunks, then `[DONE]`."""
 
     def __init__(
@@ -250,11 +251,11 @@ class TokensStreamWriter(StreamWriter[Increment]):
         self._choices = _Choices(generation, request, alternatives)
         self._is_first = True
 
-    def write(self, news: Iterable[Increment]) -> bytes:
+    def write(self, news: Iterable[OutputDelta]) -> bytes:
         """A chunk an output."""
         return b"".join(map(self._write, news))
 
-    def _write(self, increment: Increment) -> bytes:
+    def _write(self, increment: OutputDelta) -> bytes:
         options = self._request.stream_options
         continuous = options and options.include_usage and options.continuous_usage_stats
         choice = self._choices.choice(
@@ -273,7 +274,7 @@ class TokensStreamWriter(StreamWriter[Increment]):
             "output_mode": self._request.output_mode,
             "request_id": self._request.request_id or job.request_id,
             "choices": choices,
-            "usage": self._generation.usage.as_openai() if usage else None,
+            "usage": self._generation.usage.to_openai() if usage else None,
         }
         if self._is_first:
             shown = self._request.return_token_ids
@@ -281,7 +282,7 @@ class TokensStreamWriter(StreamWriter[Increment]):
             self._is_first = False
         return b"data: " + _encode(body) + b"\n\n"
 
-    def end(self) -> bytes:
+    def finish(self) -> bytes:
         """The usage when asked for, and the end mark."""
         options = self._request.stream_options
         usage = options is not None and options.include_usage
@@ -295,7 +296,7 @@ class TokensView(GatewayView):
     """Goes on from token ids with token ids; nothing is tokenised and no template is applied."""
 
     generates = True
-    comes_into_queue = True
+    queues_for_model = True
     renderer_classes = JSON_OR_EVENTS
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
@@ -303,7 +304,7 @@ class TokensView(GatewayView):
         wanted = await beside(parse_tokens, self.read_json(request))
         ignored = wanted.ignored_fields()
         completion = await beside(wanted.completion)
-        served = await find_served(request.caller, wanted.model)
+        served = await resolve_model(request.caller, wanted.model)
         served.check_queue(request.caller, wanted.priority)
         try:
             job = await completion_job(request, completion, served)
@@ -311,7 +312,7 @@ class TokensView(GatewayView):
                 job.sampling = msgspec.structs.replace(job.sampling, thinking=thinking)
                 await job.check()
         except InvalidRequest as error:
-            raise in_our_words(error) from None
+            raise rename_error_fields(error) from None
         alternatives = job.sampling.logprobs
         generation = await Generation.start(job)
         return await respond(
@@ -326,5 +327,5 @@ def parse_tokens(body: dict[str, Any]) -> TokensRequest:
     """Raises `InvalidRequest` and pydantic's ValidationError, which both become 400."""
     try:
         return TokensRequest.model_validate(body)
-    except Refused as refusal:
+    except RejectedRequest as refusal:
         raise refusal.error from None

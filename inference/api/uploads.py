@@ -9,7 +9,7 @@ from django.http.multipartparser import MultiPartParserError
 from django.http.response import HttpResponseBase
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from common.db import in_db_thread, in_file_thread
+from common.db import run_in_db_thread, run_in_file_thread
 from engine.contract.errors import InvalidRequest
 from inference.api.files import checked_purpose, file_object
 from inference.errors import PayloadTooLarge, UnsupportedMediaType
@@ -76,7 +76,7 @@ class UploadsView(GatewayView):
             raise PayloadTooLarge(
                 f"The file has {wanted.bytes} bytes; the limit is {limit}.", param="bytes"
             )
-        row = await in_db_thread(
+        row = await run_in_db_thread(
             create_upload,
             caller=request.caller,
             filename=wanted.filename,
@@ -93,7 +93,7 @@ class UploadPartsView(GatewayView):
 
     async def post(self, request: GatewayRequest, upload_id: str) -> HttpResponseBase:
         """Keep a part (multipart/form-data: `data`)."""
-        part = await in_file_thread(_keep, request, upload_id)
+        part = await run_in_file_thread(_keep, request, upload_id)
         shown = {
             "id": part.public_id,
             "object": "upload.part",
@@ -136,7 +136,7 @@ class UploadCompleteView(GatewayView):
     async def post(self, request: GatewayRequest, upload_id: str) -> HttpResponseBase:
         """Make it."""
         wanted = CompleteRequest.model_validate(self.read_json(request))
-        row = await in_file_thread(_complete, request, upload_id, wanted)
+        row = await run_in_file_thread(_complete, request, upload_id, wanted)
         return json_response(_encode(upload_object(row)))
 
 
@@ -151,5 +151,5 @@ class UploadCancelView(GatewayView):
 
     async def post(self, request: GatewayRequest, upload_id: str) -> HttpResponseBase:
         """Forget its parts."""
-        row = await in_db_thread(cancel_upload, caller=request.caller, public_id=upload_id)
+        row = await run_in_db_thread(cancel_upload, caller=request.caller, public_id=upload_id)
         return json_response(_encode(upload_object(row)))

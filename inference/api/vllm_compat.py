@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from adapters.cards import SEEN_WITHIN_S
 from adapters.serving import Loaded, begin_load, state_of, unload
-from common.db import in_db_thread, in_file_thread
+from common.db import run_in_db_thread, run_in_file_thread
 from common.errors import Conflict, NotFound, ServiceUnavailable
 from engine.contract.errors import InvalidRequest, QuireError
 from inference.api.chat import StoredCompletionsView
@@ -30,11 +30,12 @@ from inference.api.pooling.views import (
 from inference.errors import encode_error
 from inference.generation.generation import Generation
 from inference.generation.logprobs import best_outputs
-from inference.generation.model_resolution import find_served
-from inference.generation.output import Increment
-from inference.schemas.base import in_words_of
+from inference.generation.model_resolution import resolve_model
+from inference.generation.output import OutputDelta
+from inference.schemas.base import rename_error_field
 from inference.schemas.completions import CompletionRequest
-from inference.serving.respond import StreamWriter, parse_beside, respond
+from inference.serving.respond import parse_offloaded, respond
+from inference.serving.stream import EventWriter
 from inference.web.responses import JSON_OR_EVENTS
 from inference.web.views import GatewayRequest, GatewayView
 
@@ -47,7 +48,7 @@ from inference.web.views import GatewayRequest, GatewayView
 
 #: A check loads the model; a worker may have others before it.
 CHECKED_WITHIN_S = 600.0
-LOOK_S = 0.2
+POLL_INTERVAL_S = 0.2
 
 
 class LoadBody(BaseModel):
@@ -78,7 +79,7 @@ class LoadAdapterView(OperatorView):
         if not name or not path:
             raise InvalidRequest("Both 'lora_name' and 'lora_path' must be provided.")
         try:
-            begun = await in_file_thread(
+            begun = await run_in_file_thread(
                 begin_load,
                 key_id=request.caller.key_id,
                 name=name,
@@ -87,10 +88,10 @@ class LoadAdapterView(OperatorView):
                 in_place=_flag(body, "load_inplace"),
             )
         except (InvalidRequest, Conflict) as error:
-            raise _in_our_words(error) from None
-        await _checked(begun)
+            raise _rename_error_fields(error) from None
+        await _wait_for_validation(begun)
         await asyncio.sleep(SEEN_WITHIN_S)
-        return _plain(f"Success: LoRA adapter '{name}' added successfully.")
+        return _text_response(f"Success: LoRA adapter '{name}' added successfully.")
 
 
 class UnloadAdapterView(OperatorView):
@@ -102,33 +103,33 @@ class UnloadAdapterView(OperatorView):
         name = _text(body, "lora_name")
         if not name:
             raise InvalidRequest("'lora_name' needs to be provided to unload a LoRA adapter.")
-        found = await in_db_thread(
+        found = await run_in_db_thread(
             unload, key_id=request.caller.key_id, name=name, model=_text(body, "model")
         )
         if not found:
             raise NotFound(f"The lora adapter '{name}' cannot be found.", param="lora_name")
         await asyncio.sleep(SEEN_WITHIN_S)
-        return _plain(f"Success: LoRA adapter '{name}' removed successfully.")
+        return _text_response(f"Success: LoRA adapter '{name}' removed successfully.")
 
 
-def _in_our_words(error: InvalidRequest | Conflict) -> QuireError:
+def _rename_error_fields(error: InvalidRequest | Conflict) -> QuireError:
     """The same with this endpoint's fields; 404 for a folder that isn't there, as vLLM has it."""
-    told: QuireError = in_words_of(error, {"path": "lora_path", "name": "lora_name"})
+    told: QuireError = rename_error_field(error, {"path": "lora_path", "name": "lora_name"})
     if told.code == NotFound.code:
         return NotFound(str(told), param=told.param)
     return told
 
 
-async def _checked(begun: Loaded) -> None:
+async def _wait_for_validation(begun: Loaded) -> None:
     """Wait for the check. Raises `InvalidRequest` with its reason, `ServiceUnavailable`."""
     deadline = time.monotonic() + CHECKED_WITHIN_S
     while time.monotonic() < deadline:
-        state, problem = await in_db_thread(state_of, begun)
+        state, problem = await run_in_db_thread(state_of, begun)
         if state == "live":
             return
         if state not in ("uploaded", "fetching", "validating", "probing", "ready"):
             raise InvalidRequest(problem or f"The adapter is {state}.", param="lora_path")
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(POLL_INTERVAL_S)
     raise ServiceUnavailable(
         "The adapter was not validated in time. Check that a worker is running."
     )
@@ -148,7 +149,7 @@ def _flag(body: dict[str, Any], name: str) -> bool:
     return bool(value)
 
 
-def _plain(text: str) -> HttpResponse:
+def _text_response(text: str) -> HttpResponse:
     response = HttpResponse(text, content_type="text/plain; charset=utf-8")
     response["Content-Length"] = str(len(response.content))
     return response
@@ -177,7 +178,7 @@ class _Texts:
         self._generation, self._n = generation, n
         self._texts = [prompt for _ in generation.outputs[0]]
 
-    def take(self, increment: Increment) -> None:
+    def append(self, increment: OutputDelta) -> None:
         """Add what is new."""
         self._texts[increment.index] += increment.text
 
@@ -187,7 +188,7 @@ class _Texts:
         return {"text": [self._texts[index] for index in best]}
 
 
-class _TextsWriter(StreamWriter[Increment]):
+class _TextsWriter(EventWriter[OutputDelta]):
     """A line of JSON for each change, with all of the text so far."""
 
     heartbeat = b"\n"
@@ -196,13 +197,13 @@ class _TextsWriter(StreamWriter[Increment]):
     def __init__(self, texts: _Texts) -> None:
         self._texts = texts
 
-    def write(self, news: Iterable[Increment]) -> bytes:
+    def write(self, news: Iterable[OutputDelta]) -> bytes:
         """The texts as they are now."""
         for increment in news:
-            self._texts.take(increment)
+            self._texts.append(increment)
         return _encode(self._texts.body()) + b"\n"
 
-    def end(self) -> bytes:
+    def finish(self) -> bytes:
         """Nothing."""
         return b""
 
@@ -215,19 +216,21 @@ class GenerateView(GatewayView):
     """Completes one prompt; sampling parameters stand beside it."""
 
     generates = True
-    comes_into_queue = True
+    queues_for_model = True
     renderer_classes = JSON_OR_EVENTS
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """`{"text": [prompt and output, ...]}`, or lines of it with `stream`."""
-        completion = await parse_beside(CompletionRequest, self.read_json(request))
+        completion = await parse_offloaded(CompletionRequest, self.read_json(request))
         ignored = completion.ignored_fields()
         prompts = completion.prompts
         if completion.embeds or len(prompts) != 1 or not isinstance(prompts[0], str):
             raise InvalidRequest("prompt must be one text.", param="prompt")
         prompt = prompts[0]
-        served = await find_served(request.caller, completion.model, sticky=completion.sticky)
-        served.check_queue(request.caller, completion.tier(request.caller.max_priority)[0])
+        served = await resolve_model(request.caller, completion.model, sticky=completion.sticky_key)
+        served.check_queue(
+            request.caller, completion.resolve_service_tier(request.caller.max_priority)[0]
+        )
         generation = await Generation.start(await completion_job(request, completion, served))
         texts = _Texts(generation, prompt, completion.n or 1)
         return await respond(
@@ -257,7 +260,7 @@ class InvocationsView(GatewayView):
             return view
         model = body.get("model")
         name = model if isinstance(model, str) else None
-        served = await find_served(request.caller, name, task=None)
+        served = await resolve_model(request.caller, name, task=None)
         if served.info.pooling is None:
             return view
         if CLASSIFY in served.info.tasks and "task" not in body:

@@ -9,22 +9,27 @@ from engine.contract.errors import InvalidRequest
 from engine.contract.messages import ModelInfo
 from engine.contract.sampling_params import SamplingParams
 from engine.text import Tokenizer
-from inference.chat.parsers import ModelParsers, ParserPlan, chat_constraint
+from inference.chat.parsers import ModelParsers, OutputParserConfig, build_constraint
 from inference.chat.reasoning import (
-    counted_thinking,
-    prompt_is_inside,
+    prompt_opens_reasoning,
+    reasoning_counter,
     template_variables,
     thinking_params,
-    unfollowed,
+    unsupported_reasoning_fields,
 )
-from inference.errors import renamed
-from inference.generation.logprobs import TokenNames
+from inference.errors import rename_error_param
+from inference.generation.logprobs import TokenFormatter
 from inference.loop.offload import beside
-from inference.rendering.prompts import chat_token_ids, system_first, template_messages, truncated
+from inference.rendering.prompts import (
+    chat_token_ids,
+    move_system_messages_first,
+    template_messages,
+    truncate_tokens,
+)
 from inference.request.context import new_id
-from inference.request.job import Job, Served
+from inference.request.job import Job, ResolvedModel
 from inference.schemas.chat import ChatRequest
-from inference.schemas.sampling import Constraint
+from inference.schemas.sampling import OutputConstraint
 from inference.settings import gateway_settings
 from tenants.authentication import Caller
 
@@ -34,30 +39,35 @@ from tenants.authentication import Caller
 @dataclass(frozen=True)
 class ChatOptions:
     """Attributes:
-    role: the answer's. echo: text before it. top_logprobs: None for no log probabilities.
+    role: the answer's. echo_last_message: text before it. top_logprobs: None for no log
+    probabilities.
     service_tier, metadata: to be shown with the answer.
     parsers: how reasoning and calls are found in each output.
-    unfollowed: fields that this model has no use for.
-    asks_tokens: log probabilities are wanted of tokens that the client named.
+    unsupported_fields: fields that this model has no use for.
+    wants_tokens: log probabilities are wanted of tokens that the client named.
     """
 
     n: int
     role: str
-    echo: str
+    echo_last_message: str
     top_logprobs: int | None
-    names: TokenNames
-    parsers: ParserPlan
+    names: TokenFormatter
+    parsers: OutputParserConfig
     return_token_ids: bool
     include_usage: bool
     continuous_usage: bool
     service_tier: str | None = None
     metadata: dict[str, str] | None = None
-    unfollowed: tuple[str, ...] = ()
-    asks_tokens: bool = False
+    unsupported_fields: tuple[str, ...] = ()
+    wants_tokens: bool = False
 
     @classmethod
-    def of(
-        cls, chat: ChatRequest, job: Job, parsers: ParserPlan, unfollowed: tuple[str, ...] = ()
+    def build(
+        cls,
+        chat: ChatRequest,
+        job: Job,
+        parsers: OutputParserConfig,
+        unfollowed: tuple[str, ...] = (),
     ) -> ChatOptions:
         """The options of a checked request."""
         last = chat.messages[-1]
@@ -66,23 +76,23 @@ class ChatOptions:
         return cls(
             n=chat.n or 1,
             role=role,
-            echo=str(last.content) if echoes else "",
-            top_logprobs=chat.logprobs_wanted,
-            names=TokenNames(job.served.tokenizer, as_ids=chat.tokens_as_ids),
+            echo_last_message=str(last.content) if echoes else "",
+            top_logprobs=chat.num_logprobs,
+            names=TokenFormatter(job.model.tokenizer, as_ids=chat.tokens_as_ids),
             parsers=parsers,
             return_token_ids=bool(chat.return_token_ids),
             include_usage=chat.include_usage,
             continuous_usage=chat.continuous_usage,
-            service_tier=chat.tier(job.caller.max_priority)[1],
+            service_tier=chat.resolve_service_tier(job.caller.max_priority)[1],
             metadata=chat.metadata,
-            unfollowed=unfollowed,
-            asks_tokens=chat.logprob_token_ids is not None,
+            unsupported_fields=unfollowed,
+            wants_tokens=chat.logprob_token_ids is not None,
         )
 
 
-async def chat_job(
+async def build_chat_job(
     chat: ChatRequest,
-    served: Served,
+    served: ResolvedModel,
     *,
     caller: Caller,
     received: float,
@@ -97,22 +107,22 @@ async def chat_job(
     limit_name = "max_completion_tokens" if chat.max_completion_tokens is not None else "max_tokens"
     names = {"max_tokens": limit_name, "logprobs": "top_logprobs", "prompt": "messages"}
     try:
-        parsers, constraint, sampling = await beside(_form, chat, served)
+        parsers, constraint, sampling = await beside(_resolve_output_format, chat, served)
         prompt = await prompt_token_ids(chat, served, generates=True)
-        prompt = truncated(
+        prompt = truncate_tokens(
             prompt, sampling.prompt_limit(served.info.max_model_len), chat.truncation_side
         )
         if chat.cuts_any_limit:
-            cut_limit(sampling, len(prompt), served.info)
+            clamp_max_tokens(sampling, len(prompt), served.info)
         inside, counted = None, None
         if parsers.reasoning is not None:
-            inside = prompt_is_inside(chat, parsers.reasoning, served.tokenizer, prompt)
-            counted = counted_thinking(parsers.reasoning, served.tokenizer, inside)
+            inside = prompt_opens_reasoning(chat, parsers.reasoning, served.tokenizer, prompt)
+            counted = reasoning_counter(parsers.reasoning, served.tokenizer, inside)
         sampling.thinking = thinking_params(
             chat,
             parsers,
             served.tokenizer,
-            inside=inside,
+            in_reasoning=inside,
             constrained=sampling.structured_outputs is not None,
             calls=constraint.source == "tools",
             template=served.tokenizer.chat_template or "",
@@ -121,38 +131,40 @@ async def chat_job(
             request_id=new_id(id_prefix),
             endpoint=endpoint,
             caller=caller,
-            served=served,
+            model=served,
             prompts=[prompt],
             sampling=sampling,
-            kept_tokens=parsers.kept_tokens,
+            preserved_token_ids=parsers.preserved_token_ids,
             field_names={**names, **constraint.names},
             stream=bool(chat.stream),
-            priority=chat.tier(caller.max_priority)[0],
+            priority=chat.resolve_service_tier(caller.max_priority)[0],
             cache_salt=chat.cache_salt or "",
-            received=received,
+            received_at=received,
         )
         await job.check()
     except InvalidRequest as error:
-        raise renamed(error, names) from None
+        raise rename_error_param(error, names) from None
     template = served.tokenizer.chat_template or ""
-    ignored = unfollowed(chat, template, parsers.reasoning)
-    return job, ChatOptions.of(chat, job, parsers.plan(inside, counted), ignored)
+    ignored = unsupported_reasoning_fields(chat, template, parsers.reasoning)
+    return job, ChatOptions.build(chat, job, parsers.parser_config(inside, counted), ignored)
 
 
-def _form(chat: ChatRequest, served: Served) -> tuple[ModelParsers, Constraint, SamplingParams]:
+def _resolve_output_format(
+    chat: ChatRequest, served: ResolvedModel
+) -> tuple[ModelParsers, OutputConstraint, SamplingParams]:
     """What reads the answer, what it must look like, how it's drawn. Raises `InvalidRequest`."""
-    parsers = ModelParsers.of(chat, served)
-    constraint = chat_constraint(chat, parsers, served.tokenizer)
+    parsers = ModelParsers.resolve(chat, served)
+    constraint = build_constraint(chat, parsers, served.tokenizer)
     sampling = chat.sampling_params(
         served.info.default_sampling,
         max_tokens=chat.output_limit,
-        logprobs=chat.logprobs_wanted,
+        logprobs=chat.num_logprobs,
         structured_outputs=constraint.params,
     )
     return parsers, constraint, sampling
 
 
-def cut_limit(sampling: SamplingParams, prompt_tokens: int, model: ModelInfo) -> None:
+def clamp_max_tokens(sampling: SamplingParams, prompt_tokens: int, model: ModelInfo) -> None:
     """Make an output limit that is over the context, or the KV cache, what is left there."""
     if sampling.max_tokens is None:
         return
@@ -161,7 +173,7 @@ def cut_limit(sampling: SamplingParams, prompt_tokens: int, model: ModelInfo) ->
 
 
 async def prompt_token_ids(
-    chat: ChatRequest, served: Served, *, generates: bool = False
+    chat: ChatRequest, served: ResolvedModel, *, generates: bool = False
 ) -> list[int]:
     """The chat's token ids. `generates`: they are to fit the model's context, unless cut to it.
 
@@ -183,16 +195,16 @@ async def prompt_token_ids(
         documents=chat.documents,
         **variables,
     )
-    return with_special_tokens(token_ids, served) if chat.add_special_tokens else token_ids
+    return add_special_tokens(token_ids, served) if chat.add_special_tokens else token_ids
 
 
 def _messages(chat: ChatRequest, tokenizer: Tokenizer) -> list[dict[str, Any]]:
     """As the model's template reads them."""
     messages = template_messages(chat.raw_messages, tokenizer.chat_template or "")
-    return system_first(messages, tokenizer) if chat.system_anywhere else messages
+    return move_system_messages_first(messages, tokenizer) if chat.system_anywhere else messages
 
 
-def with_special_tokens(token_ids: list[int], served: Served) -> list[int]:
+def add_special_tokens(token_ids: list[int], served: ResolvedModel) -> list[int]:
     """What the tokeniser puts before a text, unless the template wrote it already."""
     start = served.tokenizer.bos_token_id
     return token_ids if start is None or token_ids[:1] == [start] else [start, *token_ids]

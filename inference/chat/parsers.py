@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from engine.contract.errors import InvalidRequest
-from engine.contract.sampling_params import ThinkingParams
+from engine.contract.sampling_params import ReasoningParams
 from engine.contract.structured_outputs import (
     JSON_WHITESPACE,
     StructuredOutputsParams,
@@ -16,45 +16,45 @@ from engine.contract.structured_outputs import (
 )
 from engine.text import Tokenizer
 from inference.errors import UnsupportedField
-from inference.parsers.custom_tools import CustomCalls
+from inference.parsers.custom_tools import CustomToolCalls
 from inference.parsers.json_tools import JsonParser
 from inference.parsers.reasoning_parser import ReasoningParser
 from inference.parsers.registry import reasoning_parsers, tool_parsers
-from inference.parsers.state_machine import BEGINNINGS, Part, joined
-from inference.parsers.tool_grammar import Layout, ToolFunction
-from inference.parsers.tool_parser import ToolParser
-from inference.request.job import Served
+from inference.parsers.state_machine import START_KINDS, Part, merge_adjacent
+from inference.parsers.tool_grammar import ToolCallFormat, ToolFunction
+from inference.parsers.tool_parser import ToolCallParser
+from inference.request.job import ResolvedModel
 from inference.schemas.chat import ChatRequest
-from inference.schemas.sampling import Constraint
+from inference.schemas.sampling import OutputConstraint
 
 # -- `OutputParser`: one output through its reasoning parser and then its tool parser.
 
 
 @dataclass(frozen=True)
-class ParserPlan:
+class OutputParserConfig:
     """How each output of a request is read.
 
     Attributes:
         reasoning, tools: make a parser for one output; None where there is nothing to find.
         parallel: False: calls after the first are left out.
         shows_reasoning: False: reasoning is left out.
-        named: the client said which function to call.
-        forced: nothing but calls may come: the beginning of one that was cut off is no text.
+        named_tool: the client said which function to call.
+        forced_tool: nothing but calls may come: the beginning of one that was cut off is no text.
         custom: tools whose calls hold a text instead of arguments.
         thinking: how reasoning is told in tokens, to count them; None where there can't be any.
     """
 
     reasoning: Callable[[], ReasoningParser] | None = None
-    tools: Callable[[], ToolParser] | None = None
+    tools: Callable[[], ToolCallParser] | None = None
     parallel: bool = True
     shows_reasoning: bool = True
-    named: bool = False
-    forced: bool = False
-    thinking: ThinkingParams | None = None
+    named_tool: bool = False
+    forced_tool: bool = False
+    thinking: ReasoningParams | None = None
     custom: frozenset[str] = frozenset()
 
     @property
-    def plain(self) -> bool:
+    def is_plain_text(self) -> bool:
         """Whether all text is content."""
         return self.reasoning is None and self.tools is None
 
@@ -62,11 +62,11 @@ class ParserPlan:
 class OutputParser:
     """Text in, parts out. All parts together don't depend on how the text was cut."""
 
-    def __init__(self, plan: ParserPlan) -> None:
+    def __init__(self, plan: OutputParserConfig) -> None:
         self._plan = plan
         self._reasoning = plan.reasoning() if plan.reasoning is not None else None
         self._tools = plan.tools() if plan.tools is not None else None
-        self._custom = CustomCalls(plan.custom) if plan.custom else None
+        self._custom = CustomToolCalls(plan.custom) if plan.custom else None
         self.num_calls = 0
 
     def push(self, text: str, *, ended: bool = False) -> list[Part]:
@@ -75,10 +75,12 @@ class OutputParser:
         read = list(self._read(parts))
         if ended and self._tools is not None:
             left = self._tools.flush()
-            read += [part for part in left if not (self._plan.forced and part.kind == "content")]
+            read += [
+                part for part in left if not (self._plan.forced_tool and part.kind == "content")
+            ]
         if self._custom is not None:
             read = self._custom.push(read, ended=ended)
-        return joined(part for part in read if self._wanted(part))
+        return merge_adjacent(part for part in read if self._is_visible(part))
 
     def _split(self, text: str, ended: bool) -> list[Part]:
         if self._reasoning is None:
@@ -98,10 +100,10 @@ class OutputParser:
             else:
                 yield part
 
-    def _wanted(self, part: Part) -> bool:
+    def _is_visible(self, part: Part) -> bool:
         if part.kind == "reasoning":
             return self._plan.shows_reasoning
-        if part.kind in BEGINNINGS:
+        if part.kind in START_KINDS:
             self.num_calls = max(self.num_calls, part.call + 1)
         return self._plan.parallel or part.call == 0
 
@@ -113,45 +115,47 @@ class ModelParsers:
     Attributes:
         tools: None when the request offers no tools. functions: those it offers.
         reasoning: None for a model that doesn't reason.
-        kept_tokens: control tokens that must stay in the text.
+        preserved_token_ids: control tokens that must stay in the text.
     """
 
     chat: ChatRequest
-    tools: type[ToolParser] | None
+    tools: type[ToolCallParser] | None
     functions: tuple[ToolFunction, ...]
     reasoning: type[ReasoningParser] | None
-    kept_tokens: frozenset[int]
+    preserved_token_ids: frozenset[int]
 
     @classmethod
-    def of(cls, chat: ChatRequest, served: Served) -> ModelParsers:
+    def resolve(cls, chat: ChatRequest, served: ResolvedModel) -> ModelParsers:
         """Raises `UnsupportedField` for tools that the model has no use for."""
         functions = chat.functions_in_use
         tools = _tool_parser(chat, served) if functions else None
         reasoning = reasoning_parser(served)
         found = [parser for parser in (tools, reasoning) if parser is not None]
         markers = [marker for parser in found for marker in parser.markers]
-        return cls(chat, tools, functions, reasoning, _special(served.tokenizer, markers))
+        return cls(chat, tools, functions, reasoning, _special_token_ids(served.tokenizer, markers))
 
-    def plan(self, inside: bool | None, thinking: ThinkingParams | None) -> ParserPlan:
+    def parser_config(
+        self, inside: bool | None, thinking: ReasoningParams | None
+    ) -> OutputParserConfig:
         """How outputs are read after a prompt that ends inside (or past) the reasoning."""
         reasoning = tools = None
         if self.reasoning is not None:
             reasoning = partial(self.reasoning, inside)
         if self.tools is not None:
             tools = partial(self.tools, self.functions)
-        return ParserPlan(
+        return OutputParserConfig(
             reasoning=reasoning,
             tools=tools,
             parallel=self.chat.parallel_tool_calls is not False,
             shows_reasoning=self.chat.include_reasoning is not False,
             thinking=thinking,
-            named=self.chat.named_function is not None,
-            forced=self.chat.forces_calls,
+            named_tool=self.chat.named_function is not None,
+            forced_tool=self.chat.requires_tool_call,
             custom=self.chat.custom_tools,
         )
 
     @property
-    def layout(self) -> Layout:
+    def call_format(self) -> ToolCallFormat:
         """How an enforced call is written. Only with `tools`."""
         return (self.tools or JsonParser).layout
 
@@ -162,16 +166,16 @@ class ModelParsers:
         return tuple(each for each in self.functions if named in (None, each.name))
 
 
-def _tool_parser(chat: ChatRequest, served: Served) -> type[ToolParser]:
+def _tool_parser(chat: ChatRequest, served: ResolvedModel) -> type[ToolCallParser]:
     """The model's own parser; where calls are enforced any model can make them, as JSON."""
     template, configured = served.tokenizer.chat_template or "", served.info.tool_call_parser
     if configured:
         parser = tool_parsers.get(configured)
         if parser is None:
-            raise _unknown("tool_call_parser", configured, "tools")
+            raise _unknown_parser("tool_call_parser", configured, "tools")
         return parser
     parser = tool_parsers.for_template(template) if "tools" in template else None
-    if parser is None and chat.forces_calls:
+    if parser is None and chat.requires_tool_call:
         return JsonParser
     if parser is None:
         raise UnsupportedField(
@@ -181,7 +185,7 @@ def _tool_parser(chat: ChatRequest, served: Served) -> type[ToolParser]:
     return parser
 
 
-def reasoning_parser(served: Served) -> type[ReasoningParser] | None:
+def reasoning_parser(served: ResolvedModel) -> type[ReasoningParser] | None:
     """The model's configured parser ("none" for none), or the one that its template tells of."""
     configured = served.info.reasoning_parser
     if configured == "none":
@@ -190,18 +194,18 @@ def reasoning_parser(served: Served) -> type[ReasoningParser] | None:
         return reasoning_parsers.for_template(served.tokenizer.chat_template or "")
     parser = reasoning_parsers.get(configured)
     if parser is None:
-        raise _unknown("reasoning_parser", configured, "model")
+        raise _unknown_parser("reasoning_parser", configured, "model")
     return parser
 
 
-def _unknown(setting: str, name: str, param: str) -> UnsupportedField:
+def _unknown_parser(setting: str, name: str, param: str) -> UnsupportedField:
     return UnsupportedField(
         f"The model is set up with the {setting} {name!r}, which this gateway doesn't have.",
         param=param,
     )
 
 
-def _special(tokenizer: Tokenizer, markers: list[str]) -> frozenset[int]:
+def _special_token_ids(tokenizer: Tokenizer, markers: list[str]) -> frozenset[int]:
     """Ids of those markers that are special tokens, which texts usually leave out."""
     special = tokenizer.special_tokens
     return frozenset(tokenizer.added_token(marker).id for marker in markers if marker in special)
@@ -210,7 +214,9 @@ def _special(tokenizer: Tokenizer, markers: list[str]) -> frozenset[int]:
 # -- What a chat's answer must look like: by its own fields, and by the tools it offers.
 
 
-def chat_constraint(chat: ChatRequest, parsers: ModelParsers, tokenizer: Tokenizer) -> Constraint:
+def build_constraint(
+    chat: ChatRequest, parsers: ModelParsers, tokenizer: Tokenizer
+) -> OutputConstraint:
     """The form of the answer.
 
     Where calls are required, or a function is named, the answer is calls alone. Where the model
@@ -222,60 +228,60 @@ def chat_constraint(chat: ChatRequest, parsers: ModelParsers, tokenizer: Tokeniz
     given = chat.constraint()
     if parsers.tools is None:
         return given
-    if chat.forces_calls:
+    if chat.requires_tool_call:
         if given.params is not None and given.source != "response_format":
             raise InvalidRequest(
                 f"{given.source} and this tool_choice can't be used together.", param=given.source
             )
-        return _calls(chat, parsers, tokenizer, required=True)
-    answer = _answer_schema(given)
-    if answer is not None and not parsers.layout.free:
+        return _tool_call_grammar(chat, parsers, tokenizer, required=True)
+    answer = _json_or_tools_schema(given)
+    if answer is not None and not parsers.call_format.allows_text:
         raise UnsupportedField(
             "For this model, tool_choice 'auto' can't be combined with this output format.",
             param="response_format",
         )
     if answer is not None:
-        return _calls(chat, parsers, tokenizer, required=True, answer=answer)
+        return _tool_call_grammar(chat, parsers, tokenizer, required=True, answer=answer)
     strict = any(function.strict for function in parsers.functions)
     # Models remember tools from earlier turns: hiding those that aren't allowed isn't enough.
-    held = strict or (chat.limits_tools and parsers.layout.free)
+    held = strict or (chat.has_allowed_tools and parsers.call_format.allows_text)
     if given.params is None and held:
-        return _calls(chat, parsers, tokenizer, required=False)
+        return _tool_call_grammar(chat, parsers, tokenizer, required=False)
     return given
 
 
-def _calls(
+def _tool_call_grammar(
     chat: ChatRequest,
     parsers: ModelParsers,
     tokenizer: Tokenizer,
     *,
     required: bool,
     answer: dict[str, object] | None = None,
-) -> Constraint:
+) -> OutputConstraint:
     """Calls of the offered functions in the model's own way; or a JSON document (`answer`)."""
-    layout = parsers.layout
-    if not required and not layout.free:
+    layout = parsers.call_format
+    if not required and not layout.allows_text:
         raise UnsupportedField(
             "For this model, strict functions need tool_choice 'required' or a named function.",
             param="tools",
         )
     grammar = layout.grammar(
         parsers.callable_functions,
-        grammar_tokens(tokenizer),
+        grammar_token_ids(tokenizer),
         parallel=chat.parallel_tool_calls is not False and chat.named_function is None,
         required=required,
         answer=answer,
     )
     names = {"structured_outputs.grammar": "tools", "structured_outputs": "tools"}
     try:
-        return Constraint(StructuredOutputsParams(grammar=grammar), "tools", names)
+        return OutputConstraint(StructuredOutputsParams(grammar=grammar), "tools", names)
     except InvalidRequest:
         raise InvalidRequest(
             "The tools' schemas are too large to enforce.", param="tools"
         ) from None
 
 
-def _answer_schema(given: Constraint) -> dict[str, object] | None:
+def _json_or_tools_schema(given: OutputConstraint) -> dict[str, object] | None:
     """The schema of a JSON answer that may take turns with calls."""
     params = given.params
     if params is None or given.source != "response_format":
@@ -289,7 +295,7 @@ def _answer_schema(given: Constraint) -> dict[str, object] | None:
     return {**own, "x-guidance": {"whitespace_pattern": JSON_WHITESPACE}}
 
 
-def grammar_tokens(tokenizer: Tokenizer) -> dict[str, int]:
+def grammar_token_ids(tokenizer: Tokenizer) -> dict[str, int]:
     """Added tokens that a grammar must name by id: special ones, and any that look like tags.
 
     The grammar backend reads those two kinds apart from their characters.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.contract.sampling_params import ThinkingParams
+from engine.contract.sampling_params import ReasoningParams
 from engine.text import Tokenizer
 from inference.chat.parsers import ModelParsers
-from inference.parsers.reasoning_parser import Marks, ReasoningParser
+from inference.parsers.reasoning_parser import ReasoningMarkers, ReasoningParser
 from inference.schemas.chat import ChatRequest
 from inference.settings import gateway_settings
 
@@ -29,7 +29,7 @@ TAIL_TOKENS = 32
 OPEN_TAIL_TOKENS = 4096
 
 
-def unfollowed(
+def unsupported_reasoning_fields(
     chat: ChatRequest, template: str, reasoning: type[ReasoningParser] | None
 ) -> tuple[str, ...]:
     """Fields about reasoning that mean nothing to a model that doesn't reason."""
@@ -66,7 +66,7 @@ def _switches(chat: ChatRequest, template: str) -> dict[str, Any]:
     return switches
 
 
-def prompt_is_inside(
+def prompt_opens_reasoning(
     chat: ChatRequest, parser: type[ReasoningParser], tokenizer: Tokenizer, prompt: list[int]
 ) -> bool | None:
     """Whether a prompt ends inside the reasoning; None when nothing tells.
@@ -74,19 +74,23 @@ def prompt_is_inside(
     Its end is asked first, then the variables that its template knows.
     """
     if not chat.continue_final_message:
-        told = parser.prompt_is_inside(tokenizer.decode(prompt[-TAIL_TOKENS:], False))
-        return _switched(chat, parser, tokenizer.chat_template or "") if told is None else told
+        told = parser.prompt_opens_reasoning(tokenizer.decode(prompt[-TAIL_TOKENS:], False))
+        return (
+            _reasoning_switch(chat, parser, tokenizer.chat_template or "") if told is None else told
+        )
     text = tokenizer.decode(prompt[-OPEN_TAIL_TOKENS:], False)
     begun = max((text.rfind(mark) for mark in parser.starts), default=-1)
     return begun > max((text.rfind(mark) for mark in parser.ends), default=-1)
 
 
-def _switched(chat: ChatRequest, parser: type[ReasoningParser], template: str) -> bool | None:
+def _reasoning_switch(
+    chat: ChatRequest, parser: type[ReasoningParser], template: str
+) -> bool | None:
     """Whether thinking is off (False), or on in a way that opens the reasoning (True)."""
     given = template_variables(chat, template)
     known = {name: value for name, value in given.items() if name in template}
     on = parser.switched(known)
-    return None if on and not parser.opened else on
+    return None if on and not parser.template_opens else on
 
 
 def thinking_params(
@@ -94,47 +98,47 @@ def thinking_params(
     parsers: ModelParsers,
     tokenizer: Tokenizer,
     *,
-    inside: bool | None,
+    in_reasoning: bool | None,
     constrained: bool,
     calls: bool,
     template: str,
-) -> ThinkingParams | None:
+) -> ReasoningParams | None:
     """What the engine must know of the reasoning; None where it needn't know anything.
 
     Args:
-        inside: whether the prompt ends inside the reasoning.
+        in_reasoning: whether the prompt ends inside the reasoning.
         constrained: the answer has a form, which must not begin earlier.
         calls: which may be that of calls.
     """
     budget, parser = _budget(chat, template), parsers.reasoning
     if parser is None:
         return None
-    if inside is False or (budget is None and not constrained):
+    if in_reasoning is False or (budget is None and not constrained):
         return None
     marks = parser.marks(constrained=constrained, calls=calls)
-    return _told_in_tokens(parser, marks, tokenizer, inside, budget)
+    return _token_marks(parser, marks, tokenizer, in_reasoning, budget)
 
 
-def counted_thinking(
-    parser: type[ReasoningParser], tokenizer: Tokenizer, inside: bool | None
-) -> ThinkingParams | None:
+def reasoning_counter(
+    parser: type[ReasoningParser], tokenizer: Tokenizer, in_reasoning: bool | None
+) -> ReasoningParams | None:
     """How reasoning is told in tokens, for counting; None when the prompt has ended it."""
-    if inside is False:
+    if in_reasoning is False:
         return None
     marks = parser.marks(constrained=False, calls=False)
-    return _told_in_tokens(parser, marks, tokenizer, inside, None)
+    return _token_marks(parser, marks, tokenizer, in_reasoning, None)
 
 
-def _told_in_tokens(
+def _token_marks(
     parser: type[ReasoningParser],
-    marks: Marks,
+    marks: ReasoningMarkers,
     tokenizer: Tokenizer,
-    inside: bool | None,
+    in_reasoning: bool | None,
     budget: int | None,
-) -> ThinkingParams:
-    assumed = parser.assumed if inside is None else inside
-    return ThinkingParams(
-        end=[ids for text in marks.ends for ids in _spellings(tokenizer, text)],
+) -> ReasoningParams:
+    assumed = parser.starts_in_reasoning if in_reasoning is None else in_reasoning
+    return ReasoningParams(
+        end=[ids for text in marks.ends for ids in _mark_token_ids(tokenizer, text)],
         start=[] if assumed or not marks.start else _ids(tokenizer, marks.start),
         close=_ids(tokenizer, marks.close),
         budget=budget,
@@ -153,7 +157,7 @@ def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
     return tokenizer.encode(text, add_special_tokens=False)
 
 
-def _spellings(tokenizer: Tokenizer, text: str) -> list[list[int]]:
+def _mark_token_ids(tokenizer: Tokenizer, text: str) -> list[list[int]]:
     """A mark's tokens; one made of ordinary words has others after a space or a line."""
     first = _ids(tokenizer, text)
     if len(first) == 1:

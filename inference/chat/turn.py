@@ -1,4 +1,4 @@
-"""`ChatTurn`: one answer to a chat, from a checked request to parsed deltas."""
+"""`ChatSession`: one answer to a chat, from a checked request to parsed deltas."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.contract.reasoning import Phase, Thinking
-from inference.chat.job import ChatOptions, chat_job
+from engine.contract.reasoning import ReasoningPhase, ReasoningState
+from inference.chat.job import ChatOptions, build_chat_job
 from inference.chat.parsers import OutputParser
 from inference.generation.generation import Generation
-from inference.generation.model_resolution import find_served
-from inference.generation.output import Increment
+from inference.generation.model_resolution import resolve_model
+from inference.generation.output import OutputDelta
 from inference.metrics.recorder import recorder
-from inference.parsers.state_machine import BEGINNINGS, Part
+from inference.parsers.state_machine import START_KINDS, Part
 from inference.request.job import Job, Usage
 from inference.schemas.chat import ChatRequest
 from metering.access import Admission
 from tenants.authentication import Caller
 
 #: What parsers make up.
-_OWN_CALL_ID = re.compile("call_[0-9a-f]{24}")
+MODEL_CALL_ID = re.compile("call_[0-9a-f]{24}")
 
 
 @dataclass(slots=True)
@@ -38,25 +38,25 @@ class TurnDelta:
 
     index: int
     parts: list[Part]
-    increment: Increment
+    increment: OutputDelta
     finish_reason: str | None = None
 
 
-class ChatTurn:
+class ChatSession:
     """A running answer. Read deltas with `next` until `finished`; `release` it in any case."""
 
     def __init__(self, generation: Generation, options: ChatOptions) -> None:
         self.generation, self.options = generation, options
         plan = options.parsers
         self._parsers = [
-            [None if plan.plain else OutputParser(plan) for _ in outputs]
+            [None if plan.is_plain_text else OutputParser(plan) for _ in outputs]
             for outputs in generation.outputs
         ]
 
         if plan.reasoning is not None:
             generation.reasoning_tokens = 0
         self._thinking = [
-            [Thinking(plan.thinking) if plan.thinking is not None else None for _ in outputs]
+            [ReasoningState(plan.thinking) if plan.thinking is not None else None for _ in outputs]
             for outputs in generation.outputs
         ]
 
@@ -69,7 +69,7 @@ class ChatTurn:
         received: float,
         endpoint: str = "chat.completions",
         id_prefix: str = "chatcmpl",
-    ) -> ChatTurn:
+    ) -> ChatSession:
         """Render, check, admit and submit a chat.
 
         Args:
@@ -80,25 +80,27 @@ class ChatTurn:
             InvalidRequest: with the name of the client's field. ModelNotFound, EngineUnavailable.
             RateLimited: not now. ServiceUnavailable: the limits can't be read.
         """
-        served = await find_served(caller, chat.model, sticky=chat.sticky)
-        served.check_queue(caller, chat.tier(caller.max_priority)[0], stream=chat.stream)
-        job, options = await chat_job(
+        served = await resolve_model(caller, chat.model, sticky=chat.sticky_key)
+        served.check_queue(
+            caller, chat.resolve_service_tier(caller.max_priority)[0], stream=chat.stream
+        )
+        job, options = await build_chat_job(
             chat, served, caller=caller, received=received, endpoint=endpoint, id_prefix=id_prefix
         )
         return cls(await Generation.start(job), options)
 
     @classmethod
-    async def start_batch(
+    async def start_many(
         cls, chats: Sequence[ChatRequest], *, caller: Caller, received: float
-    ) -> ChatTurn:
+    ) -> ChatSession:
         """The same for several conversations with one and the same settings, as one request.
 
         Deltas name the conversation by `increment.number`.
         """
-        served = await find_served(caller, chats[0].model, sticky=chats[0].sticky)
-        served.check_queue(caller, chats[0].tier(caller.max_priority)[0])
+        served = await resolve_model(caller, chats[0].model, sticky=chats[0].sticky_key)
+        served.check_queue(caller, chats[0].resolve_service_tier(caller.max_priority)[0])
         made = [
-            await chat_job(
+            await build_chat_job(
                 chat,
                 served,
                 caller=caller,
@@ -139,7 +141,7 @@ class ChatTurn:
         """
         return [self._delta(increment) for increment in await self.generation.next(wait_s)]
 
-    def _delta(self, increment: Increment) -> TurnDelta:
+    def _delta(self, increment: OutputDelta) -> TurnDelta:
         self._count(increment)
         ended = increment.finish_reason is not None
         parser = self._parsers[increment.number][increment.index]
@@ -148,24 +150,24 @@ class ChatTurn:
             return TurnDelta(increment.index, parts, increment, increment.finish_reason)
         parts = parser.push(increment.text, ended=ended)
         for part in parts:
-            if part.kind in BEGINNINGS and _OWN_CALL_ID.fullmatch(part.id):
+            if part.kind in START_KINDS and MODEL_CALL_ID.fullmatch(part.id):
                 part.id = self._call_id(increment, part.call)
         reason = increment.finish_reason
         if ended and self.options.parsers.tools is not None:
-            recorder.parsed(self.job, called=parser.num_calls > 0)
-        if reason == "stop" and parser.num_calls and not self.options.parsers.named:
+            recorder.record_tool_parse(self.job, called=parser.num_calls > 0)
+        if reason == "stop" and parser.num_calls and not self.options.parsers.named_tool:
             reason = "tool_calls"
         return TurnDelta(increment.index, parts, increment, reason)
 
-    def _call_id(self, increment: Increment, call: int) -> str:
+    def _call_id(self, increment: OutputDelta, call: int) -> str:
         """For a call that the model gave no id: the same, whichever gateway reads it."""
         place = f"{self.job.request_id}/{increment.number}/{increment.index}/{call}"
         return f"call_{hashlib.sha256(place.encode()).hexdigest()[:24]}"
 
-    def _count(self, increment: Increment) -> None:
+    def _count(self, increment: OutputDelta) -> None:
         """Count the tokens of the reasoning, marks included."""
         thinking = self._thinking[increment.number][increment.index]
-        if thinking is not None and thinking.phase is not Phase.PAST:
+        if thinking is not None and thinking.phase is not ReasoningPhase.PAST:
             counted = sum(map(thinking.advance, increment.token_ids))
             so_far = self.generation.reasoning_tokens or 0
             self.generation.reasoning_tokens = so_far + counted
@@ -175,7 +177,7 @@ class ChatTurn:
         self.generation.release()
 
 
-def message_of(parts: list[Part]) -> dict[str, Any]:
+def build_message(parts: list[Part]) -> dict[str, Any]:
     """All parts of an output as OpenAI's message fields: content, reasoning, tool_calls.
 
     `content` is None where there is none but calls. Fields without anything are left out.

@@ -21,15 +21,15 @@ from django.template.loader import render_to_string
 from engine.contract.errors import QuireError
 from inference.errors import PayloadTooLarge, RequestTimeout, error_response
 from inference.settings import gateway_settings
-from inference.web.authentication import Guesses
-from inference.web.views import BODY, UPLOADS, Check, ClientGone, Receive, Scope
-from tenants.authentication import Caller, authenticate, tenant_claimed
+from inference.web.authentication import FailedKeyLimiter
+from inference.web.views import BODY, UPLOADS, Check, ClientDisconnected, Receive, Scope
+from tenants.authentication import Caller, authenticate, cached_tenant
 
 #: An upload up to this size stays in memory.
 SPOOL_BYTES = 1 << 20
 #: Bytes of a body that are read before its sender is known: else a hundred strangers who send 10 MB
 #: each fill a gigabyte.
-STRANGERS_BYTES = 16 << 10
+ANONYMOUS_MAX_BYTES = 16 << 10
 
 
 def is_upload(scope: Scope, path: str) -> bool:
@@ -41,7 +41,8 @@ async def read_body(scope: Scope, receive: Receive, check: Check | None = None) 
     """The whole body, refused as soon as it's known to be too large.
 
     Args:
-        check: awaited before more than `STRANGERS_BYTES` are read; what it raises ends the reading.
+        check: awaited before more than `ANONYMOUS_MAX_BYTES` are read; what it raises ends the
+        reading.
 
     Raises:
         PayloadTooLarge: more than `max_body_bytes`, announced or sent.
@@ -49,32 +50,32 @@ async def read_body(scope: Scope, receive: Receive, check: Check | None = None) 
         ClientGone: the connection closed first.
     """
     settings = gateway_settings()
-    announced = check_announced(scope, settings.max_body_bytes)
-    if check is not None and announced > STRANGERS_BYTES:
+    announced = check_content_length(scope, settings.max_body_bytes)
+    if check is not None and announced > ANONYMOUS_MAX_BYTES:
         await check()
         check = None
     body = io.BytesIO()  # gives its bytes away uncopied: of 10 MB a copy takes milliseconds
-    async with _deadline(settings.body_timeout_s):
+    async with _read_timeout(settings.body_timeout_s):
         async for part in _parts(receive, settings.max_body_bytes):
             body.write(part)
-            if check is not None and body.tell() > STRANGERS_BYTES:
+            if check is not None and body.tell() > ANONYMOUS_MAX_BYTES:
                 await check()
                 check = None
     return body.getvalue()
 
 
-async def check_caller(scope: Scope) -> Caller:
+async def authenticate_scope(scope: Scope) -> Caller:
     """Who sends it. Raises what `authenticate` raises, before anything of the body is read."""
     headers = {name.lower(): value.decode("latin1") for name, value in scope["headers"]}
     address = (scope.get("client") or [""])[0]
     caller = await authenticate(
-        headers.get(b"authorization"), headers.get(b"x-api-key"), guard=Guesses(address)
+        headers.get(b"authorization"), headers.get(b"x-api-key"), guard=FailedKeyLimiter(address)
     )
     caller.check_address(address)
     return caller
 
 
-def claimed_tenant(scope: Scope) -> str:
+def tenant_hint(scope: Scope) -> str:
     """Whose the request seems to be, for whose turn it is: it gives no rights. "" of strangers."""
     authorization = key = None
     for name, value in scope["headers"]:
@@ -82,7 +83,7 @@ def claimed_tenant(scope: Scope) -> str:
             authorization = value.decode("latin1")
         elif name == b"x-api-key":
             key = value.decode("latin1")
-    return tenant_claimed(authorization, key)
+    return cached_tenant(authorization, key)
 
 
 async def read_upload(scope: Scope, receive: Receive) -> IO[bytes]:
@@ -94,13 +95,13 @@ async def read_upload(scope: Scope, receive: Receive) -> IO[bytes]:
     `authenticate` raises, before anything is read.
     """
     settings = gateway_settings()
-    await check_caller(scope)
+    await authenticate_scope(scope)
     # Boundaries and the other fields of the form come on top of the file.
     limit = settings.max_file_bytes + SPOOL_BYTES
-    check_announced(scope, limit)
+    check_content_length(scope, limit)
     file: IO[bytes] = tempfile.SpooledTemporaryFile(SPOOL_BYTES)  # noqa: SIM115 - the caller closes
     try:
-        async with _deadline(settings.upload_timeout_s):
+        async with _read_timeout(settings.upload_timeout_s):
             async for part in _parts(receive, limit):
                 file.write(part)
     except BaseException:
@@ -115,12 +116,12 @@ async def read_upload(scope: Scope, receive: Receive) -> IO[bytes]:
     return file
 
 
-def check_announced(scope: Scope, limit: int) -> int:
+def check_content_length(scope: Scope, limit: int) -> int:
     """The length that Content-Length says, or 0. Raises `PayloadTooLarge` beyond the limit."""
     announced = next((v for k, v in scope["headers"] if k == b"content-length"), b"0")
     length = int(announced[:20]) if announced.isdigit() else 0
     if length > limit:
-        raise too_large(limit)
+        raise body_too_large(limit)
     return length
 
 
@@ -132,11 +133,11 @@ async def _parts(receive: Receive, limit: int) -> AsyncIterator[bytes]:
         more = bool(message.get("more_body"))
         size += len(part)
         if size > limit:
-            raise too_large(limit)
+            raise body_too_large(limit)
         yield part
 
 
-class _deadline:
+class _read_timeout:
     """`asyncio.timeout` that ends in a `RequestTimeout`."""
 
     def __init__(self, seconds: float) -> None:
@@ -149,22 +150,22 @@ class _deadline:
         try:
             await self._timeout.__aexit__(*error)
         except TimeoutError:
-            raise late(self._seconds) from None
+            raise body_timeout(self._seconds) from None
 
 
 async def _next_part(receive: Receive) -> MutableMapping[str, Any]:
     message = await receive()
     if message["type"] == "http.disconnect":
-        raise ClientGone
+        raise ClientDisconnected
     return message
 
 
-def late(seconds: float) -> RequestTimeout:
+def body_timeout(seconds: float) -> RequestTimeout:
     """What a body that isn't complete in time is refused with."""
     return RequestTimeout(f"The request body did not arrive within {seconds:g} s.")
 
 
-def too_large(limit: int) -> PayloadTooLarge:
+def body_too_large(limit: int) -> PayloadTooLarge:
     """What a larger body is refused with."""
     return PayloadTooLarge(f"The request body is over the limit of {limit} bytes.")
 
@@ -187,7 +188,7 @@ POLICY = (
 )
 
 
-class BoundedBodies:
+class BodyLimitMiddleware:
     """Gives the application bodies within limits; answers 413 or 408 to all others itself."""
 
     def __init__(self, application: Application) -> None:
@@ -195,7 +196,7 @@ class BoundedBodies:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send, path: str) -> None:
         """Serve a request. `path`: below where Quire is mounted."""
-        body = _Body(scope, receive, path)
+        body = _LimitedBody(scope, receive, path)
         begun = False
 
         async def sent(message: MutableMapping[str, Any]) -> None:
@@ -212,7 +213,7 @@ class BoundedBodies:
             await _refuse(scope, path, error, send)
 
 
-class _Body:
+class _LimitedBody:
     """One body: how much of it came, and how much may."""
 
     def __init__(self, scope: Scope, receive: Receive, path: str) -> None:
@@ -222,25 +223,25 @@ class _Body:
         self._limit = found.max_file_bytes + SPOOL_BYTES if file else found.max_body_bytes
         self._seconds = found.upload_timeout_s if file else found.body_timeout_s
         self._until = asyncio.get_running_loop().time() + self._seconds
-        self._size, self._whole, self._known = 0, False, False
+        self._size, self._is_complete, self._size_announced = 0, False, False
         self.refusal: QuireError | None = None
 
     async def check(self) -> None:
         """Raise if what is announced is too much."""
-        with self._noting():
-            await self._allow(check_announced(self._scope, self._limit))
+        with self._counting_receive():
+            await self._check_size(check_content_length(self._scope, self._limit))
 
     async def receive(self) -> MutableMapping[str, Any]:
         """The next part, as ASGI has it; raises `refusal`."""
-        if self._whole:
+        if self._is_complete:
             return await self._receive()
-        with self._noting():
+        with self._counting_receive():
             message = await self._in_time()
             self._size += len(message.get("body", b""))
             if self._size > self._limit:
-                raise too_large(self._limit)
-            await self._allow(self._size)
-        self._whole = not message.get("more_body")
+                raise body_too_large(self._limit)
+            await self._check_size(self._size)
+        self._is_complete = not message.get("more_body")
         return message
 
     async def _in_time(self) -> MutableMapping[str, Any]:
@@ -248,15 +249,15 @@ class _Body:
             async with asyncio.timeout_at(self._until):
                 return await self._receive()
         except TimeoutError:
-            raise late(self._seconds) from None
+            raise body_timeout(self._seconds) from None
 
-    async def _allow(self, size: int) -> None:
-        if size > STRANGERS_BYTES and not self._known:
-            await _check_sender(self._scope)
-            self._known = True
+    async def _check_size(self, size: int) -> None:
+        if size > ANONYMOUS_MAX_BYTES and not self._size_announced:
+            await _check_authenticated(self._scope)
+            self._size_announced = True
 
     @contextmanager
-    def _noting(self) -> Iterator[None]:
+    def _counting_receive(self) -> Iterator[None]:
         try:
             yield
         except QuireError as error:
@@ -264,10 +265,10 @@ class _Body:
             raise
 
 
-async def _check_sender(scope: Scope) -> None:
+async def _check_authenticated(scope: Scope) -> None:
     """Raise unless it's somebody who is logged in, or has a key."""
     if any(name.lower() in (b"authorization", b"x-api-key") for name, _ in scope["headers"]):
-        await check_caller(scope)
+        await authenticate_scope(scope)
         return
     request: Any = ASGIRequest(dict(scope), io.BytesIO())
     store = import_module(settings.SESSION_ENGINE).SessionStore
@@ -275,7 +276,7 @@ async def _check_sender(scope: Scope) -> None:
     user = await database_sync_to_async(get_user)(request)
     if not user.is_authenticated:
         raise PayloadTooLarge(
-            f"Over {STRANGERS_BYTES} bytes are accepted only from users who are logged in."
+            f"Over {ANONYMOUS_MAX_BYTES} bytes are accepted only from users who are logged in."
         )
 
 

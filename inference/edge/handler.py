@@ -22,13 +22,18 @@ from django.urls import Resolver404, ResolverMatch, get_resolver
 
 from engine.contract.errors import EngineOverloaded, QuireError
 from inference.api.anthropic.errors import anthropic_error
-from inference.edge.body import check_caller, claimed_tenant, is_upload, read_body, read_upload
-from inference.edge.load_shedding import early_refusal
+from inference.edge.body import authenticate_scope, is_upload, read_body, read_upload, tenant_hint
+from inference.edge.load_shedding import shed_load
 from inference.engine_client.client import get_engine_client
 from inference.errors import Overloaded, PayloadTooLarge, error_response
 from inference.generation.model_resolution import check_any_queue
-from inference.loop.fair_dispatch import begins
-from inference.request.context import Asked, clean_request_id, endpoint_of, note_refusal
+from inference.loop.fair_dispatch import start_dispatch
+from inference.request.context import (
+    RequestRecord,
+    endpoint_of,
+    log_rejected_request,
+    sanitize_request_id,
+)
 from inference.web.responses import EventStreamResponse, LastChunk
 from inference.web.views import (
     ARRIVED,
@@ -38,11 +43,11 @@ from inference.web.views import (
     RECEIVED,
     REQUEST_ID,
     TENANT,
-    ClientGone,
+    ClientDisconnected,
     GatewayView,
     Receive,
     Scope,
-    unknown_path,
+    path_not_found,
 )
 
 
@@ -92,7 +97,7 @@ PATHS = frozenset(
 #: Paths whose clients read Anthropic's envelope.
 ANTHROPIC = "/v1/messages"
 #: How long a request whose client is gone gets to end before it's cancelled once more.
-CANCEL_AGAIN_S = 0.5
+CANCEL_RETRY_S = 0.5
 
 
 class GatewayHandler(ASGIHandler):
@@ -109,14 +114,14 @@ class GatewayHandler(ASGIHandler):
             if is_upload(scope, gateway_path(scope)):
                 body: IO[bytes] = await read_upload(scope, receive)
             else:
-                read = await read_body(scope, receive, partial(self._may_be_large, scope))
+                read = await read_body(scope, receive, partial(self._allows_large_body, scope))
                 scope[RECEIVED] = len(read)
                 body = io.BytesIO(read)
                 refused = await self._refused_early(scope, read)
                 if refused is not None:
                     await self.send_response(refused, send)
                     return
-        except ClientGone:
+        except ClientDisconnected:
             return
         except QuireError as error:
             await self.send_response(self._refused(scope, error), send)
@@ -124,7 +129,7 @@ class GatewayHandler(ASGIHandler):
         with body:
             scope[ARRIVED] = time.perf_counter()
             if scope["method"] == "POST":
-                await begins.here().wait(claimed_tenant(scope))
+                await start_dispatch.current().wait(tenant_hint(scope))
             request, response = self.create_request(scope, body)
             if request is None:
                 await self.send_response(response, send)
@@ -132,7 +137,7 @@ class GatewayHandler(ASGIHandler):
             await self._serve_while_connected(request, receive, send)
 
     @staticmethod
-    async def _may_be_large(scope: Scope) -> None:
+    async def _allows_large_body(scope: Scope) -> None:
         """Raise unless the path takes large bodies, from whoever sends this one, and a queue that
         it could come into has room: to refuse it nothing of the body is needed.
         """
@@ -140,26 +145,28 @@ class GatewayHandler(ASGIHandler):
         try:
             view = _resolve(path).func
         except Resolver404:
-            raise unknown_path(path) from None
+            raise path_not_found(path) from None
         view_class = getattr(view, "cls", None) or getattr(view, "view_class", None)
-        if getattr(view_class, "leads_nowhere", False):
-            raise unknown_path(path)
+        if getattr(view_class, "is_not_found_view", False):
+            raise path_not_found(path)
         if getattr(view_class, "public", False):
             raise PayloadTooLarge("This path accepts no large bodies.")
-        caller = await check_caller(scope)
+        caller = await authenticate_scope(scope)
         headers = {name for name, _ in scope["headers"]}
-        if getattr(view_class, "comes_into_queue", False) and b"idempotency-key" not in headers:
+        if getattr(view_class, "queues_for_model", False) and b"idempotency-key" not in headers:
             try:
                 await check_any_queue(caller)
             except (EngineOverloaded, Overloaded) as error:
-                note_refusal(error, Asked(_request_id(scope), endpoint_of(path), caller))
+                log_rejected_request(
+                    error, RequestRecord(_request_id(scope), endpoint_of(path), caller)
+                )
                 scope[TENANT], scope[KEY] = caller.tenant, str(caller.key_id or "")
                 raise
 
     @staticmethod
     async def _refused_early(scope: Scope, body: bytes) -> HttpResponseBase | None:
         """The answer to what a full queue refuses at a glance; None where a view must see it."""
-        if scope["method"] != "POST" or not get_engine_client().refused_lately:
+        if scope["method"] != "POST" or not get_engine_client().rejected_recently:
             return None
         path = gateway_path(scope)
         try:
@@ -170,7 +177,7 @@ class GatewayHandler(ASGIHandler):
         if view is None or not issubclass(view, GatewayView):
             return None
         request_id = _request_id(scope)
-        error = await early_refusal(scope, path, body, view, request_id)
+        error = await shed_load(scope, path, body, view, request_id)
         if error is None:
             return None
         scope[HANDLER] = f"/{match.route}"
@@ -206,7 +213,7 @@ class GatewayHandler(ASGIHandler):
                 task.cancel()
                 # Again until it ends: Python 3.11's wait_for, below the Redis client, swallows a
                 # cancellation that comes together with its result.
-                await asyncio.sleep(CANCEL_AGAIN_S)
+                await asyncio.sleep(CANCEL_RETRY_S)
 
         watcher = asyncio.create_task(watch())
         response = None
@@ -225,7 +232,7 @@ class GatewayHandler(ASGIHandler):
         finally:
             watcher.cancel()
             if response is not None:
-                _release(response)
+                _run_closers(response)
 
     async def get_response_async(self, request: HttpRequest) -> HttpResponseBase:
         """Resolve the URL and run its view."""
@@ -267,7 +274,7 @@ def _request_id(scope: Scope) -> str:
     if (known := scope.get(REQUEST_ID)) is not None:
         return str(known)
     theirs = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
-    made = scope[REQUEST_ID] = clean_request_id(theirs.decode("latin1"))
+    made = scope[REQUEST_ID] = sanitize_request_id(theirs.decode("latin1"))
     return made
 
 
@@ -287,7 +294,7 @@ def _resolve(path: str) -> ResolverMatch:
     return get_resolver(URLCONF).resolve(path)
 
 
-def _release(response: HttpResponseBase) -> None:
+def _run_closers(response: HttpResponseBase) -> None:
     """Run the response's closers. Django's `close` would fire a signal besides."""
     for closer in response._resource_closers:
         closer()

@@ -15,28 +15,33 @@ from typing import Any, Final
 import msgspec
 from rest_framework.exceptions import APIException
 
-from catalog.access import model_at_hand
+from catalog.access import get_cached_model
 from engine.contract.errors import EngineOverloaded, QuireError
 from engine.contract.pooling_params import GENERATE
 from inference.engine_client.client import get_engine_client
 from inference.errors import Overloaded
-from inference.loop.fair_dispatch import refusals
-from inference.request.context import Asked, endpoint_of, note_patience, note_refusal
+from inference.loop.fair_dispatch import rejection_dispatch
+from inference.request.context import (
+    RequestRecord,
+    endpoint_of,
+    log_rejected_request,
+    note_patience,
+)
 from inference.web.json_body import LARGE_BYTES
 from inference.web.responses import check_accept
 from inference.web.views import ARRIVED, ERROR, KEY, TENANT
 from tenants import api_keys as scopes
-from tenants.authentication import Caller, caller_at_hand
+from tenants.authentication import Caller, get_cached_caller
 
 Scope = MutableMapping[str, Any]
 
 #: With one of these a request may be answered from what is kept, or is to be read otherwise.
 _NOT_EARLY: Final = frozenset({"idempotency-key", "last-event-id", "content-encoding", "origin"})
 #: Tiers that are as urgent as none.
-_USUAL: Final = (None, "auto", "default", "standard_only")
+DEFAULT_PRIORITY: Final = (None, "auto", "default", "standard_only")
 
 
-class _Head(msgspec.Struct):
+class RequestHead(msgspec.Struct):
     """What decides of a body; the rest is passed over."""
 
     model: str | None = None
@@ -45,47 +50,47 @@ class _Head(msgspec.Struct):
     service_tier: str | None = None
 
 
-_decode = msgspec.json.Decoder(_Head).decode
+_decode = msgspec.json.Decoder(RequestHead).decode
 
 
-async def early_refusal(
+async def shed_load(
     scope: Scope, path: str, body: bytes, view: type[Any], request_id: str
 ) -> EngineOverloaded | Overloaded | None:
     """What a POST to this view is refused with, noted and counted; None where the view must see it.
 
-    Worth its work only while requests are being refused (`EngineClient.refused_lately`).
+    Worth its work only while requests are being refused (`EngineClient.rejected_recently`).
 
     Args:
         path: below where the application is mounted.
         view: a `GatewayView`. request_id: for the request's record.
     """
-    if not view.refused_early or len(body) > LARGE_BYTES:
+    if not view.supports_load_shedding or len(body) > LARGE_BYTES:
         return None
     arrived = time.perf_counter()
     headers = {name.decode("latin1"): value.decode("latin1") for name, value in scope["headers"]}
     if not _NOT_EARLY.isdisjoint(headers):
         return None
-    caller = caller_at_hand(headers.get("authorization"), headers.get("x-api-key"))
+    caller = get_cached_caller(headers.get("authorization"), headers.get("x-api-key"))
     if caller is None:
         return None
-    await refusals.here().wait(caller.tenant)
+    await rejection_dispatch.current().wait(caller.tenant)
     try:
         _check(scope, path, view, headers, caller)
         head = _decode(body)
     except (QuireError, APIException, msgspec.DecodeError):
         return None  # the view says what is wrong with it
-    if head.priority or head.service_tier not in _USUAL:
+    if head.priority or head.service_tier not in DEFAULT_PRIORITY:
         return None
-    card = model_at_hand(caller, head.model)
-    if card is None or not _generates(card.id):
+    card = get_cached_model(caller, head.model)
+    if card is None or not is_model_served(card.id):
         return None
     try:
         get_engine_client().check_queue(card.id, caller.tenant, 0, stream=bool(head.stream))
     except (EngineOverloaded, Overloaded) as error:
         model = (head.model or "")[:200]
-        asked = Asked(request_id, endpoint_of(path), caller, model=model, received=arrived)
+        asked = RequestRecord(request_id, endpoint_of(path), caller, model=model, received=arrived)
         asked.stream = head.stream is True
-        note_refusal(error, asked)
+        log_rejected_request(error, asked)
         scope[ARRIVED], scope[ERROR] = arrived, error.code
         scope[TENANT], scope[KEY] = caller.tenant, str(caller.key_id or "")
         return error
@@ -105,7 +110,7 @@ def _check(
     note_patience(headers.get("x-request-timeout"), headers.get("x-stainless-read-timeout"))
 
 
-def _generates(model: str) -> bool:
+def is_model_served(model: str) -> bool:
     """Whether a replica takes requests for it: else another model may answer in its place."""
     fleet = get_engine_client().fleet
     info = fleet.model(model)

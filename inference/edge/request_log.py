@@ -1,4 +1,5 @@
-"""`Exchange`: what is known of an HTTP request once its response has ended: metrics, a log line."""
+"""`RequestLog`: what is known of an HTTP request once its response has ended: metrics, a log
+line."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from inference.metrics.definitions import NONE
 from inference.metrics.recorder import recorder
-from inference.request.context import harmless
+from inference.request.context import is_safe_request_id
 from inference.tracing import request_span
 from inference.web.views import ERROR, HANDLER, KEY, RECEIVED, TENANT
 from tenants.redaction import without_tokens
@@ -21,15 +22,16 @@ Scope = MutableMapping[str, Any]
 
 access_log = logging.getLogger("quire.access")
 #: Asked every few seconds by machines.
-_QUIET = frozenset({"/health", "/ping", "/metrics", "/load"})
+UNLOGGED_PATHS = frozenset({"/health", "/ping", "/metrics", "/load"})
 #: What nginx logs for a client that didn't wait.
 CLIENT_LEFT = 499
 
 
-class Exchange:
+class RequestLog:
     """Passes a response on and notes its status, size and request id.
 
-    Call `ended` when nothing more is sent. The line of the log has no query, headers, bodies or
+    Call `log_completed` when nothing more is sent. The line of the log has no query, headers,
+    bodies or
     tokens.
     """
 
@@ -41,7 +43,7 @@ class Exchange:
         "_span",
         "_started",
         "_status",
-        "ended_whole",
+        "completed",
     )
 
     def __init__(self, scope: Scope, send: Send) -> None:
@@ -49,14 +51,14 @@ class Exchange:
         self._started = time.perf_counter()
         self._status = self._sent = 0
         self._request_id = b""
-        self.ended_whole = False
+        self.completed = False
         self._span = request_span(scope)
 
     async def send(self, message: MutableMapping[str, Any]) -> None:
         """ASGI's `send`."""
         if message["type"] == "http.response.body":
             self._sent += len(message.get("body", b""))
-            self.ended_whole = not message.get("more_body", False)
+            self.completed = not message.get("more_body", False)
         elif message["type"] == "http.response.start":
             self._status = message["status"]
             if self._span is not None:
@@ -66,10 +68,10 @@ class Exchange:
                     self._request_id = value
         await self._send(message)
 
-    def ended(self, *, of_api: bool) -> None:
+    def log_completed(self, *, of_api: bool) -> None:
         """Count it, and write its line where access lines are wanted."""
         seconds, scope = time.perf_counter() - self._started, self._scope
-        status = self._status if self.ended_whole else CLIENT_LEFT
+        status = self._status if self.completed else CLIENT_LEFT
         if of_api:
             recorder.http(
                 handler=scope.get(HANDLER, NONE),
@@ -88,7 +90,7 @@ class Exchange:
                 scope.get(ERROR, ""),
             )
         path = scope["path"].removeprefix(scope.get("root_path", ""))
-        level = logging.DEBUG if path in _QUIET else logging.INFO
+        level = logging.DEBUG if path in UNLOGGED_PATHS else logging.INFO
         if access_log.isEnabledFor(level):
             self._log(level, status, seconds)
 
@@ -104,7 +106,7 @@ class Exchange:
             "duration_ms": round(seconds * 1000, 1),
             "bytes": self._sent,
             "request_id": self._request_id.decode("latin1"),
-            "client_request_id": harmless(theirs.decode("latin1")),
+            "client_request_id": is_safe_request_id(theirs.decode("latin1")),
             "tenant": scope.get(TENANT, ""),
             "key": scope.get(KEY, ""),
             "error": scope.get(ERROR, ""),
@@ -135,7 +137,7 @@ SECONDS = Histogram(
 )
 
 
-def counted(application: Application) -> Application:
+def count_websockets(application: Application) -> Application:
     """The application, its accepted WebSockets counted."""
 
     async def counting(scope: Message, receive: Receive, send: ASGISend) -> None:

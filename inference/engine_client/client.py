@@ -19,15 +19,27 @@ from redis.exceptions import RedisError
 
 from engine.contract.errors import EngineFault, EngineOverloaded, EngineUnavailable, QuireError
 from engine.contract.lora import digest_of
-from engine.contract.messages import BY_OPERATOR, Control, EngineRequest, OutboxBatch, TokenDelta
+from engine.contract.messages import (
+    ABORTED_BY_OPERATOR,
+    ControlRequest,
+    EngineRequest,
+    OutboxBatch,
+    TokenDelta,
+)
 from engine.system.redis_client import async_client
-from inference.engine_client.commands import Controls
-from inference.engine_client.failover import Watchman
-from inference.engine_client.fleet import Fleet, NewsReader, choose, prefix_key, successors
-from inference.engine_client.flight import Flight, Known, LostTokens
+from inference.engine_client.commands import ReplicaCommands
+from inference.engine_client.failover import FailoverMonitor
+from inference.engine_client.fleet import (
+    Fleet,
+    ReplicaEventReader,
+    choose_replica,
+    failover_candidates,
+    prefix_key,
+)
+from inference.engine_client.flight import InFlightRequest, LostTokens, ResumeState
 from inference.engine_client.journal import Journal
-from inference.engine_client.mailbox import Mailbox
-from inference.engine_client.queue_limit import Load, QueueBound, check_patience
+from inference.engine_client.mailbox import TokenQueue
+from inference.engine_client.queue_limit import Load, QueueLimit, check_client_timeout
 from inference.engine_client.redis_streams import (
     InboxWriter,
     OutboxReader,
@@ -36,7 +48,7 @@ from inference.engine_client.redis_streams import (
 )
 from inference.engine_client.submission import Submission
 from inference.errors import Overloaded, RemoteError
-from inference.loop.fair_dispatch import in_turns
+from inference.loop.fair_dispatch import iterate_cooperatively
 from inference.metrics.flusher import Flusher, flush
 from inference.request.context import patience
 from inference.settings import GatewaySettings, gateway_settings, redis_url
@@ -44,13 +56,13 @@ from inference.settings import GatewaySettings, gateway_settings, redis_url
 logger = logging.getLogger(__name__)
 
 #: Requests of one submission that are placed in one turn of the event loop.
-PLACED_AT_ONCE = 16
+MAX_PLACED_PER_TICK = 16
 #: Answers of one step that are begun as it arrives.
-BEGUN_AT_ONCE = 32
+MAX_STARTED_PER_TICK = 32
 #: For how long after a refusal the next one is expected.
-LATELY_S = 2.0
+RECENT_REJECTION_S = 2.0
 #: Of a prompt of vectors, what says which replica may have its beginning.
-EMBEDS_BYTES = 16_384
+MAX_EMBEDS_BYTES = 16_384
 
 
 class EngineClient:
@@ -71,24 +83,24 @@ class EngineClient:
         prefix = self.settings.key_prefix
         self.fleet = Fleet(self._redis, prefix)
         self._inbox = InboxWriter(self._link, prefix)
-        self._flights: dict[str, Flight] = {}
-        self._queue_bound = QueueBound()
+        self._flights: dict[str, InFlightRequest] = {}
+        self._queue_bound = QueueLimit()
         self._refused_at = -math.inf
-        self._leaving: dict[str, Flight] = {}
-        self.controls = Controls()
-        self.watchman = Watchman(self)
+        self._leaving: dict[str, InFlightRequest] = {}
+        self.controls = ReplicaCommands()
+        self.watchman = FailoverMonitor(self)
         self.journal = Journal(self._link, prefix)
         self.outbox = OutboxReader(
             self._reading,
             self._link,
             self.gateway_id,
             prefix,
-            self._begin,
-            self._deliver,
+            self._on_batch,
+            self._dispatch_batch,
             self.journal.save,
-            self.watchman.doubt_redis,
+            self.watchman.mark_redis_suspect,
         )
-        self._news = NewsReader(self._redis, prefix, self.watchman.take_news)
+        self._news = ReplicaEventReader(self._redis, prefix, self.watchman.on_replica_event)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._started: asyncio.Task[None] | None = None
         self._closed = False
@@ -108,7 +120,7 @@ class EngineClient:
         await self.watchman.tick()
         self.spawn(self.watchman.run())
         self.spawn(self.outbox.run())
-        self.spawn(self.outbox.keep_trimmed())
+        self.spawn(self.outbox.trim_forever())
         self.spawn(self._news.run())
         name = f"gateway-{self.gateway_id[:12]}"
         self.spawn(Flusher(self._redis, self.settings.key_prefix, name).run())
@@ -131,8 +143,8 @@ class EngineClient:
         self._closed = True
         for flight in list(self._flights.values()):
             flight.mailbox.fail(EngineUnavailable("The gateway is shutting down."))
-            self.abandon(flight)
-        self.forget_leaving(-1.0)
+            self.abort_all(flight)
+        self.expire_aborted(-1.0)
         await self._inbox.close()
         # Again and again: below the Redis client, Python 3.11's wait_for swallows some.
         while pending := [task for task in self._tasks if not task.done()]:
@@ -157,7 +169,7 @@ class EngineClient:
         *,
         tenant: str = "",
         stream: str = "",
-        known: Known | None = None,
+        known: ResumeState | None = None,
     ) -> Submission:
         """Hand in requests that belong together; pieces carry a request's place in the list.
 
@@ -169,8 +181,8 @@ class EngineClient:
         Never fails by itself: without a replica the submission waits, and then raises
         `EngineUnavailable` at its reader.
         """
-        submission = Submission(self, Mailbox(tenant))
-        self._place_next(submission, self._flights_of(submission, requests, model, stream, known))
+        submission = Submission(self, TokenQueue(tenant))
+        self._assign_next(submission, self._flights_of(submission, requests, model, stream, known))
         return submission
 
     def _flights_of(
@@ -179,51 +191,51 @@ class EngineClient:
         requests: Iterable[EngineRequest],
         model: str,
         stream: str,
-        known: Known | None,
-    ) -> Iterator[Flight]:
+        known: ResumeState | None,
+    ) -> Iterator[InFlightRequest]:
         for number, request in enumerate(requests):
             request.gateway_id = self.gateway_id
             scope = request.cache_namespace + digest_of(request.adapter)
             if request.prompt_embeds is not None:
-                scope += hashlib.sha256(request.prompt_embeds.data[:EMBEDS_BYTES]).hexdigest()
+                scope += hashlib.sha256(request.prompt_embeds.data[:MAX_EMBEDS_BYTES]).hexdigest()
             key = prefix_key(request.prompt_token_ids, scope)
-            flight = Flight(request, number, submission.mailbox, model, key, stream=stream)
+            flight = InFlightRequest(request, number, submission.mailbox, model, key, stream=stream)
             if known is not None:
-                flight.take_up(*known.of(number))
+                flight.resume_from(*known.for_prompt(number))
             yield flight
 
-    def _place_next(self, submission: Submission, flights: Iterator[Flight]) -> None:
+    def _assign_next(self, submission: Submission, flights: Iterator[InFlightRequest]) -> None:
         """Place the first of those that are left; others' tokens come before the next."""
         if submission.closed or self._closed:
             return
-        turn = list(islice(flights, PLACED_AT_ONCE))
+        turn = list(islice(flights, MAX_PLACED_PER_TICK))
         submission.flights.extend(turn)
         there = [flight for flight in turn if not flight.done]
         # Should placing one fail, the watchman places these.
         self._flights.update((flight.engine_id, flight) for flight in there)
         try:
             for flight in there:
-                self.try_place(flight)
+                self.try_assign(flight)
             self._link.flush()  # a turn of the loop is long while many begin
         finally:
-            if len(turn) == PLACED_AT_ONCE:
+            if len(turn) == MAX_PLACED_PER_TICK:
                 loop = asyncio.get_running_loop()
-                loop.call_soon(self._place_next, submission, flights)
+                loop.call_soon(self._assign_next, submission, flights)
 
     def check_queue(self, model: str, tenant: str, priority: int, *, stream: bool) -> None:
-        """Raise what `QueueBound` does when too much waits for the model, or for this client."""
+        """Raise what `QueueLimit` does when too much waits for the model, or for this client."""
         load = Load.of(self.fleet.of_model(model))
         try:
-            check_patience(model, load, patience().seconds(stream=stream))
+            check_client_timeout(model, load, patience().seconds(stream=stream))
             self._queue_bound.check(model, tenant, priority, load, self._flights.values())
         except (Overloaded, EngineOverloaded):
             self._refused_at = time.monotonic()
             raise
 
     @property
-    def refused_lately(self) -> bool:
+    def rejected_recently(self) -> bool:
         """Whether `check_queue` had to refuse something a moment ago."""
-        return time.monotonic() - self._refused_at < LATELY_S
+        return time.monotonic() - self._refused_at < RECENT_REJECTION_S
 
     def check_any_queue(self, models: Iterable[str], tenant: str, priority: int) -> None:
         """Raise what `check_queue` does for the last of the models, if it does for all."""
@@ -239,10 +251,10 @@ class EngineClient:
         if refusal is not None:
             raise refusal
 
-    def try_place(self, flight: Flight) -> bool:
+    def try_assign(self, flight: InFlightRequest) -> bool:
         """Give a waiting flight to a ready replica, if there's one."""
-        replica = choose(
-            successors(flight, self.fleet.of_model(flight.model)),
+        replica = choose_replica(
+            failover_candidates(flight, self.fleet.of_model(flight.model)),
             flight.key,
             self.settings.affinity_slack,
             digest_of(flight.request.adapter),
@@ -251,97 +263,100 @@ class EngineClient:
             return False
         self._flights.pop(flight.engine_id, None)
         beat = replica.heartbeat
-        message = flight.place(beat)
+        message = flight.assign(beat)
         self._flights[flight.engine_id] = flight
         if flight.stream:
-            self.journal.placed(flight.stream, flight.number, flight.bits)
+            self.journal.record_placement(flight.stream, flight.number, flight.replica_state)
         replica.submitted += 1
         attempt = flight.attempt
         try:
-            self._inbox.post(beat.replica_id, message, lambda _: self._unsent(flight, attempt))
+            self._inbox.post(
+                beat.replica_id, message, lambda _: self._on_send_failed(flight, attempt)
+            )
         except (OverflowError, TypeError, ValueError):  # msgspec's, of what no message can hold
             # No other try ends otherwise, and whoever waits for it must hear of it.
             logger.exception("Request %s can't be written.", flight.engine_id)
             self.fail(flight, EngineFault("The request can't be sent to an engine."))
         return True
 
-    def _unsent(self, flight: Flight, attempt: int) -> None:
+    def _on_send_failed(self, flight: InFlightRequest, attempt: int) -> None:
         """Redis did not take it. It is placed again after the next good look at Redis."""
         if flight.attempt == attempt and flight.placed and not flight.done:
-            flight.excuse()
-            self._leave_replica(flight, "Redis did not take it")
+            flight.refund_attempt()
+            self._drop_replica(flight, "Redis did not take it")
 
     # -- tokens -------------------------------------------------------------------------------
 
-    def _begin(self, batch: OutboxBatch) -> None:
+    def _on_batch(self, batch: OutboxBatch) -> None:
         """Hand out what begins answers, of a batch that arrives just now: whoever has no token yet
-        has waited longest. The rest of the batch, and of very many of these, is for `_deliver`.
+        has waited longest. The rest of the batch, and of very many of these, is for
+        `_dispatch_batch`.
         """
-        first = [delta for delta in batch.deltas if not delta.start][:BEGUN_AT_ONCE]
+        first = [delta for delta in batch.deltas if not delta.start][:MAX_STARTED_PER_TICK]
         if first:
             taken = set(map(id, first))
             batch.deltas = [delta for delta in batch.deltas if id(delta) not in taken]
             for delta in first:
-                self._hand_out(batch, delta)
+                self._dispatch_delta(batch, delta)
 
-    async def _deliver(self, batch: OutboxBatch) -> None:
+    async def _dispatch_batch(self, batch: OutboxBatch) -> None:
         for reply in batch.replies:
-            self.controls.take(reply)
+            self.controls.on_reply(reply)
         # A step may have thousands.
-        async for delta in in_turns(sorted(batch.deltas, key=_goes_on)):
-            self._hand_out(batch, delta)
+        async for delta in iterate_cooperatively(sorted(batch.deltas, key=_goes_on)):
+            self._dispatch_delta(batch, delta)
 
-    def _hand_out(self, batch: OutboxBatch, delta: TokenDelta) -> None:
+    def _dispatch_delta(self, batch: OutboxBatch, delta: TokenDelta) -> None:
         flight = self._flights.get(delta.request_id)
         if flight is None or not flight.placed:
-            self._take_farewell(delta)
+            self._on_abort_reply(delta)
         elif flight.runs_at(batch):
-            self._take(flight, delta)
+            self._apply_delta(flight, delta)
         else:
             # The replica restarted and took up what it had left. It begins anew, and without
             # a seed its tokens differ: go on from the tokens that the client has.
             self.fleet.forget(flight.replica_id)
             flight.suspect()
-            self.orphan(flight, "its replica restarted")
+            self.unassign(flight, "its replica restarted")
 
-    def _take_farewell(self, delta: TokenDelta) -> None:
+    def _on_abort_reply(self, delta: TokenDelta) -> None:
         """Of an abandoned flight only the end matters; of an attempt that was given up nothing."""
         flight = self._leaving.get(delta.request_id)
         if flight is not None and delta.finish_reason:
-            flight.leave(delta)
-            if flight.leaving is not None or flight.is_told:
+            flight.on_abort_reply(delta)
+            if flight.abort_future is not None or flight.has_all_records:
                 del self._leaving[delta.request_id]
 
-    def _take(self, flight: Flight, delta: TokenDelta) -> None:
+    def _apply_delta(self, flight: InFlightRequest, delta: TokenDelta) -> None:
         if not 0 <= delta.index < len(flight.finished):
             logger.error("Output %d of request %s does not exist.", delta.index, delta.request_id)
             return
         if delta.finish_reason == "error" or delta.error is not None:
-            self._take_error(flight, delta)
+            self._apply_error(flight, delta)
             return
-        given_up = delta.finish_reason == "abort" and delta.stop_reason != BY_OPERATOR
+        given_up = delta.finish_reason == "abort" and delta.stop_reason != ABORTED_BY_OPERATOR
         if given_up and not flight.finished[delta.index]:
             self.fleet.forget(flight.replica_id)
-            self.orphan(flight, "its replica gave it up")
+            self.unassign(flight, "its replica gave it up")
             return
         try:
             piece = flight.accept(delta)
         except LostTokens:
-            self.orphan(flight, "some of its output was lost")
+            self.unassign(flight, "some of its output was lost")
             return
         if piece is not None:
             if flight.stream:
                 start = len(flight.tokens[delta.index]) - len(piece.token_ids)
-                self.journal.note(flight.stream, start, piece)
-            flight.mailbox.put(piece)
+                self.journal.record_tokens(flight.stream, start, piece)
+            flight.mailbox.push(piece)
         if flight.done:
             self._flights.pop(flight.engine_id, None)
 
-    def _take_error(self, flight: Flight, delta: TokenDelta) -> None:
+    def _apply_error(self, flight: InFlightRequest, delta: TokenDelta) -> None:
         info = delta.error
         if info is not None and info.code == EngineUnavailable.code:
             self.fleet.forget(flight.replica_id)
-            self.orphan(flight, f"its replica refused it: {info.message}")
+            self.unassign(flight, f"its replica refused it: {info.message}")
             return
         error: QuireError = (
             RemoteError(info)
@@ -352,7 +367,7 @@ class EngineClient:
 
     # -- ends ---------------------------------------------------------------------------------
 
-    def fail(self, flight: Flight, error: QuireError) -> None:
+    def fail(self, flight: InFlightRequest, error: QuireError) -> None:
         """End a flight with an error."""
         self._flights.pop(flight.engine_id, None)
         if flight.placed and len(flight.finished) > 1:
@@ -360,37 +375,37 @@ class EngineClient:
         flight.finished = [True] * len(flight.finished)
         flight.mailbox.fail(error)
 
-    def orphan(self, flight: Flight, reason: str) -> None:
+    def unassign(self, flight: InFlightRequest, reason: str) -> None:
         """Take a flight away from its replica and look for another one."""
-        self._leave_replica(flight, reason)
+        self._drop_replica(flight, reason)
         self.watchman.replace(flight)
 
-    def _leave_replica(self, flight: Flight, reason: str) -> None:
+    def _drop_replica(self, flight: InFlightRequest, reason: str) -> None:
         logger.info("Request %s moves on: %s.", flight.engine_id, reason)
         if flight.placed:
             self.abort(flight.engine_id, flight.replica_id)
-        flight.orphan(reason)
+        flight.unassign(reason)
 
-    def abandon(self, flight: Flight) -> None:
+    def abort_all(self, flight: InFlightRequest) -> None:
         """Nobody waits for it any more."""
         if self._flights.pop(flight.engine_id, None) is None or flight.done:
             return
         if flight.placed:
             self.abort(flight.engine_id, flight.replica_id)
             if not flight.ran:
-                flight.heard_at = time.monotonic()
-                flight.leaving = asyncio.get_running_loop().create_future()
+                flight.last_heard_at = time.monotonic()
+                flight.abort_future = asyncio.get_running_loop().create_future()
                 self._leaving[flight.engine_id] = flight
             else:
                 self._await_records(flight)
         flight.finished = [True] * len(flight.finished)
 
-    def _await_records(self, flight: Flight) -> None:
-        if not flight.is_told:
+    def _await_records(self, flight: InFlightRequest) -> None:
+        if not flight.has_all_records:
             flight.await_records()
             self._leaving[flight.engine_id] = flight
 
-    def abort_output(self, flight: Flight, index: int, reason: str) -> None:
+    def abort_output(self, flight: InFlightRequest, index: int, reason: str) -> None:
         """End one output of a flight early."""
         if flight.finished[index]:
             return
@@ -410,23 +425,23 @@ class EngineClient:
         self._inbox.abort(replica_id, engine_id, index, reason)
 
     def post(
-        self, replica_id: str, message: Control, on_error: Callable[[RedisError], None]
+        self, replica_id: str, message: ControlRequest, on_error: Callable[[RedisError], None]
     ) -> None:
         """Send an operator's word to a replica, soon."""
         self._inbox.post(replica_id, message, on_error)
 
-    def forget_leaving(self, older_than_s: float) -> None:
+    def expire_aborted(self, older_than_s: float) -> None:
         """Wait no more for engines that did not answer an abort."""
         limit = time.monotonic() - older_than_s
         for engine_id, flight in list(self._leaving.items()):
-            if flight.heard_at < limit:
+            if flight.last_heard_at < limit:
                 del self._leaving[engine_id]
-                flight.leave(None)
+                flight.on_abort_reply(None)
 
     # -- for the watchman and the metrics -----------------------------------------------------
 
     @property
-    def flights(self) -> list[Flight]:
+    def flights(self) -> list[InFlightRequest]:
         """The open ones."""
         return list(self._flights.values())
 
@@ -439,7 +454,7 @@ class EngineClient:
         """The client for short commands on the gateway's own keys."""
         return self._redis
 
-    def waited(self, flight: Flight) -> float:
+    def waited(self, flight: InFlightRequest) -> float:
         """Seconds that a flight has been without a replica."""
         return time.monotonic() - flight.waiting_since
 

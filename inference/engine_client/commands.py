@@ -10,25 +10,25 @@ from typing import TYPE_CHECKING
 from redis.exceptions import RedisError
 
 from engine.contract.errors import EngineUnavailable
-from engine.contract.messages import Control, ControlReply
+from engine.contract.messages import ControlReply, ControlRequest
 
 if TYPE_CHECKING:
     from inference.engine_client.client import EngineClient
 
 
-class Controls:
+class ReplicaCommands:
     """Commands that wait for their answer."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, asyncio.Future[ControlReply]] = {}
 
-    def take(self, reply: ControlReply) -> None:
+    def on_reply(self, reply: ControlReply) -> None:
         """An answer came; one that nobody waits for any more is dropped."""
         waiting = self._waiting.pop(reply.control_id, None)
         if waiting is not None and not waiting.done():
             waiting.set_result(reply)
 
-    async def send(
+    async def send_and_wait(
         self,
         client: EngineClient,
         replica_id: str,
@@ -43,7 +43,7 @@ class Controls:
     ) -> ControlReply:
         """The replica's answer. Raises `EngineUnavailable` when there's none in time.
 
-        The rest are `Control`'s.
+        The rest are `ControlRequest`'s.
         """
         control_id = uuid.uuid4().hex
         answer: asyncio.Future[ControlReply] = asyncio.get_running_loop().create_future()
@@ -53,7 +53,7 @@ class Controls:
             if not answer.done():
                 answer.set_exception(EngineUnavailable(f"Redis did not take it: {error}"))
 
-        message = Control(
+        message = ControlRequest(
             command=command,
             control_id=control_id,
             gateway_id=client.gateway_id,

@@ -1,4 +1,4 @@
-"""`Watchman`: watches replicas and Redis, and moves the requests of those that are lost.
+"""`FailoverMonitor`: watches replicas and Redis, and moves the requests of those that are lost.
 
 A replica is lost to a request when its heartbeat has stopped, its incarnation has changed, it says
 "failed", or its engine's loop stands still. The request then goes to a ready replica as prompt and
@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 from redis.exceptions import RedisError
 
 from engine.contract.errors import EngineFault, EngineUnavailable, ModelReplaced
-from engine.contract.messages import HEARTBEAT_INTERVAL_S, ReplicaNews
-from engine.contract.redis_keys import first_attempt
-from engine.system.redis_client import refusal_of
-from inference.engine_client.fleet import Replica, successors
-from inference.engine_client.flight import Flight
-from inference.loop.fair_dispatch import in_turns
+from engine.contract.messages import HEARTBEAT_INTERVAL_S, ReplicaEvent
+from engine.contract.redis_keys import base_request_id
+from engine.system.redis_client import error_code_of
+from inference.engine_client.fleet import Replica, failover_candidates
+from inference.engine_client.flight import InFlightRequest
+from inference.loop.fair_dispatch import iterate_cooperatively
 
 if TYPE_CHECKING:
     from inference.engine_client.client import EngineClient
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 KEEP_ALIVE_EVERY_S = 15.0
 #: A replica that says it runs nothing, while a request of ours is out there unheard of for so long,
 #: never got it (a trimmed or lost inbox).
-UNHEARD_S = 10.0
+SILENCE_TIMEOUT_S = 10.0
 #: The same while it runs other requests, but queues none: longer than a prompt's computation takes.
 UNHEARD_BUSY_S = 180.0
 #: How long a draining replica gets for a first token before another one is asked.
@@ -42,13 +42,13 @@ ATTEMPTS_WITH_TOKENS = 10
 #: How many times `failover_wait_s` a request that had begun waits for a replica that is loading.
 LOADING_IS_WORTH = 4
 #: An abort that an engine did not answer for so long won't be answered.
-FAREWELL_S = 10.0
+ABORT_REPLY_TIMEOUT_S = 10.0
 
 _STOPPED, _RESTARTED = "its replica's heartbeat stopped", "its replica restarted"
 _STANDS_STILL = "its replica makes no progress"
 
 
-class Watchman:
+class FailoverMonitor:
     """The client's. `tick` is one look; `run` looks for ever."""
 
     def __init__(self, client: EngineClient) -> None:
@@ -76,25 +76,25 @@ class Watchman:
             except Exception:  # a watchman that dies of one bad look would leave all unwatched
                 logger.exception("replica check failed")
 
-    def doubt_redis(self) -> None:
+    def mark_redis_suspect(self) -> None:
         """A connection broke: at the next look, see whether it's still the same Redis."""
         self._redis_down = True
 
-    async def take_news(self, news: ReplicaNews) -> None:
+    async def on_replica_event(self, news: ReplicaEvent) -> None:
         """A replica is ready, or dead: requests move at once, not at the next look."""
         if news.alive:
             await self.tick()
             return
-        self._client.fleet.bury(news.replica_id, news.incarnation)
+        self._client.fleet.mark_dead(news.replica_id, news.incarnation)
         held = _of(news.held)
         lost = 0
         for flight in self._client.flights:
             if flight.incarnation == news.incarnation:
                 lost += 1
-                flight.judge(held, news.incarnation)
-                self._client.orphan(flight, "its replica died")
-            elif news.incarnation in flight.suspected:
-                flight.judge(held, news.incarnation)
+                flight.blame(held, news.incarnation)
+                self._client.unassign(flight, "its replica died")
+            elif news.incarnation in flight.unresolved_replicas:
+                flight.blame(held, news.incarnation)
         if lost:
             was_at = "" if held is None else f" while it was at {len(held)} requests"
             logger.warning(
@@ -108,23 +108,23 @@ class Watchman:
 
     async def _tick(self) -> None:
         try:
-            await self._look()
+            await self._check_replicas()
         except RedisError as error:
             if not self._redis_down:
                 logger.error("Redis unavailable: %s", error)
             self._redis_down = True
-            word = refusal_of(error)
+            word = error_code_of(error)
             self._refusal = f"{word} {str(error).removeprefix(word).strip()}" if word else ""
             self._kept_alive_at = -KEEP_ALIVE_EVERY_S
         else:
             if self._redis_down:
-                self._client.fleet.excuse()
+                self._client.fleet.reset_timers()
             self._redis_down, self._refusal = False, ""
             await self.check()
         self._give_up_waiting()
-        self._client.forget_leaving(FAREWELL_S)
+        self._client.expire_aborted(ABORT_REPLY_TIMEOUT_S)
 
-    async def _look(self) -> None:
+    async def _check_replicas(self) -> None:
         client = self._client
         if self._redis_down or self._redis_run is None:
             await self._check_redis_run()
@@ -134,7 +134,7 @@ class Watchman:
         await client.fleet.refresh()
         now = time.monotonic()
         if now - self._kept_alive_at >= KEEP_ALIVE_EVERY_S:
-            await client.outbox.keep_alive()
+            await client.outbox.refresh_ttl()
             self._kept_alive_at = now
 
     async def _check_redis_run(self) -> None:
@@ -147,44 +147,44 @@ class Watchman:
             self._client.fleet.clear()
             for flight in self._client.flights:
                 if flight.placed:
-                    flight.excuse()
-                    self._client.orphan(flight, "Redis was restarted")
+                    flight.refund_attempt()
+                    self._client.unassign(flight, "Redis was restarted")
         self._redis_run = run
 
     async def check(self) -> None:
         """Orphan flights whose replica is lost; place those that wait."""
         lost: Counter[tuple[str, str]] = Counter()
-        async for flight in in_turns(self._client.flights):
+        async for flight in iterate_cooperatively(self._client.flights):
             if flight.done:  # since the look began
                 continue
-            self._forgive(flight)
+            self._clear_suspicion(flight)
             if flight.placed:
                 replica = self._client.fleet.get(flight.replica_id)
-                reason = _lost(flight, replica)
+                reason = _loss_reason(flight, replica)
                 if reason == _STANDS_STILL and replica is not None:
-                    flight.judge(_of(replica.heartbeat.held), replica.heartbeat.incarnation)
+                    flight.blame(_of(replica.heartbeat.held), replica.heartbeat.incarnation)
                 elif reason in (_STOPPED, _RESTARTED):
                     flight.suspect()
-                if not reason and (reason := self._unread(flight)):
-                    flight.excuse()  # it drains at somebody's word
-                if not reason and (reason := self._silent(flight)):
+                if not reason and (reason := self._is_unread(flight)):
+                    flight.refund_attempt()  # it drains at somebody's word
+                if not reason and (reason := self._is_silent(flight)):
                     flight.suspect()
                 if reason:
                     lost[flight.replica_id, reason] += 1
-                    self._client.orphan(flight, reason)
+                    self._client.unassign(flight, reason)
             else:
                 self.replace(flight)
         for (replica_id, reason), count in lost.items():
             logger.warning("moved %d requests from replica %s: %s", count, replica_id, reason)
 
-    def _forgive(self, flight: Flight) -> None:
+    def _clear_suspicion(self, flight: InFlightRequest) -> None:
         """Replicas that it left unheard and that are heard again were slow: not its fault."""
-        for replica in self._client.fleet if flight.suspected else ():
-            if replica.heartbeat.incarnation in flight.suspected and not replica.silent:
-                del flight.suspected[replica.heartbeat.incarnation]
-                flight.excuse()
+        for replica in self._client.fleet if flight.unresolved_replicas else ():
+            if replica.heartbeat.incarnation in flight.unresolved_replicas and not replica.silent:
+                del flight.unresolved_replicas[replica.heartbeat.incarnation]
+                flight.refund_attempt()
 
-    def _silent(self, flight: Flight) -> str:
+    def _is_silent(self, flight: InFlightRequest) -> str:
         """Of a replica that isn't heard its streams go to another, if one is; see `SILENT_AFTER_S`.
 
         Should it only have been slow, some tokens are computed twice and none is lost.
@@ -192,45 +192,48 @@ class Watchman:
         replica = self._client.fleet.get(flight.replica_id)
         if replica is None or not replica.silent or replica.heartbeat.state != "ready":
             return ""
-        others = successors(flight, self._client.fleet.of_model(flight.model))
+        others = failover_candidates(flight, self._client.fleet.of_model(flight.model))
         there = any(other.ready and not other.silent for other in others)
         return "its replica is silent" if there else ""
 
-    def _unread(self, flight: Flight) -> str:
+    def _is_unread(self, flight: InFlightRequest) -> str:
         """A draining replica reads nothing new: what it had not read by then goes elsewhere."""
         replica = self._client.fleet.get(flight.replica_id)
         if replica is None or replica.heartbeat.state != "draining" or flight.ran:
             return ""
         others = self._client.fleet.of_model(flight.model)
-        waited = time.monotonic() - flight.heard_at > UNREAD_S
+        waited = time.monotonic() - flight.last_heard_at > UNREAD_S
         return "its replica is draining" if waited and any(r.ready for r in others) else ""
 
-    def replace(self, flight: Flight) -> None:
+    def replace(self, flight: InFlightRequest) -> None:
         """Give a waiting flight to a replica, or end it when it has had its chances."""
         most = self._client.settings.max_attempts
-        if flight.fruitless >= most or flight.counted >= most * ATTEMPTS_WITH_TOKENS:
+        if (
+            flight.attempts_without_output >= most
+            or flight.charged_attempts >= most * ATTEMPTS_WITH_TOKENS
+        ):
             times = flight.attempt
             error = EngineFault(f"{times} replicas ran this request and none finished it.")
             self._client.fail(flight, error)
             return
-        self._client.try_place(flight)
+        self._client.try_assign(flight)
 
     def _give_up_waiting(self) -> None:
         limit = self._client.settings.failover_wait_s
         for flight in self._client.flights:
-            if not flight.placed and self._waited_in_vain(flight, limit):
-                self._client.fail(flight, self._why_nobody(flight, limit))
+            if not flight.placed and self._queue_timeout(flight, limit):
+                self._client.fail(flight, self._unavailable_reason(flight, limit))
 
-    def _why_nobody(self, flight: Flight, limit: float) -> EngineUnavailable:
+    def _unavailable_reason(self, flight: InFlightRequest, limit: float) -> EngineUnavailable:
         fleet = self._client.fleet
         if any(replica.ready for replica in fleet.of_model(flight.model)):
             return ModelReplaced(
                 f"The model '{flight.model}' has other weights now, and no replica that could "
                 f"continue this answer came back. Waited {limit:g} s."
             )
-        return EngineUnavailable(f"{fleet.why_unavailable(flight.model)} Waited {limit:g} s.")
+        return EngineUnavailable(f"{fleet.unavailable_reason(flight.model)} Waited {limit:g} s.")
 
-    def _waited_in_vain(self, flight: Flight, limit: float) -> bool:
+    def _queue_timeout(self, flight: InFlightRequest, limit: float) -> bool:
         """Whether it has waited long enough. What a client has begun to read is worth more."""
         waited = self._client.waited(flight)
         patient = flight.ran and self._is_coming(flight.model)
@@ -245,10 +248,10 @@ class Watchman:
 
 def _of(held: list[str] | None) -> frozenset[str] | None:
     """Requests that a replica was at, as gateways call them."""
-    return None if held is None else frozenset(map(first_attempt, held))
+    return None if held is None else frozenset(map(base_request_id, held))
 
 
-def _lost(flight: Flight, replica: Replica | None) -> str:
+def _loss_reason(flight: InFlightRequest, replica: Replica | None) -> str:
     """Why the flight's replica is lost to it, or ""."""
     if replica is None:
         return _STOPPED
@@ -261,9 +264,9 @@ def _lost(flight: Flight, replica: Replica | None) -> str:
         return f"its replica is {beat.state}"
     if replica.stalled:
         return _STANDS_STILL
-    unheard = time.monotonic() - flight.heard_at
-    if unheard > UNHEARD_S and not beat.stats.num_requests_waiting:
+    unheard = time.monotonic() - flight.last_heard_at
+    if unheard > SILENCE_TIMEOUT_S and not beat.stats.num_requests_waiting:
         busy = beat.stats.num_requests_running > 0
-        if unheard > (UNHEARD_BUSY_S if busy else UNHEARD_S):
+        if unheard > (UNHEARD_BUSY_S if busy else SILENCE_TIMEOUT_S):
             return "its replica does not know it"
     return ""

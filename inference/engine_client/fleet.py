@@ -17,8 +17,8 @@ from redis.exceptions import RedisError
 
 from engine.contract import messages as protocol
 from engine.contract import redis_keys
-from engine.contract.messages import Heartbeat, ModelInfo, ReplicaNews
-from inference.engine_client.flight import Flight
+from engine.contract.messages import Heartbeat, ModelInfo, ReplicaEvent
+from inference.engine_client.flight import InFlightRequest
 
 # -- Hearing of replicas' beginnings and ends the moment they happen, instead of at the next look.
 
@@ -29,17 +29,17 @@ RETRY_S = 0.5
 WAIT_S = 4.0
 
 
-class NewsReader:
-    """Reads the channel of `ReplicaNews` for ever and gives each to `take`.
+class ReplicaEventReader:
+    """Reads the channel of `ReplicaEvent` for ever and gives each to `take`.
 
     What is missed while Redis is away is found by the looks at the heartbeats.
     """
 
     def __init__(
-        self, redis: Redis, prefix: str, take: Callable[[ReplicaNews], Awaitable[None]]
+        self, redis: Redis, prefix: str, callback: Callable[[ReplicaEvent], Awaitable[None]]
     ) -> None:
-        self._redis, self._take = redis, take
-        self._channel = redis_keys.news_key(prefix)
+        self._redis, self._callback = redis, callback
+        self._channel = redis_keys.replica_events_channel(prefix)
 
     async def run(self) -> None:
         """Listen until cancelled. Redis may come and go."""
@@ -56,23 +56,23 @@ class NewsReader:
             while True:
                 message = await pubsub.get_message(timeout=WAIT_S)
                 if message is not None:
-                    await self._hand_out(message["data"])
+                    await self._dispatch(message["data"])
 
-    async def _hand_out(self, data: bytes) -> None:
+    async def _dispatch(self, data: bytes) -> None:
         try:
-            news = protocol.decode_news(data)
+            news = protocol.decode_replica_event(data)
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
             logger.warning("replica events unreadable: %s", error)
             return
-        await self._take(news)
+        await self._callback(news)
 
 
 #: A model whose last replica vanished this long ago is still expected back.
 REMEMBER_MODEL_S = 120.0
 #: States of a replica that knows its model; while it loads, it doesn't.
-_KNOWING = ("ready", "sleeping", "draining")
+RATE_SMOOTHING = ("ready", "sleeping", "draining")
 #: Dead incarnations that are remembered: their last heartbeats take seconds to expire.
-_REMEMBERED_DEAD = 256
+MAX_DEAD_INCARNATIONS = 256
 #: The weight of the newest heartbeat in a replica's rate: a few seconds count.
 _NEW_RATE = 0.2
 
@@ -99,12 +99,12 @@ class Replica:
     def stalled(self) -> bool:
         """The process beats, but its engine's loop does not come round."""
         beat = self.heartbeat
-        return beat.at - beat.progress_at > protocol.STALL_AFTER_S
+        return beat.at - beat.progress_at > protocol.STALL_TIMEOUT_S
 
     @property
     def silent(self) -> bool:
         """Nothing was heard of it for a while: its process may stand still, or its Redis link."""
-        return time.monotonic() - self.changed_at > protocol.SILENT_AFTER_S
+        return time.monotonic() - self.changed_at > protocol.HEARTBEAT_TIMEOUT_S
 
     @property
     def ready(self) -> bool:
@@ -125,7 +125,7 @@ class Fleet:
         self._redis, self._prefix = redis, prefix
         self._replicas: dict[str, Replica] = {}
         self._models: dict[str, tuple[float, ModelInfo]] = {}
-        self._dead: deque[str] = deque(maxlen=_REMEMBERED_DEAD)
+        self._dead: deque[str] = deque(maxlen=MAX_DEAD_INCARNATIONS)
 
     async def refresh(self) -> None:
         """Read all heartbeats. Raises redis.RedisError; then nothing has changed."""
@@ -149,14 +149,14 @@ class Fleet:
                 logger.warning("Replica %s sends heartbeats that can't be read.", replica_id)
                 continue
             if beat.incarnation not in self._dead:
-                seen[replica_id] = self._merge(replica_id, beat, now)
+                seen[replica_id] = self._update_replica(replica_id, beat, now)
         self._replicas = seen
 
-    def _merge(self, replica_id: str, beat: Heartbeat, now: float) -> Replica:
+    def _update_replica(self, replica_id: str, beat: Heartbeat, now: float) -> Replica:
         known = self._replicas.get(replica_id)
         if known is not None and known.heartbeat.at == beat.at:
             return known
-        if beat.state in _KNOWING:
+        if beat.state in RATE_SMOOTHING:
             self._models[beat.model.name] = (now, beat.model)
         return Replica(beat, now, per_second=_rate(known, beat))
 
@@ -164,12 +164,12 @@ class Fleet:
         """Think it dead until the next refresh: what is known of it is out of date."""
         self._replicas.pop(replica_id, None)
 
-    def excuse(self) -> None:
+    def reset_timers(self) -> None:
         """Nothing could be heard of any of them: their silence up to now means nothing."""
         for replica in self._replicas.values():
             replica.changed_at = time.monotonic()
 
-    def bury(self, replica_id: str, incarnation: str) -> None:
+    def mark_dead(self, replica_id: str, incarnation: str) -> None:
         """This incarnation is gone for good, whatever is still read of it."""
         self._dead.append(incarnation)
         known = self._replicas.get(replica_id)
@@ -182,19 +182,19 @@ class Fleet:
 
     def __iter__(self) -> Iterator[Replica]:
         """The live ones: a heartbeat without TTL that stands still is a dead one's."""
-        oldest = _oldest()
+        oldest = oldest_heartbeat_at()
         return iter([r for r in self._replicas.values() if r.changed_at >= oldest])
 
     def get(self, replica_id: str) -> Replica | None:
         """The replica if it's alive."""
         found = self._replicas.get(replica_id)
-        return found if found is not None and found.changed_at >= _oldest() else None
+        return found if found is not None and found.changed_at >= oldest_heartbeat_at() else None
 
     def of_model(self, name: str) -> list[Replica]:
         """Live replicas that serve the model, ready or not."""
         return [r for r in self if r.heartbeat.model.name == name]
 
-    def why_unavailable(self, name: str) -> str:
+    def unavailable_reason(self, name: str) -> str:
         """Why nobody answers for the model right now, for its clients."""
         for replica in self.of_model(name):
             beat = replica.heartbeat
@@ -214,7 +214,7 @@ class Fleet:
         return sorted({replica.heartbeat.model.name for replica in self})
 
 
-def _oldest() -> float:
+def oldest_heartbeat_at() -> float:
     """When a live replica was heard at the latest."""
     return time.monotonic() - protocol.HEARTBEAT_TTL_S
 
@@ -256,7 +256,7 @@ def prefix_key(token_ids: Sequence[int], namespace: str) -> bytes:
     return digest.digest()
 
 
-def choose(
+def choose_replica(
     replicas: Sequence[Replica], key: bytes, slack: int, adapter: str = ""
 ) -> Replica | None:
     """The replica for a request with this prefix, or None when none is ready.
@@ -273,24 +273,26 @@ def choose(
     limit = min(replica.load for replica in ready) + slack
     affordable = [replica for replica in ready if replica.load <= limit]
     if adapter:
-        affordable = [each for each in affordable if _holds(each, adapter)] or affordable
+        affordable = [
+            each for each in affordable if has_adapter_loaded(each, adapter)
+        ] or affordable
     return max(affordable, key=lambda replica: _rank(key, replica.heartbeat.replica_id))
 
 
-def _holds(replica: Replica, adapter: str) -> bool:
+def has_adapter_loaded(replica: Replica, adapter: str) -> bool:
     """Whether the adapter's weights are in its device's or its host's memory."""
     states = replica.heartbeat.adapters
     return any(state.digest == adapter and state.tier != "disk" for state in states)
 
 
-def successors(flight: Flight, replicas: Sequence[Replica]) -> list[Replica]:
+def failover_candidates(flight: InFlightRequest, replicas: Sequence[Replica]) -> list[Replica]:
     """Those that may go on with what a flight has.
 
     Never one with other weights: the text would go on as another model's. Where a ready one makes
     the very tokens that the last one would have made, only those.
     """
     mine = flight.numerics
-    if not flight.began or mine is None:
+    if not flight.has_output or mine is None:
         return list(replicas)
     fit = [
         replica

@@ -1,4 +1,4 @@
-"""`Flight`: one engine request on its way, over as many replicas as it takes."""
+"""`InFlightRequest`: one engine request on its way, over as many replicas as it takes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import msgspec
 from engine.contract.messages import EngineRequest, FlightRecord, Heartbeat, OutboxBatch, TokenDelta
 from engine.contract.replica_state import Numerics
 from inference.engine_client.journal import Bits
-from inference.engine_client.mailbox import Mailbox, Piece, piece_of
+from inference.engine_client.mailbox import TokenChunk, TokenQueue, chunk_from_delta
 
-# -- `Known`: what another gateway had of requests that are handed in here.
+# -- `ResumeState`: what another gateway had of requests that are handed in here.
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class ResumeState:
     """[prompt][output] tokens, and whether an output is over; `bits`: [prompt], what made them;
     `epoch`: how often it was taken up.
 
@@ -30,16 +30,16 @@ class Known:
     bits: Sequence[Bits]
     epoch: int
 
-    def of(self, number: int) -> tuple[Sequence[list[int]], Sequence[bool], Bits, int]:
+    def for_prompt(self, number: int) -> tuple[Sequence[list[int]], Sequence[bool], Bits, int]:
         """Of one prompt."""
         return self.tokens[number], self.finished[number], self.bits[number], self.epoch
 
 
 #: Of one flight: changes of replica that are remembered.
-MOST_HOPS = 20
+MAX_HOPS = 20
 #: After so many replicas in a row that died over a step of it among others, without a token in
 #: between, it runs in steps of its own: then a death says who is to blame.
-MOST_IN_COMPANY = 2
+MAX_SHARED_CRASHES = 2
 
 
 class LostTokens(Exception):
@@ -47,7 +47,7 @@ class LostTokens(Exception):
 
 
 @dataclass(slots=True, eq=False)
-class Flight:
+class InFlightRequest:
     """A request, what it has produced so far, and where it runs now.
 
     Each attempt has an id of its own (`<request id>~<attempt>` from the second on), so what an
@@ -59,30 +59,36 @@ class Flight:
         tokens: [num outputs][num tokens so far]. finished: [num outputs].
         replica_id, incarnation: where it runs; "" while it waits for a replica.
         last_replica_id: where it runs or ran last.
-        attempt: how often it was given to a replica. counted: the same but those that ended for no
-            fault of its own. fruitless: how many of these in a row brought no token, and weren't
+        attempt: how often it was given to a replica. charged_attempts: the same but those that
+        ended for no
+            fault of its own. attempts_without_output: how many of these in a row brought no token,
+            and weren't
             ended by the death of a replica that was at others' requests as well. resumed: the
             present one goes on from tokens.
-        in_company: replicas in a row that died while they were at this request and others, and it
-            had no token of any. isolated: it runs in steps of its own now.
+        shared_crashes: replicas in a row that died while they were at this request and others, and
+        it
+            had no token of any. runs_alone: it runs in steps of its own now.
         numerics: of the replica that made the latest tokens; None: none did, or it isn't known.
         numerics_changed: whether a replica with others went on with tokens that were there.
         waiting_since: monotonic, while it waits.
-        heard_at: monotonic, when it was placed or last heard of.
+        last_heard_at: monotonic, when it was placed or last heard of.
         ran: whether an engine has computed anything for it.
         stream: under which name its tokens are kept for other gateways, "": they aren't.
-        epoch: how often another gateway had taken it up before.
-        suspected: incarnations that it left without knowing what became of them, since its last
+        takeover_count: how often another gateway had taken it up before.
+        unresolved_replicas: incarnations that it left without knowing what became of them, since
+        its last
             token, and whether it was isolated there.
-        leaving: set when it was abandoned; done when the engine has answered the abort.
-        records: of the engine, by output, as far as they came. told: set when it ended here before
+        abort_future: set when it was abandoned; done when the engine has answered the abort.
+        records: of the engine, by output, as far as they came. records_ready: set when it ended
+        here before
             the engine said so; done when all records are there.
-        hops: when it was given to which replica, or taken away for a reason (`time.perf_counter`).
+        placement_history: when it was given to which replica, or taken away for a reason
+        (`time.perf_counter`).
     """
 
     request: EngineRequest
     number: int
-    mailbox: Mailbox
+    mailbox: TokenQueue
     model: str
     key: bytes
     tokens: list[list[int]] = field(default_factory=list)
@@ -91,24 +97,24 @@ class Flight:
     incarnation: str = ""
     last_replica_id: str = ""
     attempt: int = 0
-    counted: int = 0
-    fruitless: int = 0
-    in_company: int = 0
-    isolated: bool = False
+    charged_attempts: int = 0
+    attempts_without_output: int = 0
+    shared_crashes: int = 0
+    runs_alone: bool = False
     resumed: bool = False
     numerics: Numerics | None = None
     numerics_changed: bool = False
     waiting_since: float = 0.0
-    heard_at: float = 0.0
+    last_heard_at: float = 0.0
     ran: bool = False
     prompt_logprobs_seen: bool = False
     stream: str = ""
-    epoch: int = 0
-    suspected: dict[str, bool] = field(default_factory=dict)
-    leaving: asyncio.Future[None] | None = None
+    takeover_count: int = 0
+    unresolved_replicas: dict[str, bool] = field(default_factory=dict)
+    abort_future: asyncio.Future[None] | None = None
     records: dict[int, FlightRecord] = field(default_factory=dict)
-    told: asyncio.Future[None] | None = None
-    hops: list[tuple[float, str, str]] = field(default_factory=list)
+    records_ready: asyncio.Future[None] | None = None
+    placement_history: list[tuple[float, str, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         count = self.request.sampling.num_sequences
@@ -120,21 +126,21 @@ class Flight:
     def engine_id(self) -> str:
         """The id under which the present attempt runs."""
         base = self.request.request_id
-        if self.epoch:
-            return f"{base}~{self.epoch}.{self.attempt}"
+        if self.takeover_count:
+            return f"{base}~{self.takeover_count}.{self.attempt}"
         return base if self.attempt <= 1 else f"{base}~{self.attempt}"
 
-    def take_up(
+    def resume_from(
         self, tokens: Sequence[list[int]], finished: Sequence[bool], bits: Bits, epoch: int
     ) -> None:
         """Go on with what another gateway had."""
         self.numerics, self.numerics_changed = bits
         self.tokens = [list(known) for known in tokens]
-        self.finished, self.epoch = list(finished), epoch
-        self.ran = self.prompt_logprobs_seen = self.began
+        self.finished, self.takeover_count = list(finished), epoch
+        self.ran = self.prompt_logprobs_seen = self.has_output
 
     @property
-    def bits(self) -> Bits:
+    def replica_state(self) -> Bits:
         """What another gateway must know of the replicas that made its tokens."""
         return self.numerics, self.numerics_changed
 
@@ -149,22 +155,22 @@ class Flight:
         return all(self.finished)
 
     @property
-    def began(self) -> bool:
+    def has_output(self) -> bool:
         """Whether there are tokens to go on from."""
         return any(self.tokens) or any(self.finished)
 
-    def place(self, beat: Heartbeat) -> EngineRequest:
+    def assign(self, beat: Heartbeat) -> EngineRequest:
         """Begin an attempt at a replica; the message to send: prompt and tokens so far."""
         self.attempt += 1
         self.replica_id, self.incarnation = beat.replica_id, beat.incarnation
         self.last_replica_id = beat.replica_id
         self._hop("")
-        self.heard_at = time.monotonic()
-        self.counted += 1
-        self.fruitless += 1
+        self.last_heard_at = time.monotonic()
+        self.charged_attempts += 1
+        self.attempts_without_output += 1
         # What isn't known yet may turn out to have been a death in company.
-        self.isolated = self.in_company + len(self.suspected) >= MOST_IN_COMPANY
-        self.resumed = self.began
+        self.runs_alone = self.shared_crashes + len(self.unresolved_replicas) >= MAX_SHARED_CRASHES
+        self.resumed = self.has_output
         self.numerics_changed |= self.resumed and beat.numerics != self.numerics
         self.numerics = beat.numerics
         return msgspec.structs.replace(
@@ -172,55 +178,55 @@ class Flight:
             request_id=self.engine_id,
             resume_token_ids=[list(tokens) for tokens in self.tokens] if self.resumed else [],
             skip_indices=[index for index, done in enumerate(self.finished) if done],
-            isolated=self.isolated,
+            isolated=self.runs_alone,
         )
 
     @property
-    def is_told(self) -> bool:
+    def has_all_records(self) -> bool:
         """Whether the engine's records of all outputs are there."""
         return len(self.records) >= len(self.finished)
 
     def await_records(self) -> None:
         """It ends here before the engine has said so, and what that says is still wanted."""
-        self.heard_at = time.monotonic()
-        self.told = asyncio.get_running_loop().create_future()
+        self.last_heard_at = time.monotonic()
+        self.records_ready = asyncio.get_running_loop().create_future()
 
-    def excuse(self) -> None:
+    def refund_attempt(self) -> None:
         """What ends the present attempt is no fault of the request, nor of its replica."""
-        self.counted = max(0, self.counted - 1)
-        self.fruitless = max(0, self.fruitless - 1)
+        self.charged_attempts = max(0, self.charged_attempts - 1)
+        self.attempts_without_output = max(0, self.attempts_without_output - 1)
 
     def suspect(self) -> None:
         """It leaves its replica, and what became of that isn't known yet."""
-        self.suspected[self.incarnation] = self.isolated
+        self.unresolved_replicas[self.incarnation] = self.runs_alone
 
-    def judge(self, held: Collection[str] | None, incarnation: str) -> None:
+    def blame(self, held: Collection[str] | None, incarnation: str) -> None:
         """A replica that had it died, or stands still, while it was at these requests.
 
         `held`: their ids without the numbers of attempts; None: not known, and then it counts.
         """
-        isolated = self.suspected.pop(incarnation, self.isolated)
+        isolated = self.unresolved_replicas.pop(incarnation, self.runs_alone)
         if held is None:
             return
         if self.request.request_id not in held:
-            self.excuse()
+            self.refund_attempt()
         elif len(held) > 1 and not isolated:
-            self.in_company += 1
-            self.fruitless = max(0, self.fruitless - 1)
+            self.shared_crashes += 1
+            self.attempts_without_output = max(0, self.attempts_without_output - 1)
 
     def _hop(self, reason: str) -> None:
         """It comes to its replica, or leaves it for a reason."""
-        if len(self.hops) < MOST_HOPS:
-            self.hops.append((time.perf_counter(), self.replica_id, reason))
+        if len(self.placement_history) < MAX_HOPS:
+            self.placement_history.append((time.perf_counter(), self.replica_id, reason))
 
-    def orphan(self, reason: str) -> None:
+    def unassign(self, reason: str) -> None:
         """No replica has it any more."""
         if self.placed:
             self._hop(reason)
         self.replica_id = self.incarnation = ""
         self.waiting_since = time.monotonic()
 
-    def accept(self, delta: TokenDelta) -> Piece | None:
+    def accept(self, delta: TokenDelta) -> TokenChunk | None:
         """Take in a delta of the present attempt; the new part of it, or None if there's none.
 
         Raises: `LostTokens` when tokens between are missing.
@@ -236,17 +242,17 @@ class Flight:
             raise LostTokens
         if delta.token_ids and skip >= len(delta.token_ids) and not delta.finish_reason:
             return None
-        self.heard_at = time.monotonic()
+        self.last_heard_at = time.monotonic()
         self.ran = True
-        piece = piece_of(delta, self.number, min(skip, len(delta.token_ids)))
+        piece = chunk_from_delta(delta, self.number, min(skip, len(delta.token_ids)))
         tokens.extend(piece.token_ids)
         if piece.prompt_logprobs is not None:
             if self.prompt_logprobs_seen:
                 piece.prompt_logprobs = None
             self.prompt_logprobs_seen = True
         if piece.token_ids:
-            self.fruitless = self.in_company = 0
-            self.suspected.clear()
+            self.attempts_without_output = self.shared_crashes = 0
+            self.unresolved_replicas.clear()
         if self.resumed:
             # A resumed request finds its own earlier tokens in the cache: that is no saving.
             piece.num_cached_tokens = 0
@@ -256,16 +262,20 @@ class Flight:
             self.finished[index] = True
         return piece
 
-    def leave(self, delta: TokenDelta | None) -> None:
+    def on_abort_reply(self, delta: TokenDelta | None) -> None:
         """The engine's last word after an abort, or None when it's waited for no more."""
         record = delta.flight if delta is not None else None
         self.ran = self.ran or (record is not None and record.num_steps > 0)
         if delta is not None:
             self.records.setdefault(delta.index, record or FlightRecord())
-        if self.told is not None and not self.told.done() and (delta is None or self.is_told):
-            self.told.set_result(None)
-        if self.leaving is not None and not self.leaving.done():
-            self.leaving.set_result(None)
+        if (
+            self.records_ready is not None
+            and not self.records_ready.done()
+            and (delta is None or self.has_all_records)
+        ):
+            self.records_ready.set_result(None)
+        if self.abort_future is not None and not self.abort_future.done():
+            self.abort_future.set_result(None)
 
     def runs_at(self, batch: OutboxBatch) -> bool:
         """Whether the batch comes from the very process that the flight was given to."""

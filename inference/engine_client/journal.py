@@ -18,14 +18,14 @@ from redis.exceptions import RedisError
 from engine.contract import redis_keys
 from engine.contract.lora import AdapterRef
 from engine.contract.replica_state import Numerics
-from engine.system.redis_client import RedisLink
-from inference.engine_client.mailbox import Piece
+from engine.system.redis_client import RedisPipeline
+from inference.engine_client.mailbox import TokenChunk
 
 #: A stream can be gone on with for so long after it was last heard of, and after its end.
 KEEP_S, KEEP_ENDED_S = 300, 60
 
 #: Streams that are written in one command, and in one turn of the event loop.
-SAVED_AT_ONCE = 32
+MAX_SAVED_PER_TICK = 32
 #: KEYS: of each stream the list of its entries, and the stream itself. ARGV: when they expire; of
 #: each stream how many entries come, and these.
 _SAVE = """
@@ -39,7 +39,7 @@ for i = 1, #KEYS, 2 do
 end
 """
 
-Entry = tuple[int, Piece]
+Entry = tuple[int, TokenChunk]
 #: Of the replica that made the latest tokens, and whether others had made earlier ones.
 Bits = tuple[Numerics | None, bool]
 _encoder = msgspec.msgpack.Encoder()
@@ -103,7 +103,7 @@ def decode_bits(data: bytes | None) -> Bits:
 class Journal:
     """This gateway's open streams. What is noted is kept at the next `save`."""
 
-    def __init__(self, link: RedisLink, prefix: str) -> None:
+    def __init__(self, link: RedisPipeline, prefix: str) -> None:
         self._link, self._prefix = link, prefix
         self._pending: dict[str, dict[tuple[int, int], Entry]] = {}
         #: Streams whose client was told tokens while Redis was away.
@@ -115,13 +115,13 @@ class Journal:
         self._link.send("HSET", name, "open", msgspec.msgpack.encode(about))
         self._link.send("EXPIRE", name, KEEP_S)
 
-    def placed(self, stream: str, number: int, bits: Bits) -> None:
+    def record_placement(self, stream: str, number: int, bits: Bits) -> None:
         """A replica was given one of the stream's requests."""
         name = redis_keys.stream_key(stream, self._prefix)
         self._link.send("HSET", name, bits_field(number), _encoder.encode(bits))
         self._link.send("EXPIRE", name, KEEP_S)
 
-    def told(self, stream: str) -> asyncio.Future[Any]:
+    def mark_delivered(self, stream: str) -> asyncio.Future[Any]:
         """The first of its tokens have left for the client: from now on it's billed.
 
         What Redis doesn't take now is sent again by `save`.
@@ -137,7 +137,7 @@ class Journal:
         self._link.send("EXPIRE", name, KEEP_S)
         return reply
 
-    def note(self, stream: str, start: int, piece: Piece) -> None:
+    def record_tokens(self, stream: str, start: int, piece: TokenChunk) -> None:
         """Tokens came: `start` of the output were there before."""
         outputs = self._pending.setdefault(stream, {})
         held = outputs.get((piece.number, piece.index))
@@ -155,10 +155,10 @@ class Journal:
         """Write what was noted. Raises redis.RedisError; then the next call tries again."""
         pending, self._pending = self._pending, {}
         untold, self._untold = self._untold, set()
-        replies = [self.told(stream) for stream in untold]
+        replies = [self.mark_delivered(stream) for stream in untold]
         try:
             streams = iter(pending.items())
-            while some := list(islice(streams, SAVED_AT_ONCE)):
+            while some := list(islice(streams, MAX_SAVED_PER_TICK)):
                 replies.append(self._write(some))
                 await asyncio.sleep(0)  # tokens come in between
             await asyncio.gather(*replies)
@@ -166,7 +166,7 @@ class Journal:
             newer, self._pending = self._pending, pending
             for stream, outputs in newer.items():
                 for start, piece in outputs.values():
-                    self.note(stream, start, piece)
+                    self.record_tokens(stream, start, piece)
             raise  # twice is no harm: entries say where they begin
 
     def _write(
@@ -180,7 +180,7 @@ class Journal:
             words += map(_encoder.encode, outputs.values())
         return self._link.send("EVAL", _SAVE, len(keys), *keys, *words)
 
-    async def settled(self, stream: str, prompt_tokens: int, completion_tokens: int) -> None:
+    async def mark_settled(self, stream: str, prompt_tokens: int, completion_tokens: int) -> None:
         """The stream is over here and will be billed: who goes on with it bills the rest."""
         name = redis_keys.stream_key(stream, self._prefix)
         counts = "prompt", prompt_tokens, "billed", completion_tokens

@@ -1,4 +1,4 @@
-"""`Mailbox`: tokens on their way from the reader to one consumer, merged while it is slow."""
+"""`TokenQueue`: tokens on their way from the reader to one consumer, merged while it is slow."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from itertools import islice
 
 from engine.contract.errors import QuireError
 from engine.contract.messages import FlightRecord, TokenDelta, TokenLogprobs
-from inference.loop.fair_dispatch import wakes
+from inference.loop.fair_dispatch import wake_dispatch
 
 #: Pieces that a consumer takes in one turn of the event loop.
-PIECES_AT_ONCE = 64
+MAX_CHUNKS_PER_GET = 64
 
 
 @dataclass(slots=True)
-class Piece:
+class TokenChunk:
     """New tokens of one output: a `TokenDelta` without duplicates, or several merged.
 
     Attributes:
@@ -39,7 +39,7 @@ class Piece:
     flight: FlightRecord | None = None
     pooled: bytes | None = None
 
-    def merge(self, later: Piece) -> None:
+    def merge(self, later: TokenChunk) -> None:
         """Append a later piece of the same output."""
         self.token_ids.extend(later.token_ids)
         if later.logprobs is not None:
@@ -52,10 +52,10 @@ class Piece:
         self.pooled = later.pooled or self.pooled
 
 
-def piece_of(delta: TokenDelta, number: int, skip: int) -> Piece:
+def chunk_from_delta(delta: TokenDelta, number: int, skip: int) -> TokenChunk:
     """A delta without its first `skip` tokens, which the consumer has already."""
     logprobs = delta.logprobs
-    return Piece(
+    return TokenChunk(
         number,
         delta.index,
         delta.token_ids[skip:] if skip else delta.token_ids,
@@ -69,7 +69,7 @@ def piece_of(delta: TokenDelta, number: int, skip: int) -> Piece:
     )
 
 
-class Mailbox:
+class TokenQueue:
     """One consumer's pieces. The writer never waits; what a slow consumer leaves is merged.
 
     At most one piece an output waits here, so memory is bounded by the tokens that the request may
@@ -79,31 +79,31 @@ class Mailbox:
     """
 
     __slots__ = (
+        "_chunks",
         "_deadline",
         "_error",
-        "_in_line",
+        "_is_queued",
         "_is_rest",
-        "_pieces",
         "_tenant",
         "_timer",
         "_waiter",
     )
 
     def __init__(self, tenant: str = "") -> None:
-        self._tenant, self._in_line = tenant, False
-        self._pieces: dict[tuple[int, int], Piece] = {}
+        self._tenant, self._is_queued = tenant, False
+        self._chunks: dict[tuple[int, int], TokenChunk] = {}
         self._is_rest = False
         self._error: QuireError | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._deadline: float | None = None
         self._timer: asyncio.TimerHandle | None = None
 
-    def put(self, piece: Piece) -> None:
+    def push(self, piece: TokenChunk) -> None:
         """Add a piece and wake the consumer."""
         key = (piece.number, piece.index)
-        waiting = self._pieces.get(key)
+        waiting = self._chunks.get(key)
         if waiting is None:
-            self._pieces[key] = piece
+            self._chunks[key] = piece
         else:
             waiting.merge(piece)
         self._wake()
@@ -115,25 +115,25 @@ class Mailbox:
 
     def _wake(self) -> None:
         waiter = self._waiter
-        if waiter is not None and not self._in_line and not waiter.done():
-            self._in_line = True
-            wakes.here().give(self._tenant, waiter)
+        if waiter is not None and not self._is_queued and not waiter.done():
+            self._is_queued = True
+            wake_dispatch.current().admit(self._tenant, waiter)
 
-    async def get(self, wait_s: float | None = None) -> list[Piece]:
+    async def get(self, wait_s: float | None = None) -> list[TokenChunk]:
         """What has come, at most one piece an output; [] after `wait_s` seconds without any.
 
         Of thousands of outputs a few at a time: others' tokens come in between.
 
         Raises: the error that the writer left.
         """
-        if not self._pieces and self._error is None:
+        if not self._chunks and self._error is None:
             await self._wait(wait_s)
         elif self._is_rest:
             await asyncio.sleep(0)
-        if self._pieces:
-            first = list(islice(self._pieces, PIECES_AT_ONCE))
-            pieces = [self._pieces.pop(key) for key in first]
-            self._is_rest = bool(self._pieces)
+        if self._chunks:
+            first = list(islice(self._chunks, MAX_CHUNKS_PER_GET))
+            pieces = [self._chunks.pop(key) for key in first]
+            self._is_rest = bool(self._chunks)
             return pieces
         if self._error is not None:
             raise self._error
@@ -141,23 +141,23 @@ class Mailbox:
 
     async def _wait(self, wait_s: float | None) -> None:
         loop = asyncio.get_running_loop()
-        self._waiter, self._in_line = loop.create_future(), False
+        self._waiter, self._is_queued = loop.create_future(), False
         if wait_s is not None:
-            self._end_after(wait_s, loop)
+            self._schedule_timeout(wait_s, loop)
         try:
             await self._waiter
         finally:
             self._waiter = self._deadline = None
 
-    def _end_after(self, wait_s: float, loop: asyncio.AbstractEventLoop) -> None:
+    def _schedule_timeout(self, wait_s: float, loop: asyncio.AbstractEventLoop) -> None:
         """A timer of an earlier wait does: one a token would cost more than the token."""
         self._deadline = loop.time() + wait_s
         if self._timer is not None and self._timer.when() > self._deadline:
             self.close()
         if self._timer is None:
-            self._timer = loop.call_later(wait_s, self._late, loop)
+            self._timer = loop.call_later(wait_s, self._on_timeout, loop)
 
-    def _late(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _on_timeout(self, loop: asyncio.AbstractEventLoop) -> None:
         """The timer fired: the wait is over, or another one began since it was set."""
         self._timer, deadline = None, self._deadline
         if deadline is None:
@@ -167,7 +167,7 @@ class Mailbox:
             if self._waiter is not None and not self._waiter.done():
                 self._waiter.set_result(None)
         else:
-            self._timer = loop.call_later(left, self._late, loop)
+            self._timer = loop.call_later(left, self._on_timeout, loop)
 
     def close(self) -> None:
         """Leave no timer behind."""

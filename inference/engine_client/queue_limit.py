@@ -15,22 +15,22 @@ from dataclasses import dataclass
 
 from engine.contract.errors import EngineOverloaded
 from inference.engine_client.fleet import Replica
-from inference.engine_client.flight import Flight
+from inference.engine_client.flight import InFlightRequest
 from inference.errors import Overloaded
 
 #: Requests of a model that may always wait; and with many that run, so many times these.
-LEAST_WAITING, WAITING_PER_RUNNING = 256, 4
+MIN_WAITING, WAITING_PER_RUNNING = 256, 4
 #: What may wait of requests that are less urgent than usual, or more, as a part of the others.
 LESS_URGENT, MORE_URGENT = 0.5, 2.0
 #: Of what becomes free, the part for those who were told to come again; others come anew.
-RETURNING = 0.5
+RETRY_SHARE = 0.5
 #: For how long a tenant's are told to come one after the other: until what may wait has run so many
 #: times.
-LINE = 4.0
+QUEUE_ROUNDS = 4.0
 #: A tenant within its share is let in beyond the bound, up to so many times of it.
-WITHIN_SHARE = 2.0
+FAIR_SHARE_HEADROOM = 2.0
 _COUNT_EVERY_S = 0.25
-_MOST_S, _UNKNOWN_S = 60.0, 5.0
+_MAX_RETRY_S, _UNKNOWN_S = 60.0, 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,26 +59,26 @@ class Load:
         )
 
     @property
-    def bound(self) -> int:
+    def max_waiting(self) -> int:
         """Requests of usual urgency that may wait."""
-        return max(LEAST_WAITING, WAITING_PER_RUNNING * self.running)
+        return max(MIN_WAITING, WAITING_PER_RUNNING * self.running)
 
     def seconds_until(self, waiting: float) -> float:
         """How long until so few wait, at least a second."""
         if not self.per_second:
             return _UNKNOWN_S
-        return min(_MOST_S, max(1.0, (self.waiting - waiting) / self.per_second))
+        return min(_MAX_RETRY_S, max(1.0, (self.waiting - waiting) / self.per_second))
 
 
 #: Tenants' lines of those who were told to come again; more are looked through.
-_MOST_LINES = 1000
+_MAX_RETRY_QUEUES = 1000
 #: Where no more wait, the rate of late says nothing of what comes: hardly anything was asked.
-_FEW = 16
+_MIN_QUEUE_FOR_RATE = 16
 
 
-def check_patience(model: str, load: Load, seconds: float) -> None:
+def check_client_timeout(model: str, load: Load, seconds: float) -> None:
     """Raise `Overloaded` (503) when a request's turn would come after its client has left."""
-    if not load.per_second or load.waiting <= max(_FEW, seconds * load.per_second):
+    if not load.per_second or load.waiting <= max(_MIN_QUEUE_FOR_RATE, seconds * load.per_second):
         return
     error = Overloaded(
         f"{load.waiting} requests wait for '{model}', and this one's turn would not come within "
@@ -88,16 +88,16 @@ def check_patience(model: str, load: Load, seconds: float) -> None:
     raise error
 
 
-class QueueBound:
+class QueueLimit:
     """Lets requests of one gateway in, or not."""
 
     def __init__(self) -> None:
         self._counted_at = -math.inf
-        self._in_house: Counter[tuple[str, str]] = Counter()
-        self._promised: dict[tuple[str, str, bool], float] = {}
+        self._open_requests: Counter[tuple[str, str]] = Counter()
+        self._retry_slots: dict[tuple[str, str, bool], float] = {}
 
     def check(
-        self, model: str, tenant: str, priority: int, load: Load, flights: Iterable[Flight]
+        self, model: str, tenant: str, priority: int, load: Load, flights: Iterable[InFlightRequest]
     ) -> None:
         """Let a request in.
 
@@ -110,49 +110,50 @@ class QueueBound:
             EngineOverloaded (429): the tenant has its share in the queue, and others wait too.
             Overloaded (503): the queue is full.
         """
-        most = float(load.bound)
+        most = float(load.max_waiting)
         if priority:
             most *= LESS_URGENT if priority > 0 else MORE_URGENT
         if load.waiting < most:
             return
         self._count(flights)
-        tenants = {name for of, name in self._in_house if of == model} | {tenant}
+        tenants = {name for of, name in self._open_requests if of == model} | {tenant}
         share = (load.running + most) / len(tenants)
-        within = self._in_house[model, tenant] < share
-        if len(tenants) > 1 and within and load.waiting < WITHIN_SHARE * most:
+        within = self._open_requests[model, tenant] < share
+        if len(tenants) > 1 and within and load.waiting < FAIR_SHARE_HEADROOM * most:
             return
         kind = Overloaded if within or len(tenants) == 1 else EngineOverloaded
         error: Overloaded | EngineOverloaded = kind(
             f"{load.waiting} requests wait for '{model}' already. Try again later."
         )
         rate = load.per_second / len(tenants)
-        error.retry_after = self._turn((model, tenant, priority > 0), load, most, rate)
+        error.retry_after = self._retry_after((model, tenant, priority > 0), load, most, rate)
         raise error
 
-    def _turn(
+    def _retry_after(
         self, whose: tuple[str, str, bool], load: Load, most: float, per_second: float
     ) -> float:
         """In how many seconds this one shall come again: one after the other of a tenant's, at a
         part of its rate, and not all of them at once to be refused again. The line ends where so
-        many have run as may wait, `LINE` times: those who ask again and again put nobody off for
+        many have run as may wait, `QUEUE_ROUNDS` times: those who ask again and again put nobody
+        off for
         longer.
         """
         first = load.seconds_until(most)
         if not per_second:
             return first
         now = time.monotonic()
-        step = 1 / (RETURNING * per_second)
-        wait = max(first, self._promised.get(whose, now) - now + step)
-        if wait > first + LINE * most / load.per_second:
+        step = 1 / (RETRY_SHARE * per_second)
+        wait = max(first, self._retry_slots.get(whose, now) - now + step)
+        if wait > first + QUEUE_ROUNDS * most / load.per_second:
             wait = first
-        if len(self._promised) > _MOST_LINES:
-            self._promised = {name: at for name, at in self._promised.items() if at > now}
-        self._promised[whose] = now + wait
-        return min(_MOST_S, wait)
+        if len(self._retry_slots) > _MAX_RETRY_QUEUES:
+            self._retry_slots = {name: at for name, at in self._retry_slots.items() if at > now}
+        self._retry_slots[whose] = now + wait
+        return min(_MAX_RETRY_S, wait)
 
-    def _count(self, flights: Iterable[Flight]) -> None:
+    def _count(self, flights: Iterable[InFlightRequest]) -> None:
         """Count again, but not for each of thousands that are refused in a second."""
         now = time.monotonic()
         if now - self._counted_at >= _COUNT_EVERY_S:
             self._counted_at = now
-            self._in_house = Counter((each.model, each.request.tenant) for each in flights)
+            self._open_requests = Counter((each.model, each.request.tenant) for each in flights)

@@ -15,8 +15,8 @@ from redis.exceptions import RedisError
 from engine.contract import messages as protocol
 from engine.contract import redis_keys
 from engine.contract.messages import AbortRequest, OutboxBatch
-from engine.system.redis_client import TIMEOUT_S, RedisLink
-from inference.loop.fair_dispatch import in_turns
+from engine.system.redis_client import TIMEOUT_S, RedisPipeline
+from inference.loop.fair_dispatch import iterate_cooperatively
 
 # -- Writing to replicas' inboxes: what is posted in one turn of the loop goes in one write.
 
@@ -30,14 +30,14 @@ CLOSE_TIMEOUT_S = 1.0
 class InboxWriter:
     """Appends messages to inbox streams, in the order they are posted."""
 
-    def __init__(self, link: RedisLink, prefix: str) -> None:
+    def __init__(self, link: RedisPipeline, prefix: str) -> None:
         self._link, self._prefix = link, prefix
         self._sent: set[asyncio.Future[Any]] = set()
 
     def post(self, replica_id: str, message: msgspec.Struct, on_error: OnError) -> None:
         """Send soon. `on_error`: Redis failed, though it may have the message all the same."""
         key = redis_keys.inbox_key(replica_id, self._prefix)
-        reply = self._link.send("XADD", key, "*", protocol.FIELD, protocol.encode(message))
+        reply = self._link.send("XADD", key, "*", protocol.STREAM_FIELD, protocol.encode(message))
         self._sent.add(reply)
         reply.add_done_callback(lambda done: self._answered(done, on_error))
 
@@ -92,11 +92,11 @@ class Progress:
         #: "request/output" -> tokens, and when it may be forgotten.
         self._counts: dict[str, tuple[int, float]] = {}
 
-    def note(self, batch: OutboxBatch) -> None:
+    def record_batch(self, batch: OutboxBatch) -> None:
         """A batch was read."""
         now = time.monotonic()
         for delta in batch.deltas:
-            name = f"{redis_keys.first_attempt(delta.request_id)}/{delta.index}"
+            name = f"{redis_keys.base_request_id(delta.request_id)}/{delta.index}"
             so_far = delta.start + len(delta.token_ids)
             known = self._counts.get(name)
             if known is not None:
@@ -104,12 +104,12 @@ class Progress:
             keep = FORGET_ENDED_S if delta.finish_reason else FORGET_SILENT_S
             self._counts[name] = (so_far, now + keep)
 
-    async def save_and_trim(self, link: RedisLink, min_id: str) -> None:
+    async def save_and_trim(self, link: RedisPipeline, min_id: str) -> None:
         """Write the counts and trim the outbox before `min_id`, both or neither."""
         now = time.monotonic()
         self._counts = {name: kept for name, kept in self._counts.items() if kept[1] > now}
         values = [word for name, (count, _) in self._counts.items() for word in (name, count)]
-        # Lua's `unpack` takes some thousands of values: more requests than that are left out.
+        # Lua's `unpack_bits` takes some thousands of values: more requests than that are left out.
         await link.execute(
             "EVAL", _SAVE, 2, *self._keys, min_id, protocol.OUTBOX_TTL_S, *values[-6000:]
         )
@@ -117,7 +117,7 @@ class Progress:
 
 READ_COUNT = 256
 #: Entries that are looked into as they arrive; more wait for the loop's next turns.
-LOOKED_AT = 2
+MAX_SCANNED = 2
 BLOCK_MS = 5_000
 TRIM_EVERY_S = 0.5
 #: An outbox that nobody refreshes vanishes after so long.
@@ -127,13 +127,13 @@ PROBE_EXPIRE_S = 60
 
 
 #: An entry's id, and what isn't read yet or is.
-_Arrived = tuple[bytes, bytes | None, OutboxBatch | None]
+EntryBuffer = tuple[bytes, bytes | None, OutboxBatch | None]
 
 
 class OutboxReader:
-    """Reads `OutboxBatch`es and gives them to `deliver`, in order, each entry once.
+    """Reads `OutboxBatch`es and gives them to `deliver_event`, in order, each entry once.
 
-    `run` and `keep_trimmed` run side by side.
+    `run` and `trim_forever` run side by side.
 
     Args:
         reading: a link of its own, whose timeout allows for blocking reads.
@@ -141,14 +141,14 @@ class OutboxReader:
         begin: called with a batch as it arrives, if it's among the first that do; takes out of it
             what can't wait for the loop's next turn, and does little.
         deliver: called on the loop with each batch; must not block.
-        save: keeps elsewhere what `deliver` was given; awaited before that is removed here.
+        save: keeps elsewhere what `deliver_event` was given; awaited before that is removed here.
         on_error: called when Redis could not be read.
     """
 
     def __init__(
         self,
-        reading: RedisLink,
-        link: RedisLink,
+        reading: RedisPipeline,
+        link: RedisPipeline,
         gateway_id: str,
         prefix: str,
         begin: Callable[[OutboxBatch], None],
@@ -176,27 +176,29 @@ class OutboxReader:
                 await asyncio.sleep(RETRY_S)
 
     async def _read(self) -> None:
-        arrived: list[_Arrived] = []
-        reply = self._reading.send(*self._command, self._last, hear=partial(self._look, arrived))
+        arrived: list[EntryBuffer] = []
+        reply = self._reading.send(
+            *self._command, self._last, hear=partial(self._decode_entries, arrived)
+        )
         self._reading.flush()
         await reply
-        async for entry_id, data, batch in in_turns(arrived):
+        async for entry_id, data, batch in iterate_cooperatively(arrived):
             self._last = entry_id
             if (there := batch or self._read_of(data)) is not None:
                 await self._hand_out(there)
             self._handed_out = entry_id
             self._has_news.set()
 
-    def _look(self, arrived: list[_Arrived], found: Any) -> None:
+    def _decode_entries(self, arrived: list[EntryBuffer], found: Any) -> None:
         """Take what Redis has sent, as it arrives, and of its first entries what can't wait."""
         # [[stream, [[id, [field, value, ...]], ...]]]; None when nothing came.
         for entry_id, fields in found[0][1] if found else ():
-            there = fields and len(fields) > 1 and fields[0] == protocol.FIELD
+            there = fields and len(fields) > 1 and fields[0] == protocol.STREAM_FIELD
             data, batch = fields[1] if there else None, None
-            if len(arrived) < LOOKED_AT:
+            if len(arrived) < MAX_SCANNED:
                 data, batch = None, self._read_of(data)
                 if batch is not None:
-                    self._guarded(batch)
+                    self._dispatch_safely(batch)
             arrived.append((entry_id, data, batch))
 
     def _read_of(self, data: bytes | None) -> OutboxBatch | None:
@@ -209,10 +211,10 @@ class OutboxReader:
             # The gap that this leaves is found by the tokens' positions and repaired.
             logger.error("An outbox entry can't be read: %s", error)
             return None
-        self._progress.note(batch)
+        self._progress.record_batch(batch)
         return batch
 
-    def _guarded(self, batch: OutboxBatch) -> None:
+    def _dispatch_safely(self, batch: OutboxBatch) -> None:
         try:
             self._begin(batch)
         except Exception:  # one bad batch must not end every stream of this process
@@ -224,7 +226,7 @@ class OutboxReader:
         except Exception:  # as above
             logger.exception("A batch of replica %s could not be handed out.", batch.replica_id)
 
-    async def keep_trimmed(self) -> None:
+    async def trim_forever(self) -> None:
         """For ever: have kept elsewhere what was handed out, then remove it here.
 
         Beside the reading: no token waits for it.
@@ -249,12 +251,12 @@ class OutboxReader:
         """Read from the beginning: Redis lost the stream, and what is in it now is new."""
         self._last = self._handed_out = b"0-0"
 
-    async def keep_alive(self) -> None:
+    async def refresh_ttl(self) -> None:
         """Make sure that the stream is there and expires unless this is called again."""
         if not await self._link.execute("EXPIRE", self.key, EXPIRE_S):
             # An empty entry makes the stream; the reader passes over it.
             empty = protocol.encode(OutboxBatch(replica_id="", incarnation="", step=0))
-            await self._link.execute("XADD", self.key, "*", protocol.FIELD, empty)
+            await self._link.execute("XADD", self.key, "*", protocol.STREAM_FIELD, empty)
             await self._link.execute("EXPIRE", self.key, EXPIRE_S)
 
     async def write_probe(self) -> None:
@@ -275,11 +277,11 @@ def _next_id(entry_id: bytes) -> str:
 # -- The engine client's links to Redis.
 
 
-def short_link(url: str) -> RedisLink:
+def short_link(url: str) -> RedisPipeline:
     """For requests, on their way in and out."""
-    return RedisLink(url, timeout_s=TIMEOUT_S)
+    return RedisPipeline(url, timeout_s=TIMEOUT_S)
 
 
-def reading_link(url: str) -> RedisLink:
+def reading_link(url: str) -> RedisPipeline:
     """For blocking reads, which would hold up any other command."""
-    return RedisLink(url, timeout_s=TIMEOUT_S + BLOCK_MS / 1000)
+    return RedisPipeline(url, timeout_s=TIMEOUT_S + BLOCK_MS / 1000)

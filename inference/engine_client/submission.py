@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 
-from inference.engine_client.flight import Flight
-from inference.engine_client.mailbox import Mailbox, Piece
+from inference.engine_client.flight import InFlightRequest
+from inference.engine_client.mailbox import TokenChunk, TokenQueue
 
 if TYPE_CHECKING:
     from inference.engine_client.client import EngineClient
@@ -24,12 +24,12 @@ class Submission:
         closed: whether nobody waits for it any more.
     """
 
-    def __init__(self, client: EngineClient, mailbox: Mailbox) -> None:
+    def __init__(self, client: EngineClient, mailbox: TokenQueue) -> None:
         self._client, self.mailbox = client, mailbox
-        self.flights: list[Flight] = []
+        self.flights: list[InFlightRequest] = []
         self.closed = False
 
-    def get(self, wait_s: float | None = None) -> Awaitable[list[Piece]]:
+    def next_chunks(self, wait_s: float | None = None) -> Awaitable[list[TokenChunk]]:
         """The next pieces, at most one an output; [] after `wait_s` seconds without any.
 
         Raises: `QuireError` of the engine, or `EngineUnavailable`.
@@ -50,7 +50,7 @@ class Submission:
         """Whether a request that isn't over waits for a replica that could take it."""
         return any(not flight.placed and not flight.done for flight in self.flights)
 
-    def ran(self, number: int) -> bool:
+    def was_computed(self, number: int) -> bool:
         """Whether the engine has computed anything for this request, as far as is known."""
         return number < len(self.flights) and self.flights[number].ran
 
@@ -68,16 +68,16 @@ class Submission:
         self.closed = True
         self.mailbox.close()
         for flight in self.flights:
-            self._client.abandon(flight)
+            self._client.abort_all(flight)
 
-    async def gone(self, timeout_s: float) -> None:
+    async def wait_aborted(self, timeout_s: float) -> None:
         """After `close`: wait until the engine has answered the aborts, for at most so long."""
         for flight in self.flights:
-            if flight.leaving is not None:
-                await asyncio.wait([flight.leaving], timeout=timeout_s)
+            if flight.abort_future is not None:
+                await asyncio.wait([flight.abort_future], timeout=timeout_s)
 
-    async def told(self, timeout_s: float) -> None:
+    async def wait_records(self, timeout_s: float) -> None:
         """Wait until the engine's records of what ended early are there, for at most so long."""
-        waiting = [each.told for each in self.flights if each.told is not None]
+        waiting = [each.records_ready for each in self.flights if each.records_ready is not None]
         if waiting:
             await asyncio.wait(waiting, timeout=timeout_s)

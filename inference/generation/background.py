@@ -9,8 +9,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from engine.contract.errors import QuireError
-from inference.loop.fair_dispatch import in_turns
-from tenants.authentication import Caller, check_still_valid, still_valid_at_hand
+from inference.loop.fair_dispatch import iterate_cooperatively
+from tenants.authentication import Caller, check_still_valid, is_still_valid_cached
 
 logger = logging.getLogger(__name__)
 
@@ -41,14 +41,14 @@ async def drain(timeout_s: float) -> None:
         await asyncio.wait(mine, timeout=left)
 
 
-# -- `KeyWatch`: whether whoever asked may still ask, looked at again while the answer runs.
+# -- `KeyRevalidator`: whether whoever asked may still ask, looked at again while the answer runs.
 
 
 #: How often a running request's key is looked at again.
 RECHECK_KEY_S = 0.5
 
 
-class KeyWatch:
+class KeyRevalidator:
     """Of one request. No token waits for what the database says of its key, nor do all of a key's
     streams go on in one turn of the loop when it has spoken.
 
@@ -56,22 +56,22 @@ class KeyWatch:
         caller: who asked. fail: told the error when they aren't let in any more.
     """
 
-    __slots__ = ("_caller", "_fail", "_looked_at")
+    __slots__ = ("_caller", "_checked_at", "_fail")
 
     def __init__(self, caller: Caller, fail: Callable[[QuireError], None]) -> None:
         self._caller, self._fail = caller, fail
-        self._looked_at = time.monotonic()
+        self._checked_at = time.monotonic()
 
-    def look(self) -> None:
+    def maybe_check(self) -> None:
         """Look, every `RECHECK_KEY_S` seconds.
 
         Raises what is known to be wrong. What must be asked for is told to `fail`, soon.
         """
         now = time.monotonic()
-        if now - self._looked_at < RECHECK_KEY_S:
+        if now - self._checked_at < RECHECK_KEY_S:
             return
-        self._looked_at = now
-        if not still_valid_at_hand(self._caller):
+        self._checked_at = now
+        if not is_still_valid_cached(self._caller):
             spawn(self._ask())
 
     async def _ask(self) -> None:
@@ -85,18 +85,18 @@ class KeyWatch:
 
 
 #: Fewer tokens than that are freed at once.
-_FEW = 100_000
+_MIN_TOKENS_FOR_DELAY = 100_000
 #: By when whoever else had them has let go.
-_LINGER_S = 1.0
+RELEASE_INTERVAL_S = 1.0
 
 
-def let_go(prompts: list[list[int]]) -> None:
+def release_prompts(prompts: list[list[int]]) -> None:
     """Have what nobody needs any more freed a few prompts at a time."""
-    if sum(map(len, prompts)) >= _FEW:
+    if sum(map(len, prompts)) >= _MIN_TOKENS_FOR_DELAY:
         spawn(_free(list(prompts)))
 
 
 async def _free(held: list[list[int]]) -> None:
-    await asyncio.sleep(_LINGER_S)
-    async for _ in in_turns(range(len(held))):
+    await asyncio.sleep(RELEASE_INTERVAL_S)
+    async for _ in iterate_cooperatively(range(len(held))):
         held.pop()

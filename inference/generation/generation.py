@@ -11,28 +11,32 @@ from typing import Self
 
 from engine.contract.errors import EngineOverloaded, QuireError
 from inference.engine_client.client import get_engine_client
-from inference.engine_client.flight import Flight
-from inference.engine_client.mailbox import Piece
+from inference.engine_client.flight import InFlightRequest
+from inference.engine_client.mailbox import TokenChunk
 from inference.engine_client.submission import Submission
-from inference.errors import as_quire_error, renamed
-from inference.generation.background import KeyWatch, let_go, spawn
-from inference.generation.continuity import Continuity, can_go_on_elsewhere, take_over
-from inference.generation.output import Increment, OutputState
-from inference.generation.record import Pace, content_of, note_of
-from inference.generation.takeover import StreamGone, Taken, request_print
-from inference.loop.fair_dispatch import beside_loop, ends, in_turns
+from inference.errors import as_quire_error, rename_error_param
+from inference.generation.background import KeyRevalidator, release_prompts, spawn
+from inference.generation.continuity import StreamContinuity, is_resumable, take_over_generation
+from inference.generation.output import OutputDelta, OutputState
+from inference.generation.record import TokenTimeline, build_request_trace, decode_content
+from inference.generation.takeover import StreamNotFound, TakenOverStream, request_fingerprint
+from inference.loop.fair_dispatch import (
+    finish_dispatch,
+    iterate_cooperatively,
+    run_in_thread_if_many,
+)
 from inference.metrics.recorder import history, recorder
 from inference.request.context import asked, is_unbilled_unless_finished, keeping
 from inference.request.job import Job, Usage
-from inference.request.position import Position, asked_position
+from inference.request.position import StreamPosition, asked_position
 from inference.tracing import generation_span
 from metering.access import (
-    Account,
     Admission,
+    EngineUsage,
     UsageRecord,
     admit,
-    keep_content,
-    keep_request,
+    log_content,
+    log_request,
     settle,
 )
 
@@ -42,7 +46,7 @@ logger = logging.getLogger(__name__)
 GONE_TIMEOUT_S = 5.0
 CLIENT_LEFT = 499
 #: Tokens of which a request's print is made in 5 microseconds.
-PRINTED_AT_ONCE = 512
+INLINE_MAX_HASHED_TOKENS = 512
 #: How long a request's record waits for what the engine says of an output that ended here first.
 RECORDS_TIMEOUT_S = 1.0
 
@@ -59,29 +63,29 @@ class Generation:
         job: Job,
         admission: Admission,
         outputs: list[list[OutputState]],
-        taken: Taken | None = None,
+        taken: TakenOverStream | None = None,
     ) -> None:
         """`outputs`: of each prompt."""
         self.job = job
         self.admission = admission
-        self._continuity = Continuity(job, taken)
+        self._continuity = StreamContinuity(job, taken)
         self.outputs = outputs
         self.first_token_at: float | None = None
         self.admitted_at = time.perf_counter()
-        self.pace = Pace()
+        self.pace = TokenTimeline()
         self._asked = asked.get()
         if self._asked is not None:
-            self._asked.ran = True
+            self._asked.admitted = True
         #: Set and counted by whoever tells reasoning from answers.
         self.reasoning_tokens: int | None = None
         self._last_token_at = 0.0
         self._unfinished = len(job.prompts) * job.sampling.num_sequences
         self._cached = [0] * len(job.prompts)
         #: Tokens of each output whose text was given out.
-        self._shown = [[0] * job.sampling.num_sequences for _ in job.prompts]
+        self._emitted_tokens = [[0] * job.sampling.num_sequences for _ in job.prompts]
         self._error: QuireError | None = None
         self._discarded = is_unbilled_unless_finished()
-        self._settled = self._given = False
+        self._settled = self._delivered = False
         self._keeping = None if job.stream else keeping.get()
         if self._keeping is not None:
             self._keeping.requests.append(job.request_id)
@@ -91,15 +95,15 @@ class Generation:
             job.trace_headers = self._span.headers
         self._submission: Submission = get_engine_client().submit(
             job.engine_requests(admission.output_tokens),
-            job.served.base,
+            job.model.base,
             tenant=job.caller.tenant,
             stream=self._continuity.stream,
-            known=self._continuity.known,
+            known=self._continuity.resume_state,
         )
-        self._key_watch = KeyWatch(job.caller, self._submission.mailbox.fail)
+        self._key_watch = KeyRevalidator(job.caller, self._submission.mailbox.fail)
 
     @property
-    def flights(self) -> list[Flight]:
+    def flights(self) -> list[InFlightRequest]:
         """Its engine requests, a prompt each."""
         return self._submission.flights
 
@@ -109,14 +113,14 @@ class Generation:
         return self._submission.replica_id
 
     @property
-    def resumed_from(self) -> Position | None:
+    def resumed_from(self) -> StreamPosition | None:
         """Where a client is that had begun to read at another gateway."""
         return self._continuity.position
 
     @property
     def has_told_tokens(self) -> bool:
         """Whether the first news are what the client has already."""
-        return self._continuity.has_told_tokens
+        return self._continuity.has_delivered_tokens
 
     @classmethod
     async def start(cls, job: Job) -> Self:
@@ -128,7 +132,7 @@ class Generation:
             StreamGone, InvalidRequest: there's no such stream to go on with.
         """
         position = asked_position() if job.stream else None
-        fingerprint = await _print_of(job)
+        fingerprint = await _request_fingerprint(job)
         if position is None and job.sampling.seed is None:
             # So that another replica goes on with the very tokens that the first would have made.
             job.sampling.seed = secrets.randbits(63)
@@ -136,32 +140,32 @@ class Generation:
             job.sampling.logprobs = 0  # what the best of them are chosen by
         await get_engine_client().start()
         outputs = await _outputs_of(job)  # before anything is held for it
-        taken: Taken | None = None
+        taken: TakenOverStream | None = None
         try:
             if position is None:
                 admission = await cls._admit(job)
             else:
                 # To its end, though its client may leave meanwhile: what is this gateway's by then
                 # must be ended and billed by it.
-                begun = asyncio.create_task(take_over(job, position, fingerprint))
+                begun = asyncio.create_task(take_over_generation(job, position, fingerprint))
                 try:
                     admission, taken = await asyncio.shield(begun)
                 except asyncio.CancelledError:
-                    spawn(cls._let_go(begun, job, outputs, fingerprint))
+                    spawn(cls._release_taken_over(begun, job, outputs, fingerprint))
                     raise
             generation = cls(job, admission, outputs, taken)
         except BaseException as error:
             # Its client left, say, while Redis let it in: nobody else gives back what it holds.
             if position is None and not isinstance(error, QuireError):
-                spawn(settle(_never_begun(job)))
+                spawn(settle(_rejected_usage(job)))
             raise
         generation._continuity.begin(fingerprint, admission)
         return generation
 
     @classmethod
-    async def _let_go(
+    async def _release_taken_over(
         cls,
-        begun: asyncio.Task[tuple[Admission, Taken]],
+        begun: asyncio.Task[tuple[Admission, TakenOverStream]],
         job: Job,
         outputs: list[list[OutputState]],
         fingerprint: bytes,
@@ -179,7 +183,7 @@ class Generation:
     async def _admit(job: Job) -> Admission:
         """What limits and budgets say; refusals are counted."""
         try:
-            return await admit(job.caller, job.asking(get_engine_client().gateway_id))
+            return await admit(job.caller, job.admission_request(get_engine_client().gateway_id))
         except QuireError as error:
             recorder.refused(job, error)
             raise
@@ -194,47 +198,49 @@ class Generation:
         """Whether every output has its end."""
         return self._unfinished == 0
 
-    async def next(self, wait_s: float | None = None) -> list[Increment]:
+    async def next(self, wait_s: float | None = None) -> list[OutputDelta]:
         """The next increments, at most one an output; [] after `wait_s` seconds without tokens.
 
         [] too where the tokens that came have nothing to show yet, such as half a character.
 
         Raises: what the engine or the gateway refuses or fails with. The generation is released.
         """
-        if self._given:  # who asks for more has written what it got to its client
-            self._continuity.note_told()
+        if self._delivered:  # who asks for more has written what it got to its client
+            self._continuity.mark_delivered()
         try:
-            pieces = self._continuity.replay()
+            pieces = self._continuity.replayed_chunks()
             if pieces is None:
-                pieces = await self._submission.get(wait_s)
-            self._key_watch.look()  # a key that is revoked ends its streams
+                pieces = await self._submission.next_chunks(wait_s)
+            self._key_watch.maybe_check()  # a key that is revoked ends its streams
         except QuireError as error:
             self._error = error
             if error.code == EngineOverloaded.code:
                 recorder.count(
-                    "vllm:admission_rejections", (self.job.served.base, "max_num_queued_reqs")
+                    "vllm:admission_rejections", (self.job.model.base, "max_num_queued_reqs")
                 )
             self.release()
-            raise renamed(error, self.job.field_names) from None
-        increments = [inc for piece in pieces if (inc := self._push(piece)) is not None]
-        if self._continuity.lacks_end(self.outputs):
-            self._error = StreamGone()
+            raise rename_error_param(error, self.job.field_names) from None
+        increments = [inc for piece in pieces if (inc := self._apply_chunk(piece)) is not None]
+        if self._continuity.is_missing_end(self.outputs):
+            self._error = StreamNotFound()
             self.release()
             raise self._error
         for inc in increments:
-            self._shown[inc.number][inc.index] = self.outputs[inc.number][inc.index].num_tokens
-        self._given = self._given or bool(increments)
+            self._emitted_tokens[inc.number][inc.index] = self.outputs[inc.number][
+                inc.index
+            ].num_tokens
+        self._delivered = self._delivered or bool(increments)
         if self.finished:
-            self._continuity.note_told()
+            self._continuity.mark_delivered()
             self.release()
         return increments
 
-    def _push(self, piece: Piece) -> Increment | None:
+    def _apply_chunk(self, piece: TokenChunk) -> OutputDelta | None:
         output = self.outputs[piece.number][piece.index]
         if output.finish_reason is not None:
             return None
         if not self._continuity.replaying:
-            self._time(len(piece.token_ids))
+            self._record_latency(len(piece.token_ids))
         if piece.num_cached_tokens:
             cached = min(piece.num_cached_tokens, len(self.job.prompts[piece.number]))
             self._cached[piece.number] = max(self._cached[piece.number], cached)
@@ -258,12 +264,12 @@ class Generation:
                 self._submission.finish_output(piece.number, piece.index)
         return increment
 
-    def _time(self, num_tokens: int) -> None:
+    def _record_latency(self, num_tokens: int) -> None:
         now = time.perf_counter()
         if self.first_token_at is None:
             self.first_token_at = now
             history.tokens(self.job, num_tokens)
-            recorder.first_token(self.job, self._submission.replica_id, now - self.job.received)
+            recorder.first_token(self.job, self._submission.replica_id, now - self.job.received_at)
         elif num_tokens:
             recorder.token_gap(
                 self.job,
@@ -294,7 +300,7 @@ class Generation:
         """Milliseconds from the request's arrival to its first token."""
         if self.first_token_at is None:
             return None
-        return (self.first_token_at - self.job.received) * 1000
+        return (self.first_token_at - self.job.received_at) * 1000
 
     # -- the end ------------------------------------------------------------------------------
 
@@ -317,16 +323,16 @@ class Generation:
         if self._settled:
             return
         self._settled = True
-        duration_ms = (time.perf_counter() - self.job.received) * 1000
+        duration_ms = (time.perf_counter() - self.job.received_at) * 1000
         self._submission.close()
         spawn(self._settle(duration_ms))
 
     async def _settle(self, duration_ms: float) -> None:
         """Write the usage, after the engine said what an aborted request had run."""
-        job, used = self.job, self.job.served.use
-        await self._submission.gone(GONE_TIMEOUT_S)
-        await ends.here().wait(job.caller.tenant)
-        usage = await beside_loop(len(job.prompts) * len(self.outputs[0]), self._billed)
+        job, used = self.job, self.job.model.use
+        await self._submission.wait_aborted(GONE_TIMEOUT_S)
+        await finish_dispatch.current().wait(job.caller.tenant)
+        usage = await run_in_thread_if_many(len(job.prompts) * len(self.outputs[0]), self._billed)
         status = 200 if self.finished else CLIENT_LEFT
         if self._error is not None:
             status = as_quire_error(self._error).status
@@ -335,7 +341,7 @@ class Generation:
         if reason is None:
             reason = "error" if self._error is not None else "abort"
         first_at = self.first_token_at
-        recorder.request_ended(
+        recorder.record_request_end(
             job,
             usage,
             self._submission.replica_id,
@@ -361,11 +367,11 @@ class Generation:
             key_id=job.caller.key_id,
             user_id=job.caller.user_id,
             endpoint=job.endpoint,
-            model=job.served.base,
+            model=job.model.base,
             prompt_tokens=usage.prompt_tokens,
             cached_tokens=usage.cached_tokens,
             completion_tokens=usage.completion_tokens,
-            cost_nanos=self.admission.rates.cost_nanos(
+            cost_nanos=self.admission.prices.cost_nanos(
                 usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens
             ),
             finish_reason=reason,
@@ -376,36 +382,38 @@ class Generation:
             stream=job.stream,
             adapter=used.name if used is not None else "",
             adapter_digest=used.digest if used is not None else "",
-            in_place_of=job.served.in_place_of,
+            in_place_of=job.model.fallback_for,
         )
         if self._keeping is not None:
             await self._keeping.done.wait()
-        account = await beside_loop(len(job.prompts) * len(self.outputs[0]), self._account)
+        account = await run_in_thread_if_many(
+            len(job.prompts) * len(self.outputs[0]), self._account
+        )
         await settle(record, self.admission, account)
         await self._keep_record(record)
-        let_go(job.prompts)
+        release_prompts(job.prompts)
 
-    def _account(self) -> Account:
+    def _account(self) -> EngineUsage:
         """What the engine has written of it."""
         job, before = self.job, self._continuity.billed
         outputs = [output for outputs in self.outputs for output in outputs]
-        return Account(
+        return EngineUsage(
             job.engine_ids,
             job.sampling.num_sequences,
-            whole=self._error is None and all(output.engine_reason for output in outputs),
+            is_complete=self._error is None and all(output.engine_reason for output in outputs),
             billed_prompt=before.prompt_tokens,
             billed_output=before.completion_tokens,
         )
 
     async def _keep_record(self, record: UsageRecord) -> None:
         """What became of it, for whoever asks later."""
-        await self._submission.told(RECORDS_TIMEOUT_S)
-        note = note_of(self, self._asked, self._error)
+        await self._submission.wait_records(RECORDS_TIMEOUT_S)
+        note = build_request_trace(self, self._asked, self._error)
         if record.request_id != self.job.request_id and not note.answer_id:
             note.answer_id = self.job.request_id
-        keep_request(record, note)
+        log_request(record, note)
         if self.job.caller.store_prompts:
-            keep_content(await content_of(self, record.request_id))
+            log_content(await decode_content(self, record.request_id))
 
     def _billed(self) -> Usage:
         """What ran: prompts that the engine began, and every token that reached this gateway.
@@ -416,7 +424,7 @@ class Generation:
             return Usage()
         if self._error is not None and self._error.status == HTTPStatus.SERVICE_UNAVAILABLE:
             return self._billed_of_failure()
-        ran = [self._submission.ran(number) for number in range(len(self.job.prompts))]
+        ran = [self._submission.was_computed(number) for number in range(len(self.job.prompts))]
         return Usage(
             prompt_tokens=sum(
                 len(p) for p, began in zip(self.job.prompts, ran, strict=True) if began
@@ -433,7 +441,7 @@ class Generation:
 
     def _billed_of_failure(self) -> Usage:
         """Ended with 503: a stream's prompts and tokens as far as it came, else nothing."""
-        got = self._shown if self.job.stream else [[0] for _ in self.job.prompts]
+        got = self._emitted_tokens if self.job.stream else [[0] for _ in self.job.prompts]
         return Usage(
             prompt_tokens=sum(
                 len(prompt)
@@ -447,7 +455,7 @@ class Generation:
         )
 
 
-def _never_begun(job: Job) -> UsageRecord:
+def _rejected_usage(job: Job) -> UsageRecord:
     """The usage of a request that ended before the engine heard of it."""
     return UsageRecord(
         request_id=job.request_id,
@@ -455,33 +463,35 @@ def _never_begun(job: Job) -> UsageRecord:
         key_id=job.caller.key_id,
         user_id=job.caller.user_id,
         endpoint=job.endpoint,
-        model=job.served.base,
+        model=job.model.base,
         prompt_tokens=0,
         completion_tokens=0,
         finish_reason="abort",
         status=CLIENT_LEFT,
         started_at=job.started_at,
-        duration_ms=(time.perf_counter() - job.received) * 1000,
+        duration_ms=(time.perf_counter() - job.received_at) * 1000,
         stream=job.stream,
     )
 
 
-async def _print_of(job: Job) -> bytes:
+async def _request_fingerprint(job: Job) -> bytes:
     """What another gateway knows the request by; b"" of one that none could go on with."""
-    if not can_go_on_elsewhere(job):
+    if not is_resumable(job):
         return b""
-    return await beside_loop(job.prompt_tokens // PRINTED_AT_ONCE, lambda: request_print(job))
+    return await run_in_thread_if_many(
+        job.prompt_tokens // INLINE_MAX_HASHED_TOKENS, lambda: request_fingerprint(job)
+    )
 
 
 async def _outputs_of(job: Job) -> list[list[OutputState]]:
     """States of a job's outputs, of each prompt."""
-    indices, tokenizer = range(job.sampling.num_sequences), job.served.tokenizer
+    indices, tokenizer = range(job.sampling.num_sequences), job.model.tokenizer
     return [
         [
-            OutputState(number, index, tokenizer, prompt, job.sampling, job.kept_tokens)
+            OutputState(number, index, tokenizer, prompt, job.sampling, job.preserved_token_ids)
             for index in indices
         ]
-        async for number, prompt in in_turns(
-            enumerate(map(job.known_prompt, range(len(job.prompts))))
+        async for number, prompt in iterate_cooperatively(
+            enumerate(map(job.prompt_token_ids, range(len(job.prompts))))
         )
     ]

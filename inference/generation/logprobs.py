@@ -24,12 +24,12 @@ def best_outputs(outputs: Sequence[OutputState], n: int) -> list[int]:
 LOWEST = -9999.0
 
 
-def finite(value: float) -> float:
+def to_json_float(value: float) -> float:
     """A log probability that JSON can hold."""
     return max(value, LOWEST)
 
 
-class TokenNames:
+class TokenFormatter:
     """How tokens are spelled: their text, or `token_id:N` when the client asked for that."""
 
     def __init__(self, tokenizer: Tokenizer, *, as_ids: bool) -> None:
@@ -40,7 +40,7 @@ class TokenNames:
 
 
 def chat_logprobs(
-    entries: Sequence[TokenEntry], names: TokenNames, top: int, *, asked: bool = False
+    entries: Sequence[TokenEntry], names: TokenFormatter, top: int, *, asked: bool = False
 ) -> list[dict[str, Any]]:
     """`choices[].logprobs.content`: one object a token, `top` alternatives each.
 
@@ -51,33 +51,33 @@ def chat_logprobs(
             **_token(entry.logprobs, 0, names),
             "top_logprobs": [
                 _token(entry.logprobs, place, names)
-                for place in (_asked_places if asked else _top_places)(entry.logprobs, top)
+                for place in (_requested_indices if asked else _top_indices)(entry.logprobs, top)
             ],
         }
         for entry in entries
     ]
 
 
-def _top_places(scores: TokenLogprobs, top: int) -> Iterable[int]:
+def _top_indices(scores: TokenLogprobs, top: int) -> Iterable[int]:
     return range(1, min(top + 1, len(scores.token_ids)))
 
 
-def _asked_places(scores: TokenLogprobs, top: int) -> Iterable[int]:
+def _requested_indices(scores: TokenLogprobs, top: int) -> Iterable[int]:
     chosen = scores.token_ids[0]
     return [k for k, token in enumerate(scores.token_ids) if k == 0 or token != chosen]
 
 
-def _token(scores: TokenLogprobs, place: int, names: TokenNames) -> dict[str, Any]:
+def _token(scores: TokenLogprobs, place: int, names: TokenFormatter) -> dict[str, Any]:
     token_id = scores.token_ids[place]
     return {
         "token": names(token_id),
-        "logprob": finite(scores.logprobs[place]),
+        "logprob": to_json_float(scores.logprobs[place]),
         "bytes": list(names.tokenizer.token_bytes(token_id)),
     }
 
 
 def completion_logprobs(
-    entries: Sequence[TokenEntry], names: TokenNames, start: int
+    entries: Sequence[TokenEntry], names: TokenFormatter, start: int
 ) -> dict[str, Any]:
     """`choices[].logprobs` of a completion: parallel lists.
 
@@ -85,7 +85,7 @@ def completion_logprobs(
     """
     return {
         "text_offset": [start + entry.offset for entry in entries],
-        "token_logprobs": [finite(entry.logprobs.logprobs[0]) for entry in entries],
+        "token_logprobs": [to_json_float(entry.logprobs.logprobs[0]) for entry in entries],
         "tokens": [names(entry.token_id) for entry in entries],
         "top_logprobs": [_top(entry.logprobs, names) for entry in entries],
     }
@@ -94,7 +94,7 @@ def completion_logprobs(
 def echo_logprobs(
     prompt: Sequence[int],
     scores: Sequence[TokenLogprobs | None],
-    names: TokenNames,
+    names: TokenFormatter,
     *,
     shows_special: bool,
 ) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def echo_logprobs(
     hidden = frozenset() if shows_special else names.tokenizer.special_token_ids
     return {
         "text_offset": _offsets(prompt, names.tokenizer, hidden),
-        "token_logprobs": [None if s is None else finite(s.logprobs[0]) for s in scores],
+        "token_logprobs": [None if s is None else to_json_float(s.logprobs[0]) for s in scores],
         "tokens": [names(token_id) for token_id in prompt],
         "top_logprobs": [None if s is None else _top(s, names) for s in scores],
     }
@@ -119,16 +119,18 @@ def _offsets(token_ids: Sequence[int], tokenizer: Tokenizer, hidden: Container[i
     return offsets
 
 
-def _top(scores: TokenLogprobs, names: TokenNames) -> dict[str, float]:
+def _top(scores: TokenLogprobs, names: TokenFormatter) -> dict[str, float]:
     """The token itself and the best ones, by their spelling; of equal ones the likelier stays."""
     result: dict[str, float] = {}
     for token_id, logprob in zip(scores.token_ids, scores.logprobs, strict=True):
         name = names(token_id)
-        result[name] = max(result.get(name, LOWEST), finite(logprob))
+        result[name] = max(result.get(name, LOWEST), to_json_float(logprob))
     return result
 
 
-def joined(first: dict[str, Any] | None, second: dict[str, Any] | None) -> dict[str, Any] | None:
+def concat_logprobs(
+    first: dict[str, Any] | None, second: dict[str, Any] | None
+) -> dict[str, Any] | None:
     """Two completions' logprobs one after the other."""
     if first is None or second is None:
         return first or second
@@ -136,7 +138,7 @@ def joined(first: dict[str, Any] | None, second: dict[str, Any] | None) -> dict[
 
 
 def prompt_logprobs(
-    scores: Sequence[TokenLogprobs | None] | None, names: TokenNames
+    scores: Sequence[TokenLogprobs | None] | None, names: TokenFormatter
 ) -> list[dict[str, Any] | None] | None:
     """vLLM's `prompt_logprobs`: for each prompt token its alternatives by id."""
     if scores is None:
@@ -146,7 +148,7 @@ def prompt_logprobs(
         if position is None
         else {
             str(token_id): {
-                "logprob": finite(logprob),
+                "logprob": to_json_float(logprob),
                 "rank": rank,
                 "decoded_token": names.tokenizer.token_text(token_id),
             }

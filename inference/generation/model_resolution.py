@@ -1,22 +1,23 @@
-"""`Served`: a model as a request meets it: card, adapter, its replicas' facts, its tokenizer."""
+"""`ResolvedModel`: a model as a request meets it: card, adapter, its replicas' facts, its
+tokenizer."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 
-from adapters.cards import Target, access_target
-from adapters.resolution import access_or_resolve
+from adapters.cards import ModelTarget, access_target
+from adapters.resolution import get_or_resolve_target
 from catalog.access import ModelNotFound, access_models
-from catalog.idle import wake
+from catalog.idle import wake_model_for_request
 from engine.contract.errors import EngineSleeping, EngineUnavailable
 from engine.contract.lora import AdapterRef
 from engine.contract.pooling_params import GENERATE, check_task
 from inference.engine_client.client import get_engine_client
 from inference.engine_client.fleet import Replica
-from inference.generation.takeover import stream_before
-from inference.rendering.tokenizers import own_tokenizers, tokenizers
-from inference.request.job import Served
+from inference.generation.takeover import find_resumed_stream
+from inference.rendering.tokenizers import adapter_tokenizers, tokenizers
+from inference.request.job import ResolvedModel
 from tenants.authentication import Caller
 
 #: How long a request waits for a model that had let go of its replicas: a large one takes minutes.
@@ -36,9 +37,9 @@ async def check_any_queue(caller: Caller) -> None:
     client.check_any_queue(names, caller.tenant, -1 if caller.max_priority else 0)
 
 
-async def find_served(
+async def resolve_model(
     caller: Caller, name: str | None, *, task: str | None = GENERATE, sticky: str = ""
-) -> Served:
+) -> ResolvedModel:
     """The model or adapter under this name, for this caller, and for this task if one is named.
 
     Without a name it's the only one that the caller may use. `sticky`: whom or what the request is
@@ -50,60 +51,62 @@ async def find_served(
         AdapterInvalid: a resolver found it, but it can't be served (400).
         EngineSleeping: its replicas sleep (503). EngineUnavailable: there are none (503).
     """
-    target = await access_or_resolve(caller, name)
+    target = await get_or_resolve_target(caller, name)
     client = get_engine_client()
     await client.start()
     instead = ""
-    if not _is_up(target) and target.base.wakes:
-        await _wake(target.base.id)
-    if task is not None and not _is_up(target):
-        target, instead = await _instead_of(caller, target)
+    if not _is_available(target) and target.base.wakes:
+        await _wake_idle_model(target.base.id)
+    if task is not None and not _is_available(target):
+        target, instead = await _pick_fallback(caller, target)
     base = target.base.id
     info = client.fleet.model(base)
     if info is None:
-        raise EngineUnavailable(client.fleet.why_unavailable(base))
+        raise EngineUnavailable(client.fleet.unavailable_reason(base))
     _refuse_if_asleep(client.fleet.of_model(base), base)
     if task is not None:
         check_task(target.card.id, info.tasks, task)
     tokenizer = await tokenizers.get(info.path, info.chat_template)
     if target.adapter is None:
-        return Served(target.card, info, tokenizer, in_place_of=instead)
-    chosen = await _begun_with(caller, target.adapter.choose(_whose(caller, sticky)))
-    own = await own_tokenizers.of(chosen, tokenizer)
+        return ResolvedModel(target.card, info, tokenizer, fallback_for=instead)
+    chosen = await _pin_to_stream(
+        caller, target.adapter.choose_version(_sticky_key(caller, sticky))
+    )
+    own = await adapter_tokenizers.get(chosen, tokenizer)
     eos = own.eos_token_id
-    return Served(
+    return ResolvedModel(
         target.card,
         info,
         own,
         chosen,
-        target.adapter.use_of(chosen),
-        own_eos=None if eos == tokenizer.eos_token_id else eos,
+        target.adapter.billing_for(chosen),
+        adapter_eos_id=None if eos == tokenizer.eos_token_id else eos,
     )
 
 
-async def _begun_with(caller: Caller, chosen: AdapterRef) -> AdapterRef:
+async def _pin_to_stream(caller: Caller, chosen: AdapterRef) -> AdapterRef:
     """The content that a stream began with which is to go on, where it's of this name: its prompt
-    must be made by the same tokenizer. Raises as `stream_before`.
+    must be made by the same tokenizer. Raises as `find_resumed_stream`.
     """
-    about = await stream_before(caller)
+    about = await find_resumed_stream(caller)
     begun = about.adapter if about is not None else None
     if begun is None or (begun.name, begun.owner) != (chosen.name, chosen.owner):
         return chosen
     return begun
 
 
-def _is_up(target: Target) -> bool:
+def _is_available(target: ModelTarget) -> bool:
     """Whether a replica of its model takes requests."""
     return any(each.ready for each in get_engine_client().fleet.of_model(target.base.id))
 
 
-async def _wake(name: str) -> None:
+async def _wake_idle_model(name: str) -> None:
     """Have a model back that let go of its replicas, and wait for the first of them.
 
     Raises `EngineUnavailable` when none comes in time; of one that has failed its caller tells.
     """
     fleet, began = get_engine_client().fleet, time.monotonic()
-    if not await wake(name):
+    if not await wake_model_for_request(name):
         return
     while time.monotonic() - began < WAKE_WAIT_S:
         states = [each.heartbeat.state for each in fleet.of_model(name)]
@@ -113,7 +116,7 @@ async def _wake(name: str) -> None:
     raise EngineUnavailable(f"The model '{name}' was unloaded and isn't back yet. Try again soon.")
 
 
-async def _instead_of(caller: Caller, target: Target) -> tuple[Target, str]:
+async def _pick_fallback(caller: Caller, target: ModelTarget) -> tuple[ModelTarget, str]:
     """The first of a model's fallbacks that the caller may use and that answers, and the model's
     name; the target itself and "" where there's none. Adapters have no substitute.
     """
@@ -123,12 +126,12 @@ async def _instead_of(caller: Caller, target: Target) -> tuple[Target, str]:
                 other = await access_target(caller, name)
             except ModelNotFound:
                 continue
-            if _is_up(other):
+            if _is_available(other):
                 return other, target.base.id
     return target, ""
 
 
-def _whose(caller: Caller, sticky: str) -> str:
+def _sticky_key(caller: Caller, sticky: str) -> str:
     """Of whom a request is, as far as that is known; a key's many users aren't one."""
     if sticky:
         return f"{caller.tenant_id}\0{sticky}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from engine.contract.messages import TokenLogprobs
 from engine.contract.sampling_params import SamplingParams
 from engine.text import IncrementalDetokenizer, StopChecker, Tokenizer
-from inference.engine_client.mailbox import Piece
+from inference.engine_client.mailbox import TokenChunk
 
 #: The engine's reasons that OpenAI's clients don't know -> `finish_reason` and `stop_reason` there.
 _EDGE_REASONS = {
@@ -30,7 +30,7 @@ class TokenEntry:
 
 
 @dataclass(slots=True)
-class Increment:
+class OutputDelta:
     """What is new of one output, ready for an endpoint to write.
 
     Attributes:
@@ -124,14 +124,14 @@ class OutputState:
             )
         return self._detokenizer
 
-    def push(self, piece: Piece) -> Increment | None:
+    def push(self, piece: TokenChunk) -> OutputDelta | None:
         """What a piece adds; None while there's nothing to show (a part of a character)."""
-        text = self._push_tokens(piece)
+        text = self._append_tokens(piece)
         if self.finish_reason is None and piece.finish_reason is not None:
             text += self._finish(piece)
         if not text and self.finish_reason is None and piece.prompt_logprobs is None:
             return None
-        increment = Increment(
+        increment = OutputDelta(
             self.number,
             self.index,
             text,
@@ -144,7 +144,7 @@ class OutputState:
         self._token_ids, self._entries = [], []
         return increment
 
-    def _push_tokens(self, piece: Piece) -> str:
+    def _append_tokens(self, piece: TokenChunk) -> str:
         token_ids = piece.token_ids
         hidden = self._hidden_stop_token(piece)
         if not self._by_token:
@@ -154,7 +154,7 @@ class OutputState:
         text = ""
         last = len(token_ids) - 1
         for place, token in enumerate(token_ids):
-            self._note(token, piece.logprobs[place] if piece.logprobs else None)
+            self._append_logprobs(token, piece.logprobs[place] if piece.logprobs else None)
             new = "" if hidden and place == last else self._text.push((token,))
             self._text_len += len(new)
             text += self._check_stop(new)
@@ -162,7 +162,7 @@ class OutputState:
                 break
         return text
 
-    def _note(self, token: int, logprobs: TokenLogprobs | None) -> None:
+    def _append_logprobs(self, token: int, logprobs: TokenLogprobs | None) -> None:
         self.num_tokens += 1
         self._token_ids.append(token)
         if logprobs is not None:
@@ -174,17 +174,17 @@ class OutputState:
         if self._stop is None:
             return text
         may_stop = self.num_tokens >= self._sampling.min_tokens
-        shown, matched = self._stop.push(text, may_stop)
+        shown, matched = self._stop.append(text, may_stop)
         if matched is not None:
             self.finish_reason, self.stop_reason = "stop", matched
         return shown
 
-    def _hidden_stop_token(self, piece: Piece) -> bool:
+    def _hidden_stop_token(self, piece: TokenChunk) -> bool:
         """Whether the piece ends with EOS, which shows in no text that doesn't ask for its end."""
         by_eos = piece.finish_reason == "stop" and piece.stop_reason is None
         return by_eos and bool(piece.token_ids) and not self._sampling.include_stop_str_in_output
 
-    def _finish(self, piece: Piece) -> str:
+    def _finish(self, piece: TokenChunk) -> str:
         """The engine has ended the output: what was held back comes out now."""
         text = self._check_stop(self._text.flush())
         if self.finish_reason is None:
@@ -201,7 +201,7 @@ class OutputState:
 
 @dataclass(slots=True)
 class Collected:
-    """All that came of an output so far; the fields are `Increment`'s."""
+    """All that came of an output so far; the fields are `OutputDelta`'s."""
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
@@ -209,7 +209,7 @@ class Collected:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
 
-    def take(self, increment: Increment) -> None:
+    def append(self, increment: OutputDelta) -> None:
         """Add what is new."""
         self.text += increment.text
         self.token_ids += increment.token_ids

@@ -6,37 +6,41 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from engine.contract.messages import FlightRecord
-from inference.engine_client.flight import Flight
+from inference.engine_client.flight import InFlightRequest
 from inference.errors import as_quire_error
-from inference.loop.offload import render_pool
+from inference.loop.offload import get_render_pool
 from inference.settings import gateway_settings
 from metering.access import (
-    MOST_HOPS,
-    MOST_OUTPUTS,
-    MOST_POINTS,
+    MAX_HOPS,
+    MAX_OUTPUTS,
+    MAX_POINTS,
     Content,
-    Hop,
-    OutputNote,
-    RequestNote,
+    OutputTrace,
+    PlacementEvent,
+    RequestTrace,
 )
 
 if TYPE_CHECKING:
     from engine.text import Tokenizer
     from inference.generation.generation import Generation
-    from inference.request.context import Asked
+    from inference.request.context import RequestRecord
 
 
 # -- A request's own figures, for its answer: vLLM's `metrics`.
 
 
-def answer_metrics(flights: list[Flight]) -> dict[str, dict[str, float]]:
+def response_metrics(flights: list[InFlightRequest]) -> dict[str, dict[str, float]]:
     """`{"metrics": ...}` of a request that has ended; {} unless the operator wants answers to have
     them (`PER_REQUEST_METRICS`).
     """
-    return {"metrics": figures(flights)} if gateway_settings().per_request_metrics else {}
+    return (
+        {"metrics": compute_request_metrics(flights)}
+        if gateway_settings().per_request_metrics
+        else {}
+    )
 
 
-def figures(flights: list[Flight]) -> dict[str, float]:
+def compute_request_metrics(flights: list[InFlightRequest]) -> dict[str, float]:
     """Milliseconds by vLLM's names, of all prompts and outputs together. What the engine hasn't
     told (of outputs that a stop string ended here), or what one token can't have, is left out.
 
@@ -46,8 +50,8 @@ def figures(flights: list[Flight]) -> dict[str, float]:
     if not records:
         return {}
     begun = min(record.queue_time for record in records)
-    first = min(map(_first, records)) - begun
-    last = max(_first(record) + record.decode_time for record in records) - begun
+    first = min(map(_time_to_first_token, records)) - begun
+    last = max(_time_to_first_token(record) + record.decode_time for record in records) - begun
     tokens = [len(output) for flight in flights for output in flight.tokens]
     found = {
         "queue_time_ms": 1000 * begun,
@@ -61,18 +65,18 @@ def figures(flights: list[Flight]) -> dict[str, float]:
     return {name: round(value, 3) for name, value in found.items()}
 
 
-def _first(record: FlightRecord) -> float:
+def _time_to_first_token(record: FlightRecord) -> float:
     """Seconds from a request's arrival to an output's first token."""
     return record.queue_time + record.prefill_time
 
 
 #: Tokens from the beginning and the end of a text that is kept; see `RequestContent`.
-_KEPT_TOKENS = 2000
-_KEPT_CHARS = 16_000
+_MAX_STORED_TOKENS = 2000
+_MAX_STORED_CHARS = 16_000
 
 
-class Pace:
-    """When tokens came: `MOST_POINTS` points at most, however many there were."""
+class TokenTimeline:
+    """When tokens came: `MAX_POINTS` points at most, however many there were."""
 
     __slots__ = ("_last", "_points", "_skipped", "_stride", "total")
 
@@ -91,7 +95,7 @@ class Pace:
             return
         self._skipped = 0
         self._points.append(self._last)
-        if len(self._points) >= MOST_POINTS:
+        if len(self._points) >= MAX_POINTS:
             self._points = self._points[1::2]
             self._stride *= 2
 
@@ -103,14 +107,14 @@ class Pace:
         return [(round((at - start) * 1000), total) for at, total in points]
 
 
-def note_of(
-    generation: Generation, asked: Asked | None, error: BaseException | None
-) -> RequestNote:
+def build_request_trace(
+    generation: Generation, asked: RequestRecord | None, error: BaseException | None
+) -> RequestTrace:
     """The record of a generation that is over."""
     job, admission = generation.job, generation.admission
     told = None if error is None else as_quire_error(error)
-    rates = admission.rates
-    return RequestNote(
+    rates = admission.prices
+    return RequestTrace(
         header_id=asked.header_id if asked is not None else "",
         answer_id=asked.answer_id if asked is not None else "",
         code="" if told is None else str(told.code or ""),
@@ -123,11 +127,11 @@ def note_of(
             for name in _LIMITS
             if isinstance(value := getattr(admission, name, None), int)
         },
-        asked=job.wanted() | ({"priority": job.priority} if job.priority else {}),
-        admitted_ms=(generation.admitted_at - job.received) * 1000,
-        hops=_hops(generation.flights, job.received),
+        asked=job.ledger_expectation() | ({"priority": job.priority} if job.priority else {}),
+        admitted_ms=(generation.admitted_at - job.received_at) * 1000,
+        hops=_placement_events(generation.flights, job.received_at),
         outputs=_outputs(generation),
-        tokens=generation.pace.since(job.received),
+        tokens=generation.pace.since(job.received_at),
     )
 
 
@@ -137,19 +141,21 @@ _LIMITS = (
 )
 
 
-def _hops(flights: list[Flight], start: float) -> list[Hop]:
-    hops = sorted((hop for flight in flights for hop in flight.hops), key=lambda hop: hop[0])
+def _placement_events(flights: list[InFlightRequest], start: float) -> list[PlacementEvent]:
+    hops = sorted(
+        (hop for flight in flights for hop in flight.placement_history), key=lambda hop: hop[0]
+    )
     return [
-        Hop(at_ms=(at - start) * 1000, replica=replica, reason=reason)
-        for at, replica, reason in hops[:MOST_HOPS]
+        PlacementEvent(at_ms=(at - start) * 1000, replica=replica, reason=reason)
+        for at, replica, reason in hops[:MAX_HOPS]
     ]
 
 
-def _outputs(generation: Generation) -> list[OutputNote]:
-    made: list[OutputNote] = []
+def _outputs(generation: Generation) -> list[OutputTrace]:
+    made: list[OutputTrace] = []
     for flight in generation.flights:
         for index in range(len(flight.tokens)):
-            if len(made) == MOST_OUTPUTS:
+            if len(made) == MAX_OUTPUTS:
                 return made
             record = flight.records.get(index, FlightRecord())
             output = generation.outputs[flight.number][index]
@@ -157,8 +163,8 @@ def _outputs(generation: Generation) -> list[OutputNote]:
     return made
 
 
-def _output(flight: Flight, index: int, record: FlightRecord, reason: str) -> OutputNote:
-    return OutputNote(
+def _output(flight: InFlightRequest, index: int, record: FlightRecord, reason: str) -> OutputTrace:
+    return OutputTrace(
         number=flight.number,
         index=index,
         tokens=len(flight.tokens[index]),
@@ -182,36 +188,36 @@ def _output(flight: Flight, index: int, record: FlightRecord, reason: str) -> Ou
     )
 
 
-async def content_of(generation: Generation, request_id: str) -> Content:
+async def decode_content(generation: Generation, request_id: str) -> Content:
     """What was asked and answered, as the model saw it. Decoded beside the event loop."""
     job = generation.job
     answers = [tokens for flight in generation.flights for tokens in flight.tokens]
 
     def made() -> tuple[str, str]:
-        tokenizer = job.served.tokenizer
-        known = map(job.known_prompt, range(len(job.prompts[:MOST_OUTPUTS])))
+        tokenizer = job.model.tokenizer
+        known = map(job.prompt_token_ids, range(len(job.prompts[:MAX_OUTPUTS])))
         prompt = "\n\n".join(_text(tokenizer, ids) for ids in known)
-        answer = "\n\n".join(_text(tokenizer, ids) for ids in answers[:MOST_OUTPUTS])
-        return _plain(prompt), _plain(answer)
+        answer = "\n\n".join(_text(tokenizer, ids) for ids in answers[:MAX_OUTPUTS])
+        return _truncate_middle(prompt), _truncate_middle(answer)
 
-    length = 4 * min(job.prompt_tokens, 2 * _KEPT_TOKENS)
-    prompt, answer = await render_pool().run(length, made)
+    length = 4 * min(job.prompt_tokens, 2 * _MAX_STORED_TOKENS)
+    prompt, answer = await get_render_pool().run(length, made)
     at = datetime.fromtimestamp(job.started_at, UTC)
     return Content(request_id, job.caller.tenant_id, prompt, answer, at)
 
 
 def _text(tokenizer: Tokenizer, ids: list[int]) -> str:
-    if len(ids) <= 2 * _KEPT_TOKENS:
+    if len(ids) <= 2 * _MAX_STORED_TOKENS:
         return tokenizer.decode(ids, skip_special_tokens=False)
-    left_out = len(ids) - 2 * _KEPT_TOKENS
-    first = tokenizer.decode(ids[:_KEPT_TOKENS], skip_special_tokens=False)
-    last = tokenizer.decode(ids[-_KEPT_TOKENS:], skip_special_tokens=False)
+    left_out = len(ids) - 2 * _MAX_STORED_TOKENS
+    first = tokenizer.decode(ids[:_MAX_STORED_TOKENS], skip_special_tokens=False)
+    last = tokenizer.decode(ids[-_MAX_STORED_TOKENS:], skip_special_tokens=False)
     return f"{first}\n[{left_out} tokens]\n{last}"
 
 
-def _plain(text: str) -> str:
+def _truncate_middle(text: str) -> str:
     """Cut in the middle; what any database takes."""
-    if len(text) > _KEPT_CHARS:
-        half = _KEPT_CHARS // 2
+    if len(text) > _MAX_STORED_CHARS:
+        half = _MAX_STORED_CHARS // 2
         text = f"{text[:half]}\n[{len(text) - 2 * half} characters]\n{text[-half:]}"
     return text.replace("\0", "").encode("utf-8", "replace").decode()

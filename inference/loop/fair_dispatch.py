@@ -27,7 +27,7 @@ class Waiter(Protocol):
         """It's its turn."""
 
 
-class FairTurns:
+class FairDispatcher:
     """Lets those who wait go on. All methods are called on one event loop.
 
     Args:
@@ -36,72 +36,79 @@ class FairTurns:
         behind, few: while others wait there, turns are long, and of these so few go on in one.
     """
 
-    def __init__(self, at_once: int, behind: FairTurns | None = None, few: int = 0) -> None:
-        self._at_once = self._left = self._beside = at_once
-        self._behind, self._few = behind, few
-        self._lines: OrderedDict[str, deque[Waiter]] = OrderedDict()
+    def __init__(
+        self,
+        max_per_turn: int,
+        lower_priority: FairDispatcher | None = None,
+        max_when_busy: int = 0,
+    ) -> None:
+        self._max_per_turn = self._num_remaining = self._num_extra = max_per_turn
+        self._lower_priority, self._max_when_busy = lower_priority, max_when_busy
+        self._queues: OrderedDict[str, deque[Waiter]] = OrderedDict()
         #: Tenants of whom one went on in this turn.
-        self._gone: set[str] = set()
+        self._served_tenants: set[str] = set()
         self._counting = False
 
-    def give(self, tenant: str, waiter: Waiter) -> None:
+    def admit(self, tenant: str, waiter: Waiter) -> None:
         """Set the waiter's result when it's its turn: now, unless several came before it."""
         if not self._counting:
             self._counting = True
             loop = asyncio.get_running_loop()
             loop.call_soon(self._next_turn, loop)
-        if self._goes_now(tenant):
+        if self._admit_now(tenant):
             waiter.set_result(None)
         else:
-            self._lines.setdefault(tenant, deque()).append(waiter)
+            self._queues.setdefault(tenant, deque()).append(waiter)
 
-    def _goes_now(self, tenant: str) -> bool:
+    def _admit_now(self, tenant: str) -> bool:
         """Whether one that comes now needn't wait; it's counted then."""
-        if self._left and not self._lines:
-            self._left -= 1
-        elif self._beside and tenant not in self._gone and tenant not in self._lines:
-            self._beside -= 1
+        if self._num_remaining and not self._queues:
+            self._num_remaining -= 1
+        elif self._num_extra and tenant not in self._served_tenants and tenant not in self._queues:
+            self._num_extra -= 1
         else:
             return False
-        self._gone.add(tenant)
+        self._served_tenants.add(tenant)
         return True
 
     async def wait(self, tenant: str) -> None:
         """Return when it's the turn of whoever calls."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.give(tenant, waiter)
+        self.admit(tenant, waiter)
         if not waiter.done():
             await waiter
 
     def _next_turn(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._left = self._beside = self._at_once
-        if self._behind is not None and self._behind._lines:
-            self._left = self._few
-        self._gone.clear()
-        while self._left and self._lines:
-            tenant, line = self._lines.popitem(last=False)
+        self._num_remaining = self._num_extra = self._max_per_turn
+        if self._lower_priority is not None and self._lower_priority._queues:
+            self._num_remaining = self._max_when_busy
+        self._served_tenants.clear()
+        while self._num_remaining and self._queues:
+            tenant, line = self._queues.popitem(last=False)
             first = line.popleft()
             if line:
-                self._lines[tenant] = line  # behind the others
+                self._queues[tenant] = line  # behind the others
             if not first.done():  # else nobody waits any more
                 first.set_result(None)
-                self._gone.add(tenant)
-                self._left -= 1
-        self._counting = bool(self._gone or self._lines)
+                self._served_tenants.add(tenant)
+                self._num_remaining -= 1
+        self._counting = bool(self._served_tenants or self._queues)
         if self._counting:
             loop.call_soon(self._next_turn, loop)
 
 
-class LoopTurns:
-    """A `FairTurns` for each event loop."""
+class LoopFairDispatcher:
+    """A `FairDispatcher` for each event loop."""
 
-    def __init__(self, at_once: int, behind: LoopTurns | None = None, few: int = 0) -> None:
-        self._at_once = at_once
-        self._behind, self._few = behind, few
-        self._of: WeakKeyDictionary[asyncio.AbstractEventLoop, FairTurns] = WeakKeyDictionary()
-        self._last: tuple[Callable[[], object], FairTurns] | None = None
+    def __init__(
+        self, at_once: int, behind: LoopFairDispatcher | None = None, few: int = 0
+    ) -> None:
+        self._max_per_turn = at_once
+        self._lower_priority, self._max_when_busy = behind, few
+        self._of: WeakKeyDictionary[asyncio.AbstractEventLoop, FairDispatcher] = WeakKeyDictionary()
+        self._last: tuple[Callable[[], object], FairDispatcher] | None = None
 
-    def here(self) -> FairTurns:
+    def current(self) -> FairDispatcher:
         """The running loop's."""
         loop = asyncio.get_running_loop()
         # A token asks, and to look into the dictionary takes as long as to hand one out.
@@ -109,19 +116,19 @@ class LoopTurns:
             return self._last[1]
         turns = self._of.get(loop)
         if turns is None:
-            behind = None if self._behind is None else self._behind.here()
-            turns = self._of[loop] = FairTurns(self._at_once, behind, self._few)
+            behind = None if self._lower_priority is None else self._lower_priority.current()
+            turns = self._of[loop] = FairDispatcher(self._max_per_turn, behind, self._max_when_busy)
         self._last = weakref.ref(loop), turns
         return turns
 
 
 #: Requests that begin (each takes a millisecond or two), and those that end.
-begins, ends = LoopTurns(1), LoopTurns(4)
+start_dispatch, finish_dispatch = LoopFairDispatcher(1), LoopFairDispatcher(4)
 #: Streams that are woken. While a crowd begins it's fewer: what comes for the others meanwhile
 #: leaves in one piece, so there's less to do until the crowd has begun.
-wakes = LoopTurns(16, begins, 6)
+wake_dispatch = LoopFairDispatcher(16, start_dispatch, 6)
 #: Requests that are refused before anything is made of them.
-refusals = LoopTurns(8)
+rejection_dispatch = LoopFairDispatcher(8)
 
 
 # -- Going through thousands of things on the event loop, without holding up what else it does.
@@ -130,22 +137,22 @@ refusals = LoopTurns(8)
 T = TypeVar("T")
 
 #: Going through so few things takes the loop no time to speak of.
-FEW = 64
+INLINE_MAX_ITEMS = 64
 
 #: How long the loop is kept at a time.
-TURN_S = 0.003
+SLICE_S = 0.003
 
 
-async def in_turns(things: Iterable[T]) -> AsyncIterator[T]:
+async def iterate_cooperatively(things: Iterable[T]) -> AsyncIterator[T]:
     """The things, one after the other; whatever else is due comes in between."""
     since = time.monotonic()
     for thing in things:
-        if time.monotonic() - since > TURN_S:
+        if time.monotonic() - since > SLICE_S:
             await asyncio.sleep(0)
             since = time.monotonic()
         yield thing
 
 
-async def beside_loop(count: int, function: Callable[[], T]) -> T:
+async def run_in_thread_if_many(count: int, function: Callable[[], T]) -> T:
     """`function()`, which goes through so many things: through many in a thread."""
-    return function() if count <= FEW else await asyncio.to_thread(function)
+    return function() if count <= INLINE_MAX_ITEMS else await asyncio.to_thread(function)

@@ -14,17 +14,17 @@ from typing import Any, ParamSpec, TypeVar
 
 from engine.contract.errors import InvalidRequest
 from inference.errors import Overloaded
-from inference.loop.fair_dispatch import FEW
+from inference.loop.fair_dispatch import INLINE_MAX_ITEMS
 from inference.settings import gateway_settings
 
 T = TypeVar("T")
 
 #: Jobs of one tenant that may wait or run for each thread, and of all tenants; more are refused.
 TENANT_PER_THREAD, ALL_PER_THREAD = 64, 1024
-_MOST_IDLE = 1000
+MAX_IDLE_TENANTS = 1000
 
 
-class FairThreads:
+class FairThreadPool:
     """Runs jobs; whoever had the least of the threads' time goes first.
 
     So hundreds of long prompts of one tenant delay another one's by what runs just now. A tenant
@@ -37,8 +37,8 @@ class FairThreads:
     def __init__(self, threads: int, name: str, jobs: str) -> None:
         self._kind = jobs
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix=name)
-        self._tenant_room = threads * TENANT_PER_THREAD
-        self._room = threads * ALL_PER_THREAD
+        self._tenant_capacity = threads * TENANT_PER_THREAD
+        self._capacity = threads * ALL_PER_THREAD
         self._lock = threading.Lock()
         self._lines: dict[str, deque[tuple[Future[Any], Callable[[], Any]]]] = {}
         #: Jobs that wait or run.
@@ -55,18 +55,18 @@ class FairThreads:
         future: Future[T] = Future()
         with self._lock:
             mine = self._jobs.get(tenant, 0)
-            if mine >= self._tenant_room or sum(self._jobs.values()) >= self._room:
+            if mine >= self._tenant_capacity or sum(self._jobs.values()) >= self._capacity:
                 raise Overloaded(f"Too many {self._kind} wait. Try again in a moment.")
             self._jobs[tenant] = mine + 1
             if tenant not in self._lines:
                 self._lines[tenant] = deque()
-                self._open(tenant)
+                self._open_queue(tenant)
             self._lines[tenant].append((future, job))
         # Whichever thread is free takes whoever is next by then.
         self._threads.submit(self._run_next)
         return future
 
-    def _open(self, tenant: str) -> None:
+    def _open_queue(self, tenant: str) -> None:
         """Nobody saves up time while he has nothing to run."""
         others = [self._served.get(name, 0.0) for name in self._lines if name != tenant]
         floor = min(others, default=max(self._served.values(), default=0.0))
@@ -94,7 +94,7 @@ class FairThreads:
             self._jobs[tenant] -= 1
             if not self._jobs[tenant]:
                 del self._jobs[tenant]
-                if len(self._served) > _MOST_IDLE:
+                if len(self._served) > MAX_IDLE_TENANTS:
                     self._served = {name: self._served[name] for name in self._jobs}
 
 
@@ -116,7 +116,7 @@ class RenderPool:
     """Runs rendering work. Jobs whose caller has given up count until their thread is free."""
 
     def __init__(self, threads: int) -> None:
-        self._threads = FairThreads(threads, "quire-render", "prompts")
+        self._threads = FairThreadPool(threads, "quire-render", "prompts")
 
     async def run(
         self, chars: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
@@ -150,7 +150,7 @@ class RenderPool:
 
 def note_work(*, items: int, chars: int) -> None:
     """Tell how much the current request goes through besides its body, which may only name it."""
-    if items > FEW or chars > MAX_INLINE_CHARS:
+    if items > INLINE_MAX_ITEMS or chars > MAX_INLINE_CHARS:
         large_work.set(True)
 
 
@@ -162,10 +162,10 @@ async def beside(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) ->
     if not large_work.get():
         return function(*args, **kwargs)
     limit_s = gateway_settings().render_timeout_s
-    return await render_pool().run_in_thread(limit_s, function, *args, **kwargs)
+    return await get_render_pool().run_in_thread(limit_s, function, *args, **kwargs)
 
 
 @lru_cache(maxsize=1)
-def render_pool() -> RenderPool:
+def get_render_pool() -> RenderPool:
     """This process's pool."""
     return RenderPool(gateway_settings().render_threads)

@@ -42,7 +42,7 @@ class Snapshot(msgspec.Struct, array_like=True):
 _decoder = msgspec.msgpack.Decoder(list[Snapshot])
 
 
-def own_families() -> bytes:
+def process_metric_families() -> bytes:
     """This process's, encoded. Reads /proc: a few milliseconds, fit for a thread."""
     found = []
     for metric in REGISTRY.collect():

@@ -12,7 +12,7 @@ from redis.exceptions import RedisError
 
 from history.buckets import add_counts
 from inference.metrics.definitions import ENGINE, FAMILIES, OTHER, TENANT
-from inference.metrics.exposition import EVERY_S, own_families, publish
+from inference.metrics.exposition import EVERY_S, process_metric_families, publish
 from inference.metrics.recorder import field_of, history, recorder, split_field
 from inference.settings import gateway_settings
 
@@ -20,7 +20,7 @@ from inference.settings import gateway_settings
 
 
 #: The series of a tenant or a replica that sent nothing for so long are dropped.
-SILENT_S = 24 * 3600
+LABEL_TTL_S = 24 * 3600
 #: KEYS: a sorted set of names by when they were last heard of. ARGV: now, the bound, names. Returns
 #: 1 for each that has a place.
 _ADMIT = """
@@ -43,12 +43,12 @@ def label_key(prefix: str, label: str) -> str:
     return f"{prefix}:metrics:labels:{label}"
 
 
-async def bounded(
+async def limit_label_values(
     redis: Redis, prefix: str, increments: dict[str, float], most_tenants: int
 ) -> dict[str, float]:
     """The increments, with tenants that have no place as "other". Raises redis.RedisError."""
     split = [(*split_field(field), amount) for field, amount in increments.items()]
-    places = await _places(redis, prefix, split, most_tenants)
+    places = await _admit_values(redis, prefix, split, most_tenants)
     merged: dict[str, float] = {}
     for name, labels, part, amount in split:
         if name in _OF_TENANTS:
@@ -64,7 +64,7 @@ _OF_TENANTS = frozenset(name for name, family in FAMILIES.items() if TENANT in f
 _OF_ENGINES = frozenset(name for name, family in FAMILIES.items() if ENGINE in family.labels)
 
 
-async def _places(
+async def _admit_values(
     redis: Redis,
     prefix: str,
     split: list[tuple[str, tuple[str, ...], str, float]],
@@ -86,7 +86,7 @@ async def _places(
 
 async def prune(redis: Redis, prefix: str, hash_key: str) -> None:
     """Drop the series of tenants and replicas that are long silent. Raises redis.RedisError."""
-    limit = time.time() - SILENT_S
+    limit = time.time() - LABEL_TTL_S
     for label, place, names in ((TENANT, 0, _OF_TENANTS), (ENGINE, 1, _OF_ENGINES)):
         key = label_key(prefix, label)
         found: Any = await redis.zrangebyscore(key, "-inf", limit)
@@ -117,12 +117,14 @@ def metrics_key(prefix: str) -> str:
 
 async def flush(redis: Redis, prefix: str) -> None:
     """Write what is new. Raises redis.RedisError; then it is kept for the next time."""
-    increments, counts = recorder.take(), history.take()
+    increments, counts = recorder.drain(), history.drain()
     if not increments and not counts:
         return
     key = metrics_key(prefix)
     try:
-        counted = await bounded(redis, prefix, increments, gateway_settings().metrics_tenants)
+        counted = await limit_label_values(
+            redis, prefix, increments, gateway_settings().metrics_tenants
+        )
         pipeline = redis.pipeline(transaction=True)
         for field, amount in counted.items():
             pipeline.hincrbyfloat(key, field, amount)
@@ -130,8 +132,8 @@ async def flush(redis: Redis, prefix: str) -> None:
             add_counts(pipeline, counts, time.time(), prefix)
         await pipeline.execute()
     except RedisError:
-        recorder.give_back(increments)
-        history.give_back(counts)
+        recorder.restore(increments)
+        history.restore(counts)
         raise
 
 
@@ -163,7 +165,7 @@ class Flusher:
         await flush(self._redis, self._prefix)
         now = time.monotonic()
         if now >= self._publish_at:
-            families = await asyncio.to_thread(own_families)
+            families = await asyncio.to_thread(process_metric_families)
             await publish(self._redis, self._prefix, self._process, families)
             self._publish_at = now + EVERY_S
         if now >= self._prune_at:

@@ -6,7 +6,7 @@ import json
 from bisect import bisect_left
 from typing import TYPE_CHECKING
 
-from history.buckets import FIRST_TOKEN, GAP, LAST, place_of
+from history.buckets import FIRST_TOKEN, GAP, LAST_BUCKET, bucket_index
 from history.buckets import Series as TrafficSeries
 from inference.metrics.definitions import FAMILIES, NONE
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 #: Series that a process tells apart between two writes; more are counted together by model.
-MOST_SERIES = 1000
-_FIRST = [f"{FIRST_TOKEN}{place}" for place in range(LAST + 1)]
-_GAPS = [f"{GAP}{place}" for place in range(LAST + 1)]
+MAX_SERIES = 1000
+_FIRST = [f"{FIRST_TOKEN}{place}" for place in range(LAST_BUCKET + 1)]
+_GAPS = [f"{GAP}{place}" for place in range(LAST_BUCKET + 1)]
 
 
-class HistoryCounts:
+class TrafficCounters:
     """Plain numbers, written on the event loop alone."""
 
     def __init__(self) -> None:
@@ -33,19 +33,19 @@ class HistoryCounts:
 
     def first_token(self, job: Job, seconds: float) -> None:
         """A request's first token has come, so long after the request."""
-        self._add(job, _FIRST[place_of(seconds)], 1)
+        self._add(job, _FIRST[bucket_index(seconds)], 1)
 
     def gap(self, job: Job, seconds: float, num_tokens: int) -> None:
         """So many tokens of an output have come, so long after those before."""
         series = _series_of(job)
-        self._count(series, _GAPS[place_of(seconds / num_tokens)], num_tokens)
+        self._count(series, _GAPS[bucket_index(seconds / num_tokens)], num_tokens)
         self._count(series, "completion_tokens", num_tokens)
 
     def tokens(self, job: Job, num_tokens: int) -> None:
         """So many tokens of an answer have come, the first ones."""
         self._add(job, "completion_tokens", num_tokens)
 
-    def ended(self, job: Job, usage: Usage, reason: str) -> None:
+    def record_request_end(self, job: Job, usage: Usage, reason: str) -> None:
         """A request is over. Tokens of its answer were counted as they came."""
         self._add(job, "requests", 1)
         if reason == "error":
@@ -57,12 +57,12 @@ class HistoryCounts:
         """Limits or budgets refused a request."""
         self._add(job, "refused", 1)
 
-    def take(self) -> dict[tuple[TrafficSeries, str], int]:
+    def drain(self) -> dict[tuple[TrafficSeries, str], int]:
         """Remove and return all."""
         counts, self._counts, self._series = self._counts, {}, set()
         return counts
 
-    def give_back(self, counts: dict[tuple[TrafficSeries, str], int]) -> None:
+    def restore(self, counts: dict[tuple[TrafficSeries, str], int]) -> None:
         """Put back what could not be written."""
         for (series, what), count in counts.items():
             self._count(series, what, count)
@@ -74,19 +74,19 @@ class HistoryCounts:
         if not count:
             return
         if series not in self._series:
-            if len(self._series) >= MOST_SERIES:
+            if len(self._series) >= MAX_SERIES:
                 series = (0, series[1], "")
             self._series.add(series)
         self._counts[series, what] = self._counts.get((series, what), 0) + count
 
 
 def _series_of(job: Job) -> TrafficSeries:
-    served = job.served
+    served = job.model
     adapter = served.use.name if served.use is not None else ""
     return job.caller.tenant_id, served.base, adapter
 
 
-history = HistoryCounts()
+history = TrafficCounters()
 
 
 Series = tuple[str, tuple[str, ...]]
@@ -145,17 +145,17 @@ class Recorder:
     def token_gap(self, job: Job, engine: str, seconds: float, num_tokens: int) -> None:
         """So many tokens of an output have come, so long after those before."""
         history.gap(job, seconds, num_tokens)
-        self.observe(_recorder_GAPS, (job.served.base, engine), seconds / num_tokens, num_tokens)
+        self.observe(_recorder_GAPS, (job.model.base, engine), seconds / num_tokens, num_tokens)
 
     def first_token(self, job: Job, engine: str, seconds: float) -> None:
         """A request's first token has come."""
-        model = job.served.base
+        model = job.model.base
         history.first_token(job, seconds)
         self.observe("vllm:time_to_first_token_seconds", (model, engine), seconds)
         tenant = (job.caller.tenant, model)
         self.observe("quire:tenant_time_to_first_token_seconds", tenant, seconds)
 
-    def request_ended(
+    def record_request_end(
         self,
         job: Job,
         usage: Usage,
@@ -173,7 +173,7 @@ class Recorder:
         `refused`: it failed by its client's fault. `decode_s`: from its first token to its end,
         None without a token; `longest`: the tokens of its longest output.
         """
-        model, params = job.served.base, job.sampling
+        model, params = job.model.base, job.sampling
         labels = (model, engine)
         ended = "vllm:request_success" if finished else "vllm:request_failure"
         # What a client asked wrongly shall wake nobody: alerts look at "error".
@@ -189,21 +189,21 @@ class Recorder:
         if decode_s is not None and longest > 1:
             each = decode_s / (longest - 1)
             self.observe("vllm:request_time_per_output_token_seconds", labels, each)
-        self._tenant_ended(job.caller.tenant, model, usage, reason)
-        history.ended(job, usage, reason)
+        self._record_tenant(job.caller.tenant, model, usage, reason)
+        history.record_request_end(job, usage, reason)
 
-    def _tenant_ended(self, tenant: str, model: str, usage: Usage, reason: str) -> None:
+    def _record_tenant(self, tenant: str, model: str, usage: Usage, reason: str) -> None:
         labels = (tenant, model)
         self.count("quire:tenant_requests", (*labels, reason))
         self.count("quire:tenant_prompt_tokens", labels, usage.prompt_tokens)
         self.count("quire:tenant_cached_tokens", labels, usage.cached_tokens)
         self.count("quire:tenant_generation_tokens", labels, usage.completion_tokens)
 
-    def parsed(self, job: Job, *, called: bool) -> None:
+    def record_tool_parse(self, job: Job, *, called: bool) -> None:
         """An output was read to its end by a tool parser."""
         kind = job.endpoint.replace(".", "_")
         labels = (
-            job.served.base,
+            job.model.base,
             "streaming" if job.stream else "non_streaming",
             "tool_call" if called else "no_tool_call",
             kind if kind in ("chat_completions", "responses") else "other",
@@ -212,7 +212,7 @@ class Recorder:
 
     def refused(self, job: Job, error: QuireError) -> None:
         """Limits or budgets refused a request."""
-        labels = (job.caller.tenant, job.served.base, error.code)
+        labels = (job.caller.tenant, job.model.base, error.code)
         self.count("quire:tenant_refusals", labels)
         history.refused(job)
 
@@ -234,7 +234,7 @@ class Recorder:
         self.observe("http_request_size_bytes", (handler,), received)
         self.observe("http_response_size_bytes", (handler,), sent)
 
-    def take(self) -> dict[str, float]:
+    def drain(self) -> dict[str, float]:
         """Remove and return the increments, by the field of the hash that they belong to."""
         increments: dict[str, float] = {}
         for (name, labels), distribution in self._distributions.items():
@@ -248,7 +248,7 @@ class Recorder:
         self._distributions, self._counters = {}, {}
         return increments
 
-    def give_back(self, increments: dict[str, float]) -> None:
+    def restore(self, increments: dict[str, float]) -> None:
         """Put increments back that could not be written."""
         for field, amount in increments.items():
             name, labels, part = split_field(field)

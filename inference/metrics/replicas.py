@@ -15,7 +15,7 @@ from prometheus_client.core import (
     Metric,
 )
 
-from engine.contract.lora import TIERS, AdapterState
+from engine.contract.lora import TIERS, AdapterStatus
 from engine.contract.messages import EngineStats, Heartbeat
 from engine.contract.metrics import ENGINE_HISTOGRAMS
 from inference.metrics.definitions import PREFIX, cumulative
@@ -76,7 +76,7 @@ def _in_use(beats: list[Heartbeat]) -> Metric:
     return family
 
 
-def _names(adapters: Iterator[AdapterState]) -> str:
+def _names(adapters: Iterator[AdapterStatus]) -> str:
     return ",".join(sorted({each.name or each.digest[:12] for each in adapters}))
 
 

@@ -91,7 +91,7 @@ VIEWS: dict[Any, dict[str, Any]] = {
         "post": operation(
             "Chat",
             answers.ChatCompletion,
-            request=stored.CompletionChange,
+            request=stored.CompletionUpdate,
             operation_id="v1_chat_completions_update",
         ),
         "delete": operation("Chat", answers.Deleted, statuses=FOUND),
@@ -230,9 +230,9 @@ VIEWS: dict[Any, dict[str, Any]] = {
     operator.ResetPrefixCacheView: {
         "post": operation(
             "Operator",
-            service_answers.Told,
+            service_answers.CommandResult,
             statuses=WRITE,
-            extra={(503, "application/json"): service_answers.Told},
+            extra={(503, "application/json"): service_answers.CommandResult},
             parameters=(
                 OpenApiParameter(
                     "reset_running_requests",
@@ -247,9 +247,9 @@ VIEWS: dict[Any, dict[str, Any]] = {
     sleep.SleepView: {
         "post": operation(
             "Operator",
-            service_answers.Told,
+            service_answers.CommandResult,
             statuses=WRITE,
-            extra={(503, "application/json"): service_answers.Told},
+            extra={(503, "application/json"): service_answers.CommandResult},
             parameters=(
                 OpenApiParameter("level", int, enum=list(SLEEP_LEVELS), default=1),
                 MODEL_OF_REPLICAS,
@@ -259,9 +259,9 @@ VIEWS: dict[Any, dict[str, Any]] = {
     sleep.WakeUpView: {
         "post": operation(
             "Operator",
-            service_answers.Told,
+            service_answers.CommandResult,
             statuses=WRITE,
-            extra={(503, "application/json"): service_answers.Told},
+            extra={(503, "application/json"): service_answers.CommandResult},
             parameters=(
                 OpenApiParameter("tags", str, enum=list(SLEEP_TAGS), many=True),
                 MODEL_OF_REPLICAS,

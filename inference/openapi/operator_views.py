@@ -23,10 +23,10 @@ def told(request: Any = None, *parameters: OpenApiParameter) -> Any:
     """A command to replicas."""
     return operation(
         "Operator",
-        service_answers.Told,
+        service_answers.CommandResult,
         request=request,
         statuses=WRITE,
-        extra={(503, "application/json"): service_answers.Told},
+        extra={(503, "application/json"): service_answers.CommandResult},
         parameters=(*parameters, MODEL),
     )
 
@@ -41,7 +41,7 @@ VIEWS: dict[Any, dict[str, Any]] = {
     adapters.LoadAdapterView: {"post": plain(adapters.LoadBody)},
     adapters.UnloadAdapterView: {"post": plain(adapters.UnloadBody)},
     operations.ResetOtherCacheView: {
-        "post": operation("Operator", service_answers.Told, statuses=WRITE),
+        "post": operation("Operator", service_answers.CommandResult, statuses=WRITE),
     },
     pause.PauseView: {
         "post": told(None, OpenApiParameter("mode", str, enum=list(PAUSE_MODES), default="abort")),

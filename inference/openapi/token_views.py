@@ -20,7 +20,11 @@ from inference.schemas.completions import CompletionRequest
 VIEWS: dict[Any, dict[str, Any]] = {
     TokensView: {
         "post": operation(
-            "Tokens", answers.TokensOut, request=TokensRequest, streams=True, parameters=(KEY,)
+            "Tokens",
+            answers.TokenGeneration,
+            request=TokensRequest,
+            streams=True,
+            parameters=(KEY,),
         )
     },
     render.ChatRenderView: {

@@ -20,7 +20,7 @@ _ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?$")
 _HIGH_SURROGATE = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}(?:\\(?:u[0-9a-fA-F]{0,3})?)?$")
 
 
-def shown_function(name: str, description: str | None) -> dict[str, Any]:
+def as_template_function(name: str, description: str | None) -> dict[str, Any]:
     """A custom tool as chat templates show it."""
     about = {"description": description} if description is not None else {}
     return {"type": "function", "function": {"name": name, **about, "parameters": parameters()}}
@@ -36,7 +36,7 @@ def parameters() -> dict[str, Any]:
     }
 
 
-def as_function_call(call: Mapping[str, Any]) -> dict[str, Any]:
+def to_function_call(call: Mapping[str, Any]) -> dict[str, Any]:
     """A call of a custom tool (a message's) as one of a function."""
     custom = call["custom"]
     arguments = json.dumps({INPUT: custom["input"]}, ensure_ascii=False)
@@ -44,7 +44,7 @@ def as_function_call(call: Mapping[str, Any]) -> dict[str, Any]:
     return {"id": call.get("id"), "type": "function", "function": function}
 
 
-class CustomCalls:
+class CustomToolCalls:
     """Turns calls of custom tools, among an output's parts, into names and texts.
 
     Their arguments, `{"input": "..."}`, become the text in them, piece by piece. Arguments of
@@ -54,7 +54,7 @@ class CustomCalls:
     def __init__(self, names: frozenset[str]) -> None:
         self._names = names
         self._call = -1
-        self._held = ""
+        self._buffer = ""
         self._state = "head"
 
     def push(self, parts: list[Part], *, ended: bool) -> list[Part]:
@@ -74,34 +74,34 @@ class CustomCalls:
         return out + self._flush() if ended else out
 
     def _text(self, arguments: str) -> str:
-        self._held += arguments
+        self._buffer += arguments
         if self._state == "head":
-            head = _HEAD.match(self._held)
+            head = _HEAD.match(self._buffer)
             if head is None:
-                if len(self._held) > MAX_HEAD:
+                if len(self._buffer) > MAX_HEAD:
                     self._state = "odd"
                 return ""
-            self._held, self._state = self._held[head.end() :], "text"
+            self._buffer, self._state = self._buffer[head.end() :], "text"
         return self._of_string() if self._state == "text" else ""
 
     def _of_string(self) -> str:
         """What is certain of the JSON string that is being read."""
-        end = _closing_quote(self._held)
+        end = _closing_quote(self._buffer)
         if end is not None:
-            text, self._held, self._state = self._held[:end], "", "past"
+            text, self._buffer, self._state = self._buffer[:end], "", "past"
             return _decoded(text)
-        half = _HIGH_SURROGATE.search(self._held) or _odd_escape(self._held)
-        cut = half if isinstance(half, int) else half.start() if half else len(self._held)
-        text, self._held = self._held[:cut], self._held[cut:]
+        half = _HIGH_SURROGATE.search(self._buffer) or _odd_escape(self._buffer)
+        cut = half if isinstance(half, int) else half.start() if half else len(self._buffer)
+        text, self._buffer = self._buffer[:cut], self._buffer[cut:]
         return _decoded(text)
 
     def _flush(self) -> list[Part]:
         """The end of a call: what was no `{"input": "..."}` is text as it is."""
-        call, held, state = self._call, self._held, self._state
-        self._call, self._held, self._state = -1, "", "head"
+        call, held, state = self._call, self._buffer, self._state
+        self._call, self._buffer, self._state = -1, "", "head"
         if call < 0 or not held or state == "past":
             return []
-        text = _decoded(held) if state == "text" else _only_text(held)
+        text = _decoded(held) if state == "text" else _single_string_argument(held)
         return [Part("input", text, call)] if text else []
 
 
@@ -137,7 +137,7 @@ def _decoded(text: str) -> str:
     return found.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def _only_text(arguments: str) -> str:
+def _single_string_argument(arguments: str) -> str:
     """The one text in an object, whatever it's called; else the arguments as they are."""
     try:
         found = json.loads(arguments)

@@ -8,18 +8,24 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from inference.parsers.custom_tools import INPUT
-from inference.parsers.state_machine import may_begin
+from inference.parsers.state_machine import partial_suffix_length
 from inference.parsers.tool_grammar import (
-    Layout,
+    ToolCallFormat,
     ToolFunction,
     checked_key,
-    literal,
+    lark_literal,
+    lark_text_until,
     quoted,
     raw_input,
-    text_until,
 )
-from inference.parsers.tool_parser import ToolParser
-from inference.parsers.tool_values import ValueEnd, as_json, kinds_of, property_schema, read_value
+from inference.parsers.tool_parser import ToolCallParser
+from inference.parsers.tool_values import (
+    ValueEnd,
+    coerce_to_schema,
+    json_types,
+    property_schema,
+    read_value,
+)
 
 _KEY = re.compile(r"[A-Za-z_][\w.-]{0,127}")
 _HEADER = re.compile(r"\s*(?:call)?:\s*(?P<name>[^\s{}<>|:]{1,128})\s*\{")
@@ -46,7 +52,7 @@ class GemmaArguments:
     def __call__(self, rule: str, function: ToolFunction, special: Mapping[str, int]) -> list[str]:
         """Required parameters in their order, then any of the others."""
         if function.grammar:
-            mark, text = literal(self._mark, special), f"{rule}_text"
+            mark, text = lark_literal(self._mark, special), f"{rule}_text"
             opening = quoted(f"{INPUT}:")
             return [f"{rule}: {opening} {mark} {text} {mark}", *raw_input(text, function)]
         properties = function.parameters.get("properties") or {}
@@ -62,8 +68,8 @@ class GemmaArguments:
 
     def shared(self, special: Mapping[str, int]) -> Sequence[str]:
         """Rules for values of each type."""
-        mark = literal(self._mark, special)
-        text, rules = text_until(self._mark, "gemma_text", special)
+        mark = lark_literal(self._mark, special)
+        text, rules = lark_text_until(self._mark, "gemma_text", special)
         return (
             f"gemma_string: {mark} {text}",
             *rules,
@@ -85,8 +91,8 @@ class GemmaArguments:
     def _value(self, schema: Any, special: Mapping[str, int]) -> str:
         if isinstance(schema, dict) and isinstance(schema.get("enum"), list):
             choices = (self._written(item) for item in schema["enum"])
-            return f"({' | '.join(literal(choice, special) for choice in choices)})"
-        kinds = kinds_of(schema)
+            return f"({' | '.join(lark_literal(choice, special) for choice in choices)})"
+        kinds = json_types(schema)
         return _RULE_OF_TYPE.get(kinds[0], "gemma_value") if len(kinds) == 1 else "gemma_value"
 
     def _written(self, value: Any) -> str:
@@ -97,7 +103,7 @@ def _rest(parts: list[str]) -> str:
     return "".join(f' ("," {part})?' for part in parts)
 
 
-class Gemma4Parser(ToolParser):
+class Gemma4Parser(ToolCallParser):
     """Gemma 4. Strings stream; other values come when they are whole.
 
     Attributes:
@@ -111,9 +117,9 @@ class Gemma4Parser(ToolParser):
     closer: ClassVar[str] = "<tool_call|>"
     mark: ClassVar[str] = '<|"|>'
     markers = (opener, closer, mark)
-    layout = Layout(
-        begin=f"{opener}call:NAME{{",
-        end=f"}}{closer}",
+    layout = ToolCallFormat(
+        call_start=f"{opener}call:NAME{{",
+        call_end=f"}}{closer}",
         separator="",
         trigger=opener,
         arguments=GemmaArguments(mark),
@@ -127,7 +133,7 @@ class Gemma4Parser(ToolParser):
     _value_end: ValueEnd
 
     def _text(self) -> bool:
-        return bool(self._find(self.opener)) and self._then(self._name)
+        return bool(self._find_marker(self.opener)) and self._goto(self._name)
 
     def _name(self) -> bool:
         header = self._header(_HEADER)
@@ -138,7 +144,7 @@ class Gemma4Parser(ToolParser):
         self._function = self.functions.get(header["name"])
         self._call(header["name"])
         self._num_values = 0
-        return self._then(self._key)
+        return self._goto(self._key)
 
     def _key(self) -> bool:
         """Before a parameter's name, or the end of all."""
@@ -151,66 +157,72 @@ class Gemma4Parser(ToolParser):
         if header is None:
             return False
         if header is False or header["end"]:
-            if header or not self._ended:
+            if header or not self._is_finished:
                 self._arguments("}" if self._num_values else "{}")
-            return self._then(self._close)
+            return self._goto(self._close)
         self._arguments(f"{', ' if self._num_values else '{'}{quoted(header['key'])}: ")
         self._num_values += 1
         self._schema = property_schema(self._function, header["key"])
-        return self._then(self._value_start)
+        return self._goto(self._value_start)
 
     def _value_start(self) -> bool:
-        if self._held.startswith(self.mark) and self._is_text():
-            self._held = self._held[len(self.mark) :]
+        if self._buffer.startswith(self.mark) and self._is_text():
+            self._buffer = self._buffer[len(self.mark) :]
             self._arguments('"')
-            return self._then(self._string)
-        if not self._ended and self.mark.startswith(self._held):
+            return self._goto(self._string)
+        if not self._is_finished and self.mark.startswith(self._buffer):
             return False
         self._value_end, self._read = ValueEnd(self.mark), ""
-        return self._then(self._value)
+        return self._goto(self._value)
 
     def _is_text(self) -> bool:
         """Whether a string is one by its schema too."""
-        kinds = kinds_of(self._schema)
+        kinds = json_types(self._schema)
         return not kinds or "string" in kinds
 
     def _string(self) -> bool:
-        place = self._held.find(self.mark)
-        keep = 0 if self._ended or place >= 0 else may_begin(self._held, (self.mark,))
-        size = place if place >= 0 else len(self._held) - keep
-        self._arguments(quoted(self._held[:size])[1:-1] + ('"' if place >= 0 else ""))
-        self._held = self._held[size:].removeprefix(self.mark) if place >= 0 else self._held[size:]
+        place = self._buffer.find(self.mark)
+        keep = (
+            0
+            if self._is_finished or place >= 0
+            else partial_suffix_length(self._buffer, (self.mark,))
+        )
+        size = place if place >= 0 else len(self._buffer) - keep
+        self._arguments(quoted(self._buffer[:size])[1:-1] + ('"' if place >= 0 else ""))
+        self._buffer = (
+            self._buffer[size:].removeprefix(self.mark) if place >= 0 else self._buffer[size:]
+        )
         if place >= 0:
-            return self._then(self._key)
-        return self._ended and self._then(self._text)
+            return self._goto(self._key)
+        return self._is_finished and self._goto(self._text)
 
     def _value(self) -> bool:
-        size, found = self._value_end.feed(self._held)
-        self._read += self._held[:size]
-        self._held = self._held[size:]
+        size, found = self._value_end.feed(self._buffer)
+        self._read += self._buffer[:size]
+        self._buffer = self._buffer[size:]
         if found:
             self._arguments(self._as_json(self._read.strip()))
-            return self._then(self._key)
-        if not self._ended:
+            return self._goto(self._key)
+        if not self._is_finished:
             return False
-        self._held = ""
-        return self._then(self._text)
+        self._buffer = ""
+        return self._goto(self._text)
 
     def _as_json(self, text: str) -> str:
         if text.startswith(self.mark) and text.endswith(self.mark):
             inner = text[len(self.mark) : -len(self.mark)]
             if self.mark not in inner:
-                return as_json(inner, self._schema)
+                return coerce_to_schema(inner, self._schema)
         value = read_value(text, self.mark)
-        kinds = kinds_of(self._schema)
+        kinds = json_types(self._schema)
         if isinstance(value, dict | list) or not kinds:
             return json.dumps(value, ensure_ascii=False)
-        return as_json(text, self._schema)
+        return coerce_to_schema(text, self._schema)
 
     def _close(self) -> bool:
-        if self._skip(self.closer) is None:
+        if self._skip_text(self.closer) is None:
             return False
-        return self._then(self._text)
+        return self._goto(self._text)
 
 
 class FunctionGemmaParser(Gemma4Parser):
@@ -222,9 +234,9 @@ class FunctionGemmaParser(Gemma4Parser):
     closer: ClassVar[str] = "<end_function_call>"
     mark: ClassVar[str] = "<escape>"
     markers = (opener, closer, mark)
-    layout = Layout(
-        begin=f"{opener}call:NAME{{",
-        end=f"}}{closer}",
+    layout = ToolCallFormat(
+        call_start=f"{opener}call:NAME{{",
+        call_end=f"}}{closer}",
         separator="",
         trigger=opener,
         arguments=GemmaArguments(mark),

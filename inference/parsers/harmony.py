@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from inference.parsers.reasoning_parser import Marks, ReasoningParser
-from inference.parsers.state_machine import Part, first_of, is_beginning, may_begin
-from inference.parsers.tool_grammar import Layout, literal
-from inference.parsers.tool_parser import ToolParser
+from inference.parsers.reasoning_parser import ReasoningMarkers, ReasoningParser
+from inference.parsers.state_machine import Part, find_first, is_prefix, partial_suffix_length
+from inference.parsers.tool_grammar import ToolCallFormat, lark_literal
+from inference.parsers.tool_parser import ToolCallParser
 
 CHANNEL, MESSAGE, START = "<|channel|>", "<|message|>", "<|start|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", START)
@@ -28,18 +28,18 @@ class HarmonyParser(ReasoningParser):
     template_marks: ClassVar[tuple[str, ...]] = (CHANNEL, MESSAGE)
     markers: ClassVar[tuple[str, ...]] = (CHANNEL, MESSAGE, "<|constrain|>", *_ENDS)
 
-    assumed: ClassVar[bool] = True
+    starts_in_reasoning: ClassVar[bool] = True
 
     @classmethod
-    def marks(cls, *, constrained: bool, calls: bool) -> Marks:
+    def marks(cls, *, constrained: bool, calls: bool) -> ReasoningMarkers:
         """A form begins with its message, and calls with their header."""
         again = f"{START}assistant"
         if calls:
-            return Marks((again,), "", f"<|end|>{again}")
+            return ReasoningMarkers((again,), "", f"<|end|>{again}")
         final = f"{CHANNEL}final{MESSAGE}"
         if constrained:
-            return Marks((final,), "", f"<|end|>{again}{final}")
-        return Marks(("<|end|>", final, f"{CHANNEL}commentary"), "", "<|end|>")
+            return ReasoningMarkers((final,), "", f"<|end|>{again}{final}")
+        return ReasoningMarkers(("<|end|>", final, f"{CHANNEL}commentary"), "", "<|end|>")
 
     @classmethod
     def switched(cls, variables: Mapping[str, Any]) -> bool | None:
@@ -53,25 +53,25 @@ class HarmonyParser(ReasoningParser):
 
     def _begin(self) -> bool:
         """Before a message's header; without one, all is content."""
-        rest = self._held.lstrip()
+        rest = self._buffer.lstrip()
         if rest.startswith((CHANNEL, START)):
             self._state = self._header
             return True
-        if not self._ended and (not rest or is_beginning(rest, (CHANNEL, START))):
+        if not self._is_finished and (not rest or is_prefix(rest, (CHANNEL, START))):
             return False
         self._trim = False
         self._kind, self._state = "content", self._body
-        return bool(self._held)
+        return bool(self._buffer)
 
     def _header(self) -> bool:
-        header, found, rest = self._held.partition(MESSAGE)
+        header, found, rest = self._buffer.partition(MESSAGE)
         if len(header) > MAX_HEADER + (0 if found else len(MESSAGE)):
             return self._no_header()
         if not found:
-            if self._ended:
-                self._held = ""  # a header without a message says nothing
+            if self._is_finished:
+                self._buffer = ""  # a header without a message says nothing
             return False
-        self._held = rest
+        self._buffer = rest
         recipient = _RECIPIENT.search(header)
         channel = header.rpartition(CHANNEL)[2].split("<")[0].split()
         self._kind = _KINDS.get(channel[0] if channel else "", "content")
@@ -86,22 +86,24 @@ class HarmonyParser(ReasoningParser):
     def _no_header(self) -> bool:
         """What began like a header goes on for too long: it's what the model has to say."""
         self._trim, self._kind, self._state = False, "content", self._body
-        mark = CHANNEL if self._held.startswith(CHANNEL) else START
+        mark = CHANNEL if self._buffer.startswith(CHANNEL) else START
         self._pass(mark)
-        self._held = self._held[len(mark) :]
+        self._buffer = self._buffer[len(mark) :]
         return True
 
     def _body(self) -> bool:
-        place, mark = first_of(self._held, _ENDS)
+        place, mark = find_first(self._buffer, _ENDS)
         if mark:
-            self._pass(self._held[:place])
-            self._held = self._held[place:] if mark == START else self._held[place + len(mark) :]
+            self._pass(self._buffer[:place])
+            self._buffer = (
+                self._buffer[place:] if mark == START else self._buffer[place + len(mark) :]
+            )
             self._state = self._begin
             return True
-        keep = 0 if self._ended else may_begin(self._held, _ENDS)
-        size = len(self._held) - keep
-        self._pass(self._held[:size])
-        self._held = self._held[size:]
+        keep = 0 if self._is_finished else partial_suffix_length(self._buffer, _ENDS)
+        size = len(self._buffer) - keep
+        self._pass(self._buffer[:size])
+        self._buffer = self._buffer[size:]
         return False
 
     def _pass(self, text: str) -> None:
@@ -121,31 +123,31 @@ NEXT = f"<|end|>{START}assistant"
 
 
 @dataclass(frozen=True)
-class MessagesLayout(Layout):
+class MessagesLayout(ToolCallFormat):
     """An answer is messages, each with its header: more thoughts, and then calls or the text."""
 
     def _calls_or_text(self, special: dict[str, int], parallel: bool) -> list[str]:
         headers = [f"{CHANNEL}{name}{MESSAGE}" for name in ("analysis", "commentary")]
-        before = " | ".join(literal(header, special) for header in headers)
-        calls, final = self._all_calls(special, parallel), literal(FINAL, special)
+        before = " | ".join(lark_literal(header, special) for header in headers)
+        calls, final = self._all_calls(special, parallel), lark_literal(FINAL, special)
         return [
             f"start: before* ({calls} | {final} TEXT)",
-            f"before: ({before}) TEXT {literal(NEXT, special)}",
+            f"before: ({before}) TEXT {lark_literal(NEXT, special)}",
             r"TEXT: /(.|\n)*/",
         ]
 
 
-class HarmonyToolParser(ToolParser):
+class HarmonyToolParser(ToolCallParser):
     """Says how an enforced call looks; there are no calls left to find in the content."""
 
     name = "gpt_oss"
     template_marks: ClassVar[tuple[str, ...]] = ("<|channel|>", "<|constrain|>")
     layout = MessagesLayout(
-        begin=f"{CHANNEL}commentary to=functions.NAME <|constrain|>json{MESSAGE}",
-        end="",
+        call_start=f"{CHANNEL}commentary to=functions.NAME <|constrain|>json{MESSAGE}",
+        call_end="",
         separator=NEXT,
-        before_answer=FINAL,
+        answer_prefix=FINAL,
     )
 
     def _text(self) -> bool:
-        return self._plain()
+        return self._plain_text()

@@ -6,7 +6,7 @@ import re
 from typing import ClassVar
 
 from inference.parsers.tagged_tools import TaggedArguments, TaggedParser
-from inference.parsers.tool_grammar import Layout
+from inference.parsers.tool_grammar import ToolCallFormat
 
 _NAME = r'(?P<name>[^"<>\n]{1,128})'
 _KEY = r'(?P<key>[^"<>\n]{1,128})'
@@ -26,10 +26,10 @@ class MiniMaxM2Parser(TaggedParser):
     )
     value_ends = ("</parameter>", "</invoke>")
     closers = ("</minimax:tool_call>",)
-    layout = Layout(
+    layout = ToolCallFormat(
         open="<minimax:tool_call>\n",
-        begin='<invoke name="NAME">\n',
-        end="</invoke>",
+        call_start='<invoke name="NAME">\n',
+        call_end="</invoke>",
         close="\n</minimax:tool_call>",
         trigger="<minimax:tool_call>",
         arguments=TaggedArguments('<parameter name="KEY">', "</parameter>\n"),
@@ -47,12 +47,12 @@ def _dsml_parameter(calls: str, space: str = "") -> re.Pattern[str]:
     )
 
 
-def _dsml_layout(calls: str, space: str = "") -> Layout:
+def _dsml_layout(calls: str, space: str = "") -> ToolCallFormat:
     mark = f"{_DSML}{space}"
-    return Layout(
+    return ToolCallFormat(
         open=f"<{mark}{calls}>\n",
-        begin=f'<{mark}invoke name="NAME">\n',
-        end=f"</{mark}invoke>",
+        call_start=f'<{mark}invoke name="NAME">\n',
+        call_end=f"</{mark}invoke>",
         close=f"\n</{mark}{calls}>",
         trigger=f"<{mark}{calls}>",
         arguments=TaggedArguments(
@@ -124,10 +124,10 @@ class Step3Parser(TaggedParser):
     )
     value_ends = ("</steptml:parameter>", "</steptml:invoke>")
     closers = ("<｜tool_call_end｜>", "<｜tool_sep｜>", "<｜tool_calls_end｜>")
-    layout = Layout(
+    layout = ToolCallFormat(
         open="<｜tool_calls_begin｜>",
-        begin='<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="NAME">',
-        end="</steptml:invoke><｜tool_call_end｜>",
+        call_start='<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="NAME">',
+        call_end="</steptml:invoke><｜tool_call_end｜>",
         separator="\n",
         close="<｜tool_calls_end｜>",
         trigger="<｜tool_calls_begin｜>",

@@ -92,7 +92,7 @@ def decoded(text: str) -> object:
 
 ARGUMENTS = ("arguments", "parameters")
 #: Keys that a call may begin with. Another one says early that this is an answer in JSON, no call.
-KNOWN_KEYS = frozenset({"name", "type", "id", *ARGUMENTS})
+LEADING_KEYS = frozenset({"name", "type", "id", *ARGUMENTS})
 
 
 class CallObject:
@@ -148,13 +148,13 @@ class CallObject:
         return len(text) - len(rest) + 1
 
     def _open(self, text: str) -> int:
-        return self._expect(text, {"{": lambda: self._go(self._before_key)})
+        return self._expect(text, {"{": lambda: self._go(self._on_key_start)})
 
     def _go(self, state: Callable[[str], int]) -> None:
         self._state = state
         self._scanner, self._value, self._streams = ValueScanner(), "", False
 
-    def _before_key(self, text: str) -> int:
+    def _on_key_start(self, text: str) -> int:
         rest = text.lstrip()
         if rest.startswith('"'):
             self._go(self._in_key)
@@ -166,13 +166,13 @@ class CallObject:
         if end is None:
             return len(text)
         self._key = str(decoded(self._value))
-        if self._key not in KNOWN_KEYS and not self.certain:
+        if self._key not in LEADING_KEYS and not self.certain:
             self.failed = True
             return end
-        self._go(self._before_value)
+        self._go(self._on_value_start)
         return end
 
-    def _before_value(self, text: str) -> int:
+    def _on_value_start(self, text: str) -> int:
         return self._expect(text, {":": lambda: self._go(self._value_start)})
 
     def _value_start(self, text: str) -> int:
@@ -194,7 +194,7 @@ class CallObject:
         if end is None:
             return len(text)
         if not self._streams:
-            self._take_value()
+            self._add_value()
         self._go(self._after_value)
         return end
 
@@ -207,7 +207,7 @@ class CallObject:
             self._value += piece
         return end
 
-    def _take_value(self) -> None:
+    def _add_value(self) -> None:
         """A value that was read whole."""
         if self.certain:
             return
@@ -221,7 +221,7 @@ class CallObject:
             self._commit(self._name, self._early)
 
     def _after_value(self, text: str) -> int:
-        return self._expect(text, {",": lambda: self._go(self._before_key), "}": self._finish})
+        return self._expect(text, {",": lambda: self._go(self._on_key_start), "}": self._finish})
 
     def _commit(self, name: str, arguments: str) -> None:
         self.certain = True

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from inference.parsers.tool_grammar import Layout
-from inference.parsers.tool_parser import ToolParser
+from inference.parsers.tool_grammar import ToolCallFormat
+from inference.parsers.tool_parser import ToolCallParser
 
 # -- Hermes's way, which Qwen 2.5 and our demo model share: `<tool_call>` JSON `</tool_call>`.
 
@@ -13,7 +13,7 @@ from inference.parsers.tool_parser import ToolParser
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
-class HermesParser(ToolParser):
+class HermesParser(ToolCallParser):
     """A closing tag that is missing is forgiven.
 
     Attributes:
@@ -26,21 +26,21 @@ class HermesParser(ToolParser):
     opens: ClassVar[tuple[str, ...]] = (OPEN,)
     close: ClassVar[str] = CLOSE
     _opening = OPEN
-    layout = Layout(
-        begin=f'{OPEN}\n{{"name": "NAME", "arguments": ', end=f"}}\n{CLOSE}", trigger=OPEN
+    layout = ToolCallFormat(
+        call_start=f'{OPEN}\n{{"name": "NAME", "arguments": ', call_end=f"}}\n{CLOSE}", trigger=OPEN
     )
 
     def _text(self) -> bool:
-        self._opening = self._find(*self.opens)
-        return bool(self._opening) and self._then(self._call_object)
+        self._opening = self._find_marker(*self.opens)
+        return bool(self._opening) and self._goto(self._call_object)
 
     def _call_object(self) -> bool:
-        return self._in_object(self._opening, self._close)
+        return self._parse_object(self._opening, self._close)
 
     def _close(self) -> bool:
-        if self.close and self._skip(self.close) is None:
+        if self.close and self._skip_text(self.close) is None:
             return False
-        return self._then(self._text)
+        return self._goto(self._text)
 
 
 class Ernie45Parser(HermesParser):
@@ -51,10 +51,10 @@ class Ernie45Parser(HermesParser):
     markers = (OPEN, CLOSE, "<response>", "</response>")
 
     def _text(self) -> bool:
-        found = self._find(OPEN, "<response>", "</response>")
+        found = self._find_marker(OPEN, "<response>", "</response>")
         if found == OPEN:
             self._opening = OPEN
-            return self._then(self._call_object)
+            return self._goto(self._call_object)
         self._after_call = self._after_call or bool(found)  # white space next to a tag is none
         return bool(found)
 
@@ -67,9 +67,9 @@ class LongcatParser(HermesParser):
     opens = ("<longcat_tool_call>",)
     close = "</longcat_tool_call>"
     markers = (*opens, close)
-    layout = Layout(
-        begin='<longcat_tool_call>\n{"name": "NAME", "arguments": ',
-        end="}\n</longcat_tool_call>",
+    layout = ToolCallFormat(
+        call_start='<longcat_tool_call>\n{"name": "NAME", "arguments": ',
+        call_end="}\n</longcat_tool_call>",
         trigger="<longcat_tool_call>",
     )
 
@@ -81,8 +81,10 @@ class Granite20bParser(HermesParser):
     template_marks = ()
     opens = markers = ("<function_call>",)
     close = ""
-    layout = Layout(
-        begin='<function_call> {"name": "NAME", "arguments": ', end="}", trigger="<function_call>"
+    layout = ToolCallFormat(
+        call_start='<function_call> {"name": "NAME", "arguments": ',
+        call_end="}",
+        trigger="<function_call>",
     )
 
 
@@ -98,15 +100,15 @@ class GigaChat3Parser(HermesParser):
         "function call<|role_sep|>\n",
     )
     markers = ("<|function_call|>", "<|role_sep|>", close)
-    layout = Layout(
-        begin='<|function_call|>{"name": "NAME", "arguments": ',
-        end="}",
+    layout = ToolCallFormat(
+        call_start='<|function_call|>{"name": "NAME", "arguments": ',
+        call_end="}",
         separator="",
         trigger="<|function_call|>",
     )
 
 
-class ObjectListParser(ToolParser):
+class ObjectListParser(ToolCallParser):
     """A list of call objects (or one object) after an opening text.
 
     Attributes:
@@ -117,43 +119,43 @@ class ObjectListParser(ToolParser):
     closers: ClassVar[tuple[str, ...]] = ()
 
     def _text(self) -> bool:
-        self._opening, self._began = self._find(*self.openers), False
+        self._opening, self._began = self._find_marker(*self.openers), False
         if self._opening:
             self._state = self._list_start
         return bool(self._opening)
 
     def _list_start(self) -> bool:
         """The list's bracket, or the brace of an object without a list."""
-        rest = self._held.lstrip()
-        if not rest and not self._ended:
+        rest = self._buffer.lstrip()
+        if not rest and not self._is_finished:
             return False
         if rest.startswith("{"):
             self._state = self._call_object
             return True
         if not rest.startswith("["):
-            return self._no_list()
-        self._take(len(self._held) - len(rest) + 1)
+            return self._parse_without_list()
+        self._consume_opening(len(self._buffer) - len(rest) + 1)
         self._state = self._item
         return True
 
-    def _no_list(self) -> bool:
+    def _parse_without_list(self) -> bool:
         return self._fail(self._opening)
 
-    def _take(self, size: int) -> None:
+    def _consume_opening(self, size: int) -> None:
         """Characters that belong to the opening, in case that it is none."""
-        self._opening += self._held[:size]
-        self._held = self._held[size:]
+        self._opening += self._buffer[:size]
+        self._buffer = self._buffer[size:]
 
     def _item(self) -> bool:
         """Before an object of the list, or at the list's end."""
-        rest = self._held.lstrip(", \t\r\n")
-        if not rest and not self._ended:
+        rest = self._buffer.lstrip(", \t\r\n")
+        if not rest and not self._is_finished:
             return False
-        self._take(len(self._held) - len(rest))
+        self._consume_opening(len(self._buffer) - len(rest))
         if rest.startswith("{"):
             self._state = self._call_object
         elif rest.startswith("]") and self._began:
-            self._held = rest[1:]
+            self._buffer = rest[1:]
             self._end_list()
         elif self._began:
             self._end_list()
@@ -163,7 +165,7 @@ class ObjectListParser(ToolParser):
 
     def _call_object(self) -> bool:
         before = self._num_calls
-        going = self._in_object("" if self._began else self._opening, self._next)
+        going = self._parse_object("" if self._began else self._opening, self._next)
         self._began = self._began or self._num_calls > before
         return going
 
@@ -182,12 +184,12 @@ class ObjectListParser(ToolParser):
     def _after_list(self) -> bool:
         """What closes the list, in the model's own way."""
         for mark in self.closers:
-            found = self._skip(mark)
+            found = self._skip_text(mark)
             if found is None:
                 return False
             if found:
                 return True
-        return self._then(self._text)
+        return self._goto(self._text)
 
 
 class GraniteParser(ObjectListParser):
@@ -197,10 +199,10 @@ class GraniteParser(ObjectListParser):
     template_marks: ClassVar[tuple[str, ...]] = ("<|tool_call|>",)
     openers = ("<|tool_call|>", "<tool_call>")
     markers = openers
-    layout = Layout(
+    layout = ToolCallFormat(
         open="<|tool_call|>[",
-        begin='{"name": "NAME", "arguments": ',
-        end="}",
+        call_start='{"name": "NAME", "arguments": ',
+        call_end="}",
         separator=", ",
         close="]",
         trigger="<|tool_call|>",
@@ -212,30 +214,30 @@ class JsonParser(ObjectListParser):
 
     name = "json"
     openers = ()
-    layout = Layout(
+    layout = ToolCallFormat(
         open="[",
-        begin='{"name": "NAME", "arguments": ',
-        end="}",
+        call_start='{"name": "NAME", "arguments": ',
+        call_end="}",
         separator=", ",
         close="]",
     )
 
     def _text(self) -> bool:
         if self._num_calls:
-            return self._plain()
-        rest = self._held.lstrip()
-        if not rest and not self._ended:
+            return self._plain_text()
+        rest = self._buffer.lstrip()
+        if not rest and not self._is_finished:
             return False
         if rest.startswith(("[", "{")):
-            self._gap = self._held[: len(self._held) - len(rest)]
-            self._held = rest
+            self._gap = self._buffer[: len(self._buffer) - len(rest)]
+            self._buffer = rest
             self._state = self._list_start
         else:
-            self._state = self._plain
+            self._state = self._plain_text
         return True
 
     def _after_failure(self) -> bool:
-        self._state = self._plain
+        self._state = self._plain_text
         return True
 
 
@@ -250,10 +252,10 @@ class HunyuanA13BParser(ObjectListParser):
     openers = ("<tool_calls>",)
     closers = ("</tool_calls>",)
     markers = openers + closers
-    layout = Layout(
+    layout = ToolCallFormat(
         open="<tool_calls>[",
-        begin='{"name": "NAME", "arguments": ',
-        end="}",
+        call_start='{"name": "NAME", "arguments": ',
+        call_end="}",
         separator=", ",
         close="]</tool_calls>",
         trigger="<tool_calls>",
@@ -265,10 +267,10 @@ class JambaParser(HunyuanA13BParser):
 
     name = "jamba"
     template_marks: ClassVar[tuple[str, ...]] = ("<tool_calls>",)
-    layout = Layout(
+    layout = ToolCallFormat(
         open="<tool_calls>[\n    ",
-        begin='{"name": "NAME", "arguments": ',
-        end="}",
+        call_start='{"name": "NAME", "arguments": ',
+        call_end="}",
         separator=",\n    ",
         close="\n]</tool_calls>",
         trigger="<tool_calls>",
@@ -281,10 +283,10 @@ class Phi4MiniJsonParser(ObjectListParser):
     name = "phi4_mini_json"
     template_marks: ClassVar[tuple[str, ...]] = ("functools",)
     openers = ("functools",)
-    layout = Layout(
+    layout = ToolCallFormat(
         open="functools[",
-        begin='{"name": "NAME", "arguments": ',
-        end="}",
+        call_start='{"name": "NAME", "arguments": ',
+        call_end="}",
         separator=", ",
         close="]",
         trigger="functools",
@@ -299,9 +301,9 @@ class InternLMParser(ObjectListParser):
     openers = ("<|action_start|><|plugin|>", "<|action_start|> <|plugin|>")
     closers = ("<|action_end|>",)
     markers = ("<|action_start|>", "<|plugin|>", "<|action_end|>")
-    layout = Layout(
-        begin='<|action_start|><|plugin|>{"name": "NAME", "parameters": ',
-        end="}<|action_end|>",
+    layout = ToolCallFormat(
+        call_start='<|action_start|><|plugin|>{"name": "NAME", "parameters": ',
+        call_end="}<|action_end|>",
         separator="\n",
         trigger="<|action_start|><|plugin|>",
     )
@@ -314,10 +316,10 @@ class XlamParser(ObjectListParser):
     openers = ("[TOOL_CALLS]", "<tool_call>", "```", "[")
     closers = ("```", "</tool_call>")
     markers = ("[TOOL_CALLS]", "<tool_call>", "</tool_call>")
-    layout = Layout(
+    layout = ToolCallFormat(
         open="[",
-        begin='{"name": "NAME", "arguments": ',
-        end="}",
+        call_start='{"name": "NAME", "arguments": ',
+        call_end="}",
         separator=", ",
         close="]",
     )
@@ -325,15 +327,15 @@ class XlamParser(ObjectListParser):
     def _text(self) -> bool:
         found = super()._text()
         if self._opening == "[":
-            self._held, self._opening = "[" + self._held, ""
+            self._buffer, self._opening = "[" + self._buffer, ""
         return found
 
-    def _no_list(self) -> bool:
+    def _parse_without_list(self) -> bool:
         """A fence may say what it holds."""
         if self._opening == "```":
-            if self._held.startswith("json"):
-                self._take(len("json"))
+            if self._buffer.startswith("json"):
+                self._consume_opening(len("json"))
                 return True
-            if not self._ended and "json".startswith(self._held):
+            if not self._is_finished and "json".startswith(self._buffer):
                 return False
-        return super()._no_list()
+        return super()._parse_without_list()

@@ -7,11 +7,11 @@ from typing import ClassVar
 
 from inference.parsers.json_stream import ValueScanner
 from inference.parsers.json_tools import ObjectListParser
-from inference.parsers.tool_grammar import Layout
-from inference.parsers.tool_parser import ToolParser
+from inference.parsers.tool_grammar import ToolCallFormat
+from inference.parsers.tool_parser import ToolCallParser
 
 
-class Llama3JsonParser(ToolParser):
+class Llama3JsonParser(ToolCallParser):
     """`{"name": ..., "parameters": {...}}`, several with `; ` between.
 
     An object after other text is a call only when it names a function on offer: answers hold JSON
@@ -21,20 +21,22 @@ class Llama3JsonParser(ToolParser):
     name = "llama3_json"
     template_marks: ClassVar[tuple[str, ...]] = ("dictionary of argument name and its value",)
     markers = ("<|python_tag|>",)
-    layout = Layout(begin='{"name": "NAME", "parameters": ', end="}", separator="; ")
+    layout = ToolCallFormat(
+        call_start='{"name": "NAME", "parameters": ', call_end="}", separator="; "
+    )
 
     _opening = ""
     _has_text = False
 
     def _text(self) -> bool:
-        self._opening = self._find("{", *self.markers)
+        self._opening = self._find_marker("{", *self.markers)
         if self._opening == "{":
-            self._held, self._opening = "{" + self._held, ""
-            return self._then(self._call_object)
-        return bool(self._opening) and self._then(self._call_object)
+            self._buffer, self._opening = "{" + self._buffer, ""
+            return self._goto(self._call_object)
+        return bool(self._opening) and self._goto(self._call_object)
 
     def _call_object(self) -> bool:
-        return self._in_object(self._opening, self._between)
+        return self._parse_object(self._opening, self._between)
 
     def _is_function(self, name: str) -> bool:
         free = bool(self._opening) or not self._has_text or not self.functions
@@ -46,27 +48,27 @@ class Llama3JsonParser(ToolParser):
 
     def _between(self) -> bool:
         self._opening = self._gap = ""
-        rest = self._held.lstrip("; \t\r\n")
-        if not rest and not self._ended:
+        rest = self._buffer.lstrip("; \t\r\n")
+        if not rest and not self._is_finished:
             return False
         if rest.startswith("{"):
-            self._held = rest
-            return self._then(self._call_object)
-        return self._then(self._text)
+            self._buffer = rest
+            return self._goto(self._call_object)
+        return self._goto(self._text)
 
     def _after_failure(self) -> bool:
         """An object that is no call holds none either: all of it is text."""
         self._scanner = ValueScanner()
         if len(self._no_call) > 1 and self._scanner.feed(self._no_call) is None:
-            return self._then(self._other_object)
-        return self._then(self._text)
+            return self._goto(self._other_object)
+        return self._goto(self._text)
 
     def _other_object(self) -> bool:
-        end = self._scanner.feed(self._held)
-        size = len(self._held) if end is None else end
-        self._emit(self._held[:size])
-        self._held = self._held[size:]
-        return end is not None and self._then(self._text)
+        end = self._scanner.feed(self._buffer)
+        size = len(self._buffer) if end is None else end
+        self._emit(self._buffer[:size])
+        self._buffer = self._buffer[size:]
+        return end is not None and self._goto(self._text)
 
 
 # -- Mistral's ways: a list of objects, or (newer) names with their arguments.
@@ -83,16 +85,16 @@ class MistralParser(ObjectListParser):
     template_marks: ClassVar[tuple[str, ...]] = (OPEN,)
     openers = (OPEN,)
     markers = (OPEN, "[ARGS]", "[CALL_ID]")
-    layout = Layout(
+    layout = ToolCallFormat(
         open=f"{OPEN}[",
-        begin='{"name": "NAME", "arguments": ',
-        end="}",
+        call_start='{"name": "NAME", "arguments": ',
+        call_end="}",
         separator=", ",
         close="]",
         trigger=OPEN,
     )
 
-    def _no_list(self) -> bool:
+    def _parse_without_list(self) -> bool:
         self._state = self._named
         return True
 
@@ -119,4 +121,4 @@ class MistralNamedParser(MistralParser):
 
     name = "mistral_named"
     template_marks: ClassVar[tuple[str, ...]] = (OPEN, "[ARGS]")
-    layout = Layout(begin=f"{OPEN}NAME[ARGS]", end="", separator="", trigger=OPEN)
+    layout = ToolCallFormat(call_start=f"{OPEN}NAME[ARGS]", call_end="", separator="", trigger=OPEN)

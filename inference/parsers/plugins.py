@@ -1,4 +1,5 @@
-"""`Registry`: parsers by name. Operators add their own by a setting or by installing a package."""
+"""`ParserRegistry`: parsers by name. Operators add their own by a setting or by installing a
+package."""
 
 from __future__ import annotations
 
@@ -10,10 +11,10 @@ from django.conf import settings
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
-from engine.contract.plugins import wanted
+from engine.contract.plugins import selected_entry_points
 
 
-class Named(Protocol):
+class NamedParser(Protocol):
     """A parser's class."""
 
     name: ClassVar[str]
@@ -22,10 +23,10 @@ class Named(Protocol):
 
 #: Chat templates whose parser is remembered.
 MAX_REMEMBERED = 64
-P = TypeVar("P", bound=Named)
+P = TypeVar("P", bound=NamedParser)
 
 
-class Registry(Generic[P]):
+class ParserRegistry(Generic[P]):
     """Our own parsers, then those of installed packages, then those of the settings; later ones
     replace earlier ones of the same name.
 
@@ -41,22 +42,25 @@ class Registry(Generic[P]):
         self,
         kind: str,
         base: type[P],
-        own: Sequence[type[P]],
+        builtin: Sequence[type[P]],
         aliases: Mapping[str, str] | None = None,
     ) -> None:
         self.kind, self._base = kind, base
         self._aliases = aliases or {}
-        self._own = {parser.name: parser for parser in own}
-        self._found: dict[str, type[P] | None] = {}
-        setting_changed.connect(self._forget, weak=False)
+        self._builtin = {parser.name: parser for parser in builtin}
+        self._template_matches: dict[str, type[P] | None] = {}
+        setting_changed.connect(self._reset, weak=False)
 
     def all(self) -> Mapping[str, type[P]]:
         """Every parser by its name. Raises TypeError or ImportError for a plug-in that is none."""
-        return {**self._own, **{name: self._checked(path) for name, path in self._paths().items()}}
+        return {
+            **self._builtin,
+            **{name: self._checked(path) for name, path in self._paths().items()},
+        }
 
     def names(self) -> list[str]:
         """All that `get` knows, sorted."""
-        return sorted({*self._own, *self._aliases, *self._paths()})
+        return sorted({*self._builtin, *self._aliases, *self._paths()})
 
     def get(self, name: str) -> type[P] | None:
         """The parser of this name, which may be another name of one of ours."""
@@ -65,27 +69,27 @@ class Registry(Generic[P]):
 
     def for_template(self, template: str) -> type[P] | None:
         """The parser for models with this chat template, or None. Plug-ins are asked first."""
-        if template in self._found:
-            return self._found[template]
-        if len(self._found) >= MAX_REMEMBERED:
-            self._found.clear()
-        found = self._found[template] = self._look(template)
+        if template in self._template_matches:
+            return self._template_matches[template]
+        if len(self._template_matches) >= MAX_REMEMBERED:
+            self._template_matches.clear()
+        found = self._template_matches[template] = self._match_template(template)
         return found
 
-    def _look(self, template: str) -> type[P] | None:
+    def _match_template(self, template: str) -> type[P] | None:
         parsers = self.all()
-        ours = [parsers[name] for name in self._own]
-        theirs = [parser for name, parser in parsers.items() if name not in self._own]
+        ours = [parsers[name] for name in self._builtin]
+        theirs = [parser for name, parser in parsers.items() if name not in self._builtin]
         for parser in [*theirs, *ours]:
             marks = parser.template_marks
             if marks and all(mark in template for mark in marks):
                 return parser
         return None
 
-    def _forget(self, *, setting: str, **_: object) -> None:
+    def _reset(self, *, setting: str, **_: object) -> None:
         """Look at the settings again after `override_settings`."""
         if setting == "QUIRE":
-            self._found.clear()
+            self._template_matches.clear()
 
     def _paths(self) -> dict[str, str]:
         """Dotted paths of the plug-ins."""
@@ -101,4 +105,4 @@ class Registry(Generic[P]):
 
 @lru_cache(maxsize=8)
 def _installed(group: str) -> dict[str, str]:
-    return {point.name: point.value.replace(":", ".") for point in wanted(group)}
+    return {point.name: point.value.replace(":", ".") for point in selected_entry_points(group)}

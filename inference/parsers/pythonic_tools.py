@@ -8,9 +8,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from inference.parsers.custom_tools import INPUT
-from inference.parsers.tool_grammar import Layout, ToolFunction, checked_key, quoted, quoted_input
-from inference.parsers.tool_parser import ToolParser
-from inference.parsers.tool_values import LiteralScanner, kinds_of, property_schema, python_as_json
+from inference.parsers.tool_grammar import (
+    ToolCallFormat,
+    ToolFunction,
+    checked_key,
+    quoted,
+    quoted_input,
+)
+from inference.parsers.tool_parser import ToolCallParser
+from inference.parsers.tool_values import (
+    LiteralScanner,
+    json_types,
+    property_schema,
+    python_as_json,
+)
 
 _CALL = r"(?P<name>[A-Za-z_][\w.-]{0,127})\("
 _KEY = re.compile(r"[\s,]*(?:(?P<key>[A-Za-z_]\w{0,127})\s*=\s*|(?P<end>\)))")
@@ -67,7 +78,7 @@ def _rest(parts: list[str]) -> str:
 def _value_rule(schema: Any) -> str:
     if isinstance(schema, dict) and isinstance(schema.get("enum"), list):
         return f"({' | '.join(quoted(repr_of(item)) for item in schema['enum'])})"
-    kinds = kinds_of(schema)
+    kinds = json_types(schema)
     return _RULE_OF_TYPE.get(kinds[0], "py_value") if len(kinds) == 1 else "py_value"
 
 
@@ -76,7 +87,7 @@ def repr_of(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
 
 
-class PythonicParser(ToolParser):
+class PythonicParser(ToolCallParser):
     """Llama 3.2: the whole answer is a list of calls. Arguments come one by one.
 
     Attributes:
@@ -92,10 +103,10 @@ class PythonicParser(ToolParser):
     follows: ClassVar[re.Pattern[str]] = re.compile(
         rf"\s*(?:,\s*[A-Za-z_]\w*\s*=|,?\s*\)\s*(?:,\s*{_CALL}|,?\s*\]))"
     )
-    layout = Layout(
+    layout = ToolCallFormat(
         open="[",
-        begin="NAME(",
-        end=")",
+        call_start="NAME(",
+        call_end=")",
         separator=", ",
         close="]",
         arguments=_keywords,
@@ -107,28 +118,28 @@ class PythonicParser(ToolParser):
     _read = ""
 
     def _text(self) -> bool:
-        rest = self._held.lstrip()
-        if not rest and not self._ended:
+        rest = self._buffer.lstrip()
+        if not rest and not self._is_finished:
             return False
         header = self._header(self.first) if rest.startswith("[") else False
         if header is None:
             return False
         if header is False:
-            return self._then(self._plain)
+            return self._goto(self._plain_text)
         return self._begin(header["name"])
 
     def _begin(self, name: str) -> bool:
         self._call(name)
         self._num_values = 0
-        return self._then(self._keyword)
+        return self._goto(self._keyword)
 
     def _broken(self) -> bool:
         """A call that has begun goes on in no way that is known."""
-        return self._then(self._plain)
+        return self._goto(self._plain_text)
 
     def _end(self) -> bool:
         """After the last call."""
-        return self._then(self._plain)
+        return self._goto(self._plain_text)
 
     def _keyword(self) -> bool:
         header = self._header(_KEY)
@@ -138,20 +149,20 @@ class PythonicParser(ToolParser):
             return self._broken()
         if header["end"]:
             self._arguments("}" if self._num_values else "{}")
-            return self._then(self._between)
+            return self._goto(self._between)
         self._arguments(f"{', ' if self._num_values else '{'}{quoted(header['key'])}: ")
         self._num_values += 1
         self._literal, self._read = LiteralScanner(self.follows), ""
-        return self._then(self._value)
+        return self._goto(self._value)
 
     def _value(self) -> bool:
-        size, found = self._literal.feed(self._held, ended=self._ended)
-        self._read += self._held[:size]
-        self._held = self._held[size:]
+        size, found = self._literal.feed(self._buffer, ended=self._is_finished)
+        self._read += self._buffer[:size]
+        self._buffer = self._buffer[size:]
         if not found:
             return False
         self._arguments(python_as_json(self._read))
-        return self._then(self._keyword)
+        return self._goto(self._keyword)
 
     def _between(self) -> bool:
         header = self._header(self.next)
@@ -173,7 +184,7 @@ class BracketedPythonicParser(PythonicParser):
     closer: ClassVar[str]
 
     def _text(self) -> bool:
-        return bool(self._find(self.opener)) and self._then(self._first)
+        return bool(self._find_marker(self.opener)) and self._goto(self._first)
 
     def _first(self) -> bool:
         header = self._header(self.first)
@@ -184,15 +195,15 @@ class BracketedPythonicParser(PythonicParser):
         return self._begin(header["name"])
 
     def _broken(self) -> bool:
-        return self._then(self._text)
+        return self._goto(self._text)
 
     def _end(self) -> bool:
-        return self._then(self._close)
+        return self._goto(self._close)
 
     def _close(self) -> bool:
-        if self._skip(self.closer) is None:
+        if self._skip_text(self.closer) is None:
             return False
-        return self._then(self._text)
+        return self._goto(self._text)
 
 
 class Lfm2Parser(BracketedPythonicParser):
@@ -202,10 +213,10 @@ class Lfm2Parser(BracketedPythonicParser):
     template_marks: ClassVar[tuple[str, ...]] = ("<|tool_call_start|>",)
     opener, closer = "<|tool_call_start|>", "<|tool_call_end|>"
     markers = (opener, closer)
-    layout = Layout(
+    layout = ToolCallFormat(
         open=f"{opener}[",
-        begin="NAME(",
-        end=")",
+        call_start="NAME(",
+        call_end=")",
         separator=", ",
         close=f"]{closer}",
         trigger=opener,
@@ -226,10 +237,10 @@ class Olmo3Parser(BracketedPythonicParser):
     follows = re.compile(
         rf"\s*(?:,\s*[A-Za-z_]\w*\s*=|,?\s*\)\s*(?:\n\s*{_CALL}|</function_calls>))"
     )
-    layout = Layout(
+    layout = ToolCallFormat(
         open=opener,
-        begin="NAME(",
-        end=")",
+        call_start="NAME(",
+        call_end=")",
         separator="\n",
         close=closer,
         trigger=opener,
@@ -246,11 +257,13 @@ class Llama4PythonicParser(PythonicParser):
     markers = ("<|python_start|>", "<|python_end|>")
 
     def _text(self) -> bool:
-        rest, mark = self._held.lstrip(), self.markers[0]
+        rest, mark = self._buffer.lstrip(), self.markers[0]
         if not rest.startswith(mark):
-            return not (mark.startswith(rest) and not self._ended) and self._then(super()._text)
-        self._held = rest[len(mark) :]
-        return self._then(self._marked)
+            return not (mark.startswith(rest) and not self._is_finished) and self._goto(
+                super()._text
+            )
+        self._buffer = rest[len(mark) :]
+        return self._goto(self._marked)
 
     def _marked(self) -> bool:
         header = self._header(self.first)
@@ -258,10 +271,10 @@ class Llama4PythonicParser(PythonicParser):
             return False
         if header is False:
             self._emit(self.markers[0])
-            return self._then(self._plain)
+            return self._goto(self._plain_text)
         return self._begin(header["name"])
 
     def _end(self) -> bool:
-        if self._skip(self.markers[1]) is None:
+        if self._skip_text(self.markers[1]) is None:
             return False
-        return self._then(self._plain)
+        return self._goto(self._plain_text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from inference.parsers.reasoning_parser import ReasoningParser
-from inference.parsers.state_machine import Part, first_of, is_beginning, may_begin
+from inference.parsers.state_machine import Part, find_first, is_prefix, partial_suffix_length
 
 # -- Models whose reasoning stands between control tokens of their own.
 
@@ -26,29 +26,32 @@ class ControlParser(ReasoningParser):
             cls.markers = (*cls.markers, *cls.around)
 
     @classmethod
-    def prompt_is_inside(cls, tail: str) -> bool | None:
+    def prompt_opens_reasoning(cls, tail: str) -> bool | None:
         """A prompt may end in the answer, too."""
         if tail.rstrip().endswith(cls.around[:1]):
             return False
-        return super().prompt_is_inside(tail)
+        return super().prompt_opens_reasoning(tail)
 
     def _content(self) -> bool:
         tags = self.starts + self.ends + self.around
-        place, tag = first_of(self._held, tags)
+        place, tag = find_first(self._buffer, tags)
         if not tag:
-            self._show(len(self._held) - (0 if self._ended else may_begin(self._held, tags)))
+            self._show(
+                len(self._buffer)
+                - (0 if self._is_finished else partial_suffix_length(self._buffer, tags))
+            )
             return False
         self._show(place)
-        if not self._ended and is_beginning(self._held, tags):
+        if not self._is_finished and is_prefix(self._buffer, tags):
             return False  # there is a longer one
-        self._held = self._held[len(tag) :]
+        self._buffer = self._buffer[len(tag) :]
         if tag in self.starts:
             self._trim, self._state = True, self._reasoning
         return True
 
     def _show(self, end: int) -> None:
-        self._emit("content", self._held[:end])
-        self._held = self._held[end:]
+        self._emit("content", self._buffer[:end])
+        self._buffer = self._buffer[end:]
 
 
 class SeedOssParser(ControlParser):
@@ -58,7 +61,7 @@ class SeedOssParser(ControlParser):
     template_marks = ("seed:think>",)
     starts, ends = ("<seed:think>",), ("</seed:think>",)
     calls = ("<seed:tool_call>",)
-    assumed = True
+    starts_in_reasoning = True
 
 
 class MiniMaxM3Parser(ControlParser):
@@ -67,8 +70,8 @@ class MiniMaxM3Parser(ControlParser):
     name = "minimax_m3"
     template_marks = ("mm:think>",)
     starts, ends = ("<mm:think>",), ("</mm:think>",)
-    opened = True
-    switches = ("thinking_mode",)
+    template_opens = True
+    template_switches = ("thinking_mode",)
 
 
 class K2HorizonParser(ControlParser):
@@ -79,7 +82,7 @@ class K2HorizonParser(ControlParser):
     starts = ("<ifm|think>", "<ifm|think_fast>", "<ifm|think_faster>")
     ends = ("</ifm|think>", "</ifm|think_fast>", "</ifm|think_faster>")
     calls = ("<ifm|tool_calls>",)
-    assumed = True
+    starts_in_reasoning = True
 
 
 class Gemma4Parser(ControlParser):
@@ -107,7 +110,7 @@ class Plamo3Parser(ControlParser):
     template_marks = ("<|plamo:begin_think:plamo|>",)
     starts, ends = ("<|plamo:begin_think:plamo|>",), ("<|plamo:end_think:plamo|>",)
     calls = ("<|plamo:begin_tool_requests:plamo|>",)
-    assumed = True
+    starts_in_reasoning = True
 
 
 class KimiK3Parser(ControlParser):
@@ -118,7 +121,7 @@ class KimiK3Parser(ControlParser):
     markers = ("<|open|>", "<|close|>", "<|sep|>")
     starts, ends = ("<|open|>think<|sep|>",), ("<|close|>think<|sep|>",)
     around = ("<|open|>response<|sep|>", "<|close|>response<|sep|>")
-    assumed = True
+    starts_in_reasoning = True
 
 
 class InklingParser(ControlParser):
@@ -162,7 +165,7 @@ class DeepSeekR1Parser(ReasoningParser):
     name = "deepseek_r1"
     template_marks: ClassVar[tuple[str, ...]] = (CLOSE, "<｜Assistant｜>")
     starts, ends = (OPEN,), (CLOSE,)
-    assumed = True
+    starts_in_reasoning = True
 
 
 class DeepSeekV3Parser(ReasoningParser):
@@ -170,7 +173,7 @@ class DeepSeekV3Parser(ReasoningParser):
 
     name = "deepseek_v3"
     starts, ends = (OPEN,), (CLOSE,)
-    opened = True
+    template_opens = True
 
 
 class DeepSeekV4Parser(DeepSeekR1Parser):
@@ -187,7 +190,7 @@ class Glm45Parser(ReasoningParser):
     name = "glm45"
     starts, ends = (OPEN,), (CLOSE,)
     calls = ("<tool_call>",)
-    assumed = True
+    starts_in_reasoning = True
 
 
 class KimiK2Parser(Glm45Parser):
@@ -211,13 +214,13 @@ class MiniMaxM2AppendThinkParser(MiniMaxM2Parser):
     name = "minimax_m2_append_think"
 
     def _begin(self) -> bool:
-        rest = self._held.lstrip()
-        if not self._ended and (not rest or is_beginning(rest, self.starts)):
+        rest = self._buffer.lstrip()
+        if not self._is_finished and (not rest or is_prefix(rest, self.starts)):
             return False
-        if self._held and not rest.startswith(self.starts):
+        if self._buffer and not rest.startswith(self.starts):
             self._out.append(Part("content", OPEN))
         self._trim, self._state = False, self._content
-        return bool(self._held)
+        return bool(self._buffer)
 
 
 class Qwen3Parser(ReasoningParser):
@@ -235,8 +238,8 @@ class HyV3Parser(Qwen3Parser):
     name = "hy_v3"
     template_marks = ()
     calls = ()
-    opened = True
-    switches = ("reasoning_effort",)
+    template_opens = True
+    template_switches = ("reasoning_effort",)
 
 
 class GraniteParser(ReasoningParser):
@@ -248,76 +251,83 @@ class GraniteParser(ReasoningParser):
     ends = ("Here is my response:", "Here's my response:")
 
 
-class FramedParser(ReasoningParser):
+class WrappedAnswerParser(ReasoningParser):
     """The answer stands between two texts of its own, which are left out.
 
     Attributes:
-        frame: what stands before the answer and what after it.
+        answer_tags: what stands before the answer and what after it.
     """
 
-    frame: ClassVar[tuple[str, str]]
+    answer_tags: ClassVar[tuple[str, str]]
 
     def __init__(self, inside: bool | None = None) -> None:
         super().__init__(inside)
-        self._told = False
+        self._frame_decided = False
         self._framed = inside is False  # a prompt may have opened the frame
 
     @classmethod
-    def prompt_is_inside(cls, tail: str) -> bool | None:
+    def prompt_opens_reasoning(cls, tail: str) -> bool | None:
         """A prompt may end in the answer's frame, too."""
-        if tail.rstrip().endswith(cls.frame[0]):
+        if tail.rstrip().endswith(cls.answer_tags[0]):
             return False
-        return super().prompt_is_inside(tail)
+        return super().prompt_opens_reasoning(tail)
 
     def _content(self) -> bool:
-        if not self._told and not self._look_for_frame():
+        if not self._frame_decided and not self._detect_frame():
             return False
         if not self._framed:
             return super()._content()
-        place, tag = first_of(self._held, self.frame[1:])
-        if tag and not self._held[place + len(tag) :].strip():
-            self._show(place)
-            if self._ended:
-                self._held = ""
+        place, tag = find_first(self._buffer, self.answer_tags[1:])
+        if tag and not self._buffer[place + len(tag) :].strip():
+            self._emit_answer(place)
+            if self._is_finished:
+                self._buffer = ""
             return False
         if tag:  # the answer speaks of it
-            self._show(place + len(tag), whole=True)
+            self._emit_answer(place + len(tag), whole=True)
             return True
-        self._show(len(self._held) - (0 if self._ended else may_begin(self._held, self.frame[1:])))
+        self._emit_answer(
+            len(self._buffer)
+            - (
+                0
+                if self._is_finished
+                else partial_suffix_length(self._buffer, self.answer_tags[1:])
+            )
+        )
         return False
 
-    def _look_for_frame(self) -> bool:
+    def _detect_frame(self) -> bool:
         """Whether it's known if the answer has its frame."""
-        rest, before = self._held.lstrip(), self.frame[:1]
-        if not self._ended and (not rest or is_beginning(rest, before)):
+        rest, before = self._buffer.lstrip(), self.answer_tags[:1]
+        if not self._is_finished and (not rest or is_prefix(rest, before)):
             return False
         if rest.startswith(before):
-            self._held, self._trim, self._framed = rest[len(before[0]) :], True, True
-        self._told = True
+            self._buffer, self._trim, self._framed = rest[len(before[0]) :], True, True
+        self._frame_decided = True
         return True
 
-    def _show(self, end: int, *, whole: bool = False) -> None:
+    def _emit_answer(self, end: int, *, whole: bool = False) -> None:
         """Give out the text before `end`; white space waits for what comes after it."""
-        text = self._held[:end]
-        text = text if whole or (self._ended and end == len(self._held)) else text.rstrip()
+        text = self._buffer[:end]
+        text = text if whole or (self._is_finished and end == len(self._buffer)) else text.rstrip()
         self._emit("content", text)
-        self._held = self._held[len(text) :]
+        self._buffer = self._buffer[len(text) :]
 
 
-class HunyuanA13BParser(FramedParser):
+class HunyuanA13BParser(WrappedAnswerParser):
     """Hunyuan A13B."""
 
     name = "hunyuan_a13b"
     template_marks = (CLOSE, "<answer>")
     starts, ends = (OPEN,), (CLOSE,)
-    frame = ("<answer>", "</answer>")
+    answer_tags = ("<answer>", "</answer>")
 
 
-class Ernie45Parser(FramedParser):
+class Ernie45Parser(WrappedAnswerParser):
     """ERNIE 4.5."""
 
     name = "ernie45"
     template_marks = (CLOSE, "<response>")
     starts, ends = (OPEN,), (CLOSE,)
-    frame = ("<response>", "</response>")
-    assumed = True
+    answer_tags = ("<response>", "</response>")
+    starts_in_reasoning = True

@@ -6,11 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from inference.parsers.state_machine import Part, StateMachine, first_of, is_beginning, may_begin
+from inference.parsers.state_machine import (
+    Part,
+    StateMachine,
+    find_first,
+    is_prefix,
+    partial_suffix_length,
+)
 
 
 @dataclass(frozen=True)
-class Marks:
+class ReasoningMarkers:
     """Texts by which the engine tells reasoning.
 
     Attributes:
@@ -29,15 +35,17 @@ class ReasoningParser(StateMachine):
     White space next to a tag belongs to neither.
 
     Attributes:
-        name, template_marks, markers: as a `ToolParser` has them; a class that names no markers
+        name, template_marks, markers: as a `ToolCallParser` has them; a class that names no markers
             has its tags.
         starts, ends: what begins and what ends the reasoning, in any of these spellings.
         calls: what a call begins with. One inside the reasoning is a call after all when nothing
             ends the reasoning behind it: some models go over to a call without a word.
-        assumed: whether an output is reasoning from its first character on, when neither the
-            prompt nor the output says so. opened: the same where the template's variables turn
+        starts_in_reasoning: whether an output is reasoning from its first character on, when
+        neither the
+            prompt nor the output says so. template_opens: the same where the template's variables
+            turn
             thinking on.
-        switches: variables of the chat template that turn thinking on and off.
+        template_switches: variables of the chat template that turn thinking on and off.
 
     Args:
         inside: whether the prompt ends inside the reasoning; None when its end doesn't tell.
@@ -49,9 +57,9 @@ class ReasoningParser(StateMachine):
     starts: ClassVar[tuple[str, ...]] = ()
     ends: ClassVar[tuple[str, ...]] = ()
     calls: ClassVar[tuple[str, ...]] = ()
-    assumed: ClassVar[bool] = False
-    opened: ClassVar[bool] = False
-    switches: ClassVar[tuple[str, ...]] = ("enable_thinking", "thinking")
+    starts_in_reasoning: ClassVar[bool] = False
+    template_opens: ClassVar[bool] = False
+    template_switches: ClassVar[tuple[str, ...]] = ("enable_thinking", "thinking")
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -61,11 +69,11 @@ class ReasoningParser(StateMachine):
     def __init__(self, inside: bool | None = None) -> None:
         super().__init__(self._content if inside is False else self._begin)
         self._trim = True
-        self._assumed = self.assumed if inside is None else inside
+        self._assumed = self.starts_in_reasoning if inside is None else inside
         self._seen = 0
 
     @classmethod
-    def prompt_is_inside(cls, tail: str) -> bool | None:
+    def prompt_opens_reasoning(cls, tail: str) -> bool | None:
         """What the end of a prompt says: inside the reasoning, past it, or nothing."""
         text = tail.rstrip()
         if text.endswith(tuple(start.rstrip() for start in cls.starts)):
@@ -77,67 +85,69 @@ class ReasoningParser(StateMachine):
         """What variables of a chat template say of thinking: on, off, or nothing."""
         if variables.get("reasoning_effort") in ("none", "no_think"):
             return False
-        told = [_is_on(variables[name]) for name in cls.switches if name in variables]
+        told = [_is_on(variables[name]) for name in cls.template_switches if name in variables]
         known = [on for on in told if on is not None]
         return any(known) if known else None
 
     @classmethod
-    def marks(cls, *, constrained: bool, calls: bool) -> Marks:
+    def marks(cls, *, constrained: bool, calls: bool) -> ReasoningMarkers:
         """How the engine tells the reasoning, where the answer has a form (`constrained`), which
         may be that of required calls.
         """
-        return Marks(cls.ends, cls.starts[0] if cls.starts else "", cls.ends[0])
+        return ReasoningMarkers(cls.ends, cls.starts[0] if cls.starts else "", cls.ends[0])
 
     def _begin(self) -> bool:
         """Nothing has come yet: a start tag, or already what stands inside or after it."""
-        rest = self._held.lstrip()
+        rest = self._buffer.lstrip()
         tags = self.starts if self._assumed else self.starts + self.ends
-        if not self._ended and (not rest or is_beginning(rest, tags)):
+        if not self._is_finished and (not rest or is_prefix(rest, tags)):
             return False
-        tag = _tag_before(rest, tags)
+        tag = _leading_tag(rest, tags)
         if tag:
-            self._held = rest[len(tag) :]
+            self._buffer = rest[len(tag) :]
         self._trim = bool(tag) or self._assumed
         inside = tag in self.starts or (self._assumed and not tag)
         self._state = self._reasoning if inside else self._content
-        return bool(tag or self._held)
+        return bool(tag or self._buffer)
 
     def _reasoning(self) -> bool:
-        place, tag = first_of(self._held, self.ends + self.calls)
+        place, tag = find_first(self._buffer, self.ends + self.calls)
         if tag:
-            self._emit("reasoning", self._held[:place].rstrip())
+            self._emit("reasoning", self._buffer[:place].rstrip())
             if tag in self.ends:
-                return self._past(place + len(tag))
-            self._held = self._held[len(self._held[:place].rstrip()) :]
+                return self._skip_to(place + len(tag))
+            self._buffer = self._buffer[len(self._buffer[:place].rstrip()) :]
             self._seen, self._state = 0, self._call
             return True
-        keep = 0 if self._ended else may_begin(self._held, self.ends + self.calls)
-        head = self._held[: len(self._held) - keep]
-        shown = head if self._ended else head.rstrip()
+        keep = (
+            0 if self._is_finished else partial_suffix_length(self._buffer, self.ends + self.calls)
+        )
+        head = self._buffer[: len(self._buffer) - keep]
+        shown = head if self._is_finished else head.rstrip()
         self._emit("reasoning", shown)
-        self._held = self._held[len(shown) :]
+        self._buffer = self._buffer[len(shown) :]
         return False
 
     def _call(self) -> bool:
         """A call has begun inside the reasoning: what ends the reasoning tells what it is."""
-        place, tag = first_of(self._held[self._seen :], self.ends)
+        place, tag = find_first(self._buffer[self._seen :], self.ends)
         if tag:
             place += self._seen
-            self._emit("reasoning", self._held[:place].rstrip())
-            return self._past(place + len(tag))
-        if self._ended:
-            return self._past(0)
-        self._seen = max(0, len(self._held) - max(map(len, self.ends)) + 1)
+            self._emit("reasoning", self._buffer[:place].rstrip())
+            return self._skip_to(place + len(tag))
+        if self._is_finished:
+            return self._skip_to(0)
+        self._seen = max(0, len(self._buffer) - max(map(len, self.ends)) + 1)
         return False
 
-    def _past(self, place: int) -> bool:
+    def _skip_to(self, place: int) -> bool:
         """The reasoning has ended, and the answer begins at this place."""
-        self._held = self._held[place:]
+        self._buffer = self._buffer[place:]
         self._trim, self._state = True, self._content
         return True
 
     def _content(self) -> bool:
-        held, self._held = self._held, ""
+        held, self._buffer = self._buffer, ""
         self._emit("content", held)
         return False
 
@@ -149,7 +159,7 @@ class ReasoningParser(StateMachine):
             self._out.append(Part("reasoning" if kind == "reasoning" else "content", text))
 
 
-def _tag_before(text: str, tags: tuple[str, ...]) -> str:
+def _leading_tag(text: str, tags: tuple[str, ...]) -> str:
     """The longest of the tags that a text begins with, or ""."""
     return max((tag for tag in tags if text.startswith(tag)), key=len, default="")
 

@@ -36,7 +36,7 @@ from inference.parsers.llama_mistral_tools import (
     MistralNamedParser,
     MistralParser,
 )
-from inference.parsers.plugins import Registry
+from inference.parsers.plugins import ParserRegistry
 from inference.parsers.pythonic_tools import (
     Lfm2Parser,
     Llama4PythonicParser,
@@ -59,13 +59,13 @@ from inference.parsers.tagged_tools import (
     QwenCoderParser,
     SeedOssParser,
 )
-from inference.parsers.tool_parser import ToolParser
+from inference.parsers.tool_parser import ToolCallParser
 
 # -- Which parser finds a model's reasoning: by name, or told by its chat template.
 
 
 #: The first whose marks a chat template holds; the more telling come first.
-reasoning_parsers: Registry[ReasoningParser] = Registry(
+reasoning_parsers: ParserRegistry[ReasoningParser] = ParserRegistry(
     "reasoning_parsers",
     ReasoningParser,
     [
@@ -110,9 +110,9 @@ reasoning_parsers: Registry[ReasoningParser] = Registry(
 
 
 #: The first whose marks a chat template holds reads that model; the more telling come first.
-tool_parsers: Registry[ToolParser] = Registry(
+tool_parsers: ParserRegistry[ToolCallParser] = ParserRegistry(
     "tool_parsers",
-    ToolParser,
+    ToolCallParser,
     [
         HarmonyToolParser,
         DeepSeekV4Parser,
@@ -166,7 +166,7 @@ tool_parsers: Registry[ToolParser] = Registry(
 )
 
 
-def parser_for_template(template: str) -> type[ToolParser] | None:
+def parser_for_template(template: str) -> type[ToolCallParser] | None:
     """The parser for models with this chat template, or None."""
     return tool_parsers.for_template(template)
 
@@ -179,7 +179,7 @@ _SUFFIX = "its tags end in a number of the checkpoint's own; hy_v3 reads those w
 _MUSE = "Muse's channels aren't read"
 _CALLS = "this family's calls aren't read. Without a parser, calls that are required come as JSON"
 #: vLLM's names without a parser here, and why. A plug-in of the name takes its place.
-NOT_HERE: Mapping[str, Mapping[str, str]] = {
+UNAVAILABLE_PARSERS: Mapping[str, Mapping[str, str]] = {
     "reasoning_parser": {
         **dict.fromkeys(("beam", "hf"), _TEMPLATE),
         "hy_v4": _SUFFIX,
@@ -205,7 +205,7 @@ def _check(setting: str, settings: Mapping[str, Any], known: list[str]) -> None:
     name = settings.get(setting)
     if not name or name in known:
         return
-    why = NOT_HERE[setting].get(str(name))
+    why = UNAVAILABLE_PARSERS[setting].get(str(name))
     if why is not None:
         raise ConfigError(
             f"vLLM's {setting} {name!r} isn't here: {why}. A package can add one: see "

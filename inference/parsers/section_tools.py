@@ -6,7 +6,12 @@ import re
 from collections.abc import Mapping
 from typing import ClassVar
 
-from inference.parsers.tool_grammar import Layout, ToolFunction, json_arguments, literal
+from inference.parsers.tool_grammar import (
+    ToolCallFormat,
+    ToolFunction,
+    json_arguments,
+    lark_literal,
+)
 from inference.parsers.tool_parser import SectionParser
 
 # -- DeepSeek V3's and V3.1's ways, with their own brackets around everything.
@@ -27,10 +32,10 @@ class DeepSeekV3Parser(SectionParser):
     name = "deepseek_v3"
     template_marks: ClassVar[tuple[str, ...]] = (CALL_BEGIN, f"{FENCE}json")
     markers = (CALLS_BEGIN, CALLS_END, CALL_BEGIN, CALL_END, SEPARATOR)
-    layout = Layout(
+    layout = ToolCallFormat(
         open=CALLS_BEGIN,
-        begin=f"{CALL_BEGIN}function{SEPARATOR}NAME\n{FENCE}json\n",
-        end=f"\n{FENCE}{CALL_END}",
+        call_start=f"{CALL_BEGIN}function{SEPARATOR}NAME\n{FENCE}json\n",
+        call_end=f"\n{FENCE}{CALL_END}",
         separator="\n",
         close=CALLS_END,
         trigger=CALLS_BEGIN,
@@ -51,10 +56,10 @@ class DeepSeekV31Parser(DeepSeekV3Parser):
 
     name = "deepseek_v31"
     template_marks: ClassVar[tuple[str, ...]] = (CALL_BEGIN,)
-    layout = Layout(
+    layout = ToolCallFormat(
         open=CALLS_BEGIN,
-        begin=f"{CALL_BEGIN}NAME{SEPARATOR}",
-        end=CALL_END,
+        call_start=f"{CALL_BEGIN}NAME{SEPARATOR}",
+        call_end=CALL_END,
         separator="",
         close=CALLS_END,
         trigger=CALLS_BEGIN,
@@ -73,7 +78,7 @@ _kimi_HEADER = re.compile(
 def _numbered(rule: str, function: ToolFunction, special: Mapping[str, int]) -> list[str]:
     """The call's number, then its arguments."""
     return [
-        f"{rule}: /[0-9]{{1,2}}/ {literal(ARGUMENTS, special)} {rule}_json",
+        f"{rule}: /[0-9]{{1,2}}/ {lark_literal(ARGUMENTS, special)} {rule}_json",
         *json_arguments(f"{rule}_json", function, special),
     ]
 
@@ -84,10 +89,10 @@ class KimiK2Parser(SectionParser):
     name = "kimi_k2"
     template_marks: ClassVar[tuple[str, ...]] = (KIMI_CALLS_BEGIN,)
     markers = (KIMI_CALLS_BEGIN, KIMI_CALLS_END, KIMI_CALL_BEGIN, KIMI_CALL_END, ARGUMENTS)
-    layout = Layout(
+    layout = ToolCallFormat(
         open=KIMI_CALLS_BEGIN,
-        begin=f"{KIMI_CALL_BEGIN}functions.NAME:",
-        end=KIMI_CALL_END,
+        call_start=f"{KIMI_CALL_BEGIN}functions.NAME:",
+        call_end=KIMI_CALL_END,
         separator="",
         close=KIMI_CALLS_END,
         trigger=KIMI_CALLS_BEGIN,
@@ -107,7 +112,7 @@ class KimiK2Parser(SectionParser):
         known = header["id"] in self._ids
         self._ids.add(header["id"])
         self._call(header["name"], "" if known else header["id"])
-        if self._held.startswith("<"):  # no arguments at all
+        if self._buffer.startswith("<"):  # no arguments at all
             self._arguments("{}")
             return False
         return True
@@ -151,10 +156,10 @@ class Plamo3Parser(SectionParser):
         rf"\s*{re.escape(NAME_BEGIN)}\s*(?P<name>[^<\n]{{1,128}}?)\s*{re.escape(NAME_END)}"
         rf"\s*{re.escape(ARGUMENTS_BEGIN)}\s*(?={{)"
     )
-    layout = Layout(
+    layout = ToolCallFormat(
         open=PLAMO_CALLS_BEGIN,
-        begin=f"{PLAMO_CALL_BEGIN}{NAME_BEGIN}NAME{NAME_END}{ARGUMENTS_BEGIN}",
-        end=f"{ARGUMENTS_END}{PLAMO_CALL_END}",
+        call_start=f"{PLAMO_CALL_BEGIN}{NAME_BEGIN}NAME{NAME_END}{ARGUMENTS_BEGIN}",
+        call_end=f"{ARGUMENTS_END}{PLAMO_CALL_END}",
         separator="",
         close=PLAMO_CALLS_END,
         trigger=PLAMO_CALLS_BEGIN,

@@ -9,7 +9,7 @@ from typing import Literal
 # -- Looking for fixed texts in a text that is still growing.
 
 
-def first_of(text: str, literals: Sequence[str]) -> tuple[int, str]:
+def find_first(text: str, literals: Sequence[str]) -> tuple[int, str]:
     """Where the leftmost of `literals` begins, and which; (-1, "") for none.
 
     Of two that begin at the same place it is the longer one.
@@ -22,7 +22,7 @@ def first_of(text: str, literals: Sequence[str]) -> tuple[int, str]:
     return place, found
 
 
-def may_begin(text: str, literals: Sequence[str]) -> int:
+def partial_suffix_length(text: str, literals: Sequence[str]) -> int:
     """How many characters at the end of `text` may be the beginning of a literal."""
     longest = max(map(len, literals), default=0)
     for size in range(min(longest - 1, len(text)), 0, -1):
@@ -32,7 +32,7 @@ def may_begin(text: str, literals: Sequence[str]) -> int:
     return 0
 
 
-def is_beginning(text: str, literals: Sequence[str]) -> bool:
+def is_prefix(text: str, literals: Sequence[str]) -> bool:
     """Whether a whole text is the (shorter) beginning of one of the literals."""
     return any(len(text) < len(literal) and literal.startswith(text) for literal in literals)
 
@@ -40,7 +40,7 @@ def is_beginning(text: str, literals: Sequence[str]) -> bool:
 PartKind = Literal["reasoning", "content", "call", "arguments", "custom", "input"]
 
 #: A call begins with one of these.
-BEGINNINGS = ("call", "custom")
+START_KINDS = ("call", "custom")
 
 
 @dataclass(slots=True)
@@ -60,19 +60,19 @@ class Part:
     id: str = ""
 
 
-def joined(parts: Iterable[Part]) -> list[Part]:
+def merge_adjacent(parts: Iterable[Part]) -> list[Part]:
     """The same with neighbours of one kind as one part, and without empty ones."""
     result: list[Part] = []
     for part in parts:
         last = result[-1] if result else None
         if (
             last is not None
-            and part.kind not in BEGINNINGS
+            and part.kind not in START_KINDS
             and last.kind == part.kind
             and last.call == part.call
         ):
             result[-1] = Part(last.kind, last.text + part.text, last.call)
-        elif part.text or part.kind in BEGINNINGS:
+        elif part.text or part.kind in START_KINDS:
             result.append(part)
     return result
 
@@ -83,31 +83,31 @@ def joined(parts: Iterable[Part]) -> list[Part]:
 class StateMachine:
     """Takes a text apart; how it is cut into pieces changes nothing.
 
-    A subclass sets `_state` to a method that takes what it can from `_held` into `_out`, and
-    returns whether there may be more to take. `_ended` tells that no more text will come.
+    A subclass sets `_state` to a method that takes what it can from `_buffer` into `_out`, and
+    returns whether there may be more to take. `_is_finished` tells that no more text will come.
 
     Args:
         state: to begin with.
     """
 
     def __init__(self, state: Callable[[], bool]) -> None:
-        self._held = ""
-        self._ended = False
+        self._buffer = ""
+        self._is_finished = False
         self._out: list[Part] = []
         self._state = state
 
     def push(self, text: str) -> list[Part]:
         """What is certain after this text."""
-        self._held += text
+        self._buffer += text
         return self._run()
 
     def flush(self) -> list[Part]:
         """The rest, now that the text has ended."""
-        self._ended = True
+        self._is_finished = True
         return self._run()
 
     def _run(self) -> list[Part]:
         while self._state():
             pass
         out, self._out = self._out, []
-        return joined(out)
+        return merge_adjacent(out)

@@ -7,24 +7,29 @@ import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from inference.parsers.state_machine import first_of, may_begin
+from inference.parsers.state_machine import find_first, partial_suffix_length
 from inference.parsers.tool_grammar import (
-    Layout,
+    ToolCallFormat,
     ToolFunction,
     checked_key,
-    literal,
+    lark_literal,
+    lark_text_until,
     quoted,
     raw_input,
-    text_until,
 )
-from inference.parsers.tool_parser import ToolParser
-from inference.parsers.tool_values import as_json, is_text, loose_json, property_schema
+from inference.parsers.tool_parser import ToolCallParser
+from inference.parsers.tool_values import (
+    coerce_to_schema,
+    is_text,
+    parse_lenient_json,
+    property_schema,
+)
 
 #: A parameter's name in a tag.
 KEY = re.compile(r"[^<>\"\n]{1,128}")
 
 
-class TaggedParser(ToolParser):
+class TaggedParser(ToolCallParser):
     """Strings stream; other values come when they are whole, read by the function's schema.
 
     Attributes:
@@ -57,11 +62,11 @@ class TaggedParser(ToolParser):
     _as_text: str | None = None
 
     def _text(self) -> bool:
-        self._opening = self._find(*self.openers)
+        self._opening = self._find_marker(*self.openers)
         if not self._opening:
             return False
         if self._opening == self.function_mark:
-            self._held, self._opening = self._opening + self._held, ""
+            self._buffer, self._opening = self._opening + self._buffer, ""
         self._state = self._function_tag
         return True
 
@@ -71,7 +76,7 @@ class TaggedParser(ToolParser):
             return False
         if header is False:
             if not self._opening:  # the tag alone: don't look at it again
-                self._opening, self._held = self._held[:1], self._held[1:]
+                self._opening, self._buffer = self._buffer[:1], self._buffer[1:]
             return self._fail(self._opening)
         name = header["name"].strip()
         self._function = self.functions.get(name)
@@ -85,7 +90,7 @@ class TaggedParser(ToolParser):
         if header is None:
             return False
         if header is False or header["key"] is None:
-            if header or not self._ended:
+            if header or not self._is_finished:
                 self._arguments("}" if self._num_values else "{}")
             self._state = self._after_call_tags
             return True
@@ -104,20 +109,20 @@ class TaggedParser(ToolParser):
     def _value_start(self) -> bool:
         """A line break after the tag belongs to it."""
         if self.line_breaks:
-            if not self._held and not self._ended:
+            if not self._buffer and not self._is_finished:
                 return False
-            self._held = self._held.removeprefix("\n")
+            self._buffer = self._buffer.removeprefix("\n")
         self._state = self._value
         return True
 
     def _value(self) -> bool:
         place, mark = self._end_of_value()
-        if place < 0 and not self._ended:
+        if place < 0 and not self._is_finished:
             return self._part_of_value()
-        value = self._held[:place] if place >= 0 else self._held
-        self._held = self._held[len(value) :]
+        value = self._buffer[:place] if place >= 0 else self._buffer
+        self._buffer = self._buffer[len(value) :]
         if mark == self.value_ends[0]:
-            self._held = self._held.removeprefix(mark)
+            self._buffer = self._buffer.removeprefix(mark)
         if self.line_breaks and (place < 0 or mark in self.value_ends):
             value = value.removesuffix("\n")
         if self._streams:
@@ -129,15 +134,15 @@ class TaggedParser(ToolParser):
 
     def _read_value(self, value: str) -> str:
         if self._schema is None and self._as_text == "false":
-            return loose_json(value)
-        return as_json(value, self._schema)
+            return parse_lenient_json(value)
+        return coerce_to_schema(value, self._schema)
 
     def _end_of_value(self) -> tuple[int, str]:
         """Where the value ends and by what; -1 while it goes on."""
-        place, mark = first_of(self._held, self.value_ends)
+        place, mark = find_first(self._buffer, self.value_ends)
         if self.unclosed is None:
             return place, mark
-        for found in self.unclosed.finditer(self._held):
+        for found in self.unclosed.finditer(self._buffer):
             if 0 <= place < found.start():
                 break
             if self._function is None or self._is_parameter(found["key"]):
@@ -153,38 +158,38 @@ class TaggedParser(ToolParser):
         ends = self.value_ends
         if self.line_breaks:
             ends += tuple(f"\n{end}" for end in ends)
-        keep = may_begin(self._held, ends)
+        keep = partial_suffix_length(self._buffer, ends)
         if self.unclosed is not None:
             keep = max(keep, self._open_tag_at_end())
-        part = self._held[: len(self._held) - keep]
-        self._held = self._held[len(part) :]
+        part = self._buffer[: len(self._buffer) - keep]
+        self._buffer = self._buffer[len(part) :]
         self._arguments(quoted(part)[1:-1])
         return False
 
     def _open_tag_at_end(self) -> int:
         """How many characters at the end may begin a tag that ends the value."""
         mark = self.unclosed_mark
-        place = self._held.rfind(mark)
-        tail = self._held[place + len(mark) :]
+        place = self._buffer.rfind(mark)
+        tail = self._buffer[place + len(mark) :]
         if place >= 0 and ">" not in tail and "\n" not in tail and len(tail) <= 128:
-            return len(self._held) - place
-        return may_begin(self._held, (mark,))
+            return len(self._buffer) - place
+        return partial_suffix_length(self._buffer, (mark,))
 
     def _after_call_tags(self) -> bool:
         """Closing tags, each optional; perhaps another call."""
         for mark in self.closers:
-            found = self._skip(mark)
+            found = self._skip_text(mark)
             if found is None:
                 return False
             if found:
                 return True
         if self.function_mark:
-            rest = self._held.lstrip()
+            rest = self._buffer.lstrip()
             if rest.startswith(self.function_mark):
-                self._held, self._opening = rest, ""
+                self._buffer, self._opening = rest, ""
                 self._state = self._function_tag
                 return True
-            if not self._ended and self.function_mark.startswith(rest):
+            if not self._is_finished and self.function_mark.startswith(rest):
                 return False
         self._state = self._text
         return True
@@ -199,7 +204,7 @@ class TaggedArguments:
     """
 
     def __init__(self, before: str, after: str) -> None:
-        self._before, self._after = before, after
+        self._prefix, self._suffix = before, after
 
     def __call__(self, rule: str, function: ToolFunction, special: Mapping[str, int]) -> list[str]:
         """The rules. Raises `InvalidRequest` for a name that a tag can't hold."""
@@ -211,17 +216,17 @@ class TaggedArguments:
             name = f"{rule}_{number}"
             parts.append(name if key in required else f"{name}?")
             string = isinstance(value, dict) and value.get("type") == "string"
-            before = self._before.replace("KEY", checked_key(key, KEY))
-            opening = literal(before.replace("TEXT", "true" if string else "false"), special)
-            closing = literal(self._after, special)
+            before = self._prefix.replace("KEY", checked_key(key, KEY))
+            opening = lark_literal(before.replace("TEXT", "true" if string else "false"), special)
+            closing = lark_literal(self._suffix, special)
             if function.grammar:
                 rules += [f"{name}: {opening} {name}_text {closing}"]
                 rules += raw_input(f"{name}_text", function)
             elif string and "enum" not in value:
-                text, text_rules = text_until(self._after, f"{name}_text", special)
+                text, text_rules = lark_text_until(self._suffix, f"{name}_text", special)
                 rules += [f"{name}: {opening} {text}", *text_rules]
             elif string:
-                choices = " | ".join(literal(str(choice), special) for choice in value["enum"])
+                choices = " | ".join(lark_literal(str(choice), special) for choice in value["enum"])
                 rules.append(f"{name}: {opening} ({choices}) {closing}")
             else:
                 nested = {**value, **shared} if isinstance(value, dict) else {}
@@ -253,9 +258,9 @@ class Glm45Parser(TaggedParser):
     )
     value_ends = ("</arg_value>", "<arg_key>", CLOSE)
     closers = (CLOSE,)
-    layout = Layout(
-        begin=f"{OPEN}NAME\n",
-        end=CLOSE,
+    layout = ToolCallFormat(
+        call_start=f"{OPEN}NAME\n",
+        call_end=CLOSE,
         trigger=OPEN,
         arguments=TaggedArguments("<arg_key>KEY</arg_key>\n<arg_value>", "</arg_value>\n"),
     )
@@ -266,9 +271,9 @@ class Glm47Parser(Glm45Parser):
 
     name = "glm47"
     template_marks: ClassVar[tuple[str, ...]] = (OPEN, "}<arg_key>")
-    layout = Layout(
-        begin=f"{OPEN}NAME",
-        end=CLOSE,
+    layout = ToolCallFormat(
+        call_start=f"{OPEN}NAME",
+        call_end=CLOSE,
         separator="",
         trigger=OPEN,
         arguments=TaggedArguments("<arg_key>KEY</arg_key><arg_value>", "</arg_value>"),
@@ -287,10 +292,10 @@ class HyV3Parser(TaggedParser):
     parameter_tag = Glm45Parser.parameter_tag
     value_ends = Glm45Parser.value_ends
     closers = (CLOSE, "</tool_calls>")
-    layout = Layout(
+    layout = ToolCallFormat(
         open="<tool_calls>\n",
-        begin=f"{OPEN}NAME<tool_sep>\n",
-        end=CLOSE,
+        call_start=f"{OPEN}NAME<tool_sep>\n",
+        call_end=CLOSE,
         close="\n</tool_calls>",
         trigger="<tool_calls>",
         arguments=TaggedArguments("<arg_key>KEY</arg_key>\n<arg_value>", "</arg_value>\n"),
@@ -318,10 +323,10 @@ class K2HorizonParser(TaggedParser):
         r"(?:<ifm\|arg_type>[^<\n]{0,64}</ifm\|arg_type>\s*)?<ifm\|arg_value>"
         r"|(?=</ifm\|tool_call>))"
     )
-    layout = Layout(
+    layout = ToolCallFormat(
         open="<ifm|tool_calls>",
-        begin="<ifm|tool_call>NAME",
-        end="</ifm|tool_call>",
+        call_start="<ifm|tool_call>NAME",
+        call_end="</ifm|tool_call>",
         close="</ifm|tool_calls>",
         trigger="<ifm|tool_calls>",
         arguments=TaggedArguments(
@@ -350,9 +355,9 @@ class QwenCoderParser(TaggedParser):
     unclosed_mark = "\n<parameter="
     closers = (CLOSE,)
     line_breaks = True
-    layout = Layout(
-        begin=f"{OPEN}\n<function=NAME>\n",
-        end=f"</function>\n{CLOSE}",
+    layout = ToolCallFormat(
+        call_start=f"{OPEN}\n<function=NAME>\n",
+        call_end=f"</function>\n{CLOSE}",
         trigger=OPEN,
         arguments=TaggedArguments("<parameter=KEY>\n", "\n</parameter>\n"),
     )
@@ -364,9 +369,9 @@ class MimoParser(QwenCoderParser):
     name = "mimo"
     template_marks = ()
     line_breaks = False
-    layout = Layout(
-        begin=f"{OPEN}\n<function=NAME>\n",
-        end=f"</function>\n{CLOSE}",
+    layout = ToolCallFormat(
+        call_start=f"{OPEN}\n<function=NAME>\n",
+        call_end=f"</function>\n{CLOSE}",
         trigger=OPEN,
         arguments=TaggedArguments("<parameter=KEY>", "</parameter>\n"),
     )
@@ -383,9 +388,9 @@ class SeedOssParser(QwenCoderParser):
     parameter_tag = re.compile(
         r"\s*(?:<parameter=(?P<key>[^>\n]{1,128})>|</function>|(?=</seed:tool_call>))"
     )
-    layout = Layout(
-        begin="<seed:tool_call>\n<function=NAME>\n",
-        end="</function>\n</seed:tool_call>",
+    layout = ToolCallFormat(
+        call_start="<seed:tool_call>\n<function=NAME>\n",
+        call_end="</function>\n</seed:tool_call>",
         trigger="<seed:tool_call>",
         arguments=TaggedArguments("<parameter=KEY>\n", "\n</parameter>\n"),
     )

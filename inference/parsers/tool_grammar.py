@@ -1,4 +1,4 @@
-"""`Layout`: how an enforced call is written, and the grammar for it."""
+"""`ToolCallFormat`: how an enforced call is written, and the grammar for it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from engine.contract.errors import InvalidRequest
-from inference.parsers.state_machine import first_of
+from inference.parsers.state_machine import find_first
 
 # -- A Lark grammar of a text, as the grammar of that text inside a JSON string.
 #
@@ -25,7 +25,7 @@ _ESCAPES = {'"': r"\"", "\\": r"\\", "\n": r"\n", "\r": r"\r", "\t": r"\t", "\b"
     "\f": r"\f"
 }
 #: What may stand in a JSON string as it is, for an intersection of classes.
-_PLAIN = r'[^"\\\x00-\x1f]'
+_UNESCAPED_CHARS = r'[^"\\\x00-\x1f]'
 #: Pieces of Lark source that may hold characters of the text, and comments, which may look so.
 _TOKEN = re.compile(
     r"""//[^\n]*|\#[^\n]*
@@ -50,13 +50,13 @@ _COMMON = {
     "SQL_COMMENT": r"/--[^\n]*/",
 }
 #: Those that can't, and are the same in a string.
-_SAME = re.compile(
+UNCHANGED_RULES = re.compile(
     "DIGIT|HEXDIGIT|INT|SIGNED_INT|DECIMAL|FLOAT|SIGNED_FLOAT|NUMBER|SIGNED_NUMBER|LCASE_LETTER|"
     "UCASE_LETTER|LETTER|WORD|CNAME"
 )
 
 
-def escaped(grammar: str) -> str:
+def escape_lark_for_json(grammar: str) -> str:
     """The grammar of the JSON strings' insides. Raises `InvalidRequest` for what can't be told."""
     made, place = [], 0
     for found in _TOKEN.finditer(grammar):
@@ -65,7 +65,7 @@ def escaped(grammar: str) -> str:
     return "".join([*made, grammar[place:]])
 
 
-def of_regex(pattern: str) -> str:
+def regex_to_lark(pattern: str) -> str:
     """A regular expression as a Lark grammar."""
     inside = re.sub(r"\\(.)|/", lambda found: found[0] if found[1] else r"\/", pattern, flags=re.S)
     return f"start: /{inside.replace(chr(10), '[' + chr(92) + 'n]')}/"
@@ -77,15 +77,15 @@ def _escaped_token(found: re.Match[str]) -> str:
     if found["string"]:
         return _string(found["string"], found["fold"] or "")
     if found["regex"]:
-        return f"/{_Regex(found['regex'][1:-1], found['flags']).escaped()}/{found['flags']}"
+        return f"/{_Regex(found['regex'][1:-1], found['flags']).to_escaped()}/{found['flags']}"
     if found["common"]:
         return _imported(found["common"], found["alias"])
     if found["other"]:
-        raise _refused(found["other"])
+        raise _unsupported_grammar(found["other"])
     return found[0]
 
 
-def _refused(what: str) -> InvalidRequest:
+def _unsupported_grammar(what: str) -> InvalidRequest:
     return InvalidRequest(f"A custom tool's grammar can't hold {what[:50]!r} here.", param="tools")
 
 
@@ -93,27 +93,27 @@ def _string(source: str, fold: str) -> str:
     try:
         text = json.loads(source)
     except ValueError:
-        raise _refused(source) from None
+        raise _unsupported_grammar(source) from None
     inside = json.dumps(text, ensure_ascii=False)[1:-1]
     if fold and inside != text:
-        raise _refused(source + fold)
+        raise _unsupported_grammar(source + fold)
     return json.dumps(inside, ensure_ascii=False) + fold
 
 
 def _range(source: str) -> str:
     ends = [json.loads(end) for end in re.findall(r'"(?:\\.|[^"\\\n])+"', source)]
     if any(len(end) != 1 for end in ends):
-        raise _refused(source)
+        raise _unsupported_grammar(source)
     first, last = (f"\\x{{{ord(end):x}}}" for end in ends)
     return f"/{_class(f'[{first}-{last}]', ends)}/"
 
 
 def _imported(name: str, alias: str | None) -> str:
-    if _SAME.fullmatch(name):
+    if UNCHANGED_RULES.fullmatch(name):
         return f"%import common.{name}" + (f" -> {alias}" if alias else "")
     if name not in _COMMON:
-        raise _refused(f"common.{name}")
-    return f"{alias or name}: {escaped(_COMMON[name])}"
+        raise _unsupported_grammar(f"common.{name}")
+    return f"{alias or name}: {escape_lark_for_json(_COMMON[name])}"
 
 
 def _class(source: str, ends: list[str] | None = None) -> str:
@@ -125,48 +125,48 @@ def _class(source: str, ends: list[str] | None = None) -> str:
         try:
             return re.fullmatch(source, char, re.ASCII) is not None
         except re.error:
-            raise _refused(source) from None
+            raise _unsupported_grammar(source) from None
 
     escapes = [escape for char, escape in _ESCAPES.items() if holds(char)]
     if not escapes:
         return source
     alternatives = "|".join(re.escape(escape) for escape in escapes)
-    return f"(?:[{source}&&{_PLAIN}]|(?-i:{alternatives}))"
+    return f"(?:[{source}&&{_UNESCAPED_CHARS}]|(?-i:{alternatives}))"
 
 
 class _Regex:
     """Rewrites one regular expression, a piece at a time."""
 
     def __init__(self, source: str, flags: str) -> None:
-        self._source, self._place = source, 0
+        self._source, self._position = source, 0
         if set(flags) - {"s", "i"}:
-            raise _refused(f"/{source}/{flags}")
+            raise _unsupported_grammar(f"/{source}/{flags}")
         self._dot = r"[\x{0}-\x{10ffff}]" if "s" in flags else r"[^\n]"
 
-    def escaped(self) -> str:
+    def to_escaped(self) -> str:
         """The whole of it."""
         made = ""
-        while self._place < len(self._source):
-            made += self._piece(self._source[self._place])
+        while self._position < len(self._source):
+            made += self._escape_char(self._source[self._position])
         return made
 
-    def _take(self, pattern: str) -> str:
-        found = re.compile(pattern, re.DOTALL).match(self._source, self._place)
+    def _match(self, pattern: str) -> str:
+        found = re.compile(pattern, re.DOTALL).match(self._source, self._position)
         if found is None:
-            raise _refused(self._source[self._place :])
-        self._place = found.end()
+            raise _unsupported_grammar(self._source[self._position :])
+        self._position = found.end()
         return found[0]
 
-    def _piece(self, char: str) -> str:
+    def _escape_char(self, char: str) -> str:
         if char == "\\":
             return self._escape()
         if char == "[":
-            return _class(self._take(r"\[\^?\]?(?:\\.|[^\[\]\\])*\]"))
+            return _class(self._match(r"\[\^?\]?(?:\\.|[^\[\]\\])*\]"))
         if char == "(":
-            return self._take(r"\((?!\?)|\(\?:|\(\?P?<[A-Za-z_]\w*>")
+            return self._match(r"\((?!\?)|\(\?:|\(\?P?<[A-Za-z_]\w*>")
         if char == "{":
-            return self._take(r"\{\d*,?\d*\}")
-        self._place += 1
+            return self._match(r"\{\d*,?\d*\}")
+        self._position += 1
         if char == ".":
             return self._any()
         if char in _ESCAPES:
@@ -175,10 +175,10 @@ class _Regex:
 
     def _any(self) -> str:
         line = _ESCAPES if "x{0}" in self._dot else {c: e for c, e in _ESCAPES.items() if c != "\n"}
-        return f"(?:{_PLAIN}|(?-i:{'|'.join(map(re.escape, line.values()))}))"
+        return f"(?:{_UNESCAPED_CHARS}|(?-i:{'|'.join(map(re.escape, line.values()))}))"
 
     def _escape(self) -> str:
-        text = self._take(r"\\(?:x[0-9a-fA-F]{2}|x\{[0-9a-fA-F]+\}|u[0-9a-fA-F]{4}|.)")
+        text = self._match(r"\\(?:x[0-9a-fA-F]{2}|x\{[0-9a-fA-F]+\}|u[0-9a-fA-F]{4}|.)")
         kind = text[1]
         if kind in "dDwWsS":
             return _class(f"[{text}]")
@@ -186,10 +186,10 @@ class _Regex:
         if kind in "xu":
             code = int(text[2:].strip("{}"), 16)
             if code > 0x10FFFF:
-                raise _refused(text)
+                raise _unsupported_grammar(text)
             plain = chr(code)
         elif plain is None and kind.isalnum():
-            raise _refused(text)
+            raise _unsupported_grammar(text)
         plain = plain if plain is not None else kind
         if plain in _ESCAPES:
             return re.escape(_ESCAPES[plain])
@@ -228,7 +228,7 @@ class ArgumentsRule(Protocol):
     def __call__(self, rule: str, function: ToolFunction, special: Mapping[str, int]) -> list[str]:
         """Lark rules, one of which is called `rule`; others begin with that name.
 
-        `special` has the texts of the model's control tokens, with their ids (see `literal`).
+        `special` has the texts of the model's control tokens, with their ids (see `lark_literal`).
         """
 
 
@@ -243,7 +243,7 @@ def json_arguments(rule: str, function: ToolFunction, special: Mapping[str, int]
 def quoted_input(rule: str, function: ToolFunction) -> list[str]:
     """A custom tool's input as a JSON string, quotes included."""
     quote = quoted('"')
-    inside = f"%lark {{\n{escaped(function.grammar)}\n}}"
+    inside = f"%lark {{\n{escape_lark_for_json(function.grammar)}\n}}"
     return [f"{rule}: {quote} {rule}_inside {quote}", f"{rule}_inside: {inside}"]
 
 
@@ -273,29 +273,29 @@ def closed_schema(function: ToolFunction) -> dict[str, object]:
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Texts around calls; NAME stands for the function's name in `begin`.
+class ToolCallFormat:
+    """Texts around calls; NAME stands for the function's name in `call_start`.
 
     Attributes:
         open, close: before the first call and after the last one.
-        begin, end: of each call. separator: between two.
+        call_start, call_end: of each call. separator: between two.
         trigger: what the calls, or each call, begin with; "" where calls are the whole answer.
         arguments: the grammar rules for the arguments. shared: gives, for the control tokens'
             ids, rules that all of them may use.
-        before_answer: before an answer that comes instead of calls.
-        free: whether text and calls can be told apart by a grammar.
+        answer_prefix: before an answer that comes instead of calls.
+        allows_text: whether text and calls can be told apart by a grammar.
     """
 
-    begin: str
-    end: str
+    call_start: str
+    call_end: str
     open: str = ""
     close: str = ""
     separator: str = "\n"
     trigger: str = ""
     arguments: ArgumentsRule = json_arguments
     shared: Callable[[Mapping[str, int]], Sequence[str]] = no_shared_rules
-    before_answer: str = ""
-    free: bool = True
+    answer_prefix: str = ""
+    allows_text: bool = True
 
     def grammar(
         self,
@@ -316,19 +316,20 @@ class Layout:
         """
         rules: list[str] = []
         for number, function in enumerate(functions):
-            begin = self.begin.replace(_NAME, function.name)
+            begin = self.call_start.replace(_NAME, function.name)
             if not required and not self._trigger_opens:
                 begin = begin.removeprefix(self.trigger)
             rule = f"arguments_{number}"
             rules.append(
-                f"call_{number}: {literal(begin, special)} {rule} {literal(self.end, special)}"
+                f"call_{number}: {lark_literal(begin, special)} {rule} "
+                f"{lark_literal(self.call_end, special)}"
             )
             rules += self.arguments(rule, function, special)
         calls = " | ".join(f"call_{number}" for number in range(len(functions)))
         if required:
             start = [f"start: {self._all_calls(special, parallel)}"]
             if answer is not None:
-                before = literal(self.before_answer, special)
+                before = lark_literal(self.answer_prefix, special)
                 start = [f"{start[0]} | answer", f"answer: {before} %json {json.dumps(answer)}"]
         else:
             start = self._calls_or_text(special, parallel)
@@ -345,17 +346,17 @@ class Layout:
         return bool(self.trigger) and self.open.startswith(self.trigger)
 
     def _all_calls(self, special: dict[str, int], parallel: bool, skip: str = "") -> str:
-        separator = literal(self.separator, special)
+        separator = lark_literal(self.separator, special)
         more = f"({separator} call){{0,{MAX_PARALLEL_CALLS - 1}}}" if parallel else ""
-        opening = literal(self.open.removeprefix(skip), special)
-        return f"{opening} call {more} {literal(self.close, special)}"
+        opening = lark_literal(self.open.removeprefix(skip), special)
+        return f"{opening} call {more} {lark_literal(self.close, special)}"
 
     def _triggered(self, special: dict[str, int], parallel: bool) -> list[str]:
         """Text, and after each trigger a whole call (or after the only one all of them)."""
         after, count = "call", "*" if parallel else "?"
         if self._trigger_opens:
             after, count = self._all_calls(special, parallel, skip=self.trigger), "?"
-        mark = literal(self.trigger, special)
+        mark = lark_literal(self.trigger, special)
         if self.trigger in special:
             tag = [f"tagged: TEXT {mark} {after}"]
         else:
@@ -368,20 +369,20 @@ def quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def text_until(closing: str, rule: str, special: Mapping[str, int]) -> tuple[str, list[str]]:
+def lark_text_until(closing: str, rule: str, special: Mapping[str, int]) -> tuple[str, list[str]]:
     """Any text up to `closing` and that itself: what to write for it, and the rules behind it."""
-    place = first_of(closing, list(special))[0]
+    place = find_first(closing, list(special))[0]
     if place < 0:
         return rule, [rf"{rule}[lazy]: /(.|\n)*/ {quoted(closing)}"]
     # A control token is none of the text's characters; white space before it counts as text.
-    return rule, [rf"{rule}: /(.|\n)*/ {literal(closing[place:], special)}"]
+    return rule, [rf"{rule}: /(.|\n)*/ {lark_literal(closing[place:], special)}"]
 
 
-def literal(text: str, special: Mapping[str, int]) -> str:
+def lark_literal(text: str, special: Mapping[str, int]) -> str:
     """A text in Lark, with control tokens by their ids: `"Hm " <[17]> "x"`."""
     parts = []
     while text:
-        place, found = first_of(text, list(special))
+        place, found = find_first(text, list(special))
         head = text if place < 0 else text[:place]
         if head:
             parts.append(quoted(head))

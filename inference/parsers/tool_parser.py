@@ -8,14 +8,14 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar, Literal
 
 from inference.parsers.json_stream import CallObject, ValueScanner
-from inference.parsers.state_machine import Part, StateMachine, first_of, may_begin
-from inference.parsers.tool_grammar import Layout, ToolFunction
+from inference.parsers.state_machine import Part, StateMachine, find_first, partial_suffix_length
+from inference.parsers.tool_grammar import ToolCallFormat, ToolFunction
 
 #: What stands between a call's opening and its arguments is shorter, or it is no call.
 MAX_HEADER = 256
 
 
-class ToolParser(StateMachine):
+class ToolCallParser(StateMachine):
     """Takes one output's text apart into content and calls.
 
     Arguments come out as the model writes them. Nothing is lost: what begins like a call and isn't
@@ -31,7 +31,7 @@ class ToolParser(StateMachine):
     name: ClassVar[str]
     template_marks: ClassVar[tuple[str, ...]] = ()
     markers: ClassVar[tuple[str, ...]] = ()
-    layout: ClassVar[Layout]
+    layout: ClassVar[ToolCallFormat]
 
     def __init__(self, functions: Sequence[ToolFunction] = ()) -> None:
         super().__init__(self._text)
@@ -49,19 +49,19 @@ class ToolParser(StateMachine):
         """Ordinary text, outside of any call."""
         raise NotImplementedError
 
-    def _plain(self) -> bool:
+    def _plain_text(self) -> bool:
         """Nothing but content from here on."""
-        held, self._held = self._held, ""
+        held, self._buffer = self._buffer, ""
         self._emit(held)
         return False
 
-    def _in_object(self, opening: str, then: Callable[[], bool]) -> bool:
+    def _parse_object(self, opening: str, then: Callable[[], bool]) -> bool:
         """Inside a call's object. `opening` stood before it; `then` is the state after it."""
         if self._object is None:
             self._object = CallObject(self._call, self._arguments, self._is_function)
         reader = self._object
-        self._held = self._held[reader.feed(self._held) :]
-        if not (reader.done or reader.failed or self._ended):
+        self._buffer = self._buffer[reader.feed(self._buffer) :]
+        if not (reader.done or reader.failed or self._is_finished):
             return False
         self._object, self._no_call = None, ""
         if not reader.certain:
@@ -84,11 +84,11 @@ class ToolParser(StateMachine):
 
         None while more text is needed; False when no more text could help.
         """
-        found = pattern.match(self._held[:MAX_HEADER])
+        found = pattern.match(self._buffer[:MAX_HEADER])
         if found is not None:
-            self._held = self._held[found.end() :]
+            self._buffer = self._buffer[found.end() :]
             return found
-        return False if self._ended or len(self._held) >= MAX_HEADER else None
+        return False if self._is_finished or len(self._buffer) >= MAX_HEADER else None
 
     def _fail(self, opening: str) -> bool:
         """What `opening` began is no call."""
@@ -97,54 +97,54 @@ class ToolParser(StateMachine):
 
     def _in_value(self, then: Callable[[], bool]) -> bool:
         """Inside the bare JSON of a call that has begun."""
-        end = self._scanner.feed(self._held)
-        size = len(self._held) if end is None else end
-        self._arguments(self._held[:size])
-        self._held = self._held[size:]
-        if end is None and not self._ended:
+        end = self._scanner.feed(self._buffer)
+        size = len(self._buffer) if end is None else end
+        self._arguments(self._buffer[:size])
+        self._buffer = self._buffer[size:]
+        if end is None and not self._is_finished:
             return False
         self._scanner = ValueScanner()
         self._state = then
         return True
 
-    def _then(self, state: Callable[[], bool]) -> bool:
+    def _goto(self, state: Callable[[], bool]) -> bool:
         """Go on in another state."""
         self._state = state
         return True
 
     # -- helpers -----------------------------------------------------------------------------
 
-    def _find(self, *openers: str) -> str:
+    def _find_marker(self, *openers: str) -> str:
         """Emit content up to the first of `openers` and take that; "" while there is none."""
-        place, opener = first_of(self._held, openers)
+        place, opener = find_first(self._buffer, openers)
         if opener:
-            before = self._held[:place]
+            before = self._buffer[:place]
             shown = before.rstrip()
             self._gap = before[len(shown) :]
             self._emit(shown)
-            self._held = self._held[place + len(opener) :]
+            self._buffer = self._buffer[place + len(opener) :]
             return opener
-        if self._ended:
-            held, self._held = self._held, ""
+        if self._is_finished:
+            held, self._buffer = self._buffer, ""
             self._emit(held)
             return ""
-        keep = may_begin(self._held, openers)
-        head = self._held[: len(self._held) - keep]
+        keep = partial_suffix_length(self._buffer, openers)
+        head = self._buffer[: len(self._buffer) - keep]
         shown = head.rstrip()  # white space at the end may turn out to stand before a call
         self._emit(shown)
-        self._held = self._held[len(shown) :]
+        self._buffer = self._buffer[len(shown) :]
         return ""
 
-    def _skip(self, text: str) -> bool | None:
+    def _skip_text(self, text: str) -> bool | None:
         """Take white space and then `text`, if that comes next; None while that can't be told.
 
         At the end of all text a beginning of `text` counts as the whole.
         """
-        rest = self._held.lstrip()
-        if rest.startswith(text) or (self._ended and rest and text.startswith(rest)):
-            self._held = rest[len(text) :]
+        rest = self._buffer.lstrip()
+        if rest.startswith(text) or (self._is_finished and rest and text.startswith(rest)):
+            self._buffer = rest[len(text) :]
             return True
-        return None if text.startswith(rest) and not self._ended else False
+        return None if text.startswith(rest) and not self._is_finished else False
 
     def _emit(self, text: str) -> None:
         if self._after_call:
@@ -167,7 +167,7 @@ class ToolParser(StateMachine):
 # -- Calls between marks of their own, in a section between two more: what such formats share.
 
 
-class SectionParser(ToolParser):
+class SectionParser(ToolCallParser):
     """Reads `section_begin (call_begin header arguments call_end)* section_end`.
 
     A call without its section is read as well, and each closing mark may be missing. Arguments
@@ -191,19 +191,19 @@ class SectionParser(ToolParser):
 
     def _text(self) -> bool:
         section, call = self.section[0], self.call[0]
-        self._opening = self._find(section, call)
+        self._opening = self._find_marker(section, call)
         if self._opening:
-            self._state = self._before_call if self._opening == section else self._name
+            self._state = self._before_call_start if self._opening == section else self._name
         return bool(self._opening)
 
-    def _before_call(self) -> bool:
-        found = self._skip(self.call[0])
+    def _before_call_start(self) -> bool:
+        found = self._skip_text(self.call[0])
         if found is None:
             return False
         if not found:
             return self._fail(self._opening)
         self._opening += self.call[0]
-        return self._then(self._name)
+        return self._goto(self._name)
 
     def _name(self) -> bool:
         header = self._header(self.header)
@@ -212,7 +212,7 @@ class SectionParser(ToolParser):
         if header is False:
             return self._fail(self._opening)
         follow = self._begin(header)
-        return self._then(self._call_arguments if follow else self._after_arguments)
+        return self._goto(self._call_arguments if follow else self._after_arguments)
 
     def _call_arguments(self) -> bool:
         self._scanner.to_mark = True
@@ -225,10 +225,10 @@ class SectionParser(ToolParser):
             (self.call[0], self._name),
             (self.section[1], self._text),
         ):
-            found = self._skip(mark)
+            found = self._skip_text(mark)
             if found is None:
                 return False
             if found:
                 self._opening = mark
-                return self._then(state)
-        return self._then(self._text)
+                return self._goto(state)
+        return self._goto(self._text)

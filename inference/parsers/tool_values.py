@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from inference.parsers.state_machine import may_begin
+from inference.parsers.state_machine import partial_suffix_length
 from inference.parsers.tool_grammar import ToolFunction
 
 #: A value inside more others than this stays text.
@@ -33,7 +33,7 @@ class ValueEnd:
 
         Fewer than all without an end: the last ones may begin a mark.
         """
-        whole = len(text) - may_begin(text, (self._mark,))
+        whole = len(text) - partial_suffix_length(text, (self._mark,))
         for found in self._tokens.finditer(text, 0, whole):
             if found[0] == self._mark:
                 self._in_string = not self._in_string
@@ -62,65 +62,65 @@ class _Reader:
     """Reads a text from its start. Each method raises ValueError for what it can't read."""
 
     def __init__(self, text: str, mark: str) -> None:
-        self._text, self._mark, self._place = text, mark, 0
+        self._text, self._mark, self._position = text, mark, 0
         self._bare = re.compile(rf"(?:(?!{re.escape(mark)})[^,:{{}}\[\]])*")
 
     @property
     def at_end(self) -> bool:
-        return not self._text[self._place :].strip()
+        return not self._text[self._position :].strip()
 
     def value(self, depth: int) -> Any:
         """A string, object, list or bare word."""
         if not depth:
             raise ValueError("too deep")
-        if self._take("{"):
+        if self._accept("{"):
             return self._members(depth)
-        if self._take("["):
+        if self._accept("["):
             return self._items(depth)
-        return self._string() if self._take(self._mark) else _scalar(self._word(":"))
+        return self._string() if self._accept(self._mark) else _scalar(self._word(":"))
 
-    def _take(self, token: str) -> bool:
-        place = self._place
+    def _accept(self, token: str) -> bool:
+        place = self._position
         while place < len(self._text) and self._text[place].isspace():
             place += 1
         if not self._text.startswith(token, place):
             return False
-        self._place = place + len(token)
+        self._position = place + len(token)
         return True
 
     def _string(self) -> str:
-        end = self._text.find(self._mark, self._place)
+        end = self._text.find(self._mark, self._position)
         if end < 0:
             raise ValueError("a string without an end")
-        value = self._text[self._place : end]
-        self._place = end + len(self._mark)
+        value = self._text[self._position : end]
+        self._position = end + len(self._mark)
         return value
 
     def _word(self, more: str = "") -> str:
         """A bare word; with `more` those characters belong to it too."""
-        found = self._bare.match(self._text, self._place)
-        start, self._place = self._place, found.end() if found else self._place
-        while more and self._text.startswith(more, self._place):
-            found = self._bare.match(self._text, self._place + len(more))
-            self._place = found.end() if found else self._place + len(more)
-        return self._text[start : self._place].strip()
+        found = self._bare.match(self._text, self._position)
+        start, self._position = self._position, found.end() if found else self._position
+        while more and self._text.startswith(more, self._position):
+            found = self._bare.match(self._text, self._position + len(more))
+            self._position = found.end() if found else self._position + len(more)
+        return self._text[start : self._position].strip()
 
     def _members(self, depth: int) -> dict[str, Any]:
         members: dict[str, Any] = {}
-        while not self._take("}"):
-            key = self._string() if self._take(self._mark) else self._word()
-            if not key or not self._take(":"):
+        while not self._accept("}"):
+            key = self._string() if self._accept(self._mark) else self._word()
+            if not key or not self._accept(":"):
                 raise ValueError("no member")
             members[key] = self.value(depth - 1)
-            if not self._take(",") and not self._text.startswith("}", self._place):
+            if not self._accept(",") and not self._text.startswith("}", self._position):
                 raise ValueError("no comma")
         return members
 
     def _items(self, depth: int) -> list[Any]:
         items: list[Any] = []
-        while not self._take("]"):
+        while not self._accept("]"):
             items.append(self.value(depth - 1))
-            if not self._take(",") and not self._text.startswith("]", self._place):
+            if not self._accept(",") and not self._text.startswith("]", self._position):
                 raise ValueError("no comma")
         return items
 
@@ -139,7 +139,7 @@ def _scalar(word: str) -> Any:
 
 
 #: Characters after a quotation mark that tell whether it ends the string.
-LOOK_AHEAD = 160
+LOOKAHEAD_CHARS = 160
 _ESCAPE = re.compile(r"\\(['\"\\ntrbf])")
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
 _LEADING_ZEROS = re.compile(r"(-?)0+([0-9]+)")
@@ -172,7 +172,7 @@ class LiteralScanner:
         for place, char in enumerate(text):
             if self._quote:
                 if char == self._quote and not self._escaped and self._depth == 0:
-                    ends = self._ends_string(text[place + 1 : place + 1 + LOOK_AHEAD], ended)
+                    ends = self._ends_string(text[place + 1 : place + 1 + LOOKAHEAD_CHARS], ended)
                     if ends is None:
                         return place, False
                     if not ends:
@@ -193,7 +193,7 @@ class LiteralScanner:
             return True
         if ended:
             return not rest.strip(" \t\r\n,)]")
-        return False if len(rest) >= LOOK_AHEAD else None
+        return False if len(rest) >= LOOKAHEAD_CHARS else None
 
     def _in_string(self, char: str) -> None:
         if not self._escaped and char == self._quote:
@@ -244,7 +244,7 @@ def _key(node: ast.expr | None, depth: int) -> str:
 
 
 #: Spellings of types that schemas made by hand use.
-_ALIASES = {
+TYPE_ALIASES = {
     "str": "string",
     "int": "integer",
     "float": "number",
@@ -278,7 +278,7 @@ def _resolved(parameters: Mapping[str, Any], reference: str) -> Any:
     return {} if found is None else found
 
 
-def kinds_of(schema: Any, depth: int = _MAX_NESTING) -> tuple[str, ...]:
+def json_types(schema: Any, depth: int = _MAX_NESTING) -> tuple[str, ...]:
     """JSON types that a schema allows, in its order; () when it doesn't say within `depth`."""
     found: dict[str, None] = {}
     if not isinstance(schema, dict) or not depth:
@@ -286,11 +286,11 @@ def kinds_of(schema: Any, depth: int = _MAX_NESTING) -> tuple[str, ...]:
     named = schema.get("type")
     for kind in named if isinstance(named, list) else [named]:
         if isinstance(kind, str):
-            found[_ALIASES.get(kind, kind)] = None
+            found[TYPE_ALIASES.get(kind, kind)] = None
     for choice in ("anyOf", "oneOf", "allOf"):
         options = schema.get(choice)
         for option in options if isinstance(options, list) else []:
-            found.update(dict.fromkeys(kinds_of(option, depth - 1)))
+            found.update(dict.fromkeys(json_types(option, depth - 1)))
     if not found:
         values = schema.get("enum") if isinstance(schema.get("enum"), list) else []
         for value in [*(values or []), *([schema["const"]] if "const" in schema else [])]:
@@ -300,16 +300,16 @@ def kinds_of(schema: Any, depth: int = _MAX_NESTING) -> tuple[str, ...]:
 
 def is_text(schema: Any) -> bool:
     """Whether a value is text whatever it looks like: its parameter is a string, or not known."""
-    return schema is None or kinds_of(schema) == ("string",)
+    return schema is None or json_types(schema) == ("string",)
 
 
-def as_json(text: str, schema: Any) -> str:
+def coerce_to_schema(text: str, schema: Any) -> str:
     """A value as JSON of a type that the schema allows; text that fits none stays text.
 
     Args:
         text: as the model wrote it. schema: the parameter's, None for one that isn't known.
     """
-    kinds = kinds_of(schema)
+    kinds = json_types(schema)
     bare = text.strip()
     if "null" in kinds and bare.lower() == "null":
         return "null"
@@ -321,7 +321,7 @@ def as_json(text: str, schema: Any) -> str:
         number = _number(bare)
         if number is not None:
             return number
-    return loose_json(text)
+    return parse_lenient_json(text)
 
 
 def _number(text: str) -> str | None:
@@ -337,7 +337,7 @@ def _number(text: str) -> str | None:
         return None
 
 
-def loose_json(text: str) -> str:
+def parse_lenient_json(text: str) -> str:
     """Text that is JSON, or a Python literal, as JSON; any other as a string."""
     for read in (json.loads, ast.literal_eval):
         try:

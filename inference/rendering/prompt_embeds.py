@@ -30,10 +30,10 @@ _STORAGES = {
 }
 _TUPLES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 _VALUES = frozenset({"BININT", "BININT1", "BININT2", "LONG1", "BINUNICODE", "SHORT_BINUNICODE"})
-_SILENT = frozenset({"PROTO", "BINPUT", "LONG_BINPUT", "MEMOIZE", "FRAME"})
+IGNORED_OPS = frozenset({"PROTO", "BINPUT", "LONG_BINPUT", "MEMOIZE", "FRAME"})
 _MARK = object()
 #: What reading a damaged archive may end with.
-_DAMAGE = (
+CorruptFile = (
     zipfile.BadZipFile,
     EOFError,
     LookupError,
@@ -52,7 +52,7 @@ class _Name(NamedTuple):
     name: str
 
 
-class _Kept(NamedTuple):
+class PersistentRef(NamedTuple):
     """What an unpickler would ask its caller for."""
 
     key: Any
@@ -62,7 +62,7 @@ class _Call(NamedTuple):
     """What an unpickler would call."""
 
     what: Any
-    given: Any
+    arguments: Any
 
 
 def read_embeds(text: str, size: int) -> PromptEmbeds:
@@ -76,10 +76,10 @@ def read_embeds(text: str, size: int) -> PromptEmbeds:
         raise _refusal("must be base64") from None
     try:
         with zipfile.ZipFile(io.BytesIO(file)) as archive:
-            head, numbers, dtype = _parts(archive)
+            head, numbers, dtype = _split_storage(archive)
     except InvalidRequest:
         raise
-    except _DAMAGE:
+    except CorruptFile:
         raise _refusal("must be a tensor that torch.save wrote") from None
     start, rows, width = head
     if width != size:
@@ -92,7 +92,7 @@ def read_embeds(text: str, size: int) -> PromptEmbeds:
     return found
 
 
-def _parts(archive: zipfile.ZipFile) -> tuple[tuple[int, int, int], bytes, str]:
+def _split_storage(archive: zipfile.ZipFile) -> tuple[tuple[int, int, int], bytes, str]:
     """Where the numbers begin with rows and size; the numbers; their type."""
     files = archive.infolist()
     if len(files) > _MAX_FILES or any(file.compress_type != zipfile.ZIP_STORED for file in files):
@@ -102,17 +102,17 @@ def _parts(archive: zipfile.ZipFile) -> tuple[tuple[int, int, int], bytes, str]:
         raise _refusal("must be a single tensor")
     if "byteorder" in by_name and archive.read(by_name["byteorder"]) != b"little":
         raise _refusal("must be little-endian")
-    dtype, key, *head = _tensor(_described(archive.read(by_name["data.pkl"])))
+    dtype, key, *head = _tensor(_read_pickle_ops(archive.read(by_name["data.pkl"])))
     return (head[0], head[1], head[2]), archive.read(by_name[f"data/{key}"]), dtype
 
 
-def _described(pickled: bytes) -> Any:
+def _read_pickle_ops(pickled: bytes) -> Any:
     """What a pickle would make, as data. Raises `InvalidRequest` for what no tensor needs."""
     stack: list[Any] = []
     try:
         for count, (operation, given, _) in enumerate(pickletools.genops(pickled)):
             name = operation.name
-            if name in _SILENT:
+            if name in IGNORED_OPS:
                 continue
             if count > _MAX_OPERATIONS:
                 break
@@ -127,13 +127,13 @@ def _described(pickled: bytes) -> Any:
             elif name in ("NEWTRUE", "NEWFALSE"):
                 stack.append(name == "NEWTRUE")
             elif name in _TUPLES:
-                _gather(stack, len(stack) - _TUPLES[name])
+                _collect_tuple(stack, len(stack) - _TUPLES[name])
             elif name == "TUPLE":
                 mark = max(place for place, each in enumerate(stack) if each is _MARK)
-                _gather(stack, mark + 1)
+                _collect_tuple(stack, mark + 1)
                 del stack[-2]
             elif name == "BINPERSID":
-                stack.append(_Kept(stack.pop()))
+                stack.append(PersistentRef(stack.pop()))
             elif name == "REDUCE":
                 arguments = stack.pop()
                 stack.append(_Call(stack.pop(), arguments))
@@ -144,7 +144,7 @@ def _described(pickled: bytes) -> Any:
     raise _refusal("must be a single tensor")
 
 
-def _gather(stack: list[Any], start: int) -> None:
+def _collect_tuple(stack: list[Any], start: int) -> None:
     """Put what stands from `start` on into a tuple."""
     if start < 0:
         raise IndexError
@@ -157,7 +157,7 @@ def _tensor(found: Any) -> tuple[str, str, int, int, int]:
         case _Call(
             _Name("torch._utils _rebuild_tensor_v2"),
             (
-                _Kept(("storage", _Name(storage), str(key), str(), int())),
+                PersistentRef(("storage", _Name(storage), str(key), str(), int())),
                 int(start),
                 tuple(shape),
                 tuple(strides),

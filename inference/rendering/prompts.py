@@ -8,14 +8,14 @@ from functools import lru_cache
 from typing import Any
 
 from engine.contract.errors import ContextLengthExceeded, InvalidRequest
-from engine.contract.messages import ModelInfo, untracked
+from engine.contract.messages import ModelInfo, gc_untracked
 from engine.contract.sampling_params import check_context
 from engine.text import Tokenizer, render_chat
 from engine.text.chat_template import render_chat_text
 from engine.text.jinja_limits import RenderLimits, TemplateLimit
 from inference.errors import UnsupportedField
-from inference.loop.offload import beside, render_pool
-from inference.parsers.custom_tools import as_function_call
+from inference.loop.offload import beside, get_render_pool
+from inference.parsers.custom_tools import to_function_call
 from inference.schemas.chat import TEXT_PARTS
 from inference.settings import gateway_settings
 
@@ -25,7 +25,7 @@ from inference.settings import gateway_settings
 Message = dict[str, Any]
 _SYSTEM = ("system", "developer")
 #: A conversation with a system message in its middle, which some templates refuse.
-_PROBE = [{"role": role, "content": "x"} for role in ("system", "user", "system", "user")]
+PROBE_MESSAGES = [{"role": role, "content": "x"} for role in ("system", "user", "system", "user")]
 
 
 def template_messages(messages: Sequence[Message], template: str) -> list[Message]:
@@ -37,17 +37,17 @@ def template_messages(messages: Sequence[Message], template: str) -> list[Messag
     """
     knows_developer = "developer" in template
     takes_text = "is string" in template
-    return [_adapt(message, knows_developer, takes_text) for message in messages]
+    return [_adapt_message(message, knows_developer, takes_text) for message in messages]
 
 
-def _adapt(message: Message, knows_developer: bool, takes_text: bool) -> Message:
+def _adapt_message(message: Message, knows_developer: bool, takes_text: bool) -> Message:
     changes: Message = {}
     if message["role"] == "developer" and not knows_developer:
         changes["role"] = "system"
     if message["role"] == "function":
         changes |= {"role": "tool", "tool_call_id": message["name"]}
     calls = message.get("tool_calls") or _as_tool_calls(message)
-    calls = [as_function_call(call) if call.get("type") == "custom" else call for call in calls]
+    calls = [to_function_call(call) if call.get("type") == "custom" else call for call in calls]
     if calls:
         changes["tool_calls"] = calls if takes_text else [_with_object(call) for call in calls]
     content = message.get("content")
@@ -81,10 +81,10 @@ def _with_object(call: Message) -> Message:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def system_first(messages: Sequence[Message], tokenizer: Tokenizer) -> list[Message]:
+def move_system_messages_first(messages: Sequence[Message], tokenizer: Tokenizer) -> list[Message]:
     """The same with all system messages in one at the front, for templates that want it so."""
     late = any(message["role"] in _SYSTEM for message in messages[1:])
-    if not late or _takes_late_system(tokenizer):
+    if not late or _supports_late_system(tokenizer):
         return list(messages)
     told = [message["content"] for message in messages if message["role"] in _SYSTEM]
     others = [message for message in messages if message["role"] not in _SYSTEM]
@@ -92,9 +92,9 @@ def system_first(messages: Sequence[Message], tokenizer: Tokenizer) -> list[Mess
 
 
 @lru_cache(maxsize=16)
-def _takes_late_system(tokenizer: Tokenizer) -> bool:
+def _supports_late_system(tokenizer: Tokenizer) -> bool:
     try:
-        render_chat_text(tokenizer, _PROBE)
+        render_chat_text(tokenizer, PROBE_MESSAGES)
     except InvalidRequest:
         return False
     return True
@@ -106,7 +106,7 @@ MAX_PIECE_CHARS = 512
 #: What a template may take on the event loop; a few milliseconds.
 INLINE_LIMITS = RenderLimits(steps=5_000, seconds=0.02)
 #: What a value costs a template besides its characters.
-_EACH = 8
+PER_VALUE_CHARS = 8
 
 
 async def chat_token_ids(
@@ -119,7 +119,7 @@ async def chat_token_ids(
     """
     told = (messages, options.get("tools"), options.get("documents"))
     chars = await beside(_chars, told)
-    refuse_endless(chars, model, "messages")
+    check_prompt_length(chars, model, "messages")
     settings = gateway_settings()
     options["content_format"] = settings.chat_template_content_format
     token_ids: list[int] | None = None
@@ -131,7 +131,7 @@ async def chat_token_ids(
     if token_ids is None:
         limit_s = settings.render_timeout_s
         options["limits"] = RenderLimits(seconds=limit_s)
-        token_ids = await render_pool().run_in_thread(
+        token_ids = await get_render_pool().run_in_thread(
             limit_s, render_chat, tokenizer, messages, **options
         )
     if not token_ids:
@@ -145,9 +145,9 @@ async def text_token_ids(
     texts: Sequence[str],
     *,
     add_special_tokens: bool = True,
-    most: int | None = None,
+    limit: int | None = None,
 ) -> list[list[int]]:
-    """Token ids of plain prompts, in their order. `most`: as of `Tokenizer.encode`.
+    """Token ids of plain prompts, in their order. `limit`: as of `Tokenizer.encode`.
 
     Raises:
         InvalidRequest, ContextLengthExceeded: an empty one, or one too long to fit in any case.
@@ -155,15 +155,15 @@ async def text_token_ids(
     for text in texts:
         if not text:
             raise InvalidRequest("prompt must not be empty.", param="prompt")
-        refuse_endless(len(text), model, "prompt")
+        check_prompt_length(len(text), model, "prompt")
 
     def encode_all() -> list[list[int]]:
         return [
-            untracked(tokenizer.encode(text, add_special_tokens=add_special_tokens, most=most))
+            gc_untracked(tokenizer.encode(text, add_special_tokens=add_special_tokens, most=limit))
             for text in texts
         ]
 
-    found = await render_pool().run(_chars(texts), encode_all)
+    found = await get_render_pool().run(_chars(texts), encode_all)
     if not all(found):
         raise InvalidRequest("prompt must not be empty.", param="prompt")
     return found
@@ -191,7 +191,7 @@ def check_vocabulary(token_ids: Sequence[Any], vocab_size: int) -> None:
         )
 
 
-def truncated(token_ids: list[int], limit: int | None, side: str | None = None) -> list[int]:
+def truncate_tokens(token_ids: list[int], limit: int | None, side: str | None = None) -> list[int]:
     """The last `limit` tokens (`truncate_prompt_tokens`); all without a limit.
 
     `side`: where tokens are cut off; at the "right" the first ones stay.
@@ -201,7 +201,7 @@ def truncated(token_ids: list[int], limit: int | None, side: str | None = None) 
     return token_ids[:limit] if side == "right" else token_ids[-limit:]
 
 
-def refuse_endless(chars: int, model: ModelInfo, param: str) -> None:
+def check_prompt_length(chars: int, model: ModelInfo, param: str) -> None:
     """Raise `ContextLengthExceeded` for more characters than any vocabulary could fit."""
     if chars > model.max_model_len * MAX_PIECE_CHARS:
         raise ContextLengthExceeded(
@@ -214,12 +214,12 @@ def refuse_endless(chars: int, model: ModelInfo, param: str) -> None:
 def _chars(value: Any) -> int:
     """About how much there is to render: characters of all strings, and a little for each value."""
     if isinstance(value, str):
-        return len(value) + _EACH
+        return len(value) + PER_VALUE_CHARS
     if isinstance(value, dict):
         return sum(map(_chars, value.values()))
     if isinstance(value, list | tuple):
         return sum(map(_chars, value))
-    return _EACH
+    return PER_VALUE_CHARS
 
 
 # -- Filling in the middle: what stands before and behind a gap as one prompt, in a model's own
@@ -231,7 +231,7 @@ def _chars(value: Any) -> int:
 
 #: The tokens before the prefix, the suffix and the middle. A vocabulary that has all three of a
 #: form belongs to a model that was trained with it.
-FORMS = (
+FIM_FORMATS = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen, CodeGemma
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite Code
     ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
@@ -240,10 +240,10 @@ FORMS = (
 )
 
 
-def infill_tokens(tokenizer: Tokenizer) -> tuple[int, int, int]:
+def fim_tokens(tokenizer: Tokenizer) -> tuple[int, int, int]:
     """The three tokens. Raises `UnsupportedField` for a model without any."""
     ids = {text: token for token, text in tokenizer.added_tokens.items()}
-    for form in FORMS:
+    for form in FIM_FORMATS:
         if all(text in ids for text in form):
             prefix, suffix, middle = (ids[text] for text in form)
             return prefix, suffix, middle
@@ -253,7 +253,7 @@ def infill_tokens(tokenizer: Tokenizer) -> tuple[int, int, int]:
     )
 
 
-async def infill_token_ids(
+async def fim_prompt(
     tokenizer: Tokenizer,
     model: ModelInfo,
     prefixes: Sequence[str],
@@ -266,15 +266,15 @@ async def infill_token_ids(
     Raises:
         InvalidRequest: the model can't, an empty prefix, one too long to fit in any case.
     """
-    before, between, after = infill_tokens(tokenizer)
+    before, between, after = fim_tokens(tokenizer)
     for prefix in prefixes:
         if not prefix:
             raise InvalidRequest("prompt must not be empty.", param="prompt")
-        refuse_endless(len(prefix) + len(suffix), model, "prompt")
+        check_prompt_length(len(prefix) + len(suffix), model, "prompt")
 
     def encode_all() -> list[list[int]]:
         start = tokenizer.encode("", add_special_tokens=add_special_tokens)
         end = [between, *tokenizer.encode_plain(suffix, inside=True), after]
         return [[*start, before, *tokenizer.encode_plain(p, inside=True), *end] for p in prefixes]
 
-    return await render_pool().run(sum(map(len, prefixes)) + len(suffix), encode_all)
+    return await get_render_pool().run(sum(map(len, prefixes)) + len(suffix), encode_all)

@@ -15,9 +15,9 @@ from engine.contract.errors import EngineUnavailable, InvalidRequest, ModelLoadE
 from engine.contract.lora import AdapterRef
 from engine.text import Tokenizer, load_tokenizer
 from engine.text.adapter_tokenizers import AdapterTokenizers
-from inference.loop.offload import render_pool
+from inference.loop.offload import get_render_pool
 
-KEPT = 16
+MAX_TOKENIZERS = 16
 #: A folder's files are looked at again after so long: a model may be replaced under its name. Who
 #: asks in the second half of that time has them looked at meanwhile, so a busy model's requests
 #: don't wait for it.
@@ -25,7 +25,7 @@ CHECK_EVERY_S = 10.0
 LOAD_TIMEOUT_S = 120.0
 
 #: A folder, and the source of a chat template in the place of the folder's ("": none).
-Name = tuple[str, str]
+CacheKey = tuple[str, str]
 Signature = tuple[tuple[str, int, int], ...]
 
 
@@ -37,11 +37,11 @@ class _Entry:
 
 
 class TokenizerCache:
-    """The last `KEPT` tokenizers. Callers who miss at the same moment share one load."""
+    """The last `MAX_TOKENIZERS` tokenizers. Callers who miss at the same moment share one load."""
 
     def __init__(self) -> None:
-        self._entries: OrderedDict[Name, _Entry] = OrderedDict()
-        self._loading: dict[Name, asyncio.Task[_Entry]] = {}
+        self._entries: OrderedDict[CacheKey, _Entry] = OrderedDict()
+        self._loading: dict[CacheKey, asyncio.Task[_Entry]] = {}
 
     async def get(self, path: str, chat_template: str = "") -> Tokenizer:
         """The tokenizer of a model folder, perhaps with another chat template than the folder's.
@@ -55,35 +55,35 @@ class TokenizerCache:
         if entry is not None and age < CHECK_EVERY_S:
             self._entries.move_to_end(name)
             if age >= CHECK_EVERY_S / 2:
-                self._look(name, entry)
+                self._revalidate(name, entry)
             return entry.tokenizer
         try:
-            return (await asyncio.shield(self._look(name, entry))).tokenizer
+            return (await asyncio.shield(self._revalidate(name, entry))).tokenizer
         except ModelLoadError as error:
             raise EngineUnavailable(
                 f"The model's tokenizer can't be read: {error.message}"
             ) from error
 
-    def _look(self, name: Name, known: _Entry | None) -> asyncio.Task[_Entry]:
+    def _revalidate(self, name: CacheKey, known: _Entry | None) -> asyncio.Task[_Entry]:
         """The look at the folder that runs, or one that begins now."""
         loop = asyncio.get_running_loop()
         task = self._loading.get(name)
         if task is None or task.done() or task.get_loop() is not loop:
             task = self._loading[name] = loop.create_task(self._load(name, known))
-            task.add_done_callback(partial(self._looked, name))
+            task.add_done_callback(partial(self._revalidated, name))
         return task
 
-    def _looked(self, name: Name, task: asyncio.Task[_Entry]) -> None:
+    def _revalidated(self, name: CacheKey, task: asyncio.Task[_Entry]) -> None:
         if self._loading.get(name) is task:
             del self._loading[name]
         if not task.cancelled():
             task.exception()  # seen: where nobody waits, who asks when it's too old is told
 
-    async def _load(self, name: Name, known: _Entry | None) -> _Entry:
-        fresh = await render_pool().run_in_thread(LOAD_TIMEOUT_S, _load, *name, known)
+    async def _load(self, name: CacheKey, known: _Entry | None) -> _Entry:
+        fresh = await get_render_pool().run_in_thread(LOAD_TIMEOUT_S, _load, *name, known)
         self._entries[name] = fresh
         self._entries.move_to_end(name)
-        while len(self._entries) > KEPT:
+        while len(self._entries) > MAX_TOKENIZERS:
             self._entries.popitem(last=False)
         return fresh
 
@@ -116,20 +116,20 @@ tokenizers = TokenizerCache()
 logger = logging.getLogger(__name__)
 
 
-class OwnTokenizers:
+class AdapterTokenizerCache:
     """The adapters' own. Callers who miss at the same moment share one load."""
 
     def __init__(self) -> None:
-        self._kept = AdapterTokenizers()
+        self._tokenizers = AdapterTokenizers()
         self._loading: dict[tuple[str, int], asyncio.Task[Tokenizer]] = {}
 
-    async def of(self, adapter: AdapterRef | None, base: Tokenizer) -> Tokenizer:
+    async def get(self, adapter: AdapterRef | None, base: Tokenizer) -> Tokenizer:
         """By what an adapter's prompts and texts are: its own tokenizer, else the model's, `base`.
 
         Raises `EngineUnavailable`: its files can't be read here (gateways and replicas must share
         them).
         """
-        found = self._kept.known(adapter, base)
+        found = self._tokenizers.get_cached(adapter, base)
         if found is not None or adapter is None:
             return found or base
         key, loop = (adapter.tokenizer, id(base)), asyncio.get_running_loop()
@@ -146,12 +146,12 @@ class OwnTokenizers:
                 del self._loading[key]
 
     async def _load(self, adapter: AdapterRef, base: Tokenizer) -> Tokenizer:
-        return await render_pool().run_in_thread(LOAD_TIMEOUT_S, self._read, adapter, base)
+        return await get_render_pool().run_in_thread(LOAD_TIMEOUT_S, self._read, adapter, base)
 
     def _read(self, adapter: AdapterRef, base: Tokenizer) -> Tokenizer:
-        found = self._kept.of(adapter, base)
+        found = self._tokenizers.get(adapter, base)
         _ = found.vocab_size, found.byte_rules  # computed here, not on the event loop
         return found
 
 
-own_tokenizers = OwnTokenizers()
+adapter_tokenizers = AdapterTokenizerCache()

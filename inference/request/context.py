@@ -1,4 +1,4 @@
-"""`Asked`: the request that is being served, as far as its record needs it later."""
+"""`RequestRecord`: the request that is being served, as far as its record needs it later."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from http import HTTPStatus
 
 from engine.contract.errors import InvalidRequest, QuireError
 from inference.errors import as_quire_error
-from metering.access import RequestNote, UsageRecord, keep_refusal
+from metering.access import RequestTrace, UsageRecord, log_rejection
 from tenants.authentication import Caller
 
 #: Ends of paths and what the ledger calls them are the same but for these.
@@ -23,14 +23,14 @@ _VERSION = "/v1/"
 
 
 @dataclass(slots=True)
-class Asked:
+class RequestRecord:
     """One request from outside.
 
     Attributes:
         header_id: its `x-request-id`. answer_id: what its answer is called, where that's another
             id than the ledger's.
         endpoint: as in the ledger. model: as the client named it.
-        ran: whether something was admitted: what ran is noted when it ends.
+        admitted: whether something was admitted: what ran is noted when it ends.
     """
 
     header_id: str
@@ -39,12 +39,12 @@ class Asked:
     answer_id: str = ""
     model: str = ""
     stream: bool = False
-    ran: bool = False
+    admitted: bool = False
     received: float = field(default_factory=time.perf_counter)
 
 
 #: Of the task at hand; None where a request isn't recorded.
-asked: ContextVar[Asked | None] = ContextVar("asked", default=None)
+asked: ContextVar[RequestRecord | None] = ContextVar("asked", default=None)
 
 
 def endpoint_of(path: str) -> str:
@@ -73,39 +73,41 @@ def header_id() -> str:
     return mine.header_id if mine is not None else ""
 
 
-def note_refusal(error: BaseException, mine: Asked | None = None) -> None:
+def log_rejected_request(error: BaseException, record: RequestRecord | None = None) -> None:
     """It ended with an error. Nothing is kept of one that ran, or of whom nobody knows."""
-    mine = mine or asked.get()
-    if mine is None or mine.ran or mine.caller is None:
+    record = record or asked.get()
+    if record is None or record.admitted or record.caller is None:
         return
     told = as_quire_error(error)
     if told.status == HTTPStatus.UNAUTHORIZED:
         return
-    caller, code = mine.caller, str(told.code or "")
-    kind = (caller.tenant_id, caller.key_id, mine.endpoint, told.status, code)
-    keep_refusal(kind, lambda: _refused(mine, caller, told))
+    caller, code = record.caller, str(told.code or "")
+    kind = (caller.tenant_id, caller.key_id, record.endpoint, told.status, code)
+    log_rejection(kind, lambda: _rejection_entry(record, caller, told))
 
 
-def _refused(mine: Asked, caller: Caller, told: QuireError) -> tuple[UsageRecord, RequestNote]:
+def _rejection_entry(
+    request: RequestRecord, caller: Caller, told: QuireError
+) -> tuple[UsageRecord, RequestTrace]:
     """What is kept of a request that was refused."""
-    duration = time.perf_counter() - mine.received
+    duration = time.perf_counter() - request.received
     record = UsageRecord(
         request_id=f"refused-{secrets.token_hex(16)}",
         tenant_id=caller.tenant_id,
         key_id=caller.key_id,
         user_id=caller.user_id,
-        endpoint=mine.endpoint,
-        model=mine.model,
+        endpoint=request.endpoint,
+        model=request.model,
         prompt_tokens=0,
         completion_tokens=0,
         status=told.status,
         started_at=time.time() - duration,
         duration_ms=duration * 1000,
-        stream=mine.stream,
+        stream=request.stream,
     )
-    note = RequestNote(
-        header_id=mine.header_id,
-        answer_id=mine.answer_id,
+    note = RequestTrace(
+        header_id=request.header_id,
+        answer_id=request.answer_id,
         code=str(told.code or ""),
         message=f"{told.param}: {told.message}" if told.param else told.message,
     )
@@ -137,10 +139,11 @@ def is_unbilled_unless_finished() -> bool:
 #
 # Were it billed first, a gateway that is killed in between would have billed what its client never
 # got, and gets anew, and pays for again. Kept first, its answer is there for the client, and
-# whoever settles what the gateway left finds that it is (`metering.open_requests.answered_key`).
+# whoever settles what the gateway left finds that it is
+# (`metering.open_requests.response_stored_key`).
 
 
-class Keeping:
+class PendingIdempotentResponse:
     """One request's answer on its way to be kept.
 
     Attributes:
@@ -154,7 +157,7 @@ class Keeping:
 
 
 #: Of the request at hand; None: its answer isn't kept.
-keeping: ContextVar[Keeping | None] = ContextVar("keeping", default=None)
+keeping: ContextVar[PendingIdempotentResponse | None] = ContextVar("keeping", default=None)
 
 
 # -- How long a request's client waits: one that can't be answered by then is refused at once.
@@ -168,19 +171,19 @@ HEADER = "X-Request-Timeout"
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class ClientTimeout:
     """Seconds; infinite: it wasn't told."""
 
-    beginning: float = math.inf
-    silence: float = math.inf
+    first_byte_s: float = math.inf
+    read_s: float = math.inf
 
     def seconds(self, *, stream: bool) -> float:
         """Until the first of the answer must be there."""
-        return self.beginning if stream else min(self.beginning, self.silence)
+        return self.first_byte_s if stream else min(self.first_byte_s, self.read_s)
 
 
-NONE_TOLD = Patience()
-_told: ContextVar[Patience] = ContextVar("patience", default=NONE_TOLD)
+NO_TIMEOUT = ClientTimeout()
+_told: ContextVar[ClientTimeout] = ContextVar("patience", default=NO_TIMEOUT)
 
 
 def note_patience(beginning: str | None, silence: str | None) -> None:
@@ -190,15 +193,15 @@ def note_patience(beginning: str | None, silence: str | None) -> None:
     itself is never refused.
     """
     if beginning is None and silence is None:
-        _told.set(NONE_TOLD)
+        _told.set(NO_TIMEOUT)
         return
     wanted = math.inf if beginning is None else _seconds(beginning)
     if wanted is None:
         raise InvalidRequest(f"{HEADER} must be seconds above 0.", param=HEADER)
-    _told.set(Patience(wanted, _seconds(silence or "") or math.inf))
+    _told.set(ClientTimeout(wanted, _seconds(silence or "") or math.inf))
 
 
-def patience() -> Patience:
+def patience() -> ClientTimeout:
     """Of this task's client."""
     return _told.get()
 
@@ -230,18 +233,18 @@ def new_id(prefix: str = "req") -> str:
     return f"{prefix}-{left.pop() if left else secrets.token_hex(16)}"
 
 
-def harmless(header: str) -> str:
+def is_safe_request_id(header: str) -> str:
     """A client's name for its request, "" where that isn't one harmless word."""
     return header if _SAFE.fullmatch(header) and "//" not in header else ""
 
 
-def clean_request_id(header: str | None) -> str:
+def sanitize_request_id(header: str | None) -> str:
     """The client's `X-Request-Id` if it is one harmless word, else a new one.
 
     It labels log lines and the response. A client's is never the key of anything: usage is keyed
     by an id that only the server knows to make.
     """
-    if header and harmless(header):
+    if header and is_safe_request_id(header):
         _digits.set(None)
         return header
     digits = secrets.token_hex(16)

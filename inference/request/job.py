@@ -17,10 +17,10 @@ from engine.contract.sampling_params import SamplingParams
 from engine.text import Tokenizer
 from engine.text.stop_strings import bad_word_ids
 from inference.engine_client.client import get_engine_client
-from inference.loop.fair_dispatch import in_turns
-from inference.loop.offload import render_pool
+from inference.loop.fair_dispatch import iterate_cooperatively
+from inference.loop.offload import get_render_pool
 from inference.request.context import header_id
-from metering.access import Asking
+from metering.access import AdmissionRequest
 from metering.rules import AdapterUse
 from tenants.authentication import Caller
 
@@ -28,7 +28,7 @@ from tenants.authentication import Caller
 
 
 @dataclass(frozen=True)
-class Served:
+class ResolvedModel:
     """One model, ready to be asked.
 
     Attributes:
@@ -36,8 +36,9 @@ class Served:
         tokenizer: the model's, or the one that the adapter brings.
         adapter: what the request goes through, chosen once: whatever becomes of its name, the
             request ends on the content that it began with. use: the same for the ledger.
-        in_place_of: the model that was asked for, while it's down; "" when it answers itself.
-        own_eos: what ends an output beside the model's EOS, where the adapter's tokenizer has
+        fallback_for: the model that was asked for, while it's down; "" when it answers itself.
+        adapter_eos_id: what ends an output beside the model's EOS, where the adapter's tokenizer
+        has
             another.
     """
 
@@ -46,8 +47,8 @@ class Served:
     tokenizer: Tokenizer
     adapter: AdapterRef | None = None
     use: AdapterUse | None = None
-    in_place_of: str = ""
-    own_eos: int | None = None
+    fallback_for: str = ""
+    adapter_eos_id: int | None = None
 
     @property
     def name(self) -> str:
@@ -73,19 +74,19 @@ class Served:
             facts += f"\0{self.adapter.digest}"
         return "fp_" + hashlib.blake2b(facts.encode(), digest_size=5).hexdigest()
 
-    def through(self, adapter: AdapterRef | None) -> Served:
+    def with_adapter(self, adapter: AdapterRef | None) -> ResolvedModel:
         """The same by other content: what a stream began with, wherever its name leads now.
 
         Raises `ValueError` where one is an adapter and the other none, or for another tokenizer
         than that by which the prompt was made.
         """
-        if not self.is_alike(adapter):
+        if not self.has_same_tokenizer(adapter):
             raise ValueError(f"{self.name} isn't what it was")
         if adapter is None or self.use is None:
             return self
         return replace(self, adapter=adapter, use=replace(self.use, digest=adapter.digest))
 
-    def is_alike(self, adapter: AdapterRef | None) -> bool:
+    def has_same_tokenizer(self, adapter: AdapterRef | None) -> bool:
         """Whether what was made of a prompt here holds for the other content too."""
         if adapter is None or self.adapter is None:
             return adapter is None and self.adapter is None
@@ -121,7 +122,7 @@ class Usage:
     reasoning_tokens: int | None = None
     numerics_changed: bool = False
 
-    def without(self, before: Usage) -> Usage:
+    def subtract(self, before: Usage) -> Usage:
         """What came behind what was counted before."""
         prompt = max(0, self.prompt_tokens - before.prompt_tokens)
         return Usage(
@@ -130,7 +131,7 @@ class Usage:
             cached_tokens=min(prompt, self.cached_tokens),
         )
 
-    def as_openai(self) -> dict[str, Any]:
+    def to_openai(self) -> dict[str, Any]:
         """OpenAI's `usage` object."""
         usage: dict[str, Any] = {
             "prompt_tokens": self.prompt_tokens,
@@ -140,9 +141,9 @@ class Usage:
         }
         if self.reasoning_tokens is not None:
             usage["completion_tokens_details"] = {"reasoning_tokens": self.reasoning_tokens}
-        return usage | self.remarks()
+        return usage | self.detail_fields()
 
-    def remarks(self) -> dict[str, Any]:
+    def detail_fields(self) -> dict[str, Any]:
         """Fields of ours that are there only where they have something to say."""
         return {"numerics_changed": True} if self.numerics_changed else {}
 
@@ -164,10 +165,10 @@ class Job:
         stream: whether the client takes tokens as they come.
         priority: smaller runs earlier.
         cache_salt: the client's own, narrows the tenant's cache namespace.
-        kept_tokens: special tokens that the text keeps, for the parsers that read it.
+        preserved_token_ids: special tokens that the text keeps, for the parsers that read it.
         field_names: our names of fields -> the client's, for errors that come from the engine.
         trace_headers: of the span that the engine's is below of; {} for none.
-        received: `time.perf_counter()` when the request came in.
+        received_at: `time.perf_counter()` when the request came in.
     """
 
     #: Whether tokens come of it.
@@ -176,17 +177,17 @@ class Job:
     request_id: str
     endpoint: str
     caller: Caller
-    served: Served
+    model: ResolvedModel
     prompts: list[list[int]]
     sampling: SamplingParams
     stream: bool = False
     priority: int = 0
     cache_salt: str = ""
-    kept_tokens: frozenset[int] = frozenset()
+    preserved_token_ids: frozenset[int] = frozenset()
     embeds: list[PromptEmbeds | None] = field(default_factory=list)
     field_names: Mapping[str, str] = field(default_factory=dict)
     trace_headers: dict[str, str] = field(default_factory=dict)
-    received: float = field(default_factory=time.perf_counter)
+    received_at: float = field(default_factory=time.perf_counter)
     started_at: float = field(default_factory=time.time)
 
     @property
@@ -194,7 +195,7 @@ class Job:
         """Of all prompts."""
         return sum(map(len, self.prompts))
 
-    def known_prompt(self, number: int) -> list[int]:
+    def prompt_token_ids(self, number: int) -> list[int]:
         """A prompt's tokens; [] of one that came as vectors."""
         return [] if self.embeds and self.embeds[number] is not None else self.prompts[number]
 
@@ -202,7 +203,7 @@ class Job:
     def max_context(self) -> int:
         """Tokens of a prompt and an output together, by the model and by the caller's limit."""
         own = self.caller.max_context_tokens
-        most = self.served.info.max_model_len
+        most = self.model.info.max_model_len
         return most if own is None else min(own, most)
 
     @property
@@ -219,26 +220,26 @@ class Job:
 
     async def check(self) -> None:
         """Raise `InvalidRequest` for what could never run, before anything is reserved or sent."""
-        info, words = self.served.info, self.sampling.bad_words
+        info, words = self.model.info, self.sampling.bad_words
         self._end_on_own_eos()
         if words:
-            self.sampling.bad_words_token_ids = await render_pool().run(
-                sum(map(len, words)), bad_word_ids, self.served.tokenizer, words
+            self.sampling.bad_words_token_ids = await get_render_pool().run(
+                sum(map(len, words)), bad_word_ids, self.model.tokenizer, words
             )
-        async for prompt in in_turns(self.prompts):
+        async for prompt in iterate_cooperatively(self.prompts):
             self.sampling.check_against_model(
-                vocab_size=self.served.vocab_size,
+                vocab_size=self.model.vocab_size,
                 num_prompt_tokens=len(prompt),
                 max_model_len=self.max_context,
                 max_logprobs=info.max_logprobs,
             )
-            self._check_pool(len(prompt))
+            self._check_kv_capacity(len(prompt))
         self.check_priority()
 
     def _end_on_own_eos(self) -> None:
         """End outputs on the EOS of the adapter's tokenizer too, where it has another."""
-        eos = self.served.own_eos
-        if eos is None or self.sampling.ignore_eos or eos >= self.served.vocab_size:
+        eos = self.model.adapter_eos_id
+        if eos is None or self.sampling.ignore_eos or eos >= self.model.vocab_size:
             return
         listed = dict.fromkeys([*(self.sampling.stop_token_ids or ()), eos])
         self.sampling.stop_token_ids = list(listed)
@@ -261,11 +262,11 @@ class Job:
                 param="priority",
             )
 
-    def _check_pool(self, prompt_tokens: int) -> None:
-        capacity = self.served.info.kv_capacity_tokens
+    def _check_kv_capacity(self, prompt_tokens: int) -> None:
+        capacity = self.model.info.kv_capacity_tokens
         output = 1
         if self.sampling.max_tokens is not None:
-            output = self.sampling.output_budget(prompt_tokens, self.served.info.max_model_len)
+            output = self.sampling.output_budget(prompt_tokens, self.model.info.max_model_len)
         needed = prompt_tokens + output
         if capacity and needed > capacity:
             raise KVPoolTooSmall(
@@ -274,7 +275,7 @@ class Job:
                 param="max_tokens",
             )
 
-    def wanted(self) -> dict[str, Any]:
+    def ledger_expectation(self) -> dict[str, Any]:
         """What is kept of the parameters, for whoever looks at the request later."""
         found = {name: getattr(self.sampling, name) for name in _SAMPLING}
         stop = found.pop("stop")
@@ -288,18 +289,18 @@ class Job:
             return [self.request_id]
         return [f"{self.request_id}-{number}" for number in range(len(self.prompts))]
 
-    def asking(self, outbox: str) -> Asking:
+    def admission_request(self, outbox: str) -> AdmissionRequest:
         """What it asks of limits and budgets. `outbox`: of the gateway that it's at."""
-        return Asking(
+        return AdmissionRequest(
             request_id=self.request_id,
             endpoint=self.endpoint,
-            model=self.served.base,
+            model=self.model.base,
             prompt_tokens=self.prompt_tokens,
             max_output_tokens=self.max_output_tokens,
             started_at=self.started_at,
             prompts=[len(prompt) for prompt in self.prompts],
             outputs=self.sampling.num_sequences,
-            adapter=self.served.use,
+            adapter=self.model.use,
             outbox=outbox,
             stream=self.stream,
             header_id=header_id(),
@@ -329,7 +330,7 @@ class Job:
                 kv_max_fraction=self.caller.kv_max_fraction,
                 priority=self.priority,
                 cache_namespace=namespace,
-                adapter=self.served.adapter,
+                adapter=self.model.adapter,
                 token_cap=self._token_cap(prompt, share),
                 trace_headers=self.trace_headers,
             )
@@ -345,7 +346,7 @@ class Job:
         """Where the engine ends a prompt's outputs: its share of what is reserved, and the end of
         a context that is shorter than the model's."""
         caps = [] if share is None else [share]
-        if self.max_context < self.served.info.max_model_len:
+        if self.max_context < self.model.info.max_model_len:
             caps.append(self._output_budget(prompt))
         return min(caps, default=None)
 

@@ -22,30 +22,30 @@ _asked: ContextVar[str | None] = ContextVar("last_event_id", default=None)
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class StreamPosition:
     """Behind an event of a stream.
 
     Attributes:
         stream: the request's id. events: how many the client has, this one included.
-        phase: "b" before the first token, "e" behind the last, "" between.
+        stage: "b" before the first token, "e" behind the last, "" between.
         done: in these phases, events of the phase that the client has.
-        counts: tokens of each output that are told. ended: whether its end is, too.
+        counts: tokens of each output that are told. finished: whether its end is, too.
         output, start, part: the latest tokens of this output began behind `start` ones and make
             several events, `part` of which the client has; `part` 0: it has them all.
     """
 
     stream: str
     events: int
-    phase: str = ""
+    stage: str = ""
     done: int = 0
     counts: Sequence[int] = ()
-    ended: Sequence[bool] = field(default=())
+    finished: Sequence[bool] = field(default=())
     output: int = 0
     start: int = 0
     part: int = 0
 
     @classmethod
-    def of(cls, event_id: str) -> Position:
+    def parse(cls, event_id: str) -> StreamPosition:
         """Raises `InvalidRequest` for what is no id of ours."""
         found = _ID.fullmatch(event_id) if len(event_id) < 2000 else None
         if found is None:
@@ -56,10 +56,10 @@ class Position:
         return cls(
             stream=found["stream"],
             events=int(found["events"]),
-            phase=found["phase"] or "",
+            stage=found["phase"] or "",
             done=int(found["done"] or 0),
             counts=[int(count.rstrip(".")) for count in counts],
-            ended=[count.endswith(".") for count in counts],
+            finished=[count.endswith(".") for count in counts],
             output=int(found["output"] or 0),
             start=int(found["start"] or 0),
             part=int(found["part"] or 0),
@@ -71,7 +71,7 @@ def ask_from(event_id: str | None) -> None:
     _asked.set(event_id)
 
 
-def asked_position() -> Position | None:
+def asked_position() -> StreamPosition | None:
     """Where the client wants the stream from. Raises `InvalidRequest` for what is no id of ours."""
     event_id = _asked.get()
-    return None if event_id is None else Position.of(event_id)
+    return None if event_id is None else StreamPosition.parse(event_id)

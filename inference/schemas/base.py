@@ -30,12 +30,12 @@ from inference.settings import gateway_settings
 # client is told of one.
 
 
-def _failing_fast(schema: Any) -> Any:
+def _fail_fast_schema(schema: Any) -> Any:
     if isinstance(schema, list | tuple):
-        return type(schema)(map(_failing_fast, schema))
+        return type(schema)(map(_fail_fast_schema, schema))
     if not isinstance(schema, dict):
         return schema
-    found = {name: _failing_fast(value) for name, value in schema.items() if name != "metadata"}
+    found = {name: _fail_fast_schema(value) for name, value in schema.items() if name != "metadata"}
     if "metadata" in schema:
         found["metadata"] = schema["metadata"]
     if schema.get("type") == "list":
@@ -43,14 +43,14 @@ def _failing_fast(schema: Any) -> Any:
     return found
 
 
-class FailsFast(BaseModel):
+class FailFastModel(BaseModel):
     """A model whose lists, and those inside of it, stop at their first wrong element."""
 
     @classmethod
     def __get_pydantic_core_schema__(
         cls, source: type[BaseModel], handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        return cast("CoreSchema", _failing_fast(handler(source)))
+        return cast("CoreSchema", _fail_fast_schema(handler(source)))
 
 
 # -- The body of `POST /v1/batches`.
@@ -133,7 +133,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 
 #: Wishes that nothing here can follow, with the values that wish for nothing: a request goes on
 #: without them, and the answer names them.
-HINTS: dict[str, tuple[Any, ...]] = {
+IGNORED_HINTS: dict[str, tuple[Any, ...]] = {
     "context_management": ([], {}),
     "max_tool_calls": (),
     "prediction": (),
@@ -152,7 +152,7 @@ def _label(text: str) -> str:
 
 
 #: A client's own word for something: bounded, one line.
-Label = Annotated[str, Field(max_length=512), AfterValidator(_label)]
+ShortText = Annotated[str, Field(max_length=512), AfterValidator(_label)]
 
 
 #: May be left out where the caller has only one model.
@@ -189,7 +189,7 @@ class StreamOptions(BaseModel):
         return self
 
 
-class GenerateRequest(FailsFast):
+class GenerateRequest(FailFastModel):
     """Fields of every request that generates text, except the prompt and sampling."""
 
     model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
@@ -199,7 +199,7 @@ class GenerateRequest(FailsFast):
     model: ModelName | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
-    user: Label | None = None
+    user: ShortText | None = None
     priority: Priority | None = 0
     service_tier: Tier | None = None
     metadata: Metadata | None = None
@@ -208,7 +208,7 @@ class GenerateRequest(FailsFast):
     return_tokens_as_token_ids: bool | None = None
 
     @property
-    def sticky(self) -> str:
+    def sticky_key(self) -> str:
         """Whom the request is of, by the client's own words; "" when they don't say."""
         given = self.model_extra or {}
         hints = (self.user, given.get("safety_identifier"), given.get("prompt_cache_key"))
@@ -221,20 +221,20 @@ class GenerateRequest(FailsFast):
             value = data[name]
             if value is not None and value not in cls.UNSUPPORTED[name]:
                 # Raised as it is: pydantic lets exceptions pass that are no ValueError.
-                raise Refused(UnsupportedField(f"'{name}' is not supported.", param=name))
+                raise RejectedRequest(UnsupportedField(f"'{name}' is not supported.", param=name))
         return data
 
     @model_validator(mode="after")
     def _check_stream_options(self) -> Self:
         if self.stream_options is not None and not self.stream:
-            raise Refused(
+            raise RejectedRequest(
                 InvalidRequest(
                     "stream_options may only be set when stream is true.", param="stream_options"
                 )
             )
         return self
 
-    def tier(self, max_priority: int) -> tuple[int, str | None]:
+    def resolve_service_tier(self, max_priority: int) -> tuple[int, str | None]:
         """The priority to run at, and the service tier that it is; None where none was asked for.
 
         Without the right to run earlier, the tier "priority" is the default one.
@@ -267,11 +267,11 @@ class GenerateRequest(FailsFast):
         return gateway_settings().return_tokens_as_token_ids if asked is None else asked
 
     def ignored_fields(self) -> list[str]:
-        """Fields without effect: see `ignored_names`."""
-        return ignored_names(self.model_extra or {}, self.UNSUPPORTED)
+        """Fields without effect: see `unsupported_field_names`."""
+        return unsupported_field_names(self.model_extra or {}, self.UNSUPPORTED)
 
 
-def ignored_names(extra: Mapping[str, Any], neutral: Collection[str]) -> list[str]:
+def unsupported_field_names(extra: Mapping[str, Any], neutral: Collection[str]) -> list[str]:
     """Unknown fields and hints that can't be followed, by name.
 
     `neutral`: fields that are there with a value that changes nothing.
@@ -279,7 +279,7 @@ def ignored_names(extra: Mapping[str, Any], neutral: Collection[str]) -> list[st
     Raises: `InvalidRequest` for an unknown field in strict mode.
     """
     given = sorted(name for name, value in extra.items() if value is not None)
-    unknown = [name for name in given if name not in neutral and name not in HINTS]
+    unknown = [name for name in given if name not in neutral and name not in IGNORED_HINTS]
     if unknown and gateway_settings().strict:
         raise InvalidRequest(
             f"Unrecognized request argument supplied: {unknown[0][:100]}.",
@@ -287,11 +287,18 @@ def ignored_names(extra: Mapping[str, Any], neutral: Collection[str]) -> list[st
             code="unknown_parameter",
         )
     return sorted(
-        [*unknown, *(name for name in given if name in HINTS and extra[name] not in HINTS[name])]
+        [
+            *unknown,
+            *(
+                name
+                for name in given
+                if name in IGNORED_HINTS and extra[name] not in IGNORED_HINTS[name]
+            ),
+        ]
     )
 
 
-class Refused(Exception):
+class RejectedRequest(Exception):
     """Carries a `QuireError` through pydantic, which would swallow a ValueError."""
 
     def __init__(self, error: InvalidRequest) -> None:
@@ -311,7 +318,7 @@ TEMPLATE_FIELDS: dict[str, tuple[Any, ...]] = {
 }
 
 
-class KnownFields(FailsFast):
+class StrictRequest(FailFastModel):
     """A body whose unsupported fields are refused by name, and whose unknown ones are named.
 
     `UNSUPPORTED`: fields that we know and don't support, with the values that change nothing.
@@ -325,7 +332,7 @@ class KnownFields(FailsFast):
     def _refuse(cls, data: Any) -> Any:
         for name in cls.UNSUPPORTED.keys() & (data if isinstance(data, dict) else {}):
             if data[name] is not None and data[name] not in cls.UNSUPPORTED[name]:
-                raise Refused(UnsupportedField(f"'{name}' is not supported.", param=name))
+                raise RejectedRequest(UnsupportedField(f"'{name}' is not supported.", param=name))
         return data
 
     @model_validator(mode="after")
@@ -333,27 +340,27 @@ class KnownFields(FailsFast):
         try:
             self.check()
         except InvalidRequest as error:
-            raise Refused(error) from None
+            raise RejectedRequest(error) from None
         return self
 
     def check(self) -> None:
         """What types alone don't say. Raises `InvalidRequest`."""
 
     def ignored_fields(self) -> list[str]:
-        """Fields without effect: see `ignored_names`."""
-        return ignored_names(self.model_extra or {}, self.UNSUPPORTED)
+        """Fields without effect: see `unsupported_field_names`."""
+        return unsupported_field_names(self.model_extra or {}, self.UNSUPPORTED)
 
 
 #: A field of a chat's function, as errors name it.
 _FUNCTION = re.compile(r"tools\[(\d+)\]\.function(?:\.(\w+))?")
-Told = TypeVar("Told", bound=QuireError)
+FieldNames = TypeVar("FieldNames", bound=QuireError)
 
 
-def in_words_of(
-    error: Told,
+def rename_error_field(
+    error: FieldNames,
     names: Mapping[str, str],
     function: Callable[[str, str], str] | None = None,
-) -> Told:
+) -> FieldNames:
     """The same error with the field as the client calls it.
 
     Args:

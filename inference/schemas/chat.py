@@ -18,7 +18,7 @@ from pydantic import (
 from engine.contract.errors import InvalidRequest
 from inference.errors import UnsupportedField, describe_validation_error
 from inference.parsers.tool_grammar import ToolFunction
-from inference.schemas.base import UNSUPPORTED, FailsFast, Refused
+from inference.schemas.base import UNSUPPORTED, FailFastModel, RejectedRequest
 from inference.schemas.sampling import SamplingFields
 from inference.schemas.tools import AllowedTools, AnyTool, Tools, named_tool
 from inference.settings import check_template_kwargs, gateway_settings
@@ -93,7 +93,7 @@ class CustomCall(BaseModel):
     custom: CalledCustom
 
 
-class Message(FailsFast):
+class Message(FailFastModel):
     """One message of a chat. Fields beyond these reach the chat template as they are."""
 
     model_config = ConfigDict(strict=True, extra="allow")
@@ -149,8 +149,8 @@ class ChatRequest(SamplingFields):
     chat_template_kwargs: dict[str, Any] | None = None
 
     #: What an endpoint that is built on chats allows beyond them.
-    _cuts_any_limit: bool = PrivateAttr(default=False)
-    _system_anywhere: bool = PrivateAttr(default=False)
+    _clamp_max_tokens: bool = PrivateAttr(default=False)
+    _allow_late_system: bool = PrivateAttr(default=False)
     _raw_messages: list[dict[str, Any]] = PrivateAttr(default_factory=list)
     _allowed: AllowedTools | None = PrivateAttr(default=None)
 
@@ -161,22 +161,22 @@ class ChatRequest(SamplingFields):
         chat._raw_messages = data["messages"]
         return chat
 
-    def allowing(self, *, any_limit: bool = False, system_anywhere: bool = False) -> Self:
+    def with_leniency(self, *, any_limit: bool = False, system_anywhere: bool = False) -> Self:
         """The same chat, where any output limit is a ceiling, over the context too; and where
         system messages may come late, whatever the model's template thinks of it.
         """
-        self._cuts_any_limit, self._system_anywhere = any_limit, system_anywhere
+        self._clamp_max_tokens, self._allow_late_system = any_limit, system_anywhere
         return self
 
     @property
     def cuts_any_limit(self) -> bool:
-        """See `allowing`."""
-        return self._cuts_any_limit
+        """See `with_leniency`."""
+        return self._clamp_max_tokens
 
     @property
     def system_anywhere(self) -> bool:
-        """See `allowing`."""
-        return self._system_anywhere
+        """See `with_leniency`."""
+        return self._allow_late_system
 
     @property
     def raw_messages(self) -> list[dict[str, Any]]:
@@ -189,7 +189,7 @@ class ChatRequest(SamplingFields):
             try:
                 check()
             except InvalidRequest as error:
-                raise Refused(error) from None
+                raise RejectedRequest(error) from None
         return self
 
     def _check_template(self) -> None:
@@ -260,14 +260,14 @@ class ChatRequest(SamplingFields):
         return named[1] if named is not None else None
 
     @property
-    def forces_calls(self) -> bool:
+    def requires_tool_call(self) -> bool:
         """Whether the answer must be calls."""
         if self._allowed is not None:
             return self._allowed.mode == "required"
         return self.tool_choice == "required" or self.named_function is not None
 
     @property
-    def limits_tools(self) -> bool:
+    def has_allowed_tools(self) -> bool:
         """Whether only some of the tools may be called."""
         return self._allowed is not None
 
@@ -279,14 +279,14 @@ class ChatRequest(SamplingFields):
         """The tools to offer to the model, as functions; None when it shall call none."""
         if not self.tools or self.tool_choice == "none":
             return None
-        return [tool.shown for tool in self.tools if self._is_allowed(tool)]
+        return [tool.template_function for tool in self.tools if self._is_allowed(tool)]
 
     @property
     def functions_in_use(self) -> tuple[ToolFunction, ...]:
         """The functions that the model may call."""
         if self.tools_in_use is None:
             return ()
-        return tuple(tool.callable for tool in self.tools or () if self._is_allowed(tool))
+        return tuple(tool.as_tool_function for tool in self.tools or () if self._is_allowed(tool))
 
     @property
     def custom_tools(self) -> frozenset[str]:
@@ -307,7 +307,7 @@ class ChatRequest(SamplingFields):
         return self.max_tokens
 
     @property
-    def logprobs_wanted(self) -> int | None:
+    def num_logprobs(self) -> int | None:
         """How many alternatives a token; None for no log probabilities."""
         return (self.top_logprobs or 0) if self.logprobs else None
 

@@ -9,13 +9,13 @@ from pydantic import model_validator
 
 from engine.contract.errors import InvalidRequest
 from inference.errors import UnsupportedField
-from inference.schemas.base import UNSUPPORTED, Refused
+from inference.schemas.base import UNSUPPORTED, RejectedRequest
 from inference.schemas.sampling import SamplingFields
 from inference.settings import gateway_settings
 
 DEFAULT_MAX_TOKENS = 16
 #: Fields of chats, which a completion can't take.
-CHAT_ONLY = (
+CHAT_ONLY_FIELDS = (
     "chat_template",
     "chat_template_kwargs",
     "messages",
@@ -24,7 +24,7 @@ CHAT_ONLY = (
 )
 
 #: What needs a prompt's tokens.
-WITH_TOKENS_ONLY = ("echo", "suffix", "truncate_prompt_tokens")
+TOKEN_PROMPT_ONLY_FIELDS = ("echo", "suffix", "truncate_prompt_tokens")
 
 Prompt = str | list[int]
 
@@ -51,13 +51,13 @@ class CompletionRequest(SamplingFields):
             self._prompts = [] if nothing else split_prompts(self.prompt)
             self._check_fields()
         except InvalidRequest as error:
-            raise Refused(error) from None
+            raise RejectedRequest(error) from None
         return self
 
     def _check_fields(self) -> None:
         if self.suffix:
             self._check_suffix()
-        for name in CHAT_ONLY:
+        for name in CHAT_ONLY_FIELDS:
             if (self.model_extra or {}).get(name) is not None:
                 raise UnsupportedField(f"A completion has no '{name}'.", param=name)
         if self.stream and (self.best_of or 1) > (self.n or 1):
@@ -81,7 +81,7 @@ class CompletionRequest(SamplingFields):
                 f"prompt_embeds hold {len(found)} prompts; at most {limit} may be sent at once.",
                 param="prompt_embeds",
             )
-        for name in WITH_TOKENS_ONLY if found else ():
+        for name in TOKEN_PROMPT_ONLY_FIELDS if found else ():
             if getattr(self, name):
                 raise InvalidRequest(
                     f"prompt_embeds and {name} can't be used together.", param=name
@@ -109,14 +109,14 @@ class CompletionRequest(SamplingFields):
         return self._prompts
 
     @property
-    def scores_prompt_only(self) -> bool:
+    def is_scoring_request(self) -> bool:
         """`echo` with `max_tokens` 0: the prompt's log probabilities are all that is wanted."""
         return bool(self.echo) and self.max_tokens == 0
 
     @property
     def output_limit(self) -> int | None:
         """The most tokens of an output. One is made even where none is wanted."""
-        return 1 if self.scores_prompt_only else self.max_tokens
+        return 1 if self.is_scoring_request else self.max_tokens
 
 
 def split_prompts(prompt: Any) -> list[Prompt]:

@@ -7,13 +7,13 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, RootModel
 
 
-class Answer(BaseModel):
+class ApiObject(BaseModel):
     """Fields that are named here are always there; more may come."""
 
     model_config = ConfigDict(extra="allow", protected_namespaces=())
 
 
-class ErrorDetail(Answer):
+class ErrorDetail(ApiObject):
     """`param`: the field at fault."""
 
     message: str
@@ -22,20 +22,20 @@ class ErrorDetail(Answer):
     code: str | None
 
 
-class ErrorAnswer(Answer):
+class ErrorAnswer(ApiObject):
     """OpenAI's error envelope."""
 
     error: ErrorDetail
 
 
-class AnthropicErrorDetail(Answer):
+class AnthropicErrorDetail(ApiObject):
     """What went wrong."""
 
     type: str
     message: str
 
 
-class AnthropicErrorAnswer(Answer):
+class AnthropicErrorAnswer(ApiObject):
     """Anthropic's error envelope."""
 
     type: Literal["error"]
@@ -43,7 +43,7 @@ class AnthropicErrorAnswer(Answer):
     request_id: str | None
 
 
-class TokenUsage(Answer):
+class TokenUsage(ApiObject):
     """Tokens of a request."""
 
     prompt_tokens: int
@@ -51,21 +51,21 @@ class TokenUsage(Answer):
     total_tokens: int
 
 
-class CalledFunction(Answer):
+class CalledFunction(ApiObject):
     """A function and its arguments, as JSON text."""
 
     name: str
     arguments: str
 
 
-class CalledCustom(Answer):
+class CalledCustom(ApiObject):
     """A custom tool and the text that it gets."""
 
     name: str
     input: str
 
 
-class AnswerCall(Answer):
+class AnswerCall(ApiObject):
     """A tool call: of a function, or of a custom tool."""
 
     id: str
@@ -74,7 +74,7 @@ class AnswerCall(Answer):
     custom: CalledCustom | None = None
 
 
-class AnswerMessage(Answer):
+class AnswerMessage(ApiObject):
     """What the model said; `reasoning_content` is the same as `reasoning`."""
 
     role: str
@@ -84,7 +84,7 @@ class AnswerMessage(Answer):
     tool_calls: list[AnswerCall] | None = None
 
 
-class ChatChoice(Answer):
+class ChatChoice(ApiObject):
     """One of `n` answers."""
 
     index: int
@@ -93,7 +93,7 @@ class ChatChoice(Answer):
     finish_reason: str | None
 
 
-class ChatCompletion(Answer):
+class ChatCompletion(ApiObject):
     """A chat completion in one body."""
 
     id: str
@@ -104,7 +104,7 @@ class ChatCompletion(Answer):
     usage: TokenUsage
 
 
-class CompletionChoice(Answer):
+class CompletionChoice(ApiObject):
     """One of the completions."""
 
     index: int
@@ -113,7 +113,7 @@ class CompletionChoice(Answer):
     finish_reason: str | None
 
 
-class Completion(Answer):
+class Completion(ApiObject):
     """Completions in one body."""
 
     id: str
@@ -124,7 +124,7 @@ class Completion(Answer):
     usage: TokenUsage
 
 
-class Model(Answer):
+class Model(ApiObject):
     """A model that the caller may use."""
 
     id: str
@@ -135,21 +135,21 @@ class Model(Answer):
     tasks: list[str] | None
 
 
-class ModelList(Answer):
+class ModelList(ApiObject):
     """All of them."""
 
     object: Literal["list"]
     data: list[Model]
 
 
-class InputTokens(Answer):
+class InputTokens(ApiObject):
     """What a response's input would take."""
 
     object: Literal["response.input_tokens"]
     input_tokens: int
 
 
-class StoredFileObject(Answer):
+class StoredFileObject(ApiObject):
     """A file."""
 
     id: str
@@ -161,7 +161,7 @@ class StoredFileObject(Answer):
     purpose: str
 
 
-class Deleted(Answer):
+class Deleted(ApiObject):
     """What was deleted."""
 
     id: str
@@ -169,7 +169,7 @@ class Deleted(Answer):
     deleted: bool
 
 
-class Page(Answer):
+class Page(ApiObject):
     """One page of a list."""
 
     object: Literal["list"]
@@ -184,7 +184,7 @@ class FilePage(Page):
     data: list[StoredFileObject]
 
 
-class RequestCounts(Answer):
+class RequestCounts(ApiObject):
     """A batch's progress."""
 
     total: int
@@ -192,7 +192,7 @@ class RequestCounts(Answer):
     failed: int
 
 
-class BatchObject(Answer):
+class BatchObject(ApiObject):
     """A batch."""
 
     id: str
@@ -224,7 +224,7 @@ class BatchPage(Page):
     data: list[BatchObject]
 
 
-class ResponseObject(Answer):
+class ResponseObject(ApiObject):
     """A response."""
 
     id: str
@@ -251,7 +251,7 @@ class ItemPage(Page):
     data: list[dict[str, Any]]
 
 
-class AnthropicMessage(Answer):
+class AnthropicMessage(ApiObject):
     """A message."""
 
     id: str
@@ -264,13 +264,13 @@ class AnthropicMessage(Answer):
     usage: dict[str, Any]
 
 
-class TokenCount(Answer):
+class TokenCount(ApiObject):
     """How many tokens a conversation has."""
 
     input_tokens: int
 
 
-class Tokens(Answer):
+class Tokens(ApiObject):
     """A text in tokens."""
 
     count: int
@@ -279,13 +279,13 @@ class Tokens(Answer):
     token_strs: list[str] | None
 
 
-class Text(Answer):
+class Text(ApiObject):
     """Tokens as a text."""
 
     prompt: str
 
 
-class TokensChoice(Answer):
+class TokensChoice(ApiObject):
     """One output in token ids."""
 
     index: int
@@ -294,7 +294,7 @@ class TokensChoice(Answer):
     logprobs: dict[str, Any] | None
 
 
-class TokensOut(Answer):
+class TokenGeneration(ApiObject):
     """Outputs in token ids."""
 
     request_id: str
@@ -302,7 +302,7 @@ class TokensOut(Answer):
     usage: TokenUsage
 
 
-class Rendered(Answer):
+class Rendered(ApiObject):
     """What would run."""
 
     request_id: str
@@ -316,13 +316,13 @@ class RenderedPrompts(RootModel[list[Rendered]]):
     """What would run, of each prompt."""
 
 
-class Texts(Answer):
+class Texts(ApiObject):
     """The prompt with each output."""
 
     text: list[str]
 
 
-class Judgement(Answer):
+class ModerationResult(ApiObject):
     """Of one text."""
 
     flagged: bool
@@ -330,15 +330,15 @@ class Judgement(Answer):
     category_scores: dict[str, float]
 
 
-class Moderation(Answer):
+class Moderation(ApiObject):
     """What a classifier says of texts."""
 
     id: str
     model: str
-    results: list[Judgement]
+    results: list[ModerationResult]
 
 
-class PooledList(Answer):
+class PooledList(ApiObject):
     """What the model made of each text."""
 
     object: Literal["list"]
@@ -347,7 +347,7 @@ class PooledList(Answer):
     usage: dict[str, Any]
 
 
-class Ranking(Answer):
+class Ranking(ApiObject):
     """Documents, the best first."""
 
     results: list[dict[str, Any]]
@@ -356,7 +356,7 @@ class Ranking(Answer):
 # -- Answers of what is kept, as the document tells of them: conversations, uploads, compactions.
 
 
-class ConversationObject(Answer):
+class ConversationObject(ApiObject):
     """A conversation."""
 
     id: str
@@ -365,14 +365,14 @@ class ConversationObject(Answer):
     metadata: dict[str, str]
 
 
-class ConversationItem(Answer):
+class ConversationItem(ApiObject):
     """An item."""
 
     id: str
     type: str
 
 
-class UploadObject(Answer):
+class UploadObject(ApiObject):
     """An upload, with its file once that is made."""
 
     id: str
@@ -386,7 +386,7 @@ class UploadObject(Answer):
     file: StoredFileObject | None
 
 
-class UploadPartObject(Answer):
+class UploadPartObject(ApiObject):
     """A part."""
 
     id: str
@@ -395,7 +395,7 @@ class UploadPartObject(Answer):
     upload_id: str
 
 
-class MessageBatchObject(Answer):
+class MessageBatchObject(ApiObject):
     """A batch of messages."""
 
     id: str
@@ -409,7 +409,7 @@ class MessageBatchObject(Answer):
     results_url: str | None
 
 
-class MessageBatchPage(Answer):
+class MessageBatchPage(ApiObject):
     """Batches of messages."""
 
     data: list[MessageBatchObject]
@@ -418,14 +418,14 @@ class MessageBatchPage(Answer):
     last_id: str | None
 
 
-class DeletedMessageBatch(Answer):
+class DeletedMessageBatch(ApiObject):
     """A batch that was deleted."""
 
     id: str
     type: Literal["message_batch_deleted"]
 
 
-class Compaction(Answer):
+class Compaction(ApiObject):
     """A conversation made short."""
 
     id: str
@@ -438,7 +438,7 @@ class Compaction(Answer):
 # -- What the endpoints answer that are about the service: health, load, operators' commands.
 
 
-class Bucket(Answer):
+class Bucket(ApiObject):
     """What was used in a span of time, a result a group."""
 
     object: Literal["bucket"]
@@ -447,7 +447,7 @@ class Bucket(Answer):
     results: list[dict[str, Any]]
 
 
-class Report(Answer):
+class Report(ApiObject):
     """A page of buckets, the oldest first."""
 
     object: Literal["page"]
@@ -456,7 +456,7 @@ class Report(Answer):
     next_page: str | None
 
 
-class Health(Answer):
+class Health(ApiObject):
     """The installation's health. Insiders see more than the status."""
 
     status: Literal["ok", "unhealthy"]
@@ -465,19 +465,19 @@ class Health(Answer):
     models: dict[str, Any] = {}
 
 
-class Status(Answer):
+class Status(ApiObject):
     """This process answers."""
 
     status: Literal["ok"]
 
 
-class Version(Answer):
+class Version(ApiObject):
     """The version of Quire."""
 
     version: str
 
 
-class Told(Answer):
+class CommandResult(ApiObject):
     """What each replica said to a command; `status` and `success` are vLLM's words for it."""
 
     ok: bool
@@ -486,28 +486,28 @@ class Told(Answer):
     success: bool | None = None
 
 
-class IsSleeping(Answer):
+class IsSleeping(ApiObject):
     """Whether any replica sleeps, and each of them."""
 
     is_sleeping: bool
     replicas: dict[str, bool]
 
 
-class IsPaused(Answer):
+class IsPaused(ApiObject):
     """Whether any replica is paused, and each of them."""
 
     is_paused: bool
     replicas: dict[str, bool]
 
 
-class Load(Answer):
+class Load(ApiObject):
     """Requests that run or wait."""
 
     server_load: int
     replicas: dict[str, Any]
 
 
-class ServerInfo(Answer):
+class ServerInfo(ApiObject):
     """What runs here."""
 
     version: str

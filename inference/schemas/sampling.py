@@ -18,7 +18,7 @@ from engine.contract.sampling_params import (
     SamplingParams,
 )
 from engine.contract.structured_outputs import StructuredOutputsParams
-from inference.errors import UnsupportedField, renamed
+from inference.errors import UnsupportedField, rename_error_param
 from inference.schemas.base import GenerateRequest
 
 # -- Fields that say what an output must look like: OpenAI's, vLLM's, and vLLM's older ones.
@@ -27,12 +27,12 @@ from inference.schemas.base import GenerateRequest
 _FORMAT_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 #: There is one backend; these names mean it.
 _BACKENDS = ("auto", "guidance", "llguidance")
-_OLD = ("json", "regex", "choice", "grammar", "json_object")
-_KNOWN = tuple(spec.name for spec in msgspec.structs.fields(StructuredOutputsParams))
+LEGACY_FIELDS = ("json", "regex", "choice", "grammar", "json_object")
+KNOWN_FIELDS = tuple(spec.name for spec in msgspec.structs.fields(StructuredOutputsParams))
 
 
 @dataclass(frozen=True)
-class Constraint:
+class OutputConstraint:
     """What the output must look like, and the client's names of what said so.
 
     Attributes:
@@ -61,13 +61,13 @@ class StructuredFields(BaseModel):
     guided_whitespace_pattern: str | None = None
     guided_decoding_backend: str | None = None
 
-    def constraint(self) -> Constraint:
+    def constraint(self) -> OutputConstraint:
         """The form that the fields name.
 
         Raises:
             InvalidRequest: more than one, or a bad one, by the name of the client's field.
         """
-        found = [*self._formats(), *self._structured(), *self._guided()]
+        found = [*self._formats(), *self._structured(), *self._legacy_guided_fields()]
         if len(found) > 1:
             shown = " and ".join(source for source, _, _ in found)
             raise InvalidRequest(
@@ -76,13 +76,13 @@ class StructuredFields(BaseModel):
             )
         self._check_options()
         if not found:
-            return Constraint()
+            return OutputConstraint()
         source, names, values = found[0]
         names = {"structured_outputs": source, **names}
         try:
-            return Constraint(StructuredOutputsParams(**values), source, names)
+            return OutputConstraint(StructuredOutputsParams(**values), source, names)
         except InvalidRequest as error:
-            raise renamed(error, names) from None
+            raise rename_error_param(error, names) from None
 
     def _formats(self) -> list[_Form]:
         given = self.response_format
@@ -101,7 +101,7 @@ class StructuredFields(BaseModel):
         if given is None:
             return []
         for key in given:
-            if key not in _KNOWN:
+            if key not in KNOWN_FIELDS:
                 name = f"structured_outputs.{key[:50]}"
                 raise UnsupportedField(f"'{name}' is not supported.", param=name)
         values = {key: value for key, value in given.items() if value is not None}
@@ -110,9 +110,9 @@ class StructuredFields(BaseModel):
             values["structural_tag"] = json.dumps(tag)
         return [("structured_outputs", {}, values)]
 
-    def _guided(self) -> list[_Form]:
+    def _legacy_guided_fields(self) -> list[_Form]:
         forms: list[_Form] = []
-        for kind in _OLD:
+        for kind in LEGACY_FIELDS:
             name, value = f"guided_{kind}", getattr(self, f"guided_{kind}")
             if value is None or value is False:
                 continue
@@ -186,7 +186,7 @@ _FORMATS: dict[str, Callable[[dict[str, Any]], tuple[dict[str, str], dict[str, A
 MODEL_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
-def _few_biases(given: Any) -> Any:
+def _check_num_biases(given: Any) -> Any:
     """Before each entry is looked at."""
     if isinstance(given, dict) and len(given) > MAX_LOGIT_BIAS:
         raise ValueError(f"may hold at most {MAX_LOGIT_BIAS} entries, got {len(given)}.")
@@ -223,7 +223,7 @@ class SamplingFields(StructuredFields, GenerateRequest):
     length_penalty: float | None = None
     early_stopping: bool | str | None = None
     repetition_detection: dict[str, Any] | None = None
-    logit_bias: Annotated[dict[str, float] | None, BeforeValidator(_few_biases)] = None
+    logit_bias: Annotated[dict[str, float] | None, BeforeValidator(_check_num_biases)] = None
     allowed_token_ids: list[int] | None = None
     vllm_xargs: dict[str, Any] | None = None
 
@@ -273,7 +273,7 @@ class SamplingFields(StructuredFields, GenerateRequest):
                 structured_outputs=structured_outputs,
             )
         except InvalidRequest as error:
-            raise renamed(error, {"extra_args": "vllm_xargs"}) from None
+            raise rename_error_param(error, {"extra_args": "vllm_xargs"}) from None
 
 
 #: Fields that become others, or that only say how a prompt is cut.

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from engine.contract.errors import InvalidRequest
-from inference.parsers.custom_tools import parameters, shown_function
-from inference.parsers.tool_grammar import ToolFunction, escaped, of_regex
-from inference.schemas.base import Refused
+from inference.parsers.custom_tools import as_template_function, parameters
+from inference.parsers.tool_grammar import ToolFunction, escape_lark_for_json, regex_to_lark
+from inference.schemas.base import RejectedRequest
 
 TOOL_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 MAX_TOOLS = 128
@@ -58,12 +58,12 @@ class Tool(BaseModel):
         return self.function.name
 
     @property
-    def shown(self) -> dict[str, Any]:
+    def template_function(self) -> dict[str, Any]:
         """As chat templates show it."""
         return self.model_dump(exclude_unset=True)
 
     @property
-    def callable(self) -> ToolFunction:
+    def as_tool_function(self) -> ToolFunction:
         """As parsers and grammars know it."""
         spec = self.function
         return ToolFunction(spec.name, spec.parameters or {}, bool(spec.strict))
@@ -78,16 +78,16 @@ class CustomGrammar(BaseModel):
     syntax: Literal["lark", "regex"]
 
     @property
-    def lark(self) -> str:
+    def to_lark(self) -> str:
         """The grammar in Lark."""
-        return self.definition if self.syntax == "lark" else of_regex(self.definition)
+        return self.definition if self.syntax == "lark" else regex_to_lark(self.definition)
 
     @model_validator(mode="after")
-    def _can_be_told(self) -> Self:
+    def _check_grammar(self) -> Self:
         try:
-            escaped(self.lark)
+            escape_lark_for_json(self.to_lark)
         except InvalidRequest as error:
-            raise Refused(error) from None
+            raise RejectedRequest(error) from None
         return self
 
 
@@ -100,7 +100,7 @@ class CustomFormat(BaseModel):
     grammar: CustomGrammar | None = None
 
     @model_validator(mode="after")
-    def _goes_together(self) -> Self:
+    def _check_format(self) -> Self:
         if (self.type == "grammar") != (self.grammar is not None):
             raise ValueError("grammar goes with the type 'grammar', which needs it.")
         return self
@@ -132,15 +132,15 @@ class CustomTool(BaseModel):
         return self.custom.name
 
     @property
-    def shown(self) -> dict[str, Any]:
+    def template_function(self) -> dict[str, Any]:
         """As chat templates show it: models know functions alone."""
-        return shown_function(self.custom.name, self.custom.description)
+        return as_template_function(self.custom.name, self.custom.description)
 
     @property
-    def callable(self) -> ToolFunction:
+    def as_tool_function(self) -> ToolFunction:
         """As parsers and grammars know it."""
         form = self.custom.format
-        lark = form.grammar.lark if form is not None and form.grammar is not None else ""
+        lark = form.grammar.to_lark if form is not None and form.grammar is not None else ""
         return ToolFunction(self.name, parameters(), strict=bool(lark), grammar=lark)
 
 

@@ -10,26 +10,25 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 from django.http.response import HttpResponseBase
 
-from common.db import in_db_thread
+from common.db import run_in_db_thread
 from engine.contract.errors import QuireError
 from inference.engine_client.client import get_engine_client
 from inference.engine_client.fleet import Replica
 from inference.engine_client.queue_limit import Load
 from inference.errors import as_quire_error, report
-from inference.loop.fair_dispatch import beside_loop
+from inference.loop.fair_dispatch import run_in_thread_if_many
 from inference.loop.offload import beside
 from inference.request.job import Job
-from inference.schemas.base import GenerateRequest, Refused
+from inference.schemas.base import GenerateRequest, RejectedRequest
 from inference.serving.stream import DONE as DONE
 from inference.serving.stream import HEARTBEAT as HEARTBEAT
-from inference.serving.stream import StreamWriter as StreamWriter
-from inference.serving.stream import numbered
+from inference.serving.stream import EventWriter, with_event_ids
 from inference.settings import gateway_settings
-from inference.web.authentication import is_insider
+from inference.web.authentication import has_monitoring_access
 from inference.web.responses import EventStreamResponse, LastChunk
 from inference.web.views import GatewayRequest, json_response
 from metering.access import Admission, rate_limit_headers
-from storage.ownership import check_answers, is_known
+from storage.ownership import check_storage_quota, is_usage_cached
 from tenants.authentication import Caller
 
 # -- Load reports by ORCA, for a balancer in front: the header `endpoint-load-metrics`, as vLLM's.
@@ -37,15 +36,19 @@ from tenants.authentication import Caller
 # https://github.com/cncf/xds/blob/main/xds/data/orca/v3/orca_load_report.proto
 
 
-ASKED_BY = "HTTP_ENDPOINT_LOAD_METRICS_FORMAT"
+REQUEST_HEADER = "HTTP_ENDPOINT_LOAD_METRICS_FORMAT"
 
 
-async def report_load(request: GatewayRequest, response: HttpResponseBase, model: str) -> None:
+async def add_orca_header(request: GatewayRequest, response: HttpResponseBase, model: str) -> None:
     """Add the header to a whole answer whose client asked for it and may read `/metrics`: load is
     all tenants'. A format that isn't known gets none.
     """
-    form = request.META.get(ASKED_BY, "").upper()
-    if form not in ("TEXT", "JSON") or response.streaming or not await is_insider(request):
+    form = request.META.get(REQUEST_HEADER, "").upper()
+    if (
+        form not in ("TEXT", "JSON")
+        or response.streaming
+        or not await has_monitoring_access(request)
+    ):
         return
     report = load_report(form, get_engine_client().fleet.of_model(model))
     response["endpoint-load-metrics"] = report
@@ -96,16 +99,16 @@ def parse(schema: type[R], body: dict[str, Any]) -> R:
     """
     try:
         return schema.model_validate(body)
-    except Refused as refusal:
+    except RejectedRequest as refusal:
         raise refusal.error from None
 
 
-async def parse_beside(schema: type[R], body: dict[str, Any]) -> R:
+async def parse_offloaded(schema: type[R], body: dict[str, Any]) -> R:
     """The same, without holding up others while a large body is checked."""
     return await beside(parse, schema, body)
 
 
-class Admitted(Protocol):
+class AdmittedRequest(Protocol):
     """What was let in."""
 
     @property
@@ -117,8 +120,9 @@ class Admitted(Protocol):
         """What the limits said."""
 
 
-class Source(Admitted, Protocol[N_co]):
-    """What runs: a `Generation`, whose news are increments, or a `ChatTurn`, whose are deltas."""
+class OutputStream(AdmittedRequest, Protocol[N_co]):
+    """What runs: a `Generation`, whose news are increments, or a `ChatSession`, whose are
+    deltas."""
 
     @property
     def finished(self) -> bool:
@@ -131,10 +135,10 @@ class Source(Admitted, Protocol[N_co]):
         """Abort what runs and settle, once. Any thread."""
 
 
-class Answer(Protocol[N_contra]):
+class ResponseBuilder(Protocol[N_contra]):
     """Collects one endpoint's whole answer."""
 
-    def take(self, news: N_contra) -> None:
+    def append(self, deltas: N_contra) -> None:
         """Add what is new."""
 
     def body(self) -> dict[str, Any]:
@@ -142,11 +146,11 @@ class Answer(Protocol[N_contra]):
 
 
 async def respond(
-    source: Source[N],
+    source: OutputStream[N],
     ignored: list[str],
     *,
-    writer: Callable[[], StreamWriter[N]],
-    answer: Callable[[], Answer[N]],
+    writer: Callable[[], EventWriter[N]],
+    answer: Callable[[], ResponseBuilder[N]],
 ) -> HttpResponseBase:
     """What runs as a response, in the form that its client asked for.
 
@@ -159,9 +163,9 @@ async def respond(
             response = await stream_response(source, writer())
         else:
             whole = answer()
-            await collect(source, whole.take)
+            await collect(source, whole.append)
             outputs = len(source.job.prompts) * source.job.sampling.num_sequences
-            body = await beside_loop(outputs, lambda: _encode(whole.body()))
+            body = await run_in_thread_if_many(outputs, lambda: _encode(whole.body()))
             response = json_response(body)
     except BaseException:
         source.release()
@@ -170,7 +174,7 @@ async def respond(
     return response
 
 
-async def stream_response(source: Source[N], writer: StreamWriter[N]) -> EventStreamResponse:
+async def stream_response(source: OutputStream[N], writer: EventWriter[N]) -> EventStreamResponse:
     """A response that streams what runs.
 
     Waits for the first news, but not for ever: until then errors are HTTP errors.
@@ -181,24 +185,24 @@ async def stream_response(source: Source[N], writer: StreamWriter[N]) -> EventSt
 
 
 async def stream_events(
-    source: Source[N], writer: StreamWriter[N], news: Sequence[N]
+    source: OutputStream[N], writer: EventWriter[N], deltas: Sequence[N]
 ) -> AsyncGenerator[bytes, None]:
     """The events of a stream, beginning with news that are there already."""
-    writer = numbered(source, writer)
+    writer = with_event_ids(source, writer)
     heartbeat_s = gateway_settings().sse_heartbeat_s or None
     written_at = time.monotonic()
     try:
-        chunk = writer.begin() + writer.write(news)
+        chunk = writer.start() + writer.write(deltas)
         while not source.finished:
             if chunk:
                 yield chunk
                 written_at = time.monotonic()
-            news = await source.next(heartbeat_s)
-            chunk = writer.write(news) if news else b""
+            deltas = await source.next(heartbeat_s)
+            chunk = writer.write(deltas) if deltas else b""
             # Often tokens come, but none that the client sees: pieces of a character or a stop.
             if not chunk and heartbeat_s and time.monotonic() - written_at >= heartbeat_s:
                 chunk = writer.heartbeat
-        yield LastChunk(chunk + writer.end())
+        yield LastChunk(chunk + writer.finish())
     except Exception as error:
         # The status line is long gone: the error is the stream's last event, without a [DONE].
         report(error, source.job.request_id)
@@ -207,27 +211,27 @@ async def stream_events(
         source.release()
 
 
-async def collect(source: Source[N], take: Callable[[N], None]) -> None:
+async def collect(source: OutputStream[N], take: Callable[[N], None]) -> None:
     """Run to the end."""
     while not source.finished:
         for news in await source.next():
             take(news)
 
 
-def add_headers(response: HttpResponseBase, source: Admitted, ignored: list[str]) -> None:
+def add_headers(response: HttpResponseBase, source: AdmittedRequest, ignored: list[str]) -> None:
     """`x-ratelimit-*` as OpenAI has them, the digest of the adapter that answers, the model in
     whose place another one does, and the fields that were not understood.
     """
     for name, value in rate_limit_headers(source.admission).items():
         response[name] = value
-    if (adapter := source.job.served.adapter) is not None:
+    if (adapter := source.job.model.adapter) is not None:
         response["x-quire-adapter"] = adapter.digest
-    if source.job.served.in_place_of:
-        response["x-quire-in-place-of"] = source.job.served.in_place_of
-    name_ignored(response, ignored)
+    if source.job.model.fallback_for:
+        response["x-quire-in-place-of"] = source.job.model.fallback_for
+    set_ignored_fields_header(response, ignored)
 
 
-def name_ignored(response: HttpResponseBase, ignored: list[str]) -> None:
+def set_ignored_fields_header(response: HttpResponseBase, ignored: list[str]) -> None:
     """`x-quire-ignored-fields`: the fields that were not understood."""
     if ignored:
         names = ", ".join(name.encode("ascii", "backslashreplace").decode() for name in ignored)
@@ -238,13 +242,13 @@ def name_ignored(response: HttpResponseBase, ignored: list[str]) -> None:
 # -- A stream whose answer is kept before its last event leaves: who has read it can ask for it.
 
 
-async def check_room(caller: Caller) -> None:
+async def check_response_quota(caller: Caller) -> None:
     """Raise `StorageFull` (413) when the tenant has no room for an answer; before it's made."""
-    if not is_known(caller.tenant_id):
-        await in_db_thread(check_answers, caller.tenant_id)
+    if not is_usage_cached(caller.tenant_id):
+        await run_in_db_thread(check_storage_quota, caller.tenant_id)
 
 
-class Keeping(Protocol):
+class StoredEventWriter(Protocol):
     """A stream writer that has the whole answer in the end."""
 
     @property
@@ -255,11 +259,11 @@ class Keeping(Protocol):
         """The stream's last event when something failed."""
 
 
-async def kept_events(
-    source: Source[N],
-    writer: StreamWriter[N],
+async def store_before_last_event(
+    source: OutputStream[N],
+    writer: EventWriter[N],
     news: Sequence[N],
-    answer: Keeping,
+    answer: StoredEventWriter,
     keep: Callable[[dict[str, Any]], Awaitable[None]],
 ) -> AsyncGenerator[bytes, None]:
     """`stream_events`, with `keep` before what comes last. What can't be kept is an error."""

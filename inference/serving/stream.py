@@ -11,10 +11,10 @@ import msgspec
 from engine.contract.errors import QuireError
 from inference.errors import encode_error
 from inference.generation.generation import Generation
-from inference.generation.output import Increment
-from inference.generation.record import answer_metrics
+from inference.generation.output import OutputDelta
+from inference.generation.record import response_metrics
 from inference.request.job import Usage
-from inference.request.position import MAX_OUTPUTS, Position
+from inference.request.position import MAX_OUTPUTS, StreamPosition
 from inference.web.responses import EVENT_STREAM
 
 # -- Chunks of a stream as bytes: what doesn't change is encoded once.
@@ -39,9 +39,11 @@ class ChunkEncoder:
 
     def choice(self, choice: dict[str, Any]) -> bytes:
         """A chunk with one choice."""
-        return self._start + _encode(choice) + self._tail()
+        return self._start + _encode(choice) + self._usage_suffix()
 
-    def first(self, choice: dict[str, Any], prompt_token_ids: list[int] | None = None) -> bytes:
+    def first_chunk(
+        self, choice: dict[str, Any], prompt_token_ids: list[int] | None = None
+    ) -> bytes:
         """A chunk with one choice, before any token: the prompt's are all that is used so far."""
         chunk: dict[str, Any] = {
             **self._head,
@@ -50,7 +52,7 @@ class ChunkEncoder:
         }
         if self._usage:
             used = Usage(prompt_tokens=self._generation.usage.prompt_tokens)
-            chunk["usage"] = used.as_openai() if self._continuous else None
+            chunk["usage"] = used.to_openai() if self._continuous else None
         return b"data: " + _encode(chunk) + b"\n\n"
 
     def text(
@@ -61,19 +63,19 @@ class ChunkEncoder:
         if parts is None:
             before, _, after = _encode(template(index)).partition(place.encode())
             parts = self._texts[index] = (self._start + before, after)
-        return parts[0] + _encode(text) + parts[1] + self._tail()
+        return parts[0] + _encode(text) + parts[1] + self._usage_suffix()
 
-    def _tail(self) -> bytes:
+    def _usage_suffix(self) -> bytes:
         if not self._continuous:
             return self._end
-        return b'],"usage":' + _encode(self._generation.usage.as_openai()) + b"}\n\n"
+        return b'],"usage":' + _encode(self._generation.usage.to_openai()) + b"}\n\n"
 
     def final_usage(self) -> bytes:
         """The chunk after the last choice: the whole usage and no choices; b"" if not asked for."""
         if not self._usage:
             return b""
-        usage = _encode(self._generation.usage.as_openai())
-        metrics = answer_metrics(self._generation.flights)
+        usage = _encode(self._generation.usage.to_openai())
+        metrics = response_metrics(self._generation.flights)
         told = b"," + _encode(metrics)[1:-1] if metrics else b""
         return self._start + b'],"usage":' + usage + told + b"}\n\n"
 
@@ -89,7 +91,7 @@ DONE = b"data: [DONE]\n\n"
 N = TypeVar("N")
 
 
-class StreamWriter(ABC, Generic[N]):
+class EventWriter(ABC, Generic[N]):
     """Writes one endpoint's events.
 
     Attributes:
@@ -100,7 +102,7 @@ class StreamWriter(ABC, Generic[N]):
     heartbeat: bytes = HEARTBEAT
     content_type: str = EVENT_STREAM
 
-    def begin(self) -> bytes:
+    def start(self) -> bytes:
         """What comes before the first token; b"" for nothing."""
         return b""
 
@@ -109,10 +111,10 @@ class StreamWriter(ABC, Generic[N]):
         """Events for what is new; b"" for none."""
 
     @abstractmethod
-    def end(self) -> bytes:
+    def finish(self) -> bytes:
         """What comes after the last token."""
 
-    def renumber(self, events: int) -> None:
+    def assign_ids(self, events: int) -> None:
         """The client has so many events: for those that carry numbers of their own."""
 
     def error(self, error: QuireError) -> bytes:
@@ -123,7 +125,7 @@ class StreamWriter(ABC, Generic[N]):
 END = b"\n\n"
 
 
-def numbered(source: Any, writer: StreamWriter[Any]) -> StreamWriter[Any]:
+def with_event_ids(source: Any, writer: EventWriter[Any]) -> EventWriter[Any]:
     """The same writer with an id on each event; itself where a stream can't be gone on with.
 
     `source`: a `Generation`, or what has one.
@@ -132,39 +134,39 @@ def numbered(source: Any, writer: StreamWriter[Any]) -> StreamWriter[Any]:
     outputs = sum(map(len, generation.outputs))
     if outputs > MAX_OUTPUTS or writer.content_type != EVENT_STREAM:  # lines have no ids
         return writer
-    return NumberedWriter(generation, writer)
+    return EventIdWriter(generation, writer)
 
 
-class NumberedWriter(StreamWriter[Any]):
+class EventIdWriter(EventWriter[Any]):
     """Writes what another writer writes, event by event.
 
     Of a stream that is gone on with, the first news are what the client has; the writer hears of
     them and its events are dropped. See `Generation.take_up`.
     """
 
-    def __init__(self, generation: Generation, writer: StreamWriter[Any]) -> None:
+    def __init__(self, generation: Generation, writer: EventWriter[Any]) -> None:
         self._writer, self._generation = writer, generation
         self.heartbeat, self.content_type = writer.heartbeat, writer.content_type
         self._stream = generation.job.request_id.encode()
         self._choices = generation.job.sampling.num_sequences
         self._counts = [0] * sum(map(len, generation.outputs))
-        self._ended = [False] * len(self._counts)
-        self._told = b",".join([b"0"] * len(self._counts))
+        self._finished = [False] * len(self._counts)
+        self._encoded_counts = b",".join([b"0"] * len(self._counts))
         self._events = 0
-        self._from: Position | None = generation.resumed_from
+        self._from: StreamPosition | None = generation.resumed_from
         self._silent = generation.has_told_tokens
 
-    def begin(self) -> bytes:
+    def start(self) -> bytes:
         """What comes before the first token."""
-        events = _events_of(self._writer.begin())
+        events = _events_of(self._writer.start())
         position = self._from
-        if position is None or position.phase == "b":
+        if position is None or position.stage == "b":
             skip = position.done if position else 0
             self._from = None
-            return self._phase(b"b", events, skip)
+            return self._skip_delivered(b"b", events, skip)
         self._events = position.events - position.part
-        self._writer.renumber(self._events)
-        if position.phase == "" and not position.part and not self._silent:
+        self._writer.assign_ids(self._events)
+        if position.stage == "" and not position.part and not self._silent:
             self._from = None
         return b""
 
@@ -177,23 +179,23 @@ class NumberedWriter(StreamWriter[Any]):
             self._writer.write([delta])
             self._count(getattr(delta, "increment", delta), delta.finish_reason)
         if self._from is not None:
-            self._writer.renumber(self._events)
-            if not self._from.part and self._from.phase == "":
+            self._writer.assign_ids(self._events)
+            if not self._from.part and self._from.stage == "":
                 self._from = None
         return b""
 
     def _write(self, delta: Any) -> bytes:
-        increment: Increment = getattr(delta, "increment", delta)
+        increment: OutputDelta = getattr(delta, "increment", delta)
         place, before = self._count(increment, delta.finish_reason)
         chunk = self._writer.write([delta])
         if not chunk:
             return b""
         if self._from is None and chunk.find(END) == len(chunk) - 2:
             self._events += 1
-            return b"id: %b:%d:%b\n%b" % (self._stream, self._events, self._told, chunk)
-        return self._several(_events_of(chunk), place, before)
+            return b"id: %b:%d:%b\n%b" % (self._stream, self._events, self._encoded_counts, chunk)
+        return self._write_many(_events_of(chunk), place, before)
 
-    def _several(self, events: list[bytes], place: int, before: int) -> bytes:
+    def _write_many(self, events: list[bytes], place: int, before: int) -> bytes:
         """Events that tell of the same tokens; an id in their middle says how many there were."""
         skip = self._from.part if self._from is not None else 0
         self._from = None
@@ -204,34 +206,37 @@ class NumberedWriter(StreamWriter[Any]):
                 continue
             part = b"" if number == last else b":%d.%d.%d" % (place, before, number)
             out.append(
-                b"id: %b:%d:%b%b\n%b" % (self._stream, self._events, self._told, part, event)
+                b"id: %b:%d:%b%b\n%b"
+                % (self._stream, self._events, self._encoded_counts, part, event)
             )
         return b"".join(out)
 
-    def _count(self, increment: Increment, finish_reason: str | None) -> tuple[int, int]:
+    def _count(self, increment: OutputDelta, finish_reason: str | None) -> tuple[int, int]:
         """Note an output's tokens: its place, and how many were told before."""
         place = increment.number * self._choices + increment.index
         before = self._counts[place]
         output = self._generation.outputs[increment.number][increment.index]
         self._counts[place] = output.num_tokens
-        self._ended[place] = finish_reason is not None
+        self._finished[place] = finish_reason is not None
         if len(self._counts) == 1:  # as nearly always
-            self._told = (b"%d" if finish_reason is None else b"%d.") % output.num_tokens
+            self._encoded_counts = (b"%d" if finish_reason is None else b"%d.") % output.num_tokens
         else:
-            told = zip(self._counts, self._ended, strict=True)
-            self._told = b",".join([b"%d." % n if ended else b"%d" % n for n, ended in told])
+            told = zip(self._counts, self._finished, strict=True)
+            self._encoded_counts = b",".join(
+                [b"%d." % n if ended else b"%d" % n for n, ended in told]
+            )
         return place, before
 
-    def end(self) -> bytes:
+    def finish(self) -> bytes:
         """What comes after the last token."""
         position = self._from
-        skip = position.done if position is not None and position.phase == "e" else 0
+        skip = position.done if position is not None and position.stage == "e" else 0
         if skip:
             self._events -= skip
-            self._writer.renumber(self._events)
-        return self._phase(b"e", _events_of(self._writer.end()), skip)
+            self._writer.assign_ids(self._events)
+        return self._skip_delivered(b"e", _events_of(self._writer.finish()), skip)
 
-    def _phase(self, phase: bytes, events: list[bytes], skip: int) -> bytes:
+    def _skip_delivered(self, phase: bytes, events: list[bytes], skip: int) -> bytes:
         out = []
         for number, event in enumerate(events, start=1):
             self._events += 1

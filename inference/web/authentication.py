@@ -15,9 +15,9 @@ from rest_framework.permissions import BasePermission
 from engine.contract.errors import QuireError
 from inference.settings import gateway_settings
 from metering.access import RateLimited
-from metering.redis_scripts import key, redis_link
+from metering.redis_scripts import redis_key, redis_link
 from tenants import api_keys as scopes
-from tenants.audit import acting_from
+from tenants.audit import client_ip
 from tenants.authentication import Caller, authenticate
 
 if TYPE_CHECKING:
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 #: Unknown keys that an address may try in a window.
-MOST, WINDOW_S = 50, 60
+MAX_FAILED_KEYS, WINDOW_S = 50, 60
 #: Counted here while Redis is away; the oldest go beyond it.
-MOST_ADDRESSES = 10_000
+MAX_TRACKED_ADDRESSES = 10_000
 _local: dict[str, tuple[float, int]] = {}
 
 
-class Guesses:
+class FailedKeyLimiter:
     """The wrong keys that came from one address. All gateways count together, in Redis."""
 
     def __init__(self, address: str) -> None:
-        self._origin = origin_of(address)
+        self._origin = client_network(address)
 
     async def check(self) -> None:
         """Raise `RateLimited` (429) when the address has tried too many."""
@@ -51,7 +51,7 @@ class Guesses:
         except (RedisError, OSError) as error:
             logger.debug("guesses are counted in this process alone: %s", error)
             count = self._local_count()
-        if count >= MOST:
+        if count >= MAX_FAILED_KEYS:
             raise RateLimited(
                 "Too many wrong API keys came from your address. Try again in a minute.",
                 retry_after=WINDOW_S - time.time() % WINDOW_S,
@@ -68,7 +68,7 @@ class Guesses:
             logger.debug("a guess was counted in this process alone: %s", error)
 
     def _name(self) -> str:
-        return key(f"guesses:{int(time.time() // WINDOW_S)}:{self._origin}")
+        return redis_key(f"guesses:{int(time.time() // WINDOW_S)}:{self._origin}")
 
     def _local_count(self) -> int:
         window, count = _local.get(self._origin, (0.0, 0))
@@ -78,11 +78,11 @@ class Guesses:
         count = self._local_count() + 1
         _local.pop(self._origin, None)
         _local[self._origin] = (time.time() // WINDOW_S, count)
-        while len(_local) > MOST_ADDRESSES:
+        while len(_local) > MAX_TRACKED_ADDRESSES:
             del _local[next(iter(_local))]
 
 
-def origin_of(address: str) -> str:
+def client_network(address: str) -> str:
     """An IPv4 address, or the network of 64 bits that an IPv6 one can change within."""
     try:
         parsed = ipaddress.ip_address(address)
@@ -102,11 +102,11 @@ class ApiKeyAuthentication(BaseAuthentication):
         """The caller. Raises `AuthenticationFailed` (401), `RateLimited` (429) for guessing."""
         headers = request.META
         address = headers.get("REMOTE_ADDR") or ""
-        acting_from.set(address)
+        client_ip.set(address)
         caller = await authenticate(
             headers.get("HTTP_AUTHORIZATION"),
             headers.get("HTTP_X_API_KEY"),
-            guard=Guesses(address),
+            guard=FailedKeyLimiter(address),
         )
         caller.check_address(address)
         return caller, None
@@ -131,29 +131,29 @@ class HasScope(BasePermission):
 BEARER = "bearer "
 
 
-async def require_insider(request: HttpRequest) -> None:
+async def require_monitoring_access(request: HttpRequest) -> None:
     """Let an operator's key, the metrics token or a named address pass.
 
     Loopback is no named address by itself: a proxy's requests come from there, whoever sent them.
 
     Raises: `AuthenticationFailed` (401) without a key, `PermissionDenied` (403) for a tenant's.
     """
-    if _named_address(request) or _metrics_token(request):
+    if _is_allowed_address(request) or _metrics_token(request):
         return
     caller, _ = await ApiKeyAuthentication().authenticate(request)
     caller.require(scopes.OPERATOR)
 
 
-async def is_insider(request: HttpRequest) -> bool:
+async def has_monitoring_access(request: HttpRequest) -> bool:
     """The same, for what others may see a part of."""
     try:
-        await require_insider(request)
+        await require_monitoring_access(request)
     except QuireError:
         return False
     return True
 
 
-def _named_address(request: HttpRequest) -> bool:
+def _is_allowed_address(request: HttpRequest) -> bool:
     networks = gateway_settings().metrics_addresses
     if not networks:
         return False

@@ -26,28 +26,28 @@ from common.errors import Conflict
 from engine.contract.errors import InvalidRequest
 from inference.engine_client.client import get_engine_client
 from inference.errors import Overloaded
-from inference.request.context import Keeping, keeping
+from inference.request.context import PendingIdempotentResponse, keeping
 from inference.settings import gateway_settings
 from inference.web.responses import EventStreamResponse
-from metering.access import ANSWERED_S, answered_key
+from metering.access import ANSWERED_S, response_stored_key
 
 _KEY = re.compile(r"[\x21-\x7e][\x20-\x7e]{0,254}")
-KEEP_S = 24 * 3600
+RESPONSE_TTL_S = 24 * 3600
 #: A gateway that dies in the middle frees its keys after so long: its clients wait no longer.
-HOLD_S = 12
+LOCK_TTL_S = 12
 #: Larger answers are not kept, or keys would fill Redis: theirs is free again.
 MAX_BYTES = 1 << 18
 #: Each does something to a key as long as it's held by us, who may have slept through the hold.
-_HELD = "if redis.call('get', KEYS[1]) ~= ARGV[1] then return 0 end "
-_RELEASE = _HELD + "return redis.call('del', KEYS[1])"
-_EXTEND = _HELD + "return redis.call('expire', KEYS[1], ARGV[2])"
+CLAIM_SCRIPT = "if redis.call('get', KEYS[1]) ~= ARGV[1] then return 0 end "
+_RELEASE = CLAIM_SCRIPT + "return redis.call('del', KEYS[1])"
+_EXTEND = CLAIM_SCRIPT + "return redis.call('expire', KEYS[1], ARGV[2])"
 #: What Redis needs for an entry beside its text: names, an expiry, a line in the tenant's index.
-ENTRY_BYTES = 400
+ENTRY_OVERHEAD_BYTES = 400
 #: KEYS: the entry, the tenant's index (`digest size` by the time it was kept), the index's sum.
 #: ARGV: what is held, seconds to keep, the entry, its digest, its size, the tenant's most bytes,
 #: what names of entries begin with, seconds to keep the marks. Further KEYS: marks that say so.
 _STORE = (
-    _HELD
+    CLAIM_SCRIPT
     + """
 local time = redis.call('TIME')
 local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
@@ -89,7 +89,7 @@ class InFlight(Conflict):
     retry_after = 1.0
 
 
-class Entry(msgspec.Struct):
+class IdempotencyEntry(msgspec.Struct):
     """What Redis knows of a key. `body` None: its request is running."""
 
     fingerprint: bytes
@@ -106,10 +106,10 @@ def fingerprint(method: str, path: str, body: bytes) -> bytes:
 class IdempotencyKey:
     """One request's hold on its key."""
 
-    def __init__(self, redis: Redis, prefix: str, digest: str, entry: Entry) -> None:
+    def __init__(self, redis: Redis, prefix: str, digest: str, entry: IdempotencyEntry) -> None:
         self._redis, self._prefix, self._digest, self._entry = redis, prefix, digest, entry
         self._name = prefix + digest
-        self._held = msgspec.msgpack.encode(entry)
+        self._encoded_entry = msgspec.msgpack.encode(entry)
         self._keeper: asyncio.Task[None] | None = None
 
     @classmethod
@@ -123,7 +123,12 @@ class IdempotencyKey:
         client = get_engine_client()
         digest = hashlib.sha256(key.encode()).hexdigest()
         prefix = f"{client.settings.key_prefix}:idempotency:{tenant_id}:"
-        return cls(client.redis, prefix, digest, Entry(print_of_request, secrets.token_bytes(16)))
+        return cls(
+            client.redis,
+            prefix,
+            digest,
+            IdempotencyEntry(print_of_request, secrets.token_bytes(16)),
+        )
 
     async def run(self, work: Callable[[], Awaitable[HttpResponseBase]]) -> HttpResponseBase:
         """The answer of `work`, or the one that was kept.
@@ -132,21 +137,21 @@ class IdempotencyKey:
         `work` raises.
         """
         try:
-            kept = await self._claim()
+            kept = await self._acquire()
         except RedisError as error:
             raise Overloaded("Idempotency keys can't be looked up right now.") from error
         if kept is not None:
             return kept
-        self._keeper = asyncio.create_task(self._keep())
-        answer = Keeping()
+        self._keeper = asyncio.create_task(self._extend_lock())
+        answer = PendingIdempotentResponse()
         keeping.set(answer)
         try:
             response = await work()
             if isinstance(response, EventStreamResponse):
-                return self._recorded(response)
+                return self._tee_stream(response)
             if isinstance(response, HttpResponse) and response.status_code == 200:
-                names = map(answered_key, answer.requests)
-                await self._store(response["Content-Type"], response.content, names)
+                names = map(response_stored_key, answer.requests)
+                await self._save(response["Content-Type"], response.content, names)
             else:
                 await self._release()
         except BaseException:
@@ -156,63 +161,71 @@ class IdempotencyKey:
             answer.done.set()
         return response
 
-    async def _claim(self) -> HttpResponseBase | None:
+    async def _acquire(self) -> HttpResponseBase | None:
         """Take the key; the kept answer when it has one. Raises `KeyReused`, `InFlight`."""
         for _ in range(3):
-            if await self._redis.set(self._name, self._held, nx=True, ex=HOLD_S):
+            if await self._redis.set(self._name, self._encoded_entry, nx=True, ex=LOCK_TTL_S):
                 return None
             data: bytes | None = await self._redis.get(self._name)  # type: ignore[assignment]
             if data is None:  # it was freed just now
                 continue
-            entry = msgspec.msgpack.decode(data, type=Entry)
+            entry = msgspec.msgpack.decode(data, type=IdempotencyEntry)
             if entry.fingerprint != self._entry.fingerprint:
                 raise KeyReused(
                     "This Idempotency-Key was used for another request.", param="Idempotency-Key"
                 )
             if entry.body is not None:
-                return _replayed(entry)
+                return _replay(entry)
             break
         raise InFlight(
             "A request with this Idempotency-Key is still running.", param="Idempotency-Key"
         )
 
-    async def _keep(self) -> None:
+    async def _extend_lock(self) -> None:
         while True:
-            await asyncio.sleep(HOLD_S / 3)
+            await asyncio.sleep(LOCK_TTL_S / 3)
             with contextlib.suppress(RedisError):  # the next round tries again, in time
-                await self._if_held(_EXTEND, HOLD_S)
+                await self._if_lock_held(_EXTEND, LOCK_TTL_S)
 
-    async def _store(self, content_type: str, body: bytes, marks: Iterable[str] = ()) -> None:
+    async def _save(self, content_type: str, body: bytes, marks: Iterable[str] = ()) -> None:
         if len(body) > MAX_BYTES:
             await self._release()
             return
         self._entry.content_type, self._entry.body = content_type, body
         data = msgspec.msgpack.encode(self._entry)
-        self._stop_keeping()
-        size, most = len(data) + ENTRY_BYTES, gateway_settings().tenant_idempotency_bytes
+        self._stop_extending()
+        size, most = len(data) + ENTRY_OVERHEAD_BYTES, gateway_settings().tenant_idempotency_bytes
         names = [self._name, f"{self._prefix}index", f"{self._prefix}sum", *marks]
-        values: list[Any] = [self._held, KEEP_S, data, self._digest, size, most, self._prefix]
+        values: list[Any] = [
+            self._encoded_entry,
+            RESPONSE_TTL_S,
+            data,
+            self._digest,
+            size,
+            most,
+            self._prefix,
+        ]
         values.append(ANSWERED_S)
         with contextlib.suppress(RedisError):  # the client has its answer; the hold expires
             await self._redis.eval(_STORE, len(names), *names, *values)  # type: ignore[misc]
 
     async def _release(self) -> None:
-        self._stop_keeping()
+        self._stop_extending()
         with contextlib.suppress(RedisError):  # the hold expires
-            await self._if_held(_RELEASE)
+            await self._if_lock_held(_RELEASE)
 
-    async def _if_held(self, script: str, *more: int | bytes) -> None:
-        await self._redis.eval(script, 1, self._name, self._held, *more)  # type: ignore[misc, arg-type]
+    async def _if_lock_held(self, script: str, *more: int | bytes) -> None:
+        await self._redis.eval(script, 1, self._name, self._encoded_entry, *more)  # type: ignore[misc, arg-type]
 
-    def _stop_keeping(self) -> None:
+    def _stop_extending(self) -> None:
         if self._keeper is not None:
             self._keeper.cancel()
 
     # -- streams ------------------------------------------------------------------------------
 
-    def _recorded(self, response: EventStreamResponse) -> EventStreamResponse:
+    def _tee_stream(self, response: EventStreamResponse) -> EventStreamResponse:
         """The same stream, kept once it has ended well."""
-        recorded = EventStreamResponse(self._record(response), self._stop_keeping)
+        recorded = EventStreamResponse(self._record(response), self._stop_extending)
         recorded.headers = response.headers
         recorded._resource_closers += response._resource_closers
         return recorded
@@ -231,12 +244,12 @@ class IdempotencyKey:
             ended = True
         finally:
             if ended and not failed and size <= MAX_BYTES:
-                await self._store(response["Content-Type"], b"".join(chunks))
+                await self._save(response["Content-Type"], b"".join(chunks))
             else:
                 await asyncio.shield(self._release())
 
 
-def _replayed(entry: Entry) -> HttpResponseBase:
+def _replay(entry: IdempotencyEntry) -> HttpResponseBase:
     """A kept answer."""
     body = entry.body or b""
     response = HttpResponse(body, content_type=entry.content_type)

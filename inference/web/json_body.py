@@ -30,10 +30,10 @@ MAX_NODES = 50_000
 #: Entries of an array with one of these names.
 MAX_ITEMS = {"messages": 8192, "input": 8192, "content": 8192}
 #: Bytes that are looked at in one go, so that other threads come in between.
-_PIECE = 1 << 18
+_CHUNK_BYTES = 1 << 18
 
 
-class Marks(NamedTuple):
+class JsonTokenCounts(NamedTuple):
     """Signs of a JSON text that stand outside its strings."""
 
     commas: int = 0
@@ -41,7 +41,7 @@ class Marks(NamedTuple):
     colons: int = 0
 
     @property
-    def too_many(self) -> bool:
+    def exceeds_limit(self) -> bool:
         """Whether they stand for more values, or for more objects, than a body may hold."""
         nodes = self.brackets + self.colons
         return self.commas + self.brackets > MAX_VALUES or nodes > MAX_NODES
@@ -49,49 +49,49 @@ class Marks(NamedTuple):
 
 def check_values(body: bytes) -> None:
     """Raise `InvalidRequest` for a body of too many values, without parsing it."""
-    if not _marks_anywhere(body).too_many:
+    if not _marks_anywhere(body).exceeds_limit:
         return  # with those in strings counted too
-    if marks_outside_strings(body).too_many:
+    if count_tokens_outside_strings(body).exceeds_limit:
         raise _too_many(_largest_field(body))
 
 
-def _marks_anywhere(body: bytes) -> Marks:
+def _marks_anywhere(body: bytes) -> JsonTokenCounts:
     """The same without a look at strings: more than there are, and cheap."""
-    found = Marks()
-    for start in range(0, len(body), _PIECE):
-        here = _marks(body[start : start + _PIECE])
-        found = Marks(*(a + b for a, b in zip(found, here, strict=True)))
-        if found.too_many:
+    found = JsonTokenCounts()
+    for start in range(0, len(body), _CHUNK_BYTES):
+        here = _marks(body[start : start + _CHUNK_BYTES])
+        found = JsonTokenCounts(*(a + b for a, b in zip(found, here, strict=True)))
+        if found.exceeds_limit:
             break
     return found
 
 
-def marks_outside_strings(body: bytes) -> Marks:
+def count_tokens_outside_strings(body: bytes) -> JsonTokenCounts:
     """Counts that stop where there are too many."""
-    found, inside = Marks(), 0
-    for piece in _pieces(body):
+    found, inside = JsonTokenCounts(), 0
+    for piece in _chunks(body):
         parts = piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
         here = _marks(b"".join(parts[inside::2]))
-        found = Marks(*(a + b for a, b in zip(found, here, strict=True)))
-        if found.too_many:
+        found = JsonTokenCounts(*(a + b for a, b in zip(found, here, strict=True)))
+        if found.exceeds_limit:
             break
         inside ^= (len(parts) - 1) & 1
     return found
 
 
-def _pieces(body: bytes) -> Iterator[bytes]:
+def _chunks(body: bytes) -> Iterator[bytes]:
     """The body in pieces that don't end within an escape."""
     start = 0
     while start < len(body):
-        piece = body[start : start + _PIECE]
+        piece = body[start : start + _CHUNK_BYTES]
         if (len(piece) - len(piece.rstrip(b"\\"))) % 2 and len(piece) > 1:
             piece = piece[:-1]
         yield piece
         start += len(piece)
 
 
-def _marks(text: bytes) -> Marks:
-    return Marks(text.count(b","), text.count(b"{") + text.count(b"["), text.count(b":"))
+def _marks(text: bytes) -> JsonTokenCounts:
+    return JsonTokenCounts(text.count(b","), text.count(b"{") + text.count(b"["), text.count(b":"))
 
 
 def _largest_field(body: bytes) -> str | None:
@@ -113,7 +113,7 @@ def _too_many(field: str | None) -> InvalidRequest:
     )
 
 
-def check_nodes(body: dict[str, Any]) -> None:
+def check_node_count(body: dict[str, Any]) -> None:
     """Raise `InvalidRequest` that names the field which holds too much."""
     left = MAX_NODES
     for name, value in body.items():
@@ -147,7 +147,7 @@ def _nodes(field: str, value: Any, most: int) -> int:
 #: Bodies beyond this are parsed in a thread.
 LARGE_BYTES = MAX_INLINE_CHARS
 #: Fewer brackets than this can't be too many objects.
-_FEW_BRACKETS = 1024
+FAST_PATH_MAX_BRACKETS = 1024
 #: Escapes in a large body with lone surrogates, which only the slow parser reads.
 _MAX_ESCAPES = 200_000
 _BOM = b"\xef\xbb\xbf"
@@ -170,25 +170,25 @@ def parse_object(body: bytes, max_depth: int) -> dict[str, Any]:
     except InvalidRequest:
         raise
     except UnicodeDecodeError:
-        raise _bad("The body is not valid UTF-8.") from None
+        raise _invalid_json("The body is not valid UTF-8.") from None
     except RecursionError:
         raise _too_deep(max_depth) from None
     except msgspec.DecodeError as error:
-        raise _bad(f"The body is not valid JSON: {error}.") from None
+        raise _invalid_json(f"The body is not valid JSON: {error}.") from None
     except json.JSONDecodeError as error:
-        raise _bad(
+        raise _invalid_json(
             f"The body is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}."
         ) from None
     except ValueError as error:  # an integer with more digits than Python converts
-        raise _bad(f"The body is not valid JSON: {str(error).split(';')[0]}.") from None
+        raise _invalid_json(f"The body is not valid JSON: {str(error).split(';')[0]}.") from None
     if not isinstance(value, dict):
-        raise _bad("The body must be a JSON object.")
+        raise _invalid_json("The body must be a JSON object.")
     # Counting brackets is cheap and an upper bound of the depth: most bodies are done here.
     brackets = body.count(b"{") + body.count(b"[")
     if brackets > max_depth and _deeper_than(value, max_depth):
         raise _too_deep(max_depth)
-    if brackets > _FEW_BRACKETS or len(body) > LARGE_BYTES:
-        check_nodes(value)
+    if brackets > FAST_PATH_MAX_BRACKETS or len(body) > LARGE_BYTES:
+        check_node_count(value)
     if _SURROGATE_ESCAPE.search(body):
         value = _without_surrogates(value)
     return value
@@ -207,12 +207,12 @@ def _parse_large(body: bytes) -> Any:
         if body.count(b"\\") > _MAX_ESCAPES:
             raise
         return _parse(body)
-    if marks_outside_strings(body).colons != _num_keys(value):
-        raise _bad("A key occurs twice in one object.")
+    if count_tokens_outside_strings(body).colons != _count_keys(value):
+        raise _invalid_json("A key occurs twice in one object.")
     return value
 
 
-def _num_keys(value: Any) -> int:
+def _count_keys(value: Any) -> int:
     """Keys of all objects in a value."""
     count, level = 0, [value]
     while level:
@@ -225,15 +225,15 @@ def _num_keys(value: Any) -> int:
     return count
 
 
-def _bad(message: str) -> InvalidRequest:
+def _invalid_json(message: str) -> InvalidRequest:
     return InvalidRequest(message, code="invalid_json")
 
 
 def _too_deep(max_depth: int) -> InvalidRequest:
-    return _bad(f"The body holds objects or arrays more than {max_depth} levels deep.")
+    return _invalid_json(f"The body holds objects or arrays more than {max_depth} levels deep.")
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object's pairs as a dict. Raises `InvalidRequest` naming a key that comes twice."""
     result = dict(pairs)
     if len(result) != len(pairs):
@@ -250,10 +250,12 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse_constant(name: str) -> Any:
-    raise _bad(f"{name} is not JSON.")
+    raise _invalid_json(f"{name} is not JSON.")
 
 
-_decoder = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse_constant)
+_decoder = json.JSONDecoder(
+    object_pairs_hook=_reject_duplicate_keys, parse_constant=_refuse_constant
+)
 
 
 def _deeper_than(value: Any, limit: int) -> bool:

@@ -8,13 +8,13 @@ from functools import partial
 from typing import ParamSpec, TypeVar
 
 from common.db import with_time_limit
-from inference.loop.offload import FairThreads
+from inference.loop.offload import FairThreadPool
 from tenants.authentication import Caller
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_threads = FairThreads(2, "quire-reports", "reports and lists")
+_threads = FairThreadPool(2, "quire-reports", "reports and lists")
 
 
 async def in_report_thread(

@@ -87,7 +87,7 @@ JSON_OR_EVENTS = (JSONRenderer, EventStreamRenderer)
 
 
 @dataclass(frozen=True)
-class Paging:
+class PageQuery:
     """Which page a client asks for. `after`: the id of the last object it has."""
 
     limit: int
@@ -95,9 +95,9 @@ class Paging:
     newest_first: bool
 
 
-def paging(
+def parse_page_query(
     request: HttpRequest, *, default: int, most: int, orders: Sequence[str] = ("desc", "asc")
-) -> Paging:
+) -> PageQuery:
     """From the query. The first of `orders` is the default. Raises `InvalidRequest`."""
     query = request.GET
     text = query.get("limit", str(default))
@@ -106,10 +106,10 @@ def paging(
     order = query.get("order", orders[0])
     if order not in orders:
         raise InvalidRequest(f"order must be 'asc' or 'desc', got {order[:50]!r}.", param="order")
-    return Paging(int(text), query.get("after") or None, order == "desc")
+    return PageQuery(int(text), query.get("after") or None, order == "desc")
 
 
-def item_page(items: Sequence[dict[str, Any]], asked: Paging) -> dict[str, Any]:
+def paginate_items(items: Sequence[dict[str, Any]], asked: PageQuery) -> dict[str, Any]:
     """A page of items that are stored together, the oldest first. Raises `NotFound` for `after`."""
     ordered = list(reversed(items)) if asked.newest_first else list(items)
     if asked.after:
@@ -117,14 +117,14 @@ def item_page(items: Sequence[dict[str, Any]], asked: Paging) -> dict[str, Any]:
         if asked.after not in ids:
             raise NotFound(f"No such item: {asked.after[:80]!r}.", param="after")
         ordered = ordered[ids.index(asked.after) + 1 :]
-    return as_list(ordered[: asked.limit], len(ordered) > asked.limit, lambda item: item)
+    return list_response(ordered[: asked.limit], len(ordered) > asked.limit, lambda item: item)
 
 
-def as_list(
-    rows: Sequence[Any], has_more: bool, shown: Callable[[Any], dict[str, Any]]
+def list_response(
+    rows: Sequence[Any], has_more: bool, serialize: Callable[[Any], dict[str, Any]]
 ) -> dict[str, Any]:
     """OpenAI's list object."""
-    data = [shown(row) for row in rows]
+    data = [serialize(row) for row in rows]
     return {
         "object": "list",
         "data": data,

@@ -21,18 +21,18 @@ from rest_framework.exceptions import MethodNotAllowed
 from rest_framework.renderers import BaseRenderer
 from rest_framework.views import APIView
 
-from common.db import in_file_thread
+from common.db import run_in_file_thread
 from common.errors import NotFound
 from inference.errors import PayloadTooLarge, UnsupportedField, as_quire_error, error_response
 from inference.loop.offload import beside, large_work, rendering_for
 from inference.request.context import (
-    Asked,
+    RequestRecord,
     asked,
-    clean_request_id,
     endpoint_of,
+    log_rejected_request,
     note_body,
     note_patience,
-    note_refusal,
+    sanitize_request_id,
 )
 from inference.request.position import ask_from
 from inference.settings import gateway_settings
@@ -56,27 +56,27 @@ URLCONF = "inference.urls"
 ROOT = "/v1"
 
 
-def unknown_path(path: str) -> NotFound:
+def path_not_found(path: str) -> NotFound:
     """The error for a path that isn't there. It names the same path below /v1, if that is."""
     message = f"Unknown path: {path[:200]}."
     if path.startswith(f"{ROOT}{ROOT}/"):
         meant = path[len(ROOT) :]
     else:
         meant = ROOT + path
-    if _is_there(meant):
+    if _route_exists(meant):
         message += f" Did you mean {meant[:200]}?"
     elif not path.startswith(f"{ROOT}/"):
         message += " The API is below /v1, and /openapi.json lists all of it."
     return NotFound(message, code="unknown_url")
 
 
-def _is_there(path: str) -> bool:
+def _route_exists(path: str) -> bool:
     """Whether an endpoint has this very path, and not just any."""
     try:
         view: Any = resolve(path, URLCONF).func
     except Resolver404:
         return False
-    return not getattr(view.cls, "leads_nowhere", False)
+    return not getattr(view.cls, "is_not_found_view", False)
 
 
 # -- What views.py takes from inference.edge.body.
@@ -93,7 +93,7 @@ UPLOADS = re.compile(r"/v1/files|/v1/uploads/[^/]+/parts|/v1/messages/batches")
 BODY = "quire.body"
 
 
-class ClientGone(Exception):
+class ClientDisconnected(Exception):
     """The client closed the connection before its request was complete."""
 
 
@@ -134,10 +134,11 @@ class GatewayView(APIView):
         public: no key is asked for.
         generates: its POST asks a model, and counts where that is admitted (`metering.admit`). All
             else counts as `call_cost` of the calls that its key may make in a minute.
-        comes_into_queue: what is asked waits for a model, and is refused where too much does.
-        refused_early: its body says which model and how urgent, as `inference.edge.load_shedding`
+        queues_for_model: what is asked waits for a model, and is refused where too much does.
+        supports_load_shedding: its body says which model and how urgent, as
+        `inference.edge.load_shedding`
         reads it.
-        reads_body_itself: from the file that `inference.web.views.BODY` is.
+        streams_request_body: from the file that `inference.web.views.BODY` is.
     """
 
     authentication_classes = (ApiKeyAuthentication,)
@@ -150,9 +151,9 @@ class GatewayView(APIView):
     public: ClassVar[bool] = False
     generates: ClassVar[bool] = False
     call_cost: ClassVar[int] = 1
-    comes_into_queue: ClassVar[bool] = False
-    refused_early: ClassVar[bool] = False
-    reads_body_itself: ClassVar[bool] = False
+    queues_for_model: ClassVar[bool] = False
+    supports_load_shedding: ClassVar[bool] = False
+    streams_request_body: ClassVar[bool] = False
     #: How any exception becomes a response: OpenAI's envelope.
     render_error = staticmethod(error_response)
 
@@ -164,10 +165,10 @@ class GatewayView(APIView):
         scope = getattr(request, "scope", None) or {}
         gateway_request.received = scope.get(ARRIVED) or time.perf_counter()
         ask_from(request.META.get("HTTP_LAST_EVENT_ID"))
-        gateway_request.request_id = clean_request_id(request.META.get("HTTP_X_REQUEST_ID"))
+        gateway_request.request_id = sanitize_request_id(request.META.get("HTTP_X_REQUEST_ID"))
         # Only what asks a model for something is recorded, not what looks.
         recorded = request.method == "POST" and self.required_scope == scopes.INFERENCE
-        mine = Asked(gateway_request.request_id, endpoint_of(request.path_info))
+        mine = RequestRecord(gateway_request.request_id, endpoint_of(request.path_info))
         asked.set(mine if recorded else None)
         response: HttpResponseBase
         try:
@@ -178,13 +179,13 @@ class GatewayView(APIView):
             handler = self._handler(request)
             check_accept(request.META.get("HTTP_ACCEPT"), self.renderer_classes)
             if not self.public:
-                await self._admit(gateway_request)
-                await self._parse_beside(gateway_request)
-            response = await self._run(handler, gateway_request, *args, **kwargs)
+                await self._authenticate(gateway_request)
+                await self._parse_large_body(gateway_request)
+            response = await self._run_idempotent(handler, gateway_request, *args, **kwargs)
         except Exception as error:
-            note_refusal(error)
+            log_rejected_request(error)
             scope[ERROR] = as_quire_error(error).code  # for the access log
-            response = self.error_to(gateway_request, error)
+            response = self.render_exception(gateway_request, error)
             if response.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
                 response["Allow"] = ", ".join(self.allowed_methods)
         response["X-Request-Id"] = gateway_request.request_id
@@ -192,7 +193,7 @@ class GatewayView(APIView):
         response["openai-processing-ms"] = str(round(elapsed * 1000))
         return response
 
-    def error_to(self, request: GatewayRequest, error: Exception) -> HttpResponse:
+    def render_exception(self, request: GatewayRequest, error: Exception) -> HttpResponse:
         """What a request that failed is told."""
         return self.render_error(error, request.request_id)
 
@@ -205,7 +206,7 @@ class GatewayView(APIView):
             raise MethodNotAllowed(request.method or "")
         return cast(Handler, handler)
 
-    async def _run(
+    async def _run_idempotent(
         self, handler: Handler, request: GatewayRequest, *args: Any, **kwargs: Any
     ) -> HttpResponseBase:
         """The handler's answer, or the one that its idempotency key has already."""
@@ -216,17 +217,19 @@ class GatewayView(APIView):
             raise UnsupportedField(
                 "Idempotency-Key is not supported for uploads.", param="Idempotency-Key"
             )
-        same = fingerprint("POST", request.get_full_path(), await self._told_apart_by(request))
+        same = fingerprint(
+            "POST", request.get_full_path(), await self._idempotency_fingerprint(request)
+        )
         held = IdempotencyKey.of(key, request.caller.tenant_id, same)
         return await held.run(lambda: handler(request, *args, **kwargs))
 
-    async def _told_apart_by(self, request: GatewayRequest) -> bytes:
-        if not self.reads_body_itself:
+    async def _idempotency_fingerprint(self, request: GatewayRequest) -> bytes:
+        if not self.streams_request_body:
             return request.body
         file = request.scope[BODY]
-        return (await in_file_thread(hashlib.file_digest, file, "sha256")).digest()
+        return (await run_in_file_thread(hashlib.file_digest, file, "sha256")).digest()
 
-    async def _admit(self, request: GatewayRequest) -> None:
+    async def _authenticate(self, request: GatewayRequest) -> None:
         for authenticator in self.get_authenticators():
             request.caller, _ = await authenticator.authenticate(request)
         if (mine := asked.get()) is not None:
@@ -241,9 +244,9 @@ class GatewayView(APIView):
             for throttle in self.get_throttles():
                 await throttle.check(request.caller, self.call_cost)
 
-    async def _parse_beside(self, request: GatewayRequest) -> None:
+    async def _parse_large_body(self, request: GatewayRequest) -> None:
         """Parse a large body in a thread: others' streams go on meanwhile."""
-        if self.reads_body_itself:
+        if self.streams_request_body:
             return
         body = request.body if request.content_type == "application/json" else b""
         settings = gateway_settings()
@@ -274,10 +277,10 @@ class NotFoundView(GatewayView):
     """Any path of the API that doesn't exist, with any method."""
 
     public = True
-    leads_nowhere = True
+    is_not_found_view = True
 
     def _handler(self, request: HttpRequest) -> Handler:
-        raise unknown_path(request.path_info)
+        raise path_not_found(request.path_info)
 
 
 def json_response(body: bytes, status: int = 200) -> HttpResponse:

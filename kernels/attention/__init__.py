@@ -3,7 +3,7 @@
 from kernels.attention.registry import (
     BACKENDS,
     AttentionBackend,
-    AttentionNeed,
+    AttentionRequirements,
     GraphSupport,
     NoAttentionBackend,
     get_backend,
@@ -16,7 +16,7 @@ __all__ = [
     "BACKENDS",
     "AttentionArgs",
     "AttentionBackend",
-    "AttentionNeed",
+    "AttentionRequirements",
     "BlockSparse",
     "GraphSupport",
     "NoAttentionBackend",

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.attention.gathered_kv import gather
+from kernels.attention.gathered_kv import gather_kv
 from kernels.attention_args import AttentionArgs
 
 
@@ -29,7 +29,7 @@ def paged_attention(args: AttentionArgs) -> Tensor:
         raise ValueError("FLEX_ATTENTION does neither sinks nor quantised caches")
     q, window, cap, slopes = args.q, args.sliding_window, args.soft_cap, args.alibi_slopes
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if args.out is None else args.out
-    found = gather(args)
+    found = gather_kv(args)
     if not len(q):
         return out
     made = {"device": q.device, "dtype": torch.int32}

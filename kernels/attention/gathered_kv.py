@@ -12,7 +12,7 @@ from kernels.attention_args import AttentionArgs
 
 
 @dataclass(frozen=True, slots=True)
-class Gathered:
+class GatheredKV:
     """The tokens of all sequences, one sequence after the other.
 
     Attributes:
@@ -26,7 +26,7 @@ class Gathered:
     queries: list[int]
 
 
-def gather(args: AttentionArgs) -> Gathered:
+def gather_kv(args: AttentionArgs) -> GatheredKV:
     """Copy keys and values in the queries' dtype; waits for the lengths."""
     key_cache, value_cache, dtype = args.key_cache, args.value_cache, args.q.dtype
     page = key_cache.shape[2]
@@ -38,9 +38,9 @@ def gather(args: AttentionArgs) -> Gathered:
         offsets.append(at % page)
     if not blocks:
         empty = key_cache.new_empty((0, key_cache.shape[1], key_cache.shape[3]), dtype=dtype)
-        return Gathered(empty, empty, [], [])
+        return GatheredKV(empty, empty, [], [])
     place = torch.cat(blocks), torch.cat(offsets)
-    return Gathered(
+    return GatheredKV(
         key_cache[place[0], :, place[1]].to(dtype),
         value_cache[place[0], :, place[1]].to(dtype),
         lengths,
@@ -48,7 +48,7 @@ def gather(args: AttentionArgs) -> Gathered:
     )
 
 
-def refuse(name: str, **given: object) -> None:
+def raise_unsupported(name: str, **given: object) -> None:
     """Raise ValueError where one of the named things is asked for."""
     for what, value in given.items():
         if value is not None and value != 0:

@@ -12,16 +12,16 @@ from typing import Any
 
 from torch import Tensor
 
-from kernels.attention_args import AttentionArgs, LatentArgs
+from kernels.attention_args import AttentionArgs, MlaArgs
 
 # -- What a backend states of itself, and what a model asks of one.
 
 
 Forward = Callable[[AttentionArgs], Tensor]
 """`KernelSet.paged_attention`."""
-LatentForward = Callable[[LatentArgs], Tensor]
-"""`KernelSet.latent_attention`."""
-LITTLE_SHARED = frozenset({86, 89, 120, 121})
+LatentForward = Callable[[MlaArgs], Tensor]
+"""`KernelSet.mla_attention`."""
+SMALL_SHARED_MEMORY = frozenset({86, 89, 120, 121})
 """Compute capabilities, times ten, whose programs have no more than 100 KB of shared memory."""
 
 
@@ -35,7 +35,7 @@ class GraphSupport(enum.IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionNeed:
+class AttentionRequirements:
     """What a model and its settings ask of attention.
 
     Attributes:
@@ -71,7 +71,7 @@ class AttentionBackend:
     Attributes:
         devices: "cpu", "cuda".
         capability: lowest and highest compute capability times ten; (0, 999): any.
-        kv_dtypes: as of `AttentionNeed`; "auto" is the activations' own.
+        kv_dtypes: as of `AttentionRequirements`; "auto" is the activations' own.
         block_sizes: allowed ones; () with `block_multiple` otherwise.
         head_sizes: allowed ones; (): any up to `most_head_size`.
         latents: the most values of a latent (half as many in float32, with little shared memory),
@@ -105,7 +105,7 @@ class AttentionBackend:
     gpu_package: str = ""
     load_latents: Callable[[], LatentForward] | None = None
 
-    def refusals(self, need: AttentionNeed) -> list[str]:
+    def refusals(self, need: AttentionRequirements) -> list[str]:
         """Why this backend can't do it; empty when it can."""
         found = [
             f"{what} not supported"
@@ -134,12 +134,12 @@ class AttentionBackend:
                 found.append(f"{package} is not installed")
         return found
 
-    def _takes_cache(self, need: AttentionNeed) -> bool:
+    def _takes_cache(self, need: AttentionRequirements) -> bool:
         return need.kv_dtype in self.kv_dtypes or (
             "auto" in self.kv_dtypes and need.kv_dtype == need.dtype
         )
 
-    def _takes_type(self, need: AttentionNeed) -> bool:
+    def _takes_type(self, need: AttentionRequirements) -> bool:
         return need.attention_type in self.attention_types
 
     def _takes_block(self, size: int) -> bool:
@@ -147,17 +147,17 @@ class AttentionBackend:
             return size in self.block_sizes
         return size % self.block_multiple == 0
 
-    def _takes_head(self, need: AttentionNeed) -> bool:
+    def _takes_head(self, need: AttentionRequirements) -> bool:
         size, latent = need.head_size, need.latent
         if latent and self.latents:
             most, beside = self.latents
-            if need.dtype == "fp32" and need.capability in LITTLE_SHARED:
+            if need.dtype == "fp32" and need.capability in SMALL_SHARED_MEMORY:
                 most //= 2
             return latent <= most and size - latent <= beside
         return size in self.head_sizes if self.head_sizes else size <= self.most_head_size
 
 
-def _head(need: AttentionNeed) -> str:
+def _head(need: AttentionRequirements) -> str:
     if need.latent:
         return f"a latent of {need.latent} values and {need.head_size - need.latent} beside it"
     return f"head size {need.head_size}"
@@ -292,7 +292,7 @@ def get_backend(name: str) -> AttentionBackend:
     return BACKENDS[name]
 
 
-def select_backend(need: AttentionNeed, wanted: str | None = None) -> AttentionBackend:
+def select_backend(need: AttentionRequirements, wanted: str | None = None) -> AttentionBackend:
     """The backend that is wanted, or the first by priority that does what is asked.
 
     Raises `NoAttentionBackend`, with all reasons, where there is none.

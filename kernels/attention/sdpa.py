@@ -5,17 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.attention.gathered_kv import gather, refuse
+from kernels.attention.gathered_kv import gather_kv, raise_unsupported
 from kernels.attention_args import AttentionArgs
 
 
 def paged_attention(args: AttentionArgs) -> Tensor:
     """See `KernelSet.paged_attention`; without soft cap, sinks and quantised caches."""
-    refuse("TORCH_SDPA", soft_cap=args.soft_cap)
+    raise_unsupported("TORCH_SDPA", soft_cap=args.soft_cap)
     args.refuse_sparse("TORCH_SDPA")
     if args.sinks is not None or args.key_scales is not None or args.value_scales is not None:
         raise ValueError("TORCH_SDPA does neither sinks nor quantised caches")
-    q, found = args.q, gather(args)
+    q, found = args.q, gather_kv(args)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if args.out is None else args.out
     token = key = 0
     for length, count in zip(found.lengths, found.queries, strict=True):

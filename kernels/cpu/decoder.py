@@ -10,23 +10,23 @@ import torch
 from torch import Tensor
 
 from kernels.ablations import is_on
-from kernels.compiled_decoder import CompiledStep, StepEnds, StepTables
+from kernels.compiled_decoder import BatchTables, CompiledStep, EmbeddingAndHead
 from kernels.cpu import abi as c
 from kernels.cpu.library import CACHE_DTYPES, Library, address, check, check_dense
-from kernels.cpu.lora import CpuLoraTable, LoraGroups
+from kernels.cpu.lora import CpuLoraTable, LoraSegments
 from kernels.cpu.memory import num_threads
 from kernels.cpu.moe import CpuExperts, activation_of, handle_of, sizes_of
-from kernels.cpu.step import CpuStep, layer_numbers
+from kernels.cpu.step import CpuStep, layer_indices
 from kernels.interface import (
     ActivationSpec,
+    AuxStateBuffer,
     CompiledDecoder,
     DecoderLayerWeights,
     DecoderShape,
     HeadNormWeights,
-    LayerInputs,
     NormWeights,
 )
-from kernels.lora import LayerLoras, LoraTable, TableUse
+from kernels.lora import LayerLoras, LoraTable, TableSegment
 
 NORMS = {"rms": 0, "layer": 1, "none": 2}
 
@@ -66,8 +66,8 @@ class CpuDecoder(CompiledDecoder):
         query_start_loc: Tensor,
         rows: Tensor | None = None,
         others: Sequence[tuple[Tensor, Tensor]] = (),
-        adapters: Sequence[TableUse] = (),
-        inputs: LayerInputs | None = None,
+        adapters: Sequence[TableSegment] = (),
+        inputs: AuxStateBuffer | None = None,
     ) -> Tensor:
         """See `CompiledDecoder.__call__`."""
         tokens, sequences = hidden.shape[0], block_tables.shape[0]
@@ -88,9 +88,9 @@ class CpuDecoder(CompiledDecoder):
         if rows is not None:
             check_dense("rows", rows, rows.shape, torch.int64)
             wanted, at_rows = rows.shape[0], rows.data_ptr()
-        loras, taps, tapped = LoraGroups(adapters), layer_numbers((), 0), None
+        loras, taps, tapped = LoraSegments(adapters), layer_indices((), 0), None
         if inputs is not None:
-            taps = layer_numbers(inputs.layers, len(self._sizes))
+            taps = layer_indices(inputs.layers, len(self._sizes))
             check_dense(
                 "inputs", inputs.states, (tokens, len(taps) * self.hidden_size), torch.float32
             )
@@ -111,10 +111,10 @@ class CpuDecoder(CompiledDecoder):
         return CpuLoraTable(layers, self._sizes) if known else None
 
     def compile_step(
-        self, ends: StepEnds, tables: StepTables, taps: Sequence[int] = ()
+        self, ends: EmbeddingAndHead, tables: BatchTables, taps: Sequence[int] = ()
     ) -> CompiledStep:
         """See `CompiledDecoder.compile_step`."""
-        numbers = layer_numbers(taps, len(self._sizes))
+        numbers = layer_indices(taps, len(self._sizes))
         decoder = self._handle, self
         return CpuStep(self._library, decoder, self.hidden_size, ends, tables, numbers)
 
@@ -160,7 +160,7 @@ def _shape(shape: DecoderShape, layers: list[DecoderLayerWeights]) -> c.DecoderS
     )
 
 
-def _at(name: str, x: Tensor | None, size: int) -> int | None:
+def _vector_address(name: str, x: Tensor | None, size: int) -> int | None:
     """The address of a float32 vector, checked."""
     if x is None:
         return None
@@ -171,7 +171,10 @@ def _at(name: str, x: Tensor | None, size: int) -> int | None:
 def _norm(name: str, norm: NormWeights, width: int) -> c.Norm:
     if norm.kind not in NORMS or (norm.kind == "rms" and norm.weight is None):
         raise ValueError(f"{name} must be one of {', '.join(NORMS)}, and RMS has a weight")
-    weight, bias = _at(name, norm.weight, width), _at(name, norm.bias, width)
+    weight, bias = (
+        _vector_address(name, norm.weight, width),
+        _vector_address(name, norm.bias, width),
+    )
     return c.Norm(weight=weight, bias=bias, kind=NORMS[norm.kind])
 
 
@@ -183,7 +186,7 @@ def _head_norm(name: str, norm: HeadNormWeights | None, heads: int, size: int) -
         raise ValueError(f"{name} must have 1 or {heads} rows")
     check_dense(name, norm.weight, (rows, size), torch.float32)
     stride = size if rows > 1 else 0
-    bias = _at(name, norm.bias, size)
+    bias = _vector_address(name, norm.bias, size)
     return c.HeadNorm(weight=norm.weight.data_ptr(), bias=bias, stride=stride)
 
 
@@ -193,10 +196,10 @@ def _layer(shape: DecoderShape, layer: DecoderLayerWeights) -> c.DecoderLayer:
     return c.DecoderLayer(
         input_norm=_norm("input_norm", layer.input_norm, hidden),
         qkv=handle_of("qkv", layer.qkv, (hidden, q + 2 * kv)),
-        q_norm=_at("q_norm", layer.q_norm, size),
-        k_norm=_at("k_norm", layer.k_norm, size),
-        q_full_norm=_at("q_full_norm", layer.q_full_norm, q),
-        k_full_norm=_at("k_full_norm", layer.k_full_norm, kv),
+        q_norm=_vector_address("q_norm", layer.q_norm, size),
+        k_norm=_vector_address("k_norm", layer.k_norm, size),
+        q_full_norm=_vector_address("q_full_norm", layer.q_full_norm, q),
+        k_full_norm=_vector_address("k_full_norm", layer.k_full_norm, kv),
         q_head_norm=_head_norm("q_head_norm", layer.q_head_norm, shape.num_heads, size),
         k_head_norm=_head_norm("k_head_norm", layer.k_head_norm, shape.num_kv_heads, size),
         cos_sin=address(layer.cos_sin),
@@ -206,8 +209,8 @@ def _layer(shape: DecoderShape, layer: DecoderLayerWeights) -> c.DecoderLayer:
         value_scales=address(layer.value_scales),
         window=layer.sliding_window,
         sparse=c.Sparse.of(layer.sparse),
-        alibi=_at("alibi", layer.alibi, shape.num_heads),
-        sinks=_at("sinks", layer.sinks, shape.num_heads),
+        alibi=_vector_address("alibi", layer.alibi, shape.num_heads),
+        sinks=_vector_address("sinks", layer.sinks, shape.num_heads),
         o=handle_of("o", layer.o, (q, hidden)),
         attention_out_norm=_norm("attention_out_norm", layer.attention_out_norm, hidden),
         mlp_norm=_norm("mlp_norm", layer.mlp_norm, hidden),

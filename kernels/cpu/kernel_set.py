@@ -49,7 +49,7 @@ from kernels.interface import (
     DecoderLayerWeights,
     DecoderShape,
     ExpertLayers,
-    Integers,
+    IntegerRows,
     KernelSet,
     LinearLayer,
     NormWeights,
@@ -57,9 +57,9 @@ from kernels.interface import (
     ScanWeights,
     StateRows,
 )
-from kernels.linear_factory import Codes, Coding
+from kernels.linear_factory import CodeFormat, CodeRows
 from kernels.logit_edits import TopLogprobs
-from kernels.lora import LoraTemplate, LoraUse, LoraWeights, PackedLora, PlannedLora
+from kernels.lora import LoraLayout, LoraSegment, LoraTemplate, LoraWeights, PackedLora
 
 GELU = {"none": 1, "tanh": 2}
 
@@ -69,8 +69,8 @@ class CpuKernels(KernelSet):
 
     batch_invariant = True
     codings = frozenset(CODINGS)
-    sorts_inputs = True
-    byte_zeros = True
+    supports_act_order = True
+    supports_int8_zero_points = True
 
     def __init__(self, isa: str | None = None) -> None:
         self._library = library = Library(isa)
@@ -107,13 +107,11 @@ class CpuKernels(KernelSet):
         """See `KernelSet.pack_lora`."""
         return CpuLora(self._library, lora)
 
-    def lora_template(
-        self, plans: Sequence[PlannedLora], dtype: torch.dtype
-    ) -> LoraTemplate | None:
+    def lora_template(self, plans: Sequence[LoraLayout], dtype: torch.dtype) -> LoraTemplate | None:
         """See `KernelSet.lora_template`."""
         return CpuLoraTemplate(self._library, plans, dtype)
 
-    def add_lora(self, y: Tensor, x: Tensor, uses: Sequence[LoraUse]) -> None:
+    def add_lora(self, y: Tensor, x: Tensor, uses: Sequence[LoraSegment]) -> None:
         """See `KernelSet.add_lora`."""
         add_lora(self._library, y, x, uses)
 
@@ -140,7 +138,7 @@ class CpuKernels(KernelSet):
         zeros: Tensor | None = None,
     ) -> LinearLayer:
         """See `KernelSet.IntegerLinear`."""
-        whole = Integers(values, scales, minima, zeros)
+        whole = IntegerRows(values, scales, minima, zeros)
         return integer_linear(self._library, whole, bias, bits)
 
     def StreamedLinear(
@@ -162,7 +160,7 @@ class CpuKernels(KernelSet):
     def StreamedIntegerLinear(
         self,
         shape: tuple[int, int],
-        pieces: Iterable[Integers],
+        pieces: Iterable[IntegerRows],
         bias: Tensor | None = None,
         *,
         bits: int,
@@ -179,10 +177,10 @@ class CpuKernels(KernelSet):
     def StreamedCodedLinear(
         self,
         shape: tuple[int, int],
-        pieces: Iterable[Codes],
+        pieces: Iterable[CodeRows],
         bias: Tensor | None = None,
         *,
-        coding: Coding,
+        coding: CodeFormat,
     ) -> LinearLayer:
         """See `KernelSet.StreamedCodedLinear`."""
         return streamed_coded_linear(self._library, shape, pieces, bias, coding)

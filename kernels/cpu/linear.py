@@ -11,11 +11,11 @@ from torch import Tensor
 
 from kernels.cpu.library import DTYPES, Library, address, check
 from kernels.cpu.memory import num_threads
-from kernels.interface import Integers, LinearLayer
+from kernels.interface import IntegerRows, LinearLayer
 from kernels.linear_factory import (
+    CodeFormat,
     CodeKind,
-    Codes,
-    Coding,
+    CodeRows,
     check_codes,
     check_coding,
     check_integer_groups,
@@ -118,7 +118,7 @@ def streamed_linear(
 def streamed_integer_linear(
     library: Library,
     shape: tuple[int, int],
-    pieces: Iterable[Integers],
+    pieces: Iterable[IntegerRows],
     bias: Tensor | None,
     bits: int,
     group_size: int,
@@ -133,7 +133,7 @@ def streamed_integer_linear(
     kind = WITH_ZEROS[bits] if with_zeros else kind
     layer = _room(library, shape, bias, kind, group_size, False, order=order)
 
-    def put(first: int, piece: Integers) -> None:
+    def put(first: int, piece: IntegerRows) -> None:
         check_integers(piece, shape[1], bits, group_size, with_minima, with_zeros)
         values, scales = piece.values.contiguous(), piece.scales.float().contiguous()
         second = None if piece.second is None else piece.second.float().contiguous()
@@ -151,9 +151,9 @@ def streamed_integer_linear(
 def streamed_coded_linear(
     library: Library,
     shape: tuple[int, int],
-    pieces: Iterable[Codes],
+    pieces: Iterable[CodeRows],
     bias: Tensor | None,
-    coding: Coding,
+    coding: CodeFormat,
 ) -> CpuLinear:
     """See `KernelSet.StreamedCodedLinear`."""
     check_coding(coding)
@@ -163,7 +163,7 @@ def streamed_coded_linear(
     kind = CODINGS[coding.kind]
     layer = _room(library, shape, bias, kind, coding.group_size, False, table=table)
 
-    def put(first: int, piece: Codes) -> None:
+    def put(first: int, piece: CodeRows) -> None:
         check_codes(piece, shape[1], coding)
         codes, scales = piece.codes.contiguous(), piece.scales.float().contiguous()
         if coding.kind == "e2m1":
@@ -199,7 +199,9 @@ def packed_linear(
     )
 
 
-def integer_linear(library: Library, whole: Integers, bias: Tensor | None, bits: int) -> CpuLinear:
+def integer_linear(
+    library: Library, whole: IntegerRows, bias: Tensor | None, bits: int
+) -> CpuLinear:
     """See `KernelSet.IntegerLinear`."""
     group, (rows, width) = group_of(whole.values, whole.scales), whole.values.shape
     with_minima, with_zeros = whole.minima is not None, whole.zeros is not None

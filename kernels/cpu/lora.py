@@ -16,14 +16,14 @@ from kernels.cpu.library import DTYPES, Library, address, check, check_dense
 from kernels.cpu.memory import num_threads
 from kernels.lora import (
     LayerLoras,
-    LoraPart,
+    LoraLayout,
+    LoraSegment,
+    LoraSlice,
     LoraTable,
     LoraTemplate,
-    LoraUse,
     LoraWeights,
     PackedLora,
-    PlannedLora,
-    TableUse,
+    TableSegment,
     check_lora,
 )
 
@@ -34,7 +34,7 @@ _SLOTS = ("qkv", "o", "up", "down", "router", "shared_up", "shared_down", "share
 _LISTS = {"up": "expert_ups", "down": "expert_downs"}
 
 
-class AddressedLora(PackedLora):
+class NativeLora(PackedLora):
     """A `c.LoraLinear` in memory, and what it points to.
 
     Attributes:
@@ -44,7 +44,7 @@ class AddressedLora(PackedLora):
     address: int
 
 
-class CpuLora(AddressedLora):
+class CpuLora(NativeLora):
     """See `KernelSet.pack_lora`. Keeps the memory that it points to."""
 
     def __init__(self, library: Library, lora: LoraWeights) -> None:
@@ -111,7 +111,7 @@ def _pack_outputs(library: Library, b: Tensor, *, pairs: bool) -> Tensor:
     return packed
 
 
-def _part(part: LoraPart, packed: Tensor) -> c.LoraPart:
+def _part(part: LoraSlice, packed: Tensor) -> c.LoraPart:
     columns, rank = part.b.shape
     return c.LoraPart(
         b=packed.data_ptr(),
@@ -123,7 +123,7 @@ def _part(part: LoraPart, packed: Tensor) -> c.LoraPart:
     )
 
 
-def add_lora(library: Library, y: Tensor, x: Tensor, uses: Sequence[LoraUse]) -> None:
+def add_lora(library: Library, y: Tensor, x: Tensor, uses: Sequence[LoraSegment]) -> None:
     """See `KernelSet.add_lora`."""
     rows, n = y.shape
     check_dense("y", y, (rows, n), torch.float32)
@@ -131,7 +131,7 @@ def add_lora(library: Library, y: Tensor, x: Tensor, uses: Sequence[LoraUse]) ->
         raise ValueError(f"x {list(x.shape)} {x.dtype} must be {rows} dense rows of float32")
     table = (c.LoraUse * len(uses))()
     for each, (lora, own) in zip(table, uses, strict=True):
-        if not isinstance(lora, AddressedLora):
+        if not isinstance(lora, NativeLora):
             raise ValueError("an adapter must be packed by these kernels")
         if (lora.in_features, lora.out_features) != (x.shape[1], n):
             raise ValueError(f"an adapter maps {lora.in_features} to {lora.out_features} values")
@@ -156,7 +156,7 @@ class CpuLoraTable(LoraTable):
             for slot, lora in layer.items():
                 kind, _, expert = slot.partition(".")
                 known = kind in _LISTS if expert else slot in _SLOTS
-                if not known or not isinstance(lora, AddressedLora):
+                if not known or not isinstance(lora, NativeLora):
                     raise ValueError(f"{slot} isn't adapted in one call")
                 if (lora.in_features, lora.out_features) != fits.get(slot):
                     raise ValueError(f"an adapter of {slot} must map {fits.get(slot)}")
@@ -178,10 +178,10 @@ class CpuLoraTable(LoraTable):
         return self._lists[key]
 
 
-class LoraGroups:
+class LoraSegments:
     """The groups of a step as C++ reads them."""
 
-    def __init__(self, uses: Sequence[TableUse]) -> None:
+    def __init__(self, uses: Sequence[TableSegment]) -> None:
         self._kept = uses
         self.count = len(uses)
         self.table = (c.LoraGroup * self.count)() if uses else None
@@ -199,10 +199,10 @@ class LoraGroups:
 _ALIGNED = 32
 
 
-class TemplateLora(AddressedLora):
+class TemplateLora(NativeLora):
     """One linear layer's share of an adapter that was packed as a whole."""
 
-    def __init__(self, plan: PlannedLora, rank: int, nbytes: int, address: int, held: object):
+    def __init__(self, plan: LoraLayout, rank: int, nbytes: int, address: int, held: object):
         """`held`: all memory that is pointed to."""
         self.in_features, self.out_features = plan.in_features, plan.out_features
         self.rank, self.nbytes, self.address, self._held = rank, nbytes, address, held
@@ -226,7 +226,7 @@ class CpuLoraTemplate(LoraTemplate):
     The structs that kernels read are kept with offsets in the place of addresses.
     """
 
-    def __init__(self, library: Library, plans: Sequence[PlannedLora], dtype: torch.dtype) -> None:
+    def __init__(self, library: Library, plans: Sequence[LoraLayout], dtype: torch.dtype) -> None:
         self._library, self._plans, self._dtype = library, plans, dtype
         inputs: list[c.LoraInputs] = []
         outputs: list[c.LoraOutputs] = []
@@ -253,7 +253,7 @@ class CpuLoraTemplate(LoraTemplate):
         self._linears, self._parts = _numbers(linears).copy(), _numbers(parts).copy()
 
     def _place_inputs(
-        self, plan: PlannedLora, linear: c.LoraLinear, inputs: list[c.LoraInputs]
+        self, plan: LoraLayout, linear: c.LoraLinear, inputs: list[c.LoraInputs]
     ) -> None:
         """Give the numbers of one layer's a their places."""
         rank, done, k = sum(ranks for _, ranks in plan.a), 0, plan.in_features
@@ -266,7 +266,7 @@ class CpuLoraTemplate(LoraTemplate):
 
     def _place_outputs(
         self,
-        plan: PlannedLora,
+        plan: LoraLayout,
         entries: Sequence[c.LoraPart],
         outputs: list[c.LoraOutputs],
         *,

@@ -11,17 +11,17 @@ from torch import Tensor
 from kernels.cpu.abi import Activation, Experts
 from kernels.cpu.library import DTYPES, Library, address, check, describe
 from kernels.cpu.linear import CpuLinear
-from kernels.cpu.lora import CpuLoraTable, LoraGroups
+from kernels.cpu.lora import CpuLoraTable, LoraSegments
 from kernels.cpu.memory import num_threads
 from kernels.interface import ActivationSpec, ExpertLayers, MixtureOfExperts
-from kernels.layers import HeadLinears, LinearLayer
+from kernels.layers import LinearLayer, PerHeadLinear
 from kernels.lora import ExpertUse
 from kernels.moe import bytes_read, check_experts
 
-# -- `HeadLinears` of the CPU: all heads in one call.
+# -- `PerHeadLinear` of the CPU: all heads in one call.
 
 
-class CpuHeadLinears(HeadLinears):
+class CpuHeadLinears(PerHeadLinear):
     """See `KernelSet.head_linears`. Keeps the layers that it points to."""
 
     def __init__(self, library: Library, layers: Sequence[LinearLayer]) -> None:
@@ -35,7 +35,7 @@ class CpuHeadLinears(HeadLinears):
         self._sizes = layers[0].in_features, layers[0].out_features
 
     def __call__(self, x: Tensor, out: Tensor) -> None:
-        """See `HeadLinears.__call__`."""
+        """See `PerHeadLinear.__call__`."""
         rows, heads, (k, n) = len(x), len(self.layers), self._sizes
         if x.shape != (rows, heads, k) or out.shape != (rows, heads, n) or x.dtype != out.dtype:
             raise ValueError(
@@ -135,15 +135,15 @@ class CpuExperts(MixtureOfExperts):
 
     def __call__(self, x: Tensor) -> Tensor:
         """See `MixtureOfExperts.__call__`."""
-        return self.adapted(x, ())
+        return self.forward_with_adapters(x, ())
 
-    def adapted(self, x: Tensor, uses: Sequence[ExpertUse]) -> Tensor:
-        """See `MixtureOfExperts.adapted`."""
+    def forward_with_adapters(self, x: Tensor, uses: Sequence[ExpertUse]) -> Tensor:
+        """See `MixtureOfExperts.forward_with_adapters`."""
         if x.dim() != 2 or x.shape[1] != self.hidden_size or x.dtype != torch.float32:
             raise ValueError(f"x {list(x.shape)} {x.dtype} must be float32 [T, {self.hidden_size}]")
         x = x.contiguous()
         out = torch.empty_like(x)
-        groups = LoraGroups([(CpuLoraTable([own], [self._sizes]), rows) for own, rows in uses])
+        groups = LoraSegments([(CpuLoraTable([own], [self._sizes]), rows) for own, rows in uses])
         status = self._run(
             self.address, out.data_ptr(), x.data_ptr(), len(x), groups.table, groups.count,
             num_threads(),

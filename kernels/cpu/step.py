@@ -10,25 +10,25 @@ import torch
 from torch import Tensor
 
 from kernels.compiled_decoder import (
+    BatchTables,
     BoundStep,
     CompiledStep,
-    RowEdits,
-    StepChoice,
-    StepEnds,
-    StepScores,
-    StepTables,
+    EmbeddingAndHead,
+    LogitEditParams,
+    StepLogprobs,
+    StepSamplingParams,
 )
 from kernels.cpu import abi as c
 from kernels.cpu.library import Library, check, check_dense
-from kernels.cpu.lora import LoraGroups
+from kernels.cpu.lora import LoraSegments
 from kernels.cpu.memory import num_threads
 from kernels.cpu.moe import handle_of
-from kernels.lora import TableUse
+from kernels.lora import TableSegment
 
 # -- `RowEdits` as C++ reads them: arrays, and a table of their addresses.
 
 
-class Edits:
+class LogitEditArrays:
     """The edits of a step's rows. Keeps the arrays that they point to.
 
     Raises ValueError for what doesn't fit together, and for a token that the vocabulary hasn't.
@@ -38,7 +38,7 @@ class Edits:
         most: top tokens that a row is told of at most; -1: none is told of any.
     """
 
-    def __init__(self, edits: Sequence[RowEdits], count: int, vocab_size: int) -> None:
+    def __init__(self, edits: Sequence[LogitEditParams], count: int, vocab_size: int) -> None:
         if len(edits) != count:
             raise ValueError(f"there must be edits for each of {count} rows")
         self._vocab_size = vocab_size
@@ -47,7 +47,7 @@ class Edits:
         self.address = ctypes.addressof(self._table)
         self.most = min(vocab_size, max((each.num_logprobs for each in edits), default=-1))
 
-    def _row(self, edits: RowEdits) -> c.RowEdits:
+    def _row(self, edits: LogitEditParams) -> c.RowEdits:
         if edits.allowed is not None:
             check_dense("allowed", edits.allowed, (-(-self._vocab_size // 32),), torch.int32)
         if any(len(word) < 2 for word in edits.words):
@@ -100,13 +100,13 @@ class CpuStep(CompiledStep):
         library: Library,
         decoder: tuple[int, object],
         hidden_size: int,
-        ends: StepEnds,
-        tables: StepTables,
+        ends: EmbeddingAndHead,
+        tables: BatchTables,
         taps: ctypes.Array[ctypes.c_int64],
     ) -> None:
         """`decoder`: its address, and who keeps it; `taps`: layers whose inputs it tells of."""
         self._kept = (decoder[1], ends, tables, taps)
-        described = _ends(decoder[0], hidden_size, ends)
+        described = _embedding_and_head(decoder[0], hidden_size, ends)
         described.taps, described.num_taps = ctypes.addressof(taps), len(taps)
         handle = library.step_new(ctypes.byref(described), ctypes.byref(_tables(tables)))
         if not handle:
@@ -116,15 +116,15 @@ class CpuStep(CompiledStep):
         self.told_size = hidden_size * max(1, len(taps))
         weakref.finalize(self, library.step_free, handle).atexit = False  # as of layers
 
-    def over(
+    def bind(
         self,
         rows: Tensor,
-        choice: StepChoice | None,
+        choice: StepSamplingParams | None,
         logits: Tensor | None = None,
-        adapters: Sequence[TableUse] = (),
+        adapters: Sequence[TableSegment] = (),
     ) -> BoundStep:
-        """See `CompiledStep.over`."""
-        return CpuBoundStep(self, rows, choice, logits, LoraGroups(adapters))
+        """See `CompiledStep.bind`."""
+        return CpuBoundStep(self, rows, choice, logits, LoraSegments(adapters))
 
 
 class CpuBoundStep(BoundStep):
@@ -134,9 +134,9 @@ class CpuBoundStep(BoundStep):
         self,
         step: CpuStep,
         rows: Tensor,
-        choice: StepChoice | None,
+        choice: StepSamplingParams | None,
         logits: Tensor | None,
-        adapters: LoraGroups,
+        adapters: LoraSegments,
     ) -> None:
         count, self._vocab_size = len(rows), step.vocab_size
         self._told_size = step.told_size
@@ -148,8 +148,10 @@ class CpuBoundStep(BoundStep):
             raise ValueError("logits must have at most as many rows as the step")
         described, edits = None, None
         if choice is not None:
-            edits = Edits(choice.edits, chosen, self._vocab_size) if choice.edits else None
-            described = ctypes.byref(_choice(choice, chosen, edits))
+            edits = (
+                LogitEditArrays(choice.edits, chosen, self._vocab_size) if choice.edits else None
+            )
+            described = ctypes.byref(_sampling_params(choice, chosen, edits))
         self._kept = (step, rows, choice, logits, adapters, edits)
         self._most = -1 if edits is None else edits.most
         self._run, self._count, self._chosen = step.run, count, chosen
@@ -200,15 +202,15 @@ class CpuBoundStep(BoundStep):
         check_dense("hidden", hidden, (tokens, self._told_size), torch.float32)
         return hidden.data_ptr()
 
-    def _new_scores(self, tokens: int) -> StepScores | None:
+    def _new_scores(self, tokens: int) -> StepLogprobs | None:
         if self._most < 0:
             return None
         shape = (tokens, 1 + self._most)
         ids, ranks = (torch.zeros(shape, dtype=torch.int64) for _ in range(2))
-        return StepScores(ids, torch.zeros(shape), ranks)
+        return StepLogprobs(ids, torch.zeros(shape), ranks)
 
 
-def layer_numbers(layers: Sequence[int], count: int) -> ctypes.Array[ctypes.c_int64]:
+def layer_indices(layers: Sequence[int], count: int) -> ctypes.Array[ctypes.c_int64]:
     """Some of a decoder's `count` layers. Raises ValueError unless they ascend and are there."""
     numbers = list(layers)
     if numbers != sorted(set(numbers)) or not all(0 <= each < count for each in numbers):
@@ -220,7 +222,7 @@ def _result(
     out: ctypes.Array[ctypes.c_int64],
     got: ctypes.Array[ctypes.c_int64] | None,
     logits: Tensor | None,
-    scores: StepScores | None,
+    scores: StepLogprobs | None,
 ) -> c.StepResult:
     result = c.StepResult(
         out=ctypes.addressof(out),
@@ -233,7 +235,7 @@ def _result(
     return result
 
 
-def _ends(decoder: int, hidden: int, ends: StepEnds) -> c.StepEnds:
+def _embedding_and_head(decoder: int, hidden: int, ends: EmbeddingAndHead) -> c.StepEnds:
     vocab = ends.head.out_features
     learned = ends.positions
     if learned is not None:
@@ -252,7 +254,7 @@ def _ends(decoder: int, hidden: int, ends: StepEnds) -> c.StepEnds:
     )
 
 
-def _tables(tables: StepTables) -> c.StepTables:
+def _tables(tables: BatchTables) -> c.StepTables:
     rows, longest = tables.tokens.shape
     groups, _, blocks = tables.block_tables.shape
     check_dense("tokens", tables.tokens, (rows, longest), torch.int32)
@@ -273,7 +275,9 @@ def _tables(tables: StepTables) -> c.StepTables:
     )
 
 
-def _choice(choice: StepChoice, count: int, edits: Edits | None) -> c.StepChoice:
+def _sampling_params(
+    choice: StepSamplingParams, count: int, edits: LogitEditArrays | None
+) -> c.StepChoice:
     check_dense("temperature", choice.temperature, (count,), torch.float32)
     check_dense("top_k", choice.top_k, (count,), torch.int64)
     check_dense("top_p", choice.top_p, (count,), torch.float64)

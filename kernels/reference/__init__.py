@@ -66,7 +66,7 @@ class ReferenceKernels(KernelSet):
     fused_add_rms_norm = staticmethod(elementwise.fused_add_rms_norm)
     rope_and_cache = staticmethod(elementwise.rope_and_cache)
     paged_attention = staticmethod(attention.paged_attention)
-    latent_attention = staticmethod(attention.latent_attention)
+    mla_attention = staticmethod(attention.latent_attention)
     silu_and_mul = staticmethod(elementwise.silu_and_mul)
     gelu_and_mul = staticmethod(elementwise.gelu_and_mul)
     argmax = staticmethod(sampling.argmax)

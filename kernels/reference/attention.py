@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.attention_args import AttentionArgs, LatentArgs
+from kernels.attention_args import AttentionArgs, MlaArgs
 from kernels.reference.elementwise import wide
 
 QUERIES_AT_ONCE = 256
@@ -66,7 +66,7 @@ def attend(
         hidden = hidden | (distance <= -args.sliding_window)
     if args.sparse is not None:
         tokens = begin + torch.arange(keys.shape[0], device=q.device)
-        unseen = args.sparse.hides(tokens[at[:, 0]], tokens, heads)
+        unseen = args.sparse.is_masked(tokens[at[:, 0]], tokens, heads)
         hidden = hidden | unseen.view(kv_heads, -1, *unseen.shape[1:])
     scores = scores.masked_fill(hidden, float("-inf"))
     if args.sinks is not None:
@@ -77,8 +77,8 @@ def attend(
     return torch.einsum("hgqk,khd->qhgd", weights, values).reshape(q.shape).to(q.dtype)
 
 
-def latent_attention(args: LatentArgs) -> Tensor:
-    """See `KernelSet.latent_attention`."""
+def latent_attention(args: MlaArgs) -> Tensor:
+    """See `KernelSet.mla_attention`."""
     q, latent = args.q, args.latent
     out = args.new_out() if args.out is None else args.out
     starts, lengths = args.query_start_loc.tolist(), args.seq_lens.tolist()

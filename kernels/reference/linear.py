@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels.interface import LinearLayer
-from kernels.linear_factory import check_whole, group_size_for
+from kernels.linear_factory import check_integer_weight, group_size_for
 
 # -- Rounding of weights to int8 and int4 grids in plain torch.
 
@@ -122,5 +122,5 @@ def integer_linear(
     zeros: Tensor | None = None,
 ) -> ReferenceLinear:
     """See `KernelSet.IntegerLinear`."""
-    check_whole(values, scales, minima, bits, zeros)
+    check_integer_weight(values, scales, minima, bits, zeros)
     return ReferenceLinear(dequantize(values, scales, minima, bits, zeros), bias)

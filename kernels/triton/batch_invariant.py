@@ -18,8 +18,8 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.interface import LinearLayer
-from kernels.layers import HeadLinears
-from kernels.linear_factory import Codes, Coding
+from kernels.layers import PerHeadLinear
+from kernels.linear_factory import CodeFormat, CodeRows
 from kernels.tensors import describe
 from kernels.triton.attention import latent_attention, paged_attention
 from kernels.triton.kernel_set import TritonKernels
@@ -87,7 +87,7 @@ class InvariantHeadLinears(BatchedHeadLinears):
     """All heads by the same kernel."""
 
     def __call__(self, x: Tensor, out: Tensor) -> None:
-        """See `HeadLinears.__call__`."""
+        """See `PerHeadLinear.__call__`."""
         check_heads(x, out, self.weight)
         multiply(out, x, self.weight, None)
 
@@ -144,7 +144,7 @@ class InvariantTritonKernels(TritonKernels):
         quantization: str,
         group_size: int | None,
     ) -> LinearLayer:
-        return _alike(super()._quantised(pieces, bias, quantization, group_size))
+        return _pin_tile(super()._quantised(pieces, bias, quantization, group_size))
 
     def IntegerLinear(
         self,
@@ -157,30 +157,32 @@ class InvariantTritonKernels(TritonKernels):
         zeros: Tensor | None = None,
     ) -> LinearLayer:
         """See `KernelSet.IntegerLinear`."""
-        return _alike(super().IntegerLinear(values, scales, minima, bias, bits=bits, zeros=zeros))
+        return _pin_tile(
+            super().IntegerLinear(values, scales, minima, bias, bits=bits, zeros=zeros)
+        )
 
     def StreamedCodedLinear(
         self,
         shape: tuple[int, int],
-        pieces: Iterable[Codes],
+        pieces: Iterable[CodeRows],
         bias: Tensor | None = None,
         *,
-        coding: Coding,
+        coding: CodeFormat,
     ) -> LinearLayer:
         """See `KernelSet.StreamedCodedLinear`."""
-        return _alike(super().StreamedCodedLinear(shape, pieces, bias, coding=coding))
+        return _pin_tile(super().StreamedCodedLinear(shape, pieces, bias, coding=coding))
 
-    def head_linears(self, layers: Sequence[LinearLayer]) -> HeadLinears:
+    def head_linears(self, layers: Sequence[LinearLayer]) -> PerHeadLinear:
         """See `KernelSet.head_linears`."""
         return InvariantHeadLinears(layers)
 
     paged_attention = staticmethod(partial(paged_attention, invariant=True))
-    latent_attention = staticmethod(partial(latent_attention, invariant=True))
+    mla_attention = staticmethod(partial(latent_attention, invariant=True))
     fused_experts = staticmethod(partial(fused_experts, tile=ROWS))
 
 
-def _alike(layer: LinearLayer) -> LinearLayer:
+def _pin_tile(layer: LinearLayer) -> LinearLayer:
     """A quantised layer that is cut up as for `ROWS` rows."""
     if isinstance(layer, QuantisedLinear):
-        layer.alike = ROWS
+        layer.fixed_tile = ROWS
     return layer

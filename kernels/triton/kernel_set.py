@@ -9,17 +9,17 @@ import torch
 from torch import Tensor
 
 from kernels.errors import KernelsUnavailable
-from kernels.interface import ExpertLayers, Integers, KernelSet, LinearLayer, MixtureOfExperts
-from kernels.layers import HeadLinears
+from kernels.interface import ExpertLayers, IntegerRows, KernelSet, LinearLayer, MixtureOfExperts
+from kernels.layers import PerHeadLinear
 from kernels.linear_factory import (
-    Codes,
-    Coding,
+    CodeFormat,
+    CodeRows,
     check_codes,
     check_coding,
+    check_integer_weight,
     check_order,
-    check_whole,
+    concatenate_rows,
     group_size_for,
-    stacked,
 )
 from kernels.lora import LoraSlots, Place
 from kernels.triton.attention import latent_attention, paged_attention
@@ -51,7 +51,7 @@ class TritonKernels(KernelSet):
     name = "triton"
     fuses_experts = True
     quantizations = ("int8", "int4", "fp8")
-    sorts_inputs = True
+    supports_act_order = True
     edits = TritonLogitEdits()
     expert_rows: ClassVar[int | None] = None
     """Rows of a tile of quantised experts; None: by how many rows there are."""
@@ -115,7 +115,7 @@ class TritonKernels(KernelSet):
         """See `KernelSet.StreamedLinear`; each piece is rounded on the device as it comes."""
         made: Iterable[Tensor] = (piece.to(self.device) for piece in pieces)
         if quantization is None:
-            weight = stacked(shape, (piece.to(dtype) for piece in made))
+            weight = concatenate_rows(shape, (piece.to(dtype) for piece in made))
             return self.PackedLinear(weight, bias, round_inputs=round_inputs)
         added = None if bias is None else bias.to(self.device)
         layer = self._quantised(made, added, quantization, group_size)
@@ -151,16 +151,16 @@ class TritonKernels(KernelSet):
         """See `KernelSet.IntegerLinear`; zero points become minima, which are float16."""
         if bits == 8 and zeros is not None:
             raise ValueError("these kernels have no zero points of 8 bits")
-        shape = check_whole(values, scales, minima, bits, zeros)
+        shape = check_integer_weight(values, scales, minima, bits, zeros)
         minima = minima if zeros is None else scales.float() * zeros.float()
         there = [None if x is None else x.to(self.device) for x in (values, scales, minima, bias)]
         kind = Int8Linear if bits == 8 else Int4Linear
-        return kind(Integers(*there[:3]), shape[1], there[3])  # type: ignore[arg-type]
+        return kind(IntegerRows(*there[:3]), shape[1], there[3])  # type: ignore[arg-type]
 
     def StreamedIntegerLinear(
         self,
         shape: tuple[int, int],
-        pieces: Iterable[Integers],
+        pieces: Iterable[IntegerRows],
         bias: Tensor | None = None,
         *,
         bits: int,
@@ -179,22 +179,22 @@ class TritonKernels(KernelSet):
             cast(QuantisedLinear, layer).sort_inputs(order.to(self.device, copy=True))
         return layer
 
-    def keeps_codes(self, coding: Coding) -> bool:
-        """See `KernelSet.keeps_codes`: e4m3, in groups that are whole blocks of a product."""
+    def keeps_code_format(self, coding: CodeFormat) -> bool:
+        """See `KernelSet.keeps_code_format`: e4m3, in groups that are whole blocks of a product."""
         size = coding.group_size
         return coding.kind == "e4m3" and size >= 32 and size & (size - 1) == 0
 
     def StreamedCodedLinear(
         self,
         shape: tuple[int, int],
-        pieces: Iterable[Codes],
+        pieces: Iterable[CodeRows],
         bias: Tensor | None = None,
         *,
-        coding: Coding,
+        coding: CodeFormat,
     ) -> LinearLayer:
         """See `KernelSet.StreamedCodedLinear`; x is rounded to e4m3, as with "fp8"."""
         check_coding(coding)
-        if not self.keeps_codes(coding):
+        if not self.keeps_code_format(coding):
             return super().StreamedCodedLinear(shape, pieces, bias, coding=coding)
         scales: list[Tensor] = []
 
@@ -204,7 +204,10 @@ class TritonKernels(KernelSet):
                 scales.append(piece.scales.to(self.device, torch.float32, copy=True))
                 yield piece.codes.to(self.device)
 
-        whole, added = stacked(shape, codes()), None if bias is None else bias.to(self.device)
+        whole, added = (
+            concatenate_rows(shape, codes()),
+            None if bias is None else bias.to(self.device),
+        )
         return coded_linear(whole, torch.cat(scales), added, coding.group_size)
 
     def compile_experts(self, experts: ExpertLayers) -> MixtureOfExperts:
@@ -226,16 +229,16 @@ class TritonKernels(KernelSet):
             places, most, most_rank, dtype, self.device, alike=alike, experts=experts
         )
 
-    def head_linears(self, layers: Sequence[LinearLayer]) -> HeadLinears:
+    def head_linears(self, layers: Sequence[LinearLayer]) -> PerHeadLinear:
         """See `KernelSet.head_linears`."""
         return BatchedHeadLinears(layers)
 
     rms_norm = staticmethod(rms_norm)
     fused_add_rms_norm = staticmethod(fused_add_rms_norm)
     rope_and_cache = staticmethod(rope_and_cache)
-    rope_and_cache_latents = staticmethod(rope_and_cache_latents)
+    rope_and_cache_mla = staticmethod(rope_and_cache_latents)
     paged_attention = staticmethod(paged_attention)
-    latent_attention = staticmethod(latent_attention)
+    mla_attention = staticmethod(latent_attention)
     silu_and_mul = staticmethod(silu_and_mul)
     gelu_and_mul = staticmethod(gelu_and_mul)
     route = staticmethod(route)

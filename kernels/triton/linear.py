@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from kernels.layers import HeadLinears, LinearLayer
+from kernels.layers import LinearLayer, PerHeadLinear
 from kernels.reference.linear import ReferenceLinear
 from kernels.tensors import describe
 
@@ -35,7 +35,7 @@ class TorchLinear(ReferenceLinear):
 # -- A linear layer for each head, as one product of a batch of matrices.
 
 
-class BatchedHeadLinears(HeadLinears):
+class BatchedHeadLinears(PerHeadLinear):
     """All heads by one call of cuBLAS, on weights [heads, N, K] that lie side by side."""
 
     def __init__(self, layers: Sequence[LinearLayer]) -> None:
@@ -54,12 +54,12 @@ class BatchedHeadLinears(HeadLinears):
             layer.weight = self.weight[head]
 
     def __call__(self, x: Tensor, out: Tensor) -> None:
-        """See `HeadLinears.__call__`; x and out are of the weights' dtype."""
+        """See `PerHeadLinear.__call__`; x and out are of the weights' dtype."""
         check_heads(x, out, self.weight)
         torch.bmm(x.transpose(0, 1), self.weight.transpose(1, 2), out=out.transpose(0, 1))
 
     def tensors(self) -> dict[str, Tensor]:
-        """See `HeadLinears.tensors`."""
+        """See `PerHeadLinear.tensors`."""
         return {"weight": self.weight}
 
 

@@ -14,11 +14,11 @@ from kernels.triton.launch import launch
 
 HEADS_AT_ONCE = 8
 SCALING = {"none": 0, "tensor": 1, "token": 2, "head": 3}
-"""See `put`."""
+"""See `store_kv`."""
 
 
 @triton.jit
-def turn(
+def rotate(
     x, stride, token, heads, HEADS: tl.constexpr, norm, cos_sin, position, eps,
     HEAD_SIZE: tl.constexpr, PADDED: tl.constexpr, ROTARY: tl.constexpr, NEOX: tl.constexpr,
     NORM: tl.constexpr,
@@ -62,7 +62,7 @@ def turn(
 
 
 @triton.jit
-def put(
+def store_kv(
     values, cache, scales, slot, heads, KV_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr,
     PAGE: tl.constexpr, KIND: tl.constexpr, SCALES: tl.constexpr, LIMIT: tl.constexpr,
 ):  # fmt: skip
@@ -104,7 +104,7 @@ def rope_kernel(
     QUERY_BLOCKS: tl.constexpr = (HEADS + BLOCK - 1) // BLOCK
     if block < QUERY_BLOCKS:
         mine = block * BLOCK + heads
-        values = turn(
+        values = rotate(
             q, q_stride, token, mine, HEADS, q_norm, cos_sin, position, eps,
             HEAD_SIZE, PADDED, ROTARY, NEOX, Q_NORM,
         )  # fmt: skip
@@ -115,7 +115,7 @@ def rope_kernel(
         tl.store(to, values.to(q.dtype.element_ty), mask=inside)
     else:
         mine = (block - QUERY_BLOCKS) * BLOCK + heads
-        keys = turn(
+        keys = rotate(
             k, k_stride, token, mine, KV_HEADS, k_norm, cos_sin, position, eps,
             HEAD_SIZE, PADDED, ROTARY, NEOX, K_NORM,
         )  # fmt: skip
@@ -127,11 +127,11 @@ def rope_kernel(
         slot = tl.load(slot_mapping + token)
         if slot >= 0:
             values = tl.load(v + token * v_stride + at, mask=inside, other=0.0).to(tl.float32)
-            put(
+            store_kv(
                 rounded.to(tl.float32), key_cache, key_scales, slot, mine,
                 KV_HEADS, HEAD_SIZE, PAGE, KIND, SCALES, LIMIT,
             )  # fmt: skip
-            put(
+            store_kv(
                 values, value_cache, value_scales, slot, mine,
                 KV_HEADS, HEAD_SIZE, PAGE, KIND, SCALES, LIMIT,
             )  # fmt: skip
@@ -151,7 +151,7 @@ def rope_latents_kernel(
     if block < tl.num_programs(1) - 1:
         heads = block * BLOCK + tl.arange(0, BLOCK)
         part = tl.arange(0, WIDTH)
-        turned = turn(
+        turned = rotate(
             q, q_stride, token, heads, HEADS, q, cos_sin, position, 0.0, SIZE, WIDTH, ROTARY, NEOX,
             False,
         )  # fmt: skip
@@ -163,7 +163,7 @@ def rope_latents_kernel(
     else:
         one = tl.arange(0, 1)
         dims = tl.arange(0, PADDED)
-        values = turn(
+        values = rotate(
             latents, stride, token, one, 1, latents, cos_sin, position, 0.0, SIZE, PADDED, ROTARY,
             NEOX, False,
         )  # fmt: skip
@@ -173,7 +173,7 @@ def rope_latents_kernel(
         tl.store(to, rounded, mask=(dims < SIZE)[None, :])
         slot = tl.load(slot_mapping + token)
         if slot >= 0:
-            put(
+            store_kv(
                 rounded.to(tl.float32), cache, scales, slot, one, 1, SIZE, PAGE, KIND, SCALES, LIMIT
             )
 
@@ -188,7 +188,7 @@ def rope_and_cache_latents(
     neox: bool = True,
     scales: Tensor | None = None,
 ) -> None:
-    """See `KernelSet.rope_and_cache_latents`, and `rope_and_cache` for scales and checks."""
+    """See `KernelSet.rope_and_cache_mla`, and `rope_and_cache` for scales and checks."""
     tokens, heads, size = q.shape
     shape = check_caches(cache, cache, size)
     if latents.shape != (tokens, 1, size) or shape[1] != 1 or latents.dtype != q.dtype:

@@ -15,11 +15,11 @@ from django.db import transaction
 from django.http import HttpRequest
 from django.shortcuts import render
 
-from accounts.group_sync import ProviderSession, groups_in, remember
-from common.one_time import boxes
+from accounts.group_sync import ProviderSession, groups_in, store_refresh_token
+from common.one_time import fernet_for
 from tenants import actions
-from tenants.actions.users import SIGN_ON, grants_of, sync_grants
-from tenants.audit import record
+from tenants.actions.users import SSO_ACTOR, roles_from_groups, sync_roles_from_groups
+from tenants.audit import log_action
 from tenants.models import Membership, User
 
 # -- allauth's hooks for local accounts.
@@ -65,19 +65,19 @@ class SecondFactorAdapter(DefaultMFAAdapter):
 
     def encrypt(self, text: str) -> str:
         """For the database."""
-        return boxes("second factors").encrypt(text.encode()).decode()
+        return fernet_for("second factors").encrypt(text.encode()).decode()
 
     def decrypt(self, encrypted_text: str) -> str:
         """From the database."""
-        return boxes("second factors").decrypt(encrypted_text.encode()).decode()
+        return fernet_for("second factors").decrypt(encrypted_text.encode()).decode()
 
 
-class SignOnAdapter(DefaultSocialAccountAdapter):
+class SocialAccountAdapter(DefaultSocialAccountAdapter):
     """The provider's groups decide; whoever has no group that we know, and no tenant, stays out."""
 
     def is_open_for_signup(self, request: HttpRequest, sociallogin: SocialLogin) -> bool:
         """Whether somebody new may come in: their groups give them something."""
-        return bool(grants_of(groups_of(sociallogin), settings.OIDC_ROLES))
+        return bool(roles_from_groups(groups_of(sociallogin), settings.OIDC_ROLES))
 
     def is_auto_signup_allowed(self, request: HttpRequest, sociallogin: SocialLogin) -> bool:
         """Never by a form: an address that somebody else has is left out, not asked for."""
@@ -103,18 +103,18 @@ class SignOnAdapter(DefaultSocialAccountAdapter):
         if sociallogin.state.get("process") == "connect":
             return
         if not sociallogin.is_existing:
-            if _address_taken(sociallogin):
+            if _is_email_taken(sociallogin):
                 taken = render(request, "account/sign_on_taken.html", status=409)
                 raise ImmediateHttpResponse(taken)
             return
         user = sociallogin.user
-        sync_grants(user=user, groups=groups_of(sociallogin), roles=settings.OIDC_ROLES)
+        sync_roles_from_groups(user=user, groups=groups_of(sociallogin), roles=settings.OIDC_ROLES)
         user.refresh_from_db()
         if not user.is_superuser and not Membership.objects.filter(user=user).exists():
             refused = render(request, "account/signup_closed.html", status=403)
             raise ImmediateHttpResponse(refused)
         if sociallogin.account.pk is not None:
-            remember(sociallogin)
+            store_refresh_token(sociallogin)
 
     def get_requests_session(self) -> ProviderSession:
         """By the rules of egress."""
@@ -125,14 +125,16 @@ class SignOnAdapter(DefaultSocialAccountAdapter):
         with transaction.atomic():
             user: User = super().save_user(request, sociallogin, form)
             changes = {"username": [None, user.username], "email": [None, user.email]}
-            record(actor=SIGN_ON, action="user.create", target=user, changes=changes)
-            sync_grants(user=user, groups=groups_of(sociallogin), roles=settings.OIDC_ROLES)
-            remember(sociallogin)
+            log_action(actor=SSO_ACTOR, action="user.create", target=user, changes=changes)
+            sync_roles_from_groups(
+                user=user, groups=groups_of(sociallogin), roles=settings.OIDC_ROLES
+            )
+            store_refresh_token(sociallogin)
         user.refresh_from_db()
         return user
 
 
-def _address_taken(sociallogin: SocialLogin) -> bool:
+def _is_email_taken(sociallogin: SocialLogin) -> bool:
     """Whether somebody here has this address, and we can't know that it's the same person."""
     addresses = [address.email for address in sociallogin.email_addresses]
     return any(filter_users_by_email(address) for address in addresses)

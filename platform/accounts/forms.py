@@ -11,7 +11,7 @@ from allauth.mfa.models import Authenticator
 from django.core.cache import cache
 
 
-def take_once(authenticator: Authenticator, code: str) -> None:
+def consume_code(authenticator: Authenticator, code: str) -> None:
     """Raise ValidationError for a code that was used while it may still be accepted.
 
     allauth forgets used codes after one step, though it accepts them for `TOTP_TOLERANCE` steps
@@ -25,7 +25,7 @@ def take_once(authenticator: Authenticator, code: str) -> None:
         raise get_adapter().validation_error("incorrect_code")
 
 
-class CodeOnceForm(AuthenticateForm):
+class OneTimeCodeForm(AuthenticateForm):
     """The second step of the login."""
 
     authenticator: Any
@@ -33,11 +33,11 @@ class CodeOnceForm(AuthenticateForm):
     def clean_code(self) -> str:
         """The code, when it's right and new."""
         code = super().clean_code()
-        take_once(self.authenticator, code)
+        consume_code(self.authenticator, code)
         return code
 
 
-class CodeAgainOnceForm(ReauthenticateForm):
+class ReauthOneTimeCodeForm(ReauthenticateForm):
     """The proof before something dangerous."""
 
     authenticator: Any
@@ -45,5 +45,5 @@ class CodeAgainOnceForm(ReauthenticateForm):
     def clean_code(self) -> str:
         """The code, when it's right and new."""
         code = super().clean_code()
-        take_once(self.authenticator, code)
+        consume_code(self.authenticator, code)
         return code

@@ -31,13 +31,13 @@ from django.http import HttpRequest
 from django.utils import timezone
 from requests.adapters import HTTPAdapter
 
-from common.one_time import boxes
+from common.one_time import fernet_for
 from common.outbound_http import Address, Target, check_url, resolve
-from common.task_queue import hint
+from common.task_queue import send_task_best_effort
 from engine.contract.errors import QuireError
 from tenants.actions.keys import end_sessions
-from tenants.actions.users import SIGN_ON, sync_grants
-from tenants.audit import record
+from tenants.actions.users import SSO_ACTOR, sync_roles_from_groups
+from tenants.audit import log_action
 from tenants.breaker import Breaker
 from tenants.models import User
 
@@ -50,7 +50,7 @@ EVERY = timedelta(minutes=5)
 SESSION = timedelta(hours=12)
 #: The scope that gives refresh tokens that outlive the session at the provider.
 OFFLINE = "offline_access"
-PARTS = ("userinfo", "id_token")
+TOKEN_PARTS = ("userinfo", "id_token")
 CHECK = "console.check_user"
 #: How often workers look whose time has come.
 LOOK_EVERY_S = 60.0
@@ -63,7 +63,7 @@ breaker = Breaker("identity")
 def groups_in(data: dict[str, Any]) -> set[str]:
     """The groups that the provider names, in the id token or the user's own data."""
     found: set[str] = set()
-    for part in PARTS:
+    for part in TOKEN_PARTS:
         named = (data.get(part) or {}).get(settings.OIDC_GROUPS_CLAIM)
         if isinstance(named, str):
             found.add(named)
@@ -72,7 +72,7 @@ def groups_in(data: dict[str, Any]) -> set[str]:
     return found
 
 
-def remember(sociallogin: SocialLogin) -> None:
+def store_refresh_token(sociallogin: SocialLogin) -> None:
     """Keep what the provider can be asked with again, encrypted. For an account that is saved."""
     secret = sociallogin.token.token_secret if sociallogin.token else ""
     SocialToken.objects.filter(account=sociallogin.account).delete()
@@ -92,11 +92,11 @@ def _bound_session(request: HttpRequest, user: User, **details: Any) -> None:
         request.session.set_expiry(timezone.now() + SESSION)
 
 
-def check_due() -> int:
+def check_due_users() -> int:
     """Have workers ask for everybody whose time has come; how many that are."""
     due = [] if breaker.is_open else list(_due().values_list("pk", flat=True))
     for pk in due:
-        hint(CHECK, pk, expires=LOOK_EVERY_S)
+        send_task_best_effort(CHECK, pk, expires=LOOK_EVERY_S)
     return len(due)
 
 
@@ -133,19 +133,19 @@ def _check(token: SocialToken) -> None:
     provider = OpenIDConnectOAuth2Adapter(None, PROVIDER)
     answer = _refreshed(provider, secret)
     if answer is None:
-        _ended(token)
+        _handle_revoked(token)
         return
     if fresh := answer.get("refresh_token"):
         SocialToken.objects.filter(pk=token.pk).update(
             token_secret=_box().encrypt(str(fresh).encode()).decode()
         )
-    data = _told(provider, answer)
+    data = _user_info(provider, answer)
     if any(part.get("sub") not in (None, account.uid) for part in data.values()):
         raise ValueError("the provider speaks of somebody else")
-    if not _can_tell(account, data):
+    if not _provider_lists_groups(account, data):
         logger.warning("The provider names no groups of %s between sign-ins.", account.user)
         return
-    sync_grants(user=account.user, groups=groups_in(data), roles=settings.OIDC_ROLES)
+    sync_roles_from_groups(user=account.user, groups=groups_in(data), roles=settings.OIDC_ROLES)
 
 
 def _refreshed(provider: OpenIDConnectOAuth2Adapter, secret: str) -> dict[str, Any] | None:
@@ -166,7 +166,7 @@ def _refreshed(provider: OpenIDConnectOAuth2Adapter, secret: str) -> dict[str, A
     return found
 
 
-def _told(provider: OpenIDConnectOAuth2Adapter, answer: dict[str, Any]) -> dict[str, Any]:
+def _user_info(provider: OpenIDConnectOAuth2Adapter, answer: dict[str, Any]) -> dict[str, Any]:
     """What the provider says of the person now, by where it says it."""
     data = {"userinfo": provider._fetch_user_info(answer["access_token"])}
     if signed := answer.get("id_token"):
@@ -175,17 +175,17 @@ def _told(provider: OpenIDConnectOAuth2Adapter, answer: dict[str, Any]) -> dict[
     return data
 
 
-def _can_tell(account: SocialAccount, data: dict[str, Any]) -> bool:
+def _provider_lists_groups(account: SocialAccount, data: dict[str, Any]) -> bool:
     """Whether no groups means none: they are named where they were at the sign-in.
 
     Some providers put them into the id token alone, and send none when they are asked again.
     """
     claim = settings.OIDC_GROUPS_CLAIM
-    before = {part for part in PARTS if claim in (account.extra_data.get(part) or {})}
+    before = {part for part in TOKEN_PARTS if claim in (account.extra_data.get(part) or {})}
     return bool(groups_in(data)) or not before or bool(before & data.keys())
 
 
-def _ended(token: SocialToken) -> None:
+def _handle_revoked(token: SocialToken) -> None:
     """The provider takes the token no more: the person was let go, or it only ended by time.
 
     Tokens for offline access end with the right to come. Others end with the session at the
@@ -195,7 +195,7 @@ def _ended(token: SocialToken) -> None:
     app = get_adapter().get_app(None, provider=PROVIDER)
     if OFFLINE in app.settings.get("scope", ()):
         with transaction.atomic():
-            sync_grants(user=user, groups=(), roles=settings.OIDC_ROLES)
+            sync_roles_from_groups(user=user, groups=(), roles=settings.OIDC_ROLES)
             _sign_out(token)
     else:
         _sign_out(token)
@@ -204,13 +204,13 @@ def _ended(token: SocialToken) -> None:
 @transaction.atomic
 def _sign_out(token: SocialToken) -> None:
     user = token.account.user
-    record(actor=SIGN_ON, action="sign_on.end", target=user)
+    log_action(actor=SSO_ACTOR, action="sign_on.end", target=user)
     end_sessions(user)
     token.delete()
 
 
 def _box() -> Any:
-    return boxes("sign-on tokens")
+    return fernet_for("sign-on tokens")
 
 
 # -- Requests to the identity provider: by the rules of `common.outbound_http`.

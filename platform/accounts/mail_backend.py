@@ -11,7 +11,7 @@ from django.core.mail.backends.base import BaseEmailBackend
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
-from common.one_time import boxes
+from common.one_time import fernet_for
 from common.task_queue import send_task
 
 TASK = "config.send_mail"
@@ -43,11 +43,11 @@ def packed(message: EmailMessage) -> str:
     values["headers"] = message.extra_headers
     parts = getattr(message, "alternatives", [])
     values["alternatives"] = [[part.content, part.mimetype] for part in parts]
-    return boxes("mail").encrypt(json.dumps(values).encode()).decode()
+    return fernet_for("mail").encrypt(json.dumps(values).encode()).decode()
 
 
 def unpacked(text: str) -> EmailMultiAlternatives:
     """The mail of a task's argument. Raises cryptography's InvalidToken."""
-    values = json.loads(boxes("mail").decrypt(text.encode()))
+    values = json.loads(fernet_for("mail").decrypt(text.encode()))
     values["alternatives"] = [(content, kind) for content, kind in values["alternatives"]]
     return EmailMultiAlternatives(**values, connection=get_connection(SMTP))

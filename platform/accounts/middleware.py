@@ -12,7 +12,7 @@ from django.utils.cache import add_never_cache_headers
 
 from common.errors import PermissionDenied
 from inference.errors import error_response
-from tenants.sessions import lacks_second_factor
+from tenants.sessions import needs_second_factor
 
 #: What somebody reaches who has yet to set one up: their account, and the way out.
 OPEN = ("/account/", "/login/", "/logout/", "/static/", "/invitation/")
@@ -32,7 +32,7 @@ class IdentityMiddleware:
         if (
             not request.path_info.startswith(OPEN)
             and user.is_authenticated
-            and lacks_second_factor(user)
+            and needs_second_factor(user)
         ):
             if request.path_info.startswith(("/api/", "/console/api/")):
                 text = f"Your role asks for a second factor: set one up at {reverse('mfa_index')}."

@@ -15,28 +15,28 @@ from django.contrib.auth.signals import user_logged_in
 from django.dispatch import receiver
 from django.http import HttpRequest, HttpResponse
 
-AT = "quire_authenticated_at"
+SESSION_KEY = "quire_authenticated_at"
 
 
 @receiver(user_logged_in, dispatch_uid="accounts.reauthentication")
-def _note(request: HttpRequest, **_: object) -> None:
-    request.session[AT] = time.time()
+def _record_login(request: HttpRequest, **_: object) -> None:
+    request.session[SESSION_KEY] = time.time()
 
 
-def recently_authenticated(request: HttpRequest) -> bool:
+def is_recently_authenticated(request: HttpRequest) -> bool:
     """Whether this session's person proved who they are within the last minutes.
 
     Who has neither password nor second factor (single sign-on alone) can't be asked again here.
     """
     user: Any = request.user
-    moments = [request.session.get(AT) or 0.0]
+    moments = [request.session.get(SESSION_KEY) or 0.0]
     moments += [record["at"] for record in get_authentication_records(request, user)]
     if time.time() - max(moments) < app_settings.REAUTHENTICATION_TIMEOUT:
         return True
     return not get_reauthentication_flows(user)
 
 
-def recent_authentication_required(
+def reauthentication_required(
     view: Callable[..., HttpResponse],
 ) -> Callable[..., HttpResponse]:
     """By POST only with a recent proof; the request goes on by itself once it's given."""
@@ -44,7 +44,7 @@ def recent_authentication_required(
     @wraps(view)
     def asked(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
         asks = request.method == "POST" and request.user.is_authenticated
-        if asks and not recently_authenticated(request):
+        if asks and not is_recently_authenticated(request):
             raise ReauthenticationRequired
         return view(request, *args, **kwargs)
 

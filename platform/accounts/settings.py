@@ -37,14 +37,14 @@ def identity_settings(*, secure: bool) -> dict[str, object]:
         # RFC 6238, 5.2: codes are typed in near the end of their 30 seconds, and clocks differ.
         "MFA_TOTP_TOLERANCE": 1,
         "MFA_FORMS": {
-            "authenticate": "accounts.forms.CodeOnceForm",
-            "reauthenticate": "accounts.forms.CodeAgainOnceForm",
+            "authenticate": "accounts.forms.OneTimeCodeForm",
+            "reauthenticate": "accounts.forms.ReauthOneTimeCodeForm",
         },
         "MFA_ALLOW_UNVERIFIED_EMAIL": True,
         # Without TLS browsers offer security keys on localhost alone.
         "MFA_WEBAUTHN_ALLOW_INSECURE_ORIGIN": not secure,
         "MFA_REQUIRED_ROLES": _required_roles(),
-        "SOCIALACCOUNT_ADAPTER": "accounts.adapters.SignOnAdapter",
+        "SOCIALACCOUNT_ADAPTER": "accounts.adapters.SocialAccountAdapter",
         "SOCIALACCOUNT_AUTO_SIGNUP": True,
         "SOCIALACCOUNT_EMAIL_AUTHENTICATION": True,
         "SOCIALACCOUNT_EMAIL_AUTHENTICATION_AUTO_CONNECT": True,

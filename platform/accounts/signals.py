@@ -11,39 +11,39 @@ from django.db import transaction
 from django.db.models.signals import post_delete, post_save
 from django.dispatch import receiver
 
-from tenants.actors import as_actor
-from tenants.audit import record
+from tenants.actors import to_actor
+from tenants.audit import log_action
 from tenants.models import User
 
 
-def _note(user: User, action: str, **details: Any) -> None:
+def _log_event(user: User, action: str, **details: Any) -> None:
     with transaction.atomic():
-        record(actor=as_actor(user), action=action, target=user, **details)
+        log_action(actor=to_actor(user), action=action, target=user, **details)
 
 
 @receiver(user_logged_in, dispatch_uid="accounts.audit")
 def _logged_in(user: User, **_: object) -> None:
-    _note(user, "user.log_in")
+    _log_event(user, "user.log_in")
 
 
 @receiver(post_save, sender=Authenticator, dispatch_uid="accounts.audit")
 def _added(instance: Authenticator, created: bool, **_: object) -> None:
     """In the transaction that does it."""
     if created:
-        _note(instance.user, "second_factor.add", type=instance.type)
+        _log_event(instance.user, "second_factor.add", type=instance.type)
 
 
 @receiver(post_delete, sender=Authenticator, dispatch_uid="accounts.audit")
 def _removed(instance: Authenticator, origin: object, **_: object) -> None:
     if not isinstance(origin, User):  # who is deleted takes theirs along
-        _note(instance.user, "second_factor.remove", type=instance.type)
+        _log_event(instance.user, "second_factor.remove", type=instance.type)
 
 
 @receiver(social.social_account_added, dispatch_uid="accounts.audit")
 def _connected(sociallogin: Any, **_: object) -> None:
-    _note(sociallogin.user, "sign_on.connect", subject=sociallogin.account.uid)
+    _log_event(sociallogin.user, "sign_on.connect", subject=sociallogin.account.uid)
 
 
 @receiver(social.social_account_removed, dispatch_uid="accounts.audit")
 def _disconnected(socialaccount: Any, **_: object) -> None:
-    _note(socialaccount.user, "sign_on.disconnect", subject=socialaccount.uid)
+    _log_event(socialaccount.user, "sign_on.disconnect", subject=socialaccount.uid)

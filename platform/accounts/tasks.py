@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 @shared_task(name="console.sign_on")
 def sign_on() -> None:
     """Look for people who came by single sign-on and are to be asked for again."""
-    if due := groups.check_due():
+    if due := groups.check_due_users():
         logger.debug("the identity provider is asked for %d people", due)
 
 
@@ -32,16 +32,16 @@ def check_user(pk: int) -> None:
 
 
 #: Seconds until the first try again; each later one waits twice as long, half an hour at most.
-PAUSE_S, LONGEST_PAUSE_S, TRIES = 5, 1800, 12
+RETRY_DELAY_S, MAX_RETRY_DELAY_S, MAX_ATTEMPTS = 5, 1800, 12
 
 
 @shared_task(
     name=TASK,
     bind=True,
     autoretry_for=(SMTPException, OSError, SoftTimeLimitExceeded),
-    retry_backoff=PAUSE_S,
-    retry_backoff_max=LONGEST_PAUSE_S,
-    max_retries=TRIES,
+    retry_backoff=RETRY_DELAY_S,
+    retry_backoff_max=MAX_RETRY_DELAY_S,
+    max_retries=MAX_ATTEMPTS,
 )
 def send_mail(task: Any, text: str) -> None:
     """Send a mail; while its server is away, again and again for some hours."""

@@ -18,11 +18,11 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_http_methods, require_POST
 
-from console.views.base import done
+from console.views.base import redirect_with_message
 from engine.contract.errors import QuireError
 from tenants import actions
-from tenants.actors import as_actor
-from tenants.audit import record
+from tenants.actors import to_actor
+from tenants.audit import log_action
 
 
 class JoinForm(forms.Form):
@@ -45,12 +45,14 @@ def invitation(request: HttpRequest, token: str) -> HttpResponse:
     user: Any = request.user
     form = JoinForm(request.POST if request.method == "POST" and user.is_anonymous else None)
     try:
-        found = actions.find_invitation(token)
+        found = actions.get_open_invitation(token)
         if request.method == "POST" and user.is_authenticated:
             actions.accept_invitation(user=user, token=token)
-            return done(request, "members", found.tenant, text=f"Welcome to {found.tenant.name}.")
+            return redirect_with_message(
+                request, "members", found.tenant, text=f"Welcome to {found.tenant.name}."
+            )
         if request.method == "POST" and form.is_valid():
-            made = actions.join_by_invitation(token=token, **form.cleaned_data)
+            made = actions.sign_up_with_invitation(token=token, **form.cleaned_data)
             return perform_login(request, Login(user=made, redirect_url=reverse("playground")))
     except QuireError as error:
         if error.status == 404:
@@ -72,6 +74,6 @@ def end_session(request: HttpRequest, pk: int) -> HttpResponse:
     if found is None:
         raise Http404
     with transaction.atomic():
-        record(actor=as_actor(user), action="session.end", target=user, ended_address=found.ip)
+        log_action(actor=to_actor(user), action="session.end", target=user, ended_address=found.ip)
         found.end()
     return redirect("usersessions_list")

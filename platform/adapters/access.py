@@ -18,9 +18,9 @@ from metering.access import access_usage_entries
 from metering.budgets import access_prices
 from metering.models import Price, UsageEntry
 from metering.request_log import access_requests, called
-from metering.rules import names_of
-from tenants.access import Reader, access_role, access_tenants
-from tenants.actors import as_actor, require_operator
+from metering.rules import billing_names
+from tenants.access import AccessSubject, access_role, access_tenants
+from tenants.actors import require_operator, to_actor
 from tenants.models import Role, Tenant
 
 # -- What budgets and prices may be for: names of models and of adapters, today.
@@ -33,10 +33,10 @@ def names_for(tenant: Tenant) -> frozenset[str]:
     models = access_served_models(tenant).values_list("name", flat=True)
     rows = AdapterAlias.objects.filter(Q(tenant=tenant) | Q(tenant=None))
     adapters = rows.values_list("served_model__name", "name")
-    return frozenset(models) | {each for row in adapters for each in names_of(*row)}
+    return frozenset(models) | {each for row in adapters for each in billing_names(*row)}
 
 
-def priced_names() -> frozenset[str]:
+def priceable_names() -> frozenset[str]:
     """Names that a price may have, over all tenants: of a tenant's own adapter with its slug."""
     found = set(ServedModel.objects.values_list("name", flat=True))
     rows = AdapterAlias.objects.values_list("served_model__name", "name", "tenant__slug")
@@ -45,12 +45,12 @@ def priced_names() -> frozenset[str]:
     return frozenset(found)
 
 
-def access_prices_of(reader: Reader) -> QuerySet[Price]:
+def access_prices_of(reader: AccessSubject) -> QuerySet[Price]:
     """Prices of what the reader's tenants may use, with their history; all for an operator.
 
     A price's name can tell of another tenant, of its models and of its adapters.
     """
-    if as_actor(reader).is_operator:
+    if to_actor(reader).is_operator:
         return access_prices()
     names: set[str] = set()
     for tenant in access_tenants(reader):
@@ -60,27 +60,27 @@ def access_prices_of(reader: Reader) -> QuerySet[Price]:
     return access_prices().filter(model__in=names)
 
 
-def warning(name: str, known: Collection[str]) -> str:
+def unknown_name_warning(name: str, known: Collection[str]) -> str:
     """A sentence about a name that nothing has, or ""."""
     if not name or name in known:
         return ""
     return f"No model or adapter is called {name} today: it applies as soon as one is."
 
 
-def access_adapters(user: Reader, tenant: Tenant | None) -> QuerySet[Adapter]:
+def access_adapters(user: AccessSubject, tenant: Tenant | None) -> QuerySet[Adapter]:
     """A tenant's own and those shared with it, for any member; without a tenant all the shared
     ones, for operators.
     """
     rows = Adapter.objects.select_related("tenant", "served_model")
     if tenant is None:
-        require_operator(as_actor(user))
+        require_operator(to_actor(user))
         return rows.filter(tenant__isnull=True)
     access_role(user, tenant)
     models = access_served_models(tenant).values("pk")
     return rows.filter(Q(tenant=tenant) | Q(tenant__isnull=True, served_model__in=models))
 
 
-def access_adapter(user: Reader, tenant: Tenant | None, pk: int) -> Adapter:
+def access_adapter(user: AccessSubject, tenant: Tenant | None, pk: int) -> Adapter:
     """Raises `NotFound`."""
     found = access_adapters(user, tenant).filter(pk=pk).first()
     if found is None:
@@ -88,13 +88,13 @@ def access_adapter(user: Reader, tenant: Tenant | None, pk: int) -> Adapter:
     return found
 
 
-def access_all_adapters(user: Reader) -> QuerySet[Adapter]:
+def access_all_adapters(user: AccessSubject) -> QuerySet[Adapter]:
     """Everybody's. `PermissionDenied` for all but operators."""
-    require_operator(as_actor(user))
+    require_operator(to_actor(user))
     return Adapter.objects.select_related("tenant", "served_model")
 
 
-def access_version(user: Reader, adapter: Adapter, number: int) -> AdapterVersion:
+def access_version(user: AccessSubject, adapter: Adapter, number: int) -> AdapterVersion:
     """A version of an adapter that the user may see. Raises `NotFound`."""
     found = adapter.versions.filter(number=number).first()
     if found is None:
@@ -103,7 +103,7 @@ def access_version(user: Reader, adapter: Adapter, number: int) -> AdapterVersio
     return found
 
 
-def access_alias(user: Reader, adapter: Adapter, name: str) -> AdapterAlias:
+def access_alias(user: AccessSubject, adapter: Adapter, name: str) -> AdapterAlias:
     """A name of an adapter that the user may see; "" is the adapter's own. Raises `NotFound`."""
     rows = adapter.aliases.select_related("version", "canary", "previous")
     found = rows.filter(name=name or adapter.name).first()
@@ -113,13 +113,13 @@ def access_alias(user: Reader, adapter: Adapter, name: str) -> AdapterAlias:
     return found
 
 
-def access_uploads(user: Reader, tenant: Tenant | None) -> QuerySet[AdapterUpload]:
+def access_uploads(user: AccessSubject, tenant: Tenant | None) -> QuerySet[AdapterUpload]:
     """Those under way, for members; without a tenant those of shared adapters, for operators."""
-    require(as_actor(user), tenant, Role.MEMBER)
+    require(to_actor(user), tenant, Role.MEMBER)
     return AdapterUpload.objects.filter(tenant=tenant).select_related("tenant", "served_model")
 
 
-def access_upload(user: Reader, tenant: Tenant | None, public_id: str) -> AdapterUpload:
+def access_upload(user: AccessSubject, tenant: Tenant | None, public_id: str) -> AdapterUpload:
     """Raises `NotFound`."""
     found = access_uploads(user, tenant).filter(public_id=public_id).first()
     if found is None:
@@ -133,7 +133,7 @@ def access_upload(user: Reader, tenant: Tenant | None, public_id: str) -> Adapte
 DAYS = 14
 
 
-def usage_of(user: Reader, tenant: Tenant, adapters: Iterable[Adapter]) -> dict[int, Any]:
+def usage_of(user: AccessSubject, tenant: Tenant, adapters: Iterable[Adapter]) -> dict[int, Any]:
     """Each adapter's use by the tenant in the last `DAYS` days: {pk: {"requests", "tokens",
     "by_digest": {digest: requests}}}.
 
@@ -183,7 +183,7 @@ def _holders(tenant: Tenant) -> dict[tuple[str, str], list[int]]:
     return found
 
 
-def access_request(user: Reader, tenant: Tenant, request_id: str) -> UsageEntry:
+def access_request(user: AccessSubject, tenant: Tenant, request_id: str) -> UsageEntry:
     """What the ledger has of one request of the tenant's, by whatever id a client has of it: the
     answer's (`chatcmpl-...`, `resp_...`) or the header's (`x-request-id`). Raises `NotFound`.
 

@@ -9,7 +9,7 @@ from django.template.defaultfilters import filesizeformat
 
 from adapters import actions
 from adapters.models import Adapter, AdapterAlias, AdapterUpload, AdapterVersion
-from tenants.admin import ActionsAdmin, ReadOnlyAdmin
+from tenants.admin import ActionsAdmin, ReadOnlyModelAdmin
 
 
 class VersionInline(admin.TabularInline):
@@ -95,9 +95,9 @@ class AdapterAdmin(ActionsAdmin):
         """For all requests, under the adapter's own name."""
 
         def deed(row: Adapter) -> None:
-            newest = actions.newest_passed(row)
+            newest = actions.latest_valid_version(row)
             if newest is None:
-                raise actions.nothing_passed(row)
+                raise actions.no_valid_version_error(row)
             actions.promote(actor=request.user, version=newest)
 
         self.each(request, rows, deed, "promoted")
@@ -124,7 +124,7 @@ class AdapterAdmin(ActionsAdmin):
 
 
 @admin.register(AdapterVersion)
-class AdapterVersionAdmin(ReadOnlyAdmin, ActionsAdmin):
+class AdapterVersionAdmin(ReadOnlyModelAdmin, ActionsAdmin):
     """Versions with their reports."""
 
     list_display = ("adapter", "number", "state", "short_digest", "rank", "size", "created_by")
@@ -145,7 +145,7 @@ class AdapterVersionAdmin(ReadOnlyAdmin, ActionsAdmin):
         self.each(
             request,
             rows,
-            lambda row: actions.check_again(actor=request.user, version=row),
+            lambda row: actions.revalidate_version(actor=request.user, version=row),
             "versions wait for their check",
         )
 
@@ -165,13 +165,13 @@ class AdapterVersionAdmin(ReadOnlyAdmin, ActionsAdmin):
         self.each(
             request,
             rows,
-            lambda row: actions.retire(actor=request.user, version=row),
+            lambda row: actions.retire_version(actor=request.user, version=row),
             "versions retired",
         )
 
 
 @admin.register(AdapterUpload)
-class AdapterUploadAdmin(ReadOnlyAdmin):
+class AdapterUploadAdmin(ReadOnlyModelAdmin):
     """Uploads under way."""
 
     list_display = ("public_id", "name", "served_model", "tenant", "num_bytes", "touched_at")

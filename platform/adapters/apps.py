@@ -4,7 +4,7 @@ from typing import Any
 
 from django.apps import AppConfig
 
-from common.task_queue import hint
+from common.task_queue import send_task_best_effort
 
 
 class AdaptersConfig(AppConfig):
@@ -19,19 +19,19 @@ class AdaptersConfig(AppConfig):
         """
         from adapters.access import names_for
         from adapters.signals import adapters_changed, version_waits
-        from adapters.tenant_data import register_all
+        from adapters.tenant_data import register_data_kinds
         from tenants import access as model_names
 
         version_waits.connect(_send, dispatch_uid="adapters.send")
         adapters_changed.connect(_tell_pins, dispatch_uid="adapters.pins")
-        register_all()
-        model_names.register(names_for)
+        register_data_kinds()
+        model_names.register_name_source(names_for)
 
 
 def _send(version: Any, **_: object) -> None:
     from adapters.tasks import CHECK
 
-    hint(CHECK, version.pk)
+    send_task_best_effort(CHECK, version.pk)
 
 
 def _tell_pins(adapter: Any, **_: object) -> None:
@@ -39,4 +39,4 @@ def _tell_pins(adapter: Any, **_: object) -> None:
     from adapters.pins import TASK
 
     if adapter.pinned:
-        hint(TASK)
+        send_task_best_effort(TASK)

@@ -27,9 +27,9 @@ from engine.contract.lora import (
     TOKENIZER_FILE,
     TOKENIZER_FILES,
     WEIGHTS_FILE,
-    brings_tokenizer,
+    has_tokenizer,
 )
-from engine.contract.validation import shown
+from engine.contract.validation import format_value
 
 # -- What an adapter's files are, whatever they're called: looked at before anything is kept.
 #
@@ -88,7 +88,7 @@ def _check_safetensors(path: Path) -> None:
         with safe_open(str(path), framework="np"):
             pass
     except SafetensorError as error:
-        told = shown(str(error))
+        told = format_value(str(error))
         raise AdapterInvalid(
             f"{path.name} isn't a valid safetensors file: {told}.", param="files"
         ) from error
@@ -101,7 +101,7 @@ def _config(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
         raise AdapterInvalid(
-            f"{CONFIG_FILE} isn't valid JSON: {shown(str(error))}.", param="files"
+            f"{CONFIG_FILE} isn't valid JSON: {format_value(str(error))}.", param="files"
         ) from error
     if not isinstance(found, dict):
         raise AdapterInvalid(f"{CONFIG_FILE} must hold a JSON object.", param="files")
@@ -112,11 +112,12 @@ def _check_config(config: dict[str, Any]) -> None:
     kind, rank = config.get("peft_type"), config.get("r", 8)
     if kind != "LORA":
         raise AdapterInvalid(
-            f"{CONFIG_FILE}: peft_type must be LORA, got {shown(kind)}.", param="peft_type"
+            f"{CONFIG_FILE}: peft_type must be LORA, got {format_value(kind)}.", param="peft_type"
         )
     if isinstance(rank, bool) or not isinstance(rank, int) or not 1 <= rank <= MAX_RANK:
         raise AdapterInvalid(
-            f"{CONFIG_FILE}: r must be a whole number from 1 to {MAX_RANK}, got {shown(rank)}.",
+            f"{CONFIG_FILE}: r must be a whole number from 1 to {MAX_RANK}, "
+            f"got {format_value(rank)}.",
             param="r",
         )
 
@@ -132,7 +133,7 @@ MAX_MEMBERS = 1000
 CHUNK = 1 << 20
 #: Of an OSError that a damaged archive raises, not a disk: bz2 gives none, a place before the
 #: file's begin is an invalid argument.
-_DAMAGE = (None, errno.EINVAL)
+ARCHIVE_ERRORS = (None, errno.EINVAL)
 
 
 def check_names(names: Collection[str]) -> None:
@@ -182,7 +183,7 @@ def suffix_of(name: str) -> str:
     return Path(name).suffix.lower()
 
 
-def check_beside(name: str) -> None:
+def check_companion_file(name: str) -> None:
     """Raise `AdapterInvalid` for a file that can't be left out, nor read: a pickle, or new tokens
     in another format.
     """
@@ -194,15 +195,15 @@ def check_beside(name: str) -> None:
         )
 
 
-def own_files(names: Collection[str]) -> list[str]:
+def adapter_files(names: Collection[str]) -> list[str]:
     """What an adapter consists of, of a folder's file names: PEFT's two files whether they're there
     or not. What's beside the weights of a tokenizer counts where it makes one.
 
-    Raises `AdapterInvalid` as `check_beside`.
+    Raises `AdapterInvalid` as `check_companion_file`.
     """
     for name in sorted(name for name in names if name.startswith(NEW_TOKENS)):
-        check_beside(name)
-    unused = () if brings_tokenizer(names) else TOKENIZER_FILES
+        check_companion_file(name)
+    unused = () if has_tokenizer(names) else TOKENIZER_FILES
     found = [name for name in ADAPTER_FILES if name in names and name not in unused]
     return list(dict.fromkeys((CONFIG_FILE, WEIGHTS_FILE, *found)))
 
@@ -215,7 +216,7 @@ def stage_folder(source: Path, staged: Path, limit: int) -> None:
     found = {GGUF_FILE: source} if source.is_file() else _files_of(source)
     room = limit
     for name, file in found.items():
-        with _open_plain(file) as content, (staged / name).open("xb") as copy:
+        with _open_regular_file(file) as content, (staged / name).open("xb") as copy:
             room = copy_bounded(content, copy, room, limit)
     check_contents(staged)
 
@@ -237,7 +238,7 @@ def stage_zip(archive: Path, staged: Path, limit: int) -> None:
             wanted: dict[str, zipfile.ZipInfo] = {}
             beside: dict[PurePosixPath, zipfile.ZipInfo] = {}
             for member in members:
-                _sort(member, wanted, beside)
+                _classify_member(member, wanted, beside)
             wanted |= _tokenizer_of(wanted, beside)
             room = limit
             for name, member in wanted.items():
@@ -248,7 +249,7 @@ def stage_zip(archive: Path, staged: Path, limit: int) -> None:
     except (EOFError, struct.error, UnicodeDecodeError, zlib.error, LZMAError) as error:
         raise AdapterInvalid("The archive is damaged.", param="files") from error
     except OSError as error:
-        if error.errno not in _DAMAGE:
+        if error.errno not in ARCHIVE_ERRORS:
             raise
         raise AdapterInvalid("The archive is damaged.", param="files") from error
     check_contents(staged)
@@ -270,18 +271,18 @@ def copy_bounded(source: IO[bytes], target: IO[bytes], room: int, limit: int) ->
 def _files_of(folder: Path) -> dict[str, Path]:
     """The adapter's files in a folder, by the names that they get."""
     names = {entry.name for entry in os.scandir(folder)}
-    wanted = own_files(names)
+    wanted = adapter_files(names)
     if WEIGHTS_FILE in names:
         return {name: folder / name for name in wanted}
     ggufs = sorted(name for name in names if name.endswith(".gguf"))
     if len(ggufs) == 1:
         return {GGUF_FILE: folder / ggufs[0]}
     for name in sorted(names):
-        check_beside(name)
+        check_companion_file(name)
     raise AdapterInvalid(f"The adapter has no file {WEIGHTS_FILE}.", param="path")
 
 
-def _open_plain(path: Path) -> IO[bytes]:
+def _open_regular_file(path: Path) -> IO[bytes]:
     """Open a file, but no link and no device. Raises `AdapterInvalid`."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -297,7 +298,7 @@ def _open_plain(path: Path) -> IO[bytes]:
     return os.fdopen(handle, "rb")
 
 
-def _sort(
+def _classify_member(
     member: zipfile.ZipInfo,
     wanted: dict[str, zipfile.ZipInfo],
     beside: dict[PurePosixPath, zipfile.ZipInfo],
@@ -314,7 +315,7 @@ def _sort(
         raise AdapterInvalid(f"{member.filename[:100]!r} is a link.", param="files")
     if member.is_dir():
         return
-    check_beside(path.name)
+    check_companion_file(path.name)
     name = GGUF_FILE if path.suffix == ".gguf" else path.name
     if name in TOKENIZER_FILES:
         beside[path] = member
@@ -334,9 +335,9 @@ def _tokenizer_of(
         return {}
     folder = PurePosixPath(wanted[WEIGHTS_FILE].filename).parent
     found = {path.name: member for path, member in beside.items() if path.parent == folder}
-    return found if brings_tokenizer(found) else {}
+    return found if has_tokenizer(found) else {}
 
 
-def discard(staged: Path) -> None:
+def remove_staging(staged: Path) -> None:
     """Remove a staged folder, if it's still there."""
     shutil.rmtree(staged, ignore_errors=True)

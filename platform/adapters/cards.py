@@ -21,7 +21,7 @@ from catalog.access import ModelCard, ModelNotFound, tenant_cards
 from catalog.access import access_model as access_base
 from catalog.access import access_models as access_bases
 from catalog.signals import served_model_changed
-from common.cached_lookup import CachedLookup
+from common.cached_lookup import AsyncTTLCache
 from common.db import in_admission_thread
 from common.errors import ServiceUnavailable
 from engine.contract.errors import InvalidRequest
@@ -66,7 +66,7 @@ class AdapterCard:
         """All that it goes by."""
         return self.name, self.full_name
 
-    def choose(self, sticky: str) -> AdapterRef:
+    def choose_version(self, sticky: str) -> AdapterRef:
         """The version for a request: the same for the same `sticky`, "" leaves it to chance."""
         if self.canary is None:
             return self.version
@@ -77,7 +77,7 @@ class AdapterCard:
             place = secrets.randbelow(100)
         return self.canary if place < self.canary_percent else self.version
 
-    def use_of(self, ref: AdapterRef) -> AdapterUse:
+    def billing_for(self, ref: AdapterRef) -> AdapterUse:
         """For the ledger and the price.
 
         A tenant names its own adapters as it likes, so a price of one holds under a name that no
@@ -88,7 +88,7 @@ class AdapterCard:
 
 
 @dataclass(frozen=True)
-class Target:
+class ModelTarget:
     """What a name stands for: a model alone, or a model with an adapter.
 
     `card`: what the client sees. `base`: the served model's card.
@@ -99,10 +99,10 @@ class Target:
     adapter: AdapterCard | None = None
 
 
-_known: CachedLookup[int, tuple[AdapterCard, ...]] = CachedLookup(ttl=TTL_S, size=10_000)
+_card_cache: AsyncTTLCache[int, tuple[AdapterCard, ...]] = AsyncTTLCache(ttl=TTL_S, size=10_000)
 
 
-async def access_target(caller: Caller, name: str | None) -> Target:
+async def access_target(caller: Caller, name: str | None) -> ModelTarget:
     """The model or adapter of this name; without one the only model that the caller may use.
 
     A model's name comes first, then the tenant's own adapters, then shared ones. An adapter may be
@@ -119,12 +119,12 @@ async def access_target(caller: Caller, name: str | None) -> Target:
         bases = await tenant_cards(caller.tenant_id)
         if name is None or name in bases:
             raise
-        found = _named(await _usable(caller, bases), name, bases)
+        found = _match_qualified(await _allowed_cards(caller, bases), name, bases)
         if found is None:
             raise
         base = bases[found.base]
-        return Target(card_of(found, base, name), base, found)
-    return Target(card, card)
+        return ModelTarget(card_of(found, base, name), base, found)
+    return ModelTarget(card, card)
 
 
 async def access_models(caller: Caller) -> list[ModelCard]:
@@ -133,8 +133,8 @@ async def access_models(caller: Caller) -> list[ModelCard]:
     Raises: `ServiceUnavailable` as `access_target`.
     """
     bases = await tenant_cards(caller.tenant_id)
-    usable = await _usable(caller, bases)
-    shown = _shown(usable, bases)
+    usable = await _allowed_cards(caller, bases)
+    shown = _visible_names(usable, bases)
     cards: list[ModelCard] = []
     for base in await access_bases(caller):
         cards += [base, *(shown.pop(base.id, ()) if not base.alias_of else ())]
@@ -143,7 +143,7 @@ async def access_models(caller: Caller) -> list[ModelCard]:
 
 async def access_adapter_cards(caller: Caller) -> list[AdapterCard]:
     """The adapters that the caller may use, own ones first. Raises as `access_target`."""
-    return await _usable(caller, await tenant_cards(caller.tenant_id))
+    return await _allowed_cards(caller, await tenant_cards(caller.tenant_id))
 
 
 def card_of(found: AdapterCard, base: ModelCard, name: str) -> ModelCard:
@@ -160,27 +160,27 @@ def card_of(found: AdapterCard, base: ModelCard, name: str) -> ModelCard:
     )
 
 
-def _shown(
+def _visible_names(
     usable: Sequence[AdapterCard], bases: dict[str, ModelCard]
 ) -> dict[str, list[ModelCard]]:
     """By base, each under the shortest name that leads to it."""
     shown: dict[str, list[ModelCard]] = {}
     for found in usable:
-        short = found.name not in bases and _named_alone(usable, found)
+        short = found.name not in bases and _is_name_unique(usable, found)
         name = found.name if short else found.full_name
-        if short or _named(usable, name, bases) is found:
+        if short or _match_qualified(usable, name, bases) is found:
             shown.setdefault(found.base, []).append(card_of(found, bases[found.base], name))
     return shown
 
 
-def _named_alone(usable: Iterable[AdapterCard], found: AdapterCard) -> bool:
+def _is_name_unique(usable: Iterable[AdapterCard], found: AdapterCard) -> bool:
     try:
-        return _bare(usable, found.name) is found
+        return _match_bare(usable, found.name) is found
     except InvalidRequest:
         return False
 
 
-def _named(
+def _match_qualified(
     usable: Sequence[AdapterCard], name: str, bases: dict[str, ModelCard]
 ) -> AdapterCard | None:
     """By `base:name`, where the base may go by an alias, or by the name alone."""
@@ -190,10 +190,10 @@ def _named(
             continue
         if found.base == (bases[base].alias_of or base):
             return found
-    return _bare(usable, name)
+    return _match_bare(usable, name)
 
 
-def _bare(usable: Iterable[AdapterCard], name: str) -> AdapterCard | None:
+def _match_bare(usable: Iterable[AdapterCard], name: str) -> AdapterCard | None:
     """The tenant's own before a shared one. Raises `InvalidRequest` for several of a kind."""
     found = [card for card in usable if card.name == name]
     own = [card for card in found if card.owner]
@@ -206,12 +206,12 @@ def _bare(usable: Iterable[AdapterCard], name: str) -> AdapterCard | None:
     return candidates[0] if candidates else None
 
 
-async def _usable(caller: Caller, bases: dict[str, ModelCard]) -> list[AdapterCard]:
+async def _allowed_cards(caller: Caller, bases: dict[str, ModelCard]) -> list[AdapterCard]:
     found = await _of_tenant(caller.tenant_id)
     return [
         card
         for card in found
-        if card.base in bases and caller.may_use_adapter(_names(card, bases), card.base)
+        if card.base in bases and caller.can_use_adapter(_names(card, bases), card.base)
     ]
 
 
@@ -222,9 +222,9 @@ def _names(card: AdapterCard, bases: dict[str, ModelCard]) -> list[str]:
 
 async def _of_tenant(tenant_id: int) -> tuple[AdapterCard, ...]:
     try:
-        return await _known.get(tenant_id, lambda: in_admission_thread(_read, tenant_id))
+        return await _card_cache.get(tenant_id, lambda: in_admission_thread(_read, tenant_id))
     except ServiceUnavailable:
-        stale = _known.within(tenant_id, STALE_S)
+        stale = _card_cache.get_if_younger(tenant_id, STALE_S)
         if stale is None:
             raise
         return stale
@@ -275,7 +275,7 @@ def _ref(version: AdapterVersion, name: str, owner: str) -> AdapterRef:
 
 def forget(**_: object) -> None:
     """Look everything up anew in this process."""
-    _known.clear()
+    _card_cache.clear()
 
 
 adapters_changed.connect(forget, dispatch_uid="adapters.cards")

@@ -16,7 +16,7 @@ from django.db.models import Q
 
 from adapters.models import Adapter, AdapterVersion
 from adapters.store import content_path
-from catalog.heartbeats import known_replicas, read_heartbeats, send_control
+from catalog.heartbeats import read_heartbeats, registered_replicas, send_control
 from catalog.models import ServedModel
 from common.errors import Conflict, ServiceUnavailable
 from engine.contract.lora import AdapterRef
@@ -24,34 +24,34 @@ from engine.contract.messages import Heartbeat
 from engine.system.redis_client import sync_client
 
 #: What pinned adapters leave to all others: this part of a replica's memory for adapters.
-LEFT = 2
-#: The task that calls `keep`.
+UNPINNED_TTL = 2
+#: The task that calls `sync_pins`.
 TASK = "adapters.pins"
 #: The code of what is refused because of what is pinned already.
 FULL = "pinned_memory_full"
 
 
 @dataclass(frozen=True)
-class Room:
+class PinCapacity:
     """What pinned adapters may take: bytes, and places (None: as many as the bytes hold)."""
 
     num_bytes: int
-    places: int | None
+    num_slots: int | None
 
     @classmethod
-    def of(cls, beat: Heartbeat) -> Room:
+    def of(cls, beat: Heartbeat) -> PinCapacity:
         """One replica's."""
-        places = beat.stats.adapter_slots // LEFT if beat.stats.adapter_slots else None
-        return cls(beat.stats.adapter_capacity_bytes // LEFT, places)
+        places = beat.stats.adapter_slots // UNPINNED_TTL if beat.stats.adapter_slots else None
+        return cls(beat.stats.adapter_capacity_bytes // UNPINNED_TTL, places)
 
     def holds(self, versions: Iterable[AdapterVersion]) -> bool:
         """Whether all of them fit together."""
         sizes = {version.digest: version.num_bytes for version in versions}
-        few = self.places is None or len(sizes) <= self.places
+        few = self.num_slots is None or len(sizes) <= self.num_slots
         return few and sum(sizes.values()) <= self.num_bytes
 
 
-def check(adapter: Adapter) -> None:
+def check_capacity(adapter: Adapter) -> None:
     """Raise `Conflict` where a replica of its model can't hold it beside what is pinned there.
 
     In a transaction: the model's row is locked, so that two can't both take the last room. While no
@@ -59,14 +59,14 @@ def check(adapter: Adapter) -> None:
     """
     model = ServedModel.objects.select_for_update().get(pk=adapter.served_model_id)
     others = Adapter.objects.filter(served_model=model, pinned=True).exclude(pk=adapter.pk)
-    taken = [version for other in others for version in _answering(other)]
-    own = list(_answering(adapter))
+    taken = [version for other in others for version in _live_versions(other)]
+    own = list(_live_versions(adapter))
     for beat in _beats():
-        room = Room.of(beat)
+        room = PinCapacity.of(beat)
         elsewhere = beat.model.name != model.name or beat.state != "ready"
         if elsewhere or room.holds([*taken, *own]):
             continue
-        places = "" if room.places is None else f" and {room.places} of its places"
+        places = "" if room.num_slots is None else f" and {room.num_slots} of its places"
         raise Conflict(
             f"{adapter} has {_bytes(own)} bytes, and {len(taken)} versions of {_bytes(taken)} "
             "bytes are pinned already. At most half of a replica's memory for adapters may be, "
@@ -75,7 +75,7 @@ def check(adapter: Adapter) -> None:
         )
 
 
-def keep() -> int:
+def sync_pins() -> int:
     """Tell replicas what to pin and what no more; how many words that took.
 
     Raises `ServiceUnavailable` without Redis.
@@ -85,7 +85,7 @@ def keep() -> int:
         if beat.state != "ready":
             continue
         pinned = {state.digest: state for state in beat.adapters if state.pinned}
-        wanted = {ref.digest: ref for ref in _fitting(beat)}
+        wanted = {ref.digest: ref for ref in _select_fitting(beat)}
         words = [(ref, True) for digest, ref in wanted.items() if digest not in pinned]
         for digest in pinned.keys() - wanted.keys():
             words.append((_ref(digest, pinned[digest].name, ""), False))
@@ -95,19 +95,19 @@ def keep() -> int:
     return sent
 
 
-def _fitting(beat: Heartbeat) -> Iterator[AdapterRef]:
+def _select_fitting(beat: Heartbeat) -> Iterator[AdapterRef]:
     """What this replica is to pin: of more than it has room for, what was made first."""
-    room, taken = Room.of(beat), []
+    room, taken = PinCapacity.of(beat), []
     rows = Adapter.objects.filter(served_model__name=beat.model.name, pinned=True)
     for adapter in rows.select_related("tenant").order_by("pk"):
-        for version in _answering(adapter):
+        for version in _live_versions(adapter):
             taken.append(version)
             if not room.holds(taken):
                 return
             yield _ref(version.digest, adapter.name, adapter.owner)
 
 
-def _answering(adapter: Adapter) -> Iterable[AdapterVersion]:
+def _live_versions(adapter: Adapter) -> Iterable[AdapterVersion]:
     """Versions that one of its names leads to."""
     leads = Q(live_as__isnull=False) | Q(canary_as__isnull=False)
     return adapter.versions.filter(leads).distinct().order_by("pk")
@@ -124,7 +124,7 @@ def _bytes(versions: Iterable[AdapterVersion]) -> int:
 def _beats() -> list[Heartbeat]:
     client, prefix = sync_client(settings.REDIS_URL), settings.QUIRE["KEY_PREFIX"]
     try:
-        ids = sorted(known_replicas(client, prefix))
+        ids = sorted(registered_replicas(client, prefix))
         return list(read_heartbeats(client, prefix, ids).values())
     except (redis.RedisError, OSError) as error:
         raise ServiceUnavailable("Replicas are unreachable: no connection to Redis.") from error

@@ -21,15 +21,15 @@ from django.db.models import Q
 from adapters import actions, cards
 from adapters import archive as files
 from adapters import store as room
-from adapters.cards import Target, access_target
+from adapters.cards import ModelTarget, access_target
 from adapters.models import WORKING, Adapter, AdapterVersion, VersionState, check_name
 from adapters.resolvers import HUB_RESOLVER, is_fetched, lora_resolvers
 from adapters.serving import Loaded, state_of
 from adapters.store import adapters_dir
 from catalog.access import ModelCard, ModelNotFound, tenant_cards
 from catalog.models import ServedModel
-from common.cached_lookup import CachedLookup
-from common.db import in_db_thread, in_file_thread
+from common.cached_lookup import AsyncTTLCache
+from common.db import run_in_db_thread, run_in_file_thread
 from common.errors import AdapterInvalid, AdapterTooLarge, Conflict, ServiceUnavailable
 from engine.contract.errors import EngineOverloaded, InvalidRequest, QuireError
 from tenants.actors import Actor
@@ -46,13 +46,13 @@ logger = logging.getLogger(__name__)
 
 SOURCE = "resolver:"
 #: Of one tenant that may wait for their checks: each loads the model, and others wait behind.
-MOST_WAITING = 8
+MAX_PENDING_LOOKUPS = 8
 #: What a client is told to wait where waiting helps.
 RETRY_AFTER_S = 2.0
 
 
 @dataclass(frozen=True)
-class Sought:
+class AdapterLookup:
     """An adapter's name, as one tenant asks for it. `base`: the served model's name."""
 
     tenant_id: int
@@ -61,39 +61,40 @@ class Sought:
 
 
 @dataclass(frozen=True)
-class Known:
+class LookupState:
     """What is there of it.
 
     Attributes:
-        there: the tenant has an adapter of this name, or there's a shared one. Then its own traffic
+        exists: the tenant has an adapter of this name, or there's a shared one. Then its own
+        traffic
             decides, and nobody is asked: who took it offline meant it.
         waiting: the row of a version that a resolver found and a worker has in hand, or is to have.
         refused: why its check refused it; "" if it didn't.
         models: what the base model is called, for resolvers; empty when it's gone.
     """
 
-    there: bool = False
+    exists: bool = False
     waiting: int | None = None
     refused: str = ""
     models: tuple[str, ...] = ()
 
 
-def known(sought: Sought) -> Known:
+def get_lookup_state(sought: AdapterLookup) -> LookupState:
     """What is there, from the database."""
     owned = Q(tenant_id=sought.tenant_id) | Q(tenant__isnull=True)
     rows = Adapter.objects.filter(owned, served_model__name=sought.base, name=sought.name)
     aliases = Q(aliases__name=sought.name)
     also = Adapter.objects.filter(owned & aliases, served_model__name=sought.base)
     if not rows.exists() and not also.exists():
-        return Known(models=_names_of(sought.base))
+        return LookupState(models=_names_of(sought.base))
     own = AdapterVersion.objects.filter(adapter__in=rows.filter(tenant_id=sought.tenant_id))
     newest = own.order_by("-number").first()
     if newest is None or not newest.source.startswith(SOURCE):
-        return Known(there=True)
+        return LookupState(exists=True)
     if newest.state in WORKING:
-        return Known(there=True, waiting=newest.pk)
+        return LookupState(exists=True, waiting=newest.pk)
     failed = newest.state == VersionState.FAILED and not own.exclude(pk=newest.pk).exists()
-    return Known(there=True, refused=newest.problem if failed else "")
+    return LookupState(exists=True, refused=newest.problem if failed else "")
 
 
 def _names_of(base: str) -> tuple[str, ...]:
@@ -104,7 +105,7 @@ def _names_of(base: str) -> tuple[str, ...]:
     return (source,) if Path(source).name == Path(base).name else (source, base)
 
 
-def take(sought: Sought, resolver: str, path: str) -> int:
+def import_resolved(sought: AdapterLookup, resolver: str, path: str) -> int:
     """Store what a resolver found, to go live once it's checked; the version's row.
 
     Raises: `EngineOverloaded` (429) when too many of the tenant's wait; `AdapterInvalid`,
@@ -114,8 +115,8 @@ def take(sought: Sought, resolver: str, path: str) -> int:
     waits = AdapterVersion.objects.filter(
         adapter__tenant_id=sought.tenant_id, state__in=WORKING, source__startswith=SOURCE
     )
-    if waits.count() >= MOST_WAITING:
-        raise too_many()
+    if waits.count() >= MAX_PENDING_LOOKUPS:
+        raise too_many_lookups()
     logger.info("%s found %s for %s:%s", resolver, found, sought.base, sought.name)
     version = actions.add_staged(
         actor=Actor(f"LoRA resolver {resolver}"),
@@ -123,13 +124,13 @@ def take(sought: Sought, resolver: str, path: str) -> int:
         served_model=ServedModel.objects.get(name=sought.base),
         name=sought.name,
         source=f"{SOURCE}{resolver}"[:1000],
-        stage=lambda staged: files.stage_folder(found, staged, room.most_of_one()),
+        stage=lambda staged: files.stage_folder(found, staged, room.max_adapter_bytes()),
         promote=True,
     )
     return version.pk
 
 
-def too_many() -> EngineOverloaded:
+def too_many_lookups() -> EngineOverloaded:
     """For a tenant whose guesses keep everybody busy."""
     error = EngineOverloaded(
         "Too many adapters are being looked up for you. Try again in a moment.", param="model"
@@ -166,29 +167,29 @@ TTL_S = 5.0
 ANSWER_WITHIN_S = 60.0
 #: A check loads the model. Who asks again joins the wait.
 CHECKED_WITHIN_S = 60.0
-LOOK_S = 0.2
+POLL_INTERVAL_S = 0.2
 #: Look-ups of one tenant at a time, in this process.
-MOST_AT_ONCE = 8
+MAX_CONCURRENT_LOOKUPS = 8
 MAX_NAME = 100
 
 
-class _StillChecked(ServiceUnavailable):
+class StillValidating(ServiceUnavailable):
     retry_after = RETRY_AFTER_S
 
 
 @dataclass(frozen=True)
-class _Outcome:
-    """`found`: it's live now. `refused`: there's one, but it can't be served."""
+class ResolveOutcome:
+    """`exists`: it's live now. `refused`: there's one, but it can't be served."""
 
-    found: bool = False
+    exists: bool = False
     refused: str = ""
 
 
-_outcomes: CachedLookup[Sought, _Outcome] = CachedLookup(ttl=TTL_S, size=10_000)
-_busy: Counter[int] = Counter()
+_outcomes: AsyncTTLCache[AdapterLookup, ResolveOutcome] = AsyncTTLCache(ttl=TTL_S, size=10_000)
+_in_progress: Counter[int] = Counter()
 
 
-async def access_or_resolve(caller: Caller, name: str | None) -> Target:
+async def get_or_resolve_target(caller: Caller, name: str | None) -> ModelTarget:
     """As `access_target`; a name that isn't there is looked for by the resolvers.
 
     Raises: as `access_target`; `AdapterInvalid` for what was found and can't be served,
@@ -205,20 +206,22 @@ async def access_or_resolve(caller: Caller, name: str | None) -> Target:
 
 
 async def _resolve(caller: Caller, name: str) -> bool:
-    """Whether it's live now under a base of the caller's. Raises as `access_or_resolve`."""
+    """Whether it's live now under a base of the caller's. Raises as `get_or_resolve_target`."""
     found = False
     refused = ""
-    for base, short in _places(caller, name, await tenant_cards(caller.tenant_id)):
-        sought = Sought(caller.tenant_id, base, short)
-        outcome = await _outcomes.get(sought, partial(_look, sought))
-        found = found or outcome.found
+    for base, short in _candidate_names(caller, name, await tenant_cards(caller.tenant_id)):
+        sought = AdapterLookup(caller.tenant_id, base, short)
+        outcome = await _outcomes.get(sought, partial(_resolve_once, sought))
+        found = found or outcome.exists
         refused = refused or outcome.refused
     if refused and not found:
         raise AdapterInvalid(f"The adapter {name!r} can't be served: {refused}", param="model")
     return found
 
 
-def _places(caller: Caller, name: str, bases: dict[str, ModelCard]) -> list[tuple[str, str]]:
+def _candidate_names(
+    caller: Caller, name: str, bases: dict[str, ModelCard]
+) -> list[tuple[str, str]]:
     """Base and short name of each adapter that the caller may mean; none for a model's own name."""
     prefix, colon, short = name.rpartition(":")
     own = sorted({card.alias_of or each for each, card in bases.items()})
@@ -232,29 +235,29 @@ def _places(caller: Caller, name: str, bases: dict[str, ModelCard]) -> list[tupl
         return []
     bare = [] if short in bases else [short]
     return [
-        (base, short) for base in own if caller.may_use_adapter([f"{base}:{short}", *bare], base)
+        (base, short) for base in own if caller.can_use_adapter([f"{base}:{short}", *bare], base)
     ]
 
 
-async def _look(sought: Sought) -> _Outcome:
+async def _resolve_once(sought: AdapterLookup) -> ResolveOutcome:
     """Everything that's to be done once for all who ask now."""
-    if _busy[sought.tenant_id] >= MOST_AT_ONCE:
-        raise too_many()
-    _busy[sought.tenant_id] += 1
+    if _in_progress[sought.tenant_id] >= MAX_CONCURRENT_LOOKUPS:
+        raise too_many_lookups()
+    _in_progress[sought.tenant_id] += 1
     try:
-        there = await in_db_thread(known, sought)
+        there = await run_in_db_thread(get_lookup_state, sought)
         if there.waiting is not None:
             return await _checked(there.waiting)
-        if there.there:
-            return _Outcome(refused=there.refused)
-        return await _ask(sought, there)
+        if there.exists:
+            return ResolveOutcome(refused=there.refused)
+        return await _try_resolvers(sought, there)
     finally:
-        _busy[sought.tenant_id] -= 1
-        if not _busy[sought.tenant_id]:
-            del _busy[sought.tenant_id]
+        _in_progress[sought.tenant_id] -= 1
+        if not _in_progress[sought.tenant_id]:
+            del _in_progress[sought.tenant_id]
 
 
-async def _ask(sought: Sought, there: Known) -> _Outcome:
+async def _try_resolvers(sought: AdapterLookup, there: LookupState) -> ResolveOutcome:
     """One resolver after the other, until what one has found can be served."""
     refused, trouble = "", False
     for resolver in lora_resolvers():
@@ -263,9 +266,9 @@ async def _ask(sought: Sought, there: Known) -> _Outcome:
                 path = await _path(resolver, model, sought.name)
                 if path is None:
                     continue
-                outcome = await _taken(sought, resolver, path)
+                outcome = await _import_resolved(sought, resolver, path)
             except (AdapterInvalid, AdapterTooLarge) as error:
-                outcome = _Outcome(refused=error.message)
+                outcome = ResolveOutcome(refused=error.message)
             except QuireError:
                 raise
             except ConnectionError as error:  # of what it asks: who reads the log knows what to do
@@ -276,12 +279,12 @@ async def _ask(sought: Sought, there: Known) -> _Outcome:
                 logger.exception("The LoRA resolver %s failed for %r.", resolver, sought.name)
                 trouble = True
                 continue
-            if outcome.found:
+            if outcome.exists:
                 return outcome
             refused = refused or outcome.refused
     if trouble and not refused:
         raise ServiceUnavailable("The adapter can't be looked up right now. Try again in a moment.")
-    return _Outcome(refused=refused)
+    return ResolveOutcome(refused=refused)
 
 
 async def _path(resolver: str, model: str, name: str) -> str | None:
@@ -296,29 +299,31 @@ async def _path(resolver: str, model: str, name: str) -> str | None:
     return None if found is None else str(found.lora_path)
 
 
-async def _taken(sought: Sought, resolver: str, path: str) -> _Outcome:
+async def _import_resolved(sought: AdapterLookup, resolver: str, path: str) -> ResolveOutcome:
     try:
-        return await _checked(await in_file_thread(take, sought, resolver, path))
+        return await _checked(await run_in_file_thread(import_resolved, sought, resolver, path))
     except Conflict:  # another process was faster
-        there = await in_db_thread(known, sought)
+        there = await run_in_db_thread(get_lookup_state, sought)
     if there.waiting is not None:
         return await _checked(there.waiting)
-    return _Outcome(found=not there.refused, refused=there.refused)
+    return ResolveOutcome(exists=not there.refused, refused=there.refused)
 
 
-async def _checked(version: int) -> _Outcome:
+async def _checked(version: int) -> ResolveOutcome:
     """Wait for its check. Raises `ServiceUnavailable` when that takes long."""
     deadline = time.monotonic() + CHECKED_WITHIN_S
     while time.monotonic() < deadline:
-        state, problem = await in_db_thread(state_of, Loaded(version))
+        state, problem = await run_in_db_thread(state_of, Loaded(version))
         if state == "live":
-            return _Outcome(found=True)
+            return ResolveOutcome(exists=True)
         if state == "failed":
-            return _Outcome(refused=problem or "its check has failed.")
+            return ResolveOutcome(refused=problem or "its check has failed.")
         if state not in ("uploaded", "fetching", "validating", "probing", "ready"):
-            return _Outcome()
-        await asyncio.sleep(LOOK_S)
-    raise _StillChecked("The adapter is still being checked. Try again in a moment.", param="model")
+            return ResolveOutcome()
+        await asyncio.sleep(POLL_INTERVAL_S)
+    raise StillValidating(
+        "The adapter is still being checked. Try again in a moment.", param="model"
+    )
 
 
 def forget() -> None:

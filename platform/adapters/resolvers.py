@@ -19,7 +19,7 @@ from adapters.sources import Repository, asking, check_repository, is_adapter_of
 from common.errors import AdapterInvalid, HubUnavailable
 from engine.contract.errors import ConfigError, InvalidRequest
 from engine.contract.lora import CONFIG_FILE, WEIGHTS_FILE, LoRARequest
-from engine.contract.plugins import LoRAResolver, installed_resolvers, is_wanted
+from engine.contract.plugins import LoRAResolver, is_wanted, load_lora_resolvers
 
 # -- `hf_hub_resolver`: adapters of repositories that the operator names, fetched when asked for.
 #
@@ -51,25 +51,25 @@ class HubResolver(LoRAResolver):
 
     async def resolve_lora(self, base_model_name: str, lora_name: str) -> LoRARequest | None:
         """See `LoRAResolver`. Raises `AdapterInvalid`, `AdapterTooLarge` for what it refuses."""
-        repository, folder = _place(lora_name)
+        repository, folder = _parse_name(lora_name)
         if repository not in self._named:
             return None
         key = (base_model_name, repository, folder)
         task = self._fetching.get(key)
         if task is None:
             # Of its own: who waits may give up, and who asks again joins.
-            look = asyncio.to_thread(self._look_up, *key)
+            look = asyncio.to_thread(self._find_files, *key)
             task = self._fetching[key] = asyncio.ensure_future(look)
-            task.add_done_callback(lambda done: self._ended(key, done))
+            task.add_done_callback(lambda done: self._on_download_done(key, done))
         found = await asyncio.shield(task)
         return None if found is None else LoRARequest(lora_name, 1, str(found))
 
-    def _ended(self, key: tuple[str, str, str], task: asyncio.Task[Path | None]) -> None:
+    def _on_download_done(self, key: tuple[str, str, str], task: asyncio.Task[Path | None]) -> None:
         del self._fetching[key]
         if not task.cancelled():
             task.exception()  # those who waited have it, if anybody still did
 
-    def _look_up(self, base: str, repository: str, folder: str) -> Path | None:
+    def _find_files(self, base: str, repository: str, folder: str) -> Path | None:
         """Where the adapter's files are; None where there's none for this model."""
         try:
             with asking(repository):
@@ -79,15 +79,15 @@ class HubResolver(LoRAResolver):
             raise ConnectionError(error.message) from error
 
     def _fetch(self, base: str, repository: str, folder: str) -> Path | None:
-        found = Repository.at(self._named[repository], private=True)
+        found = Repository.from_hub(self._named[repository], private=True)
         at = f"{folder}/" if folder else ""
         beside = [name.removeprefix(at) for name in found.sizes if name.startswith(at)]
         if CONFIG_FILE not in beside:
             return None
         beside = [name for name in beside if "/" not in name]
-        _check_beside(beside)
-        wanted = [f"{at}{name}" for name in files.own_files(beside)]
-        found.check_size(wanted, room.most_of_one())
+        _check_adapter_files(beside)
+        wanted = [f"{at}{name}" for name in files.adapter_files(beside)]
+        found.check_size(wanted, room.max_adapter_bytes())
         key = (repository, found.commit, folder)
         staged = self._fetched[key] = self._again(key) or store.staging_dir()
         if not is_adapter_of(found.download(wanted[0], staged), base):
@@ -113,7 +113,7 @@ def is_fetched(path: Path) -> bool:
     return bool(inside) and inside[0].startswith(store.STAGING)
 
 
-def _place(name: str) -> tuple[str, str]:
+def _parse_name(name: str) -> tuple[str, str]:
     """Repository and folder; ("", "") for a name that is none of these."""
     owner, _, rest = name.partition("/")
     repository, _, folder = rest.partition("/")
@@ -123,12 +123,12 @@ def _place(name: str) -> tuple[str, str]:
     return f"{owner}/{repository}", folder
 
 
-def _check_beside(names: list[str]) -> None:
+def _check_adapter_files(names: list[str]) -> None:
     """Raise `AdapterInvalid` for the names of a folder's files that make no adapter."""
     whole = WEIGHTS_FILE in names
     for name in sorted(names):
         if not whole and name.startswith("adapter_model."):
-            files.check_beside(name)
+            files.check_companion_file(name)
     if not whole:
         raise AdapterInvalid(f"The repository has no file {WEIGHTS_FILE}.", param="model")
 
@@ -169,7 +169,7 @@ def lora_resolvers() -> dict[str, LoRAResolver]:
     Raises `ConfigError` for a folder that isn't there, for what is no repository, and for a
     package's that can't be made.
     """
-    return {**_of_folder(), **_of_hub(), **installed_resolvers()}
+    return {**_of_folder(), **_of_hub(), **load_lora_resolvers()}
 
 
 def _of_folder() -> dict[str, LoRAResolver]:

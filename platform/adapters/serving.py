@@ -46,7 +46,7 @@ def begin_load(*, key_id: int | None, name: str, path: str, model: str, in_place
     elif known.state in (VersionState.FAILED, VersionState.RETIRED):
         known.promote_to = name
         known.save(update_fields=["promote_to"])
-        actions.check_again(actor=actor, version=known)
+        actions.revalidate_version(actor=actor, version=known)
     return Loaded(known.pk)
 
 

@@ -111,14 +111,14 @@ def fetch(repository: str, staged: Path, limit: int, *, private: bool) -> None:
     Raises: `HubUnavailable`; `AdapterInvalid`, `AdapterTooLarge`.
     """
     with asking(repository):
-        found = Repository.at(repository, private=private)
-        wanted = _wanted(found.sizes)
+        found = Repository.from_hub(repository, private=private)
+        wanted = _files_to_fetch(found.sizes)
         found.check_size(wanted, limit)
         folder = staged / "hub"
         for name in wanted:
             found.download(name, folder)
     files.stage_folder(folder, staged, limit)
-    files.discard(folder)
+    files.remove_staging(folder)
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class Repository:
     token: bool | None
 
     @classmethod
-    def at(cls, repository: str, *, private: bool) -> Repository:
+    def from_hub(cls, repository: str, *, private: bool) -> Repository:
         """`owner/name` or `owner/name@revision`, now. Raises what the hub's client does."""
         from huggingface_hub import HfApi
 
@@ -164,12 +164,12 @@ class Repository:
 
 def asking(repository: str) -> AbstractContextManager[None]:
     """What the hub's client raises becomes `HubUnavailable`, or `AdapterInvalid` for a name."""
-    return hub.asking(repository, AdapterInvalid, "repository")
+    return hub.hub_errors(repository, AdapterInvalid, "repository")
 
 
-def _wanted(sizes: Mapping[str, int]) -> list[str]:
+def _files_to_fetch(sizes: Mapping[str, int]) -> list[str]:
     """The files to fetch. Raises `AdapterInvalid`."""
-    own = files.own_files(sizes)
+    own = files.adapter_files(sizes)
     if WEIGHTS_FILE in sizes and CONFIG_FILE in sizes:
         return own
     ggufs = [name for name in sizes if name.endswith(".gguf") and "/" not in name]

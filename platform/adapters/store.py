@@ -28,17 +28,17 @@ from tenants.models import Tenant
 FULL = "adapter_storage_full"
 
 
-def most_of_one() -> int:
+def max_adapter_bytes() -> int:
     """Bytes that one adapter may have."""
     return int(settings.QUIRE["MAX_ADAPTER_BYTES"])
 
 
-def most_of_tenant() -> int:
+def max_tenant_adapter_bytes() -> int:
     """Bytes that all of a tenant's may have together; 0 is no limit."""
     return int(settings.QUIRE["TENANT_ADAPTER_BYTES"])
 
 
-def used(tenant: Tenant) -> int:
+def used_bytes(tenant: Tenant) -> int:
     """Bytes of all versions, and of the uploads under way."""
     kept = AdapterVersion.objects.filter(adapter__tenant=tenant).aggregate(sum=Sum("num_bytes"))
     coming = AdapterUpload.objects.filter(tenant=tenant)
@@ -50,18 +50,19 @@ def check(tenant: Tenant | None, size: int) -> None:
 
     In a transaction: the tenant's row is locked, so that two can't both take the last room.
     """
-    if size > most_of_one():
+    if size > max_adapter_bytes():
         raise AdapterTooLarge(
-            f"The adapter has {size} bytes; at most {most_of_one()} are allowed.", param="files"
+            f"The adapter has {size} bytes; at most {max_adapter_bytes()} are allowed.",
+            param="files",
         )
-    if tenant is None or not most_of_tenant():
+    if tenant is None or not max_tenant_adapter_bytes():
         return
     Tenant.objects.select_for_update().get(pk=tenant.pk)
-    taken = used(tenant)
-    if taken + size > most_of_tenant():
+    taken = used_bytes(tenant)
+    if taken + size > max_tenant_adapter_bytes():
         raise AdapterTooLarge(
-            f"{tenant} may keep {most_of_tenant()} bytes of adapters and has {taken}: delete a "
-            "version first.",
+            f"{tenant} may keep {max_tenant_adapter_bytes()} bytes of adapters and has {taken}: "
+            "delete a version first.",
             param="files",
             code=FULL,
         )
@@ -92,7 +93,7 @@ def content_path(digest: str) -> Path:
     return gguf if gguf.is_file() else folder
 
 
-def adopt(staged: Path) -> tuple[str, int]:
+def store_content(staged: Path) -> tuple[str, int]:
     """Move a staged folder under its digest; the digest and the size in bytes.
 
     A folder that has it already stays, and the staged one goes. Raises OSError, `InvalidRequest`.
@@ -119,13 +120,13 @@ def size_of(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
 
 
-def is_whole(digest: str) -> bool:
+def has_content(digest: str) -> bool:
     """Whether the content is there."""
     path = content_path(digest)
     return path.is_file() or all((path / name).is_file() for name in (CONFIG_FILE, WEIGHTS_FILE))
 
 
-def sweep(is_known: Callable[[str], bool], older_than_s: float) -> int:
+def delete_orphans(is_known: Callable[[str], bool], older_than_s: float) -> int:
     """Remove content that no version speaks of and nobody touched for so long; how many folders.
 
     Requests that began with a version may still need its content when its row has gone.
@@ -145,8 +146,8 @@ def sweep(is_known: Callable[[str], bool], older_than_s: float) -> int:
     return removed
 
 
-def touch(digest: str) -> None:
-    """Let `sweep` wait from now on, if the content is there."""
+def mark_used(digest: str) -> None:
+    """Let `delete_orphans` wait from now on, if the content is there."""
     folder = adapters_dir() / digest
     if digest and folder.is_dir():
         os.utime(folder)

@@ -45,21 +45,21 @@ def sweep() -> None:
 @shared_task(name=pins.TASK)
 def keep_pins() -> None:
     """Replicas learn what to keep in memory, and what no more."""
-    if sent := pins.keep():
+    if sent := pins.sync_pins():
         logger.info("synced %d pinned adapters to replicas", sent)
 
 
 @worker_shutting_down.connect
 def _stop(**_: object) -> None:
     """What runs is given back, and what waits its turn isn't begun."""
-    work.stopping.set()
+    work.shutdown_event.set()
 
 
 def _work(pk: int) -> None:
     close_old_connections()
     try:
-        if not work.stopping.is_set():
-            work.work_on(pk)
+        if not work.shutdown_event.is_set():
+            work.process_version(pk)
     except Exception:
         logger.exception("Working on the adapter version %d failed; it's tried again.", pk)
     finally:

@@ -10,15 +10,17 @@ from django.db.models import QuerySet
 from adapters.models import Adapter, AdapterAlias, AdapterUpload, AdapterVersion
 from adapters.store import content_path
 from tenants.models import Tenant
-from tenants.tenant_data import Holding, of_tenant, register
+from tenants.tenant_data import TenantDataKind, register_data_kind, simple_kind
 
 
-def register_all() -> None:
+def register_data_kinds() -> None:
     """Aliases before the versions that they protect; these go with their adapters."""
-    register(of_tenant("adapter-uploads", AdapterUpload))
-    register(of_tenant("adapter-aliases", AdapterAlias))
-    register(Holding("adapter-versions", _versions, AdapterVersion, files=_content))
-    register(of_tenant("adapters", Adapter))
+    register_data_kind(simple_kind("adapter-uploads", AdapterUpload))
+    register_data_kind(simple_kind("adapter-aliases", AdapterAlias))
+    register_data_kind(
+        TenantDataKind("adapter-versions", _versions, AdapterVersion, files=_content)
+    )
+    register_data_kind(simple_kind("adapters", Adapter))
 
 
 def _versions(tenant: Tenant) -> QuerySet[AdapterVersion]:

@@ -30,8 +30,8 @@ from adapters.sources import HUB, fetch
 from catalog.processes import spawn
 from common.errors import Conflict
 from engine.contract.errors import QuireError
-from tenants.actors import SYSTEM
-from tenants.audit import record
+from tenants.actors import SYSTEM_ACTOR
+from tenants.audit import log_action
 
 # -- Checking a version in a process of its own, before any engine sees it.
 #
@@ -48,11 +48,11 @@ POLL_S = 0.1
 _ROOT = Path(__file__).resolve().parent.parent.parent
 
 
-class CheckLost(Exception):
+class ValidationAborted(Exception):
     """Nobody wants the result any more."""
 
 
-def run_check(
+def run_validation(
     model: str,
     adapter: Path,
     *,
@@ -66,7 +66,7 @@ def run_check(
         model: the base model's folder or hub id. adapter: a folder or a GGUF file.
         wanted: asked now and then; False ends the program.
         read: called once when all but prompts has been looked at and is well.
-    Raises: `CheckLost`.
+    Raises: `ValidationAborted`.
     """
     program = settings.QUIRE["ADAPTER_CHECK_COMMAND"] or [sys.executable, "-m", "engine.lora.check"]
     command = [*program, "--model", model, "--adapter", str(adapter), "--probe"]
@@ -78,15 +78,15 @@ def run_check(
                 if time.monotonic() - started > TIMEOUT_S:
                     return refusal(f"The check took more than {TIMEOUT_S / 60:.0f} minutes.")
                 if not wanted():
-                    raise CheckLost
-                if not is_read and (is_read := _is_well(out)):
+                    raise ValidationAborted
+                if not is_read and (is_read := _is_ok(out)):
                     read()
         finally:
             child.kill()
         out.seek(0)
         said.seek(0)
         report = _report(out.read().decode("utf-8", "replace"))
-        if report is None or (passed(report) and report.get("probe") is None):
+        if report is None or (is_valid(report) and report.get("probe") is None):
             tail = said.read().decode("utf-8", "replace")[-2000:]
             logger.error("the check of %s ended with status %s: %s", adapter, status, tail)
             return refusal(
@@ -95,10 +95,10 @@ def run_check(
     return report
 
 
-def _is_well(out: IO[bytes]) -> bool:
+def _is_ok(out: IO[bytes]) -> bool:
     """Whether the first report is there. The file's position is the child's, and stays."""
     found = _report(os.pread(out.fileno(), 1 << 20, 0).decode("utf-8", "replace"))
-    return found is not None and passed(found)
+    return found is not None and is_valid(found)
 
 
 def refusal(message: str) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def refusal(message: str) -> dict[str, Any]:
     return {"ok": False, "error": {"message": message, "param": None}}
 
 
-def passed(report: dict[str, Any]) -> bool:
+def is_valid(report: dict[str, Any]) -> bool:
     """Whether it may answer: the check is well, and so is the probe if there was one."""
     probe = report.get("probe")
     return bool(report.get("ok")) and (not isinstance(probe, dict) or bool(probe.get("passed")))
@@ -133,31 +133,31 @@ LEASE = timedelta(seconds=60)
 FETCH_LEASE = timedelta(minutes=30)
 BEAT_S = 5.0
 #: A version that nobody took for so long has lost its message.
-FORGOTTEN = timedelta(seconds=20)
+CLAIM_TTL = timedelta(seconds=20)
 #: Set when this process is told to end: a check takes longer than anybody waits for that.
-stopping = threading.Event()
+shutdown_event = threading.Event()
 #: Requests that began with a version have ended by then.
 KEEP_S = 3600.0
 
 
-def work_on(pk: int) -> None:
+def process_version(pk: int) -> None:
     """Bring a version as far as it goes. Does nothing with one that another worker has."""
-    version = _claimed(pk, VersionState.UPLOADED, VersionState.FETCHING, digest="")
+    version = _claim(pk, VersionState.UPLOADED, VersionState.FETCHING, digest="")
     if version is not None:
         if not _fetch(version):
             return
-        version = _claimed(pk, VersionState.FETCHING, VersionState.VALIDATING)
+        version = _claim(pk, VersionState.FETCHING, VersionState.VALIDATING)
     else:
-        version = _claimed(pk, VersionState.UPLOADED, VersionState.VALIDATING)
+        version = _claim(pk, VersionState.UPLOADED, VersionState.VALIDATING)
     if version is None:
         return
     try:
         report = _checked(version)
-    except CheckLost:
-        if stopping.is_set():
-            _give_back(version)
+    except ValidationAborted:
+        if shutdown_event.is_set():
+            _release_claim(version)
         return
-    well = passed(report) and isinstance(report.get("probe"), dict)
+    well = is_valid(report) and isinstance(report.get("probe"), dict)
     if not well and report.get("ok"):
         report["error"] = _probe_error(report)
     state = VersionState.READY if well else VersionState.FAILED
@@ -172,16 +172,16 @@ def waiting(now: Any = None) -> list[int]:
     lost = checked & Q(worked_at__lt=now - LEASE)
     lost |= Q(state=VersionState.FETCHING, worked_at__lt=now - FETCH_LEASE)
     AdapterVersion.objects.filter(lost).update(state=VersionState.UPLOADED)
-    rows = AdapterVersion.objects.filter(state=VersionState.UPLOADED, worked_at__lt=now - FORGOTTEN)
+    rows = AdapterVersion.objects.filter(state=VersionState.UPLOADED, worked_at__lt=now - CLAIM_TTL)
     return list(rows.values_list("pk", flat=True))
 
 
 def sweep() -> int:
     """Remove content that no version has, and uploads that were given up; how many."""
-    return actions.expire_uploads() + store.sweep(actions.known_digest, KEEP_S)
+    return actions.expire_uploads() + store.delete_orphans(actions.has_digest, KEEP_S)
 
 
-def _claimed(pk: int, before: str, after: str, **also: Any) -> AdapterVersion | None:
+def _claim(pk: int, before: str, after: str, **also: Any) -> AdapterVersion | None:
     """The version, if it was in that state; nobody else gets it then."""
     rows = AdapterVersion.objects.filter(pk=pk, state=before, **also)
     if not rows.update(state=after, worked_at=timezone.now()):
@@ -190,16 +190,16 @@ def _claimed(pk: int, before: str, after: str, **also: Any) -> AdapterVersion | 
     return found.filter(pk=pk).first()
 
 
-def _give_back(version: AdapterVersion) -> None:
+def _release_claim(version: AdapterVersion) -> None:
     """Let the next sweep of any worker take it, unless it isn't ours any more."""
     rows = AdapterVersion.objects.filter(pk=version.pk, state=version.state)
-    rows.update(state=VersionState.UPLOADED, worked_at=timezone.now() - FORGOTTEN)
+    rows.update(state=VersionState.UPLOADED, worked_at=timezone.now() - CLAIM_TTL)
 
 
 def _fetch(version: AdapterVersion) -> bool:
     """Whether its files are here now."""
     adapter, repository = version.adapter, version.source.removeprefix(HUB)
-    most, private = room.most_of_one(), adapter.tenant is None
+    most, private = room.max_adapter_bytes(), adapter.tenant is None
     try:
         digest, size = actions.staged_content(
             lambda staged: fetch(repository, staged, most, private=private)
@@ -217,33 +217,35 @@ def _fetch(version: AdapterVersion) -> bool:
 
 
 def _checked(version: AdapterVersion) -> dict[str, Any]:
-    """The report; the row says meanwhile how far it is. Raises `CheckLost` when it isn't ours."""
+    """The report; the row says meanwhile how far it is. Raises `ValidationAborted` when it isn't
+    ours."""
     path = store.content_path(version.digest)
-    if not store.is_whole(version.digest):
+    if not store.has_content(version.digest):
         return refusal("Its files are gone.")
-    beat = _Beat(version)
+    beat = LeaseHeartbeat(version)
     model = version.adapter.served_model.source
-    report = run_check(model, path, wanted=beat, read=lambda: _probing(version))
+    report = run_validation(model, path, wanted=beat, read=lambda: _probing(version))
     if report.get("ok") and report.get("digest") not in (None, version.digest):
         return refusal("The files have changed since they were stored.")
     return report
 
 
 def _probing(version: AdapterVersion) -> None:
-    """Note that all but the probe is done. Raises `CheckLost` when the version isn't ours."""
-    if _claimed(version.pk, version.state, VersionState.PROBING) is None:
-        raise CheckLost
+    """Note that all but the probe is done. Raises `ValidationAborted` when the version isn't
+    ours."""
+    if _claim(version.pk, version.state, VersionState.PROBING) is None:
+        raise ValidationAborted
     version.state = VersionState.PROBING
 
 
-class _Beat:
+class LeaseHeartbeat:
     """Says that the version is in hand, every few seconds; False once it isn't, or shall not be."""
 
     def __init__(self, version: AdapterVersion) -> None:
         self._version, self._at = version, time.monotonic()
 
     def __call__(self) -> bool:
-        if stopping.is_set():
+        if shutdown_event.is_set():
             return False
         now = time.monotonic()
         if now - self._at < BEAT_S:
@@ -275,8 +277,8 @@ def _end(version: AdapterVersion, before: str, after: str, report: dict[str, Any
         return False
     done = "adapter.ready" if after == VersionState.READY else "adapter.refused"
     error = report.get("error") or {}
-    record(
-        actor=SYSTEM,
+    log_action(
+        actor=SYSTEM_ACTOR,
         action=done,
         target=version,
         tenant=version.adapter.tenant,
@@ -290,11 +292,11 @@ def _promote(version: AdapterVersion) -> None:
     if not version.promote_to:
         return
     try:
-        actions.promote(actor=SYSTEM, version=version, alias=version.promote_to)
+        actions.promote(actor=SYSTEM_ACTOR, version=version, alias=version.promote_to)
     except QuireError as error:
         logger.warning("%s was not taken live: %s", version, error.message)
 
 
-def in_hand() -> bool:
+def has_pending() -> bool:
     """Whether any version still waits or is worked on."""
     return AdapterVersion.objects.filter(state__in=WORKING).exists()

@@ -11,11 +11,11 @@ from django.db.models import Q, QuerySet
 
 from catalog.models import DesiredState, Replica, ServedModel
 from catalog.signals import served_model_changed
-from common.cached_lookup import CachedLookup
+from common.cached_lookup import AsyncTTLCache
 from common.db import in_admission_thread
 from common.errors import ModelNotFound, ServiceUnavailable
 from engine.contract.errors import InvalidRequest
-from tenants.actors import Actor, as_actor, require_operator
+from tenants.actors import Actor, require_operator, to_actor
 from tenants.authentication import Caller
 from tenants.models import Tenant, User
 
@@ -26,7 +26,7 @@ __all__ = [
     "access_models",
     "access_replicas",
     "access_served_models",
-    "model_at_hand",
+    "get_cached_model",
     "served_model_names",
     "tenant_cards",
 ]
@@ -58,10 +58,10 @@ class ModelCard:
     wakes: bool = False
 
 
-Cards = dict[str, ModelCard]
+ModelCards = dict[str, ModelCard]
 T = TypeVar("T")
-_names: CachedLookup[str, list[str]] = CachedLookup(ttl=TTL_S, size=1)
-_cards: CachedLookup[int, Cards] = CachedLookup(ttl=TTL_S, size=10_000)
+_names: AsyncTTLCache[str, list[str]] = AsyncTTLCache(ttl=TTL_S, size=1)
+_cards: AsyncTTLCache[int, ModelCards] = AsyncTTLCache(ttl=TTL_S, size=10_000)
 
 
 async def access_models(caller: Caller) -> list[ModelCard]:
@@ -70,7 +70,7 @@ async def access_models(caller: Caller) -> list[ModelCard]:
     Raises: `ServiceUnavailable` (503) when the database is away and nothing was known lately.
     """
     cards = await tenant_cards(caller.tenant_id)
-    return [card for card in cards.values() if caller.may_use(card.id)]
+    return [card for card in cards.values() if caller.can_use_model(card.id)]
 
 
 async def access_model(caller: Caller, name: str | None) -> ModelCard:
@@ -81,25 +81,25 @@ async def access_model(caller: Caller, name: str | None) -> ModelCard:
         ModelNotFound: (404, `param` "model") it isn't there or isn't theirs.
         InvalidRequest: it has no name and there are several.
     """
-    return _named(await tenant_cards(caller.tenant_id), caller, name)
+    return _match_name(await tenant_cards(caller.tenant_id), caller, name)
 
 
-def model_at_hand(caller: Caller, name: str | None) -> ModelCard | None:
+def get_cached_model(caller: Caller, name: str | None) -> ModelCard | None:
     """What `access_model` returns, where that takes no look into the database; None elsewhere, and
     where it raises.
     """
-    cards = _cards.fresh(caller.tenant_id)
+    cards = _cards.is_fresh(caller.tenant_id)
     try:
-        return None if cards is None else _named(cards, caller, name)
+        return None if cards is None else _match_name(cards, caller, name)
     except (ModelNotFound, InvalidRequest):
         return None
 
 
-def _named(tenant_cards: Cards, caller: Caller, name: str | None) -> ModelCard:
+def _match_name(tenant_cards: ModelCards, caller: Caller, name: str | None) -> ModelCard:
     """The caller's model with this name. Raises as `access_model`."""
-    cards = {each: card for each, card in tenant_cards.items() if caller.may_use(each)}
+    cards = {each: card for each, card in tenant_cards.items() if caller.can_use_model(each)}
     if name is None:
-        return _only(cards)
+        return _single_model(cards)
     card = cards.get(name)
     if card is not None and card.alias_of:
         card = cards.get(card.alias_of)
@@ -110,7 +110,7 @@ def _named(tenant_cards: Cards, caller: Caller, name: str | None) -> ModelCard:
     return card
 
 
-def _only(cards: Cards) -> ModelCard:
+def _single_model(cards: ModelCards) -> ModelCard:
     own = [card for card in cards.values() if not card.alias_of]
     if len(own) == 1:
         return own[0]
@@ -128,7 +128,7 @@ async def served_model_names() -> list[str]:
 
     Raises: `ServiceUnavailable` (503) when the database is away and nothing was known lately.
     """
-    return await _remembered(_names, "all", _read_names)
+    return await _cached(_names, "all", _read_names)
 
 
 def access_served_models(tenant: Tenant) -> QuerySet[ServedModel]:
@@ -139,7 +139,7 @@ def access_served_models(tenant: Tenant) -> QuerySet[ServedModel]:
 
 def access_catalog(user: Actor | User) -> QuerySet[ServedModel]:
     """All models, loaded or not. Raises `PermissionDenied` for all but operators."""
-    require_operator(as_actor(user))
+    require_operator(to_actor(user))
     return ServedModel.objects.prefetch_related("tenants")
 
 
@@ -149,20 +149,20 @@ def access_replicas(tenant: Tenant) -> QuerySet[Replica]:
     return Replica.objects.filter(served_model__in=models).select_related("served_model")
 
 
-async def tenant_cards(tenant_id: int) -> Cards:
+async def tenant_cards(tenant_id: int) -> ModelCards:
     """All that the tenant may use, by every name, whatever lists its keys have.
 
     Raises: as `access_models`.
     """
-    return await _remembered(_cards, tenant_id, lambda: _read_cards(tenant_id))
+    return await _cached(_cards, tenant_id, lambda: _read_cards(tenant_id))
 
 
-async def _remembered(cache: CachedLookup[Any, T], name: object, read: Callable[[], T]) -> T:
+async def _cached(cache: AsyncTTLCache[Any, T], name: object, read: Callable[[], T]) -> T:
     """Ask the cache, then the database, then, while that is away, what was known lately."""
     try:
         return await cache.get(name, lambda: in_admission_thread(read))
     except ServiceUnavailable:
-        stale = cache.within(name, STALE_S)
+        stale = cache.get_if_younger(name, STALE_S)
         if stale is None:
             raise
         return stale
@@ -176,7 +176,7 @@ def _read_names() -> list[str]:
         raise ServiceUnavailable("The model catalogue is unavailable. Try again later.") from error
 
 
-def _read_cards(tenant_id: int) -> Cards:
+def _read_cards(tenant_id: int) -> ModelCards:
     allowed = Q(public=True) | Q(tenants=tenant_id)
     try:
         loaded = ServedModel.objects.filter(allowed, desired_state=DesiredState.LOADED).distinct()
@@ -202,10 +202,10 @@ def _cards_of(model: ServedModel) -> list[ModelCard]:
     return [card, *(replace(card, id=name, alias_of=model.name) for name in model.aliases)]
 
 
-def forget(**_: object) -> None:
+def clear_cache(**_: object) -> None:
     """Look everything up anew in this process."""
     _cards.clear()
     _names.clear()
 
 
-served_model_changed.connect(forget, dispatch_uid="catalog.access")
+served_model_changed.connect(clear_cache, dispatch_uid="catalog.access")

@@ -17,12 +17,12 @@ from common.db import changed, save_valid
 from common.errors import Conflict
 from engine.contract.errors import InvalidRequest
 from engine.contract.messages import SLEEP_LEVELS, SLEEP_TAGS
-from tenants.actors import Actor, as_actor, require_operator
-from tenants.audit import record
+from tenants.actors import Actor, require_operator, to_actor
+from tenants.audit import log_action
 from tenants.models import Tenant, User
 
 #: States in which a replica still holds memory or streams.
-ALIVE = (
+LIVE_STATES = (
     ReplicaState.LOADING,
     ReplicaState.READY,
     ReplicaState.SLEEPING,
@@ -48,7 +48,7 @@ def load_model(
     """Have a model served: a new one from `source`, one that was unloaded or whose load failed.
 
     Of several loads at the same time one wins; the others get `Conflict`, as does a load while the
-    model's replicas still drain. A load that failed (`why_failed`) is tried again at once.
+    model's replicas still drain. A load that failed (`last_failure`) is tried again at once.
 
     Args:
         source: a folder or a hub id. May be left out for a model in the catalogue.
@@ -57,9 +57,9 @@ def load_model(
             `fallbacks`, `idle_minutes`.
     Raises: `PermissionDenied`, `InvalidRequest` with `param`, `Conflict`.
     """
-    actor = as_actor(actor)
+    actor = to_actor(actor)
     require_operator(actor)
-    changes: dict[str, Any] = _known_columns(columns)
+    changes: dict[str, Any] = _check_columns(columns)
     if source:
         changes["source"] = check_source(source)
     if settings is not None:
@@ -71,13 +71,13 @@ def load_model(
                 f"Model {name!r} not found. To add it, pass the path of its folder.", param="name"
             )
         model = ServedModel(name=name)
-    elif not why_failed(model):
+    elif not last_failure(model):
         _refuse_while_in_use(model)
     changed(model, {**changes, "desired_state": DesiredState.LOADED, "idle_since": None})
     save_valid(model)  # the unique name lets one of two first loads win
     failed = model.replicas.filter(state=ReplicaState.FAILED)
     failed.update(state=ReplicaState.PENDING, detail="", last_exit="")
-    record(
+    log_action(
         actor=actor,
         action="model.load",
         target=model,
@@ -91,14 +91,14 @@ def load_model(
 @transaction.atomic
 def unload_model(*, actor: Actor | User, model: ServedModel) -> ServedModel:
     """Drain a model's replicas and stop them. Raises `Conflict` when it isn't loaded."""
-    actor = as_actor(actor)
+    actor = to_actor(actor)
     require_operator(actor)
     model = ServedModel.objects.select_for_update().get(pk=model.pk)
     if model.desired_state == DesiredState.UNLOADED:
         raise Conflict(f"{model.name} is not loaded.")
     model.desired_state, model.idle_since = DesiredState.UNLOADED, None
     model.save(update_fields=["desired_state", "idle_since", "changed_at"])
-    record(actor=actor, action="model.unload", target=model)
+    log_action(actor=actor, action="model.unload", target=model)
     _announce(model)
     return model
 
@@ -109,16 +109,16 @@ def update_model(*, actor: Actor | User, model: ServedModel, **changes: Any) -> 
 
     Raises: `PermissionDenied`, `InvalidRequest` with `param`.
     """
-    actor = as_actor(actor)
+    actor = to_actor(actor)
     require_operator(actor)
-    changes = _known_columns(changes)
+    changes = _check_columns(changes)
     if "source" in changes:
         changes["source"] = check_source(changes["source"])
     model = ServedModel.objects.select_for_update().get(pk=model.pk)
     difference = changed(model, changes)
     if difference:
         save_valid(model)
-        record(actor=actor, action="model.update", target=model, changes=difference)
+        log_action(actor=actor, action="model.update", target=model, changes=difference)
         _announce(model)
     return model
 
@@ -128,14 +128,14 @@ def share_model(
     *, actor: Actor | User, model: ServedModel, tenants: Iterable[Tenant], public: bool
 ) -> ServedModel:
     """Serve a model to everyone, or to these tenants alone."""
-    actor = as_actor(actor)
+    actor = to_actor(actor)
     require_operator(actor)
     model = ServedModel.objects.select_for_update().get(pk=model.pk)
     model.public = public
     model.save(update_fields=["public", "changed_at"])
     model.tenants.set(tenants)
     slugs = sorted(model.tenants.values_list("slug", flat=True))
-    record(actor=actor, action="model.share", target=model, public=public, tenants=slugs)
+    log_action(actor=actor, action="model.share", target=model, public=public, tenants=slugs)
     _announce(model)
     return model
 
@@ -146,7 +146,7 @@ def delete_model(*, actor: Actor | User, model: ServedModel) -> None:
 
     Raises `Conflict` while it's loaded or drains, stands in for another, or has adapters.
     """
-    actor = as_actor(actor)
+    actor = to_actor(actor)
     require_operator(actor)
     model = ServedModel.objects.select_for_update().get(pk=model.pk)
     if model.desired_state == DesiredState.LOADED:
@@ -155,7 +155,7 @@ def delete_model(*, actor: Actor | User, model: ServedModel) -> None:
     for other in ServedModel.objects.exclude(pk=model.pk).only("name", "fallbacks"):
         if model.name in other.fallbacks:
             raise Conflict(f"{model.name} answers in the place of {other.name}: change that first.")
-    record(actor=actor, action="model.delete", target=model, source=model.source)
+    log_action(actor=actor, action="model.delete", target=model, source=model.source)
     transaction.on_commit(partial(served_model_changed.send, ServedModel, served_model=model))
     try:
         model.delete()
@@ -172,12 +172,12 @@ def drain_replica(*, actor: Actor | User, replica: Replica) -> None:
 
     Raises: `PermissionDenied`; `Conflict` unless it's ready; `ServiceUnavailable` without Redis.
     """
-    actor = as_actor(actor)
+    actor = to_actor(actor)
     require_operator(actor)
     if replica.state != ReplicaState.READY:
         raise Conflict(f"{replica.replica_id} is {replica.state}: only a ready one can be drained.")
     with transaction.atomic():
-        record(actor=actor, action="replica.drain", target=replica)
+        log_action(actor=actor, action="replica.drain", target=replica)
         send_control(replica.replica_id, "drain")  # on failure the audit row goes too
 
 
@@ -193,7 +193,9 @@ def sleep_model(*, actor: Actor | User, model: ServedModel, level: int = 1) -> l
         raise InvalidRequest(
             f"{model.name} was loaded without --enable-sleep-mode.", param="enable_sleep_mode"
         )
-    return _tell(actor, model, "sleep", (ReplicaState.READY, ReplicaState.SLEEPING), level=level)
+    return _send_command(
+        actor, model, "sleep", (ReplicaState.READY, ReplicaState.SLEEPING), level=level
+    )
 
 
 def wake_model(
@@ -206,10 +208,10 @@ def wake_model(
     for tag in tags:
         if tag not in SLEEP_TAGS:
             raise InvalidRequest(f"{tag!r} is none of {', '.join(SLEEP_TAGS)}.", param="tags")
-    return _tell(actor, model, "wake_up", (ReplicaState.SLEEPING,), tags=tags)
+    return _send_command(actor, model, "wake_up", (ReplicaState.SLEEPING,), tags=tags)
 
 
-def _tell(
+def _send_command(
     actor: Actor | User,
     model: ServedModel,
     command: str,
@@ -217,7 +219,7 @@ def _tell(
     **details: Any,
 ) -> list[Replica]:
     """Give a command to the model's replicas in one of these states."""
-    actor = as_actor(actor)
+    actor = to_actor(actor)
     require_operator(actor)
     found = list(Replica.objects.filter(served_model=model, state__in=states))
     if not found:
@@ -225,7 +227,7 @@ def _tell(
         raise Conflict(f"No replica of {model.name} is {wanted}.")
     with transaction.atomic():
         for replica in found:
-            record(actor=actor, action=f"replica.{command}", target=replica, **details)
+            log_action(actor=actor, action=f"replica.{command}", target=replica, **details)
             send_control(replica.replica_id, command, **details)
     return found
 
@@ -252,18 +254,18 @@ def check_source(source: str) -> str:
     return source
 
 
-def _known_columns(columns: Mapping[str, Any]) -> dict[str, Any]:
+def _check_columns(columns: Mapping[str, Any]) -> dict[str, Any]:
     if unknown := sorted(set(columns) - CHANGEABLE):
         raise InvalidRequest(f"Unknown model setting {unknown[0]!r}.", param=unknown[0])
     return {name: value for name, value in columns.items() if value is not None}
 
 
-def why_failed(model: ServedModel) -> str:
+def last_failure(model: ServedModel) -> str:
     """What its last replica said before it ended, of a model that shall be loaded and that none
     serves; "" where none has failed.
     """
     rows = list(model.replicas.all()) if model.desired_state == DesiredState.LOADED else []
-    if any(row.state in ALIVE and row.state != ReplicaState.LOADING for row in rows):
+    if any(row.state in LIVE_STATES and row.state != ReplicaState.LOADING for row in rows):
         return ""
     told = [row.detail if row.state == ReplicaState.FAILED else row.last_exit for row in rows]
     return next((" ".join(text.split()) for text in told if text), "")
@@ -275,7 +277,7 @@ def _refuse_while_in_use(model: ServedModel) -> None:
         ready = model.replicas.filter(state=ReplicaState.READY).exists()
         raise Conflict(f"{model.name} is {'loaded already' if ready else 'being loaded already'}.")
     recent = timezone.now() - timedelta(seconds=SEEN_WITHIN_S)
-    alive = model.replicas.filter(state__in=ALIVE, last_seen__gte=recent)
+    alive = model.replicas.filter(state__in=LIVE_STATES, last_seen__gte=recent)
     busy: Replica | None = alive.first()
     if busy is not None:
         raise Conflict(

@@ -13,7 +13,7 @@ from django.utils.html import format_html, format_html_join
 from catalog import actions
 from catalog.models import Replica, ReplicaState, ServedModel
 from engine.contract.errors import InvalidRequest
-from tenants.admin import ActionsAdmin, ReadOnlyAdmin
+from tenants.admin import ActionsAdmin, ReadOnlyModelAdmin
 
 COLUMNS = ("source", "num_replicas", "num_spares", "idle_minutes", "node", "managed", "public")
 
@@ -168,7 +168,7 @@ class ServedModelAdmin(ActionsAdmin):
 
 
 @admin.register(Replica)
-class ReplicaAdmin(ReadOnlyAdmin, ActionsAdmin):
+class ReplicaAdmin(ReadOnlyModelAdmin, ActionsAdmin):
     """Replicas as last seen."""
 
     list_display = ("replica_id", "served_model", "state", "host", "pid", "restarts", "last_seen")

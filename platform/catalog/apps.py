@@ -14,14 +14,16 @@ class CatalogConfig(AppConfig):
         from catalog.access import access_served_models
         from catalog.models import ServedModel
         from tenants import access as model_names
-        from tenants.tenant_data import Holding, register
+        from tenants.tenant_data import TenantDataKind, register_data_kind
 
         links = ServedModel.tenants.through._default_manager
-        model_names.register(
+        model_names.register_name_source(
             lambda tenant: (
                 name
                 for own, aliases in access_served_models(tenant).values_list("name", "aliases")
                 for name in (own, *aliases)
             )
         )
-        register(Holding("models", erase=lambda tenant: links.filter(tenant=tenant).delete()[0]))
+        register_data_kind(
+            TenantDataKind("models", erase=lambda tenant: links.filter(tenant=tenant).delete()[0])
+        )

@@ -18,8 +18,8 @@ from engine.contract.errors import InvalidRequest, ModelLoadError
 from engine.text.tokenizer_files import parse_object, read_text
 
 #: Of a safetensors header: the format's own limit.
-MOST_HEADER = 100_000_000
-MOST_SHARDS = 2000
+MAX_HEADER_BYTES = 100_000_000
+MAX_SHARDS = 2000
 #: Bits of an element, by safetensors' names.
 BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16, "I64": 64, "I32": 32, "I16": 16}
 BITS |= {"I8": 8, "U8": 8, "BOOL": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8}
@@ -29,7 +29,7 @@ _CARRYING = ("mamba", "linear_attention", "conv")
 
 
 @dataclass(frozen=True)
-class Shape:
+class KvShape:
     """Of a decoder's KV cache.
 
     Attributes:
@@ -75,7 +75,7 @@ class Checkpoint:
     table_values: int = 0
     dtype: str = ""
     quantization: str = ""
-    shape: Shape | None = None
+    shape: KvShape | None = None
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
@@ -103,31 +103,31 @@ def quantization_of(config: Mapping[str, Any]) -> str:
     return str(found.get("quant_method", ""))[:40] if isinstance(found, dict) else ""
 
 
-def shape_of(config: Mapping[str, Any]) -> Shape | None:
+def shape_of(config: Mapping[str, Any]) -> KvShape | None:
     """The KV cache's shape, in the words of the families that the native decoder runs."""
     text = config.get("text_config")
     found = {**config, **text} if isinstance(text, dict) else dict(config)
     try:
-        layers = _whole(found, "num_hidden_layers", "n_layer", "n_layers", "num_layers")
-        heads = _whole(found, "num_attention_heads", "n_head", "n_heads", "num_heads")
-        hidden = _whole(found, "hidden_size", "n_embd", "d_model")
-        kv_heads = _whole(found, "num_key_value_heads", "num_kv_heads", default=heads)
+        layers = _config_int(found, "num_hidden_layers", "n_layer", "n_layers", "num_layers")
+        heads = _config_int(found, "num_attention_heads", "n_head", "n_heads", "num_heads")
+        hidden = _config_int(found, "hidden_size", "n_embd", "d_model")
+        kv_heads = _config_int(found, "num_key_value_heads", "num_kv_heads", default=heads)
         if found.get("multi_query") and not found.get("new_decoder_architecture"):
             kv_heads = 1
-        head_dim = _whole(found, "head_dim", "kv_channels", default=hidden // heads)
-        context = _whole(
+        head_dim = _config_int(found, "head_dim", "kv_channels", default=hidden // heads)
+        context = _config_int(
             found, "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", default=0
         )
-        attending = _attending(found, layers)
+        attending = _attention_layers(found, layers)
         windows = tuple(compress(_windows(found, layers), attending))
     except (KeyError, TypeError, ValueError, ZeroDivisionError):
         return None
     if not windows:
         return None
-    return Shape(len(windows), kv_heads, head_dim, windows, context)
+    return KvShape(len(windows), kv_heads, head_dim, windows, context)
 
 
-def _attending(found: Mapping[str, Any], layers: int) -> list[bool]:
+def _attention_layers(found: Mapping[str, Any], layers: int) -> list[bool]:
     """For each layer, whether it keeps keys and values; others carry a state."""
     types = found.get("layer_types") or found.get("layers_block_type")
     if isinstance(types, list) and len(types) == layers:
@@ -138,7 +138,7 @@ def _attending(found: Mapping[str, Any], layers: int) -> list[bool]:
     return [True] * layers
 
 
-def _whole(found: Mapping[str, Any], *names: str, default: int | None = None) -> int:
+def _config_int(found: Mapping[str, Any], *names: str, default: int | None = None) -> int:
     for name in names:
         value = found.get(name)
         if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 31:
@@ -176,10 +176,12 @@ def _gguf_files(path: Path) -> list[Path]:
 
 def _of_safetensors(folder: Path, config: dict[str, Any]) -> Checkpoint:
     paths = _shards(folder)
-    return of_tensors(config, (item for path in paths for item in _tensors(path)), len(paths))
+    return checkpoint_from_headers(
+        config, (item for path in paths for item in _tensors(path)), len(paths)
+    )
 
 
-def of_tensors(
+def checkpoint_from_headers(
     config: Mapping[str, Any], tensors: Iterable[tuple[str, Mapping[str, Any]]], num_files: int
 ) -> Checkpoint:
     """Of what headers of safetensors files say: names with `dtype`, `shape`, `data_offsets`."""
@@ -215,7 +217,7 @@ def _shards(folder: Path) -> list[Path]:
         found = [folder / "model.safetensors"]
     else:
         found = [folder / name for name in shard_names(parse_object(read_text(index), index))]
-    there = [path for path in found[:MOST_SHARDS] if path.is_file()]
+    there = [path for path in found[:MAX_SHARDS] if path.is_file()]
     if not there or len(there) < len(found):
         raise InvalidRequest(f"No .safetensors files found in {folder}.", param="source")
     return there
@@ -235,7 +237,7 @@ def _tensors(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        if not 0 < length <= min(MOST_HEADER, size):
+        if not 0 < length <= min(MAX_HEADER_BYTES, size):
             raise wrong
         try:
             header = json.loads(file.read(length))

@@ -5,10 +5,10 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from catalog.engine_settings import check_settings
+from catalog.engine_settings import validate_engine_settings
 from catalog.models import ServedModel
 from engine.contract.engine_config import SETTINGS
-from engine.contract.vllm_flags import BY_NAME, translated
+from engine.contract.vllm_flags import BY_NAME, translate_vllm_settings
 from engine.text.chat_template import read_template
 
 # -- What the model commands have in common.
@@ -27,15 +27,15 @@ def find_model(name: str) -> ServedModel:
 NAMED = frozenset({"model", "served_model_name"})
 
 
-def given_settings(options: Mapping[str, Any]) -> dict[str, Any]:
+def parse_engine_settings(options: Mapping[str, Any]) -> dict[str, Any]:
     """The engine settings that were given on the command line, checked.
 
     Raises: `ConfigError` (with `param`) for one that can't be used.
     """
     names = (SETTINGS | set(BY_NAME)) - NAMED
     given = {name: options[name] for name in names if options.get(name) is not None}
-    ours = translated(given, SETTINGS)
-    check_settings(ours)
+    ours = translate_vllm_settings(given, SETTINGS)
+    validate_engine_settings(ours)
     if ours.get("chat_template"):  # its text: a replica elsewhere has no such file
         ours["chat_template"] = read_template(ours["chat_template"])
     return ours

@@ -61,13 +61,13 @@ SettingsCheck = Callable[[Mapping[str, Any]], None]
 _checks: list[SettingsCheck] = []
 
 
-def register(check: SettingsCheck) -> None:
+def register_settings_validator(check: SettingsCheck) -> None:
     """Have settings checked by `check` as well, before a model is loaded with them."""
     if check not in _checks:
         _checks.append(check)
 
 
-def check_settings(settings: Mapping[str, Any]) -> None:
+def validate_engine_settings(settings: Mapping[str, Any]) -> None:
     """Raise `ConfigError` (with `param`) unless a model may be loaded with these settings."""
     EngineConfig.from_mapping(dict(settings))
     for check in _checks:

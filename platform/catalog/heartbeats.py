@@ -15,21 +15,22 @@ from catalog.processes import ManagedProcess
 from common.errors import ServiceUnavailable
 from engine.contract import messages as protocol
 from engine.contract import redis_keys
-from engine.contract.messages import Control, Heartbeat, ReplicaNews
+from engine.contract.messages import ControlRequest, Heartbeat, ReplicaEvent
 from engine.system.redis_client import sync_client
-from engine.system.step_record import LastStep, StepRecord
+from engine.system.step_record import LastStep, SharedStepRecord
 
 # -- An operator's word to a replica, through its inbox.
 
 
 def send_control(replica_id: str, command: str, **details: Any) -> None:
-    """Put a `Control` into the replica's inbox. Raises `ServiceUnavailable` without Redis."""
+    """Put a `ControlRequest` into the replica's inbox. Raises `ServiceUnavailable` without
+    Redis."""
     prefix = settings.QUIRE["KEY_PREFIX"]
     client = sync_client(settings.REDIS_URL)
     try:
         client.xadd(
             redis_keys.inbox_key(replica_id, prefix),
-            {protocol.FIELD: protocol.encode(Control(command=command, **details))},
+            {protocol.STREAM_FIELD: protocol.encode(ControlRequest(command=command, **details))},
         )
     except (redis.RedisError, OSError) as error:
         raise ServiceUnavailable(
@@ -66,7 +67,7 @@ def read_heartbeat(replica_id: str, data: bytes) -> Heartbeat | None:
         return None
 
 
-def known_replicas(client: redis.Redis, prefix: str) -> set[str]:
+def registered_replicas(client: redis.Redis, prefix: str) -> set[str]:
     """Every replica id that was ever announced. Raises redis.RedisError."""
     return {
         member.decode("utf-8", "replace") if isinstance(member, bytes) else str(member)
@@ -82,15 +83,17 @@ def known_replicas(client: redis.Redis, prefix: str) -> set[str]:
 
 
 #: Removes a heartbeat unless another process wrote one since. KEYS: it. ARGV: what it was.
-_FORGET = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end"
+DELETE_HEARTBEAT_SCRIPT = (
+    "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end"
+)
 
 
-def watch(
+def watch_process_exit(
     process: ManagedProcess,
     replica_id: str,
     client: redis.Redis,
     prefix: str,
-    record: StepRecord | None = None,
+    record: SharedStepRecord | None = None,
 ) -> None:
     """Have a thread tell of the process's death the moment it happens, and close its record."""
 
@@ -101,14 +104,14 @@ def watch(
             last = record.read()
             record.close()
         try:
-            announce(client, prefix, replica_id, process.pid, last)
+            publish_replica_exit(client, prefix, replica_id, process.pid, last)
         except redis.RedisError as error:
             logger.warning("exit of replica %s not published: %s", replica_id, error)
 
     threading.Thread(target=wait, name=f"watch-{process.pid}", daemon=True).start()
 
 
-def announce(
+def publish_replica_exit(
     client: redis.Redis, prefix: str, replica_id: str, pid: int, last: LastStep | None = None
 ) -> bool:
     """Say that a replica's process is gone, and what it was at; whether there was anything to say.
@@ -120,7 +123,7 @@ def announce(
     beat = None if data is None else read_heartbeat(replica_id, data)
     own = beat if beat is not None and beat.pid == pid else None
     if own is not None and own.state != "failed":
-        client.eval(_FORGET, 1, key, data)
+        client.eval(DELETE_HEARTBEAT_SCRIPT, 1, key, data)
     if own is not None:
         incarnation = own.incarnation
     elif last is not None:  # its heartbeat ran out, and streams have left it for that
@@ -128,6 +131,6 @@ def announce(
     else:
         return False
     held = last.held if last is not None and last.incarnation == incarnation else None
-    news = ReplicaNews(replica_id=replica_id, incarnation=incarnation, held=held)
-    client.publish(redis_keys.news_key(prefix), protocol.encode(news))
+    news = ReplicaEvent(replica_id=replica_id, incarnation=incarnation, held=held)
+    client.publish(redis_keys.replica_events_channel(prefix), protocol.encode(news))
     return True

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from catalog.checkpoint import Checkpoint, of_tensors, shard_names
+from catalog.checkpoint import Checkpoint, checkpoint_from_headers, shard_names
 from common.errors import HubUnavailable
 from engine.contract.engine_config import EngineConfig, file_patterns
 from engine.contract.errors import InvalidRequest, ModelLoadError
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 #: Seconds that the hub gets for an answer: somebody waits for the page.
 WAIT_S = 10
 #: Headers of weights that are read at once, and at most.
-THREADS, MOST_SHARDS = 8, 256
+THREADS, MAX_SHARDS = 8, 256
 INDEX = "model.safetensors.index.json"
 
 
@@ -33,8 +33,9 @@ class Download:
     """What loading a model of the hub fetches.
 
     Attributes:
-        files, nbytes: all that a load needs. there: bytes of them in this host's cache already.
-        room: bytes that are free on the cache's disk.
+        files, nbytes: all that a load needs. cached_bytes: bytes of them in this host's cache
+        already.
+        free_bytes: bytes that are free on the cache's disk.
         checkpoint: by config.json and the headers of the weights; None where they don't tell.
     """
 
@@ -42,22 +43,22 @@ class Download:
     commit: str
     files: int
     nbytes: int
-    there: int
-    room: int
+    cached_bytes: int
+    free_bytes: int
     checkpoint: Checkpoint | None
 
     @property
-    def rest(self) -> int:
+    def remaining_bytes(self) -> int:
         """Bytes that are still to come."""
-        return self.nbytes - self.there
+        return self.nbytes - self.cached_bytes
 
     @property
     def fits(self) -> bool:
         """On the disk, as it is now."""
-        return self.rest <= self.room
+        return self.remaining_bytes <= self.free_bytes
 
 
-def ask_hub(repository: str, settings: Mapping[str, Any]) -> Download:
+def get_download_info(repository: str, settings: Mapping[str, Any]) -> Download:
     """Of a model's source that is no folder here, with the engine's settings.
 
     With the server's own token, so for operators alone. Takes a few requests to the hub.
@@ -68,7 +69,7 @@ def ask_hub(repository: str, settings: Mapping[str, Any]) -> Download:
     from huggingface_hub.utils import filter_repo_objects
 
     config, api = EngineConfig.from_mapping(dict(settings)), HfApi()
-    with asking(repository):
+    with hub_errors(repository):
         info = api.model_info(
             repository, revision=config.revision, files_metadata=True, timeout=WAIT_S
         )
@@ -90,8 +91,8 @@ def ask_hub(repository: str, settings: Mapping[str, Any]) -> Download:
         commit=commit,
         files=len(wanted),
         nbytes=sum(sizes[name] for name in wanted),
-        there=sum(sizes[name] for name in there),
-        room=_room(config),
+        cached_bytes=sum(sizes[name] for name in there),
+        free_bytes=_free_download_bytes(config),
         checkpoint=checkpoint,
     )
 
@@ -112,7 +113,7 @@ def downloaded(repository: str, settings: Mapping[str, Any]) -> Path | None:
 
 
 @contextmanager
-def asking(
+def hub_errors(
     repository: str, wrong: type[InvalidRequest] = InvalidRequest, param: str = "source"
 ) -> Iterator[None]:
     """What the hub's client raises becomes `HubUnavailable`, or `wrong` for a name."""
@@ -150,7 +151,7 @@ def _checkpoint(
         names = ["model.safetensors"]
         if INDEX in sizes:
             names = shard_names(_json(api, repository, commit, INDEX))
-        if not names or len(names) > MOST_SHARDS or any(name not in sizes for name in names):
+        if not names or len(names) > MAX_SHARDS or any(name not in sizes for name in names):
             return None
 
         def tensors_of(name: str) -> dict[str, Any]:
@@ -161,7 +162,7 @@ def _checkpoint(
 
         with ThreadPoolExecutor(THREADS) as threads:
             tensors = [item for of in threads.map(tensors_of, names) for item in of.items()]
-        return of_tensors(config, tensors, len(names))
+        return checkpoint_from_headers(config, tensors, len(names))
     except (ModelLoadError, NotASafetensorsRepoError, SafetensorsParsingError):
         return None
     except (TypeError, ValueError, KeyError):
@@ -175,7 +176,7 @@ def _json(api: HfApi, repository: str, commit: str, name: str) -> dict[str, Any]
         return parse_object(read_text(path), path)
 
 
-def _room(config: EngineConfig) -> int:
+def _free_download_bytes(config: EngineConfig) -> int:
     """Free where downloads go."""
     from huggingface_hub import constants
 

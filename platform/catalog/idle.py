@@ -11,17 +11,17 @@ from django.utils import timezone
 
 from catalog.models import DesiredState, ReplicaState, ServedModel
 from catalog.signals import served_model_changed
-from common.db import in_db_thread
+from common.db import run_in_db_thread
 from common.errors import ServiceUnavailable
 from engine.contract.messages import Heartbeat
-from tenants.actors import SYSTEM
-from tenants.audit import record
+from tenants.actors import SYSTEM_ACTOR
+from tenants.audit import log_action
 
 #: A supervisor starts what is wanted within a second; a busy machine's takes longer.
-TAKEN_UP = timedelta(seconds=10)
+PICKED_UP = timedelta(seconds=10)
 
 
-class IdleWatch:
+class IdleMonitor:
     """Since when each model has had nothing to do, by its replicas' heartbeats."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -51,24 +51,24 @@ def _busy(beat: Heartbeat) -> bool:
 
 
 @transaction.atomic
-def let_go(model: ServedModel) -> bool:
+def unload_idle_model(model: ServedModel) -> bool:
     """Have the model's replicas end until somebody asks; whether that changed anything."""
     row = ServedModel.objects.select_for_update().filter(pk=model.pk).first()
     if row is None or row.idle_since is not None or row.desired_state != DesiredState.LOADED:
         return False
     row.idle_since = timezone.now()
     row.save(update_fields=["idle_since", "changed_at"])
-    record(actor=SYSTEM, action="model.idle", target=row, minutes=row.idle_minutes)
+    log_action(actor=SYSTEM_ACTOR, action="model.idle", target=row, minutes=row.idle_minutes)
     transaction.on_commit(lambda: _tell(row))
     return True
 
 
-async def wake(name: str) -> bool:
+async def wake_model_for_request(name: str) -> bool:
     """Have a model run again that had let go; whether it's worth waiting for.
 
     Who comes while somebody else has woken it waits, too. Raises `ServiceUnavailable`.
     """
-    return await in_db_thread(_wake, name)
+    return await run_in_db_thread(_wake, name)
 
 
 def _wake(name: str) -> bool:
@@ -79,22 +79,22 @@ def _wake(name: str) -> bool:
             if row is None:
                 return False
             if row.idle_since is None:
-                return _comes(row)
+                return _is_starting(row)
             row.idle_since = None
             row.save(update_fields=["idle_since", "changed_at"])
-            record(actor=SYSTEM, action="model.wake", target=row)
+            log_action(actor=SYSTEM_ACTOR, action="model.wake", target=row)
             transaction.on_commit(lambda: _tell(row))
             return True
     except (DatabaseError, InterfaceError) as error:
         raise ServiceUnavailable("The model catalogue is unavailable. Try again later.") from error
 
 
-def _comes(row: ServedModel) -> bool:
+def _is_starting(row: ServedModel) -> bool:
     """Whether replicas of it are on their way."""
     states = set(row.replicas.values_list("state", flat=True))
     if ReplicaState.FAILED in states:
         return False
-    just_now = timezone.now() - row.changed_at < TAKEN_UP
+    just_now = timezone.now() - row.changed_at < PICKED_UP
     return just_now or bool(states & {ReplicaState.PENDING, ReplicaState.LOADING})
 
 

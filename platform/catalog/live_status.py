@@ -12,15 +12,15 @@ import redis
 from django.conf import settings
 
 from catalog.access import access_replicas, access_served_models
-from catalog.heartbeats import known_replicas, read_heartbeats
+from catalog.heartbeats import read_heartbeats, registered_replicas
 from catalog.models import DesiredState, Replica, ReplicaState, ServedModel
 from catalog.replica_log import read_log
-from common.messaging import ALL
+from common.messaging import ALL_TENANTS
 from engine.contract.lora import TIERS
-from engine.contract.messages import STALL_AFTER_S, Heartbeat
+from engine.contract.messages import STALL_TIMEOUT_S, Heartbeat
 from engine.system.redis_client import sync_client
-from tenants.access import Reader, access_tenant, access_tenants
-from tenants.actors import as_actor
+from tenants.access import AccessSubject, access_tenant, access_tenants
+from tenants.actors import to_actor
 from tenants.models import Tenant
 
 TIMEOUT_S = 2.0
@@ -44,7 +44,7 @@ def client_of(url: str) -> redis.Redis:
 def live_replicas() -> list[Heartbeat]:
     """Every replica with a heartbeat, by id. Raises redis.RedisError."""
     client, prefix = client_of(settings.REDIS_URL), settings.QUIRE["KEY_PREFIX"]
-    beats = read_heartbeats(client, prefix, sorted(known_replicas(client, prefix)))
+    beats = read_heartbeats(client, prefix, sorted(registered_replicas(client, prefix)))
     return list(beats.values())
 
 
@@ -56,7 +56,7 @@ def log_tail(replica_id: str) -> str:
 
 def state_of(beat: Heartbeat) -> str:
     """The heartbeat's state, or "stalled": the process beats, but its engine does not move."""
-    if beat.state == "ready" and beat.at - beat.progress_at > STALL_AFTER_S:
+    if beat.state == "ready" and beat.at - beat.progress_at > STALL_TIMEOUT_S:
         return "stalled"
     return beat.state if beat.state in ORDER else "failed"
 
@@ -128,7 +128,7 @@ def replica_figures(beat: Heartbeat, *, operator: bool) -> dict[str, Any]:
 
 def now(tenant_id: int) -> dict[str, Any]:
     """The models that a tenant may use, and their replicas; for operators all, with hosts."""
-    if tenant_id == ALL:
+    if tenant_id == ALL_TENANTS:
         return snapshot(
             list(ServedModel.objects.all()),
             list(Replica.objects.select_related("served_model")),
@@ -200,16 +200,16 @@ def failures_of(beats: Iterable[Heartbeat], rows: Iterable[Replica]) -> list[dic
 # -- What live_status.py takes from console.views.overview.
 
 
-def overview_of(reader: Reader, tenant: str | None) -> dict[str, Any]:
+def overview_of(reader: AccessSubject, tenant: str | None) -> dict[str, Any]:
     """The same for whoever asks. Raises `NotFound` for a stranger's tenant, redis.RedisError."""
     if tenant:
         return now(access_tenant(reader, tenant).pk)
-    operator = as_actor(reader).is_operator
+    operator = to_actor(reader).is_operator
     served, rows = _visible(reader, operator)
     return snapshot(served, rows, operator=operator)
 
 
-def _visible(user: Reader, operator: bool) -> tuple[list[ServedModel], list[Replica]]:
+def _visible(user: AccessSubject, operator: bool) -> tuple[list[ServedModel], list[Replica]]:
     """The models and replica rows that the user may see."""
     if operator:
         return list(ServedModel.objects.all()), list(Replica.objects.select_related("served_model"))

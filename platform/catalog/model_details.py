@@ -19,7 +19,7 @@ from catalog.live_status import client_of, live_replicas, model_state
 from catalog.live_status import state_of as beat_state
 from catalog.models import DesiredState, Replica, ReplicaState, ServedModel
 from catalog.replica_log import LogLine, read_log
-from catalog.sizing import Need, need_of
+from catalog.sizing import MemoryEstimate, estimate_memory
 from common.errors import NotFound
 from engine.contract import redis_keys
 from engine.contract import replica_state as loading
@@ -27,7 +27,7 @@ from engine.contract.errors import InvalidRequest, QuireError
 from engine.contract.messages import Heartbeat
 from engine.contract.replica_state import LayerInfo
 from tenants.access import access_tenants
-from tenants.actors import as_actor
+from tenants.actors import to_actor
 from tenants.models import User
 
 PHASES = {
@@ -37,15 +37,15 @@ PHASES = {
     loading.CACHE: "Laying out the KV cache",
     loading.WARM_UP: "Warming up",
 }
-MOST_LAYERS = 2000
-MOST_SEQUENCES = 1 << 20
-MOST_CONTEXT = 1 << 31
+MAX_LAYERS = 2000
+MAX_SEQUENCES = 1 << 20
+MAX_CONTEXT_TOKENS = 1 << 31
 _layers = msgspec.json.Decoder(list[LayerInfo])
 
 
 def visible_models(user: User) -> QuerySet[ServedModel]:
     """All for operators; for others those of their tenants, public ones among them."""
-    if as_actor(user).is_operator:
+    if to_actor(user).is_operator:
         return access_catalog(user)
     found = ServedModel.objects.none()
     for tenant in access_tenants(user).filter(active=True):
@@ -61,7 +61,7 @@ def visible_model(user: User, pk: int) -> ServedModel:
     return model
 
 
-def heartbeats() -> list[Heartbeat]:
+def get_heartbeats() -> list[Heartbeat]:
     """Of all replicas; none while Redis is away: pages tell what the rows say."""
     try:
         return live_replicas()
@@ -109,14 +109,16 @@ def _checkpoint(source: str, changed: int) -> Checkpoint:
     return read_checkpoint(Path(source))
 
 
-def need(found: Checkpoint, model_settings: dict[str, Any], asked: Any) -> Need:
+def estimate_memory_for_form(
+    found: Checkpoint, model_settings: dict[str, Any], asked: Any
+) -> MemoryEstimate:
     """For what a form asks. Raises `InvalidRequest` with the field."""
-    sequences = _whole(asked, "sequences", 1, MOST_SEQUENCES)
-    context = _whole(asked, "context", 0, MOST_CONTEXT)
-    return need_of(found, model_settings, sequences=sequences, context=context)
+    sequences = query_int(asked, "sequences", 1, MAX_SEQUENCES)
+    context = query_int(asked, "context", 0, MAX_CONTEXT_TOKENS)
+    return estimate_memory(found, model_settings, sequences=sequences, context=context)
 
 
-def _whole(asked: Any, name: str, default: int, most: int) -> int:
+def query_int(asked: Any, name: str, default: int, most: int) -> int:
     text = str(asked.get(name, "") or "").strip()
     if not text:
         return default
@@ -125,7 +127,7 @@ def _whole(asked: Any, name: str, default: int, most: int) -> int:
     return int(text)
 
 
-def replica_rows(model: ServedModel, beats: Iterable[Heartbeat]) -> list[dict[str, Any]]:
+def replica_status_list(model: ServedModel, beats: Iterable[Heartbeat]) -> list[dict[str, Any]]:
     """Each replica of a model, by its row and, while it beats, its heartbeat. For operators."""
     live = {beat.replica_id: beat for beat in beats if beat.model.name == model.name}
     rows = list(model.replicas.all())
@@ -181,9 +183,11 @@ def layers_of(replica_ids: Iterable[str]) -> list[LayerInfo]:
     prefix = settings.QUIRE["KEY_PREFIX"]
     for replica_id in replica_ids:
         try:
-            data: Any = client_of(settings.REDIS_URL).get(redis_keys.layers_key(replica_id, prefix))
+            data: Any = client_of(settings.REDIS_URL).get(
+                redis_keys.load_report_key(replica_id, prefix)
+            )
             if data is not None:
-                return _layers.decode(data)[:MOST_LAYERS]
+                return _layers.decode(data)[:MAX_LAYERS]
         except (redis.RedisError, msgspec.DecodeError, msgspec.ValidationError):
             continue
     return []
@@ -191,7 +195,7 @@ def layers_of(replica_ids: Iterable[str]) -> list[LayerInfo]:
 
 def log_of(model: ServedModel, replica_id: str, after: str) -> list[LogLine]:
     """The end of a replica's log. Raises `NotFound`, `InvalidRequest`, redis.RedisError."""
-    known = {row["id"] for row in replica_rows(model, heartbeats())}
+    known = {row["id"] for row in replica_status_list(model, get_heartbeats())}
     if replica_id not in known:
         raise NotFound("Replica not found.", param="replica")
     if after and not all(part.isdigit() for part in after.split("-", 1)):

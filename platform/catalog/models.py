@@ -6,7 +6,7 @@ from django.core.exceptions import ValidationError
 from django.core.validators import MaxValueValidator, MinValueValidator, RegexValidator
 from django.db import models
 
-from catalog.engine_settings import check_settings
+from catalog.engine_settings import validate_engine_settings
 from engine.contract.errors import ConfigError
 from tenants.models import Tenant
 
@@ -28,7 +28,7 @@ def check_engine_settings(settings: Any) -> None:
     if reserved := RESERVED_SETTINGS & set(settings):
         raise ValidationError(f"{sorted(reserved)[0]} has a field of its own.")
     try:
-        check_settings(settings)
+        validate_engine_settings(settings)
     except ConfigError as error:
         raise ValidationError(error.message) from error
 

@@ -43,7 +43,7 @@ class ManagedProcess:
         self._reaping = threading.Lock()
 
     @property
-    def reaped(self) -> bool:
+    def exit_status(self) -> bool:
         """Whether it has ended and its end was noticed."""
         return self._popen.returncode is not None
 
@@ -64,10 +64,10 @@ class ManagedProcess:
         except OSError:  # no Linux, or it has ended
             return False
 
-    def end_frozen(self) -> bool:
+    def kill_if_stopped(self) -> bool:
         """Kill it and its group if a signal has frozen it; whether it did. Any thread."""
         with self._reaping:
-            if self.reaped or self.was_frozen or not self.is_stopped():
+            if self.exit_status or self.was_frozen or not self.is_stopped():
                 return False
             self.was_frozen = True
             self._signal_group(signal.SIGKILL)
@@ -147,12 +147,12 @@ def spawn(
         stderr=stderr,
         start_new_session=True,
         pass_fds=tuple(pass_fds),
-        preexec_fn=die_with_parent(death_signal),
+        preexec_fn=set_parent_death_signal(death_signal),
     )
     return ManagedProcess(name, popen)
 
 
-def die_with_parent(number: signal.Signals) -> Callable[[], None] | None:
+def set_parent_death_signal(number: signal.Signals) -> Callable[[], None] | None:
     """What the child runs between fork and exec, where the kernel offers it."""
     if _libc is None:
         return None
@@ -176,10 +176,10 @@ logger = logging.getLogger(__name__)
 
 #: Frozen for so long, a process is killed: its clients' streams go on elsewhere.
 FROZEN_AFTER_S = 1.0
-LOOK_EVERY_S = 0.2
+POLL_INTERVAL_S = 0.2
 
 
-class FrozenWatch(threading.Thread):
+class StoppedProcessMonitor(threading.Thread):
     """Looks at processes until they have ended."""
 
     def __init__(self) -> None:
@@ -197,29 +197,29 @@ class FrozenWatch(threading.Thread):
     def run(self) -> None:
         """Look for ever."""
         while True:
-            time.sleep(LOOK_EVERY_S)
+            time.sleep(POLL_INTERVAL_S)
             with self._lock:
-                self._since = {p: at for p, at in self._since.items() if not p.reaped}
+                self._since = {p: at for p, at in self._since.items() if not p.exit_status}
                 looked_at = list(self._since)
             for process in looked_at:
-                since = self._look(process, self._since.get(process))
+                since = self._stopped_since(process, self._since.get(process))
                 with self._lock:
                     self._since[process] = since
 
     @staticmethod
-    def _look(process: ManagedProcess, since: float | None) -> float | None:
+    def _stopped_since(process: ManagedProcess, since: float | None) -> float | None:
         """Since when it stands still; None: it runs."""
         if not process.is_stopped():
             return None
         now = time.monotonic()
-        if since is not None and now - since >= FROZEN_AFTER_S and process.end_frozen():
+        if since is not None and now - since >= FROZEN_AFTER_S and process.kill_if_stopped():
             logger.error("%s was frozen by a signal and killed", process.name)
         return now if since is None else since
 
 
-_watch = FrozenWatch()
+_watch = StoppedProcessMonitor()
 
 
-def end_when_frozen(process: ManagedProcess) -> None:
+def kill_when_stopped(process: ManagedProcess) -> None:
     """Kill it, and its group, once a signal has frozen it; its `was_frozen` says so then."""
     _watch.add(process)

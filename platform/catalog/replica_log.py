@@ -17,10 +17,10 @@ import redis
 from engine.contract import redis_keys
 
 #: Lines of one replica that are kept, and for how long after the last one.
-MOST_LINES = 2000
-KEPT_S = 7 * 24 * 3600
+MAX_LINES = 2000
+RETENTION_S = 7 * 24 * 3600
 #: Of one line. A traceback's longest are far below.
-MOST_CHARS = 4000
+MAX_LINE_CHARS = 4000
 FLUSH_S = 0.25
 FIELD = b"t"
 
@@ -39,10 +39,10 @@ class ReplicaLog:
 
     def __init__(self, client: redis.Redis, prefix: str, replica_id: str) -> None:
         self._redis, self._key = client, redis_keys.log_key(replica_id, prefix)
-        self._waiting: deque[str] = deque(maxlen=MOST_LINES)
+        self._waiting: deque[str] = deque(maxlen=MAX_LINES)
         self._lock = threading.Lock()
 
-    def say(self, text: str) -> None:
+    def write(self, text: str) -> None:
         """A line of the supervisor's own."""
         self.add(f"-- {text}")
         self.flush()
@@ -50,10 +50,10 @@ class ReplicaLog:
     def add(self, line: str) -> None:
         """A line, which the next `flush` writes."""
         with self._lock:
-            self._waiting.append(line[:MOST_CHARS])
+            self._waiting.append(line[:MAX_LINE_CHARS])
 
     def flush(self) -> None:
-        """Write what waits. Where Redis is away it waits on, the last `MOST_LINES` of it."""
+        """Write what waits. Where Redis is away it waits on, the last `MAX_LINES` of it."""
         with self._lock:
             lines = list(self._waiting)
             self._waiting.clear()
@@ -63,8 +63,8 @@ class ReplicaLog:
             with self._redis.pipeline(transaction=False) as pipe:
                 for line in lines:
                     fields: Any = {FIELD: line.encode("utf-8", "replace")}
-                    pipe.xadd(self._key, fields, maxlen=MOST_LINES, approximate=True)
-                pipe.expire(self._key, KEPT_S)
+                    pipe.xadd(self._key, fields, maxlen=MAX_LINES, approximate=True)
+                pipe.expire(self._key, RETENTION_S)
                 pipe.execute()
         except (redis.RedisError, OSError):
             with self._lock:  # in their order, so that the oldest give way
@@ -72,7 +72,7 @@ class ReplicaLog:
                 self._waiting.clear()
                 self._waiting.extend([*lines, *newer])
 
-    def pump(self, fd: int) -> None:
+    def forward(self, fd: int) -> None:
         """Have a thread copy a process's output until its end, and then close it."""
         threading.Thread(target=self._pump, args=(fd,), name="replica-log", daemon=True).start()
 
@@ -87,7 +87,7 @@ class ReplicaLog:
                     _show(data)
                     *lines, rest = (rest + data).split(b"\n")
                     # A bar rewrites its line; what it says last is enough.
-                    rest = rest.rpartition(b"\r")[2][-4 * MOST_CHARS :]
+                    rest = rest.rpartition(b"\r")[2][-4 * MAX_LINE_CHARS :]
                     for line in lines:
                         self.add(_text(line))
                 self.flush()
@@ -110,17 +110,17 @@ def _text(line: bytes) -> str:
 
 
 def read_log(
-    client: redis.Redis, prefix: str, replica_id: str, *, after: str = "", most: int = MOST_LINES
+    client: redis.Redis, prefix: str, replica_id: str, *, after: str = "", most: int = MAX_LINES
 ) -> list[LogLine]:
     """The newest lines, oldest first; with `after` those behind that one. Raises redis.RedisError
     (also for an `after` that is no place in a log).
     """
     key = redis_keys.log_key(replica_id, prefix)
     found: Any = client.xrevrange(key, min=f"({after}" if after else "-", count=most)
-    return [_line(entry_id, fields) for entry_id, fields in reversed(found)]
+    return [_decode_line(entry_id, fields) for entry_id, fields in reversed(found)]
 
 
-def _line(entry_id: bytes, fields: dict[bytes, bytes]) -> LogLine:
+def _decode_line(entry_id: bytes, fields: dict[bytes, bytes]) -> LogLine:
     name = entry_id.decode()
     text = fields.get(FIELD, b"").decode("utf-8", "replace")
     return LogLine(name, int(name.partition("-")[0]) / 1000, text)

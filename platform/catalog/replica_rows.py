@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from django.db import transaction
 from django.utils import timezone
 
-from catalog.actions import ALIVE, SEEN_WITHIN_S
+from catalog.actions import LIVE_STATES, SEEN_WITHIN_S
 from catalog.models import Replica, ReplicaState, ServedModel
 from engine.contract.messages import Heartbeat
 
@@ -20,7 +20,7 @@ def state_of(beat: Heartbeat) -> ReplicaState:
 
 
 @dataclass(frozen=True)
-class Sighting:
+class ReplicaSnapshot:
     """What is known of one replica right now."""
 
     replica_id: str
@@ -34,7 +34,7 @@ class Sighting:
     last_exit: str = ""
 
     @classmethod
-    def of_heartbeat(cls, beat: Heartbeat, served_model_id: int) -> "Sighting":
+    def of_heartbeat(cls, beat: Heartbeat, served_model_id: int) -> "ReplicaSnapshot":
         """A replica that nobody here supervises."""
         return cls(
             replica_id=beat.replica_id,
@@ -48,7 +48,7 @@ class Sighting:
 
 
 @transaction.atomic
-def mirror(sightings: list[Sighting], context_lengths: dict[int, int]) -> None:
+def sync_replica_rows(sightings: list[ReplicaSnapshot], context_lengths: dict[int, int]) -> None:
     """Bring rows up to date, and say of replicas that nobody saw for a while that they stopped.
 
     Args:
@@ -64,13 +64,13 @@ def mirror(sightings: list[Sighting], context_lengths: dict[int, int]) -> None:
         wrong.update(max_model_len=length)
     seen = {sighting.replica_id for sighting in sightings}
     long_ago = timezone.now() - timedelta(seconds=SEEN_WITHIN_S)
-    lost = Replica.objects.filter(state__in=ALIVE, last_seen__lt=long_ago)
+    lost = Replica.objects.filter(state__in=LIVE_STATES, last_seen__lt=long_ago)
     lost.exclude(replica_id__in=seen).update(
         state=ReplicaState.STOPPED, detail="was not seen any more"
     )
 
 
-def _write(row: Replica | None, sighting: Sighting) -> None:
+def _write(row: Replica | None, sighting: ReplicaSnapshot) -> None:
     """Insert or update one row, if there's news."""
     values = {
         "served_model_id": sighting.served_model_id,

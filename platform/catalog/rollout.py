@@ -15,20 +15,20 @@ from tenants.models import User
 POLL_S = 0.2
 
 
-def restart_replicas(
+def rolling_restart(
     *,
     actor: Actor | User,
     model: ServedModel,
     timeout: float,
     wait: bool = True,
-    say: Callable[[str], None] = lambda text: None,
+    on_progress: Callable[[str], None] = lambda text: None,
 ) -> None:
     """Have each ready replica finish what it has, end and start anew; the next one once it's ready.
 
     Args:
         timeout: seconds that each may take.
         wait: for the last one, too.
-        say: hears what is being done.
+        on_progress: hears what is being done.
     Raises: `PermissionDenied`; `Conflict` where none is ready, or one can't be started again;
     `ServiceUnavailable` without Redis, or when the time is over.
     """
@@ -39,13 +39,13 @@ def restart_replicas(
         raise Conflict(f"No replica of {model.name} is ready.")
     for number, replica in enumerate(ready, 1):
         drain_replica(actor=actor, replica=replica)
-        say(f"{replica.replica_id} ({number} of {len(ready)}) finishes what it has.")
+        on_progress(f"{replica.replica_id} ({number} of {len(ready)}) finishes what it has.")
         if wait or number < len(ready):
-            _await_successor(replica, timeout)
-            say(f"{replica.replica_id} is ready again.")
+            _wait_for_replacement(replica, timeout)
+            on_progress(f"{replica.replica_id} is ready again.")
 
 
-def _await_successor(replica: Replica, timeout: float) -> None:
+def _wait_for_replacement(replica: Replica, timeout: float) -> None:
     """Block until another process serves in the replica's place."""
     deadline = time.monotonic() + timeout
     while True:

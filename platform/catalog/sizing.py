@@ -16,17 +16,17 @@ from engine.system.host import available_memory
 ROUNDED_BITS = {"int8": 8.125, "int4": 4.5}
 TABLE_BITS = 8.125
 #: Loading takes at most so much of the weights' final size: docs/quantization.md.
-PEAK = 1.15
+LOAD_PEAK_FACTOR = 1.15
 #: A replica's process with nothing in it: Python, torch, the kernels.
 PROCESS_BYTES = 600 << 20
 #: By default the KV cache gets this part of what is free, and no more than so much.
-KV_PART, MOST_KV_BYTES = 4, 4 << 30
+KV_FRACTION_DIVISOR, MAX_DEFAULT_KV_BYTES = 4, 4 << 30
 _KV_BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "half": 16, "float": 32, "int8": 8}
 _KV_BITS |= {"fp8": 8, "fp8_e4m3": 8, "fp8_e5m2": 8, "F32": 32, "F16": 16, "BF16": 16, "F64": 64}
 
 
 @dataclass(frozen=True)
-class Need:
+class MemoryEstimate:
     """Bytes, estimated.
 
     Attributes:
@@ -55,9 +55,9 @@ class Need:
         return self.total <= self.available
 
 
-def need_of(
+def estimate_memory(
     found: Checkpoint, settings: Mapping[str, Any], *, sequences: int = 1, context: int = 0
-) -> Need:
+) -> MemoryEstimate:
     """What a replica of this checkpoint takes with these settings.
 
     Args:
@@ -71,11 +71,11 @@ def need_of(
     context = min(context, longest) if context and longest else context or longest
     per_token = None if shape is None else kv_bytes_per_token(found, config)
     kv = 0 if per_token is None else sequences * sequence_bytes(found, config, context)
-    pool = _pool(config, per_token, free)
+    pool = _free_kv_bytes(config, per_token, free)
     full = None
     if per_token is not None and context:
         full = pool / max(1, sequence_bytes(found, config, context))
-    return Need(
+    return MemoryEstimate(
         weights=weights,
         kv_per_token=per_token,
         context=context,
@@ -83,7 +83,10 @@ def need_of(
         kv=kv,
         kv_pool=pool,
         full_sequences=full,
-        total=max(int(weights * PEAK), weights + max(kv, _told_pool(config, per_token)))
+        total=max(
+            int(weights * LOAD_PEAK_FACTOR),
+            weights + max(kv, _configured_kv_bytes(config, per_token)),
+        )
         + PROCESS_BYTES,
         available=free,
         host=socket.gethostname(),
@@ -130,7 +133,7 @@ def sequence_bytes(found: Checkpoint, config: EngineConfig, tokens: int) -> int:
     return int(blocks * block * per_layer)
 
 
-def _told_pool(config: EngineConfig, per_token: int | None) -> int:
+def _configured_kv_bytes(config: EngineConfig, per_token: int | None) -> int:
     """What the settings set aside for the KV cache, 0 where they leave it to the engine."""
     if config.num_gpu_blocks_override is not None:
         return config.num_gpu_blocks_override * config.block_size * (per_token or 0)
@@ -139,8 +142,10 @@ def _told_pool(config: EngineConfig, per_token: int | None) -> int:
     return 0
 
 
-def _pool(config: EngineConfig, per_token: int | None, free: int) -> int:
-    return _told_pool(config, per_token) or min(free // KV_PART, MOST_KV_BYTES)
+def _free_kv_bytes(config: EngineConfig, per_token: int | None, free: int) -> int:
+    return _configured_kv_bytes(config, per_token) or min(
+        free // KV_FRACTION_DIVISOR, MAX_DEFAULT_KV_BYTES
+    )
 
 
 def total_memory() -> int:

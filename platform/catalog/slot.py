@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 
 from catalog.models import ReplicaState
-from catalog.processes import ManagedProcess, end_when_frozen, spawn
+from catalog.processes import ManagedProcess, kill_when_stopped, spawn
 from catalog.replica_log import ReplicaLog
 from catalog.replica_rows import state_of
 from engine.contract.messages import Heartbeat
-from engine.system.step_record import StepRecord
+from engine.system.step_record import SharedStepRecord
 
 logger = logging.getLogger(__name__)
 
@@ -28,11 +28,11 @@ HEALTHY_AFTER_S = 10.0
 #: Beyond its own drain timeout a replica gets this long before it's killed.
 KILL_AFTER_S = 10.0
 #: A ready replica whose loop stands still this long is killed. Gateways stop routing to it long
-#: before (`engine.contract.messages.STALL_AFTER_S`).
+#: before (`engine.contract.messages.STALL_TIMEOUT_S`).
 STALLED_AFTER_S = 60.0
 #: So is a ready one without a heartbeat: it's swapped out, or its threads hang.
 SILENT_AFTER_S = 10.0
-FROZEN = "was frozen by a signal and killed"
+STOPPED_BY_SIGNAL = "was frozen by a signal and killed"
 
 
 def backoff(failures: int) -> float:
@@ -47,12 +47,12 @@ def describe_exit(status: int) -> str:
     return f"exited with status {status}"
 
 
-class Slot:
+class ReplicaSlot:
     """A place for one replica.
 
     Args:
         command: its process; another command for the same replica id is another slot.
-        served_model_id, model_name: its row in the catalogue. asked: when that was written last.
+        served_model_id, model_name: its row in the catalogue. config: when that was written last.
         log: keeps the end of what it writes; None: it writes to our own standard error alone.
     """
 
@@ -72,10 +72,10 @@ class Slot:
     ) -> None:
         self.replica_id, self.served_model_id = replica_id, served_model_id
         self.model_name = model_name
-        self.command, self.cwd, self.asked = list(command), cwd, asked
+        self.command, self.cwd, self.config = list(command), cwd, asked
         self.process: ManagedProcess | None = None
         #: What the process says of each step before it; whoever looks after its end takes it over.
-        self.record: StepRecord | None = None
+        self.record: SharedStepRecord | None = None
         self.last_pid = 0
         #: An incarnation in the place of that which the process hasn't told yet.
         self.mark = ""
@@ -95,16 +95,16 @@ class Slot:
         return self._kill_at is not None
 
     @property
-    def ended(self) -> bool:
+    def is_stopped(self) -> bool:
         """Whether it was told to end and has."""
         return self.stopping and self.process is None
 
-    def ask_again(self, asked: datetime | None) -> None:
+    def update_config(self, asked: datetime | None) -> None:
         """An operator has asked for the model again, perhaps: then it waits no longer to start."""
-        if asked != self.asked and self.process is None:
+        if asked != self.config and self.process is None:
             self.failures, self.exit_detail = 0, ""
             self._next_start = self._clock()
-        self.asked = asked
+        self.config = asked
 
     def start_if_due(self, occupied: bool) -> None:
         """Start the process unless one runs, a wait is not over or someone else has the id."""
@@ -117,7 +117,7 @@ class Slot:
             self.process = self._spawn()
         except (OSError, subprocess.SubprocessError) as error:
             # No memory for one more process, say: what runs here goes on.
-            self._note_death(f"can't be started: {error}")
+            self._record_exit(f"can't be started: {error}")
             return
         if self.last_pid:
             self.restarts += 1
@@ -127,7 +127,7 @@ class Slot:
 
     def _spawn(self) -> ManagedProcess:
         """Its process, whose standard error goes through the log where there is one."""
-        record = StepRecord.create()
+        record = SharedStepRecord.create()
         ours, its = os.pipe() if self._log is not None else (None, None)
         # Behind a pipe it can't see that a person looks on.
         env = {"QUIRE_TERMINAL": "1"} if its is not None and os.isatty(2) else {}
@@ -152,10 +152,10 @@ class Slot:
             if its is not None:
                 os.close(its)
         self.record = record
-        end_when_frozen(process)
+        kill_when_stopped(process)
         if self._log is not None and ours is not None:
-            self._log.say(f"process {process.pid} starts")
-            self._log.pump(ours)
+            self._log.write(f"process {process.pid} starts")
+            self._log.forward(ours)
         return process
 
     def drain(self) -> None:
@@ -177,10 +177,10 @@ class Slot:
                 self._kill_at = self._clock() + KILL_AFTER_S
                 self.process.kill()
             return False
-        ended = FROZEN if self.process.was_frozen else describe_exit(status)
+        ended = STOPPED_BY_SIGNAL if self.process.was_frozen else describe_exit(status)
         self.process = None
         if not self.stopping:
-            self._note_death(self._killed_because or ended)
+            self._record_exit(self._killed_because or ended)
         return True
 
     def kill(self) -> None:
@@ -218,21 +218,22 @@ class Slot:
             return
         stalled = now - heartbeat.progress_at
         if heartbeat.state == "ready" and stalled > STALLED_AFTER_S:
-            self._kill_because(f"stood still for {stalled:.0f} s and was killed")
+            self._kill(f"stood still for {stalled:.0f} s and was killed")
 
     def kill_if_silent(self, heartbeat: Heartbeat | None) -> None:
         """End a process that served and of which nothing is heard any more; it starts anew.
 
-        `heartbeat`: the latest that Redis has. While Redis is away don't call this, but `excuse`.
+        `heartbeat`: the latest that Redis has. While Redis is away don't call this, but
+        `reset_failures`.
         """
         at = heartbeat.at if heartbeat is not None else self._beat_at
         now = self._clock()
         if at != self._beat_at or self.process is None or self.ready_since is None:
             self._beat_at, self._beaten = at, now
         elif now - self._beaten > SILENT_AFTER_S and not self.stopping:
-            self._kill_because(f"was silent for {SILENT_AFTER_S:.0f} s and was killed")
+            self._kill(f"was silent for {SILENT_AFTER_S:.0f} s and was killed")
 
-    def _kill_because(self, reason: str) -> None:
+    def _kill(self, reason: str) -> None:
         """End a sick process and its group; the reason goes before what its exit status says."""
         if self._killed_because:
             return  # it's on its way
@@ -241,15 +242,15 @@ class Slot:
         if self.process is not None:
             self.process.kill()
 
-    def excuse(self) -> None:
+    def reset_failures(self) -> None:
         """Nothing could be heard of any replica: silence means nothing."""
         self._beaten = self._clock()
 
-    def note_failure(self, detail: str) -> None:
+    def record_failure(self, detail: str) -> None:
         """Keep what a replica said of its own failure."""
         self.exit_detail = self.last_exit = detail
 
-    def _note_death(self, ended: str) -> None:
+    def _record_exit(self, ended: str) -> None:
         """`ended`: how, in words."""
         healthy = (
             self.ready_since is not None and self._clock() - self.ready_since >= HEALTHY_AFTER_S
@@ -260,5 +261,5 @@ class Slot:
         self._killed_because = ""
         self.exit_detail = self.last_exit = f"the replica {ended}"
         if self._log is not None:
-            self._log.say(f"{self.exit_detail}; it starts again in {wait:.1f} s")
+            self._log.write(f"{self.exit_detail}; it starts again in {wait:.1f} s")
         logger.warning("replica %s %s; it starts again in %.1f s", self.replica_id, ended, wait)

@@ -19,13 +19,13 @@ from django.db.models import Q
 
 from catalog import heartbeats as deaths
 from catalog.engine_settings import replica_command
-from catalog.heartbeats import known_replicas, read_heartbeats
-from catalog.idle import IdleWatch, let_go
+from catalog.heartbeats import read_heartbeats, registered_replicas
+from catalog.idle import IdleMonitor, unload_idle_model
 from catalog.models import DesiredState, ReplicaState, ServedModel
 from catalog.replica_log import ReplicaLog
-from catalog.replica_rows import Sighting, mirror
-from catalog.slot import Slot
-from common.commands import sentence
+from catalog.replica_rows import ReplicaSnapshot, sync_replica_rows
+from catalog.slot import ReplicaSlot
+from common.commands import as_sentence
 from engine.contract import messages as protocol
 from engine.contract import redis_keys
 from engine.contract.messages import Heartbeat, ModelInfo
@@ -40,7 +40,7 @@ from engine.system.redis_client import sync_client
 
 #: Writes a heartbeat unless one that isn't a supervisor's for this very process is there.
 #: KEYS: it, the replica ids. ARGV: the incarnation, the heartbeat, its TTL, the replica id.
-_SAY = """
+PUBLISH_SCRIPT = """
 local known = redis.call('GET', KEYS[1])
 if known and not string.find(known, ARGV[1], 1, true) then return 0 end
 redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
@@ -49,14 +49,14 @@ return 1
 """
 
 
-def is_silent(slot: Slot, beat: Heartbeat | None) -> bool:
+def is_starting_silently(slot: ReplicaSlot, beat: Heartbeat | None) -> bool:
     """Whether a slot's process runs and hasn't spoken itself."""
     if slot.process is None or slot.stopping:
         return False
     return beat is None or beat.incarnation == slot.mark
 
 
-def say_coming(client: redis.Redis, prefix: str, slot: Slot) -> None:
+def publish_starting_heartbeat(client: redis.Redis, prefix: str, slot: ReplicaSlot) -> None:
     """Say so for the time of a heartbeat. Raises redis.RedisError."""
     now = time.time()
     beat = Heartbeat(
@@ -70,7 +70,7 @@ def say_coming(client: redis.Redis, prefix: str, slot: Slot) -> None:
         host=socket.gethostname(),
     )
     client.eval(
-        _SAY,
+        PUBLISH_SCRIPT,
         2,
         redis_keys.replica_key(slot.replica_id, prefix),
         redis_keys.replicas_key(prefix),
@@ -120,15 +120,15 @@ class Supervisor:
         self.node = node or socket.gethostname()
         self.program = list(program or quire["ENGINE_COMMAND"])
         self.drain_seconds = quire["DRAIN_SECONDS"] if drain_seconds is None else drain_seconds
-        self.slots: dict[str, Slot] = {}
-        self._wanted: dict[str, Slot] = {}
+        self.slots: dict[str, ReplicaSlot] = {}
+        self._slots: dict[str, ReplicaSlot] = {}
         self._unmanaged: dict[str, int] = {}
         self._may_idle: list[ServedModel] = []
-        self._idle = IdleWatch()
+        self._idle = IdleMonitor()
         self._beats: dict[str, Heartbeat] = {}
         self._redis = sync_client(self.redis_url)
-        self._next_sync = self._told_at = 0.0
-        self._told: tuple[list[Sighting], dict[int, int]] | None = None
+        self._next_sync = self._last_synced_at = 0.0
+        self._last_synced: tuple[list[ReplicaSnapshot], dict[int, int]] | None = None
         self._troubled = ""
 
     # -- the loop -----------------------------------------------------------------------------
@@ -140,17 +140,17 @@ class Supervisor:
             return
         self._next_sync = time.monotonic() + SYNC_S
         try:
-            self._read_wishes()
+            self._load_desired_models()
             self._read_heartbeats()
-            self._let_go_of_idle()
+            self._unload_idle_models()
             self._reconcile()
             self._write_rows()
             self._troubled = ""
         except (DatabaseError, InterfaceError, redis.RedisError) as error:
             # What runs goes on; what was wanted a moment ago is kept.
             for slot in self.slots.values():
-                slot.excuse()
-            self._complain(f"model catalogue unavailable, retrying: {sentence(error)}")
+                slot.reset_failures()
+            self._warn_once(f"model catalogue unavailable, retrying: {as_sentence(error)}")
         finally:
             close_old_connections()
 
@@ -158,11 +158,11 @@ class Supervisor:
         """Drain every replica, wait, and kill what is left."""
         for slot in self.slots.values():
             slot.drain()
-        while any(not slot.ended for slot in self.slots.values()):
+        while any(not slot.is_stopped for slot in self.slots.values()):
             time.sleep(TICK_S / 2)
             for slot in self.slots.values():
                 slot.check()
-        self._say_goodbye()
+        self._publish_stopped()
         self._redis.close()
 
     def kill(self) -> None:
@@ -172,21 +172,21 @@ class Supervisor:
 
     # -- its parts ----------------------------------------------------------------------------
 
-    def _read_wishes(self) -> None:
+    def _load_desired_models(self) -> None:
         """What the catalogue wants on this node."""
         loaded = ServedModel.objects.filter(desired_state=DesiredState.LOADED, idle_since=None)
         self._unmanaged = dict(loaded.filter(managed=False).values_list("name", "pk"))
         here = loaded.filter(Q(node="") | Q(node=self.node), managed=True)
-        self._wanted = {}
+        self._slots = {}
         self._may_idle = []
         for model in here:
             self._may_idle += [model] if model.idle_minutes else []
             for index in range(model.num_replicas + model.num_spares):
                 spare = index >= model.num_replicas
                 slot = self._slot(model, replica_id_of(model, index, self.node), spare=spare)
-                self._wanted[slot.replica_id] = slot
+                self._slots[slot.replica_id] = slot
 
-    def _slot(self, model: ServedModel, replica_id: str, *, spare: bool) -> Slot:
+    def _slot(self, model: ServedModel, replica_id: str, *, spare: bool) -> ReplicaSlot:
         command = replica_command(
             model.engine_settings,
             replica_id=replica_id,
@@ -195,7 +195,7 @@ class Supervisor:
             spare=spare,
             program=self.program,
         )
-        return Slot(
+        return ReplicaSlot(
             replica_id,
             model.pk,
             command,
@@ -208,45 +208,45 @@ class Supervisor:
         )
 
     def _read_heartbeats(self) -> None:
-        ids = set(self.slots) | set(self._wanted)
+        ids = set(self.slots) | set(self._slots)
         if self._unmanaged or self._may_idle:  # a model's replicas on other nodes count, too
-            ids |= known_replicas(self._redis, self.prefix)
+            ids |= registered_replicas(self._redis, self.prefix)
         self._beats = read_heartbeats(self._redis, self.prefix, sorted(ids))
 
-    def _let_go_of_idle(self) -> None:
+    def _unload_idle_models(self) -> None:
         """Models that nobody asked for so long that they shall end; the next look drains them."""
         for model in self._may_idle:
             idle = self._idle.idle_seconds(model.name, self._beats.values())
-            if idle >= 60 * model.idle_minutes and let_go(model):
+            if idle >= 60 * model.idle_minutes and unload_idle_model(model):
                 logger.info("%s has had nothing to do for %.0f s; it ends.", model.name, idle)
 
     def _reconcile(self) -> None:
         """Drain what isn't wanted (any more, or not like this), start what is."""
         for replica_id, slot in list(self.slots.items()):
-            wanted = self._wanted.get(replica_id)
-            if wanted is None or (wanted.command != slot.command and self._may_replace(slot)):
+            wanted = self._slots.get(replica_id)
+            if wanted is None or (wanted.command != slot.command and self._can_replace(slot)):
                 slot.drain()
-            if slot.ended and wanted is not None:
+            if slot.is_stopped and wanted is not None:
                 del self.slots[replica_id]  # its successor takes the place below
-        for replica_id, wanted in self._wanted.items():
+        for replica_id, wanted in self._slots.items():
             slot = self.slots.setdefault(replica_id, wanted)
-            slot.ask_again(wanted.asked)
-            self._look_after(slot, self._beats.get(replica_id))
+            slot.update_config(wanted.config)
+            self._check_slot(slot, self._beats.get(replica_id))
 
-    def _may_replace(self, slot: Slot) -> bool:
+    def _can_replace(self, slot: ReplicaSlot) -> bool:
         """Whether its model is served while it's away: of several replicas one goes at a time.
 
         One that doesn't serve can go at any time, and so can an only one.
         """
         others = [
             self.slots.get(wanted.replica_id)
-            for wanted in self._wanted.values()
+            for wanted in self._slots.values()
             if wanted.served_model_id == slot.served_model_id
             and wanted.replica_id != slot.replica_id
         ]
         return not self._serves(slot) or all(map(self._serves, others))
 
-    def _serves(self, slot: Slot | None) -> bool:
+    def _serves(self, slot: ReplicaSlot | None) -> bool:
         """Whether it's ready, or asleep at somebody's word."""
         if slot is None:  # between its old process and its new one
             return False
@@ -254,19 +254,21 @@ class Supervisor:
         state, _ = slot.state(beat)
         return state in (ReplicaState.READY, ReplicaState.SLEEPING)
 
-    def _look_after(self, slot: Slot, beat: Heartbeat | None) -> None:
+    def _check_slot(self, slot: ReplicaSlot, beat: Heartbeat | None) -> None:
         """End it when it's sick, start it when it's due."""
         if beat is not None and beat.pid == slot.last_pid and beat.state == "failed":
-            slot.note_failure(beat.detail)
+            slot.record_failure(beat.detail)
         slot.kill_if_stalled(beat, time.time())
         slot.kill_if_silent(beat)
         occupied = beat is not None and beat.state != "failed" and beat.pid != slot.last_pid
         before = slot.process
         slot.start_if_due(occupied)
         if slot.process is not None and slot.process is not before:
-            deaths.watch(slot.process, slot.replica_id, self._redis, self.prefix, slot.record)
-        if is_silent(slot, beat):
-            say_coming(self._redis, self.prefix, slot)
+            deaths.watch_process_exit(
+                slot.process, slot.replica_id, self._redis, self.prefix, slot.record
+            )
+        if is_starting_silently(slot, beat):
+            publish_starting_heartbeat(self._redis, self.prefix, slot)
 
     def _write_rows(self) -> None:
         sightings = [self._sighting(slot) for slot in self.slots.values()]
@@ -278,24 +280,24 @@ class Supervisor:
         for beat in self._beats.values():
             model_id = self._unmanaged.get(beat.model.name)
             if model_id is not None and beat.replica_id not in self.slots:
-                sightings.append(Sighting.of_heartbeat(beat, model_id))
+                sightings.append(ReplicaSnapshot.of_heartbeat(beat, model_id))
                 if beat.state == "ready":
                     lengths[model_id] = beat.model.max_model_len
         self._mirror(sightings, lengths)
-        for slot in [slot for slot in self.slots.values() if slot.ended]:
+        for slot in [slot for slot in self.slots.values() if slot.is_stopped]:
             del self.slots[slot.replica_id]
 
-    def _mirror(self, sightings: list[Sighting], lengths: dict[int, int]) -> None:
+    def _mirror(self, sightings: list[ReplicaSnapshot], lengths: dict[int, int]) -> None:
         """Write rows when there's news, and now and then: most looks find what the last did."""
         told, now = (sightings, lengths), time.monotonic()
-        if told != self._told or now - self._told_at >= MIRROR_S:
-            mirror(sightings, lengths)
-            self._told, self._told_at = told, now
+        if told != self._last_synced or now - self._last_synced_at >= MIRROR_S:
+            sync_replica_rows(sightings, lengths)
+            self._last_synced, self._last_synced_at = told, now
 
-    def _sighting(self, slot: Slot) -> Sighting:
+    def _sighting(self, slot: ReplicaSlot) -> ReplicaSnapshot:
         beat = self._beats.get(slot.replica_id)
         state, detail = slot.state(beat)
-        return Sighting(
+        return ReplicaSnapshot(
             replica_id=slot.replica_id,
             served_model_id=slot.served_model_id,
             state=state,
@@ -307,20 +309,20 @@ class Supervisor:
             last_exit=slot.last_exit,
         )
 
-    def _say_goodbye(self) -> None:
+    def _publish_stopped(self) -> None:
         """Leave rows that say the truth."""
         try:
-            mirror(
+            sync_replica_rows(
                 [
-                    Sighting(slot.replica_id, slot.served_model_id, ReplicaState.STOPPED)
+                    ReplicaSnapshot(slot.replica_id, slot.served_model_id, ReplicaState.STOPPED)
                     for slot in self.slots.values()
                 ],
                 {},
             )
         except (DatabaseError, InterfaceError) as error:
-            self._complain(f"the replicas' end could not be written down: {error}")
+            self._warn_once(f"the replicas' end could not be written down: {error}")
 
-    def _complain(self, message: str) -> None:
+    def _warn_once(self, message: str) -> None:
         """Log a trouble once, not at every tick."""
         if message != self._troubled:
             logger.warning("%s", message)

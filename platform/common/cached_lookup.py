@@ -11,7 +11,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-class CachedLookup(Generic[K, V]):
+class AsyncTTLCache(Generic[K, V]):
     """Answers are kept `ttl` seconds, at most `size` of them, the longest unused leave first.
 
     Callers who miss at the same moment share one look-up. One who finds an answer that is half as
@@ -39,11 +39,11 @@ class CachedLookup(Generic[K, V]):
         self._answers.clear()
         self._flying.clear()
 
-    def fresh(self, key: K) -> V | None:
+    def is_fresh(self, key: K) -> V | None:
         """The answer when it's known and young enough."""
-        return self.within(key, self.ttl)
+        return self.get_if_younger(key, self.ttl)
 
-    def within(self, key: K, seconds: float) -> V | None:
+    def get_if_younger(self, key: K, seconds: float) -> V | None:
         """The answer when it's known and no older than so many seconds."""
         found = self._answers.get(key)
         if found is None or self._clock() - found[0] > seconds:
@@ -52,24 +52,24 @@ class CachedLookup(Generic[K, V]):
             self._answers.move_to_end(key)
         return found[1]
 
-    def at_hand(self, key: K, look_up: Callable[[], Awaitable[V]]) -> V | None:
+    def get_cached(self, key: K, look_up: Callable[[], Awaitable[V]]) -> V | None:
         """The answer when it's known and young enough; None elsewhere. From half of its age on the
         next one is looked up meanwhile; where that raises, nobody is told.
         """
-        answer = self.fresh(key)
-        if answer is not None and self.within(key, self.ttl / 2) is None:
-            self._flight(key, look_up)
+        answer = self.is_fresh(key)
+        if answer is not None and self.get_if_younger(key, self.ttl / 2) is None:
+            self._load(key, look_up)
         return answer
 
     async def get(self, key: K, look_up: Callable[[], Awaitable[V]]) -> V:
         """The answer from the cache or from `look_up`, whose exceptions reach every caller."""
-        answer = self.at_hand(key, look_up)
+        answer = self.get_cached(key, look_up)
         if answer is not None:
             return answer
         # Shielded: one caller who goes away must not fail the others.
-        return await asyncio.shield(self._flight(key, look_up))
+        return await asyncio.shield(self._load(key, look_up))
 
-    def put(self, key: K, answer: V, generation: int | None = None) -> None:
+    def store(self, key: K, answer: V, generation: int | None = None) -> None:
         """Remember an answer as of now; if it was looked up in an older `generation`, don't."""
         if generation is not None and generation != self.generation:
             return
@@ -82,21 +82,21 @@ class CachedLookup(Generic[K, V]):
         """Drop one answer."""
         self._answers.pop(key, None)
 
-    def _flight(self, key: K, look_up: Callable[[], Awaitable[V]]) -> "asyncio.Task[V]":
+    def _load(self, key: K, look_up: Callable[[], Awaitable[V]]) -> "asyncio.Task[V]":
         task = self._flying.get(key)
         loop = asyncio.get_running_loop()
         if task is None or task.done() or task.get_loop() is not loop:
             task = loop.create_task(self._run(key, look_up, self.generation))
             self._flying[key] = task
-            task.add_done_callback(lambda done: self._land(key, done))
+            task.add_done_callback(lambda done: self._on_loaded(key, done))
         return task
 
     async def _run(self, key: K, look_up: Callable[[], Awaitable[V]], generation: int) -> V:
         answer = await look_up()
-        self.put(key, answer, generation)
+        self.store(key, answer, generation)
         return answer
 
-    def _land(self, key: K, task: "asyncio.Task[V]") -> None:
+    def _on_loaded(self, key: K, task: "asyncio.Task[V]") -> None:
         if self._flying.get(key) is task:
             self._flying.pop(key, None)
         if not task.cancelled():

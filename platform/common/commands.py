@@ -15,9 +15,9 @@ from django.db import OperationalError, ProgrammingError, connections
 from django.utils import timezone
 from django.utils.dateparse import parse_date, parse_datetime
 
-from engine.contract.command_line import expanded
+from engine.contract.command_line import expand_args
 from engine.contract.errors import ConfigError, QuireError
-from tenants.access import unknown_models
+from tenants.access import find_unknown_models
 from tenants.models import Tenant
 from tenants.redaction import without_credentials
 
@@ -80,7 +80,7 @@ class QuireCommand(BaseCommand):
         if self.takes_engine_settings:
             try:
                 parser = self.create_parser(argv[0], argv[1])
-                argv = [*argv[:2], *expanded(argv[2:], parser)]
+                argv = [*argv[:2], *expand_args(argv[2:], parser)]
             except ConfigError as error:
                 self.stderr.write(f"{argv[1]}: {error.message}")
                 sys.exit(2)
@@ -107,11 +107,11 @@ class QuireCommand(BaseCommand):
         except redis.RedisError as error:
             raise CommandError(
                 f"Redis at {without_credentials(settings.REDIS_URL)} can't be used: "
-                f"{sentence(error)} "
+                f"{as_sentence(error)} "
                 "Does `manage.py up` run in this data dir, or is REDIS_URL right?"
             ) from error
         except (OperationalError, ProgrammingError) as error:
-            explain_database(error)
+            raise_database_error(error)
 
     def table(self, head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         """Print columns."""
@@ -123,10 +123,12 @@ class QuireCommand(BaseCommand):
 
     def note_unknown_models(self, tenant: Tenant, names: Sequence[str]) -> None:
         """Name those that are called so by nobody: a slip of the pen, or models yet to come."""
-        for name in unknown_models(tenant, names):
-            self.note(f"No model or adapter is called {name} today: it applies as soon as one is.")
+        for name in find_unknown_models(tenant, names):
+            self.print_note(
+                f"No model or adapter is called {name} today: it applies as soon as one is."
+            )
 
-    def note(self, text: str) -> None:
+    def print_note(self, text: str) -> None:
         """Say something to the person, beside the output that a script may read."""
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()
@@ -151,7 +153,7 @@ def check_database() -> None:
         probe.close()
 
 
-def explain_database(error: Exception) -> NoReturn:
+def raise_database_error(error: Exception) -> NoReturn:
     """Raise a `CommandError` that says what to do about a database error."""
     text = str(error).lower()
     if "no such table" in text or "does not exist" in text or "no such column" in text:
@@ -165,12 +167,12 @@ def explain_database(error: Exception) -> NoReturn:
     if "disk is full" in text or "no space left" in text:
         raise CommandError(f"The disk of the database {place} is full: make room there.") from error
     raise CommandError(
-        f"The database {place} can't be used: {sentence(error)} "
+        f"The database {place} can't be used: {as_sentence(error)} "
         "Does it run, and is DATABASE_URL right?"
     ) from error
 
 
-def sentence(error: Exception) -> str:
+def as_sentence(error: Exception) -> str:
     """What an error says, with a full stop behind it."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if text.endswith((".", "!", "?")) else f"{text}."

@@ -38,12 +38,12 @@ _file_threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="quire-file
 _admission_threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="quire-admission")
 
 
-async def in_db_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+async def run_in_db_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Run `function` in a database thread. Its connection goes back to the pool; SQLite's stays."""
     return await _run_in(_threads, partial(function, *args, **kwargs))
 
 
-async def in_file_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+async def run_in_file_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """The same for what keeps files busy besides the database."""
     return await _run_in(_file_threads, partial(function, *args, **kwargs))
 
@@ -104,14 +104,14 @@ async def _run_in(threads: ThreadPoolExecutor, function: Callable[[], T]) -> T:
 
 
 def _with_connection(function: Callable[[], T]) -> T:
-    _close_old()
+    _close_stale_connections()
     try:
         return function()
     finally:
-        _close_old()
+        _close_stale_connections()
 
 
-def _close_old() -> None:
+def _close_stale_connections() -> None:
     """As Django does between requests, but for whole connections to SQLite.
 
     To open its file and set it up costs several times what most look-ups do, and these threads, few

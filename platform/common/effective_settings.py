@@ -18,7 +18,7 @@ from common.settings import ADDRESSES, FROM_FLAGS, GROUPS, READ, SECRETS, words
 from inference.settings import GatewaySettings, gateway_settings
 from tenants.redaction import without_credentials
 
-MOST_CHARS = 500
+MAX_VALUE_CHARS = 500
 
 
 @dataclass(frozen=True)
@@ -106,11 +106,11 @@ def _words(name: str, value: object) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, list | tuple):
-        return ", ".join(str(each) for each in value)[:MOST_CHARS]
+        return ", ".join(str(each) for each in value)[:MAX_VALUE_CHARS]
     if isinstance(value, Path):
         return str(value)
     text = str(value)
-    return (without_credentials(text) if name in ADDRESSES else text)[:MOST_CHARS]
+    return (without_credentials(text) if name in ADDRESSES else text)[:MAX_VALUE_CHARS]
 
 
 def size(nbytes: int) -> str:

@@ -108,7 +108,7 @@ class AdapterTooLarge(InvalidRequest):
     code = "adapter_too_large"
 
 
-class WrongOffset(Conflict):
+class OffsetMismatch(Conflict):
     """A piece of an upload begins elsewhere than the bytes before it end."""
 
     code = "wrong_offset"
@@ -122,7 +122,7 @@ class WrongOffset(Conflict):
 # -- What the store answers when it refuses.
 
 
-class TooMuchWaiting(QuireError):
+class TooManyPending(QuireError):
     """The tenant has as much work waiting as it may."""
 
     status = 429
@@ -131,10 +131,10 @@ class TooMuchWaiting(QuireError):
     retry_after = 10.0
 
 
-def check_waiting(count: int, most: int, what: str) -> None:
-    """Raise `TooMuchWaiting` when there is no room for one more; 0 is no limit."""
+def check_pending_limit(count: int, most: int, what: str) -> None:
+    """Raise `TooManyPending` when there is no room for one more; 0 is no limit."""
     if most and count >= most:
-        raise TooMuchWaiting(f"Limit of {most} unfinished {what} per tenant reached.")
+        raise TooManyPending(f"Limit of {most} unfinished {what} per tenant reached.")
 
 
 class StorageFull(InvalidRequest):
@@ -151,10 +151,10 @@ __all__ = [
     "HubUnavailable",
     "ModelNotFound",
     "NotFound",
+    "OffsetMismatch",
     "PermissionDenied",
     "ServiceUnavailable",
     "StorageFull",
-    "TooMuchWaiting",
-    "WrongOffset",
-    "check_waiting",
+    "TooManyPending",
+    "check_pending_limit",
 ]

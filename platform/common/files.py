@@ -112,12 +112,14 @@ def download(
     """A file to keep. Django reads a plain iterator whole before an ASGI server gets any of it."""
     # Under WSGI, and in tests, it's the other way round.
     asgi = hasattr(request, "scope")
-    response = StreamingHttpResponse(_pieces(chunks) if asgi else chunks, content_type=media)
+    response = StreamingHttpResponse(
+        _iterate_chunks(chunks) if asgi else chunks, content_type=media
+    )
     response["Content-Disposition"] = f'attachment; filename="{name}"'
     return response
 
 
-async def _pieces(chunks: Iterable[bytes | str]) -> AsyncIterator[bytes | str]:
+async def _iterate_chunks(chunks: Iterable[bytes | str]) -> AsyncIterator[bytes | str]:
     iterator = iter(chunks)
     following = sync_to_async(lambda: next(iterator, None))
     while (chunk := await following()) is not None:

@@ -15,26 +15,26 @@ from channels.layers import get_channel_layer
 
 logger = logging.getLogger(__name__)
 #: The tenant of what is told to whoever may have the topic at all.
-ALL = 0
+ALL_TENANTS = 0
 
 
-def group_of(topic: str, tenant_id: int = ALL) -> str:
+def group_name(topic: str, tenant_id: int = ALL_TENANTS) -> str:
     """The layer's group of a topic, for one tenant or all."""
     return f"live.{topic}.{tenant_id}"
 
 
-async def apublish(topic: str, data: dict[str, Any], *, tenant_id: int = ALL) -> None:
+async def broadcast(topic: str, data: dict[str, Any], *, tenant_id: int = ALL_TENANTS) -> None:
     """Tell all who have the topic open; of a tenant's, its members and operators who see all.
 
     `data` is small and plain. A layer that is away costs the news, nothing else.
     """
     layer: Any = get_channel_layer()
     try:
-        for each in {tenant_id, ALL}:
+        for each in {tenant_id, ALL_TENANTS}:
             message = {"type": "live", "topic": topic, "tenant_id": each, "data": data}
-            await layer.group_send(group_of(topic, each), message)
+            await layer.group_send(group_name(topic, each), message)
     except (redis.RedisError, OSError) as error:
         logger.debug("live update %s not sent: %s", topic, error)
 
 
-publish = async_to_sync(apublish)
+broadcast_sync = async_to_sync(broadcast)

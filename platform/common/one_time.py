@@ -19,28 +19,28 @@ NAME = "quire_shown_once"
 SECONDS = 60
 
 
-def keep(request: HttpRequest, **values: Any) -> None:
+def store_one_time(request: HttpRequest, **values: Any) -> None:
     """Keep values that JSON can hold for the next page that this session looks at."""
     text = json.dumps(values).encode()
-    request.session[NAME] = _box().encrypt(text).decode()
+    request.session[NAME] = _fernet().encrypt(text).decode()
 
 
-def take(request: HttpRequest) -> dict[str, Any]:
+def pop_one_time(request: HttpRequest) -> dict[str, Any]:
     """What was kept, and no more of it; empty when there's nothing, or it's over a minute old."""
     kept = request.session.pop(NAME, None)
     if kept is None:
         return {}
     try:
-        return dict(json.loads(_box().decrypt(kept.encode(), ttl=SECONDS)))
+        return dict(json.loads(_fernet().decrypt(kept.encode(), ttl=SECONDS)))
     except InvalidToken:
         return {}
 
 
-def _box() -> MultiFernet:
-    return boxes("shown once")
+def _fernet() -> MultiFernet:
+    return fernet_for("shown once")
 
 
-def boxes(purpose: str) -> MultiFernet:
+def fernet_for(purpose: str) -> MultiFernet:
     """Encrypts with a key made from Django's secret one; reads what its predecessors encrypted."""
     label = f"quire {purpose}".encode()
     keys = (settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS)

@@ -54,7 +54,7 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 _IN_LAST_BITS = [ipaddress.ip_network(network) for network in ("64:ff9b::/96", "::/96")]
 
 
-class EgressRefused(QuireError):
+class OutboundRequestBlocked(QuireError):
     """The address may not be asked, or it can't be reached."""
 
     status = 502
@@ -99,13 +99,13 @@ def check_public(url: str, *, param: str = "url") -> Target:
     Names are looked up when they are asked, each time: what they mean today says nothing.
     """
     target = check_url(url, param=param)
-    address = _in_numbers(target.host)
-    if address is not None and not may_ask(address):
+    address = _literal_address(target.host)
+    if address is not None and not is_allowed_address(address):
         raise InvalidRequest(f"{target.host} is in a private network.", param=param)
     return target
 
 
-def _in_numbers(host: str) -> Address | None:
+def _literal_address(host: str) -> Address | None:
     """The address that a host is without being looked up, in any form that `connect` takes."""
     name = host.rstrip(".").lower()
     if name == "localhost" or name.endswith(".localhost"):
@@ -122,15 +122,16 @@ def _written_out(name: str) -> str:
     return name.partition("%")[0]
 
 
-def post(url: str, body: bytes, headers: dict[str, str]) -> int:
+def post_webhook(url: str, body: bytes, headers: dict[str, str]) -> int:
     """Send a POST and return the answer's status, which may be any. May block for `TIMEOUT_S`.
 
-    Raises: `InvalidRequest` for what is no address; `EgressRefused` for a private one, a name
+    Raises: `InvalidRequest` for what is no address; `OutboundRequestBlocked` for a private one, a
+    name
     that isn't known, or a server that doesn't answer.
     """
     target = check_url(url)
     address = resolve(target.host, target.port)
-    connection = _Pinned(target, address)
+    connection = PinnedConnection(target, address)
     # A socket's own timeout begins anew with each byte: an answer drop by drop would take days.
     watch = threading.Timer(TIMEOUT_S, connection.cut)
     watch.daemon = True
@@ -143,7 +144,7 @@ def post(url: str, body: bytes, headers: dict[str, str]) -> int:
             answer.read(MAX_ANSWER_BYTES)
         return answer.status
     except (OSError, http.client.HTTPException) as error:
-        raise EgressRefused(f"{target.host} doesn't answer: {error}.") from error
+        raise OutboundRequestBlocked(f"{target.host} doesn't answer: {error}.") from error
     finally:
         watch.cancel()
         with contextlib.suppress(OSError):
@@ -151,28 +152,28 @@ def post(url: str, body: bytes, headers: dict[str, str]) -> int:
 
 
 def resolve(host: str, port: int) -> Address:
-    """One of the host's addresses, all of which may be asked. Raises `EgressRefused`."""
+    """One of the host's addresses, all of which may be asked. Raises `OutboundRequestBlocked`."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
-        raise EgressRefused(f"{host} has no address: {error}.") from error
+        raise OutboundRequestBlocked(f"{host} has no address: {error}.") from error
     addresses = [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in found]
     for address in addresses:
-        if not may_ask(address):
-            raise EgressRefused(f"{host} is in a private network: {address}.")
+        if not is_allowed_address(address):
+            raise OutboundRequestBlocked(f"{host} is in a private network: {address}.")
     return addresses[0]
 
 
-def may_ask(address: Address) -> bool:
+def is_allowed_address(address: Address) -> bool:
     """Whether an address is public, or in a network that the operator allows."""
-    plain = unwrapped(address)
+    plain = unwrap_ipv6(address)
     allowed = networks_of(settings.QUIRE["EGRESS_NETWORKS"])
     if any(plain in network or address in network for network in allowed):
         return True
     return plain.is_global and not plain.is_multicast
 
 
-def unwrapped(address: Address) -> Address:
+def unwrap_ipv6(address: Address) -> Address:
     """The IPv4 address inside an IPv6 one (mapped, 6to4, Teredo, NAT64 ...), else the same."""
     if isinstance(address, ipaddress.IPv6Address):
         inner = address.ipv4_mapped or address.sixtofour
@@ -184,7 +185,7 @@ def unwrapped(address: Address) -> Address:
     return address
 
 
-class _Pinned(http.client.HTTPConnection):
+class PinnedConnection(http.client.HTTPConnection):
     """A connection to an address that was checked; the name is for the certificate alone."""
 
     def __init__(self, target: Target, address: Address) -> None:

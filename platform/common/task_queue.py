@@ -15,7 +15,7 @@ from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
 #: What a broker that is away raises.
-NO_BROKER = (OperationalError, RedisError, OSError)
+BROKER_ERRORS = (OperationalError, RedisError, OSError)
 logger = logging.getLogger(__name__)
 
 
@@ -28,9 +28,9 @@ def send_task(name: str, *arguments: Any, expires: float | None = None) -> None:
     application.send_task(name, args=arguments, expires=expires, retry=False)
 
 
-def hint(name: str, *arguments: Any, expires: float | None = None) -> None:
+def send_task_best_effort(name: str, *arguments: Any, expires: float | None = None) -> None:
     """The same for work that workers find by themselves, too: without a broker they do it later."""
     try:
         send_task(name, *arguments, expires=expires)
-    except NO_BROKER as error:
+    except BROKER_ERRORS as error:
         logger.warning("%s waits for the workers' next look: %s", name, error)

@@ -12,7 +12,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import reverse
 
-from accounts.reauthentication import recently_authenticated
+from accounts.reauthentication import is_recently_authenticated
 
 #: Apps in the order of the index; others follow.
 ORDER = ("tenants", "catalog", "adapters", "metering", "storage")
@@ -45,7 +45,7 @@ class QuireAdminSite(admin.AdminSite):
 
         @wraps(view)
         def asked(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
-            if request.method == "POST" and not recently_authenticated(request):
+            if request.method == "POST" and not is_recently_authenticated(request):
                 raise ReauthenticationRequired
             return view(request, *args, **kwargs)
 
@@ -68,8 +68,8 @@ class QuireAdminSite(admin.AdminSite):
         found = super().get_app_list(request, app_label)
         for app in found:
             app["name"] = NAMES.get(app["app_label"], app["name"])
-        return sorted(found, key=lambda app: _place(app["app_label"]))
+        return sorted(found, key=lambda app: _section_order(app["app_label"]))
 
 
-def _place(label: str) -> int:
+def _section_order(label: str) -> int:
     return ORDER.index(label) if label in ORDER else len(ORDER)

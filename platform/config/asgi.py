@@ -15,10 +15,10 @@ django_application = get_asgi_application()
 
 from django.db import connection
 
-from engine.system.light_imports import import_without
+from engine.system.light_imports import import_blocking
 
 if connection.vendor != "postgresql":  # or Django REST framework would load its fields
-    import_without("psycopg", "rest_framework.compat")
+    import_blocking("psycopg", "rest_framework.compat")
 
 # Now, and not when the first request hands something to a worker.
 from channels.auth import AuthMiddlewareStack
@@ -30,10 +30,10 @@ from console.routing import websocket_urlpatterns as console_websockets
 from inference.asgi import http_application
 from inference.asgi import lifespan as gateway_lifespan
 from inference.edge.handler import URLCONF
-from inference.edge.request_log import counted
+from inference.edge.request_log import count_websockets
 from inference.routing import websocket_urlpatterns
 from metering.drain import start_drainer, stop_drainer
-from metering.gateway_recovery import start_keeper, stop_keeper
+from metering.gateway_recovery import start_gateway_heartbeat, stop_keeper
 from metering.request_log_writer import start_writer, stop_writer
 
 Message = MutableMapping[str, Any]
@@ -56,7 +56,7 @@ async def lifespan(
     alive: of those that aren't the others settle what they left."""
     load_views()
     start_drainer()
-    start_keeper()
+    start_gateway_heartbeat()
     start_writer()
     try:
         await gateway_lifespan(scope, receive, send)
@@ -71,7 +71,7 @@ application = ProtocolTypeRouter(
         "http": http_application(django_application),
         # Consumers check the origin themselves: they close with a code that their page understands,
         # where Channels' own validator refuses the handshake without a word.
-        "websocket": counted(
+        "websocket": count_websockets(
             AuthMiddlewareStack(URLRouter([*websocket_urlpatterns, *console_websockets]))
         ),
         "lifespan": lifespan,

@@ -130,7 +130,7 @@ def _checked(request: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 @contextmanager
-def own_server(flags: Sequence[str]) -> Iterator[tuple[str, str]]:
+def private_server(flags: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Address and key of a private instance: its own data, its own Redis, one replica.
 
     Raises: `NoServer` with the end of its log.

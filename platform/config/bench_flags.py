@@ -12,7 +12,7 @@ from engine.contract.engine_config import add_cli_args
 
 #: Forms that take an engine's settings.
 WITH_ENGINE = ("latency", "throughput", "ablations")
-OWN_FLAGS = frozenset({"model", "served_model_name"})
+BENCH_FLAGS = frozenset({"model", "served_model_name"})
 
 
 def add_forms(parser: ArgumentParser) -> None:
@@ -96,7 +96,7 @@ def _serve(parser: ArgumentParser) -> None:
     )
     parser.add_argument(
         "--vocab-size",
-        type=_AtLeast(8),
+        type=_IntWithMinimum(8),
         default=2048,
         metavar="N",
         help="prompts are random token ids below this, at most the model's (default: %(default)s)",
@@ -147,7 +147,7 @@ def _workload(
             help=text.format(what, low, high),
         )  # fmt: skip
     parser.add_argument(
-        "--workload-seed", *seed, type=_AtLeast(0), default=7, metavar="N",
+        "--workload-seed", *seed, type=_IntWithMinimum(0), default=7, metavar="N",
         help="seed of lengths and prompts (default: %(default)s)",
     )  # fmt: skip
 
@@ -160,7 +160,7 @@ def _engine(parser: ArgumentParser) -> None:
         help="folder or GGUF file (default: the demo model)",
     )
     _json(parser)
-    add_cli_args(parser, skip=OWN_FLAGS)
+    add_cli_args(parser, skip=BENCH_FLAGS)
 
 
 def _json(parser: ArgumentParser) -> None:
@@ -177,12 +177,12 @@ def _count(
     parser: ArgumentParser, flag: str, default: int, what: str, *also: str, at_least: int = 1
 ) -> None:
     parser.add_argument(
-        flag, *also, type=_AtLeast(at_least), default=default, metavar="N",
+        flag, *also, type=_IntWithMinimum(at_least), default=default, metavar="N",
         help=f"{what} (default: {default})",
     )  # fmt: skip
 
 
-class _AtLeast:
+class _IntWithMinimum:
     """A whole number with a lower bound."""
 
     def __init__(self, low: int) -> None:
@@ -222,7 +222,7 @@ def _range(text: str) -> tuple[int, int]:
 
 def _levels(text: str) -> list[int]:
     """Comma-separated concurrency levels."""
-    return [_AtLeast(1)(part) for part in text.split(",")]
+    return [_IntWithMinimum(1)(part) for part in text.split(",")]
 
 
 def _writable(text: str) -> Path:

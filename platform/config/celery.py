@@ -25,10 +25,10 @@ from engine.system.redis_client import is_temporary
 logger = logging.getLogger(__name__)
 
 #: Between two looks whether Redis takes writes again.
-LOOK_EVERY_S = 0.25
+POLL_INTERVAL_S = 0.25
 
 
-class PatientConsumer(Consumer):  # type: ignore[misc]
+class WaitForRedisConsumer(Consumer):  # type: ignore[misc]
     """Connects once Redis takes writes.
 
     Celery's own begins anew at once where a write is refused, five times a second with a connection
@@ -51,7 +51,7 @@ def wait_for_writes(url: str) -> None:
                 logger.warning("messages wait until Redis takes writes: %s", error)
             told = True
             maybe_shutdown()
-            time.sleep(LOOK_EVERY_S)
+            time.sleep(POLL_INTERVAL_S)
     finally:
         client.close()
     if told:
@@ -70,10 +70,10 @@ def _refusal(client: redis.Redis) -> redis.RedisError | None:
 
 
 #: Less is how clocks are kept right.
-SET_BACK = timedelta(seconds=1)
+CLOCK_JUMP = timedelta(seconds=1)
 
 
-class SteadyScheduler(Scheduler):  # type: ignore[misc]
+class ClockSafeScheduler(Scheduler):  # type: ignore[misc]
     """Celery's own, which counts from when it last asked for a task by the clock on the wall.
 
     Where that goes an hour back nothing would be due for an hour: the count begins anew.
@@ -84,7 +84,7 @@ class SteadyScheduler(Scheduler):  # type: ignore[misc]
     def tick(self, *args: Any, **kwargs: Any) -> float:
         """Ask for what is due; seconds until the next look."""
         now: datetime = self.app.now()
-        if self._seen is not None and now < self._seen - SET_BACK:
+        if self._seen is not None and now < self._seen - CLOCK_JUMP:
             logger.warning("clock set back, schedule restarted")
             for entry in self.schedule.values():
                 entry.last_run_at = now

@@ -18,9 +18,9 @@ from servestatic.middleware import ServeStaticMiddleware
 
 TEXTS = ("text/", "application/javascript", "application/json", "image/svg+xml")
 #: Less than this isn't worth it.
-LEAST_BYTES = 500
+MIN_COMPRESSED_BYTES = 500
 #: Of compressed files that a process keeps; all of the console's take about a third of it.
-MOST_KEPT = 4 << 20
+MAX_CACHE_BYTES = 4 << 20
 #: Added to pages, so that their length tells nothing of what they hold (BREACH).
 RANDOM_BYTES = 100
 
@@ -38,7 +38,7 @@ def compressed(get_response: Callable[[HttpRequest], Any]) -> Callable[[HttpRequ
     def respond(request: HttpRequest) -> HttpResponseBase:
         if files.autorefresh or request.path_info in files.files:
             return by_loop(request)
-        _plain_tag(request)
+        _set_content_etag(request)
         response = get_response(request)
         if _may_pack(request, response) and _is_page(response):
             _pack(response)
@@ -52,12 +52,12 @@ class CompressedFiles(ServeStaticMiddleware):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._kept: OrderedDict[tuple[str, str], bytes] = OrderedDict()
+        self._cache: OrderedDict[tuple[str, str], bytes] = OrderedDict()
         self._size = 0
 
     async def __call__(self, request: HttpRequest) -> HttpResponseBase:
         """The response, compressed where the client reads that and it pays."""
-        _plain_tag(request)
+        _set_content_etag(request)
         response = await super().__call__(request)
         if not _may_pack(request, response):
             return response
@@ -69,7 +69,7 @@ class CompressedFiles(ServeStaticMiddleware):
 
     async def _file(self, path: str, response: HttpResponseBase) -> HttpResponseBase:
         key = path, response.get("ETag", "")
-        body = self._kept.get(key)
+        body = self._cache.get(key)
         if body is None:
             chunks = cast("AsyncIterator[bytes]", response.streaming_content)  # type: ignore[attr-defined]
             whole = b"".join([chunk async for chunk in chunks])
@@ -85,14 +85,14 @@ class CompressedFiles(ServeStaticMiddleware):
         return made
 
     def _keep(self, key: tuple[str, str], body: bytes) -> None:
-        self._kept[key] = body
+        self._cache[key] = body
         self._size += len(body)
-        while self._size > MOST_KEPT:
-            _, oldest = self._kept.popitem(last=False)
+        while self._size > MAX_CACHE_BYTES:
+            _, oldest = self._cache.popitem(last=False)
             self._size -= len(oldest)
 
 
-def _plain_tag(request: HttpRequest) -> None:
+def _set_content_etag(request: HttpRequest) -> None:
     """Files are told by their own tag, pages have none."""
     known = request.META.get("HTTP_IF_NONE_MATCH", "")
     request.META["HTTP_IF_NONE_MATCH"] = known.removeprefix("W/")
@@ -109,7 +109,7 @@ def _may_pack(request: HttpRequest, response: HttpResponseBase) -> bool:
 def _is_page(response: HttpResponseBase) -> TypeGuard[HttpResponse]:
     return (
         isinstance(response, HttpResponse)
-        and len(response.content) >= LEAST_BYTES
+        and len(response.content) >= MIN_COMPRESSED_BYTES
         and response["Content-Type"].startswith("text/html")
     )
 

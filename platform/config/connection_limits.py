@@ -14,7 +14,7 @@ from config.joined_writes import JoinedWritesProtocol
 #: Connections of one process; more are told to come back. Descriptors that Redis, the database and
 #: files need are left over.
 MAX_CONNECTIONS = 4096
-_DESCRIPTORS_LEFT = 128
+_RESERVED_DESCRIPTORS = 128
 #: Seconds from a connection, or from a request's first byte, to the end of its headers.
 HEADERS_WITHIN_S = 60.0
 #: Bytes in a row that are neither a request's whole head nor its body: headers or trailers without
@@ -46,23 +46,23 @@ class TooManyHeaders(Exception):
     """Ends the parsing of a request."""
 
 
-def most_connections() -> int:
+def max_connections() -> int:
     """As many as this process may have at a time."""
     descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return max(1, min(MAX_CONNECTIONS, descriptors - _DESCRIPTORS_LEFT))
+    return max(1, min(MAX_CONNECTIONS, descriptors - _RESERVED_DESCRIPTORS))
 
 
-class BoundedConnectionsProtocol(JoinedWritesProtocol):
+class LimitedHttpProtocol(JoinedWritesProtocol):
     """uvicorn's HTTP protocol with these bounds."""
 
-    _late: asyncio.TimerHandle | None = None
+    _header_timeout: asyncio.TimerHandle | None = None
     _head_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Called by the loop for each connection."""
         super().connection_made(transport)
         self._expect_headers()
-        if len(self.connections) > most_connections():
+        if len(self.connections) > max_connections():
             transport.write(_FULL)
             transport.close()
 
@@ -82,7 +82,7 @@ class BoundedConnectionsProtocol(JoinedWritesProtocol):
         if len(self.headers) < MAX_HEADERS:
             super().send_400_response(msg)
             return
-        if self._late is not None:  # else a response may have begun
+        if self._header_timeout is not None:  # else a response may have begun
             self.transport.write(_MANY_HEADERS)
         self.transport.close()
 
@@ -102,7 +102,7 @@ class BoundedConnectionsProtocol(JoinedWritesProtocol):
         self._head_bytes += len(data)
         super().data_received(data)
         if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-            if self._late is not None:  # else a response may have begun
+            if self._header_timeout is not None:  # else a response may have begun
                 self.transport.write(_LONG_HEAD)
             self.transport.close()
 
@@ -112,14 +112,14 @@ class BoundedConnectionsProtocol(JoinedWritesProtocol):
         super().connection_lost(exc)
 
     def _expect_headers(self) -> None:
-        if self._late is None:
-            self._late = self.loop.call_later(HEADERS_WITHIN_S, self._close)
+        if self._header_timeout is None:
+            self._header_timeout = self.loop.call_later(HEADERS_WITHIN_S, self._close)
 
     def _expect_nothing(self) -> None:
-        if self._late is not None:
-            self._late.cancel()
-            self._late = None
+        if self._header_timeout is not None:
+            self._header_timeout.cancel()
+            self._header_timeout = None
 
     def _close(self) -> None:
-        self._late = None
+        self._header_timeout = None
         self.transport.close()

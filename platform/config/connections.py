@@ -111,11 +111,11 @@ def database(url: str, data_dir: Path, *, pool: bool = True) -> dict[str, Any]:
         options.setdefault("pool", {"min_size": 1, "max_size": 20, "timeout": 10})
         # After a restart of the server no request gets a connection that had broken before it.
         settings["CONN_HEALTH_CHECKS"] = True
-        _look_each_second()
+        _poll_every_second()
     return settings | {"OPTIONS": options, "CONN_MAX_AGE": 0}
 
 
-def _look_each_second() -> None:
+def _poll_every_second() -> None:
     """Have pools try to reach a server that is away once a second.
 
     By themselves they wait twice as long after each try: a server that was away for 5 s would be

@@ -16,10 +16,10 @@ from pathlib import Path
 import redis
 
 from catalog.processes import ManagedProcess, spawn
-from common.commands import sentence
+from common.commands import as_sentence
 from config.connections import socket_path, socket_url
 from engine.system import redis_client as redis_clients
-from engine.system.host import ask_for_short_turns
+from engine.system.host import request_short_time_slice
 from engine.system.redis_client import sync_client
 from tenants.redaction import without_credentials
 
@@ -55,22 +55,22 @@ class DiskWatch:
     def __init__(self, url: str, folder: Path) -> None:
         self._redis = sync_client(url, timeout_s=2.0)
         self._folder = folder
-        self._looked_at = 0.0
+        self._checked_at = 0.0
         #: Whether the server goes on without writing.
         self.suspended = False
 
     def tick(self) -> None:
         """Switch persistence off when it fails, on when there's room. Never raises RedisError."""
         now = time.monotonic()
-        if now - self._looked_at < EVERY_S:
+        if now - self._checked_at < EVERY_S:
             return
-        self._looked_at = now
+        self._checked_at = now
         try:
-            self._look()
+            self._check_disk()
         except redis.RedisError as error:
             logger.warning("the embedded Redis's persistence can't be looked at: %s", error)
 
-    def _look(self) -> None:
+    def _check_disk(self) -> None:
         if self.suspended:
             if free_bytes(self._folder) >= ENOUGH_BYTES:
                 self._redis.config_set("appendonly", "yes")
@@ -111,7 +111,7 @@ def check_redis(url: str) -> None:
         version = str(client.info("server")["redis_version"])
     except redis.RedisError as error:
         raise StartFailed(
-            f"Redis at {without_credentials(url)} can't be used: {sentence(error)} "
+            f"Redis at {without_credentials(url)} can't be used: {as_sentence(error)} "
             "Start it, or correct REDIS_URL (without one, `manage.py up` runs its own)."
         ) from error
     finally:
@@ -194,7 +194,7 @@ def start(
             stdout=output,
             stderr=subprocess.STDOUT,
         )
-    ask_for_short_turns(process.pid)
+    request_short_time_slice(process.pid)
     deadline = time.monotonic() + START_TIMEOUT_S
     while not answers(url):
         if process.poll() is not None or time.monotonic() > deadline:

@@ -9,7 +9,7 @@ from django.template import loader
 from django.views import defaults
 
 from inference.errors import error_response
-from inference.web.views import unknown_path
+from inference.web.views import path_not_found
 
 
 def bad_request(request: HttpRequest, exception: Exception) -> HttpResponseBase:
@@ -26,4 +26,4 @@ def not_found(request: HttpRequest, exception: Exception) -> HttpResponseBase:
     """Browsers say that they read HTML; clients of an API that is looked for elsewhere don't."""
     if "text/html" in request.headers.get("Accept", ""):
         return defaults.page_not_found(request, exception)
-    return error_response(unknown_path(request.path_info))
+    return error_response(path_not_found(request.path_info))

@@ -54,7 +54,7 @@ GROUPS = {
     ),
 }
 #: Of Django's and others', those that an operator meets.
-OTHERS = ("createsuperuser", "check")
+DJANGO_COMMANDS = ("createsuperuser", "check")
 WIDTH = 96
 
 
@@ -62,13 +62,15 @@ def overview() -> str:
     """Every command of ours with the first sentence of its help. Django must be set up."""
     lines = ["", "Quire's commands; `manage.py COMMAND --help` explains each."]
     for title, names in GROUPS.items():
-        lines += ["", title, *(_line(name) for name in names)]
-    others = f"Django's: {', '.join(OTHERS)} and more; `manage.py help --commands` names all."
+        lines += ["", title, *(_command_line(name) for name in names)]
+    others = (
+        f"Django's: {', '.join(DJANGO_COMMANDS)} and more; `manage.py help --commands` names all."
+    )
     lines += ["", textwrap.fill(others, width=WIDTH, break_on_hyphens=False)]
     return "\n".join(lines)
 
 
-def _line(name: str) -> str:
+def _command_line(name: str) -> str:
     text = load_command_class(str(get_commands()[name]), name).help
     first = re.split(r"(?<=\.)\s", text, maxsplit=1)[0]
     return textwrap.fill(

@@ -19,15 +19,15 @@ class JoinedWrites:
     """A transport that holds a head back until the next write, or the loop's next turn."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport, self._held = transport, b""
+        self._transport, self._buffer = transport, b""
         self._loop = asyncio.get_running_loop()
 
     def write(self, data: bytes) -> None:
         """Write at once, with a head that waits, unless it's a head itself."""
-        if self._held:
-            data, self._held = self._held + data, b""
+        if self._buffer:
+            data, self._buffer = self._buffer + data, b""
         elif data.startswith(_HEAD):
-            self._held = data
+            self._buffer = data
             self._loop.call_soon(self._flush)
             return
         self._transport.write(data)
@@ -43,8 +43,8 @@ class JoinedWrites:
         self._transport.set_protocol(protocol)
 
     def _flush(self) -> None:
-        if self._held:
-            data, self._held = self._held, b""
+        if self._buffer:
+            data, self._buffer = self._buffer, b""
             self._transport.write(data)
 
     def __getattr__(self, name: str) -> Any:

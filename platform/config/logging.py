@@ -19,7 +19,7 @@ _UNSAFE = re.compile(
 MAX_CHARS = 16_384
 
 
-def clean(text: str) -> str:
+def escape_control_chars(text: str) -> str:
     """The text with control characters written as escapes, without tokens, of a bounded length."""
     text = without_tokens(text)
     if len(text) > MAX_CHARS:
@@ -40,7 +40,7 @@ class LineFormatter(logging.Formatter):
         return f"{stamp}.{int(record.msecs):03d}Z"
 
     def format(self, record: logging.LogRecord) -> str:
-        return clean(super().format(record))
+        return escape_control_chars(super().format(record))
 
 
 class JsonFormatter(LineFormatter):
@@ -51,7 +51,7 @@ class JsonFormatter(LineFormatter):
             "at": self.formatTime(record),
             "level": record.levelname,
             "logger": record.name,
-            "message": clean(record.getMessage()),
+            "message": escape_control_chars(record.getMessage()),
         }
         # Lines of `quire.access` bring their fields.
         entry |= {name: _clean(value) for name, value in getattr(record, "access", {}).items()}
@@ -61,7 +61,7 @@ class JsonFormatter(LineFormatter):
 
 
 def _clean(value: Any) -> Any:
-    return clean(value) if isinstance(value, str) else value
+    return escape_control_chars(value) if isinstance(value, str) else value
 
 
 class DebugFormatter(LineFormatter):
@@ -82,7 +82,7 @@ class WithoutTraceback(logging.Filter):
         return True
 
 
-class OurVariables(logging.Filter):
+class SettingNameFilter(logging.Filter):
     """Names our variable where Django names its own setting."""
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -90,7 +90,7 @@ class OurVariables(logging.Filter):
         return True
 
 
-def chosen_logging(level: str, style: str) -> dict[str, Any]:
+def build_logging(level: str, style: str) -> dict[str, Any]:
     """`LOGGING`: what `QUIRE_LOGGING_CONFIG` says, or ours. Raises `ImproperlyConfigured`."""
     try:
         apply_logging_config()
@@ -107,7 +107,7 @@ def logging_settings(level: str, style: str) -> dict[str, Any]:
         "disable_existing_loggers": False,
         "filters": {
             "without_traceback": {"()": WithoutTraceback},
-            "our_variables": {"()": OurVariables},
+            "our_variables": {"()": SettingNameFilter},
         },
         "formatters": {"quire": {"()": formatter}},
         "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "quire"}},

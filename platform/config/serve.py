@@ -12,8 +12,8 @@ import ssl
 import sys
 from typing import Any
 
-from config.shutdown import serving
-from engine.system.host import ask_for_short_turns
+from config.shutdown import run_and_exit_fast
+from engine.system.host import request_short_time_slice
 
 #: A frame of a WebSocket; consumers have lower limits of their own and say so in words.
 WS_MAX_BYTES = 4 * 1024 * 1024
@@ -22,7 +22,7 @@ BACKLOG = 2048
 #: Connections that one turn of the event loop takes in. libuv takes one from each listening socket,
 #: and under load a turn is 10 ms long: two hundred of one tenant's clients that connect at once
 #: would keep another's waiting for seconds, before anybody can tell whose they are.
-ACCEPTS_A_TURN = 32
+MAX_ACCEPTS_PER_TICK = 32
 #: How long a thread that writes the ledger or renders a prompt may keep Python from the event loop;
 #: 5 ms by default, which is what a token takes.
 SWITCH_INTERVAL_S = 0.0005
@@ -33,16 +33,16 @@ def serve_uvicorn(listener: socket.socket, options: dict[str, Any]) -> None:
     import uvicorn
 
     from config import asgi
-    from config.connection_limits import BoundedConnectionsProtocol
+    from config.connection_limits import LimitedHttpProtocol
 
     config = uvicorn.Config(
         _wrapped(asgi.application, options),
-        http=BoundedConnectionsProtocol,
+        http=LimitedHttpProtocol,
         lifespan="on",
         log_config=None,  # Django's logging is set up, and holds for uvicorn's loggers too
         access_log=False,
         server_header=False,
-        proxy_headers=_behind_proxy(),
+        proxy_headers=_is_behind_proxy(),
         ws_max_size=WS_MAX_BYTES,
         backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_S,
@@ -57,11 +57,12 @@ def serve_uvicorn(listener: socket.socket, options: dict[str, Any]) -> None:
 
 
 def listeners(listener: socket.socket) -> list[socket.socket]:
-    """So many listening sockets of one queue that a turn of uvloop takes in `ACCEPTS_A_TURN`."""
+    """So many listening sockets of one queue that a turn of uvloop takes in
+    `MAX_ACCEPTS_PER_TICK`."""
     # Python gives a copy its socket's timeout, and all copies are one file, in all processes: a
     # gateway that begins would make the others wait for ever in `accept`, for what one of them got.
     listener.setblocking(False)
-    return [listener, *(listener.dup() for _ in range(ACCEPTS_A_TURN - 1))]
+    return [listener, *(listener.dup() for _ in range(MAX_ACCEPTS_PER_TICK - 1))]
 
 
 def serve_daphne(listener: socket.socket, options: dict[str, Any]) -> None:
@@ -76,7 +77,7 @@ def serve_daphne(listener: socket.socket, options: dict[str, Any]) -> None:
         server_name="",
         signal_handlers=True,
         websocket_timeout=-1,
-        proxy_forwarded_address_header="X-Forwarded-For" if _behind_proxy() else None,
+        proxy_forwarded_address_header="X-Forwarded-For" if _is_behind_proxy() else None,
     ).run()
 
 
@@ -109,7 +110,7 @@ def _below(root: str, application: Any) -> Any:
     return mounted
 
 
-def _behind_proxy() -> bool:
+def _is_behind_proxy() -> bool:
     """Whether `X-Forwarded-*` comes from a proxy of ours and not from a client."""
     from django.conf import settings
 
@@ -133,11 +134,11 @@ SERVERS = {"uvicorn": serve_uvicorn, "daphne": serve_daphne}
 def main(arguments: list[str]) -> None:
     """Serve until SIGTERM or SIGINT."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    ask_for_short_turns()
+    request_short_time_slice()
     _load()
     options, number = json.loads(arguments[0]), int(arguments[1])
     SERVERS[options["server"]](socket.socket(fileno=number), options)
 
 
 if __name__ == "__main__":
-    serving(lambda: main(sys.argv[1:]))
+    run_and_exit_fast(lambda: main(sys.argv[1:]))

@@ -12,7 +12,7 @@ from common import settings as env
 from common.files import make_private, secret_key
 from config import queues
 from config.connections import celery_url, checked_url, database, socket_url
-from config.logging import chosen_logging
+from config.logging import build_logging
 from engine.system.light_imports import import_redis
 
 import_redis()
@@ -181,7 +181,7 @@ LOGIN_REDIRECT_URL = "playground"
 MIDDLEWARE = [
     "django_prometheus.middleware.PrometheusBeforeMiddleware",
     "corsheaders.middleware.CorsMiddleware",
-    "tenants.audit.note_address",
+    "tenants.audit.client_ip_middleware",
     "django.middleware.security.SecurityMiddleware",
     "console.csp.content_security_policy",
     "config.compression.compressed",
@@ -224,7 +224,7 @@ CACHES = {
         "KEY_PREFIX": f"{QUIRE['KEY_PREFIX']}:cache",
         "OPTIONS": {
             "serializer": "config.cache.JsonSerializer",
-            "pool_class": "engine.system.redis_client.FollowingPool",
+            "pool_class": "engine.system.redis_client.FailoverConnectionPool",
         },
     }
 }
@@ -242,7 +242,7 @@ CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_BROKER_TRANSPORT_OPTIONS = {"global_keyprefix": f"{QUIRE['KEY_PREFIX']}:celery:"}
 # READONLY, MISCONF and OOM are answers for a while: without this a worker ends at one of them.
 CELERY_BROKER_CHANNEL_ERROR_RETRY = True
-CELERY_WORKER_CONSUMER = "config.celery:PatientConsumer"
+CELERY_WORKER_CONSUMER = "config.celery:WaitForRedisConsumer"
 CELERY_TASK_IGNORE_RESULT = True
 CELERY_TASK_ROUTES = queues.ROUTES
 CELERY_TASK_ANNOTATIONS = queues.ANNOTATIONS
@@ -349,4 +349,4 @@ SECURE_REFERRER_POLICY = "same-origin"
 X_FRAME_OPTIONS = "DENY"
 
 LOG_STYLE = env.choice("QUIRE_LOG_STYLE", "debug" if DEBUG else "line", ("line", "json", "debug"))
-LOGGING = chosen_logging(env.text("QUIRE_LOG_LEVEL", "INFO").upper(), LOG_STYLE)
+LOGGING = build_logging(env.text("QUIRE_LOG_LEVEL", "INFO").upper(), LOG_STYLE)

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 _CALLS = 6
 
 
-def serving(work: Callable[[], object]) -> None:
+def run_and_exit_fast(work: Callable[[], object]) -> None:
     """Run `work`, all that this process is for.
 
     The process then ends as ever, with its status, once its threads are joined and what was
@@ -48,21 +48,21 @@ def serving(work: Callable[[], object]) -> None:
         raise
 
 
-def end_within(seconds: float, clock: Callable[[float], None] = time.sleep) -> None:
+def exit_after_timeout(seconds: float, clock: Callable[[float], None] = time.sleep) -> None:
     """End this process in so many seconds at the latest, whatever its threads wait for: a lock of
     the database, somebody who doesn't answer. The log says what that was.
     """
 
     def watch() -> None:
         clock(seconds)
-        logger.warning("not ended after %g s; it waits for this:\n%s", seconds, _busy())
+        logger.warning("not ended after %g s; it waits for this:\n%s", seconds, _dump_stacks())
         logging.shutdown()
         os._exit(1)
 
     threading.Thread(target=watch, name="quire-end", daemon=True).start()
 
 
-def _busy() -> str:
+def _dump_stacks() -> str:
     """Where each thread is."""
     frames, own = sys._current_frames(), threading.get_ident()
     told = []

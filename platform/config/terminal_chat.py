@@ -44,7 +44,7 @@ class ChatApi:
         _check(response)
         data = response.json()["data"]
         # Quire says what a model is for as soon as a replica serves it; others say nothing.
-        return sorted((str(model["id"]) for model in data), key=_places(data).__getitem__)
+        return sorted((str(model["id"]) for model in data), key=_model_ranks(data).__getitem__)
 
     def answer(
         self, model: str, messages: list[dict[str, str]], sampling: dict[str, Any]
@@ -57,12 +57,12 @@ class ChatApi:
                     response.read()
                     _check(response)
                 for line in response.iter_lines():
-                    yield from _pieces(line)
+                    yield from _text_chunks(line)
         except httpx.HTTPError as error:
             raise ApiError(f"The connection to {self.url} broke: {error}") from error
 
 
-def _pieces(line: str) -> Iterator[str]:
+def _text_chunks(line: str) -> Iterator[str]:
     """The text in one line of the event stream."""
     if not line.startswith("data: ") or line == "data: [DONE]":
         return
@@ -74,7 +74,7 @@ def _pieces(line: str) -> Iterator[str]:
             yield text
 
 
-def _places(models: list[dict[str, Any]]) -> dict[str, int]:
+def _model_ranks(models: list[dict[str, Any]]) -> dict[str, int]:
     """Where each model belongs: 0 can chat now, 1 nothing serves it yet, 2 does other work."""
     found = {}
     for model in models:

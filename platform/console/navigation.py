@@ -19,7 +19,7 @@ from tenants.access import access_roles
 from tenants.models import Role
 
 
-class Who(Enum):
+class Audience(Enum):
     """Whose navigation has an entry. What a page shows, and to whom, is its view's to say."""
 
     EVERYBODY = "everybody"
@@ -31,7 +31,7 @@ class Who(Enum):
 
 
 @dataclass(frozen=True)
-class Page:
+class NavPage:
     """One page.
 
     Attributes:
@@ -39,7 +39,7 @@ class Page:
         address: below `/`, with a slash at its end.
         view: where it is, as "package.module.function"; "" while it isn't built.
         routes: a module with `urlpatterns` below the same address; "" for none.
-        elsewhere: its route is made by somebody else; the entry is ours.
+        external: its route is made by somebody else; the entry is ours.
     """
 
     name: str
@@ -48,23 +48,23 @@ class Page:
     icon: str
     view: str = ""
     routes: str = ""
-    who: Who = Who.EVERYBODY
-    elsewhere: bool = False
+    who: Audience = Audience.EVERYBODY
+    external: bool = False
 
     @property
-    def built(self) -> bool:
+    def has_view(self) -> bool:
         """Whether there is anything to see."""
-        return bool(self.view) or self.elsewhere
+        return bool(self.view) or self.external
 
 
 #: Title of a section: its pages.
-SECTIONS: dict[str, tuple[Page, ...]] = {
+NAVIGATION: dict[str, tuple[NavPage, ...]] = {
     "": (
-        Page("playground", "", "Playground", "chat", "console.views.playground.playground"),
-        Page("overview", "console/", "Overview", "pulse", "console.views.overview.overview"),
+        NavPage("playground", "", "Playground", "chat", "console.views.playground.playground"),
+        NavPage("overview", "console/", "Overview", "pulse", "console.views.overview.overview"),
     ),
     "Observability": (
-        Page(
+        NavPage(
             "requests",
             "console/requests/",
             "Requests",
@@ -72,8 +72,8 @@ SECTIONS: dict[str, tuple[Page, ...]] = {
             "console.views.requests.requests",
             routes="console.request_urls",
         ),
-        Page("kv-map", "console/kv/", "KV map", "grid", "kv_map.views.kv_map"),
-        Page(
+        NavPage("kv-map", "console/kv/", "KV map", "grid", "kv_map.views.kv_map"),
+        NavPage(
             "fairness",
             "console/fairness/",
             "Fairness",
@@ -82,7 +82,7 @@ SECTIONS: dict[str, tuple[Page, ...]] = {
         ),
     ),
     "Serve": (
-        Page(
+        NavPage(
             "models",
             "console/models/",
             "Models",
@@ -90,64 +90,68 @@ SECTIONS: dict[str, tuple[Page, ...]] = {
             "console.views.models.models",
             "console.model_urls",
         ),
-        Page(
+        NavPage(
             "adapters", "console/adapters/", "Adapters", "layers", "console.views.adapters.adapters"
         ),
-        Page("batches", "console/batches/", "Batches", "stack", "console.views.batches.batches"),
-        Page("files", "console/files/", "Files", "file", "console.views.batches.files"),
-        Page("reference", "reference/", "API reference", "book", elsewhere=True),
+        NavPage("batches", "console/batches/", "Batches", "stack", "console.views.batches.batches"),
+        NavPage("files", "console/files/", "Files", "file", "console.views.batches.files"),
+        NavPage("reference", "reference/", "API reference", "book", external=True),
     ),
     "Money": (
-        Page("usage", "console/usage/", "Usage and cost", "chart", "console.views.usage.usage"),
-        Page("budgets", "console/budgets/", "Budgets", "wallet", "console.views.billing.budgets"),
-        Page("prices", "console/prices/", "Prices", "tag", "console.views.billing.prices"),
+        NavPage("usage", "console/usage/", "Usage and cost", "chart", "console.views.usage.usage"),
+        NavPage(
+            "budgets", "console/budgets/", "Budgets", "wallet", "console.views.billing.budgets"
+        ),
+        NavPage("prices", "console/prices/", "Prices", "tag", "console.views.billing.prices"),
     ),
     "Tenant": (
-        Page("tenants", "console/tenants/", "Tenants", "house", "console.views.tenants.tenants"),
-        Page("members", "console/members/", "Members", "people", "console.views.members.members"),
-        Page("keys", "console/keys/", "API keys", "key", "console.views.keys.keys"),
-        Page(
+        NavPage("tenants", "console/tenants/", "Tenants", "house", "console.views.tenants.tenants"),
+        NavPage(
+            "members", "console/members/", "Members", "people", "console.views.members.members"
+        ),
+        NavPage("keys", "console/keys/", "API keys", "key", "console.views.keys.keys"),
+        NavPage(
             "audit",
             "console/audit/",
             "Audit log",
             "history",
             "console.views.audit.audit",
-            who=Who.ADMINS,
+            who=Audience.ADMINS,
         ),
-        Page(
+        NavPage(
             "webhook",
             "console/webhook/",
             "Webhooks",
             "bell",
             "console.views.settings.webhook",
-            who=Who.ADMINS,
+            who=Audience.ADMINS,
         ),
-        Page(
+        NavPage(
             "data",
             "console/data/",
             "Data",
             "database",
             "console.views.tenants.data",
-            who=Who.OWNERS,
+            who=Audience.OWNERS,
         ),
     ),
     "Installation": (
-        Page(
+        NavPage(
             "settings",
             "console/settings/",
             "Settings",
             "sliders",
             "console.views.settings.settings",
-            who=Who.OPERATORS,
+            who=Audience.OPERATORS,
         ),
-        Page("admin:index", "admin/", "Raw data", "table", who=Who.STAFF, elsewhere=True),
+        NavPage("admin:index", "admin/", "Raw data", "table", who=Audience.STAFF, external=True),
     ),
 }
 
 
-def pages() -> Iterator[Page]:
+def pages() -> Iterator[NavPage]:
     """All of them."""
-    for found in SECTIONS.values():
+    for found in NAVIGATION.values():
         yield from found
 
 
@@ -165,10 +169,10 @@ def navigation(user: Any, here: str) -> list[dict[str, Any]]:
 
     Returns: [{"title", "entries": [{"page", "address", "current"}]}].
     """
-    seen = _audiences(user)
+    seen = _user_audiences(user)
     found = [
-        (title, [(page, reverse(page.name)) for page in each if page.built and page.who in seen])
-        for title, each in SECTIONS.items()
+        (title, [(page, reverse(page.name)) for page in each if page.has_view and page.who in seen])
+        for title, each in NAVIGATION.items()
     ]
     current = _current(here, [address for _, each in found for _, address in each])
     return [
@@ -184,15 +188,15 @@ def navigation(user: Any, here: str) -> list[dict[str, Any]]:
     ]
 
 
-def _audiences(user: Any) -> set[Who]:
+def _user_audiences(user: Any) -> set[Audience]:
     """Those that the user belongs to."""
     rank = max((role.rank for role in access_roles(user)), default=-1)
     seen = {
-        Who.EVERYBODY: True,
-        Who.ADMINS: rank >= Role.ADMIN.rank,
-        Who.OWNERS: rank >= Role.OWNER.rank,
-        Who.OPERATORS: user.is_superuser,
-        Who.STAFF: user.is_staff,
+        Audience.EVERYBODY: True,
+        Audience.ADMINS: rank >= Role.ADMIN.rank,
+        Audience.OWNERS: rank >= Role.OWNER.rank,
+        Audience.OPERATORS: user.is_superuser,
+        Audience.STAFF: user.is_staff,
     }
     return {who for who, sees in seen.items() if sees}
 

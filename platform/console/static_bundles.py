@@ -22,7 +22,7 @@ from django.utils.cache import patch_vary_headers
 from django.views.decorators.http import require_safe
 
 #: Name: the files that it joins, in their order.
-SHEETS: dict[str, tuple[str, ...]] = {
+BUNDLES: dict[str, tuple[str, ...]] = {
     name: tuple(f"{path}.css" for path in paths.split())
     for name, paths in {
         "frame": (
@@ -58,13 +58,13 @@ SHEETS: dict[str, tuple[str, ...]] = {
 }
 #: Addresses in a sheet, relative to it.
 RELATIVE = re.compile(r"""url\((["']?)(\.\./[^)"']+)\1\)""")
-#: What a sheet imports stands before it in `SHEETS`: an import would be a trip of its own.
+#: What a sheet imports stands before it in `BUNDLES`: an import would be a trip of its own.
 IMPORT = re.compile(r"""^@import url\([^)]*\);\n""", re.MULTILINE)
 YEAR_S = 31_536_000
 
 
 @dataclass(frozen=True)
-class Sheet:
+class CssBundle:
     """Files in one. `packed`: the same, compressed."""
 
     text: bytes
@@ -72,7 +72,7 @@ class Sheet:
     digest: str
 
 
-def sheet(name: str) -> Sheet:
+def get_bundle(name: str) -> CssBundle:
     """The sheet as its files are now. Raises `KeyError` for a name that none has."""
     paths = _paths(name)
     return _joined(name, tuple(path.stat().st_mtime_ns for path in paths))
@@ -80,15 +80,15 @@ def sheet(name: str) -> Sheet:
 
 def sheet_address(name: str) -> str:
     """Where browsers find it."""
-    return reverse("sheet", args=(name, sheet(name).digest))
+    return reverse("sheet", args=(name, get_bundle(name).digest))
 
 
 @require_safe
 def joined_sheet(request: HttpRequest, name: str, digest: str) -> HttpResponse:
-    """One of `SHEETS`, to everybody. For another release's digest: what this one has, for now."""
-    if name not in SHEETS:
+    """One of `BUNDLES`, to everybody. For another release's digest: what this one has, for now."""
+    if name not in BUNDLES:
         raise Http404
-    found = sheet(name)
+    found = get_bundle(name)
     packed = "gzip" in request.META.get("HTTP_ACCEPT_ENCODING", "")
     response = HttpResponse(found.packed if packed else found.text, content_type="text/css")
     if packed:
@@ -101,18 +101,18 @@ def joined_sheet(request: HttpRequest, name: str, digest: str) -> HttpResponse:
 
 @cache
 def _paths(name: str) -> tuple[Path, ...]:
-    return tuple(Path(str(finders.find(each))) for each in SHEETS[name])
+    return tuple(Path(str(finders.find(each))) for each in BUNDLES[name])
 
 
-@lru_cache(maxsize=2 * len(SHEETS))
-def _joined(name: str, changed: tuple[int, ...]) -> Sheet:
+@lru_cache(maxsize=2 * len(BUNDLES))
+def _joined(name: str, changed: tuple[int, ...]) -> CssBundle:
     parts = [
         RELATIVE.sub(lambda found, at=each: f'url("{urljoin(static(at), found[2])}")', text)
         for each, text in zip(
-            SHEETS[name],
+            BUNDLES[name],
             (IMPORT.sub("", path.read_text("utf-8")) for path in _paths(name)),
             strict=True,
         )
     ]
     text = "\n".join(parts).encode()
-    return Sheet(text, gzip.compress(text, 9, mtime=0), hashlib.sha256(text).hexdigest()[:16])
+    return CssBundle(text, gzip.compress(text, 9, mtime=0), hashlib.sha256(text).hexdigest()[:16])

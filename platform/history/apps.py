@@ -12,6 +12,6 @@ class HistoryConfig(AppConfig):
     def ready(self) -> None:
         """Name what is kept of tenants."""
         from history.models import TrafficSample
-        from tenants.tenant_data import of_tenant, register
+        from tenants.tenant_data import register_data_kind, simple_kind
 
-        register(of_tenant("traffic", TrafficSample))
+        register_data_kind(simple_kind("traffic", TrafficSample))

@@ -23,21 +23,21 @@ from engine.contract.redis_keys import KEY_PREFIX
 # from them is off by less than a tenth.
 
 
-SHORTEST_S = 0.0005
-A_DOUBLING = 4
-LAST = 87
+MIN_DURATION_S = 0.0005
+BUCKETS_PER_DOUBLING = 4
+LAST_BUCKET = 87
 #: Place of a count -> how often.
-Spread = Mapping[int, int]
+LatencyHistogram = Mapping[int, int]
 
 
-def place_of(seconds: float) -> int:
-    """Where a duration is counted: from 0 to `LAST`."""
-    if seconds <= SHORTEST_S:
+def bucket_index(seconds: float) -> int:
+    """Where a duration is counted: from 0 to `LAST_BUCKET`."""
+    if seconds <= MIN_DURATION_S:
         return 0
-    return min(LAST, 1 + int(math.log2(seconds / SHORTEST_S) * A_DOUBLING))
+    return min(LAST_BUCKET, 1 + int(math.log2(seconds / MIN_DURATION_S) * BUCKETS_PER_DOUBLING))
 
 
-def percentile(spread: Spread, fraction: float) -> float | None:
+def percentile(spread: LatencyHistogram, fraction: float) -> float | None:
     """Seconds that `fraction` of the durations stay below; None for no durations."""
     total = sum(spread.values())
     if not total:
@@ -47,12 +47,12 @@ def percentile(spread: Spread, fraction: float) -> float | None:
         count = spread[place]
         if before + count >= wanted:
             inside = (wanted - before) / count
-            return SHORTEST_S * 2 ** ((place - 1 + inside) / A_DOUBLING)
+            return MIN_DURATION_S * 2 ** ((place - 1 + inside) / BUCKETS_PER_DOUBLING)
         before += count
-    return SHORTEST_S * 2 ** (max(spread) / A_DOUBLING)
+    return MIN_DURATION_S * 2 ** (max(spread) / BUCKETS_PER_DOUBLING)
 
 
-def add(into: dict[int, int], spread: Mapping[int, int] | Mapping[str, int]) -> None:
+def merge_histograms(into: dict[int, int], spread: Mapping[int, int] | Mapping[str, int]) -> None:
     """Add counts; JSON has their places as text."""
     for place, count in spread.items():
         into[int(place)] = into.get(int(place), 0) + count
@@ -63,12 +63,12 @@ def add(into: dict[int, int], spread: Mapping[int, int] | Mapping[str, int]) -> 
 
 #: Seconds of a bucket -> seconds that buckets of that width are kept, the finest first. Each width
 #: is a multiple of the one before.
-KEPT = {10: 2 * 3600, 60: 26 * 3600, 600: 8 * 86_400, 7200: 93 * 86_400}
-FINEST = min(KEPT)
+RETENTION_BY_WIDTH = {10: 2 * 3600, 60: 26 * 3600, 600: 8 * 86_400, 7200: 93 * 86_400}
+MIN_WIDTH_S = min(RETENTION_BY_WIDTH)
 
 
 @dataclass(frozen=True)
-class Range:
+class TimeRange:
     """A stretch of time up to now, as a page offers it: how long, in points how far apart."""
 
     name: str
@@ -79,21 +79,25 @@ class Range:
     @property
     def width(self) -> int:
         """The coarsest buckets that its points can be made of and that are kept long enough."""
-        fit = [w for w, kept in KEPT.items() if self.step % w == 0 and kept >= self.seconds]
+        fit = [
+            w
+            for w, kept in RETENTION_BY_WIDTH.items()
+            if self.step % w == 0 and kept >= self.seconds
+        ]
         return max(fit)
 
 
 RANGES = {
     each.name: each
     for each in (
-        Range("5m", "5 minutes", 300, 10),
-        Range("30m", "30 minutes", 1800, 30),
-        Range("2h", "2 hours", 7200 - 60, 60),
-        Range("6h", "6 hours", 6 * 3600, 120),
-        Range("24h", "24 hours", 86_400, 600),
-        Range("7d", "7 days", 7 * 86_400, 3600),
-        Range("30d", "30 days", 30 * 86_400, 14_400),
-        Range("90d", "90 days", 90 * 86_400, 43_200),
+        TimeRange("5m", "5 minutes", 300, 10),
+        TimeRange("30m", "30 minutes", 1800, 30),
+        TimeRange("2h", "2 hours", 7200 - 60, 60),
+        TimeRange("6h", "6 hours", 6 * 3600, 120),
+        TimeRange("24h", "24 hours", 86_400, 600),
+        TimeRange("7d", "7 days", 7 * 86_400, 3600),
+        TimeRange("30d", "30 days", 30 * 86_400, 14_400),
+        TimeRange("90d", "90 days", 90 * 86_400, 43_200),
     )
 }
 
@@ -109,7 +113,7 @@ Series = tuple[int, str, str]
 #: A gateway may still add to a bucket so long after its end.
 GRACE_S = 4
 #: While no worker writes, Redis keeps as much as the database would of this width.
-TTL_S = KEPT[FINEST]
+TTL_S = RETENTION_BY_WIDTH[MIN_WIDTH_S]
 
 
 def index_key(prefix: str = KEY_PREFIX) -> str:
@@ -126,7 +130,7 @@ def add_counts(
     pipeline: Any, counts: dict[tuple[Series, str], int], now: float, prefix: str
 ) -> None:
     """Put the commands that add counts into a pipeline."""
-    start = start_of(now, FINEST)
+    start = start_of(now, MIN_WIDTH_S)
     key = bucket_key(start, prefix)
     for ((tenant, model, adapter), what), count in counts.items():
         pipeline.hincrby(key, json.dumps([tenant, model, adapter, what]), count)

@@ -10,10 +10,18 @@ from typing import Any
 from catalog.access import access_served_models
 from common.errors import NotFound
 from engine.contract.errors import InvalidRequest
-from history.buckets import RANGES, Range
-from history.read import Wanted, grouped, known_until, percentiles, points, pools, traffic
-from tenants.access import Reader, access_tenant, first_tenant
-from tenants.actors import as_actor
+from history.buckets import RANGES, TimeRange
+from history.read import (
+    TrafficQuery,
+    complete_until,
+    group_traffic,
+    percentiles,
+    pools,
+    time_points,
+    traffic,
+)
+from tenants.access import AccessSubject, access_tenant, first_tenant
+from tenants.actors import to_actor
 from tenants.models import Tenant
 
 # -- What happened, for the charts of the overview: JSON for one range, narrowed and in groups.
@@ -21,37 +29,37 @@ from tenants.models import Tenant
 
 DEFAULT_RANGE = "30m"
 #: What lines can be told apart by -> the column that holds it.
-BY = {"model": "model", "tenant": "tenant_id", "adapter": "adapter"}
+GROUP_BY = {"model": "model", "tenant": "tenant_id", "adapter": "adapter"}
 
 
-def history_of(reader: Reader, asked: Mapping[str, str]) -> dict[str, Any]:
+def get_traffic_history(reader: AccessSubject, params: Mapping[str, str]) -> dict[str, Any]:
     """`range` of `RANGES`, `tenant` (operators: none is all), `model`, `adapter`, `by`.
 
     Returns: {"at": seconds since 1970 of each point, "step", "seconds": how long each point has
     been, "sums": {name: [...]}, "first_token" and "gaps": {percentile: [ms or None]}, "pools":
     {name: [... or None]}, "groups": [{"name", "requests", "tokens"}]}.
     """
-    tenant = scope_of(reader, asked)
-    stretch = stretch_of(asked)
-    by = asked.get("by", "")
-    if by and by not in BY:
-        raise InvalidRequest(f"by must be one of {', '.join(BY)}.", param="by")
+    tenant = resolve_tenant_scope(reader, params)
+    stretch = resolve_range(params)
+    by = params.get("by", "")
+    if by and by not in GROUP_BY:
+        raise InvalidRequest(f"by must be one of {', '.join(GROUP_BY)}.", param="by")
     if by == "tenant" and tenant is not None:
         raise NotFound("A tenant sees its own line alone.", param="by")
-    model, adapter = asked.get("model", ""), asked.get("adapter")
-    wanted = Wanted(
+    model, adapter = params.get("model", ""), params.get("adapter")
+    wanted = TrafficQuery(
         range=stretch,
         tenants=None if tenant is None else [tenant.pk],
         models=[model] if model else None,
         adapter=adapter or None,
     )
-    at = points(stretch)
+    at = time_points(stretch)
     line = traffic(wanted, at)
     return {
         "range": stretch.name,
         "at": at,
         "step": stretch.step,
-        "seconds": [min(stretch.step, max(1, known_until() - start)) for start in at],
+        "seconds": [min(stretch.step, max(1, complete_until() - start)) for start in at],
         "sums": line.sums,
         "first_token": percentiles(line.first_token),
         "gaps": percentiles(line.gaps),
@@ -67,11 +75,11 @@ class NoTenant(NotFound):
         super().__init__("You belong to no tenant.")
 
 
-def scope_of(reader: Reader, asked: Mapping[str, str]) -> Tenant | None:
+def resolve_tenant_scope(reader: AccessSubject, params: Mapping[str, str]) -> Tenant | None:
     """The same for whoever asks."""
-    if named := asked.get("tenant"):
+    if named := params.get("tenant"):
         return access_tenant(reader, named)
-    if as_actor(reader).is_operator:
+    if to_actor(reader).is_operator:
         return None
     tenant = first_tenant(reader)
     if tenant is None:
@@ -79,15 +87,15 @@ def scope_of(reader: Reader, asked: Mapping[str, str]) -> Tenant | None:
     return tenant
 
 
-def stretch_of(asked: Mapping[str, str]) -> Range:
+def resolve_range(params: Mapping[str, str]) -> TimeRange:
     """The same for whoever asks."""
-    name = asked.get("range") or DEFAULT_RANGE
+    name = params.get("range") or DEFAULT_RANGE
     if name not in RANGES:
         raise InvalidRequest(f"range must be one of {', '.join(RANGES)}.", param="range")
     return RANGES[name]
 
 
-def _pools(wanted: Wanted, tenant: Tenant | None, at: Sequence[int]) -> dict[str, Any]:
+def _pools(wanted: TrafficQuery, tenant: Tenant | None, at: Sequence[int]) -> dict[str, Any]:
     """Pools are whole models': a tenant sees those of the models that it may use, and of these
     nothing of the cache, which holds what others have asked too.
     """
@@ -95,12 +103,12 @@ def _pools(wanted: Wanted, tenant: Tenant | None, at: Sequence[int]) -> dict[str
         return pools(wanted, at)
     own = access_served_models(tenant).values_list("name", flat=True)
     models = [name for name in own if wanted.models is None or name in wanted.models]
-    found = pools(Wanted(range=wanted.range, models=models), at)
+    found = pools(TrafficQuery(range=wanted.range, models=models), at)
     return {name: values for name, values in found.items() if name != "cached_blocks"}
 
 
-def _groups(wanted: Wanted, by: str, at: Sequence[int]) -> list[dict[str, Any]]:
-    found = grouped(wanted, BY[by], at)
+def _groups(wanted: TrafficQuery, by: str, at: Sequence[int]) -> list[dict[str, Any]]:
+    found = group_traffic(wanted, GROUP_BY[by], at)
     names: dict[Any, str] = {}
     if by == "tenant":
         names = dict(Tenant.objects.filter(pk__in=filter(None, found)).values_list("pk", "slug"))
@@ -117,51 +125,53 @@ def _groups(wanted: Wanted, by: str, at: Sequence[int]) -> list[dict[str, Any]]:
 
 
 #: Tenants that the table shows, those with the most service first.
-MOST = 100
+MAX_ROWS = 100
 #: So many others must have had service before a tenant is told of it: one's would be its own.
-FEWEST_OTHERS = 2
+MIN_OTHER_TENANTS = 2
 
 
 @dataclass
 class Row:
     """One tenant, or all the others together (`tenant` None).
 
-    `service` None: not told; then nobody's share of it is, either.
+    `tokens_served` None: not told; then nobody's share of it is, either.
     """
 
     name: str
     tenant: Tenant | None
-    service: int | None = 0
+    tokens_served: int | None = 0
     service_share: float | None = 0.0
     weight: float = 0.0
     weight_share: float = 0.0
 
 
 @dataclass
-class Service:
+class TokenService:
     """Computed tokens at each point, by tenant's id."""
 
-    at: list[int]
+    timestamps: list[int]
     by_tenant: dict[int, list[int]]
 
 
-def figures_of(reader: Reader, asked: Mapping[str, str]) -> dict[str, Any]:
+def get_fairness(reader: AccessSubject, asked: Mapping[str, str]) -> dict[str, Any]:
     """The same over time: {"at", "step", "seconds", "tenants": [{"name", "weight", "tokens"}],
     "whole": whether all that had service are there}.
     """
-    tenant, stretch = scope_of(reader, asked), stretch_of(asked)
+    tenant, stretch = resolve_tenant_scope(reader, asked), resolve_range(asked)
     found = _service(stretch)
-    rows = _rows(found, tenant, told=as_actor(reader).is_operator)
+    rows = _rows(found, tenant, told=to_actor(reader).is_operator)
     own = {row.tenant.pk for row in rows if row.tenant is not None}
-    others = [0] * len(found.at)
+    others = [0] * len(found.timestamps)
     for pk, values in found.by_tenant.items():
         if pk not in own:
             others = [a + b for a, b in zip(others, values, strict=True)]
-    nothing = [0] * len(found.at)
+    nothing = [0] * len(found.timestamps)
     return {
-        "at": found.at,
+        "at": found.timestamps,
         "step": stretch.step,
-        "seconds": [min(stretch.step, max(1, known_until() - start)) for start in found.at],
+        "seconds": [
+            min(stretch.step, max(1, complete_until() - start)) for start in found.timestamps
+        ],
         "tenants": [
             {
                 "name": row.name,
@@ -171,9 +181,9 @@ def figures_of(reader: Reader, asked: Mapping[str, str]) -> dict[str, Any]:
                 else found.by_tenant.get(row.tenant.pk, nothing),
             }
             for row in rows
-            if row.service
+            if row.tokens_served
         ],
-        "whole": all(row.service is not None for row in rows),
+        "whole": all(row.tokens_served is not None for row in rows),
     }
 
 
@@ -182,10 +192,10 @@ def reserved_sum(tenants: Any) -> float:
     return 100 * math.fsum(tenants.values_list("kv_reserved_fraction", flat=True))
 
 
-def _service(stretch: Range) -> Service:
+def _service(stretch: TimeRange) -> TokenService:
     """Prompt tokens that weren't cached, and tokens of answers: what the scheduler counts."""
-    at = points(stretch)
-    found = grouped(Wanted(range=stretch), "tenant_id", at)
+    at = time_points(stretch)
+    found = group_traffic(TrafficQuery(range=stretch), "tenant_id", at)
     by_tenant = {
         pk: [
             max(0, prompt - cached) + out
@@ -198,10 +208,10 @@ def _service(stretch: Range) -> Service:
         ]
         for pk, line in found.items()
     }
-    return Service(at, by_tenant)
+    return TokenService(at, by_tenant)
 
 
-def _rows(found: Service, tenant: Tenant | None, *, told: bool) -> list[Row]:
+def _rows(found: TokenService, tenant: Tenant | None, *, told: bool) -> list[Row]:
     """Most service first. For one tenant: its own row, and one of all others without names.
 
     `told`: of the others' service even where it is a single tenant's.
@@ -211,22 +221,25 @@ def _rows(found: Service, tenant: Tenant | None, *, told: bool) -> list[Row]:
     rows = [Row(each.name, each, totals.get(each.pk, 0), weight=each.weight) for each in active]
     if tenant is not None:
         rest = [total for pk, total in totals.items() if pk != tenant.pk and total]
-        others = sum(rest) if told or not rest or len(rest) >= FEWEST_OTHERS else None
+        others = sum(rest) if told or not rest or len(rest) >= MIN_OTHER_TENANTS else None
         weight = math.fsum(row.weight for row in rows if row.tenant != tenant)
         own = [row for row in rows if row.tenant == tenant]
         rows = [*own, Row("All other tenants", None, others, weight=weight)]
-    elif left := sum(totals.values()) - sum(row.service or 0 for row in rows):
+    elif left := sum(totals.values()) - sum(row.tokens_served or 0 for row in rows):
         rows.append(Row("Others, and tenants that are gone", None, left))
-    return _with_shares(rows)
+    return _add_shares(rows)
 
 
-def _with_shares(rows: list[Row]) -> list[Row]:
+def _add_shares(rows: list[Row]) -> list[Row]:
     """The same in order, with each one's share."""
-    whole = all(row.service is not None for row in rows)
-    service, weights = sum(row.service or 0 for row in rows), math.fsum(r.weight for r in rows)
+    whole = all(row.tokens_served is not None for row in rows)
+    service, weights = (
+        sum(row.tokens_served or 0 for row in rows),
+        math.fsum(r.weight for r in rows),
+    )
     for row in rows:
         row.service_share = None
         if whole:
-            row.service_share = 100 * (row.service or 0) / service if service else 0.0
+            row.service_share = 100 * (row.tokens_served or 0) / service if service else 0.0
         row.weight_share = 100 * row.weight / weights if weights else 0.0
-    return sorted(rows, key=lambda row: (-(row.service or 0), row.tenant is None, row.name))
+    return sorted(rows, key=lambda row: (-(row.tokens_served or 0), row.tenant is None, row.name))

@@ -11,18 +11,26 @@ from typing import Any
 
 from django.db.models import Max, Sum
 
-from history.buckets import FINEST, GRACE_S, KEPT, Range, add, percentile, start_of
+from history.buckets import (
+    GRACE_S,
+    MIN_WIDTH_S,
+    RETENTION_BY_WIDTH,
+    TimeRange,
+    merge_histograms,
+    percentile,
+    start_of,
+)
 from history.models import SUMS, PoolSample, TrafficSample
 from history.write import GAUGES
 
 #: Groups that are told apart; the rest is "other".
-MOST_GROUPS = 8
+MAX_GROUPS = 8
 PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 GROUPS = ("model", "tenant_id", "adapter")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class TrafficQuery:
     """What is asked for.
 
     Attributes:
@@ -32,19 +40,19 @@ class Wanted:
         adapter: this alone; None for all and none.
     """
 
-    range: Range
+    range: TimeRange
     tenants: Sequence[int] | None = None
     models: Sequence[str] | None = None
     adapter: str | None = None
 
     @property
-    def whole(self) -> bool:
+    def is_all_tenants(self) -> bool:
         """Whether rows of all tenants together tell it."""
         return self.tenants is None and self.adapter is None
 
 
 @dataclass
-class Line:
+class Series:
     """Sums by the number of the point; what has none is 0 there."""
 
     sums: dict[str, list[int]]
@@ -52,37 +60,39 @@ class Line:
     gaps: list[dict[int, int]] = field(default_factory=list)
 
 
-def known_until(now: float | None = None) -> int:
+def complete_until(now: float | None = None) -> int:
     """What happened before this moment is written down, if workers keep up."""
     now = time.time() if now is None else now
-    return start_of(now - FINEST - GRACE_S, FINEST)
+    return start_of(now - MIN_WIDTH_S - GRACE_S, MIN_WIDTH_S)
 
 
-def points(wanted: Range, now: float | None = None) -> list[int]:
+def time_points(wanted: TimeRange, now: float | None = None) -> list[int]:
     """When each point begins, the oldest first; the last one may not be over."""
-    last = start_of(known_until(now) - 1, wanted.step)
+    last = start_of(complete_until(now) - 1, wanted.step)
     count = -(-wanted.seconds // wanted.step)
     return [last - n * wanted.step for n in reversed(range(count))]
 
 
-def traffic(wanted: Wanted, at: Sequence[int]) -> Line:
-    """Everything that was asked and answered, with spreads, at the points of `points`."""
-    line = Line({name: [0] * len(at) for name in SUMS}, [{} for _ in at], [{} for _ in at])
-    for rows in _stretches(TrafficSample, wanted.range, at[0]):
+def traffic(wanted: TrafficQuery, at: Sequence[int]) -> Series:
+    """Everything that was asked and answered, with spreads, at the points of `time_points`."""
+    line = Series({name: [0] * len(at) for name in SUMS}, [{} for _ in at], [{} for _ in at])
+    for rows in _ranges_by_width(TrafficSample, wanted.range, at[0]):
         for row in _narrowed(rows, wanted).values("start", *SUMS, "first_token", "gaps"):
             place = (row["start"] - at[0]) // wanted.range.step
             if 0 <= place < len(at):
                 for name in SUMS:
                     line.sums[name][place] += row[name]
-                add(line.first_token[place], row["first_token"])
-                add(line.gaps[place], row["gaps"])
+                merge_histograms(line.first_token[place], row["first_token"])
+                merge_histograms(line.gaps[place], row["gaps"])
     return line
 
 
-def grouped(wanted: Wanted, by: str, at: Sequence[int]) -> dict[Any, dict[str, list[int]]]:
+def group_traffic(
+    wanted: TrafficQuery, by: str, at: Sequence[int]
+) -> dict[Any, dict[str, list[int]]]:
     """Sums at each point by model, tenant_id or adapter: the largest groups, the others as None."""
     found: dict[Any, dict[str, list[int]]] = {}
-    for rows in _stretches(TrafficSample, wanted.range, at[0]):
+    for rows in _ranges_by_width(TrafficSample, wanted.range, at[0]):
         narrow = _narrowed(rows, wanted, by_tenant=by != "model")
         sums = {f"sum_{name}": Sum(name) for name in SUMS}
         for row in narrow.order_by().values(by, "start").annotate(**sums):
@@ -94,10 +104,10 @@ def grouped(wanted: Wanted, by: str, at: Sequence[int]) -> dict[Any, dict[str, l
     return _largest(found)
 
 
-def pools(wanted: Wanted, at: Sequence[int]) -> dict[str, list[float | None]]:
+def pools(wanted: TrafficQuery, at: Sequence[int]) -> dict[str, list[float | None]]:
     """How full the models' pools were together at each point; None where nobody looked."""
     seen: list[dict[int, dict[str, float]]] = [{} for _ in at]
-    for rows in _stretches(PoolSample, wanted.range, at[0]):
+    for rows in _ranges_by_width(PoolSample, wanted.range, at[0]):
         if wanted.models is not None:
             rows = rows.filter(model__in=wanted.models)
         sums = {f"sum_{name}": Sum(name) for name in GAUGES}
@@ -122,25 +132,25 @@ def _mean(samples: dict[int, dict[str, float]], name: str) -> float | None:
     return sum(each[name] for each in samples.values()) / len(samples)
 
 
-def _stretches(model: Any, wanted: Range, begin: int) -> Iterator[Any]:
+def _ranges_by_width(model: Any, wanted: TimeRange, begin: int) -> Iterator[Any]:
     """The rows since `begin`: the coarsest that fit, then finer ones where those end.
 
     A wide bucket is written when it's over; until then the finer ones tell of it.
     """
-    widths = sorted((w for w in KEPT if w <= wanted.width), reverse=True)
+    widths = sorted((w for w in RETENTION_BY_WIDTH if w <= wanted.width), reverse=True)
     edge = begin
     for width, finer in pairwise([*widths, 0]):
         rows = model.objects.filter(width=width, start__gte=edge)
         yield rows
-        if finer >= FINEST:
+        if finer >= MIN_WIDTH_S:
             last = rows.aggregate(Max("start"))["start__max"]
             edge = edge if last is None else last + width
 
 
-def _narrowed(rows: Any, wanted: Wanted, *, by_tenant: bool = False) -> Any:
+def _narrowed(rows: Any, wanted: TrafficQuery, *, by_tenant: bool = False) -> Any:
     if wanted.tenants is not None:
         rows = rows.filter(tenant_id__in=wanted.tenants)
-    elif wanted.whole and not by_tenant:
+    elif wanted.is_all_tenants and not by_tenant:
         rows = rows.filter(tenant_id=0)
     else:
         rows = rows.exclude(tenant_id=0)
@@ -157,8 +167,8 @@ def _largest(found: dict[Any, dict[str, list[int]]]) -> dict[Any, dict[str, list
         return sum(line["prompt_tokens"]) + sum(line["completion_tokens"]) + sum(line["requests"])
 
     order = sorted(found, key=size, reverse=True)
-    kept = {group: found[group] for group in order[:MOST_GROUPS]}
-    for group in order[MOST_GROUPS:]:
+    kept = {group: found[group] for group in order[:MAX_GROUPS]}
+    for group in order[MAX_GROUPS:]:
         rest = kept.setdefault(None, {name: [0] * len(each) for name, each in found[group].items()})
         for name, values in found[group].items():
             rest[name] = [a + b for a, b in zip(rest[name], values, strict=True)]

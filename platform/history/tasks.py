@@ -6,9 +6,9 @@ import logging
 
 from celery import shared_task
 
-from common.messaging import publish
-from history.buckets import FINEST
-from history.write import forget_old, write_history
+from common.messaging import broadcast_sync
+from history.buckets import MIN_WIDTH_S
+from history.write import delete_expired, write_history
 from metering.redis_scripts import sync_client
 
 logger = logging.getLogger(__name__)
@@ -20,7 +20,7 @@ def write() -> None:
     client = sync_client()
     try:
         if starts := write_history(client):
-            publish("history", {"until": starts[-1] + FINEST})
+            broadcast_sync("history", {"until": starts[-1] + MIN_WIDTH_S})
     finally:
         client.close()
 
@@ -28,5 +28,5 @@ def write() -> None:
 @shared_task(name="history.forget")
 def forget() -> None:
     """Remove what is kept no longer."""
-    if removed := forget_old():
+    if removed := delete_expired():
         logger.debug("removed %d old samples", removed)

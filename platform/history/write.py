@@ -16,17 +16,17 @@ from django.conf import settings
 from django.db import router
 from django.db.models import Max, Model, QuerySet
 
-from catalog.heartbeats import known_replicas, read_heartbeats
+from catalog.heartbeats import read_heartbeats, registered_replicas
 from engine.contract.messages import Heartbeat
 from history.buckets import (
-    FINEST,
     FIRST_TOKEN,
     GAP,
     GRACE_S,
-    KEPT,
-    add,
+    MIN_WIDTH_S,
+    RETENTION_BY_WIDTH,
     bucket_key,
     index_key,
+    merge_histograms,
     read_counts,
     start_of,
 )
@@ -44,26 +44,26 @@ def write_history(client: redis.Redis, now: float | None = None) -> list[int]:
     """
     now = time.time() if now is None else now
     prefix = settings.QUIRE["KEY_PREFIX"]
-    over = client.zrangebyscore(index_key(prefix), "-inf", now - FINEST - GRACE_S)
+    over = client.zrangebyscore(index_key(prefix), "-inf", now - MIN_WIDTH_S - GRACE_S)
     starts = [int(each) for each in over]
     for start in starts:
         key = bucket_key(start, prefix)
         _insert(TrafficSample, _samples(start, client.hgetall(key)))
         client.zrem(index_key(prefix), str(start))
         client.delete(key)
-    beats = read_heartbeats(client, prefix, sorted(known_replicas(client, prefix))).values()
-    _insert(PoolSample, _pools(start_of(now, FINEST), beats))
-    for finer, wider in pairwise(KEPT):
-        _widen(finer, wider, now)
+    beats = read_heartbeats(client, prefix, sorted(registered_replicas(client, prefix))).values()
+    _insert(PoolSample, _pools(start_of(now, MIN_WIDTH_S), beats))
+    for finer, wider in pairwise(RETENTION_BY_WIDTH):
+        _roll_up(finer, wider, now)
     return starts
 
 
-def forget_old(now: float | None = None) -> int:
+def delete_expired(now: float | None = None) -> int:
     """Remove what is older than its width is kept, and return how many rows that were."""
     now = time.time() if now is None else now
     removed = 0
     for model in (TrafficSample, PoolSample):
-        for width, kept in KEPT.items():
+        for width, kept in RETENTION_BY_WIDTH.items():
             old = model._default_manager.filter(width=width, start__lt=int(now) - kept)
             removed += old._raw_delete(router.db_for_write(model))
     return removed
@@ -78,7 +78,7 @@ def _samples(start: int, fields: dict[bytes, bytes]) -> list[TrafficSample]:
     rows: dict[Key, TrafficSample] = {}
     for (tenant, model, adapter), counts in read_counts(fields).items():
         for key in {(tenant, model, adapter), (0, model, "")}:
-            _count(_row(rows, FINEST, start, key), counts)
+            _count(_row(rows, MIN_WIDTH_S, start, key), counts)
     return list(rows.values())
 
 
@@ -104,7 +104,7 @@ def _pools(start: int, beats: Iterable[Heartbeat]) -> list[PoolSample]:
     rows: dict[str, PoolSample] = {}
     for beat in beats:
         name, stats = beat.model.name, beat.stats
-        row = rows.setdefault(name, PoolSample(width=FINEST, start=start, model=name))
+        row = rows.setdefault(name, PoolSample(width=MIN_WIDTH_S, start=start, model=name))
         active = stats.num_blocks - stats.num_free_blocks
         row.replicas += 1
         row.running += stats.num_requests_running
@@ -116,9 +116,9 @@ def _pools(start: int, beats: Iterable[Heartbeat]) -> list[PoolSample]:
     return list(rows.values())
 
 
-def _widen(finer: int, wider: int, now: float) -> None:
+def _roll_up(finer: int, wider: int, now: float) -> None:
     """Make the wider buckets that are over and aren't there."""
-    end = start_of(now - FINEST - GRACE_S, wider)
+    end = start_of(now - MIN_WIDTH_S - GRACE_S, wider)
     for model, make in ((TrafficSample, _widen_traffic), (PoolSample, _widen_pools)):
         last = model._default_manager.filter(width=wider).aggregate(Max("start"))["start__max"]
         rows = model._default_manager.filter(width=finer, start__lt=end)
@@ -136,8 +136,8 @@ def _widen_traffic(rows: QuerySet[Any], wider: int) -> Iterable[TrafficSample]:
             setattr(into, name, getattr(into, name) + getattr(row, name))
         for name in ("first_token", "gaps"):
             spread: dict[int, int] = {}
-            add(spread, getattr(into, name))
-            add(spread, getattr(row, name))
+            merge_histograms(spread, getattr(into, name))
+            merge_histograms(spread, getattr(row, name))
             setattr(into, name, spread)
     return [sample for samples in found.values() for sample in samples.values()]
 

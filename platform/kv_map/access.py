@@ -15,9 +15,9 @@ from engine.contract.errors import EngineUnavailable
 from engine.contract.messages import Heartbeat
 from engine.contract.replica_state import WATCH_TTL_S, decode_frame, frames_key, watch_key
 from engine.system.redis_client import sync_client
-from kv_map.state import Mirror, OperatorSight, Sight, TenantSight
+from kv_map.state import BlockView, Mirror, OperatorBlockView, TenantBlockView
 from tenants.access import access_tenant, access_tenants
-from tenants.actors import Actor, as_actor
+from tenants.actors import Actor, to_actor
 from tenants.models import User
 
 # -- One look at a replica's blocks, for those who don't stay.
@@ -26,7 +26,7 @@ from tenants.models import User
 WAIT_S = 3.0
 
 
-def snapshot(replica_id: str, sight: Sight) -> dict[str, Any]:
+def snapshot(replica_id: str, sight: BlockView) -> dict[str, Any]:
     """What the viewer sees of it now. Blocks until the replica has told, 3 s at most.
 
     Raises: `EngineUnavailable` when it doesn't; redis.RedisError.
@@ -50,19 +50,19 @@ def snapshot(replica_id: str, sight: Sight) -> dict[str, Any]:
             except (msgspec.DecodeError, msgspec.ValidationError):
                 continue
             if frame.whole:
-                mirror.take(frame)
-                return sight.whole(mirror)
+                mirror.apply_frame(frame)
+                return sight.full_frame(mirror)
     raise EngineUnavailable("The replica did not tell of its blocks in time. Try again.")
 
 
 Reader = Actor | User
 
 
-def access_watched(user: Reader) -> list[Heartbeat]:
+def access_watchable_replicas(user: Reader) -> list[Heartbeat]:
     """Live replicas with a KV cache whose models the user may use. Raises redis.RedisError."""
     beats = [beat for beat in live_replicas() if state_of(beat) in ("ready", "draining")]
     beats = [beat for beat in beats if beat.stats.num_blocks]
-    if as_actor(user).is_operator:
+    if to_actor(user).is_operator:
         return beats
     names = {
         model.name
@@ -72,15 +72,15 @@ def access_watched(user: Reader) -> list[Heartbeat]:
     return [beat for beat in beats if beat.model.name in names]
 
 
-def access_sight(user: Reader, replica_id: str, tenant: str) -> Sight:
+def access_block_view(user: Reader, replica_id: str, tenant: str) -> BlockView:
     """What the user sees of a replica; `tenant`: as a member of it, "" as an operator.
 
     Raises `NotFound` for a replica that they may not see, and for a stranger's tenant.
     """
-    if not any(beat.replica_id == replica_id for beat in access_watched(user)):
+    if not any(beat.replica_id == replica_id for beat in access_watchable_replicas(user)):
         raise NotFound("Replica not found.", param="replica")
     if tenant:
-        return TenantSight(access_tenant(user, tenant).slug)
-    if not as_actor(user).is_operator:
+        return TenantBlockView(access_tenant(user, tenant).slug)
+    if not to_actor(user).is_operator:
         raise NotFound("Name one of your tenants.", param="tenant")
-    return OperatorSight()
+    return OperatorBlockView()

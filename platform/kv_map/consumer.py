@@ -15,13 +15,19 @@ import msgspec
 import redis
 from channels.generic.websocket import AsyncWebsocketConsumer
 
-from common.db import in_db_thread
+from common.db import run_in_db_thread
 from engine.contract.errors import QuireError
-from kv_map.access import access_sight
+from kv_map.access import access_block_view
 from kv_map.hub import hub
-from kv_map.state import Mirror, Sight
-from tenants.sessions import see_session
-from tenants.websockets import FOREIGN_ORIGIN, NOT_LOGGED_IN, origin_allowed, user_of_session, watch
+from kv_map.state import BlockView, Mirror
+from tenants.sessions import snapshot_session
+from tenants.websockets import (
+    FOREIGN_ORIGIN,
+    NOT_LOGGED_IN,
+    origin_allowed,
+    session_monitor,
+    user_of_session,
+)
 
 BAD_MESSAGE, NOT_FOUND = 4409, 4404
 MAX_MESSAGE_CHARS = 1000
@@ -56,14 +62,16 @@ class KvConsumer(AsyncWebsocketConsumer):
         if self._user is None:
             await self.close(NOT_LOGGED_IN)
             return
-        watch.add(see_session(self.scope["session"].session_key, self._user), self._ended)
+        session_monitor.add(
+            snapshot_session(self.scope["session"].session_key, self._user), self._on_session_end
+        )
 
     async def disconnect(self, code: int) -> None:
         """Look no more."""
-        watch.remove(self._ended)
+        session_monitor.remove(self._on_session_end)
         await self._stop()
 
-    async def _ended(self) -> None:
+    async def _on_session_end(self) -> None:
         """The session was ended elsewhere."""
         self._user = None
         await self.close(NOT_LOGGED_IN)
@@ -94,7 +102,7 @@ class KvConsumer(AsyncWebsocketConsumer):
     async def _show(self, replica: str, tenant: str) -> None:
         """Frames until it's cancelled, or the viewer may look no more."""
         try:
-            sight = await in_db_thread(access_sight, self._user, replica, tenant)
+            sight = await run_in_db_thread(access_block_view, self._user, replica, tenant)
             view = View(sight)
             mirror = hub.join(replica, view.hear)
             try:
@@ -111,12 +119,12 @@ class KvConsumer(AsyncWebsocketConsumer):
         checked = loop.time()
         while True:
             await view.news(RECHECK_S)
-            if (told := view.take(mirror)) is not None:
+            if (told := view.next_frame(mirror)) is not None:
                 await self._send(told)
             if loop.time() - checked >= RECHECK_S:
                 checked = loop.time()
-                await in_db_thread(access_sight, self._user, replica, tenant)
-            await asyncio.sleep(SLICE_S if view.left else FRAME_S)
+                await run_in_db_thread(access_block_view, self._user, replica, tenant)
+            await asyncio.sleep(SLICE_S if view.pending_blocks else FRAME_S)
 
     async def _send(self, frame: dict[str, Any]) -> None:
         await self.send(text_data=_encode(frame).decode())
@@ -125,19 +133,19 @@ class KvConsumer(AsyncWebsocketConsumer):
 class View:
     """What has changed since the viewer was told last: frames add up, so none is too many."""
 
-    def __init__(self, sight: Sight) -> None:
+    def __init__(self, sight: BlockView) -> None:
         self._sight = sight
         self._changed: set[int] = set()
         self._evicted = 0
         self._news = asyncio.Event()
-        self._begun = False
+        self._is_started = False
         #: Blocks that a page which began doesn't know yet.
-        self.left: list[int] = []
+        self.pending_blocks: list[int] = []
 
     def hear(self, mirror: Mirror, changed: set[int] | None, evicted: int) -> None:
         """The hub has a frame."""
         if changed is None:
-            self._begun = False
+            self._is_started = False
         else:
             self._changed |= changed
             self._evicted += evicted
@@ -145,23 +153,23 @@ class View:
 
     async def news(self, wait_s: float) -> None:
         """Wait for a frame, for at most so long."""
-        if self.left:
+        if self.pending_blocks:
             return
         try:
             await asyncio.wait_for(self._news.wait(), wait_s)
         except TimeoutError:
             return
 
-    def take(self, mirror: Mirror) -> dict[str, Any] | None:
+    def next_frame(self, mirror: Mirror) -> dict[str, Any] | None:
         """What to tell now; None for nothing."""
-        if mirror.frame is None or not (self.left or self._news.is_set()):
+        if mirror.frame is None or not (self.pending_blocks or self._news.is_set()):
             return None
-        if not self._begun:
-            self._begun, self._changed, self._evicted = True, set(), 0
+        if not self._is_started:
+            self._is_started, self._changed, self._evicted = True, set(), 0
             self._news.clear()
-            self.left = self._sight.seen(mirror)
-            return self._sight.whole(mirror, self._slice())
-        if self.left:
+            self.pending_blocks = self._sight.visible_blocks(mirror)
+            return self._sight.full_frame(mirror, self._slice())
+        if self.pending_blocks:
             return self._sight.delta(mirror, self._slice(), 0)
         self._news.clear()
         changed, evicted = self._changed, self._evicted
@@ -170,5 +178,5 @@ class View:
 
     def _slice(self) -> list[int]:
         """The next of those that are left."""
-        told, self.left = self.left[:SLICE], self.left[SLICE:]
+        told, self.pending_blocks = self.pending_blocks[:SLICE], self.pending_blocks[SLICE:]
         return told

@@ -18,7 +18,7 @@ from redis.exceptions import RedisError
 
 from engine.contract.replica_state import (
     WATCH_TTL_S,
-    BlockFrame,
+    KVMapFrame,
     decode_frame,
     frames_key,
     watch_key,
@@ -72,7 +72,7 @@ class Watch:
         renewed = asyncio.get_running_loop().time()
         while True:
             message = await pubsub.get_message(timeout=0.5)
-            if message is not None and not await self._take(message["data"]):
+            if message is not None and not await self._apply_frame(message["data"]):
                 await self._ask(redis, again=True)
             now = asyncio.get_running_loop().time()
             if now - renewed >= RENEW_S:
@@ -89,10 +89,10 @@ class Watch:
                 pipe.expire(self._key, WATCH_TTL_S)
                 await pipe.execute()
 
-    async def _take(self, data: bytes) -> bool:
+    async def _apply_frame(self, data: bytes) -> bool:
         """False for a frame that doesn't follow the one before."""
         try:
-            frame: BlockFrame = decode_frame(data)
+            frame: KVMapFrame = decode_frame(data)
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
             logger.warning("A frame of the block map can't be read: %s", error)
             return True
@@ -100,7 +100,7 @@ class Watch:
         changed = None
         if frame.whole:
             await self._begin(frame)
-        elif (changed := self.mirror.take(frame)) is None:
+        elif (changed := self.mirror.apply_frame(frame)) is None:
             # Frames of a run that began before we looked: the whole one is on its way.
             waited = asyncio.get_running_loop().time() - self._asked_at
             return not began and waited < PATIENCE_S
@@ -108,7 +108,7 @@ class Watch:
             listener(self.mirror, changed, frame.evicted)
         return True
 
-    async def _begin(self, frame: BlockFrame) -> None:
+    async def _begin(self, frame: KVMapFrame) -> None:
         """All of a pool's blocks, a few at a time. Until then the mirror stays as it was."""
         cells: Cells = {}
         for at in range(0, len(frame.blocks), SLICE):

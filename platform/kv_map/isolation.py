@@ -16,11 +16,11 @@ from common.errors import PermissionDenied
 from engine.contract.errors import InvalidRequest
 from engine.contract.messages import FlightRecord, Heartbeat
 from engine.contract.pooling_params import GENERATE
-from inference.chat.turn import ChatTurn
+from inference.chat.turn import ChatSession
 from inference.schemas.chat import ChatRequest
 from inference.serving.respond import collect, parse
 from tenants.access import access_tenant
-from tenants.actors import Actor, as_actor, require_role
+from tenants.actors import Actor, require_role, to_actor
 from tenants.authentication import Caller, caller_for_user
 from tenants.models import Role, Tenant, User
 
@@ -31,7 +31,7 @@ WORDS = 120
 ATTEMPTS = 4
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 #: What stands for a second tenant where somebody has only one.
-STRANGER = "an unused namespace"
+UNUSED_NAMESPACE = "an unused namespace"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +47,14 @@ class Step:
     cold_reason: str
     replica: str
 
-    def told(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """As JSON."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
-def may_prove(user: User | Actor, tenant: Tenant | None) -> bool:
+def can_run_isolation_check(user: User | Actor, tenant: Tenant | None) -> bool:
     """Operators anywhere, admins and owners in their tenant."""
-    actor = as_actor(user)
+    actor = to_actor(user)
     if actor.is_operator:
         return True
     role = actor.role_in(tenant) if tenant is not None else None
@@ -70,12 +70,12 @@ def check_prover(user: User | Actor, *slugs: str) -> None:
     """Raise `NotFound` for a stranger to any of these tenants, `PermissionDenied` for no admin."""
     for slug in slugs:
         tenant = access_tenant(user, slug)
-        require_role(as_actor(user), tenant, Role.ADMIN)
+        require_role(to_actor(user), tenant, Role.ADMIN)
         if not tenant.active:
             raise PermissionDenied(f"The tenant {slug} is disabled.", code="tenant_inactive")
 
 
-async def prove(user: User, *, tenant: str, other: str, model: str) -> dict[str, Any]:
+async def run_isolation_check(user: User, *, tenant: str, other: str, model: str) -> dict[str, Any]:
     """Run the proof; what came of it. `check_prover` has said that the user may.
 
     Args:
@@ -90,17 +90,17 @@ async def prove(user: User, *, tenant: str, other: str, model: str) -> dict[str,
     elif other:
         raise InvalidRequest("The other tenant must differ from the first.", param="other")
     else:
-        second, name = replace(first, cache_namespace=secrets.token_hex(16)), STRANGER
+        second, name = replace(first, cache_namespace=secrets.token_hex(16)), UNUSED_NAMESPACE
     steps: list[Step] = []
     for _ in range(ATTEMPTS):
-        text = _unheard()
+        text = _random_text()
         steps = [
             await _ask(caller, who, model, text)
             for caller, who in ((first, tenant), (first, tenant), (second, name), (second, name))
         ]
         if len({step.replica for step in steps[:3]}) == 1:
             break
-    return {"model": model, "steps": [step.told() for step in steps], **_verdict(steps)}
+    return {"model": model, "steps": [step.to_json() for step in steps], **_verdict(steps)}
 
 
 def _verdict(steps: list[Step]) -> dict[str, Any]:
@@ -118,18 +118,18 @@ def _verdict(steps: list[Step]) -> dict[str, Any]:
     same = "; its own second request did" if others_again.cached_tokens else ""
     said = (
         f"{again.who} found {again.cached_tokens} of {again.prompt_tokens} tokens of its text "
-        f"cached. {_begun(others.who)} sent the very same text to the same replica and found "
+        f"cached. {_capitalize(others.who)} sent the very same text to the same replica and found "
         f"none{same}."
     )
-    return {"verdict": "isolated", "conclusion": _begun(said)}
+    return {"verdict": "isolated", "conclusion": _capitalize(said)}
 
 
-def _begun(text: str) -> str:
+def _capitalize(text: str) -> str:
     """As a sentence begins."""
     return text[0].upper() + text[1:]
 
 
-def _unheard() -> str:
+def _random_text() -> str:
     """Words that nobody has sent before."""
     return " ".join("".join(secrets.choice(_ALPHABET) for _ in range(4)) for _ in range(WORDS))
 
@@ -142,7 +142,7 @@ async def _ask(caller: Caller, who: str, model: str, text: str) -> Step:
         "temperature": 0,
     }
     chat = parse(ChatRequest, body)
-    turn = await ChatTurn.start(
+    turn = await ChatSession.start(
         chat, caller=caller, received=time.perf_counter(), endpoint=ENDPOINT
     )
     try:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from engine.contract.replica_state import BlockFrame, BlockState, TenantBlocks
+from engine.contract.replica_state import KVMapBlock, KVMapFrame, TenantBlocks
 
 # -- A replica's blocks as its frames tell them.
 
@@ -41,9 +41,9 @@ class Mirror:
     """
 
     cells: Cells = field(default_factory=dict)
-    frame: BlockFrame | None = None
+    frame: KVMapFrame | None = None
 
-    def take(self, frame: BlockFrame) -> set[int] | None:
+    def apply_frame(self, frame: KVMapFrame) -> set[int] | None:
         """The blocks that changed; None when the frame doesn't follow: a whole one is needed."""
         told = cells_of(frame, frame.blocks)
         if frame.whole:
@@ -55,7 +55,7 @@ class Mirror:
             return None
         return set(told)
 
-    def follows(self, frame: BlockFrame) -> bool:
+    def follows(self, frame: KVMapFrame) -> bool:
         """Whether a frame goes on from the last one."""
         last = self.frame
         return (
@@ -64,7 +64,7 @@ class Mirror:
             and (last.run, last.number + 1) == (frame.run, frame.number)
         )
 
-    def begin(self, frame: BlockFrame, cells: Cells) -> None:
+    def begin(self, frame: KVMapFrame, cells: Cells) -> None:
         """Anew, with all that a whole frame tells."""
         self.frame, self.cells = frame, cells
 
@@ -74,7 +74,7 @@ class Mirror:
         return next((each for each in found if each.name == name), None)
 
 
-def cells_of(frame: BlockFrame, states: Iterable[BlockState]) -> Cells:
+def cells_of(frame: KVMapFrame, states: Iterable[KVMapBlock]) -> Cells:
     """Some of a frame's blocks, by their numbers."""
     words = frame.words
     return {
@@ -89,41 +89,43 @@ def cells_of(frame: BlockFrame, states: Iterable[BlockState]) -> Cells:
     }
 
 
-Told = dict[str, Any]
+VisibleBlocks = dict[str, Any]
 
 
-class Sight(Protocol):
+class BlockView(Protocol):
     """One viewer's."""
 
-    def seen(self, mirror: Mirror) -> list[int]:
+    def visible_blocks(self, mirror: Mirror) -> list[int]:
         """The blocks that the viewer may see."""
 
-    def whole(self, mirror: Mirror, blocks: Iterable[int] | None = None) -> Told:
+    def full_frame(self, mirror: Mirror, blocks: Iterable[int] | None = None) -> VisibleBlocks:
         """All that the viewer may see, or so many of `seen`: a page begins anew with it, and gets
         the others as what changed. `mirror` has had a frame.
         """
 
-    def delta(self, mirror: Mirror, changed: Iterable[int], evicted: int) -> Told | None:
+    def delta(self, mirror: Mirror, changed: Iterable[int], evicted: int) -> VisibleBlocks | None:
         """What is new in it; None when nothing is."""
 
 
-class OperatorSight:
+class OperatorBlockView:
     """Everything."""
 
-    def seen(self, mirror: Mirror) -> list[int]:
+    def visible_blocks(self, mirror: Mirror) -> list[int]:
         """All blocks."""
         return list(mirror.cells)
 
-    def whole(self, mirror: Mirror, blocks: Iterable[int] | None = None) -> Told:
+    def full_frame(self, mirror: Mirror, blocks: Iterable[int] | None = None) -> VisibleBlocks:
         """All blocks, or these."""
-        return self._told(mirror, mirror.cells if blocks is None else blocks, 0) | {"whole": True}
+        return self._frame_json(mirror, mirror.cells if blocks is None else blocks, 0) | {
+            "whole": True
+        }
 
-    def delta(self, mirror: Mirror, changed: Iterable[int], evicted: int) -> Told | None:
+    def delta(self, mirror: Mirror, changed: Iterable[int], evicted: int) -> VisibleBlocks | None:
         """Those that changed, and how the tenants stand."""
-        return self._told(mirror, changed, evicted)
+        return self._frame_json(mirror, changed, evicted)
 
     @staticmethod
-    def _told(mirror: Mirror, blocks: Iterable[int], evicted: int) -> Told:
+    def _frame_json(mirror: Mirror, blocks: Iterable[int], evicted: int) -> VisibleBlocks:
         frame = mirror.frame
         if frame is None:
             raise ValueError("There was no frame yet.")
@@ -140,7 +142,7 @@ class OperatorSight:
         }
 
 
-class TenantSight:
+class TenantBlockView:
     """A tenant's own blocks."""
 
     def __init__(self, tenant: str) -> None:
@@ -149,28 +151,28 @@ class TenantSight:
         self._vacant: list[int] = []
         self._last: Any = None
 
-    def seen(self, mirror: Mirror) -> list[int]:
+    def visible_blocks(self, mirror: Mirror) -> list[int]:
         """Its own: how others' lie between them doesn't show in how many are told at a time."""
         return sorted(block_id for block_id, cell in mirror.cells.items() if self._owns(cell))
 
-    def whole(self, mirror: Mirror, blocks: Iterable[int] | None = None) -> Told:
+    def full_frame(self, mirror: Mirror, blocks: Iterable[int] | None = None) -> VisibleBlocks:
         """All of its blocks, or these."""
         self._slots.clear()
         self._vacant.clear()
-        told = self._told(mirror, self.seen(mirror) if blocks is None else blocks)
+        told = self._frame_json(mirror, self.visible_blocks(mirror) if blocks is None else blocks)
         told.pop("gone")
         return {**told, "whole": True, "evicted": 0}
 
-    def delta(self, mirror: Mirror, changed: Iterable[int], evicted: int) -> Told | None:
+    def delta(self, mirror: Mirror, changed: Iterable[int], evicted: int) -> VisibleBlocks | None:
         """Those of its own that changed or went. Evictions of others' don't count."""
-        told = self._told(mirror, changed)
+        told = self._frame_json(mirror, changed)
         seen = (told["tenants"], told["num_cells"])
         if not told["blocks"] and not told["gone"] and seen == self._last:
             return None
         self._last = seen
         return {**told, "evicted": len(told["gone"])}
 
-    def _told(self, mirror: Mirror, blocks: Iterable[int]) -> Told:
+    def _frame_json(self, mirror: Mirror, blocks: Iterable[int]) -> VisibleBlocks:
         frame = mirror.frame
         if frame is None:
             raise ValueError("There was no frame yet.")
@@ -192,7 +194,7 @@ class TenantSight:
             "at": frame.at,
             "num_cells": frame.num_blocks,
             "block_size": frame.block_size,
-            "tenants": [_own(own)] if own is not None else [],
+            "tenants": [_without_recent_cache(own)] if own is not None else [],
         }
 
     def _owns(self, cell: Cell) -> bool:
@@ -207,7 +209,7 @@ class TenantSight:
         return slot
 
 
-def _cells(cells: Iterable[tuple[int, Cell]]) -> Told:
+def _cells(cells: Iterable[tuple[int, Cell]]) -> VisibleBlocks:
     """Blocks as [number, refs, cached, owner, users, adapter], the last three places in `words`."""
     words: dict[str, int] = {}
     blocks = [
@@ -224,10 +226,10 @@ def _cells(cells: Iterable[tuple[int, Cell]]) -> Told:
     return {"blocks": blocks, "words": list(words)}
 
 
-def _tenant(blocks: TenantBlocks) -> Told:
+def _tenant(blocks: TenantBlocks) -> VisibleBlocks:
     return {name: getattr(blocks, name) for name in blocks.__struct_fields__}
 
 
-def _own(blocks: TenantBlocks) -> Told:
+def _without_recent_cache(blocks: TenantBlocks) -> VisibleBlocks:
     """Without what it keeps cached of late: its cells show that."""
     return {name: value for name, value in _tenant(blocks).items() if name != "free"}

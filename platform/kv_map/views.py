@@ -22,15 +22,15 @@ from rest_framework.response import Response
 from catalog.models import Replica
 from common.errors import PermissionDenied, ServiceUnavailable
 from console.mounting import mounted
-from console.views.base import named_tenant, tenant_context
+from console.views.base import current_tenant, tenant_context
 from engine.contract.errors import QuireError
-from kv_map.access import access_sight, access_watched, snapshot
-from kv_map.isolation import check_prover, generates, may_prove, prove
+from kv_map.access import access_block_view, access_watchable_replicas, snapshot
+from kv_map.isolation import can_run_isolation_check, check_prover, generates, run_isolation_check
 from management_api.people import ManagementViewSet
-from tenants.actors import as_actor
+from tenants.actors import to_actor
 
 
-class Blocks(ManagementViewSet):
+class BlockMapViewSet(ManagementViewSet):
     """A replica's KV blocks as they are now."""
 
     queryset = Replica.objects.none()
@@ -39,7 +39,7 @@ class Blocks(ManagementViewSet):
     lookup_value_regex = r"[^/]{1,200}"
     filter_backends = ()
 
-    def rows(self) -> QuerySet[Replica]:
+    def get_visible_queryset(self) -> QuerySet[Replica]:
         return Replica.objects.none()
 
     @extend_schema(
@@ -57,13 +57,13 @@ class Blocks(ManagementViewSet):
         """
         tenant = request.query_params.get("tenant", "")
         try:
-            sight = access_sight(self.actor, replica, tenant)
+            sight = access_block_view(self.actor, replica, tenant)
             return Response(snapshot(replica, sight))
         except redis.RedisError as error:
             raise ServiceUnavailable("Redis can't be reached.") from error
 
 
-class ProofSerializer(serializers.Serializer):
+class IsolationCheckSerializer(serializers.Serializer):
     """Who asks first, who asks the same then; without `other` an unused namespace."""
 
     tenant = serializers.CharField(max_length=63)
@@ -71,31 +71,31 @@ class ProofSerializer(serializers.Serializer):
     model = serializers.CharField(max_length=200)
 
 
-class Isolation(ManagementViewSet):
+class IsolationCheckViewSet(ManagementViewSet):
     """Proof, on the running system, that one tenant's cached prompts are no other's."""
 
     queryset = Replica.objects.none()
-    serializer_class = ProofSerializer
+    serializer_class = IsolationCheckSerializer
     # It changes nothing, and asks for no more than the playground does.
     permission_classes = (IsAuthenticated,)
     filter_backends = ()
 
-    def rows(self) -> QuerySet[Replica]:
+    def get_visible_queryset(self) -> QuerySet[Replica]:
         return Replica.objects.none()
 
-    @extend_schema(request=ProofSerializer, responses={200: OpenApiTypes.OBJECT})
+    @extend_schema(request=IsolationCheckSerializer, responses={200: OpenApiTypes.OBJECT})
     def create(self, request: Request) -> Response:
         """A new text is asked twice by one tenant and twice by another; the answer has what each
         found cached, with timings. For operators, and admins of both tenants, in person.
         """
-        values = self.read(ProofSerializer)
+        values = self.validate_body(IsolationCheckSerializer)
         user = self.actor.user
         if user is None or self.actor.key is not None:
             raise PermissionDenied(
                 "This check requires a logged-in user; API keys are not accepted."
             )
         check_prover(user, *filter(None, (values["tenant"], values["other"])))
-        return Response(async_to_sync(prove)(user, **values))
+        return Response(async_to_sync(run_isolation_check)(user, **values))
 
 
 # -- The page of the KV map.
@@ -110,16 +110,16 @@ SOCKET_PATH = "/ws/kv/"
 def kv_map(request: HttpRequest) -> HttpResponse:
     """Every block of a replica; its frames come over a socket."""
     user: Any = request.user
-    operator = as_actor(user).is_operator
+    operator = to_actor(user).is_operator
     context: dict[str, Any] = {"operator": operator, "socket_path": mounted(SOCKET_PATH)}
     error: QuireError | None = None
     tenant = None
     try:
-        tenant = named_tenant(request)
+        tenant = current_tenant(request)
     except QuireError as refusal:
         error = refusal
     try:
-        watched = access_watched(user)
+        watched = access_watchable_replicas(user)
     except redis.RedisError:
         watched, context["away"] = [], True
     named = request.GET.get("replica")
@@ -130,7 +130,7 @@ def kv_map(request: HttpRequest) -> HttpResponse:
         "replica": named if named in ids else (ids[0] if ids else ""),
         "seen_as": "" if operator and request.GET.get("own") != "yes" else tenant and tenant.slug,
         "models": sorted({beat.model.name for beat in watched if generates(beat)}),
-        "proves": may_prove(user, tenant),
+        "proves": can_run_isolation_check(user, tenant),
         "error": error,
     }
     return render(request, "console/kv_map.html", context, status=error.status if error else 200)

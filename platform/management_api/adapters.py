@@ -31,7 +31,7 @@ from tenants.models import Tenant
 CHUNK = 1 << 16
 
 
-class BytesParser(BaseParser):
+class RawBodyParser(BaseParser):
     """A piece of a file: read by the view, bit by bit."""
 
     media_type = "application/octet-stream"
@@ -49,7 +49,7 @@ def find_model(tenant: Tenant | None, name: str) -> ServedModel:
     return found
 
 
-class Adapters(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixin):
+class AdapterViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixin):
     """A tenant's adapters and those shared with it. Members add versions, admins take them live."""
 
     queryset = Adapter.objects.all()
@@ -61,16 +61,18 @@ class Adapters(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixin):
         """Whose adapters are made here; None for shared ones."""
         return self.tenant
 
-    def rows(self) -> QuerySet[Adapter]:
-        return _whole(access.access_adapters(self.actor, self.owner))
+    def get_visible_queryset(self) -> QuerySet[Adapter]:
+        return _full_queryset(access.access_adapters(self.actor, self.owner))
 
-    @extend_schema(request=shapes.NewAdapterSerializer, responses={201: shapes.VersionSerializer})
+    @extend_schema(
+        request=shapes.AdapterCreateSerializer, responses={201: shapes.AdapterVersionSerializer}
+    )
     def create(self, request: Request, **where: Any) -> Response:
         """A version from the hub, or for operators from a folder of the server's. It's checked by
         a worker. Files of one's own are uploaded.
         """
         owner = self.owner
-        values = self.read(shapes.NewAdapterSerializer)
+        values = self.validate_body(shapes.AdapterCreateSerializer)
         path, repository = values.pop("path"), values.pop("repository")
         model = find_model(owner, values.pop("model"))
         common = {"actor": self.actor, "tenant": owner, "served_model": model, **values}
@@ -88,19 +90,19 @@ class Adapters(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixin):
         actions.delete_adapter(actor=self.actor, adapter=self.row())
         return Response(status=status.HTTP_204_NO_CONTENT)
 
-    @extend_schema(request=shapes.PromotionSerializer, responses=shapes.AliasSerializer)
+    @extend_schema(request=shapes.PromotionSerializer, responses=shapes.AdapterAliasSerializer)
     @action(detail=True, methods=["post"])
     def promote(self, request: Request, pk: str, **where: Any) -> Response:
         """Promote a version to live, or to a canary with a share of the requests."""
-        adapter, values = self.row(), self.read(shapes.PromotionSerializer)
+        adapter, values = self.row(), self.validate_body(shapes.PromotionSerializer)
         version = access.access_version(self.actor, adapter, values.pop("version"))
         return self._alias(actions.promote(actor=self.actor, version=version, **values))
 
-    @extend_schema(request=shapes.AliasNameSerializer, responses=shapes.AliasSerializer)
+    @extend_schema(request=shapes.AliasNameSerializer, responses=shapes.AdapterAliasSerializer)
     @action(detail=True, methods=["post"])
     def rollback(self, request: Request, pk: str, **where: Any) -> Response:
         """End the canary, or roll back to the previous version."""
-        adapter, values = self.row(), self.read(shapes.AliasNameSerializer)
+        adapter, values = self.row(), self.validate_body(shapes.AliasNameSerializer)
         alias = access.access_alias(self.actor, adapter, values["alias"])
         return self._alias(actions.rollback(actor=self.actor, alias=alias))
 
@@ -139,7 +141,7 @@ class Adapters(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixin):
 
     @extend_schema(
         methods=["GET"],
-        responses=shapes.VersionSerializer,
+        responses=shapes.AdapterVersionSerializer,
         parameters=[OpenApiParameter("number", int, OpenApiParameter.PATH)],
     )
     @extend_schema(
@@ -158,7 +160,7 @@ class Adapters(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixin):
 
     @extend_schema(
         request=None,
-        responses=shapes.VersionSerializer,
+        responses=shapes.AdapterVersionSerializer,
         parameters=[
             OpenApiParameter("number", int, OpenApiParameter.PATH),
             OpenApiParameter("deed", str, OpenApiParameter.PATH, enum=["check", "retire"]),
@@ -169,20 +171,20 @@ class Adapters(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixin):
         methods=["post"],
         url_path=r"versions/(?P<number>[0-9]{1,9})/(?P<deed>check|retire)",
     )
-    def version_deed(
+    def version_action(
         self, request: Request, pk: str, number: str, deed: str, **where: Any
     ) -> Response:
         """Check a version once more, or keep it from being promoted."""
         found = access.access_version(self.actor, self.row(), int(number))
-        doing = actions.check_again if deed == "check" else actions.retire
+        doing = actions.revalidate_version if deed == "check" else actions.retire_version
         return self._version(doing(actor=self.actor, version=found))
 
     def _version(self, version: AdapterVersion, code: int = 200) -> Response:
         context = self.get_serializer_context()
-        return Response(shapes.VersionSerializer(version, context=context).data, code)
+        return Response(shapes.AdapterVersionSerializer(version, context=context).data, code)
 
     def _alias(self, alias: AdapterAlias) -> Response:
-        return Response(shapes.AliasSerializer(alias).data)
+        return Response(shapes.AdapterAliasSerializer(alias).data)
 
     def get_serializer_context(self) -> dict[str, Any]:
         """Paths on the server are for operators."""
@@ -191,27 +193,30 @@ class Adapters(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixin):
         return {**super().get_serializer_context(), "operator": self.actor.is_operator}
 
 
-class AdapterUploads(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixin):
+class AdapterUploadViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixin):
     """Files under way, in pieces: what a dropped connection lost is sent again from `offset` on."""
 
     queryset = AdapterUpload.objects.all()
-    serializer_class = shapes.UploadSerializer
+    serializer_class = shapes.AdapterUploadSerializer
     lookup_field = "public_id"
     lookup_value_regex = r"upload-[0-9a-f]{32}"
-    parser_classes = (JSONParser, BytesParser)
+    parser_classes = (JSONParser, RawBodyParser)
 
     @property
     def owner(self) -> Tenant | None:
         """Whose adapters these become; None for shared ones."""
         return self.tenant
 
-    def rows(self) -> QuerySet[AdapterUpload]:
+    def get_visible_queryset(self) -> QuerySet[AdapterUpload]:
         return access.access_uploads(self.actor, self.owner)
 
-    @extend_schema(request=shapes.NewUploadSerializer, responses={201: shapes.UploadSerializer})
+    @extend_schema(
+        request=shapes.AdapterUploadCreateSerializer,
+        responses={201: shapes.AdapterUploadSerializer},
+    )
     def create(self, request: Request, **where: Any) -> Response:
         """Announce an adapter's files with their bytes."""
-        owner, values = self.owner, self.read(shapes.NewUploadSerializer)
+        owner, values = self.owner, self.validate_body(shapes.AdapterUploadCreateSerializer)
         model = find_model(owner, values.pop("model"))
         made = actions.begin_upload(
             actor=self.actor,
@@ -225,12 +230,12 @@ class AdapterUploads(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMix
     @extend_schema(responses={204: None})
     def destroy(self, request: Request, **where: Any) -> Response:
         """Give it up."""
-        actions.give_up_upload(actor=self.actor, upload=self.row())
+        actions.cancel_upload(actor=self.actor, upload=self.row())
         return Response(status=status.HTTP_204_NO_CONTENT)
 
     @extend_schema(
         request={"application/octet-stream": OpenApiTypes.BINARY},
-        responses={200: shapes.UploadSerializer},
+        responses={200: shapes.AdapterUploadSerializer},
         parameters=[
             OpenApiParameter("file", str, OpenApiParameter.PATH),
             OpenApiParameter("Upload-Offset", int, OpenApiParameter.HEADER, required=True),
@@ -246,7 +251,7 @@ class AdapterUploads(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMix
         announced = request.META.get("CONTENT_LENGTH") or "0"
         if announced.isdigit() and int(announced) > MAX_PIECE_BYTES:
             raise PayloadTooLarge(f"A piece may have at most {MAX_PIECE_BYTES} bytes.")
-        actions.add_piece(
+        actions.append_chunk(
             actor=self.actor,
             upload=upload,
             file=file,
@@ -255,15 +260,15 @@ class AdapterUploads(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMix
         )
         return Response(self.get_serializer(upload).data)
 
-    @extend_schema(request=None, responses={201: shapes.VersionSerializer})
+    @extend_schema(request=None, responses={201: shapes.AdapterVersionSerializer})
     @action(detail=True, methods=["post"])
     def finish(self, request: Request, **where: Any) -> Response:
         """All bytes are there: make a version, which a worker checks."""
         version = actions.finish_upload(actor=self.actor, upload=self.row())
-        return Response(shapes.VersionSerializer(version).data, status.HTTP_201_CREATED)
+        return Response(shapes.AdapterVersionSerializer(version).data, status.HTTP_201_CREATED)
 
 
-class SharedAdapters(Adapters):
+class SharedAdapterViewSet(AdapterViewSet):
     """Adapters that all who may use their model share. For operators."""
 
     @property
@@ -271,7 +276,7 @@ class SharedAdapters(Adapters):
         return None
 
 
-class SharedUploads(AdapterUploads):
+class SharedAdapterUploadViewSet(AdapterUploadViewSet):
     """Uploads of shared adapters. For operators."""
 
     @property
@@ -279,7 +284,7 @@ class SharedUploads(AdapterUploads):
         return None
 
 
-class Requests(TenantMixin):
+class RequestStoryViewSet(TenantMixin):
     """What the ledger has of a request, by its id."""
 
     queryset = UsageEntry.objects.all()
@@ -287,7 +292,7 @@ class Requests(TenantMixin):
     lookup_field = "request_id"
     lookup_value_regex = r"[^/]{1,200}"
 
-    def rows(self) -> QuerySet[UsageEntry]:
+    def get_visible_queryset(self) -> QuerySet[UsageEntry]:
         return UsageEntry.objects.none()
 
     def retrieve(self, request: Request, tenant: str, request_id: str) -> Response:
@@ -296,7 +301,7 @@ class Requests(TenantMixin):
         return Response(shapes.RequestSerializer(found).data)
 
 
-def _whole(rows: QuerySet[Adapter]) -> QuerySet[Adapter]:
+def _full_queryset(rows: QuerySet[Adapter]) -> QuerySet[Adapter]:
     aliases = AdapterAlias.objects.select_related("version", "canary", "previous")
     return rows.prefetch_related("versions", Prefetch("aliases", queryset=aliases))
 

@@ -14,19 +14,19 @@ from rest_framework.request import Request
 from rest_framework.throttling import ScopedRateThrottle
 from rest_framework.views import APIView
 
-from accounts.reauthentication import recently_authenticated
+from accounts.reauthentication import is_recently_authenticated
 from common.errors import PermissionDenied
 from engine.contract.errors import InvalidRequest
 from engine.system.redis_client import is_temporary
-from inference.web.authentication import Guesses
+from inference.web.authentication import FailedKeyLimiter
 from metering.models import Budget
 from tenants import api_keys as scopes
-from tenants.actors import Actor, as_actor, key_actor
-from tenants.authentication import authenticate_now
+from tenants.actors import Actor, key_actor, to_actor
+from tenants.authentication import authenticate_sync
 from tenants.models import ApiKey
 
 
-class KeyHolder:
+class ApiKeyUser:
     """Stands for the user where a request came in with a key."""
 
     is_authenticated, is_anonymous = True, False
@@ -38,14 +38,14 @@ class KeyHolder:
 class ManagementKeyAuthentication(BaseAuthentication):
     """`Authorization: Bearer sk-quire-...`, or `x-api-key`."""
 
-    def authenticate(self, request: Request) -> tuple[KeyHolder, Actor] | None:
+    def authenticate(self, request: Request) -> tuple[ApiKeyUser, Actor] | None:
         """The key as an actor; None without one. Raises 401, 403 and 429 errors."""
         header = get_authorization_header(request).decode("latin1") or None
         x_api_key = request.META.get("HTTP_X_API_KEY")
         if header is None and x_api_key is None:
             return None
         address = request.META.get("REMOTE_ADDR") or ""
-        caller = authenticate_now(header, x_api_key, guard=Guesses(address))
+        caller = authenticate_sync(header, x_api_key, guard=FailedKeyLimiter(address))
         caller.check_address(address)
         if not caller.scopes & {scopes.TENANT_ADMIN, scopes.OPERATOR}:
             caller.require(scopes.TENANT_ADMIN)
@@ -53,21 +53,21 @@ class ManagementKeyAuthentication(BaseAuthentication):
         key = rows.get(pk=caller.key_id)
         if key.endpoints:
             raise PermissionDenied("This key is limited to other endpoints.")
-        return KeyHolder(key), key_actor(key)
+        return ApiKeyUser(key), key_actor(key)
 
     def authenticate_header(self, request: Request) -> str:
         """For `WWW-Authenticate`."""
         return 'Bearer realm="quire"'
 
 
-class RecentSession(BasePermission):
+class RequiresRecentLogin(BasePermission):
     """Changes by a session need a recent proof of who one is; keys are such a proof."""
 
     def has_permission(self, request: Request, view: Any) -> bool:
         """Raises `PermissionDenied` with a code of its own."""
         if request.method in SAFE_METHODS or isinstance(request.auth, Actor):
             return True
-        if not recently_authenticated(request):
+        if not is_recently_authenticated(request):
             raise PermissionDenied(
                 "This needs a recent login: confirm it's you at /account/reauthenticate/.",
                 code="recent_authentication_required",
@@ -75,9 +75,9 @@ class RecentSession(BasePermission):
         return True
 
 
-def actor_of(request: Request) -> Actor:
+def get_actor(request: Request) -> Actor:
     """Who asks."""
-    return request.auth if isinstance(request.auth, Actor) else as_actor(request.user)
+    return request.auth if isinstance(request.auth, Actor) else to_actor(request.user)
 
 
 # -- Filters by another row's number, which look at nothing but that number.
@@ -120,7 +120,7 @@ class BudgetFilter(filters.FilterSet):
 # -- Pages of the management API.
 
 
-class Page(LimitOffsetPagination):
+class ManagementPagination(LimitOffsetPagination):
     """`?limit=` (50, at most 500) and `?offset=`."""
 
     default_limit = 50

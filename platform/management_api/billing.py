@@ -10,7 +10,7 @@ from rest_framework import mixins, serializers, status
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from adapters.access import access_prices_of, names_for, priced_names, warning
+from adapters.access import access_prices_of, names_for, priceable_names, unknown_name_warning
 from management_api.base import BudgetFilter
 from management_api.people import ManagementViewSet, TenantMixin
 from metering import actions
@@ -34,10 +34,10 @@ class PriceSerializer(serializers.ModelSerializer):
 
     def get_warning(self, price: Price) -> str:
         """For the operator that set it: which adapters others have is nobody else's to learn."""
-        return warning(price.model, self.context.get("known_names", (price.model,)))
+        return unknown_name_warning(price.model, self.context.get("known_names", (price.model,)))
 
 
-class NewPriceSerializer(serializers.Serializer):
+class PriceCreateSerializer(serializers.Serializer):
     """Decimals as text; `valid_from` is now by default."""
 
     model = serializers.CharField(max_length=200)
@@ -91,11 +91,11 @@ class BudgetSerializer(serializers.ModelSerializer):
             "spent_amount": amount_text(state.nanos),
             "starts_at": state.start.isoformat(),
             "ends_at": state.end.isoformat(),
-            "warning": warning(instance.model, self.context["known_names"]),
+            "warning": unknown_name_warning(instance.model, self.context["known_names"]),
         }
 
 
-class NewBudgetSerializer(serializers.Serializer):
+class BudgetCreateSerializer(serializers.Serializer):
     """One for the same key, model and period is changed. `key`: its id; null for all of them."""
 
     key = serializers.IntegerField(required=False, allow_null=True, default=None)
@@ -106,21 +106,21 @@ class NewBudgetSerializer(serializers.Serializer):
     alert_percent = serializers.IntegerField(required=False, allow_null=True)
 
 
-class Prices(mixins.ListModelMixin, mixins.RetrieveModelMixin, ManagementViewSet):
+class PriceViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, ManagementViewSet):
     """Prices of what one may use, each model's newest first. Operators see and set all."""
 
     queryset = Price.objects.all()
     serializer_class = PriceSerializer
     filterset_fields = ("model",)
 
-    def rows(self) -> QuerySet[Price]:
+    def get_visible_queryset(self) -> QuerySet[Price]:
         return access_prices_of(self.actor)
 
-    @extend_schema(request=NewPriceSerializer, responses={201: PriceSerializer})
+    @extend_schema(request=PriceCreateSerializer, responses={201: PriceSerializer})
     def create(self, request: Request) -> Response:
         """Set a price that replaces the current one."""
-        made = actions.set_price(actor=self.actor, **self.read(NewPriceSerializer))
-        context = {"known_names": priced_names()}
+        made = actions.set_price(actor=self.actor, **self.validate_body(PriceCreateSerializer))
+        context = {"known_names": priceable_names()}
         return Response(PriceSerializer(made, context=context).data, status.HTTP_201_CREATED)
 
     @extend_schema(responses={204: None})
@@ -130,20 +130,20 @@ class Prices(mixins.ListModelMixin, mixins.RetrieveModelMixin, ManagementViewSet
         return Response(status=status.HTTP_204_NO_CONTENT)
 
 
-class Budgets(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixin):
+class BudgetViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixin):
     """A tenant's budgets. Operators set the tenant's, its admins those of its keys."""
 
     queryset = Budget.objects.all()
     serializer_class = BudgetSerializer
     filterset_class = BudgetFilter
 
-    def rows(self) -> QuerySet[Budget]:
+    def get_visible_queryset(self) -> QuerySet[Budget]:
         return access_budgets(self.actor, self.tenant)
 
-    @extend_schema(request=NewBudgetSerializer, responses={201: BudgetSerializer})
+    @extend_schema(request=BudgetCreateSerializer, responses={201: BudgetSerializer})
     def create(self, request: Request, tenant: str) -> Response:
         """Set or change one."""
-        where, values = self.tenant, self.read(NewBudgetSerializer)
+        where, values = self.tenant, self.validate_body(BudgetCreateSerializer)
         named = values.pop("key")
         key = None if named is None else access_key(self.actor, where, named)
         made = actions.set_budget(actor=self.actor, tenant=where, key=key, **values)

@@ -18,11 +18,17 @@ from catalog.models import ServedModel
 from common.effective_settings import in_force
 from common.errors import ServiceUnavailable
 from history.buckets import RANGES
-from history.queries import BY, figures_of, history_of
+from history.queries import GROUP_BY, get_fairness, get_traffic_history
 from management_api.base import row_number
 from management_api.people import ManagementViewSet
 from metering.models import RequestEntry
-from metering.request_log import access_request_entry, access_requests, called, of_status, story_of
+from metering.request_log import (
+    access_request_entry,
+    access_requests,
+    called,
+    of_status,
+    request_detail_json,
+)
 from tenants.actors import require_operator
 
 # -- What the overview and the page of fairness show, in the management API.
@@ -32,7 +38,7 @@ WHOSE = OpenApiParameter("tenant", str, description="Tenant slug. Omit for all."
 STRETCH = OpenApiParameter("range", str, enum=list(RANGES), description="Time range, ending now.")
 
 
-class _Figures(ManagementViewSet):
+class TrafficReportViewSet(ManagementViewSet):
     """Figures, of which there is one page."""
 
     serializer_class = serializers.Serializer
@@ -40,7 +46,7 @@ class _Figures(ManagementViewSet):
     filter_backends = ()
 
 
-class Overview(_Figures):
+class OverviewViewSet(TrafficReportViewSet):
     """What models and replicas do right now."""
 
     @extend_schema(responses={200: OpenApiTypes.OBJECT}, parameters=[WHOSE])
@@ -52,7 +58,7 @@ class Overview(_Figures):
             raise ServiceUnavailable("Replicas are unknown: no connection to Redis.") from error
 
 
-class History(_Figures):
+class TrafficHistoryViewSet(TrafficReportViewSet):
     """What was asked and answered, over time."""
 
     @extend_schema(
@@ -62,21 +68,21 @@ class History(_Figures):
             STRETCH,
             OpenApiParameter("model", str),
             OpenApiParameter("adapter", str),
-            OpenApiParameter("by", str, enum=list(BY), description="Group the series by it."),
+            OpenApiParameter("by", str, enum=list(GROUP_BY), description="Group the series by it."),
         ],
     )
     def list(self, request: Request) -> Response:
         """Requests, tokens, percentiles of times, pools: each as one value a point of `at`."""
-        return Response(history_of(self.actor, _asked(request)))
+        return Response(get_traffic_history(self.actor, _asked(request)))
 
 
-class Fairness(_Figures):
+class FairnessViewSet(TrafficReportViewSet):
     """Service by tenant against its weight."""
 
     @extend_schema(responses={200: OpenApiTypes.OBJECT}, parameters=[WHOSE, STRETCH])
     def list(self, request: Request) -> Response:
         """Computed tokens over time. A tenant sees its own, and all others as one."""
-        return Response(figures_of(self.actor, _asked(request)))
+        return Response(get_fairness(self.actor, _asked(request)))
 
 
 def _asked(request: Request) -> dict[str, Any]:
@@ -125,7 +131,7 @@ class RequestFilter(filters.FilterSet):
         return of_status(rows, value)
 
 
-class Requests(mixins.ListModelMixin, ManagementViewSet):
+class RequestEntryViewSet(mixins.ListModelMixin, ManagementViewSet):
     """Requests of the tenants that one belongs to, newest first; of all for operators."""
 
     queryset = RequestEntry.objects.all()
@@ -134,7 +140,7 @@ class Requests(mixins.ListModelMixin, ManagementViewSet):
     lookup_field = "id"
     lookup_value_regex = r"[^/]{1,200}"
 
-    def rows(self) -> QuerySet[RequestEntry]:
+    def get_visible_queryset(self) -> QuerySet[RequestEntry]:
         return access_requests(self.actor)
 
     @extend_schema(
@@ -149,7 +155,7 @@ class Requests(mixins.ListModelMixin, ManagementViewSet):
         """
         found = access_request_entry(self.actor, id)
         shown: dict[str, Any] = dict(RequestEntrySerializer(found).data)
-        return Response({**shown, **story_of(self.actor, found)})
+        return Response({**shown, **request_detail_json(self.actor, found)})
 
 
 # -- Settings in force, in the management API.
@@ -167,7 +173,7 @@ class SettingSerializer(serializers.Serializer):
     secret = serializers.BooleanField()
 
 
-class Settings(ManagementViewSet):
+class SettingViewSet(ManagementViewSet):
     """Every setting of the gateway that answers. For operators."""
 
     queryset = ServedModel.objects.none()  # it has no rows

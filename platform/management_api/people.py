@@ -26,10 +26,10 @@ from management_api import serializers as shapes
 from management_api.base import (
     KeyFilter,
     ManagementKeyAuthentication,
+    ManagementPagination,
     ManagementThrottle,
-    Page,
-    RecentSession,
-    actor_of,
+    RequiresRecentLogin,
+    get_actor,
 )
 from tenants import access, actions
 from tenants.actors import Actor, require_operator
@@ -40,35 +40,35 @@ class ManagementViewSet(GenericViewSet):
     """Who may ask, how often, and how rows are found."""
 
     authentication_classes = (ManagementKeyAuthentication, SessionAuthentication)
-    permission_classes = (IsAuthenticated, RecentSession)
+    permission_classes = (IsAuthenticated, RequiresRecentLogin)
     throttle_classes = (ManagementThrottle,)
     throttle_scope = "management"
-    pagination_class = Page
+    pagination_class = ManagementPagination
     filter_backends = (filters.DjangoFilterBackend,)
     lookup_value_regex = r"[0-9]{1,18}"
-    #: For the document alone; rows come from `rows`.
+    #: For the document alone; rows come from `get_visible_queryset`.
     queryset: Any = None
 
     @property
     def actor(self) -> Actor:
         """Who asks."""
-        return actor_of(self.request)
+        return get_actor(self.request)
 
     def get_queryset(self) -> QuerySet[Any]:
         """What the actor may see. Raises `NotFound` for a stranger."""
         if getattr(self, "swagger_fake_view", False):
             return self.queryset.model.objects.none()
-        return self.rows()
+        return self.get_visible_queryset()
 
-    def rows(self) -> QuerySet[Any]:
+    def get_visible_queryset(self) -> QuerySet[Any]:
         """Each viewset's own."""
         raise NotImplementedError
 
-    def read(self, shape: type[Serializer]) -> dict[str, Any]:
+    def validate_body(self, shape: type[Serializer]) -> dict[str, Any]:
         """The body, checked."""
-        return self.checked(shape(data=self.request.data))
+        return self.validated(shape(data=self.request.data))
 
-    def checked(self, given: Serializer) -> dict[str, Any]:
+    def validated(self, given: Serializer) -> dict[str, Any]:
         """What a serializer read. Raises `InvalidRequest` for a field that it doesn't know: a
         limit that is misspelt must not be left out.
         """
@@ -100,27 +100,29 @@ class TenantMixin(ManagementViewSet):
         return access.access_tenant(self.actor, self.kwargs["tenant"])
 
 
-class Users(mixins.ListModelMixin, mixins.RetrieveModelMixin, ManagementViewSet):
+class UserViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, ManagementViewSet):
     """People who log in. For operators."""
 
     queryset = User.objects.all()
     serializer_class = shapes.UserSerializer
     filterset_fields = ("username", "email", "is_active", "is_staff", "is_superuser")
 
-    def rows(self) -> QuerySet[User]:
+    def get_visible_queryset(self) -> QuerySet[User]:
         return access.access_users(self.actor)
 
-    @extend_schema(request=shapes.NewUserSerializer, responses={201: shapes.UserSerializer})
+    @extend_schema(request=shapes.UserCreateSerializer, responses={201: shapes.UserSerializer})
     def create(self, request: Request) -> Response:
         """Create a user."""
-        made = actions.create_user(actor=self.actor, **self.read(shapes.NewUserSerializer))
+        made = actions.create_user(
+            actor=self.actor, **self.validate_body(shapes.UserCreateSerializer)
+        )
         return Response(shapes.UserSerializer(made).data, status.HTTP_201_CREATED)
 
     @extend_schema(request=shapes.UserSerializer(partial=True), responses=shapes.UserSerializer)
     def partial_update(self, request: Request, pk: str) -> Response:
         """Update a user. Deactivating ends sessions and sockets and revokes keys."""
         given = shapes.UserSerializer(self.row(), data=request.data, partial=True)
-        values = self.checked(given)
+        values = self.validated(given)
         saved = actions.update_user(actor=self.actor, user=self.row(), **values)
         return Response(shapes.UserSerializer(saved).data)
 
@@ -134,27 +136,27 @@ class Users(mixins.ListModelMixin, mixins.RetrieveModelMixin, ManagementViewSet)
     @action(detail=True, methods=["post"])
     def password(self, request: Request, pk: str) -> Response:
         """Set or remove a user's password. Ends the user's sessions."""
-        values = self.read(shapes.PasswordSerializer)
+        values = self.validate_body(shapes.PasswordSerializer)
         actions.set_password(actor=self.actor, user=self.row(), **values)
         return Response(status=status.HTTP_204_NO_CONTENT)
 
 
-class Members(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixin):
+class MemberViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixin):
     """A tenant's people. Admins change them, up to their own role."""
 
     queryset = access.Membership.objects.all()
     serializer_class = shapes.MemberSerializer
     filterset_fields = ("role", "user__is_active")
 
-    def rows(self) -> QuerySet[Any]:
+    def get_visible_queryset(self) -> QuerySet[Any]:
         return access.access_members(self.actor, self.tenant)
 
-    @extend_schema(request=shapes.NewMemberSerializer, responses={201: shapes.MemberSerializer})
+    @extend_schema(request=shapes.MemberCreateSerializer, responses={201: shapes.MemberSerializer})
     def create(self, request: Request, tenant: str) -> Response:
         """Add somebody who has an account: operators' to do. Others invite."""
         where = self.tenant
         require_operator(self.actor)
-        values = self.read(shapes.NewMemberSerializer)
+        values = self.validate_body(shapes.MemberCreateSerializer)
         user = User.objects.filter(username=values["username"]).first()
         if user is None:
             raise NotFound(f"User {values['username']!r} not found.", param="username")
@@ -164,7 +166,7 @@ class Members(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixin):
     @extend_schema(request=shapes.RoleSerializer, responses=shapes.MemberSerializer)
     def partial_update(self, request: Request, tenant: str, pk: str) -> Response:
         """Another role; a lower one ends sessions, sockets and keys."""
-        values = self.read(shapes.RoleSerializer)
+        values = self.validate_body(shapes.RoleSerializer)
         saved = actions.change_role(actor=self.actor, membership=self.row(), **values)
         return Response(shapes.MemberSerializer(saved).data)
 
@@ -175,23 +177,23 @@ class Members(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixin):
         return Response(status=status.HTTP_204_NO_CONTENT)
 
 
-class Invitations(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixin):
+class InvitationViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixin):
     """Who was invited. For admins."""
 
     queryset = access.Invitation.objects.all()
     serializer_class = shapes.InvitationSerializer
     filterset_fields = ("email", "role")
 
-    def rows(self) -> QuerySet[Any]:
+    def get_visible_queryset(self) -> QuerySet[Any]:
         return access.access_invitations(self.actor, self.tenant)
 
     @extend_schema(
-        request=shapes.InvitationSerializer, responses={201: shapes.MadeInvitationSerializer}
+        request=shapes.InvitationSerializer, responses={201: shapes.InvitationWithLinkSerializer}
     )
     def create(self, request: Request, tenant: str) -> Response:
         """A link for somebody, mailed where mail is set up."""
         where = self.tenant
-        values = self.read(shapes.InvitationSerializer)
+        values = self.validate_body(shapes.InvitationSerializer)
         made = actions.invite(actor=self.actor, tenant=where, **values)
         link = request.build_absolute_uri(reverse("invitation", args=[made.token]))
         mailed = mail_invitation(made.invitation, link)
@@ -205,33 +207,33 @@ class Invitations(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixin)
         return Response(status=status.HTTP_204_NO_CONTENT)
 
 
-class ServiceAccounts(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixin):
+class ServiceAccountViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixin):
     """A tenant's programs. Admins change them."""
 
     queryset = access.ServiceAccount.objects.all()
     serializer_class = shapes.ServiceAccountSerializer
     filterset_fields = ("name", "role", "active")
 
-    def rows(self) -> QuerySet[Any]:
+    def get_visible_queryset(self) -> QuerySet[Any]:
         return access.access_service_accounts(self.actor, self.tenant)
 
     @extend_schema(
-        request=shapes.NewServiceAccountSerializer,
+        request=shapes.ServiceAccountCreateSerializer,
         responses={201: shapes.ServiceAccountSerializer},
     )
     def create(self, request: Request, tenant: str) -> Response:
         """A program that keys can be made for."""
         where = self.tenant
-        values = self.read(shapes.NewServiceAccountSerializer)
+        values = self.validate_body(shapes.ServiceAccountCreateSerializer)
         made = actions.create_service_account(actor=self.actor, tenant=where, **values)
         return Response(shapes.ServiceAccountSerializer(made).data, status.HTTP_201_CREATED)
 
     @extend_schema(
-        request=shapes.ServiceAccountChangesSerializer, responses=shapes.ServiceAccountSerializer
+        request=shapes.ServiceAccountUpdateSerializer, responses=shapes.ServiceAccountSerializer
     )
     def partial_update(self, request: Request, tenant: str, pk: str) -> Response:
         """Change what is named; switched off, its keys are refused."""
-        values = self.read(shapes.ServiceAccountChangesSerializer)
+        values = self.validate_body(shapes.ServiceAccountUpdateSerializer)
         saved = actions.update_service_account(actor=self.actor, account=self.row(), **values)
         return Response(shapes.ServiceAccountSerializer(saved).data)
 
@@ -242,26 +244,28 @@ class ServiceAccounts(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMi
         return Response(status=status.HTTP_204_NO_CONTENT)
 
 
-class Keys(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixin):
+class ApiKeyViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixin):
     """API keys: all for admins, their own for members."""
 
     queryset = access.ApiKey.objects.all()
-    serializer_class = shapes.KeySerializer
+    serializer_class = shapes.ApiKeySerializer
     filterset_class = KeyFilter
 
-    def rows(self) -> QuerySet[Any]:
+    def get_visible_queryset(self) -> QuerySet[Any]:
         return access.access_keys(self.actor, self.tenant)
 
-    @extend_schema(request=shapes.NewKeySerializer, responses={201: shapes.MadeKeySerializer})
+    @extend_schema(
+        request=shapes.ApiKeyCreateSerializer, responses={201: shapes.ApiKeyWithSecretSerializer}
+    )
     def create(self, request: Request, tenant: str) -> Response:
         """A new key; its secret is in this answer alone."""
         where = self.tenant
-        values = self.read(shapes.NewKeySerializer)
+        values = self.validate_body(shapes.ApiKeyCreateSerializer)
         account = values.pop("service_account")
         if account is not None:
             account = access.access_service_account(self.actor, where, account)
         made = actions.create_key(actor=self.actor, tenant=where, service_account=account, **values)
-        return self._made(made)
+        return self._created_response(made)
 
     @extend_schema(responses={204: None})
     def destroy(self, request: Request, tenant: str, pk: str) -> Response:
@@ -269,16 +273,20 @@ class Keys(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixin):
         actions.revoke_key(actor=self.actor, key=self.row())
         return Response(status=status.HTTP_204_NO_CONTENT)
 
-    @extend_schema(request=shapes.RotationSerializer, responses={201: shapes.MadeKeySerializer})
+    @extend_schema(
+        request=shapes.ApiKeyRotationSerializer, responses={201: shapes.ApiKeyWithSecretSerializer}
+    )
     @action(detail=True, methods=["post"])
     def rotate(self, request: Request, tenant: str, pk: str) -> Response:
         """Another key in its place; the old one goes on for a while."""
-        hours = self.read(shapes.RotationSerializer)["overlap_hours"]
+        hours = self.validate_body(shapes.ApiKeyRotationSerializer)["overlap_hours"]
         overlap = timedelta(hours=hours)
-        return self._made(actions.rotate_key(actor=self.actor, key=self.row(), overlap=overlap))
+        return self._created_response(
+            actions.rotate_key(actor=self.actor, key=self.row(), overlap=overlap)
+        )
 
-    def _made(self, made: actions.NewKey) -> Response:
-        shown = shapes.KeySerializer(made.key).data
+    def _created_response(self, made: actions.NewKey) -> Response:
+        shown = shapes.ApiKeySerializer(made.key).data
         return Response({**shown, "secret": made.secret}, status.HTTP_201_CREATED)
 
 
@@ -294,23 +302,23 @@ class AuditFilter(filters.FilterSet):
         fields = ("action", "actor_kind", "target_type", "target_id", "address")
 
 
-class Audit(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixin):
+class AuditEntryViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixin):
     """A tenant's audit log, newest first. For admins."""
 
     queryset = AuditEntry.objects.all()
-    serializer_class = shapes.AuditSerializer
+    serializer_class = shapes.AuditEntrySerializer
     filterset_class = AuditFilter
 
-    def rows(self) -> QuerySet[AuditEntry]:
+    def get_visible_queryset(self) -> QuerySet[AuditEntry]:
         return access.access_audit(self.actor, self.tenant)
 
 
-class InstallationAudit(mixins.ListModelMixin, mixins.RetrieveModelMixin, ManagementViewSet):
+class InstallationAuditViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, ManagementViewSet):
     """The whole installation's audit log, newest first. For operators."""
 
     queryset = AuditEntry.objects.all()
-    serializer_class = shapes.AuditSerializer
+    serializer_class = shapes.AuditEntrySerializer
     filterset_class = AuditFilter
 
-    def rows(self) -> QuerySet[AuditEntry]:
+    def get_visible_queryset(self) -> QuerySet[AuditEntry]:
         return access.access_all_audit(self.actor)

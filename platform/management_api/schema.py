@@ -46,7 +46,7 @@ def document() -> dict[str, Any]:
     return found
 
 
-class Document(APIView):
+class OpenApiDocumentView(APIView):
     """All of the management API, for machines."""
 
     authentication_classes = (ManagementKeyAuthentication, SessionAuthentication)

@@ -8,7 +8,7 @@ from rest_framework import serializers
 
 from adapters import actions
 from adapters.models import Adapter, AdapterAlias, AdapterUpload, AdapterVersion
-from adapters.store import most_of_one
+from adapters.store import max_adapter_bytes
 from metering.models import UsageEntry
 from tenants import api_keys as scopes
 from tenants.audit import as_record
@@ -21,7 +21,7 @@ from tenants.models import ApiKey, AuditEntry, Invitation, Membership, Role, Ser
 MAX_PIECE_BYTES = 32 << 20
 
 
-class VersionSerializer(serializers.ModelSerializer):
+class AdapterVersionSerializer(serializers.ModelSerializer):
     """A version with what its check found."""
 
     report = serializers.SerializerMethodField()
@@ -43,7 +43,7 @@ class VersionSerializer(serializers.ModelSerializer):
         return "the server" if hidden else version.source
 
 
-class AliasSerializer(serializers.ModelSerializer):
+class AdapterAliasSerializer(serializers.ModelSerializer):
     """A name that clients send, and the versions that answer, by their numbers."""
 
     version = serializers.IntegerField(source="version.number", default=None, read_only=True)
@@ -62,8 +62,8 @@ class AdapterSerializer(serializers.ModelSerializer):
     model = serializers.CharField(source="served_model.name", read_only=True)
     tenant = serializers.CharField(source="tenant.slug", default=None, read_only=True)
     shared = serializers.SerializerMethodField()
-    aliases = AliasSerializer(many=True, read_only=True)
-    versions = VersionSerializer(many=True, read_only=True)
+    aliases = AdapterAliasSerializer(many=True, read_only=True)
+    versions = AdapterVersionSerializer(many=True, read_only=True)
 
     class Meta:
         model = Adapter
@@ -75,7 +75,7 @@ class AdapterSerializer(serializers.ModelSerializer):
         return adapter.tenant_id is None
 
 
-class NewAdapterSerializer(serializers.Serializer):
+class AdapterCreateSerializer(serializers.Serializer):
     """Where a version comes from: `repository` on the hub, or (for operators) `path`."""
 
     model = serializers.CharField(max_length=200)
@@ -102,7 +102,7 @@ class AliasNameSerializer(serializers.Serializer):
     alias = serializers.CharField(max_length=100, required=False, default="", allow_blank=True)
 
 
-class NewUploadSerializer(serializers.Serializer):
+class AdapterUploadCreateSerializer(serializers.Serializer):
     """What will come. `files`: name -> bytes."""
 
     model = serializers.CharField(max_length=200)
@@ -114,7 +114,7 @@ class NewUploadSerializer(serializers.Serializer):
     promote = serializers.BooleanField(required=False, default=False)
 
 
-class UploadSerializer(serializers.ModelSerializer):
+class AdapterUploadSerializer(serializers.ModelSerializer):
     """How much of each file is there."""
 
     id = serializers.CharField(source="public_id", read_only=True)
@@ -129,7 +129,7 @@ class UploadSerializer(serializers.ModelSerializer):
 
     def get_files(self, upload: AdapterUpload) -> dict[str, dict[str, int]]:
         """`{name: {"bytes", "offset"}}`: so many there shall be, so many there are."""
-        there = actions.offsets(upload)
+        there = actions.received_bytes(upload)
         return {name: {"bytes": size, "offset": there[name]} for name, size in upload.files.items()}
 
     def get_max_piece_bytes(self, upload: AdapterUpload) -> int:
@@ -138,7 +138,7 @@ class UploadSerializer(serializers.ModelSerializer):
 
     def get_max_bytes(self, upload: AdapterUpload) -> int:
         """Of one adapter."""
-        return most_of_one()
+        return max_adapter_bytes()
 
 
 class RequestSerializer(serializers.ModelSerializer):
@@ -168,7 +168,7 @@ class UserSerializer(serializers.ModelSerializer):
         extra_kwargs = {"username": {"validators": []}}
 
 
-class NewUserSerializer(serializers.Serializer):
+class UserCreateSerializer(serializers.Serializer):
     """Create a user. Omit `password` for single sign-on or a password reset."""
 
     username = serializers.CharField(max_length=150)
@@ -196,7 +196,7 @@ class MemberSerializer(serializers.ModelSerializer):
         fields = ("id", "username", "email", "is_active", "role", "created_at")
 
 
-class NewMemberSerializer(serializers.Serializer):
+class MemberCreateSerializer(serializers.Serializer):
     """Somebody who has an account; others are invited."""
 
     username = serializers.CharField(max_length=150)
@@ -221,7 +221,7 @@ class InvitationSerializer(serializers.ModelSerializer):
         read_only_fields = ("created_at", "expires_at")
 
 
-class MadeInvitationSerializer(InvitationSerializer):
+class InvitationWithLinkSerializer(InvitationSerializer):
     """With its link."""
 
     link = serializers.CharField(read_only=True)
@@ -240,14 +240,14 @@ class ServiceAccountSerializer(serializers.ModelSerializer):
         read_only_fields = ("created_at",)
 
 
-class NewServiceAccountSerializer(serializers.Serializer):
+class ServiceAccountCreateSerializer(serializers.Serializer):
     """A new program."""
 
     name = serializers.CharField(max_length=100)
     role = serializers.ChoiceField(ROLES, default=Role.MEMBER)
 
 
-class ServiceAccountChangesSerializer(serializers.Serializer):
+class ServiceAccountUpdateSerializer(serializers.Serializer):
     """What is named changes."""
 
     name = serializers.CharField(max_length=100, required=False)
@@ -255,7 +255,7 @@ class ServiceAccountChangesSerializer(serializers.Serializer):
     active = serializers.BooleanField(required=False)
 
 
-class KeySerializer(serializers.ModelSerializer):
+class ApiKeySerializer(serializers.ModelSerializer):
     """An API key by its prefix; its secret is in the answer that made it, and never again."""
 
     state = serializers.CharField(read_only=True)
@@ -273,16 +273,16 @@ class KeySerializer(serializers.ModelSerializer):
         fields += ("created_at", "expires_at", "last_used_at")
 
 
-class MadeKeySerializer(KeySerializer):
+class ApiKeyWithSecretSerializer(ApiKeySerializer):
     """With its secret."""
 
     secret = serializers.CharField(read_only=True)
 
-    class Meta(KeySerializer.Meta):
-        fields = (*KeySerializer.Meta.fields, "secret")
+    class Meta(ApiKeySerializer.Meta):
+        fields = (*ApiKeySerializer.Meta.fields, "secret")
 
 
-class NewKeySerializer(serializers.Serializer):
+class ApiKeyCreateSerializer(serializers.Serializer):
     """What a new key is for, what it may, and until when."""
 
     name = serializers.CharField(max_length=100, required=False, allow_blank=True, default="")
@@ -302,13 +302,13 @@ class NewKeySerializer(serializers.Serializer):
     addresses = serializers.ListField(child=serializers.CharField(), required=False)
 
 
-class RotationSerializer(serializers.Serializer):
+class ApiKeyRotationSerializer(serializers.Serializer):
     """How long the old key goes on working."""
 
     overlap_hours = serializers.IntegerField(min_value=0, max_value=720, default=24)
 
 
-class AuditSerializer(serializers.ModelSerializer):
+class AuditEntrySerializer(serializers.ModelSerializer):
     """Who did what to what, from where, with the values before and after."""
 
     class Meta:

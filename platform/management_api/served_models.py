@@ -13,7 +13,7 @@ from rest_framework.response import Response
 from catalog import actions
 from catalog import model_details as look
 from catalog.access import access_catalog
-from catalog.hub import ask_hub
+from catalog.hub import get_download_info
 from catalog.models import Replica, ServedModel
 from common.errors import NotFound, ServiceUnavailable
 from management_api.people import ManagementViewSet
@@ -24,7 +24,7 @@ COLUMNS = ("num_replicas", "num_spares", "node", "managed", "public", "aliases",
 COLUMNS += ("idle_minutes",)
 
 
-class ModelSerializer(serializers.ModelSerializer):
+class ServedModelSerializer(serializers.ModelSerializer):
     """A served model; `tenants` are those that may use it where it isn't public."""
 
     tenants = serializers.SlugRelatedField("slug", many=True, read_only=True)
@@ -42,7 +42,7 @@ class ModelSerializer(serializers.ModelSerializer):
         }
 
 
-class ModelChangesSerializer(serializers.ModelSerializer):
+class ServedModelUpdateSerializer(serializers.ModelSerializer):
     """What is named changes; replicas start anew where engine settings did."""
 
     tenants = serializers.ListField(child=serializers.CharField(max_length=63), required=False)
@@ -52,17 +52,17 @@ class ModelChangesSerializer(serializers.ModelSerializer):
         fields = ("source", "settings", *COLUMNS, "tenants")
 
 
-class SleepSerializer(serializers.Serializer):
+class ModelSleepSerializer(serializers.Serializer):
     """How deep: 1 keeps the weights in host memory, 2 reads them anew."""
 
     level = serializers.ChoiceField((1, 2), default=1)
 
 
-class NeedQuerySerializer(serializers.Serializer):
+class MemoryEstimateQuerySerializer(serializers.Serializer):
     """For how many sequences, of how many tokens each; 0: of the longest context."""
 
-    sequences = serializers.IntegerField(default=1, min_value=1, max_value=look.MOST_SEQUENCES)
-    context = serializers.IntegerField(default=0, min_value=0, max_value=look.MOST_CONTEXT)
+    sequences = serializers.IntegerField(default=1, min_value=1, max_value=look.MAX_SEQUENCES)
+    context = serializers.IntegerField(default=0, min_value=0, max_value=look.MAX_CONTEXT_TOKENS)
 
 
 class DownloadSerializer(serializers.Serializer):
@@ -77,7 +77,7 @@ class DownloadSerializer(serializers.Serializer):
     fits = serializers.BooleanField()
 
 
-class NeedSerializer(serializers.Serializer):
+class MemoryEstimateSerializer(serializers.Serializer):
     """In bytes, estimated from the checkpoint's headers; null where that can't be told."""
 
     weights = serializers.IntegerField()
@@ -129,29 +129,31 @@ class LogLineSerializer(serializers.Serializer):
     text = serializers.CharField()
 
 
-class Models(mixins.ListModelMixin, mixins.RetrieveModelMixin, ManagementViewSet):
+class ServedModelViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, ManagementViewSet):
     """The catalogue. For operators; others list models at `/v1/models`."""
 
     queryset = ServedModel.objects.all()
-    serializer_class = ModelSerializer
+    serializer_class = ServedModelSerializer
     filterset_fields = ("name", "desired_state", "public")
 
-    def rows(self) -> QuerySet[ServedModel]:
+    def get_visible_queryset(self) -> QuerySet[ServedModel]:
         return access_catalog(self.actor)
 
-    @extend_schema(request=ModelSerializer, responses={201: ModelSerializer})
+    @extend_schema(request=ServedModelSerializer, responses={201: ServedModelSerializer})
     def create(self, request: Request) -> Response:
         """Load a model under a name: a new one, or one that was unloaded."""
         require_operator(self.actor)
-        made = actions.load_model(actor=self.actor, **self.read(ModelSerializer))
-        return Response(ModelSerializer(made).data, status.HTTP_201_CREATED)
+        made = actions.load_model(actor=self.actor, **self.validate_body(ServedModelSerializer))
+        return Response(ServedModelSerializer(made).data, status.HTTP_201_CREATED)
 
-    @extend_schema(request=ModelChangesSerializer(partial=True), responses=ModelSerializer)
+    @extend_schema(
+        request=ServedModelUpdateSerializer(partial=True), responses=ServedModelSerializer
+    )
     def partial_update(self, request: Request, pk: str) -> Response:
         """Change what is named."""
         row = self.row()
-        given = ModelChangesSerializer(row, data=request.data, partial=True)
-        values = self.checked(given)
+        given = ServedModelUpdateSerializer(row, data=request.data, partial=True)
+        values = self.validated(given)
         named = values.pop("tenants", None)
         saved = actions.update_model(actor=self.actor, model=row, **values)
         if named is not None:
@@ -159,7 +161,7 @@ class Models(mixins.ListModelMixin, mixins.RetrieveModelMixin, ManagementViewSet
             saved = actions.share_model(
                 actor=self.actor, model=saved, tenants=tenants, public=saved.public
             )
-        return Response(ModelSerializer(saved).data)
+        return Response(ServedModelSerializer(saved).data)
 
     @extend_schema(responses={204: None})
     def destroy(self, request: Request, pk: str) -> Response:
@@ -167,42 +169,42 @@ class Models(mixins.ListModelMixin, mixins.RetrieveModelMixin, ManagementViewSet
         actions.delete_model(actor=self.actor, model=self.row())
         return Response(status=status.HTTP_204_NO_CONTENT)
 
-    @extend_schema(request=None, responses=ModelSerializer)
+    @extend_schema(request=None, responses=ServedModelSerializer)
     @action(detail=True, methods=["post"])
     def load(self, request: Request, pk: str) -> Response:
         """Have it served again."""
         saved = actions.load_model(actor=self.actor, name=self.row().name)
-        return Response(ModelSerializer(saved).data)
+        return Response(ServedModelSerializer(saved).data)
 
-    @extend_schema(request=None, responses=ModelSerializer)
+    @extend_schema(request=None, responses=ServedModelSerializer)
     @action(detail=True, methods=["post"])
     def unload(self, request: Request, pk: str) -> Response:
         """Let its replicas finish, then end."""
         saved = actions.unload_model(actor=self.actor, model=self.row())
-        return Response(ModelSerializer(saved).data)
+        return Response(ServedModelSerializer(saved).data)
 
-    @extend_schema(request=SleepSerializer, responses=ModelSerializer)
+    @extend_schema(request=ModelSleepSerializer, responses=ServedModelSerializer)
     @action(detail=True, methods=["post"])
     def sleep(self, request: Request, pk: str) -> Response:
         """Give its memory back until it's woken up."""
         row = self.row()
-        actions.sleep_model(actor=self.actor, model=row, **self.read(SleepSerializer))
-        return Response(ModelSerializer(row).data)
+        actions.sleep_model(actor=self.actor, model=row, **self.validate_body(ModelSleepSerializer))
+        return Response(ServedModelSerializer(row).data)
 
-    @extend_schema(request=None, responses=ModelSerializer)
+    @extend_schema(request=None, responses=ServedModelSerializer)
     @action(detail=True, methods=["post"])
     def wake(self, request: Request, pk: str) -> Response:
         """Take its memory again."""
         row = self.row()
         actions.wake_model(actor=self.actor, model=row)
-        return Response(ModelSerializer(row).data)
+        return Response(ServedModelSerializer(row).data)
 
     @extend_schema(request=ReplicaNameSerializer, responses=ReplicaSerializer)
     @action(detail=True, methods=["post"])
     def restart(self, request: Request, pk: str) -> Response:
         """Let one replica finish what it has, and start it anew."""
         row = self.row()
-        name = self.read(ReplicaNameSerializer)["replica"]
+        name = self.validate_body(ReplicaNameSerializer)["replica"]
         replica = Replica.objects.filter(served_model=row, replica_id=name).first()
         if replica is None:
             raise NotFound("Replica not found.", param="replica")
@@ -213,25 +215,29 @@ class Models(mixins.ListModelMixin, mixins.RetrieveModelMixin, ManagementViewSet
     @action(detail=True, methods=["get"], pagination_class=None, filter_backends=[])
     def replicas(self, request: Request, pk: str) -> Response:
         """Its replicas: states, phases of a load, why they ended."""
-        rows = look.replica_rows(self.row(), look.heartbeats())
+        rows = look.replica_status_list(self.row(), look.get_heartbeats())
         return Response(ReplicaSerializer(rows, many=True).data)
 
-    @extend_schema(parameters=[NeedQuerySerializer], responses=NeedSerializer)
+    @extend_schema(parameters=[MemoryEstimateQuerySerializer], responses=MemoryEstimateSerializer)
     @action(detail=True, methods=["get"])
     def need(self, request: Request, pk: str) -> Response:
         """What a replica takes, and whether the gateway's host has it. Of a model of the hub that
         wasn't downloaded the hub is asked for the headers of its weights.
         """
         row = self.row()
-        asked = NeedQuerySerializer(data=request.query_params)
+        asked = MemoryEstimateQuerySerializer(data=request.query_params)
         asked.is_valid(raise_exception=True)
         found = look.checkpoint_of(row.source, row.settings)
         if found is None and look.is_on_hub(row.source):
-            found = ask_hub(row.source, row.settings).checkpoint
+            found = get_download_info(row.source, row.settings).checkpoint
         if found is None:
             raise NotFound("Memory needs are unknown: the model's files are not on this host.")
         values = {name: value or "" for name, value in asked.validated_data.items()}
-        return Response(NeedSerializer(look.need(found, row.settings, values)).data)
+        return Response(
+            MemoryEstimateSerializer(
+                look.estimate_memory_for_form(found, row.settings, values)
+            ).data
+        )
 
     @extend_schema(responses=DownloadSerializer)
     @action(detail=True, methods=["get"])
@@ -240,7 +246,7 @@ class Models(mixins.ListModelMixin, mixins.RetrieveModelMixin, ManagementViewSet
         row = self.row()
         if not look.is_on_hub(row.source):
             raise NotFound("It comes from a folder, not from the hub.")
-        return Response(DownloadSerializer(ask_hub(row.source, row.settings)).data)
+        return Response(DownloadSerializer(get_download_info(row.source, row.settings)).data)
 
     @extend_schema(parameters=[LogQuerySerializer], responses=LogLineSerializer(many=True))
     @action(detail=True, methods=["get"], pagination_class=None, filter_backends=[])

@@ -37,7 +37,7 @@ class WebhookSerializer(serializers.ModelSerializer):
         read_only_fields = ("created_at",)
 
 
-class MadeWebhookSerializer(WebhookSerializer):
+class WebhookWithSecretSerializer(WebhookSerializer):
     """With the secret that signs; it's in this answer alone."""
 
     secret = serializers.CharField(read_only=True)
@@ -46,7 +46,7 @@ class MadeWebhookSerializer(WebhookSerializer):
         fields = (*WebhookSerializer.Meta.fields, "secret")
 
 
-class DeliverySerializer(serializers.ModelSerializer):
+class WebhookDeliverySerializer(serializers.ModelSerializer):
     """One event: what was sent, and how that went."""
 
     state = serializers.CharField(read_only=True)
@@ -57,21 +57,21 @@ class DeliverySerializer(serializers.ModelSerializer):
         fields += ("created_at", "next_try_at", "delivered_at")
 
 
-class Webhooks(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixin):
+class WebhookViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixin):
     """None or one. For admins."""
 
     queryset = Webhook.objects.all()
     serializer_class = WebhookSerializer
 
-    def rows(self) -> QuerySet[Webhook]:
+    def get_visible_queryset(self) -> QuerySet[Webhook]:
         return access_webhooks(self.actor, self.tenant)
 
-    @extend_schema(request=WebhookSerializer, responses={201: MadeWebhookSerializer})
+    @extend_schema(request=WebhookSerializer, responses={201: WebhookWithSecretSerializer})
     def create(self, request: Request, tenant: str) -> Response:
         """Set it; the one there was gives way."""
-        where, values = self.tenant, self.read(WebhookSerializer)
+        where, values = self.tenant, self.validate_body(WebhookSerializer)
         made = actions.set_webhook(actor=self.actor, tenant=where, **values)
-        return Response(MadeWebhookSerializer(made).data, status.HTTP_201_CREATED)
+        return Response(WebhookWithSecretSerializer(made).data, status.HTTP_201_CREATED)
 
     @extend_schema(responses={204: None})
     def destroy(self, request: Request, tenant: str, pk: str) -> Response:
@@ -79,33 +79,33 @@ class Webhooks(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixin):
         actions.delete_webhook(actor=self.actor, tenant=self.row().tenant)
         return Response(status=status.HTTP_204_NO_CONTENT)
 
-    @extend_schema(request=None, responses={201: DeliverySerializer})
+    @extend_schema(request=None, responses={201: WebhookDeliverySerializer})
     @action(detail=True, methods=["post"])
     def test(self, request: Request, tenant: str, pk: str) -> Response:
         """Send it an event of the kind `webhook.test`."""
-        made = actions.try_webhook(actor=self.actor, tenant=self.row().tenant)
-        return Response(DeliverySerializer(made).data, status.HTTP_201_CREATED)
+        made = actions.send_test_event(actor=self.actor, tenant=self.row().tenant)
+        return Response(WebhookDeliverySerializer(made).data, status.HTTP_201_CREATED)
 
 
-class Deliveries(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixin):
+class WebhookDeliveryViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixin):
     """What was sent in the last 30 days, newest first. For admins."""
 
     queryset = WebhookDelivery.objects.all()
-    serializer_class = DeliverySerializer
+    serializer_class = WebhookDeliverySerializer
     filterset_fields = ("kind", "event_id")
 
-    def rows(self) -> QuerySet[WebhookDelivery]:
+    def get_visible_queryset(self) -> QuerySet[WebhookDelivery]:
         return access_deliveries(self.actor, self.tenant)
 
-    @extend_schema(request=None, responses=DeliverySerializer)
+    @extend_schema(request=None, responses=WebhookDeliverySerializer)
     @action(detail=True, methods=["post"])
     def again(self, request: Request, tenant: str, pk: str) -> Response:
         """Try an event that was given up once more."""
-        row: Any = actions.send_again(actor=self.actor, delivery=self.row())
-        return Response(DeliverySerializer(row).data)
+        row: Any = actions.redeliver(actor=self.actor, delivery=self.row())
+        return Response(WebhookDeliverySerializer(row).data)
 
 
-CHANGEABLE = ("name", *tenants_actions.LIMITS, *tenants_actions.OWN)
+CHANGEABLE = ("name", *tenants_actions.LIMITS, *tenants_actions.OWNER_FIELDS)
 
 
 class TenantSerializer(serializers.ModelSerializer):
@@ -117,7 +117,7 @@ class TenantSerializer(serializers.ModelSerializer):
         read_only_fields = fields
 
 
-class TenantChangesSerializer(serializers.ModelSerializer):
+class TenantUpdateSerializer(serializers.ModelSerializer):
     """What is named changes: `name` admins', `keep_...` of content owners', the rest operators'."""
 
     active = serializers.BooleanField(required=False)
@@ -127,7 +127,7 @@ class TenantChangesSerializer(serializers.ModelSerializer):
         fields = ("active", *CHANGEABLE)
 
 
-class NewTenantSerializer(serializers.ModelSerializer):
+class TenantCreateSerializer(serializers.ModelSerializer):
     """`slug` comes from the name when it's left out; `owner` is somebody's user name."""
 
     slug = serializers.CharField(required=False, allow_blank=True, default="", max_length=63)
@@ -144,7 +144,7 @@ class ErasureSerializer(serializers.Serializer):
     confirm = serializers.CharField(max_length=63)
 
 
-class Tenants(mixins.ListModelMixin, mixins.RetrieveModelMixin, ManagementViewSet):
+class TenantViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, ManagementViewSet):
     """The tenants that one belongs to; all of them for operators."""
 
     queryset = Tenant.objects.all()
@@ -153,14 +153,14 @@ class Tenants(mixins.ListModelMixin, mixins.RetrieveModelMixin, ManagementViewSe
     lookup_field = "slug"
     lookup_value_regex = r"[a-z0-9-]{1,63}"
 
-    def rows(self) -> QuerySet[Tenant]:
+    def get_visible_queryset(self) -> QuerySet[Tenant]:
         return access.access_tenants(self.actor)
 
-    @extend_schema(request=NewTenantSerializer, responses={201: TenantSerializer})
+    @extend_schema(request=TenantCreateSerializer, responses={201: TenantSerializer})
     def create(self, request: Request) -> Response:
         """Add one. For operators."""
         access.require_operator(self.actor)
-        values = self.read(NewTenantSerializer)
+        values = self.validate_body(TenantCreateSerializer)
         named, owner = values.pop("owner"), None
         if named is not None:
             owner = User.objects.filter(username=named).first()
@@ -169,12 +169,12 @@ class Tenants(mixins.ListModelMixin, mixins.RetrieveModelMixin, ManagementViewSe
         made = tenants_actions.create_tenant(actor=self.actor, owner=owner, **values)
         return Response(TenantSerializer(made).data, status.HTTP_201_CREATED)
 
-    @extend_schema(request=TenantChangesSerializer(partial=True), responses=TenantSerializer)
+    @extend_schema(request=TenantUpdateSerializer(partial=True), responses=TenantSerializer)
     def partial_update(self, request: Request, slug: str) -> Response:
         """Change what is named; `active` switches it off and on."""
         row = self.row()
-        given = TenantChangesSerializer(row, data=request.data, partial=True)
-        values = self.checked(given)
+        given = TenantUpdateSerializer(row, data=request.data, partial=True)
+        values = self.validated(given)
         active = values.pop("active", None)
         with transaction.atomic():
             saved = tenants_actions.update_tenant(actor=self.actor, tenant=row, **values)
@@ -196,13 +196,13 @@ class Tenants(mixins.ListModelMixin, mixins.RetrieveModelMixin, ManagementViewSe
     def export(self, request: Request, slug: str) -> HttpResponseBase:
         """All that is kept of it, as a ZIP archive. For owners in person, and operators."""
         row = self.row()
-        tenants_actions.begin_export(actor=self.actor, tenant=row)
+        tenants_actions.log_export(actor=self.actor, tenant=row)
         return download(request._request, export_chunks(row), f"{row.slug}.zip", "application/zip")
 
     @extend_schema(request=ErasureSerializer, responses={202: TenantSerializer})
     @action(detail=True, methods=["post"])
     def erase(self, request: Request, slug: str) -> Response:
         """Switch it off and remove all that is kept of it. For owners in person, and operators."""
-        values = self.read(ErasureSerializer)
+        values = self.validate_body(ErasureSerializer)
         gone = tenants_actions.erase_tenant(actor=self.actor, tenant=self.row(), **values)
         return Response(TenantSerializer(gone).data, status.HTTP_202_ACCEPTED)

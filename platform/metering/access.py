@@ -4,62 +4,69 @@ from common.errors import BudgetSpent, RateLimited
 from metering.admission import (
     UNLIMITED,
     Admission,
-    Asking,
+    AdmissionRequest,
     admit,
     rate_limit_headers,
-    take_over,
+    take_over_request,
 )
 from metering.calls import admit_call
-from metering.open_requests import ANSWERED_S, GATEWAY, answered_key
-from metering.reports import WIDTHS, Question, Sums, access_report_tenants, first_page, report
-from metering.request_log import (
-    MOST_HOPS,
-    MOST_OUTPUTS,
-    MOST_POINTS,
-    Content,
-    Hop,
-    OutputNote,
-    RequestNote,
+from metering.open_requests import ANSWERED_S, GATEWAY, response_stored_key
+from metering.reports import (
+    WIDTHS,
+    UsageQuery,
+    UsageTotals,
+    access_report_tenants,
+    first_page,
+    report,
 )
-from metering.request_log_writer import keep_content, keep_refusal, keep_request
-from metering.settlement import Account, settle
+from metering.request_log import (
+    MAX_HOPS,
+    MAX_OUTPUTS,
+    MAX_POINTS,
+    Content,
+    OutputTrace,
+    PlacementEvent,
+    RequestTrace,
+)
+from metering.request_log_writer import log_content, log_rejection, log_request
+from metering.settlement import EngineUsage, settle
 from metering.usage import UsageSum, access_all_usage, access_usage, access_usage_entries
 from metering.usage_record import UsageRecord
 
 __all__ = [
     "ANSWERED_S",
     "GATEWAY",
-    "MOST_HOPS",
-    "MOST_OUTPUTS",
-    "MOST_POINTS",
+    "MAX_HOPS",
+    "MAX_OUTPUTS",
+    "MAX_POINTS",
     "UNLIMITED",
     "WIDTHS",
-    "Account",
     "Admission",
-    "Asking",
+    "AdmissionRequest",
     "BudgetSpent",
     "Content",
-    "Hop",
-    "OutputNote",
-    "Question",
+    "EngineUsage",
+    "OutputTrace",
+    "PlacementEvent",
     "RateLimited",
-    "RequestNote",
-    "Sums",
+    "RequestTrace",
+    "UsageQuery",
     "UsageRecord",
     "UsageSum",
+    "UsageTotals",
     "access_all_usage",
     "access_report_tenants",
     "access_usage",
     "access_usage_entries",
     "admit",
     "admit_call",
-    "answered_key",
     "first_page",
-    "keep_content",
-    "keep_refusal",
-    "keep_request",
+    "log_content",
+    "log_rejection",
+    "log_request",
     "rate_limit_headers",
     "report",
+    "response_stored_key",
     "settle",
-    "take_over",
+    "take_over_request",
 ]

@@ -16,18 +16,18 @@ from catalog.models import ServedModel
 from common.db import changed, save_valid
 from common.errors import Conflict, NotFound
 from common.outbound_http import check_public
-from common.task_queue import hint
+from common.task_queue import send_task_best_effort
 from engine.contract.errors import InvalidRequest
 from metering.models import Budget, Price, Webhook, WebhookDelivery
 from metering.money import MAX_AMOUNT, MAX_PRICE
 from metering.signals import rules_changed
-from metering.webhooks import DELIVER, check_waiting, queue_event
-from tenants.actors import Actor, as_actor, require_operator, require_role
-from tenants.audit import record
+from metering.webhooks import DELIVER, check_waiting, create_event
+from tenants.actors import Actor, require_operator, require_role, to_actor
+from tenants.audit import log_action
 from tenants.models import ApiKey, Role, Tenant, User
 
 #: A price may begin so long ago: the time that it takes to send it.
-PAST = timedelta(minutes=1)
+CLOCK_SKEW = timedelta(minutes=1)
 PRICE_NAMES = ("input_per_million", "cached_per_million", "output_per_million")
 
 
@@ -63,10 +63,10 @@ def set_price(
 
     Raises: `PermissionDenied`; `InvalidRequest` with `param`; `Conflict` for two at one moment.
     """
-    actor = as_actor(actor)
+    actor = to_actor(actor)
     _check_name(model, access_catalog(actor))
     now = timezone.now()
-    if valid_from is not None and valid_from < now - PAST:
+    if valid_from is not None and valid_from < now - CLOCK_SKEW:
         raise InvalidRequest("valid_from must not be in the past.", param="valid_from")
     given = (
         input_per_million,
@@ -79,7 +79,7 @@ def set_price(
     }
     price = Price(model=model, valid_from=valid_from or now, **values)
     save_valid(price)
-    record(
+    log_action(
         actor=actor,
         action="price.set",
         target=price,
@@ -93,11 +93,11 @@ def set_price(
 @transaction.atomic
 def delete_price(*, actor: Actor | User, price: Price) -> None:
     """Take back a price that hasn't begun. Raises `PermissionDenied`; `Conflict` for another."""
-    actor = as_actor(actor)
+    actor = to_actor(actor)
     require_operator(actor)
     if price.valid_from <= timezone.now():
         raise Conflict("This price is already in force: set a new one instead.")
-    record(actor=actor, action="price.delete", target=price)
+    log_action(actor=actor, action="price.delete", target=price)
     price.delete()
     _announce()
 
@@ -121,7 +121,7 @@ def set_budget(
 
     Raises: `NotFound`, `PermissionDenied`, `InvalidRequest` with `param`.
     """
-    actor = as_actor(actor)
+    actor = to_actor(actor)
     _check_right(actor, tenant, key)
     if key is not None:
         if key.tenant_id != tenant.pk:
@@ -143,9 +143,9 @@ def set_budget(
     difference = changed(budget, wanted)
     if is_new or difference:
         save_valid(budget)
-        told = {name: [_plain(a), _plain(b)] for name, (a, b) in difference.items()}
+        told = {name: [_to_json_value(a), _to_json_value(b)] for name, (a, b) in difference.items()}
         verb = "budget.create" if is_new else "budget.update"
-        record(actor=actor, action=verb, target=budget, tenant=tenant, changes=told)
+        log_action(actor=actor, action=verb, target=budget, tenant=tenant, changes=told)
         _announce()
     return budget
 
@@ -160,9 +160,9 @@ def _check_name(model: str, served: QuerySet[ServedModel]) -> None:
 @transaction.atomic
 def delete_budget(*, actor: Actor | User, budget: Budget) -> None:
     """Lift a limit. Raises what `set_budget` raises."""
-    actor = as_actor(actor)
+    actor = to_actor(actor)
     _check_right(actor, budget.tenant, budget.api_key)
-    record(actor=actor, action="budget.delete", target=budget, tenant=budget.tenant)
+    log_action(actor=actor, action="budget.delete", target=budget, tenant=budget.tenant)
     budget.delete()
     _announce()
 
@@ -175,39 +175,39 @@ def set_webhook(*, actor: Actor | User, tenant: Tenant, url: str) -> Webhook:
 
     Raises: `NotFound`, `PermissionDenied`, `InvalidRequest` with `param`.
     """
-    actor = as_actor(actor)
+    actor = to_actor(actor)
     require_role(actor, tenant, Role.ADMIN)
     check_public(url)
     Tenant.objects.select_for_update().get(pk=tenant.pk)  # one at a time: a tenant has one
     Webhook.objects.filter(tenant=tenant).delete()
     hook = Webhook.objects.create(tenant=tenant, url=url, secret=secrets.token_hex(32))
-    record(actor=actor, action="webhook.set", target=hook, tenant=tenant, url=url)
+    log_action(actor=actor, action="webhook.set", target=hook, tenant=tenant, url=url)
     return hook
 
 
 @transaction.atomic
-def try_webhook(*, actor: Actor | User, tenant: Tenant) -> WebhookDelivery:
+def send_test_event(*, actor: Actor | User, tenant: Tenant) -> WebhookDelivery:
     """Send the webhook an event of the kind `webhook.test`; its delivery tells how that went.
 
     Raises: `NotFound` without a webhook, too; `PermissionDenied`; `RateLimited` when many wait.
     """
-    actor = as_actor(actor)
+    actor = to_actor(actor)
     require_role(actor, tenant, Role.ADMIN)
-    queued = queue_event(tenant, "webhook.test", {"sent_by": actor.label})
+    queued = create_event(tenant, "webhook.test", {"sent_by": actor.label})
     if queued is None:
         raise NotFound("The tenant has no webhook.")
-    record(actor=actor, action="webhook.test", target=queued, tenant=tenant)
+    log_action(actor=actor, action="webhook.test", target=queued, tenant=tenant)
     return queued
 
 
 @transaction.atomic
-def send_again(*, actor: Actor | User, delivery: WebhookDelivery) -> WebhookDelivery:
+def redeliver(*, actor: Actor | User, delivery: WebhookDelivery) -> WebhookDelivery:
     """Try an event that was given up once more, under the same id.
 
     Raises: `NotFound`, `PermissionDenied`; `Conflict` for one that was taken or still waits;
     `RateLimited` when many wait.
     """
-    actor = as_actor(actor)
+    actor = to_actor(actor)
     require_role(actor, delivery.tenant, Role.ADMIN)
     found = WebhookDelivery.objects.select_for_update().get(pk=delivery.pk)
     if found.state != "failed":
@@ -215,20 +215,20 @@ def send_again(*, actor: Actor | User, delivery: WebhookDelivery) -> WebhookDeli
     check_waiting(delivery.tenant)
     found.next_try_at, found.attempts = timezone.now(), 0
     found.save(update_fields=["next_try_at", "attempts"])
-    record(actor=actor, action="webhook.send_again", target=found, tenant=delivery.tenant)
-    transaction.on_commit(partial(hint, DELIVER, found.pk))
+    log_action(actor=actor, action="webhook.send_again", target=found, tenant=delivery.tenant)
+    transaction.on_commit(partial(send_task_best_effort, DELIVER, found.pk))
     return found
 
 
 @transaction.atomic
 def delete_webhook(*, actor: Actor | User, tenant: Tenant) -> None:
     """Tell nobody any more. Raises `NotFound` without one, `PermissionDenied`."""
-    actor = as_actor(actor)
+    actor = to_actor(actor)
     require_role(actor, tenant, Role.ADMIN)
     hook = Webhook.objects.filter(tenant=tenant).first()
     if hook is None:
         raise NotFound("The tenant has no webhook.")
-    record(actor=actor, action="webhook.delete", target=hook, tenant=tenant)
+    log_action(actor=actor, action="webhook.delete", target=hook, tenant=tenant)
     hook.delete()
 
 
@@ -238,7 +238,7 @@ def _check_right(actor: Actor, tenant: Tenant, key: ApiKey | None) -> None:
         require_operator(actor)
 
 
-def _plain(value: object) -> object:
+def _to_json_value(value: object) -> object:
     return str(value) if isinstance(value, Decimal) else value
 
 

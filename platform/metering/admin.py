@@ -10,7 +10,7 @@ from metering import actions
 from metering.budgets import BudgetState, states_of
 from metering.models import Budget, Price, UsageEntry
 from metering.money import amount_text
-from tenants.admin import ActionsAdmin, ReadOnlyAdmin
+from tenants.admin import ActionsAdmin, ReadOnlyModelAdmin
 
 #: Where a budget of a page keeps how it stands.
 SEEN = "seen_state"
@@ -24,7 +24,7 @@ def duration(milliseconds: float) -> str:
 
 
 @admin.register(UsageEntry)
-class UsageEntryAdmin(ReadOnlyAdmin):
+class UsageEntryAdmin(ReadOnlyModelAdmin):
     """What each request used, with the sums of what is selected."""
 
     change_list_template = "admin/metering/usageentry/change_list.html"

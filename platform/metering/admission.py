@@ -16,28 +16,34 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from common.db import in_admission_thread
 from common.errors import BudgetSpent, RateLimited, ServiceUnavailable
-from engine.system.redis_client import refusal_of
-from metering.budgets import seed
+from engine.system.redis_client import error_code_of
+from metering.budgets import rebuild_counters
 from metering.money import FREE, Rates, amount_text
-from metering.open_requests import GATEWAY, HELD_TTL_S, OpenRequest, open_key, reservation_key
-from metering.redis_scripts import key, redis_link, run_script
+from metering.open_requests import (
+    GATEWAY,
+    RESERVATION_TTL_S,
+    OpenRequest,
+    open_key,
+    reservation_key,
+)
+from metering.redis_scripts import redis_key, redis_link, run_script
 from metering.rules import (
     AdapterUse,
-    Bucket,
-    Limit,
-    RunningLimit,
-    buckets_of,
+    BudgetLimit,
+    ConcurrencyLimit,
+    TokenBucket,
+    billing_names,
+    get_buckets,
+    get_concurrency_limits,
+    get_rules,
     moment_of,
-    names_of,
-    rules_of,
-    running_limits_of,
 )
 from tenants.authentication import Caller
 
 #: A bucket is full again after a minute, so a reservation means little beyond a few.
-RESERVATION_TTL_S = 3600
+ADMISSION_TTL_S = 3600
 #: How long a request waits for others to give back what they hold of a budget, and between looks.
-WAIT_S, LOOK_S, LONGEST_LOOK_S = 30.0, 0.02, 0.5
+WAIT_TIMEOUT_S, POLL_INTERVAL_S, MAX_POLL_INTERVAL_S = 30.0, 0.02, 0.5
 #: How long a request waits for a Redis that went away, unless FAILOVER_WAIT_S says otherwise, and
 #: between two tries.
 REDIS_WAIT_S, REDIS_LOOK_S = 30.0, 0.2
@@ -53,7 +59,7 @@ class Admission:
 
     `limit_*`: a minute's worth. `remaining_*`: what is left now. `reset_*_s`: seconds until the
     limit is back to its full. `output_tokens`: what is reserved besides the prompt; more may not
-    be generated. `held`: whether `settle` has something to give back. `rates`: the prices that
+    be generated. `reserved`: whether `settle` has something to give back. `prices`: the prices that
     hold for the request. `epochs`: the counters of its budgets, as they were.
     """
 
@@ -64,32 +70,32 @@ class Admission:
     remaining_tokens: int | None = None
     reset_tokens_s: float | None = None
     output_tokens: int | None = None
-    held: bool = False
-    rates: Rates = FREE
+    reserved: bool = False
+    prices: Rates = FREE
     epochs: Mapping[str, str] = field(default_factory=dict)
 
 
 UNLIMITED = Admission()
 
 
-def taken_key(request_id: str) -> str:
+def takeover_key(request_id: str) -> str:
     """Which gateway goes on with a request that another one had let in."""
-    return key(f"taken:{request_id}")
+    return redis_key(f"taken:{request_id}")
 
 
 @dataclass(frozen=True)
-class _Asked:
+class LimitCheck:
     """A request with all limits that hold for it."""
 
     request_id: str
     model: str
     prompt_tokens: int
     output_tokens: int
-    least_output: int
-    rates: Rates
-    buckets: Sequence[Bucket]
-    running: Sequence[RunningLimit]
-    budgets: Sequence[Limit]
+    min_output: int
+    prices: Rates
+    buckets: Sequence[TokenBucket]
+    running: Sequence[ConcurrencyLimit]
+    budgets: Sequence[BudgetLimit]
     open_request: bytes
 
     @property
@@ -105,20 +111,20 @@ class _Asked:
             "id": self.request_id,
             "buckets": [[b.capacity, cost] for b, cost in zip(self.buckets, costs, strict=True)],
             "covered": sum(bucket.kind == "tokens" for bucket in self.buckets),
-            "sets": [limit.most for limit in self.running],
+            "sets": [limit.max_running for limit in self.running],
             "budgets": [[limit.tokens, limit.nanos, limit.end] for limit in self.budgets],
             "prompt": self.prompt_tokens,
             "output": self.output_tokens,
-            "least": self.least_output,
-            "picos": [self.rates.prompt, self.rates.output],
+            "least": self.min_output,
+            "picos": [self.prices.prompt, self.prices.output],
             "partial": partial,
-            "ttl": HELD_TTL_S if self.budgets or self.running else RESERVATION_TTL_S,
+            "ttl": RESERVATION_TTL_S if self.budgets or self.running else ADMISSION_TTL_S,
         }
         return [_json.encode(told), self.open_request]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asking:
+class AdmissionRequest:
     """A request that wants to be let in.
 
     Attributes:
@@ -129,7 +135,8 @@ class Asking:
             budgets narrowed to it hold beside those of the model.
         outbox: the stream that tells what ran, should this gateway die. stream: for the ledger.
         header_id: the `x-request-id` that it came with.
-        stream_id, billed, known: of a stream that another gateway had, see `OpenRequest`.
+        stream_id, billed, known_token_counts: of a stream that another gateway had, see
+        `OpenRequest`.
     """
 
     request_id: str
@@ -146,9 +153,9 @@ class Asking:
     header_id: str = ""
     stream_id: str = ""
     billed: tuple[int, int] = (0, 0)
-    known: Mapping[str, int] = field(default_factory=dict)
+    known_token_counts: Mapping[str, int] = field(default_factory=dict)
 
-    def to_bill(self, caller: Caller, rates: Rates) -> bytes:
+    def open_request(self, caller: Caller, rates: Rates) -> bytes:
         """What another gateway bills should this one die."""
         adapted = self.adapter or AdapterUse("", "")
         return OpenRequest(
@@ -169,17 +176,18 @@ class Asking:
             header_id=self.header_id,
             stream_id=self.stream_id,
             billed=self.billed,
-            known=dict(self.known),
+            known=dict(self.known_token_counts),
             most=self.max_output_tokens,
         ).encode()
 
 
-async def admit(caller: Caller, asking: Asking) -> Admission:
+async def admit(caller: Caller, asking: AdmissionRequest) -> Admission:
     """Count a request and reserve its tokens in every limit that holds for it, or in none.
 
     Of a limit a minute the reservation is prompt + `max_output_tokens`, but never more than the
     minute. Of a budget it's the same, or what is left of it: then `output_tokens` says how many
-    may be generated. While others hold what would be enough, the request waits for `WAIT_S` at most
+    may be generated. While others hold what would be enough, the request waits for
+    `WAIT_TIMEOUT_S` at most
     before it's content with less. `settle` corrects all of it to what was used.
 
     Raises: `RateLimited` and `BudgetSpent` (429) with `retry_after`; `ServiceUnavailable` (503)
@@ -191,51 +199,53 @@ async def admit(caller: Caller, asking: Asking) -> Admission:
         link = redis_link()
         link.send("HSET", open_key(GATEWAY), asking.request_id, asked.open_request)
         link.flush()  # before the engine hears of it, which it does over another connection
-        return replace(UNLIMITED, rates=asked.rates, held=True)
-    return await _take_in_time(asked)
+        return replace(UNLIMITED, prices=asked.prices, reserved=True)
+    return await _reserve_with_retry(asked)
 
 
-async def take_over(caller: Caller, asking: Asking, *, gateway: str) -> Admission | None:
+async def take_over_request(
+    caller: Caller, asking: AdmissionRequest, *, gateway: str
+) -> Admission | None:
     """Go on with a request that another gateway let in: from now on only this one settles it.
 
     What is reserved stays reserved. None when it was settled already. Raises `ServiceUnavailable`
     without Redis.
     """
     asked = await _asked(caller, asking)
-    names = [open_key(gateway), open_key(GATEWAY), taken_key(asked.request_id)]
-    arguments = [asked.request_id, asked.open_request, GATEWAY, HELD_TTL_S]
+    names = [open_key(gateway), open_key(GATEWAY), takeover_key(asked.request_id)]
+    arguments = [asked.request_id, asked.open_request, GATEWAY, RESERVATION_TTL_S]
     try:
         taken = await run_script(redis_link(), "adopt", names, arguments)
     except (RedisError, OSError) as error:
         raise ServiceUnavailable(
             "The stream can't be resumed right now. Try again later."
         ) from error
-    return replace(UNLIMITED, rates=asked.rates, held=True) if taken else None
+    return replace(UNLIMITED, prices=asked.prices, reserved=True) if taken else None
 
 
-async def _asked(caller: Caller, asking: Asking) -> _Asked:
+async def _asked(caller: Caller, asking: AdmissionRequest) -> LimitCheck:
     """A request with the limits and prices that hold for it."""
-    rules = await rules_of(caller)
+    rules = await get_rules(caller)
     moment = moment_of(asking.started_at)
     model, adapter = asking.model, asking.adapter
-    names = names_of(model, adapter.name if adapter is not None else "")
+    names = billing_names(model, adapter.name if adapter is not None else "")
     rates = rules.rates((*(adapter.prices if adapter else ()), model), moment)
     most = asking.max_output_tokens
-    return _Asked(
+    return LimitCheck(
         request_id=asking.request_id,
         model=model,
         prompt_tokens=asking.prompt_tokens,
         output_tokens=most,
-        least_output=min(most, max(1, len(asking.prompts))),
-        rates=rates,
-        buckets=buckets_of(caller),
-        running=running_limits_of(caller),
+        min_output=min(most, max(1, len(asking.prompts))),
+        prices=rates,
+        buckets=get_buckets(caller),
+        running=get_concurrency_limits(caller),
         budgets=rules.limits(caller.key_id, names, moment),
-        open_request=asking.to_bill(caller, rates),
+        open_request=asking.open_request(caller, rates),
     )
 
 
-async def _take_in_time(asked: _Asked) -> Admission:
+async def _reserve_with_retry(asked: LimitCheck) -> Admission:
     """Take, though Redis goes away meanwhile: who came in time isn't turned away for its restart.
 
     Asking twice takes once. Raises `ServiceUnavailable` when Redis stays away or refuses.
@@ -243,24 +253,24 @@ async def _take_in_time(asked: _Asked) -> Admission:
     until = time.monotonic() + settings.QUIRE.get("FAILOVER_WAIT_S", REDIS_WAIT_S)
     while True:
         try:
-            return await _take(asked)
+            return await _reserve(asked)
         except (RedisError, OSError) as error:
-            if not _may_come_back(error) or time.monotonic() >= until:
+            if not _is_transient(error) or time.monotonic() >= until:
                 message = "Limits can't be checked right now. Try again."
                 raise ServiceUnavailable(message) from error
             await asyncio.sleep(REDIS_LOOK_S)
 
 
-def _may_come_back(error: RedisError | OSError) -> bool:
+def _is_transient(error: RedisError | OSError) -> bool:
     """Whether Redis was cut off or starts; one that refuses commands needs its operator."""
     lost = isinstance(error, OSError | RedisConnectionError | RedisTimeoutError)
-    return lost or (isinstance(error, RedisError) and refusal_of(error) == "LOADING")
+    return lost or (isinstance(error, RedisError) and error_code_of(error) == "LOADING")
 
 
-async def _take(asked: _Asked) -> Admission:
+async def _reserve(asked: LimitCheck) -> Admission:
     """Ask until it's decided: counters are filled, and what others hold is waited for."""
     costs = [_cost(bucket, asked.prompt_tokens, asked.output_tokens) for bucket in asked.buckets]
-    patient_until, pause = time.monotonic() + WAIT_S, LOOK_S
+    patient_until, pause = time.monotonic() + WAIT_TIMEOUT_S, POLL_INTERVAL_S
     while True:
         partial = time.monotonic() >= patient_until
         reply = await run_script(
@@ -268,23 +278,25 @@ async def _take(asked: _Asked) -> Admission:
         )
         what, index, wait, granted, *levels = reply
         if what == b"unknown":
-            await in_admission_thread(seed, asked.budgets[index - 1])
+            await in_admission_thread(rebuild_counters, asked.budgets[index - 1])
         elif what == b"wait":
             await asyncio.sleep(pause)
-            pause = min(LONGEST_LOOK_S, pause * 1.5)
+            pause = min(MAX_POLL_INTERVAL_S, pause * 1.5)
         else:
             break
     if what == b"bucket":
         found = [float(level) for level in levels[: len(asked.buckets)]]
-        raise _over(asked, costs, found, float(wait), index - 1)
+        raise _rate_limited(asked, costs, found, float(wait), index - 1)
     if what == b"set":
         raise _too_many(asked.running[index - 1])
     if what == b"budget":
-        raise _spent(asked, asked.budgets[index - 1], float(wait))
+        raise _budget_exceeded(asked, asked.budgets[index - 1], float(wait))
     return _admitted(asked, costs, levels, granted)
 
 
-def _admitted(asked: _Asked, costs: Sequence[int], rest: list[bytes], granted: int) -> Admission:
+def _admitted(
+    asked: LimitCheck, costs: Sequence[int], rest: list[bytes], granted: int
+) -> Admission:
     count = len(asked.buckets)
     found = _admission(asked.buckets, [float(level) for level in rest[:count]])
     caps = [
@@ -301,13 +313,13 @@ def _admitted(asked: _Asked, costs: Sequence[int], rest: list[bytes], granted: i
     return replace(
         found,
         output_tokens=min(caps) if caps else None,
-        held=True,
-        rates=asked.rates,
+        reserved=True,
+        prices=asked.prices,
         epochs=epochs,
     )
 
 
-def _cost(bucket: Bucket, prompt_tokens: int, max_output_tokens: int) -> int:
+def _cost(bucket: TokenBucket, prompt_tokens: int, max_output_tokens: int) -> int:
     """What a request takes from a bucket. Raises `RateLimited` for a prompt that can never fit."""
     if bucket.kind == "requests":
         return 1
@@ -320,8 +332,8 @@ def _cost(bucket: Bucket, prompt_tokens: int, max_output_tokens: int) -> int:
     return min(prompt_tokens + max_output_tokens, bucket.capacity)
 
 
-def _over(
-    asked: _Asked, costs: Sequence[int], levels: list[float], wait: float, index: int
+def _rate_limited(
+    asked: LimitCheck, costs: Sequence[int], levels: list[float], wait: float, index: int
 ) -> RateLimited:
     bucket, cost = asked.buckets[index], costs[index]
     left = max(0, int(levels[index]))
@@ -334,15 +346,15 @@ def _over(
     return error
 
 
-def _too_many(limit: RunningLimit) -> RateLimited:
+def _too_many(limit: ConcurrencyLimit) -> RateLimited:
     return RateLimited(
-        f"Concurrency limit reached for this {limit.owner}: {limit.most} running requests. "
+        f"Concurrency limit reached for this {limit.owner}: {limit.max_running} running requests. "
         "Try again later.",
         retry_after=RUNNING_RETRY_S,
     )
 
 
-def _spent(asked: _Asked, limit: Limit, wait: float) -> BudgetSpent:
+def _budget_exceeded(asked: LimitCheck, limit: BudgetLimit, wait: float) -> BudgetSpent:
     most = []
     if limit.tokens >= 0:
         most.append(f"{limit.tokens} tokens")
@@ -356,7 +368,7 @@ def _spent(asked: _Asked, limit: Limit, wait: float) -> BudgetSpent:
     )
 
 
-def _admission(buckets: Sequence[Bucket], levels: list[float]) -> Admission:
+def _admission(buckets: Sequence[TokenBucket], levels: list[float]) -> Admission:
     values: dict[str, float] = {}
     for kind in ("requests", "tokens"):
         mine = [(lvl, b) for b, lvl in zip(buckets, levels, strict=True) if b.kind == kind]

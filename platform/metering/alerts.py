@@ -17,13 +17,13 @@ from common.errors import RateLimited
 from metering.budgets import BudgetState, states_of
 from metering.models import Budget
 from metering.money import amount_text
-from metering.webhooks import queue_event
+from metering.webhooks import create_event
 from tenants.models import Membership, Role, Tenant
 
 logger = logging.getLogger(__name__)
 
 
-def send_alerts() -> int:
+def send_budget_alerts() -> int:
     """Tell of what has come so far; how many budgets were told of anew.
 
     Mail and webhook are noted apart: one that fails is tried again at the next call.
@@ -34,11 +34,11 @@ def send_alerts() -> int:
         budgets = Budget.objects.filter(tenant=tenant, alert_percent__gt=0)
         for state in states_of(list(budgets.select_related("tenant", "api_key"))):
             if state.percent >= state.budget.alert_percent:
-                told += _tell(state)
+                told += _notify(state)
     return told
 
 
-def _tell(state: BudgetState) -> bool:
+def _notify(state: BudgetState) -> bool:
     """Whether anything was sent."""
     budget, sent = state.budget, False
     if budget.alerted_for != state.start and _mail(state):
@@ -47,7 +47,7 @@ def _tell(state: BudgetState) -> bool:
     if budget.webhook_for != state.start:
         try:
             with transaction.atomic():
-                if queue_event(budget.tenant, "budget.alert", event(state)) is not None:
+                if create_event(budget.tenant, "budget.alert", alert_payload(state)) is not None:
                     Budget.objects.filter(pk=budget.pk).update(webhook_for=state.start)
                     sent = True
         except RateLimited as error:
@@ -79,7 +79,7 @@ def _mail(state: BudgetState) -> bool:
     return True
 
 
-def event(state: BudgetState) -> dict[str, object]:
+def alert_payload(state: BudgetState) -> dict[str, object]:
     """What a webhook is told of a budget."""
     budget = state.budget
     return {

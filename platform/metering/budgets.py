@@ -18,27 +18,27 @@ from metering.models import Budget, Price, UsageDay, UsageEntry, UsageHour, Webh
 from metering.money import Rates
 from metering.open_requests import (
     GATEWAY,
-    HELD_TTL_S,
+    RESERVATION_TTL_S,
     OpenRequest,
     gateways_key,
     open_key,
     reservation_key,
 )
-from metering.redis_scripts import key, source, sync_client
-from metering.rules import Limit, families_of, limit_of, moment_of, names_of
+from metering.redis_scripts import load_script, redis_key, sync_client
+from metering.rules import BudgetLimit, billing_names, budget_limit, key_families, moment_of
 from metering.usage_record import UsageRecord, decode_record
 from tenants.access import access_role
-from tenants.actors import Actor, as_actor, require_role
+from tenants.actors import Actor, require_role, to_actor
 from tenants.models import Role, Tenant, User
 
 #: A counter stays so long beyond its period: for requests that end late and clocks that go wrong.
-KEEP_AFTER = timedelta(days=2)
+COUNTER_GRACE = timedelta(days=2)
 MAX_TRIES = 100
 #: Ids of one query: a spool that waits for a database holds a million records.
 PART = 1000
 
 
-def seed(limit: Limit) -> None:
+def rebuild_counters(limit: BudgetLimit) -> None:
     """Make sure that the counters are there. May block.
 
     They begin as what ledger and spool say of the period, and as what requests hold that run: these
@@ -51,13 +51,20 @@ def seed(limit: Limit) -> None:
     try:
         for _ in range(MAX_TRIES):
             last_id, waiting = _spooled(client)
-            tokens, nanos = spent(limit, waiting)
-            forget_at = int((moment_of(limit.end) + KEEP_AFTER).timestamp())
+            tokens, nanos = spent_from_ledger(limit, waiting)
+            forget_at = int((moment_of(limit.end) + COUNTER_GRACE).timestamp())
             running = msgspec.json.encode(_running(client, limit))
-            values = [last_id, tokens, nanos, uuid.uuid4().hex, forget_at, KEEP_AFTER.days * 86400]
-            values += [running, HELD_TTL_S, limit.zone]
-            names = [limit.redis_key, key("usage"), key(f"counters:{limit.budget_id}")]
-            text, _ = source("seed")
+            values = [
+                last_id,
+                tokens,
+                nanos,
+                uuid.uuid4().hex,
+                forget_at,
+                COUNTER_GRACE.days * 86400,
+            ]
+            values += [running, RESERVATION_TTL_S, limit.zone]
+            names = [limit.redis_key, redis_key("usage"), redis_key(f"counters:{limit.budget_id}")]
+            text, _ = load_script("seed")
             if client.eval(text, len(names), *names, *values):
                 return
     except (DatabaseError, InterfaceError) as error:
@@ -67,7 +74,7 @@ def seed(limit: Limit) -> None:
     raise ServiceUnavailable("Budget counters are being rebuilt. Try again in a moment.")
 
 
-def spent(limit: Limit, waiting: dict[str, UsageRecord]) -> tuple[int, int]:
+def spent_from_ledger(limit: BudgetLimit, waiting: dict[str, UsageRecord]) -> tuple[int, int]:
     """Tokens and nanos of the period in the ledger and in records that wait for it."""
     start, end = moment_of(limit.start), moment_of(limit.end)
     using = router.db_for_read(UsageEntry)
@@ -93,20 +100,21 @@ def spent(limit: Limit, waiting: dict[str, UsageRecord]) -> tuple[int, int]:
 
 
 def _counts(
-    request: UsageRecord | OpenRequest, limit: Limit, start: datetime, end: datetime
+    request: UsageRecord | OpenRequest, limit: BudgetLimit, start: datetime, end: datetime
 ) -> bool:
     """Whether a request is of the budget and of its period."""
     at = request.started_at
     moment = at if isinstance(at, datetime) else moment_of(at)
     return (
         request.tenant_id == limit.tenant_id
-        and limit.counts(request.key_id, names_of(request.model, request.adapter))
+        and limit.counts(request.key_id, billing_names(request.model, request.adapter))
         and start <= moment < end
     )
 
 
-def _running(client: redis.Redis, limit: Limit) -> list[list[Any]]:
-    """As `seed.lua` has them: the gateway's open requests, the request's id and reservation, its
+def _running(client: redis.Redis, limit: BudgetLimit) -> list[list[Any]]:
+    """As `rebuild_counters.lua` has them: the gateway's open requests, the request's id and
+    reservation, its
     prompt's tokens and the most that it may generate, picos of a prompt's and of an output token.
     """
     start, end = moment_of(limit.start), moment_of(limit.end)
@@ -126,15 +134,15 @@ def _running(client: redis.Redis, limit: Limit) -> list[list[Any]]:
 
 
 def _of_model(name: str) -> Q:
-    """Rows of the ledger, or of its sums, that `names_of` calls so."""
+    """Rows of the ledger, or of its sums, that `billing_names` calls so."""
     base, _, adapter = name.rpartition(":")
     return Q(model=name) | Q(adapter=name) | Q(model=base, adapter=adapter)
 
 
-def _sums(limit: Limit, start: datetime, end: datetime) -> list[dict[str, Any]]:
+def _sums(limit: BudgetLimit, start: datetime, end: datetime) -> list[dict[str, Any]]:
     """Whole days and hours from the roll-ups, what sticks out at both ends from the ledger."""
-    first_hour, last_hour = _up(start, timedelta(hours=1)), _down(end, timedelta(hours=1))
-    first_day, last_day = _up(start, timedelta(days=1)), _down(end, timedelta(days=1))
+    first_hour, last_hour = _ceil(start, timedelta(hours=1)), _floor(end, timedelta(hours=1))
+    first_day, last_day = _ceil(start, timedelta(days=1)), _floor(end, timedelta(days=1))
     of = Q(tenant_id=limit.tenant_id)
     if limit.model:
         of &= _of_model(limit.model)
@@ -162,19 +170,19 @@ def _sums(limit: Limit, start: datetime, end: datetime) -> list[dict[str, Any]]:
     return [part.filter(of).order_by().aggregate(**amounts) for part in parts]
 
 
-def _down(moment: datetime, step: timedelta) -> datetime:
+def _floor(moment: datetime, step: timedelta) -> datetime:
     seconds = int(moment.timestamp())
     return moment_of(seconds - seconds % int(step.total_seconds()))
 
 
-def _up(moment: datetime, step: timedelta) -> datetime:
-    down = _down(moment, step)
+def _ceil(moment: datetime, step: timedelta) -> datetime:
+    down = _floor(moment, step)
     return down if down == moment else down + step
 
 
 def _spooled(client: redis.Redis) -> tuple[str, dict[str, UsageRecord]]:
     """The spool's last id, and what waits in it."""
-    name = key("usage")
+    name = redis_key("usage")
     try:
         info: Any = client.xinfo_stream(name)
     except redis.ResponseError:  # nothing was ever settled
@@ -210,8 +218,8 @@ class BudgetState:
     end: datetime
     tokens: int
     nanos: int
-    held_tokens: int
-    held_nanos: int
+    reserved_tokens: int
+    reserved_nanos: int
 
     @property
     def percent(self) -> float:
@@ -235,7 +243,7 @@ def access_budgets(user: Actor | User, tenant: Tenant) -> QuerySet[Budget]:
     if role.rank >= Role.ADMIN.rank:
         return found
     own = found.filter(api_key=None)
-    person = as_actor(user).user
+    person = to_actor(user).user
     return own if person is None else own | found.filter(api_key__created_by=person)
 
 
@@ -252,13 +260,13 @@ def access_webhooks(user: Actor | User, tenant: Tenant) -> QuerySet[Webhook]:
 
     Raises `NotFound`, `PermissionDenied`.
     """
-    require_role(as_actor(user), tenant, Role.ADMIN)
+    require_role(to_actor(user), tenant, Role.ADMIN)
     return Webhook.objects.filter(tenant=tenant).select_related("tenant")
 
 
 def access_deliveries(user: Actor | User, tenant: Tenant) -> QuerySet[WebhookDelivery]:
     """What its webhook was told, newest first, for admins. Raises as `access_webhooks`."""
-    require_role(as_actor(user), tenant, Role.ADMIN)
+    require_role(to_actor(user), tenant, Role.ADMIN)
     return WebhookDelivery.objects.filter(tenant=tenant).select_related("tenant")
 
 
@@ -294,13 +302,13 @@ def states_of(budgets: Sequence[Budget], moment: datetime | None = None) -> list
         raise ServiceUnavailable("Budgets are unavailable. Try again later.") from error
 
 
-def _limits(budgets: Sequence[Budget], moment: datetime) -> list[Limit]:
+def _limits(budgets: Sequence[Budget], moment: datetime) -> list[BudgetLimit]:
     keys = {budget.api_key_id for budget in budgets if budget.api_key_id is not None}
-    families = families_of(keys)
+    families = key_families(keys)
     tenants = Tenant.objects.filter(pk__in={budget.tenant_id for budget in budgets})
     zones = dict(tenants.values_list("pk", "time_zone"))
     return [
-        limit_of(
+        budget_limit(
             budget,
             () if budget.api_key_id is None else families[budget.api_key_id],
             zones.get(budget.tenant_id) or "UTC",
@@ -310,7 +318,7 @@ def _limits(budgets: Sequence[Budget], moment: datetime) -> list[Limit]:
     ]
 
 
-def _counters(limits: Sequence[Limit]) -> list[list[int]]:
+def _counters(limits: Sequence[BudgetLimit]) -> list[list[int]]:
     """Of each: tokens and nanos spent, and held; [] where Redis doesn't know."""
     names = ("tokens", "nanos", "held_tokens", "held_nanos")
     client = sync_client()
@@ -329,10 +337,10 @@ def _counters(limits: Sequence[Limit]) -> list[list[int]]:
     ]
 
 
-def _state(budget: Budget, limit: Limit, found: list[int]) -> BudgetState:
+def _state(budget: Budget, limit: BudgetLimit, found: list[int]) -> BudgetState:
     return BudgetState(
         budget,
         datetime.fromtimestamp(limit.start, UTC),
         datetime.fromtimestamp(limit.end, UTC),
-        *(max(0, value) for value in found or [*spent(limit, {}), 0, 0]),
+        *(max(0, value) for value in found or [*spent_from_ledger(limit, {}), 0, 0]),
     )

@@ -8,7 +8,7 @@ from redis.exceptions import RedisError
 
 from common.errors import RateLimited
 from metering.redis_scripts import redis_link, run_script
-from metering.rules import Bucket
+from metering.rules import TokenBucket
 from tenants.authentication import Caller
 
 logger = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ async def admit_call(caller: Caller, cost: int) -> None:
     """
     ids = {"tenant": caller.tenant_id, "key": caller.key_family or caller.key_id}
     buckets = [
-        Bucket("calls", owner, owner_id, CALLS_PER_MINUTE[owner])
+        TokenBucket("calls", owner, owner_id, CALLS_PER_MINUTE[owner])
         for owner, owner_id in ids.items()
         if owner_id is not None
     ]

@@ -24,8 +24,8 @@ from django.db import DatabaseError, InterfaceError, close_old_connections
 from redis.exceptions import ResponseError
 
 from metering.ledger import insert_records
-from metering.redis_scripts import key, sync_client
-from metering.settlement import put_back, spool_key, take_waiting
+from metering.redis_scripts import redis_key, sync_client
+from metering.settlement import pop_buffered, requeue, spool_key
 from metering.usage_record import UsageRecord, decode_record
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ DEAD_LETTERS_MAX = 10_000
 Entries = list[tuple[bytes, dict[bytes, bytes] | None]]
 
 
-class Watch:
+class PendingAge:
     """How long entries have been with one consumer, by this process's own clock: after Redis's was
     set back, its own times say for as long that they were taken just now.
     """
@@ -87,11 +87,11 @@ class Spool:
         )
         return _entries(found)
 
-    def mine(self) -> Entries:
+    def own_pending(self) -> Entries:
         """What this consumer took and did not finish; what was trimmed has no fields."""
         return _entries(self.client.xreadgroup(GROUP, self.consumer, {self.key: "0"}, count=BATCH))
 
-    def claim(self, idle_ms: int, watch: Watch | None = None) -> Entries:
+    def claim(self, idle_ms: int, watch: PendingAge | None = None) -> Entries:
         """Take over what dead consumers left: by Redis's clock, or by the watch's."""
         found = self.client.xpending_range(self.key, GROUP, "-", "+", BATCH)
         others = [one for one in found if one["consumer"].decode() != self.consumer]
@@ -102,9 +102,9 @@ class Spool:
             if max(one["time_since_delivered"], watched.get(one["message_id"], 0)) >= idle_ms
         ]
         # Nothing is asked of their idleness again: a row is there once, however many write it.
-        return self._take(left) if left else []
+        return self._read_entries(left) if left else []
 
-    def _take(self, ids: list[bytes]) -> Entries:
+    def _read_entries(self, ids: list[bytes]) -> Entries:
         reply = self.client.xclaim(self.key, GROUP, self.consumer, 0, ids)
         taken = [(name, fields) for name, fields in reply if fields]
         if trimmed := set(ids) - {name for name, _ in taken}:
@@ -118,20 +118,20 @@ class Spool:
         pipe.xdel(self.key, *ids)
         pipe.execute()
 
-    def bury(self, entry_id: bytes, fields: dict[bytes, bytes] | None, reason: str) -> None:
+    def dead_letter(self, entry_id: bytes, fields: dict[bytes, bytes] | None, reason: str) -> None:
         """Keep an entry that is no record apart."""
         logger.error("usage spool entry %s moved to dead letters: %s", entry_id.decode(), reason)
         data: dict[Any, Any] = {**(fields or {}), b"reason": reason}
-        self.client.xadd(key("usage:dead"), data, maxlen=DEAD_LETTERS_MAX, approximate=True)
+        self.client.xadd(redis_key("usage:dead"), data, maxlen=DEAD_LETTERS_MAX, approximate=True)
         self.done([entry_id])
 
-    def sweep(self) -> None:
+    def claim_abandoned(self) -> None:
         """Forget consumers that are long gone and left nothing."""
         for consumer in self.client.xinfo_consumers(self.key, GROUP):
             if consumer["idle"] > GONE_AFTER_MS and not consumer["pending"]:
                 self.client.xgroup_delconsumer(self.key, GROUP, consumer["name"])
 
-    def leave(self) -> None:
+    def remove_consumer(self) -> None:
         """Forget this consumer, unless it leaves something for others to claim."""
         pending = self.client.xpending_range(
             self.key, GROUP, "-", "+", 1, consumername=self.consumer
@@ -152,7 +152,7 @@ def write(spool: Spool, entries: Entries) -> int:
             records.append(decode_record(fields[b"r"]))
             ids.append(entry_id)
         except (msgspec.DecodeError, msgspec.ValidationError, KeyError) as error:
-            spool.bury(entry_id, fields, repr(error))
+            spool.dead_letter(entry_id, fields, repr(error))
     if ids:
         insert_records(records)
         spool.done(ids)
@@ -168,23 +168,23 @@ def drain_once(client: redis.Redis, *, claim_idle_ms: int = CLAIM_AFTER_MS) -> i
         written += write(spool, entries)
     while entries := spool.read(block_ms=None):
         written += write(spool, entries)
-    spool.leave()
+    spool.remove_consumer()
     return written
 
 
 def write_waiting() -> int:
     """Write what waits in this process because Redis was away. Raises DatabaseError."""
-    records = take_waiting()
+    records = pop_buffered()
     try:
         if records:
             insert_records(records)
     except BaseException:
-        put_back(records)
+        requeue(records)
         raise
     return len(records)
 
 
-class Drainer(threading.Thread):
+class LedgerWriter(threading.Thread):
     """Drains until told to stop; waits longer and longer while the database or Redis is away.
 
     Its thread keeps its connection to the database while all goes well: opening SQLite for each
@@ -195,7 +195,7 @@ class Drainer(threading.Thread):
         super().__init__(name="quire-usage", daemon=True)
         self._stopping = threading.Event()
         self._claim_idle_ms = claim_idle_ms
-        self._watch = Watch()
+        self._watch = PendingAge()
 
     def stop(self, timeout: float = 10.0) -> None:
         """Finish the batch at hand and end."""
@@ -222,7 +222,7 @@ class Drainer(threading.Thread):
     def _drain(self, spool: Spool) -> None:
         """Work until something fails or the end is asked for."""
         spool.ensure_group()
-        while not self._stopping.is_set() and (mine := spool.mine()):
+        while not self._stopping.is_set() and (mine := spool.own_pending()):
             self._write(spool, mine)
         rounds = 0
         while not self._stopping.is_set():
@@ -230,14 +230,14 @@ class Drainer(threading.Thread):
             if rounds % 10 == 0:
                 if claimed := spool.claim(self._claim_idle_ms, self._watch):
                     write(spool, claimed)
-                spool.sweep()
+                spool.claim_abandoned()
             rounds += 1
             entries = spool.read(block_ms=BLOCK_MS)
             if entries:
                 if len(entries) < BATCH and not self._stopping.wait(GATHER_S):
                     entries += spool.read(block_ms=None)
                 self._write(spool, entries)
-        spool.leave()
+        spool.remove_consumer()
 
     def _write(self, spool: Spool, entries: Entries) -> None:
         """Write a batch; on failure keep at it, as these entries are this consumer's to write."""
@@ -254,14 +254,14 @@ class Drainer(threading.Thread):
                 pause = min(MAX_PAUSE_S, pause * 2)
 
 
-_drainer: Drainer | None = None
+_drainer: LedgerWriter | None = None
 
 
 def start_drainer() -> None:
     """Start this process's drainer, unless it runs."""
     global _drainer
     if _drainer is None or not _drainer.is_alive():
-        _drainer = Drainer()
+        _drainer = LedgerWriter()
         _drainer.start()
 
 

@@ -17,17 +17,17 @@ from django.conf import settings
 
 from engine.contract import messages as protocol
 from engine.contract import redis_keys
-from metering.open_requests import GATEWAY, OpenRequest, answered_key, gateways_key, open_key
-from metering.redis_scripts import key, source, sync_client
-from metering.request_log import RequestNote
-from metering.request_log_writer import keep_request
+from metering.open_requests import GATEWAY, OpenRequest, gateways_key, open_key, response_stored_key
+from metering.redis_scripts import load_script, redis_key, sync_client
+from metering.request_log import RequestTrace
+from metering.request_log_writer import log_request
 from metering.settlement import (
-    Account,
-    put_back_unsettled,
+    EngineUsage,
+    pop_unsettled,
+    reconciliation_start_key,
+    requeue_unsettled,
     settle_arguments,
     settle_keys,
-    since_key,
-    take_unsettled,
 )
 from metering.usage_record import UsageRecord, encode_record
 
@@ -41,7 +41,7 @@ LOCK_S = 60
 _LOST = {"code": "gateway_lost", "message": "The gateway that served it ended."}
 
 
-class Keeper(threading.Thread):
+class GatewayHeartbeat(threading.Thread):
     """Beats until the process ends."""
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class Keeper(threading.Thread):
         client = sync_client()
         while not self._stopping.is_set():
             try:
-                beat(client)
+                send_heartbeat(client)
             except (redis.RedisError, OSError) as error:
                 logger.debug("gateway heartbeat failed: %s", error)
             except Exception:
@@ -66,27 +66,29 @@ class Keeper(threading.Thread):
         client.close()
 
 
-def beat(client: redis.Redis, gateway: str = GATEWAY, dead_after_s: float = DEAD_AFTER_S) -> None:
+def send_heartbeat(
+    client: redis.Redis, gateway: str = GATEWAY, dead_after_s: float = DEAD_AFTER_S
+) -> None:
     """Say that `gateway` is alive; settle what Redis missed, and what dead gateways had open."""
-    text, _ = source("beat")
+    text, _ = load_script("beat")
     dead: list[bytes] = client.eval(text, 1, gateways_key(), gateway, dead_after_s)
-    client.set(since_key(), int(time.time()), nx=True)
-    late = take_unsettled()
+    client.set(reconciliation_start_key(), int(time.time()), nx=True)
+    late = pop_unsettled()
     while late:
         try:
             record, account = late[-1]
             _settle(client, record, gateway, account)
         except redis.RedisError:
-            put_back_unsettled(late)
+            requeue_unsettled(late)
             raise
         late.pop()
     for name in dead:
-        bury(client, name.decode())
+        settle_dead_gateway(client, name.decode())
 
 
-def bury(client: redis.Redis, gateway: str) -> int:
+def settle_dead_gateway(client: redis.Redis, gateway: str) -> int:
     """Settle all that a dead gateway had open, unless another does; how many that were."""
-    if not client.set(key(f"burying:{gateway}"), GATEWAY, nx=True, ex=LOCK_S):
+    if not client.set(redis_key(f"burying:{gateway}"), GATEWAY, nx=True, ex=LOCK_S):
         return 0
     left: dict[bytes, bytes] = client.hgetall(open_key(gateway))
     counts: dict[str, dict[str, int]] = {}
@@ -98,15 +100,15 @@ def bury(client: redis.Redis, gateway: str) -> int:
             continue
         if request.outbox not in counts:
             counts[request.outbox] = outputs_of(client, request.outbox)
-        left_it = _has_left(client, request)
+        left_it = _was_delivered(client, request)
         record = request.record(counts[request.outbox], time.time(), left=left_it)
         prompt, output = request.billed
-        account = Account(
-            request.names(), request.outputs, billed_prompt=prompt, billed_output=output
+        account = EngineUsage(
+            request.engine_ids(), request.outputs, billed_prompt=prompt, billed_output=output
         )
         _settle(client, record, gateway, account)
-        keep_request(record, RequestNote(header_id=request.header_id, **_LOST))
-        _tell_billed(client, request, record)
+        log_request(record, RequestTrace(header_id=request.header_id, **_LOST))
+        _mark_billed(client, request, record)
     client.delete(open_key(gateway))
     client.zrem(gateways_key(), gateway)
     if left:
@@ -114,20 +116,20 @@ def bury(client: redis.Redis, gateway: str) -> int:
     return len(left)
 
 
-def _has_left(client: redis.Redis, request: OpenRequest) -> bool:
+def _was_delivered(client: redis.Redis, request: OpenRequest) -> bool:
     """Whether its client may have anything of its answer, or can have it: then it's billed."""
     if not request.stream:
-        return bool(client.exists(answered_key(request.request_id)))
+        return bool(client.exists(response_stored_key(request.request_id)))
     if request.stream_id or request.known:  # its client was at another gateway before
         return True
-    name = redis_keys.stream_key(request.whole_id, settings.QUIRE["KEY_PREFIX"])
+    name = redis_keys.stream_key(request.root_request_id, settings.QUIRE["KEY_PREFIX"])
     is_kept, told = client.hmget(name, "open", "told")
     return is_kept is None or told is not None
 
 
-def _tell_billed(client: redis.Redis, request: OpenRequest, record: UsageRecord) -> None:
+def _mark_billed(client: redis.Redis, request: OpenRequest, record: UsageRecord) -> None:
     """Whoever goes on with the stream, if anybody does, bills what comes then."""
-    name = redis_keys.stream_key(request.whole_id, settings.QUIRE["KEY_PREFIX"])
+    name = redis_keys.stream_key(request.root_request_id, settings.QUIRE["KEY_PREFIX"])
     if client.exists(name):
         prompt, output = request.billed
         counts = {
@@ -144,36 +146,38 @@ def outputs_of(client: redis.Redis, outbox: str) -> dict[str, int]:
     outputs = {name.decode(): int(count) for name, count in read.items()}
     for _, fields in client.xrange(redis_keys.outbox_key(outbox, prefix)):
         try:
-            batch = protocol.decode_outbox(fields[protocol.FIELD])
+            batch = protocol.decode_outbox(fields[protocol.STREAM_FIELD])
         except (msgspec.DecodeError, msgspec.ValidationError, KeyError):
             continue
         for delta in batch.deltas:
-            name = redis_keys.output_field(redis_keys.first_attempt(delta.request_id), delta.index)
+            name = redis_keys.output_field(
+                redis_keys.base_request_id(delta.request_id), delta.index
+            )
             outputs[name] = max(outputs.get(name, 0), delta.start + len(delta.token_ids))
     return outputs
 
 
 def _settle(
-    client: redis.Redis, record: UsageRecord, gateway: str, account: Account | None
+    client: redis.Redis, record: UsageRecord, gateway: str, account: EngineUsage | None
 ) -> None:
     names = settle_keys(record.request_id, gateway)
-    text, _ = source("settle")
+    text, _ = load_script("settle")
     arguments = settle_arguments(record, encode_record(record), {}, gateway, account)
     client.eval(text, len(names), *names, *arguments)
 
 
-_keeper: Keeper | None = None
+_keeper: GatewayHeartbeat | None = None
 _starting = threading.Lock()
 
 
-def start_keeper() -> None:
+def start_gateway_heartbeat() -> None:
     """Start this process's keeper, unless it runs."""
     global _keeper
     if _keeper is not None and _keeper.is_alive():
         return
     with _starting:
         if _keeper is None or not _keeper.is_alive():
-            _keeper = Keeper()
+            _keeper = GatewayHeartbeat()
             _keeper.start()
 
 

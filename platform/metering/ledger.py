@@ -12,7 +12,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.constants import OnConflict
 from django.utils import timezone
 
-from metering.models import SUMS, UsageDay, UsageEntry, UsageHour
+from metering.models import SUM_FIELDS, UsageDay, UsageEntry, UsageHour
 from metering.usage_record import UsageRecord
 
 # -- Adding to the ledger's sums by hour and day.
@@ -35,12 +35,12 @@ def day_of(moment: datetime) -> datetime:
     return hour_of(moment).replace(hour=0)
 
 
-def add_to_roll_ups(
+def update_rollups(
     records: Sequence[UsageRecord], connection: BaseDatabaseWrapper, cursor: Any
 ) -> None:
     """Add records that were just written into the ledger, in the same transaction."""
     for table, start_of in ((UsageHour, hour_of), (UsageDay, day_of)):
-        sums: dict[Name, list[int]] = defaultdict(lambda: [0] * len(SUMS))
+        sums: dict[Name, list[int]] = defaultdict(lambda: [0] * len(SUM_FIELDS))
         for record in records:
             started_at = cast(datetime, record.started_at)
             name = (
@@ -60,7 +60,7 @@ def add_to_roll_ups(
 
 
 def _amounts(record: UsageRecord) -> tuple[int, ...]:
-    """In the order of `SUMS`."""
+    """In the order of `SUM_FIELDS`."""
     return (
         1,
         record.prompt_tokens,
@@ -90,9 +90,9 @@ def _statement(table: str, connection: BaseDatabaseWrapper, rows: int) -> str:
     """`INSERT`, or add to the row that is there: the same words for SQLite and PostgreSQL."""
     quote = connection.ops.quote_name
     name = quote(table)
-    columns = ", ".join(map(quote, (*_OF, *SUMS)))
-    row = f"({', '.join(['%s'] * (len(_OF) + len(SUMS)))})"
-    added = ", ".join(f"{quote(s)} = {name}.{quote(s)} + excluded.{quote(s)}" for s in SUMS)
+    columns = ", ".join(map(quote, (*_OF, *SUM_FIELDS)))
+    row = f"({', '.join(['%s'] * (len(_OF) + len(SUM_FIELDS)))})"
+    added = ", ".join(f"{quote(s)} = {name}.{quote(s)} + excluded.{quote(s)}" for s in SUM_FIELDS)
     return (
         f"INSERT INTO {name} ({columns}) VALUES {', '.join([row] * rows)} "  # noqa: S608 - our names
         f"ON CONFLICT ({', '.join(map(quote, _OF))}) DO UPDATE SET {added}"
@@ -133,7 +133,7 @@ def insert_records(records: Sequence[UsageRecord]) -> None:
         if new:
             # The first of several with one id is the one that was written.
             written = [by_id[request_id] for request_id in new]
-            add_to_roll_ups(written, connection, cursor)
+            update_rollups(written, connection, cursor)
 
 
 def _ledger_statement(connection: BaseDatabaseWrapper, rows: int) -> str:

@@ -199,7 +199,7 @@ class RequestEntry(models.Model):
     completion_tokens = models.PositiveBigIntegerField(default=0)
     cost_nanos = models.PositiveBigIntegerField("cost (1e-9)", default=0)
     replica = models.CharField(max_length=200, blank=True, default="")
-    detail = models.TextField(blank=True, default="", help_text="A `RequestNote` as JSON.")
+    detail = models.TextField(blank=True, default="", help_text="A `RequestTrace` as JSON.")
 
     class Meta:
         verbose_name = "request"
@@ -244,7 +244,7 @@ class RequestContent(models.Model):
 
 
 #: What is summed, in both tables.
-SUMS = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "cost_nanos")
+SUM_FIELDS = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "cost_nanos")
 
 
 class _RollUp(models.Model):
@@ -402,7 +402,7 @@ class Webhook(models.Model):
 
 
 #: Waits before the second try, the third and so on; after the last one it's given up.
-PAUSES = tuple(timedelta(minutes=m) for m in (1, 5, 30, 120, 360))
+RETRY_DELAYS = tuple(timedelta(minutes=m) for m in (1, 5, 30, 120, 360))
 
 
 class WebhookDelivery(models.Model):

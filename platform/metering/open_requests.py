@@ -8,11 +8,11 @@ from collections.abc import Mapping
 import msgspec
 
 from metering.money import Rates
-from metering.redis_scripts import key
+from metering.redis_scripts import redis_key
 from metering.usage_record import UsageRecord
 
 #: A reservation of a budget holds until it's settled, by its gateway or by another when that died.
-HELD_TTL_S = 7 * 86400
+RESERVATION_TTL_S = 7 * 86400
 #: A gateway that dies is missed within seconds.
 ANSWERED_S = 600
 #: This process, as the others know it.
@@ -21,22 +21,22 @@ GATEWAY = uuid.uuid4().hex
 
 def open_key(gateway: str) -> str:
     """Requests of a gateway that hold something: id -> `OpenRequest`."""
-    return key(f"open:{gateway}")
+    return redis_key(f"open:{gateway}")
 
 
 def gateways_key() -> str:
     """Gateways by their last beat."""
-    return key("gateways")
+    return redis_key("gateways")
 
 
 def reservation_key(request_id: str) -> str:
     """Where Redis keeps what a running request has reserved."""
-    return key(f"reservation:{request_id}")
+    return redis_key(f"reservation:{request_id}")
 
 
-def answered_key(request_id: str) -> str:
+def response_stored_key(request_id: str) -> str:
     """There when a request's answer in one piece is kept for its client, who may ask again."""
-    return key(f"answered:{request_id}")
+    return redis_key(f"answered:{request_id}")
 
 
 class OpenRequest(msgspec.Struct, kw_only=True):
@@ -82,15 +82,15 @@ class OpenRequest(msgspec.Struct, kw_only=True):
         return msgspec.msgpack.decode(data, type=cls)
 
     @property
-    def whole_id(self) -> str:
+    def root_request_id(self) -> str:
         """Of the request that it is, or is the rest of."""
         return self.stream_id or self.request_id
 
-    def names(self) -> list[str]:
+    def engine_ids(self) -> list[str]:
         """The engine's ids of its prompts."""
         if len(self.prompts) == 1:
-            return [self.whole_id]
-        return [f"{self.whole_id}-{number}" for number in range(len(self.prompts))]
+            return [self.root_request_id]
+        return [f"{self.root_request_id}-{number}" for number in range(len(self.prompts))]
 
     def record(self, counts: Mapping[str, int], now: float, *, left: bool) -> UsageRecord:
         """Its usage. `counts`: "engine's id/output" -> output tokens; without one it didn't begin.
@@ -99,7 +99,7 @@ class OpenRequest(msgspec.Struct, kw_only=True):
         billed, and who asks again pays once.
         """
         prompt = completion = 0
-        for tokens, name in zip(self.prompts, self.names(), strict=True):
+        for tokens, name in zip(self.prompts, self.engine_ids(), strict=True):
             fields = [f"{name}/{index}" for index in range(self.outputs)]
             ran = [max(counts.get(f, -1), self.known.get(f, -1)) for f in fields]
             if left and max(ran) >= 0:

@@ -8,7 +8,7 @@ from typing import Any
 
 from metering.access import UsageSum, access_all_usage, access_usage
 from tenants.access import access_tenants
-from tenants.actors import as_actor
+from tenants.actors import to_actor
 from tenants.models import User
 
 DAYS = 14
@@ -26,7 +26,7 @@ def recent_usage(user: User) -> dict[str, Any]:
     today = datetime.now(UTC).date()
     first = today - timedelta(days=DAYS - 1)
     days = [(first + timedelta(days=n)).isoformat() for n in range(DAYS)]
-    if as_actor(user).is_operator:
+    if to_actor(user).is_operator:
         sums = access_all_usage(user, first=first, last=today)
     else:
         sums = [

@@ -17,11 +17,11 @@ from django.db import connections, router, transaction
 from django.db.models import Count, Sum, Value
 from django.db.models.functions import Coalesce, TruncHour
 
-from engine.contract.redis_keys import written_key
-from metering.models import SUMS, UsageDay, UsageEntry, UsageHour
+from engine.contract.redis_keys import written_tokens_key
+from metering.models import SUM_FIELDS, UsageDay, UsageEntry, UsageHour
 from metering.open_requests import gateways_key, open_key
 from metering.settlement import SUMS as REDIS_SUMS
-from metering.settlement import parts_of, since_key, spool_key, sums_key
+from metering.settlement import parse_usage_field, reconciliation_start_key, spool_key, sums_key
 from metering.usage_record import UsageRecord, decode_record
 from tenants.models import Tenant
 
@@ -41,7 +41,7 @@ _OF = ("tenant_id", "model", "adapter", "key_id", "user_id", "endpoint")
 Rows = dict[tuple[Any, ...], tuple[int, ...]]
 
 
-def check_days(days: int = DAYS, now: datetime | None = None) -> list[datetime]:
+def verify_rollups(days: int = DAYS, now: datetime | None = None) -> list[datetime]:
     """Look at the last days and mend what differs; the days that did."""
     today = (now or datetime.now(UTC)).astimezone(UTC)
     today = today.replace(hour=0, minute=0, second=0, microsecond=0)
@@ -63,13 +63,13 @@ def check_day(day: datetime) -> bool:
                 for table in (UsageHour, UsageDay):
                     name = table._meta.db_table
                     cursor.execute(f"LOCK TABLE {name} IN SHARE ROW EXCLUSIVE MODE")
-        kept = _whole(day)
+        kept = _tenants_with_full_ledger(day)
         entries = _ledger(day, kept)
-        hours, days = (_mend(table, day, entries, kept) for table in (UsageHour, UsageDay))
+        hours, days = (_repair(table, day, entries, kept) for table in (UsageHour, UsageDay))
         return hours and days
 
 
-def _whole(day: datetime) -> list[int]:
+def _tenants_with_full_ledger(day: datetime) -> list[int]:
     """Tenants of whom the ledger still has all of the day."""
     age = timedelta(days=1)
     kept = Tenant.objects.values_list("pk", "keep_usage_days")
@@ -90,24 +90,24 @@ def _ledger(day: datetime, tenants: list[int]) -> Rows:
             person=Coalesce("user_id", Value(0)),
         )
         .values_list("hour", "tenant_id", "model", "adapter", "key_id", "person", "endpoint")
-        .annotate(Count("pk"), *(Sum(name) for name in SUMS[1:]))
+        .annotate(Count("pk"), *(Sum(name) for name in SUM_FIELDS[1:]))
     )
     width = 1 + len(_OF)
     return {row[:width]: row[width:] for row in rows}
 
 
-def _mend(table: Any, day: datetime, entries: Rows, tenants: list[int]) -> bool:
+def _repair(table: Any, day: datetime, entries: Rows, tenants: list[int]) -> bool:
     """Make a table's rows of the day what they should be; whether they were."""
     wanted: Rows = {}
     for (hour, *of), amounts in entries.items():
         place = (hour if table is UsageHour else day, *of)
-        before = wanted.get(place, (0,) * len(SUMS))
+        before = wanted.get(place, (0,) * len(SUM_FIELDS))
         wanted[place] = tuple(a + b for a, b in zip(before, amounts, strict=True))
     rows = table.objects.filter(
         start__gte=day, start__lt=day + timedelta(days=1), tenant__in=tenants
     )
     width = 1 + len(_OF)
-    found = {row[:width]: row[width:] for row in rows.values_list("start", *_OF, *SUMS)}
+    found = {row[:width]: row[width:] for row in rows.values_list("start", *_OF, *SUM_FIELDS)}
     if found == wanted:
         return True
     logger.error(
@@ -119,7 +119,7 @@ def _mend(table: Any, day: datetime, entries: Rows, tenants: list[int]) -> bool:
     rows.delete()
     table.objects.bulk_create(
         [
-            table(**dict(zip(("start", *_OF, *SUMS), (*of, *amounts), strict=True)))
+            table(**dict(zip(("start", *_OF, *SUM_FIELDS), (*of, *amounts), strict=True)))
             for of, amounts in wanted.items()
         ],
         batch_size=60,
@@ -128,9 +128,9 @@ def _mend(table: Any, day: datetime, entries: Rows, tenants: list[int]) -> bool:
 
 
 #: Sums of days before are forgotten; no ledger is kept for less.
-MOST_DAYS = 35
+MAX_DAYS = 35
 #: Requests are on their way while one looks: a difference must be there at each look.
-LOOKS, PAUSE_S = 3, 1.0
+SNAPSHOT_ATTEMPTS, PAUSE_S = 3, 1.0
 #: Ids of one query.
 PART = 500
 #: A request's id without what the engine and a second gateway put behind it.
@@ -138,7 +138,7 @@ _SUFFIX = re.compile(r"(-\d+)?(\.\d+)?$")
 
 
 @dataclass
-class Line:
+class ReconciliationRow:
     """Tokens of one tenant and model: [prompt, output]."""
 
     tenant: str
@@ -155,7 +155,7 @@ class Line:
 
 
 @dataclass
-class Findings:
+class Reconciliation:
     """What a comparison found.
 
     Attributes:
@@ -164,68 +164,70 @@ class Findings:
     """
 
     since: datetime | None
-    lines: list[Line]
+    lines: list[ReconciliationRow]
     running: int = 0
     lost: list[str] = field(default_factory=list)
 
     @property
-    def exact(self) -> bool:
+    def is_balanced(self) -> bool:
         """Whether nothing differs."""
         return not self.lost and not any(any(line.difference) for line in self.lines)
 
 
-def reconcile(client: redis.Redis, days: int = 2, looks: int = LOOKS) -> Findings:
+def reconcile(
+    client: redis.Redis, days: int = 2, attempts: int = SNAPSHOT_ATTEMPTS
+) -> Reconciliation:
     """Compare the last days, today among them. May block."""
-    found = _look(client, days)
-    for _ in range(looks - 1):
-        if found.exact:
+    found = _snapshot(client, days)
+    for _ in range(attempts - 1):
+        if found.is_balanced:
             break
         time.sleep(PAUSE_S)
-        again = _look(client, days)
+        again = _snapshot(client, days)
         again.lost = [name for name in again.lost if name in set(found.lost)]
         found = again
     return found
 
 
-def tidy(client: redis.Redis, lost: Iterable[str] = ()) -> None:
+def prune_counters(client: redis.Redis, lost: Iterable[str] = ()) -> None:
     """Forget sums that are older than any comparison or an erased tenant's, and what is lost."""
-    oldest = f"{datetime.now(UTC) - timedelta(days=MOST_DAYS + 5):%Y-%m-%d}"
+    oldest = f"{datetime.now(UTC) - timedelta(days=MAX_DAYS + 5):%Y-%m-%d}"
     erased = set(Tenant.objects.exclude(erased_at=None).values_list("pk", flat=True))
     old = []
     for name in (name.decode() for name in client.hkeys(sums_key())):
-        day, tenant_id, _, _ = parts_of(name)
+        day, tenant_id, _, _ = parse_usage_field(name)
         if day < oldest or tenant_id in erased:
             old.append(name)
     if old:
         client.hdel(sums_key(), *old)
-    written = written_key(settings.QUIRE["KEY_PREFIX"])
+    written = written_tokens_key(settings.QUIRE["KEY_PREFIX"])
     gone = set(lost)
     if fields := [f for f in client.hkeys(written) if _request_of(f) in gone]:
         client.hdel(written, *fields)
 
 
-def _look(client: redis.Redis, days: int) -> Findings:
+def _snapshot(client: redis.Redis, days: int) -> Reconciliation:
     pipe = client.pipeline(transaction=True)
-    pipe.get(since_key())
+    pipe.get(reconciliation_start_key())
     pipe.hgetall(sums_key())
     pipe.xrange(spool_key())
     began, sums, spooled = pipe.execute()
     if began is None:
-        return Findings(None, [])
+        return Reconciliation(None, [])
     now = datetime.now(UTC)
     midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
     since = max(datetime.fromtimestamp(int(began), UTC), midnight - timedelta(days=days - 1))
-    lines: dict[tuple[int, str], Line] = {}
+    lines: dict[tuple[int, str], ReconciliationRow] = {}
     # Of a tenant that is erased the ledger has nothing any more.
     slugs = dict(Tenant.objects.filter(erased_at=None).values_list("pk", "slug"))
 
-    def line(tenant_id: int, model: str) -> Line:
+    def line(tenant_id: int, model: str) -> ReconciliationRow:
         if (tenant_id, model) not in lines:
-            lines[tenant_id, model] = Line(slugs.get(tenant_id, ""), model)
+            lines[tenant_id, model] = ReconciliationRow(slugs.get(tenant_id, ""), model)
         return lines[tenant_id, model]
 
     for name, count in sums.items():
-        day, tenant_id, what, model = parts_of(name.decode())
+        day, tenant_id, what, model = parse_usage_field(name.decode())
         if day >= f"{since:%Y-%m-%d}":
             kind, unbilled = divmod(REDIS_SUMS.index(what), 2)
             of = line(tenant_id, model)
@@ -236,8 +238,8 @@ def _look(client: redis.Redis, days: int) -> Findings:
         ledger[0] += prompt
         ledger[1] += output
     ordered = [lines[place] for place in sorted(lines) if place[0] in slugs]
-    running, lost = _left_open(client, set(waiting))
-    return Findings(since, ordered, running, lost)
+    running, lost = _count_open_requests(client, set(waiting))
+    return Reconciliation(since, ordered, running, lost)
 
 
 def _records(entries: Iterable[tuple[bytes, dict[bytes, bytes]]]) -> Iterator[UsageRecord]:
@@ -267,12 +269,12 @@ def _reconciliation_ledger(
             yield record.tenant_id, record.model, record.prompt_tokens, record.completion_tokens
 
 
-def _left_open(client: redis.Redis, waiting: set[str]) -> tuple[int, list[str]]:
+def _count_open_requests(client: redis.Redis, waiting: set[str]) -> tuple[int, list[str]]:
     """(how many run, which are lost) of what the engine wrote and nobody has settled.
 
     What it wrote after a request was settled, until the abort reached it, is forgotten here.
     """
-    written = written_key(settings.QUIRE["KEY_PREFIX"])
+    written = written_tokens_key(settings.QUIRE["KEY_PREFIX"])
     fields = client.hkeys(written)
     names = {_request_of(name) for name in fields}
     running: set[str] = set()

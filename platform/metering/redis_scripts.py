@@ -13,25 +13,25 @@ from django.conf import settings
 from redis.exceptions import NoScriptError
 
 from engine.system import redis_client as redis_clients
-from engine.system.redis_client import RedisLink
+from engine.system.redis_client import RedisPipeline
 
 
-class _Current(threading.local):
+class ThreadRedis(threading.local):
     """This thread's loop and its link."""
 
     loop: asyncio.AbstractEventLoop | None = None
     url: str = ""
-    link: RedisLink | None = None
+    link: RedisPipeline | None = None
 
 
-_current = _Current()
+_current = ThreadRedis()
 
 
-def redis_link() -> RedisLink:
+def redis_link() -> RedisPipeline:
     """The running loop's link. It connects when needed and stays connected."""
     loop = asyncio.get_running_loop()
     if _current.link is None or _current.loop is not loop or _current.url != settings.REDIS_URL:
-        _current.link = RedisLink(settings.REDIS_URL, timeout_s=redis_clients.TIMEOUT_S)
+        _current.link = RedisPipeline(settings.REDIS_URL, timeout_s=redis_clients.TIMEOUT_S)
         _current.loop, _current.url = loop, settings.REDIS_URL
     return _current.link
 
@@ -48,7 +48,7 @@ def sync_client(*, block_s: float = 0.0) -> redis.Redis:
     return redis_clients.sync_client(settings.REDIS_URL, block_s=block_s)
 
 
-def key(name: str) -> str:
+def redis_key(name: str) -> str:
     """A key under the installation's prefix."""
     return f"{settings.QUIRE['KEY_PREFIX']}:{name}"
 
@@ -57,17 +57,17 @@ def key(name: str) -> str:
 
 
 @cache
-def source(name: str) -> tuple[str, str]:
+def load_script(name: str) -> tuple[str, str]:
     """A script's text and its sha1, under which Redis keeps it."""
     text = (Path(__file__).parent / "lua" / f"{name}.lua").read_text(encoding="utf-8")
     return text, sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 
 async def run_script(
-    link: RedisLink, name: str, keys: Sequence[str], arguments: Sequence[Any]
+    link: RedisPipeline, name: str, keys: Sequence[str], arguments: Sequence[Any]
 ) -> Any:
     """Run by sha1, which is short; a server that was restarted gets the text again."""
-    text, digest = source(name)
+    text, digest = load_script(name)
     try:
         return await link.execute("EVALSHA", digest, len(keys), *keys, *arguments)
     except NoScriptError:

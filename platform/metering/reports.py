@@ -13,7 +13,7 @@ from django.db.models import BigIntegerField, Count, Func, QuerySet, Sum, TextFi
 from django.db.models.functions import Coalesce
 
 from common.errors import NotFound
-from metering.models import SUMS, UsageDay, UsageEntry, UsageHour
+from metering.models import SUM_FIELDS, UsageDay, UsageEntry, UsageHour
 from tenants.api_keys import OPERATOR
 from tenants.authentication import Caller
 from tenants.models import ApiKey, Tenant
@@ -23,7 +23,7 @@ WIDTHS = {"1m": timedelta(minutes=1), "1h": timedelta(hours=1), "1d": timedelta(
 POOLING = ("embeddings", "pooling", "classify", "score", "rerank")
 
 #: Of one query. Any SQLite takes their values.
-MOST_IDS = 10_000
+MAX_IDS = 10_000
 
 #: What may be grouped by -> the column that holds it.
 _COLUMNS = {"project_id": "tenant_id", "user_id": "user_id", "api_key_id": "key_id"}
@@ -32,7 +32,7 @@ _COLUMNS |= {"adapter": "adapter"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class UsageQuery:
     """What is asked for.
 
     Attributes:
@@ -57,7 +57,7 @@ class Question:
 
 
 @dataclass(slots=True)
-class Sums:
+class UsageTotals:
     """What one group used in one bucket.
 
     `group` has the question's names, None for nobody; sums of one group share it.
@@ -72,7 +72,7 @@ class Sums:
     cost_nanos: int = 0
 
     def add(self, amounts: Sequence[int]) -> None:
-        """Add amounts in the order of `SUMS`."""
+        """Add amounts in the order of `SUM_FIELDS`."""
         requests, prompt, cached, completion, cost = amounts
         self.requests += requests
         self.prompt_tokens += prompt
@@ -99,7 +99,7 @@ def access_report_tenants(caller: Caller, named: Sequence[str]) -> list[int] | N
     return list(found.values())
 
 
-def report(question: Question, *, whole: bool = False) -> list[Sums]:
+def report(question: UsageQuery, *, whole: bool = False) -> list[UsageTotals]:
     """The sums, bucket by bucket, the oldest first; buckets without use are left out.
 
     A key's requests count as its maker's when grouped by user. The caller has checked who may see
@@ -112,8 +112,8 @@ def report(question: Question, *, whole: bool = False) -> list[Sums]:
     by_user = "user_id" in columns or bool(question.users)
     grouped = sorted({*columns, *(("user_id", "key_id") if by_user else ())})
     rows = _rows(question, grouped, whole=whole)
-    names = _Names(rows, grouped, question.group_by)
-    found: dict[Any, dict[int, Sums]] = defaultdict(dict)
+    names = GroupNames(rows, grouped, question.group_by)
+    found: dict[Any, dict[int, UsageTotals]] = defaultdict(dict)
     end = 1 + len(grouped)
     for row in rows:
         if question.users and names.user_of(row) not in question.users:
@@ -123,15 +123,15 @@ def report(question: Question, *, whole: bool = False) -> list[Sums]:
         if number in bucket:
             bucket[number].add(row[end:])
         else:
-            bucket[number] = Sums(names.moment(row[0]), names.shown[number], *row[end:])
+            bucket[number] = UsageTotals(names.moment(row[0]), names.labels[number], *row[end:])
     rank = names.ranks().__getitem__  # numbers are cheaper to sort than names
     return [found[at][number] for at in sorted(found) for number in sorted(found[at], key=rank)]
 
 
-def _rows(question: Question, grouped: Sequence[str], *, whole: bool) -> list[tuple[Any, ...]]:
+def _rows(question: UsageQuery, grouped: Sequence[str], *, whole: bool) -> list[tuple[Any, ...]]:
     """Bucket, groups and sums from the coarsest table that has the buckets.
 
-    A bucket is what `_Names.moment` reads; buckets sort by time.
+    A bucket is what `GroupNames.moment` reads; buckets sort by time.
     """
     query: QuerySet[Any]
     if question.width == "1m":
@@ -139,14 +139,14 @@ def _rows(question: Question, grouped: Sequence[str], *, whole: bool) -> list[tu
             started_at__gte=question.start, started_at__lt=question.end
         ).annotate(bucket=_Seconds("started_at"), key_id=Coalesce("api_key_id", Value(0)))
         # The ledger's own column may be NULL where the roll-ups have 0.
-        sums = {f"sum_{name}": Sum(name) for name in SUMS if name != "requests"}
+        sums = {f"sum_{name}": Sum(name) for name in SUM_FIELDS if name != "requests"}
         sums = {"sum_requests": Count("pk"), **sums}
     else:
         table = UsageHour if question.width == "1h" else UsageDay
         query = table.objects.filter(start__gte=question.start, start__lt=question.end)
         sqlite = connections[query.db].vendor == "sqlite"
         query = query.annotate(bucket=_Text("start") if sqlite else _Seconds("start"))
-        sums = {f"sum_{name}": Sum(name) for name in SUMS}
+        sums = {f"sum_{name}": Sum(name) for name in SUM_FIELDS}
         if {"key_id", "model"} <= set(grouped) and not whole:
             sums = {}  # nearly every row is a group of its own: adding up here costs less
     if question.tenants is not None:
@@ -163,7 +163,7 @@ def _rows(question: Question, grouped: Sequence[str], *, whole: bool) -> list[tu
     if whole:
         query = query.annotate(bucket=Value(0))
     if not sums:
-        return list(query.values_list("bucket", *grouped, *SUMS))
+        return list(query.values_list("bucket", *grouped, *SUM_FIELDS))
     found = query.order_by().values("bucket", *grouped).annotate(**sums)
     rows = list(found.values_list("bucket", *grouped, *sums))
     # Without a group there's a row even of nothing.
@@ -194,14 +194,14 @@ class _Text(Func):
     template, output_field = "%(expressions)s || ''", TextField()
 
 
-def _in_parts(rows: QuerySet[Any, Any], ids: Collection[int]) -> Iterator[Any]:
+def _in_chunks(rows: QuerySet[Any, Any], ids: Collection[int]) -> Iterator[Any]:
     """The rows with these numbers. A statement takes so many values, and no more."""
     ordered = sorted(ids)
-    for start in range(0, len(ordered), MOST_IDS):
-        yield from rows.filter(pk__in=ordered[start : start + MOST_IDS])
+    for start in range(0, len(ordered), MAX_IDS):
+        yield from rows.filter(pk__in=ordered[start : start + MAX_IDS])
 
 
-class _Names:
+class GroupNames:
     """What rows are called outside: tenants by slug, keys by their public id.
 
     Each group of numbers is turned into words once, however many buckets have it.
@@ -215,17 +215,17 @@ class _Names:
         self._numbers: dict[tuple[Any, ...], int] = {}
         self._groups: dict[tuple[str | None, ...], int] = {}
         #: By a group's number: its values, by the names that are grouped by.
-        self.shown: list[dict[str, str | None]] = []
+        self.labels: list[dict[str, str | None]] = []
         self._moments: dict[int | str, datetime] = {}
         self._tenants: dict[int, str] = {}
         self._keys: dict[int, tuple[str, int | None]] = {}
         if "project_id" in group_by:
             ids = {row[1 + self._at["tenant_id"]] for row in rows}
-            self._tenants = dict(_in_parts(Tenant.objects.values_list("pk", "slug"), ids))
+            self._tenants = dict(_in_chunks(Tenant.objects.values_list("pk", "slug"), ids))
         if "key_id" in self._at:
             ids = {row[1 + self._at["key_id"]] for row in rows}
             columns = ("pk", "public_id", "created_by_id", "service_account_id")
-            found = _in_parts(ApiKey.objects.values_list(*columns), ids)
+            found = _in_chunks(ApiKey.objects.values_list(*columns), ids)
             # A service account's key is no person's, whoever made it.
             self._keys = {
                 pk: (public_id, None if account else maker)
@@ -250,16 +250,16 @@ class _Names:
         """Of the group that a row's values belong to."""
         number = self._numbers.get(values)
         if number is None:
-            group = tuple(self._shown(name, values) for name in self._group_by)
+            group = tuple(self._label(name, values) for name in self._group_by)
             number = self._groups.setdefault(group, len(self._groups))
-            if number == len(self.shown):
-                self.shown.append(dict(zip(self._group_by, group, strict=True)))
+            if number == len(self.labels):
+                self.labels.append(dict(zip(self._group_by, group, strict=True)))
             self._numbers[values] = number
         return number
 
     def ranks(self) -> list[int]:
         """By a group's number: its place among all, by their values."""
-        ranks = [0] * len(self.shown)
+        ranks = [0] * len(self.labels)
         ordered = sorted(self._groups, key=lambda group: [value or "" for value in group])
         for rank, group in enumerate(ordered):
             ranks[self._groups[group]] = rank
@@ -269,7 +269,7 @@ class _Names:
         maker = self._keys.get(values[self._at["key_id"]], ("", None))[1]
         return values[self._at["user_id"]] or maker or 0
 
-    def _shown(self, name: str, values: tuple[Any, ...]) -> str | None:
+    def _label(self, name: str, values: tuple[Any, ...]) -> str | None:
         value = values[self._at[_COLUMNS[name]]]
         if name == "project_id":
             return self._tenants.get(value, str(value))
@@ -288,28 +288,28 @@ class _Names:
 
 
 #: Sums that one answer reads: what is behind them is on the next page.
-MOST_ROWS = 12_000
+MAX_ROWS = 12_000
 #: The same where few groups come of them, which the database adds up.
-MOST_ROWS_ADDED_UP = 60_000
+MAX_ROWS_AGGREGATED = 60_000
 #: The same where all buckets are added up.
-MOST_ROWS_WHOLE = 100_000
+MAX_ROWS_EXPORT = 100_000
 #: Requests that one answer by minute reads: they come from the ledger itself.
-MOST_REQUESTS = 10_000
-_FEW = {"model", "line_item", "adapter", "endpoint"}
+MAX_REQUESTS = 10_000
+SMALL_TABLE_ROWS = {"model", "line_item", "adapter", "endpoint"}
 
 
-def first_page(question: Question, *, whole: bool = False) -> Question:
+def first_page(question: UsageQuery, *, whole: bool = False) -> UsageQuery:
     """The question's first buckets: as many as can be read at once, and one at least. May block.
 
     By minute it's whole hours, or less than one that was asked for. `whole`: as in `report`.
     """
-    left = MOST_ROWS_ADDED_UP if _FEW.issuperset(question.group_by) else MOST_ROWS
+    left = MAX_ROWS_AGGREGATED if SMALL_TABLE_ROWS.issuperset(question.group_by) else MAX_ROWS
     if whole:
-        left = MOST_ROWS_WHOLE
+        left = MAX_ROWS_EXPORT
     table, count = UsageDay if question.width == "1d" else UsageHour, Count("pk")
     if question.width == "1m":
         # Sums by hour say how many of the ledger's rows there are without a look at it.
-        left, count = MOST_REQUESTS, Sum("requests")
+        left, count = MAX_REQUESTS, Sum("requests")
     first = question.start.replace(minute=0)
     rows = table.objects.filter(start__gte=first, start__lt=question.end)
     if question.tenants is not None:

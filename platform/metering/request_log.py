@@ -17,7 +17,7 @@ from engine.contract.errors import InvalidRequest
 from metering.models import RequestContent, RequestEntry
 from metering.usage_record import UsageRecord, plain_text
 from tenants.access import access_role, access_tenants
-from tenants.actors import Actor, as_actor
+from tenants.actors import Actor, to_actor
 from tenants.models import Role, Tenant, User
 
 # -- Reading what became of requests.
@@ -38,7 +38,7 @@ def access_requests(user: Reader, tenant: Tenant | None = None) -> QuerySet[Requ
     if tenant is not None:
         access_role(user, tenant)
         return rows.filter(tenant=tenant)
-    if as_actor(user).is_operator:
+    if to_actor(user).is_operator:
         return rows
     return rows.filter(tenant__in=access_tenants(user))
 
@@ -68,7 +68,7 @@ def access_request_entry(user: Reader, name: str) -> RequestEntry:
 
 def access_content(user: Reader, entry: RequestEntry) -> RequestContent | None:
     """What was asked and answered, if it was kept: for admins, owners and whoever asked."""
-    role, own = access_role(user, entry.tenant), as_actor(user).user
+    role, own = access_role(user, entry.tenant), to_actor(user).user
     asked = own is not None and entry.user_id == own.pk
     if role.rank < Role.ADMIN.rank and not asked:
         return None
@@ -88,12 +88,12 @@ def called(name: str) -> Q:
 
 
 #: Of one request: outputs, hops and points in time that are kept.
-MOST_OUTPUTS, MOST_HOPS, MOST_POINTS = 8, 20, 64
+MAX_OUTPUTS, MAX_HOPS, MAX_POINTS = 8, 20, 64
 #: Characters of a refusal's reason.
-MOST_REASON = 500
+MAX_REASON_CHARS = 500
 
 
-class OutputNote(msgspec.Struct, omit_defaults=True, kw_only=True):
+class OutputTrace(msgspec.Struct, omit_defaults=True, kw_only=True):
     """One output's way through the engine; see `engine.contract.messages.FlightRecord`.
 
     Times are milliseconds; `chunks` and `preempted_at` count from the request's arrival at the
@@ -122,7 +122,7 @@ class OutputNote(msgspec.Struct, omit_defaults=True, kw_only=True):
     behind: list[str] = msgspec.field(default_factory=list)
 
 
-class Hop(msgspec.Struct, omit_defaults=True, kw_only=True):
+class PlacementEvent(msgspec.Struct, omit_defaults=True, kw_only=True):
     """It was given to a replica, or taken away from it for a reason. `at_ms`: since it came."""
 
     at_ms: float
@@ -130,7 +130,7 @@ class Hop(msgspec.Struct, omit_defaults=True, kw_only=True):
     reason: str = ""
 
 
-class RequestNote(msgspec.Struct, omit_defaults=True, kw_only=True):
+class RequestTrace(msgspec.Struct, omit_defaults=True, kw_only=True):
     """What is kept of a request beside `UsageRecord`.
 
     Attributes:
@@ -153,43 +153,43 @@ class RequestNote(msgspec.Struct, omit_defaults=True, kw_only=True):
     limits: dict[str, int] = msgspec.field(default_factory=dict)
     asked: dict[str, Any] = msgspec.field(default_factory=dict)
     admitted_ms: float = 0.0
-    hops: list[Hop] = msgspec.field(default_factory=list)
-    outputs: list[OutputNote] = msgspec.field(default_factory=list)
+    hops: list[PlacementEvent] = msgspec.field(default_factory=list)
+    outputs: list[OutputTrace] = msgspec.field(default_factory=list)
     tokens: list[tuple[int, int]] = msgspec.field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.header_id = plain_text(self.header_id, 200)
         self.answer_id = plain_text(self.answer_id, 200)
-        self.message = plain_text(self.message, MOST_REASON)
+        self.message = plain_text(self.message, MAX_REASON_CHARS)
 
     @property
-    def first(self) -> OutputNote:
+    def first(self) -> OutputTrace:
         """The first output's way."""
-        return self.outputs[0] if self.outputs else OutputNote()
+        return self.outputs[0] if self.outputs else OutputTrace()
 
 
 _encode = msgspec.json.Encoder().encode
-_decoder = msgspec.json.Decoder(RequestNote)
+_decoder = msgspec.json.Decoder(RequestTrace)
 
 
-def note_text(note: RequestNote) -> str:
+def encode_trace(note: RequestTrace) -> str:
     """As the database keeps it."""
     return _encode(note).decode()
 
 
-def read_note(text: str) -> RequestNote:
-    """What `note_text` made; an empty one of what was kept without a note."""
-    return _decoder.decode(text) if text else RequestNote()
+def decode_trace(text: str) -> RequestTrace:
+    """What `encode_trace` made; an empty one of what was kept without a note."""
+    return _decoder.decode(text) if text else RequestTrace()
 
 
 # -- A request's record as its page and the API tell it.
 
 
-def story_of(reader: Reader, entry: RequestEntry) -> dict[str, Any]:
+def request_detail_json(reader: Reader, entry: RequestEntry) -> dict[str, Any]:
     """Everything but the columns. Of what others had running only an operator sees how much."""
-    note = read_note(entry.detail)
+    note = decode_trace(entry.detail)
     content = access_content(reader, entry)
-    operator = as_actor(reader).is_operator
+    operator = to_actor(reader).is_operator
     return {
         "message": note.message,
         "numerics_changed": note.numerics_changed,
@@ -206,7 +206,7 @@ def story_of(reader: Reader, entry: RequestEntry) -> dict[str, Any]:
     }
 
 
-def _price(note: RequestNote) -> dict[str, str]:
+def _price(note: RequestTrace) -> dict[str, str]:
     """Of a million tokens, in the currency."""
     names = ("input", "cached", "output")
     return {
@@ -215,7 +215,7 @@ def _price(note: RequestNote) -> dict[str, str]:
     }
 
 
-def _output(note: OutputNote, *, operator: bool) -> dict[str, Any]:
+def _output(note: OutputTrace, *, operator: bool) -> dict[str, Any]:
     shown = {name: getattr(note, name) for name in note.__struct_fields__}
     own, everybody = shown.pop("ahead_own"), shown.pop("ahead")
     shown["ahead"] = {"own": own, "others": everybody > own}
@@ -236,12 +236,12 @@ _CONTENT = ("request_id", "tenant", "prompt", "answer", "at")
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
-    """A request with what it used. `times`: as in `RequestEntry`."""
+class RequestRow:
+    """A request with what it used. `repeat_count`: as in `RequestEntry`."""
 
     record: UsageRecord
-    note: RequestNote
-    times: int = 1
+    trace: RequestTrace
+    repeat_count: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,17 +255,17 @@ class Content:
     at: datetime
 
 
-def insert(items: Sequence[Served | Content]) -> None:
+def insert_rows(items: Sequence[RequestRow | Content]) -> None:
     """Write them in one transaction. Raises DatabaseError."""
-    entries = [_entry(item) for item in items if isinstance(item, Served)]
+    entries = [_entry(item) for item in items if isinstance(item, RequestRow)]
     contents = [_content(item) for item in items if isinstance(item, Content)]
     with transaction.atomic(router.db_for_write(RequestEntry)):
         _insert(RequestEntry, _ENTRY, entries)
         _insert(RequestContent, _CONTENT, contents)
 
 
-def _entry(item: Served) -> tuple[Any, ...]:
-    record, note = item.record, item.note
+def _entry(item: RequestRow) -> tuple[Any, ...]:
+    record, note = item.record, item.trace
     return (
         record.request_id,
         note.header_id,
@@ -279,7 +279,7 @@ def _entry(item: Served) -> tuple[Any, ...]:
         record.adapter_digest,
         record.status,
         note.code[:60],
-        item.times,
+        item.repeat_count,
         record.finish_reason or "",
         record.stream,
         cast(datetime, record.started_at),
@@ -291,7 +291,7 @@ def _entry(item: Served) -> tuple[Any, ...]:
         record.completion_tokens,
         record.cost_nanos,
         note.replica[:200],
-        note_text(note),
+        encode_trace(note),
     )
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from django.db import DatabaseError, InterfaceError, close_old_connections
 
-from metering.request_log import Content, RequestNote, Served, insert
+from metering.request_log import Content, RequestRow, RequestTrace, insert_rows
 from metering.retention import trim_requests
 from metering.usage_record import UsageRecord
 
@@ -24,12 +24,12 @@ from metering.usage_record import UsageRecord
 
 
 #: Of one kind, in one process: so many a minute have a row of their own.
-SINGLE = 10
+MAX_LOGGED_PER_WINDOW = 10
 WINDOW_S = 60.0
 #: How old what stands for those without a row may be; it isn't made for each of hundreds a second.
 LAST_EVERY_S = 1.0
 #: With more kinds than that they're told apart by tenant and reason alone.
-MOST_KINDS = 1000
+MAX_KINDS = 1000
 
 Kind = tuple[int, int | None, str, int, str]
 
@@ -38,28 +38,29 @@ Kind = tuple[int, int | None, str, int, str]
 class _Window:
     began: float
     count: int = 0
-    last: Served | None = None
+    last: RequestRow | None = None
     last_at: float = -math.inf
 
 
-class Refusals:
+class RejectionSampler:
     """Thins refusals out. `keep` gets what is to be written.
 
-    A kind is a tenant, key, endpoint, status and code. So a flood of one kind takes `SINGLE` + 1
+    A kind is a tenant, key, endpoint, status and code. So a flood of one kind takes
+    `MAX_LOGGED_PER_WINDOW` + 1
     rows a minute in each process.
     """
 
     def __init__(
-        self, keep: Callable[[Served], None], clock: Callable[[], float] = time.monotonic
+        self, keep: Callable[[RequestRow], None], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._keep, self._clock = keep, clock
         self._lock = threading.Lock()
         self._windows: dict[Kind, _Window] = {}
 
-    def note(self, kind: Kind, make: Callable[[], Served]) -> None:
+    def add(self, kind: Kind, make: Callable[[], RequestRow]) -> None:
         """One more was refused; `make` is called where it's to be kept. Any thread."""
         with self._lock:
-            if kind not in self._windows and len(self._windows) >= MOST_KINDS:
+            if kind not in self._windows and len(self._windows) >= MAX_KINDS:
                 kind = (kind[0], None, "", *kind[3:])
             now = self._clock()
             window = self._windows.get(kind)
@@ -67,7 +68,7 @@ class Refusals:
                 self._end(window)
                 window = self._windows[kind] = _Window(now)
             window.count += 1
-            if window.count <= SINGLE:
+            if window.count <= MAX_LOGGED_PER_WINDOW:
                 self._keep(make())
             elif now - window.last_at >= LAST_EVERY_S:
                 window.last, window.last_at = make(), now
@@ -85,35 +86,35 @@ class Refusals:
         """One row for those that have none."""
         if window is not None and window.last is not None:
             last = window.last
-            self._keep(Served(last.record, last.note, window.count - SINGLE))
+            self._keep(RequestRow(last.record, last.trace, window.count - MAX_LOGGED_PER_WINDOW))
 
 
 logger = logging.getLogger(__name__)
 
 #: What waits in a process while the database is away.
-MOST_WAITING = 10_000
+MAX_PENDING = 10_000
 EVERY_S = 1.0
 #: Rows of one transaction.
 PART = 500
 #: A tenant's oldest are removed whenever so many new ones were written.
 TRIM_EVERY = 1000
 
-_waiting: deque[Served | Content] = deque(maxlen=MOST_WAITING)
+_waiting: deque[RequestRow | Content] = deque(maxlen=MAX_PENDING)
 _written: Counter[int] = Counter()
-_refusals = Refusals(_waiting.append)
+_refusals = RejectionSampler(_waiting.append)
 
 
-def keep_request(record: UsageRecord, note: RequestNote) -> None:
+def log_request(record: UsageRecord, note: RequestTrace) -> None:
     """A request has ended. Returns at once; any thread."""
-    _waiting.append(Served(record, note))
+    _waiting.append(RequestRow(record, note))
 
 
-def keep_refusal(kind: Kind, make: Callable[[], tuple[UsageRecord, RequestNote]]) -> None:
+def log_rejection(kind: Kind, make: Callable[[], tuple[UsageRecord, RequestTrace]]) -> None:
     """A request was refused before it ran. Of many of a kind few are kept, and made."""
-    _refusals.note(kind, lambda: Served(*make()))
+    _refusals.add(kind, lambda: RequestRow(*make()))
 
 
-def keep_content(content: Content) -> None:
+def log_content(content: Content) -> None:
     """What was asked and answered, of a tenant that wants it kept."""
     _waiting.append(content)
 
@@ -128,25 +129,25 @@ def write_waiting(*, at_once: bool = False) -> int:
     while _waiting:
         part = [_waiting.popleft() for _ in range(min(PART, len(_waiting)))]
         try:
-            insert(part)
+            insert_rows(part)
         except BaseException:
-            _waiting.extendleft(reversed(part[: MOST_WAITING - len(_waiting)]))
+            _waiting.extendleft(reversed(part[: MAX_PENDING - len(_waiting)]))
             raise
         written += len(part)
-        _trim(part)
+        _prune_tenant(part)
     return written
 
 
-def _trim(part: list[Served | Content]) -> None:
+def _prune_tenant(part: list[RequestRow | Content]) -> None:
     for item in part:
-        tenant = item.record.tenant_id if isinstance(item, Served) else item.tenant_id
+        tenant = item.record.tenant_id if isinstance(item, RequestRow) else item.tenant_id
         _written[tenant] += 1
         if _written[tenant] >= TRIM_EVERY:
             _written[tenant] = 0
             trim_requests(tenant)
 
 
-class Writer(threading.Thread):
+class RequestLogWriter(threading.Thread):
     """Writes until told to stop."""
 
     def __init__(self) -> None:
@@ -179,14 +180,14 @@ class Writer(threading.Thread):
         close_old_connections()
 
 
-_writer: Writer | None = None
+_writer: RequestLogWriter | None = None
 
 
 def start_writer() -> None:
     """Start this process's writer, unless it runs."""
     global _writer
     if _writer is None or not _writer.is_alive():
-        _writer = Writer()
+        _writer = RequestLogWriter()
         _writer.start()
 
 

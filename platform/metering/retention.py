@@ -20,17 +20,17 @@ from metering.models import (
     WebhookDelivery,
 )
 from tenants.models import Tenant
-from tenants.tenant_data import Holding, of_tenant, register
+from tenants.tenant_data import TenantDataKind, register_data_kind, simple_kind
 
 #: What became of a request, with its content, is kept for so long,
-KEEP_DAYS = 30
+REQUEST_RETENTION_DAYS = 30
 #: and of one tenant so many: some 100 MB at most, and 60 MB of contents.
-MOST_REQUESTS, MOST_CONTENTS = 100_000, 2_000
+MAX_DELETED_REQUESTS, MAX_DELETED_CONTENTS = 100_000, 2_000
 #: Rows of one statement: nobody who writes waits for long behind it.
 PART = 5000
 
 
-def remove_old_entries() -> int:
+def delete_expired_usage() -> int:
     """Remove single requests that their tenants keep no longer; sums by hour and day stay."""
     removed = 0
     for tenant in Tenant.objects.exclude(keep_usage_days=None):
@@ -40,22 +40,24 @@ def remove_old_entries() -> int:
 
 
 def remove_old_requests() -> int:
-    """Remove what is older than `KEEP_DAYS`; contents sooner where their tenants say so."""
-    before = timezone.now() - timedelta(days=KEEP_DAYS)
+    """Remove what is older than `REQUEST_RETENTION_DAYS`; contents sooner where their tenants say
+    so."""
+    before = timezone.now() - timedelta(days=REQUEST_RETENTION_DAYS)
     removed = remove_rows(RequestEntry.objects.filter(started_at__lt=before))
     removed += remove_rows(RequestContent.objects.filter(at__lt=before))
-    for tenant in Tenant.objects.filter(keep_content_days__lt=KEEP_DAYS):
+    for tenant in Tenant.objects.filter(keep_content_days__lt=REQUEST_RETENTION_DAYS):
         sooner = timezone.now() - timedelta(days=tenant.keep_content_days or 0)
         removed += remove_rows(RequestContent.objects.filter(tenant=tenant, at__lt=sooner))
     return removed
 
 
 def trim_requests(tenant_id: int) -> int:
-    """Remove the oldest of what a tenant has more than `MOST_REQUESTS` and `MOST_CONTENTS` of."""
+    """Remove the oldest of what a tenant has more than `MAX_DELETED_REQUESTS` and
+    `MAX_DELETED_CONTENTS` of."""
     removed = 0
     for rows, most, moment in (
-        (RequestEntry.objects.filter(tenant_id=tenant_id), MOST_REQUESTS, "started_at"),
-        (RequestContent.objects.filter(tenant_id=tenant_id), MOST_CONTENTS, "at"),
+        (RequestEntry.objects.filter(tenant_id=tenant_id), MAX_DELETED_REQUESTS, "started_at"),
+        (RequestContent.objects.filter(tenant_id=tenant_id), MAX_DELETED_CONTENTS, "at"),
     ):
         newest = rows.order_by(f"-{moment}").values_list(moment, flat=True)
         if last := newest[most : most + 1]:
@@ -65,24 +67,24 @@ def trim_requests(tenant_id: int) -> int:
 
 def register_all() -> None:
     """Name what this app keeps."""
-    register(_many("usage", UsageEntry))
-    register(_many("usage-hours", UsageHour))
-    register(_many("usage-days", UsageDay))
-    register(_many("requests", RequestEntry))
-    register(_many("request-contents", RequestContent))
-    register(of_tenant("budgets", Budget))
-    register(of_tenant("webhook-deliveries", WebhookDelivery))
-    register(of_tenant("webhook", Webhook, secret=("secret",)))
+    register_data_kind(_bulk_kind("usage", UsageEntry))
+    register_data_kind(_bulk_kind("usage-hours", UsageHour))
+    register_data_kind(_bulk_kind("usage-days", UsageDay))
+    register_data_kind(_bulk_kind("requests", RequestEntry))
+    register_data_kind(_bulk_kind("request-contents", RequestContent))
+    register_data_kind(simple_kind("budgets", Budget))
+    register_data_kind(simple_kind("webhook-deliveries", WebhookDelivery))
+    register_data_kind(simple_kind("webhook", Webhook, secret=("secret",)))
 
 
-def _many(name: str, model: Any) -> Holding:
+def _bulk_kind(name: str, model: Any) -> TenantDataKind:
     """Rows by the million that nothing refers to."""
-    plain = of_tenant(name, model)
+    plain = simple_kind(name, model)
 
     def erase(tenant: Tenant) -> int:
         return remove_rows(model.objects.filter(tenant=tenant))
 
-    return Holding(name, plain.rows, model, erase=erase)
+    return TenantDataKind(name, plain.rows, model, erase=erase)
 
 
 def remove_rows(rows: QuerySet[Any]) -> int:

@@ -10,16 +10,16 @@ from zoneinfo import ZoneInfo
 from django.conf import settings
 from django.db import DatabaseError, InterfaceError
 
-from common.cached_lookup import CachedLookup
+from common.cached_lookup import AsyncTTLCache
 from common.db import in_admission_thread
 from common.errors import ServiceUnavailable
 from metering.models import Budget, Price
 from metering.money import FREE, Rates, nanos_of, period_of
-from metering.redis_scripts import key
+from metering.redis_scripts import redis_key
 from metering.signals import rules_changed
 from tenants.authentication import Caller
 from tenants.models import ApiKey, Tenant
-from tenants.signals import key_changed, tenant_changed
+from tenants.signals import api_key_changed, tenant_changed
 
 # -- An adapter as the ledger and the prices know it.
 
@@ -43,7 +43,7 @@ class AdapterUse:
 
 
 @dataclass(frozen=True)
-class Bucket:
+class TokenBucket:
     """One limit. Full it holds a minute's worth, and it refills evenly.
 
     `kind` is "tokens" or "requests", `owner` "tenant" or "key" (or "user" never: sessions share the
@@ -58,10 +58,10 @@ class Bucket:
     @property
     def redis_key(self) -> str:
         """Where its level is kept."""
-        return key(f"limit:{self.kind}:{self.owner}:{self.owner_id}")
+        return redis_key(f"limit:{self.kind}:{self.owner}:{self.owner_id}")
 
 
-def buckets_of(caller: Caller) -> list[Bucket]:
+def get_buckets(caller: Caller) -> list[TokenBucket]:
     """The caller's limits, those of tokens first. 0 is no limit; None for a tenant the default."""
     quire = settings.QUIRE
     found = [
@@ -76,32 +76,34 @@ def buckets_of(caller: Caller) -> list[Bucket]:
     for kind, owner, limit, default in found:
         capacity, owner_id = default if limit is None else limit, ids[owner]
         if capacity and owner_id is not None:
-            buckets.append(Bucket(kind, owner, owner_id, capacity))
+            buckets.append(TokenBucket(kind, owner, owner_id, capacity))
     return buckets
 
 
 @dataclass(frozen=True)
-class RunningLimit:
-    """How many requests of a tenant or a key may run at a time: `most`, > 0."""
+class ConcurrencyLimit:
+    """How many requests of a tenant or a key may run at a time: `max_running`, > 0."""
 
     owner: str
     owner_id: int
-    most: int
+    max_running: int
 
     @property
     def redis_key(self) -> str:
         """Where those that run are kept, by id."""
-        return key(f"running:{self.owner}:{self.owner_id}")
+        return redis_key(f"running:{self.owner}:{self.owner_id}")
 
 
-def running_limits_of(caller: Caller) -> list[RunningLimit]:
+def get_concurrency_limits(caller: Caller) -> list[ConcurrencyLimit]:
     """The caller's, the tenant's first."""
     found = [
         ("tenant", caller.tenant_id, caller.max_running_requests),
         ("key", caller.key_family or caller.key_id, caller.key_max_running_requests),
     ]
     return [
-        RunningLimit(owner, owner_id, most) for owner, owner_id, most in found if owner_id and most
+        ConcurrencyLimit(owner, owner_id, most)
+        for owner, owner_id, most in found
+        if owner_id and most
     ]
 
 
@@ -111,7 +113,7 @@ STALE_S = 60.0
 
 
 @dataclass(frozen=True)
-class Limit:
+class BudgetLimit:
     """A budget as of one moment: what it allows, in which period.
 
     `key_ids`, `model`: what it's narrowed to; () and "" for all. A key's are those, too, that
@@ -131,14 +133,14 @@ class Limit:
     zone: str = "UTC"
 
     def counts(self, key_id: int | None, models: Collection[str]) -> bool:
-        """Whether a request counts. `models`: `names_of` what it asks."""
+        """Whether a request counts. `models`: `billing_names` what it asks."""
         of_key = not self.key_ids or key_id in self.key_ids
         return of_key and (not self.model or self.model in models)
 
     @property
     def redis_key(self) -> str:
         """Where the period's counters are."""
-        return key(f"budget:{self.budget_id}:{self.start}")
+        return redis_key(f"budget:{self.budget_id}:{self.start}")
 
     @property
     def owner(self) -> str:
@@ -148,7 +150,7 @@ class Limit:
 
 
 @dataclass(frozen=True)
-class Rules:
+class PricingRules:
     """A tenant's budgets with its time zone, and the prices of all models, newest first.
 
     `families`: a budget's key -> it and those that followed it by rotation.
@@ -167,7 +169,9 @@ class Rules:
                     return rates
         return FREE
 
-    def limits(self, key_id: int | None, models: Collection[str], moment: datetime) -> list[Limit]:
+    def limits(
+        self, key_id: int | None, models: Collection[str], moment: datetime
+    ) -> list[BudgetLimit]:
         """The budgets that a request counts against, tenant's before key's. `models`: all names
         of what it asks.
         """
@@ -177,9 +181,9 @@ class Rules:
             if self._is_of(budget, key_id) and (not budget.model or budget.model in models)
         ]
 
-    def limit(self, budget: Budget, moment: datetime) -> Limit:
+    def limit(self, budget: Budget, moment: datetime) -> BudgetLimit:
         """A budget in the period around a moment."""
-        return limit_of(budget, self._keys(budget), self.zone, moment)
+        return budget_limit(budget, self._keys(budget), self.zone, moment)
 
     def _is_of(self, budget: Budget, key_id: int | None) -> bool:
         return budget.api_key_id is None or key_id in self._keys(budget)
@@ -190,15 +194,17 @@ class Rules:
         return self.families.get(budget.api_key_id, (budget.api_key_id,))
 
 
-def names_of(model: str, adapter: str) -> tuple[str, ...]:
+def billing_names(model: str, adapter: str) -> tuple[str, ...]:
     """What a budget may call a request's model; through an adapter ("" for none) that one, too."""
     return (model, adapter, f"{model}:{adapter}") if adapter else (model,)
 
 
-def limit_of(budget: Budget, key_ids: tuple[int, ...], zone: str, moment: datetime) -> Limit:
+def budget_limit(
+    budget: Budget, key_ids: tuple[int, ...], zone: str, moment: datetime
+) -> BudgetLimit:
     """A budget in the period around a moment."""
     start, end = period_of(budget.period, moment, ZoneInfo(zone))
-    return Limit(
+    return BudgetLimit(
         budget_id=budget.pk,
         tenant_id=budget.tenant_id,
         key_ids=key_ids,
@@ -212,40 +218,40 @@ def limit_of(budget: Budget, key_ids: tuple[int, ...], zone: str, moment: dateti
     )
 
 
-_rules: CachedLookup[int, Rules] = CachedLookup(ttl=TTL_S, size=10_000)
-_prices: CachedLookup[str, dict[str, list[tuple[datetime, Rates]]]] = CachedLookup(
+_rules: AsyncTTLCache[int, PricingRules] = AsyncTTLCache(ttl=TTL_S, size=10_000)
+_prices: AsyncTTLCache[str, dict[str, list[tuple[datetime, Rates]]]] = AsyncTTLCache(
     ttl=TTL_S, size=1
 )
 
 
-async def rules_of(caller: Caller) -> Rules:
+async def get_rules(caller: Caller) -> PricingRules:
     """Raises `ServiceUnavailable` when the database is away and nothing was known lately."""
     tenant_id = caller.tenant_id
     try:
-        return await _rules.get(tenant_id, lambda: in_admission_thread(read_rules, tenant_id))
+        return await _rules.get(tenant_id, lambda: in_admission_thread(load_rules, tenant_id))
     except ServiceUnavailable:
-        stale = _rules.within(tenant_id, STALE_S)
+        stale = _rules.get_if_younger(tenant_id, STALE_S)
         if stale is None:
             raise
         return stale
 
 
-def read_rules(tenant_id: int) -> Rules:
+def load_rules(tenant_id: int) -> PricingRules:
     """Ask the database."""
     try:
         zone = Tenant.objects.filter(pk=tenant_id).values_list("time_zone", flat=True).first()
         budgets = list(Budget.objects.filter(tenant_id=tenant_id).order_by("api_key", "pk"))
         narrowed = {budget.api_key_id for budget in budgets if budget.api_key_id is not None}
-        prices = _prices.fresh("all")
+        prices = _prices.is_fresh("all")
         if prices is None:
             prices = _read_prices()
-            _prices.put("all", prices)
-        return Rules(zone or "UTC", budgets, families_of(narrowed), dict(prices))
+            _prices.store("all", prices)
+        return PricingRules(zone or "UTC", budgets, key_families(narrowed), dict(prices))
     except (DatabaseError, InterfaceError) as error:
         raise ServiceUnavailable("Budgets are unavailable. Try again later.") from error
 
 
-def families_of(key_ids: Collection[int]) -> dict[int, tuple[int, ...]]:
+def key_families(key_ids: Collection[int]) -> dict[int, tuple[int, ...]]:
     """Each of these keys -> it and those that followed it by rotation."""
     if not key_ids:
         return {}
@@ -275,5 +281,5 @@ def forget(**_: object) -> None:
 
 
 rules_changed.connect(forget, dispatch_uid="metering.rules")
-key_changed.connect(forget, dispatch_uid="metering.rules")
+api_key_changed.connect(forget, dispatch_uid="metering.rules")
 tenant_changed.connect(forget, dispatch_uid="metering.rules")

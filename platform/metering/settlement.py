@@ -16,13 +16,13 @@ from django.conf import settings
 from django.db import DatabaseError, InterfaceError
 from redis.exceptions import RedisError
 
-from common.db import in_db_thread
+from common.db import run_in_db_thread
 from engine.contract import redis_keys
-from engine.contract.redis_keys import written_key
-from metering.admission import UNLIMITED, Admission, taken_key
+from engine.contract.redis_keys import written_tokens_key
+from metering.admission import UNLIMITED, Admission, takeover_key
 from metering.ledger import insert_records
 from metering.open_requests import GATEWAY, open_key, reservation_key
-from metering.redis_scripts import key, redis_link, run_script
+from metering.redis_scripts import redis_key, redis_link, run_script
 from metering.usage_record import UsageRecord, encode_record
 
 # -- What a request is billed with beside what the engine wrote for it: for `reconcile_usage`.
@@ -40,40 +40,41 @@ SUMS = ("prompt", "unbilled_prompt", "output", "unbilled_output")
 
 
 def sums_key() -> str:
-    """Redis's hash of sums: `name_of` -> tokens."""
-    return key("accounts")
+    """Redis's hash of sums: `usage_field` -> tokens."""
+    return redis_key("accounts")
 
 
-def since_key() -> str:
+def reconciliation_start_key() -> str:
     """When the sums begin: requests that came before aren't in them."""
-    return key("accounts:since")
+    return redis_key("accounts:since")
 
 
-def name_of(day: str, tenant_id: int, model: str, what: str) -> str:
+def usage_field(day: str, tenant_id: int, model: str, what: str) -> str:
     """A field of `sums_key`."""
     return f"{day} {tenant_id} {what} {model}"
 
 
-def parts_of(name: str) -> tuple[str, int, str, str]:
+def parse_usage_field(name: str) -> tuple[str, int, str, str]:
     """(day, tenant, what, model) of a field of `sums_key`."""
     day, tenant_id, what, model = name.split(" ", 3)
     return day, int(tenant_id), what, model
 
 
 @dataclass(frozen=True)
-class Account:
+class EngineUsage:
     """Which of the engine's requests a record is about.
 
     Attributes:
         names: the engine's ids. outputs: of each.
-        whole: every output came to an end of the engine's own, so all of it is billed. Otherwise
+        is_complete: every output came to an end of the engine's own, so all of it is billed.
+        Otherwise
             less may be: a stop string was found, the client left, nobody went on with it.
         billed_prompt, billed_output: what was settled of them before, under another id.
     """
 
     names: Sequence[str]
     outputs: int = 1
-    whole: bool = False
+    is_complete: bool = False
     billed_prompt: int = 0
     billed_output: int = 0
 
@@ -88,22 +89,22 @@ class Account:
             {
                 "prompts": [redis_keys.prompt_field(name) for name in self.names],
                 "outputs": fields,
-                "whole": self.whole,
+                "whole": self.is_complete,
                 "prompt": record.prompt_tokens,
                 "output": record.completion_tokens,
                 "before": [self.billed_prompt, self.billed_output],
                 "started": started_at.timestamp(),
-                "sums": [name_of(day, record.tenant_id, record.model, what) for what in SUMS],
+                "sums": [usage_field(day, record.tenant_id, record.model, what) for what in SUMS],
             }
         )
 
 
 logger = logging.getLogger(__name__)
 
-Unsettled = tuple[UsageRecord, Account | None]
+Unsettled = tuple[UsageRecord, EngineUsage | None]
 T = TypeVar("T")
 #: Closing the account of more outputs than that takes the event loop's time.
-_FEW_OUTPUTS = 64
+_INLINE_MAX_OUTPUTS = 64
 #: Records that wait in this process when Redis and the database are both away.
 MAX_WAITING = 10_000
 _waiting: deque[UsageRecord] = deque()
@@ -113,7 +114,7 @@ _unsettled: deque[Unsettled] = deque(maxlen=MAX_WAITING)
 
 def spool_key() -> str:
     """The stream of records on their way into the ledger."""
-    return key("usage")
+    return redis_key("usage")
 
 
 def settle_keys(request_id: str, gateway: str = GATEWAY) -> list[str]:
@@ -122,10 +123,10 @@ def settle_keys(request_id: str, gateway: str = GATEWAY) -> list[str]:
         reservation_key(request_id),
         spool_key(),
         open_key(gateway),
-        taken_key(request_id),
-        written_key(settings.QUIRE["KEY_PREFIX"]),
+        takeover_key(request_id),
+        written_tokens_key(settings.QUIRE["KEY_PREFIX"]),
         sums_key(),
-        since_key(),
+        reconciliation_start_key(),
     ]
 
 
@@ -134,7 +135,7 @@ def settle_arguments(
     entry: bytes,
     epochs: Mapping[str, str],
     gateway: str = GATEWAY,
-    account: Account | None = None,
+    account: EngineUsage | None = None,
 ) -> list[Any]:
     """As `settle.lua` has them."""
     most = settings.QUIRE["USAGE_SPOOL_MAX"]
@@ -145,7 +146,7 @@ def settle_arguments(
 
 
 async def settle(
-    record: UsageRecord, admission: Admission | None = None, account: Account | None = None
+    record: UsageRecord, admission: Admission | None = None, account: EngineUsage | None = None
 ) -> None:
     """Record what a request used, exactly once by its request id, however often this is called.
 
@@ -156,10 +157,10 @@ async def settle(
     too it waits in this process, at most `MAX_WAITING` of them. Nothing is raised: the client has
     its answer, and what can't be kept is in the log.
     """
-    admission = admission or HOLDING
+    admission = admission or RESERVED_ADMISSION
     entry, most = encode_record(record), settings.QUIRE["USAGE_SPOOL_MAX"]
     try:
-        if admission.held:
+        if admission.reserved:
             keys = settle_keys(record.request_id)
             arguments = await _arguments(record, entry, admission.epochs, account)
             await run_script(redis_link(), "settle", keys, arguments)
@@ -167,26 +168,26 @@ async def settle(
             await redis_link().execute("XADD", spool_key(), "MAXLEN", "~", most, "*", "r", entry)
     except (RedisError, OSError) as error:
         logger.warning("usage of %s written directly to the database: %s", record.request_id, error)
-        if admission.held:
+        if admission.reserved:
             _unsettled.append((record, account))
-        await _without_redis(record)
+        await _buffer_in_memory(record)
 
 
 async def _arguments(
-    record: UsageRecord, entry: bytes, epochs: Mapping[str, str], account: Account | None
+    record: UsageRecord, entry: bytes, epochs: Mapping[str, str], account: EngineUsage | None
 ) -> list[Any]:
     """Of a request with thousands of outputs, made beside the event loop."""
-    if account is None or len(account.names) * account.outputs <= _FEW_OUTPUTS:
+    if account is None or len(account.names) * account.outputs <= _INLINE_MAX_OUTPUTS:
         return settle_arguments(record, entry, epochs, account=account)
     return await asyncio.to_thread(settle_arguments, record, entry, epochs, account=account)
 
 
-HOLDING = Admission(**{**UNLIMITED.__dict__, "held": True})
+RESERVED_ADMISSION = Admission(**{**UNLIMITED.__dict__, "reserved": True})
 
 
-async def _without_redis(record: UsageRecord) -> None:
+async def _buffer_in_memory(record: UsageRecord) -> None:
     try:
-        await in_db_thread(insert_records, [record])
+        await run_in_db_thread(insert_records, [record])
     except (DatabaseError, InterfaceError) as error:
         if len(_waiting) >= MAX_WAITING:
             logger.error("usage lost, Redis and database unreachable: %r", _waiting.popleft())
@@ -194,28 +195,28 @@ async def _without_redis(record: UsageRecord) -> None:
         logger.error("usage of %s buffered in memory: %s", record.request_id, error)
 
 
-def take_waiting() -> list[UsageRecord]:
+def pop_buffered() -> list[UsageRecord]:
     """Remove and return the records that wait in this process."""
-    return _take(_waiting)
+    return _pop_all(_waiting)
 
 
-def take_unsettled() -> list[Unsettled]:
+def pop_unsettled() -> list[Unsettled]:
     """Remove and return the records whose reservations Redis still holds."""
-    return _take(_unsettled)
+    return _pop_all(_unsettled)
 
 
-def _take(queue: deque[T]) -> list[T]:
+def _pop_all(queue: deque[T]) -> list[T]:
     records: list[T] = []
     while queue:
         records.append(queue.popleft())
     return records
 
 
-def put_back_unsettled(records: list[Unsettled]) -> None:
+def requeue_unsettled(records: list[Unsettled]) -> None:
     """Return records whose reservations couldn't be given back."""
     _unsettled.extend(records)
 
 
-def put_back(records: list[UsageRecord]) -> None:
+def requeue(records: list[UsageRecord]) -> None:
     """Return records that still found no place."""
     _waiting.extendleft(reversed(records))

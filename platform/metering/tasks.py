@@ -4,11 +4,11 @@ import logging
 
 from celery import shared_task
 
-from metering.alerts import send_alerts
-from metering.reconciliation import check_days, reconcile, tidy
+from metering.alerts import send_budget_alerts
+from metering.reconciliation import prune_counters, reconcile, verify_rollups
 from metering.redis_scripts import sync_client
-from metering.retention import remove_old_entries, remove_old_requests
-from metering.webhooks import DELIVER, deliver, deliver_due, forget_old
+from metering.retention import delete_expired_usage, remove_old_requests
+from metering.webhooks import DELIVER, deliver_due_events, deliver_event, forget_old
 
 logger = logging.getLogger(__name__)
 
@@ -16,27 +16,27 @@ logger = logging.getLogger(__name__)
 @shared_task(name="metering.alerts")
 def alerts() -> None:
     """Tell tenants of budgets that are nearly spent."""
-    if told := send_alerts():
+    if told := send_budget_alerts():
         logger.info("sent %d budget alerts", told)
 
 
 @shared_task(name=DELIVER)
 def deliver_one(pk: int) -> None:
     """Send an event to a webhook."""
-    deliver(pk)
+    deliver_event(pk)
 
 
 @shared_task(name="metering.deliveries")
 def deliveries() -> None:
     """Have what is due sent, and shorten the log."""
-    deliver_due()
+    deliver_due_events()
     forget_old()
 
 
 @shared_task(name="metering.retention")
 def retention() -> None:
     """Remove single requests that their tenants keep no longer."""
-    if removed := remove_old_entries():
+    if removed := delete_expired_usage():
         logger.info("removed %d entries of the usage ledger", removed)
     if removed := remove_old_requests():
         logger.info("removed %d records of requests", removed)
@@ -45,11 +45,11 @@ def retention() -> None:
 @shared_task(name="metering.check_sums")
 def check_sums() -> None:
     """See that the sums by hour and day are the ledger's, and the ledger the engine's."""
-    check_days()
+    verify_rollups()
     client = sync_client()
     try:
         found = reconcile(client)
-        tidy(client, found.lost)
+        prune_counters(client, found.lost)
     finally:
         client.close()
     for line in found.lines:

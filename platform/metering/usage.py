@@ -9,7 +9,7 @@ from django.db.models import QuerySet, Sum
 
 from metering.models import UsageDay, UsageEntry
 from tenants.access import access_role
-from tenants.actors import as_actor, require_operator
+from tenants.actors import require_operator, to_actor
 from tenants.models import Tenant, User
 
 DEFAULT_DAYS = 30
@@ -49,7 +49,7 @@ def access_all_usage(
     user: User, *, first: date | None = None, last: date | None = None
 ) -> list[UsageSum]:
     """Sums by day, model and tenant. Raises `PermissionDenied` for all but operators."""
-    require_operator(as_actor(user))
+    require_operator(to_actor(user))
     return _sums(UsageDay.objects.all(), first, last)
 
 

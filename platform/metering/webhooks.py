@@ -25,11 +25,11 @@ from django.db.models import F, Min, QuerySet
 from django.utils import timezone
 
 from common.errors import RateLimited
-from common.outbound_http import post
-from common.task_queue import hint
+from common.outbound_http import post_webhook
+from common.task_queue import send_task_best_effort
 from engine.contract.errors import QuireError
-from metering.models import PAUSES, Webhook, WebhookDelivery
-from metering.redis_scripts import key, sync_client
+from metering.models import RETRY_DELAYS, Webhook, WebhookDelivery
+from metering.redis_scripts import redis_key, sync_client
 from metering.retention import remove_rows
 from tenants.breaker import Breaker
 from tenants.models import Tenant
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 DELIVER = "metering.deliver"
 #: The log of a tenant's deliveries goes back so far.
-KEEP = timedelta(days=30)
+LOG_RETENTION = timedelta(days=30)
 #: and has the newest so many.
 MAX_LOGGED = 10_000
 #: Events of one tenant that may wait to be sent.
@@ -48,7 +48,7 @@ MAX_WAITING = 1000
 LOCK_S = 30.0
 
 
-def queue_event(tenant: Tenant, kind: str, values: dict[str, Any]) -> WebhookDelivery | None:
+def create_event(tenant: Tenant, kind: str, values: dict[str, Any]) -> WebhookDelivery | None:
     """Note an event for the tenant's webhook, if there's one; workers send it after the commit.
 
     Raises: `RateLimited` while `MAX_WAITING` of them wait.
@@ -67,7 +67,7 @@ def queue_event(tenant: Tenant, kind: str, values: dict[str, Any]) -> WebhookDel
         body=json.dumps(told, separators=(",", ":")),
         next_try_at=timezone.now(),
     )
-    transaction.on_commit(partial(hint, DELIVER, made.pk))
+    transaction.on_commit(partial(send_task_best_effort, DELIVER, made.pk))
     return made
 
 
@@ -78,7 +78,7 @@ def check_waiting(tenant: Tenant) -> None:
         raise RateLimited(f"{MAX_WAITING:,} events wait for the webhook already.", retry_after=60)
 
 
-def deliver(pk: int) -> WebhookDelivery | None:
+def deliver_event(pk: int) -> WebhookDelivery | None:
     """Try it if it's due and may be sent now; how it went, or None.
 
     Whoever has tried one asks workers for the tenant's next, so who meets another worker here may
@@ -91,7 +91,7 @@ def deliver(pk: int) -> WebhookDelivery | None:
     if hook is not None and _breaker(hook).is_open:
         return None
     with sync_client() as client:
-        lock = client.lock(key(f"webhook:{row.tenant_id}"), timeout=LOCK_S)
+        lock = client.lock(redis_key(f"webhook:{row.tenant_id}"), timeout=LOCK_S)
         if not lock.acquire(blocking=False):
             return None
         try:
@@ -100,18 +100,18 @@ def deliver(pk: int) -> WebhookDelivery | None:
             lock.release()
     following = _due().filter(tenant=row.tenant).order_by("next_try_at").first()
     if following is not None:
-        hint(DELIVER, following.pk)
+        send_task_best_effort(DELIVER, following.pk)
     return tried
 
 
-def deliver_due() -> int:
+def deliver_due_events() -> int:
     """Ask workers for an event of each tenant that has some due: their hint was lost, their try
     failed, or their address was paused. Of how many tenants.
     """
     first = _due().order_by().values("tenant").annotate(first=Min("pk"))
     due = list(first.values_list("first", flat=True))
     for pk in due:
-        hint(DELIVER, pk)
+        send_task_best_effort(DELIVER, pk)
     return len(due)
 
 
@@ -126,8 +126,8 @@ def _breaker(hook: Webhook) -> Breaker:
 def _try(row: WebhookDelivery, hook: Webhook | None) -> WebhookDelivery | None:
     """The event after one try; None where another worker has made it meanwhile."""
     # The next try is noted before this one begins: nobody else may do it for a killed worker.
-    again = row.attempts < len(PAUSES)
-    next_try_at = timezone.now() + PAUSES[row.attempts] if again else None
+    again = row.attempts < len(RETRY_DELAYS)
+    next_try_at = timezone.now() + RETRY_DELAYS[row.attempts] if again else None
     claimed = WebhookDelivery.objects.filter(pk=row.pk, next_try_at=row.next_try_at)
     if not claimed.update(next_try_at=next_try_at, attempts=F("attempts") + 1):
         return None
@@ -143,7 +143,7 @@ def _try(row: WebhookDelivery, hook: Webhook | None) -> WebhookDelivery | None:
 def forget_old() -> int:
     """Shorten the log; how many rows went."""
     settled = WebhookDelivery.objects.filter(next_try_at=None)
-    removed = remove_rows(settled.filter(created_at__lt=timezone.now() - KEEP))
+    removed = remove_rows(settled.filter(created_at__lt=timezone.now() - LOG_RETENTION))
     for tenant_id in Webhook.objects.values_list("tenant", flat=True):
         rows = settled.filter(tenant=tenant_id)
         newest = rows.order_by("-pk").values_list("pk", flat=True)
@@ -163,7 +163,7 @@ def _send(row: WebhookDelivery, hook: Webhook) -> None:
     breaker = _breaker(hook)
     breaker.attempt()
     try:
-        row.status = post(hook.url, body, headers)
+        row.status = post_webhook(hook.url, body, headers)
     except QuireError as error:
         row.error = error.message[:300]
     except SoftTimeLimitExceeded:

@@ -99,15 +99,15 @@ MAX_TURNS = 1000
 MAX_CONVERSATION_CHARS = 32 << 20
 
 
-def _access_of(model: type[T], tenant_id: int) -> QuerySet[T]:
+def _for_tenant(model: type[T], tenant_id: int) -> QuerySet[T]:
     return model.objects.filter(tenant_id=tenant_id)  # type: ignore[return-value]
 
 
-def _access_live(rows: QuerySet[T]) -> QuerySet[T]:
+def _not_expired(rows: QuerySet[T]) -> QuerySet[T]:
     return rows.filter(Q(expires_at=None) | Q(expires_at__gt=timezone.now()))
 
 
-def _access_one(rows: QuerySet[T], public_id: str, what: str, param: str) -> T:
+def _get_or_404(rows: QuerySet[T], public_id: str, what: str, param: str) -> T:
     row = rows.filter(public_id=public_id).first() if is_id(public_id) else None
     if row is None:
         raise NotFound(f"No such {what}: {public_id[:80]!r}.", param=param)
@@ -116,28 +116,28 @@ def _access_one(rows: QuerySet[T], public_id: str, what: str, param: str) -> T:
 
 def access_files(caller: Caller) -> QuerySet[StoredFile]:
     """The tenant's files that haven't expired."""
-    return _access_live(_access_of(StoredFile, caller.tenant_id))
+    return _not_expired(_for_tenant(StoredFile, caller.tenant_id))
 
 
 def access_file(caller: Caller, public_id: str, param: str = "id") -> StoredFile:
     """Raises `NotFound`."""
-    return _access_one(access_files(caller), public_id, "File object", param)
+    return _get_or_404(access_files(caller), public_id, "File object", param)
 
 
 def access_upload(caller: Caller, public_id: str) -> StoredUpload:
     """Raises `NotFound`."""
-    rows = _access_live(_access_of(StoredUpload, caller.tenant_id)).select_related("file")
-    return _access_one(rows, public_id, "Upload object", "upload_id")
+    rows = _not_expired(_for_tenant(StoredUpload, caller.tenant_id)).select_related("file")
+    return _get_or_404(rows, public_id, "Upload object", "upload_id")
 
 
 def access_batches(caller: Caller) -> QuerySet[Batch]:
     """The tenant's batches."""
-    return _access_of(Batch, caller.tenant_id).select_related("output_file", "error_file")
+    return _for_tenant(Batch, caller.tenant_id).select_related("output_file", "error_file")
 
 
 def access_batch(caller: Caller, public_id: str) -> Batch:
     """Raises `NotFound`."""
-    return _access_one(access_batches(caller), public_id, "batch", "id")
+    return _get_or_404(access_batches(caller), public_id, "batch", "id")
 
 
 def access_completions(
@@ -146,7 +146,7 @@ def access_completions(
     """The tenant's chat completions; with `metadata` those that may have it, and hardly any other:
     databases differ in what they call the same text.
     """
-    rows = _access_live(_access_of(StoredCompletion, caller.tenant_id))
+    rows = _not_expired(_for_tenant(StoredCompletion, caller.tenant_id))
     if model:
         rows = rows.filter(model=model)
     for pair in (metadata or {}).items():
@@ -157,13 +157,13 @@ def access_completions(
 
 def access_completion(caller: Caller, public_id: str) -> StoredCompletion:
     """Raises `NotFound`."""
-    return _access_one(access_completions(caller), public_id, "chat completion", "completion_id")
+    return _get_or_404(access_completions(caller), public_id, "chat completion", "completion_id")
 
 
 def access_response(caller: Caller, public_id: str, param: str = "response_id") -> StoredResponse:
     """Raises `NotFound`."""
-    rows = _access_live(_access_of(StoredResponse, caller.tenant_id))
-    return _access_one(rows, public_id, "response", param)
+    rows = _not_expired(_for_tenant(StoredResponse, caller.tenant_id))
+    return _get_or_404(rows, public_id, "response", param)
 
 
 def access_response_chain(caller: Caller, public_id: str) -> list[StoredResponse]:
@@ -189,10 +189,10 @@ def access_response_chain(caller: Caller, public_id: str) -> list[StoredResponse
 
 def _previous(caller: Caller, public_id: str) -> Any:
     """A response, and as `chars` how long it is, which the database knows without reading it."""
-    rows = _access_live(_access_of(StoredResponse, caller.tenant_id)).defer("request")
+    rows = _not_expired(_for_tenant(StoredResponse, caller.tenant_id)).defer("request")
     rows = rows.annotate(chars=Length("input_items") + Length("body"))
     try:
-        return _access_one(rows, public_id, "response", "previous_response_id")
+        return _get_or_404(rows, public_id, "response", "previous_response_id")
     except NotFound as error:
         error.code = "previous_response_not_found"  # what OpenAI's clients look for
         raise
@@ -215,7 +215,7 @@ def page(
     """
     sign = "-" if newest_first else ""
     if after:
-        cursor = _access_one(rows, after, "object", "after")
+        cursor = _get_or_404(rows, after, "object", "after")
         rows = rows.filter(pk__lt=cursor.pk) if newest_first else rows.filter(pk__gt=cursor.pk)
     ordered = rows.order_by(f"{sign}pk")
     if matches is None:
@@ -227,7 +227,7 @@ def page(
 
 def stored_bytes(tenant_id: int) -> int:
     """What a tenant's files take, and the parts of uploads that aren't files yet."""
-    total: dict[str, Any] = _access_of(StoredFile, tenant_id).aggregate(sum=Sum("size", default=0))
+    total: dict[str, Any] = _for_tenant(StoredFile, tenant_id).aggregate(sum=Sum("size", default=0))
     pending = {"upload__tenant_id": tenant_id, "upload__status": UploadStatus.PENDING}
     parts: dict[str, Any] = UploadPart.objects.filter(**pending).aggregate(
         sum=Sum("size", default=0)
@@ -246,7 +246,7 @@ def open_responses() -> QuerySet[StoredResponse]:
     return StoredResponse.objects.filter(background=True, status__in=wanted)
 
 
-def unclaimed_batches() -> list[str]:
+def claimable_batches() -> list[str]:
     """Ids of batches that want a worker, have none and may run now, in the order of their turns."""
     return _unclaimed(open_batches(), settings.QUIRE["TENANT_RUNNING_BATCHES"])
 
@@ -256,15 +256,15 @@ def unclaimed_responses() -> list[str]:
     return _unclaimed(open_responses(), settings.QUIRE["TENANT_RUNNING_RESPONSES"])
 
 
-def is_free() -> Q:
+def lease_is_free() -> Q:
     """Whether no worker holds a row's lease."""
     return Q(lease_until=None) | Q(lease_until__lte=timezone.now())
 
 
 def _unclaimed(rows: QuerySet[Any], per_tenant: int) -> list[str]:
     """Tenants take turns: nobody's long queue stands before another's first piece of work."""
-    held = rows.filter(~is_free(), tenant=OuterRef("tenant")).order_by().values("tenant")
-    turns = rows.filter(is_free()).annotate(
+    held = rows.filter(~lease_is_free(), tenant=OuterRef("tenant")).order_by().values("tenant")
+    turns = rows.filter(lease_is_free()).annotate(
         running=Coalesce(Subquery(held.annotate(n=Count("pk")).values("n")), 0),
         place=Window(RowNumber(), partition_by="tenant_id", order_by="pk"),
     )
@@ -363,11 +363,11 @@ __all__ = [
     "access_response_chain",
     "access_upload",
     "blob_path",
-    "is_free",
+    "claimable_batches",
+    "lease_is_free",
     "open_batches",
     "open_responses",
     "page",
     "stored_bytes",
-    "unclaimed_batches",
     "unclaimed_responses",
 ]

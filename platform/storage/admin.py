@@ -11,11 +11,11 @@ from storage.models import (
     StoredResponse,
     StoredUpload,
 )
-from tenants.admin import ReadOnlyAdmin
+from tenants.admin import ReadOnlyModelAdmin
 
 
 @admin.register(StoredFile)
-class StoredFileAdmin(ReadOnlyAdmin):
+class StoredFileAdmin(ReadOnlyModelAdmin):
     """Files."""
 
     list_display = ("public_id", "tenant", "filename", "purpose", "size", "created_at")
@@ -25,7 +25,7 @@ class StoredFileAdmin(ReadOnlyAdmin):
 
 
 @admin.register(Batch)
-class BatchAdmin(ReadOnlyAdmin):
+class BatchAdmin(ReadOnlyModelAdmin):
     """Batches and how far they are."""
 
     list_display = (
@@ -37,7 +37,7 @@ class BatchAdmin(ReadOnlyAdmin):
 
 
 @admin.register(StoredResponse)
-class StoredResponseAdmin(ReadOnlyAdmin):
+class StoredResponseAdmin(ReadOnlyModelAdmin):
     """Stored responses. What was said is the tenant's business."""
 
     list_display = ("public_id", "tenant", "status", "background", "created_at", "expires_at")
@@ -48,7 +48,7 @@ class StoredResponseAdmin(ReadOnlyAdmin):
 
 
 @admin.register(StoredCompletion)
-class StoredCompletionAdmin(ReadOnlyAdmin):
+class StoredCompletionAdmin(ReadOnlyModelAdmin):
     """Stored chat completions. What was said is the tenant's business."""
 
     list_display = ("public_id", "tenant", "model", "created_at", "expires_at")
@@ -59,7 +59,7 @@ class StoredCompletionAdmin(ReadOnlyAdmin):
 
 
 @admin.register(SavedConversation)
-class SavedConversationAdmin(ReadOnlyAdmin):
+class SavedConversationAdmin(ReadOnlyModelAdmin):
     """Conversations of the playground. What was said, titles too, is their owner's business."""
 
     list_display = ("public_id", "tenant", "user", "size", "changed_at", "expires_at", "shared_at")
@@ -70,7 +70,7 @@ class SavedConversationAdmin(ReadOnlyAdmin):
 
 
 @admin.register(ItemConversation)
-class ItemConversationAdmin(ReadOnlyAdmin):
+class ItemConversationAdmin(ReadOnlyModelAdmin):
     """Conversations of the API. What was said is the tenant's business."""
 
     list_display = ("public_id", "tenant", "size", "changed_at", "expires_at")
@@ -81,7 +81,7 @@ class ItemConversationAdmin(ReadOnlyAdmin):
 
 
 @admin.register(StoredUpload)
-class StoredUploadAdmin(ReadOnlyAdmin):
+class StoredUploadAdmin(ReadOnlyModelAdmin):
     """Files that come in parts."""
 
     list_display = ("public_id", "tenant", "filename", "status", "size", "created_at", "expires_at")

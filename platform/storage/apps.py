@@ -11,6 +11,6 @@ class StorageConfig(AppConfig):
 
     def ready(self) -> None:
         """Name what is kept of tenants."""
-        from storage.tenant_data import register_all
+        from storage.tenant_data import register_data_kinds
 
-        register_all()
+        register_data_kinds()

@@ -60,7 +60,7 @@ def write_blob(tenant_id: int, public_id: str, chunks: Iterable[bytes]) -> int:
     return size
 
 
-def adopt_blob(tenant_id: int, public_id: str, source: Path) -> int:
+def link_blob(tenant_id: int, public_id: str, source: Path) -> int:
     """Give a finished journal a file's name, keeping its own; return its size. Repeatable."""
     target = blob_path(tenant_id, public_id)
     target.unlink(missing_ok=True)
@@ -73,7 +73,7 @@ def remove_blob(tenant_id: int, public_id: str, suffix: str = "") -> None:
     blob_path(tenant_id, public_id, suffix).unlink(missing_ok=True)
 
 
-def sweep_blobs(is_known: Callable[[str], bool], older_than_s: float) -> int:
+def delete_orphan_blobs(is_referenced: Callable[[str], bool], older_than_s: float) -> int:
     """Remove what no row speaks of and nobody has touched for so long; return how many files."""
     removed, limit = 0, time.time() - older_than_s
     for path in files_dir().glob("*/*"):
@@ -81,7 +81,9 @@ def sweep_blobs(is_known: Callable[[str], bool], older_than_s: float) -> int:
             old = path.stat().st_mtime < limit
         except FileNotFoundError:  # removed meanwhile by whoever owns it
             continue
-        if old and (path.name.startswith(PARTIAL) or not is_known(path.name.partition(".")[0])):
+        if old and (
+            path.name.startswith(PARTIAL) or not is_referenced(path.name.partition(".")[0])
+        ):
             path.unlink(missing_ok=True)
             removed += 1
     return removed

@@ -17,14 +17,14 @@ from django.utils import timezone
 
 from common.errors import StorageFull
 from storage.models import ItemConversation, SavedConversation, StoredCompletion, StoredResponse
-from tenants.actors import Actor, as_actor
+from tenants.actors import Actor, to_actor
 from tenants.authentication import Caller
 from tenants.models import ActorKind, ApiKey, User
 
 # -- Who made an object, from the caller.
 
 
-def owner_fields(caller: Caller) -> dict[str, Any]:
+def ownership_fields(caller: Caller) -> dict[str, Any]:
     """Columns of `storage.models.Owned`."""
     return {"tenant_id": caller.tenant_id, "key_id": caller.key_id, "user_id": caller.user_id}
 
@@ -34,29 +34,29 @@ def actor_of(caller: Caller) -> Actor:
     if caller.user_id is not None:
         user = User.objects.filter(pk=caller.user_id).first()
         if user is not None:
-            return as_actor(user)
+            return to_actor(user)
     key = ApiKey.objects.filter(pk=caller.key_id).first()
     return Actor(f"API key {key or caller.key_id}", kind=ActorKind.KEY, key=key)
 
 
-def kept_until() -> datetime | None:
+def default_expiry() -> datetime | None:
     """When what is kept from now on is forgotten; None for never."""
     days = settings.QUIRE["RESPONSE_DAYS"]
     return timezone.now() + timedelta(days=days) if days else None
 
 
-FRESH_S = 60.0
+CACHE_TTL_S = 60.0
 
 
 @dataclass(slots=True)
-class _Known:
+class _CachedUsage:
     """`size`: in characters. `at`: `time.monotonic()` when the database was asked."""
 
     size: int
     at: float
 
 
-_known: dict[int, _Known] = {}
+_usage_cache: dict[int, _CachedUsage] = {}
 
 
 def limit() -> int:
@@ -64,30 +64,31 @@ def limit() -> int:
     return int(settings.QUIRE["TENANT_STORED_CHARS"])
 
 
-def is_known(tenant_id: int) -> bool:
-    """Whether `check_answers` need not ask the database before. Of a full tenant it always is."""
-    known = _known.get(tenant_id)
+def is_usage_cached(tenant_id: int) -> bool:
+    """Whether `check_storage_quota` need not ask the database before. Of a full tenant it always
+    is."""
+    known = _usage_cache.get(tenant_id)
     if not limit():
         return True
-    return known is not None and known.size < limit() and time.monotonic() - known.at < FRESH_S
+    return known is not None and known.size < limit() and time.monotonic() - known.at < CACHE_TTL_S
 
 
-def check_answers(tenant_id: int) -> None:
+def check_storage_quota(tenant_id: int) -> None:
     """Raise `StorageFull` when the tenant has no room for another answer. May block.
 
     Processes count for themselves between two looks: a tenant can go over by what it stores in a
     minute.
     """
-    if not is_known(tenant_id):
+    if not is_usage_cached(tenant_id):
         size = sum(
             int(kind.objects.filter(tenant_id=tenant_id).aggregate(sum=Sum("size"))["sum"] or 0)
             for kind in (StoredResponse, StoredCompletion, SavedConversation, ItemConversation)
         )
-        if len(_known) > 10_000:
-            _known.clear()
-        _known[tenant_id] = _Known(size, time.monotonic())
+        if len(_usage_cache) > 10_000:
+            _usage_cache.clear()
+        _usage_cache[tenant_id] = _CachedUsage(size, time.monotonic())
     most = limit()
-    if most and _known[tenant_id].size >= most:
+    if most and _usage_cache[tenant_id].size >= most:
         raise StorageFull(
             f"This tenant's stored answers may take {most} characters and do. Delete some, or set "
             "store to false.",
@@ -95,16 +96,16 @@ def check_answers(tenant_id: int) -> None:
         )
 
 
-def note_answer(tenant_id: int, size: int) -> None:
+def add_stored_chars(tenant_id: int, size: int) -> None:
     """An answer of so many characters was stored."""
-    known = _known.get(tenant_id)
+    known = _usage_cache.get(tenant_id)
     if known is not None:
         known.size += size
 
 
 def forget(**_: object) -> None:
     """Ask again."""
-    _known.clear()
+    _usage_cache.clear()
 
 
 setting_changed.connect(forget, dispatch_uid="storage.ownership")

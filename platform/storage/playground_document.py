@@ -33,7 +33,7 @@ class Call(msgspec.Struct, forbid_unknown_fields=True):
     result: str | None = None
 
 
-class Said(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+class AnswerFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """What an answer is, beside where it stands."""
 
     text: str
@@ -48,7 +48,7 @@ class Said(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaul
     at: Short = ""
 
 
-class Turn(Said):
+class Turn(AnswerFields):
     """One turn. `parent`: the turn that it follows, None for a first one. `beside`: what a second
     model said to the same question.
     """
@@ -56,7 +56,7 @@ class Turn(Said):
     id: Name
     parent: Name | None
     role: Literal["user", "assistant"]
-    beside: Said | None = None
+    beside: AnswerFields | None = None
 
 
 class Document(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -72,7 +72,7 @@ class Document(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_de
     settings: dict[str, Any] = {}
 
 
-def checked(document: Any) -> dict[str, Any]:
+def validate_document(document: Any) -> dict[str, Any]:
     """The document, without anything that is no part of one. Raises `InvalidRequest`."""
     size = len(json.dumps(document))
     if size > MAX_CHARS:
@@ -98,7 +98,7 @@ def checked(document: Any) -> dict[str, Any]:
     return dict(msgspec.to_builtins(found))
 
 
-def searchable(title: str, document: dict[str, Any]) -> str:
+def search_text(title: str, document: dict[str, Any]) -> str:
     """What a search looks at: the title and all that was said, in small letters, without NUL."""
     texts = [title]
     for turn in document["turns"]:

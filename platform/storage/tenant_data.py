@@ -21,22 +21,22 @@ from storage.models import (
     UploadPart,
 )
 from tenants.models import Tenant
-from tenants.tenant_data import Holding, of_tenant, register, remove_in_parts
+from tenants.tenant_data import TenantDataKind, delete_in_batches, register_data_kind, simple_kind
 
 
-def register_all() -> None:
+def register_data_kinds() -> None:
     """Batches before the files that they name; items go with their conversations, parts with their
     uploads.
     """
-    register(of_tenant("batches", Batch))
-    register(of_tenant("responses", StoredResponse))
-    register(of_tenant("chat-completions", StoredCompletion))
-    register(of_tenant("conversations", SavedConversation))
-    register(of_tenant("item-conversations", ItemConversation))
-    register(Holding("conversation-items", _items, ConversationItem))
-    register(of_tenant("uploads", StoredUpload))
-    register(Holding("upload-parts", _parts, UploadPart, files=_part_bytes))
-    register(Holding("files", _rows, StoredFile, erase=_erase, files=_bytes))
+    register_data_kind(simple_kind("batches", Batch))
+    register_data_kind(simple_kind("responses", StoredResponse))
+    register_data_kind(simple_kind("chat-completions", StoredCompletion))
+    register_data_kind(simple_kind("conversations", SavedConversation))
+    register_data_kind(simple_kind("item-conversations", ItemConversation))
+    register_data_kind(TenantDataKind("conversation-items", _items, ConversationItem))
+    register_data_kind(simple_kind("uploads", StoredUpload))
+    register_data_kind(TenantDataKind("upload-parts", _parts, UploadPart, files=_part_bytes))
+    register_data_kind(TenantDataKind("files", _rows, StoredFile, erase=_erase, files=_bytes))
 
 
 def _items(tenant: Tenant) -> QuerySet[ConversationItem]:
@@ -63,6 +63,6 @@ def _bytes(tenant: Tenant) -> Iterator[tuple[str, Path]]:
 
 def _erase(tenant: Tenant) -> int:
     """Rows first: bytes without a row are nobody's, and a sweep would find them."""
-    removed = remove_in_parts(_rows(tenant))
+    removed = delete_in_batches(_rows(tenant))
     shutil.rmtree(tenant_dir(tenant.pk), ignore_errors=True)
     return removed

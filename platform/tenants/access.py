@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from django.db.models import QuerySet
 
 from common.errors import NotFound
-from tenants.actors import Actor, as_actor, require_operator, require_role
+from tenants.actors import Actor, require_operator, require_role, to_actor
 from tenants.models import (
     ApiKey,
     AuditEntry,
@@ -21,31 +21,31 @@ from tenants.models import (
 
 # -- Which models there are, for those who name some: the catalogue and the adapters say it.
 #
-# They stand above, so that each says so when it starts (`register`).
+# They stand above, so that each says so when it starts (`register_name_source`).
 
 
 #: What gives the names that a tenant may ask for, of one kind.
-Names = Callable[["Tenant"], Iterable[str]]
-_sources: list[Names] = []
+NameSource = Callable[["Tenant"], Iterable[str]]
+_sources: list[NameSource] = []
 
 
-def register(source: Names) -> None:
+def register_name_source(source: NameSource) -> None:
     """Names of another kind."""
     _sources.append(source)
 
 
-def unknown_models(tenant: Tenant, wanted: Iterable[str]) -> list[str]:
+def find_unknown_models(tenant: Tenant, wanted: Iterable[str]) -> list[str]:
     """Those that the tenant can ask for under no name as of now, in their order."""
     known = {name for source in _sources for name in source(tenant)}
     return [name for name in wanted if name not in known]
 
 
-Reader = Actor | User
+AccessSubject = Actor | User
 
 
-def access_tenants(user: Reader) -> QuerySet[Tenant]:
+def access_tenants(user: AccessSubject) -> QuerySet[Tenant]:
     """The tenants that the user belongs to; all of them for an operator; a key's own."""
-    actor = as_actor(user)
+    actor = to_actor(user)
     if actor.is_operator:
         return Tenant.objects.all()
     if actor.key is not None:
@@ -56,7 +56,7 @@ def access_tenants(user: Reader) -> QuerySet[Tenant]:
     return Tenant.objects.filter(memberships__user=actor.user)
 
 
-def access_tenant(user: Reader, slug: str) -> Tenant:
+def access_tenant(user: AccessSubject, slug: str) -> Tenant:
     """Raises `NotFound` for a tenant that isn't there or isn't the user's."""
     tenant = access_tenants(user).filter(slug=slug).first()
     if tenant is None:
@@ -64,16 +64,16 @@ def access_tenant(user: Reader, slug: str) -> Tenant:
     return tenant
 
 
-def access_role(user: Reader, tenant: Tenant) -> Role:
+def access_role(user: AccessSubject, tenant: Tenant) -> Role:
     """What the user is in the tenant (an operator counts as owner). `NotFound` for a stranger."""
-    actor = as_actor(user)
+    actor = to_actor(user)
     require_role(actor, tenant, Role.VIEWER)
     return actor.role_in(tenant) or Role.OWNER
 
 
-def access_roles(user: Reader) -> set[Role]:
+def access_roles(user: AccessSubject) -> set[Role]:
     """What the user is in any active tenant of theirs; an operator counts as owner."""
-    actor = as_actor(user)
+    actor = to_actor(user)
     if actor.is_operator:
         return {Role.OWNER}
     own = Membership.objects.filter(user=actor.user, tenant__in=access_tenants(user))
@@ -81,13 +81,13 @@ def access_roles(user: Reader) -> set[Role]:
     return {Role(role) for role in roles}
 
 
-def access_members(user: Reader, tenant: Tenant) -> QuerySet[Membership]:
+def access_members(user: AccessSubject, tenant: Tenant) -> QuerySet[Membership]:
     """All members, for any member."""
-    require_role(as_actor(user), tenant, Role.VIEWER)
+    require_role(to_actor(user), tenant, Role.VIEWER)
     return Membership.objects.filter(tenant=tenant).select_related("user", "tenant")
 
 
-def access_member(user: Reader, tenant: Tenant, pk: int) -> Membership:
+def access_member(user: AccessSubject, tenant: Tenant, pk: int) -> Membership:
     """Raises `NotFound`."""
     membership = access_members(user, tenant).filter(pk=pk).first()
     if membership is None:
@@ -95,7 +95,7 @@ def access_member(user: Reader, tenant: Tenant, pk: int) -> Membership:
     return membership
 
 
-def access_keys(user: Reader, tenant: Tenant) -> QuerySet[ApiKey]:
+def access_keys(user: AccessSubject, tenant: Tenant) -> QuerySet[ApiKey]:
     """All keys for admins and owners; for others those that they made."""
     role = access_role(user, tenant)
     keys = ApiKey.objects.filter(tenant=tenant).select_related(
@@ -103,11 +103,11 @@ def access_keys(user: Reader, tenant: Tenant) -> QuerySet[ApiKey]:
     )
     if role.rank >= Role.ADMIN.rank:
         return keys
-    own = as_actor(user).user
+    own = to_actor(user).user
     return keys.filter(created_by=own) if own is not None else keys.none()
 
 
-def access_key(user: Reader, tenant: Tenant, pk: int) -> ApiKey:
+def access_key(user: AccessSubject, tenant: Tenant, pk: int) -> ApiKey:
     """Raises `NotFound`."""
     key = access_keys(user, tenant).filter(pk=pk).first()
     if key is None:
@@ -115,25 +115,25 @@ def access_key(user: Reader, tenant: Tenant, pk: int) -> ApiKey:
     return key
 
 
-def access_audit(user: Reader, tenant: Tenant) -> QuerySet[AuditEntry]:
+def access_audit(user: AccessSubject, tenant: Tenant) -> QuerySet[AuditEntry]:
     """The tenant's audit log, newest first, for admins and owners."""
-    require_role(as_actor(user), tenant, Role.ADMIN)
+    require_role(to_actor(user), tenant, Role.ADMIN)
     return AuditEntry.objects.filter(tenant=tenant).select_related("tenant")
 
 
-def access_all_audit(user: Reader) -> QuerySet[AuditEntry]:
+def access_all_audit(user: AccessSubject) -> QuerySet[AuditEntry]:
     """The whole installation's audit log. `PermissionDenied` for all but operators."""
-    require_operator(as_actor(user))
+    require_operator(to_actor(user))
     return AuditEntry.objects.select_related("tenant")
 
 
-def access_service_accounts(user: Reader, tenant: Tenant) -> QuerySet[ServiceAccount]:
+def access_service_accounts(user: AccessSubject, tenant: Tenant) -> QuerySet[ServiceAccount]:
     """The tenant's programs, for any member."""
-    require_role(as_actor(user), tenant, Role.VIEWER)
+    require_role(to_actor(user), tenant, Role.VIEWER)
     return ServiceAccount.objects.filter(tenant=tenant).select_related("tenant")
 
 
-def access_service_account(user: Reader, tenant: Tenant, pk: int) -> ServiceAccount:
+def access_service_account(user: AccessSubject, tenant: Tenant, pk: int) -> ServiceAccount:
     """Raises `NotFound`."""
     account = access_service_accounts(user, tenant).filter(pk=pk).first()
     if account is None:
@@ -141,13 +141,13 @@ def access_service_account(user: Reader, tenant: Tenant, pk: int) -> ServiceAcco
     return account
 
 
-def access_users(user: Reader) -> QuerySet[User]:
+def access_users(user: AccessSubject) -> QuerySet[User]:
     """Everybody who may log in. `PermissionDenied` for all but operators."""
-    require_operator(as_actor(user))
+    require_operator(to_actor(user))
     return User.objects.order_by("username")
 
 
-def access_user(user: Reader, pk: int) -> User:
+def access_user(user: AccessSubject, pk: int) -> User:
     """Raises `NotFound`, and what `access_users` raises."""
     found = access_users(user).filter(pk=pk).first()
     if found is None:
@@ -155,13 +155,13 @@ def access_user(user: Reader, pk: int) -> User:
     return found
 
 
-def access_invitations(user: Reader, tenant: Tenant) -> QuerySet[Invitation]:
+def access_invitations(user: AccessSubject, tenant: Tenant) -> QuerySet[Invitation]:
     """Who was invited, newest first, for admins and owners."""
-    require_role(as_actor(user), tenant, Role.ADMIN)
+    require_role(to_actor(user), tenant, Role.ADMIN)
     return Invitation.objects.filter(tenant=tenant).select_related("tenant", "created_by")
 
 
-def access_invitation(user: Reader, tenant: Tenant, pk: int) -> Invitation:
+def access_invitation(user: AccessSubject, tenant: Tenant, pk: int) -> Invitation:
     """Raises `NotFound`."""
     found = access_invitations(user, tenant).filter(pk=pk).first()
     if found is None:
@@ -172,6 +172,6 @@ def access_invitation(user: Reader, tenant: Tenant, pk: int) -> Invitation:
 # -- What access.py takes from console.views.base.
 
 
-def first_tenant(user: Reader) -> Tenant | None:
+def first_tenant(user: AccessSubject) -> Tenant | None:
     """The oldest active one that the user may see, or None."""
     return access_tenants(user).filter(active=True).order_by("pk").first()

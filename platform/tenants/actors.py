@@ -54,11 +54,11 @@ class Actor:
         return Role.OWNER if operator and self.key is not None else None
 
 
-SYSTEM = Actor("system")
-COMMAND_LINE = Actor("command line", kind=ActorKind.COMMAND)
+SYSTEM_ACTOR = Actor("system")
+CLI_ACTOR = Actor("command line", kind=ActorKind.COMMAND)
 
 
-def as_actor(actor: Actor | User) -> Actor:
+def to_actor(actor: Actor | User) -> Actor:
     """Users may be passed where an actor is wanted."""
     if isinstance(actor, Actor):
         return actor
@@ -88,7 +88,7 @@ def require_role(actor: Actor, tenant: Tenant, role: Role) -> None:
         raise PermissionDenied(f"This needs the role {role.label.lower()} in {tenant.slug}.")
 
 
-def require_rank(actor: Actor, tenant: Tenant, role: Role) -> None:
+def require_manager_of(actor: Actor, tenant: Tenant, role: Role) -> None:
     """Who manages others needs to be an admin, and at least what they are or shall be."""
     require_role(actor, tenant, Role.ADMIN)
     if actor.is_operator:

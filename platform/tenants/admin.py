@@ -17,12 +17,12 @@ from django.urls import path, reverse
 from django.utils import timezone
 from django.views.decorators.cache import never_cache
 
-from common.one_time import keep, take
+from common.one_time import pop_one_time, store_one_time
 from engine.contract.errors import QuireError
 from tenants import actions
 from tenants import api_keys as scopes
-from tenants.actions.users import PROFILE, STANDING
-from tenants.actors import as_actor
+from tenants.actions.users import PROFILE, ROLE_FIELDS
+from tenants.actors import to_actor
 from tenants.models import ApiKey, AuditEntry, Membership, Tenant, User
 
 # -- Admin pages that write through `actions.py`, and pages that don't write at all.
@@ -72,7 +72,7 @@ class ActionsAdmin(admin.ModelAdmin):
         return HttpResponseRedirect(request.get_full_path())
 
 
-class ReadOnlyAdmin(admin.ModelAdmin):
+class ReadOnlyModelAdmin(admin.ModelAdmin):
     """For what nobody may change: looking is all."""
 
     actions = None
@@ -88,7 +88,7 @@ class ReadOnlyAdmin(admin.ModelAdmin):
         return False
 
 
-FIELDS = ("tenant", "name", "scopes", "expires_at", *actions.NARROWED)
+FIELDS = ("tenant", "name", "scopes", "expires_at", *actions.KEY_LIMIT_FIELDS)
 
 
 class NewKeyForm(forms.ModelForm):
@@ -188,7 +188,7 @@ class ApiKeyAdmin(ActionsAdmin):
     ) -> HttpResponse:
         """On to the page with the secret: reloading that makes no second key."""
         made = request.new_key  # type: ignore[attr-defined]
-        keep(request, key=made.key.pk, secret=made.secret)
+        store_one_time(request, key=made.key.pk, secret=made.secret)
         return HttpResponseRedirect(reverse("admin:tenants_apikey_created"))
 
     def get_urls(self) -> list[Any]:
@@ -198,7 +198,7 @@ class ApiKeyAdmin(ActionsAdmin):
 
     def created(self, request: HttpRequest) -> HttpResponse:
         """A new key with its secret, once; then the list."""
-        kept = take(request)
+        kept = pop_one_time(request)
         key = ApiKey.objects.filter(pk=kept.get("key"), created_by=request.user.pk).first()
         if key is None:
             return HttpResponseRedirect(reverse("admin:tenants_apikey_changelist"))
@@ -226,7 +226,7 @@ class ApiKeyAdmin(ActionsAdmin):
 
 
 @admin.register(AuditEntry)
-class AuditEntryAdmin(ReadOnlyAdmin):
+class AuditEntryAdmin(ReadOnlyModelAdmin):
     """Who did what to what, when."""
 
     list_display = ("at", "actor_label", "actor_kind", "address", "action", "target_type")
@@ -278,7 +278,7 @@ class MembershipAdmin(ActionsAdmin):
 # -- Tenants.
 
 
-TENANT_FIELDS = ("name", *actions.LIMITS, *actions.OWN)
+TENANT_FIELDS = ("name", *actions.LIMITS, *actions.OWNER_FIELDS)
 #: What a list has room for.
 LISTED = tuple(name for name in actions.LIMITS if name != "keep_usage_days")
 
@@ -430,9 +430,9 @@ class UserAdmin(ActionsAdmin, DjangoUserAdmin):
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
         """What makes somebody staff or an operator is shown to all and changed by operators."""
-        if as_actor(request.user).is_operator:
+        if to_actor(request.user).is_operator:
             return self.readonly_fields
-        return (*self.readonly_fields, *STANDING, *RIGHTS)
+        return (*self.readonly_fields, *ROLE_FIELDS, *RIGHTS)
 
     def has_change_permission(self, request: HttpRequest, obj: User | None = None) -> bool:
         """Staff change ordinary people and themselves."""
@@ -457,7 +457,7 @@ class UserAdmin(ActionsAdmin, DjangoUserAdmin):
         values = form.cleaned_data
         if change:
             given = {
-                name: values[name] for name in (*PROFILE, *STANDING) if name in form.changed_data
+                name: values[name] for name in (*PROFILE, *ROLE_FIELDS) if name in form.changed_data
             }
             saved = actions.update_user(actor=request.user, user=obj, **given)
         else:
@@ -498,6 +498,6 @@ class UserAdmin(ActionsAdmin, DjangoUserAdmin):
         return to_delete, counts, set(), []
 
     def _may_touch(self, request: HttpRequest, obj: User | None) -> bool:
-        if obj is None or as_actor(request.user).is_operator or obj == request.user:
+        if obj is None or to_actor(request.user).is_operator or obj == request.user:
             return True
         return not (obj.is_staff or obj.is_superuser)

@@ -48,7 +48,7 @@ ALPHABET = string.ascii_letters + string.digits
 #: No key is longer, so a longer text is cut before it's hashed: a megabyte costs what a key costs.
 MAX_CHARS = len(PREFIX) + PUBLIC_CHARS + SECRET_CHARS + 1
 #: Shorter ones could be guessed within a day, whatever bounds guesses.
-LEAST_GIVEN_CHARS = 8
+MIN_OPERATOR_KEY_CHARS = 8
 _SHAPE = re.compile(rf"{PREFIX}([A-Za-z0-9]{{{PUBLIC_CHARS}}})[A-Za-z0-9]{{{SECRET_CHARS}}}")
 
 
@@ -62,21 +62,25 @@ def new_key(public_id: str) -> str:
     return PREFIX + public_id + "".join(secrets.choice(ALPHABET) for _ in range(SECRET_CHARS))
 
 
-def digest(key: str) -> str:
+def hash_key(key: str) -> str:
     """sha256 of the text in hex, [64]. Only as much of it as a key can be long."""
     return hashlib.sha256(key[:MAX_CHARS].encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def look_up_name(key: str) -> str:
+def lookup_id(key: str) -> str:
     """Under which name a key is kept: its own, or for a text of another shape one made from it."""
-    return public_id_of(key) or "given-" + digest(key)[:10]
+    return public_id_of(key) or "given-" + hash_key(key)[:10]
 
 
-def check_given(key: str) -> None:
+def validate_operator_key(key: str) -> None:
     """Raise `InvalidRequest` unless this text, of an operator's own, can be a key."""
-    if not LEAST_GIVEN_CHARS <= len(key) < MAX_CHARS or not key.isascii() or not key.isprintable():
+    if (
+        not MIN_OPERATOR_KEY_CHARS <= len(key) < MAX_CHARS
+        or not key.isascii()
+        or not key.isprintable()
+    ):
         raise InvalidRequest(
-            f"An API key has {LEAST_GIVEN_CHARS} to {MAX_CHARS - 1} printable characters.",
+            f"An API key has {MIN_OPERATOR_KEY_CHARS} to {MAX_CHARS - 1} printable characters.",
             param="api_key",
         )
 

@@ -12,10 +12,10 @@ class TenantsConfig(AppConfig):
 
     def ready(self) -> None:
         """Guard the audit log whenever the schema may have changed; name what is kept."""
-        from tenants.tenant_data import register_all
+        from tenants.tenant_data import register_data_kinds
 
         post_migrate.connect(_guard, sender=self, dispatch_uid="tenants.audit")
-        register_all()
+        register_data_kinds()
 
 
 def _guard(using: str, **_: object) -> None:

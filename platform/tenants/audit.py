@@ -54,19 +54,19 @@ def as_record(entry: AuditEntry) -> dict[str, Any]:
 
 
 TABLE = AuditEntry._meta.db_table
-SAYS = "Audit entries can neither be changed nor deleted."
+ERROR_MESSAGE = "Audit entries can neither be changed nor deleted."
 
 _SQLITE = [
     (
         f"CREATE TRIGGER IF NOT EXISTS audit_no_{verb.lower()} BEFORE {verb} ON {TABLE} "
-        f"BEGIN SELECT RAISE(ABORT, '{SAYS}'); END"
+        f"BEGIN SELECT RAISE(ABORT, '{ERROR_MESSAGE}'); END"
     )
     for verb in ("UPDATE", "DELETE")
 ]
 _POSTGRESQL = [
     "CREATE OR REPLACE FUNCTION audit_stays() RETURNS trigger LANGUAGE plpgsql AS "
     "$$ BEGIN IF TG_OP = 'DELETE' AND current_setting('quire.audit_retention', true) = 'on' "
-    f"THEN RETURN OLD; END IF; RAISE EXCEPTION '{SAYS}'; END $$",
+    f"THEN RETURN OLD; END IF; RAISE EXCEPTION '{ERROR_MESSAGE}'; END $$",
     "CREATE OR REPLACE TRIGGER audit_no_change BEFORE UPDATE OR DELETE ON "
     f"{TABLE} FOR EACH ROW EXECUTE FUNCTION audit_stays()",
     "CREATE OR REPLACE TRIGGER audit_no_truncate BEFORE TRUNCATE ON "
@@ -89,12 +89,12 @@ _BEGIN = {
 _END = {"sqlite": _SQLITE[1], "postgresql": "SET LOCAL quire.audit_retention = 'off'"}
 
 
-def guards(vendor: str) -> list[str]:
+def create_triggers_sql(vendor: str) -> list[str]:
     """Statements that set the triggers up; running them again changes nothing."""
     return _GUARD[vendor]
 
 
-def lifts(vendor: str) -> list[str]:
+def drop_triggers_sql(vendor: str) -> list[str]:
     """Statements that take the triggers away: for a test's database, which is emptied."""
     return _LIFT[vendor]
 
@@ -104,7 +104,7 @@ def guard_audit_log(using: str) -> None:
     connection: BaseDatabaseWrapper = connections[using]
     with connection.cursor() as cursor:
         if TABLE in connection.introspection.table_names(cursor):
-            for statement in guards(connection.vendor):
+            for statement in create_triggers_sql(connection.vendor):
                 cursor.execute(statement)
 
 
@@ -120,10 +120,10 @@ def deletions_allowed(using: str) -> Iterator[None]:
 
 SECRET_FIELDS = frozenset({"salt", "digest", "password"})
 #: The IP address that the request being served came from; "" for commands and workers.
-acting_from: ContextVar[str] = ContextVar("acting_from", default="")
+client_ip: ContextVar[str] = ContextVar("acting_from", default="")
 
 
-def record(
+def log_action(
     *,
     actor: Actor,
     action: str,
@@ -145,7 +145,7 @@ def record(
         actor_kind=actor.kind,
         actor_label=actor.label[:200],
         actor_key=actor.key,
-        address=acting_from.get()[:45],
+        address=client_ip.get()[:45],
         tenant=tenant,
         action=action,
         target_type=target._meta.model_name or "",
@@ -159,21 +159,21 @@ def record(
 
 
 @sync_and_async_middleware
-def note_address(get_response: Callable[[HttpRequest], Any]) -> Callable[..., Any]:
-    """Middleware: the address of the request being served, for `tenants.audit.record`."""
+def client_ip_middleware(get_response: Callable[[HttpRequest], Any]) -> Callable[..., Any]:
+    """Middleware: the address of the request being served, for `tenants.audit.log_action`."""
 
     async def in_loop(request: HttpRequest) -> Any:
-        token = acting_from.set(request.META.get("REMOTE_ADDR") or "")
+        token = client_ip.set(request.META.get("REMOTE_ADDR") or "")
         try:
             return await get_response(request)
         finally:
-            acting_from.reset(token)
+            client_ip.reset(token)
 
     def in_thread(request: HttpRequest) -> Any:
-        token = acting_from.set(request.META.get("REMOTE_ADDR") or "")
+        token = client_ip.set(request.META.get("REMOTE_ADDR") or "")
         try:
             return get_response(request)
         finally:
-            acting_from.reset(token)
+            client_ip.reset(token)
 
     return in_loop if iscoroutinefunction(get_response) else in_thread

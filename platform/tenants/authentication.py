@@ -19,14 +19,14 @@ from django.db import DatabaseError, InterfaceError
 from django.db.models import OuterRef, QuerySet, Subquery
 from django.utils import timezone
 
-from common.cached_lookup import CachedLookup
+from common.cached_lookup import AsyncTTLCache
 from common.db import in_admission_thread
 from common.errors import AuthenticationFailed, PermissionDenied, ServiceUnavailable
 from common.outbound_http import networks_of
 from tenants import api_keys as scopes
 from tenants import api_keys as secrets
 from tenants import signals as events
-from tenants.caller import Caller, Refusal
+from tenants.caller import AuthFailure, Caller
 from tenants.models import ApiKey, Membership, Role, Tenant, User
 
 __all__ = [
@@ -35,13 +35,13 @@ __all__ = [
     "PermissionDenied",
     "ServiceUnavailable",
     "authenticate",
-    "authenticate_now",
-    "caller_again",
-    "caller_at_hand",
+    "authenticate_sync",
+    "cached_tenant",
     "caller_for_user",
     "check_still_valid",
-    "still_valid_at_hand",
-    "tenant_claimed",
+    "get_cached_caller",
+    "is_still_valid_cached",
+    "reload_caller",
 ]
 
 logger = logging.getLogger(__name__)
@@ -58,22 +58,22 @@ MAX_HEADER = secrets.MAX_CHARS + 16
 _NO_DIGEST = "0" * 64
 
 
-UNKNOWN = Refusal("Incorrect API key provided.")
-MISSING = Refusal(
+UNKNOWN = AuthFailure("Incorrect API key provided.")
+MISSING = AuthFailure(
     "No API key was provided. Send it as `Authorization: Bearer sk-quire-...` or as `x-api-key`."
 )
-REVOKED = Refusal("This API key was revoked.")
-EXPIRED = Refusal("This API key has expired.")
-INACTIVE = Refusal("This tenant is disabled.", forbidden=True)
-NO_HOLDER = Refusal("The holder of this API key may no longer use it.")
-NO_MEMBER = Refusal("You are in no active tenant.", forbidden=True)
+REVOKED = AuthFailure("This API key was revoked.")
+EXPIRED = AuthFailure("This API key has expired.")
+INACTIVE = AuthFailure("This tenant is disabled.", forbidden=True)
+NO_HOLDER = AuthFailure("The holder of this API key may no longer use it.")
+NO_MEMBER = AuthFailure("You are in no active tenant.", forbidden=True)
 
-_known: CachedLookup[str, Caller | Refusal] = CachedLookup(ttl=TTL_S, size=CACHED_KEYS)
+_key_cache: AsyncTTLCache[str, Caller | AuthFailure] = AsyncTTLCache(ttl=TTL_S, size=CACHED_KEYS)
 # Guesses have a place of their own: a flood of them can't push working keys out.
-_guesses: CachedLookup[str, Caller | Refusal] = CachedLookup(ttl=TTL_S, size=CACHED_KEYS)
+_guesses: AsyncTTLCache[str, Caller | AuthFailure] = AsyncTTLCache(ttl=TTL_S, size=CACHED_KEYS)
 
 
-class Guard(Protocol):
+class FailureLimiter(Protocol):
     """Bounds what an address may guess."""
 
     async def check(self) -> None:
@@ -84,7 +84,7 @@ class Guard(Protocol):
 
 
 async def authenticate(
-    authorization: str | None, x_api_key: str | None = None, *, guard: Guard | None = None
+    authorization: str | None, x_api_key: str | None = None, *, guard: FailureLimiter | None = None
 ) -> Caller:
     """The caller behind an `Authorization: Bearer` header, or behind `x-api-key` without one.
 
@@ -95,53 +95,53 @@ async def authenticate(
     token = _token(authorization, x_api_key)
     if token is None:
         raise MISSING.error()
-    digest = secrets.digest(token)
+    digest = secrets.hash_key(token)
     # Any text is looked up, whether a key has its name or not: the time tells nothing.
-    public_id = secrets.look_up_name(token)
-    answer = _at_hand(digest, lambda: _look_up(public_id, digest))
+    public_id = secrets.lookup_id(token)
+    answer = _get_cached(digest, lambda: _look_up(public_id, digest))
     if answer is None:
         # Who had a key that works is no guesser: others behind the same address don't lock it out.
-        guess = guard if _known.within(digest, STALE_S) is None else None
-        if guess is not None and _guesses.fresh(digest) is None:
+        guess = guard if _key_cache.get_if_younger(digest, STALE_S) is None else None
+        if guess is not None and _guesses.is_fresh(digest) is None:
             await guess.check()
         answer = await _find(digest, lambda: _look_up(public_id, digest), guess)
-    if isinstance(answer, Refusal):
+    if isinstance(answer, AuthFailure):
         raise answer.error()
     return answer
 
 
-def tenant_claimed(authorization: str | None, x_api_key: str | None) -> str:
+def cached_tenant(authorization: str | None, x_api_key: str | None) -> str:
     """Whose key this was when it was seen lately, without asking anybody; "" where it wasn't.
 
     For whose turn it is alone: the key may have been revoked since.
     """
     token = _token(authorization, x_api_key)
-    known = None if token is None else _known.within(secrets.digest(token), STALE_S)
+    known = None if token is None else _key_cache.get_if_younger(secrets.hash_key(token), STALE_S)
     return known.tenant if isinstance(known, Caller) else ""
 
 
-def caller_at_hand(authorization: str | None, x_api_key: str | None) -> Caller | None:
+def get_cached_caller(authorization: str | None, x_api_key: str | None) -> Caller | None:
     """Who `authenticate` would say it is, where that takes no look into the database; None
     elsewhere, and where it raises.
     """
     token = _token(authorization, x_api_key)
     if token is None:
         return None
-    digest = secrets.digest(token)
-    known = _at_hand(digest, lambda: _look_up(secrets.look_up_name(token), digest))
+    digest = secrets.hash_key(token)
+    known = _get_cached(digest, lambda: _look_up(secrets.lookup_id(token), digest))
     return known if isinstance(known, Caller) else None
 
 
-def authenticate_now(
-    authorization: str | None, x_api_key: str | None = None, *, guard: Guard
+def authenticate_sync(
+    authorization: str | None, x_api_key: str | None = None, *, guard: FailureLimiter
 ) -> Caller:
     """`authenticate` for synchronous views that are seldom asked: nothing is remembered."""
     token = _token(authorization, x_api_key)
     if token is None:
         raise MISSING.error()
     async_to_sync(guard.check)()
-    answer = _look_up(secrets.look_up_name(token), secrets.digest(token))
-    if isinstance(answer, Refusal):
+    answer = _look_up(secrets.lookup_id(token), secrets.hash_key(token))
+    if isinstance(answer, AuthFailure):
         if answer is UNKNOWN:
             async_to_sync(guard.count)()
         raise answer.error()
@@ -149,44 +149,46 @@ def authenticate_now(
 
 
 async def _find(
-    name: str, look_up: Callable[[], Caller | Refusal], guard: Guard | None = None
-) -> Caller | Refusal:
+    name: str, look_up: Callable[[], Caller | AuthFailure], guard: FailureLimiter | None = None
+) -> Caller | AuthFailure:
     """Ask the database, or take what was known lately while it is away."""
 
-    async def ask() -> Caller | Refusal:
+    async def ask() -> Caller | AuthFailure:
         found = await in_admission_thread(look_up)
         if found is UNKNOWN and guard is not None:
             await guard.count()
         return found
 
-    generation = _known.generation
+    generation = _key_cache.generation
     try:
         answer = await _guesses.get(name, ask)
     except ServiceUnavailable:
-        stale = _known.within(name, STALE_S)
+        stale = _key_cache.get_if_younger(name, STALE_S)
         if stale is None:
             raise
         return stale
     if answer is not UNKNOWN:
         _guesses.forget(name)
-        _known.put(name, answer, generation)
+        _key_cache.store(name, answer, generation)
     return answer
 
 
-def _at_hand(name: str, look_up: Callable[[], Caller | Refusal]) -> Caller | Refusal | None:
+def _get_cached(
+    name: str, look_up: Callable[[], Caller | AuthFailure]
+) -> Caller | AuthFailure | None:
     """The answer when it's known and young enough; an older one is looked up anew meanwhile."""
-    return _known.at_hand(name, lambda: in_admission_thread(look_up))
+    return _key_cache.get_cached(name, lambda: in_admission_thread(look_up))
 
 
-def still_valid_at_hand(caller: Caller) -> bool:
+def is_still_valid_cached(caller: Caller) -> bool:
     """`check_still_valid` where that takes no look into the database; False elsewhere.
 
     Raises: what `authenticate` raises.
     """
     if caller.key_id is None and caller.user_id is None:
         return True
-    answer = _at_hand(*_again(caller.key_id, caller.user_id, caller.tenant))
-    if isinstance(answer, Refusal):
+    answer = _get_cached(*_again(caller.key_id, caller.user_id, caller.tenant))
+    if isinstance(answer, AuthFailure):
         raise answer.error()
     return answer is not None
 
@@ -199,26 +201,26 @@ async def check_still_valid(caller: Caller) -> None:
     if caller.key_id is None and caller.user_id is None:
         return
     try:
-        await caller_again(caller.key_id, caller.user_id, caller.tenant)
+        await reload_caller(caller.key_id, caller.user_id, caller.tenant)
     except ServiceUnavailable:
         return
 
 
-async def caller_again(key_id: int | None, user_id: int | None, tenant: str) -> Caller:
+async def reload_caller(key_id: int | None, user_id: int | None, tenant: str) -> Caller:
     """The caller behind work that was asked for earlier, with the rights of today.
 
     Raises: what `authenticate` raises; `AuthenticationFailed` when key and user are gone.
     """
     name, look_up = _again(key_id, user_id, tenant)
-    answer = _at_hand(name, look_up) or await _find(name, look_up)
-    if isinstance(answer, Refusal):
+    answer = _get_cached(name, look_up) or await _find(name, look_up)
+    if isinstance(answer, AuthFailure):
         raise answer.error()
     return answer
 
 
 def _again(
     key_id: int | None, user_id: int | None, tenant: str
-) -> tuple[str, Callable[[], Caller | Refusal]]:
+) -> tuple[str, Callable[[], Caller | AuthFailure]]:
     """Under which name a caller of earlier is remembered, and how it's looked up."""
     if key_id is not None:
         return f"#{key_id}", partial(_look_up_id, key_id)
@@ -236,7 +238,7 @@ async def caller_for_user(user: User, tenant_slug: str | None = None) -> Caller:
     if not getattr(user, "is_authenticated", False):
         raise AuthenticationFailed("Log in first.", code="not_logged_in")
     answer = await in_admission_thread(_look_up_user, user.pk, tenant_slug)
-    if isinstance(answer, Refusal):
+    if isinstance(answer, AuthFailure):
         raise answer.error()
     return answer
 
@@ -251,21 +253,21 @@ def _token(authorization: str | None, x_api_key: str | None) -> str | None:
     return token.strip(" ") or None
 
 
-def _look_up(public_id: str, digest: str) -> Caller | Refusal:
+def _look_up(public_id: str, digest: str) -> Caller | AuthFailure:
     """One indexed query, one comparison, whatever was sent."""
     try:
         key = _keys().filter(public_id=public_id).first()
         stored = key.digest if key else _NO_DIGEST
         matches = hmac.compare_digest(stored, digest)
-        return _judge(key) if key is not None and matches else UNKNOWN
+        return _check_key(key) if key is not None and matches else UNKNOWN
     except (DatabaseError, InterfaceError) as error:
         raise _unavailable(error) from error
 
 
-def _look_up_id(key_id: int) -> Caller | Refusal:
+def _look_up_id(key_id: int) -> Caller | AuthFailure:
     try:
         key = _keys().filter(pk=key_id).first()
-        return _judge(key) if key is not None else UNKNOWN
+        return _check_key(key) if key is not None else UNKNOWN
     except (DatabaseError, InterfaceError) as error:
         raise _unavailable(error) from error
 
@@ -294,7 +296,7 @@ def _scopes_of_key(key: ApiKey) -> frozenset[str] | None:
     return None if role is None else granted & _scopes_for(Role(role))
 
 
-def _judge(key: ApiKey) -> Caller | Refusal:
+def _check_key(key: ApiKey) -> Caller | AuthFailure:
     """Whether a key whose secret was shown may be used."""
     state = key.state()
     if state != "active":
@@ -304,7 +306,7 @@ def _judge(key: ApiKey) -> Caller | Refusal:
     allowed = _scopes_of_key(key)
     if allowed is None:
         return NO_HOLDER
-    _touch(key)
+    _update_last_used(key)
     return _caller(
         key.tenant,
         key_id=key.pk,
@@ -320,7 +322,7 @@ def _judge(key: ApiKey) -> Caller | Refusal:
     )
 
 
-def _touch(key: ApiKey) -> None:
+def _update_last_used(key: ApiKey) -> None:
     """Note the use, at most once a minute: a request must not cost a write."""
     now = timezone.now()
     if key.last_used_at is None or now - key.last_used_at > LAST_USED_EVERY:
@@ -330,11 +332,11 @@ def _touch(key: ApiKey) -> None:
             logger.warning("last use of %s was not noted: %s", key.prefix, error)
 
 
-def _look_up_user(user_id: int, tenant_slug: str | None) -> Caller | Refusal:
+def _look_up_user(user_id: int, tenant_slug: str | None) -> Caller | AuthFailure:
     try:
         user = User.objects.filter(pk=user_id, is_active=True).first()
         if user is None:
-            return Refusal("This user may not log in.")
+            return AuthFailure("This user may not log in.")
         memberships = Membership.objects.filter(user=user, tenant__active=True)
         if tenant_slug is not None:
             memberships = memberships.filter(tenant__slug=tenant_slug)
@@ -350,7 +352,7 @@ def _look_up_user(user_id: int, tenant_slug: str | None) -> Caller | Refusal:
     return NO_MEMBER
 
 
-def _operators_tenant(user: User, tenant_slug: str | None) -> Caller | Refusal:
+def _operators_tenant(user: User, tenant_slug: str | None) -> Caller | AuthFailure:
     """A superuser acts in any tenant, by default the oldest."""
     tenants = Tenant.objects.filter(active=True)
     if tenant_slug is not None:
@@ -416,12 +418,12 @@ def _unavailable(error: Exception) -> ServiceUnavailable:
     return ServiceUnavailable("Keys can't be checked right now. Try again in a moment.")
 
 
-def forget(**_: object) -> None:
+def clear_cache(**_: object) -> None:
     """Look everything up anew in this process: a key or a tenant has changed."""
-    _known.clear()
+    _key_cache.clear()
     _guesses.clear()
 
 
-events.key_changed.connect(forget, dispatch_uid="tenants.authentication")
-events.tenant_changed.connect(forget, dispatch_uid="tenants.authentication")
-events.access_ended.connect(forget, dispatch_uid="tenants.authentication")
+events.api_key_changed.connect(clear_cache, dispatch_uid="tenants.authentication")
+events.tenant_changed.connect(clear_cache, dispatch_uid="tenants.authentication")
+events.access_revoked.connect(clear_cache, dispatch_uid="tenants.authentication")

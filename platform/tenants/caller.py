@@ -57,11 +57,11 @@ class Caller:
     networks: tuple[Network, ...] = ()
     store_prompts: bool = False
 
-    def may_use(self, model: str) -> bool:
+    def can_use_model(self, model: str) -> bool:
         """Whether tenant and key are allowed the model."""
         return self.models is None or model in self.models
 
-    def may_use_adapter(self, names: Collection[str], base: str) -> bool:
+    def can_use_adapter(self, names: Collection[str], base: str) -> bool:
         """Whether tenant and key are allowed an adapter that goes by these names.
 
         A tenant that may use the base model may use its adapters; a key's list is exact.
@@ -96,7 +96,7 @@ class Caller:
 
 
 @dataclass(frozen=True)
-class Refusal:
+class AuthFailure:
     """A look-up's answer that is no caller."""
 
     message: str

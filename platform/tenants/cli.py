@@ -7,7 +7,7 @@ from django.core.management.base import CommandError, CommandParser
 
 from common.commands import comma_list, yes_or_no
 from tenants import api_keys as secrets
-from tenants.actions import LIMITS, OWN
+from tenants.actions import LIMITS, OWNER_FIELDS
 from tenants.models import ApiKey, Membership, Role, ServiceAccount, Tenant, User
 
 # -- What cli.py takes from common.commands.
@@ -166,7 +166,7 @@ def find_key(text: str) -> ApiKey:
 
 def limits_of(options: dict[str, Any]) -> dict[str, Any]:
     """What `add_limit_options` has read, for the actions: what is named alone."""
-    found = {n: options[n] for n in (*LIMITS, *OWN) if options[n] is not None}
+    found = {n: options[n] for n in (*LIMITS, *OWNER_FIELDS) if options[n] is not None}
     for name in ("keep_usage_days", "keep_content_days"):
         if found.get(name) == 0:
             found[name] = None

@@ -18,7 +18,12 @@ from django.utils.crypto import salted_hmac
 
 from tenants import api_keys as api_keys
 from tenants.api_keys import default_scopes
-from tenants.validators import check_addresses, check_endpoints, check_models, check_zone
+from tenants.validators import (
+    validate_addresses,
+    validate_endpoints,
+    validate_models,
+    validate_time_zone,
+)
 
 SALT_BYTES = 32
 #: A month's budgets count single requests where a time zone begins days between whole hours.
@@ -94,14 +99,14 @@ class Tenant(models.Model):
     allowed_models = models.JSONField(
         default=list,
         blank=True,
-        validators=[check_models],
+        validators=[validate_models],
         help_text='Restrict the tenant to these models, such as ["small"]. Empty: all it '
         "can access.",
     )
     time_zone = models.CharField(
         max_length=64,
         default="UTC",
-        validators=[check_zone],
+        validators=[validate_time_zone],
         help_text="Time zone of the tenant's budget periods, such as `Europe/Berlin`.",
     )
     keep_usage_days = models.PositiveIntegerField(
@@ -276,19 +281,19 @@ class ApiKey(models.Model):
     allowed_models = models.JSONField(
         default=list,
         blank=True,
-        validators=[check_models],
+        validators=[validate_models],
         help_text='Models that it may use, such as ["small", "large"]. Empty: the tenant\'s.',
     )
     endpoints = models.JSONField(
         default=list,
         blank=True,
-        validators=[check_endpoints],
+        validators=[validate_endpoints],
         help_text='Paths that it may ask, such as ["/v1/embeddings"]. Empty: all.',
     )
     addresses = models.JSONField(
         default=list,
         blank=True,
-        validators=[check_addresses],
+        validators=[validate_addresses],
         help_text='Client networks allowed to use the key, such as ["10.0.0.0/8"]. Empty: any.',
     )
     first = models.ForeignKey(
@@ -413,7 +418,7 @@ class AuditEntry(models.Model):
 # -- A person who logs in.
 
 
-class People(UserManager):
+class QuireUserManager(UserManager):
     """Django's, whose `manage.py createsuperuser` leaves an audit row too."""
 
     use_in_migrations = False
@@ -422,20 +427,20 @@ class People(UserManager):
         self, username: str, email: str | None = None, password: str | None = None, **more: Any
     ) -> Any:
         """An operator, made at the command line; everybody else is made by the actions."""
-        from tenants.actors import COMMAND_LINE
-        from tenants.audit import record
+        from tenants.actors import CLI_ACTOR
+        from tenants.audit import log_action
 
         with transaction.atomic(using=self.db):
             made = super().create_superuser(username, email, password, **more)
             changes = {"username": [None, username], "is_superuser": [None, True]}
-            record(actor=COMMAND_LINE, action="user.create", target=made, changes=changes)
+            log_action(actor=CLI_ACTOR, action="user.create", target=made, changes=changes)
         return made
 
 
 class User(AbstractUser):
     """Django's user, whose sessions can all be ended at once."""
 
-    objects = People()
+    objects = QuireUserManager()
 
     operator_by_sign_on = models.BooleanField(
         default=False,

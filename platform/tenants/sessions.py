@@ -20,7 +20,7 @@ OPERATOR = "operator"
 ROLES = (OPERATOR, *Role.values)
 
 
-def lacks_second_factor(user: User) -> bool:
+def needs_second_factor(user: User) -> bool:
     """Whether one of the user's roles asks for a second factor that they haven't set up."""
     asked = settings.MFA_REQUIRED_ROLES
     if not asked or not user.is_active:
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class SeenSession:
+class SessionSnapshot:
     """A session as it was when a socket opened: `auth_hash` is the user's of that moment."""
 
     key: str
@@ -47,12 +47,12 @@ class SeenSession:
     auth_hash: str
 
 
-def see_session(key: str, user: User) -> SeenSession:
+def snapshot_session(key: str, user: User) -> SessionSnapshot:
     """The session of a user who was found in it just now."""
-    return SeenSession(key, user.pk, user.get_session_auth_hash())
+    return SessionSnapshot(key, user.pk, user.get_session_auth_hash())
 
 
-def living_sessions(seen: Iterable[SeenSession]) -> set[SeenSession]:
+def filter_valid_sessions(seen: Iterable[SessionSnapshot]) -> set[SessionSnapshot]:
     """Those whose row is there, whose user may log in, and which nobody has ended since.
 
     Raises: DatabaseError.

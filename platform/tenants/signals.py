@@ -3,8 +3,8 @@
 from django.dispatch import Signal
 
 #: A key was created, revoked or changed. Keyword: `key`.
-key_changed = Signal()
+api_key_changed = Signal()
 #: A tenant, its limits or its members changed. Keyword: `tenant`.
 tenant_changed = Signal()
 #: All sessions of a user were ended. Keyword: `user`.
-access_ended = Signal()
+access_revoked = Signal()

@@ -7,7 +7,7 @@ import logging
 from celery import shared_task
 
 from tenants import audit_retention
-from tenants.actions.tenants import ERASE, remove_data, remove_requested
+from tenants.actions.tenants import ERASE, erase_tenant_data, run_pending_erasures
 from tenants.models import Tenant
 
 logger = logging.getLogger(__name__)
@@ -18,13 +18,13 @@ def erase(pk: int) -> None:
     """Remove what is kept of a tenant that shall be erased."""
     tenant = Tenant.objects.exclude(erase_requested_at=None).filter(pk=pk).first()
     if tenant is not None:
-        remove_data(tenant=tenant)
+        erase_tenant_data(tenant=tenant)
 
 
 @shared_task(name="tenants.erasures")
 def erasures() -> None:
     """The same for tenants whose worker died, and for what came in late."""
-    if removed := remove_requested():
+    if removed := run_pending_erasures():
         logger.info("removed %d rows of erased tenants", removed)
 
 

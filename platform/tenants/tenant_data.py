@@ -19,16 +19,16 @@ from tenants.models import ApiKey, AuditEntry, Invitation, Membership, ServiceAc
 
 # -- What is kept of a tenant, by kind: for its export, its erasure, and what is kept too long.
 #
-# An app that keeps something of tenants says so when it starts (`register`); a test looks whether
-# each model with a tenant is named here.
+# An app that keeps something of tenants says so when it starts (`register_data_kind`); a test
+# looks whether each model with a tenant is named here.
 
 
 #: Rows that are removed in one transaction: nobody waits for long behind it.
-PART = 2000
+DELETE_BATCH = 2000
 
 
 @dataclass(frozen=True)
-class Holding:
+class TenantDataKind:
     """One kind of what is kept.
 
     Attributes:
@@ -49,37 +49,37 @@ class Holding:
     files: Callable[[Tenant], Iterator[tuple[str, Path]]] | None = None
 
 
-_holdings: dict[str, Holding] = {}
+_holdings: dict[str, TenantDataKind] = {}
 
 
-def register(holding: Holding) -> None:
+def register_data_kind(holding: TenantDataKind) -> None:
     """Add a kind; one of the same name gives way."""
     _holdings[holding.name] = holding
 
 
-def holdings() -> list[Holding]:
+def data_kinds() -> list[TenantDataKind]:
     """All kinds, in the order in which they were added: what refers to others comes first."""
     return list(_holdings.values())
 
 
-def of_tenant(
+def simple_kind(
     name: str, model: type[Model], *, secret: tuple[str, ...] = (), stays: bool = False
-) -> Holding:
+) -> TenantDataKind:
     """The plain kind: rows whose `tenant` it is."""
 
     def rows(tenant: Tenant) -> QuerySet[Any]:
         return model._default_manager.filter(tenant=tenant)
 
     def erase(tenant: Tenant) -> int:
-        return remove_in_parts(rows(tenant))
+        return delete_in_batches(rows(tenant))
 
-    return Holding(name, rows, model, secret, None if stays else erase)
+    return TenantDataKind(name, rows, model, secret, None if stays else erase)
 
 
-def remove_in_parts(rows: QuerySet[Any]) -> int:
-    """Delete rows, `PART` at a time; how many."""
+def delete_in_batches(rows: QuerySet[Any]) -> int:
+    """Delete rows, `DELETE_BATCH` at a time; how many."""
     removed = 0
-    while keys := list(rows.order_by("pk").values_list("pk", flat=True)[:PART]):
+    while keys := list(rows.order_by("pk").values_list("pk", flat=True)[:DELETE_BATCH]):
         rows.model._default_manager.filter(pk__in=keys).delete()
         removed += len(keys)
     return removed
@@ -105,7 +105,7 @@ class _Sink(io.RawIOBase):
         self._parts.append(bytes(data))
         return len(data)
 
-    def take(self) -> bytes:
+    def pop_bytes(self) -> bytes:
         """What came since the last time."""
         found, self._parts = b"".join(self._parts), []
         return found
@@ -116,28 +116,28 @@ def export_chunks(tenant: Tenant) -> Iterator[bytes]:
     sink = _Sink()
     with zipfile.ZipFile(sink, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(_entry("README.txt"), README)
-        archive.writestr(_entry("tenant.json"), _json(_plain(tenant, ("salt",))))
-        for holding in holdings():
+        archive.writestr(_entry("tenant.json"), _json(_row_to_dict(tenant, ("salt",))))
+        for holding in data_kinds():
             yield from _rows(archive, sink, tenant, holding)
             yield from _files(archive, sink, tenant, holding)
-    yield sink.take()
+    yield sink.pop_bytes()
 
 
 def _rows(
-    archive: zipfile.ZipFile, sink: _Sink, tenant: Tenant, holding: Holding
+    archive: zipfile.ZipFile, sink: _Sink, tenant: Tenant, holding: TenantDataKind
 ) -> Iterator[bytes]:
     if holding.rows is None:
         return
     with archive.open(_entry(f"{holding.name}.jsonl"), "w", force_zip64=True) as file:
         rows = holding.rows(tenant).order_by("pk").iterator(chunk_size=CHUNK_ROWS)
         for number, row in enumerate(rows, start=1):
-            file.write(_json(_plain(row, holding.secret)).encode() + b"\n")
+            file.write(_json(_row_to_dict(row, holding.secret)).encode() + b"\n")
             if number % CHUNK_ROWS == 0:
-                yield sink.take()
+                yield sink.pop_bytes()
 
 
 def _files(
-    archive: zipfile.ZipFile, sink: _Sink, tenant: Tenant, holding: Holding
+    archive: zipfile.ZipFile, sink: _Sink, tenant: Tenant, holding: TenantDataKind
 ) -> Iterator[bytes]:
     if holding.files is None:
         return
@@ -149,7 +149,7 @@ def _files(
         with source, archive.open(_entry(f"files/{name}"), "w", force_zip64=True) as file:
             while chunk := source.read(CHUNK_BYTES):
                 file.write(chunk)
-                yield sink.take()
+                yield sink.pop_bytes()
 
 
 def _entry(name: str, moment: datetime | None = None) -> zipfile.ZipInfo:
@@ -159,7 +159,7 @@ def _entry(name: str, moment: datetime | None = None) -> zipfile.ZipInfo:
     return entry
 
 
-def _plain(row: Model, secret: tuple[str, ...]) -> dict[str, Any]:
+def _row_to_dict(row: Model, secret: tuple[str, ...]) -> dict[str, Any]:
     fields = [field for field in row._meta.concrete_fields if field.name not in secret]
     return {field.attname: getattr(row, field.attname) for field in fields}
 
@@ -181,25 +181,25 @@ def export_file(tenant: Tenant, path: Path) -> int:
 # -- What this app keeps of a tenant.
 
 
-def _erase_keys(tenant: Tenant) -> int:
+def _delete_keys(tenant: Tenant) -> int:
     """Those that followed another by rotation protect it: they let go first."""
     keys = ApiKey.objects.filter(tenant=tenant)
     keys.update(first=None)
-    return remove_in_parts(keys)
+    return delete_in_batches(keys)
 
 
-def register_all() -> None:
+def register_data_kinds() -> None:
     """Keys before the accounts that hold them."""
-    register(
-        Holding(
+    register_data_kind(
+        TenantDataKind(
             "keys",
             lambda tenant: ApiKey.objects.filter(tenant=tenant),
             ApiKey,
             secret=("digest",),
-            erase=_erase_keys,
+            erase=_delete_keys,
         )
     )
-    register(of_tenant("service-accounts", ServiceAccount))
-    register(of_tenant("invitations", Invitation, secret=("digest",)))
-    register(of_tenant("members", Membership))
-    register(of_tenant("audit-log", AuditEntry, stays=True))
+    register_data_kind(simple_kind("service-accounts", ServiceAccount))
+    register_data_kind(simple_kind("invitations", Invitation, secret=("digest",)))
+    register_data_kind(simple_kind("members", Membership))
+    register_data_kind(simple_kind("audit-log", AuditEntry, stays=True))

@@ -9,35 +9,35 @@ from typing import Any
 from django.core.exceptions import ValidationError
 
 #: Of one list.
-MOST = 200
+MAX_ENTRIES = 200
 MAX_CHARS = 200
 _PATH = re.compile(r"/[A-Za-z0-9_./-]*")
 
 
-def check_models(value: Any) -> None:
+def validate_models(value: Any) -> None:
     """Names of models. Raises ValidationError."""
-    for name in _texts(value):
+    for name in _validate_strings(value):
         if not name.strip() or "\0" in name:
             raise ValidationError("Must be names of models.")
 
 
-def check_endpoints(value: Any) -> None:
+def validate_endpoints(value: Any) -> None:
     """Paths such as `/v1/chat/completions`, each with all below it. Raises ValidationError."""
-    for path in _texts(value):
+    for path in _validate_strings(value):
         if not _PATH.fullmatch(path):
             raise ValidationError(f"{path[:50]!r} isn't a path: use one like /v1/chat/completions.")
 
 
-def check_addresses(value: Any) -> None:
+def validate_addresses(value: Any) -> None:
     """Addresses or networks such as `10.0.0.0/8`. Raises ValidationError."""
-    for text in _texts(value):
+    for text in _validate_strings(value):
         try:
             ipaddress.ip_network(text)
         except ValueError as error:
             raise ValidationError(f"{text[:50]!r} isn't an address range: {error}.") from error
 
 
-def check_zone(value: str) -> None:
+def validate_time_zone(value: str) -> None:
     """A name of the time zone database. Raises ValidationError."""
     from zoneinfo import ZoneInfo
 
@@ -49,9 +49,9 @@ def check_zone(value: str) -> None:
         ) from error
 
 
-def _texts(value: Any) -> list[str]:
+def _validate_strings(value: Any) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise ValidationError("Must be a list of texts.")
-    if len(value) > MOST or any(len(item) > MAX_CHARS for item in value):
-        raise ValidationError(f"Takes at most {MOST} texts of {MAX_CHARS} characters.")
+    if len(value) > MAX_ENTRIES or any(len(item) > MAX_CHARS for item in value):
+        raise ValidationError(f"Takes at most {MAX_ENTRIES} texts of {MAX_CHARS} characters.")
     return value

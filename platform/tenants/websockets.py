@@ -16,8 +16,8 @@ from django.db import DatabaseError, InterfaceError
 from django.http import HttpRequest
 from django.http.request import split_domain_port, validate_host
 
-from common.db import in_db_thread
-from tenants.sessions import SeenSession, lacks_second_factor, living_sessions
+from common.db import run_in_db_thread
+from tenants.sessions import SessionSnapshot, filter_valid_sessions, needs_second_factor
 
 #: What Django allows while DEBUG is on and no hosts are named.
 _DEBUG_HOSTS = [".localhost", "127.0.0.1", "[::1]"]
@@ -65,7 +65,7 @@ def user_of_session(session_key: str | None) -> Any:
     request = HttpRequest()
     request.session = import_module(settings.SESSION_ENGINE).SessionStore(session_key)
     user: Any = get_user(request)
-    return user if user.is_authenticated and not lacks_second_factor(user) else None
+    return user if user.is_authenticated and not needs_second_factor(user) else None
 
 
 # -- Looks once a second whether the sessions of this process's open sockets still hold.
@@ -76,35 +76,35 @@ def user_of_session(session_key: str | None) -> Any:
 
 logger = logging.getLogger(__name__)
 
-LOOK_EVERY_S = 1.0
-Ended = Callable[[], Awaitable[None]]
+POLL_INTERVAL_S = 1.0
+OnSessionEnd = Callable[[], Awaitable[None]]
 
 
-class SessionWatch:
+class SessionMonitor:
     """The open sockets of one event loop, and a task that looks while there are any."""
 
     def __init__(self) -> None:
-        self._sockets: dict[Ended, SeenSession] = {}
+        self._sockets: dict[OnSessionEnd, SessionSnapshot] = {}
         self._task: asyncio.Task[None] | None = None
 
-    def add(self, seen: SeenSession, ended: Ended) -> None:
+    def add(self, seen: SessionSnapshot, ended: OnSessionEnd) -> None:
         """Call `ended` once when the session may not go on."""
         self._sockets[ended] = seen
         loop = asyncio.get_running_loop()
         if self._task is None or self._task.done() or self._task.get_loop() is not loop:
-            self._task = loop.create_task(self._look())
+            self._task = loop.create_task(self._poll())
 
-    def remove(self, ended: Ended) -> None:
+    def remove(self, ended: OnSessionEnd) -> None:
         """The socket is closed."""
         self._sockets.pop(ended, None)
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         while self._sockets:
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(POLL_INTERVAL_S)
             # Who comes during the look wasn't asked after, and isn't gone.
             looked_at = dict(self._sockets)
             try:
-                living = await in_db_thread(living_sessions, set(looked_at.values()))
+                living = await run_in_db_thread(filter_valid_sessions, set(looked_at.values()))
             except (DatabaseError, InterfaceError) as error:
                 logger.warning("session check of open sockets failed: %s", error)
                 continue
@@ -118,7 +118,7 @@ class SessionWatch:
             await asyncio.gather(*(ended() for ended in gone), return_exceptions=True)
 
 
-watch = SessionWatch()
+session_monitor = SessionMonitor()
 
 
 # -- What websockets.py takes from inference.playground.

@@ -30,11 +30,11 @@ def rows(db: None) -> None:
 @pytest.fixture
 def committed(transactional_db: None) -> Iterator[None]:
     """For tests of what is looked up in other threads: what `rows` makes is committed."""
-    authentication.forget()
-    catalog_access.forget()
+    authentication.clear_cache()
+    catalog_access.clear_cache()
     yield
-    authentication.forget()
-    catalog_access.forget()
+    authentication.clear_cache()
+    catalog_access.clear_cache()
 
 
 @pytest.fixture

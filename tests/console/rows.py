@@ -6,7 +6,7 @@ from django.contrib.auth.hashers import make_password
 
 from catalog.models import DesiredState, ServedModel
 from tenants import actions
-from tenants.actors import SYSTEM
+from tenants.actors import SYSTEM_ACTOR
 from tenants.models import Tenant, User
 from tests.console.seed import PASSWORD
 
@@ -27,8 +27,8 @@ def make_rows() -> None:
     User.objects.create_superuser("root", "root@example.org")
     User.objects.update(password=make_password(PASSWORD))  # which is slow on purpose
     tenants = {
-        "acme": actions.create_tenant(actor=SYSTEM, name="Acme", owner=ada),
-        "rival": actions.create_tenant(actor=SYSTEM, name="Rival", owner=olga),
+        "acme": actions.create_tenant(actor=SYSTEM_ACTOR, name="Acme", owner=ada),
+        "rival": actions.create_tenant(actor=SYSTEM_ACTOR, name="Rival", owner=olga),
     }
     make_models(tenants)
 

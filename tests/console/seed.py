@@ -33,24 +33,24 @@ def main() -> None:
 def make_colleagues() -> None:
     """Tom, Kim and Lea, members of Acme's with the password of all."""
     from tenants import actions
-    from tenants.actors import SYSTEM
+    from tenants.actors import SYSTEM_ACTOR
     from tenants.models import Role, Tenant, User
 
     acme, password = Tenant.objects.get(slug="acme"), User.objects.get(username="ada").password
     for name in ("tom", "kim", "lea"):
         user = User.objects.create_user(name, f"{name}@example.org")
         User.objects.filter(pk=user.pk).update(password=password)
-        actions.add_member(actor=SYSTEM, tenant=acme, user=user, role=Role.MEMBER)
+        actions.add_member(actor=SYSTEM_ACTOR, tenant=acme, user=user, role=Role.MEMBER)
 
 
 def make_key() -> str:
     """The secret of a key of Acme's."""
     from tenants import actions
-    from tenants.actors import SYSTEM
+    from tenants.actors import SYSTEM_ACTOR
     from tenants.models import Tenant
 
     acme = Tenant.objects.get(slug="acme")
-    return str(actions.create_key(actor=SYSTEM, tenant=acme, name="program").secret)
+    return str(actions.create_key(actor=SYSTEM_ACTOR, tenant=acme, name="program").secret)
 
 
 def logged_in(name: str) -> str:
@@ -59,11 +59,11 @@ def logged_in(name: str) -> str:
     """
     from django.contrib.sessions.backends.db import SessionStore
 
-    from accounts.reauthentication import AT
+    from accounts.reauthentication import SESSION_KEY
     from tests.console.sessions import session_of
 
     session = SessionStore(session_of(name))
-    session[AT] += LATER_S
+    session[SESSION_KEY] += LATER_S
     session.save()
     return str(session.session_key)
 

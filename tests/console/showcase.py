@@ -42,7 +42,7 @@ def main() -> None:
 def people() -> str:
     """Tenant, people, keys, an invitation; the secret of one key."""
     from tenants import actions
-    from tenants.actors import SYSTEM
+    from tenants.actors import SYSTEM_ACTOR
     from tenants.models import Role, User
 
     nora = User.objects.create_user("nora", "nora@example.org")
@@ -51,8 +51,8 @@ def people() -> str:
     nora.save()
     milo.save()
     limits = {"weight": 2.0, "tokens_per_minute": 200_000, "max_running_requests": 24}
-    press = actions.create_tenant(actor=SYSTEM, name="Northwind", owner=nora, **limits)
-    actions.add_member(actor=SYSTEM, tenant=press, user=milo, role=Role.MEMBER)
+    press = actions.create_tenant(actor=SYSTEM_ACTOR, name="Northwind", owner=nora, **limits)
+    actions.add_member(actor=SYSTEM_ACTOR, tenant=press, user=milo, role=Role.MEMBER)
     actions.invite(actor=nora, tenant=press, email="ines@example.org", role=Role.VIEWER)
     actions.create_service_account(actor=nora, tenant=press, name="nightly-digest")
     actions.create_key(actor=milo, tenant=press, name="editor plug-in", requests_per_minute=120)
@@ -62,16 +62,18 @@ def people() -> str:
 def money(press: Any) -> None:
     """A price and a budget."""
     from metering import actions
-    from tenants.actors import SYSTEM
+    from tenants.actors import SYSTEM_ACTOR
 
     actions.set_price(
-        actor=SYSTEM,
+        actor=SYSTEM_ACTOR,
         model="quill",
         input_per_million="0.40",
         cached_per_million="0.10",
         output_per_million="1.60",
     )
-    actions.set_budget(actor=SYSTEM, tenant=press, period="month", amount="250", alert_percent=80)
+    actions.set_budget(
+        actor=SYSTEM_ACTOR, tenant=press, period="month", amount="250", alert_percent=80
+    )
 
 
 def usage(tenants: dict[str, Any]) -> None:
@@ -147,7 +149,7 @@ def wave(hour: float) -> float:
 
 def traffic(width: int, start: int, tenant: int, load: float) -> Any:
     """One bucket of one tenant's; tenant 0 is all together."""
-    from history.buckets import place_of
+    from history.buckets import bucket_index
     from history.models import TrafficSample
 
     requests = max(1, round(load * width / 5))
@@ -162,8 +164,8 @@ def traffic(width: int, start: int, tenant: int, load: float) -> Any:
         prompt_tokens=requests * 380,
         cached_tokens=requests * 210,
         completion_tokens=requests * 140,
-        first_token={place_of(0.05 + 0.04 * load): requests, place_of(0.4): 1},
-        gaps={place_of(0.011): requests * 130, place_of(0.03): requests * 9},
+        first_token={bucket_index(0.05 + 0.04 * load): requests, bucket_index(0.4): 1},
+        gaps={bucket_index(0.011): requests * 130, bucket_index(0.03): requests * 9},
     )
 
 

@@ -15,9 +15,9 @@ from catalog.models import ServedModel
 from common.errors import Conflict, PermissionDenied
 from engine.contract import messages as protocol
 from engine.contract import redis_keys
-from engine.contract.lora import AdapterState
-from engine.contract.messages import Control
-from tenants.actors import COMMAND_LINE, SYSTEM
+from engine.contract.lora import AdapterStatus
+from engine.contract.messages import ControlRequest
+from tenants.actors import CLI_ACTOR, SYSTEM_ACTOR
 from tenants.models import AuditEntry, Tenant, User
 from tests.console.beats import heartbeat
 from tests.console.conftest import Beat, Login
@@ -30,14 +30,16 @@ REPLICA = "quill-1"
 def live(name: str = "tone", tenant: str | None = "acme", seed: int = 0) -> AdapterVersion:
     """A version that answers."""
     owner = Tenant.objects.get(slug=tenant) if tenant else None
-    version = ready(SYSTEM, owner, ServedModel.objects.get(name="quill"), name=name, seed=seed)
-    actions.promote(actor=SYSTEM, version=version)
+    version = ready(
+        SYSTEM_ACTOR, owner, ServedModel.objects.get(name="quill"), name=name, seed=seed
+    )
+    actions.promote(actor=SYSTEM_ACTOR, version=version)
     return version
 
 
 def says(beat: Beat, *pinned: AdapterVersion, room: int = 1 << 30, slots: int = 0) -> None:
     """A replica's heartbeat."""
-    states = [AdapterState(digest=v.digest, tier="device", pinned=True) for v in pinned]
+    states = [AdapterStatus(digest=v.digest, tier="device", pinned=True) for v in pinned]
     stats = {"adapter_capacity_bytes": room, "adapter_slots": slots}
     beat(heartbeat(REPLICA, adapters=states, stats=stats))
 
@@ -49,12 +51,12 @@ def words(live_redis: str, key_prefix: str) -> Any:
     key = redis_keys.inbox_key(REPLICA, key_prefix)
 
     def take() -> dict[str, bool]:
-        told = [protocol.decode_inbox(fields[protocol.FIELD])
+        told = [protocol.decode_inbox(fields[protocol.STREAM_FIELD])
                 for _, fields in client.xrange(key)]  # fmt: skip
         client.delete(key)
         found = {}
         for each in told:
-            assert isinstance(each, Control)
+            assert isinstance(each, ControlRequest)
             assert each.command == "load_adapter"
             assert each.adapter is not None
             assert each.adapter.path == str(content_path(each.adapter.digest))
@@ -68,52 +70,52 @@ def words(live_redis: str, key_prefix: str) -> Any:
 def test_replicas_are_told_what_a_pinned_name_stands_for(beat: Beat, words: Any) -> None:
     first = live()
     adapter, other = first.adapter, live("other", seed=9)
-    actions.pin(actor=COMMAND_LINE, adapter=adapter)
+    actions.pin(actor=CLI_ACTOR, adapter=adapter)
     says(beat)
     tasks.keep_pins()
     assert words() == {first.digest: True}
     says(beat, first)
-    assert pins.keep() == 0
-    second = ready(SYSTEM, adapter.tenant, adapter.served_model, seed=2)
-    actions.promote(actor=SYSTEM, version=second, percent=10)
-    pins.keep()
+    assert pins.sync_pins() == 0
+    second = ready(SYSTEM_ACTOR, adapter.tenant, adapter.served_model, seed=2)
+    actions.promote(actor=SYSTEM_ACTOR, version=second, percent=10)
+    pins.sync_pins()
     assert words() == {second.digest: True}, "a canary answers, too"
-    actions.promote(actor=SYSTEM, version=second)
+    actions.promote(actor=SYSTEM_ACTOR, version=second)
     says(beat, first, second)
-    pins.keep()
+    pins.sync_pins()
     assert words() == {first.digest: False}
     says(beat, second, other)
-    actions.unpin(actor=COMMAND_LINE, adapter=adapter)
-    pins.keep()
+    actions.unpin(actor=CLI_ACTOR, adapter=adapter)
+    pins.sync_pins()
     assert words() == {second.digest: False, other.digest: False}
 
 
 def test_only_replicas_of_its_model_that_serve_are_told(beat: Beat, words: Any) -> None:
-    actions.pin(actor=COMMAND_LINE, adapter=live().adapter)
+    actions.pin(actor=CLI_ACTOR, adapter=live().adapter)
     room = {"adapter_capacity_bytes": 1 << 30}
     beat(heartbeat(REPLICA, model="another", stats=room))
-    assert pins.keep() == 0
+    assert pins.sync_pins() == 0
     beat(heartbeat(REPLICA, state="sleeping", stats=room))
-    assert pins.keep() == 0
+    assert pins.sync_pins() == 0
 
 
 def test_at_most_half_of_the_memory_may_be_pinned(beat: Beat, words: Any) -> None:
     first, second = live(), live("second", tenant=None, seed=2)
     size = first.num_bytes
     says(beat, room=4 * size - 1)
-    actions.pin(actor=COMMAND_LINE, adapter=first.adapter)
+    actions.pin(actor=CLI_ACTOR, adapter=first.adapter)
     with pytest.raises(Conflict, match=rf"1 versions of {size} bytes are pinned") as refused:
-        actions.pin(actor=COMMAND_LINE, adapter=second.adapter)
+        actions.pin(actor=CLI_ACTOR, adapter=second.adapter)
     assert refused.value.code == pins.FULL
     assert not Adapter.objects.get(pk=second.adapter_id).pinned
     says(beat, room=4 * size)
-    actions.pin(actor=COMMAND_LINE, adapter=second.adapter)
+    actions.pin(actor=CLI_ACTOR, adapter=second.adapter)
     says(beat, room=4 * size - 1)  # another replica came, which has less
-    pins.keep()
+    pins.sync_pins()
     assert words() == {first.digest: True}
     says(beat, room=1 << 30, slots=2)
     with pytest.raises(Conflict, match="and 1 of its places"):
-        actions.pin(actor=COMMAND_LINE, adapter=live("third", seed=3).adapter)
+        actions.pin(actor=CLI_ACTOR, adapter=live("third", seed=3).adapter)
 
 
 def test_pins_are_operators_and_leave_audit_rows(login: Login) -> None:

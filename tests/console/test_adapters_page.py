@@ -12,10 +12,10 @@ from django.utils import timezone
 from adapters import actions
 from adapters.models import Adapter, AdapterVersion
 from catalog.models import ServedModel
-from engine.contract.lora import ADAPTER_FILES, AdapterState
+from engine.contract.lora import ADAPTER_FILES, AdapterStatus
 from metering.models import RequestEntry, UsageEntry
 from tenants import actions as tenants
-from tenants.actors import SYSTEM
+from tenants.actors import SYSTEM_ACTOR
 from tenants.models import Role, Tenant, User
 from tests.adapter_files import adapter_folder
 from tests.console.beats import heartbeat
@@ -31,8 +31,8 @@ def tone(login: Login) -> AdapterVersion:
     acme = Tenant.objects.get(slug="acme")
     for name in ("member", "viewer"):
         user = User.objects.create_user(name)
-        tenants.add_member(actor=SYSTEM, tenant=acme, user=user, role=Role(name))
-    return ready(SYSTEM, acme, ServedModel.objects.get(name="quill"))
+        tenants.add_member(actor=SYSTEM_ACTOR, tenant=acme, user=user, role=Role(name))
+    return ready(SYSTEM_ACTOR, acme, ServedModel.objects.get(name="quill"))
 
 
 def page(client: Any, path: str = "", status: int = 200) -> str:
@@ -75,7 +75,7 @@ def test_each_role_sees_what_it_may_do(login: Login, tone: AdapterVersion) -> No
 def test_promote_canary_rollback_and_offline(login: Login, tone: AdapterVersion) -> None:
     ada = login("ada")
     assert "version 1 is live" in do(ada, tone, "promote", version="1", percent="100")
-    second = ready(SYSTEM, tone.adapter.tenant, tone.adapter.served_model, seed=2)
+    second = ready(SYSTEM_ACTOR, tone.adapter.tenant, tone.adapter.served_model, seed=2)
     told = do(ada, tone, "promote", version="2", percent="10", alias="tone")
     assert "version 2 now gets 10 % of the requests" in told
     assert 'class="split-canary" x="90" width="10"' in told
@@ -89,7 +89,7 @@ def test_promote_canary_rollback_and_offline(login: Login, tone: AdapterVersion)
 
 
 def test_who_may_not_changes_nothing(login: Login, tone: AdapterVersion) -> None:
-    actions.promote(actor=SYSTEM, version=tone)
+    actions.promote(actor=SYSTEM_ACTOR, version=tone)
     for name, status in (("member", 403), ("viewer", 403), ("olga", 404)):
         client = login(name)
         for deed in ("promote", "rollback", "offline", "delete", "alias/delete"):
@@ -107,7 +107,7 @@ def test_a_form_that_is_wrong_is_told_so(login: Login, tone: AdapterVersion, dat
 
 
 def test_why_a_version_was_refused_is_shown(login: Login, tone: AdapterVersion) -> None:
-    bad = added(SYSTEM, tone.adapter.tenant, tone.adapter.served_model, seed=3)
+    bad = added(SYSTEM_ACTOR, tone.adapter.tenant, tone.adapter.served_model, seed=3)
     report = {"ok": False, "error": {"message": "<b>lora_A</b> holds NaN.", "param": None}}
     AdapterVersion.objects.filter(pk=bad.pk).update(state="failed", report=report)
     text = page(login("ada"), f"{tone.adapter_id}/?tenant=acme")
@@ -115,10 +115,10 @@ def test_why_a_version_was_refused_is_shown(login: Login, tone: AdapterVersion) 
 
 
 def test_where_weights_lie_by_role(login: Login, tone: AdapterVersion, beat: Beat) -> None:
-    rival = ready(SYSTEM, Tenant.objects.get(slug="rival"), tone.adapter.served_model, seed=7)
+    rival = ready(SYSTEM_ACTOR, Tenant.objects.get(slug="rival"), tone.adapter.served_model, seed=7)
     states = [
-        AdapterState(digest=tone.digest, tier="device", num_running=2),
-        AdapterState(digest=rival.digest, name="secret", tier="host"),
+        AdapterStatus(digest=tone.digest, tier="device", num_running=2),
+        AdapterStatus(digest=rival.digest, name="secret", tier="host"),
     ]
     beat(heartbeat("host-of-mine", adapters=states))
     mine = login("ada").get("/console/api/adapters?tenant=acme").json()["adapters"]
@@ -154,7 +154,7 @@ def test_what_was_used_is_the_adapters_that_was_asked_for(
 ) -> None:
     """Others may have the same content."""
     same = [
-        ready(SYSTEM, tenant, tone.adapter.served_model, name=name)
+        ready(SYSTEM_ACTOR, tenant, tone.adapter.served_model, name=name)
         for tenant, name in ((tone.adapter.tenant, "twin"), (None, "tone"), (None, "shared"))
     ]
     assert {version.digest for version in same} == {tone.digest}

@@ -13,11 +13,11 @@ from django.utils import timezone
 from catalog.live_status import ORDER
 from catalog.models import Replica, ReplicaState, ServedModel
 from catalog.replica_log import ReplicaLog
-from engine.contract.messages import STALL_AFTER_S
+from engine.contract.messages import STALL_TIMEOUT_S
 from metering.ledger import insert_records
 from metering.usage_record import UsageRecord
 from tenants.actions import add_member
-from tenants.actors import SYSTEM
+from tenants.actors import SYSTEM_ACTOR
 from tenants.models import Role, Tenant, User
 from tests.console.beats import heartbeat
 from tests.console.conftest import Beat, Login
@@ -79,7 +79,7 @@ def test_a_user_without_a_tenant_sees_no_models(login: Login) -> None:
 def test_the_playground_lists_the_models_of_the_tenant_that_is_named(login: Login) -> None:
     client = login("ada")
     ada, rival = User.objects.get(username="ada"), Tenant.objects.get(slug="rival")
-    add_member(actor=SYSTEM, tenant=rival, user=ada, role=Role.MEMBER)
+    add_member(actor=SYSTEM_ACTOR, tenant=rival, user=ada, role=Role.MEMBER)
 
     def listed(query: str) -> tuple[str, set[str]]:
         found = client.get(f"/console/api/models{query}").json()
@@ -195,7 +195,7 @@ def test_a_model_is_as_its_best_replica(login: Login, beat: Beat) -> None:
 @pytest.mark.usefixtures("committed")
 def test_a_replica_that_beats_but_does_not_move_is_stalled(login: Login, beat: Beat) -> None:
     now = time.time()
-    beat(heartbeat("q-0", at=now, progress_at=now - STALL_AFTER_S - 1))
+    beat(heartbeat("q-0", at=now, progress_at=now - STALL_TIMEOUT_S - 1))
     assert models(login("ada"))["quill"]["state"] == "stalled"
 
 
@@ -312,7 +312,7 @@ def test_failures_come_with_the_end_of_their_logs_for_operators_alone(
     client: Any = redis.Redis.from_url(live_redis)
     log = ReplicaLog(client, key_prefix, "quill-dead")
     for number in range(30):
-        log.say(f"line {number}")
+        log.write(f"line {number}")
     log.flush()
     found = login("root").get("/console/api/overview").json()["failures"]
     assert {each["id"]: each["detail"] for each in found} == {

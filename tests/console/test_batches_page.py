@@ -21,7 +21,7 @@ LINE = b'{"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": 
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Batches that workers were told of."""
     found: list[str] = []
-    monkeypatch.setattr(pages, "send", lambda kind, public_id: found.append(public_id))
+    monkeypatch.setattr(pages, "send_job", lambda kind, public_id: found.append(public_id))
     return found
 
 
@@ -76,7 +76,7 @@ def test_progress_and_errors_are_told(login: Login) -> None:
     ada.post("/console/batches/add/?tenant=acme", {**form, "endpoint": "/v1/responses"})
     batch = Batch.objects.get()
     actions.start_batch(row=batch, total=8)
-    actions.note_progress(row=batch, completed=5, failed=1, usage={})
+    actions.update_progress(row=batch, completed=5, failed=1, usage={})
     (told,) = ada.get("/console/api/batches?tenant=acme").json()["batches"]
     assert (told["percent"], told["completed"], told["failed"]) == (75, 5, 1)
     assert told["left"].startswith("about")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from console.templatetags.console import codes
+from console.templatetags.console import inline_code
 
 
 @pytest.mark.parametrize(
@@ -17,4 +17,4 @@ from console.templatetags.console import codes
     ],
 )
 def test_backticks_make_code_where_they_come_in_pairs(text: str, html: str) -> None:
-    assert codes(text) == html
+    assert inline_code(text) == html

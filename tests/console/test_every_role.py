@@ -16,7 +16,7 @@ from common.files import new_id
 from metering.models import Budget, Price, RequestEntry, Webhook, WebhookDelivery
 from storage.models import Batch, SavedConversation, StoredFile
 from tenants import actions
-from tenants.actors import SYSTEM
+from tenants.actors import SYSTEM_ACTOR
 from tenants.models import AuditEntry, Role, Tenant, User
 from tests.console.conftest import Login
 from tests.console.test_every_route import ALL
@@ -152,7 +152,7 @@ def people(login: Login) -> dict[str, Client]:
     acme = Tenant.objects.get(slug="acme")
     for name in ("admin", "member", "viewer"):
         user = User.objects.create_user(name, f"{name}@example.org", "a quiet page of ink")
-        actions.add_member(actor=SYSTEM, tenant=acme, user=user, role=Role(name))
+        actions.add_member(actor=SYSTEM_ACTOR, tenant=acme, user=user, role=Role(name))
     names = {"owner": "ada", "outsider": "olga", "operator": "root"}
     found = {name: login(names.get(name, name)) for name in (*RANKS, "outsider", "nobody")}
     return found | {"stranger": Client()}
@@ -222,13 +222,13 @@ def rows_of(acme: Tenant) -> dict[str, Any]:
             output_per_million=1,
         ).pk,
         "console/members/": actions.add_member(
-            actor=SYSTEM, tenant=acme, user=guest, role=Role.VIEWER
+            actor=SYSTEM_ACTOR, tenant=acme, user=guest, role=Role.VIEWER
         ).pk,
         "console/invitations/": actions.invite(
-            actor=SYSTEM, tenant=acme, email="i@example.org"
+            actor=SYSTEM_ACTOR, tenant=acme, email="i@example.org"
         ).invitation.pk,
         "console/service-accounts/": actions.create_service_account(
-            actor=SYSTEM, tenant=acme, name="ci"
+            actor=SYSTEM_ACTOR, tenant=acme, name="ci"
         ).pk,
     }
 

@@ -15,9 +15,9 @@ PAGES = [ROOT / "platform" / name for name in ("console", "accounts", "kv_map")]
 REST = ROOT / "platform" / "management_api"
 #: What pages alone do, and why.
 PAGES_ALONE = {
-    "tenants.actions.find_invitation": "whoever has the link, who needn't be known yet",
+    "tenants.actions.get_open_invitation": "whoever has the link, who needn't be known yet",
     "tenants.actions.accept_invitation": "the same",
-    "tenants.actions.join_by_invitation": "the same",
+    "tenants.actions.sign_up_with_invitation": "the same",
     "catalog.actions.check_source": "for a form; `load_model` asks it itself",
     "storage.actions.create_conversation": "the playground's: one person's own, no key's",
     "storage.actions.update_conversation": "the same",

@@ -22,7 +22,7 @@ from adapters.models import Adapter, AdapterUpload, AdapterVersion, VersionState
 from catalog.models import ServedModel
 from engine.contract.lora import CONFIG_FILE, WEIGHTS_FILE
 from engine.lora.check import check_adapter
-from tenants.actors import SYSTEM
+from tenants.actors import SYSTEM_ACTOR
 from tenants.models import Tenant
 from tests.adapter_files import adapter_bytes
 from tests.console.test_rest import Caller, callers
@@ -39,8 +39,8 @@ Files = dict[str, bytes]
 def admin(callers: dict[str, Caller], adapters_here: Path) -> Iterator[Caller]:
     """Acme's admin by key, while an adapter of another tenant's is live."""
     rival, quill = Tenant.objects.get(slug="rival"), ServedModel.objects.get(name="quill")
-    theirs = ready(SYSTEM, rival, quill, name="theirs", seed=500)
-    actions.promote(actor=SYSTEM, version=theirs)
+    theirs = ready(SYSTEM_ACTOR, rival, quill, name="theirs", seed=500)
+    actions.promote(actor=SYSTEM_ACTOR, version=theirs)
 
     def state() -> Any:
         theirs.refresh_from_db()
@@ -214,12 +214,12 @@ def test_what_the_check_finds_never_answers(
     def real(model: str, adapter: Path, **_: Any) -> dict[str, Any]:
         return asdict(check_adapter(DEMO_MODEL, adapter))
 
-    monkeypatch.setattr(check, "run_check", real)
+    monkeypatch.setattr(check, "run_validation", real)
     files, named = spoilt(how)
     made = upload(admin, files)
     assert made.status_code == 201
     version = AdapterVersion.objects.get(adapter__name="bad")
-    work.work_on(version.pk)
+    work.process_version(version.pk)
     found = admin.get(f"/api/tenants/acme/adapters/{version.adapter_id}/versions/1/")
     assert found["state"] == "failed"
     version.refresh_from_db()

@@ -12,7 +12,7 @@ import pytest
 from django.template.defaultfilters import filesizeformat
 
 from catalog.checkpoint import read_checkpoint
-from catalog.hub import ask_hub
+from catalog.hub import get_download_info
 from catalog.models import ServedModel
 from engine.contract.errors import InvalidRequest
 from tests.console.conftest import Login
@@ -73,9 +73,13 @@ def test_the_form_says_how_much_it_is_and_what_it_needs(
 
 
 def test_the_estimate_is_the_one_of_the_files_themselves(hub: Hub, cache: dict[str, str]) -> None:
-    found = ask_hub(REPOSITORY, cache)
+    found = get_download_info(REPOSITORY, cache)
     assert found.checkpoint == read_checkpoint(Path(DEMO))
-    assert (found.nbytes, found.there, found.rest) == (wanted(hub), 0, wanted(hub))
+    assert (found.nbytes, found.cached_bytes, found.remaining_bytes) == (
+        wanted(hub),
+        0,
+        wanted(hub),
+    )
     assert found.fits
 
 
@@ -83,9 +87,9 @@ def test_shards_are_told_by_their_index(hub: Hub, cache: dict[str, str]) -> None
     (hub.folder / "model.safetensors").rename(hub.folder / "one.safetensors")
     index = hub.folder / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"a": "one.safetensors", "b": "../x.safetensors"}}))
-    assert ask_hub(REPOSITORY, cache).checkpoint == read_checkpoint(Path(DEMO))
+    assert get_download_info(REPOSITORY, cache).checkpoint == read_checkpoint(Path(DEMO))
     index.write_text(json.dumps({"weight_map": {"a": "gone.safetensors"}}))
-    assert ask_hub(REPOSITORY, cache).checkpoint is None
+    assert get_download_info(REPOSITORY, cache).checkpoint is None
 
 
 @pytest.mark.parametrize(
@@ -95,7 +99,7 @@ def test_weights_that_are_none_still_have_a_size(
     hub: Hub, cache: dict[str, str], content: bytes
 ) -> None:
     (hub.folder / "model.safetensors").write_bytes(content)
-    found = ask_hub(REPOSITORY, cache)
+    found = get_download_info(REPOSITORY, cache)
     assert found.nbytes == wanted(hub)
     assert found.checkpoint is None or found.checkpoint.parameters == 0
 
@@ -125,7 +129,7 @@ def test_what_was_downloaded_is_known_without_the_hub(
 
     snapshot_download(REPOSITORY, cache_dir=cache["download_dir"], allow_patterns=["*.json"])
     part = sum(each.stat().st_size for each in hub.files() if each.suffix == ".json")
-    assert ask_hub(REPOSITORY, cache).there == part
+    assert get_download_info(REPOSITORY, cache).cached_bytes == part
     snapshot_download(REPOSITORY, cache_dir=cache["download_dir"])
     hub.asked.clear()
     model = ServedModel.objects.create(name="tiny", source=REPOSITORY, settings=cache)
@@ -145,7 +149,7 @@ def test_a_hub_that_does_not_answer_is_named(
     answer = login("root").get(f"/api/models/{model.pk}/download/")
     assert (answer.status_code, answer.json()["error"]["code"]) == (502, "hub_unavailable")
     with pytest.raises(InvalidRequest) as wrong:
-        ask_hub("some one/else", cache)
+        get_download_info("some one/else", cache)
     assert wrong.value.param == "source"
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     off = login("root").get(f"/console/models/{model.pk}/?hub=yes").content.decode()

@@ -18,7 +18,7 @@ from django.test import Client
 
 from accounts import reauthentication as recent
 from tenants import actions
-from tenants.actors import SYSTEM
+from tenants.actors import SYSTEM_ACTOR
 from tenants.models import ApiKey, AuditEntry, Membership, Tenant, User
 from tests.console.conftest import Login
 from tests.console.oidc_provider import CLIENT, SECRET, Provider
@@ -102,7 +102,7 @@ def test_roles_that_were_given_by_hand_stay(rows: None, provider: Provider) -> N
     sign_on(provider, groups=["devs"])
     user = User.objects.get(username="zoe")
     rival = Tenant.objects.get(slug="rival")
-    actions.add_member(actor=SYSTEM, tenant=rival, user=user, role="admin")
+    actions.add_member(actor=SYSTEM_ACTOR, tenant=rival, user=user, role="admin")
     sign_on(provider, groups=["far"])
     assert (role_of("zoe"), role_of("zoe", "rival")) == (None, "admin")
 
@@ -152,7 +152,7 @@ def test_an_account_that_another_identity_is_connected_with_is_not_found_by_addr
     rows: None, provider: Provider
 ) -> None:
     acme = Tenant.objects.get(slug="acme")
-    token = actions.invite(actor=SYSTEM, tenant=acme, email="zoe@example.org").token
+    token = actions.invite(actor=SYSTEM_ACTOR, tenant=acme, email="zoe@example.org").token
     waiting = Client()  # has the link, and joins in her name
     waiting.post(f"/invitation/{token}/", {"username": "zoe", "password": NEW})
     provider.person = {"sub": "66", "groups": ["devs"]}
@@ -165,7 +165,7 @@ def test_an_account_that_another_identity_is_connected_with_is_not_found_by_addr
 
 def test_a_deactivated_person_stays_out(rows: None, provider: Provider) -> None:
     sign_on(provider, groups=["devs"])
-    actions.update_user(actor=SYSTEM, user=User.objects.get(username="zoe"), is_active=False)
+    actions.update_user(actor=SYSTEM_ACTOR, user=User.objects.get(username="zoe"), is_active=False)
     client, _ = sign_on(provider, groups=["devs"])
     assert client.get("/").status_code == 302
 
@@ -370,7 +370,7 @@ def test_dangerous_acts_ask_for_the_password_again_after_a_while(
 ) -> None:
     client = login("ada")
     session = client.session
-    session[recent.AT] = time.time() - 3600
+    session[recent.SESSION_KEY] = time.time() - 3600
     session.save()
     form = {"tenant": "acme", "name": "x", "scopes": ["inference"]}
     answer = client.post("/console/keys/", form)
@@ -427,7 +427,7 @@ def test_changes_in_the_admin_ask_for_the_password_again_and_then_go_on(login: L
     client = login("root")
     nobody = User.objects.get(username="nobody")
     session = client.session
-    session[recent.AT] = time.time() - 3600
+    session[recent.SESSION_KEY] = time.time() - 3600
     session.save()
     path = f"/admin/tenants/user/{nobody.pk}/delete/"
     assert client.get(path).status_code == 200

@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from tenants import actions
 from tenants import api_keys as secrets
-from tenants.actors import SYSTEM
+from tenants.actors import SYSTEM_ACTOR
 from tenants.models import ApiKey, Role, Tenant, User
 from tests.console.conftest import Login
 
@@ -28,7 +28,7 @@ def key_of(name: str, slug: str = "acme") -> ApiKey:
 def join(name: str, role: Role) -> None:
     """Make somebody a member of Acme."""
     actions.add_member(
-        actor=SYSTEM,
+        actor=SYSTEM_ACTOR,
         tenant=Tenant.objects.get(slug="acme"),
         user=User.objects.get(username=name),
         role=role,
@@ -46,7 +46,7 @@ def test_a_new_keys_secret_is_in_the_answer_and_never_again(login: Login) -> Non
     assert "no-store" in answer["Cache-Control"]
     secret = secret_in(answer.content.decode())
     key = ApiKey.objects.get(name="reports")
-    assert key.digest == secrets.digest(secret)
+    assert key.digest == secrets.hash_key(secret)
     assert (key.tenant.slug, key.scopes) == ("acme", ["inference", "models:read"])
     assert key.expires_at is not None
     assert abs(key.expires_at - timezone.now() - timedelta(days=30)) < timedelta(minutes=5)

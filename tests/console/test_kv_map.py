@@ -12,16 +12,16 @@ import pytest
 import redis
 
 from engine.contract import redis_keys
-from engine.contract.replica_state import BlockFrame, BlockState, frames_key, watch_key
-from engine.serving.kv_map import BlockMap, FramePublisher
+from engine.contract.replica_state import KVMapBlock, KVMapFrame, frames_key, watch_key
+from engine.serving.kv_map import KVMapBuilder, KVMapPublisher
 from engine.system.redis_client import async_client
 from kv_map import access as kv_snapshot
 from kv_map import consumer as kv_consumer
 from kv_map import hub as kv_hub
 from kv_map.consumer import BAD_MESSAGE, MAX_MESSAGE_CHARS, KvConsumer, View
-from kv_map.state import Mirror, OperatorSight, TenantSight
+from kv_map.state import Mirror, OperatorBlockView, TenantBlockView
 from tenants import actions
-from tenants.actors import SYSTEM
+from tenants.actors import SYSTEM_ACTOR
 from tenants.models import Role, Tenant, User
 from tests.console.beats import heartbeat
 from tests.console.conftest import Beat, Login
@@ -38,7 +38,7 @@ class Page:
         self.cells: Shown = {}
         self.frames: list[dict[str, Any]] = []
 
-    def take(self, told: dict[str, Any] | None) -> None:
+    def apply_frame(self, told: dict[str, Any] | None) -> None:
         if told is None:
             return
         self.frames.append(told)
@@ -53,9 +53,12 @@ class Page:
 
 
 def test_a_tenants_page_follows_its_own_blocks_and_nothing_else() -> None:
-    rng, made = random.Random(3), BlockMap(FramePublisher(redis.Redis(), "none", "r"), "r", "r-1")
+    rng, made = (
+        random.Random(3),
+        KVMapBuilder(KVMapPublisher(redis.Redis(), "none", "r"), "r", "r-1"),
+    )
     driver, mirror = Driver(num_blocks=40, token_budget=30), Mirror()
-    sight, page, alive = TenantSight("acme"), Page(), []
+    sight, page, alive = TenantBlockView("acme"), Page(), []
     made.watch(b"1")
     for turn in range(100):
         tenant = rng.choice(["acme", "rival"])
@@ -67,9 +70,11 @@ def test_a_tenants_page_follows_its_own_blocks_and_nothing_else() -> None:
         if alive and rng.random() < 0.4:
             driver.scheduler.finish(alive.pop(0), "abort")
         frame = made.frame(driver.scheduler)
-        changed = mirror.take(frame)
+        changed = mirror.apply_frame(frame)
         assert changed is not None
-        page.take(sight.whole(mirror) if turn == 0 else sight.delta(mirror, changed, frame.evicted))
+        page.apply_frame(
+            sight.full_frame(mirror) if turn == 0 else sight.delta(mirror, changed, frame.evicted)
+        )
         own = sorted(
             (cell.refs, int(cell.cached), cell.owner, tuple(sorted(cell.users)), cell.adapter)
             for cell in mirror.cells.values()
@@ -84,21 +89,25 @@ def test_a_tenants_page_follows_its_own_blocks_and_nothing_else() -> None:
 
 def run(others: list[int], warm: bool) -> list[dict[str, Any]]:
     """What Acme's page is sent while Rival sends a prompt that hits its own cache, or doesn't."""
-    made = BlockMap(FramePublisher(redis.Redis(), "none", "r"), "r", "r-1")
-    driver, mirror, sight = Driver(num_blocks=200, token_budget=50), Mirror(), TenantSight("acme")
+    made = KVMapBuilder(KVMapPublisher(redis.Redis(), "none", "r"), "r", "r-1")
+    driver, mirror, sight = (
+        Driver(num_blocks=200, token_budget=50),
+        Mirror(),
+        TenantBlockView("acme"),
+    )
     first = driver.add(others if warm else [99, *others[1:]], tenant="rival", namespace="rival")
     driver.step()
     driver.scheduler.finish(first, "stop")
     mine = driver.add(list(range(30)), tenant="acme", namespace="acme")
     driver.step()
     made.watch(b"1")
-    mirror.take(made.frame(driver.scheduler))
-    told = [sight.whole(mirror)]
+    mirror.apply_frame(made.frame(driver.scheduler))
+    told = [sight.full_frame(mirror)]
     driver.add(others, tenant="rival", namespace="rival", max_tokens=3)
     for _ in range(6):
         driver.step()
         frame = made.frame(driver.scheduler)
-        changed = mirror.take(frame)
+        changed = mirror.apply_frame(frame)
         assert changed is not None
         if (news := sight.delta(mirror, changed, frame.evicted)) is not None:
             told.append(news)
@@ -111,13 +120,13 @@ def test_fault_50_a_tenants_map_is_the_same_whether_anothers_guess_is_cached_or_
     assert run(others, warm=True) == run(others, warm=False)
 
 
-def owned_by(*owners: str, number: int = 1) -> BlockFrame:
+def owned_by(*owners: str, number: int = 1) -> KVMapFrame:
     """Cached blocks 0, 1, ... of these tenants; a whole frame if it's the first."""
     words = sorted({*owners, ""})
     told = frame(number, whole=number == 1)
     told.words, told.num_blocks = words, len(owners)
     told.blocks = [
-        BlockState(block_id, 0, True, words.index(owner), [], 0)
+        KVMapBlock(block_id, 0, True, words.index(owner), [], 0)
         for block_id, owner in enumerate(owners)
     ]
     return told
@@ -128,17 +137,17 @@ def test_a_page_that_opens_is_told_of_a_large_pool_in_pieces(
 ) -> None:
     monkeypatch.setattr(kv_consumer, "SLICE", 10)
     pool, mirror, acme = ["acme", "rival", "rival"] * 15, Mirror(), "acme"
-    views = {sight: (View(sight), Page()) for sight in (OperatorSight(), TenantSight(acme))}
-    mirror.take(owned_by(*pool))
+    views = {sight: (View(sight), Page()) for sight in (OperatorBlockView(), TenantBlockView(acme))}
+    mirror.apply_frame(owned_by(*pool))
     for view, _ in views.values():
         view.hear(mirror, None, 0)
     for turn in range(8):
         for view, page in views.values():
-            page.take(view.take(mirror))
+            page.apply_frame(view.next_frame(mirror))
         if turn == 1:  # meanwhile another takes the first blocks and the last
             news = owned_by(*(["rival"] * 6), number=2)
-            news.blocks += [BlockState(44, 0, True, news.words.index("rival"), [], 0)]
-            changed = mirror.take(news)
+            news.blocks += [KVMapBlock(44, 0, True, news.words.index("rival"), [], 0)]
+            changed = mirror.apply_frame(news)
             for view, _ in views.values():
                 view.hear(mirror, changed, 0)
     operator, tenant = (page for _, page in views.values())
@@ -148,11 +157,11 @@ def test_a_page_that_opens_is_told_of_a_large_pool_in_pieces(
     assert [told.get("whole", False) for told in tenant.frames] == [True, False, False]
     # Nine of others lie between two of its own: its first piece is as full as if none did.
     assert len(tenant.frames[0]["blocks"]) == 10
-    assert not any(view.left or view.take(mirror) for view, _ in views.values())
+    assert not any(view.pending_blocks or view.next_frame(mirror) for view, _ in views.values())
 
 
-def frame(number: int, run: int = 1, *, whole: bool = False) -> BlockFrame:
-    return BlockFrame(
+def frame(number: int, run: int = 1, *, whole: bool = False) -> KVMapFrame:
+    return KVMapFrame(
         replica_id="r",
         incarnation="r-1",
         number=number,
@@ -191,12 +200,12 @@ async def test_a_question_that_was_taken_for_an_old_one_is_asked_again(
 
 def test_a_frame_that_does_not_follow_asks_for_a_whole_one() -> None:
     mirror = Mirror()
-    assert mirror.take(frame(2)) is None
-    assert mirror.take(frame(1, whole=True)) == set()
-    assert mirror.take(frame(2)) == set()
-    assert mirror.take(frame(4)) is None
-    assert mirror.take(frame(2, run=2)) is None
-    assert OperatorSight().whole(mirror)["num_cells"] == 4
+    assert mirror.apply_frame(frame(2)) is None
+    assert mirror.apply_frame(frame(1, whole=True)) == set()
+    assert mirror.apply_frame(frame(2)) == set()
+    assert mirror.apply_frame(frame(4)) is None
+    assert mirror.apply_frame(frame(2, run=2)) is None
+    assert OperatorBlockView().full_frame(mirror)["num_cells"] == 4
 
 
 @pytest.fixture
@@ -204,7 +213,7 @@ def people(rows: None) -> None:
     acme = Tenant.objects.get(slug="acme")
     for name, role in (("vera", Role.VIEWER), ("mia", Role.MEMBER), ("adam", Role.ADMIN)):
         user = User.objects.create_user(name, f"{name}@example.org", PASSWORD)
-        actions.add_member(actor=SYSTEM, tenant=acme, user=user, role=role)
+        actions.add_member(actor=SYSTEM_ACTOR, tenant=acme, user=user, role=role)
 
 
 #: Who sees Acme's private replica, and who may prove isolation in Acme.

@@ -16,12 +16,12 @@ from channels.testing import WebsocketCommunicator
 from django.conf import settings as django_settings
 from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_KEY
 
-from common.messaging import apublish
+from common.messaging import broadcast
 from console.live.consumer import MAX_TOPICS, ConsoleConsumer
-from console.live.hub import TOPICS, Audience, RightsWatch, Topic, hub
+from console.live.hub import TOPICS, Audience, PermissionMonitor, Topic, hub
 from console.routing import SOCKET_PATH, websocket_urlpatterns
 from tenants import actions
-from tenants.actors import SYSTEM
+from tenants.actors import SYSTEM_ACTOR
 from tenants.models import Membership, Role, Tenant, User
 from tests.console.rows import make_rows
 
@@ -39,7 +39,7 @@ def live_rows(
     make_rows()
     viewer = User.objects.create_user("vera", "vera@example.org", "a quiet page of ink")
     acme = Tenant.objects.get(slug="acme")
-    actions.add_member(actor=SYSTEM, tenant=acme, user=viewer, role=Role.VIEWER)
+    actions.add_member(actor=SYSTEM_ACTOR, tenant=acme, user=viewer, role=Role.VIEWER)
     monkeypatch.setitem(TOPICS, "spoken", Topic("spoken", Audience.TENANT))
     monkeypatch.setitem(TOPICS, "inside", Topic("inside", Audience.OPERATORS))
 
@@ -91,7 +91,7 @@ async def told(page: WebsocketCommunicator, tenant: str, data: dict[str, Any]) -
     """Publish until it comes: joining a group takes the layer a moment."""
     pk = (await Tenant.objects.aget(slug=tenant)).pk
     for _ in range(50):
-        await apublish("spoken", data, tenant_id=pk)
+        await broadcast("spoken", data, tenant_id=pk)
         if not await page.receive_nothing(timeout=0.1):
             return dict(await page.receive_json_from())
     raise AssertionError("Nothing came.")
@@ -112,7 +112,7 @@ async def test_members_hear_their_tenant_and_no_other(name: str) -> None:
     async with socket(name) as page:
         assert await want(page, ["spoken", "acme"]) == []
         rival = (await Tenant.objects.aget(slug="rival")).pk
-        await apublish("spoken", {"of": "rival"}, tenant_id=rival)
+        await broadcast("spoken", {"of": "rival"}, tenant_id=rival)
         frame = await told(page, "acme", {"of": "acme"})
         data = {"of": "acme"}
         assert frame == {"type": "data", "topic": "spoken", "tenant": "acme", "data": data}
@@ -199,7 +199,7 @@ async def test_fault_26_a_reader_that_stands_still_holds_the_newest_alone() -> N
 async def test_who_comes_while_rights_are_looked_at_ends_no_look(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    watch, lost, later = RightsWatch(), asyncio.Event(), asyncio.Event()
+    watch, lost, later = PermissionMonitor(), asyncio.Event(), asyncio.Event()
 
     async def lose() -> None:
         lost.set()
@@ -208,11 +208,11 @@ async def test_who_comes_while_rights_are_looked_at_ends_no_look(
         later.set()
 
     def look(users: set[int]) -> dict[int, set[int]]:
-        watch._held[lose_later] = (2, {7})  # as `hold` does in the loop
+        watch._watched[lose_later] = (2, {7})  # as `watch` does in the loop
         return {user: set() for user in users}
 
     monkeypatch.setattr("console.live.hub._rights", look)
-    monkeypatch.setattr("console.live.hub.LOOK_EVERY_S", 0.01)
-    watch.hold(lose, 1, {7})
+    monkeypatch.setattr("console.live.hub.POLL_INTERVAL_S", 0.01)
+    watch.watch(lose, 1, {7})
     await asyncio.wait_for(lost.wait(), 30)
     await asyncio.wait_for(later.wait(), 30)  # at the next look

@@ -13,7 +13,7 @@ from django.core import mail
 from django.test import Client
 
 from tenants import actions
-from tenants.actors import SYSTEM
+from tenants.actors import SYSTEM_ACTOR
 from tenants.models import (
     AuditEntry,
     Invitation,
@@ -36,7 +36,7 @@ def people(login: Login) -> dict[str, Client]:
     acme = Tenant.objects.get(slug="acme")
     for name in ("admin", "member", "viewer"):
         user = User.objects.create_user(name, f"{name}@example.org", PASSWORD)
-        actions.add_member(actor=SYSTEM, tenant=acme, user=user, role=Role(name))
+        actions.add_member(actor=SYSTEM_ACTOR, tenant=acme, user=user, role=Role(name))
     names = {"owner": "ada", "outsider": "olga", "operator": "root", "nobody": "nobody"}
     return {
         name: login(names.get(name, name))
@@ -74,8 +74,8 @@ def test_each_kind_of_person_sees_the_page_or_not(people: dict[str, Client], kin
 @pytest.mark.parametrize("kind", MAY)
 def test_each_kind_of_person_may_do_each_deed_or_not(people: dict[str, Client], kind: str) -> None:
     acme = Tenant.objects.get(slug="acme")
-    made = actions.invite(actor=SYSTEM, tenant=acme, email="x@example.org")
-    account = actions.create_service_account(actor=SYSTEM, tenant=acme, name="ci")
+    made = actions.invite(actor=SYSTEM_ACTOR, tenant=acme, email="x@example.org")
+    account = actions.create_service_account(actor=SYSTEM_ACTOR, tenant=acme, name="ci")
     before = AuditEntry.objects.count()
     deeds: dict[str, dict[str, str]] = {
         f"{PAGE}invite/": {"email": "new@example.org", "role": "member"},
@@ -111,8 +111,8 @@ def test_an_admin_cannot_reach_above(people: dict[str, Client]) -> None:
 def test_rows_of_another_tenant_are_not_there(people: dict[str, Client]) -> None:
     rival = Tenant.objects.get(slug="rival")
     theirs = Membership.objects.get(tenant=rival)
-    account = actions.create_service_account(actor=SYSTEM, tenant=rival, name="ci")
-    made = actions.invite(actor=SYSTEM, tenant=rival, email="x@example.org").invitation
+    account = actions.create_service_account(actor=SYSTEM_ACTOR, tenant=rival, name="ci")
+    made = actions.invite(actor=SYSTEM_ACTOR, tenant=rival, email="x@example.org").invitation
     for address in (
         f"{PAGE}{theirs.pk}/role/",
         f"{PAGE}{theirs.pk}/remove/",
@@ -181,17 +181,17 @@ def test_a_link_that_has_ended_lets_nobody_in(people: dict[str, Client], end: st
     made = Invitation.objects.get()
     acme = Tenant.objects.get(slug="acme")
     if end == "revoked":
-        actions.revoke_invitation(actor=SYSTEM, invitation=made)
+        actions.revoke_invitation(actor=SYSTEM_ACTOR, invitation=made)
     elif end == "expired":
         Invitation.objects.update(expires_at=made.created_at)
     elif end == "replaced":
         invite(people["admin"])
     elif end == "inviter":
-        actions.remove_member(actor=SYSTEM, membership=row_of("admin"))
+        actions.remove_member(actor=SYSTEM_ACTOR, membership=row_of("admin"))
     elif end == "demoted":
         Membership.objects.filter(pk=row_of("admin").pk).update(role="member")
     else:
-        actions.set_tenant_active(actor=SYSTEM, tenant=acme, active=False)
+        actions.set_tenant_active(actor=SYSTEM_ACTOR, tenant=acme, active=False)
     assert Client().get(link).status_code == 404
     assert people["nobody"].post(link).status_code == 404
     assert not Membership.objects.filter(user__username="nobody").exists()
@@ -252,7 +252,7 @@ def test_admins_make_keys_for_service_accounts(people: dict[str, Client]) -> Non
 
 
 def test_the_log_is_narrowed_and_paged(people: dict[str, Client]) -> None:
-    actions.change_role(actor=SYSTEM, membership=row_of("viewer"), role="member")
+    actions.change_role(actor=SYSTEM_ACTOR, membership=row_of("viewer"), role="member")
     page = people["owner"].get(AUDIT, {"q": "change_role"}).content.decode()
     assert "viewer → member" in page
     assert "member.add" not in page
@@ -263,7 +263,7 @@ def test_the_log_is_narrowed_and_paged(people: dict[str, Client]) -> None:
 
 def test_the_log_is_exported_without_other_tenants(people: dict[str, Client]) -> None:
     actions.create_service_account(
-        actor=SYSTEM, tenant=Tenant.objects.get(slug="acme"), name="=1+1"
+        actor=SYSTEM_ACTOR, tenant=Tenant.objects.get(slug="acme"), name="=1+1"
     )
     answer = people["admin"].get(AUDIT, {"format": "csv", "tenant": "acme"})
     text = b"".join(answer.streaming_content).decode()  # type: ignore[attr-defined]
@@ -281,7 +281,7 @@ def test_the_log_is_exported_without_other_tenants(people: dict[str, Client]) ->
 
 def test_names_on_the_pages_are_text(people: dict[str, Client]) -> None:
     acme = Tenant.objects.get(slug="acme")
-    actions.create_service_account(actor=SYSTEM, tenant=acme, name="<b>x</b>")
+    actions.create_service_account(actor=SYSTEM_ACTOR, tenant=acme, name="<b>x</b>")
     for address in (PAGE, AUDIT):
         page = people["owner"].get(address).content.decode()
         assert "<b>x" not in page

@@ -53,7 +53,7 @@ def test_what_is_shown_and_sent_back_is_what_it_was(given: dict[str, Any]) -> No
             data[PREFIX + name] = option.value
     again = SettingsForm()
     assert again.read(data) == given
-    assert not again.wrong
+    assert not again.has_errors
     assert sum(group.num_set for group in form.groups) == len(given)
 
 

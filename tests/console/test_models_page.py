@@ -207,13 +207,13 @@ def test_the_log_goes_on_from_a_line(
     Replica.objects.create(served_model=quill, replica_id="quill-log")
     client: Any = redis.Redis.from_url(live_redis)
     log = ReplicaLog(client, key_prefix, "quill-log")
-    log.say("one")
-    log.say("<b>two</b>")
+    log.write("one")
+    log.write("<b>two</b>")
     root: Client = login("root")
     address = f"/console/api/replica-log?model={quill.pk}&replica=quill-log"
     first = root.get(address).json()["lines"]
     assert [line["text"] for line in first] == ["-- one", "-- <b>two</b>"]
-    log.say("three")
+    log.write("three")
     rest = root.get(f"{address}&after={first[-1]['id']}").json()["lines"]
     assert [line["text"] for line in rest] == ["-- three"]
     assert root.get(f"{address}&after=;DROP").status_code == 400

@@ -8,9 +8,9 @@ import pytest
 from django.urls import resolve, reverse
 
 import console.navigation
-from console.navigation import SECTIONS, Page, Who, navigation, pages
+from console.navigation import NAVIGATION, Audience, NavPage, navigation, pages
 from tenants import actions
-from tenants.actors import SYSTEM
+from tenants.actors import SYSTEM_ACTOR
 from tenants.models import Role, Tenant, User
 from tests.console.conftest import Login
 from tests.console.seed import PASSWORD
@@ -24,7 +24,7 @@ def titles(html: str) -> list[str]:
 
 def test_every_page_that_is_built_is_found_under_its_address() -> None:
     for page in pages():
-        if page.built:
+        if page.has_view:
             assert reverse(page.name) == f"/{page.address}"
             assert resolve(f"/{page.address}").view_name == page.name
 
@@ -36,8 +36,8 @@ def test_names_and_addresses_are_each_ones_own() -> None:
 
 
 def test_a_page_that_is_not_built_has_no_entry(rows: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    unbuilt = Page("unbuilt", "console/unbuilt/", "Unbuilt", "list")
-    monkeypatch.setattr(console.navigation, "SECTIONS", {**SECTIONS, "More": (unbuilt,)})
+    unbuilt = NavPage("unbuilt", "console/unbuilt/", "Unbuilt", "list")
+    monkeypatch.setattr(console.navigation, "NAVIGATION", {**NAVIGATION, "More": (unbuilt,)})
     root = User.objects.get(username="root")
     assert "More" not in [section["title"] for section in navigation(root, "/")]
 
@@ -45,8 +45,8 @@ def test_a_page_that_is_not_built_has_no_entry(rows: None, monkeypatch: pytest.M
 def test_operators_and_staff_see_what_is_theirs_and_others_do_not(login: Login) -> None:
     ada = titles(login("ada").get("/console/").content.decode())
     root = titles(login("root").get("/console/").content.decode())
-    installation = (Who.OPERATORS, Who.STAFF)
-    theirs = {page.title for page in pages() if page.who in installation and page.built}
+    installation = (Audience.OPERATORS, Audience.STAFF)
+    theirs = {page.title for page in pages() if page.who in installation and page.has_view}
     assert theirs <= set(root)
     assert not theirs & set(ada)
     assert set(ada) == set(root) - theirs
@@ -66,7 +66,7 @@ def test_no_entry_leads_where_nothing_but_a_refusal_is(
 ) -> None:
     user = User.objects.create_user("vera", "vera@example.org", PASSWORD)
     acme = Tenant.objects.get(slug="acme")
-    actions.add_member(actor=SYSTEM, tenant=acme, user=user, role=role)
+    actions.add_member(actor=SYSTEM_ACTOR, tenant=acme, user=user, role=role)
     asked = {"Audit log", "Webhooks", "Data"}
 
     def shown() -> set[str]:

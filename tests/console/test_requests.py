@@ -9,14 +9,14 @@ import pytest
 from django.utils import timezone
 
 from metering.models import RequestContent, RequestEntry
-from metering.request_log import Hop, OutputNote, RequestNote, note_text
+from metering.request_log import OutputTrace, PlacementEvent, RequestTrace, encode_trace
 from tenants import actions
-from tenants.actors import SYSTEM
+from tenants.actors import SYSTEM_ACTOR
 from tenants.models import AuditEntry, Role, Tenant, User
 from tests.console.conftest import Login
 from tests.console.seed import PASSWORD
 
-NOTE = RequestNote(
+NOTE = RequestTrace(
     header_id="theirs-1",
     admitted_ms=2.0,
     replica="r2",
@@ -25,12 +25,12 @@ NOTE = RequestNote(
     asked={"max_tokens": 50},
     numerics_changed=True,
     hops=[
-        Hop(at_ms=3.0, replica="r1"),
-        Hop(at_ms=90.0, replica="r1", reason="its replica died"),
-        Hop(at_ms=95.0, replica="r2"),
+        PlacementEvent(at_ms=3.0, replica="r1"),
+        PlacementEvent(at_ms=90.0, replica="r1", reason="its replica died"),
+        PlacementEvent(at_ms=95.0, replica="r2"),
     ],
     outputs=[
-        OutputNote(
+        OutputTrace(
             tokens=40,
             reason="stop",
             queue_ms=20.0,
@@ -62,21 +62,21 @@ def requests(rows: None) -> None:
     acme = Tenant.objects.get(slug="acme")
     for name, role in (("vera", Role.VIEWER), ("mia", Role.MEMBER), ("adam", Role.ADMIN)):
         user = User.objects.get(username=name)
-        actions.add_member(actor=SYSTEM, tenant=acme, user=user, role=role)
+        actions.add_member(actor=SYSTEM_ACTOR, tenant=acme, user=user, role=role)
     make("chatcmpl-acme", "acme", NOTE, status=200, finish_reason="stop", prompt_tokens=602)
-    refused = RequestNote(header_id="late-1", code="rate_limit_exceeded", message="Too many.")
+    refused = RequestTrace(header_id="late-1", code="rate_limit_exceeded", message="Too many.")
     make("refused-1", "acme", refused, status=429, code="rate_limit_exceeded", times=7)
     make("chatcmpl-rival", "rival", NOTE, status=200)
 
 
-def make(name: str, slug: str, note: RequestNote, **fields: Any) -> RequestEntry:
+def make(name: str, slug: str, note: RequestTrace, **fields: Any) -> RequestEntry:
     values = {"endpoint": "chat.completions", "model": "quill", "duration_ms": 160.0, **fields}
     return RequestEntry.objects.create(
         request_id=name,
         header_id=note.header_id,
         tenant=Tenant.objects.get(slug=slug),
         started_at=timezone.now() - timedelta(minutes=1),
-        detail=note_text(note),
+        detail=encode_trace(note),
         **values,
     )
 
@@ -180,12 +180,12 @@ def test_what_generates_nothing_has_no_first_token_and_no_stop_string(
     login: Login, requests: None
 ) -> None:
     outputs = [
-        OutputNote(number=number, queue_ms=1.0, prefill_ms=3.0, num_chunks=1, chunks=[(1, 4)])
+        OutputTrace(number=number, queue_ms=1.0, prefill_ms=3.0, num_chunks=1, chunks=[(1, 4)])
         for number in (0, 1)
     ]
     for each in outputs:
         each.steps = 1
-    note = RequestNote(asked={"task": "embed", "dimensions": 8}, outputs=outputs)
+    note = RequestTrace(asked={"task": "embed", "dimensions": 8}, outputs=outputs)
     fields = {"endpoint": "embeddings", "finish_reason": "stop", "status": 200}
     make("embeddings-1", "acme", note, **fields)
     page = login("ada").get("/console/requests/embeddings-1/").content.decode()
@@ -244,10 +244,10 @@ def test_erasing_a_tenant_takes_its_requests_along(requests: None) -> None:
     RequestContent.objects.create(
         request_id="x", tenant=acme, prompt="p", answer="a", at=timezone.now()
     )
-    actions.erase_tenant(actor=SYSTEM, tenant=acme, confirm="acme")
-    from tenants.actions.tenants import remove_data
+    actions.erase_tenant(actor=SYSTEM_ACTOR, tenant=acme, confirm="acme")
+    from tenants.actions.tenants import erase_tenant_data
 
-    removed = remove_data(tenant=acme)
+    removed = erase_tenant_data(tenant=acme)
     assert not RequestEntry.objects.filter(tenant=acme).exists()
     assert not RequestContent.objects.exists()
     assert RequestEntry.objects.count() == 1 or removed == {}

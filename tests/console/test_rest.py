@@ -18,7 +18,7 @@ from accounts import reauthentication as recent
 from inference.web import authentication as guesses
 from tenants import actions
 from tenants import api_keys as scopes
-from tenants.actors import SYSTEM
+from tenants.actors import SYSTEM_ACTOR
 from tenants.models import ApiKey, AuditEntry, Membership, Role, Tenant, User
 from tests.console.conftest import Login
 
@@ -52,7 +52,7 @@ def callers(login: Login) -> dict[str, Caller]:
     acme, rival = Tenant.objects.get(slug="acme"), Tenant.objects.get(slug="rival")
     for name in ("admin", "member", "viewer"):
         user = User.objects.create_user(name, f"{name}@example.org", PASSWORD)
-        actions.add_member(actor=SYSTEM, tenant=acme, user=user, role=Role(name))
+        actions.add_member(actor=SYSTEM_ACTOR, tenant=acme, user=user, role=Role(name))
     names = {"owner": "ada", "outsider": "olga", "operator": "root"}
     found = {
         name: Caller(login(names.get(name, name)))
@@ -61,7 +61,7 @@ def callers(login: Login) -> dict[str, Caller]:
     found["stranger"] = Caller(Client())
     wide = ["inference", "models:read", "tenant:admin", "usage:read"]
 
-    def key(tenant: Tenant, actor: Any = SYSTEM, given: Any = wide, **more: Any) -> Caller:
+    def key(tenant: Tenant, actor: Any = SYSTEM_ACTOR, given: Any = wide, **more: Any) -> Caller:
         made = actions.create_key(actor=actor, tenant=tenant, scopes=given, **more)
         return by_key(made.secret)
 
@@ -71,7 +71,7 @@ def callers(login: Login) -> dict[str, Caller]:
     found["plain key"] = key(acme, given=["inference"])
     for name, tenant in (("program", acme), ("rival program", rival)):
         account = actions.create_service_account(
-            actor=SYSTEM, tenant=tenant, name=name, role=Role.ADMIN
+            actor=SYSTEM_ACTOR, tenant=tenant, name=name, role=Role.ADMIN
         )
         found[name] = key(tenant, service_account=account)
     return found
@@ -178,17 +178,17 @@ class Rows(dict[str, int]):
 def row_of(kind: str, acme: Tenant, number: int) -> int:
     """A fresh one's key."""
     if kind == "account":
-        made = actions.create_service_account(actor=SYSTEM, tenant=acme, name=f"row {number}")
+        made = actions.create_service_account(actor=SYSTEM_ACTOR, tenant=acme, name=f"row {number}")
         return int(made.pk)
     if kind == "invitation":
-        invited = actions.invite(actor=SYSTEM, tenant=acme, email=f"i{number}@example.org")
+        invited = actions.invite(actor=SYSTEM_ACTOR, tenant=acme, email=f"i{number}@example.org")
         return int(invited.invitation.pk)
     if kind == "key":
-        return int(actions.create_key(actor=SYSTEM, tenant=acme, scopes=["inference"]).key.pk)
+        return int(actions.create_key(actor=SYSTEM_ACTOR, tenant=acme, scopes=["inference"]).key.pk)
     if kind == "entry":
         return int(AuditEntry.objects.filter(tenant=acme)[0].pk)
     user = User.objects.create_user(f"row-{number}", f"row-{number}@example.org", PASSWORD)
-    member = actions.add_member(actor=SYSTEM, tenant=acme, user=user, role=Role.VIEWER)
+    member = actions.add_member(actor=SYSTEM_ACTOR, tenant=acme, user=user, role=Role.VIEWER)
     return int({"user": user.pk, "membership": member.pk}[kind])
 
 
@@ -263,7 +263,7 @@ def test_a_key_is_used_within_its_tenant_whatever_its_holder_may(
 ) -> None:
     olga = User.objects.get(username="olga")
     acme = Tenant.objects.get(slug="acme")
-    actions.add_member(actor=SYSTEM, tenant=acme, user=olga, role=Role.OWNER)
+    actions.add_member(actor=SYSTEM_ACTOR, tenant=acme, user=olga, role=Role.OWNER)
     assert callers["outsider's key"].ask("GET", "/api/tenants/acme/members/").status_code == 404
     assert [t["slug"] for t in callers["outsider's key"].get("/api/tenants/")["results"]] == [
         "rival"
@@ -310,7 +310,9 @@ def test_lists_are_paged_and_narrowed(callers: dict[str, Caller]) -> None:
     ]
     admin = callers["admin's key"]
     actions.change_role(
-        actor=SYSTEM, membership=Membership.objects.get(user__username="viewer"), role="member"
+        actor=SYSTEM_ACTOR,
+        membership=Membership.objects.get(user__username="viewer"),
+        role="member",
     )
     found = admin.get("/api/tenants/acme/audit/?action=member.change_role")["results"]
     assert [row["changes"] for row in found] == [{"role": ["viewer", "member"]}]
@@ -352,7 +354,7 @@ def test_a_session_needs_csrf_and_a_recent_proof(callers: dict[str, Caller]) -> 
     assert Caller(strict).ask("POST", "/api/users/", NEW_USER).status_code == 403
     client = callers["operator"].client
     session = client.session
-    session[recent.AT] = time.time() - 3600
+    session[recent.SESSION_KEY] = time.time() - 3600
     session.save()
     answer = callers["operator"].ask("POST", "/api/users/", NEW_USER)
     assert answer.json()["error"]["code"] == "recent_authentication_required"
@@ -362,7 +364,7 @@ def test_a_session_needs_csrf_and_a_recent_proof(callers: dict[str, Caller]) -> 
 def test_guessing_keys_is_bounded_here_too(login: Login, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guesses, "WINDOW_S", 10**10)
     monkeypatch.setattr(guesses, "_local", {})
-    monkeypatch.setattr(guesses, "MOST", 5)
+    monkeypatch.setattr(guesses, "MAX_FAILED_KEYS", 5)
     told = [by_key(f"sk-quire-{n}").ask("GET", "/api/users/").status_code for n in range(7)]
     assert told == [401] * 5 + [429] * 2
 

@@ -13,7 +13,7 @@ from django.utils import timezone
 from adapters.models import Adapter, AdapterUpload, AdapterVersion
 from catalog.models import ServedModel
 from metering.models import UsageEntry
-from tenants.actors import SYSTEM
+from tenants.actors import SYSTEM_ACTOR
 from tenants.models import Tenant
 from tests.adapter_files import adapter_bytes, adapter_folder
 from tests.console.conftest import Login
@@ -105,8 +105,8 @@ def fresh(callers: dict[str, Caller], adapters_here: Any) -> Any:
         duration_ms=1.0,
         stream=False,
     )
-    own = ready(SYSTEM, acme, quill, name="tone", seed=500).adapter
-    shared = ready(SYSTEM, None, quill, name="ours", seed=501).adapter
+    own = ready(SYSTEM_ACTOR, acme, quill, name="tone", seed=500).adapter
+    shared = ready(SYSTEM_ACTOR, None, quill, name="ours", seed=501).adapter
 
     def make() -> dict[str, Any]:
         AdapterUpload.objects.all().delete()
@@ -116,7 +116,7 @@ def fresh(callers: dict[str, Caller], adapters_here: Any) -> Any:
             copy = AdapterVersion.objects.filter(adapter=row).first()
             if copy is None or not Adapter.objects.filter(pk=row.pk).exists():
                 owner = acme if name == "adapter" else None
-                found[name] = ready(SYSTEM, owner, quill, name=f"n{next(NUMBERS)}").adapter
+                found[name] = ready(SYSTEM_ACTOR, owner, quill, name=f"n{next(NUMBERS)}").adapter
             else:
                 row.aliases.update(version=None, previous=None, canary=None)
                 row.versions.update(state="ready")

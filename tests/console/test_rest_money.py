@@ -14,11 +14,11 @@ from django.utils import timezone
 from adapters.models import Adapter, AdapterAlias
 from catalog.models import ServedModel
 from metering import actions as money
-from metering.budgets import seed
+from metering.budgets import rebuild_counters
 from metering.models import Budget, Price
-from metering.rules import read_rules
+from metering.rules import load_rules
 from tenants import actions
-from tenants.actors import SYSTEM
+from tenants.actors import SYSTEM_ACTOR
 from tenants.models import Role
 from tests.platform.conftest import World, make_world
 
@@ -39,11 +39,11 @@ def secret_of(world: World, who: str) -> str:
     scopes, account = ["tenant:admin"], None
     if who == "service account":
         account = actions.create_service_account(
-            actor=SYSTEM, tenant=world.acme, name="robot", role=Role.ADMIN
+            actor=SYSTEM_ACTOR, tenant=world.acme, name="robot", role=Role.ADMIN
         )
     if who == "operator":
         scopes = ["operator", "tenant:admin"]
-    maker: Any = SYSTEM if account else world.user(who)
+    maker: Any = SYSTEM_ACTOR if account else world.user(who)
     tenant = world.rival if who == "outsider" else world.acme
     return actions.create_key(
         actor=maker, tenant=tenant, scopes=scopes, service_account=account
@@ -86,8 +86,8 @@ def test_each_route_for_each_key(world: World, who: str) -> None:
 def test_people_see_the_budgets_of_their_tenant_and_their_keys(
     world: World, who: str, status: int
 ) -> None:
-    money.set_budget(actor=SYSTEM, tenant=world.acme, **BUDGET)
-    money.set_budget(actor=SYSTEM, tenant=world.acme, key=world.key, **BUDGET)
+    money.set_budget(actor=SYSTEM_ACTOR, tenant=world.acme, **BUDGET)
+    money.set_budget(actor=SYSTEM_ACTOR, tenant=world.acme, key=world.key, **BUDGET)
     client = Client()
     client.force_login(world.user(who))
     reply = client.get(BUDGETS)
@@ -105,7 +105,7 @@ def test_prices_name_nothing_that_is_another_tenants(world: World) -> None:
     AdapterAlias.objects.create(adapter=Adapter.objects.create(**whose), **whose)
     names = {"shared", "acmes-own", "shared:tone#acme"}
     for name in names:
-        money.set_price(actor=SYSTEM, **{**PRICE, "model": name})
+        money.set_price(actor=SYSTEM_ACTOR, **{**PRICE, "model": name})
 
     def seen(who: str) -> set[str]:
         found = call("GET", PRICES, secret_of(world, who)).json()["results"]
@@ -151,7 +151,7 @@ def test_budgets_show_what_is_spent_and_prices_their_history(world: World) -> No
     assert not Budget.objects.exists()
     later = {**PRICE, "valid_from": "2999-01-01T00:00:00Z"}
     first = call("POST", PRICES, operator, later).json()
-    money.set_price(actor=SYSTEM, **PRICE)
+    money.set_price(actor=SYSTEM_ACTOR, **PRICE)
     assert call("GET", f"{PRICES}?model=m", operator).json()["count"] == 2
     assert call("DELETE", f"{PRICES}{first['id']}/", operator).status_code == 204
     begun = Price.objects.get()
@@ -165,11 +165,11 @@ def test_many_budgets_are_read_at_once(world: World) -> None:
     for count in (1, 6):
         for number in range(count):
             money.set_budget(
-                actor=SYSTEM, tenant=world.acme, model=f"m{number}", period="day", tokens=5
+                actor=SYSTEM_ACTOR, tenant=world.acme, model=f"m{number}", period="day", tokens=5
             )
-        rules = read_rules(world.acme.pk)
+        rules = load_rules(world.acme.pk)
         for budget in rules.budgets:
-            seed(rules.limit(budget, timezone.now()))  # as the first request does
+            rebuild_counters(rules.limit(budget, timezone.now()))  # as the first request does
         call("GET", BUDGETS, secret)  # what is remembered for a while is there
         with CaptureQueriesContext(connection) as seen:
             assert len(call("GET", BUDGETS, secret).json()["results"]) == count

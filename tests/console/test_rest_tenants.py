@@ -106,14 +106,14 @@ def test_an_owner_takes_along_and_erases_in_person_alone(world: World) -> None:
 def test_a_webhook_is_set_tried_and_taken_away(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(webhooks, "post", lambda *_: 500)
+    monkeypatch.setattr(webhooks, "post_webhook", lambda *_: 500)
     admin = secret_of(world, "admin")
     made = call("POST", HOOKS, admin, {"url": "https://x.example/in"}).json()
     assert made["secret"] == Webhook.objects.get().secret
     assert "secret" not in call("GET", HOOKS, admin).json()["results"][0]
     queued = call("POST", f"{HOOKS}{made['id']}/test/", admin).json()
     assert (queued["kind"], queued["state"]) == ("webhook.test", "waiting")
-    webhooks.deliver(queued["id"])
+    webhooks.deliver_event(queued["id"])
     log = "/api/tenants/acme/webhook-deliveries/"
     (row,) = call("GET", log, admin).json()["results"]
     assert (row["attempts"], row["status"]) == (1, 500)

@@ -52,8 +52,8 @@ def test_a_slider_rests_at_the_engines_default_and_stays_in_the_range(
 
 def test_stop_strings_have_the_engines_limits() -> None:
     (field,) = [field for field in FIELDS if field.kind == "strings"]
-    SamplingParams(stop=["x" * field.chars] * field.most)
+    SamplingParams(stop=["x" * field.chars] * field.max_items)
     with pytest.raises(InvalidRequest):
-        SamplingParams(stop=["x"] * (field.most + 1))
+        SamplingParams(stop=["x"] * (field.max_items + 1))
     with pytest.raises(InvalidRequest):
         SamplingParams(stop=["x" * (field.chars + 1)])

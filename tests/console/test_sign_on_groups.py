@@ -16,7 +16,7 @@ from django.utils import timezone
 from accounts import group_sync as groups
 from accounts import tasks as tasks
 from tenants import actions, breaker
-from tenants.actors import SYSTEM
+from tenants.actors import SYSTEM_ACTOR
 from tenants.models import ApiKey, AuditEntry, Tenant, User
 from tests.console.oidc_provider import Provider
 from tests.console.test_identity import provider as provider  # a fixture
@@ -43,7 +43,9 @@ def come(provider: Provider, **claims: Any) -> tuple[Client, ApiKey]:
 @pytest.fixture(autouse=True)
 def _a_worker_works(monkeypatch: pytest.MonkeyPatch) -> None:
     """At once, in this process."""
-    monkeypatch.setattr(groups, "hint", lambda name, pk, expires: tasks.check_user(pk))
+    monkeypatch.setattr(
+        groups, "send_task_best_effort", lambda name, pk, expires: tasks.check_user(pk)
+    )
 
 
 def minutes_pass() -> None:
@@ -82,7 +84,7 @@ def test_somebody_who_cant_be_let_in_holds_nobody_else_up(
     come(offline, groups=["devs"])
     zoe = User.objects.get(username="zoe")
     zoe.memberships.all().delete()
-    actions.update_user(actor=SYSTEM, user=zoe, is_active=False)
+    actions.update_user(actor=SYSTEM_ACTOR, user=zoe, is_active=False)
     minutes_pass()  # the provider hasn't heard of it
     assert role_of("zoe") is None
     assert "who zoe is" in caplog.text

@@ -11,7 +11,7 @@ from django.test import Client
 from django.urls import reverse
 
 import console
-from console.static_bundles import SHEETS, sheet, sheet_address
+from console.static_bundles import BUNDLES, get_bundle, sheet_address
 
 STATIC = Path(console.__file__).parent / "static/console"
 SCRIPTS = sorted(STATIC.rglob("*.js"))
@@ -74,12 +74,12 @@ def test_the_fonts_come_with_their_licence() -> None:
         assert font.name in licence
 
 
-@pytest.mark.parametrize("name", SHEETS)
+@pytest.mark.parametrize("name", BUNDLES)
 def test_a_joined_sheet_has_its_files_and_finds_what_they_name(name: str) -> None:
     answer = Client().get(sheet_address(name), headers={"accept-encoding": "identity"})
     text = answer.content.decode()
     assert answer.headers["Cache-Control"] == "public, max-age=31536000, immutable"
-    for each in SHEETS[name]:
+    for each in BUNDLES[name]:
         last = Path(str(finders.find(each))).read_text().strip().splitlines()[-1]
         assert last in text
     for address in re.findall(r"""url\(["']?([^d"')][^"')]*)""", text):
@@ -92,4 +92,4 @@ def test_an_unknown_sheet_is_404_and_one_of_another_release_is_not_kept() -> Non
     assert (old.status_code, old.headers["Cache-Control"]) == (200, "no-cache")
     packed = Client().get(sheet_address("frame"), headers={"accept-encoding": "gzip"})
     assert packed.headers["Content-Encoding"] == "gzip"
-    assert packed.content == sheet("frame").packed
+    assert packed.content == get_bundle("frame").packed

@@ -8,9 +8,9 @@ import pytest
 from django.test import Client
 
 from history.models import TrafficSample
-from history.read import known_until
+from history.read import complete_until
 from tenants import actions
-from tenants.actors import SYSTEM
+from tenants.actors import SYSTEM_ACTOR
 from tenants.models import AuditEntry, Role, Tenant, User
 from tests.console.conftest import Login
 from tests.console.seed import PASSWORD
@@ -25,14 +25,14 @@ def people(login: Login) -> Login:
     acme = Tenant.objects.get(slug="acme")
     for name in ("max", "vera"):
         user = User.objects.create_user(name, f"{name}@example.org", PASSWORD)
-        actions.add_member(actor=SYSTEM, tenant=acme, user=user, role=Role(PEOPLE[name]))
+        actions.add_member(actor=SYSTEM_ACTOR, tenant=acme, user=user, role=Role(PEOPLE[name]))
     return login
 
 
 @pytest.fixture
 def samples(people: Login) -> None:
     """20 s ago Acme and Rival had 100 and 300 tokens of service."""
-    start = known_until() - 10
+    start = complete_until() - 10
     for slug, tokens in (("acme", 100), ("rival", 300)):
         pk = Tenant.objects.get(slug=slug).pk
         amounts: dict[str, Any] = {"requests": 1, "completion_tokens": tokens}
@@ -134,8 +134,8 @@ def test_a_members_history_names_nobody_else(samples: None, people: Login) -> No
     assert ada.get("/console/api/history?by=tenant").status_code == 404
     assert service(ada) == ({"Acme": 100}, False)  # the others' would be Rival's
     assert "its tokens aren't shown" in ada.get("/console/fairness/?range=5m").content.decode()
-    third = actions.create_tenant(actor=SYSTEM, name="Third")
-    start = known_until() - 10
+    third = actions.create_tenant(actor=SYSTEM_ACTOR, name="Third")
+    start = complete_until() - 10
     TrafficSample.objects.create(
         width=10, start=start, tenant_id=third.pk, model="quill", completion_tokens=50
     )

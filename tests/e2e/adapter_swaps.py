@@ -20,7 +20,7 @@ from config.connections import socket_url
 from engine.contract import messages as protocol
 from engine.contract import redis_keys
 from engine.contract.lora import AdapterRef
-from engine.contract.messages import Control
+from engine.contract.messages import ControlRequest
 
 READERS, PROMPTS, TOKENS = 6, 3, 120
 #: Answers at the least, and seconds from one turn of the name to the next: gateways look it up
@@ -170,8 +170,10 @@ def _unload(instance: Instance, digests: set[str]) -> None:
     with redis.Redis.from_url(socket_url(instance.data_dir), socket_timeout=5) as client:
         for beat in instance.heartbeats():
             for digest in sorted(digests):
-                message = Control(command="unload_adapter", adapter=AdapterRef(digest=digest))
+                message = ControlRequest(
+                    command="unload_adapter", adapter=AdapterRef(digest=digest)
+                )
                 client.xadd(
                     redis_keys.inbox_key(beat.replica_id),
-                    {protocol.FIELD: protocol.encode(message)},
+                    {protocol.STREAM_FIELD: protocol.encode(message)},
                 )

@@ -17,7 +17,8 @@ from tests.e2e.product import ROOT, Product, running
 pytestmark = pytest.mark.timeout(900)
 
 NEIGHBOURS, TOKENS = 6, 300
-#: `MAX_ATTEMPTS`, and `MOST_IN_COMPANY` before these; tests/inference/test_blame.py counts exactly.
+#: `MAX_ATTEMPTS`, and `MAX_SHARED_CRASHES` before these; tests/inference/test_blame.py counts
+#: exactly.
 #: On a busy machine a replica that was silent, and that the request has left, may die of it later.
 MOST_DEATHS, LATE = MAX_ATTEMPTS + 2, 2
 

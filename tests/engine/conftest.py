@@ -33,7 +33,7 @@ def one_thread() -> None:
 def over_the_wire() -> Iterator[None]:
     """A step is data: all engines of these tests send their plans and results through bytes."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("engine.executor.uniproc_executor.InProcessExecutor", WireExecutor)
+        patch.setattr("engine.executor.uniproc_executor.UniProcExecutor", WireExecutor)
         yield
 
 

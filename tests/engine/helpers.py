@@ -7,10 +7,10 @@ from typing import Any
 from engine.contract.engine_config import EngineConfig
 from engine.contract.messages import EngineRequest
 from engine.contract.sampling_params import SamplingParams
-from engine.kv_cache import NULL_BLOCK, Block, BlockHashes, ContentKey, make_layout
-from engine.kv_cache.prefix_cache import scope_key
-from engine.scheduler import Request, Scheduler, Sequence, Status, StepPlan
-from engine.scheduler.prefill_budget import PrefillShare
+from engine.kv_cache import NULL_BLOCK, Block, BlockHashes, ContentKey, make_kv_cache_config
+from engine.kv_cache.prefix_cache import namespace_key
+from engine.scheduler import Request, Scheduler, Sequence, SequenceStatus, StepPlan
+from engine.scheduler.prefill_budget import PrefillLimits
 
 
 class Driver:
@@ -21,15 +21,15 @@ class Driver:
         num_blocks: int,
         token_budget: int = 1000,
         prefill_limit: int = 0,
-        prefill_share: PrefillShare | None = None,
+        prefill_share: PrefillLimits | None = None,
         windows: tuple[int, ...] = (),
         max_model_len: int = 0,
         **settings: Any,
     ) -> None:
         settings = {"block_size": 4, "max_num_seqs": 64, **settings}
         self.config = EngineConfig(model="m", **settings)
-        layout = make_layout(windows, len(windows) or 1, max_model_len=10**6)
-        share = prefill_share or (PrefillShare(prefill_limit) if prefill_limit else None)
+        layout = make_kv_cache_config(windows, len(windows) or 1, max_model_len=10**6)
+        share = prefill_share or (PrefillLimits(prefill_limit) if prefill_limit else None)
         self.scheduler = Scheduler(
             self.config, num_blocks, token_budget, share, layout, max_model_len
         )
@@ -70,7 +70,7 @@ class Driver:
             num_prompt_tokens=len(prompt),
             max_output_tokens=max_tokens,
             seed=0,
-            block_hashes=BlockHashes(scope_key(namespace), content),
+            block_hashes=BlockHashes(namespace_key(namespace), content),
         )
         sequence.request.sequences.append(sequence)
         self.count += 1
@@ -83,7 +83,7 @@ class Driver:
         self.sampled = []
         for sequence in scheduled:
             if (
-                sequence.status is Status.RUNNING
+                sequence.status is SequenceStatus.RUNNING
                 and sequence.num_computed_tokens == sequence.num_tokens
             ):
                 sequence.token_ids.append(next_token)
@@ -105,12 +105,12 @@ class Driver:
         """The sequence's block ids by KV cache group, None for null blocks."""
         return [
             [None if block is NULL_BLOCK else block.block_id for block in table]
-            for table in self.scheduler.kv.tables(sequence.seq_id)
+            for table in self.scheduler.kv.get_block_tables(sequence.seq_id)
         ]
 
     def free_ids(self) -> list[int]:
         """Block ids in the free list, next to go first."""
-        return [block.block_id for block in self.scheduler.kv.pool.free_blocks]
+        return [block.block_id for block in self.scheduler.kv.pool.free_blocks_in_order]
 
 
 def block_ids(scheduler: Scheduler, sequence: Sequence) -> list[int]:

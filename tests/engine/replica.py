@@ -18,8 +18,8 @@ from engine.contract import messages as protocol
 from engine.contract import redis_keys
 from engine.contract.messages import (
     AbortRequest,
-    Control,
     ControlReply,
+    ControlRequest,
     EngineRequest,
     Heartbeat,
     InboxMessage,
@@ -43,7 +43,7 @@ class Gateway:
     def send(self, message: InboxMessage) -> bytes:
         """XADD to the inbox; returns the entry id."""
         key = redis_keys.inbox_key(self.replica_id, self.prefix)
-        return self.redis.xadd(key, {protocol.FIELD: protocol.encode(message)})
+        return self.redis.xadd(key, {protocol.STREAM_FIELD: protocol.encode(message)})
 
     def request(self, request_id: str, prompt: list[int], **sampling: object) -> bytes:
         """Send a request of this gateway."""
@@ -78,7 +78,9 @@ class Gateway:
     def control(self, command: str, **details: Any) -> ControlReply:
         """Send a command and wait for the reply."""
         control_id = f"{command}-{time.time()}"
-        self.send(Control(command=command, control_id=control_id, gateway_id="g1", **details))
+        self.send(
+            ControlRequest(command=command, control_id=control_id, gateway_id="g1", **details)
+        )
         self.wait(lambda: control_id in self.replies)
         return self.replies[control_id]
 
@@ -89,7 +91,7 @@ class Gateway:
         for _, entries in found or []:
             for entry_id, fields in entries:
                 self._last = entry_id
-                batch = protocol.decode_outbox(fields[protocol.FIELD])
+                batch = protocol.decode_outbox(fields[protocol.STREAM_FIELD])
                 self.steps.append(batch.step)
                 for delta in batch.deltas:
                     self.deltas.setdefault(delta.request_id, []).append(delta)

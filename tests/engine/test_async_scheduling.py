@@ -102,7 +102,7 @@ def run(
             found.setdefault((delta.request_id, delta.index), []).append(delta)
         core.check_integrity()
     assert not core.requests
-    assert core.scheduler.kv.pool.num_free == core.capacity.num_blocks
+    assert core.scheduler.kv.pool.num_free_blocks == core.capacity.num_blocks
     return {key: outcome(deltas) for key, deltas in found.items()}
 
 
@@ -118,15 +118,18 @@ def run(
 def test_by_default_only_a_gpus_steps_are_planned_ahead(
     given: bool | None, device: type[Device], ahead: bool
 ) -> None:
-    assert EngineConfig(model="m", async_scheduling=given).plans_ahead(device.overlaps) is ahead
+    assert (
+        EngineConfig(model="m", async_scheduling=given).uses_async_scheduling(device.overlaps)
+        is ahead
+    )
 
 
 def test_with_drafts_steps_are_not_planned_ahead_by_default() -> None:
     drafts = {"method": "ngram"}
-    assert not EngineConfig(model="m", speculative_config=drafts).plans_ahead(True)
-    assert EngineConfig(model="m", speculative_config=drafts, async_scheduling=True).plans_ahead(
-        True
-    )
+    assert not EngineConfig(model="m", speculative_config=drafts).uses_async_scheduling(True)
+    assert EngineConfig(
+        model="m", speculative_config=drafts, async_scheduling=True
+    ).uses_async_scheduling(True)
 
 
 @pytest.mark.parametrize(

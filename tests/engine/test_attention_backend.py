@@ -93,7 +93,7 @@ def test_auto_says_that_it_leaves_a_gpu_idle_for_want_of_triton(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     without_triton(monkeypatch)
-    find_devices._say_that_a_gpu_lies_idle.cache_clear()
+    find_devices._warn_unused_gpu.cache_clear()
     for _ in range(2):
         assert make_device(EngineConfig(model="m", device="auto")).name == "cpu"
     (line,) = [record.getMessage() for record in caplog.records]

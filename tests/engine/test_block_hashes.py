@@ -8,7 +8,7 @@ import itertools
 import pytest
 
 from engine.kv_cache import BlockHashes, ContentKey
-from engine.kv_cache.prefix_cache import scope_key
+from engine.kv_cache.prefix_cache import namespace_key
 from tests.engine.helpers import Driver
 
 BLOCK = 4
@@ -20,7 +20,7 @@ def image(name: str, position: int) -> ContentKey:
 
 
 def hashes(*content: ContentKey, scope: bytes = b"") -> list[bytes]:
-    return BlockHashes(scope, content).extend(PROMPT, BLOCK)
+    return BlockHashes(scope, content).hash_full_blocks(PROMPT, BLOCK)
 
 
 def common(one: list[bytes], other: list[bytes]) -> list[bool]:
@@ -51,15 +51,15 @@ def test_two_images_of_one_block_are_both_told() -> None:
 
 
 def test_a_scope_sets_all_blocks_apart() -> None:
-    one, other = (hashes(scope=scope_key(name)) for name in "ab")
+    one, other = (hashes(scope=namespace_key(name)) for name in "ab")
     assert common(one, other) == [False] * 5
     assert common(hashes(), one) == [False] * 5
     # No field runs over into the next.
-    assert scope_key("ab", "c") != scope_key("a", "bc")
+    assert namespace_key("ab", "c") != namespace_key("a", "bc")
 
 
 def test_adapters_set_all_blocks_apart() -> None:
-    scopes = [scope_key("", digest) for digest in ("", "a" * 64, "b" * 64)]
+    scopes = [namespace_key("", digest) for digest in ("", "a" * 64, "b" * 64)]
     for one, other in itertools.combinations(scopes, 2):
         assert common(hashes(scope=one), hashes(scope=other)) == [False] * 5
 
@@ -67,8 +67,13 @@ def test_adapters_set_all_blocks_apart() -> None:
 def test_fault_19_a_name_that_is_anothers_salt_leads_to_no_block_of_its() -> None:
     """Whichever field carries it, and whatever is put beside it."""
     salt, mine, model = "s" * 64, "m" * 64, "0" * 64
-    theirs = [scope_key(salt), scope_key(salt, model), scope_key(salt, "")]
-    forged = [scope_key(mine, salt), scope_key(mine + salt), scope_key("", salt), scope_key(mine)]
+    theirs = [namespace_key(salt), namespace_key(salt, model), namespace_key(salt, "")]
+    forged = [
+        namespace_key(mine, salt),
+        namespace_key(mine + salt),
+        namespace_key("", salt),
+        namespace_key(mine),
+    ]
     assert not set(theirs) & set(forged)
     for one in theirs:
         for other in forged:
@@ -79,15 +84,15 @@ def test_hashes_do_not_depend_on_how_a_sequence_grew() -> None:
     content = (image("cat", 2), image("dog", 13))
     slowly = BlockHashes(b"scope", content)
     for length in range(len(PROMPT) + 1):
-        slowly.extend(PROMPT[:length], BLOCK)
-    assert slowly.values == BlockHashes(b"scope", content).extend(PROMPT, BLOCK)
+        slowly.hash_full_blocks(PROMPT[:length], BLOCK)
+    assert slowly.values == BlockHashes(b"scope", content).hash_full_blocks(PROMPT, BLOCK)
 
 
 def test_a_copy_goes_its_own_way() -> None:
     parent = BlockHashes(b"scope", (image("cat", 2),))
-    parent.extend(PROMPT, BLOCK)
+    parent.hash_full_blocks(PROMPT, BLOCK)
     child = parent.copy()
-    child.extend([*PROMPT, 1, 2, 3, 4], BLOCK)
+    child.hash_full_blocks([*PROMPT, 1, 2, 3, 4], BLOCK)
     assert len(parent.values) == 5
     assert child.values[:5] == parent.values
 
@@ -125,5 +130,5 @@ def test_another_image_in_the_first_block_was_never_shared() -> None:
     for namespace, name in (("a", "cat"), ("a", "dog"), ("b", "dog")):
         sequence = driver.add(PROMPT, namespace=namespace, content=(image(name, 1),))
         driver.step()
-        reasons.append(sequence.flight.cold_reason)
+        reasons.append(sequence.timeline.cold_reason)
     assert reasons == ["no_shared_prefix"] * 3

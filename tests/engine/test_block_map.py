@@ -10,13 +10,13 @@ import redis
 
 from engine.contract.replica_state import (
     WATCH_TTL_S,
-    BlockFrame,
+    KVMapFrame,
     decode_frame,
     frames_key,
     watch_key,
 )
-from engine.scheduler.request import Status
-from engine.serving.kv_map import BlockMap, FramePublisher
+from engine.scheduler.request import SequenceStatus
+from engine.serving.kv_map import KVMapBuilder, KVMapPublisher
 from tests.engine.helpers import Driver
 from tests.engine.replica import Gateway, replica
 from tests.engine.test_service import Folder
@@ -29,7 +29,7 @@ class Mirror:
     blocks: dict[int, tuple[int, bool, str, frozenset[str]]] = field(default_factory=dict)
     evicted: int = 0
 
-    def take(self, frame: BlockFrame) -> None:
+    def take(self, frame: KVMapFrame) -> None:
         if frame.whole:
             self.blocks.clear()
         self.evicted += frame.evicted
@@ -39,8 +39,8 @@ class Mirror:
             self.blocks[state.block_id] = (state.refs, state.cached, owner, users)
 
 
-def make_map() -> BlockMap:
-    return BlockMap(FramePublisher(redis.Redis(), "none", "r1"), "r1", "r1-1")
+def make_map() -> KVMapBuilder:
+    return KVMapBuilder(KVMapPublisher(redis.Redis(), "none", "r1"), "r1", "r1-1")
 
 
 def truth(driver: Driver) -> dict[int, tuple[int, bool, str, frozenset[str]]]:
@@ -54,11 +54,11 @@ def truth(driver: Driver) -> dict[int, tuple[int, bool, str, frozenset[str]]]:
         block.block_id: (
             block.ref_count,
             block.block_hash is not None,
-            block.owner.name if block.owner else "",
+            block.charged_to.name if block.charged_to else "",
             frozenset(users.get(block.block_id, ())),
         )
         for block in pool.blocks
-        if block.owner is not pool.quotas.nobody
+        if block.charged_to is not pool.quotas.unowned
     }
 
 
@@ -111,14 +111,14 @@ def test_a_pool_that_nobody_watches_notes_nothing() -> None:
     made, driver = make_map(), Driver(num_blocks=20)
     driver.add(list(range(9)))
     driver.step()
-    made.maybe(driver.scheduler)
-    assert driver.scheduler.kv.pool.changed is None
+    made.publish_if_due(driver.scheduler)
+    assert driver.scheduler.kv.pool.changed_block_ids is None
     made.watch(b"1")
     made.frame(driver.scheduler)
-    assert driver.scheduler.kv.pool.changed is not None
+    assert driver.scheduler.kv.pool.changed_block_ids is not None
     made.watch(b"")
-    made.maybe(driver.scheduler)
-    assert driver.scheduler.kv.pool.changed is None
+    made.publish_if_due(driver.scheduler)
+    assert driver.scheduler.kv.pool.changed_block_ids is None
 
 
 def test_a_flight_says_what_was_ahead_and_never_names_another_tenants_request() -> None:
@@ -127,14 +127,18 @@ def test_a_flight_says_what_was_ahead_and_never_names_another_tenants_request() 
     driver.step()
     other = driver.add(list(range(40, 60)), tenant="b")
     last = driver.add(list(range(60, 80)), tenant="a")
-    assert (first.flight.num_ahead, first.flight.behind) == (0, [])
-    assert (other.flight.num_ahead, other.flight.num_ahead_own, other.flight.behind) == (1, 0, [])
-    assert (last.flight.num_ahead, last.flight.num_ahead_own) == (2, 1)
-    assert last.flight.behind == ["r0"]
+    assert (first.timeline.num_ahead, first.timeline.behind) == (0, [])
+    assert (other.timeline.num_ahead, other.timeline.num_ahead_own, other.timeline.behind) == (
+        1,
+        0,
+        [],
+    )
+    assert (last.timeline.num_ahead, last.timeline.num_ahead_own) == (2, 1)
+    assert last.timeline.behind == ["r0"]
     while first.num_output_tokens == 0:
         driver.step()
-    assert [tokens for _, tokens in first.flight.chunks] == [8, 8, 4]
-    assert first.flight.prefill_chunks == 3
+    assert [tokens for _, tokens in first.timeline.chunks] == [8, 8, 4]
+    assert first.timeline.prefill_chunks == 3
 
 
 def test_preemptions_are_told_with_their_moments() -> None:
@@ -143,9 +147,9 @@ def test_preemptions_are_told_with_their_moments() -> None:
     young = driver.add(list(range(20, 28)))
     for _ in range(30):
         driver.step()
-        if young.status is Status.PREEMPTED:
+        if young.status is SequenceStatus.PREEMPTED:
             break
-    assert len(young.flight.preempted_at) == young.flight.num_preemptions == 1
+    assert len(young.timeline.preempted_at) == young.timeline.num_preemptions == 1
 
 
 def test_a_replica_publishes_while_it_is_watched(redis_url: str, model_folder: Folder) -> None:

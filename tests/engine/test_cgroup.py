@@ -36,29 +36,29 @@ def put(folder: Path, **files: object) -> None:
 
 def test_without_limits_there_are_none(root: Path) -> None:
     put(root, memory__max="max", memory__current=5, cpu__max="max 100000")
-    assert cgroup.memory_left() is None
+    assert cgroup.available_cgroup_memory() is None
     assert cgroup.cpu_quota() is None
-    assert cgroup.usable_cpus(7) == 7
+    assert cgroup.num_usable_cpus(7) == 7
 
 
 def test_the_tightest_group_on_the_way_counts(root: Path) -> None:
     put(root / "a", memory__max=2 * GIB, memory__current=GIB, cpu__max="150000 100000")
     put(root / "a" / "b", memory__max=8 * GIB, memory__current=GIB, cpu__max="400000 100000")
-    assert cgroup.memory_left() == GIB
+    assert cgroup.available_cgroup_memory() == GIB
     assert cgroup.cpu_quota() == 1.5
-    assert [cgroup.usable_cpus(count) for count in (1, 2, 8)] == [1, 2, 2]
+    assert [cgroup.num_usable_cpus(count) for count in (1, 2, 8)] == [1, 2, 2]
 
 
 def test_file_pages_can_be_dropped(root: Path) -> None:
     """A checkpoint that was read fills the group with pages that cost nobody anything."""
     put(root, memory__max=4 * GIB, memory__current=4 * GIB)
     put(root, memory__stat=f"anon {GIB}\nactive_file {GIB}\ninactive_file {2 * GIB}")
-    assert cgroup.memory_left() == 3 * GIB
+    assert cgroup.available_cgroup_memory() == 3 * GIB
 
 
 def test_a_group_that_is_full_has_nothing_left(root: Path) -> None:
     put(root, memory__max=GIB, memory__current=2 * GIB)
-    assert cgroup.memory_left() == 0
+    assert cgroup.available_cgroup_memory() == 0
 
 
 def test_version_1(root: Path) -> None:
@@ -66,9 +66,9 @@ def test_version_1(root: Path) -> None:
     put(root / "memory" / "m", memory__stat=f"total_inactive_file {GIB}\ninactive_file 7")
     put(root / "cpu" / "c", cpu__cfs_quota_us=50000, cpu__cfs_period_us=100000)
     put(root / "cpu", cpu__cfs_quota_us=-1, cpu__cfs_period_us=100000)
-    assert cgroup.memory_left() == 2 * GIB
+    assert cgroup.available_cgroup_memory() == 2 * GIB
     assert cgroup.cpu_quota() == 0.5
-    assert cgroup.usable_cpus(4) == 1
+    assert cgroup.num_usable_cpus(4) == 1
 
 
 def test_a_group_that_is_not_mounted_is_the_root(root: Path) -> None:
@@ -79,7 +79,7 @@ def test_a_group_that_is_not_mounted_is_the_root(root: Path) -> None:
 
 def test_files_that_say_nothing_sensible_set_no_limit(root: Path) -> None:
     put(root, cpu__max="0 0", memory__max="lots", memory__current="x")
-    assert cgroup.cpu_quota() is cgroup.memory_left() is None
+    assert cgroup.cpu_quota() is cgroup.available_cgroup_memory() is None
     (root.parent / "self").write_bytes(b"\xff\xfe")
     assert cgroup.cpu_quota() is None
 
@@ -96,16 +96,18 @@ def test_threads_stay_within_the_quota_unless_told(
 ) -> None:
     put(root, cpu__max="200000 100000")
     monkeypatch.setattr(engine_threads, "_own_count", 16)
-    assert Threads.of(EngineConfig(model="m"), ReferenceKernels()).count == 2
-    assert Threads.of(EngineConfig(model="m", num_threads=5), ReferenceKernels()).count == 5
+    assert Threads.from_config(EngineConfig(model="m"), ReferenceKernels()).count == 2
+    assert (
+        Threads.from_config(EngineConfig(model="m", num_threads=5), ReferenceKernels()).count == 5
+    )
 
 
 def test_a_second_engine_starts_from_torchs_own_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_threads, "_own_count", None)
-    monkeypatch.setattr(engine_threads, "usable_cpus", lambda count: count)
+    monkeypatch.setattr(engine_threads, "num_usable_cpus", lambda count: count)
     before = torch.get_num_threads()
     try:
         Threads(before + 3).use(ReferenceKernels())
-        assert Threads.of(EngineConfig(model="m"), ReferenceKernels()).count == before
+        assert Threads.from_config(EngineConfig(model="m"), ReferenceKernels()).count == before
     finally:
         torch.set_num_threads(before)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.kv_cache.prefix_cache import ColdStarts
+from engine.kv_cache.prefix_cache import PrefixMissTracker
 from tests.engine.helpers import Driver
 
 PROMPT = list(range(100, 112))
@@ -16,7 +16,7 @@ def reason(driver: Driver, prompt: list[int], namespace: str = "", end: bool = T
     driver.step()
     if end:
         driver.scheduler.finish(sequence, "stop")
-    return sequence.flight.cold_reason
+    return sequence.timeline.cold_reason
 
 
 @pytest.mark.parametrize("windows", [(), (8,), (0, 8)])
@@ -44,7 +44,7 @@ def test_prompt_logprobs_need_all_tokens() -> None:
     sequence = driver.add(PROMPT)
     sequence.prompt_logprobs = [None]
     driver.step()
-    assert sequence.flight.cold_reason == "all_tokens_needed"
+    assert sequence.timeline.cold_reason == "all_tokens_needed"
 
 
 def test_a_preempted_sequence_keeps_the_reason_of_its_first_start() -> None:
@@ -53,15 +53,15 @@ def test_a_preempted_sequence_keeps_the_reason_of_its_first_start() -> None:
     young = driver.add(list(range(7)))
     for _ in range(3):
         driver.step()
-    assert young.flight.num_preemptions == 1
+    assert young.timeline.num_preemptions == 1
     driver.scheduler.finish(driver.scheduler.running[0], "stop")
     driver.step()
-    assert young.flight.cold_reason == "no_shared_prefix"
+    assert young.timeline.cold_reason == "no_shared_prefix"
 
 
 def test_memory_is_bounded_and_what_is_forgotten_counts_as_never_shared() -> None:
     driver = Driver(num_blocks=4)
-    starts = ColdStarts(block_size=4, remembered=3)
+    starts = PrefixMissTracker(block_size=4, remembered=3)
     driver.scheduler.kv._cold_starts = starts
     for start in range(50):
         assert reason(driver, list(range(start * 20, start * 20 + 12))) == "no_shared_prefix"

@@ -47,7 +47,7 @@ def finish(core: EngineCore) -> dict[tuple[str, int], list[TokenDelta]]:
         for delta in core.step():
             found.setdefault((delta.request_id, delta.index), []).append(delta)
     core.check_integrity()
-    assert core.scheduler.kv.pool.num_free == core.capacity.num_blocks
+    assert core.scheduler.kv.pool.num_free_blocks == core.capacity.num_blocks
     return found
 
 
@@ -170,7 +170,7 @@ def test_n_outputs_share_the_prompts_blocks(model_folder: Folder) -> None:
     assert len(running) == 4
     tables = [block_ids(core.scheduler, sequence) for sequence in running]
     assert all(table[:2] == tables[0][:2] for table in tables)
-    used = core.capacity.num_blocks - core.scheduler.kv.pool.num_free
+    used = core.capacity.num_blocks - core.scheduler.kv.pool.num_free_blocks
     assert used == 2 + 4 * (len(tables[0]) - 2)
     found = finish(core)
     assert {index for _, index in found} <= {0, 1, 2, 3}
@@ -232,7 +232,7 @@ def test_fault_25_an_abort_frees_the_blocks_at_once(model_folder: Folder, steps:
         core.step()
     deltas = core.abort("r")
     assert [delta.finish_reason for delta in deltas] == ["abort"]
-    assert core.scheduler.kv.pool.num_free == core.capacity.num_blocks
+    assert core.scheduler.kv.pool.num_free_blocks == core.capacity.num_blocks
     assert core.abort("r") == []
     assert finish(core) == {}
 
@@ -258,7 +258,7 @@ def poison(core: EngineCore, seq_id: int, monkeypatch: pytest.MonkeyPatch) -> No
 
     def failing(plan: StepPlan) -> StepResult:
         if seq_id in plan.seq_ids:
-            core.executor._runner.batch.apply(plan)
+            core.executor._runner.batch.apply_plan(plan)
             raise Poison("out of memory")
         return execute(plan)
 
@@ -299,7 +299,7 @@ def test_fault_27_a_request_that_breaks_a_later_step_of_its_prompt_fails_alone(
 
     def failing(plan: StepPlan) -> StepResult:
         if bad.seq_id in plan.seq_ids and bad.num_computed_tokens > 20:
-            core.executor._runner.batch.apply(plan)
+            core.executor._runner.batch.apply_plan(plan)
             raise Poison("out of memory")
         return execute(plan)
 
@@ -315,7 +315,7 @@ def test_steps_of_an_isolated_request_are_begun_beside_no_other(
 ) -> None:
     core = make(model_folder, max_num_batched_tokens=16, async_scheduling=ahead)
     heard: list[set[str]] = []
-    core.before_step = lambda under_way: heard.append({s.request.request_id for s in under_way})
+    core.on_step_start = lambda under_way: heard.append({s.request.request_id for s in under_way})
     core.add_request(request([5, 6, 7], "before", sampling={"max_tokens": 30}))
     core.step()
     core.add_request(request(list(range(10, 50)), "lone", isolated=True))

@@ -10,10 +10,10 @@ import pytest
 from torch import Tensor
 
 from engine import LLM, SamplingParams
-from engine.sampling.request_state import SequenceSampling
+from engine.sampling.request_state import RequestSamplingState
 from engine.sampling.sampler import Sampler, SamplerOutput
 from engine.scheduler.plan import StepPlan, StepResult
-from engine.worker.compiled_step import DecodeSteps
+from engine.worker.compiled_step import CompiledStepRunner
 from kernels import get
 from tests.engine.ablations import without
 from tests.engine.models import FAMILIES, VOCAB, Oracle
@@ -30,15 +30,15 @@ pytestmark = pytest.mark.usefixtures("compiler")
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """For each step, whether it ran in one call."""
     found: list[bool] = []
-    inner = DecodeSteps.run
+    inner = CompiledStepRunner.run
 
-    def spy(self: DecodeSteps, plan: StepPlan) -> StepResult | None:
+    def spy(self: CompiledStepRunner, plan: StepPlan) -> StepResult | None:
         result = inner(self, plan)
         if plan.seq_ids:
             found.append(result is not None)
         return result
 
-    monkeypatch.setattr(DecodeSteps, "run", spy)
+    monkeypatch.setattr(CompiledStepRunner, "run", spy)
     return found
 
 
@@ -148,10 +148,10 @@ def test_the_sampler_is_plain_where_python_is_not_asked() -> None:
     sampler = Sampler([2], get("cpu", use_compiled=False))
     asks = ("use_beam_search", "logits_processors", "logprob_token_ids")
     for wish in (*WISHES, {"logprob_token_ids": [5]}):
-        state = SequenceSampling(sampling(**wish), [5, 6], [], 0)
+        state = RequestSamplingState(sampling(**wish), [5, 6], [], 0)
         assert sampler.is_plain(state) != any(each in wish for each in asks), wish
-    assert not Sampler([2]).is_plain(SequenceSampling(sampling(), [5], [], 0))
-    alone = sampler.step_choice([SequenceSampling(sampling(logit_bias={}), [5], [], 0)], VOCAB)
+    assert not Sampler([2]).is_plain(RequestSamplingState(sampling(), [5], [], 0))
+    alone = sampler.step_choice([RequestSamplingState(sampling(logit_bias={}), [5], [], 0)], VOCAB)
     assert alone is None
 
 
@@ -173,6 +173,6 @@ def test_a_larger_step_runs_part_by_part(
     expected = run(make(folder), PROMPTS)
     taken.clear()
     llm = make(folder)
-    monkeypatch.setattr(llm.core.executor._runner._decodes, "_most", 3)
+    monkeypatch.setattr(llm.core.executor._runner._compiled_step, "_most", 3)
     assert run(llm, PROMPTS) == expected
     assert not any(taken)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from engine.contract.errors import InvalidRequest, QuireError
 from engine.contract.messages import EngineRequest
 from engine.contract.sampling_params import SamplingParams
-from engine.core.request_admission import Entrance
-from engine.scheduler.request import Request, Sequence, Status
+from engine.core.request_admission import RequestAdmission
+from engine.scheduler.request import Request, Sequence, SequenceStatus
 
 
 class Counter:
@@ -22,7 +22,7 @@ class Counter:
         return len(self.line)
 
     @property
-    def busy(self) -> bool:
+    def has_pending(self) -> bool:
         return bool(self.line)
 
     def admit(self, request: Request) -> bool:
@@ -32,7 +32,7 @@ class Counter:
             self.line.append(request)
         return not self.waits
 
-    def take_ready(self, timeout_s: float) -> list[tuple[Request, QuireError | None]]:
+    def poll_ready(self, timeout_s: float) -> list[tuple[Request, QuireError | None]]:
         self.timeouts.append(timeout_s)
         ready, self.line = self.line, []
         return [(request, None) for request in ready]
@@ -49,23 +49,23 @@ def make_request() -> Request:
 
 def test_a_request_passes_one_prerequisite_after_the_other() -> None:
     first, second = Counter(), Counter()
-    entrance, request = Entrance(first, second), make_request()
+    entrance, request = RequestAdmission(first, second), make_request()
     assert entrance.admit(request)
     first.waits = second.waits = True
     assert not entrance.admit(request)
     assert (first.num_waiting, second.num_waiting) == (1, 0)
     first.waits = False
     # It goes on to the second, whose own turn comes in the same call, and nobody is told twice.
-    assert list(entrance.take_ready(lambda: False)) == [(request, None)]
-    assert (entrance.num_waiting, entrance.busy) == (0, False)
+    assert list(entrance.poll_ready(lambda: False)) == [(request, None)]
+    assert (entrance.num_waiting, entrance.has_pending) == (0, False)
 
 
 def test_it_waits_for_one_only_while_there_is_nothing_else_to_do() -> None:
     first, second = Counter(), Counter()
-    entrance = Entrance(first, second)
+    entrance = RequestAdmission(first, second)
     first.line, second.line = [make_request()], [make_request()]
     idle = [True]
-    for _ in entrance.take_ready(lambda: idle[0]):
+    for _ in entrance.poll_ready(lambda: idle[0]):
         idle[0] = False  # the first request runs now
     assert first.timeouts[0] > 0
     assert second.timeouts == [0.0]
@@ -73,10 +73,10 @@ def test_it_waits_for_one_only_while_there_is_nothing_else_to_do() -> None:
 
 def test_a_later_refusal_leaves_a_request_outside() -> None:
     first, second = Counter(), Counter()
-    entrance, request = Entrance(first, second), make_request()
+    entrance, request = RequestAdmission(first, second), make_request()
     first.waits = second.refuses = True
     assert not entrance.admit(request)
-    ((refused, error),) = entrance.take_ready(lambda: True)
+    ((refused, error),) = entrance.poll_ready(lambda: True)
     assert refused is request
     assert isinstance(error, InvalidRequest)
-    assert request.sequences[0].status is Status.WAITING_OUTSIDE
+    assert request.sequences[0].status is SequenceStatus.WAITING_FOR_ADMISSION

@@ -138,7 +138,7 @@ def test_a_tenant_that_is_forgotten_begins_where_the_others_are() -> None:
     queue.charge_prompt(away, 500)
     for _ in range(3):
         queue.push(there)
-        queue.take(there)
+        queue.pop(there)
         queue.charge_prompt(there, 100)
         now += FORGET_AFTER_S
     assert "away" not in queue.counters
@@ -181,7 +181,7 @@ def test_requests_that_ended_while_they_waited_are_skipped() -> None:
     assert driver.step().seq_ids == [kept.seq_id]
     assert queue.peek() is None
     with pytest.raises(RuntimeError):
-        queue.take(kept)
+        queue.pop(kept)
 
 
 def test_many_idle_tenants_leave_no_lines_behind() -> None:

@@ -15,7 +15,7 @@ from engine.contract import redis_keys
 from engine.contract.messages import AbortRequest, Heartbeat, ModelInfo, OutboxBatch
 from engine.serving import inbox as fence_module
 from engine.serving.heartbeat import HeartbeatWriter
-from engine.serving.inbox import Fence, FencedOff, InboxReader
+from engine.serving.inbox import InboxReader, IncarnationFence, IncarnationReplaced
 from engine.serving.outbox import OutboxWriter, StepOutput
 
 REPLICA = "r"
@@ -29,7 +29,7 @@ class Sleeper:
         self.heart = HeartbeatWriter(client, prefix, self.heartbeat)
         self.writer = OutboxWriter(client, prefix, REPLICA, incarnation)
         inbox = redis_keys.inbox_key(REPLICA, prefix)
-        self.fence = Fence(client, prefix, REPLICA, incarnation)
+        self.fence = IncarnationFence(client, prefix, REPLICA, incarnation)
         self.reader = InboxReader(client, inbox, incarnation, self.fence)
 
     def heartbeat(self) -> Heartbeat:
@@ -67,16 +67,16 @@ def test_fault_48_what_a_replaced_replica_still_has_is_dropped(
     client: redis.Redis, key_prefix: str, ends: queue.Queue[BaseException | None]
 ) -> None:
     old, new = Sleeper(client, key_prefix, "old"), Sleeper(client, key_prefix, "new")
-    old.heart.beat()
-    new.heart.beat()
+    old.heart.write_now()
+    new.heart.write_now()
     new.writer.start()
     new.writer.put(new.batch())
     old.writer.start()
     old.writer.put(old.batch())
-    assert isinstance(ends.get(timeout=30), FencedOff)
+    assert isinstance(ends.get(timeout=30), IncarnationReplaced)
     new.writer.close(30)
     entries = client.xrange(redis_keys.outbox_key("gateway", key_prefix))
-    written = [protocol.decode_outbox(fields[protocol.FIELD]) for _, fields in entries]
+    written = [protocol.decode_outbox(fields[protocol.STREAM_FIELD]) for _, fields in entries]
     assert [batch.incarnation for batch in written] == ["new"]
 
 
@@ -84,11 +84,11 @@ def test_fault_48_a_replaced_replica_can_t_write_its_heartbeat_over_its_successo
     client: redis.Redis, key_prefix: str
 ) -> None:
     old, new = Sleeper(client, key_prefix, "old"), Sleeper(client, key_prefix, "new")
-    old.heart.beat()
-    new.heart.beat()
-    with pytest.raises(FencedOff, match="Another process serves as r by now"):
-        old.heart.beat()
-    new.heart.beat()
+    old.heart.write_now()
+    new.heart.write_now()
+    with pytest.raises(IncarnationReplaced, match="Another process serves as r by now"):
+        old.heart.write_now()
+    new.heart.write_now()
     data = client.get(redis_keys.replica_key(REPLICA, key_prefix))
     assert protocol.decode_heartbeat(data).incarnation == "new"
 
@@ -101,12 +101,12 @@ def test_fault_48_a_replaced_replica_takes_nothing_from_the_inbox(
 ) -> None:
     monkeypatch.setattr(fence_module, "_DOUBT_AFTER_S", -1.0)  # as if it had slept
     old, new = Sleeper(client, key_prefix, "old"), Sleeper(client, key_prefix, "new")
-    old.heart.beat()
-    new.heart.beat()
+    old.heart.write_now()
+    new.heart.write_now()
     message = protocol.encode(AbortRequest(request_id="x"))
-    client.xadd(redis_keys.inbox_key(REPLICA, key_prefix), {protocol.FIELD: message})
+    client.xadd(redis_keys.inbox_key(REPLICA, key_prefix), {protocol.STREAM_FIELD: message})
     old.reader.start()
-    assert isinstance(ends.get(timeout=30), FencedOff)
+    assert isinstance(ends.get(timeout=30), IncarnationReplaced)
     assert old.reader.messages.empty()
     new.reader.start()
     assert isinstance(new.reader.messages.get(timeout=30)[1], AbortRequest)
@@ -117,7 +117,7 @@ def test_a_replica_whose_redis_lost_everything_takes_its_id_again(
     client: redis.Redis, key_prefix: str
 ) -> None:
     replica = Sleeper(client, key_prefix, "only")
-    replica.heart.beat()
+    replica.heart.write_now()
     client.delete(redis_keys.owner_key(REPLICA, key_prefix))
-    replica.heart.beat()
+    replica.heart.write_now()
     assert client.get(redis_keys.owner_key(REPLICA, key_prefix)) == b"only"

@@ -10,18 +10,18 @@ import msgspec
 import pytest
 
 from engine.contract import messages as protocol
-from engine.contract.lora import AdapterRef, AdapterState
+from engine.contract.lora import AdapterRef, AdapterStatus
 from engine.contract.messages import (
     AbortRequest,
-    Control,
     ControlReply,
+    ControlRequest,
     EngineRequest,
     EngineStats,
     ErrorInfo,
     FlightRecord,
     ModelInfo,
     OutboxBatch,
-    ReplicaNews,
+    ReplicaEvent,
     TokenDelta,
     TokenLogprobs,
 )
@@ -46,13 +46,13 @@ HEARTBEAT = Heartbeat(
         name="m", path="/m", max_model_len=9, vocab_size=9, dtype="float32", eos_token_ids=[2],
         default_sampling={"temperature": 0.5, "stop": ["x"]},
     ),
-    stats=EngineStats(prefix_cold_total={"evicted": 3}), adapters=[AdapterState(digest="d" * 64)],
+    stats=EngineStats(prefix_cold_total={"evicted": 3}), adapters=[AdapterStatus(digest="d" * 64)],
 )  # fmt: skip
 Decode = Callable[[bytes], Any]
 MESSAGES: list[tuple[Decode, msgspec.Struct]] = [
     (protocol.decode_inbox, REQUEST),
     (protocol.decode_inbox, AbortRequest(request_id="r", index=2)),
-    (protocol.decode_inbox, Control(command="wake_up", tags=["weights"])),
+    (protocol.decode_inbox, ControlRequest(command="wake_up", tags=["weights"])),
     (
         protocol.decode_outbox,
         OutboxBatch(
@@ -61,7 +61,7 @@ MESSAGES: list[tuple[Decode, msgspec.Struct]] = [
         ),
     ),
     (protocol.decode_heartbeat, HEARTBEAT),
-    (protocol.decode_news, ReplicaNews(replica_id="a", incarnation="b", alive=True)),
+    (protocol.decode_replica_event, ReplicaEvent(replica_id="a", incarnation="b", alive=True)),
 ]  # fmt: skip
 TURNS = 1500
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.kv_cache.prefix_cache import ColdStarts
+from engine.kv_cache.prefix_cache import PrefixMissTracker
 from engine.scheduler import Sequence
 from tests.engine.helpers import Driver
 
@@ -41,7 +41,7 @@ def run(driver: Driver, prompt: list[int], tenant: str) -> Seen:
         plan = driver.step()
         computed.append(plan.num_scheduled[plan.seq_ids.index(sequence.seq_id)])
     driver.scheduler.finish(sequence, "stop")
-    flight = msgspec.to_builtins(sequence.flight)
+    flight = msgspec.to_builtins(sequence.timeline)
     # The hour is the clock's; what the steps cost is the order and the size of the chunks.
     flight["chunks"] = [tokens for _, tokens in flight["chunks"]]
     return flight, computed
@@ -73,12 +73,12 @@ def test_fault_50_the_same_guess_in_ones_own_namespace_is_seen() -> None:
 
 
 def test_fault_50_the_memory_of_cold_prompts_is_by_namespace() -> None:
-    starts = ColdStarts(block_size=4)
+    starts = PrefixMissTracker(block_size=4)
     driver = Driver(BLOCKS)
     reasons = []
     for tenant in ("victim", "attacker", "victim"):
         sequence: Sequence = driver.add(secret(0), namespace=tenant)
         driver.step()
-        reasons.append(starts.reason(sequence.token_ids, sequence.block_hashes))
+        reasons.append(starts.miss_reason(sequence.token_ids, sequence.block_hashes))
         driver.scheduler.finish(sequence, "stop")
     assert reasons == ["no_shared_prefix", "no_shared_prefix", "evicted"]

@@ -39,7 +39,7 @@ def test_drafts_that_are_tried_are_settled(monkeypatch: pytest.MonkeyPatch) -> N
     sequences = [host.add([10 + number] * 20) for number in range(3)]
     for _ in range(20):
         host.step(Parts())
-    assert sum(sequence.flight.num_accepted_tokens for sequence in sequences) > 0
+    assert sum(sequence.timeline.num_accepted_tokens for sequence in sequences) > 0
     assert [sequence.num_tokens for sequence in sequences] == host.batch.num_tokens[:3].tolist()
     host.scheduler.check_integrity()
 

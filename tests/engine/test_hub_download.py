@@ -17,11 +17,11 @@ DOWNLOAD = """
 import sys
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ModelLoadError
-from engine.contract.replica_state import watched
+from engine.contract.replica_state import observe_load_phases
 from engine.checkpoints.model_files import download
 told = []
 try:
-    with watched(told.append):
+    with observe_load_phases(told.append):
         folder = download(EngineConfig(model=sys.argv[1]))
 except ModelLoadError as error:
     print("refused:", error.message)

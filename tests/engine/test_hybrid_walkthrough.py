@@ -6,7 +6,7 @@ import pytest
 
 from engine.kv_cache import NULL_BLOCK, BlockHashes, make_coordinator
 from engine.kv_cache.coordinator import HybridKVCacheCoordinator, UnitaryKVCacheCoordinator
-from engine.kv_cache.kv_cache_config import make_layout, uniform
+from engine.kv_cache.kv_cache_config import make_kv_cache_config, single_group_config
 from engine.kv_cache.prefix_cache import group_key
 from engine.kv_cache.single_type_managers import FullAttentionManager, SlidingWindowManager
 from tests.engine.helpers import Driver
@@ -22,7 +22,7 @@ def ids(table: list) -> list[int | None]:
 
 
 def test_one_full_and_three_sliding_layers_are_four_groups_of_one_layer() -> None:
-    layout = make_layout((0, 32, 32, 32), 4, LONG)
+    layout = make_kv_cache_config((0, 32, 32, 32), 4, LONG)
     assert [group.layers for group in layout.groups] == [(0,), (1,), (2,), (3,)]
     assert layout.windows == (0, 32, 32, 32)
     assert layout.layers_per_block == 1
@@ -30,11 +30,11 @@ def test_one_full_and_three_sliding_layers_are_four_groups_of_one_layer() -> Non
 
 def test_ten_full_and_twenty_sliding_layers_are_three_groups_of_ten() -> None:
     windows = (32, 32, 0) * 10
-    layout = make_layout(windows, 30, LONG)
+    layout = make_kv_cache_config(windows, 30, LONG)
     assert [len(group.layers) for group in layout.groups] == [10, 10, 10]
     assert layout.groups[0].layers == tuple(range(2, 30, 3))
     assert layout.windows == (0, 32, 32)
-    groups, slots = layout.group_of_layers(), layout.slot_of_layers()
+    groups, slots = layout.group_by_layer(), layout.slot_by_layer()
     assert [windows[i] for i in range(30)] == [layout.windows[group] for group in groups]
     # No two layers of a group share a slot.
     assert len(set(zip(groups, slots, strict=True))) == 30
@@ -42,29 +42,29 @@ def test_ten_full_and_twenty_sliding_layers_are_three_groups_of_ten() -> None:
 
 def test_ten_full_and_52_sliding_layers_are_seven_groups_with_eight_empty_slots() -> None:
     windows = ((1024,) * 5 + (0,)) * 10 + (1024, 1024)
-    layout = make_layout(windows, 62, LONG)
+    layout = make_kv_cache_config(windows, 62, LONG)
     assert [len(group.layers) for group in layout.groups] == [10] * 6 + [2]
     assert layout.windows == (0,) + (1024,) * 6
     assert layout.layers_per_block == 10
 
 
 def test_twenty_full_and_thirty_sliding_layers_are_groups_of_ten_not_of_twenty() -> None:
-    layout = make_layout((0,) * 20 + (8,) * 30, 50, LONG)
+    layout = make_kv_cache_config((0,) * 20 + (8,) * 30, 50, LONG)
     assert layout.layers_per_block == 10
     assert len(layout.groups) == 5
 
 
 def test_types_of_nearly_equal_number_share_large_blocks() -> None:
-    assert make_layout((0,) * 13 + (8,) * 14, 27, LONG).layers_per_block == 14
+    assert make_kv_cache_config((0,) * 13 + (8,) * 14, 27, LONG).layers_per_block == 14
 
 
 def test_a_window_that_no_context_outgrows_is_full_attention() -> None:
-    assert make_layout((0, 4096), 2, 4096) == uniform(2)
-    assert make_layout((0, 4095), 2, 4096).windows == (0, 4095)
+    assert make_kv_cache_config((0, 4096), 2, 4096) == single_group_config(2)
+    assert make_kv_cache_config((0, 4095), 2, 4096).windows == (0, 4095)
 
 
 def test_the_switch_gives_every_layer_all_blocks() -> None:
-    assert make_layout((0, 8, 8), 3, LONG, hybrid=False) == uniform(3)
+    assert make_kv_cache_config((0, 8, 8), 3, LONG, hybrid=False) == single_group_config(3)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_the_switch_gives_every_layer_all_blocks() -> None:
 def test_each_group_has_the_manager_of_its_type(
     windows: tuple[int, ...] | None, managers: list[type]
 ) -> None:
-    layout = None if windows is None else make_layout(windows, 2, LONG)
+    layout = None if windows is None else make_kv_cache_config(windows, 2, LONG)
     kv = make_coordinator(layout, 8, 4)
     assert [type(manager) for manager in kv.managers] == managers
     several = len(managers) > 1
@@ -90,12 +90,12 @@ def test_each_group_has_the_manager_of_its_type(
 
 
 def test_112_tokens_of_ten_full_and_twenty_sliding_layers_take_eleven_blocks() -> None:
-    kv = make_coordinator(make_layout((32, 32, 0) * 10, 30, LONG), 20, 16)
+    kv = make_coordinator(make_kv_cache_config((32, 32, 0) * 10, 30, LONG), 20, 16)
     # Every token but the last is computed; the last one's window begins in block 5.
     assert kv.needed(0, 111, 1) == 11
-    kv.allocate(0, kv.quotas.of(""), 111, 1)
+    kv.allocate(0, kv.quotas.get(""), 111, 1)
     early = [None] * 5
-    assert [ids(table) for table in kv.tables(0)] == [
+    assert [ids(table) for table in kv.get_block_tables(0)] == [
         [0, 1, 2, 3, 4, 5, 6],
         [*early, 7, 8],
         [*early, 9, 10],
@@ -108,13 +108,17 @@ def test_a_prompt_of_112_tokens_holds_eleven_blocks_once_it_is_computed() -> Non
     for _ in range(7):
         driver.step()
     kv = driver.scheduler.kv
-    kv.trim(sequence.seq_id, driver.scheduler.quota_of(sequence), sequence.num_computed_tokens)
-    assert [sum(block is not NULL_BLOCK for block in table) for table in kv.tables(0)] == [
+    kv.free_skipped_blocks(
+        sequence.seq_id, driver.scheduler.tenant_quota(sequence), sequence.num_computed_tokens
+    )
+    assert [
+        sum(block is not NULL_BLOCK for block in table) for table in kv.get_block_tables(0)
+    ] == [
         7,
         2,
         2,
     ]
-    assert driver.scheduler.kv.pool.num_free == 64 - 11
+    assert driver.scheduler.kv.pool.num_free_blocks == 64 - 11
 
 
 def test_the_walk_through_of_the_documentation() -> None:
@@ -166,7 +170,7 @@ def test_blocks_that_left_the_window_serve_others_while_the_sequence_runs() -> N
     for _ in range(200):
         driver.step()
     assert sequence.num_tokens == 204
-    assert sequence.flight.num_preemptions == 0
+    assert sequence.timeline.num_preemptions == 0
     assert sum(block is not NULL_BLOCK for block in driver.blocks(sequence)) <= 2
 
 
@@ -175,15 +179,15 @@ def test_blocks_that_left_the_window_serve_others_while_the_sequence_runs() -> N
 
 def hit_length(windows: tuple[int, ...], cached: dict[int, set[int]], num_tokens: int) -> int:
     """Tokens of the prefix found when these blocks (by group) of a prompt are cached."""
-    kv = make_coordinator(make_layout(windows, len(windows), LONG), 100, 1)
+    kv = make_coordinator(make_kv_cache_config(windows, len(windows), LONG), 100, 1)
     token_ids, hashes = list(range(num_tokens)), BlockHashes()
-    keys = hashes.extend(token_ids, 1)
+    keys = hashes.hash_full_blocks(token_ids, 1)
     several = len(kv.managers) > 1
     for group, tokens in cached.items():
         for token in sorted(tokens):
-            block = kv.pool.allocate(1)[0]
-            kv.pool.cache(block, keys[token] + (group_key(group) if several else b""))
-    found = kv.find_cached_prefix(token_ids, hashes)
+            block = kv.pool.get_new_blocks(1)[0]
+            kv.pool.cache_block(block, keys[token] + (group_key(group) if several else b""))
+    found = kv.get_computed_blocks(token_ids, hashes)
     for window, table in zip(kv.windows, found, strict=True):
         first = max(0, len(table) - window + 1) if window else 0
         assert [block is NULL_BLOCK for block in table] == [
@@ -242,17 +246,17 @@ def test_several_windows_are_searched_until_they_agree() -> None:
 
 
 def test_a_cold_prompt_costs_one_look_up_a_window() -> None:
-    hybrid = make_coordinator(make_layout((0, 64), 2, LONG), 10, 1)
-    sliding = make_coordinator(make_layout((65,), 1, LONG), 10, 1)
+    hybrid = make_coordinator(make_kv_cache_config((0, 64), 2, LONG), 10, 1)
+    sliding = make_coordinator(make_kv_cache_config((65,), 1, LONG), 10, 1)
     for kv, most in ((hybrid, 1), (sliding, 17)):
         calls = 0
-        lookup = kv.pool.lookup
+        lookup = kv.pool.get_cached_block
 
         def counting(key: bytes) -> object:
             nonlocal calls
             calls += 1
             return lookup(key)  # noqa: B023
 
-        kv.pool.lookup = counting  # type: ignore[assignment,method-assign]
-        assert kv.find_cached_prefix(list(range(1024)), BlockHashes())[0] == []
+        kv.pool.get_cached_block = counting  # type: ignore[assignment,method-assign]
+        assert kv.get_computed_blocks(list(range(1024)), BlockHashes())[0] == []
         assert calls <= most

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from engine.contract.messages import AbortRequest, Control, EngineRequest
-from engine.serving.inbox import Intake
+from engine.contract.messages import AbortRequest, ControlRequest, EngineRequest
+from engine.serving.inbox import TenantInbox
 
 
 def request(name: str, tenant: str, priority: int = 0) -> EngineRequest:
@@ -22,24 +22,24 @@ def abort(name: str) -> AbortRequest:
     return AbortRequest(request_id=name)
 
 
-def control(name: str) -> Control:
-    return Control(command=name, control_id=name)
+def control(name: str) -> ControlRequest:
+    return ControlRequest(command=name, control_id=name)
 
 
-def intake_of(*messages: Any) -> Intake:
-    intake = Intake()
+def intake_of(*messages: Any) -> TenantInbox:
+    intake = TenantInbox()
     for message in messages:
         intake.put((name_of(message).encode(), message))
     return intake
 
 
 def name_of(message: Any) -> str:
-    if isinstance(message, Control):
+    if isinstance(message, ControlRequest):
         return message.command
     return f"{'-' if isinstance(message, AbortRequest) else ''}{message.request_id}"
 
 
-def taken(intake: Intake, most: int = 1000) -> list[str]:
+def taken(intake: TenantInbox, most: int = 1000) -> list[str]:
     found: list[str] = []
     while len(found) < most and not intake.empty():
         found.append(intake.get_nowait()[0].decode())
@@ -90,7 +90,7 @@ def test_an_operators_word_keeps_its_place() -> None:
 
 
 def test_who_waits_is_woken_and_nothing_is_an_error() -> None:
-    intake = Intake()
+    intake = TenantInbox()
     with pytest.raises(queue.Empty):
         intake.get_nowait()
     with pytest.raises(queue.Empty):

@@ -13,12 +13,12 @@ from engine.core.engine_core import EngineCore
 from engine.core.warmup import warm_up
 from engine.kv_cache import BlockPool, TenantQuota
 from engine.kv_cache.tenant_quotas import PRESENT_S
-from engine.scheduler import Sequence, Status
+from engine.scheduler import Sequence, SequenceStatus
 from tests.engine.helpers import Driver
 
 
 def used(driver: Driver, tenant: str) -> int:
-    return driver.scheduler.kv.quotas.of(tenant).used
+    return driver.scheduler.kv.quotas.get(tenant).used
 
 
 def prompt(start: int, length: int) -> list[int]:
@@ -39,11 +39,11 @@ def test_a_tenant_at_its_maximum_waits_without_blocking_others(policy: str) -> N
     other = driver.add(prompt(9, 10), tenant="other")
     driver.step()
     assert used(driver, "greedy") == 9
-    assert [s.status for s in greedy] == [Status.RUNNING] * 3 + [Status.WAITING] * 2
-    assert other.status is Status.RUNNING
+    assert [s.status for s in greedy] == [SequenceStatus.RUNNING] * 3 + [SequenceStatus.WAITING] * 2
+    assert other.status is SequenceStatus.RUNNING
     driver.scheduler.finish(greedy[0], "stop")
     driver.step()
-    assert greedy[3].status is Status.RUNNING
+    assert greedy[3].status is SequenceStatus.RUNNING
 
 
 def test_at_its_maximum_a_tenant_preempts_only_itself() -> None:
@@ -54,8 +54,8 @@ def test_at_its_maximum_a_tenant_preempts_only_itself() -> None:
     for _ in range(3):
         driver.step()
         assert used(driver, "a") <= 4
-    assert second.status is Status.PREEMPTED
-    assert first.status is other.status is Status.RUNNING
+    assert second.status is SequenceStatus.PREEMPTED
+    assert first.status is other.status is SequenceStatus.RUNNING
 
 
 def test_free_blocks_do_not_help_who_is_at_his_maximum_and_others_are_not_preempted_for_him() -> (
@@ -69,8 +69,8 @@ def test_free_blocks_do_not_help_who_is_at_his_maximum_and_others_are_not_preemp
     assert used(driver, "a") == 3
     # Its 13th token would need a fourth block; it alone has to wait for its own.
     driver.step()
-    assert other.status is Status.RUNNING
-    assert own.flight.num_preemptions == 0
+    assert other.status is SequenceStatus.RUNNING
+    assert own.timeline.num_preemptions == 0
     assert own.finish_reason == "error"
 
 
@@ -88,9 +88,9 @@ def test_what_a_tenants_maximum_can_never_hold_ends_with_a_typed_error_and_not_i
 def test_the_capacity_of_a_tenant_follows_its_maximum_and_others_reserves() -> None:
     driver = Driver(num_blocks=20)
     message = driver.add(prompt(0, 4), tenant="a", maximum=0.5).request.message
-    assert driver.scheduler.capacity_of(message) == 10 * 4
+    assert driver.scheduler.max_tokens_for(message) == 10 * 4
     driver.add(prompt(1, 4), tenant="b", reserved=0.75)
-    assert driver.scheduler.capacity_of(message) == 5 * 4
+    assert driver.scheduler.max_tokens_for(message) == 5 * 4
 
 
 # -- reserves -------------------------------------------------------------------------------------
@@ -104,10 +104,10 @@ def test_reserved_blocks_are_never_taken_by_others_allocations() -> None:
     for _ in range(30):
         driver.step()
         quotas = driver.scheduler.kv.quotas
-        assert driver.scheduler.kv.pool.num_free >= quotas.of("kept").unused_reserve
+        assert driver.scheduler.kv.pool.num_free_blocks >= quotas.get("kept").unused_reserve
         assert used(driver, "other") <= 10
-    assert sum(s.flight.num_preemptions for s in others) > 0
-    assert kept.flight.num_preemptions == 0
+    assert sum(s.timeline.num_preemptions for s in others) > 0
+    assert kept.timeline.num_preemptions == 0
 
 
 def test_a_full_pool_lets_a_tenant_use_what_is_reserved_for_it() -> None:
@@ -119,7 +119,7 @@ def test_a_full_pool_lets_a_tenant_use_what_is_reserved_for_it() -> None:
     late = driver.add(prompt(8, 16), tenant="kept", reserved=0.5)
     driver.step()
     assert len(running(driver, "other")) == 2
-    assert late.status is Status.RUNNING
+    assert late.status is SequenceStatus.RUNNING
 
 
 def test_what_was_used_before_it_was_reserved_is_given_back_by_who_is_over_his_share() -> None:
@@ -130,7 +130,7 @@ def test_what_was_used_before_it_was_reserved_is_given_back_by_who_is_over_his_s
     assert used(driver, "other") == 20
     late = driver.add(prompt(8, 16), tenant="late", reserved=0.5)
     driver.step()
-    assert late.status is Status.RUNNING
+    assert late.status is SequenceStatus.RUNNING
     # Of a reserve of 10 blocks it uses 4 now: others keep their seats as long as there is room.
     assert used(driver, "other") <= 16
 
@@ -140,10 +140,10 @@ def test_reserves_beyond_the_pool_go_to_who_came_first() -> None:
     driver.add(prompt(0, 4), tenant="a", reserved=0.75)
     driver.add(prompt(1, 4), tenant="b", reserved=0.75)
     quotas = driver.scheduler.kv.quotas
-    assert (quotas.of("a").reserved, quotas.of("b").reserved) == (15, 5)
+    assert (quotas.get("a").reserved, quotas.get("b").reserved) == (15, 5)
     driver.add(prompt(2, 4), tenant="a", reserved=0.0)
     driver.add(prompt(3, 4), tenant="b", reserved=0.75)
-    assert (quotas.of("a").reserved, quotas.of("b").reserved) == (0, 15)
+    assert (quotas.get("a").reserved, quotas.get("b").reserved) == (0, 15)
 
 
 @pytest.mark.parametrize("reserves", [(1.0,), (0.8, 0.8)])
@@ -156,7 +156,7 @@ def test_fault_45_whatever_is_reserved_the_longest_request_of_another_tenant_run
         for number, reserved in enumerate(reserves)
     ]
     message = driver.add(prompt(9, 31), tenant="neighbour").request.message
-    assert driver.scheduler.capacity_of(message) >= 32
+    assert driver.scheduler.max_tokens_for(message) >= 32
     assert sum(a.reserved for a in driver.scheduler.kv.quotas) == 20 - 32 // 4
     driver.step()
     for sequence in others:
@@ -168,12 +168,12 @@ def test_fault_45_whatever_is_reserved_the_longest_request_of_another_tenant_run
 def test_a_reserve_lapses_when_its_tenant_stays_away() -> None:
     now = 0.0
     pool = BlockPool(20, clock=lambda: now)
-    pool.quotas.note("away", reserved_fraction=0.5)
-    here = pool.quotas.note("here")
-    assert pool.available_to(here) == 10
+    pool.quotas.record_request("away", reserved_fraction=0.5)
+    here = pool.quotas.record_request("here")
+    assert pool.num_available_blocks(here) == 10
     now = PRESENT_S + 1
-    here = pool.quotas.note("here")
-    assert pool.available_to(here) == 20
+    here = pool.quotas.record_request("here")
+    assert pool.num_available_blocks(here) == 20
     assert [quota.name for quota in pool.quotas] == ["here"]
 
 
@@ -183,8 +183,8 @@ def test_a_warm_up_leaves_no_tenant_behind(model_folder: Callable[[str], Path]) 
     )
     warm_up(core)
     assert len(core.scheduler.kv.quotas) == 0
-    only = core.scheduler.kv.quotas.note("only")
-    assert core.scheduler.kv.quotas.fraction(only) == 1
+    only = core.scheduler.kv.quotas.record_request("only")
+    assert core.scheduler.kv.quotas.weight_fraction(only) == 1
 
 
 # -- who gives first ------------------------------------------------------------------------------
@@ -196,10 +196,10 @@ def test_preemption_takes_from_who_is_most_over_his_share(weight: float) -> None
     big = [driver.add(prompt(i, 10), tenant="big", weight=weight) for i in range(3)]
     small = driver.add(prompt(7, 10), tenant="small")
     driver.step()
-    assert [s.status for s in [*big, small]] == [Status.RUNNING] * 4
+    assert [s.status for s in [*big, small]] == [SequenceStatus.RUNNING] * 4
     for _ in range(3):
         driver.step()
-    gone = [s for s in [*big, small] if s.flight.num_preemptions]
+    gone = [s for s in [*big, small] if s.timeline.num_preemptions]
     # At nine times the weight nine of the twelve blocks are within its share.
     assert gone == ([big[2]] if weight == 1.0 else [small])
 
@@ -224,13 +224,13 @@ def test_eviction_takes_the_cached_prefixes_of_who_is_most_over_his_share() -> N
 def test_the_prefixes_of_who_has_been_away_for_long_go_first() -> None:
     now = 0.0
     pool = BlockPool(8, clock=lambda: now)
-    here, away = pool.quotas.note("here"), pool.quotas.note("away")
-    mine, theirs = pool.allocate(5, here), pool.allocate(2, away)
-    pool.free(mine, here)
-    pool.free(theirs, away)
+    here, away = pool.quotas.record_request("here"), pool.quotas.record_request("away")
+    mine, theirs = pool.get_new_blocks(5, here), pool.get_new_blocks(2, away)
+    pool.free_blocks(mine, here)
+    pool.free_blocks(theirs, away)
     now = PRESENT_S + 1
-    here = pool.quotas.note("here")
-    assert [block.block_id for block in pool.allocate(4, here)] == [7, 6, 5, 4]
+    here = pool.quotas.record_request("here")
+    assert [block.block_id for block in pool.get_new_blocks(4, here)] == [7, 6, 5, 4]
 
 
 # -- blocks that several tenants share ------------------------------------------------------------
@@ -252,27 +252,27 @@ def test_a_shared_block_is_charged_once_and_inherited_when_its_owner_leaves() ->
     assert [used(driver, tenant) for tenant in "abc"] == [0, 0, 3]
     driver.scheduler.finish(guests[2], "stop")
     driver.scheduler.check_integrity()
-    assert driver.scheduler.kv.pool.num_free == 20
+    assert driver.scheduler.kv.pool.num_free_blocks == 20
 
 
 def test_shares_are_weights_among_those_present_and_at_least_the_reserve() -> None:
     pool = BlockPool(100)
-    a = pool.quotas.note("a", weight=3)
-    assert pool.quotas.share(a) == 100
-    b = pool.quotas.note("b", reserved_fraction=0.5)
-    assert math.isclose(pool.quotas.share(a), 75)
-    assert pool.quotas.share(b) == 50
-    pool.quotas.note("a", weight=1)
-    assert math.isclose(pool.quotas.share(a), 50)
+    a = pool.quotas.record_request("a", weight=3)
+    assert pool.quotas.fair_share_blocks(a) == 100
+    b = pool.quotas.record_request("b", reserved_fraction=0.5)
+    assert math.isclose(pool.quotas.fair_share_blocks(a), 75)
+    assert pool.quotas.fair_share_blocks(b) == 50
+    pool.quotas.record_request("a", weight=1)
+    assert math.isclose(pool.quotas.fair_share_blocks(a), 50)
 
 
 def test_choosing_whom_to_evict_does_not_walk_the_tenants(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = []
     for tenants in (20, 400):
         pool = BlockPool(2 * tenants)
-        quotas = [pool.quotas.note(f"t{index}") for index in range(tenants)]
+        quotas = [pool.quotas.record_request(f"t{index}") for index in range(tenants)]
         for quota in quotas:
-            pool.free(pool.allocate(2, quota), quota)
+            pool.free_blocks(pool.get_new_blocks(2, quota), quota)
         calls = 0
         rank = pool.quotas._rank
 
@@ -283,22 +283,22 @@ def test_choosing_whom_to_evict_does_not_walk_the_tenants(monkeypatch: pytest.Mo
 
         monkeypatch.setattr(pool.quotas, "_rank", counting)
         for _ in range(10):
-            pool.allocate(1, quotas[0])
+            pool.get_new_blocks(1, quotas[0])
         looks.append(calls)
     assert looks[0] == looks[1]
 
 
 def test_eviction_follows_the_shares_as_tenants_and_weights_come_and_go() -> None:
     pool = BlockPool(30)
-    a, b = pool.quotas.note("a"), pool.quotas.note("b")
-    blocks = {quota.name: pool.allocate(15, quota) for quota in (a, b)}
+    a, b = pool.quotas.record_request("a"), pool.quotas.record_request("b")
+    blocks = {quota.name: pool.get_new_blocks(15, quota) for quota in (a, b)}
     for quota in (a, b):
-        pool.free(blocks[quota.name], quota)
-    pool.quotas.note("a", weight=3)
-    c = pool.quotas.note("c")
-    pool.allocate(5, c)
+        pool.free_blocks(blocks[quota.name], quota)
+    pool.quotas.record_request("a", weight=3)
+    c = pool.quotas.record_request("c")
+    pool.get_new_blocks(5, c)
     # At three times the weight a's 15 blocks are within its share: b's are evicted.
     assert (a.free.count, b.free.count) == (15, 10)
-    pool.quotas.note("b", reserved_fraction=0.9)
-    pool.allocate(3, c)
+    pool.quotas.record_request("b", reserved_fraction=0.9)
+    pool.get_new_blocks(3, c)
     assert (a.free.count, b.free.count) == (12, 10)

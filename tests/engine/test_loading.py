@@ -9,7 +9,14 @@ import pytest
 
 from engine.contract import replica_state as loading
 from engine.contract.engine_config import EngineConfig
-from engine.contract.replica_state import CACHE, KERNELS, READING, WARM_UP, LoadPhase, watched
+from engine.contract.replica_state import (
+    CACHE,
+    KERNELS,
+    READING,
+    WARM_UP,
+    LoadPhase,
+    observe_load_phases,
+)
 from engine.serving.service import load_core
 
 Folder = Callable[[str], Path]
@@ -21,7 +28,7 @@ def test_phases_come_in_order_and_every_byte_is_counted(
 ) -> None:
     told: list[LoadPhase] = []
     folder = model_folder("llama")
-    with watched(told.append):
+    with observe_load_phases(told.append):
         core = load_core(EngineConfig(model=str(folder), num_gpu_blocks_override=8, **more), print)
     core.shutdown()
     phases = list(dict.fromkeys(each.phase for each in told))
@@ -35,7 +42,7 @@ def test_phases_come_in_order_and_every_byte_is_counted(
 
 def test_nobody_is_told_afterwards() -> None:
     told: list[LoadPhase] = []
-    with watched(told.append):
-        loading.note(KERNELS)
-    loading.note(READING)
+    with observe_load_phases(told.append):
+        loading.report_load_phase(KERNELS)
+    loading.report_load_phase(READING)
     assert [each.phase for each in told] == [KERNELS]

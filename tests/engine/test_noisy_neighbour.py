@@ -5,7 +5,7 @@ On a virtual clock: a step takes what its tokens cost.
 
 from __future__ import annotations
 
-from engine.scheduler.prefill_budget import PrefillShare
+from engine.scheduler.prefill_budget import PrefillLimits
 from tests.covering import covering
 from tests.engine.helpers import Driver
 from tests.engine.simulation import Simulation, Tenant
@@ -22,13 +22,13 @@ POOLS = {"roomy": 8000, "full": 800}
 
 
 def machine(num_blocks: int = POOLS["roomy"], whole: int = 0, **settings: object) -> Driver:
-    """64 seats, 256 prompt tokens a step beside decodes; `whole`: see `PrefillShare`."""
+    """64 seats, 256 prompt tokens a step beside decodes; `whole`: see `PrefillLimits`."""
     return Driver(
         num_blocks=num_blocks,
         block_size=16,
         token_budget=1024,
         max_num_seqs=64,
-        prefill_share=PrefillShare(256, full_at=64, whole=whole),
+        prefill_share=PrefillLimits(256, saturation_decodes=64, target_step_tokens=whole),
         enable_prefix_caching=False,
         **settings,
     )
@@ -106,14 +106,14 @@ def test_blocks_beyond_a_share_are_given_to_who_comes_with_less() -> None:
     driver = Driver(num_blocks=20, enable_prefix_caching=False)
     hogs = [driver.add(list(range(35)), tenant="hog") for _ in range(2)]
     driver.step()
-    assert driver.scheduler.kv.pool.num_free == 2
+    assert driver.scheduler.kv.pool.num_free_blocks == 2
     late = driver.add(list(range(100, 120)), tenant="late")
     driver.step()
     assert late.num_output_tokens == 1
     # The first that runs never gives.
-    assert [one.flight.num_preemptions for one in hogs] == [0, 1]
+    assert [one.timeline.num_preemptions for one in hogs] == [0, 1]
     # And who would be beyond his own share takes nothing.
     greedy = driver.add(list(range(200, 240)), tenant="late")
     driver.step()
     assert greedy.num_output_tokens == 0
-    assert late.flight.num_preemptions == 0
+    assert late.timeline.num_preemptions == 0

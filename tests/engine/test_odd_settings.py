@@ -12,7 +12,7 @@ import pytest
 from engine import LLM, AdapterLogitsProcessor
 from engine.contract.errors import ConfigError
 from engine.devices.cpu import CpuDevice
-from engine.worker.input_batch import RunningBatch
+from engine.worker.input_batch import InputBatch
 from tests.engine.pooling.models import make
 
 Folder = Callable[[str], Path]
@@ -85,5 +85,5 @@ def test_logits_processors_of_a_pooling_model(tmp_path: Path) -> None:
 
 def test_tables_beyond_all_memory_are_refused_by_the_settings_that_ask_for_them() -> None:
     with pytest.raises(ConfigError, match=r"max_num_seqs \(65536\) sequences") as error:
-        RunningBatch(65536, 1 << 40, 16)
+        InputBatch(65536, 1 << 40, 16)
     assert error.value.param == "max_num_seqs"

@@ -77,7 +77,7 @@ def test_steps_that_wait_are_written_together_in_order(redis_url: str, key_prefi
     assert counting.scripts == 1
     for name, steps in (("a", range(30)), ("b", range(1, 30, 2))):
         ((_, fields),) = client.xrange(redis_keys.outbox_key(name, key_prefix))
-        batch = protocol.decode_outbox(fields[protocol.FIELD])
+        batch = protocol.decode_outbox(fields[protocol.STREAM_FIELD])
         assert [delta.start for delta in batch.deltas] == list(steps)
         assert batch.step == 29
     assert client.xlen(inbox) == 0

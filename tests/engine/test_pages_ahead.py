@@ -16,7 +16,7 @@ from engine.contract.engine_config import EngineConfig
 from engine.contract.sampling_params import SamplingParams
 from engine.core.engine_core import EngineCore
 from engine.core.warmup import warm_up
-from engine.devices.host_memory import PagesAhead
+from engine.devices.host_memory import PagePrefaulter
 from engine.scheduler.plan import NewSequence, StepPlan
 from kernels.reference import ReferenceKernels
 from tests.engine.ablations import without
@@ -49,10 +49,10 @@ def ops() -> Mapped:
 
 
 @pytest.fixture
-def pages(ops: Mapped) -> Iterator[PagesAhead]:
+def pages(ops: Mapped) -> Iterator[PagePrefaulter]:
     cache = torch.zeros(40, BLOCK_BYTES, dtype=torch.uint8)
     cache[:, 0] = torch.arange(40)
-    pages = PagesAhead(ops, [cache], 10 * BLOCK_BYTES)
+    pages = PagePrefaulter(ops, [cache], 10 * BLOCK_BYTES)
     yield pages
     pages.close()
 
@@ -72,14 +72,14 @@ def reached(ops: Mapped, count: int) -> bool:
 
 
 def test_some_are_mapped_at_once_and_more_as_blocks_are_handed_out(
-    ops: Mapped, pages: PagesAhead
+    ops: Mapped, pages: PagePrefaulter
 ) -> None:
     assert reached(ops, 10)
-    pages.note(plan(3, 1))
+    pages.record_blocks(plan(3, 1))
     assert reached(ops, 14)
-    pages.note(plan(2))
+    pages.record_blocks(plan(2))
     assert reached(ops, 14)
-    pages.note(plan(35))
+    pages.record_blocks(plan(35))
     assert reached(ops, 40)
 
 
@@ -100,7 +100,7 @@ def test_the_thread_ends_with_its_executor(
 
 
 def test_fault_48_the_thread_gets_time_to_end_on_a_busy_machine(
-    ops: Mapped, pages: PagesAhead
+    ops: Mapped, pages: PagePrefaulter
 ) -> None:
     """A process isn't dead before its last thread is."""
     own = os.getpriority(os.PRIO_PROCESS, 0)
@@ -110,27 +110,27 @@ def test_fault_48_the_thread_gets_time_to_end_on_a_busy_machine(
     assert nice <= max(own, 5)
 
 
-def test_a_new_sequence_counts(ops: Mapped, pages: PagesAhead) -> None:
+def test_a_new_sequence_counts(ops: Mapped, pages: PagePrefaulter) -> None:
     new = NewSequence(0, [1, 2], 2, 0, [[5], [7]], SamplingParams(), seed=0)
     one = StepPlan(1, new=[new])
-    pages.note(one)
+    pages.record_blocks(one)
     assert reached(ops, 18)
 
 
 def test_nothing_is_mapped_between_steps(
-    ops: Mapped, pages: PagesAhead, monkeypatch: pytest.MonkeyPatch
+    ops: Mapped, pages: PagePrefaulter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert reached(ops, 10)
     monkeypatch.setattr("engine.devices.host_memory._PAUSE_S", 60.0)
     monkeypatch.setattr("time.sleep", lambda seconds, sleep=time.sleep: sleep(0.01))
-    pages.note(plan(3))
+    pages.record_blocks(plan(3))
     assert reached(ops, 10)
     pages._noted_at -= 61
     assert reached(ops, 14)
 
 
-def test_the_thread_ends_with_its_work(ops: Mapped, pages: PagesAhead) -> None:
-    pages.note(plan(39))
+def test_the_thread_ends_with_its_work(ops: Mapped, pages: PagePrefaulter) -> None:
+    pages.record_blocks(plan(39))
     pages._thread.join(30)
     assert not pages._thread.is_alive()
     assert ops.blocks == list(range(40))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.contract.messages import BY_OPERATOR, Control
+from engine.contract.messages import ABORTED_BY_OPERATOR, ControlRequest
 from tests.engine.replica import Gateway, replica
 
 Folder = Callable[[str], Path]
@@ -50,7 +50,7 @@ def test_abort_ends_what_runs_and_refuses_what_comes(gateway: Gateway) -> None:
     assert gateway.control("pause").ok
     gateway.finish(held)
     last = gateway.deltas[held][-1]
-    assert (last.finish_reason, last.stop_reason) == ("abort", BY_OPERATOR)
+    assert (last.finish_reason, last.stop_reason) == ("abort", ABORTED_BY_OPERATOR)
     gateway.request("a2", [5, 6])
     gateway.finish("a2")
     assert code(gateway, "a2") == "engine_paused"
@@ -74,7 +74,7 @@ def test_wait_answers_when_all_have_ended(gateway: Gateway) -> None:
 def test_a_wait_that_is_resumed_is_told_so(gateway: Gateway) -> None:
     long_request(gateway, "r1")
     gateway.wait(lambda: bool(gateway.tokens("r1")))
-    gateway.send(Control(command="pause", control_id="p1", gateway_id="g1", mode="wait"))
+    gateway.send(ControlRequest(command="pause", control_id="p1", gateway_id="g1", mode="wait"))
     gateway.control("resume")
     gateway.wait(lambda: "p1" in gateway.replies)
     gateway.finish("r1")

@@ -18,7 +18,7 @@ from engine.scheduler.plan import (
     NewSequence,
     StepPlan,
     StepResult,
-    decodes,
+    is_decode,
 )
 from tests.engine.wire import WireExecutor, sent
 
@@ -51,8 +51,8 @@ SCORES = TokenLogprobs([5, 6], [-0.5, float("-inf")], [1, 2])
             new_blocks=[(4, [[1, 2], [3, 4]])],
             removed=[1],
             appended=[(4, 5)],
-            unfollowed=[3],
-            awaits_masks=True,
+            untracked=[3],
+            awaits_bitmask=True,
         ),
         GrammarOutput(9, [3], np.arange(4, dtype="<i4").tobytes(), [0], {3: "too complex"}),
         StepResult(
@@ -62,7 +62,7 @@ SCORES = TokenLogprobs([5, 6], [-0.5, float("-inf")], [1, 2])
             pooled={4: b"\x00\x01"},
             candidates={3: SCORES},
             errors={4: "NaN"},
-            following=0.5,
+            tracking_seconds=0.5,
         ),
     ],
     ids=lambda message: type(message).__name__,
@@ -97,10 +97,10 @@ def test_nothing_in_a_plan_is_tied_to_a_process() -> None:
 
 
 def test_a_row_decodes_when_it_computes_its_newest_token_and_its_drafts() -> None:
-    assert decodes(1)
-    assert not decodes(2)
-    assert decodes(4, num_drafts=3)
-    assert decodes(np.array([1, 5, 1])).tolist() == [True, False, True]
+    assert is_decode(1)
+    assert not is_decode(2)
+    assert is_decode(4, num_drafts=3)
+    assert is_decode(np.array([1, 5, 1])).tolist() == [True, False, True]
     plan = StepPlan(1, [1, 2, 3], [1, 3, 64], [1, 3, 0], drafts={2: [5, 6]})
     assert (plan.num_decodes, plan.num_prompt_tokens, plan.num_tokens) == (2, 64, 68)
 

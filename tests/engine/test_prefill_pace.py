@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.scheduler.prefill_budget import PrefillPace, PrefillShare, PromptLoad
+from engine.scheduler.prefill_budget import PrefillLimits, PrefillLoad, PrefillPace
 from tests.engine.helpers import Driver
 
 DECODES = 8
@@ -12,18 +12,22 @@ DECODES = 8
 
 def paced(seconds_per_token: float, seconds_per_read: float = 0.0) -> PrefillPace:
     """A pace that allows 0.1 s, beside eight decodes that take 10 ms."""
-    limits = Driver(100, 512, prefill_share=PrefillShare(1, full_at=32)).scheduler.limits
+    limits = Driver(
+        100, 512, prefill_share=PrefillLimits(1, saturation_decodes=32)
+    ).scheduler.limits
     pace = PrefillPace(limits, seconds_per_token, 0.1, seconds_per_read)
     for _ in range(50):
-        pace.note(PromptLoad(), DECODES, 0.01)
+        pace.update(PrefillLoad(), DECODES, 0.01)
     return pace
 
 
 def note(pace: PrefillPace, tokens: int, per_token: float, context: int = 0) -> None:
     """A step whose prompt tokens take so long each, and 1 us more for each token before them."""
-    load = PromptLoad()
+    load = PrefillLoad()
     load.add(tokens, context)
-    pace.note(load, DECODES, 0.01 + tokens * per_token + load.reads * 1e-6 * bool(context))
+    pace.update(
+        load, DECODES, 0.01 + tokens * per_token + load.context_reads * 1e-6 * bool(context)
+    )
 
 
 @pytest.mark.parametrize("at_first", [0.0001, 0.001, 0.01])
@@ -32,14 +36,14 @@ def test_the_most_becomes_what_is_computed_in_the_limit(at_first: float) -> None
     for _ in range(150):
         note(pace, 64, 0.0005)
     assert pace.seconds_per_token == pytest.approx(0.0005, rel=0.05)
-    assert pace._limits.share.most == pytest.approx(200, rel=0.05)
-    assert pace._limits.share.full_at == 32
+    assert pace._limits.share.max_prompt_tokens == pytest.approx(200, rel=0.05)
+    assert pace._limits.share.saturation_decodes == 32
 
 
 def test_one_step_that_was_held_up_changes_little() -> None:
     pace = paced(0.0005)
     note(pace, 64, 0.5)
-    assert pace._limits.share.most > 180
+    assert pace._limits.share.max_prompt_tokens > 180
 
 
 def test_a_few_tokens_say_nothing() -> None:
@@ -49,7 +53,7 @@ def test_a_few_tokens_say_nothing() -> None:
 
 
 def test_a_slow_machine_keeps_the_least() -> None:
-    assert paced(1.0)._limits.share.most == 32
+    assert paced(1.0)._limits.share.max_prompt_tokens == 32
 
 
 @pytest.mark.parametrize("at_first", [2e-8, 2e-5])
@@ -59,19 +63,19 @@ def test_what_context_costs_is_told_from_what_tokens_cost(at_first: float) -> No
         for context in (1, 300, 4000):
             note(pace, 64, 0.0005, context)
     assert pace.seconds_per_token == pytest.approx(0.0005, rel=0.1)
-    assert pace.seconds_per_read == pytest.approx(1e-6, rel=0.1)
-    assert pace._limits.share.reach == pytest.approx(500, rel=0.2)
+    assert pace.seconds_per_context_token == pytest.approx(1e-6, rel=0.1)
+    assert pace._limits.share.context_cost_tokens == pytest.approx(500, rel=0.2)
 
 
 def test_a_model_that_reads_no_context_is_never_past_learning() -> None:
     pace = paced(0.0005, 1e-6)
     for _ in range(300):
         for context in (0, 4000):
-            load = PromptLoad()
+            load = PrefillLoad()
             load.add(64, context)
-            pace.note(load, DECODES, 0.01 + 64 * 0.0005)
+            pace.update(load, DECODES, 0.01 + 64 * 0.0005)
     assert pace.seconds_per_token == pytest.approx(0.0005, rel=0.3)
-    assert 12_000 < pace._limits.share.reach <= 1 << 14
+    assert 12_000 < pace._limits.share.context_cost_tokens <= 1 << 14
 
 
 def test_a_short_step_is_as_long_as_prompts_may_take() -> None:
@@ -79,7 +83,7 @@ def test_a_short_step_is_as_long_as_prompts_may_take() -> None:
     for _ in range(150):
         note(pace, 64, 0.001)
     # 72 tokens take 74 ms.
-    assert pace._limits.share.whole == pytest.approx(0.1 / 0.074 * 72, rel=0.05)
+    assert pace._limits.share.target_step_tokens == pytest.approx(0.1 / 0.074 * 72, rel=0.05)
     for _ in range(150):
-        pace.note(PromptLoad(), 100, 0.05)
-    assert pace._limits.share.whole == pytest.approx(200, rel=0.05)
+        pace.update(PrefillLoad(), 100, 0.05)
+    assert pace._limits.share.target_step_tokens == pytest.approx(200, rel=0.05)

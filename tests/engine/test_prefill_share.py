@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from engine.scheduler.prefill_budget import PrefillRoom, PrefillShare
+from engine.scheduler.prefill_budget import PrefillBudget, PrefillLimits
 from engine.scheduler.step_builder import StepBuilder
 from tests.engine.helpers import Driver
 
@@ -19,28 +19,44 @@ def decoding(driver: Driver, count: int) -> None:
 
 
 def test_a_step_holds_more_prompt_tokens_the_more_sequences_decode() -> None:
-    share = PrefillShare(most=320, full_at=32)
-    assert [share.of(decodes, 100) for decodes in (1, 8, 20, 32, 40)] == [71, 80, 200, 320, 320]
+    share = PrefillLimits(max_prompt_tokens=320, saturation_decodes=32)
+    assert [share.prompt_tokens(decodes, 100) for decodes in (1, 8, 20, 32, 40)] == [
+        71,
+        80,
+        200,
+        320,
+        320,
+    ]
 
 
 def test_many_waiting_prompts_get_a_larger_share_up_to_the_most() -> None:
-    share = PrefillShare(most=320, full_at=32)
-    assert [share.of(1, tokens) for tokens in (0, 1000, 6400, 100_000)] == [71, 71, 200, 320]
+    share = PrefillLimits(max_prompt_tokens=320, saturation_decodes=32)
+    assert [share.prompt_tokens(1, tokens) for tokens in (0, 1000, 6400, 100_000)] == [
+        71,
+        71,
+        200,
+        320,
+    ]
 
 
 def test_few_that_decode_leave_prompts_the_least_or_the_most() -> None:
-    assert [PrefillShare(most, full_at=32).of(1, 0) for most in (8, 63, 384)] == [8, 63, 71]
-    assert PrefillShare(384, full_at=32, least=160).of(8, 0) == 152
+    assert [
+        PrefillLimits(most, saturation_decodes=32).prompt_tokens(1, 0) for most in (8, 63, 384)
+    ] == [8, 63, 71]
+    assert PrefillLimits(384, saturation_decodes=32, min_step_tokens=160).prompt_tokens(8, 0) == 152
 
 
 @pytest.mark.parametrize("most", [40, 1000])
 def test_prompts_get_tokens_for_each_sequence_that_decodes_however_long_it_takes(most: int) -> None:
-    share = PrefillShare(most, full_at=2000, least=72)
-    assert [share.of(decodes, 0) for decodes in (9, 18, 32, 200)] == [63, 126, 224, 1400]
-    assert PrefillShare(most, full_at=20, least=9).of(10, 0) == most // 2  # their part of the most
+    share = PrefillLimits(most, saturation_decodes=2000, min_step_tokens=72)
+    assert [share.prompt_tokens(decodes, 0) for decodes in (9, 18, 32, 200)] == [63, 126, 224, 1400]
+    assert (
+        PrefillLimits(most, saturation_decodes=20, min_step_tokens=9).prompt_tokens(10, 0)
+        == most // 2
+    )  # their part of the most
 
 
-def served(share: PrefillShare, streams: int, per_token: float) -> tuple[float, float]:
+def served(share: PrefillLimits, streams: int, per_token: float) -> tuple[float, float]:
     """Mean wait for the first token and longest step, in seconds, by a closed loop of requests.
 
     320 prompt and 96 output tokens each; a step takes 20 ms, 1 ms for each decode and `per_token`
@@ -49,7 +65,9 @@ def served(share: PrefillShare, streams: int, per_token: float) -> tuple[float, 
     clock, waits, longest = 0.0, [], 0.0
     waiting, decoding = [(320, 0.0)] * streams, [0] * 0
     while len(waits) < 6 * streams:
-        budget = 2048 if not decoding else share.of(len(decoding), sum(w for w, _ in waiting))
+        budget = (
+            2048 if not decoding else share.prompt_tokens(len(decoding), sum(w for w, _ in waiting))
+        )
         used, done = 0, 0
         for index, (tokens, came) in enumerate(waiting):
             part = min(tokens, budget - used)
@@ -69,27 +87,29 @@ def test_prompts_do_not_starve_on_a_slow_machine() -> None:
     per_token = 0.00144
     most = int(0.09 / per_token)
     # As before, when nothing went beyond the 0.09 s: their part of the most alone.
-    starved, _ = served(PrefillShare(most, full_at=64, least=1), 32, per_token)
-    wait, step = served(PrefillShare(most, full_at=64), 32, per_token)
-    whole, stalled = served(PrefillShare(10**6), 32, per_token)
+    starved, _ = served(
+        PrefillLimits(most, saturation_decodes=64, min_step_tokens=1), 32, per_token
+    )
+    wait, step = served(PrefillLimits(most, saturation_decodes=64), 32, per_token)
+    whole, stalled = served(PrefillLimits(10**6), 32, per_token)
     assert wait < 0.4 * starved
     assert wait < 1.2 * whole
     assert step < 0.5 * stalled
 
 
 def test_without_a_number_of_decodes_the_share_is_always_the_most() -> None:
-    assert PrefillShare(most=112).of(1, 1) == 112
+    assert PrefillLimits(max_prompt_tokens=112).prompt_tokens(1, 1) == 112
 
 
 def test_prompts_beside_decodes_are_dealt_the_share() -> None:
-    driver = Driver(1000, 512, prefill_share=PrefillShare(320, full_at=32))
+    driver = Driver(1000, 512, prefill_share=PrefillLimits(320, saturation_decodes=32))
     decoding(driver, 12)
     driver.add(list(range(2000, 2480)))
     assert driver.step().num_scheduled == [1] * 12 + [120]
 
 
 def test_a_prompt_goes_in_parts_of_one_size_that_are_an_eighth_larger_at_most() -> None:
-    share = PrefillShare(320, full_at=32)
+    share = PrefillLimits(320, saturation_decodes=32)
     assert [share.chunk(wanted, 96) for wanted in (96, 108, 109, 300, 320, 2000)] == [
         96,
         108,
@@ -103,16 +123,18 @@ def test_a_prompt_goes_in_parts_of_one_size_that_are_an_eighth_larger_at_most() 
 
 
 def test_a_prompt_never_takes_more_than_a_share_that_was_told() -> None:
-    assert [PrefillShare(96).chunk(wanted, 96) for wanted in (95, 97, 120)] == [95, 96, 96]
+    assert [PrefillLimits(96).chunk(wanted, 96) for wanted in (95, 97, 120)] == [95, 96, 96]
 
 
 @pytest.mark.parametrize("left", [0, -24])
 def test_nothing_is_left_of_a_share_that_is_used_up(left: int) -> None:
-    assert PrefillShare(320, full_at=32).chunk(50, left) == 0
+    assert PrefillLimits(320, saturation_decodes=32).chunk(50, left) == 0
 
 
 def test_a_prompts_last_tokens_need_no_step_of_their_own() -> None:
-    driver = Driver(1000, 512, prefill_share=PrefillShare(320, full_at=32, least=96))
+    driver = Driver(
+        1000, 512, prefill_share=PrefillLimits(320, saturation_decodes=32, min_step_tokens=96)
+    )
     decoding(driver, 2)
     driver.add(list(range(2000, 2104)))
     driver.add(list(range(3000, 3104)))
@@ -121,7 +143,7 @@ def test_a_prompts_last_tokens_need_no_step_of_their_own() -> None:
 
 
 def test_a_backlog_of_prompts_raises_the_share() -> None:
-    driver = Driver(4000, 512, prefill_share=PrefillShare(320, full_at=32))
+    driver = Driver(4000, 512, prefill_share=PrefillLimits(320, saturation_decodes=32))
     decoding(driver, 2)
     for index in range(10):
         driver.add([3000 + index] * 480)
@@ -147,7 +169,9 @@ def test_the_queue_knows_how_many_tokens_wait(policy: str) -> None:
 
 @pytest.mark.parametrize("left_to_compute", [1, 4])
 def test_prompts_that_were_cached_start_a_few_a_step_beside_decodes(left_to_compute: int) -> None:
-    driver = Driver(4000, 512, prefill_share=PrefillShare(80, full_at=32), max_num_seqs=300)
+    driver = Driver(
+        4000, 512, prefill_share=PrefillLimits(80, saturation_decodes=32), max_num_seqs=300
+    )
     prompt = list(range(40 + left_to_compute))
     first = driver.add(prompt)
     driver.step()
@@ -160,7 +184,9 @@ def test_prompts_that_were_cached_start_a_few_a_step_beside_decodes(left_to_comp
 
 
 def test_prompts_that_were_cached_start_at_once_where_nobody_decodes() -> None:
-    driver = Driver(4000, 512, prefill_share=PrefillShare(80, full_at=32), max_num_seqs=300)
+    driver = Driver(
+        4000, 512, prefill_share=PrefillLimits(80, saturation_decodes=32), max_num_seqs=300
+    )
     first = driver.add(list(range(41)))
     driver.step()
     driver.scheduler.finish(first, "stop")
@@ -171,41 +197,43 @@ def test_prompts_that_were_cached_start_at_once_where_nobody_decodes() -> None:
 
 def test_a_start_that_is_taken_back_leaves_its_share_to_others() -> None:
     driver = Driver(100, 512)
-    draft = StepBuilder(1, 512, PrefillRoom(64, least_of_a_start=8))
+    draft = StepBuilder(1, 512, PrefillBudget(64, min_tokens_per_start=8))
     sequence = driver.add([1])
     draft.start(sequence, [])
-    draft.deal(sequence, 1)
-    assert draft.prefill.left == 56
-    draft.take_back(sequence)
-    assert draft.prefill.left == 64
-    assert not draft.starts(sequence)
-    assert (draft.prefill.load.tokens, draft.prefill.load.reads) == (0, 0)
+    draft.add(sequence, 1)
+    assert draft.prefill.remaining == 56
+    draft.remove(sequence)
+    assert draft.prefill.remaining == 64
+    assert not draft.is_new(sequence)
+    assert (draft.prefill.load.tokens, draft.prefill.load.context_reads) == (0, 0)
 
 
 @pytest.mark.parametrize("context", [0, 100, 3000])
 def test_tokens_behind_a_context_take_more_of_the_room(context: int) -> None:
-    room = PrefillRoom(400, reach=250)
+    room = PrefillBudget(400, context_tokens_per_token=250)
     count = room.tokens(context)
     assert 0 < count <= 400 / (1 + context / 250)
-    room.take(count, context, starts=False)
+    room.consume(count, context, starts=False)
     # One token more would have been too much.
-    assert 0 <= room.left < 1 + (context + 400) / 250
-    room.give_back(count, context, starts=False)
-    assert room.left == 400
+    assert 0 <= room.remaining < 1 + (context + 400) / 250
+    room.refund(count, context, starts=False)
+    assert room.remaining == 400
 
 
 def test_some_tokens_fit_whatever_they_take() -> None:
-    room = PrefillRoom(100, least=60, reach=10)
+    room = PrefillBudget(100, min_tokens=60, context_tokens_per_token=10)
     assert room.tokens(5000) == 60
-    room.take(50, 5000, starts=False)
-    assert room.left < 0
+    room.consume(50, 5000, starts=False)
+    assert room.remaining < 0
     assert (room.tokens(5000), room.tokens(0)) == (10, 10)
 
 
 def test_cached_prompts_that_start_are_fewer_the_more_they_read() -> None:
     started = []
     for cached in (64, 1600):
-        share = PrefillShare(320, full_at=32, least=16, reach=100)
+        share = PrefillLimits(
+            320, saturation_decodes=32, min_step_tokens=16, context_cost_tokens=100
+        )
         driver = Driver(4000, 512, prefill_share=share, max_num_seqs=300)
         prompt = list(range(cached + 8))
         first = driver.add(prompt)

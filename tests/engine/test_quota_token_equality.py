@@ -78,4 +78,4 @@ def test_tenants_preempt_each_other_and_change_no_token(
     )
     assert run(core, jobs) == expected
     assert core.scheduler.num_preemptions > 5
-    assert core.scheduler.kv.pool.num_free == core.capacity.num_blocks
+    assert core.scheduler.kv.pool.num_free_blocks == core.capacity.num_blocks

@@ -1,4 +1,4 @@
-"""`RedisLink`: order, pipelining, and what a command learns when Redis goes away."""
+"""`RedisPipeline`: order, pipelining, and what a command learns when Redis goes away."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from engine.system.redis_client import RedisLink
+from engine.system.redis_client import RedisPipeline
 from tests.services import running_redis
 
 
@@ -22,18 +22,18 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> object:
 
 
 @pytest.fixture
-async def link(url: str) -> AsyncIterator[RedisLink]:
-    made = RedisLink(url)
+async def link(url: str) -> AsyncIterator[RedisPipeline]:
+    made = RedisPipeline(url)
     yield made
     await made.close()
 
 
-async def test_replies_come_in_the_order_of_the_commands(link: RedisLink) -> None:
+async def test_replies_come_in_the_order_of_the_commands(link: RedisPipeline) -> None:
     sent = [link.send("ECHO", f"{n}") for n in range(1000)]
     assert await asyncio.gather(*sent) == [b"%d" % n for n in range(1000)]
 
 
-async def test_one_commands_error_is_its_own(link: RedisLink) -> None:
+async def test_one_commands_error_is_its_own(link: RedisPipeline) -> None:
     good, bad, gone = link.send("PING"), link.send("NOSUCH"), link.send("EVALSHA", "a" * 40, 0)
     with pytest.raises(ResponseError):
         await bad
@@ -42,14 +42,14 @@ async def test_one_commands_error_is_its_own(link: RedisLink) -> None:
     assert await good == b"PONG"
 
 
-async def test_a_caller_who_leaves_takes_no_ones_reply(link: RedisLink) -> None:
+async def test_a_caller_who_leaves_takes_no_ones_reply(link: RedisPipeline) -> None:
     left, stays = link.send("ECHO", "left"), link.send("ECHO", "stays")
     left.cancel()
     assert await stays == b"stays"
 
 
 async def test_a_reply_is_heard_as_it_arrives_before_whoever_awaits_it_goes_on(
-    link: RedisLink,
+    link: RedisPipeline,
 ) -> None:
     heard: list[object] = []
     reply = link.send("ECHO", "news", hear=lambda found: heard.append((found, order.copy())))
@@ -68,7 +68,7 @@ async def test_a_reply_is_heard_as_it_arrives_before_whoever_awaits_it_goes_on(
 
 
 async def test_what_was_sent_is_written_with_the_turn_or_when_asked_and_once(
-    link: RedisLink,
+    link: RedisPipeline,
 ) -> None:
     await link.execute("PING")
     wire = link._wire
@@ -82,7 +82,7 @@ async def test_what_was_sent_is_written_with_the_turn_or_when_asked_and_once(
     assert not wire.pending
 
 
-async def test_binary_words_and_numbers_arrive_as_they_are(link: RedisLink) -> None:
+async def test_binary_words_and_numbers_arrive_as_they_are(link: RedisPipeline) -> None:
     data = bytes(range(256)) * 4096
     await link.execute("SET", "k", data)
     assert await link.execute("GET", "k") == data
@@ -90,11 +90,11 @@ async def test_binary_words_and_numbers_arrive_as_they_are(link: RedisLink) -> N
 
 
 async def test_a_broken_connection_fails_what_waits_and_the_next_command_connects_anew(
-    link: RedisLink,
+    link: RedisPipeline,
 ) -> None:
     number = await link.execute("CLIENT", "ID")
     waiting = link.send("BLPOP", "nothing", 0)
-    other = RedisLink(link._url)
+    other = RedisPipeline(link._url)
     await other.execute("CLIENT", "KILL", "ID", number)
     await other.close()
     with pytest.raises(RedisConnectionError):
@@ -104,7 +104,7 @@ async def test_a_broken_connection_fails_what_waits_and_the_next_command_connect
 
 
 async def test_a_redis_that_stands_still_is_given_up(url: str) -> None:
-    link = RedisLink(url, timeout_s=0.05)
+    link = RedisPipeline(url, timeout_s=0.05)
     with pytest.raises(RedisTimeoutError):
         await link.execute("BLPOP", "nothing", 0)
     assert await link.execute("PING") == b"PONG"
@@ -112,7 +112,7 @@ async def test_a_redis_that_stands_still_is_given_up(url: str) -> None:
 
 
 async def test_an_idle_link_waits_for_nothing(url: str) -> None:
-    link = RedisLink(url, timeout_s=0.02)
+    link = RedisPipeline(url, timeout_s=0.02)
     await link.execute("PING")
     await asyncio.sleep(0.1)
     assert await link.execute("PING") == b"PONG"
@@ -120,7 +120,7 @@ async def test_an_idle_link_waits_for_nothing(url: str) -> None:
 
 
 async def test_without_redis_commands_fail_at_once(tmp_path: Path) -> None:
-    link = RedisLink(f"unix://{tmp_path}/none.sock")
+    link = RedisPipeline(f"unix://{tmp_path}/none.sock")
     sent = [link.send("PING"), link.send("PING")]
     for future in sent:
         with pytest.raises(RedisConnectionError):
@@ -129,11 +129,11 @@ async def test_without_redis_commands_fail_at_once(tmp_path: Path) -> None:
 
 
 async def test_closing_sends_what_was_handed_in(url: str) -> None:
-    link = RedisLink(url)
+    link = RedisPipeline(url)
     await link.execute("DEL", "kept")
     link.send("SET", "kept", "1")
     await link.close()
-    other = RedisLink(url)
+    other = RedisPipeline(url)
     assert await other.execute("GET", "kept") == b"1"
     await other.close()
 
@@ -142,7 +142,7 @@ async def test_more_commands_than_may_wait_are_refused(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("engine.system.redis_client.MAX_PENDING", 2)
-    link = RedisLink(url)
+    link = RedisPipeline(url)
     sent = [link.send("PING") for _ in range(3)]
     assert await sent[0] == b"PONG"
     with pytest.raises(RedisConnectionError):

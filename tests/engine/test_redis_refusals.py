@@ -10,7 +10,7 @@ import pytest
 import redis
 from redis.exceptions import OutOfMemoryError, ReadOnlyError, ResponseError
 
-from engine.system.redis_client import is_temporary, refusal_of
+from engine.system.redis_client import error_code_of, is_temporary
 from tests.engine.replica import Gateway, replica
 from tests.services import running_redis
 
@@ -50,7 +50,7 @@ def test_fault_47_a_replica_waits_until_redis_serves_again(gateway: Gateway, wor
     try:
         with pytest.raises(ResponseError) as error:
             gateway.redis.set("x", "y")
-        assert refusal_of(error.value) == word
+        assert error_code_of(error.value) == word
         # Three heartbeats, and the outputs of many steps.
         time.sleep(1.5)
     finally:
@@ -76,5 +76,5 @@ def test_fault_47_a_replica_waits_until_redis_serves_again(gateway: Gateway, wor
     ids=str,
 )
 def test_refusals_are_told_from_mistakes(error: redis.RedisError, word: str | None) -> None:
-    assert refusal_of(error) == word
+    assert error_code_of(error) == word
     assert is_temporary(error) == (word is not None or isinstance(error, redis.ConnectionError))

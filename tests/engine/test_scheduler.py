@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.lazy_heap import LazyHeap
-from engine.scheduler import Sequence, Status
-from engine.scheduler.request_queue import WaitingQueue
+from engine.scheduler import Sequence, SequenceStatus
+from engine.scheduler.request_queue import RequestQueue
 from tests.engine.helpers import Driver
 
 
@@ -22,7 +22,7 @@ def test_a_long_prompt_is_split_over_steps() -> None:
     sequence = driver.add(list(range(40)))
     assert [driver.step().num_scheduled for _ in range(4)] == [[16], [16], [8], [1]]
     assert sequence.num_output_tokens == 2
-    assert sequence.flight.prefill_chunks == 3
+    assert sequence.timeline.prefill_chunks == 3
 
 
 def test_decodes_come_first_and_prompts_take_the_rest_of_the_budget() -> None:
@@ -106,8 +106,8 @@ def test_the_youngest_is_preempted_and_resumes_with_all_its_tokens() -> None:
     plan = driver.step()
     assert plan.seq_ids == [old.seq_id]
     assert plan.removed == [young.seq_id]
-    assert young.status is Status.PREEMPTED
-    assert young.flight.num_preemptions == 1
+    assert young.status is SequenceStatus.PREEMPTED
+    assert young.timeline.num_preemptions == 1
     assert young.num_output_tokens == 2
     driver.scheduler.finish(old, "stop")
     plan = driver.step()
@@ -123,7 +123,7 @@ def test_the_lowest_priority_is_preempted() -> None:
     driver.step()
     driver.step()
     assert driver.step().removed == [low.seq_id]
-    assert high.status is Status.RUNNING
+    assert high.status is SequenceStatus.RUNNING
 
 
 def test_nothing_waiting_overtakes_a_preempted_sequence() -> None:
@@ -158,13 +158,13 @@ def test_an_abort_frees_everything_at_any_moment(when: str) -> None:
         sequence = driver.add(list(range(20, 27)))
         for _ in range(20):
             driver.step()
-            if sequence.status is Status.PREEMPTED:
+            if sequence.status is SequenceStatus.PREEMPTED:
                 break
-        assert sequence.status is Status.PREEMPTED
+        assert sequence.status is SequenceStatus.PREEMPTED
         driver.scheduler.finish(sequence, "abort")
         driver.scheduler.finish(old, "abort")
     driver.step()
-    assert driver.scheduler.kv.pool.num_free == 5
+    assert driver.scheduler.kv.pool.num_free_blocks == 5
     assert not driver.scheduler.has_work
     driver.scheduler.check_integrity()
 
@@ -182,9 +182,9 @@ def test_a_failed_step_leaves_nothing_cached_and_its_sequences_run_alone() -> No
     driver = Driver(num_blocks=50)
     first, second = driver.add(list(range(9))), driver.add(list(range(20, 29)))
     plan, scheduled = driver.scheduler.schedule()
-    driver.scheduler.undo((plan, scheduled))
+    driver.scheduler.roll_back((plan, scheduled))
     assert driver.scheduler.kv.pool.num_cached == 0
-    assert driver.scheduler.kv.pool.num_free == 50
+    assert driver.scheduler.kv.pool.num_free_blocks == 50
     driver.scheduler.check_integrity()
     plan, scheduled = driver.scheduler.schedule()
     assert plan.seq_ids == [first.seq_id]
@@ -201,13 +201,13 @@ def test_an_isolated_prompt_shares_none_of_its_steps() -> None:
     lone.isolated = True
     rows = []
     for _ in range(3):
-        assert driver.scheduler.isolates
+        assert driver.scheduler.has_isolated_step
         plan = driver.step()
         rows.append((plan.seq_ids, plan.num_scheduled))
         driver.add([4, 5, 6])
     assert rows == [([lone.seq_id], [count]) for count in (8, 8, 4)]
     lone.isolated = False  # as it brings a token
-    assert not driver.scheduler.isolates
+    assert not driver.scheduler.has_isolated_step
     assert lone.seq_id in (shared := driver.step().seq_ids)
     assert len(shared) > 1
 
@@ -250,7 +250,7 @@ def test_a_step_does_the_same_work_however_many_requests_wait(
 ) -> None:
     """Counted in looks at queued sequences and at tenants; no list of them is walked."""
     counts: Counter[str] = Counter()
-    for owner, name in ((WaitingQueue, "head_of"), (LazyHeap, "first"), (LazyHeap, "put")):
+    for owner, name in ((RequestQueue, "peek_tenant"), (LazyHeap, "first"), (LazyHeap, "put")):
         counted(monkeypatch, owner, name, counts)
     work = []
     for waiting in (50, 5000):
@@ -318,5 +318,5 @@ def test_any_mix_of_arrivals_aborts_and_preemptions_keeps_the_books_balanced(
     for sequence in live:
         driver.scheduler.finish(sequence, "abort")
     driver.step()
-    assert driver.scheduler.kv.pool.num_free == num_blocks
+    assert driver.scheduler.kv.pool.num_free_blocks == num_blocks
     driver.scheduler.check_integrity()

@@ -11,10 +11,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from engine.kv_cache import ContentKey
-from engine.scheduler import Sequence, Status
+from engine.scheduler import Sequence, SequenceStatus
 from engine.scheduler.plan import StepPlan
-from engine.scheduler.prefill_budget import PrefillShare
-from engine.worker.input_batch import RunningBatch
+from engine.scheduler.prefill_budget import PrefillLimits
+from engine.worker.input_batch import InputBatch
 from engine.worker.step_inputs import StepInputs
 from tests.engine.helpers import Driver
 from tests.engine.paged_memory import PagedMemory
@@ -44,7 +44,7 @@ class Chaos:
         self.live: list[Sequence] = []
         self.most = min(60, scheduler.capacity_tokens // (2 if quotas else 1))
         for tenant, (reserved, maximum) in self.shares.items() if quotas else ():
-            scheduler.kv.quotas.note(tenant, 1.0, reserved, maximum)
+            scheduler.kv.quotas.record_request(tenant, 1.0, reserved, maximum)
         self.stems = [[self.rng.randint(0, 2) for _ in range(60)] for _ in range(2)]
 
     def round(self) -> None:
@@ -67,7 +67,7 @@ class Chaos:
         assert not self.live, "it goes round in circles"
         self._step()
         pool = self.driver.scheduler.kv.pool
-        assert pool.num_free == pool.num_blocks
+        assert pool.num_free_blocks == pool.num_blocks
         assert not self.driver.scheduler.has_work
 
     def _arrive(self) -> None:
@@ -107,7 +107,7 @@ class Chaos:
             child.num_prompt_tokens = parent.num_prompt_tokens
             child.block_hashes = parent.block_hashes.copy()
             del child.block_hashes.values[(len(child.token_ids) - 1) // BLOCK :]
-            self.driver.scheduler.restart(child)
+            self.driver.scheduler.requeue(child)
 
     def _step(self, *, fails: bool = False) -> None:
         scheduler = self.driver.scheduler
@@ -117,7 +117,7 @@ class Chaos:
             self.live.remove(sequence)
         self.memory.run(plan, scheduled, fails=fails)
         if fails:
-            scheduler.undo((plan, scheduled))
+            scheduler.roll_back((plan, scheduled))
         else:
             for sequence, samples in zip(scheduled, plan.num_samples, strict=True):
                 sequence.isolated = sequence.isolated and not samples
@@ -138,7 +138,7 @@ class Chaos:
     def _check_quotas(self) -> None:
         scheduler = self.driver.scheduler
         tenants = scheduler.kv.quotas
-        assert scheduler.kv.pool.num_free >= sum(a.unused_reserve for a in tenants)
+        assert scheduler.kv.pool.num_free_blocks >= sum(a.unused_reserve for a in tenants)
         for quota in tenants:
             assert quota.used <= quota.maximum
             running = [s for s in scheduler.running if s.request.message.tenant == quota.name]
@@ -183,7 +183,11 @@ def test_nobody_reads_anothers_kv_and_all_blocks_come_back(
         enable_prefix_caching=caching,
         long_prefill_token_threshold=5 if chunked else 0,
         # Where one tenant has the most, rows take turns.
-        prefill_share=PrefillShare(8, full_at=2, least=4, whole=4) if short else None,
+        prefill_share=PrefillLimits(
+            8, saturation_decodes=2, min_step_tokens=4, target_step_tokens=4
+        )
+        if short
+        else None,
     )
     for _ in range(50):
         chaos.round()
@@ -198,7 +202,7 @@ def test_one_shared_prompts_blocks_serve_all_outputs(windows: tuple[int, ...], b
     outputs = [driver.add(prompt) for _ in range(8)]
     for token in range(12):
         driver.step(next_token=token)
-    assert all(sequence.status is Status.RUNNING for sequence in outputs)
+    assert all(sequence.status is SequenceStatus.RUNNING for sequence in outputs)
     groups = max(1, len(windows))
     pool = driver.scheduler.kv.pool
     shared = driver.table(outputs[0])[:7]
@@ -206,7 +210,7 @@ def test_one_shared_prompts_blocks_serve_all_outputs(windows: tuple[int, ...], b
     if groups == 1:
         # 30 tokens fill seven blocks, which all share; each has its own from the eighth on.
         own = sum(len(driver.table(sequence)) - 7 for sequence in outputs)
-        assert pool.num_blocks - pool.num_free == 7 + own
+        assert pool.num_blocks - pool.num_free_blocks == 7 + own
     assert all(sequence.num_cached_tokens == 28 for sequence in outputs[1:])
 
 
@@ -228,11 +232,11 @@ class Crowd(Chaos):
             "enable_prefix_caching": draw.random() < 0.8,
             "long_prefill_token_threshold": draw.choice([0, 0, 5]),
             "kept_seats_fraction": draw.choice([1 / 16, 0.2, 0.5]),
-            "prefill_share": PrefillShare(
+            "prefill_share": PrefillLimits(
                 draw.randint(8, 40),
-                full_at=draw.randint(1, 3),
-                least=draw.randint(2, 12),
-                whole=draw.randint(4, 16),
+                saturation_decodes=draw.randint(1, 3),
+                min_step_tokens=draw.randint(2, 12),
+                target_step_tokens=draw.randint(4, 16),
             ),
         }
         self.shares = {
@@ -243,7 +247,7 @@ class Crowd(Chaos):
         super().__init__(seed, windows, True, **settings)
         self.most = min(60, self.driver.scheduler.capacity_tokens // 2)
         self.looks_ahead = draw.random() < 0.2
-        self.batch = RunningBatch(settings["max_num_seqs"], 64, BLOCK, max(1, len(windows)))
+        self.batch = InputBatch(settings["max_num_seqs"], 64, BLOCK, max(1, len(windows)))
         self.in_flight: deque[tuple[StepPlan, list[Sequence], StepInputs | None]] = deque()
 
     def round(self) -> None:
@@ -271,25 +275,25 @@ class Crowd(Chaos):
                 reserved=reserved,
                 maximum=maximum,
             )
-            sequence.looks_ahead = self.looks_ahead
+            sequence.allows_lookahead = self.looks_ahead
             self.live.append(sequence)
 
     def _step(self, *, fails: bool = False) -> None:
         scheduler = self.driver.scheduler
-        if scheduler.isolates:
+        if scheduler.has_isolated_step:
             self._complete_down_to(0)
         plan, scheduled = scheduler.schedule()
         self._check_quotas()
         for sequence, _ in scheduler.take_refused():
             self.live.remove(sequence)
-        self.batch.apply(plan)
-        inputs = self.batch.inputs(plan) if scheduled else None
+        self.batch.apply_plan(plan)
+        inputs = self.batch.prepare_inputs(plan) if scheduled else None
         self._compare_books(plan)
         self.in_flight.append((plan, scheduled, inputs))
         if fails:
             for each, sequences, _ in self.in_flight:
                 self.memory.run(each, sequences, fails=True)
-            scheduler.undo(*((each, sequences) for each, sequences, _ in self.in_flight))
+            scheduler.roll_back(*((each, sequences) for each, sequences, _ in self.in_flight))
             self.in_flight.clear()
         self._complete_down_to(int(self.looks_ahead and bool(scheduled)))
         scheduler.check_integrity()
@@ -302,7 +306,7 @@ class Crowd(Chaos):
                 continue
             token_ids = [self.rng.randint(0, 2) for _ in inputs.sampled]
             if token_ids:
-                self.batch.take(inputs, token_ids)
+                self.batch.append_sampled(inputs, token_ids)
             for at, token_id in zip(inputs.sampled, token_ids, strict=True):
                 if not scheduled[at].finished:
                     self._sampled(scheduled[at], token_id)

@@ -27,7 +27,7 @@ from engine.contract import messages as protocol
 from engine.contract import redis_keys
 from engine.contract.engine_config import EngineConfig
 from engine.contract.lora import AdapterRef
-from engine.contract.messages import Control
+from engine.contract.messages import ControlRequest
 from engine.core.engine_core import EngineCore
 from engine.core.profiler import MAX_STEPS
 from engine.serving import service
@@ -111,7 +111,7 @@ def test_fault_25_an_abort_ends_a_request_and_frees_its_blocks(gateway: Gateway)
 def test_fault_53_what_runs_gets_its_tokens_between_thousands_of_messages(
     monkeypatch: pytest.MonkeyPatch, *, busy: bool, taken: int
 ) -> None:
-    monkeypatch.setattr(service, "_TAKE_S", 0.0)
+    monkeypatch.setattr(service, "MESSAGE_BUDGET_S", 0.0)
     messages: queue.SimpleQueue[tuple[bytes, str]] = queue.SimpleQueue()
     for number in range(5):
         messages.put((b"%d" % number, "message"))
@@ -121,10 +121,10 @@ def test_fault_53_what_runs_gets_its_tokens_between_thousands_of_messages(
         _handle=lambda core, entry_id, message: handled.append(entry_id),
     )
     core: Any = SimpleNamespace(has_work=busy)
-    service.EngineService._take_messages(replica, core, wait=False)
+    service.EngineService._handle_messages(replica, core, wait=False)
     assert handled == [b"%d" % number for number in range(taken)]
     core.has_work = False
-    service.EngineService._take_messages(replica, core, wait=False)
+    service.EngineService._handle_messages(replica, core, wait=False)
     assert len(handled) == 5
 
 
@@ -155,7 +155,7 @@ def test_fault_28_a_duplicate_delivery_runs_once(gateway: Gateway) -> None:
 
 def test_bytes_that_are_no_message_are_deleted_and_harm_nobody(gateway: Gateway) -> None:
     key = redis_keys.inbox_key("r1", gateway.prefix)
-    gateway.redis.xadd(key, {protocol.FIELD: b"\xc1\x00garbage"})
+    gateway.redis.xadd(key, {protocol.STREAM_FIELD: b"\xc1\x00garbage"})
     gateway.redis.xadd(key, {b"other": b"field"})
     gateway.request("after", [5])
     gateway.finish("after")
@@ -384,7 +384,7 @@ def operated(redis_url: str, model_folder: Folder) -> Iterator[Operated]:
 def operate(replica: service.EngineService, command: str, **details: Any) -> bool:
     """Give a command; whether it was done."""
     assert replica.core is not None
-    replica._control(replica.core, Control(command=command, gateway_id="g1", **details))
+    replica._control(replica.core, ControlRequest(command=command, gateway_id="g1", **details))
     return replica._output.batches["g1"].replies[-1].ok
 
 
@@ -440,7 +440,7 @@ def test_fault_65_a_profile_that_cannot_be_written_is_refused_and_the_replica_li
     profiler, before = replica._profiler, profile_folders()
     monkeypatch.setattr(tempfile, "tempdir", "/proc/nowhere")
     assert not operate(replica, "start_profile")
-    assert not profiler._profile.runs
+    assert not profiler._profile.is_running
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     for _ in range(3):
         assert operate(replica, "start_profile")
@@ -472,5 +472,5 @@ def test_fault_65_a_profile_that_nobody_stops_ends_by_itself_on_a_full_disk(
         told = profiler.step()
         no_file_space(False)
         assert ("is lost" in told) == is_full
-        assert not profiler._profile.runs
+        assert not profiler._profile.is_running
     shutil.rmtree(Path(told).parent)

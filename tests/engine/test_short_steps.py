@@ -10,7 +10,7 @@ import pytest
 
 from engine.kv_cache.tenant_quotas import LATELY_S
 from engine.scheduler import Sequence, StepPlan
-from engine.scheduler.prefill_budget import PrefillShare
+from engine.scheduler.prefill_budget import PrefillLimits
 from tests.engine.helpers import Driver
 from tests.engine.simulation import Costs, Simulation, Tenant
 
@@ -28,7 +28,7 @@ def machine(whole: int = WHOLE, **settings: object) -> Driver:
         token_budget=512,
         max_num_seqs=256,
         enable_prefix_caching=False,
-        prefill_share=PrefillShare(160, full_at=64, whole=whole),
+        prefill_share=PrefillLimits(160, saturation_decodes=64, target_step_tokens=whole),
         **settings,
     )
 
@@ -222,7 +222,7 @@ def test_a_short_step_holds_no_drafts_beyond_its_length() -> None:
     class Source:
         room = -1
 
-        def unfollowed(self, plan: StepPlan, scheduled: list[Sequence]) -> list[int]:
+        def untracked_sequences(self, plan: StepPlan, scheduled: list[Sequence]) -> list[int]:
             return []
 
         def propose(

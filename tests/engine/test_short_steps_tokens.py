@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from engine.scheduler import Sequence
-from engine.scheduler.decode_rotation import ShortStep, Turns
-from engine.scheduler.prefill_budget import PrefillShare
+from engine.scheduler.decode_rotation import DecodeRotation, ShortStep
+from engine.scheduler.prefill_budget import PrefillLimits
 from tests.engine.speculative.test_equality import make, prompts, run, texts
 
 Folder = Callable[[str], Path]
@@ -28,14 +28,14 @@ SETTINGS = {
 def rested(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """For each step that is held short, how many rows sit out."""
     found: list[int] = []
-    inner = Turns.resting
+    inner = DecodeRotation.skipped
 
-    def spy(self: Turns, step: ShortStep) -> set[Sequence]:
+    def spy(self: DecodeRotation, step: ShortStep) -> set[Sequence]:
         rows = inner(self, step)
         found.append(len(rows))
         return rows
 
-    monkeypatch.setattr(Turns, "resting", spy)
+    monkeypatch.setattr(DecodeRotation, "skipped", spy)
     return found
 
 
@@ -66,7 +66,9 @@ def test_every_way_of_choosing_gives_the_same_by_turns(
     expected = in_every_step(family)
     assert not rested
     llm = make(folder, **settings)
-    llm.core.scheduler.limits.share = PrefillShare(16, full_at=2, least=4, whole=6)
-    llm.core.scheduler.kv.quotas.note("another")
+    llm.core.scheduler.limits.share = PrefillLimits(
+        16, saturation_decodes=2, min_step_tokens=4, target_step_tokens=6
+    )
+    llm.core.scheduler.kv.quotas.record_request("another")
     assert texts(run(llm, asked)) == expected
     assert sum(rows > 0 for rows in rested) > 20

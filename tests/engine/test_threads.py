@@ -48,23 +48,27 @@ def test_what_names_no_cpus_is_refused(text: str) -> None:
 def test_cpus_that_are_not_ours_are_refused() -> None:
     config = EngineConfig(model="m", cpu_threads_bind="99998-99999")
     with pytest.raises(ConfigError, match="may not run on all"):
-        Threads.of(config, ReferenceKernels())
+        Threads.from_config(config, ReferenceKernels())
 
 
 def test_more_threads_than_cpus_are_refused() -> None:
     cpu = min(os.sched_getaffinity(0))
     config = EngineConfig(model="m", cpu_threads_bind=str(cpu), num_threads=2)
     with pytest.raises(ConfigError, match="more than the 1 CPUs"):
-        Threads.of(config, ReferenceKernels())
+        Threads.from_config(config, ReferenceKernels())
 
 
 def test_the_count_is_that_of_the_cpus_else_the_kernels(own_threads: None) -> None:
     cpu = min(os.sched_getaffinity(0))
-    bound = Threads.of(EngineConfig(model="m", cpu_threads_bind=str(cpu)), ReferenceKernels())
+    bound = Threads.from_config(
+        EngineConfig(model="m", cpu_threads_bind=str(cpu)), ReferenceKernels()
+    )
     assert bound == Threads(1, (cpu,))
-    free = Threads.of(EngineConfig(model="m", cpu_threads_bind="nobind"), ReferenceKernels())
-    assert free == Threads(torch.get_num_threads(), (), spread=False)
-    counted = Threads.of(EngineConfig(model="m", num_threads=3), ReferenceKernels())
+    free = Threads.from_config(
+        EngineConfig(model="m", cpu_threads_bind="nobind"), ReferenceKernels()
+    )
+    assert free == Threads(torch.get_num_threads(), (), bind_across=False)
+    counted = Threads.from_config(EngineConfig(model="m", num_threads=3), ReferenceKernels())
     assert counted == Threads(3)
 
 
@@ -92,5 +96,5 @@ def test_bound_threads_are_bound_where_steps_run() -> None:
             told.append((count, cpus, spread))
 
     Threads(2, (1, 0)).use(Recording())
-    Threads(3, (), spread=False).use(Recording())
+    Threads(3, (), bind_across=False).use(Recording())
     assert told == [(2, (1, 0), True), (3, None, False)]

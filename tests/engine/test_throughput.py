@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from engine.contract.replica_state import EngineStats
-from engine.core.stats import Throughput
+from engine.core.stats import RateMeter
 
 
 def test_averages_are_of_the_last_whole_stretch() -> None:
-    throughput = Throughput(now=100.0)
+    throughput = RateMeter(now=100.0)
 
     def told(at: float, prompt: int, generated: int) -> tuple[float, float]:
         stats = EngineStats(prompt_tokens_total=prompt, generation_tokens_total=generated)
-        found = throughput.told(stats, now=at)
+        found = throughput.last_rates(stats, now=at)
         assert found.prompt_tokens_total == prompt
         return found.avg_prompt_throughput_toks_per_s, found.avg_generation_throughput_toks_per_s
 

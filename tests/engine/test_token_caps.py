@@ -50,7 +50,7 @@ def run(core: EngineCore, cap: int | None, resume: Any = (), **sampling: Any) ->
             found.setdefault(delta.index, []).append(delta)
     core.check_integrity()
     assert not core.requests
-    assert core.scheduler.kv.pool.num_free == core.capacity.num_blocks
+    assert core.scheduler.kv.pool.num_free_blocks == core.capacity.num_blocks
     return found
 
 

@@ -42,7 +42,7 @@ def expected(oracle: Callable[[str], Oracle]) -> Callable[..., list[list[int]]]:
 def run(llm: LLM, prompts: list[list[int]]) -> list[list[int]]:
     outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
     llm.core.check_integrity()
-    assert llm.core.scheduler.kv.pool.num_free == llm.core.capacity.num_blocks
+    assert llm.core.scheduler.kv.pool.num_free_blocks == llm.core.capacity.num_blocks
     return [output.outputs[0].token_ids for output in outputs]
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from engine.contract.command_line import expanded
+from engine.contract.command_line import expand_args
 from engine.contract.engine_config import SETTINGS, EngineConfig, add_cli_args
 from engine.contract.errors import ConfigError
-from engine.contract.vllm_flags import BY_NAME, FOREIGN, Foreign
+from engine.contract.vllm_flags import BY_NAME, VLLM_FLAGS, VllmFlag
 
 #: The engine arguments of vLLM 0.5.1's manual, as its command line spells them.
 _MANUAL = """
@@ -80,7 +80,7 @@ VALUES: dict[Any, Any] = {bool: True, int: 7, float: 7.5, str: "word", dict: {"a
 def parse(line: str) -> EngineConfig:
     parser = argparse.ArgumentParser()
     add_cli_args(parser)
-    return EngineConfig.from_cli_args(parser.parse_args(expanded(line.split(), parser)))
+    return EngineConfig.from_cli_args(parser.parse_args(expand_args(line.split(), parser)))
 
 
 def test_the_manuals_arguments_are_all_known() -> None:
@@ -100,8 +100,8 @@ def test_the_manuals_defaults_are_taken() -> None:
     assert EngineConfig.from_mapping(dict.fromkeys(BY_NAME)) == EngineConfig()
 
 
-@pytest.mark.parametrize("foreign", FOREIGN, ids=lambda foreign: foreign.name)
-def test_each_changes_nothing_or_is_refused_in_words_of_its_own(foreign: Foreign) -> None:
+@pytest.mark.parametrize("foreign", VLLM_FLAGS, ids=lambda foreign: foreign.name)
+def test_each_changes_nothing_or_is_refused_in_words_of_its_own(foreign: VllmFlag) -> None:
     value = VALUES[foreign.kind]
     wrong = "x" if foreign.kind is not str else 5
     if foreign.name in SETTINGS:
@@ -260,7 +260,7 @@ def test_a_list_in_the_file_takes_no_words_of_the_command_line(
     parser.add_argument("--names", nargs="+")
     parser.add_argument("--none", nargs="+")
     parser.add_argument("--x")
-    found = parser.parse_args(expanded([*line, "--config", str(file)]))
+    found = parser.parse_args(expand_args([*line, "--config", str(file)]))
     assert (found.model, found.names, found.none) == ("M", ["a", "b"], None)
 
 
@@ -270,15 +270,15 @@ def test_a_file_that_holds_no_settings_is_refused(tmp_path: Path, text: str | No
     if text is not None:
         file.write_text(text)
     with pytest.raises(ConfigError) as refusal:
-        expanded(["--config", str(file)])
+        expand_args(["--config", str(file)])
     assert refusal.value.param == "config"
     with pytest.raises(ConfigError):
-        expanded(["--config"])
+        expand_args(["--config"])
 
 
 def test_what_is_no_flag_stays_as_it_is() -> None:
     words = ["a_b", "--x", "-1.5", "--", "--c_d", "--config"]
-    assert expanded(words) == words
+    assert expand_args(words) == words
 
 
 @pytest.mark.parametrize(
@@ -308,8 +308,8 @@ def test_a_switchs_value_is_true_or_false(flag: str) -> None:
 def test_each_switch_of_vllms_takes_a_value() -> None:
     parser = argparse.ArgumentParser()
     add_cli_args(parser)
-    for foreign in [foreign for foreign in FOREIGN if foreign.kind is bool]:
+    for foreign in [foreign for foreign in VLLM_FLAGS if foreign.kind is bool]:
         flag = "--" + foreign.name.replace("_", "-")
         for text, value in (("True", True), ("false", False)):
-            read = parser.parse_args(expanded([flag, text], parser))
+            read = parser.parse_args(expand_args([flag, text], parser))
             assert getattr(read, foreign.name) is value, flag

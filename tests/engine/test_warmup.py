@@ -26,8 +26,11 @@ def test_prompts_beside_decodes_are_bounded_by_what_prompts_take_here(
     model_folder: Callable[[str], Path],
 ) -> None:
     core = started(model_folder("llama"))
-    assert core.scheduler.limits.share.most >= 32
-    assert (core.scheduler.limits.share.full_at, core.scheduler.limits.share.least) == (64, 72)
+    assert core.scheduler.limits.share.max_prompt_tokens >= 32
+    assert (
+        core.scheduler.limits.share.saturation_decodes,
+        core.scheduler.limits.share.min_step_tokens,
+    ) == (64, 72)
     assert core.stats.steps_total == 0
     assert core.scheduler.kv.pool.num_cached == 0
     core.check_integrity()
@@ -36,8 +39,8 @@ def test_prompts_beside_decodes_are_bounded_by_what_prompts_take_here(
 def test_slow_prompts_get_the_least_share(
     model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.core.warmup._SECONDS_BESIDE_DECODES", 1e-9)
-    assert started(model_folder("llama")).scheduler.limits.share.most == 32
+    monkeypatch.setattr("engine.core.warmup.MAX_PREFILL_SECONDS", 1e-9)
+    assert started(model_folder("llama")).scheduler.limits.share.max_prompt_tokens == 32
 
 
 @pytest.mark.parametrize(("told", "most"), [(7, 7), (0, 512)])
@@ -45,7 +48,10 @@ def test_a_number_that_was_given_stays(
     told: int, most: int, model_folder: Callable[[str], Path]
 ) -> None:
     core = started(model_folder("llama"), prefill_tokens_beside_decodes=told)
-    assert (core.scheduler.limits.share.most, core.scheduler.limits.share.full_at) == (most, 0)
+    assert (
+        core.scheduler.limits.share.max_prompt_tokens,
+        core.scheduler.limits.share.saturation_decodes,
+    ) == (most, 0)
 
 
 def test_a_model_with_room_for_a_few_tokens_starts(model_folder: Callable[[str], Path]) -> None:

@@ -7,9 +7,9 @@ from typing import TypeVar
 import msgspec
 
 from engine.contract.engine_config import EngineConfig
-from engine.executor.abstract import Outcome
-from engine.executor.draft_worker import DeviceDrafts
-from engine.executor.uniproc_executor import InProcessExecutor
+from engine.executor.abstract import StepFuture
+from engine.executor.draft_worker import DraftWorkers
+from engine.executor.uniproc_executor import UniProcExecutor
 from engine.scheduler.plan import GrammarOutput, StepPlan, StepResult
 from engine.speculative.interface import HeadPlan, HeadResult
 
@@ -26,7 +26,7 @@ def sent(message: T) -> T:
 class _Sent:
     """An outcome whose result comes over the wire."""
 
-    def __init__(self, outcome: Outcome) -> None:
+    def __init__(self, outcome: StepFuture) -> None:
         self._outcome = outcome
 
     def result(self) -> StepResult:
@@ -36,17 +36,17 @@ class _Sent:
         return self._outcome.exception()
 
 
-class _SentDrafts(DeviceDrafts):
+class _SentDrafts(DraftWorkers):
     """Drafts whose plans and results come over the wire."""
 
     def execute(self, plan: StepPlan) -> StepResult:
         return sent(super().execute(sent(plan)))
 
-    def draw(self, plan: HeadPlan) -> HeadResult:
-        return sent(super().draw(sent(plan)))
+    def propose(self, plan: HeadPlan) -> HeadResult:
+        return sent(super().propose(sent(plan)))
 
 
-class WireExecutor(InProcessExecutor):
+class WireExecutor(UniProcExecutor):
     """The executor that engines of the tests run on."""
 
     def __init__(self, config: EngineConfig) -> None:
@@ -56,11 +56,11 @@ class WireExecutor(InProcessExecutor):
     def execute(self, plan: StepPlan) -> StepResult:
         return sent(super().execute(sent(plan)))
 
-    def prepare(self, plan: StepPlan) -> None:
-        super().prepare(sent(plan))
+    def apply_plan(self, plan: StepPlan) -> None:
+        super().apply_plan(sent(plan))
 
-    def submit(self, plan: StepPlan) -> Outcome:
-        return _Sent(super().submit(sent(plan)))
+    def execute_async(self, plan: StepPlan) -> StepFuture:
+        return _Sent(super().execute_async(sent(plan)))
 
-    def give_masks(self, output: GrammarOutput) -> None:
-        super().give_masks(sent(output))
+    def send_bitmask(self, output: GrammarOutput) -> None:
+        super().send_bitmask(sent(output))

@@ -42,8 +42,8 @@ from redis.exceptions import ResponseError
 from engine.contract import messages as protocol
 from engine.contract.messages import (
     AbortRequest,
-    Control,
     ControlReply,
+    ControlRequest,
     EngineRequest,
     EngineStats,
     ErrorInfo,
@@ -54,7 +54,7 @@ from engine.contract.messages import (
     TokenLogprobs,
 )
 from engine.contract.replica_state import Numerics
-from engine.system.step_record import StepRecorder
+from engine.system.step_record import SharedStepWriter
 
 
 def expected_token(prompt: list[int], index: int, position: int, low: int, high: int) -> int:
@@ -149,7 +149,7 @@ class FakeReplica:
         self.by_operator: set[str] = set()
         self.received: list[EngineRequest] = []
         self.running: dict[str, Running] = {}
-        self.recorder = StepRecorder.inherited(self.incarnation)
+        self.recorder = SharedStepWriter.inherited(self.incarnation)
         self.stopping = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -247,7 +247,7 @@ class FakeReplica:
             return
         if isinstance(message, AbortRequest):
             self._abort(message)
-        elif isinstance(message, Control):
+        elif isinstance(message, ControlRequest):
             await self._control(message)
         await self._done(entry_id)
 
@@ -292,7 +292,7 @@ class FakeReplica:
             if message.index in (None, sequence.index):
                 sequence.finish_reason = sequence.finish_reason or message.finish_reason
 
-    async def _control(self, message: Control) -> None:
+    async def _control(self, message: ControlRequest) -> None:
         if message.command == "drain":
             self.drain()
         if message.command == "abort_requests":
@@ -362,7 +362,7 @@ class FakeReplica:
         if sequence.finish_reason:
             delta.flight = self.flight
         if sequence.finish_reason == "abort" and request.request_id in self.by_operator:
-            delta.stop_reason = protocol.BY_OPERATOR
+            delta.stop_reason = protocol.ABORTED_BY_OPERATOR
         sequence.first = False
         if sequence.finish_reason:
             sequence.num_tokens = -1
@@ -397,13 +397,13 @@ class FakeReplica:
             deltas=deltas,
             replies=replies or [],
         )
-        written = [w for pair in protocol.written_fields(deltas).items() for w in pair]
+        written = [w for pair in protocol.written_token_counts(deltas).items() for w in pair]
         await self.redis.execute_command(
             "EVAL",
             _WRITE,
             2,
             redis_keys.outbox_key(gateway_id, self.prefix),
-            redis_keys.written_key(self.prefix),
+            redis_keys.written_tokens_key(self.prefix),
             protocol.encode(batch),
             protocol.OUTBOX_MAXLEN,
             *written,
@@ -428,7 +428,7 @@ def _entries(found: object) -> list[tuple[bytes, bytes]]:
             batches = [item for batch in batches for item in batch]
     else:
         batches = [item for _, items in found for item in items]  # type: ignore[attr-defined]
-    return [(entry_id, fields[protocol.FIELD]) for entry_id, fields in batches if fields]
+    return [(entry_id, fields[protocol.STREAM_FIELD]) for entry_id, fields in batches if fields]
 
 
 def _parser() -> argparse.ArgumentParser:

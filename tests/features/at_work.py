@@ -30,7 +30,7 @@ def _drafts_held(run: Run) -> object:
 
 
 def _overlaps(run: Run) -> object:
-    return run.cores[0].config.plans_ahead(False)
+    return run.cores[0].config.uses_async_scheduling(False)
 
 
 #: Feature -> whether it was at work in a run.

@@ -10,8 +10,8 @@ from unittest import mock
 from engine.contract.speculative_config import SpeculativeConfig
 from engine.scheduler import Sequence
 from engine.speculative import drafter
-from engine.speculative.estimates import Purses, StepCosts
-from engine.speculative.ngram import Guess, Proposer
+from engine.speculative.estimates import DraftBudgets, StepTimes
+from engine.speculative.ngram import Proposal, Proposer
 from tests.engine.models import VOCAB
 from tests.features.workload import Outputs
 
@@ -32,7 +32,7 @@ class Guesses(Proposer):
             said.setdefault(number, []).append(output.tokens)
         type(self)._said = said
 
-    def propose(self, sequence: Sequence, count: int) -> Guess:
+    def propose(self, sequence: Sequence, count: int) -> Proposal:
         number = int(sequence.request.request_id.rpartition("-")[2])
         had = sequence.token_ids[sequence.num_prompt_tokens :]
         rng = self._rng
@@ -40,8 +40,8 @@ class Guesses(Proposer):
             if text[: len(had)] == had:
                 drafts = text[len(had) : len(had) + count]
                 said = [rng.randrange(4, VOCAB) if rng.random() < 0.15 else d for d in drafts]
-                return Guess(said, 4)
-        return Guess([rng.randrange(4, VOCAB) for _ in range(count)], 4)
+                return Proposal(said, 4)
+        return Proposal([rng.randrange(4, VOCAB) for _ in range(count)], 4)
 
     def forget(self, sequence: Sequence) -> None:
         pass
@@ -51,12 +51,12 @@ class Guesses(Proposer):
 def guessing() -> Iterator[Guesses]:
     """As if wider steps were free, whatever this machine measures."""
     with (
-        mock.patch.object(StepCosts, "note"),
-        mock.patch.object(StepCosts, "widest", 10**6),
-        mock.patch.object(Purses, "left", return_value=1e9),
-        mock.patch.object(Purses, "left_for_looks", return_value=1e9),
-        mock.patch.object(Purses, "may_follow", return_value=True),
-        mock.patch.object(Purses, "may_go_on", return_value=True),
+        mock.patch.object(StepTimes, "note"),
+        mock.patch.object(StepTimes, "widest", 10**6),
+        mock.patch.object(DraftBudgets, "left", return_value=1e9),
+        mock.patch.object(DraftBudgets, "left_for_looks", return_value=1e9),
+        mock.patch.object(DraftBudgets, "may_follow", return_value=True),
+        mock.patch.object(DraftBudgets, "may_go_on", return_value=True),
         mock.patch.dict(drafter.PROPOSERS, {"ngram": Guesses}),
     ):
         yield Guesses()

@@ -168,7 +168,7 @@ class Lab:
             run = self._once(features, cores, requests or self.requests(features))
         for core in cores:
             core.check_integrity()
-            assert core.scheduler.kv.pool.num_free == core.scheduler.kv.pool.num_blocks
+            assert core.scheduler.kv.pool.num_free_blocks == core.scheduler.kv.pool.num_blocks
         return run
 
     def _alone(self, features: Features, number: int) -> Run:
@@ -219,7 +219,7 @@ class Lab:
                     for delta in core.step():
                         run.take(delta)
                     pool = core.scheduler.kv.pool
-                    run.most_blocks = max(run.most_blocks, pool.num_blocks - pool.num_free)
+                    run.most_blocks = max(run.most_blocks, pool.num_blocks - pool.num_free_blocks)
 
     def _due(self, run: Run, tokens: int) -> bool:
         """Whether it's time; vectors come without tokens before them."""

@@ -1,6 +1,6 @@
 """What results with a feature fulfil, whatever other feature is there.
 
-Those that change nothing but how results come about are in `at_work`.
+Those that change nothing but how results come about are in `engine_threads`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 
 from engine.contract.messages import EngineRequest, TokenLogprobs
 from engine.contract.sampling_params import SamplingParams
-from inference.chat.parsers import OutputParser, ParserPlan
+from inference.chat.parsers import OutputParser, OutputParserConfig
 from inference.parsers.json_tools import HermesParser
 from tests.features.lab import Lab, Run
 from tests.features.workload import (
@@ -67,7 +67,9 @@ def _check_document(found: dict[str, object]) -> None:
 
 def tools(lab: Lab, run: Run) -> None:
     """Calls are complete, and the same from deltas of one token as from the whole text."""
-    plan = ParserPlan(tools=lambda: HermesParser([FUNCTION]), forced="grammar" not in run.features)
+    plan = OutputParserConfig(
+        tools=lambda: HermesParser([FUNCTION]), forced_tool="grammar" not in run.features
+    )
     for output in _asked(run).values():
         text = _text(run, output)
         pieces, whole = OutputParser(plan), OutputParser(plan)

@@ -9,7 +9,7 @@ from typing import Any
 from engine.contract.lora import AdapterRef
 from engine.contract.messages import EngineRequest, FlightRecord, TokenDelta, TokenLogprobs
 from engine.contract.pooling_params import PoolingParams
-from engine.contract.sampling_params import SamplingParams, ThinkingParams
+from engine.contract.sampling_params import ReasoningParams, SamplingParams
 from engine.contract.structured_outputs import StructuredOutputsParams
 from inference.parsers.json_tools import HermesParser
 from inference.parsers.tool_grammar import ToolFunction
@@ -101,7 +101,7 @@ def _asked(features: Features) -> dict[str, Any]:
         longest = CALL if "tools" in features else FORM
         options |= {"structured_outputs": form, "max_tokens": longest, "ignore_eos": False}
     if "reasoning" in features:
-        options["thinking"] = ThinkingParams(end=[CLOSE], budget=BUDGET)
+        options["thinking"] = ReasoningParams(end=[CLOSE], budget=BUDGET)
     if "logprobs" in features:
         options["logprobs"] = 3
     if "n > 1" in features:

@@ -9,8 +9,8 @@ import torch
 
 from benchmarks.kernels.gpu_case import compare
 from benchmarks.kernels.gpu_cases import all_cases, paged_batch
-from kernels.attention_args import AttentionArgs, LatentArgs
-from kernels.logit_edits import PenalisedRows, TokenTable
+from kernels.attention_args import AttentionArgs, MlaArgs
+from kernels.logit_edits import PenaltyRows, TokenTable
 from kernels.reference import ReferenceKernels
 from kernels.triton.attention import latent_attention, merge_attention_states, paged_attention
 from kernels.triton.kernel_set import load
@@ -155,9 +155,9 @@ def test_latents(device, large, heads, queries, cache):
         scales = (torch.rand(keys.shape[:3], device=device) + 0.5) / 64
     names = ("block_tables", "seq_lens", "query_start_loc")
     lengths = dict(zip(names, rest, strict=True))
-    given = LatentArgs(q=q, cache=keys, latent=512, scale=0.05, scales=scales, **lengths)
+    given = MlaArgs(q=q, cache=keys, latent=512, scale=0.05, scales=scales, **lengths)
     wide = replace(given, q=q.float(), cache=widened(keys, scales), scales=None)
-    compare(latent_attention(given), ReferenceKernels.latent_attention(wide), 1e-2)
+    compare(latent_attention(given), ReferenceKernels.mla_attention(wide), 1e-2)
 
 
 @pytest.mark.parametrize("dtype", list(ALLOWED))
@@ -227,20 +227,20 @@ def test_edits_and_logprobs(device):
     slots = torch.tensor([2, 0, 3, 1], **ints)
     places = torch.arange(3, **ints).expand(4, 3)
     changes = torch.stack((slots[:, None].expand(4, 3), places, ids.int(), counts.int()))
-    edits.record(table, changes.flatten(1))
+    edits.update_token_table(table, changes.flatten(1))
     factor = torch.full((4,), 1.3, device=device)
     rows = torch.arange(4, **ints)
-    penalised = PenalisedRows(rows, slots, factor, factor, factor)
+    penalised = PenaltyRows(rows, slots, factor, factor, factor)
     expected = logits.clone()
     value = expected.gather(1, ids)
     value = torch.where(value > 0, value / 1.3, value * 1.3) - 1.3 * counts - 1.3 * (counts > 0)
     expected.scatter_(1, ids, value)
-    edits.penalise(logits, penalised, table, torch.full((4,), 3, **ints))
+    edits.apply_penalties(logits, penalised, table, torch.full((4,), 3, **ints))
     torch.testing.assert_close(logits, expected)
     allowed = torch.rand(4, 5024, device=device) < 0.5
     words = (allowed.view(4, -1, 32).long() << torch.arange(32, device=device)).sum(-1)
     masked = logits.clone()
-    edits.keep(masked, rows.long(), words.int(), None)
+    edits.apply_bitmask(masked, rows.long(), words.int(), None)
     assert torch.equal(masked, logits.masked_fill(~allowed[:, :5000], float("-inf")))
     tokens = ids[:, 0].contiguous()
     found, normalizer, rank = token_logprobs(logits, tokens)

@@ -9,7 +9,7 @@ import torch
 import triton
 
 from engine import LLM, SamplingParams
-from engine.worker.gpu.model_runner import DeviceRunner
+from engine.worker.gpu.model_runner import GpuModelRunner
 from tests.engine.ablations import without
 from tests.engine.models import Oracle, make_model
 
@@ -50,7 +50,7 @@ def test_no_launch_waits_for_the_device(mode, params, folder, monkeypatch):
     """torch raises where the host would wait; the tokens come by an event, which it lets pass."""
     llm = make(folder, cudagraph_mode=mode, max_num_batched_tokens=64)
     expected = tokens(llm, params)  # kernels are compiled
-    launch, launched = DeviceRunner._launch, []
+    launch, launched = GpuModelRunner._launch, []
 
     def strict(self, *args):
         torch.cuda.set_sync_debug_mode("error")
@@ -60,7 +60,7 @@ def test_no_launch_waits_for_the_device(mode, params, folder, monkeypatch):
             torch.cuda.set_sync_debug_mode("default")
         return launched[-1]
 
-    monkeypatch.setattr(DeviceRunner, "_launch", strict)
+    monkeypatch.setattr(GpuModelRunner, "_launch", strict)
     assert tokens(llm, params) == expected
     assert launched
 

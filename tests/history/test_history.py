@@ -8,26 +8,34 @@ from typing import Any
 import pytest
 import redis
 
-from catalog.heartbeats import known_replicas
+from catalog.heartbeats import registered_replicas
 from engine.contract import messages as protocol
 from engine.contract import redis_keys
 from history.buckets import (
-    FINEST,
     FIRST_TOKEN,
     GAP,
     GRACE_S,
-    KEPT,
-    LAST,
+    LAST_BUCKET,
+    MIN_WIDTH_S,
     RANGES,
+    RETENTION_BY_WIDTH,
     add_counts,
+    bucket_index,
     bucket_key,
     index_key,
     percentile,
-    place_of,
 )
 from history.models import PoolSample, TrafficSample
-from history.read import MOST_GROUPS, Wanted, grouped, percentiles, points, pools, traffic
-from history.write import forget_old, write_history
+from history.read import (
+    MAX_GROUPS,
+    TrafficQuery,
+    group_traffic,
+    percentiles,
+    pools,
+    time_points,
+    traffic,
+)
+from history.write import delete_expired, write_history
 from tests.console.beats import heartbeat
 
 pytestmark = [pytest.mark.django_db, pytest.mark.database]
@@ -53,14 +61,14 @@ def counted(client: Any, prefix: str, at: float, tenant: int = 7, **counts: int)
 def test_gateways_add_up_and_a_bucket_is_written_once(client: Any, key_prefix: str) -> None:
     for at in (NOW, NOW + 3, NOW + 9.9):
         counted(client, key_prefix, at, requests=1, prompt_tokens=10, **{f"{FIRST_TOKEN}20": 1})
-    assert write_history(client, NOW + FINEST + GRACE_S - 1) == []
+    assert write_history(client, NOW + MIN_WIDTH_S + GRACE_S - 1) == []
     saved = client.hgetall(bucket_key(NOW, key_prefix))
-    assert write_history(client, NOW + FINEST + GRACE_S + 1) == [NOW]
+    assert write_history(client, NOW + MIN_WIDTH_S + GRACE_S + 1) == [NOW]
     # A worker that died between the database and Redis: another writes the same again.
     client.hset(bucket_key(NOW, key_prefix), mapping=saved)
     client.zadd(index_key(key_prefix), {str(NOW): NOW})
-    write_history(client, NOW + 2 * FINEST)
-    rows = TrafficSample.objects.filter(width=FINEST).order_by("tenant_id")
+    write_history(client, NOW + 2 * MIN_WIDTH_S)
+    rows = TrafficSample.objects.filter(width=MIN_WIDTH_S).order_by("tenant_id")
     assert [(r.tenant_id, r.requests, r.prompt_tokens) for r in rows] == [(0, 3, 30), (7, 3, 30)]
     assert rows[0].first_token == {"20": 3}
     assert client.exists(bucket_key(NOW, key_prefix)) == 0
@@ -70,13 +78,13 @@ def test_tenants_add_up_to_the_installations_line(client: Any, key_prefix: str) 
     counted(client, key_prefix, NOW, tenant=7, requests=2, errors=1)
     counted(client, key_prefix, NOW, tenant=8, requests=3, refused=4)
     write_history(client, NOW + 25)
-    at = points(RANGES["5m"], NOW + 25)
-    whole = traffic(Wanted(range=RANGES["5m"]), at)
-    one = traffic(Wanted(range=RANGES["5m"], tenants=[8]), at)
+    at = time_points(RANGES["5m"], NOW + 25)
+    whole = traffic(TrafficQuery(range=RANGES["5m"]), at)
+    one = traffic(TrafficQuery(range=RANGES["5m"], tenants=[8]), at)
     assert (sum(whole.sums["requests"]), sum(whole.sums["errors"])) == (5, 1)
     assert (sum(one.sums["requests"]), sum(one.sums["refused"])) == (3, 4)
     assert whole.sums["requests"][at.index(NOW)] == 5
-    by_tenant = grouped(Wanted(range=RANGES["5m"]), "tenant_id", at)
+    by_tenant = group_traffic(TrafficQuery(range=RANGES["5m"]), "tenant_id", at)
     assert {tenant: sum(line["requests"]) for tenant, line in by_tenant.items()} == {7: 2, 8: 3}
 
 
@@ -89,11 +97,11 @@ def test_every_range_tells_the_same_sums_whatever_is_wide_already(
     begin = now - min(wanted.seconds, 1700)
     for at in range(begin, now, 50):
         counted(client, key_prefix, at, requests=1, **{f"{GAP}{at % 7}": 2})
-        write_history(client, at + FINEST + GRACE_S + 1)
-    write_history(client, now + FINEST + GRACE_S + 1)
-    line = traffic(Wanted(range=wanted), points(wanted, now + 25))
+        write_history(client, at + MIN_WIDTH_S + GRACE_S + 1)
+    write_history(client, now + MIN_WIDTH_S + GRACE_S + 1)
+    line = traffic(TrafficQuery(range=wanted), time_points(wanted, now + 25))
     seen = sum(line.sums["requests"])
-    expected = len([at for at in range(begin, now, 50) if at >= points(wanted, now + 25)[0]])
+    expected = len([at for at in range(begin, now, 50) if at >= time_points(wanted, now + 25)[0]])
     assert seen == expected
     assert sum(sum(each.values()) for each in line.gaps) == 2 * expected
 
@@ -105,9 +113,9 @@ def test_pools_tell_cache_from_use_and_from_nothing(client: Any, key_prefix: str
         beat = heartbeat(name, "quill", stats=stats)
         client.sadd(redis_keys.replicas_key(key_prefix), name)
         client.set(redis_keys.replica_key(name, key_prefix), protocol.encode(beat))
-    assert len(known_replicas(client, key_prefix)) == 2
+    assert len(registered_replicas(client, key_prefix)) == 2
     write_history(client, NOW)
-    found = pools(Wanted(range=RANGES["5m"]), points(RANGES["5m"], NOW + 25))
+    found = pools(TrafficQuery(range=RANGES["5m"]), time_points(RANGES["5m"], NOW + 25))
     last = {name: values[-1] for name, values in found.items()}
     # 30 of each are in use; 80 are cached, of which 50 by nobody else.
     assert last == {
@@ -125,26 +133,28 @@ def test_what_is_old_goes_width_by_width(client: Any, key_prefix: str) -> None:
     counted(client, key_prefix, NOW, requests=1)
     write_history(client, NOW + 3 * 7200)
     widths = {row.width for row in TrafficSample.objects.all()}
-    assert widths == set(KEPT)
-    forget_old(NOW + KEPT[10] + 1)
+    assert widths == set(RETENTION_BY_WIDTH)
+    delete_expired(NOW + RETENTION_BY_WIDTH[10] + 1)
     assert {row.width for row in TrafficSample.objects.all()} == {60, 600, 7200}
-    forget_old(NOW + KEPT[7200] + 1)
+    delete_expired(NOW + RETENTION_BY_WIDTH[7200] + 1)
     assert not TrafficSample.objects.exists()
     assert not PoolSample.objects.exists()
 
 
 def test_many_groups_are_bounded(client: Any, key_prefix: str) -> None:
-    for tenant in range(1, MOST_GROUPS + 5):
+    for tenant in range(1, MAX_GROUPS + 5):
         counted(client, key_prefix, NOW, tenant=tenant, requests=tenant)
     write_history(client, NOW + 25)
-    found = grouped(Wanted(range=RANGES["5m"]), "tenant_id", points(RANGES["5m"], NOW + 25))
-    assert len(found) == MOST_GROUPS + 1
+    found = group_traffic(
+        TrafficQuery(range=RANGES["5m"]), "tenant_id", time_points(RANGES["5m"], NOW + 25)
+    )
+    assert len(found) == MAX_GROUPS + 1
     assert sum(found[None]["requests"]) == 1 + 2 + 3 + 4
 
 
 def test_redis_keeps_a_bounded_time_while_no_worker_writes(client: Any, key_prefix: str) -> None:
     counted(client, key_prefix, NOW, requests=1)
-    assert 0 < client.ttl(bucket_key(NOW, key_prefix)) <= KEPT[FINEST]
+    assert 0 < client.ttl(bucket_key(NOW, key_prefix)) <= RETENTION_BY_WIDTH[MIN_WIDTH_S]
     assert json.loads(next(iter(client.hgetall(bucket_key(NOW, key_prefix))))) == [
         *(7, "quill", "", "requests")
     ]
@@ -154,7 +164,7 @@ def test_percentiles_of_merged_spreads_are_near_the_true_ones() -> None:
     durations = [0.0007 * 1.01**n for n in range(1000)]
     spread: dict[int, int] = {}
     for each in durations:
-        spread[place_of(each)] = spread.get(place_of(each), 0) + 1
+        spread[bucket_index(each)] = spread.get(bucket_index(each), 0) + 1
     for fraction in (0.5, 0.95, 0.99):
         true = durations[int(fraction * len(durations))]
         assert percentile(spread, fraction) == pytest.approx(true, rel=0.1)
@@ -164,4 +174,4 @@ def test_percentiles_of_merged_spreads_are_near_the_true_ones() -> None:
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, 1e-9, 1e9])
 def test_odd_durations_have_a_place(seconds: float) -> None:
-    assert 0 <= place_of(seconds) <= LAST
+    assert 0 <= bucket_index(seconds) <= LAST_BUCKET

@@ -8,19 +8,19 @@ from typing import Any
 from inference.edge.handler import GatewayHandler
 from inference.engine_client.client import get_engine_client
 from tenants import actions
-from tenants.actors import SYSTEM
+from tenants.actors import SYSTEM_ACTOR
 from tenants.models import Tenant
 from tests.inference.asgi_client import AsgiClient
 from tests.inference.conftest import Gateway
 
 
 def newcomer(name: str = "Rival", **key: Any) -> tuple[Tenant, AsgiClient]:
-    tenant = actions.create_tenant(actor=SYSTEM, name=name)
+    tenant = actions.create_tenant(actor=SYSTEM_ACTOR, name=name)
     return tenant, client_of(tenant, **key)
 
 
 def client_of(tenant: Tenant, **key: Any) -> AsgiClient:
-    made = actions.create_key(actor=SYSTEM, tenant=tenant, name="k", **key)
+    made = actions.create_key(actor=SYSTEM_ACTOR, tenant=tenant, name="k", **key)
     return AsgiClient(GatewayHandler(), made.secret)
 
 

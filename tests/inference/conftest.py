@@ -17,18 +17,18 @@ from redis import asyncio as aioredis
 from adapters.models import AdapterVersion
 from catalog import access as catalog_access
 from catalog.models import DesiredState, ServedModel
-from common.db import in_db_thread
+from common.db import run_in_db_thread
 from engine.text import Tokenizer, load_tokenizer
 from inference.edge.handler import GatewayHandler
 from inference.engine_client.client import close_engine_client, get_engine_client
 from inference.generation import background
-from inference.loop.offload import FairThreads
+from inference.loop.offload import FairThreadPool
 from metering import request_log_writer as writer
 from metering import rules
 from metering.redis_scripts import close_redis_link
 from metering.usage_record import UsageRecord, decode_record
 from tenants import actions, authentication
-from tenants.actors import SYSTEM
+from tenants.actors import SYSTEM_ACTOR
 from tenants.models import ApiKey, Tenant
 from tests.fakes.fake_replica import FakeReplica, expected_tokens
 from tests.inference.asgi_client import AsgiClient
@@ -99,17 +99,17 @@ def rows(transactional_db: None) -> Iterator[Rows]:
 
     Committed, not inside a transaction: the gateway looks from threads of its own.
     """
-    authentication.forget()
-    catalog_access.forget()
+    authentication.clear_cache()
+    catalog_access.clear_cache()
     rules.forget()
-    tenant = actions.create_tenant(actor=SYSTEM, name="Gateway tests")
-    made = actions.create_key(actor=SYSTEM, tenant=tenant, name="test")
+    tenant = actions.create_tenant(actor=SYSTEM_ACTOR, name="Gateway tests")
+    made = actions.create_key(actor=SYSTEM_ACTOR, tenant=tenant, name="test")
     ServedModel.objects.create(
         name="fake", source="fake", desired_state=DesiredState.LOADED, managed=False
     )
     yield Rows(tenant, made.key, made.secret)
-    authentication.forget()
-    catalog_access.forget()
+    authentication.clear_cache()
+    catalog_access.clear_cache()
     rules.forget()
 
 
@@ -195,13 +195,13 @@ def rendered_for(settings: Any, monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """In whose turns prompts are rendered: all of them are in threads here."""
     settings.QUIRE = {**settings.QUIRE, "INLINE_RENDER_CHARS": 0}
     tenants: set[str] = set()
-    submit = FairThreads.submit
+    submit = FairThreadPool.submit
 
-    def spy(threads: FairThreads, tenant: str, job: Callable[[], Any]) -> Any:
+    def spy(threads: FairThreadPool, tenant: str, job: Callable[[], Any]) -> Any:
         tenants.add(tenant)
         return submit(threads, tenant, job)
 
-    monkeypatch.setattr(FairThreads, "submit", spy)
+    monkeypatch.setattr(FairThreadPool, "submit", spy)
     return tenants
 
 
@@ -212,9 +212,9 @@ def live(gateway: Gateway) -> Any:
     def make(tenant: Tenant | None, name: str = "tone", seed: int = 0, **more: Any) -> Any:
         model = ServedModel.objects.get(name=more.pop("model", "fake"))
         more.setdefault("promote", True)
-        return checked(SYSTEM, tenant, model, name=name, seed=seed, **more)
+        return checked(SYSTEM_ACTOR, tenant, model, name=name, seed=seed, **more)
 
     async def in_thread(*args: Any, **kwargs: Any) -> AdapterVersion:
-        return await in_db_thread(make, *args, **kwargs)
+        return await run_in_db_thread(make, *args, **kwargs)
 
     return in_thread

@@ -9,7 +9,7 @@ import pytest
 
 from engine.contract import messages as protocol
 from engine.contract import redis_keys
-from engine.contract.messages import ReplicaNews
+from engine.contract.messages import ReplicaEvent
 from engine.text import Tokenizer, render_chat
 from tests.fakes.fake_replica import FakeReplica
 from tests.inference.asgi_client import Exchange, chat_body
@@ -58,9 +58,11 @@ async def tell_of_death(
     gateway: Gateway, replica: FakeReplica, held: list[str] | None = None
 ) -> None:
     """What a supervisor does when a replica's process ends; here the heartbeat stays."""
-    news = ReplicaNews(replica_id=replica.replica_id, incarnation=replica.incarnation, held=held)
+    news = ReplicaEvent(replica_id=replica.replica_id, incarnation=replica.incarnation, held=held)
     for _ in range(1000):  # the gateway may not listen yet
-        if await gateway.redis.publish(redis_keys.news_key(gateway.prefix), protocol.encode(news)):
+        if await gateway.redis.publish(
+            redis_keys.replica_events_channel(gateway.prefix), protocol.encode(news)
+        ):
             return
         await asyncio.sleep(0.01)
     pytest.fail("No gateway listens.")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from inference.chat.parsers import OutputParser, ParserPlan
-from inference.parsers.state_machine import Part, joined
+from inference.chat.parsers import OutputParser, OutputParserConfig
+from inference.parsers.state_machine import Part, merge_adjacent
 from inference.parsers.tool_grammar import ToolFunction
 
 WEATHER = ToolFunction(
@@ -302,13 +302,13 @@ NO_CALLS = [
 ]
 
 
-def read(plan: ParserPlan, pieces: Sequence[str]) -> list[Part]:
+def read(plan: OutputParserConfig, pieces: Sequence[str]) -> list[Part]:
     """All parts of an output that came in these pieces."""
     parser = OutputParser(plan)
     parts: list[Part] = []
     for place, piece in enumerate(pieces):
         parts += parser.push(piece, ended=place == len(pieces) - 1)
-    return joined(parts)
+    return merge_adjacent(parts)
 
 
 def shape(parts: Sequence[Part]) -> list[tuple[str, str, int]]:

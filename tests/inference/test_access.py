@@ -12,8 +12,8 @@ from catalog import access as catalog_access
 from catalog.models import DesiredState, ServedModel
 from inference.asgi import http_application
 from tenants import actions, authentication
-from tenants.actors import SYSTEM
-from tenants.caller import Refusal
+from tenants.actors import SYSTEM_ACTOR
+from tenants.caller import AuthFailure
 from tests.inference.asgi_client import AsgiClient, chat_body
 from tests.inference.conftest import Gateway
 
@@ -101,7 +101,7 @@ async def test_a_key_without_the_scope_is_forbidden(served: Gateway) -> None:
     @sync_to_async
     def limited() -> str:
         tenant = served.rows.tenant
-        return actions.create_key(actor=SYSTEM, tenant=tenant, scopes=["models:read"]).secret
+        return actions.create_key(actor=SYSTEM_ACTOR, tenant=tenant, scopes=["models:read"]).secret
 
     client = AsgiClient(served.client.app, await limited())
     assert (await client.get("/v1/models")).status == 200
@@ -123,7 +123,7 @@ async def test_unknown_and_foreign_models_look_the_same(served: Gateway) -> None
         ServedModel.objects.create(
             name="org/theirs", source="x", desired_state=DesiredState.LOADED, public=False
         )
-        catalog_access.forget()
+        catalog_access.clear_cache()
 
     await private()
     for name in ("nothing", "org/theirs", "../fake"):
@@ -142,7 +142,7 @@ async def test_a_model_with_a_slash_in_its_name_is_found(served: Gateway) -> Non
         ServedModel.objects.create(
             name="org/model", source="x", desired_state=DesiredState.LOADED, managed=False
         )
-        catalog_access.forget()
+        catalog_access.clear_cache()
 
     await add()
     assert (await served.client.get("/v1/models/org/model")).json()["id"] == "org/model"
@@ -154,7 +154,7 @@ def limits(rows: Any) -> None:
     tenant = rows.tenant
     tenant.requests_per_minute, tenant.tokens_per_minute = 3, 2000
     tenant.save()
-    authentication.forget()
+    authentication.clear_cache()
 
 
 async def test_limits_are_told_and_held(limits: None, served: Gateway) -> None:
@@ -181,7 +181,7 @@ async def test_a_streams_tokens_wait_for_no_look_at_its_key(
     monkeypatch.setattr("inference.generation.background.RECHECK_KEY_S", 0.0)
     read_whole, found = threading.Event(), list[bool]()
 
-    def slow(key_id: int) -> Refusal:
+    def slow(key_id: int) -> AuthFailure:
         found.append(read_whole.wait(30))
         return authentication.REVOKED
 
@@ -204,7 +204,7 @@ async def test_fault_22_a_key_revoked_in_a_stream_ends_it_with_a_typed_event(
 
     @sync_to_async
     def revoke() -> None:
-        actions.revoke_key(actor=SYSTEM, key=gateway.rows.key)
+        actions.revoke_key(actor=SYSTEM_ACTOR, key=gateway.rows.key)
 
     async with gateway.serving(gateway.fake(token_delay=0.02)):
         exchange = gateway.client.open("POST", CHAT, chat_body(stream=True, max_tokens=400))

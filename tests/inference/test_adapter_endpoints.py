@@ -12,7 +12,7 @@ from adapters import cards
 from adapters import version_jobs as work
 from adapters.models import AdapterVersion
 from adapters.signals import version_waits
-from common.db import in_db_thread
+from common.db import run_in_db_thread
 from engine.contract.lora import adapter_digest
 from tests.adapter_files import adapter_folder
 from tests.inference.adapter_requests import ask, client_of, digest_of
@@ -27,12 +27,12 @@ async def operator(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
     """A client with an operator's key; a version is checked as soon as it's there."""
 
     def check(version: AdapterVersion, **_: object) -> None:
-        work.work_on(version.pk)
+        work.process_version(version.pk)
 
     version_waits.connect(check, weak=False, dispatch_uid="test")
-    monkeypatch.setattr("inference.api.vllm_compat.LOOK_S", 0.01)
+    monkeypatch.setattr("inference.api.vllm_compat.POLL_INTERVAL_S", 0.01)
     monkeypatch.setattr("inference.api.vllm_compat.SEEN_WITHIN_S", 0)
-    yield await in_db_thread(client_of, gateway.rows.tenant, scopes=["operator", "inference"])
+    yield await run_in_db_thread(client_of, gateway.rows.tenant, scopes=["operator", "inference"])
     version_waits.disconnect(dispatch_uid="test")
 
 
@@ -72,8 +72,8 @@ async def test_vllms_endpoints_answer_when_every_gateway_has_looked(
 ) -> None:
     """Another gateway, or a worker, is no part of this process: it goes by what it saw last."""
     monkeypatch.setattr(cards, "TTL_S", 0.2)
-    monkeypatch.setattr(cards._known, "ttl", 0.2)
-    monkeypatch.setattr(cards._known, "clear", lambda: None)
+    monkeypatch.setattr(cards._card_cache, "ttl", 0.2)
+    monkeypatch.setattr(cards._card_cache, "clear", lambda: None)
     monkeypatch.setattr("inference.api.vllm_compat.SEEN_WITHIN_S", 0.7)
     folder = adapter_folder(adapters_here / "tone")
     body = {"lora_name": "tone", "lora_path": str(folder), "load_inplace": True}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from common.db import in_db_thread
+from common.db import run_in_db_thread
 from engine.contract.lora import ADDED_TOKENS_FILE
 from engine.text import load_tokenizer
 from tests.inference.adapter_requests import ask, chat, left_midway, newcomer
@@ -47,7 +47,7 @@ async def said(client: AsgiClient, model: str, **fields: Any) -> str:
 async def test_tenants_equal_weights_with_other_tokens_never_meet(
     gateway: Gateway, live: Any
 ) -> None:
-    rival, theirs = await in_db_thread(newcomer)
+    rival, theirs = await run_in_db_thread(newcomer)
     one = await live(gateway.rows.tenant, **bringing(gateway, "<one>"))
     two = await live(rival, **bringing(gateway, "<two>"))
     assert one.digest != two.digest

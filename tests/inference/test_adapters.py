@@ -9,11 +9,11 @@ import pytest
 from adapters import actions as adapter_actions
 from adapters import cards
 from catalog.models import ServedModel
-from common.db import in_db_thread
+from common.db import run_in_db_thread
 from engine.contract import redis_keys
 from metering import actions as metering
 from tenants import actions
-from tenants.actors import SYSTEM
+from tenants.actors import SYSTEM_ACTOR
 from tests.inference.adapter_requests import ask, chat, client_of, digest_of, left_midway, newcomer
 from tests.inference.conftest import Gateway, until
 
@@ -45,11 +45,11 @@ async def test_an_adapter_is_asked_by_either_name(gateway: Gateway, live: Any) -
 
 
 async def test_two_tenants_equal_names_never_meet(gateway: Gateway, live: Any) -> None:
-    rival, theirs = await in_db_thread(newcomer)
+    rival, theirs = await run_in_db_thread(newcomer)
     mine = await live(gateway.rows.tenant, seed=1)
     other = await live(rival, seed=2)
     shared = await live(None, seed=3)
-    _, third = await in_db_thread(newcomer, "Third")
+    _, third = await run_in_db_thread(newcomer, "Third")
     async with gateway.serving(gateway.fake()):
         for name in ("tone", "fake:tone"):
             assert await digest_of(gateway.client, name) == mine.digest
@@ -59,7 +59,7 @@ async def test_two_tenants_equal_names_never_meet(gateway: Gateway, live: Any) -
 
 async def test_a_strangers_adapter_is_not_there(gateway: Gateway, live: Any) -> None:
     await live(gateway.rows.tenant, name="secret-tone")
-    _, theirs = await in_db_thread(newcomer)
+    _, theirs = await run_in_db_thread(newcomer)
     async with gateway.serving(gateway.fake()):
         for name in ("secret-tone", "fake:secret-tone", "fake:", ":secret-tone", "x:secret-tone"):
             reply = await ask(theirs, name)
@@ -93,9 +93,9 @@ async def test_keys_are_narrowed_to_adapters_and_away_from_them(
 ) -> None:
     tenant = gateway.rows.tenant
     await live(tenant)
-    only = await in_db_thread(client_of, tenant, allowed_models=["tone"])
-    full = await in_db_thread(client_of, tenant, allowed_models=["fake:tone"])
-    base = await in_db_thread(client_of, tenant, allowed_models=["fake"])
+    only = await run_in_db_thread(client_of, tenant, allowed_models=["tone"])
+    full = await run_in_db_thread(client_of, tenant, allowed_models=["fake:tone"])
+    base = await run_in_db_thread(client_of, tenant, allowed_models=["fake"])
     async with gateway.serving(gateway.fake()):
         for client in (only, full):
             assert (await ask(client, "tone")).status == 200
@@ -104,12 +104,16 @@ async def test_keys_are_narrowed_to_adapters_and_away_from_them(
             assert [each["id"] for each in listed] == ["tone"]
         assert (await ask(base, "fake")).status == 200
         assert (await ask(base, "tone")).status == 404
-        await in_db_thread(
-            lambda: actions.update_tenant(actor=SYSTEM, tenant=tenant, allowed_models=["fake"])
+        await run_in_db_thread(
+            lambda: actions.update_tenant(
+                actor=SYSTEM_ACTOR, tenant=tenant, allowed_models=["fake"]
+            )
         )
         assert (await ask(gateway.client, "tone")).status == 200
-        await in_db_thread(
-            lambda: actions.update_tenant(actor=SYSTEM, tenant=tenant, allowed_models=["other"])
+        await run_in_db_thread(
+            lambda: actions.update_tenant(
+                actor=SYSTEM_ACTOR, tenant=tenant, allowed_models=["other"]
+            )
         )
         assert (await ask(gateway.client, "tone")).status == 404
 
@@ -118,7 +122,7 @@ async def test_one_name_of_two_models_must_be_told_apart(gateway: Gateway, live:
     def second_model() -> None:
         ServedModel.objects.create(name="big", source="fake", desired_state="loaded", managed=False)
 
-    await in_db_thread(second_model)
+    await run_in_db_thread(second_model)
     tenant = gateway.rows.tenant
     small, _ = await live(tenant, seed=1), await live(tenant, seed=2, model="big")
     async with gateway.serving(gateway.fake()):
@@ -135,7 +139,9 @@ async def test_a_canary_gets_its_share_and_each_user_one_version(
 ) -> None:
     first = await live(gateway.rows.tenant)
     second = await live(gateway.rows.tenant, seed=2, promote=False)
-    await in_db_thread(lambda: adapter_actions.promote(actor=SYSTEM, version=second, percent=30))
+    await run_in_db_thread(
+        lambda: adapter_actions.promote(actor=SYSTEM_ACTOR, version=second, percent=30)
+    )
     cards.forget()
     async with gateway.serving(gateway.fake()):
         users = {n: await digest_of(gateway.client, "tone", user=f"u{n}") for n in range(60)}
@@ -156,12 +162,12 @@ async def test_a_promotion_turns_new_requests_and_leaves_running_ones(
         )
         _, headers = await running.head()
         assert headers["x-quire-adapter"] == first.digest
-        await in_db_thread(lambda: adapter_actions.promote(actor=SYSTEM, version=second))
+        await run_in_db_thread(lambda: adapter_actions.promote(actor=SYSTEM_ACTOR, version=second))
         assert await digest_of(gateway.client, "tone") == second.digest
         assert [chunk async for chunk in running.chunks()][-1].endswith(b"[DONE]\n\n")
         await running.leave()
-        await in_db_thread(
-            lambda: adapter_actions.take_offline(actor=SYSTEM, adapter=second.adapter)
+        await run_in_db_thread(
+            lambda: adapter_actions.take_offline(actor=SYSTEM_ACTOR, adapter=second.adapter)
         )
         assert (await ask(gateway.client, "tone")).status == 404
     digests = {record.adapter_digest for record in await gateway.usage()}
@@ -179,7 +185,7 @@ async def test_a_stream_that_moves_to_another_replica_keeps_its_digest(
             "POST", "/v1/chat/completions", chat("tone", stream=True, max_tokens=60)
         )
         await running.head()
-        await in_db_thread(lambda: adapter_actions.promote(actor=SYSTEM, version=second))
+        await run_in_db_thread(lambda: adapter_actions.promote(actor=SYSTEM_ACTOR, version=second))
         await until(lambda: one.state == "dead")
         async with gateway.serving(two):
             await gateway.redis.delete(redis_keys.replica_key(one.replica_id, gateway.prefix))
@@ -196,7 +202,7 @@ async def test_prices_and_budgets_of_adapters(gateway: Gateway, live: Any) -> No
 
     def price(model: str, amount: str) -> None:
         metering.set_price(
-            actor=SYSTEM, model=model, input_per_million=amount, output_per_million=amount
+            actor=SYSTEM_ACTOR, model=model, input_per_million=amount, output_per_million=amount
         )
 
     def prices() -> None:
@@ -205,7 +211,7 @@ async def test_prices_and_budgets_of_adapters(gateway: Gateway, live: Any) -> No
         price("fake:tone", "1")
         price("shared", "3")
 
-    await in_db_thread(prices)
+    await run_in_db_thread(prices)
     async with gateway.serving(gateway.fake()):
         for name in ("tone", "shared", "fake"):
             assert (await ask(gateway.client, name)).status == 200

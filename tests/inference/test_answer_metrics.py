@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from engine.contract.messages import FlightRecord
-from inference.generation.record import figures
+from inference.generation.record import compute_request_metrics
 from tests.inference.conftest import Gateway
 
 FLIGHT = FlightRecord(queue_time=0.5, prefill_time=0.25, decode_time=1.0, num_steps=5)
@@ -29,7 +29,7 @@ def flight(tokens: list[int], *records: FlightRecord) -> Any:
 
 def test_several_outputs_are_told_together() -> None:
     later = FlightRecord(queue_time=1.0, prefill_time=0.5, decode_time=2.0)
-    assert figures([flight([5, 11], FLIGHT, later)]) == {
+    assert compute_request_metrics([flight([5, 11], FLIGHT, later)]) == {
         "queue_time_ms": 500.0,
         "time_to_first_token_ms": 250.0,
         "generation_time_ms": 2750.0,
@@ -39,8 +39,8 @@ def test_several_outputs_are_told_together() -> None:
 
 
 def test_what_isnt_known_is_left_out() -> None:
-    assert figures([flight([5])]) == {}
-    one = figures([flight([1], FlightRecord(queue_time=0.5))])
+    assert compute_request_metrics([flight([5])]) == {}
+    one = compute_request_metrics([flight([1], FlightRecord(queue_time=0.5))])
     assert one == {
         "queue_time_ms": 500.0,
         "time_to_first_token_ms": 0.0,

@@ -11,8 +11,8 @@ from django.utils import timezone
 
 from engine.text import Tokenizer
 from inference import work as queue
-from inference.api.responses.event_store import KEEP_ENDED_S, KeptEvents
-from inference.api.responses.output_items import PassedOver, StreamLost
+from inference.api.responses.event_store import KEEP_ENDED_S, ResponseEventStore
+from inference.api.responses.output_items import DeliveredItemFilter, ResumeMismatch
 from inference.api.responses.runner import run_response
 from inference.parsers.state_machine import Part
 from storage.models import StoredResponse
@@ -29,8 +29,8 @@ BODY = {"model": "fake", "input": "hello", "background": True, "stream": True}
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Ids that workers were told of."""
     found: list[str] = []
-    monkeypatch.setattr(queue, "send", lambda kind, public_id: found.append(public_id))
-    monkeypatch.setattr("inference.api.responses.runner.TELL_EVERY_S", 0.01)
+    monkeypatch.setattr(queue, "send_job", lambda kind, public_id: found.append(public_id))
+    monkeypatch.setattr("inference.api.responses.runner.EVENT_FLUSH_S", 0.01)
     return found
 
 
@@ -91,13 +91,13 @@ async def test_another_worker_goes_on_where_the_first_one_died(
 ) -> None:
     async with gateway.serving(gateway.fake(token_delay=0.01)):
         made, stream = await begin(gateway, sent, max_output_tokens=60)
-        kept = KeptEvents(made)
+        kept = ResponseEventStore(made)
         first = asyncio.create_task(run_response(made, "first"))
-        while len(await kept.after(-1)) < 10:  # noqa: ASYNC110 - written by another process
+        while len(await kept.read_after(-1)) < 10:  # noqa: ASYNC110 - written by another process
             await asyncio.sleep(0.01)
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
-        begun = len(await kept.after(-1))
+        begun = len(await kept.read_after(-1))
         await run_response(made, "second")
         events = parse_events((await asyncio.wait_for(stream, 20)).body)
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
@@ -113,12 +113,12 @@ async def test_another_worker_goes_on_where_the_first_one_died(
 async def test_a_worker_that_slept_through_its_lease_spoils_nothing(
     gateway: Gateway, sent: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("inference.api.responses.runner.LOOK_EVERY_S", 60.0)
+    monkeypatch.setattr("inference.api.responses.runner.CANCEL_POLL_INTERVAL_S", 60.0)
     async with gateway.serving(gateway.fake(token_delay=0.01)):
         made, stream = await begin(gateway, sent, max_output_tokens=60)
-        kept = KeptEvents(made)
+        kept = ResponseEventStore(made)
         first = asyncio.create_task(run_response(made, "first"))
-        while len(await kept.after(-1)) < 10:  # noqa: ASYNC110 - written by another process
+        while len(await kept.read_after(-1)) < 10:  # noqa: ASYNC110 - written by another process
             await asyncio.sleep(0.01)
         # It is taken for dead: another has the lease, and tells on.
         past = timezone.now() - timedelta(seconds=1)
@@ -137,8 +137,8 @@ async def test_an_answer_that_turns_out_another_fails(
 ) -> None:
     async with gateway.serving(gateway.scripted(says(tokenizer, "a fox"))):
         made, stream = await begin(gateway, sent)
-        kept = KeptEvents(made, "first")
-        await kept.take_over()
+        kept = ResponseEventStore(made, "first")
+        await kept.acquire()
         item = {"type": "message", "status": "in_progress", "content": [], "id": "msg_1"}
         part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
         await kept.add(
@@ -161,7 +161,7 @@ async def test_once_the_events_are_gone_there_is_the_end(
         made, stream = await begin(gateway, sent)
         await run_response(made, "worker")
         await asyncio.wait_for(stream, 60)
-    await KeptEvents(made).forget()
+    await ResponseEventStore(made).forget()
     (event,) = await events_of(gateway, made, "&starting_after=7")
     assert (event["type"], event["sequence_number"]) == ("response.completed", 8)
 
@@ -185,7 +185,7 @@ async def test_fault_23_a_strangers_stream_is_404(
         await run_response(made, "worker")
         await asyncio.wait_for(stream, 60)
         assert (await gateway.client.request("DELETE", f"{URL}/{made}")).status == 200
-    assert await KeptEvents(made).after(-1) == []
+    assert await ResponseEventStore(made).read_after(-1) == []
 
 
 async def test_what_is_no_stream_is_refused(gateway: Gateway, sent: list[str]) -> None:
@@ -213,12 +213,15 @@ def test_what_was_told_is_passed_over_wherever_it_was_cut() -> None:
         {"type": "reasoning", "content": [{"text": "hm, so"}]},
         {"type": "message", "content": [{"text": "Let me"}]},
     ]
-    rest = PassedOver(items).rest(whole)
+    rest = DeliveredItemFilter(items).skip_delivered(whole)
     assert (rest[0].kind, rest[0].text) == ("content", " see.")
     assert rest[1:] == whole[2:]
     items[1]["content"][0]["text"] = "Let me see."
     items.append({"type": "function_call", "name": "f", "arguments": '{"a"'})
-    assert [part.text for part in PassedOver(items).rest(whole)] == [": 1}", "Done."]
+    assert [part.text for part in DeliveredItemFilter(items).skip_delivered(whole)] == [
+        ": 1}",
+        "Done.",
+    ]
     items[2]["name"] = "g"
-    with pytest.raises(StreamLost):
-        PassedOver(items).rest(whole)
+    with pytest.raises(ResumeMismatch):
+        DeliveredItemFilter(items).skip_delivered(whole)

@@ -226,7 +226,7 @@ async def test_a_fault_of_ours_is_a_nameless_500(
     def broken(*_: Any, **__: Any) -> None:
         raise KeyError("a secret of the code")
 
-    monkeypatch.setattr("inference.chat.job.ChatOptions.of", broken)
+    monkeypatch.setattr("inference.chat.job.ChatOptions.build", broken)
     reply = await served.client.chat()
     assert (reply.status, reply.error["type"]) == (500, "server_error")
     assert "secret" not in reply.body.decode()
@@ -322,13 +322,13 @@ async def test_fault_06_over_the_context_both_numbers_are_told(served: Gateway) 
 def sizes_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How long the texts are that the tokenizer's library is given from here on."""
     read: list[int] = []
-    whole = backend.read
+    whole = backend.tokenize
 
     def noting(of: Any, text: str, *args: Any, **kwargs: Any) -> Any:
         read.append(len(text))
         return whole(of, text, *args, **kwargs)
 
-    monkeypatch.setattr(backend, "read", noting)
+    monkeypatch.setattr(backend, "tokenize", noting)
     return read
 
 

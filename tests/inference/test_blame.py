@@ -142,9 +142,9 @@ async def test_what_is_told_late_of_a_death_still_clears_who_only_waited(
         lost, replica = deaths.replicas[-1], await deaths.next(told=False)
         await until(lambda replica=replica: replica.received)
         (flight,) = client.flights
-        assert flight.fruitless == 2
+        assert flight.attempts_without_output == 2
         await deaths.tell(lost)
-        await until(lambda flight=flight: flight.fruitless == 1)
+        await until(lambda flight=flight: flight.attempts_without_output == 1)
     await deaths.next(die_after=None)
     assert text_of(await read(exchange)) == expected_text(tokenizer)
 
@@ -164,11 +164,11 @@ async def test_a_request_runs_alone_while_what_became_of_two_replicas_is_not_kno
         await until(lambda replica=replica: replica.received)
     received = [replica.received[-1] for replica in deaths.replicas]
     assert [each.isolated for each in received] == [False, False, True]
-    assert flight.fruitless == 3
+    assert flight.attempts_without_output == 3
     for at, told in enumerate(deaths.replicas[:2], start=1):
         await deaths.tell(told, "it", "another")
-        await until(lambda at=at: flight.in_company == at)
-    assert flight.fruitless == 1
+        await until(lambda at=at: flight.shared_crashes == at)
+    assert flight.attempts_without_output == 1
     await exchange.leave()
 
 
@@ -190,8 +190,8 @@ async def test_a_replica_that_stands_still_says_over_which_requests(
             with monkeypatch.context() as patch:
                 patch.setattr(type(known), "stalled", True)
                 await client.watchman.check()
-            assert (flight.placed, flight.in_company) == (False, in_company)
-            assert flight.fruitless == fruitless
+            assert (flight.placed, flight.shared_crashes) == (False, in_company)
+            assert flight.attempts_without_output == fruitless
             await client.watchman.check()
             assert flight.placed
         await exchange.leave()
@@ -211,7 +211,7 @@ async def test_replicas_that_were_only_slow_are_no_fault_of_a_request(
         for moves in range(1, 6):
             left = client.fleet.get(flight.replica_id)
             assert left is not None
-            left.changed_at -= protocol.SILENT_AFTER_S
+            left.changed_at -= protocol.HEARTBEAT_TIMEOUT_S
             await client.watchman.check()
             assert flight.attempt == moves + 1
             before = left.heartbeat.at
@@ -222,7 +222,7 @@ async def test_replicas_that_were_only_slow_are_no_fault_of_a_request(
                 await asyncio.sleep(protocol.HEARTBEAT_INTERVAL_S / 5)
                 await gateway.look()
         assert client.flights == [flight]
-        assert flight.fruitless <= 1
+        assert flight.attempts_without_output <= 1
         await exchange.leave()
 
 

@@ -29,21 +29,21 @@ def thresholds() -> Iterator[None]:
 
 
 def test_it_looks_at_new_objects_often_and_at_older_ones_seldom() -> None:
-    collector.look_often(1234)
-    assert gc.get_threshold()[:2] == (1234, collector.OLDER_AFTER)
+    collector.set_gc_thresholds(1234)
+    assert gc.get_threshold()[:2] == (1234, collector.GEN1_THRESHOLD)
     assert gc.get_freeze_count() > 1000
 
 
 def test_0_leaves_it_as_python_has_it() -> None:
     before = gc.get_threshold()
-    collector.look_often(0)
+    collector.set_gc_thresholds(0)
     assert gc.get_threshold() == before
 
 
 async def test_older_garbage_goes_once_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collector, "LOOK_FOR_IDLE_EVERY_S", 0.001)
-    monkeypatch.setattr(collector, "QUIET_S", 0.001)
-    collector.look_often(1_000_000)
+    monkeypatch.setattr(collector, "IDLE_CHECK_INTERVAL_S", 0.001)
+    monkeypatch.setattr(collector, "IDLE_S", 0.001)
+    collector.set_gc_thresholds(1_000_000)
     idle = False
     looks = 0
 
@@ -68,8 +68,8 @@ async def test_older_garbage_goes_once_nobody_waits(monkeypatch: pytest.MonkeyPa
 
 
 async def test_a_moment_between_two_crowds_is_no_quiet_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collector, "LOOK_FOR_IDLE_EVERY_S", 0.001)
-    monkeypatch.setattr(collector, "QUIET_S", 0.001)
+    monkeypatch.setattr(collector, "IDLE_CHECK_INTERVAL_S", 0.001)
+    monkeypatch.setattr(collector, "IDLE_S", 0.001)
     monkeypatch.setattr(gc, "get_count", lambda: (0, collector.OLDER_WHEN_IDLE_AFTER, 0))
     monkeypatch.setattr(gc, "collect", lambda: collected.append(len(looks)))
     looks: list[bool] = []

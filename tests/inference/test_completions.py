@@ -12,10 +12,10 @@ from engine.contract.messages import EngineRequest
 from engine.contract.sampling_params import SamplingParams
 from engine.text import Tokenizer, render_chat
 from inference.engine_client import client
-from inference.engine_client.client import PLACED_AT_ONCE, get_engine_client
+from inference.engine_client.client import MAX_PLACED_PER_TICK, get_engine_client
 from inference.engine_client.redis_streams import InboxWriter
-from inference.rendering.prompts import FORMS
-from metering.redis_scripts import key, sync_client
+from inference.rendering.prompts import FIM_FORMATS
+from metering.redis_scripts import redis_key, sync_client
 from tests.inference.conftest import Gateway, made_tokens
 from tests.inference.scripted import byte_by_byte, says
 from tests.inference.tokenizer_folder import with_added_tokens
@@ -222,7 +222,7 @@ async def test_suffix_is_refused_by_name_where_the_model_has_no_tokens_for_it(
     assert reply.error["code"] == "unsupported_parameter"
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", FIM_FORMATS)
 async def test_what_is_missing_before_a_suffix_is_filled_in(
     gateway: Gateway, tokenizer: Tokenizer, tmp_path: Path, form: tuple[str, str, str]
 ) -> None:
@@ -334,7 +334,7 @@ async def test_fault_24_the_engine_is_told_where_the_reservation_ends(
     tenant = gateway.rows.tenant
     tenant.tokens_per_minute = 40
     await tenant.asave()
-    sync_client().delete(key(f"limit:tokens:tenant:{tenant.pk}"))
+    sync_client().delete(redis_key(f"limit:tokens:tenant:{tenant.pk}"))
     replica = gateway.scripted(says(tokenizer, "x"))
     async with gateway.serving(replica):
         reply = await gateway.client.complete("fox", **{"max_tokens": 300, **fields})
@@ -374,7 +374,7 @@ async def test_fault_53_of_many_prompts_a_few_are_sent_in_one_turn_of_the_loop(
         assert [each.prompt_token_ids for each in replica.received] == prompts
         (look,) = looks
         await look
-    assert max(turns) == max(made) == PLACED_AT_ONCE
+    assert max(turns) == max(made) == MAX_PLACED_PER_TICK
 
 
 async def test_prompts_that_were_not_sent_when_their_client_left_are_never_sent(
@@ -397,5 +397,5 @@ async def test_prompts_that_were_not_sent_when_their_client_left_are_never_sent(
         reply = await gateway.client.complete([[7, 8]], max_tokens=2)
         assert reply.status == 200
     left = [each for each in replica.received if each.request_id.startswith("left")]
-    assert len(left) == len(submission.flights) == PLACED_AT_ONCE
-    assert len(list(requests)) == 100 - PLACED_AT_ONCE
+    assert len(left) == len(submission.flights) == MAX_PLACED_PER_TICK
+    assert len(list(requests)) == 100 - MAX_PLACED_PER_TICK

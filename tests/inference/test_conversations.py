@@ -127,7 +127,7 @@ async def test_responses_go_on_with_it_and_add_to_it(
 async def test_a_background_response_adds_its_turn_once(
     gateway: Gateway, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queue, "send", lambda kind, public_id: None)
+    monkeypatch.setattr(queue, "send_job", lambda kind, public_id: None)
     made = await begin(gateway)
     ask = {"model": "fake", "input": "one", "conversation": made["id"], "background": True}
     async with gateway.serving(gateway.scripted(says(tokenizer, "fox"))):

@@ -13,11 +13,11 @@ from pydantic import TypeAdapter
 
 from engine.contract.errors import InvalidRequest
 from engine.text import Tokenizer, load_tokenizer
-from inference.chat.parsers import ParserPlan, grammar_tokens
-from inference.chat.turn import message_of
+from inference.chat.parsers import OutputParserConfig, grammar_token_ids
+from inference.chat.turn import build_message
 from inference.parsers.custom_tools import parameters
 from inference.parsers.registry import tool_parsers
-from inference.parsers.tool_grammar import ToolFunction, escaped, of_regex
+from inference.parsers.tool_grammar import ToolFunction, escape_lark_for_json, regex_to_lark
 from tests.inference.conftest import Gateway
 from tests.inference.parsers import read
 from tests.inference.scripted import byte_by_byte
@@ -183,13 +183,13 @@ def test_every_way_of_writing_calls_keeps_to_the_grammar(
     tool = ToolFunction(
         "run", parameters(), strict=True, grammar='start: "say \\"" /[a-c\\n]/ "\\""'
     )
-    grammar = parser.layout.grammar([tool], grammar_tokens(demo), parallel=False)
-    plan = ParserPlan(tools=lambda: parser([tool]), custom=frozenset({"run"}))
+    grammar = parser.layout.grammar([tool], grammar_token_ids(demo), parallel=False)
+    plan = OutputParserConfig(tools=lambda: parser([tool]), custom=frozenset({"run"}))
     for seed in range(3):
         text = follow(backend, demo, grammar, seed)
         assert text is not None
         for cut in ([text], list(text)):
-            (call,) = message_of(read(plan, cut))["tool_calls"]
+            (call,) = build_message(read(plan, cut))["tool_calls"]
             assert call["custom"]["input"] in [f'say "{char}"' for char in "abc\n"]
 
 
@@ -206,8 +206,8 @@ def test_every_way_of_writing_calls_keeps_to_the_grammar(
         ),
         ('start: C\nC: "!".."~"', ['"', "\\", "\n"]),
         (r"start: /\S+\s\W\}/", ['a" "}', "a\n\\}", "a b}"]),
-        (of_regex('\\d{4}"/[\\n\\t]?'), ['2024"/\n', "2024/"]),
-        (of_regex("a\nb"), ["a\nb", "ab"]),
+        (regex_to_lark('\\d{4}"/[\\n\\t]?'), ['2024"/\n', "2024/"]),
+        (regex_to_lark("a\nb"), ["a\nb", "ab"]),
     ],
 )
 def test_an_escaped_grammar_takes_what_the_plain_one_does(grammar: str, texts: list[str]) -> None:
@@ -221,7 +221,7 @@ def test_an_escaped_grammar_takes_what_the_plain_one_does(grammar: str, texts: l
 
     found = [takes(grammar_from("lark", grammar), text) for text in texts]
     inside = [json.dumps(text, ensure_ascii=False)[1:-1] for text in texts]
-    assert [takes(escaped(grammar), text) for text in inside] == found
+    assert [takes(escape_lark_for_json(grammar), text) for text in inside] == found
     assert any(found)
 
 
@@ -240,4 +240,4 @@ def test_an_escaped_grammar_takes_what_the_plain_one_does(grammar: str, texts: l
 )
 def test_what_cant_be_told_inside_json_is_refused(grammar: str) -> None:
     with pytest.raises(InvalidRequest, match="grammar"):
-        escaped(grammar)
+        escape_lark_for_json(grammar)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from common.db import in_db_thread
+from common.db import run_in_db_thread
 from inference.asgi import http_application
 from inference.edge import load_shedding as early
 from inference.engine_client.queue_limit import Load
@@ -14,9 +14,9 @@ from inference.metrics.recorder import recorder
 from inference.web.views import GatewayView
 from metering import request_log_writer as writer
 from metering.models import RequestEntry
-from metering.request_log_writer import SINGLE
+from metering.request_log_writer import MAX_LOGGED_PER_WINDOW
 from tenants import actions
-from tenants.actors import SYSTEM
+from tenants.actors import SYSTEM_ACTOR
 from tests.inference.asgi_client import AsgiClient, Reply, chat_body
 from tests.inference.conftest import Gateway
 
@@ -131,11 +131,11 @@ async def test_a_key_that_may_not_ask_is_told_so(
         tenant = served.rows.tenant
         make = actions.create_key
         return [
-            make(actor=SYSTEM, tenant=tenant, name="a", endpoints=["/v1/completions"]).secret,
-            make(actor=SYSTEM, tenant=tenant, name="b", addresses=["10.0.0.0/8"]).secret,
+            make(actor=SYSTEM_ACTOR, tenant=tenant, name="a", endpoints=["/v1/completions"]).secret,
+            make(actor=SYSTEM_ACTOR, tenant=tenant, name="b", addresses=["10.0.0.0/8"]).secret,
         ]
 
-    for secret in await in_db_thread(keys):
+    for secret in await run_in_db_thread(keys):
         other = AsgiClient(served.client.app, secret)
         for _ in range(2):
             assert (await served.client.chat()).status == 503
@@ -157,9 +157,9 @@ async def test_every_early_refusal_is_counted_and_few_have_a_row(
         assert (await app.chat(stream=True)).status == 503
     assert len(seen_by_views) < 10
     assert counted == [("/v1/chat/completions", "POST", 503)] * 40
-    await in_db_thread(writer.write_waiting, at_once=True)
-    rows = await in_db_thread(lambda: list(RequestEntry.objects.all()))
-    assert len(rows) == SINGLE + 1
+    await run_in_db_thread(writer.write_waiting, at_once=True)
+    rows = await run_in_db_thread(lambda: list(RequestEntry.objects.all()))
+    assert len(rows) == MAX_LOGGED_PER_WINDOW + 1
     assert sum(row.times for row in rows) == 40
     assert {(row.model, row.code, row.stream) for row in rows} == {("fake", "overloaded", True)}
 
@@ -170,12 +170,15 @@ async def test_a_large_body_that_is_not_read_has_a_row_too(
 ) -> None:
     app = AsgiClient(http_application(never), served.rows.secret)
     with caplog.at_level("INFO", "quire.access"):
-        replies = [await app.complete("x" * (1 << 18)) for _ in range(SINGLE + 5)]
+        replies = [await app.complete("x" * (1 << 18)) for _ in range(MAX_LOGGED_PER_WINDOW + 5)]
     assert {(reply.status, reply.error["code"]) for reply in replies} == {(503, "overloaded")}
     assert not seen_by_views
-    await in_db_thread(writer.write_waiting, at_once=True)
-    rows = await in_db_thread(lambda: list(RequestEntry.objects.order_by("pk")))
-    assert (len(rows), sum(row.times for row in rows)) == (SINGLE + 1, SINGLE + 5)
+    await run_in_db_thread(writer.write_waiting, at_once=True)
+    rows = await run_in_db_thread(lambda: list(RequestEntry.objects.order_by("pk")))
+    assert (len(rows), sum(row.times for row in rows)) == (
+        MAX_LOGGED_PER_WINDOW + 1,
+        MAX_LOGGED_PER_WINDOW + 5,
+    )
     assert {(row.endpoint, row.code, row.status) for row in rows} == {
         ("completions", "overloaded", 503)
     }

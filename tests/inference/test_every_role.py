@@ -10,7 +10,7 @@ from asgiref.sync import sync_to_async
 from inference.edge.handler import GatewayHandler
 from tenants import actions
 from tenants import api_keys as scopes
-from tenants.actors import SYSTEM
+from tenants.actors import SYSTEM_ACTOR
 from tenants.models import Membership, Role, Tenant, User
 from tests.console.test_every_route import ALL, REVIEWED, sample
 from tests.inference.asgi_client import AsgiClient
@@ -70,7 +70,7 @@ def routes() -> Iterator[str]:
 
 def keys(tenant: Tenant) -> dict[str, str]:
     """A key of every kind, with all scopes that its maker could give."""
-    rival = actions.create_tenant(actor=SYSTEM, name="Rivals")
+    rival = actions.create_tenant(actor=SYSTEM_ACTOR, name="Rivals")
     found = {}
     for name in HAS:
         wide, account = ["inference", "models:read", "usage:read"], None
@@ -82,13 +82,13 @@ def keys(tenant: Tenant) -> dict[str, str]:
         elif "program" in name:
             role = Role.VIEWER if "viewing" in name else Role.MEMBER
             account = actions.create_service_account(
-                actor=SYSTEM, tenant=tenant, name=name, role=role
+                actor=SYSTEM_ACTOR, tenant=tenant, name=name, role=role
             )
         else:
             of = rival if name == "outsider" else tenant
             role = Role(name) if name in ("owner", "admin") else Role.MEMBER
-            actions.add_member(actor=SYSTEM, tenant=of, user=person, role=role)
-        actor = SYSTEM if account else person
+            actions.add_member(actor=SYSTEM_ACTOR, tenant=of, user=person, role=role)
+        actor = SYSTEM_ACTOR if account else person
         made = actions.create_key(actor=actor, tenant=of, scopes=wide, service_account=account)
         if name == "viewer":  # who became one past the action that ends keys
             Membership.objects.filter(user=person).update(role=Role.VIEWER)

@@ -207,7 +207,7 @@ async def test_what_a_draining_replica_had_not_read_goes_elsewhere(
             await gateway.look()
             (flight,) = get_engine_client().flights
             assert flight.replica_id == "a", "it gets a moment"
-            flight.heard_at -= 5
+            flight.last_heard_at -= 5
             await gateway.look()
             assert text_of(await read(exchange)) == expected_text(tokenizer)
 
@@ -305,7 +305,7 @@ async def test_fault_28_entries_that_are_no_messages_do_no_harm(
     await client.start()
     key = redis_keys.outbox_key(client.gateway_id, gateway.prefix)
     for data in (b"", b"\xc1", b"{}", protocol.encode(_foreign_batch())):
-        await gateway.redis.xadd(key, {protocol.FIELD: data})
+        await gateway.redis.xadd(key, {protocol.STREAM_FIELD: data})
     await gateway.redis.xadd(key, {b"x": b"y"})
     async with gateway.serving(gateway.fake()):
         assert text_of(await read(start(gateway))) == expected_text(tokenizer)
@@ -347,7 +347,7 @@ async def test_fault_28_when_redis_forgets_everything_streams_go_on(
             redis_keys.outbox_key(client.gateway_id, gateway.prefix),
         )
         client.watchman._redis_run = "the one before"
-        client.watchman.doubt_redis()
+        client.watchman.mark_redis_suspect()
         assert text_of(await read(exchange)) == expected_text(tokenizer)
 
 
@@ -368,7 +368,7 @@ async def test_a_request_that_a_replica_never_got_is_sent_again(
         exchange = start(gateway)
         await until(lambda: dropped)
         (flight,) = get_engine_client().flights
-        flight.heard_at -= 60
+        flight.last_heard_at -= 60
         await gateway.look()
         assert text_of(await read(exchange)) == expected_text(tokenizer)
 
@@ -386,7 +386,7 @@ async def test_what_an_earlier_attempt_still_sends_is_ignored(
             await gateway.look()
             (flight,) = client.flights
             client.fleet.forget("slow")
-            client.orphan(flight, "the test says so")
+            client.unassign(flight, "the test says so")
             assert text_of(await read(exchange)) == expected_text(tokenizer)
             # The first one goes on for a while, to nobody.
             await asyncio.sleep(0.1)
@@ -398,7 +398,7 @@ async def test_a_request_that_no_message_can_hold_ends_and_holds_up_nobody(
 ) -> None:
     async with gateway.serving(gateway.fake(eos_after=5)):
         with monkeypatch.context() as patch:
-            patch.setattr(ChatRequest, "tier", lambda *_: (2**70, None))
+            patch.setattr(ChatRequest, "resolve_service_tier", lambda *_: (2**70, None))
             reply = await gateway.client.chat()
         assert (reply.status, reply.error["code"]) == (500, "engine_fault")
         assert list(get_engine_client().flights) == []
@@ -480,7 +480,7 @@ async def test_news_of_a_death_move_its_streams_though_its_heartbeat_is_still_th
 async def test_fault_54_the_look_at_thousands_of_requests_lets_others_in_between(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("inference.loop.fair_dispatch.TURN_S", 0.0)
+    monkeypatch.setattr("inference.loop.fair_dispatch.SLICE_S", 0.0)
     async with gateway.fake(token_delay=600):
         await gateway.look()
         body = {"model": "fake", "max_tokens": 1, "prompt": ["hello"] * 300}
@@ -511,7 +511,7 @@ async def test_fault_48_a_silent_replicas_streams_go_to_another_one(
             fleet = get_engine_client().fleet
             silent = fleet.get(first.replica_id)
             assert silent is not None
-            silent.changed_at -= protocol.SILENT_AFTER_S
+            silent.changed_at -= protocol.HEARTBEAT_TIMEOUT_S
             events = await read(exchange)
     assert text_of(events) == expected_text(tokenizer)
 

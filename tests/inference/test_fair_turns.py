@@ -9,15 +9,15 @@ import pytest
 
 from engine.contract.messages import OutboxBatch, TokenDelta
 from inference.engine_client.client import get_engine_client
-from inference.engine_client.mailbox import Mailbox, Piece
-from inference.loop.fair_dispatch import FairTurns, wakes
+from inference.engine_client.mailbox import TokenChunk, TokenQueue
+from inference.loop.fair_dispatch import FairDispatcher, wake_dispatch
 from tests.inference.conftest import Gateway
 
 AT_ONCE = 4
 
 
 async def test_fault_51_one_of_another_tenant_goes_on_before_the_rest_of_a_burst() -> None:
-    turns, begun = FairTurns(AT_ONCE), list[str]()
+    turns, begun = FairDispatcher(AT_ONCE), list[str]()
 
     async def one(name: str) -> None:
         await turns.wait(name[0])
@@ -33,11 +33,11 @@ async def test_fault_51_one_of_another_tenant_goes_on_before_the_rest_of_a_burst
 
 
 async def test_one_of_a_tenant_of_whom_nobody_waits_goes_on_at_once_and_a_second_in_line() -> None:
-    turns, begun = FairTurns(AT_ONCE), list[str]()
+    turns, begun = FairDispatcher(AT_ONCE), list[str]()
 
     def give(name: str) -> None:
         waiter = asyncio.get_running_loop().create_future()
-        turns.give(name[0], waiter)
+        turns.admit(name[0], waiter)
         if waiter.done():
             begun.append(name)
 
@@ -56,8 +56,8 @@ async def test_one_of_a_tenant_of_whom_nobody_waits_goes_on_at_once_and_a_second
 
 
 async def test_while_a_crowd_begins_fewer_of_the_others_go_on_in_a_turn() -> None:
-    begins = FairTurns(1)
-    wakes = FairTurns(AT_ONCE, begins, few=2)
+    begins = FairDispatcher(1)
+    wakes = FairDispatcher(AT_ONCE, begins, max_when_busy=2)
     crowd, others = list[int](), list[int]()
 
     async def begin(number: int) -> None:
@@ -83,7 +83,7 @@ async def test_while_a_crowd_begins_fewer_of_the_others_go_on_in_a_turn() -> Non
 
 
 async def test_who_comes_alone_does_not_wait() -> None:
-    turns = FairTurns(AT_ONCE)
+    turns = FairDispatcher(AT_ONCE)
     for _ in range(3):
         waiting = turns.wait("a")
         try:
@@ -100,26 +100,26 @@ async def test_who_comes_alone_does_not_wait() -> None:
 async def test_of_a_steps_tokens_another_tenants_come_first_and_what_is_late_is_merged() -> None:
     told: list[tuple[str, list[int]]] = []
 
-    async def reader(tenant: str, mailbox: Mailbox) -> None:
+    async def reader(tenant: str, mailbox: TokenQueue) -> None:
         while (pieces := await mailbox.get(1.0)) and not pieces[0].finish_reason:
             told.append((tenant, pieces[0].token_ids))
 
-    boxes = [("a", Mailbox("a")) for _ in range(200)] + [("b", Mailbox("b"))]
+    boxes = [("a", TokenQueue("a")) for _ in range(200)] + [("b", TokenQueue("b"))]
     tasks = [asyncio.create_task(reader(*each)) for each in boxes]
     await asyncio.sleep(0)
     for step in range(3):
         for _, mailbox in boxes:
-            mailbox.put(Piece(0, 0, [step]))
+            mailbox.push(TokenChunk(0, 0, [step]))
         await asyncio.sleep(0)
     for _ in range(300):
         await asyncio.sleep(0)
-    assert not wakes.here()._counting
-    assert "b" in [tenant for tenant, _ in told][: wakes.here()._at_once + 2]
+    assert not wake_dispatch.current()._counting
+    assert "b" in [tenant for tenant, _ in told][: wake_dispatch.current()._max_per_turn + 2]
     assert len(told) < 3 * len(boxes)
     assert ("a", [0, 1, 2]) in told
     assert sum(len(tokens) for _, tokens in told) == 3 * len(boxes)
     for _, mailbox in boxes:
-        mailbox.put(Piece(0, 0, [], finish_reason="stop"))
+        mailbox.push(TokenChunk(0, 0, [], finish_reason="stop"))
     await asyncio.gather(*tasks)
 
 
@@ -127,12 +127,12 @@ async def test_a_step_of_thousands_of_outputs_is_handed_out_with_others_in_betwe
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, given = get_engine_client(), list[str]()
-    monkeypatch.setattr("inference.loop.fair_dispatch.TURN_S", 0.0)
-    monkeypatch.setattr(client, "_take_farewell", lambda delta: given.append(delta.request_id))
+    monkeypatch.setattr("inference.loop.fair_dispatch.SLICE_S", 0.0)
+    monkeypatch.setattr(client, "_on_abort_reply", lambda delta: given.append(delta.request_id))
     names = [f"r{number}" for number in range(300)]
     deltas = [TokenDelta(request_id=name, token_ids=[5]) for name in names]
     batch = OutboxBatch(replica_id="r", incarnation="i", step=1, deltas=deltas)
-    handing, turns = asyncio.create_task(client._deliver(batch)), 0
+    handing, turns = asyncio.create_task(client._dispatch_batch(batch)), 0
     while not handing.done():
         await asyncio.sleep(0)
         turns += 1

@@ -32,7 +32,7 @@ async def change(name: str, **values: Any) -> None:
         )
 
     await asyncio.to_thread(write)
-    catalog_access.forget()
+    catalog_access.clear_cache()
 
 
 async def ask(gateway: Gateway, **more: Any) -> Any:

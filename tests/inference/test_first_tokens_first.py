@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from engine.contract.messages import OutboxBatch, TokenDelta
-from inference.engine_client.client import BEGUN_AT_ONCE, EngineClient, get_engine_client
+from inference.engine_client.client import MAX_STARTED_PER_TICK, EngineClient, get_engine_client
 from tests.inference.conftest import Gateway
 
 Taken = list[tuple[str, int]]
@@ -33,8 +33,8 @@ def taken(client: EngineClient, monkeypatch: pytest.MonkeyPatch) -> Taken:
     flights = SimpleNamespace(get=lambda name: flying)
     monkeypatch.setattr(
         client,
-        "_hand_out",
-        EngineClient._hand_out.__get__(
+        "_dispatch_delta",
+        EngineClient._dispatch_delta.__get__(
             SimpleNamespace(
                 _flights=flights,
                 _take=lambda flight, delta: found.append((delta.request_id, delta.start)),
@@ -47,24 +47,24 @@ def taken(client: EngineClient, monkeypatch: pytest.MonkeyPatch) -> Taken:
 async def test_an_answers_first_token_does_not_wait_for_those_that_go_on(
     client: EngineClient, taken: Taken
 ) -> None:
-    await client._deliver(batch_of(*SENT))
+    await client._dispatch_batch(batch_of(*SENT))
     assert taken == [("c", 0), ("a", 7), ("a", 8), ("b", 3), ("c", 1)]
 
 
 async def test_nor_for_the_next_turn_of_the_loop(client: EngineClient, taken: Taken) -> None:
     batch = batch_of(*SENT)
-    client._begin(batch)
+    client._on_batch(batch)
     assert taken == [("c", 0)]
-    await client._deliver(batch)
+    await client._dispatch_batch(batch)
     assert taken == [("c", 0), ("a", 7), ("a", 8), ("b", 3), ("c", 1)]
 
 
 async def test_of_very_many_first_tokens_the_rest_comes_in_turns(
     client: EngineClient, taken: Taken
 ) -> None:
-    sent = [(f"r{number}", 0) for number in range(2 * BEGUN_AT_ONCE)]
+    sent = [(f"r{number}", 0) for number in range(2 * MAX_STARTED_PER_TICK)]
     batch = batch_of(*sent)
-    client._begin(batch)
-    assert taken == sent[:BEGUN_AT_ONCE]
-    await client._deliver(batch)
+    client._on_batch(batch)
+    assert taken == sent[:MAX_STARTED_PER_TICK]
+    await client._dispatch_batch(batch)
     assert taken == sent

@@ -48,7 +48,7 @@ async def test_one_of_several_needs_its_name(
         desired_state=DesiredState.LOADED,
         managed=False,
     )
-    access.forget()
+    access.clear_cache()
     reply = await served.client.post(path, body)
     assert reply.status == 400, reply.body
     assert "'model'" in str(reply.json()["error"]["message"])

@@ -8,7 +8,7 @@ from unittest.mock import patch
 import pytest
 
 from inference.web import authentication as guesses
-from inference.web.authentication import Guesses, origin_of
+from inference.web.authentication import FailedKeyLimiter, client_network
 from metering.access import RateLimited
 from tenants import authentication
 from tenants.api_keys import new_key
@@ -33,15 +33,15 @@ async def test_an_address_that_guesses_is_paused_before_the_database_is_asked(
 ) -> None:
     real = authentication._look_up
     with patch("tenants.authentication._look_up", side_effect=real) as look_up:
-        told = [await guess(gateway, number) for number in range(guesses.MOST + 30)]
-    assert told == [401] * guesses.MOST + [429] * 30
-    assert look_up.call_count == guesses.MOST
+        told = [await guess(gateway, number) for number in range(guesses.MAX_FAILED_KEYS + 30)]
+    assert told == [401] * guesses.MAX_FAILED_KEYS + [429] * 30
+    assert look_up.call_count == guesses.MAX_FAILED_KEYS
 
 
 async def test_the_pause_is_told_and_ends(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for number in range(guesses.MOST):
+    for number in range(guesses.MAX_FAILED_KEYS):
         await guess(gateway, number)
     reply = await AsgiClient(gateway.client.app, "sk-quire-x").get("/v1/models")
     assert reply.error["code"] == "rate_limit_exceeded"
@@ -52,9 +52,9 @@ async def test_the_pause_is_told_and_ends(
 
 async def test_a_key_that_worked_goes_on_behind_an_address_that_guesses(gateway: Gateway) -> None:
     assert (await gateway.client.get("/v1/models")).status == 200
-    for number in range(guesses.MOST + 1):
+    for number in range(guesses.MAX_FAILED_KEYS + 1):
         await guess(gateway, number)
-    with patch.object(authentication._known, "ttl", -1.0):  # it must be looked up again
+    with patch.object(authentication._key_cache, "ttl", -1.0):  # it must be looked up again
         assert (await gateway.client.get("/v1/models")).status == 200
 
 
@@ -63,23 +63,23 @@ async def test_a_wrong_key_that_is_sent_again_and_again_counts_once_a_look_up(
 ) -> None:
     with patch.object(authentication._guesses, "ttl", 60.0):
         client = AsgiClient(gateway.client.app, new_key("0123456789"))
-        told = {(await client.get("/v1/models")).status for _ in range(guesses.MOST * 2)}
+        told = {(await client.get("/v1/models")).status for _ in range(guesses.MAX_FAILED_KEYS * 2)}
     assert told == {401}
 
 
 async def test_gateways_count_together_and_alone_without_redis(
     gateway: Gateway, settings: Any
 ) -> None:
-    guard = Guesses("203.0.113.9")
-    for _ in range(guesses.MOST):
+    guard = FailedKeyLimiter("203.0.113.9")
+    for _ in range(guesses.MAX_FAILED_KEYS):
         await guard.count()
     guesses._local.clear()  # another process
     with pytest.raises(RateLimited):
         await guard.check()
-    await Guesses("203.0.113.10").check()
+    await FailedKeyLimiter("203.0.113.10").check()
     settings.REDIS_URL = "unix:///nowhere/redis.sock"
-    alone = Guesses("203.0.113.11")
-    for _ in range(guesses.MOST):
+    alone = FailedKeyLimiter("203.0.113.11")
+    for _ in range(guesses.MAX_FAILED_KEYS):
         await alone.check()
         await alone.count()
     with pytest.raises(RateLimited):
@@ -97,4 +97,4 @@ async def test_gateways_count_together_and_alone_without_redis(
     ],
 )
 def test_an_ipv6_network_is_one_origin(address: str, origin: str) -> None:
-    assert origin_of(address) == origin
+    assert client_network(address) == origin

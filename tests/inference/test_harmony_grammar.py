@@ -10,8 +10,8 @@ import pytest
 from llguidance import LLTokenizer
 
 from engine.text import Tokenizer, load_tokenizer
-from inference.chat.parsers import ParserPlan, grammar_tokens
-from inference.chat.turn import message_of
+from inference.chat.parsers import OutputParserConfig, grammar_token_ids
+from inference.chat.turn import build_message
 from inference.parsers.custom_tools import parameters
 from inference.parsers.harmony import NEXT, HarmonyParser, HarmonyToolParser
 from inference.parsers.tool_grammar import ToolFunction
@@ -35,10 +35,10 @@ def harmony(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 def test_messages_keep_to_their_grammar(
     harmony: Tokenizer, kind: dict[str, Any], parallel: bool
 ) -> None:
-    special = grammar_tokens(harmony)
+    special = grammar_token_ids(harmony)
     grammar = HarmonyToolParser.layout.grammar([TOOL], special, parallel=parallel, **kind)
     backend = LLTokenizer(harmony.to_json(), eos_token=[harmony.eos_token_id or 0])
-    plan = ParserPlan(
+    plan = OutputParserConfig(
         reasoning=HarmonyParser,
         tools=lambda: HarmonyToolParser([TOOL]),
         parallel=parallel,
@@ -49,7 +49,7 @@ def test_messages_keep_to_their_grammar(
         text = follow(backend, harmony, grammar, seed, limit=150)
         if text is None:
             continue  # it talks on
-        message = message_of(read(plan, [f"<|channel|>analysis<|message|>Hm.{NEXT}{text}"]))
+        message = build_message(read(plan, [f"<|channel|>analysis<|message|>Hm.{NEXT}{text}"]))
         assert message["reasoning"].startswith("Hm.")
         calls = message.get("tool_calls") or []
         called += len(calls)

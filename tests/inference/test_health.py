@@ -17,7 +17,7 @@ from engine.contract import messages as protocol
 from inference.api import health
 from inference.engine_client.client import get_engine_client
 from tenants import actions
-from tenants.actors import SYSTEM
+from tenants.actors import SYSTEM_ACTOR
 from tests.inference.asgi_client import AsgiClient
 from tests.inference.conftest import Gateway
 from tests.inference.scripted import says
@@ -31,7 +31,7 @@ async def insider(gateway: Gateway) -> AsgiClient:
 
 async def key_with(gateway: Gateway, *scopes: str) -> str:
     make = sync_to_async(actions.create_key)
-    return (await make(actor=SYSTEM, tenant=gateway.rows.tenant, scopes=scopes)).secret
+    return (await make(actor=SYSTEM_ACTOR, tenant=gateway.rows.tenant, scopes=scopes)).secret
 
 
 async def test_health_is_green_when_every_model_can_be_asked(
@@ -49,7 +49,7 @@ async def test_fault_56_health_names_a_full_disk_and_stays_green_while_all_is_se
 ) -> None:
     settings.QUIRE = {**settings.QUIRE, "DATA_DIR": tmp_path}
     assert (await insider.get("/health")).json()["warnings"] == []
-    with patch.object(health, "LITTLE_ROOM", shutil.disk_usage(tmp_path).total * 2):
+    with patch.object(health, "MIN_FREE_BYTES", shutil.disk_usage(tmp_path).total * 2):
         reply = await insider.get("/health")
     (warning, *_) = [text for text in reply.json()["warnings"] if str(tmp_path) in text]
     assert "is full" in warning
@@ -118,7 +118,7 @@ async def test_fault_27_health_is_red_when_the_engine_stands_still_behind_its_he
 
 
 async def test_health_is_red_without_redis(served: Gateway, insider: AsgiClient) -> None:
-    get_engine_client().watchman.doubt_redis()
+    get_engine_client().watchman.mark_redis_suspect()
     reply = await insider.get("/health")
     assert reply.status == 503
     assert "Redis" in reply.json()["reasons"][0]

@@ -11,7 +11,7 @@ import pytest
 from adapters import resolution as resolving
 from adapters.models import Adapter, AdapterVersion
 from adapters.resolvers import lora_resolvers
-from common.db import in_db_thread
+from common.db import run_in_db_thread
 from engine.contract.errors import ConfigError
 from engine.contract.lora import WEIGHTS_FILE, adapter_digest
 from tests.fakes.hub import Hub
@@ -64,7 +64,7 @@ async def test_an_adapter_of_a_named_repository_is_found_by_each_tenant(
     inner = adapter_digest(hub.folder / "sql" / "large")
     lora(hub.folder / "other", 2, base="another-model")
     (hub.folder / "run.py").write_text("raise SystemExit")
-    _, theirs = await in_db_thread(newcomer)
+    _, theirs = await run_in_db_thread(newcomer)
     async with gateway.serving(gateway.fake()) as replica:
         assert await digest_of(gateway.client, REPOSITORY) == top
         assert await digest_of(gateway.client, f"fake:{REPOSITORY}/sql/large") == inner
@@ -80,7 +80,7 @@ async def test_an_adapter_of_a_named_repository_is_found_by_each_tenant(
         "added_tokens.json",
     }
     assert [each.adapter.digest for each in replica.received if each.adapter] == [top, inner, inner]
-    sources = await in_db_thread(
+    sources = await run_in_db_thread(
         lambda: set(AdapterVersion.objects.values_list("source", flat=True))
     )
     assert sources == {"resolver:hf_hub_resolver"}
@@ -134,7 +134,7 @@ async def test_what_is_no_adapter_is_told_and_a_hub_in_trouble_is_no_404(
     assert "has no someone/gone" in told.getMessage()
     assert told.exc_info is None  # a line, not pages
     assert fetched(hub) == []
-    assert await in_db_thread(Adapter.objects.count) == 0
+    assert await run_in_db_thread(Adapter.objects.count) == 0
 
 
 def test_a_name_that_is_no_repository_is_refused(named: Callable[..., None]) -> None:

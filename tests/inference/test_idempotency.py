@@ -48,14 +48,14 @@ async def test_fault_49_an_answer_is_kept_before_it_is_billed(
 ) -> None:
     """Else a gateway killed in between would have billed what its client pays for again."""
     billed: list[int] = []
-    store = IdempotencyKey._store
+    store = IdempotencyKey._save
 
     async def look_first(self: IdempotencyKey, *args: Any) -> None:
         await asyncio.sleep(0.2)  # whatever settles by then
         billed.append(await gateway.redis.xlen(f"{gateway.prefix}:usage"))
         await store(self, *args)
 
-    monkeypatch.setattr(IdempotencyKey, "_store", look_first)
+    monkeypatch.setattr(IdempotencyKey, "_save", look_first)
     async with gateway.serving(gateway.fake(eos_after=5)):
         answer = (await ask(gateway)).json()
     assert billed == [0]

@@ -12,7 +12,7 @@ from inference.edge.handler import is_gateway_path
 from inference.metrics.definitions import FAMILIES
 from inference.schemas.chat import ChatRequest
 from inference.schemas.completions import CompletionRequest
-from inference.web.views import unknown_path
+from inference.web.views import path_not_found
 from tests.inference import test_every_field as every
 from tests.inference.asgi_client import AsgiClient
 from tests.inference.conftest import Gateway
@@ -21,9 +21,9 @@ from tools.docs.inventory_page import (
     IGNORED,
     SCHEMAS,
     field_outcome,
+    has_route,
     inventory,
     live_metrics,
-    route_is_here,
 )
 from tools.docs.vllm_inventory import (
     ALWAYS_0,
@@ -85,24 +85,24 @@ async def test_requests_come_out_as_the_page_says(
 
 def test_a_route_is_here_or_has_a_counterpart_or_a_reason() -> None:
     for route in ROUTES:
-        here = route_is_here(route.method, route.path)
+        here = has_route(route.method, route.path)
         assert here == (not route.ours and not route.note), route
         if route.ours:
-            assert route_is_here("GET" if route.method == "GET" else "POST", route.ours), route
-    assert not route_is_here("GET", "/v1/embeddings")
-    assert not route_is_here("POST", "/v1/no/such")
+            assert has_route("GET" if route.method == "GET" else "POST", route.ours), route
+    assert not has_route("GET", "/v1/embeddings")
+    assert not has_route("POST", "/v1/no/such")
 
 
 async def test_routes_answer_as_the_page_says(gateway: Gateway) -> None:
     stranger = AsgiClient(gateway.client.app, "no key")
     for route in ROUTES:
         reply = await stranger.request(route.method, route.path)
-        if route_is_here(route.method, route.path):
+        if has_route(route.method, route.path):
             assert is_gateway_path({"path": route.path}), route
             assert reply.status not in (404, 405), (route, reply.body)
         elif is_gateway_path({"path": route.path}):
             assert reply.status == 404, route
-            assert reply.error["message"] == unknown_path(route.path).message
+            assert reply.error["message"] == path_not_found(route.path).message
 
 
 def test_the_platform_answers_for_paths_outside_of_the_gateway(client: Client) -> None:
@@ -111,7 +111,7 @@ def test_the_platform_answers_for_paths_outside_of_the_gateway(client: Client) -
     for route in outside:
         reply = client.generic(route.method, route.path)
         assert reply.status_code == 404, route
-        assert reply.json()["error"]["message"] == unknown_path(route.path).message
+        assert reply.json()["error"]["message"] == path_not_found(route.path).message
 
 
 def test_a_metric_is_here_under_its_kind_or_another_is_named() -> None:

@@ -11,7 +11,7 @@ from redis.exceptions import RedisError
 
 from config import embedded_redis
 from engine.contract import redis_keys
-from engine.system.redis_client import RedisLink
+from engine.system.redis_client import RedisPipeline
 from inference.engine_client.journal import Journal
 
 
@@ -19,14 +19,14 @@ async def test_that_a_client_was_told_tokens_is_kept_though_redis_was_away(short
     folder = short_tmp / "journal"
     server, url = embedded_redis.start(folder, persist=True)
     try:
-        link = RedisLink(url)
+        link = RedisPipeline(url)
         journal = Journal(link, "p")
         await link.execute("PING")
         server.stop(grace=5)
         with pytest.raises(RedisError):
-            await journal.told("a")
-        journal.told("settled-meanwhile")
-        await journal.settled("settled-meanwhile", 1, 1)
+            await journal.mark_delivered("a")
+        journal.mark_delivered("settled-meanwhile")
+        await journal.mark_settled("settled-meanwhile", 1, 1)
         with pytest.raises(RedisError):
             await journal.save()
         server, url = embedded_redis.start(folder, persist=True)

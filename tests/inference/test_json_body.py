@@ -77,5 +77,5 @@ def test_marks_are_counted_whatever_the_pieces(
 ) -> None:
     value = {"a,": ["\\", '"', '\\"', "{[,:", "\\" * 9, ""], "b": {'"': "x" * 9, "c": [1, 2]}}
     body = json.dumps(value).encode()
-    monkeypatch.setattr(json_bounds, "_PIECE", length)
-    assert json_bounds.marks_outside_strings(body) == json_bounds.Marks(8, 4, 4)
+    monkeypatch.setattr(json_bounds, "_CHUNK_BYTES", length)
+    assert json_bounds.count_tokens_outside_strings(body) == json_bounds.JsonTokenCounts(8, 4, 4)

@@ -15,7 +15,7 @@ from metering.access import Admission
 from metering.gateway_recovery import outputs_of
 from metering.redis_scripts import sync_client
 from tenants import actions
-from tenants.actors import SYSTEM
+from tenants.actors import SYSTEM_ACTOR
 from tests.inference.asgi_client import AsgiClient, chat_body
 from tests.inference.conftest import Gateway, until
 
@@ -25,7 +25,7 @@ CHAT = "/v1/chat/completions"
 async def client_with(gateway: Gateway, **limits: Any) -> AsgiClient:
     """A client whose key has these limits."""
     made = await sync_to_async(actions.create_key)(
-        actor=SYSTEM, tenant=gateway.rows.tenant, **limits
+        actor=SYSTEM_ACTOR, tenant=gateway.rows.tenant, **limits
     )
     return AsgiClient(GatewayHandler(), made.secret)
 
@@ -38,7 +38,7 @@ async def test_a_key_sees_and_uses_its_models_alone(served: Gateway) -> None:
     wide = await client_with(served, allowed_models=["other", "fake"])
     assert (await wide.post(CHAT, chat_body("x"))).status == 200
     update = sync_to_async(actions.update_tenant)
-    await update(actor=SYSTEM, tenant=served.rows.tenant, allowed_models=["other"])
+    await update(actor=SYSTEM_ACTOR, tenant=served.rows.tenant, allowed_models=["other"])
     assert (await wide.post(CHAT, chat_body("x"))).status == 404
 
 
@@ -111,9 +111,11 @@ async def test_fault_22_a_budget_cuts_an_answer_and_then_refuses_with_the_time_t
     gateway: Gateway,
 ) -> None:
     def prepare() -> None:
-        money.set_price(actor=SYSTEM, model="fake", input_per_million="1", output_per_million="2")
+        money.set_price(
+            actor=SYSTEM_ACTOR, model="fake", input_per_million="1", output_per_million="2"
+        )
         tenant = gateway.rows.tenant
-        money.set_budget(actor=SYSTEM, tenant=tenant, period="month", tokens=40)
+        money.set_budget(actor=SYSTEM_ACTOR, tenant=tenant, period="month", tokens=40)
 
     await sync_to_async(prepare)()
     body = {"model": "fake", "prompt": "x" * 10, "max_tokens": 100}
@@ -136,7 +138,7 @@ async def test_what_is_running_is_known_outside_the_gateway(gateway: Gateway) ->
     from inference.engine_client.client import get_engine_client
 
     make = sync_to_async(money.set_budget)
-    await make(actor=SYSTEM, tenant=gateway.rows.tenant, period="day", tokens=10_000)
+    await make(actor=SYSTEM_ACTOR, tenant=gateway.rows.tenant, period="day", tokens=10_000)
     body = {"model": "fake", "prompt": "x" * 10, "max_tokens": 60}
     async with gateway.serving(gateway.fake(token_delay=0.02, max_model_len=500)) as replica:
         answer = asyncio.create_task(gateway.client.post("/v1/completions", body))

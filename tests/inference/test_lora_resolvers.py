@@ -18,13 +18,13 @@ from adapters.models import Adapter, AdapterVersion
 from adapters.resolvers import lora_resolvers
 from adapters.signals import version_waits
 from catalog.models import ServedModel
-from common.db import in_db_thread
+from common.db import run_in_db_thread
 from engine.contract import plugins
 from engine.contract.errors import ConfigError
 from engine.contract.lora import adapter_digest
 from engine.contract.plugins import LoRAResolver, LoRAResolverRegistry
 from tenants import actions
-from tenants.actors import SYSTEM
+from tenants.actors import SYSTEM_ACTOR
 from tenants.models import AuditEntry
 from tests.adapter_files import adapter_folder
 from tests.inference.adapter_requests import ask, client_of, digest_of, newcomer
@@ -40,10 +40,10 @@ def afresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing is remembered; a version is checked as soon as it's there."""
 
     def check(version: AdapterVersion, **_: object) -> None:
-        work.work_on(version.pk)
+        work.process_version(version.pk)
 
     monkeypatch.delenv("QUIRE_PLUGINS", raising=False)
-    monkeypatch.setattr(resolving, "LOOK_S", 0.01)
+    monkeypatch.setattr(resolving, "POLL_INTERVAL_S", 0.01)
     version_waits.connect(check, weak=False, dispatch_uid="test")
     resolving.forget()
     yield
@@ -94,7 +94,7 @@ async def test_a_name_in_the_operators_folder_is_found(gateway: Gateway, folder:
         listed = (await gateway.client.get("/v1/models")).json()["data"]
     assert [each["id"] for each in listed] == ["fake", "sql"]
     assert [each.adapter.digest for each in replica.received if each.adapter] == [digest] * 2
-    entry = await in_db_thread(AuditEntry.objects.filter(action="adapter.add").get)
+    entry = await run_in_db_thread(AuditEntry.objects.filter(action="adapter.add").get)
     assert entry.actor_label == "LoRA resolver lora_filesystem_resolver"
     assert entry.tenant_id == gateway.rows.tenant.pk
 
@@ -103,12 +103,12 @@ async def test_without_a_resolver_it_is_not_there(gateway: Gateway, adapters_her
     lora(adapters_here / "sql")
     async with gateway.serving(gateway.fake()):
         assert (await ask(gateway.client, "sql")).status == 404
-    assert await in_db_thread(count) == 0
+    assert await run_in_db_thread(count) == 0
 
 
 async def test_what_one_tenant_resolved_is_never_anothers(gateway: Gateway, folder: Path) -> None:
-    _, theirs = await in_db_thread(newcomer)
-    _, third = await in_db_thread(newcomer, "Third")
+    _, theirs = await run_in_db_thread(newcomer)
+    _, third = await run_in_db_thread(newcomer, "Third")
     first = adapter_digest(lora(folder / "sql", 1))
     async with gateway.serving(gateway.fake()):
         assert await digest_of(gateway.client, "sql") == first
@@ -117,7 +117,9 @@ async def test_what_one_tenant_resolved_is_never_anothers(gateway: Gateway, fold
         assert await digest_of(gateway.client, "sql") == first
         listed = (await third.get("/v1/models")).json()["data"]
     assert [each["id"] for each in listed] == ["fake"]
-    owners = await in_db_thread(lambda: set(Adapter.objects.values_list("tenant__name", flat=True)))
+    owners = await run_in_db_thread(
+        lambda: set(Adapter.objects.values_list("tenant__name", flat=True))
+    )
     assert owners == {gateway.rows.tenant.name, "Rival"}
 
 
@@ -125,11 +127,11 @@ async def test_nobody_looks_for_those_who_may_not(gateway: Gateway, folder: Path
     lora(folder / "sql")
     lora(folder / "fake")
     tenant = gateway.rows.tenant
-    barred = await in_db_thread(client_of, tenant, allowed_models=["fake"])
-    deaf = await in_db_thread(client_of, tenant, scopes=["models:read"])
-    other, elsewhere = await in_db_thread(newcomer)
-    await in_db_thread(
-        lambda: actions.update_tenant(actor=SYSTEM, tenant=other, allowed_models=["big"])
+    barred = await run_in_db_thread(client_of, tenant, allowed_models=["fake"])
+    deaf = await run_in_db_thread(client_of, tenant, scopes=["models:read"])
+    other, elsewhere = await run_in_db_thread(newcomer)
+    await run_in_db_thread(
+        lambda: actions.update_tenant(actor=SYSTEM_ACTOR, tenant=other, allowed_models=["big"])
     )
     async with gateway.serving(gateway.fake()):
         assert (await ask(barred, "sql")).status == 404
@@ -139,7 +141,7 @@ async def test_nobody_looks_for_those_who_may_not(gateway: Gateway, folder: Path
         assert (await ask(elsewhere, "fake")).status == 404
         assert (await gateway.client.get("/v1/models/sql")).status == 404
         assert "x-quire-adapter" not in (await ask(gateway.client, "fake")).headers
-    assert await in_db_thread(count) == 0
+    assert await run_in_db_thread(count) == 0
 
 
 async def test_names_and_links_that_lead_out_of_the_folder_find_nothing(
@@ -152,7 +154,7 @@ async def test_names_and_links_that_lead_out_of_the_folder_find_nothing(
         for name in ("../outside", "a/../../outside", str(outside), "link", ".", "a/..", "x\0y"):
             for asked in (name, f"fake:{name}"):
                 assert (await ask(gateway.client, asked)).status == 404, asked
-    assert await in_db_thread(count) == 0
+    assert await run_in_db_thread(count) == 0
 
 
 async def test_the_digest_stays_until_its_owner_says_otherwise(
@@ -168,10 +170,14 @@ async def test_the_digest_stays_until_its_owner_says_otherwise(
         second = adapter_digest(lora(folder / "sql", 2))
         resolving.forget()
         assert await digest_of(gateway.client, "sql") == first
-        await in_db_thread(lambda: adapter_actions.take_offline(actor=SYSTEM, adapter=adapter()))
+        await run_in_db_thread(
+            lambda: adapter_actions.take_offline(actor=SYSTEM_ACTOR, adapter=adapter())
+        )
         resolving.forget()
         assert (await ask(gateway.client, "sql")).status == 404
-        await in_db_thread(lambda: adapter_actions.delete_adapter(actor=SYSTEM, adapter=adapter()))
+        await run_in_db_thread(
+            lambda: adapter_actions.delete_adapter(actor=SYSTEM_ACTOR, adapter=adapter())
+        )
         resolving.forget()
         assert await digest_of(gateway.client, "sql") == second
 
@@ -212,9 +218,9 @@ async def test_a_resolver_that_names_a_strangers_files_gets_nothing(
 ) -> None:
     """The store may lie inside a folder that is allowed: by default it does."""
     settings.QUIRE = {**settings.QUIRE, "ADAPTER_DIRS": [tmp_path]}
-    rival, _ = await in_db_thread(newcomer)
-    model = await in_db_thread(ServedModel.objects.get)
-    theirs = await in_db_thread(added, SYSTEM, rival, model, "secret")
+    rival, _ = await run_in_db_thread(newcomer)
+    model = await run_in_db_thread(ServedModel.objects.get)
+    theirs = await run_in_db_thread(added, SYSTEM_ACTOR, rival, model, "secret")
     package(sql=tmp_path / "adapters" / theirs.digest, root=Path("/etc"))
     async with gateway.serving(gateway.fake()):
         for name in ("sql", "root"):
@@ -238,7 +244,7 @@ async def test_one_that_waits_for_its_check_is_joined_and_many_are_refused(
 ) -> None:
     version_waits.disconnect(dispatch_uid="test")
     monkeypatch.setattr(resolving, "CHECKED_WITHIN_S", 0.05)
-    monkeypatch.setattr(resolved, "MOST_WAITING", 1)
+    monkeypatch.setattr(resolved, "MAX_PENDING_LOOKUPS", 1)
     digest = adapter_digest(lora(folder / "sql"))
     lora(folder / "more", 1)
     async with gateway.serving(gateway.fake()):
@@ -247,8 +253,8 @@ async def test_one_that_waits_for_its_check_is_joined_and_many_are_refused(
             assert (waits.status, waits.headers["retry-after"]) == (503, "2")
         many = await ask(gateway.client, "more")
         assert (many.status, many.headers["retry-after"]) == (429, "2")
-        pk = await in_db_thread(lambda: AdapterVersion.objects.get().pk)
-        await in_db_thread(work.work_on, pk)
+        pk = await run_in_db_thread(lambda: AdapterVersion.objects.get().pk)
+        await run_in_db_thread(work.process_version, pk)
         assert await digest_of(gateway.client, "sql") == digest
 
 

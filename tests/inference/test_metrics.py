@@ -14,19 +14,19 @@ from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.contract import messages as protocol
-from engine.contract.lora import AdapterState
+from engine.contract.lora import AdapterStatus
 from engine.contract.metrics import ENGINE_HISTOGRAMS, Histograms, buckets_1_2_5
 from engine.contract.replica_state import ProcessStats
 from engine.text import Tokenizer
 from inference.asgi import http_application
-from inference.edge.request_log import counted
+from inference.edge.request_log import count_websockets
 from inference.metrics.definitions import FAMILIES
-from inference.metrics.exposition import exposition, own_families, publish
-from inference.metrics.flusher import SILENT_S, flush, label_key, metrics_key, prune
+from inference.metrics.exposition import exposition, process_metric_families, publish
+from inference.metrics.flusher import LABEL_TTL_S, flush, label_key, metrics_key, prune
 from inference.metrics.recorder import Recorder, field_of
 from inference.metrics.recorder import recorder as the_recorder
 from tenants import actions
-from tenants.actors import SYSTEM
+from tenants.actors import SYSTEM_ACTOR
 from tests.inference.asgi_client import AsgiClient
 from tests.inference.conftest import Gateway
 from tests.inference.scripted import byte_by_byte
@@ -36,7 +36,7 @@ from tests.inference.scripted import byte_by_byte
 async def insider(gateway: Gateway) -> AsgiClient:
     """A client with an operator's key."""
     make = sync_to_async(actions.create_key)
-    key = await make(actor=SYSTEM, tenant=gateway.rows.tenant, scopes=("operator",))
+    key = await make(actor=SYSTEM_ACTOR, tenant=gateway.rows.tenant, scopes=("operator",))
     return AsgiClient(gateway.client.app, key.secret)
 
 
@@ -198,7 +198,7 @@ async def test_a_stream_is_counted_to_its_end(client: AsgiClient, insider: AsgiC
 async def test_every_process_tells_of_itself(served: Gateway, insider: AsgiClient) -> None:
     assert (await sync_to_async(Client().get)("/login/")).status_code == 200
     for name in ("gateway-a", "worker-b"):
-        await publish(served.redis, served.prefix, name, own_families())
+        await publish(served.redis, served.prefix, name, process_metric_families())
     text = await scraped(insider)
     for name in ("process_resident_memory_bytes", "process_cpu_seconds_total", "python_info"):
         for process in ("gateway-a", "worker-b"):
@@ -243,7 +243,7 @@ async def test_websockets_are_counted_while_they_are_open() -> None:
 
     for accepts in (True, False):
         with pytest.raises(ConnectionError):
-            await counted(application)({"accepts": accepts}, AsyncMock(), AsyncMock())
+            await count_websockets(application)({"accepts": accepts}, AsyncMock(), AsyncMock())
     active, total, count = before
     assert during == [(active + 1, total + 1, count), (active, total + 1, count + 1)]
     assert figures() == (active, total + 1, count + 1)
@@ -252,7 +252,7 @@ async def test_websockets_are_counted_while_they_are_open() -> None:
 async def test_a_process_that_is_gone_is_shown_no_more(
     served: Gateway, insider: AsgiClient
 ) -> None:
-    await publish(served.redis, served.prefix, "gone", own_families())
+    await publish(served.redis, served.prefix, "gone", process_metric_families())
     await served.redis.delete(f"{served.prefix}:metrics:process:gone")
     assert 'process="gone"' not in await scraped(insider)
 
@@ -286,10 +286,10 @@ def test_cache_config_shows_what_a_replica_says_of_its_cache() -> None:
 
 def test_adapters_are_told_by_vllms_name_by_tier_and_by_what_their_loads_took() -> None:
     states = [
-        AdapterState(digest="a" * 64, name="sql", tier="device", num_running=2),
-        AdapterState(digest="b" * 64, name="law", tier="device", num_running=1, num_waiting=1),
-        AdapterState(digest="c" * 64, tier="disk", num_waiting=3),
-        AdapterState(digest="d" * 64, name="idle", tier="host"),
+        AdapterStatus(digest="a" * 64, name="sql", tier="device", num_running=2),
+        AdapterStatus(digest="b" * 64, name="law", tier="device", num_running=1, num_waiting=1),
+        AdapterStatus(digest="c" * 64, tier="disk", num_waiting=3),
+        AdapterStatus(digest="d" * 64, name="idle", tier="host"),
     ]
     stats = protocol.EngineStats(
         adapter_bytes=700,
@@ -336,7 +336,7 @@ async def test_a_tenants_tokens_and_refusals_are_counted(
     served: Gateway, insider: AsgiClient
 ) -> None:
     make = sync_to_async(actions.create_key)
-    key = await make(actor=SYSTEM, tenant=served.rows.tenant, requests_per_minute=1)
+    key = await make(actor=SYSTEM_ACTOR, tenant=served.rows.tenant, requests_per_minute=1)
     limited = AsgiClient(served.client.app, key.secret)
     assert (await limited.chat(max_tokens=5)).status == 200
     assert (await limited.chat(max_tokens=5)).status == 429
@@ -357,7 +357,7 @@ async def test_series_of_tenants_and_replicas_that_are_long_silent_are_dropped(
         the_recorder.count("quire:tenant_requests", (name, "fake", "stop"))
         the_recorder.count("vllm:request_success", ("fake", f"of-{name}", "stop"))
     await flush(served.redis, served.prefix)
-    long_ago = time.time() - SILENT_S - 1
+    long_ago = time.time() - LABEL_TTL_S - 1
     await served.redis.zadd(label_key(served.prefix, "tenant"), {"ants": long_ago})
     await served.redis.zadd(label_key(served.prefix, "engine"), {"of-ants": long_ago})
     await prune(served.redis, served.prefix, metrics_key(served.prefix))
@@ -373,11 +373,11 @@ def test_increments_are_taken_once_and_can_be_given_back() -> None:
     recorder.observe(ttft, ("m", "r"), 0.3)
     recorder.observe(ttft, ("m", "r"), 10_000.0, 2)
     recorder.count("vllm:request_success", ("m|n", "r", "stop"))
-    first = recorder.take()
-    assert recorder.take() == {}
-    recorder.give_back(first)
+    first = recorder.drain()
+    assert recorder.drain() == {}
+    recorder.restore(first)
     recorder.count("vllm:request_success", ("m|n", "r", "stop"))
-    second = recorder.take()
+    second = recorder.drain()
     field = field_of("vllm:request_success", ("m|n", "r", "stop"), "")
     assert second.pop(field) == 2
     first.pop(field)

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from engine.text import Tokenizer
 from inference.api.responses.conversion import Messages
-from inference.api.responses.output_items import PassedOver
+from inference.api.responses.output_items import DeliveredItemFilter
 from tests.inference.conftest import Gateway
 from tests.inference.scripted import says
 
@@ -147,4 +147,4 @@ def test_the_model_reads_its_calls_by_the_names_that_it_said() -> None:
 
 def test_a_call_that_was_told_is_passed_over_by_the_name_that_the_model_says() -> None:
     item = {"type": "function_call", "namespace": "computer", "name": "state", "arguments": "{"}
-    assert PassedOver([item])._told[0] == ("call", "computer__state")
+    assert DeliveredItemFilter([item])._delivered[0] == ("call", "computer__state")

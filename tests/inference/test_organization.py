@@ -16,7 +16,7 @@ from metering import reports as report_pages
 from metering.ledger import insert_records
 from metering.usage_record import UsageRecord
 from tenants import actions
-from tenants.actors import SYSTEM
+from tenants.actors import SYSTEM_ACTOR
 from tenants.models import ApiKey, Tenant, User
 from tests.inference.asgi_client import Reply
 from tests.inference.conftest import Gateway
@@ -50,7 +50,7 @@ async def ask(gateway: Gateway, path: str = USAGE, secret: str = "", **query: An
 
 
 def key(tenant: Tenant, *scopes: str, maker: User | None = None) -> tuple[ApiKey, str]:
-    made = actions.create_key(actor=maker or SYSTEM, tenant=tenant, scopes=scopes)
+    made = actions.create_key(actor=maker or SYSTEM_ACTOR, tenant=tenant, scopes=scopes)
     return made.key, made.secret
 
 
@@ -58,9 +58,9 @@ def key(tenant: Tenant, *scopes: str, maker: User | None = None) -> tuple[ApiKey
 async def test_a_page_ends_early_where_there_is_much_to_read_and_the_next_goes_on(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch, width: str, hours: int
 ) -> None:
-    monkeypatch.setattr(report_pages, "MOST_ROWS", 3)
-    monkeypatch.setattr(report_pages, "MOST_REQUESTS", 3)
-    monkeypatch.setattr(report_pages, "MOST_ROWS_ADDED_UP", 4)
+    monkeypatch.setattr(report_pages, "MAX_ROWS", 3)
+    monkeypatch.setattr(report_pages, "MAX_REQUESTS", 3)
+    monkeypatch.setattr(report_pages, "MAX_ROWS_AGGREGATED", 4)
     for step in range(3):
         at = DAY + timedelta(hours=hours * step)
         for number in range(2):
@@ -142,7 +142,7 @@ async def test_groups_and_filters(gateway: Gateway) -> None:
 
     def prepare() -> tuple[User, ApiKey]:
         ann = User.objects.create(username="ann")
-        actions.add_member(actor=SYSTEM, tenant=tenant, user=ann, role="member")
+        actions.add_member(actor=SYSTEM_ACTOR, tenant=tenant, user=ann, role="member")
         mine, _ = key(tenant, "inference", maker=ann)
         use(tenant, DAY, key_id=mine.pk)
         use(tenant, DAY, user_id=ann.pk)
@@ -189,7 +189,7 @@ async def test_a_stranger_sees_nothing_and_an_operator_all(gateway: Gateway) -> 
     tenant = gateway.rows.tenant
 
     def prepare() -> tuple[str, str, str]:
-        rival = actions.create_tenant(actor=SYSTEM, name="Rival")
+        rival = actions.create_tenant(actor=SYSTEM_ACTOR, name="Rival")
         use(tenant, DAY)
         use(rival, DAY, model="secret")
         operator, narrow = key(tenant, "usage:read", "operator"), key(tenant, "inference")

@@ -11,7 +11,12 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from engine.contract import messages as protocol
 from engine.contract import redis_keys
 from engine.contract.messages import OutboxBatch
-from inference.engine_client.redis_streams import LOOKED_AT, OutboxReader, reading_link, short_link
+from inference.engine_client.redis_streams import (
+    MAX_SCANNED,
+    OutboxReader,
+    reading_link,
+    short_link,
+)
 from inference.settings import redis_url
 from tests.inference.conftest import Gateway, until
 
@@ -32,7 +37,7 @@ async def reading(
         *(long, short, "reader", gateway.prefix, begin, deliver, save),
         lambda: errors.append("doubt"),
     )
-    tasks = [asyncio.create_task(reader.run()), asyncio.create_task(reader.keep_trimmed())]
+    tasks = [asyncio.create_task(reader.run()), asyncio.create_task(reader.trim_forever())]
     try:
         yield reader
     finally:
@@ -46,7 +51,7 @@ async def reading(
 
 async def write(gateway: Gateway, reader: OutboxReader, step: int) -> None:
     batch = OutboxBatch(replica_id="r", incarnation="i", step=step)
-    await gateway.redis.xadd(reader.key, {protocol.FIELD: protocol.encode(batch)})
+    await gateway.redis.xadd(reader.key, {protocol.STREAM_FIELD: protocol.encode(batch)})
 
 
 async def trimmed(gateway: Gateway, reader: OutboxReader) -> None:
@@ -120,16 +125,16 @@ async def test_the_first_entries_are_looked_into_as_they_arrive_and_all_are_hand
         if batch.step == 1:
             raise ValueError("a bad batch ends nothing")
 
-    count = LOOKED_AT + 2
+    count = MAX_SCANNED + 2
     key = redis_keys.outbox_key("reader", gateway.prefix)
     for step in range(1, count):
         data = protocol.encode(OutboxBatch(replica_id="r", incarnation="i", step=step))
-        await gateway.redis.xadd(key, {protocol.FIELD: data})
-    await gateway.redis.xadd(key, {protocol.FIELD: b"no batch"})
+        await gateway.redis.xadd(key, {protocol.STREAM_FIELD: data})
+    await gateway.redis.xadd(key, {protocol.STREAM_FIELD: b"no batch"})
     async with reading(gateway, steps, save, [], begin) as reader:
         await write(gateway, reader, count)
         await until(lambda: len(steps) == count)
         assert steps == [*range(1, count + 1)]
-        assert seen[:LOOKED_AT] == [f"{step} after 0" for step in range(1, LOOKED_AT + 1)]
+        assert seen[:MAX_SCANNED] == [f"{step} after 0" for step in range(1, MAX_SCANNED + 1)]
         assert len(seen) < count
         await trimmed(gateway, reader)

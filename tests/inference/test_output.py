@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from engine.contract.messages import TokenLogprobs
 from engine.contract.sampling_params import SamplingParams
 from engine.text import Tokenizer
-from inference.engine_client.mailbox import Piece
-from inference.generation.output import Increment, OutputState
+from inference.engine_client.mailbox import TokenChunk
+from inference.generation.output import OutputDelta, OutputState
 from tests.inference.tokenizer_folder import EOS
 
 TEXT = "Grüße 🙂 and the STOP word; then END. 你好"
@@ -26,7 +26,7 @@ def run(
     finish: str = "stop",
     eos: bool = True,
     **sampling: object,
-) -> tuple[str, list[Increment], OutputState]:
+) -> tuple[str, list[OutputDelta], OutputState]:
     """Push tokens in groups of these sizes, the last with the end."""
     state = OutputState(0, 0, tokenizer, [5], SamplingParams(**sampling))  # type: ignore[arg-type]
     tokens = [*tokens, EOS] if eos else tokens
@@ -37,7 +37,7 @@ def run(
         position += len(part)
         last = position >= len(tokens)
         scores = [TokenLogprobs([t], [-0.25], [1]) for t in part]
-        piece = Piece(0, 0, part, scores, finish_reason=finish if last else None)
+        piece = TokenChunk(0, 0, part, scores, finish_reason=finish if last else None)
         if (increment := state.push(piece)) is not None:
             increments.append(increment)
     return "".join(i.text for i in increments), increments, state
@@ -103,7 +103,7 @@ def test_text_that_only_began_like_a_stop_string_comes_out_at_the_end(tokenizer:
 
 def test_a_stop_token_of_the_clients_is_named_and_shown(tokenizer: Tokenizer) -> None:
     state = OutputState(0, 0, tokenizer, [5], SamplingParams(stop_token_ids=[70]))
-    piece = Piece(0, 0, [60, 70], finish_reason="stop", stop_reason=70)
+    piece = TokenChunk(0, 0, [60, 70], finish_reason="stop", stop_reason=70)
     increment = state.push(piece)
     assert increment is not None
     assert increment.text == tokenizer.decode([60, 70])

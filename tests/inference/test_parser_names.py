@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 
 from engine.contract.errors import ConfigError
-from inference.parsers.registry import NOT_HERE, check_parser_names, reasoning_parsers, tool_parsers
+from inference.parsers.registry import (
+    UNAVAILABLE_PARSERS,
+    check_parser_names,
+    reasoning_parsers,
+    tool_parsers,
+)
 
 _TOOLS = """
     apertus beam cohere_command3 cohere_command4 deepseek_v3 deepseek_v31 deepseek_v32
@@ -38,7 +43,7 @@ def test_reasoning_parsers(name: str) -> None:
 
 
 def check(setting: str, name: str, known: list[str]) -> None:
-    assert (name in known) is (name not in NOT_HERE[setting])
+    assert (name in known) is (name not in UNAVAILABLE_PARSERS[setting])
     if name in known:
         check_parser_names({setting: name})
         return

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference.chat.parsers import OutputParser, ParserPlan
-from inference.chat.turn import message_of
+from inference.chat.parsers import OutputParser, OutputParserConfig
+from inference.chat.turn import build_message
 from inference.parsers.registry import reasoning_parsers, tool_parsers
 from tests.inference.parsers import FUNCTIONS, NO_CALLS, SAMPLES, Sample, read, shape
 
@@ -34,21 +34,21 @@ THINKING = [
 ]
 
 
-def plan_of(name: str) -> ParserPlan:
+def plan_of(name: str) -> OutputParserConfig:
     parser = tool_parsers.get(name)
     assert parser is not None
-    return ParserPlan(tools=partial(parser, FUNCTIONS))
+    return OutputParserConfig(tools=partial(parser, FUNCTIONS))
 
 
-def thinking(name: str, inside: bool | None = None, **options: bool) -> ParserPlan:
+def thinking(name: str, inside: bool | None = None, **options: bool) -> OutputParserConfig:
     parser = reasoning_parsers.get(name)
     assert parser is not None
-    return ParserPlan(reasoning=partial(parser, inside), **options)
+    return OutputParserConfig(reasoning=partial(parser, inside), **options)
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.parser)
 def test_calls_and_content_are_read(sample: Sample) -> None:
-    message = message_of(read(plan_of(sample.parser), [sample.text]))
+    message = build_message(read(plan_of(sample.parser), [sample.text]))
     calls = [call["function"] for call in message["tool_calls"]]
     assert (message["content"] or "") == sample.content
     assert [call["name"] for call in calls] == [name for name, _ in sample.calls]
@@ -78,7 +78,7 @@ def test_an_output_cut_short_reads_the_same_streamed(sample: Sample) -> None:
 def test_arguments_come_before_the_call_has_ended(sample: Sample) -> None:
     plan = plan_of(sample.parser)
     begun = sample.text[: sample.text.index("☂")]
-    parts = read(ParserPlan(tools=plan.tools), [begun])
+    parts = read(OutputParserConfig(tools=plan.tools), [begun])
     kinds = [part.kind for part in parts if part.kind != "content"]
     if sample.parser in BY_WHOLE_VALUES:
         assert kinds == ["call", "arguments"]
@@ -99,7 +99,7 @@ def test_what_is_no_call_stays_text(name: str) -> None:
 @pytest.mark.parametrize(("name", "text", "reasoning", "content"), THINKING)
 def test_reasoning_is_told_from_content(name: str, text: str, reasoning: str, content: str) -> None:
     for pieces in ([text], list(text)):
-        message = message_of(read(thinking(name), pieces))
+        message = build_message(read(thinking(name), pieces))
         assert (message.get("reasoning", ""), message["content"]) == (reasoning, content)
     for cut in range(len(text)):
         assert shape(read(thinking(name), [text[:cut], text[cut:]])) == shape(
@@ -148,26 +148,26 @@ def test_hostile_thoughts_read_the_same_however_they_are_cut(
 def test_the_prompts_end_tells_where_the_output_begins() -> None:
     parser = reasoning_parsers.get("qwen3")
     assert parser is not None
-    assert parser.prompt_is_inside("assistant\n<think>\n") is True
-    assert parser.prompt_is_inside("<think>\n\n</think>\n\n") is False
-    assert parser.prompt_is_inside("assistant\n") is None
-    inside = message_of(read(thinking("qwen3", True), ["Hm.\n</think>\nYes."]))
+    assert parser.prompt_opens_reasoning("assistant\n<think>\n") is True
+    assert parser.prompt_opens_reasoning("<think>\n\n</think>\n\n") is False
+    assert parser.prompt_opens_reasoning("assistant\n") is None
+    inside = build_message(read(thinking("qwen3", True), ["Hm.\n</think>\nYes."]))
     assert (inside["reasoning"], inside["content"]) == ("Hm.", "Yes.")
-    past = message_of(read(thinking("deepseek_r1", False), ["Yes."]))
+    past = build_message(read(thinking("deepseek_r1", False), ["Yes."]))
     assert past == {"content": "Yes."}
 
 
 def test_reasoning_can_be_left_out() -> None:
     plan = thinking("qwen3", shows_reasoning=False)
-    assert message_of(read(plan, ["<think>Hm.</think>Yes."])) == {"content": "Yes."}
+    assert build_message(read(plan, ["<think>Hm.</think>Yes."])) == {"content": "Yes."}
 
 
 def test_a_call_after_reasoning_and_none_within() -> None:
     call = '<tool_call>{"name": "clock", "arguments": {}}</tool_call>'
-    plan = ParserPlan(
+    plan = OutputParserConfig(
         reasoning=thinking("qwen3").reasoning, tools=plan_of("hermes").tools, parallel=False
     )
-    message = message_of(read(plan, list(f"<think>{call}?</think>{call}{call}")))
+    message = build_message(read(plan, list(f"<think>{call}?</think>{call}{call}")))
     assert message["reasoning"] == f"{call}?"
     assert [each["function"]["name"] for each in message["tool_calls"]] == ["clock"]
 
@@ -178,13 +178,13 @@ def test_harmony_calls_are_messages_to_functions() -> None:
         'to=functions.clock <|constrain|>json<|message|>{"a": 1}<|call|>'
     )
     tools = plan_of("gpt_oss").tools
-    plan = ParserPlan(reasoning=thinking("gpt_oss").reasoning, tools=tools)
+    plan = OutputParserConfig(reasoning=thinking("gpt_oss").reasoning, tools=tools)
     for pieces in ([text], list(text)):
-        message = message_of(read(plan, pieces))
+        message = build_message(read(plan, pieces))
         (call,) = message["tool_calls"]
         assert call["function"] == {"name": "clock", "arguments": '{"a": 1}'}
         assert (message["reasoning"], message["content"]) == ("Hm.", None)
-    without_tools = message_of(read(thinking("gpt_oss"), [text]))
+    without_tools = build_message(read(thinking("gpt_oss"), [text]))
     assert without_tools["content"] == '{"a": 1}'
     assert "tool_calls" not in without_tools
 
@@ -193,16 +193,16 @@ def test_harmony_calls_are_messages_to_functions() -> None:
 @pytest.mark.parametrize("length", [400, 490, 500, 501, 502, 510, 520, 5000])
 def test_a_header_without_an_end_is_content(mark: str, length: int) -> None:
     text = f"{mark}{'x' * length}<|message|>Hm.<|end|>"
-    whole = message_of(read(thinking("gpt_oss"), [text]))
-    assert message_of(read(thinking("gpt_oss"), list(text))) == whole
+    whole = build_message(read(thinking("gpt_oss"), [text]))
+    assert build_message(read(thinking("gpt_oss"), list(text))) == whole
     if len(mark) + length > 512:
         assert whole["content"].startswith(f"{mark}xxx")
     else:
         assert whole["content"] == "Hm."
     parser = thinking("gpt_oss").reasoning()
     for _ in range(100):
-        parser.push(f"{mark}abc" if parser._held == "" else "abcdefghij")
-        assert len(parser._held) < 600
+        parser.push(f"{mark}abc" if parser._buffer == "" else "abcdefghij")
+        assert len(parser._buffer) < 600
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_arguments_are_json_whatever_the_number(name: str, text: str) -> None:
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is no JSON")
 
-    (call,) = message_of(read(plan_of(name), [text]))["tool_calls"]
+    (call,) = build_message(read(plan_of(name), [text]))["tool_calls"]
     arguments = json.loads(call["function"]["arguments"], parse_constant=refuse)
     assert arguments == {"a": "1e999" if name == "pythonic" else "NaN"}
 
@@ -235,5 +235,5 @@ def test_reading_costs_the_same_however_long_a_call_is(sample: Sample) -> None:
     assert tools is not None
     for _ in range(2000):
         parser.push("abcd")
-        looked_at = max(looked_at, len(tools._held))
+        looked_at = max(looked_at, len(tools._buffer))
     assert looked_at < 100

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference.chat.parsers import ParserPlan
-from inference.chat.turn import message_of
+from inference.chat.parsers import OutputParserConfig
+from inference.chat.turn import build_message
 from inference.parsers import section_tools as deepseek
 from inference.parsers import section_tools as plamo
 from inference.parsers.registry import tool_parsers
@@ -104,10 +104,10 @@ def message(parser: str, text: str, *functions: ToolFunction) -> dict[str, Any]:
     """What the parser makes of a text, the same whole and character by character."""
     found = tool_parsers.get(parser)
     assert found is not None
-    plan = ParserPlan(tools=partial(found, functions))
+    plan = OutputParserConfig(tools=partial(found, functions))
     whole, streamed = read(plan, [text]), read(plan, list(text) or [""])
     assert shape(whole) == shape(streamed)
-    return message_of(whole)
+    return build_message(whole)
 
 
 def calls(parser: str, text: str, *functions: ToolFunction) -> list[tuple[str, Any]]:
@@ -397,9 +397,9 @@ def test_hostile_outputs_raise_nothing_however_they_are_cut(
 ) -> None:
     found = tool_parsers.get(name)
     assert found is not None
-    plan, text = ParserPlan(tools=partial(found, (FUNCTION, WEATHER))), "".join(pieces)
+    plan, text = OutputParserConfig(tools=partial(found, (FUNCTION, WEATHER))), "".join(pieces)
     places = sorted({0, len(text), *(cut for cut in cuts if cut <= len(text))})
     parts = [text[a:b] for a, b in pairwise(places)] or [""]
     whole = read(plan, [text])
     assert shape(read(plan, parts)) == shape(whole)
-    json.dumps(message_of(whole))
+    json.dumps(build_message(whole))

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from engine.contract.messages import Control
-from inference.api.operator import DONE
+from engine.contract.messages import ControlRequest
+from inference.api.operator import OK_BODY
 from tenants import actions
 from tenants import api_keys as scopes
-from tenants.actors import SYSTEM
+from tenants.actors import SYSTEM_ACTOR
 from tests.fakes.fake_replica import FakeReplica
 from tests.inference.conftest import Gateway
 
@@ -34,7 +34,7 @@ async def operator(gateway: Gateway) -> Gateway:
     """The gateway, asked with an operator's key."""
     made = await asyncio.to_thread(
         lambda: actions.create_key(
-            actor=SYSTEM, tenant=gateway.rows.tenant, name="op", scopes=scopes.ALL
+            actor=SYSTEM_ACTOR, tenant=gateway.rows.tenant, name="op", scopes=scopes.ALL
         )
     )
     gateway.client.key = made.secret
@@ -42,12 +42,12 @@ async def operator(gateway: Gateway) -> Gateway:
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[Control]:
+def told(monkeypatch: pytest.MonkeyPatch) -> list[ControlRequest]:
     """What fake replicas were told."""
-    found: list[Control] = []
+    found: list[ControlRequest] = []
     answer = FakeReplica._control
 
-    async def control(self: FakeReplica, message: Control) -> None:
+    async def control(self: FakeReplica, message: ControlRequest) -> None:
         found.append(message)
         await answer(self, message)
 
@@ -88,13 +88,13 @@ async def test_tenants_may_not(gateway: Gateway, method: str, path: str) -> None
     ],
 )
 async def test_every_replica_is_told(
-    operator: Gateway, told: list[Control], path: str, body: Any, expected: dict[str, Any]
+    operator: Gateway, told: list[ControlRequest], path: str, body: Any, expected: dict[str, Any]
 ) -> None:
     async with operator.fake(replica_id="a"), operator.fake(replica_id="b"):
         await operator.look()
         reply = await operator.client.post(path, body)
     assert (reply.status, set(reply.json()["replicas"])) == (200, {"a", "b"})
-    assert reply.json().get("status") == DONE.get(expected["command"])
+    assert reply.json().get("status") == OK_BODY.get(expected["command"])
     assert len(told) == 2
     for message in told:
         assert {name: getattr(message, name) for name in expected} == expected
@@ -113,7 +113,7 @@ async def test_every_replica_is_told(
     ],
 )
 async def test_what_makes_no_sense_is_refused_by_name(
-    operator: Gateway, told: list[Control], path: str, body: Any, status: int, param: str
+    operator: Gateway, told: list[ControlRequest], path: str, body: Any, status: int, param: str
 ) -> None:
     async with operator.serving(operator.fake()):
         reply = await operator.client.post(path, body)

@@ -19,7 +19,7 @@ from engine.text import Tokenizer
 from inference.engine_client.client import get_engine_client
 from inference.routing import websocket_urlpatterns
 from tenants import actions
-from tenants.actors import SYSTEM
+from tenants.actors import SYSTEM_ACTOR
 from tenants.models import Role, User
 from tests.inference.conftest import Gateway, until
 from tests.inference.scripted import byte_by_byte, says
@@ -32,7 +32,7 @@ HELLO = [{"role": "user", "content": "hello"}]
 def session_key(rows: Any) -> str:
     """A logged-in member of the tenant."""
     user = User.objects.create(username="ada")
-    actions.add_member(actor=SYSTEM, tenant=rows.tenant, user=user, role=Role.MEMBER)
+    actions.add_member(actor=SYSTEM_ACTOR, tenant=rows.tenant, user=user, role=Role.MEMBER)
     store = import_module(django_settings.SESSION_ENGINE).SessionStore()
     store[SESSION_KEY] = str(user.pk)
     store[BACKEND_SESSION_KEY] = "django.contrib.auth.backends.ModelBackend"
@@ -271,7 +271,7 @@ async def test_fault_43_a_demoted_members_answer_ends_in_the_middle(
     @sync_to_async
     def demote() -> None:
         (membership,) = gateway.rows.tenant.memberships.filter(user__username="ada")
-        actions.change_role(actor=SYSTEM, membership=membership, role=Role.VIEWER)
+        actions.change_role(actor=SYSTEM_ACTOR, membership=membership, role=Role.VIEWER)
 
     replica = gateway.fake(token_delay=0.01)
     async with gateway.serving(replica), socket(session_key) as page:
@@ -316,7 +316,7 @@ async def test_a_viewer_may_look_but_not_generate(gateway: Gateway, rows: Any) -
     @sync_to_async
     def viewer() -> str:
         user = User.objects.create(username="vera")
-        actions.add_member(actor=SYSTEM, tenant=rows.tenant, user=user, role=Role.VIEWER)
+        actions.add_member(actor=SYSTEM_ACTOR, tenant=rows.tenant, user=user, role=Role.VIEWER)
         store = import_module(django_settings.SESSION_ENGINE).SessionStore()
         store[SESSION_KEY] = str(user.pk)
         store[BACKEND_SESSION_KEY] = "django.contrib.auth.backends.ModelBackend"
@@ -351,9 +351,9 @@ async def test_a_frame_chooses_among_the_users_tenants(
 ) -> None:
     @sync_to_async
     def join() -> None:
-        other = actions.create_tenant(actor=SYSTEM, name="Other")
+        other = actions.create_tenant(actor=SYSTEM_ACTOR, name="Other")
         user = User.objects.get(username="ada")
-        actions.add_member(actor=SYSTEM, tenant=other, user=user, role=Role.MEMBER)
+        actions.add_member(actor=SYSTEM_ACTOR, tenant=other, user=user, role=Role.MEMBER)
 
     await join()
     replica = gateway.scripted(byte_by_byte(tokenizer, "Yes"))
@@ -370,7 +370,7 @@ async def test_fault_23_a_foreign_tenant_is_refused_and_the_socket_stays(
 ) -> None:
     @sync_to_async
     def found() -> None:
-        actions.create_tenant(actor=SYSTEM, name="Foreign")
+        actions.create_tenant(actor=SYSTEM_ACTOR, name="Foreign")
 
     await found()
     replica = gateway.fake()
@@ -461,7 +461,7 @@ async def test_a_page_is_told_that_its_answer_waits_for_an_engine(
         await frames_until(page, "delta")
         client = get_engine_client()
         for flight in client.flights:
-            client.fleet.bury(flight.replica_id, flight.incarnation)
-            client.orphan(flight, "its replica died")
+            client.fleet.mark_dead(flight.replica_id, flight.incarnation)
+            client.unassign(flight, "its replica died")
         frames = await frames_until(page, "waiting", "done", "error")
         assert frames[-1]["type"] == "waiting", frames[-1]

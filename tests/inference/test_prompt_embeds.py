@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from engine.contract.errors import InvalidRequest
-from engine.core.input_processor import tensor_of
+from engine.core.input_processor import to_tensor
 from inference.rendering.prompt_embeds import read_embeds
 from tests.fakes.fake_replica import FakeReplica, expected_tokens
 from tests.inference.conftest import Gateway
@@ -50,7 +50,7 @@ def test_a_tensor_is_read_as_torch_reads_it(
     dtype: torch.dtype, view: Callable[[Tensor], Tensor]
 ) -> None:
     given = view(vectors(dtype=dtype))
-    found = tensor_of(read_embeds(saved(given), SIZE))
+    found = to_tensor(read_embeds(saved(given), SIZE))
     assert found.dtype == dtype
     assert torch.equal(found, given.detach().reshape(-1, SIZE))
 
@@ -161,7 +161,7 @@ async def test_vectors_reach_the_engine_and_count_as_tokens(
     assert len(sent) == 2 + texts
     for given, found in zip((first, second), sent, strict=False):
         assert found is not None
-        assert torch.equal(tensor_of(found), given)
+        assert torch.equal(to_tensor(found), given)
     assert sent[2:] == [None] * texts
     tokens = [token for choice in choices if choice["index"] == 0 for token in choice["token_ids"]]
     assert tokens == expected_tokens([0] * 3, 4, low=replica.low, high=replica.high)

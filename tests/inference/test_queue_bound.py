@@ -13,8 +13,8 @@ from engine.contract.messages import EngineStats, Heartbeat, ModelInfo
 from inference import errors
 from inference.engine_client import queue_limit as queue_bound
 from inference.engine_client.fleet import Fleet
-from inference.engine_client.queue_limit import LEAST_WAITING, LINE, Load, QueueBound
-from inference.errors import Overloaded, Seldom, error_headers
+from inference.engine_client.queue_limit import MIN_WAITING, QUEUE_ROUNDS, Load, QueueLimit
+from inference.errors import Overloaded, RateLimitedLog, error_headers
 from tests.inference.asgi_client import chat_body
 from tests.inference.conftest import Gateway
 
@@ -32,30 +32,30 @@ FULL = Load(running=100, waiting=400, per_second=50.0)
 
 
 def test_nobody_is_refused_while_there_is_room() -> None:
-    bound = QueueBound()
-    bound.check("m", "a", 0, Load(running=1, waiting=LEAST_WAITING - 1), flights(a=1000))
+    bound = QueueLimit()
+    bound.check("m", "a", 0, Load(running=1, waiting=MIN_WAITING - 1), flights(a=1000))
     bound.check("m", "a", 0, Load(running=100, waiting=399), flights(a=1000))
 
 
 def test_a_full_queue_is_503_with_the_time_that_the_replicas_need() -> None:
     with pytest.raises(Overloaded) as caught:
-        QueueBound().check("m", "a", 0, Load(100, 500, 50.0), flights(a=600))
+        QueueLimit().check("m", "a", 0, Load(100, 500, 50.0), flights(a=600))
     # 100 too many, at 50 a second.
     assert error_headers(caught.value)["Retry-After"] == "2"
     assert error_headers(caught.value)["retry-after-ms"] == "2000"
     with pytest.raises(Overloaded) as caught:
-        QueueBound().check("m", "a", 0, Load(100, 500), flights(a=600))
+        QueueLimit().check("m", "a", 0, Load(100, 500), flights(a=600))
     assert error_headers(caught.value)["Retry-After"] == "5"
 
 
 def test_a_tenant_beyond_its_share_is_429_and_one_within_it_is_let_in() -> None:
     here = flights(greedy=480, modest=20)
     with pytest.raises(EngineOverloaded):
-        QueueBound().check("m", "greedy", 0, FULL, here)
-    QueueBound().check("m", "modest", 0, FULL, here)
-    QueueBound().check("m", "new", 0, FULL, here)
+        QueueLimit().check("m", "greedy", 0, FULL, here)
+    QueueLimit().check("m", "modest", 0, FULL, here)
+    QueueLimit().check("m", "new", 0, FULL, here)
     with pytest.raises(Overloaded):
-        QueueBound().check("m", "modest", 0, Load(100, 800, 50.0), here)
+        QueueLimit().check("m", "modest", 0, Load(100, 800, 50.0), here)
 
 
 def test_the_least_urgent_are_refused_first_and_the_most_urgent_last() -> None:
@@ -67,13 +67,13 @@ def test_the_least_urgent_are_refused_first_and_the_most_urgent_last() -> None:
         told = []
         for name, priority in (("low", 1), ("usual", 0), ("urgent", -1)):
             try:
-                QueueBound().check("m", "a", priority, load, here)
+                QueueLimit().check("m", "a", priority, load, here)
             except Overloaded:
                 told.append(name)
         assert told == refused
 
 
-def waits(bound: QueueBound, count: int, tenant: str = "a", priority: int = 0) -> list[float]:
+def waits(bound: QueueLimit, count: int, tenant: str = "a", priority: int = 0) -> list[float]:
     """What so many refused ones of a tenant are told."""
     told, here = [], flights(a=600)
     for _ in range(count):
@@ -89,7 +89,7 @@ def test_the_refused_come_again_one_after_the_other_at_the_replicas_rate(
 ) -> None:
     now = 1000.0
     monkeypatch.setattr(queue_bound.time, "monotonic", lambda: now)
-    bound = QueueBound()
+    bound = QueueLimit()
     assert waits(bound, 4) == pytest.approx([2.0, 2.04, 2.08, 2.12])
     # Who waits less urgently stands in a line of his own: his room is there later.
     assert waits(bound, 2, priority=1) == pytest.approx([6.0, 6.04])
@@ -97,7 +97,7 @@ def test_the_refused_come_again_one_after_the_other_at_the_replicas_rate(
     assert waits(bound, 1) == pytest.approx([2.0])
     # Who never waits puts the others off for so long: 400 that may wait, at 50 a second.
     told = waits(bound, 4000)
-    assert 2.0 + LINE * 7.9 < max(told) <= 2.0 + LINE * 8.0
+    assert 2.0 + QUEUE_ROUNDS * 7.9 < max(told) <= 2.0 + QUEUE_ROUNDS * 8.0
     assert min(told[2000:]) == 2.0
     # All of what was told is over.
     now += 60.0
@@ -106,7 +106,7 @@ def test_the_refused_come_again_one_after_the_other_at_the_replicas_rate(
 
 def test_one_tenants_refusals_put_no_other_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue_bound.time, "monotonic", lambda: 1000.0)
-    bound, here = QueueBound(), flights(greedy=480, other=480)
+    bound, here = QueueLimit(), flights(greedy=480, other=480)
 
     def told(tenant: str) -> float:
         with pytest.raises(EngineOverloaded) as caught:
@@ -123,7 +123,7 @@ def test_an_overload_writes_a_line_now_and_then(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 100.0
-    monkeypatch.setattr(errors, "_refusals", Seldom(errors.logger, lambda: now))
+    monkeypatch.setattr(errors, "_refusals", RateLimitedLog(errors.logger, lambda: now))
     for number in range(500):
         errors.report(Overloaded("full"), f"r{number}")
     now += 10
@@ -146,7 +146,7 @@ def test_thousands_of_refusals_count_the_house_a_few_times(monkeypatch: pytest.M
         __iter__ = staticmethod(counting)
 
     monkeypatch.setattr(queue_bound.time, "monotonic", lambda: 100.0)
-    bound = QueueBound()
+    bound = QueueLimit()
     for _ in range(1000):
         with pytest.raises(Overloaded):
             bound.check("m", "a", 0, FULL, House())

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine.contract.sampling_params import ThinkingParams
+from engine.contract.sampling_params import ReasoningParams
 from engine.text import Tokenizer
 from inference.chat.reasoning import BUDGETS
 from tests.inference.conftest import Gateway
@@ -91,7 +91,7 @@ async def test_a_form_waits_for_the_reasonings_end(
         await gateway.client.chat(thinking_token_budget=0)
     free, formed, bounded, off, zero = (each.sampling.thinking for each in replica.received)
     assert free is None
-    assert isinstance(formed, ThinkingParams)
+    assert isinstance(formed, ReasoningParams)
     assert formed.start == ids(tokenizer, "<think>")
     assert formed.close == ids(tokenizer, "</think>")
     assert formed.end[0] == end[0]

@@ -6,11 +6,11 @@ from functools import partial
 
 import pytest
 
-from engine.contract.reasoning import Phase, Thinking
+from engine.contract.reasoning import ReasoningPhase, ReasoningState
 from engine.text import Tokenizer
-from inference.chat.parsers import ParserPlan
-from inference.chat.reasoning import counted_thinking
-from inference.chat.turn import message_of
+from inference.chat.parsers import OutputParserConfig
+from inference.chat.reasoning import reasoning_counter
+from inference.chat.turn import build_message
 from inference.parsers.registry import reasoning_parsers
 from tests.inference.parsers import read, shape
 
@@ -128,17 +128,17 @@ CASES: list[tuple[str, bool | None, str, str, str]] = [
 ]
 
 
-def plan(name: str, inside: bool | None) -> ParserPlan:
+def plan(name: str, inside: bool | None) -> OutputParserConfig:
     parser = reasoning_parsers.get(name)
     assert parser is not None
-    return ParserPlan(reasoning=partial(parser, inside))
+    return OutputParserConfig(reasoning=partial(parser, inside))
 
 
 @pytest.mark.parametrize(("name", "inside", "text", "reasoning", "content"), CASES)
 def test_vllms_names_read_what_their_models_write(
     name: str, inside: bool | None, text: str, reasoning: str, content: str
 ) -> None:
-    message = message_of(read(plan(name, inside), [text]))
+    message = build_message(read(plan(name, inside), [text]))
     assert (message.get("reasoning") or "", message.get("content") or "") == (reasoning, content)
     whole = shape(read(plan(name, inside), [text]))
     assert shape(read(plan(name, inside), list(text))) == whole
@@ -157,14 +157,14 @@ def written(parser_name: str, tokenizer: Tokenizer, budget: int) -> str:
     """What comes of a model that would think for ever, under a budget, and then says "{}"."""
     parser = reasoning_parsers.get(parser_name)
     assert parser is not None
-    params = counted_thinking(parser, tokenizer, None)
+    params = reasoning_counter(parser, tokenizer, None)
     assert params is not None
     params.budget = budget
-    state, tokens = Thinking(params), list(params.start)
+    state, tokens = ReasoningState(params), list(params.start)
     for token in tokens:
         assert state.advance(token)
     thought = iter(tokenizer.encode("hmhm" * 20, add_special_tokens=False))
-    while state.phase is not Phase.PAST:
+    while state.phase is not ReasoningPhase.PAST:
         forced = state.forced_token
         tokens.append(next(thought) if forced is None else forced)
         assert state.advance(tokens[-1])
@@ -178,7 +178,7 @@ def test_a_budget_closes_the_reasoning_and_a_form_begins_behind_it(
     name: str, tokenizer: Tokenizer
 ) -> None:
     text = written(name, tokenizer, budget=4)
-    message = message_of(read(plan(name, None), [text]))
+    message = build_message(read(plan(name, None), [text]))
     if name == "minimax_m2_append_think":
         assert message["content"].startswith("<think>hm")
         assert message["content"].endswith("</think>{}")
@@ -231,4 +231,4 @@ def test_a_templates_variables_turn_thinking_on_and_off(
 def test_the_prompts_end_tells_each_family(name: str, tail: str, inside: bool | None) -> None:
     parser = reasoning_parsers.get(name)
     assert parser is not None
-    assert parser.prompt_is_inside(tail) is inside
+    assert parser.prompt_opens_reasoning(tail) is inside

@@ -20,7 +20,7 @@ from engine.text import Tokenizer
 from engine.text.jinja_limits import RenderLimits, TemplateLimit
 from inference.errors import Overloaded
 from inference.loop import offload as fair_threads
-from inference.loop.offload import FairThreads, RenderPool, rendering_for
+from inference.loop.offload import FairThreadPool, RenderPool, rendering_for
 from inference.rendering import prompts as prompts_module
 from inference.rendering import tokenizers as tokenizers_module
 from inference.rendering.prompts import chat_token_ids, template_messages, text_token_ids
@@ -75,7 +75,7 @@ async def test_too_much_waiting_work_of_a_tenant_is_refused_and_anothers_isnt(
 
 
 def test_fault_51_threads_go_to_whoever_had_the_least_of_them() -> None:
-    threads, release, order = FairThreads(1, "test", "jobs"), threading.Event(), []
+    threads, release, order = FairThreadPool(1, "test", "jobs"), threading.Event(), []
     begun = threading.Event()
 
     def first() -> None:
@@ -138,7 +138,7 @@ async def test_a_tokenizer_is_loaded_once_and_again_when_its_files_change(
 async def test_a_bounded_number_of_tokenizers_is_kept(
     model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tokenizers_module, "KEPT", 2)
+    monkeypatch.setattr(tokenizers_module, "MAX_TOKENIZERS", 2)
     cache = TokenizerCache()
     for name in ("a", "b", "c"):
         shutil.copytree(model_folder, tmp_path / name)
@@ -203,7 +203,7 @@ async def test_a_template_without_end_stops_and_frees_its_thread(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool = RenderPool(1)
-    monkeypatch.setattr(prompts_module, "render_pool", lambda: pool)
+    monkeypatch.setattr(prompts_module, "get_render_pool", lambda: pool)
     limits = partial(RenderLimits, steps=500_000)  # a quarter of what there is
     monkeypatch.setattr(prompts_module, "RenderLimits", limits)
     ticks = 0

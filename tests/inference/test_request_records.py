@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from common.db import in_db_thread
+from common.db import run_in_db_thread
 from engine.contract.messages import FlightRecord
 from engine.text import Tokenizer
 from inference.generation import background
-from inference.generation.record import Pace
+from inference.generation.record import TokenTimeline
 from metering import request_log_writer as writer
 from metering import rules
 from metering.models import RequestContent, RequestEntry
-from metering.request_log import RequestNote, access_request_entry, called, read_note
-from metering.request_log_writer import SINGLE
+from metering.request_log import RequestTrace, access_request_entry, called, decode_trace
+from metering.request_log_writer import MAX_LOGGED_PER_WINDOW
 from metering.retention import remove_old_requests, trim_requests
 from tenants import actions, authentication
-from tenants.actors import SYSTEM
+from tenants.actors import SYSTEM_ACTOR
 from tests.inference.asgi_client import Reply, chat_body
 from tests.inference.conftest import Gateway, until
 from tests.inference.scripted import says
@@ -36,8 +36,8 @@ async def ask(gateway: Gateway, headers: dict[str, str], **fields: Any) -> Reply
 async def written() -> list[RequestEntry]:
     """All records, by when they came, after what runs was settled and written."""
     await background.drain(10)
-    await in_db_thread(writer.write_waiting, at_once=True)
-    return await in_db_thread(lambda: list(RequestEntry.objects.order_by("started_at")))
+    await run_in_db_thread(writer.write_waiting, at_once=True)
+    return await run_in_db_thread(lambda: list(RequestEntry.objects.order_by("started_at")))
 
 
 async def test_a_request_is_found_by_every_id_that_its_client_saw(
@@ -56,14 +56,14 @@ async def test_a_request_is_found_by_every_id_that_its_client_saw(
 
     assert ours.headers["x-request-id"].startswith("req-")
     for name in (ours.headers["x-request-id"], ours.json()["id"], f"{first.request_id}~2"):
-        assert await in_db_thread(found, name) == [first.request_id]
+        assert await run_in_db_thread(found, name) == [first.request_id]
     for name in ("theirs-1", theirs.events[0]["id"]):
-        assert await in_db_thread(found, name) == [second.request_id]
+        assert await run_in_db_thread(found, name) == [second.request_id]
     assert response.json()["id"].startswith("resp_")
     for name in (response.json()["id"], response.headers["x-request-id"]):
-        assert await in_db_thread(found, name) == [third.request_id]
+        assert await run_in_db_thread(found, name) == [third.request_id]
     assert (second.stream, second.status, second.endpoint) == (True, 200, "chat.completions")
-    note = read_note(second.detail)
+    note = decode_trace(second.detail)
     assert note.replica == second.replica != ""
     assert [hop.reason for hop in note.hops] == [""]
     assert note.tokens[-1][1] == second.completion_tokens == note.outputs[0].tokens
@@ -88,7 +88,7 @@ async def test_the_engines_record_is_there_though_a_stop_string_ended_the_output
     assert reply.json()["choices"][0]["finish_reason"] == "stop"
     (entry,) = await written()
     assert entry.finish_reason == "stop"
-    assert read_note(entry.detail).outputs[0].reason == "stop"
+    assert decode_trace(entry.detail).outputs[0].reason == "stop"
 
 
 async def test_refusals_are_kept_with_their_reason_but_not_of_strangers(served: Gateway) -> None:
@@ -97,10 +97,10 @@ async def test_refusals_are_kept_with_their_reason_but_not_of_strangers(served: 
     assert (await served.client.chat(model="nowhere")).status == 404
     assert (await served.client.get("/v1/models/nowhere")).status == 404
     assert (await ask(served, {"authorization": "Bearer sk-quire-no"})).status == 401
-    await in_db_thread(
-        lambda: actions.update_tenant(actor=SYSTEM, tenant=tenant, requests_per_minute=1)
+    await run_in_db_thread(
+        lambda: actions.update_tenant(actor=SYSTEM_ACTOR, tenant=tenant, requests_per_minute=1)
     )
-    authentication.forget()
+    authentication.clear_cache()
     rules.forget()
     assert (await served.client.chat()).status == 200
     assert (await ask(served, {"x-request-id": "late-1"})).status == 429
@@ -115,8 +115,8 @@ async def test_refusals_are_kept_with_their_reason_but_not_of_strangers(served: 
     by_status = {entry.status: entry for entry in refused}
     assert by_status[429].header_id == "late-1"
     assert by_status[429].code == "rate_limit_exceeded"
-    assert "Rate limit" in read_note(by_status[429].detail).message
-    assert read_note(by_status[400].detail).message.startswith("top_p")
+    assert "Rate limit" in decode_trace(by_status[429].detail).message
+    assert decode_trace(by_status[400].detail).message.startswith("top_p")
 
 
 async def test_a_flood_of_refusals_takes_few_rows_and_says_how_many_it_was(
@@ -125,7 +125,7 @@ async def test_a_flood_of_refusals_takes_few_rows_and_says_how_many_it_was(
     for _ in range(30):
         assert (await served.client.chat(top_p=99)).status == 400
     entries = await written()
-    assert len(entries) == SINGLE + 1
+    assert len(entries) == MAX_LOGGED_PER_WINDOW + 1
     assert sum(entry.times for entry in entries) == 30
 
 
@@ -140,7 +140,7 @@ async def test_an_engine_that_is_gone_leaves_a_record_with_its_hops(
             reply = await task
     assert reply.status == 200
     (entry,) = await written()
-    note = read_note(entry.detail)
+    note = decode_trace(entry.detail)
     assert len({hop.replica for hop in note.hops}) == 2
     assert note.hops[0].replica == slow.replica_id
     assert any(hop.reason for hop in note.hops)
@@ -154,14 +154,14 @@ async def test_contents_are_kept_only_where_the_tenant_wants_it(
     async with gateway.serving(gateway.scripted(says(tokenizer, "a quiet answer"))):
         await gateway.client.chat("unwanted words")
         await written()
-        assert await in_db_thread(RequestContent.objects.count) == 0
-        await in_db_thread(
-            lambda: actions.update_tenant(actor=SYSTEM, tenant=tenant, store_prompts=True)
+        assert await run_in_db_thread(RequestContent.objects.count) == 0
+        await run_in_db_thread(
+            lambda: actions.update_tenant(actor=SYSTEM_ACTOR, tenant=tenant, store_prompts=True)
         )
-        authentication.forget()
+        authentication.clear_cache()
         await gateway.client.chat("wanted words")
     _, entry = await written()
-    content = await in_db_thread(RequestContent.objects.get)
+    content = await run_in_db_thread(RequestContent.objects.get)
     assert content.request_id == entry.request_id
     assert "wanted words" in content.prompt
     assert content.answer.startswith("a quiet answer")
@@ -169,7 +169,7 @@ async def test_contents_are_kept_only_where_the_tenant_wants_it(
 
 @pytest.mark.django_db
 def test_records_are_bounded_in_age_and_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    tenant = actions.create_tenant(actor=SYSTEM, name="Many")
+    tenant = actions.create_tenant(actor=SYSTEM_ACTOR, name="Many")
     now = timezone.now()
 
     def make(number: int, days: float) -> None:
@@ -186,15 +186,15 @@ def test_records_are_bounded_in_age_and_number(monkeypatch: pytest.MonkeyPatch) 
         make(number, number * 0.1)
     make(8, 31)
     assert remove_old_requests() == 1
-    monkeypatch.setattr("metering.retention.MOST_REQUESTS", 5)
+    monkeypatch.setattr("metering.retention.MAX_DELETED_REQUESTS", 5)
     assert trim_requests(tenant.pk) == 3
     left = RequestEntry.objects.order_by("pk").values_list("request_id", flat=True)
     assert list(left) == ["r0", "r1", "r2", "r3", "r4"]
-    assert access_request_entry(SYSTEM, "r0").tenant == tenant
+    assert access_request_entry(SYSTEM_ACTOR, "r0").tenant == tenant
 
 
 def test_a_pace_has_few_points_and_ends_where_it_ended() -> None:
-    pace = Pace()
+    pace = TokenTimeline()
     for number in range(1000):
         pace.add(number / 100, 2)
     points = pace.since(0.0)
@@ -204,4 +204,4 @@ def test_a_pace_has_few_points_and_ends_where_it_ended() -> None:
 
 
 def test_an_empty_note_reads_as_one() -> None:
-    assert read_note("") == RequestNote()
+    assert decode_trace("") == RequestTrace()

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from engine.text import Tokenizer
 from inference import work as queue
 from inference.api.responses.runner import run_response
-from inference.api.responses.views import Exchange
+from inference.api.responses.views import ResponseHandler
 from inference.engine_client.client import get_engine_client
 from storage.actions import remove_expired
 from storage.models import StoredResponse
@@ -285,7 +285,7 @@ async def test_a_conversation_that_is_too_long_loses_its_oldest_messages(
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """Messages to workers, noted instead of sent."""
     found: list[tuple[str, str]] = []
-    monkeypatch.setattr(queue, "send", lambda kind, public_id: found.append((kind, public_id)))
+    monkeypatch.setattr(queue, "send_job", lambda kind, public_id: found.append((kind, public_id)))
     return found
 
 
@@ -314,13 +314,13 @@ async def test_a_background_stream_is_whole_though_a_worker_finds_it_before_it_i
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Workers look for what waits: they may have it as soon as its row is there."""
-    keep = Exchange._keep
+    keep = ResponseHandler._keep
 
-    async def found_at_once(exchange: Exchange, body: dict[str, Any], **how: bool) -> None:
+    async def found_at_once(exchange: ResponseHandler, body: dict[str, Any], **how: bool) -> None:
         await keep(exchange, body, **how)
         await run_response(exchange.public_id, "worker")
 
-    monkeypatch.setattr(Exchange, "_keep", found_at_once)
+    monkeypatch.setattr(ResponseHandler, "_keep", found_at_once)
     async with gateway.serving(gateway.scripted(says(tokenizer, "fox"))):
         reply = await ask(gateway, background=True, stream=True)
     assert reply.status == 200, reply.json()
@@ -345,7 +345,7 @@ async def test_a_background_stream_that_cannot_be_kept_leaves_no_events(
 async def test_a_background_response_can_be_cancelled(
     gateway: Gateway, sent: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("inference.api.responses.runner.LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr("inference.api.responses.runner.CANCEL_POLL_INTERVAL_S", 0.05)
     async with gateway.serving(gateway.fake(token_delay=0.01)) as replica:
         made = (await ask(gateway, background=True, max_output_tokens=1500)).json()["id"]
         running = asyncio.create_task(run_response(made, "worker"))

@@ -20,8 +20,8 @@ from engine.contract.sampling_params import SamplingParams
 from engine.text import Tokenizer
 from inference.engine_client.client import get_engine_client
 from inference.generation import continuity
-from inference.generation.takeover import request_print, settle_later
-from inference.request.position import Position
+from inference.generation.takeover import defer_settlement, request_fingerprint
+from inference.request.position import StreamPosition
 from metering.open_requests import GATEWAY, open_key
 from tests.inference.asgi_client import Reply
 from tests.inference.conftest import Gateway, until
@@ -215,7 +215,7 @@ async def test_fault_49_a_take_over_whose_client_leaves_midway_holds_nothing_and
     begun, go_on = asyncio.Event(), asyncio.Event()
 
     async def slowly(*args: Any) -> Any:
-        found = await settle_later(*args)
+        found = await defer_settlement(*args)
         begun.set()
         await go_on.wait()
         return found
@@ -223,7 +223,7 @@ async def test_fault_49_a_take_over_whose_client_leaves_midway_holds_nothing_and
     async with gateway.serving(gateway.scripted(says(tokenizer, TEXT), token_delay=0.02)):
         had, last = await half(gateway)
         with monkeypatch.context() as patch:
-            patch.setattr(continuity, "settle_later", slowly)
+            patch.setattr(continuity, "defer_settlement", slowly)
             path, body = REQUESTS["chat"]
             headers = {"last-event-id": last}
             exchange = gateway.client.open("POST", path, body | {"stream": True}, headers=headers)
@@ -305,9 +305,9 @@ async def test_fault_49_a_stream_is_noted_as_told_once_its_first_tokens_have_bee
 
 
 async def test_a_stream_is_its_keys_and_its_requests_alone(storyteller: Gateway, rows: Any) -> None:
-    from common.db import in_db_thread
+    from common.db import run_in_db_thread
     from tenants import actions
-    from tenants.actors import SYSTEM
+    from tenants.actors import SYSTEM_ACTOR
 
     whole = await ask(storyteller, "chat")
     last = events(whole)[4][0]
@@ -324,17 +324,17 @@ async def test_a_stream_is_its_keys_and_its_requests_alone(storyteller: Gateway,
         assert (reply.status, reply.error["code"]) == (404, "stream_not_found")
 
     def others() -> list[str]:
-        stranger = actions.create_tenant(actor=SYSTEM, name="Stranger")
+        stranger = actions.create_tenant(actor=SYSTEM_ACTOR, name="Stranger")
         own, key = rows.tenant, rows.key
         return [
-            actions.create_key(actor=SYSTEM, tenant=stranger, name="k").secret,
-            actions.create_key(actor=SYSTEM, tenant=own, name="k").secret,
-            actions.rotate_key(actor=SYSTEM, key=key, overlap=timedelta(days=1)).secret,
+            actions.create_key(actor=SYSTEM_ACTOR, tenant=stranger, name="k").secret,
+            actions.create_key(actor=SYSTEM_ACTOR, tenant=own, name="k").secret,
+            actions.rotate_key(actor=SYSTEM_ACTOR, key=key, overlap=timedelta(days=1)).secret,
         ]
 
     path, body = REQUESTS["chat"]
     told = []
-    for secret in await in_db_thread(others):
+    for secret in await run_in_db_thread(others):
         headers = {"last-event-id": last, "authorization": f"Bearer {secret}"}
         exchange = storyteller.client.open("POST", path, body | {"stream": True}, headers=headers)
         reply = await asyncio.wait_for(exchange.reply(), 30)
@@ -346,10 +346,10 @@ async def test_a_stream_is_its_keys_and_its_requests_alone(storyteller: Gateway,
 
 def test_ids_say_where_a_client_is() -> None:
     stream = "chatcmpl-" + "a" * 32
-    position = Position.of(f"{stream}:9:4,17.,0:1.12.2")
-    assert (position.counts, position.ended) == ([4, 17, 0], [False, True, False])
+    position = StreamPosition.parse(f"{stream}:9:4,17.,0:1.12.2")
+    assert (position.counts, position.finished) == ([4, 17, 0], [False, True, False])
     assert (position.events, position.output, position.start, position.part) == (9, 1, 12, 2)
-    assert Position.of(f"{stream}:2:b2").phase == "b"
+    assert StreamPosition.parse(f"{stream}:2:b2").stage == "b"
 
 
 @pytest.mark.parametrize("count", [1, 15, 16, 64])
@@ -366,4 +366,4 @@ def test_a_requests_print_is_that_of_all_its_prompts(count: int) -> None:
     )
     told = msgspec.msgpack.encode(msgspec.to_builtins(sampling, str_keys=True), order="sorted")
     whole = hashlib.sha256(b"m\0e\0" + told + msgspec.msgpack.encode(prompts))
-    assert request_print(job) == whole.digest()
+    assert request_fingerprint(job) == whole.digest()

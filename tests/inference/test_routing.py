@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from engine.contract import messages as protocol
 from engine.contract.messages import EngineStats, Heartbeat, ModelInfo
-from inference.engine_client.fleet import Fleet, Replica, choose, prefix_key
+from inference.engine_client.fleet import Fleet, Replica, choose_replica, prefix_key
 
 
 def replica(name: str, *, running: int = 0, state: str = "ready", stalled: float = 0.0) -> Replica:
@@ -26,7 +26,7 @@ def replica(name: str, *, running: int = 0, state: str = "ready", stalled: float
 
 
 def chosen(replicas: list[Replica], key: bytes, slack: int = 8) -> str:
-    found = choose(replicas, key, slack)
+    found = choose_replica(replicas, key, slack)
     assert found is not None
     return found.heartbeat.replica_id
 
@@ -69,7 +69,7 @@ def test_what_was_just_given_counts_as_load() -> None:
     replicas = [replica("a"), replica("b")]
     homes = Counter()
     for _ in range(40):
-        found = choose(replicas, key, 8)
+        found = choose_replica(replicas, key, 8)
         assert found is not None
         found.submitted += 1
         homes[found.heartbeat.replica_id] += 1
@@ -81,9 +81,9 @@ def test_only_ready_replicas_that_make_progress_are_chosen() -> None:
         replica("loading", state="loading"),
         replica("draining", state="draining"),
         replica("failed", state="failed"),
-        replica("stalled", stalled=protocol.STALL_AFTER_S + 1),
+        replica("stalled", stalled=protocol.STALL_TIMEOUT_S + 1),
     ]
-    assert choose(sick, b"k", 8) is None
+    assert choose_replica(sick, b"k", 8) is None
     assert chosen([*sick, replica("well", running=1000)], b"k") == "well"
 
 
@@ -141,8 +141,8 @@ def test_a_paused_replica_is_chosen_only_where_there_is_no_other() -> None:
     resting, working = replica("resting"), replica("working")
     resting.heartbeat.paused = True
     for number in range(20):
-        assert choose([resting, working], prefix_key([number], "t"), 8) is working
-    assert choose([resting], b"k", 8) is resting
+        assert choose_replica([resting, working], prefix_key([number], "t"), 8) is working
+    assert choose_replica([resting], b"k", 8) is resting
 
 
 def hit_rate(route: Callable[[bytes], int], prefixes: list[bytes], room: int) -> float:
@@ -169,7 +169,7 @@ def test_affinity_finds_prefixes_that_random_choice_does_not() -> None:
 
     def by_affinity(key: bytes) -> int:
         away = 1000 <= next(served) < 1500
-        chosen = choose(replicas[1:] if away else replicas, key, 8)
+        chosen = choose_replica(replicas[1:] if away else replicas, key, 8)
         assert chosen is not None
         return replicas.index(chosen)
 

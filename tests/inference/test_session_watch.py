@@ -8,36 +8,36 @@ import threading
 import pytest
 
 from tenants import websockets as watch
-from tenants.sessions import SeenSession
+from tenants.sessions import SessionSnapshot
 
 
 async def test_a_socket_that_opens_during_a_look_stays_open(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     looking, go_on = threading.Event(), threading.Event()
-    asked: list[set[SeenSession]] = []
+    asked: list[set[SessionSnapshot]] = []
 
-    def living(seen: set[SeenSession]) -> set[SeenSession]:
+    def living(seen: set[SessionSnapshot]) -> set[SessionSnapshot]:
         asked.append(seen)
         looking.set()
         go_on.wait(10)
         return {each for each in seen if each.key != "ended"}
 
-    monkeypatch.setattr(watch, "living_sessions", living)
-    monkeypatch.setattr(watch, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(watch, "filter_valid_sessions", living)
+    monkeypatch.setattr(watch, "POLL_INTERVAL_S", 0.01)
     told: list[str] = []
 
-    def socket(name: str) -> watch.Ended:
+    def socket(name: str) -> watch.OnSessionEnd:
         async def ended() -> None:
             told.append(name)
 
         return ended
 
     sockets = {name: socket(name) for name in ("ended", "late")}
-    session_watch = watch.SessionWatch()
-    session_watch.add(SeenSession("ended", 1, ""), sockets["ended"])
+    session_watch = watch.SessionMonitor()
+    session_watch.add(SessionSnapshot("ended", 1, ""), sockets["ended"])
     await asyncio.to_thread(looking.wait, 10)
-    session_watch.add(SeenSession("late", 1, ""), sockets["late"])
+    session_watch.add(SessionSnapshot("late", 1, ""), sockets["late"])
     go_on.set()
     async with asyncio.timeout(60):
         while len(asked) < 3:  # noqa: ASYNC110 - a thread appends

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from engine.contract.messages import Control
+from engine.contract.messages import ControlRequest
 from tenants import actions
 from tenants import api_keys as scopes
-from tenants.actors import SYSTEM
+from tenants.actors import SYSTEM_ACTOR
 from tests.fakes.fake_replica import FakeReplica
 from tests.inference.conftest import Gateway
 
@@ -20,7 +20,7 @@ async def operator(gateway: Gateway) -> Gateway:
     """The gateway, asked with an operator's key."""
     made = await asyncio.to_thread(
         lambda: actions.create_key(
-            actor=SYSTEM, tenant=gateway.rows.tenant, name="op", scopes=scopes.ALL
+            actor=SYSTEM_ACTOR, tenant=gateway.rows.tenant, name="op", scopes=scopes.ALL
         )
     )
     gateway.client.key = made.secret
@@ -28,12 +28,12 @@ async def operator(gateway: Gateway) -> Gateway:
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[Control]:
+def told(monkeypatch: pytest.MonkeyPatch) -> list[ControlRequest]:
     """What fake replicas were told; they sleep and wake up at once."""
-    found: list[Control] = []
+    found: list[ControlRequest] = []
     answer = FakeReplica._control
 
-    async def control(self: FakeReplica, message: Control) -> None:
+    async def control(self: FakeReplica, message: ControlRequest) -> None:
         found.append(message)
         if message.command in ("sleep", "wake_up"):
             self.state = "sleeping" if message.command == "sleep" else "ready"
@@ -63,7 +63,7 @@ async def test_tenants_may_not(gateway: Gateway, method: str, path: str) -> None
     ],
 )
 async def test_what_makes_no_sense_is_refused_by_name(
-    operator: Gateway, told: list[Control], path: str, param: str, status: int
+    operator: Gateway, told: list[ControlRequest], path: str, param: str, status: int
 ) -> None:
     async with operator.serving(operator.fake(replica_id="a")):
         refused = await operator.client.post(path)
@@ -71,7 +71,7 @@ async def test_what_makes_no_sense_is_refused_by_name(
     assert told == []
 
 
-async def test_replicas_sleep_and_wake_up(operator: Gateway, told: list[Control]) -> None:
+async def test_replicas_sleep_and_wake_up(operator: Gateway, told: list[ControlRequest]) -> None:
     async with operator.fake(replica_id="a"), operator.fake(replica_id="b"):
         await operator.look()
         slept = await operator.client.post("/sleep?level=2&model=fake")
@@ -89,7 +89,7 @@ async def test_replicas_sleep_and_wake_up(operator: Gateway, told: list[Control]
 
 
 async def test_a_request_to_a_model_that_sleeps_gets_a_typed_error(
-    operator: Gateway, told: list[Control]
+    operator: Gateway, told: list[ControlRequest]
 ) -> None:
     body: dict[str, Any] = {"model": "fake", "prompt": "x", "max_tokens": 2}
     async with operator.serving(operator.fake(replica_id="a")):
@@ -107,7 +107,7 @@ async def test_a_request_to_a_model_that_sleeps_gets_a_typed_error(
 
 
 async def test_one_replica_may_sleep_while_another_serves(
-    operator: Gateway, told: list[Control]
+    operator: Gateway, told: list[ControlRequest]
 ) -> None:
     body: dict[str, Any] = {"model": "fake", "prompt": "x", "max_tokens": 2}
     async with operator.fake(replica_id="a") as asleep, operator.fake(replica_id="b"):

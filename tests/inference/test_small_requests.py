@@ -99,7 +99,7 @@ async def test_fault_69_items_that_a_small_body_names_are_gone_through_in_thread
     on_loop: dict[str, list[bool]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(queue, "send", lambda kind, public_id: None)
+    monkeypatch.setattr(queue, "send_job", lambda kind, public_id: None)
     body = {"model": "fake", "input": "b", **more}
     async with gateway.serving(gateway.fake(max_model_len=1 << 20, eos_after=1)):
         large = body | await make(gateway, MANY)

@@ -16,7 +16,7 @@ from django.db import OperationalError
 
 from engine.contract.errors import EngineUnavailable
 from inference import work as queue
-from inference.api.batches.files import Journal
+from inference.api.batches.files import ResultJournal
 from inference.api.responses import runner
 from inference.engine_client.client import get_engine_client
 from inference.errors import error_response
@@ -44,7 +44,7 @@ def test_fault_56_a_full_disk_is_told_as_something_that_passes(trouble: Exceptio
 async def test_fault_56_a_background_response_outlives_a_disk_that_is_full_for_a_while(
     served: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queue, "send", lambda kind, public_id: None)
+    monkeypatch.setattr(queue, "send_job", lambda kind, public_id: None)
     body = {"model": "fake", "input": "hello", "background": True}
     made = (await served.client.post(URL, body)).json()
     update, tries = runner.update_response, []
@@ -68,8 +68,8 @@ async def test_a_background_response_is_made_again_when_its_replicas_were_away_f
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The wait of a request that was placed ends before a model's slowest start."""
-    monkeypatch.setattr(queue, "send", lambda kind, public_id: None)
-    collect, tries = runner._Run._collect, []
+    monkeypatch.setattr(queue, "send_job", lambda kind, public_id: None)
+    collect, tries = runner.ResponseRun._collect, []
 
     async def collected(self: Any, *given: Any) -> bool:
         tries.append(self)
@@ -77,7 +77,7 @@ async def test_a_background_response_is_made_again_when_its_replicas_were_away_f
             raise EngineUnavailable("The model is loading (29%). Waited 30 s.")
         return await collect(self, *given)
 
-    monkeypatch.setattr(runner._Run, "_collect", collected)
+    monkeypatch.setattr(runner.ResponseRun, "_collect", collected)
     async with gateway.serving(gateway.fake()):
         made = (
             await gateway.client.post(URL, {"model": "fake", "input": "hello", "background": True})
@@ -91,7 +91,7 @@ async def test_a_background_response_is_made_again_when_its_replicas_were_away_f
 def test_fault_56_of_a_line_that_the_disk_did_not_take_nothing_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    journal = Journal(tmp_path / "j", lambda line: None)
+    journal = ResultJournal(tmp_path / "j", lambda line: None)
     journal.append({"custom_id": "a"})
     write = os.write
 

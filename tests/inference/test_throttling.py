@@ -11,16 +11,16 @@ import pytest
 from django.urls import URLPattern
 
 from common import db as db_threads
-from common.db import in_db_thread
+from common.db import run_in_db_thread
 from inference.api import organization as organization
 from inference.urls import urlpatterns
 from inference.web import report_threads
 from inference.web.views import LIST_COST
 from metering import calls
-from metering.access import Question
+from metering.access import UsageQuery
 from metering.redis_scripts import close_redis_link
 from tenants import actions, authentication
-from tenants.actors import SYSTEM
+from tenants.actors import SYSTEM_ACTOR
 from tenants.api_keys import ALL
 from tests.inference.asgi_client import Reply
 from tests.inference.conftest import Gateway, until
@@ -44,7 +44,9 @@ ENDPOINTS = [each for pattern in urlpatterns for each in methods_of(pattern)]
 
 async def with_every_scope(gateway: Gateway) -> dict[str, str]:
     tenant = gateway.rows.tenant
-    made = await in_db_thread(actions.create_key, actor=SYSTEM, tenant=tenant, scopes=tuple(ALL))
+    made = await run_in_db_thread(
+        actions.create_key, actor=SYSTEM_ACTOR, tenant=tenant, scopes=tuple(ALL)
+    )
     return {"authorization": f"Bearer {made.secret}"}
 
 
@@ -103,7 +105,7 @@ async def test_fault_71_64_clients_that_loop_on_reports_hold_up_neither_keys_nor
     try:
         await asyncio.to_thread(begun.wait, 60)
         for _ in range(3):
-            authentication.forget()  # the key is looked up anew
+            authentication.clear_cache()  # the key is looked up anew
             assert (await served.client.chat(store=True)).status == 200
         assert not any(client.done() for client in clients)
     finally:
@@ -120,7 +122,7 @@ async def test_fault_71_one_tenants_reports_do_not_stand_before_anothers(
     turns, asked = threading.Semaphore(0), list[int]()
     report = organization.report
 
-    def slow(question: Question) -> Any:
+    def slow(question: UsageQuery) -> Any:
         asked.extend(question.tenants or ())
         assert turns.acquire(timeout=60)
         return report(question)
@@ -129,7 +131,7 @@ async def test_fault_71_one_tenants_reports_do_not_stand_before_anothers(
         return sum(report_threads._threads._jobs.values())
 
     monkeypatch.setattr(organization, "report", slow)
-    other = await in_db_thread(stranger)
+    other = await run_in_db_thread(stranger)
     mine = [gateway.client.open("GET", REPORT) for _ in range(64)]
     try:
         await until(lambda: len(asked) == 2)  # all threads are busy

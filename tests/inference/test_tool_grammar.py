@@ -13,11 +13,11 @@ from llguidance import LLMatcher, LLTokenizer, grammar_from
 
 from engine.contract.errors import InvalidRequest
 from engine.text import Tokenizer, load_tokenizer
-from inference.chat.parsers import ParserPlan, grammar_tokens
-from inference.chat.turn import message_of
+from inference.chat.parsers import OutputParserConfig, grammar_token_ids
+from inference.chat.turn import build_message
 from inference.parsers.registry import tool_parsers
 from inference.parsers.tool_grammar import ToolFunction
-from inference.parsers.tool_parser import ToolParser
+from inference.parsers.tool_parser import ToolCallParser
 from tests.inference.parsers import read
 
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "demo" / "model"
@@ -52,7 +52,7 @@ def backend(demo: Tokenizer) -> LLTokenizer:
     return LLTokenizer(demo.to_json(), eos_token=[demo.eos_token_id or 0])
 
 
-def parser_of(name: str) -> type[ToolParser]:
+def parser_of(name: str) -> type[ToolCallParser]:
     parser = tool_parsers.get(name)
     assert parser is not None
     return parser
@@ -78,9 +78,9 @@ def follow(
     return demo.decode(tokens, skip_special_tokens=False) if matcher.is_stopped() else None
 
 
-def calls_in(parser: type[ToolParser], text: str) -> list[dict[str, Any]]:
-    plan = ParserPlan(tools=lambda: parser(FUNCTIONS))
-    message = message_of(read(plan, [text]))
+def calls_in(parser: type[ToolCallParser], text: str) -> list[dict[str, Any]]:
+    plan = OutputParserConfig(tools=lambda: parser(FUNCTIONS))
+    message = build_message(read(plan, [text]))
     assert not message["content"], text
     return [call["function"] for call in message["tool_calls"]]
 
@@ -91,7 +91,7 @@ def test_what_follows_the_grammar_is_calls(
     name: str, parallel: bool, demo: Tokenizer, backend: LLTokenizer
 ) -> None:
     parser = parser_of(name)
-    grammar = parser.layout.grammar(FUNCTIONS[:1], grammar_tokens(demo), parallel=parallel)
+    grammar = parser.layout.grammar(FUNCTIONS[:1], grammar_token_ids(demo), parallel=parallel)
     for seed in range(3):
         text = follow(backend, demo, grammar, seed)
         assert text is not None
@@ -108,9 +108,11 @@ def test_what_follows_the_grammar_is_calls(
 @pytest.mark.parametrize("name", NAMES)
 def test_all_functions_are_on_offer(name: str, demo: Tokenizer, backend: LLTokenizer) -> None:
     layout = parser_of(name).layout
-    every = grammar_from("grammar", layout.grammar(FUNCTIONS, grammar_tokens(demo), parallel=False))
+    every = grammar_from(
+        "grammar", layout.grammar(FUNCTIONS, grammar_token_ids(demo), parallel=False)
+    )
     for function in FUNCTIONS:
-        named = layout.grammar([function], grammar_tokens(demo), parallel=False)
+        named = layout.grammar([function], grammar_token_ids(demo), parallel=False)
         text = follow(backend, demo, named, 1)
         assert text is not None
         matcher = LLMatcher(backend, every, log_level=0)
@@ -124,7 +126,7 @@ def test_text_or_calls_that_keep_to_their_schema(
 ) -> None:
     parser = parser_of(name)
     grammar = parser.layout.grammar(
-        FUNCTIONS[:1], grammar_tokens(demo), parallel=True, required=False
+        FUNCTIONS[:1], grammar_token_ids(demo), parallel=True, required=False
     )
     compiled = grammar_from("grammar", grammar)
 
@@ -139,7 +141,10 @@ def test_text_or_calls_that_keep_to_their_schema(
     assert accepted("It is warm.")
     assert accepted("")
     one = follow(
-        backend, demo, parser.layout.grammar(FUNCTIONS[:1], grammar_tokens(demo), parallel=False), 1
+        backend,
+        demo,
+        parser.layout.grammar(FUNCTIONS[:1], grammar_token_ids(demo), parallel=False),
+        1,
     )
     assert one is not None
     assert accepted(one)
@@ -152,7 +157,7 @@ def test_an_answer_may_come_instead_of_calls(demo: Tokenizer, backend: LLTokeniz
     parser = parser_of("hermes")
     answer = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     grammar = parser.layout.grammar(
-        FUNCTIONS, grammar_tokens(demo), parallel=True, answer={**answer}
+        FUNCTIONS, grammar_token_ids(demo), parallel=True, answer={**answer}
     )
     matcher = LLMatcher(backend, grammar_from("grammar", grammar), log_level=0)
     assert matcher.consume_tokens(demo.encode('{"a": 1}', add_special_tokens=False))
@@ -167,7 +172,7 @@ def test_names_that_a_way_of_writing_cant_hold_are_refused(
 ) -> None:
     function = ToolFunction("f", {"type": "object", "properties": {key: {"type": "string"}}})
     with pytest.raises(InvalidRequest) as refusal:
-        parser_of(name).layout.grammar([function], grammar_tokens(demo), parallel=False)
+        parser_of(name).layout.grammar([function], grammar_token_ids(demo), parallel=False)
     assert refusal.value.param == "tools"
 
 
@@ -183,10 +188,10 @@ def test_functions_with_words_from_anywhere(
         {"type": "object", "properties": {"größe": schema}, "required": ["größe"]},
     )
     parser = parser_of(name)
-    grammar = parser.layout.grammar([function], grammar_tokens(demo), parallel=False)
+    grammar = parser.layout.grammar([function], grammar_token_ids(demo), parallel=False)
     for seed in range(3):
         text = follow(backend, demo, grammar, seed)
         assert text is not None
-        plan = ParserPlan(tools=lambda: parser([function]))
-        (call,) = message_of(read(plan, list(text)))["tool_calls"]
+        plan = OutputParserConfig(tools=lambda: parser([function]))
+        (call,) = build_message(read(plan, list(text)))["tool_calls"]
         assert json.loads(call["function"]["arguments"])["größe"] in schema["enum"]

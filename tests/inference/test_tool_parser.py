@@ -13,7 +13,7 @@ from hypothesis import settings as profile
 from hypothesis import strategies as st
 
 from inference.apps import check_gateway
-from inference.chat.turn import message_of
+from inference.chat.turn import build_message
 from inference.parsers.json_tools import HermesParser
 from inference.parsers.registry import parser_for_template, tool_parsers
 from inference.parsers.state_machine import Part
@@ -36,7 +36,7 @@ def parse(pieces: list[str]) -> Parsed:
     parts: list[Part] = []
     for piece in pieces:
         parts += parser.push(piece)
-    message = message_of(parts + parser.flush())
+    message = build_message(parts + parser.flush())
     return Parsed(message["content"] or "", message.get("tool_calls", []))
 
 
@@ -181,7 +181,7 @@ def test_an_operator_adds_a_parser_by_a_setting(settings: Any) -> None:
     assert tool_parsers.get("ours") is OurParser
     assert parser_for_template("<ours> <tool_call>") is OurParser
     settings.QUIRE = {**settings.QUIRE, "TOOL_PARSERS": {"ours": "json.dumps"}}
-    with pytest.raises(TypeError, match="ToolParser"):
+    with pytest.raises(TypeError, match="ToolCallParser"):
         tool_parsers.get("ours")
 
 

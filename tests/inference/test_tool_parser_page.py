@@ -15,8 +15,8 @@ from llguidance import LLMatcher, LLTokenizer, grammar_from
 
 from engine.text import load_tokenizer
 from inference.apps import check_gateway
-from inference.chat.parsers import ParserPlan, grammar_tokens
-from inference.chat.turn import message_of
+from inference.chat.parsers import OutputParserConfig, grammar_token_ids
+from inference.chat.turn import build_message
 from inference.parsers.registry import parser_for_template, tool_parsers
 from inference.parsers.tool_grammar import ToolFunction
 from tests.inference.parsers import read, shape
@@ -50,8 +50,8 @@ def test_the_parser_is_found_by_its_name_and_by_a_template() -> None:
 def test_it_reads_calls_however_they_are_cut() -> None:
     parser = tool_parsers.get("shouting")
     assert parser is not None
-    plan = ParserPlan(tools=partial(parser, ()))
-    message = message_of(read(plan, [TEXT]))
+    plan = OutputParserConfig(tools=partial(parser, ()))
+    message = build_message(read(plan, [TEXT]))
     calls = [
         (call["function"]["name"], call["function"]["arguments"]) for call in message["tool_calls"]
     ]
@@ -70,7 +70,7 @@ def test_its_calls_can_be_enforced() -> None:
     function = ToolFunction(
         "weather", {"type": "object", "properties": {"city": {"type": "string"}}}
     )
-    grammar = parser.layout.grammar([function], grammar_tokens(demo), parallel=False)
+    grammar = parser.layout.grammar([function], grammar_token_ids(demo), parallel=False)
     backend = LLTokenizer(demo.to_json(), eos_token=[demo.eos_token_id or 0])
     matcher = LLMatcher(backend, grammar_from("grammar", grammar))
     call = f"<<weather {json.dumps({'city': 'Rome'})}>>"

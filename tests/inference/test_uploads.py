@@ -76,7 +76,7 @@ async def test_one_that_dies_while_it_is_completed_is_still_pending(
         raise OSError
 
     with monkeypatch.context() as patch:
-        patch.setattr("storage.actions.files.record", dies)
+        patch.setattr("storage.actions.files.log_action", dies)
         assert (await gateway.client.post(path, named)).status == 500
     row = await asyncio.to_thread(StoredUpload.objects.get)
     assert (row.status, blobs(files_dir)) == ("pending", ["part"])

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from kernels.interface import ActivationSpec, ExpertLayers, KernelSet, LinearLayer
-from kernels.lora import LoraPart, LoraWeights, PackedLora, PlannedLora, PlannedPart
-from kernels.moe import ExpertsOneByOne
+from kernels.lora import LoraLayout, LoraSlice, LoraSliceLayout, LoraWeights, PackedLora
+from kernels.moe import SequentialMoe
 
 K = 203
 
@@ -21,7 +21,7 @@ def make(rank: int, dtype: torch.dtype = torch.float32, *, gain: bool = False) -
     widths, ranks = [70, 33, 40], [rank, max(1, rank // 2), 0]
     parts, first, start = [], 0, 0
     for width, own in zip(widths, ranks, strict=True):
-        parts.append(LoraPart(first, torch.randn(width, own).to(dtype), start, 0.75))
+        parts.append(LoraSlice(first, torch.randn(width, own).to(dtype), start, 0.75))
         first, start = first + width + 3, start + own
     return LoraWeights(
         a=torch.randn(start, K).to(dtype),
@@ -144,7 +144,7 @@ def test_a_template_packs_what_a_file_holds_as_it_is_packed_one_by_one(
     plans = []
     for lora in (first, shared):
         parts = [
-            PlannedPart(
+            LoraSliceLayout(
                 put(part.b), part.first, len(part.b), part.start, part.b.shape[1], part.scale
             )
             for part in lora.parts
@@ -152,7 +152,7 @@ def test_a_template_packs_what_a_file_holds_as_it_is_packed_one_by_one(
         cut = len(lora.a) // 2
         a = [(put(piece), len(piece)) for piece in (lora.a[:cut], lora.a[cut:])]
         plans.append(
-            PlannedLora(
+            LoraLayout(
                 a=a,
                 parts=parts,
                 in_features=K,
@@ -207,7 +207,7 @@ def of_mixture(experts: ExpertLayers, rank: int, *left_out: str) -> dict[str, Lo
     return {
         slot: LoraWeights(
             a=0.2 * torch.randn(rank, layer.in_features),
-            parts=[LoraPart(0, 0.2 * torch.randn(layer.out_features, rank), 0, 0.75)],
+            parts=[LoraSlice(0, 0.2 * torch.randn(layer.out_features, rank), 0, 0.75)],
             out_features=layer.out_features,
         )
         for slot, layer in experts.linears().items()
@@ -223,14 +223,14 @@ def test_rows_of_experts_get_what_their_adapters_add(compiled: KernelSet, thread
     packed = [{slot: compiled.pack_lora(each) for slot, each in lora.items()} for lora in loras]
     uses = list(zip(packed, rows, strict=True))
     fused = compiled.compile_experts(experts)
-    together = fused.adapted(x, uses)
-    plain = ExpertsOneByOne(compiled, experts).adapted(x, uses)
+    together = fused.forward_with_adapters(x, uses)
+    plain = SequentialMoe(compiled, experts).forward_with_adapters(x, uses)
     torch.testing.assert_close(together, plain, rtol=1e-4, atol=1e-4)
     assert torch.equal(together[owner < 0], fused(x)[owner < 0])
     for lora, own in uses:
         for row in own.tolist():
-            alone = fused.adapted(x[row : row + 1], [(lora, torch.tensor([0]))])
+            alone = fused.forward_with_adapters(x[row : row + 1], [(lora, torch.tensor([0]))])
             assert torch.equal(alone[0], together[row])
             assert not torch.equal(alone, fused(x[row : row + 1]))
     with pytest.raises(ValueError, match="isn't there"):
-        fused.adapted(x, [(packed[0], torch.tensor([31]))])
+        fused.forward_with_adapters(x, [(packed[0], torch.tensor([31]))])

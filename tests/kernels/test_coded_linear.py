@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.features import choose
-from kernels.interface import Integers, KernelSet, LinearLayer
-from kernels.linear_factory import Codes, Coding, decoded
+from kernels.interface import IntegerRows, KernelSet, LinearLayer
+from kernels.linear_factory import CodeFormat, CodeRows, dequantize_codes
 from tests.covering import covering
 from tests.kernels.tolerance import assert_close
 
@@ -19,19 +19,23 @@ ROWS = [0, 1, 2, 3, 7, 33]
 SHAPES = [(1, 32), (33, 160), (101, 608)]
 
 
-def drawn(coding: Coding, n: int, k: int) -> Codes:
+def drawn(coding: CodeFormat, n: int, k: int) -> CodeRows:
     """Of each of its values, but for e4m3's NaN."""
     codes = torch.randint(0, 1 << coding.bits, (n, k), dtype=torch.uint8)
     if coding.kind == "e4m3":
         codes[(codes & 0x7F) == 0x7F] = 0x01
     scales = torch.rand(n, -(-k // coding.group_size)) + 0.01
     # float16 holds those of e2m1.
-    return Codes(codes, scales.half().float() if coding.kind == "e2m1" else scales)
+    return CodeRows(codes, scales.half().float() if coding.kind == "e2m1" else scales)
 
 
-def packed(ops: KernelSet, codes: Codes, coding: Coding, bias: Tensor | None = None) -> LinearLayer:
+def packed(
+    ops: KernelSet, codes: CodeRows, coding: CodeFormat, bias: Tensor | None = None
+) -> LinearLayer:
     n, k = codes.codes.shape
-    cut = [Codes(codes.codes[at : at + 32], codes.scales[at : at + 32]) for at in range(0, n, 32)]
+    cut = [
+        CodeRows(codes.codes[at : at + 32], codes.scales[at : at + 32]) for at in range(0, n, 32)
+    ]
     return ops.StreamedCodedLinear((n, k), cut, bias, coding=coding)
 
 
@@ -41,16 +45,16 @@ def multiplies_bf16(ops: KernelSet) -> bool:
     return ops.name == "cpu-avx512" and needed.issubset(choose("avx512").features)
 
 
-def kept(ops: KernelSet, codes: Codes, coding: Coding) -> Tensor:
+def kept(ops: KernelSet, codes: CodeRows, coding: CodeFormat) -> Tensor:
     """What floats of eight bits stand for in the kernels: elsewhere they're multiples of 2^-5."""
     if multiplies_bf16(ops):
-        return decoded(codes, coding)
+        return dequantize_codes(codes, coding)
     scales = codes.scales.repeat_interleave(coding.group_size, 1)[:, : codes.codes.shape[1]]
     values = codes.codes.view(torch.float8_e4m3fn).float()
     return (values * 32 + 0.5).floor() / 32 * scales
 
 
-def inputs(rows: int, k: int, coding: Coding) -> Tensor:
+def inputs(rows: int, k: int, coding: CodeFormat) -> Tensor:
     """What no rounding changes."""
     x = torch.randint(-127, 128, (rows, k)).float()
     x[:, :: coding.group_size] = 127
@@ -63,9 +67,9 @@ def test_products(kernels, kind, group, shape):
     if kind != "e4m3" and k % group:
         k = -(-k // group) * group
     torch.manual_seed(n * k + group)
-    coding = Coding(kind, group, TABLE if kind == "table" else ())
+    coding = CodeFormat(kind, group, TABLE if kind == "table" else ())
     codes, bias = drawn(coding, n, k), torch.randn(n)
-    weight = decoded(codes, coding)
+    weight = dequantize_codes(codes, coding)
     layer = packed(kernels, codes, coding, bias)
     for rows in ROWS:
         x = inputs(rows, k, coding)
@@ -85,11 +89,11 @@ def test_products(kernels, kind, group, shape):
 @pytest.mark.parametrize("kind", ["e4m3", "e2m1", "table"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_narrow_inputs(compiled, kind, dtype):
-    coding = Coding(kind, 64, TABLE if kind == "table" else ())
+    coding = CodeFormat(kind, 64, TABLE if kind == "table" else ())
     codes = drawn(coding, 50, 192)
-    codes = Codes(codes.codes, codes.scales / 64)
+    codes = CodeRows(codes.codes, codes.scales / 64)
     x = (inputs(5, 192, coding) / 16).to(dtype)
-    exact = x.double() @ decoded(codes, coding).double().T
+    exact = x.double() @ dequantize_codes(codes, coding).double().T
     # x of a narrow dtype isn't on the grid of 8 bits.
     assert_close(packed(compiled, codes, coding)(x), exact, dtype, slack=64.0)
 
@@ -97,18 +101,18 @@ def test_narrow_inputs(compiled, kind, dtype):
 def test_rows_come_back(kernels):
     ids = torch.tensor([0, 69, 5, 5, 33])
     for kind in ("e4m3", "e2m1", "table"):
-        coding = Coding(kind, 16, TABLE if kind == "table" else ())
+        coding = CodeFormat(kind, 16, TABLE if kind == "table" else ())
         codes = drawn(coding, 70, 80)
         got = packed(kernels, codes, coding).rows(ids)
         near = {"table": 1e-4, "e4m3": 2**-6, "e2m1": 0.0}[kind] * float(codes.scales.max())
         if kind == "e4m3" and multiplies_bf16(kernels):
             near = 0.0
-        torch.testing.assert_close(got, decoded(codes, coding)[ids], rtol=0, atol=near)
+        torch.testing.assert_close(got, dequantize_codes(codes, coding)[ids], rtol=0, atol=near)
 
 
 @pytest.mark.parametrize("kind", ["e4m3", "e2m1", "table"])
 def test_rows_are_independent_of_the_batch(compiled, threads, kind):
-    coding = Coding(kind, 64, TABLE if kind == "table" else ())
+    coding = CodeFormat(kind, 64, TABLE if kind == "table" else ())
     layer = packed(compiled, drawn(coding, 96, 640), coding)
     x = torch.randn(150, 640)
     whole = layer(x)
@@ -120,13 +124,13 @@ def test_rows_are_independent_of_the_batch(compiled, threads, kind):
 def test_every_float_of_eight_bits(compiled, rows):
     """Each alone: those from 0.25 on are exact, smaller ones as `kept` has them, and NaN shows."""
     codes = torch.arange(256, dtype=torch.uint8)[:, None].repeat(1, 16)
-    coding, scale = Coding("e4m3", 16), 2.0**-30
-    weights = Codes(codes, torch.full((256, 1), scale))
+    coding, scale = CodeFormat("e4m3", 16), 2.0**-30
+    weights = CodeRows(codes, torch.full((256, 1), scale))
     got = packed(compiled, weights, coding)(127 * torch.eye(16)[:1].repeat(rows, 1)) / 127
     torch.testing.assert_close(
         got[0], kept(compiled, weights, coding)[:, 0], rtol=1e-6, atol=0, equal_nan=True
     )
-    exact = decoded(weights, coding)[:, 0]
+    exact = dequantize_codes(weights, coding)[:, 0]
     large = exact.abs() >= 0.25 * scale
     torch.testing.assert_close(got[-1][large], exact[large], rtol=1e-6, atol=0)
     assert float((got[-1] - exact).abs().nan_to_num().max()) <= 2**-6 * scale
@@ -138,9 +142,9 @@ def test_floats_of_eight_bits_meet_inputs_rounded_to_bf16(compiled, n, k, group)
     """Any inputs, as near as sums of float32 are, and each row as it is alone."""
     if not multiplies_bf16(compiled):
         pytest.skip("inputs are rounded to 8 bits here")
-    coding = Coding("e4m3", group)
+    coding = CodeFormat("e4m3", group)
     codes, x = drawn(coding, n, k), torch.randn(64, k) * torch.logspace(-6, 6, 64)[:, None]
-    weight, rounded = decoded(codes, coding).double(), x.bfloat16().double()
+    weight, rounded = dequantize_codes(codes, coding).double(), x.bfloat16().double()
     layer = packed(compiled, codes, coding)
     got = layer(x)
     allowed = 4e-6 * (rounded.abs() @ weight.abs().T)
@@ -154,12 +158,12 @@ def test_floats_of_eight_bits_meet_inputs_rounded_to_bf16(compiled, n, k, group)
 @pytest.mark.parametrize("group", [16, 32, 48, 128])
 def test_floats_of_four_bits_at_their_limits(compiled, group):
     """All weights and inputs as large as can be: nothing overflows for good."""
-    coding = Coding("e2m1", group)
+    coding = CodeFormat("e2m1", group)
     for code, sign in ((7, 1), (15, 1), (7, -1), (15, -1)):
-        codes = Codes(torch.full((40, 2 * group), code, dtype=torch.uint8), torch.ones(40, 2))
+        codes = CodeRows(torch.full((40, 2 * group), code, dtype=torch.uint8), torch.ones(40, 2))
         for rows in (1, 4, 13):
             x = torch.full((rows, 2 * group), 127.0 * sign)
-            expected = x @ decoded(codes, coding).T
+            expected = x @ dequantize_codes(codes, coding).T
             torch.testing.assert_close(
                 packed(compiled, codes, coding)(x), expected, rtol=1e-6, atol=0
             )
@@ -167,7 +171,7 @@ def test_floats_of_four_bits_at_their_limits(compiled, group):
 
 def test_inputs_that_are_no_numbers_stay_in_their_row(compiled):
     for kind in ("e4m3", "e2m1", "table"):
-        coding = Coding(kind, 32, TABLE if kind == "table" else ())
+        coding = CodeFormat(kind, 32, TABLE if kind == "table" else ())
         x = torch.randn(9, 64)
         x[4, 40] = float("nan")
         bad = packed(compiled, drawn(coding, 40, 64), coding)(x).isnan()
@@ -187,7 +191,7 @@ def test_sorted_inputs(compiled, threads, form: dict[str, Any], dtype):
     low, high = (-128, 128) if form["bits"] == 8 else (0, 16)
     values = torch.randint(low, high, (n, k), dtype=torch.int8)
     zeros = torch.randint(low, high, (n, k // group)) if "with_zeros" in form else None
-    whole = Integers(values, torch.rand(n, k // group).half(), zeros=zeros)
+    whole = IntegerRows(values, torch.rand(n, k // group).half(), zeros=zeros)
     order = torch.randperm(k)
     x = torch.randn(40, k).to(dtype)
 
@@ -205,17 +209,18 @@ def test_sorted_inputs(compiled, threads, form: dict[str, Any], dtype):
 
 
 def test_what_does_not_fit_is_refused(kernels):
-    codes = Codes(torch.full((4, 32), 16, dtype=torch.uint8), torch.ones(4, 1))
+    codes = CodeRows(torch.full((4, 32), 16, dtype=torch.uint8), torch.ones(4, 1))
     for wrong in (
-        Coding("e4m3", 24), Coding("e4m3", 512), Coding("table", 32), Coding("e5m2", 32),
-        Coding("e2m1", 32), Coding("e4m3", 16),
+        CodeFormat("e4m3", 24), CodeFormat("e4m3", 512), CodeFormat("table", 32),
+        CodeFormat("e5m2", 32),
+        CodeFormat("e2m1", 32), CodeFormat("e4m3", 16),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=r"group_size|table|coding|lie in|scales"):
             kernels.StreamedCodedLinear((4, 32), [codes], coding=wrong)
 
 
 def test_an_order_that_leaves_inputs_out_is_refused(compiled):
-    whole = Integers(torch.zeros(4, 32, dtype=torch.int8), torch.ones(4, 1))
+    whole = IntegerRows(torch.zeros(4, 32, dtype=torch.int8), torch.ones(4, 1))
     for order in (torch.zeros(32, dtype=torch.int64), torch.arange(31), torch.arange(1, 33)):
         with pytest.raises(ValueError, match="order"):
             compiled.StreamedIntegerLinear((4, 32), [whole], bits=8, group_size=32, order=order)
@@ -225,6 +230,6 @@ def test_sizes_in_memory(compiled):
     sizes = {
         (kind, group): packed(compiled, drawn(coding, 256, 1024), coding).nbytes * 8 / (256 * 1024)
         for kind, group in (("e4m3", 128), ("e2m1", 32), ("table", 64))
-        for coding in [Coding(kind, group, TABLE if kind == "table" else ())]
+        for coding in [CodeFormat(kind, group, TABLE if kind == "table" else ())]
     }
     assert sizes == {("e4m3", 128): 8.25, ("e2m1", 32): 4.5, ("table", 64): 4.5}

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kernels.attention_args import AttentionArgs
-from kernels.interface import DecoderLayerWeights, DecoderShape, LayerInputs, NormWeights
+from kernels.interface import AuxStateBuffer, DecoderLayerWeights, DecoderShape, NormWeights
 
 SHAPE = DecoderShape(
     hidden_size=96, num_heads=6, num_kv_heads=2, head_dim=32, intermediate_size=160,
@@ -156,7 +156,7 @@ def test_it_tells_what_some_layers_begin_with(compiled, threads, rows):
     compiled.compile_decoder(SHAPE, layers[:2], final_norm)(behind, *batch)  # overwrites it
     decoder = compiled.compile_decoder(SHAPE, layers, final_norm)
     states = torch.full((tokens, 2 * SHAPE.hidden_size), torch.nan)
-    told = decoder(hidden.clone(), *batch, rows, inputs=LayerInputs((0, 2), states))
+    told = decoder(hidden.clone(), *batch, rows, inputs=AuxStateBuffer((0, 2), states))
     assert torch.equal(told, decoder(hidden.clone(), *batch, rows))
     assert torch.equal(states, torch.cat((hidden, behind), dim=-1))
 
@@ -170,9 +170,9 @@ def test_inputs_of_layers_that_are_not_there_are_refused(compiled):
     for taps in ((0, 2), (1, 0), (1, 1), (-1, 0)):
         states = torch.zeros(tokens, 2 * SHAPE.hidden_size)
         with pytest.raises(ValueError, match="layers"):
-            decoder(hidden, *batch, inputs=LayerInputs(taps, states))
+            decoder(hidden, *batch, inputs=AuxStateBuffer(taps, states))
     with pytest.raises(ValueError, match="inputs"):
-        decoder(hidden, *batch, inputs=LayerInputs((0, 1), states[:-1]))
+        decoder(hidden, *batch, inputs=AuxStateBuffer((0, 1), states[:-1]))
     assert all(map(torch.equal, [layer.key_cache for layer in layers], before))
 
 

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from kernels.lora import LoraPart, LoraWeights
+from kernels.lora import LoraSlice, LoraWeights
 
 from .test_decoder import SHAPE, make_batch, make_layer, norm, one_by_one
 
@@ -28,7 +28,7 @@ def weights(layer, slot, rank, dtype, *, gain, rounds, widths=None):
     for number, width in enumerate(widths or SLOTS[slot][1]):
         own = 0 if number == 1 else rank
         b = (0.1 * torch.randn(width, own)).to(dtype)
-        parts.append(LoraPart(first, b, start, 0.5))
+        parts.append(LoraSlice(first, b, start, 0.5))
         first, start = first + width, start + own
     n = linear.out_features
     return LoraWeights(

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.attention_args import AttentionArgs, LatentArgs
+from kernels.attention_args import AttentionArgs, MlaArgs
 from kernels.interface import KernelSet
 from kernels.reference import ReferenceKernels
 from tests.covering import covering
@@ -28,8 +28,8 @@ def latents(heads: int, size: int, **options: Any) -> Batch:
     return batch
 
 
-def given(batch: Batch, latent: int, scales: Tensor | None = None) -> LatentArgs:
-    return LatentArgs(
+def given(batch: Batch, latent: int, scales: Tensor | None = None) -> MlaArgs:
+    return MlaArgs(
         q=batch.q,
         cache=batch.key_cache,
         latent=latent,
@@ -52,7 +52,7 @@ def test_a_token_is_key_and_value_of_all_heads(
     kernels: KernelSet, threads: int, heads: int, size: int, latent: int
 ) -> None:
     batch = latents(heads, size)
-    found = kernels.latent_attention(given(batch, latent))
+    found = kernels.mla_attention(given(batch, latent))
     assert_close(found, expected(batch, latent), torch.float32, 4.0)
 
 
@@ -60,14 +60,14 @@ def test_a_token_is_key_and_value_of_all_heads(
 @pytest.mark.parametrize("cache_dtype", DTYPES)
 def test_dtypes(kernels: KernelSet, dtype: torch.dtype, cache_dtype: torch.dtype) -> None:
     batch = latents(6, 40, dtype=dtype, cache_dtype=cache_dtype, strided=True)
-    found = kernels.latent_attention(given(batch, 32))
+    found = kernels.mla_attention(given(batch, 32))
     assert found.dtype == dtype
     assert_close(found, expected(batch, 32), dtype, 4.0)
 
 
 def test_the_reference_judges_itself_in_float64() -> None:
     batch = latents(4, 24, dtype=torch.float64)
-    found = ReferenceKernels().latent_attention(given(batch, 16))
+    found = ReferenceKernels().mla_attention(given(batch, 16))
     torch.testing.assert_close(found, expected(batch, 16), rtol=1e-12, atol=1e-12)
 
 
@@ -80,13 +80,13 @@ def test_a_decode_gives_what_a_chunk_gives(compiled: KernelSet, cache_dtype: tor
         scales = cache.nan_to_num().abs().amax(-1) / 127
         cache = (cache / scales[..., None]).nan_to_num().round()
     batch.key_cache = cache.to(cache_dtype)
-    whole = compiled.latent_attention(given(batch, 64, scales))
+    whole = compiled.mla_attention(given(batch, 64, scales))
     for begin, end in [(0, 1), (127, 128), (128, 129), (299, 300), (5, 200), (290, 300)]:
         part = given(batch, 64, scales)
         part.q = batch.q[begin:end]
         part.seq_lens = torch.tensor([end], dtype=torch.int32)
         part.query_start_loc = torch.tensor([0, end - begin], dtype=torch.int32)
-        assert torch.equal(compiled.latent_attention(part), whole[begin:end])
+        assert torch.equal(compiled.mla_attention(part), whole[begin:end])
 
 
 @pytest.mark.parametrize("neox", [True, False])
@@ -98,7 +98,7 @@ def test_what_is_rotated_comes_first(kernels: KernelSet, dtype: torch.dtype, neo
     positions, slots = torch.randint(0, 50, (11,)), torch.randperm(24)[:11]
     slots[3] = -1
     wanted = [oracle.rope(x, positions, cos_sin, neox) for x in (q, kept)]
-    kernels.rope_and_cache_latents(q, kept, positions, cos_sin, cache, slots, neox)
+    kernels.rope_and_cache_mla(q, kept, positions, cos_sin, cache, slots, neox)
     for got, right in zip((q, kept), wanted, strict=True):
         assert_close(got, right, dtype)
     there = cache.flatten(0, 2)
@@ -114,7 +114,7 @@ def test_rounded_latents_have_one_scale_a_token(kernels: KernelSet) -> None:
     kept *= torch.tensor([1, 9, 3, 2, 5])[:, None, None]
     cache = torch.zeros((1, 1, 8, 24), dtype=torch.int8)
     scales = torch.zeros((1, 1, 8))
-    kernels.rope_and_cache_latents(
+    kernels.rope_and_cache_mla(
         q, kept, torch.arange(5), table(8, 8), cache, torch.arange(5), scales=scales
     )
     back = cache[0, 0, :5].float() * scales[0, 0, :5, None]

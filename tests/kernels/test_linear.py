@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from kernels.interface import Integers
+from kernels.interface import IntegerRows
 from kernels.reference.linear import dequantize, quantize
 from tests.covering import covering
 from tests.kernels.tolerance import assert_close
@@ -218,7 +218,7 @@ def test_integers_in_pieces_equal_the_whole(kernels, with_minima):
     values = torch.randint(0, 16, (75, 64), dtype=torch.int8)
     scales, minima = torch.rand(75, 2).half(), torch.rand(75, 2).half() if with_minima else None
     pieces = [
-        Integers(values[rows], scales[rows], None if minima is None else minima[rows])
+        IntegerRows(values[rows], scales[rows], None if minima is None else minima[rows])
         for rows in (slice(0, 32), slice(32, 64), slice(64, 75))
     ]
     streamed = kernels.StreamedIntegerLinear(
@@ -234,7 +234,7 @@ def test_pieces_that_do_not_make_up_the_weight_are_refused(kernels):
         with pytest.raises(ValueError, match="piece"):
             kernels.StreamedLinear((96, 16), pieces, dtype=torch.float32)
     values, scales = torch.zeros(96, 32, dtype=torch.int8), torch.ones(96, 1)
-    for piece in (Integers(values, scales, scales), Integers(values, scales[:5])):
+    for piece in (IntegerRows(values, scales, scales), IntegerRows(values, scales[:5])):
         with pytest.raises(ValueError, match=r"minima|scales"):
             kernels.StreamedIntegerLinear((96, 32), [piece], bits=8, group_size=32)
 

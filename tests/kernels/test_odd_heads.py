@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from kernels.compiled_decoder import StepEnds
+from kernels.compiled_decoder import EmbeddingAndHead
 from kernels.interface import KernelSet
 from tests.covering import covering
 from tests.kernels import test_decoder, test_step
@@ -53,7 +53,7 @@ def test_a_step_of_odd_heads_is_what_its_parts_are(
     embedding, head = (
         compiled.PackedLinear(torch.randn(VOCAB, shape.hidden_size)) for _ in range(2)
     )
-    step = decoder.compile_step(StepEnds(embedding, head), tables)
+    step = decoder.compile_step(EmbeddingAndHead(embedding, head), tables)
     assert step is not None
     caches = [cache for layer in layers for cache in (layer.key_cache, layer.value_cache)]
     before = [cache.clone() for cache in caches]
@@ -70,7 +70,7 @@ def test_a_step_of_odd_heads_is_what_its_parts_are(
     expected, written = compiled.argmax(head(hidden)).tolist(), [cache.clone() for cache in caches]
     for changed, old in zip(caches, before, strict=True):
         changed.copy_(old)
-    assert step.over(torch.tensor(ROWS), None)() == expected
+    assert step.bind(torch.tensor(ROWS), None)() == expected
     assert all(map(torch.equal, caches, written))
 
 

@@ -12,10 +12,16 @@ import torch
 from torch import Tensor
 
 from engine.contract.sampling_params import SamplingParams
-from engine.sampling.request_state import SequenceSampling
+from engine.sampling.request_state import RequestSamplingState
 from engine.sampling.sampler import Sampler
 from engine.sampling.topk_topp import uniforms
-from kernels.compiled_decoder import CompiledStep, RowEdits, StepChoice, StepEnds, StepTables
+from kernels.compiled_decoder import (
+    BatchTables,
+    CompiledStep,
+    EmbeddingAndHead,
+    LogitEditParams,
+    StepSamplingParams,
+)
 from kernels.interface import KernelSet, LinearLayer
 from tests.kernels.test_decoder import BLOCK_SIZE, SHAPE, make_layer, norm
 
@@ -26,11 +32,11 @@ LENGTHS, PROMPTS = [9, 1, 40, 16, 33], [3, 1, 40, 10, 2]
 ROWS = [4, 0, 3, 1]
 
 
-def make_tables(groups: int = 1) -> StepTables:
+def make_tables(groups: int = 1) -> BatchTables:
     blocks = -(-LONGEST // BLOCK_SIZE)
     tables = [torch.randperm(40)[: len(LENGTHS) * blocks] for _ in range(groups)]
     lengths = torch.tensor(LENGTHS)
-    return StepTables(
+    return BatchTables(
         tokens=torch.randint(VOCAB, (len(LENGTHS), LONGEST)).int(),
         block_tables=torch.stack(tables).view(groups, len(LENGTHS), blocks).int(),
         num_prompt=torch.tensor(PROMPTS),
@@ -54,7 +60,7 @@ class Model:
         def table() -> LinearLayer:
             return kernels.PackedLinear(torch.randn(VOCAB, SHAPE.hidden_size))
 
-        self.ends = StepEnds(**{"embedding": table(), "head": table(), **ends})
+        self.ends = EmbeddingAndHead(**{"embedding": table(), "head": table(), **ends})
         step = decoder.compile_step(self.ends, self.tables)
         assert step is not None
         self.step: CompiledStep = step
@@ -95,7 +101,7 @@ def test_it_chooses_writes_and_counts(compiled: KernelSet, threads: int, groups:
     before = dataclasses.replace(
         model.tables, tokens=model.tables.tokens.clone(), num_tokens=torch.tensor(LENGTHS)
     )
-    assert model.step.over(torch.tensor(ROWS), None)() == expected
+    assert model.step.bind(torch.tensor(ROWS), None)() == expected
     for row, token in zip(ROWS, expected, strict=True):
         before.tokens[row, LENGTHS[row]] = token
         before.num_tokens[row] += 1
@@ -110,7 +116,7 @@ def test_it_tells_what_the_head_took(compiled: KernelSet, threads: int) -> None:
     torch.manual_seed(8)
     model = Model(compiled, logit_scale=0.5)
     model.logits(ROWS)
-    expected, run = model.hidden, model.step.over(torch.tensor(ROWS), None)
+    expected, run = model.hidden, model.step.bind(torch.tensor(ROWS), None)
     hidden = torch.full((len(ROWS), SHAPE.hidden_size), torch.nan)
     tables = model.tables
     before = [tensor.clone() for tensor in slots(tables)]
@@ -144,7 +150,7 @@ def test_with_taps_it_tells_what_these_layers_began_with(
     assert tapped is not None
     wide = torch.full((len(ROWS) + sum(drafts), 2 * size), torch.nan)
     before = [tensor.clone() for tensor in slots(model.tables)]
-    said = tapped.over(torch.tensor(ROWS), None).verify(drafts, None, wide)
+    said = tapped.bind(torch.tensor(ROWS), None).verify(drafts, None, wide)
     for tensor, old in zip(slots(model.tables), before, strict=True):
         tensor.copy_(old)
     own = [sum(drafts[:at]) + at for at in range(len(ROWS))]
@@ -162,9 +168,9 @@ def test_with_taps_it_tells_what_these_layers_began_with(
     first(residual, at, places, table, (at + 1).int(), starts)
     assert torch.equal(wide[own, size:], residual)
     assert torch.isfinite(wide).all()
-    assert tapped.over(torch.tensor(ROWS), None).verify(drafts) == said  # and nowhere
+    assert tapped.bind(torch.tensor(ROWS), None).verify(drafts) == said  # and nowhere
     with pytest.raises(ValueError, match="hidden"):
-        tapped.over(torch.tensor(ROWS), None)(wide[: len(ROWS), :size].contiguous())
+        tapped.bind(torch.tensor(ROWS), None)(wide[: len(ROWS), :size].contiguous())
     with pytest.raises(ValueError, match="layers"):
         model.decoder.compile_step(model.ends, model.tables, [2])
 
@@ -178,7 +184,7 @@ def test_it_leaves_the_logits_of_the_last_rows_to_the_caller(
     expected = model.logits(ROWS)
     logits = torch.full((len(ROWS) - chosen, VOCAB), torch.nan)
     before = model.tables.tokens.clone()
-    tokens = model.step.over(torch.tensor(ROWS), None, logits)()
+    tokens = model.step.bind(torch.tensor(ROWS), None, logits)()
     assert tokens == compiled.argmax(expected)[:chosen].tolist()
     assert torch.equal(logits, expected[chosen:])
     assert model.tables.num_computed[ROWS].tolist() == [LENGTHS[row] for row in ROWS]
@@ -187,25 +193,25 @@ def test_it_leaves_the_logits_of_the_last_rows_to_the_caller(
         own = tokens[at] if at < chosen else int(before[row, LENGTHS[row]])
         assert int(model.tables.tokens[row, LENGTHS[row]]) == own
     with pytest.raises(ValueError, match="at most as many rows"):
-        model.step.over(torch.tensor(ROWS), None, torch.empty(len(ROWS) + 1, VOCAB))
+        model.step.bind(torch.tensor(ROWS), None, torch.empty(len(ROWS) + 1, VOCAB))
     with pytest.raises(ValueError, match="logits"):
-        model.step.over(torch.tensor(ROWS), None, torch.empty(1, VOCAB + 1))
+        model.step.bind(torch.tensor(ROWS), None, torch.empty(1, VOCAB + 1))
 
 
 def test_a_row_is_the_same_alone(compiled: KernelSet, threads: int) -> None:
     torch.manual_seed(2)
     model = Model(compiled)
-    together = model.step.over(torch.tensor(ROWS), None)()
+    together = model.step.bind(torch.tensor(ROWS), None)()
     model.tables.num_tokens.copy_(torch.tensor(LENGTHS))
     model.tables.num_computed.copy_(torch.tensor(LENGTHS) - 1)
-    assert [model.step.over(torch.tensor([row]), None)() for row in ROWS] == [
+    assert [model.step.bind(torch.tensor([row]), None)() for row in ROWS] == [
         [token] for token in together
     ]
 
 
-def draws(seeds: np.ndarray, rows: int = len(ROWS)) -> StepChoice:
+def draws(seeds: np.ndarray, rows: int = len(ROWS)) -> StepSamplingParams:
     """The first rows' choice: random numbers, one of them greedy."""
-    return StepChoice(
+    return StepSamplingParams(
         torch.tensor([1.0, 0.0, 2.0, 0.7])[:rows],
         torch.tensor([VOCAB, VOCAB, 30, VOCAB])[:rows],
         torch.tensor([1.0, 1.0, 1.0, 0.95]).double()[:rows],
@@ -233,8 +239,10 @@ def test_drafts_give_what_decoding_one_by_one_gives_to_the_bit(
     said: list[list[int]] = []
     logits: list[Tensor] = []
     for at, row in enumerate(ROWS):
-        own = None if choice is None else StepChoice(*(x[at : at + 1] for x in slots(choice)))
-        run, tokens = model.step.over(torch.tensor([row]), own), []
+        own = (
+            None if choice is None else StepSamplingParams(*(x[at : at + 1] for x in slots(choice)))
+        )
+        run, tokens = model.step.bind(torch.tensor([row]), own), []
         for _ in range(1 + hold[at]):
             logits.append(model.logits([row]))
             tokens += run()
@@ -250,8 +258,8 @@ def test_drafts_give_what_decoding_one_by_one_gives_to_the_bit(
         tables.tokens[row, LENGTHS[row] : LENGTHS[row] + drafts[at]] = torch.tensor(guessed).int()
     left = sum(drafts[chosen:]) + len(ROWS) - chosen
     opened = torch.full((left, VOCAB), torch.nan)
-    some = choice if choice is None else StepChoice(*(x[:chosen] for x in slots(choice)))
-    bound = model.step.over(torch.tensor(ROWS), some, torch.empty(len(ROWS) - chosen, VOCAB))
+    some = choice if choice is None else StepSamplingParams(*(x[:chosen] for x in slots(choice)))
+    bound = model.step.bind(torch.tensor(ROWS), some, torch.empty(len(ROWS) - chosen, VOCAB))
     assert bound.verify(drafts, opened) == said[:chosen]
     place, known = 0, sum(1 + count for count in hold[:chosen])
     for at, row in enumerate(ROWS):
@@ -273,13 +281,13 @@ def test_drafts_give_what_decoding_one_by_one_gives_to_the_bit(
             assert torch.equal(cache[blocks, :, places], expected[blocks, :, places])
 
 
-def slots(of: StepChoice | StepTables) -> list[Tensor]:
+def slots(of: StepSamplingParams | BatchTables) -> list[Tensor]:
     return [getattr(of, field.name) for field in dataclasses.fields(of)]
 
 
 def test_drafts_beyond_the_tables_are_refused(compiled: KernelSet) -> None:
     model = Model(compiled)
-    bound = model.step.over(torch.tensor(ROWS), None)
+    bound = model.step.bind(torch.tensor(ROWS), None)
     before = [tensor.clone() for tensor in (*model.caches, *dataclasses.astuple(model.tables))]
     for drafts in ([LONGEST - LENGTHS[4], 0, 0, 0], [0, -1, 0, 0], [0, 2**20, 0, 0]):
         with pytest.raises(ValueError, match="query"):
@@ -294,7 +302,7 @@ def test_it_draws_with_the_samplers_numbers(compiled: KernelSet, threads: int) -
     torch.manual_seed(3)
     model = Model(compiled, logit_scale=0.02)
     seeds, choice = SEEDS, draws(SEEDS)
-    run = model.step.over(torch.tensor(ROWS), choice)
+    run = model.step.bind(torch.tensor(ROWS), choice)
     for _ in range(3):
         generated = (model.tables.num_tokens - model.tables.num_prompt)[ROWS].numpy()
         numbers = torch.from_numpy(uniforms(seeds, generated))
@@ -331,9 +339,11 @@ def test_rows_with_wishes_get_what_the_sampler_gives_to_the_bit(
         if LENGTHS[row] > split:  # so that a bad word's beginning stands there
             tokens[LENGTHS[row] - 1] = tables.tokens[row, LENGTHS[row] - 1] = 3
         params = SamplingParams(**wish)
-        states.append(SequenceSampling(params, tokens[:split], tokens[split : LENGTHS[row]], row))
+        states.append(
+            RequestSamplingState(params, tokens[:split], tokens[split : LENGTHS[row]], row)
+        )
     expected = sampler.sample(model.logits(ROWS), states)
-    run = model.step.over(torch.tensor(ROWS), sampler.step_choice(states, VOCAB))
+    run = model.step.bind(torch.tensor(ROWS), sampler.step_choice(states, VOCAB))
     assert run() == expected.token_ids.tolist()
     assert run.scores is not None
     for at, (state, entry) in enumerate(zip(states, expected.logprobs, strict=True)):
@@ -346,14 +356,14 @@ def test_rows_with_wishes_get_what_the_sampler_gives_to_the_bit(
 def test_wishes_that_do_not_fit_are_refused(compiled: KernelSet) -> None:
     model, plain = Model(compiled), draws(SEEDS)
     for wrong, says in (
-        ([RowEdits()], "each of 4 rows"),
-        ([RowEdits(forbidden=[VOCAB])] * 4, "tokens must be in"),
-        ([RowEdits(bias={-1: 1.0})] * 4, "tokens must be in"),
-        ([RowEdits(words=[[1]])] * 4, "two tokens or more"),
-        ([RowEdits(allowed=torch.zeros(1).int())] * 4, "allowed"),
+        ([LogitEditParams()], "each of 4 rows"),
+        ([LogitEditParams(forbidden=[VOCAB])] * 4, "tokens must be in"),
+        ([LogitEditParams(bias={-1: 1.0})] * 4, "tokens must be in"),
+        ([LogitEditParams(words=[[1]])] * 4, "two tokens or more"),
+        ([LogitEditParams(allowed=torch.zeros(1).int())] * 4, "allowed"),
     ):
         with pytest.raises(ValueError, match=says):
-            model.step.over(torch.tensor(ROWS), dataclasses.replace(plain, edits=wrong))
+            model.step.bind(torch.tensor(ROWS), dataclasses.replace(plain, edits=wrong))
 
 
 def test_logits_that_are_no_numbers_give_no_token(compiled: KernelSet, threads: int) -> None:
@@ -364,28 +374,28 @@ def test_logits_that_are_no_numbers_give_no_token(compiled: KernelSet, threads: 
     model.tables.tokens[:] = 6
     model.tables.tokens[3, LENGTHS[3] - 1] = 7
     before = model.tables.tokens.clone()
-    tokens = model.step.over(torch.tensor(ROWS), None)()
+    tokens = model.step.bind(torch.tensor(ROWS), None)()
     assert [token < 0 for token in tokens] == [row == 3 for row in ROWS]
     assert torch.equal(model.tables.tokens[3], before[3])
 
 
-def nothing_to_compute(tables: StepTables) -> None:
+def nothing_to_compute(tables: BatchTables) -> None:
     tables.num_computed[4] += 1
 
 
-def more_than_one_token(tables: StepTables) -> None:
+def more_than_one_token(tables: BatchTables) -> None:
     tables.num_computed[4] -= 1
 
 
-def no_room(tables: StepTables) -> None:
+def no_room(tables: BatchTables) -> None:
     tables.num_tokens[4], tables.num_computed[4] = LONGEST, LONGEST - 1
 
 
-def no_such_token(tables: StepTables) -> None:
+def no_such_token(tables: BatchTables) -> None:
     tables.tokens[4, LENGTHS[4] - 1] = VOCAB
 
 
-def no_such_block(tables: StepTables) -> None:
+def no_such_block(tables: BatchTables) -> None:
     tables.block_tables[0, 4, 0] = 40
 
 
@@ -393,13 +403,13 @@ def no_such_block(tables: StepTables) -> None:
     "spoil", [nothing_to_compute, more_than_one_token, no_room, no_such_token, no_such_block]
 )
 def test_it_refuses_what_is_no_decode(
-    compiled: KernelSet, spoil: Callable[[StepTables], None]
+    compiled: KernelSet, spoil: Callable[[BatchTables], None]
 ) -> None:
     model = Model(compiled)
     spoil(model.tables)
     before = [tensor.clone() for tensor in (*model.caches, *dataclasses.astuple(model.tables))]
     with pytest.raises(ValueError, match=r"block|query|row"):
-        model.step.over(torch.tensor(ROWS), None)()
+        model.step.bind(torch.tensor(ROWS), None)()
     after = [*model.caches, *dataclasses.astuple(model.tables)]
     assert all(map(torch.equal, before, after))
 
@@ -407,11 +417,11 @@ def test_it_refuses_what_is_no_decode(
 def test_it_refuses_rows_and_positions_that_are_not_there(compiled: KernelSet) -> None:
     model = Model(compiled, positions=torch.randn(30, SHAPE.hidden_size))
     with pytest.raises(ValueError, match="row"):
-        model.step.over(torch.tensor([5]), None)()
+        model.step.bind(torch.tensor([5]), None)()
     with pytest.raises(ValueError, match="position"):
-        model.step.over(torch.tensor([4]), None)()  # stands at 32
+        model.step.bind(torch.tensor([4]), None)()  # stands at 32
     with pytest.raises(ValueError, match="int64"):
-        model.step.over(torch.tensor([0]).int(), None)
+        model.step.bind(torch.tensor([0]).int(), None)
 
 
 def test_it_refuses_what_does_not_go_together(compiled: KernelSet) -> None:

@@ -53,7 +53,7 @@ def added(
 def checked(*args: Any, **kwargs: Any) -> AdapterVersion:
     """A version as it is when its check has ended."""
     version = added(*args, **kwargs)
-    work.work_on(version.pk)
+    work.process_version(version.pk)
     version.refresh_from_db()
     cards.forget()
     return version

@@ -6,16 +6,16 @@ import time
 import uuid
 from typing import Any
 
-from common.db import in_db_thread
+from common.db import run_in_db_thread
 from metering import actions, admission
-from metering.access import Admission, Asking, UsageRecord, admit
+from metering.access import Admission, AdmissionRequest, UsageRecord, admit
 from metering.budgets import BudgetState, states_of
 from metering.drain import drain_once
 from metering.models import Budget
-from metering.redis_scripts import key, sync_client
+from metering.redis_scripts import redis_key, sync_client
 from metering.settlement import spool_key
 from metering.usage_record import encode_record
-from tenants.actors import SYSTEM
+from tenants.actors import SYSTEM_ACTOR
 from tenants.authentication import Caller
 from tests.platform.conftest import World
 
@@ -37,18 +37,18 @@ def caller(world: World, **values: Any) -> Caller:
 
 
 def budget(world: World, period: str = "day", **values: Any) -> Budget:
-    return actions.set_budget(actor=SYSTEM, tenant=world.acme, period=period, **values)
+    return actions.set_budget(actor=SYSTEM_ACTOR, tenant=world.acme, period=period, **values)
 
 
 def price(model: str = "m", **values: Any) -> None:
     plain = {"input_per_million": "1", "output_per_million": "2", "cached_per_million": "0.5"}
-    actions.set_price(actor=SYSTEM, model=model, **{**plain, **values})
+    actions.set_price(actor=SYSTEM_ACTOR, model=model, **{**plain, **values})
 
 
 async def enter(
     who: Caller, prompt: int = 10, output: int = 10, request_id: str = "", **values: Any
 ) -> Admission:
-    asking = Asking(
+    asking = AdmissionRequest(
         request_id=request_id or uuid.uuid4().hex,
         endpoint="chat",
         model=values.pop("model", "m"),
@@ -70,7 +70,7 @@ def used(
         "model": "m",
         "prompt_tokens": prompt,
         "completion_tokens": output,
-        "cost_nanos": got.rates.cost_nanos(prompt, 0, output),
+        "cost_nanos": got.prices.cost_nanos(prompt, 0, output),
         "status": 200,
         "started_at": time.time(),
         "duration_ms": 1.0,
@@ -79,7 +79,7 @@ def used(
 
 
 async def state(of: Budget) -> BudgetState:
-    (found,) = await in_db_thread(states_of, [of])
+    (found,) = await run_in_db_thread(states_of, [of])
     return found
 
 
@@ -88,4 +88,4 @@ def spend(world: World, of: Budget, tokens: int) -> None:
     record = used(world, uuid.uuid4().hex, admission.UNLIMITED, tokens, 0)
     sync_client().xadd(spool_key(), {"r": encode_record(record)})
     drain_once(sync_client())
-    sync_client().delete(*sync_client().keys(key("budget:*")) or ["none"])
+    sync_client().delete(*sync_client().keys(redis_key("budget:*")) or ["none"])

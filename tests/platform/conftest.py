@@ -11,9 +11,9 @@ import pytest
 
 from catalog import access as catalog_access
 from metering import rules
-from metering.settlement import take_unsettled, take_waiting
+from metering.settlement import pop_buffered, pop_unsettled
 from tenants import actions, authentication
-from tenants.actors import SYSTEM
+from tenants.actors import SYSTEM_ACTOR
 from tenants.models import ApiKey, Role, Tenant, User
 from tests.services import missing, redis_binary, running_redis
 
@@ -46,10 +46,10 @@ def make_world() -> World:
         for name in ("owner", "admin", "member", "viewer", "outsider")
     }
     operator = User.objects.create_superuser("operator", "operator@example.org", "a long password")
-    acme = actions.create_tenant(actor=SYSTEM, name="Acme", owner=people["owner"])
-    rival = actions.create_tenant(actor=SYSTEM, name="Rival", owner=people["outsider"])
+    acme = actions.create_tenant(actor=SYSTEM_ACTOR, name="Acme", owner=people["owner"])
+    rival = actions.create_tenant(actor=SYSTEM_ACTOR, name="Rival", owner=people["outsider"])
     for role in (Role.ADMIN, Role.MEMBER, Role.VIEWER):
-        actions.add_member(actor=SYSTEM, tenant=acme, user=people[role.value], role=role)
+        actions.add_member(actor=SYSTEM_ACTOR, tenant=acme, user=people[role.value], role=role)
     made = actions.create_key(actor=people["member"], tenant=acme, name="laptop")
     rival_key = actions.create_key(actor=people["outsider"], tenant=rival).key
     return World(
@@ -94,17 +94,17 @@ def each_redis(each_redis_url: str, key_prefix: str, settings: Any) -> str:
 @pytest.fixture(autouse=True)
 def _forget_cached_lookups() -> Iterator[None]:
     """Tests start and end with empty caches."""
-    authentication.forget()
-    catalog_access.forget()
+    authentication.clear_cache()
+    catalog_access.clear_cache()
     rules.forget()
     yield
-    authentication.forget()
-    catalog_access.forget()
+    authentication.clear_cache()
+    catalog_access.clear_cache()
     rules.forget()
 
 
 @pytest.fixture(autouse=True)
 def _nothing_waits() -> None:
     """Usage records that an earlier test left waiting in this process, with Redis away."""
-    take_waiting()
-    take_unsettled()
+    pop_buffered()
+    pop_unsettled()

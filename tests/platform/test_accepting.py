@@ -9,7 +9,7 @@ from contextlib import ExitStack
 
 import uvloop
 
-from config.serve import ACCEPTS_A_TURN, BACKLOG, listeners
+from config.serve import BACKLOG, MAX_ACCEPTS_PER_TICK, listeners
 
 TURNS = 4
 
@@ -31,7 +31,7 @@ def test_who_connects_behind_many_is_taken_in_within_a_few_turns_of_the_loop() -
         for server in servers:
             server.close()
 
-    count = TURNS * ACCEPTS_A_TURN
+    count = TURNS * MAX_ACCEPTS_PER_TICK
     with socket.create_server(("127.0.0.1", 0), backlog=BACKLOG) as listener, ExitStack() as opened:
         for _ in range(count):
             opened.enter_context(socket.create_connection(listener.getsockname()))

@@ -11,7 +11,7 @@ from django.core.management import CommandError, call_command
 
 from adapters.models import Adapter, AdapterVersion, VersionState
 from config.embedded_redis import StartFailed
-from config.up.first_run import Module, ensure_adapters, given_modules, still_checked
+from config.up.first_run import Module, ensure_adapters, parse_lora_modules, still_checked
 from tests.adapter_files import adapter_folder
 from tests.platform.adapters import ready, served
 from tests.platform.conftest import World
@@ -69,7 +69,7 @@ def test_a_tenants_adapter_is_asked_for_by_its_tenant(world: World, capsys: Any)
 def test_lora_modules_as_vllm_has_them(world: World, tmp_path: Path) -> None:
     model, folder = served(aliases=["other"]), adapter_folder(tmp_path / "m")
     as_json = json.dumps({"name": "b", "path": str(folder), "base_model_name": "other"})
-    assert given_modules([f"a={folder}", as_json]) == [
+    assert parse_lora_modules([f"a={folder}", as_json]) == [
         Module("a", str(folder)),
         Module("b", str(folder), "other"),
     ]
@@ -101,7 +101,7 @@ def test_the_start_waits_for_its_modules_and_ends_with_a_refused_one(
 )
 def test_wrong_modules_are_refused(word: str) -> None:
     with pytest.raises(CommandError, match="--lora-modules"):
-        given_modules([word])
+        parse_lora_modules([word])
 
 
 def test_modules_of_another_model_are_refused(world: World, tmp_path: Path) -> None:

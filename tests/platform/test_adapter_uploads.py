@@ -25,9 +25,9 @@ from common.errors import (
     AdapterTooLarge,
     Conflict,
     NotFound,
+    OffsetMismatch,
     PermissionDenied,
     ServiceUnavailable,
-    WrongOffset,
 )
 from engine.contract.errors import InvalidRequest
 from engine.contract.lora import CONFIG_FILE, WEIGHTS_FILE
@@ -58,7 +58,9 @@ def begun(world: World, model: ServedModel, files: dict[str, bytes], **more: Any
 
 
 def send(world: World, upload: AdapterUpload, name: str, at: int, *chunks: bytes) -> int:
-    return actions.add_piece(actor=world.member, upload=upload, file=name, offset=at, chunks=chunks)
+    return actions.append_chunk(
+        actor=world.member, upload=upload, file=name, offset=at, chunks=chunks
+    )
 
 
 def sent(world: World, model: ServedModel, files: dict[str, bytes], **more: Any) -> Any:
@@ -79,11 +81,11 @@ def test_an_upload_goes_on_where_it_was_cut_off(world: World, model: ServedModel
         raise ConnectionResetError("the client is gone")
 
     with pytest.raises(ServiceUnavailable):
-        actions.add_piece(
+        actions.append_chunk(
             actor=world.member, upload=upload, file=WEIGHTS_FILE, offset=0, chunks=dropped()
         )
-    assert actions.offsets(upload) == {CONFIG_FILE: 0, WEIGHTS_FILE: 50}
-    with pytest.raises(WrongOffset) as caught:
+    assert actions.received_bytes(upload) == {CONFIG_FILE: 0, WEIGHTS_FILE: 50}
+    with pytest.raises(OffsetMismatch) as caught:
         send(world, upload, WEIGHTS_FILE, 0, weights)
     assert caught.value.offset == 50
     with pytest.raises(Conflict, match="so far"):
@@ -114,7 +116,7 @@ def test_room_is_kept_while_it_comes(world: World, model: ServedModel, settings:
     upload = begun(world, model, adapter_bytes())
     with pytest.raises(AdapterTooLarge):
         begun(world, model, adapter_bytes(1))
-    actions.give_up_upload(actor=world.member, upload=upload)
+    actions.cancel_upload(actor=world.member, upload=upload)
     begun(world, model, adapter_bytes(1))
     settings.QUIRE = {**settings.QUIRE, "MAX_ADAPTER_BYTES": 100}
     with pytest.raises(AdapterTooLarge):
@@ -139,7 +141,9 @@ def test_strangers_and_viewers(world: World, model: ServedModel) -> None:
         with pytest.raises(refusal):
             access.access_upload(actor, world.acme, upload.public_id)
         with pytest.raises(refusal):
-            actions.add_piece(actor=actor, upload=upload, file=CONFIG_FILE, offset=0, chunks=[b"x"])
+            actions.append_chunk(
+                actor=actor, upload=upload, file=CONFIG_FILE, offset=0, chunks=[b"x"]
+            )
         with pytest.raises(refusal):
             actions.finish_upload(actor=actor, upload=upload)
     with pytest.raises(NotFound):
@@ -177,7 +181,7 @@ def test_only_an_adapters_files_are_taken(
 def test_names_may_be_long_foreign_or_in_capitals(world: World, model: ServedModel) -> None:
     for name in ("Tone.ZIP", "é" * 98 + ".zip", "x" * 196 + ".zip"):
         upload = begun(world, model, {name: archive(adapter_bytes())}, name="tone")
-        assert actions.offsets(upload) == {name: 0}
+        assert actions.received_bytes(upload) == {name: 0}
         send(world, upload, name, 0, archive(adapter_bytes()))
         version = actions.finish_upload(actor=world.member, upload=upload)
         actions.delete_version(actor=world.admin, version=version)

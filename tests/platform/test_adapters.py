@@ -21,7 +21,7 @@ from catalog.models import DesiredState, ServedModel
 from common.errors import AdapterInvalid, AdapterTooLarge, Conflict, NotFound, PermissionDenied
 from engine.contract.errors import InvalidRequest
 from engine.contract.lora import adapter_digest
-from tenants.actors import SYSTEM
+from tenants.actors import SYSTEM_ACTOR
 from tenants.models import AuditEntry
 from tests.adapter_files import adapter_folder
 from tests.platform.adapters import added, checked, served
@@ -95,7 +95,7 @@ def test_an_alias_of_its_own_tries_a_version_before_it_goes_live(world: World) -
 @database
 def test_live_versions_can_be_neither_retired_nor_deleted(world: World) -> None:
     version = checked(world.owner, world.acme, served(), promote=True)
-    for deed in (actions.retire, actions.delete_version):
+    for deed in (actions.retire_version, actions.delete_version):
         with pytest.raises(Conflict):
             deed(actor=world.owner, version=version)
     with pytest.raises(Conflict, match="offline"):
@@ -105,7 +105,7 @@ def test_live_versions_can_be_neither_retired_nor_deleted(world: World) -> None:
     assert actions.rollback(actor=world.owner, alias=alias).version == version
     actions.take_offline(actor=world.owner, adapter=version.adapter)
     version.refresh_from_db()
-    actions.retire(actor=world.owner, version=version)
+    actions.retire_version(actor=world.owner, version=version)
     with pytest.raises(Conflict):
         actions.promote(actor=world.owner, version=version)
     actions.delete_adapter(actor=world.owner, adapter=version.adapter)
@@ -119,13 +119,13 @@ def test_content_goes_when_no_version_has_it(world: World) -> None:
     theirs = checked(world.outsider, world.rival, model)
     assert mine.digest == theirs.digest
     actions.delete_version(actor=world.owner, version=mine)
-    assert store.sweep(actions.known_digest, -1) == 0
-    assert store.is_whole(theirs.digest)
+    assert store.delete_orphans(actions.has_digest, -1) == 0
+    assert store.has_content(theirs.digest)
     actions.delete_version(actor=world.outsider, version=theirs)
     assert work.sweep() == 0
-    assert store.is_whole(theirs.digest)
-    assert store.sweep(actions.known_digest, -1) == 1
-    assert not store.is_whole(theirs.digest)
+    assert store.has_content(theirs.digest)
+    assert store.delete_orphans(actions.has_digest, -1) == 1
+    assert not store.has_content(theirs.digest)
 
 
 def test_roles(world: World) -> None:
@@ -240,12 +240,12 @@ def test_a_dead_workers_version_is_taken_up_by_another(world: World) -> None:
     version = added(world.owner, world.acme, served())
     stuck = AdapterVersion.objects.filter(pk=version.pk)
     stuck.update(state=VersionState.PROBING)
-    work.work_on(version.pk)
+    work.process_version(version.pk)
     assert stuck.get().state == VersionState.PROBING  # another worker's
     assert work.waiting() == []
     later = timezone.now() + work.LEASE + timedelta(seconds=1)
     assert work.waiting(later) == [version.pk]
-    work.work_on(version.pk)
+    work.process_version(version.pk)
     assert stuck.get().state == VersionState.READY
 
 
@@ -258,7 +258,7 @@ def test_a_worker_that_is_told_to_end_gives_its_check_to_the_next_one(
     """Neither what it checks nor what waits behind that keeps it."""
     version = added(world.owner, world.acme, served(), says=says)
     behind = added(world.owner, world.acme, ServedModel.objects.get(), name="behind")
-    monkeypatch.setattr(work, "stopping", threading.Event())
+    monkeypatch.setattr(work, "shutdown_event", threading.Event())
     monkeypatch.setattr(tasks, "close_old_connections", lambda: None)  # the test's
     go = getattr(work, step)
 
@@ -272,7 +272,7 @@ def test_a_worker_that_is_told_to_end_gives_its_check_to_the_next_one(
     rows = {row.pk: row for row in AdapterVersion.objects.all()}
     assert {row.state for row in rows.values()} == {VersionState.UPLOADED}
     assert work.waiting() == [version.pk]  # the next sweep's
-    later = timezone.now() + work.FORGOTTEN
+    later = timezone.now() + work.CLAIM_TTL
     assert set(work.waiting(later)) == {version.pk, behind.pk}
 
 
@@ -282,15 +282,15 @@ def test_a_version_deleted_while_it_is_checked_stays_deleted(
 ) -> None:
     version = added(world.owner, world.acme, served(), says="hang")
     monkeypatch.setattr(work, "BEAT_S", 0.0)
-    claimed = work._claimed
+    claimed = work._claim
 
     def then_deleted(*args: Any, **kwargs: Any) -> Any:
         found = claimed(*args, **kwargs)
         AdapterVersion.objects.filter(pk=version.pk).delete()
         return found
 
-    monkeypatch.setattr(work, "_claimed", then_deleted)
-    work.work_on(version.pk)
+    monkeypatch.setattr(work, "_claim", then_deleted)
+    work.process_version(version.pk)
     assert not AdapterVersion.objects.exists()
 
 
@@ -306,14 +306,14 @@ def test_one_process_checks_and_then_probes(world: World, monkeypatch: pytest.Mo
         rows.delete()
 
     monkeypatch.setattr(work, "_probing", then_deleted)
-    work.work_on(version.pk)
+    work.process_version(version.pk)
     assert seen == [VersionState.PROBING]
     assert not AdapterVersion.objects.exists()
 
 
 def test_a_probe_that_breaks_is_no_pass(world: World) -> None:
     version = added(world.owner, world.acme, served(), says="crash in the probe")
-    work.work_on(version.pk)
+    work.process_version(version.pk)
     version.refresh_from_db()
     assert version.state == VersionState.FAILED
     assert "without a result (status 3)" in version.report["error"]["message"]
@@ -388,7 +388,7 @@ def test_a_pickle_is_refused_by_any_name(world: World, tmp_path: Path) -> None:
     weights.rename(folder / "adapter_model.bin")
     with pytest.raises(AdapterInvalid, match="is a pickle"):
         actions.add_from_folder(
-            actor=SYSTEM,
+            actor=SYSTEM_ACTOR,
             tenant=None,
             served_model=served("b2"),
             name="tone",
@@ -408,7 +408,7 @@ def test_without_the_hub_a_version_says_so(world: World, monkeypatch: pytest.Mon
         name="tone",
         repository="somebody/tone",
     )
-    work.work_on(version.pk)
+    work.process_version(version.pk)
     version.refresh_from_db()
     assert version.state == VersionState.FAILED
     assert "hub" in version.problem
@@ -434,7 +434,7 @@ def test_a_hub_that_nobody_reaches_fails_the_version_at_once(
         name="tone",
         repository="somebody/tone",
     )
-    work.work_on(version.pk)
+    work.process_version(version.pk)
     version.refresh_from_db()
     assert version.state == VersionState.FAILED
     assert "The hub is unreachable" in version.problem
@@ -447,7 +447,7 @@ def test_a_model_with_adapters_is_deleted_after_them(world: World, client: Clien
     model.desired_state = DesiredState.UNLOADED
     model.save()
     with pytest.raises(Conflict, match=r"^base has adapters \(tone\): delete them first\.$"):
-        delete_model(actor=SYSTEM, model=model)
+        delete_model(actor=SYSTEM_ACTOR, model=model)
     client.force_login(world.operator)
     page = reverse("admin:catalog_servedmodel_delete", args=[model.pk])
     told = client.post(page, {"post": "yes"}).content.decode()

@@ -19,7 +19,7 @@ from metering import actions as money
 from metering.budgets import _limits
 from metering.models import Budget, Price, UsageEntry
 from metering.redis_scripts import sync_client
-from tenants.actors import SYSTEM
+from tenants.actors import SYSTEM_ACTOR
 from tenants.models import ApiKey, AuditEntry, Membership, Tenant, User
 from tests.platform.conftest import World
 from tests.platform.test_usage_sums import used
@@ -68,8 +68,8 @@ def test_every_model_has_a_page_and_each_page_opens(site: Client, world: World) 
         *("User", "Tenant", "Membership", "ApiKey", "AuditEntry"),
         *("ServedModel", "Replica", "UsageEntry", "Price", "Budget"),
     }
-    money.set_price(actor=SYSTEM, model="m", input_per_million="1", output_per_million="2")
-    money.set_budget(actor=SYSTEM, tenant=world.acme, period="day", tokens=5)
+    money.set_price(actor=SYSTEM_ACTOR, model="m", input_per_million="1", output_per_million="2")
+    money.set_budget(actor=SYSTEM_ACTOR, tenant=world.acme, period="day", tokens=5)
     for registered in our_models():
         page = site.get(url(registered, "changelist"), {"q": "a"})
         assert page.status_code == 200, registered
@@ -320,7 +320,9 @@ def test_a_replica_is_drained_by_a_word_in_its_inbox(
     assert "R2 is failed: only a ready one can be drained" in page
     client = redis.Redis.from_url(live_redis)
     ((_, fields),) = client.xrange(redis_keys.inbox_key("r1", key_prefix))
-    assert protocol.decode_inbox(fields[protocol.FIELD]) == protocol.Control(command="drain")
+    assert protocol.decode_inbox(fields[protocol.STREAM_FIELD]) == protocol.ControlRequest(
+        command="drain"
+    )
     client.close()
     assert AuditEntry.objects.get(action="replica.drain").target_label == "r1"
 

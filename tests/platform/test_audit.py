@@ -8,8 +8,8 @@ from django.db import DatabaseError, connection, transaction
 from catalog import actions as catalog_actions
 from catalog.models import ServedModel
 from tenants import actions
-from tenants.actors import SYSTEM
-from tenants.audit import record
+from tenants.actors import SYSTEM_ACTOR
+from tenants.audit import log_action
 from tenants.models import ApiKey, AppendOnly, AuditEntry, Tenant
 from tests.platform.conftest import World
 
@@ -26,9 +26,9 @@ def test_a_deed_whose_audit_row_fails_does_not_happen(world: World) -> None:
         with pytest.raises(DatabaseError):
             actions.revoke_key(actor=world.owner, key=world.key)
         with pytest.raises(DatabaseError):
-            actions.create_tenant(actor=SYSTEM, name="New")
+            actions.create_tenant(actor=SYSTEM_ACTOR, name="New")
         with pytest.raises(DatabaseError):
-            catalog_actions.load_model(actor=SYSTEM, name="m", source="hub/model")
+            catalog_actions.load_model(actor=SYSTEM_ACTOR, name="m", source="hub/model")
     assert (ApiKey.objects.count(), Tenant.objects.count()) == (keys, tenants)
     assert ApiKey.objects.get(pk=world.key.pk).state() == "active"
     assert not ServedModel.objects.exists()
@@ -52,14 +52,14 @@ def test_an_audit_row_goes_with_a_deed_that_is_rolled_back(world: World) -> None
 @pytest.mark.django_db(transaction=True)
 def test_an_audit_row_outside_a_transaction_is_refused(world: World) -> None:
     with pytest.raises(RuntimeError, match="transaction"):
-        record(actor=SYSTEM, action="x", target=world.acme)
+        log_action(actor=SYSTEM_ACTOR, action="x", target=world.acme)
 
 
 @database
 @pytest.mark.django_db
 def test_secrets_are_refused(world: World) -> None:
     with pytest.raises(ValueError, match="salt"):
-        record(actor=SYSTEM, action="x", target=world.acme, salt=world.acme.salt)
+        log_action(actor=SYSTEM_ACTOR, action="x", target=world.acme, salt=world.acme.salt)
 
 
 @database
@@ -95,21 +95,21 @@ def test_a_row_keeps_its_actors_name_when_the_user_is_gone(world: World) -> None
 def test_a_signal_follows_the_commit_and_not_a_rollback(
     world: World, django_capture_on_commit_callbacks: object
 ) -> None:
-    from tenants.signals import key_changed
+    from tenants.signals import api_key_changed
 
     heard: list[ApiKey] = []
 
     def listen(key: ApiKey, **_: object) -> None:
         heard.append(key)
 
-    key_changed.connect(listen)
+    api_key_changed.connect(listen)
     try:
         with django_capture_on_commit_callbacks(execute=True):  # type: ignore[operator]
             actions.revoke_key(actor=world.admin, key=world.key)
             assert heard == []
         assert heard == [world.key]
     finally:
-        key_changed.disconnect(listen)
+        api_key_changed.disconnect(listen)
 
 
 @database
@@ -136,10 +136,12 @@ def test_the_database_itself_keeps_audit_rows_as_they_are(world: World, statemen
 @database
 @pytest.mark.django_db
 def test_the_guard_comes_back_when_a_table_was_rebuilt(world: World) -> None:
-    from tenants.audit import guard_audit_log, lifts
+    from tenants.audit import drop_triggers_sql, guard_audit_log
 
     with connection.cursor() as cursor:
-        for statement in lifts(connection.vendor):  # as SQLite does when a column changes
+        for statement in drop_triggers_sql(
+            connection.vendor
+        ):  # as SQLite does when a column changes
             cursor.execute(statement)
     guard_audit_log("default")
     guard_audit_log("default")

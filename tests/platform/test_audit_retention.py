@@ -142,7 +142,7 @@ def test_fault_72_the_log_of_webhooks_is_bounded_by_tenant(
     for owner, tenant, number in ((world.admin, world.acme, 30), (world.outsider, world.rival, 5)):
         metering_actions.set_webhook(actor=owner, tenant=tenant, url=url)
         for _ in range(number):
-            metering_actions.try_webhook(actor=owner, tenant=tenant)
+            metering_actions.send_test_event(actor=owner, tenant=tenant)
     waiting = WebhookDelivery.objects.filter(tenant=world.acme).latest("pk")
     now = timezone.now()
     settled = WebhookDelivery.objects.exclude(pk=waiting.pk)

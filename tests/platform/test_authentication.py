@@ -10,20 +10,20 @@ import pytest
 from django.db import OperationalError
 from django.utils import timezone
 
-from common.cached_lookup import CachedLookup
+from common.cached_lookup import AsyncTTLCache
 from tenants import actions, authentication
 from tenants import api_keys as scopes
-from tenants.actors import SYSTEM
+from tenants.actors import SYSTEM_ACTOR
 from tenants.api_keys import new_key
 from tenants.authentication import (
     AuthenticationFailed,
     PermissionDenied,
     ServiceUnavailable,
     authenticate,
-    caller_at_hand,
     caller_for_user,
     check_still_valid,
-    still_valid_at_hand,
+    get_cached_caller,
+    is_still_valid_cached,
 )
 from tenants.models import ApiKey
 from tests.platform.conftest import World
@@ -108,7 +108,7 @@ async def test_fault_21_a_megabyte_takes_no_longer_than_a_wrong_key(world: World
     async def median(value: str) -> float:
         times = []
         for number in range(30):
-            authentication.forget()
+            authentication.clear_cache()
             start = time.process_time()  # of all threads: what others run meanwhile doesn't count
             await refused(value.replace("#", str(number)))
             times.append(time.process_time() - start)
@@ -123,7 +123,7 @@ async def test_fault_21_a_megabyte_takes_no_longer_than_a_wrong_key(world: World
 async def test_fault_21_each_refusal_compares_once_in_constant_time(world: World) -> None:
     wrong_secret = world.secret[:-1] + ("a" if world.secret[-1] != "a" else "b")
     for value in (wrong_secret, new_key("0123456789"), "garbage", "sk-quire-" + "a" * 10**6):
-        authentication.forget()
+        authentication.clear_cache()
         with patch("tenants.authentication.hmac.compare_digest", return_value=False) as compare:
             await refused(bearer(value))
         assert compare.call_count == 1
@@ -134,7 +134,7 @@ async def test_fault_21_each_refusal_compares_once_in_constant_time(world: World
 @database
 async def test_a_revoked_key_is_refused_at_once_in_this_process(world: World) -> None:
     await authenticate(bearer(world.secret))
-    await asyncio.to_thread(actions.revoke_key, actor=SYSTEM, key=world.key)
+    await asyncio.to_thread(actions.revoke_key, actor=SYSTEM_ACTOR, key=world.key)
     assert "revoked" in (await refused(bearer(world.secret))).message
 
 
@@ -143,7 +143,7 @@ async def test_a_key_revoked_while_it_is_looked_up_is_refused_from_then_on(world
 
     def slow(public_id: str, digest: str) -> object:
         found = look_up(public_id, digest)
-        actions.revoke_key(actor=SYSTEM, key=world.key)
+        actions.revoke_key(actor=SYSTEM_ACTOR, key=world.key)
         return found
 
     with patch.object(authentication, "_look_up", slow):
@@ -158,7 +158,7 @@ async def test_a_key_revoked_by_another_process_is_refused_within_the_caches_tim
     await ApiKey.objects.filter(pk=world.key.pk).aupdate(revoked_at=timezone.now())
     assert (await authenticate(bearer(world.secret))).tenant == "acme"  # as remembered
     later = time.monotonic() + authentication.TTL_S + 0.1
-    for cache in (authentication._known, authentication._guesses):
+    for cache in (authentication._key_cache, authentication._guesses):
         monkeypatch.setattr(cache, "_clock", lambda: later)
     await refused(bearer(world.secret))
     assert authentication.TTL_S <= 5
@@ -168,21 +168,21 @@ async def test_who_asks_often_waits_for_no_look_up_and_a_revoked_key_is_found_al
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caller = await authenticate(bearer(world.secret))
-    assert still_valid_at_hand(caller) is False
+    assert is_still_valid_cached(caller) is False
     await check_still_valid(caller)
     await ApiKey.objects.filter(pk=world.key.pk).aupdate(revoked_at=timezone.now())
     later = time.monotonic() + authentication.TTL_S / 2 + 0.1
-    for cache in (authentication._known, authentication._guesses):
+    for cache in (authentication._key_cache, authentication._guesses):
         monkeypatch.setattr(cache, "_clock", lambda: later)
     assert (await authenticate(bearer(world.secret))).tenant == "acme"  # as remembered
-    assert still_valid_at_hand(caller)
-    assert caller_at_hand(bearer(world.secret), None) == caller
-    assert len(authentication._known._flying) == 2
-    await asyncio.gather(*authentication._known._flying.values())
-    assert caller_at_hand(bearer(world.secret), None) is None
+    assert is_still_valid_cached(caller)
+    assert get_cached_caller(bearer(world.secret), None) == caller
+    assert len(authentication._key_cache._flying) == 2
+    await asyncio.gather(*authentication._key_cache._flying.values())
+    assert get_cached_caller(bearer(world.secret), None) is None
     await refused(bearer(world.secret))
     with pytest.raises(AuthenticationFailed):
-        still_valid_at_hand(caller)
+        is_still_valid_cached(caller)
 
 
 @database
@@ -195,19 +195,21 @@ async def test_an_expired_key_is_refused(world: World) -> None:
 @database
 async def test_a_tenant_that_is_off_is_403_until_it_is_on_again(world: World) -> None:
     await asyncio.to_thread(
-        actions.set_tenant_active, actor=SYSTEM, tenant=world.acme, active=False
+        actions.set_tenant_active, actor=SYSTEM_ACTOR, tenant=world.acme, active=False
     )
     with pytest.raises(PermissionDenied) as caught:
         await authenticate(bearer(world.secret))
     assert (caught.value.status, caught.value.code) == (403, "tenant_inactive")
-    await asyncio.to_thread(actions.set_tenant_active, actor=SYSTEM, tenant=world.acme, active=True)
+    await asyncio.to_thread(
+        actions.set_tenant_active, actor=SYSTEM_ACTOR, tenant=world.acme, active=True
+    )
     assert (await authenticate(bearer(world.secret))).tenant == "acme"
 
 
 async def test_fault_22_a_stream_can_ask_whether_its_key_still_holds(world: World) -> None:
     caller = await authenticate(bearer(world.secret))
     await check_still_valid(caller)
-    await asyncio.to_thread(actions.revoke_key, actor=SYSTEM, key=world.key)
+    await asyncio.to_thread(actions.revoke_key, actor=SYSTEM_ACTOR, key=world.key)
     with pytest.raises(AuthenticationFailed):
         await check_still_valid(caller)
 
@@ -216,13 +218,13 @@ async def test_fault_38_a_socket_can_ask_whether_its_user_still_belongs(world: W
     caller = await caller_for_user(world.member)
     await check_still_valid(caller)
     membership = await world.acme.memberships.aget(user=world.member)
-    await asyncio.to_thread(actions.remove_member, actor=SYSTEM, membership=membership)
+    await asyncio.to_thread(actions.remove_member, actor=SYSTEM_ACTOR, membership=membership)
     with pytest.raises(PermissionDenied):
         await check_still_valid(caller)
     other = await caller_for_user(world.owner)
     world.owner.is_active = False
     await world.owner.asave()
-    authentication.forget()
+    authentication.clear_cache()
     with pytest.raises(AuthenticationFailed):
         await check_still_valid(other)
 
@@ -231,7 +233,7 @@ async def test_new_limits_reach_callers(world: World) -> None:
     assert (await authenticate(bearer(world.secret))).requests_per_minute is None
     await asyncio.to_thread(
         actions.update_tenant,
-        actor=SYSTEM,
+        actor=SYSTEM_ACTOR,
         tenant=world.acme,
         requests_per_minute=7,
         weight=3.0,
@@ -247,7 +249,7 @@ async def test_use_is_noted_once_a_minute(world: World) -> None:
     await authenticate(bearer(world.secret))
     first = (await ApiKey.objects.aget(pk=world.key.pk)).last_used_at
     assert first is not None
-    authentication.forget()
+    authentication.clear_cache()
     await authenticate(bearer(world.secret))
     assert (await ApiKey.objects.aget(pk=world.key.pk)).last_used_at == first
 
@@ -264,12 +266,12 @@ async def test_one_look_up_serves_many_requests(world: World) -> None:
 async def test_a_flood_of_guesses_neither_grows_memory_nor_pushes_keys_out(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(authentication, "_known", CachedLookup(ttl=60, size=50))
-    monkeypatch.setattr(authentication, "_guesses", CachedLookup(ttl=60, size=50))
+    monkeypatch.setattr(authentication, "_key_cache", AsyncTTLCache(ttl=60, size=50))
+    monkeypatch.setattr(authentication, "_guesses", AsyncTTLCache(ttl=60, size=50))
     await authenticate(bearer(world.secret))
     await asyncio.gather(*[refused(bearer(f"guess {n}")) for n in range(300)])
     assert len(authentication._guesses) == 50
-    assert len(authentication._known) == 1
+    assert len(authentication._key_cache) == 1
     with patch("tenants.authentication._look_up") as look_up:
         assert (await authenticate(bearer(world.secret))).tenant == "acme"
     assert not look_up.called
@@ -284,13 +286,13 @@ async def test_with_the_database_away_known_keys_go_on_and_others_get_503(
         "tenants.authentication.ApiKey.objects.select_related", side_effect=OperationalError
     )
     with away:
-        monkeypatch.setattr(authentication._known, "_clock", lambda: base + 30)
+        monkeypatch.setattr(authentication._key_cache, "_clock", lambda: base + 30)
         assert (await authenticate(bearer(world.secret))).tenant == "acme"
         with pytest.raises(ServiceUnavailable) as caught:
             await authenticate(bearer(new_key("0123456789")))
         assert caught.value.status == 503
         monkeypatch.setattr(
-            authentication._known, "_clock", lambda: base + authentication.STALE_S + 1
+            authentication._key_cache, "_clock", lambda: base + authentication.STALE_S + 1
         )
         with pytest.raises(ServiceUnavailable):
             await authenticate(bearer(world.secret))
@@ -310,7 +312,7 @@ async def test_scopes_are_required_by_name(world: World) -> None:
 @database
 async def test_a_member_acts_in_their_first_tenant_or_the_one_named(world: World) -> None:
     await asyncio.to_thread(
-        actions.add_member, actor=SYSTEM, tenant=world.rival, user=world.member, role="member"
+        actions.add_member, actor=SYSTEM_ACTOR, tenant=world.rival, user=world.member, role="member"
     )
     caller = await caller_for_user(world.member)
     assert (caller.tenant, caller.user_id, caller.key_id) == ("acme", world.member.pk, None)
@@ -349,7 +351,7 @@ async def test_nobody_and_disabled_users_are_401(world: World) -> None:
 
 async def test_a_tenant_that_is_off_serves_no_session(world: World) -> None:
     await asyncio.to_thread(
-        actions.set_tenant_active, actor=SYSTEM, tenant=world.acme, active=False
+        actions.set_tenant_active, actor=SYSTEM_ACTOR, tenant=world.acme, active=False
     )
     with pytest.raises(PermissionDenied):
         await caller_for_user(world.member)

@@ -13,7 +13,7 @@ import pytest
 import uvicorn
 
 from config import connection_limits as bounded_connections
-from config.connection_limits import BoundedConnectionsProtocol
+from config.connection_limits import LimitedHttpProtocol
 
 
 async def application(scope: Any, receive: Any, send: Any) -> None:
@@ -26,9 +26,7 @@ async def application(scope: Any, receive: Any, send: Any) -> None:
 async def address() -> AsyncIterator[tuple[str, int]]:
     """Where a uvicorn with the protocol listens."""
     listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(
-        application, http=BoundedConnectionsProtocol, lifespan="off", log_config=None
-    )
+    config = uvicorn.Config(application, http=LimitedHttpProtocol, lifespan="off", log_config=None)
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server._serve([listener]))
     yield listener.getsockname()

@@ -10,7 +10,7 @@ import pytest
 from django.core.management import call_command
 from django.db import connection
 
-from adapters.access import names_for, priced_names, warning
+from adapters.access import names_for, priceable_names, unknown_name_warning
 from adapters.models import Adapter, AdapterAlias
 from catalog.models import ServedModel
 from common.errors import NotFound, PermissionDenied
@@ -126,14 +126,16 @@ def test_names_that_nothing_has_are_told(world: World) -> None:
         )
     known = names_for(world.acme)
     for name in ("", "quill", "shelved", "tone", "quill:tone", "shared", "quill:shared"):
-        assert warning(name, known) == "", name
+        assert unknown_name_warning(name, known) == "", name
     for name in ("quil", "hidden", "theirs", "quill:theirs", "shelved:tone"):
-        assert f"No model or adapter is called {name} today" in warning(name, known), name
-    priced = priced_names()
+        assert f"No model or adapter is called {name} today" in unknown_name_warning(name, known), (
+            name
+        )
+    priced = priceable_names()
     for name in ("quill", "hidden", "shared", "quill:shared", "quill:tone#acme"):
-        assert warning(name, priced) == "", name
+        assert unknown_name_warning(name, priced) == "", name
     for name in ("tone", "quill:tone", "quill:tone#rival"):
-        assert warning(name, priced), name
+        assert unknown_name_warning(name, priced), name
 
 
 @database

@@ -16,19 +16,19 @@ from zoneinfo import ZoneInfo
 import pytest
 from django.db import connection
 
-from common.db import in_db_thread
+from common.db import run_in_db_thread
 from metering import admission
 from metering import budgets as seeding
 from metering.access import Admission, BudgetSpent, settle
 from metering.budgets import states_of
 from metering.drain import drain_once
 from metering.models import Budget
-from metering.redis_scripts import key, sync_client
+from metering.redis_scripts import redis_key, sync_client
 from metering.rules import AdapterUse
 from metering.settlement import spool_key
 from metering.usage_record import encode_record
 from tenants import actions
-from tenants.actors import SYSTEM
+from tenants.actors import SYSTEM_ACTOR
 from tenants.models import Tenant
 from tests.platform.budgets import budget, caller, enter, state, used
 from tests.platform.conftest import World
@@ -41,7 +41,7 @@ ZONES = ("Europe/Berlin", "America/Havana", "Pacific/Kiritimati", "Etc/GMT+12", 
 @pytest.fixture(autouse=True)
 def _redis(live_redis: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A real Redis under a fresh prefix; who finds the rest held takes what there is at once."""
-    monkeypatch.setattr(admission, "WAIT_S", 0.0)
+    monkeypatch.setattr(admission, "WAIT_TIMEOUT_S", 0.0)
     yield
     connection.close()
 
@@ -81,9 +81,9 @@ class Reckoning:
 async def move(world: World, zone: str) -> None:
     def change() -> None:
         tenant = Tenant.objects.get(pk=world.acme.pk)
-        actions.update_tenant(actor=SYSTEM, tenant=tenant, time_zone=zone)
+        actions.update_tenant(actor=SYSTEM_ACTOR, tenant=tenant, time_zone=zone)
 
-    await in_db_thread(change)
+    await run_in_db_thread(change)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ async def move(world: World, zone: str) -> None:
 async def test_fault_35_budgets_are_what_dates_say(world: World, zone: str, edge: str) -> None:
     rng = random.Random(f"{zone} {edge}")
     await move(world, zone)
-    budgets = [await in_db_thread(budget, world, per, tokens=n) for per, n in LIMITS.items()]
+    budgets = [await run_in_db_thread(budget, world, per, tokens=n) for per, n in LIMITS.items()]
     known, running = Reckoning(ZoneInfo(zone)), list[Asked]()
     middle = datetime.fromisoformat(edge).replace(tzinfo=UTC)
     now, refused = middle - timedelta(hours=26), 0
@@ -113,7 +113,7 @@ async def test_fault_35_budgets_are_what_dates_say(world: World, zone: str, edge
             await move(world, other)
             known.zone = ZoneInfo(other)
         if rng.random() < 0.1:
-            await in_db_thread(drain_once, sync_client())
+            await run_in_db_thread(drain_once, sync_client())
         prompt, output, name = rng.randrange(1, 40), rng.randrange(1, 60), f"r{step}"
         left = known.left(now) - prompt
         try:
@@ -131,9 +131,9 @@ async def test_fault_35_budgets_are_what_dates_say(world: World, zone: str, edge
     for one in running:
         await finish(world, one, rng)
     assert refused > 3
-    for found in await in_db_thread(states_of, budgets, now):
+    for found in await run_in_db_thread(states_of, budgets, now):
         assert found.tokens == known.spent(found.budget.period, now)
-        assert found.held_tokens == 0
+        assert found.reserved_tokens == 0
 
 
 async def finish(world: World, one: Asked, rng: random.Random) -> None:
@@ -145,22 +145,22 @@ async def finish(world: World, one: Asked, rng: random.Random) -> None:
 
 async def test_a_budget_that_is_set_while_requests_run_counts_them(world: World) -> None:
     free = await enter(caller(world), 10, 500, "free")
-    of = await in_db_thread(budget, world, tokens=600)
+    of = await run_in_db_thread(budget, world, tokens=600)
     got = await enter(caller(world), 10, 500, "next")
     assert got.output_tokens == 600 - 510 - 10
     await settle(used(world, "next", got, 10, 0), got)
-    second = await in_db_thread(budget, world, "month", tokens=1000)
+    second = await run_in_db_thread(budget, world, "month", tokens=1000)
     await enter(caller(world), 1, 1, "last")
-    assert (await state(second)).held_tokens == 510 + 2
+    assert (await state(second)).reserved_tokens == 510 + 2
     for _ in range(2):
         await settle(used(world, "free", free, 10, 20), free)
     for each in (of, second):
         now = await state(each)
-        assert (now.tokens, now.held_tokens) == (10 + 30, 2)
+        assert (now.tokens, now.reserved_tokens) == (10 + 30, 2)
 
 
 async def test_fault_35_another_time_zone_and_back_forgets_nothing(world: World) -> None:
-    of = await in_db_thread(budget, world, "month", tokens=1000)
+    of = await run_in_db_thread(budget, world, "month", tokens=1000)
     for number, zone in enumerate(("UTC", "Pacific/Kiritimati", "UTC", "Etc/GMT+12", "UTC")):
         await move(world, zone)
         got = await enter(caller(world), 10, 90, f"r{number}")
@@ -169,12 +169,12 @@ async def test_fault_35_another_time_zone_and_back_forgets_nothing(world: World)
 
 
 async def test_fault_35_a_clock_that_is_days_behind_is_answered(world: World) -> None:
-    of = await in_db_thread(budget, world, tokens=100)
+    of = await run_in_db_thread(budget, world, tokens=100)
     late = datetime.now(UTC) - timedelta(days=9)
     async with asyncio.timeout(30):
         got = await enter(caller(world), 10, 500, "r", started_at=late.timestamp())
     assert got.output_tokens == 90
-    assert (await state(of)).held_tokens == 0, "of another day"
+    assert (await state(of)).reserved_tokens == 0, "of another day"
 
 
 async def test_budgets_of_adapters_come_back_from_the_ledger(world: World) -> None:
@@ -183,14 +183,14 @@ async def test_budgets_of_adapters_come_back_from_the_ledger(world: World) -> No
     def prepare() -> list[Budget]:
         return [budget(world, model=name, tokens=500) for name in ("tone", "m:tone", "m", "other")]
 
-    budgets = await in_db_thread(prepare)
+    budgets = await run_in_db_thread(prepare)
     for number in range(3):
         name = f"r{number}"
         got = await enter(caller(world), 10, 20, name, adapter=tone)
         await settle(used(world, name, got, 10, 20, adapter="tone"), got)
         if number == 1:
-            await in_db_thread(drain_once, sync_client())
-    sync_client().delete(*sync_client().keys(key("budget:*")))
+            await run_in_db_thread(drain_once, sync_client())
+    sync_client().delete(*sync_client().keys(redis_key("budget:*")))
     await enter(caller(world), 1, 1, "last", adapter=tone)
     assert [(await state(each)).tokens for each in budgets] == [90, 90, 90, 0]
 
@@ -203,10 +203,10 @@ async def test_a_budget_is_counted_though_much_waits_for_the_database(
         got = await enter(caller(world), 10, 20, f"r{number}")
         await settle(used(world, f"r{number}", got, 10, 20), got)
         if number == 2:
-            await in_db_thread(drain_once, sync_client())
+            await run_in_db_thread(drain_once, sync_client())
             sync_client().xadd(
                 spool_key(), {"r": encode_record(used(world, "r0", got, 10, 20))}
             )  # delivered twice
-    of = await in_db_thread(budget, world, tokens=1000)
+    of = await run_in_db_thread(budget, world, tokens=1000)
     await enter(caller(world), 1, 1, "last")
     assert (await state(of)).tokens == 150

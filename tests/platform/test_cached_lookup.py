@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from common.cached_lookup import CachedLookup
+from common.cached_lookup import AsyncTTLCache
 
 
 class Clock:
@@ -23,7 +23,7 @@ def clock() -> Clock:
 
 
 async def test_an_answer_is_looked_up_once_within_its_time(clock: Clock) -> None:
-    cache: CachedLookup[str, int] = CachedLookup(ttl=2, size=10, clock=clock)
+    cache: AsyncTTLCache[str, int] = AsyncTTLCache(ttl=2, size=10, clock=clock)
     calls = 0
 
     async def look_up() -> int:
@@ -37,7 +37,7 @@ async def test_an_answer_is_looked_up_once_within_its_time(clock: Clock) -> None
 
 
 async def test_waiters_share_one_look_up() -> None:
-    cache: CachedLookup[str, int] = CachedLookup(ttl=2, size=10)
+    cache: AsyncTTLCache[str, int] = AsyncTTLCache(ttl=2, size=10)
     started = asyncio.Event()
     release = asyncio.Event()
     calls = 0
@@ -57,7 +57,7 @@ async def test_waiters_share_one_look_up() -> None:
 
 
 async def test_a_waiter_that_leaves_does_not_fail_the_others() -> None:
-    cache: CachedLookup[str, int] = CachedLookup(ttl=2, size=10)
+    cache: AsyncTTLCache[str, int] = AsyncTTLCache(ttl=2, size=10)
     release = asyncio.Event()
 
     async def look_up() -> int:
@@ -75,18 +75,18 @@ async def test_a_waiter_that_leaves_does_not_fail_the_others() -> None:
 
 
 async def test_the_longest_unused_answer_leaves_first() -> None:
-    cache: CachedLookup[int, int] = CachedLookup(ttl=60, size=3)
+    cache: AsyncTTLCache[int, int] = AsyncTTLCache(ttl=60, size=3)
     for key in (1, 2, 3):
-        cache.put(key, key)
-    assert cache.fresh(1) == 1
-    cache.put(4, 4)
+        cache.store(key, key)
+    assert cache.is_fresh(1) == 1
+    cache.store(4, 4)
     assert len(cache) == 3
-    assert cache.fresh(2) is None
-    assert [cache.fresh(key) for key in (1, 3, 4)] == [1, 3, 4]
+    assert cache.is_fresh(2) is None
+    assert [cache.is_fresh(key) for key in (1, 3, 4)] == [1, 3, 4]
 
 
 async def test_a_failed_look_up_reaches_every_waiter_and_is_not_kept() -> None:
-    cache: CachedLookup[str, int] = CachedLookup(ttl=60, size=3)
+    cache: AsyncTTLCache[str, int] = AsyncTTLCache(ttl=60, size=3)
 
     async def fail() -> int:
         raise OSError("away")
@@ -103,7 +103,7 @@ async def test_a_failed_look_up_reaches_every_waiter_and_is_not_kept() -> None:
 
 
 async def test_an_answer_that_was_on_its_way_when_the_cache_was_cleared_is_not_kept() -> None:
-    cache: CachedLookup[str, str] = CachedLookup(ttl=60, size=3)
+    cache: AsyncTTLCache[str, str] = AsyncTTLCache(ttl=60, size=3)
     release = asyncio.Event()
 
     async def old() -> str:
@@ -115,11 +115,11 @@ async def test_an_answer_that_was_on_its_way_when_the_cache_was_cleared_is_not_k
     cache.clear()
     release.set()
     assert await waiter == "old"
-    assert cache.fresh("k") is None
+    assert cache.is_fresh("k") is None
 
 
 def test_loops_of_their_own_do_not_wait_for_each_other() -> None:
-    cache: CachedLookup[str, int] = CachedLookup(ttl=60, size=3)
+    cache: AsyncTTLCache[str, int] = AsyncTTLCache(ttl=60, size=3)
 
     async def never() -> int:
         await asyncio.Event().wait()
@@ -138,19 +138,19 @@ def test_loops_of_their_own_do_not_wait_for_each_other() -> None:
 
 
 async def test_all_may_be_forgotten_from_another_thread_in_any_moment(clock: Clock) -> None:
-    cache: CachedLookup[str, int] = CachedLookup(ttl=2, size=10, clock=lambda: moment())
+    cache: AsyncTTLCache[str, int] = AsyncTTLCache(ttl=2, size=10, clock=lambda: moment())
 
     def moment() -> float:
         cache.clear()  # as a commit in another thread does, between two lines here
         return clock.now
 
     cache._answers["k"] = (clock.now, 7)
-    assert cache.fresh("k") in (None, 7)
+    assert cache.is_fresh("k") in (None, 7)
     assert len(cache) == 0
 
 
 async def test_who_asks_often_enough_waits_for_no_look_up(clock: Clock) -> None:
-    cache: CachedLookup[str, int] = CachedLookup(ttl=2, size=10, clock=clock)
+    cache: AsyncTTLCache[str, int] = AsyncTTLCache(ttl=2, size=10, clock=clock)
     calls, may_answer = 0, asyncio.Event()
 
     async def look_up() -> int:
@@ -175,7 +175,7 @@ async def test_who_asks_often_enough_waits_for_no_look_up(clock: Clock) -> None:
 
 
 async def test_a_look_up_ahead_of_time_that_fails_takes_nothing_away(clock: Clock) -> None:
-    cache: CachedLookup[str, int] = CachedLookup(ttl=2, size=10, clock=clock)
+    cache: AsyncTTLCache[str, int] = AsyncTTLCache(ttl=2, size=10, clock=clock)
 
     async def look_up() -> int:
         return 1

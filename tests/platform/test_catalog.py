@@ -16,7 +16,7 @@ from common.db import save_valid
 from common.errors import Conflict, ModelNotFound, PermissionDenied, ServiceUnavailable
 from engine.contract.engine_config import EngineConfig, add_cli_args
 from engine.contract.errors import InvalidRequest
-from tenants.actors import SYSTEM
+from tenants.actors import SYSTEM_ACTOR
 from tenants.authentication import Caller, authenticate
 from tenants.models import AuditEntry
 from tests.platform.conftest import World
@@ -100,7 +100,7 @@ async def test_with_the_database_away_models_go_on_for_a_while(
 @pytest.mark.django_db
 def test_loading_writes_the_wish_and_an_audit_row(folder: str) -> None:
     model = actions.load_model(
-        actor=SYSTEM, name="m", source=folder, settings={"max_model_len": 64}
+        actor=SYSTEM_ACTOR, name="m", source=folder, settings={"max_model_len": 64}
     )
     assert model.desired_state == "loaded"
     assert model.engine_settings == {
@@ -138,7 +138,7 @@ def test_loading_writes_the_wish_and_an_audit_row(folder: str) -> None:
 )
 def test_bad_loads_are_refused_by_their_field(values: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        actions.load_model(actor=SYSTEM, **values)
+        actions.load_model(actor=SYSTEM_ACTOR, **values)
     assert caught.value.param == param
     assert not ServedModel.objects.exists()
 
@@ -147,7 +147,7 @@ def test_bad_loads_are_refused_by_their_field(values: dict[str, Any], param: str
 @pytest.mark.django_db
 def test_a_folder_without_config_json_is_no_model(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match=r"config\.json"):
-        actions.load_model(actor=SYSTEM, name="m", source=str(tmp_path))
+        actions.load_model(actor=SYSTEM_ACTOR, name="m", source=str(tmp_path))
 
 
 @database
@@ -169,79 +169,79 @@ def test_only_operators_load_unload_share_and_delete(world: World, folder: str) 
 @database
 @pytest.mark.django_db
 def test_fault_42_a_second_load_says_that_the_first_is_on_its_way(folder: str) -> None:
-    model = actions.load_model(actor=SYSTEM, name="m", source=folder)
+    model = actions.load_model(actor=SYSTEM_ACTOR, name="m", source=folder)
     with pytest.raises(Conflict, match="being loaded already") as caught:
-        actions.load_model(actor=SYSTEM, name="m", source=folder)
+        actions.load_model(actor=SYSTEM_ACTOR, name="m", source=folder)
     assert caught.value.status == 409
     Replica.objects.create(served_model=model, replica_id="r", state="ready")
     with pytest.raises(Conflict, match="loaded already"):
-        actions.load_model(actor=SYSTEM, name="m")
+        actions.load_model(actor=SYSTEM_ACTOR, name="m")
 
 
 @database
 @pytest.mark.django_db
 def test_fault_42_a_load_that_failed_is_tried_again(folder: str) -> None:
-    model = actions.load_model(actor=SYSTEM, name="m", source=folder, num_replicas=2)
+    model = actions.load_model(actor=SYSTEM_ACTOR, name="m", source=folder, num_replicas=2)
     row = Replica.objects.create(
         served_model=model, replica_id="r", state=ReplicaState.FAILED, detail="No room for it.\n"
     )
     serving = Replica.objects.create(served_model=model, replica_id="s", state="ready")
     with pytest.raises(Conflict, match="loaded already"):
-        actions.load_model(actor=SYSTEM, name="m")
+        actions.load_model(actor=SYSTEM_ACTOR, name="m")
     serving.delete()
-    assert actions.why_failed(model) == "No room for it."
+    assert actions.last_failure(model) == "No room for it."
     before = model.changed_at
-    model = actions.load_model(actor=SYSTEM, name="m", settings={"max_model_len": 64})
+    model = actions.load_model(actor=SYSTEM_ACTOR, name="m", settings={"max_model_len": 64})
     assert model.settings == {"max_model_len": 64}
     assert model.changed_at > before
     row.refresh_from_db()
     assert (row.state, row.detail) == (ReplicaState.PENDING, "")
     with pytest.raises(Conflict, match="being loaded already"):
-        actions.load_model(actor=SYSTEM, name="m")
+        actions.load_model(actor=SYSTEM_ACTOR, name="m")
     # While the next try of a crash loop is on its way, what the last one said still stands.
     row.state, row.last_exit = ReplicaState.LOADING, "the replica was killed by SIGKILL"
     row.save()
-    assert actions.why_failed(model) == "the replica was killed by SIGKILL"
-    actions.load_model(actor=SYSTEM, name="m")
+    assert actions.last_failure(model) == "the replica was killed by SIGKILL"
+    actions.load_model(actor=SYSTEM_ACTOR, name="m")
 
 
 @database
 @pytest.mark.django_db
 def test_fault_42_a_load_while_draining_is_refused_until_the_replica_is_gone(folder: str) -> None:
-    model = actions.load_model(actor=SYSTEM, name="m", source=folder)
+    model = actions.load_model(actor=SYSTEM_ACTOR, name="m", source=folder)
     replica = Replica.objects.create(
         served_model=model,
         replica_id="r",
         state=ReplicaState.DRAINING,
         last_seen=timezone.now(),
     )
-    actions.unload_model(actor=SYSTEM, model=model)
+    actions.unload_model(actor=SYSTEM_ACTOR, model=model)
     for deed in (
-        lambda: actions.load_model(actor=SYSTEM, name="m"),
-        lambda: actions.delete_model(actor=SYSTEM, model=model),
+        lambda: actions.load_model(actor=SYSTEM_ACTOR, name="m"),
+        lambda: actions.delete_model(actor=SYSTEM_ACTOR, model=model),
     ):
         with pytest.raises(Conflict, match="still being unloaded"):
             deed()
     replica.state = ReplicaState.STOPPED
     replica.save()
-    assert actions.load_model(actor=SYSTEM, name="m").desired_state == "loaded"
+    assert actions.load_model(actor=SYSTEM_ACTOR, name="m").desired_state == "loaded"
 
 
 @database
 @pytest.mark.django_db
 def test_a_replica_that_nobody_saw_for_long_does_not_block_a_load(folder: str) -> None:
-    model = actions.load_model(actor=SYSTEM, name="m", source=folder)
-    actions.unload_model(actor=SYSTEM, model=model)
+    model = actions.load_model(actor=SYSTEM_ACTOR, name="m", source=folder)
+    actions.unload_model(actor=SYSTEM_ACTOR, model=model)
     long_ago = timezone.now() - timedelta(minutes=5)
     Replica.objects.create(served_model=model, replica_id="r", state="ready", last_seen=long_ago)
-    actions.load_model(actor=SYSTEM, name="m")
+    actions.load_model(actor=SYSTEM_ACTOR, name="m")
 
 
 @database
 @pytest.mark.django_db
 def test_fault_42_a_name_that_was_taken_a_moment_ago_is_a_conflict(folder: str) -> None:
     late = ServedModel(name="m", source=folder)
-    actions.load_model(actor=SYSTEM, name="m", source=folder)
+    actions.load_model(actor=SYSTEM_ACTOR, name="m", source=folder)
     with pytest.raises(Conflict):
         save_valid(late)
 
@@ -255,7 +255,7 @@ def test_fault_42_of_concurrent_loads_exactly_one_wins(folder: str) -> None:
     def load() -> None:
         barrier.wait()
         try:
-            actions.load_model(actor=SYSTEM, name="m", source=folder)
+            actions.load_model(actor=SYSTEM_ACTOR, name="m", source=folder)
             outcomes.append("loaded")
         except Conflict as error:
             outcomes.append(error.code)
@@ -274,20 +274,20 @@ def test_fault_42_of_concurrent_loads_exactly_one_wins(folder: str) -> None:
 @database
 @pytest.mark.django_db
 def test_unloading_what_is_not_loaded_is_a_conflict(folder: str) -> None:
-    model = actions.load_model(actor=SYSTEM, name="m", source=folder)
-    actions.unload_model(actor=SYSTEM, model=model)
+    model = actions.load_model(actor=SYSTEM_ACTOR, name="m", source=folder)
+    actions.unload_model(actor=SYSTEM_ACTOR, model=model)
     with pytest.raises(Conflict, match="not loaded"):
-        actions.unload_model(actor=SYSTEM, model=model)
+        actions.unload_model(actor=SYSTEM_ACTOR, model=model)
 
 
 @database
 @pytest.mark.django_db
 def test_a_loaded_model_is_not_deleted_and_an_unloaded_one_is(folder: str) -> None:
-    model = actions.load_model(actor=SYSTEM, name="m", source=folder)
+    model = actions.load_model(actor=SYSTEM_ACTOR, name="m", source=folder)
     with pytest.raises(Conflict, match="unload it first"):
-        actions.delete_model(actor=SYSTEM, model=model)
-    actions.unload_model(actor=SYSTEM, model=model)
-    actions.delete_model(actor=SYSTEM, model=model)
+        actions.delete_model(actor=SYSTEM_ACTOR, model=model)
+    actions.unload_model(actor=SYSTEM_ACTOR, model=model)
+    actions.delete_model(actor=SYSTEM_ACTOR, model=model)
     assert not ServedModel.objects.exists()
     assert AuditEntry.objects.filter(action="model.delete").exists()
 
@@ -295,17 +295,17 @@ def test_a_loaded_model_is_not_deleted_and_an_unloaded_one_is(folder: str) -> No
 @database
 @pytest.mark.django_db
 def test_a_model_is_loaded_again_with_other_settings(folder: str) -> None:
-    model = actions.load_model(actor=SYSTEM, name="m", source=folder, settings={"seed": 1})
-    actions.unload_model(actor=SYSTEM, model=model)
-    assert actions.load_model(actor=SYSTEM, name="m").settings == {"seed": 1}
-    actions.unload_model(actor=SYSTEM, model=model)
-    assert actions.load_model(actor=SYSTEM, name="m", settings={}).settings == {}
+    model = actions.load_model(actor=SYSTEM_ACTOR, name="m", source=folder, settings={"seed": 1})
+    actions.unload_model(actor=SYSTEM_ACTOR, model=model)
+    assert actions.load_model(actor=SYSTEM_ACTOR, name="m").settings == {"seed": 1}
+    actions.unload_model(actor=SYSTEM_ACTOR, model=model)
+    assert actions.load_model(actor=SYSTEM_ACTOR, name="m", settings={}).settings == {}
 
 
 @database
 @pytest.mark.django_db
 def test_sharing_is_audited_with_the_tenants_names(world: World, folder: str) -> None:
-    model = actions.load_model(actor=SYSTEM, name="m", source=folder)
+    model = actions.load_model(actor=SYSTEM_ACTOR, name="m", source=folder)
     actions.share_model(actor=world.operator, model=model, tenants=[world.rival], public=False)
     assert not access.access_served_models(world.acme).exists()
     entry = AuditEntry.objects.get(action="model.share")
@@ -321,13 +321,13 @@ def test_a_parser_may_be_a_plug_in_another_name_or_none(folder: str, settings: A
     settings.QUIRE = {**settings.QUIRE, "REASONING_PARSERS": {"ours": parser}}
     for name in ("ours", "olmo3", "none"):
         wanted = {"reasoning_parser": name, "tool_call_parser": "openai"}
-        model = actions.load_model(actor=SYSTEM, name=name, source=folder, settings=wanted)
+        model = actions.load_model(actor=SYSTEM_ACTOR, name=name, source=folder, settings=wanted)
         assert model.settings == wanted
     settings.QUIRE = {**settings.QUIRE, "REASONING_PARSERS": {}}
     ours = ServedModel.objects.get(name="ours")
     with pytest.raises(InvalidRequest, match=r"'ours' here\. There are: none, cohere_command3,"):
-        actions.update_model(actor=SYSTEM, model=ours, num_replicas=2)
-    actions.unload_model(actor=SYSTEM, model=ours)  # as it always can be
+        actions.update_model(actor=SYSTEM_ACTOR, model=ours, num_replicas=2)
+    actions.unload_model(actor=SYSTEM_ACTOR, model=ours)  # as it always can be
 
 
 def test_flags_come_back_as_the_same_settings() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from config.celery import SteadyScheduler, app
+from config.celery import ClockSafeScheduler, app
 from config.connections import celery_url
 
 
@@ -31,7 +31,7 @@ async def test_channel_layers_reach_redis_over_a_socket(live_redis: str) -> None
     await layer.flush()
 
 
-class Fired(SteadyScheduler):
+class Fired(ClockSafeScheduler):
     """Notes what it would have asked for."""
 
     producer = None  # no broker

@@ -15,7 +15,13 @@ from django.core.exceptions import ImproperlyConfigured
 from common import settings as environment
 from common.files import make_private, secret_key, write_private
 from config.connections import MAX_SOCKET_PATH, celery_url, database, socket_path, socket_url
-from config.logging import MAX_CHARS, DebugFormatter, JsonFormatter, LineFormatter, clean
+from config.logging import (
+    MAX_CHARS,
+    DebugFormatter,
+    JsonFormatter,
+    LineFormatter,
+    escape_control_chars,
+)
 
 
 def mode(path: Path) -> int:
@@ -141,7 +147,7 @@ def test_fault_32_a_record_is_one_line_whatever_is_in_it(hostile: str) -> None:
 
 
 def test_fault_32_a_long_text_is_cut_with_its_length() -> None:
-    line = clean("x" * 1_000_000)
+    line = escape_control_chars("x" * 1_000_000)
     assert len(line) < MAX_CHARS + 100
     assert line.endswith("(1000000 characters)")
 

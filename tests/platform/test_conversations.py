@@ -15,7 +15,7 @@ from storage import ownership as room
 from storage.access import access_conversation, access_conversations, access_own_conversation
 from storage.models import SavedConversation
 from tenants import actions as tenant_actions
-from tenants.actors import SYSTEM
+from tenants.actors import SYSTEM_ACTOR
 from tenants.models import AuditEntry, User
 from tests.platform.conftest import World
 
@@ -108,7 +108,7 @@ def test_a_tenant_switches_it_off_and_its_days_count(world: World) -> None:
         tenant_actions.update_tenant(
             actor=world.member, tenant=world.acme, keep_conversations=False
         )
-    tenant_actions.update_tenant(actor=SYSTEM, tenant=world.acme, keep_conversations=False)
+    tenant_actions.update_tenant(actor=SYSTEM_ACTOR, tenant=world.acme, keep_conversations=False)
     world.acme.refresh_from_db()
     with pytest.raises(PermissionDenied) as caught:
         actions.create_conversation(actor=world.member, tenant=world.acme, document=talk("y"))
@@ -117,7 +117,7 @@ def test_a_tenant_switches_it_off_and_its_days_count(world: World) -> None:
         actions.update_conversation(
             actor=world.member, public_id=made.public_id, document=talk("y"), version=1
         )
-    tenant_actions.update_tenant(actor=SYSTEM, tenant=world.acme, keep_content_days=7)
+    tenant_actions.update_tenant(actor=SYSTEM_ACTOR, tenant=world.acme, keep_content_days=7)
     assert actions.remove_expired() == 0
     old = timezone.now() - timedelta(days=8)
     SavedConversation.objects.update(changed_at=old)
@@ -135,7 +135,7 @@ def test_one_past_its_end_is_gone_before_a_worker_removes_it(world: World) -> No
 
 def test_a_conversation_goes_with_its_person(world: World) -> None:
     actions.create_conversation(actor=world.member, tenant=world.acme, document=talk("x"))
-    tenant_actions.delete_user(actor=SYSTEM, user=world.member)
+    tenant_actions.delete_user(actor=SYSTEM_ACTOR, user=world.member)
     assert not SavedConversation.objects.exists()
 
 

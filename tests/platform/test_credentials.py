@@ -10,7 +10,7 @@ from config.up.first_run import Credentials, ensure_credentials
 from tenants import actions
 from tenants import api_keys as scopes
 from tenants import api_keys as secrets
-from tenants.actors import SYSTEM
+from tenants.actors import SYSTEM_ACTOR
 from tenants.models import ApiKey, AuditEntry, Tenant
 
 pytestmark = [pytest.mark.django_db]
@@ -28,7 +28,7 @@ def test_the_key_that_up_prints_has_no_operators_scope(tmp_path: Path) -> None:
 
 def test_an_old_folders_key_with_the_operators_scope_is_not_printed_again(tmp_path: Path) -> None:
     first = ensure_credentials(tmp_path)
-    old = actions.create_key(actor=SYSTEM, tenant=Tenant.objects.get(), scopes=scopes.ALL)
+    old = actions.create_key(actor=SYSTEM_ACTOR, tenant=Tenant.objects.get(), scopes=scopes.ALL)
     Credentials(first.admin_user, first.admin_password, old.secret).write(tmp_path)
     again = ensure_credentials(tmp_path)
     assert set(key_of(again.api_key).scopes) == scopes.DEFAULT

@@ -12,7 +12,13 @@ from typing import Any
 import pytest
 
 from common import outbound_http as egress
-from common.outbound_http import EgressRefused, check_public, check_url, post, resolve
+from common.outbound_http import (
+    OutboundRequestBlocked,
+    check_public,
+    check_url,
+    post_webhook,
+    resolve,
+)
 from engine.contract.errors import InvalidRequest
 
 
@@ -75,22 +81,22 @@ def test_fault_62_a_name_that_leads_to_a_private_address_is_refused(
     monkeypatch: pytest.MonkeyPatch, address: str
 ) -> None:
     pretend(monkeypatch, address)
-    with pytest.raises(EgressRefused, match="private network"):
+    with pytest.raises(OutboundRequestBlocked, match="private network"):
         resolve("hook.example.org", 443)
     pretend(monkeypatch, "93.184.215.14", address)  # one bad address among good ones
-    with pytest.raises(EgressRefused, match="private network"):
-        post("https://hook.example.org/", b"", {})
+    with pytest.raises(OutboundRequestBlocked, match="private network"):
+        post_webhook("https://hook.example.org/", b"", {})
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "2130706433", "0x7f.1", "localhost", "[::1]"])
 def test_fault_62_however_this_machine_is_written(host: str, server: HTTPServer) -> None:
-    with pytest.raises(EgressRefused):
-        post(f"http://{host}:{server.server_port}/", b"x", {})
+    with pytest.raises(OutboundRequestBlocked):
+        post_webhook(f"http://{host}:{server.server_port}/", b"x", {})
     assert server.got == []  # type: ignore[attr-defined]
 
 
 def test_fault_62_a_redirect_is_not_followed(server: HTTPServer, allowed: None) -> None:
-    assert post(f"http://127.0.0.1:{server.server_port}/away", b"x", {}) == 302
+    assert post_webhook(f"http://127.0.0.1:{server.server_port}/away", b"x", {}) == 302
     assert [path for path, *_ in server.got] == ["/away"]  # type: ignore[attr-defined]
 
 
@@ -99,8 +105,8 @@ def test_fault_62_an_answer_drop_by_drop_holds_nobody_up(
 ) -> None:
     """Each byte comes in time, but not all of them."""
     monkeypatch.setattr(egress, "TIMEOUT_S", 0.5)
-    with pytest.raises(EgressRefused, match="doesn't answer"):
-        post(f"http://127.0.0.1:{server.server_port}/slow", b"x", {})
+    with pytest.raises(OutboundRequestBlocked, match="doesn't answer"):
+        post_webhook(f"http://127.0.0.1:{server.server_port}/slow", b"x", {})
 
 
 def test_fault_62_a_name_that_is_bound_anew_after_the_check_changes_nothing(
@@ -118,12 +124,12 @@ def test_fault_62_a_name_that_is_bound_anew_after_the_check_changes_nothing(
         lambda host, *a, **k: found(host, *a) if host == "hook.test" else real(host, *a, **k),
     )
     url = f"http://hook.test:{server.server_port}/in?a=1"
-    assert post(url, b"hello", {"X-A": "b"}) == 204
+    assert post_webhook(url, b"hello", {"X-A": "b"}) == 204
     ((path, body, host),) = server.got  # type: ignore[attr-defined]
     assert (path, body) == ("/in?a=1", b"hello")
     assert host == f"hook.test:{server.server_port}"
-    with pytest.raises(EgressRefused, match=r"10\.0\.0\.1"):
-        post(url, b"again", {})
+    with pytest.raises(OutboundRequestBlocked, match=r"10\.0\.0\.1"):
+        post_webhook(url, b"again", {})
 
 
 @pytest.mark.parametrize(
@@ -169,5 +175,5 @@ def test_a_name_or_a_public_address_is_kept_unasked(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_server_that_is_not_there_is_a_clear_error(allowed: None) -> None:
-    with pytest.raises(EgressRefused, match="doesn't answer"):
-        post("http://127.0.0.1:9/", b"", {})
+    with pytest.raises(OutboundRequestBlocked, match="doesn't answer"):
+        post_webhook("http://127.0.0.1:9/", b"", {})

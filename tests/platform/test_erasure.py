@@ -20,14 +20,14 @@ from common.errors import Conflict, NotFound, PermissionDenied
 from engine.contract.errors import InvalidRequest
 from metering import actions as money
 from metering.models import Budget, UsageDay, UsageEntry, UsageHour, Webhook, WebhookDelivery
-from metering.retention import remove_old_entries
+from metering.retention import delete_expired_usage
 from storage import actions as storage
 from storage.blobs import blob_path, tenant_dir
 from storage.models import StoredFile
 from tenants import actions, tasks
-from tenants.actors import SYSTEM, key_actor
+from tenants.actors import SYSTEM_ACTOR, key_actor
 from tenants.models import ApiKey, AuditEntry, Invitation, Membership, ServiceAccount, Tenant
-from tenants.tenant_data import export_chunks, holdings
+from tenants.tenant_data import data_kinds, export_chunks
 from tests.platform.conftest import World
 from tests.platform.test_conversations import talk
 from tests.platform.test_storage import caller_of
@@ -53,16 +53,16 @@ def _files_dir(tmp_path: Path, settings: Any, live_redis: str) -> None:
 def fill(world: World, tenant: Tenant, key: ApiKey) -> StoredFile:
     """Something of every kind."""
     used(tenant, timezone.now())
-    actions.rotate_key(actor=SYSTEM, key=key)
-    account = actions.create_service_account(actor=SYSTEM, tenant=tenant, name="robot")
-    actions.create_key(actor=SYSTEM, tenant=tenant, service_account=account)
-    actions.invite(actor=SYSTEM, tenant=tenant, email="ines@example.org")
-    money.set_budget(actor=SYSTEM, tenant=tenant, key=key, period="day", tokens=5)
+    actions.rotate_key(actor=SYSTEM_ACTOR, key=key)
+    account = actions.create_service_account(actor=SYSTEM_ACTOR, tenant=tenant, name="robot")
+    actions.create_key(actor=SYSTEM_ACTOR, tenant=tenant, service_account=account)
+    actions.invite(actor=SYSTEM_ACTOR, tenant=tenant, email="ines@example.org")
+    money.set_budget(actor=SYSTEM_ACTOR, tenant=tenant, key=key, period="day", tokens=5)
     member = Membership.objects.filter(tenant=tenant).first()
     person = member.user if member else world.operator
     storage.create_conversation(actor=person, tenant=tenant, document=talk("A secret of ours"))
-    money.set_webhook(actor=SYSTEM, tenant=tenant, url="https://x.example/in")
-    money.try_webhook(actor=SYSTEM, tenant=tenant)
+    money.set_webhook(actor=SYSTEM_ACTOR, tenant=tenant, url="https://x.example/in")
+    money.send_test_event(actor=SYSTEM_ACTOR, tenant=tenant)
     model = ServedModel.objects.get_or_create(name="m", source="hub/m")[0]
     model.tenants.add(tenant)
     adapter = Adapter.objects.create(tenant=tenant, served_model=model, name="tone")
@@ -85,7 +85,7 @@ def with_a_tenant() -> set[str]:
 
 
 def test_everything_with_a_tenant_is_in_its_export_or_was_looked_at() -> None:
-    named = {each.model._meta.label_lower for each in holdings() if each.model}
+    named = {each.model._meta.label_lower for each in data_kinds() if each.model}
     assert with_a_tenant() - named == set(REVIEWED)
 
 
@@ -135,12 +135,12 @@ def test_an_erased_tenant_leaves_the_audit_log_alone(world: World) -> None:
     assert AuditEntry.objects.filter(tenant=gone).count() > 0
     assert AuditEntry.objects.count() > before
     with pytest.raises(Conflict):
-        actions.set_tenant_active(actor=SYSTEM, tenant=gone, active=True)
+        actions.set_tenant_active(actor=SYSTEM_ACTOR, tenant=gone, active=True)
 
 
 @database
 def test_what_comes_in_late_is_erased_too_and_only_for_a_day(world: World) -> None:
-    actions.erase_tenant(actor=SYSTEM, tenant=world.acme, confirm="acme")
+    actions.erase_tenant(actor=SYSTEM_ACTOR, tenant=world.acme, confirm="acme")
     tasks.erasures()  # the hint was lost
     assert Tenant.objects.get(pk=world.acme.pk).erased_at is not None
     used(world.acme, timezone.now())
@@ -166,13 +166,13 @@ def test_owners_and_operators_alone_take_along_and_erase(
 ) -> None:
     actor = world.user(who)
     if refused is None:
-        actions.begin_export(actor=actor, tenant=world.acme)
+        actions.log_export(actor=actor, tenant=world.acme)
         with pytest.raises(InvalidRequest, match="short name"):
             actions.erase_tenant(actor=actor, tenant=world.acme, confirm="Acme")
         actions.erase_tenant(actor=actor, tenant=world.acme, confirm="acme")
         return
     with pytest.raises(refused):
-        actions.begin_export(actor=actor, tenant=world.acme)
+        actions.log_export(actor=actor, tenant=world.acme)
     with pytest.raises(refused):
         actions.erase_tenant(actor=actor, tenant=world.acme, confirm="acme")
 
@@ -180,7 +180,7 @@ def test_owners_and_operators_alone_take_along_and_erase(
 def test_an_owners_key_neither_takes_along_nor_erases(world: World) -> None:
     made = actions.create_key(actor=world.owner, tenant=world.acme, scopes=["tenant:admin"])
     with pytest.raises(PermissionDenied, match="Only an owner who is logged in"):
-        actions.begin_export(actor=key_actor(made.key), tenant=world.acme)
+        actions.log_export(actor=key_actor(made.key), tenant=world.acme)
 
 
 @database
@@ -190,13 +190,13 @@ def test_single_requests_go_after_their_days_and_sums_stay(world: World) -> None
         for days in (1, 34, 36, 400):
             used(tenant, now - timedelta(days=days))
     sums = UsageDay.objects.count()
-    actions.update_tenant(actor=SYSTEM, tenant=world.acme, keep_usage_days=35)
-    assert remove_old_entries() == 2
+    actions.update_tenant(actor=SYSTEM_ACTOR, tenant=world.acme, keep_usage_days=35)
+    assert delete_expired_usage() == 2
     assert UsageEntry.objects.filter(tenant=world.acme).count() == 2
     assert UsageEntry.objects.filter(tenant=world.rival).count() == 4
     assert UsageDay.objects.count() == sums
     with pytest.raises(InvalidRequest) as caught:
-        actions.update_tenant(actor=SYSTEM, tenant=world.acme, keep_usage_days=7)
+        actions.update_tenant(actor=SYSTEM_ACTOR, tenant=world.acme, keep_usage_days=7)
     assert caught.value.param == "keep_usage_days"
 
 

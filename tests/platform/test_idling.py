@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from catalog import actions
-from catalog.idle import IdleWatch, let_go
+from catalog.idle import IdleMonitor, unload_idle_model
 from catalog.models import DesiredState, ServedModel
-from tenants.actors import SYSTEM
+from tenants.actors import SYSTEM_ACTOR
 from tenants.models import AuditEntry
 from tests.console.beats import heartbeat
 
@@ -30,7 +30,7 @@ def beat(steps: int, **fields: Any) -> Any:
 
 def test_idleness_is_counted_from_the_last_step() -> None:
     clock, told = Clock(), []
-    watch = IdleWatch(clock)
+    watch = IdleMonitor(clock)
     for steps, running, state in (
         (5, 0, "ready"),
         (5, 0, "ready"),
@@ -48,7 +48,7 @@ def test_idleness_is_counted_from_the_last_step() -> None:
 
 def test_work_of_any_replica_counts_and_a_new_one_begins_anew() -> None:
     clock = Clock()
-    watch = IdleWatch(clock)
+    watch = IdleMonitor(clock)
     both = [beat(1), heartbeat("q-1", "quill", stats={"steps_total": 1})]
     watch.idle_seconds("quill", both)
     clock.now += 30
@@ -61,12 +61,12 @@ def test_letting_go_is_written_down_once_and_a_load_ends_it() -> None:
     model = ServedModel.objects.create(
         name="quill", source="q", desired_state=DesiredState.LOADED, idle_minutes=1
     )
-    assert let_go(model)
-    assert not let_go(model)
+    assert unload_idle_model(model)
+    assert not unload_idle_model(model)
     model.refresh_from_db()
     assert model.idle_since is not None
     assert AuditEntry.objects.get(action="model.idle").details == {"minutes": 1}
-    actions.unload_model(actor=SYSTEM, model=model)
+    actions.unload_model(actor=SYSTEM_ACTOR, model=model)
     model.refresh_from_db()
     assert model.idle_since is None
-    assert not let_go(model)
+    assert not unload_idle_model(model)

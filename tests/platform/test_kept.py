@@ -10,14 +10,14 @@ from collections.abc import Callable
 import pytest
 
 from config.up import stack as workers
-from config.up.processes import KeptProcesses
+from config.up.processes import ProcessGroup
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_what_dies_or_stands_still_is_replaced_and_its_death_told(number: signal.Signals) -> None:
     dead: list[int] = []
-    kept = KeptProcesses(
-        "sleeper", ["-c", "import time; time.sleep(300)"], on_death=dead.append, count=2
+    kept = ProcessGroup(
+        "sleeper", ["-c", "import time; time.sleep(300)"], on_exit=dead.append, count=2
     )
     kept.tick()
     try:
@@ -34,7 +34,7 @@ def test_what_dies_or_stands_still_is_replaced_and_its_death_told(number: signal
 def test_what_cant_be_started_is_tried_again_and_ends_nothing_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    kept = KeptProcesses("sleeper", ["-c", "import time; time.sleep(300)"])
+    kept = ProcessGroup("sleeper", ["-c", "import time; time.sleep(300)"])
 
     def no_memory(*_: object, **__: object) -> None:
         raise OSError("Cannot allocate memory")
@@ -45,14 +45,14 @@ def test_what_cant_be_started_is_tried_again_and_ends_nothing_else(
         assert not pids(kept)
     try:
         until(kept, lambda: len(pids(kept)) == 1)
-        assert not kept.broken
+        assert not kept.is_crash_looping
     finally:
         kept.kill()
 
 
 def test_fault_48_what_a_signal_froze_is_ended_though_nobody_comes_round() -> None:
     """A gateway that stands still in a transaction holds what its supervisor's loop waits for."""
-    kept = KeptProcesses("sleeper", ["-c", "import time; time.sleep(300)"], count=2)
+    kept = ProcessGroup("sleeper", ["-c", "import time; time.sleep(300)"], count=2)
     kept.tick()
     try:
         first, second = pids(kept)
@@ -71,11 +71,11 @@ def test_fault_48_what_a_signal_froze_is_ended_though_nobody_comes_round() -> No
         kept.kill()
 
 
-def pids(kept: KeptProcesses) -> list[int]:
+def pids(kept: ProcessGroup) -> list[int]:
     return [process.pid for process in kept._processes if process is not None]
 
 
-def until(kept: KeptProcesses, condition: Callable[[], bool]) -> None:
+def until(kept: ProcessGroup, condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
@@ -89,6 +89,6 @@ def test_other_workers_are_told_of_what_a_dead_one_held(
 ) -> None:
     told: list[str] = []
     monkeypatch.setattr(workers, "release_leases_of_dead", lambda process: held)
-    monkeypatch.setattr(workers, "hint", told.append)
+    monkeypatch.setattr(workers, "send_task_best_effort", told.append)
     workers.give_back(17)
     assert told == sent

@@ -9,7 +9,7 @@ from common.errors import Conflict, NotFound, PermissionDenied
 from engine.contract.errors import InvalidRequest
 from tenants import actions
 from tenants import api_keys as secrets
-from tenants.actors import SYSTEM
+from tenants.actors import SYSTEM_ACTOR
 from tenants.models import ApiKey, AuditEntry
 from tests.platform.conftest import World
 
@@ -28,7 +28,7 @@ def test_the_database_holds_the_hash_alone(world: World) -> None:
     row = ApiKey.objects.filter(pk=world.key.pk).values().get()
     secret = world.secret.removeprefix("sk-quire-" + world.key.public_id)
     assert not any(secret in str(value) for value in row.values())
-    assert row["digest"] == secrets.digest(world.secret)
+    assert row["digest"] == secrets.hash_key(world.secret)
 
 
 def test_neither_audit_nor_repr_show_the_secret(world: World) -> None:
@@ -41,7 +41,7 @@ def test_neither_audit_nor_repr_show_the_secret(world: World) -> None:
 
 
 def test_two_keys_share_nothing(world: World) -> None:
-    made = [actions.create_key(actor=SYSTEM, tenant=world.acme) for _ in range(20)]
+    made = [actions.create_key(actor=SYSTEM_ACTOR, tenant=world.acme) for _ in range(20)]
     assert len({new.secret for new in made}) == 20
     assert len({new.key.public_id for new in made}) == 20
 
@@ -79,9 +79,9 @@ def test_a_key_must_expire_in_the_future(world: World) -> None:
 
 
 def test_a_tenant_that_is_off_gets_no_keys(world: World) -> None:
-    tenant = actions.set_tenant_active(actor=SYSTEM, tenant=world.acme, active=False)
+    tenant = actions.set_tenant_active(actor=SYSTEM_ACTOR, tenant=world.acme, active=False)
     with pytest.raises(Conflict):
-        actions.create_key(actor=SYSTEM, tenant=tenant)
+        actions.create_key(actor=SYSTEM_ACTOR, tenant=tenant)
 
 
 def test_members_revoke_their_own_keys_and_admins_any(world: World) -> None:
@@ -122,11 +122,11 @@ def test_the_prefix_is_enough_to_recognise_a_key_and_nothing_more(world: World) 
 )
 def test_malformed_keys_have_no_public_id(text: str) -> None:
     assert secrets.public_id_of(text) is None
-    assert len(secrets.digest(text)) == 64
+    assert len(secrets.hash_key(text)) == 64
 
 
 def test_a_lone_surrogate_is_hashed_like_anything_else() -> None:
-    assert len(secrets.digest("sk-quire-\ud800")) == 64
+    assert len(secrets.hash_key("sk-quire-\ud800")) == 64
 
 
 # -- rotation ---------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ def test_a_rotated_key_has_a_successor_for_the_same_and_ends_soon(world: World) 
     for name in ("tenant", "name", "scopes", "expires_at", "requests_per_minute"):
         assert getattr(made.key, name) == getattr(old, name), name
     assert made.key.tokens_per_minute == 900
-    assert made.key.digest == secrets.digest(made.secret) != old.digest
+    assert made.key.digest == secrets.hash_key(made.secret) != old.digest
     old.refresh_from_db()
     assert old.state() == "active"
     assert old.state(timezone.now() + timedelta(hours=23)) == "active"
@@ -186,7 +186,7 @@ def test_what_cannot_be_rotated_is_refused_and_nothing_is_made(world: World) -> 
     actions.revoke_key(actor=world.member, key=world.key)
     with pytest.raises(Conflict, match="revoked"):
         actions.rotate_key(actor=world.member, key=world.key)
-    operators = actions.create_key(actor=SYSTEM, tenant=world.acme, scopes=["operator"]).key
+    operators = actions.create_key(actor=SYSTEM_ACTOR, tenant=world.acme, scopes=["operator"]).key
     with pytest.raises(PermissionDenied):
         actions.rotate_key(actor=world.owner, key=operators)
     operators.refresh_from_db()

@@ -15,8 +15,8 @@ from django.urls import reverse
 from common.errors import Conflict
 from engine.contract.errors import QuireError
 from tenants import actions
-from tenants.actions.users import sync_grants
-from tenants.actors import SYSTEM
+from tenants.actions.users import sync_roles_from_groups
+from tenants.actors import SYSTEM_ACTOR
 from tenants.models import Membership, Tenant, User
 from tests.platform.conftest import World
 
@@ -131,7 +131,7 @@ def by_groups(world: World, act: str, user: User) -> bool:
     Membership.objects.filter(user=user).update(by_sign_on=True)
     User.objects.filter(pk=user.pk).update(operator_by_sign_on=user.is_superuser)
     user.refresh_from_db()
-    sync_grants(user=user, groups=["devs"] if act == "demote" else [], roles=roles)
+    sync_roles_from_groups(user=user, groups=["devs"] if act == "demote" else [], roles=roles)
     return True  # the sign-in goes on, and the log says it
 
 
@@ -181,11 +181,11 @@ def test_fault_75_a_tenants_last_owner_stays_and_another_may_go(
 ) -> None:
     # One who is deactivated owns nothing for the count.
     other = User.objects.create(username="gone")
-    actions.add_member(actor=SYSTEM, tenant=world.acme, user=other, role="owner")
-    actions.update_user(actor=SYSTEM, user=other, is_active=False)
+    actions.add_member(actor=SYSTEM_ACTOR, tenant=world.acme, user=other, role="owner")
+    actions.update_user(actor=SYSTEM_ACTOR, user=other, is_active=False)
     assert face(world, act, world.owner)
     assert owners(world.acme) == ["owner"]
-    actions.update_user(actor=SYSTEM, user=other, is_active=True)
+    actions.update_user(actor=SYSTEM_ACTOR, user=other, is_active=True)
     face(world, act, world.owner)
     assert owners(world.acme) == ["gone"]
 
@@ -203,7 +203,7 @@ def test_fault_75_the_last_operator_stays_and_another_may_go(
 
 def test_fault_75_all_owners_at_once_are_not_deleted_past_the_actions(world: World) -> None:
     actions.change_role(
-        actor=SYSTEM, membership=Membership.objects.get(user=world.admin), role="owner"
+        actor=SYSTEM_ACTOR, membership=Membership.objects.get(user=world.admin), role="owner"
     )
     with pytest.raises(Conflict, match="owner"):
         User.objects.filter(username__in=["owner", "admin"]).delete()
@@ -221,19 +221,19 @@ def test_fault_75_a_tenant_that_goes_needs_no_owner(world: World) -> None:
 
 
 def deactivate(user: User) -> None:
-    actions.update_user(actor=SYSTEM, user=user, is_active=False)
+    actions.update_user(actor=SYSTEM_ACTOR, user=user, is_active=False)
 
 
 def demote(user: User) -> None:
-    actions.change_role(actor=SYSTEM, membership=owned(user), role="member")
+    actions.change_role(actor=SYSTEM_ACTOR, membership=owned(user), role="member")
 
 
 def remove(user: User) -> None:
-    actions.remove_member(actor=SYSTEM, membership=owned(user))
+    actions.remove_member(actor=SYSTEM_ACTOR, membership=owned(user))
 
 
 def delete(user: User) -> None:
-    actions.delete_user(actor=SYSTEM, user=user)
+    actions.delete_user(actor=SYSTEM_ACTOR, user=user)
 
 
 def delete_row(user: User) -> None:
@@ -241,7 +241,7 @@ def delete_row(user: User) -> None:
 
 
 def take_standing(user: User) -> None:
-    actions.update_user(actor=SYSTEM, user=user, is_superuser=False)
+    actions.update_user(actor=SYSTEM_ACTOR, user=user, is_superuser=False)
 
 
 def two_at_once(act: Callable[[], None], other: Callable[[], None]) -> list[QuireError]:
@@ -301,7 +301,7 @@ def lose_both_owners(
     world: World, one: Callable[[User], None], other: Callable[[User], None]
 ) -> None:
     actions.change_role(
-        actor=SYSTEM, membership=Membership.objects.get(user=world.admin), role="owner"
+        actor=SYSTEM_ACTOR, membership=Membership.objects.get(user=world.admin), role="owner"
     )
     errors = two_at_once(lambda: one(world.owner), lambda: other(world.admin))
     assert [type(error) for error in errors] == [Conflict]

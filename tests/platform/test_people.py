@@ -17,10 +17,10 @@ from common.errors import Conflict, NotFound, PermissionDenied
 from engine.contract.errors import InvalidRequest
 from tenants import actions, authentication
 from tenants import api_keys as scopes
-from tenants.actors import SYSTEM, key_actor
+from tenants.actors import SYSTEM_ACTOR, key_actor
 from tenants.authentication import AuthenticationFailed, authenticate
 from tenants.models import AuditEntry, Membership, User
-from tenants.sessions import living_sessions, see_session
+from tenants.sessions import filter_valid_sessions, snapshot_session
 from tests.platform.conftest import World
 
 pytestmark = [pytest.mark.django_db(transaction=True)]
@@ -62,16 +62,16 @@ async def test_fault_43_a_persons_keys_and_sessions_end_with_their_rights(
     def log_in() -> Any:
         client = Client()
         client.force_login(world.member)
-        return see_session(client.session.session_key, world.member), client
+        return snapshot_session(client.session.session_key, world.member), client
 
     seen, client = await asyncio.to_thread(log_in)
     assert (await authenticate(f"Bearer {world.secret}")).tenant == "acme"
-    assert await asyncio.to_thread(living_sessions, [seen]) == {seen}
+    assert await asyncio.to_thread(filter_valid_sessions, [seen]) == {seen}
     await asyncio.to_thread(end, world)
-    authentication.forget()  # as another process does within a second
+    authentication.clear_cache()  # as another process does within a second
     with pytest.raises(AuthenticationFailed):
         await authenticate(f"Bearer {world.secret}")
-    assert await asyncio.to_thread(living_sessions, [seen]) == set()
+    assert await asyncio.to_thread(filter_valid_sessions, [seen]) == set()
     page = await asyncio.to_thread(client.get, "/console/")
     assert page.status_code == 302
     verbs = set(
@@ -91,11 +91,11 @@ async def test_fault_43_a_key_needs_its_holder_whatever_became_of_its_own_row(
     for change in rows:
         assert (await authenticate(f"Bearer {world.secret}")).tenant == "acme"
         await asyncio.to_thread(change)
-        authentication.forget()
+        authentication.clear_cache()
         with pytest.raises(AuthenticationFailed, match="holder of this API key"):
             await authenticate(f"Bearer {world.secret}")
         await asyncio.to_thread(User.objects.filter(pk=world.member.pk).update, is_active=True)
-        authentication.forget()
+        authentication.clear_cache()
 
 
 async def test_fault_43_a_viewers_key_asks_no_models(world: World) -> None:
@@ -143,7 +143,7 @@ def test_a_service_accounts_keys_are_made_by_admins_within_its_tenant(world: Wor
             actions.create_key(actor=actor, tenant=tenant, service_account=account)
     with pytest.raises(PermissionDenied, match="can't have operator rights"):
         actions.create_key(
-            actor=SYSTEM, tenant=world.acme, service_account=account, scopes=["operator"]
+            actor=SYSTEM_ACTOR, tenant=world.acme, service_account=account, scopes=["operator"]
         )
 
 
@@ -316,7 +316,7 @@ def test_a_password_that_somebody_sets_is_audited_and_ends_sessions(
 
 def test_weak_passwords_are_refused_by_name(world: World) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        actions.set_password(actor=SYSTEM, user=world.member, password="12345678")
+        actions.set_password(actor=SYSTEM_ACTOR, user=world.member, password="12345678")
     assert caught.value.param == "password"
 
 
@@ -341,21 +341,21 @@ def test_the_admins_pages_keep_a_tenants_last_owner(world: World, client: Client
 @pytest.mark.database
 def test_the_last_operator_stays(world: World) -> None:
     for deed in (
-        lambda: actions.update_user(actor=SYSTEM, user=world.operator, is_active=False),
-        lambda: actions.update_user(actor=SYSTEM, user=world.operator, is_superuser=False),
-        lambda: actions.delete_user(actor=SYSTEM, user=world.operator),
+        lambda: actions.update_user(actor=SYSTEM_ACTOR, user=world.operator, is_active=False),
+        lambda: actions.update_user(actor=SYSTEM_ACTOR, user=world.operator, is_superuser=False),
+        lambda: actions.delete_user(actor=SYSTEM_ACTOR, user=world.operator),
     ):
         with pytest.raises(Conflict, match="at least one operator"):
             deed()
-    actions.create_user(actor=SYSTEM, username="second", is_superuser=True)
-    actions.update_user(actor=SYSTEM, user=world.operator, is_superuser=False)
+    actions.create_user(actor=SYSTEM_ACTOR, username="second", is_superuser=True)
+    actions.update_user(actor=SYSTEM_ACTOR, user=world.operator, is_superuser=False)
 
 
 async def test_an_operator_who_is_none_any_more_loses_keys(world: World) -> None:
     def make() -> str:
         made = actions.create_key(actor=world.operator, tenant=world.acme, scopes=["operator"])
-        actions.create_user(actor=SYSTEM, username="second", is_superuser=True)
-        actions.update_user(actor=SYSTEM, user=world.operator, is_superuser=False)
+        actions.create_user(actor=SYSTEM_ACTOR, username="second", is_superuser=True)
+        actions.update_user(actor=SYSTEM_ACTOR, user=world.operator, is_superuser=False)
         return made.secret
 
     secret = await asyncio.to_thread(make)

@@ -9,7 +9,7 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from tenants import actions
-from tenants.actors import SYSTEM
+from tenants.actors import SYSTEM_ACTOR
 from tenants.models import ApiKey, AuditEntry, Invitation, Membership, ServiceAccount, User
 from tests.platform.conftest import World
 
@@ -80,7 +80,7 @@ def test_invitations_are_made_listed_and_taken_back(world: World, settings: Any)
     link = run(*words, "--url", "https://quire.example/").strip()
     assert link.startswith("https://quire.example/invitation/")
     token = link.split("/")[-2]
-    assert actions.find_invitation(token).email == "n@example.org"
+    assert actions.get_open_invitation(token).email == "n@example.org"
     made = Invitation.objects.get()
     assert run("list_invitations").splitlines()[1].split()[:4] == [
         str(made.pk),
@@ -138,7 +138,7 @@ def test_somebody_who_is_not_there_is_named(world: World, words: tuple[str, ...]
 def test_the_last_operator_stays(world: World) -> None:
     with pytest.raises(CommandError, match="at least one operator"):
         run("delete_user", "operator")
-    actions.create_user(actor=SYSTEM, username="second", is_superuser=True)
+    actions.create_user(actor=SYSTEM_ACTOR, username="second", is_superuser=True)
     run("delete_user", "operator")
 
 

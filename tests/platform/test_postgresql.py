@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(
 #: In one process: what each of them would import takes a second.
 COMMANDS = """
 import asyncio
-from common.db import in_db_thread
+from common.db import run_in_db_thread
 from tenants.models import Tenant
 from django.core.management import call_command
 from django.db import connection
@@ -39,7 +39,7 @@ call_command("create_tenant", "Acme")
 call_command("create_key", "--tenant", "acme", "--plain")
 
 async def main():
-    return await asyncio.gather(*[in_db_thread(Tenant.objects.count) for _ in range(50)])
+    return await asyncio.gather(*[run_in_db_thread(Tenant.objects.count) for _ in range(50)])
 
 assert set(asyncio.run(main())) == {1}
 call_command("list_keys")

@@ -17,7 +17,7 @@ PROCESS = """
 import atexit, sys, threading, time
 from concurrent.futures import ThreadPoolExecutor
 sys.path.insert(0, {platform!r})
-from config.shutdown import serving
+from config.shutdown import run_and_exit_fast
 
 class Cleared:
     def __del__(self): print("cleared", flush=True)
@@ -31,7 +31,7 @@ def work():
     sys.stdout.write("worked\\n")
     {ends}
 
-serving(work)
+run_and_exit_fast(work)
 """
 
 
@@ -57,16 +57,16 @@ def test_threads_and_handlers_end_and_nothing_is_cleared_away(ends: str, status:
 STUCK = """
 import sys, threading, time
 sys.path.insert(0, {platform!r})
-from config.shutdown import end_within, serving
+from config.shutdown import exit_after_timeout, run_and_exit_fast
 
 def waits_for_a_lock():
     threading.Event().wait()
 
 def work():
     threading.Thread(target=waits_for_a_lock, name="database").start()
-    end_within(0.3)
+    exit_after_timeout(0.3)
 
-serving(work)
+run_and_exit_fast(work)
 """
 
 
@@ -85,7 +85,7 @@ def test_a_worker_that_is_told_to_end_does_so_before_who_told_it_loses_patience(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     told: list[float] = []
-    monkeypatch.setattr(worker, "end_within", told.append)
+    monkeypatch.setattr(worker, "exit_after_timeout", told.append)
     monkeypatch.setattr(
         worker.app, "worker_main", lambda _: worker.worker_shutting_down.send(sender="test")
     )

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from common.errors import ServiceUnavailable
-from engine.system.redis_client import RedisLink
+from engine.system.redis_client import RedisPipeline
 from metering import rules
-from metering.access import Asking, RateLimited, UsageRecord, admit, settle
+from metering.access import AdmissionRequest, RateLimited, UsageRecord, admit, settle
 from metering.admission import UNLIMITED, Admission
 from metering.open_requests import GATEWAY, open_key, reservation_key
-from metering.redis_scripts import close_redis_link, key, redis_link, sync_client
+from metering.redis_scripts import close_redis_link, redis_key, redis_link, sync_client
 from tenants.authentication import Caller
 
 pytestmark = pytest.mark.usefixtures("each_redis")
@@ -27,7 +27,7 @@ def _no_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tenants 1 and 9 have neither budgets nor prices: the database isn't asked."""
     monkeypatch.setattr(rules._rules, "ttl", 3600.0)
     for tenant_id in (1, 9):
-        rules._rules.put(tenant_id, rules.Rules("UTC", [], {}, {}))
+        rules._rules.store(tenant_id, rules.PricingRules("UTC", [], {}, {}))
 
 
 def caller(**limits: int | None) -> Caller:
@@ -47,7 +47,7 @@ def caller(**limits: int | None) -> Caller:
 
 
 async def enter(who: Caller, prompt: int = 10, output: int = 10, request_id: str = "") -> Admission:
-    asking = Asking(
+    asking = AdmissionRequest(
         request_id=request_id or uuid.uuid4().hex,
         endpoint="chat",
         model="m",
@@ -72,22 +72,22 @@ def record(request_id: str, prompt: int, output: int) -> UsageRecord:
 
 
 async def level(kind: str, owner: str = "tenant:1") -> float:
-    found: Any = sync_client().hget(key(f"limit:{kind}:{owner}"), "level")
+    found: Any = sync_client().hget(redis_key(f"limit:{kind}:{owner}"), "level")
     return float(found)
 
 
 async def set_back(kind: str, seconds: float, owner: str = "tenant:1") -> None:
     """Make a bucket believe that it was last touched so many seconds earlier."""
-    name = key(f"limit:{kind}:{owner}")
+    name = redis_key(f"limit:{kind}:{owner}")
     at: Any = sync_client().hget(name, "at")
     sync_client().hset(name, "at", str(float(at) - seconds))
 
 
 async def test_without_limits_redis_is_not_even_asked(settings) -> None:
     settings.REDIS_URL = "unix:///nowhere/redis.sock"
-    assert await enter(caller()) == replace(UNLIMITED, held=True)
+    assert await enter(caller()) == replace(UNLIMITED, reserved=True)
     none = caller(requests_per_minute=0, tokens_per_minute=0)
-    assert await enter(none) == replace(UNLIMITED, held=True)
+    assert await enter(none) == replace(UNLIMITED, reserved=True)
 
 
 async def test_what_another_gateway_would_bill_is_written_before_the_engine_can_hear_of_it() -> (
@@ -283,7 +283,7 @@ async def test_a_request_that_asks_twice_takes_once() -> None:
 
 async def test_buckets_and_reservations_leave_redis_by_themselves() -> None:
     await enter(caller(requests_per_minute=10, tokens_per_minute=1000), request_id="r")
-    for name in sync_client().scan_iter(match=key("*")):
+    for name in sync_client().scan_iter(match=redis_key("*")):
         if name.decode() == open_key(GATEWAY):  # settling removes it, or another gateway does
             continue
         assert 0 < sync_client().ttl(name) <= 3600, name
@@ -291,7 +291,7 @@ async def test_buckets_and_reservations_leave_redis_by_themselves() -> None:
 
 
 def test_each_loop_has_a_link_of_its_own() -> None:
-    async def link() -> RedisLink:
+    async def link() -> RedisPipeline:
         first = redis_link()
         assert redis_link() is first
         await close_redis_link()

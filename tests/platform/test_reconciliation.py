@@ -14,20 +14,27 @@ from django.conf import settings
 from django.core.management import CommandError, call_command
 from django.db.models import F
 
-from common.db import in_db_thread
-from engine.contract.messages import TokenDelta, written_fields
-from engine.contract.redis_keys import stream_key, written_key
-from metering.access import Account, Asking, UsageRecord, admit, settle, take_over
-from metering.admission import taken_key
+from common.db import run_in_db_thread
+from engine.contract.messages import TokenDelta, written_token_counts
+from engine.contract.redis_keys import stream_key, written_tokens_key
+from metering.access import (
+    AdmissionRequest,
+    EngineUsage,
+    UsageRecord,
+    admit,
+    settle,
+    take_over_request,
+)
+from metering.admission import takeover_key
 from metering.drain import drain_once
-from metering.gateway_recovery import beat, bury
+from metering.gateway_recovery import send_heartbeat, settle_dead_gateway
 from metering.models import UsageEntry
-from metering.open_requests import GATEWAY, answered_key, gateways_key, open_key
-from metering.reconciliation import Findings, reconcile, tidy
-from metering.redis_scripts import close_redis_link, key, sync_client
-from metering.settlement import name_of, since_key, sums_key
+from metering.open_requests import GATEWAY, gateways_key, open_key, response_stored_key
+from metering.reconciliation import Reconciliation, prune_counters, reconcile
+from metering.redis_scripts import close_redis_link, redis_key, sync_client
+from metering.settlement import reconciliation_start_key, sums_key, usage_field
 from tenants import actions
-from tenants.actors import SYSTEM
+from tenants.actors import SYSTEM_ACTOR
 from tenants.models import Tenant
 from tests.platform.budgets import budget, caller
 from tests.platform.conftest import World
@@ -40,7 +47,7 @@ database = pytest.mark.database
 def client(each_redis: str) -> redis.Redis:
     """Counting began a while ago, as it does when the first gateway starts."""
     client = sync_client()
-    client.set(since_key(), int(time.time()) - 60)
+    client.set(reconciliation_start_key(), int(time.time()) - 60)
     return client
 
 
@@ -55,11 +62,11 @@ def engine_writes(client: redis.Redis, name: str, prompt: int, *outputs: int) ->
                 start=0,
                 num_prompt_tokens=prompt,
             )
-            fields = written_fields([delta])
-            client.hset(written_key(settings.QUIRE["KEY_PREFIX"]), mapping=fields)
+            fields = written_token_counts([delta])
+            client.hset(written_tokens_key(settings.QUIRE["KEY_PREFIX"]), mapping=fields)
 
 
-def bill(world: World, name: str, prompt: int, output: int, account: Account | None) -> None:
+def bill(world: World, name: str, prompt: int, output: int, account: EngineUsage | None) -> None:
     record = UsageRecord(
         request_id=name,
         tenant_id=world.acme.pk,
@@ -80,8 +87,8 @@ def bill(world: World, name: str, prompt: int, output: int, account: Account | N
     asyncio.run(once())
 
 
-def look(client: redis.Redis) -> Findings:
-    return reconcile(client, looks=1)
+def look(client: redis.Redis) -> Reconciliation:
+    return reconcile(client, attempts=1)
 
 
 def status(*flags: str) -> int:
@@ -97,13 +104,13 @@ def test_what_was_written_and_billed_agrees_in_the_spool_and_in_the_ledger(
     world: World, client: redis.Redis, capsys: Any
 ) -> None:
     engine_writes(client, "r", 10, 5, 6)
-    bill(world, "r", 10, 11, Account(["r"], 2, whole=True))
+    bill(world, "r", 10, 11, EngineUsage(["r"], 2, is_complete=True))
     for _ in range(2):
         found = look(client)
         (line,) = found.lines
         assert (line.tenant, line.model) == ("acme", "m")
         assert (line.engine, line.unbilled, line.ledger) == ([10, 11], [0, 0], [10, 11])
-        assert found.exact
+        assert found.is_balanced
         drain_once(client)
     assert status() == 0
     told = capsys.readouterr().out
@@ -121,9 +128,9 @@ def test_a_ledger_that_lost_or_changed_a_row_is_found(
 ) -> None:
     for name in ("r", "s"):
         engine_writes(client, name, 10, 5)
-        bill(world, name, 10, 5, Account([name], whole=True))
+        bill(world, name, 10, 5, EngineUsage([name], is_complete=True))
     drain_once(client)
-    assert look(client).exact
+    assert look(client).is_balanced
     row = UsageEntry.objects.filter(request_id="s")
     if harm == "lost":
         row.delete()
@@ -139,16 +146,16 @@ def test_a_whole_answer_must_be_billed_whole_and_none_with_more_than_was_written
     world: World, client: redis.Redis
 ) -> None:
     engine_writes(client, "whole", 10, 9)
-    bill(world, "whole", 10, 7, Account(["whole"], whole=True))
+    bill(world, "whole", 10, 7, EngineUsage(["whole"], is_complete=True))
     assert look(client).lines[0].difference == [0, -2]
     # Behind a stop string, or after its client left, less is right. More never is.
     engine_writes(client, "stopped", 10, 9)
-    bill(world, "stopped", 10, 7, Account(["stopped"]))
+    bill(world, "stopped", 10, 7, EngineUsage(["stopped"]))
     found = look(client)
     assert found.lines[0].unbilled == [0, 2]
     assert found.lines[0].difference == [0, -2]
     engine_writes(client, "more", 10, 9)
-    bill(world, "more", 10, 12, Account(["more"]))
+    bill(world, "more", 10, 12, EngineUsage(["more"]))
     assert look(client).lines[0].difference == [0, 1]
 
 
@@ -161,36 +168,36 @@ def test_a_request_that_nobody_settled_is_named_and_one_that_runs_is_not(
     client.hset(open_key(GATEWAY), "runs", b"x")
     engine_writes(client, "lost", 10, 5)
     found = look(client)
-    assert (found.running, found.lost, found.exact) == (1, ["lost"], False)
+    assert (found.running, found.lost, found.is_balanced) == (1, ["lost"], False)
     assert status("--days", "1") == 1
     assert "never settled: lost." in capsys.readouterr().out
     # The nightly look says so in the log, and forgets it.
-    tidy(client, found.lost)
-    assert look(client).exact
+    prune_counters(client, found.lost)
+    assert look(client).is_balanced
 
 
 def test_what_comes_after_the_end_is_no_loss(world: World, client: redis.Redis) -> None:
     engine_writes(client, "r", 10, 5)
-    bill(world, "r", 10, 5, Account(["r"]))
+    bill(world, "r", 10, 5, EngineUsage(["r"]))
     engine_writes(client, "r", 10, 8)  # until the abort has reached it
     found = look(client)
-    assert found.exact
-    assert client.hlen(written_key(settings.QUIRE["KEY_PREFIX"])) == 0
+    assert found.is_balanced
+    assert client.hlen(written_tokens_key(settings.QUIRE["KEY_PREFIX"])) == 0
 
 
 def test_settling_again_counts_nothing_twice(world: World, client: redis.Redis) -> None:
     engine_writes(client, "r", 10, 5)
     for _ in range(3):
-        bill(world, "r", 10, 5, Account(["r"], whole=True))
+        bill(world, "r", 10, 5, EngineUsage(["r"], is_complete=True))
     drain_once(client)
-    assert look(client).exact
+    assert look(client).is_balanced
     assert look(client).lines[0].engine == [10, 5]
 
 
 async def test_fault_49_what_a_dead_gateway_left_is_closed_by_who_buries_it(
     world: World, client: redis.Redis
 ) -> None:
-    asking = Asking(
+    asking = AdmissionRequest(
         request_id="r",
         endpoint="chat",
         model="m",
@@ -201,28 +208,28 @@ async def test_fault_49_what_a_dead_gateway_left_is_closed_by_who_buries_it(
         outbox="gone",
         stream=True,
     )
-    await in_db_thread(budget, world, tokens=1000)
+    await run_in_db_thread(budget, world, tokens=1000)
     await admit(caller(world), asking)
     await close_redis_link()
     client.rename(open_key(GATEWAY), open_key("dead"))
     engine_writes(client, "r", 10, 7, 4)
-    client.hset(key("progress:gone"), mapping={"r/0": 7, "r/1": 4})
-    assert await in_db_thread(bury, client, "dead") == 1
+    client.hset(redis_key("progress:gone"), mapping={"r/0": 7, "r/1": 4})
+    assert await run_in_db_thread(settle_dead_gateway, client, "dead") == 1
     # Another goes on behind what was billed, under an id of its own.
     engine_writes(client, "r", 10, 20, 4)
-    rest = Account(["r"], 2, whole=True, billed_prompt=10, billed_output=11)
-    await in_db_thread(bill, world, "r.1", 0, 13, rest)
-    await in_db_thread(drain_once, client)
-    found = await in_db_thread(look, client)
+    rest = EngineUsage(["r"], 2, is_complete=True, billed_prompt=10, billed_output=11)
+    await run_in_db_thread(bill, world, "r.1", 0, 13, rest)
+    await run_in_db_thread(drain_once, client)
+    found = await run_in_db_thread(look, client)
     assert found.lines[0].ledger == [10, 24]
-    assert found.exact
+    assert found.is_balanced
 
 
 @pytest.mark.parametrize("more", [13, 0], ids=["with tokens", "before its first token"])
 async def test_fault_49_what_two_dead_gateways_left_of_a_stream_is_billed_once(
     world: World, client: redis.Redis, more: int
 ) -> None:
-    whole = Asking(
+    whole = AdmissionRequest(
         request_id="r",
         endpoint="chat",
         model="m",
@@ -234,13 +241,13 @@ async def test_fault_49_what_two_dead_gateways_left_of_a_stream_is_billed_once(
     )
     stream = stream_key("r", settings.QUIRE["KEY_PREFIX"])
     client.hset(stream, mapping={"open": b"", "told": 1})
-    await in_db_thread(budget, world, tokens=1000)
+    await run_in_db_thread(budget, world, tokens=1000)
     await admit(caller(world), whole)
     await close_redis_link()
     client.rename(open_key(GATEWAY), open_key("dead"))
     engine_writes(client, "r", 10, 7)
-    client.hset(key("progress:gone"), "r/0", 7)
-    await in_db_thread(bury, client, "dead")
+    client.hset(redis_key("progress:gone"), "r/0", 7)
+    await run_in_db_thread(settle_dead_gateway, client, "dead")
     rest = replace(
         whole,
         request_id="r.1",
@@ -249,20 +256,20 @@ async def test_fault_49_what_two_dead_gateways_left_of_a_stream_is_billed_once(
         outbox="gone too",
         stream_id="r",
         billed=(10, 7),
-        known={"r/0": 7},
+        known_token_counts={"r/0": 7},
     )
     await admit(caller(world), rest)
     await close_redis_link()
     client.rename(open_key(GATEWAY), open_key("dead too"))
     if more:
         engine_writes(client, "r", 10, 7 + more)
-        client.hset(key("progress:gone too"), "r/0", 7 + more)
-    assert await in_db_thread(bury, client, "dead too") == 1
+        client.hset(redis_key("progress:gone too"), "r/0", 7 + more)
+    assert await run_in_db_thread(settle_dead_gateway, client, "dead too") == 1
     assert client.hmget(stream, "prompt", "billed") == [b"10", str(7 + more).encode()]
-    await in_db_thread(drain_once, client)
-    found = await in_db_thread(look, client)
+    await run_in_db_thread(drain_once, client)
+    found = await run_in_db_thread(look, client)
     assert found.lines[0].ledger == [10, 7 + more]
-    assert found.exact
+    assert found.is_balanced
 
 
 @pytest.mark.parametrize(
@@ -273,7 +280,7 @@ async def test_fault_49_a_stream_is_billed_once_any_of_it_has_left_its_gateway(
     world: World, client: redis.Redis, marks: dict[str, Any], billed: tuple[int, int]
 ) -> None:
     """Its client can't know of a stream that has told it nothing, and asks anew."""
-    asking = Asking(
+    asking = AdmissionRequest(
         request_id="r",
         endpoint="chat",
         model="m",
@@ -285,15 +292,15 @@ async def test_fault_49_a_stream_is_billed_once_any_of_it_has_left_its_gateway(
     )
     if marks:
         client.hset(stream_key("r", settings.QUIRE["KEY_PREFIX"]), mapping=marks)
-    await in_db_thread(budget, world, tokens=1000)
+    await run_in_db_thread(budget, world, tokens=1000)
     await admit(caller(world), asking)
     await close_redis_link()
     client.rename(open_key(GATEWAY), open_key("dead"))
     engine_writes(client, "r", 10, 7)
-    client.hset(key("progress:gone"), "r/0", 7)
-    assert await in_db_thread(bury, client, "dead") == 1
-    await in_db_thread(drain_once, client)
-    row = await in_db_thread(UsageEntry.objects.get)
+    client.hset(redis_key("progress:gone"), "r/0", 7)
+    assert await run_in_db_thread(settle_dead_gateway, client, "dead") == 1
+    await run_in_db_thread(drain_once, client)
+    row = await run_in_db_thread(UsageEntry.objects.get)
     assert (row.prompt_tokens, row.completion_tokens) == billed
 
 
@@ -301,7 +308,7 @@ async def test_fault_49_a_stream_is_billed_once_any_of_it_has_left_its_gateway(
 async def test_fault_49_an_answer_in_one_piece_is_billed_where_its_client_can_have_it(
     world: World, client: redis.Redis, answered: bool
 ) -> None:
-    asking = Asking(
+    asking = AdmissionRequest(
         request_id="r",
         endpoint="chat",
         model="m",
@@ -310,24 +317,24 @@ async def test_fault_49_an_answer_in_one_piece_is_billed_where_its_client_can_ha
         prompts=[10],
         outbox="gone",
     )
-    await in_db_thread(budget, world, tokens=1000)
+    await run_in_db_thread(budget, world, tokens=1000)
     await admit(caller(world), asking)
     await close_redis_link()
     client.rename(open_key(GATEWAY), open_key("dead"))
     engine_writes(client, "r", 10, 7)
-    client.hset(key("progress:gone"), "r/0", 7)
+    client.hset(redis_key("progress:gone"), "r/0", 7)
     if answered:
-        client.set(answered_key("r"), 1)
-    assert await in_db_thread(bury, client, "dead") == 1
-    await in_db_thread(drain_once, client)
-    row = await in_db_thread(UsageEntry.objects.get)
+        client.set(response_stored_key("r"), 1)
+    assert await run_in_db_thread(settle_dead_gateway, client, "dead") == 1
+    await run_in_db_thread(drain_once, client)
+    row = await run_in_db_thread(UsageEntry.objects.get)
     assert (row.prompt_tokens, row.completion_tokens) == ((10, 7) if answered else (0, 0))
 
 
 async def test_fault_49_a_gateway_that_dies_before_a_token_bills_what_was_known_when_it_took_over(
     world: World, client: redis.Redis
 ) -> None:
-    asking = Asking(
+    asking = AdmissionRequest(
         request_id="r",
         endpoint="chat",
         model="m",
@@ -338,35 +345,35 @@ async def test_fault_49_a_gateway_that_dies_before_a_token_bills_what_was_known_
         outbox="gone",
         stream=True,
     )
-    await in_db_thread(budget, world, tokens=1000)
+    await run_in_db_thread(budget, world, tokens=1000)
     await admit(caller(world), asking)
     await close_redis_link()
     client.rename(open_key(GATEWAY), open_key("dead"))
     engine_writes(client, "r", 10, 7, 4)
-    taken = replace(asking, outbox="gone too", known={"r/0": 7, "r/1": 4})
-    assert await take_over(caller(world), taken, gateway="dead") is not None
+    taken = replace(asking, outbox="gone too", known_token_counts={"r/0": 7, "r/1": 4})
+    assert await take_over_request(caller(world), taken, gateway="dead") is not None
     await close_redis_link()
     client.rename(open_key(GATEWAY), open_key("dead too"))
-    client.set(taken_key("r"), "dead too")
-    client.hset(key("progress:gone too"), "r/1", 6)
+    client.set(takeover_key("r"), "dead too")
+    client.hset(redis_key("progress:gone too"), "r/1", 6)
     engine_writes(client, "r", 10, 7, 6)
-    assert await in_db_thread(bury, client, "dead too") == 1
-    await in_db_thread(drain_once, client)
-    found = await in_db_thread(look, client)
+    assert await run_in_db_thread(settle_dead_gateway, client, "dead too") == 1
+    await run_in_db_thread(drain_once, client)
+    found = await run_in_db_thread(look, client)
     assert found.lines[0].ledger == [10, 13]
-    assert found.exact
+    assert found.is_balanced
 
 
 def test_days_before_counting_began_are_left_out(world: World, client: redis.Redis) -> None:
-    client.delete(since_key())
+    client.delete(reconciliation_start_key())
     assert look(client).since is None
-    beat(client, "g")
-    assert abs(int(client.get(since_key()) or 0) - time.time()) < 60
-    client.set(since_key(), int(time.time()) + 60)
+    send_heartbeat(client, "g")
+    assert abs(int(client.get(reconciliation_start_key()) or 0) - time.time()) < 60
+    client.set(reconciliation_start_key(), int(time.time()) + 60)
     engine_writes(client, "early", 10, 5)
-    bill(world, "early", 10, 5, Account(["early"], whole=True))
+    bill(world, "early", 10, 5, EngineUsage(["early"], is_complete=True))
     found = look(client)
-    assert (found.lines, found.exact) == ([], True)
+    assert (found.lines, found.is_balanced) == ([], True)
 
 
 def test_fault_35_a_gateway_that_died_before_the_clock_was_set_back_is_found(
@@ -385,11 +392,11 @@ def test_fault_28_gateways_that_redis_couldnt_hear_or_whose_clock_jumped_are_not
     last = time.time() - ahead_s
     client.zadd(gateways_key(), {"a": last, "b": last - 0.05, "dead": last - 9})
     client.hset(open_key("b"), "runs", b"x")
-    beat(client, "a")
+    send_heartbeat(client, "a")
     assert set(client.zrange(gateways_key(), 0, -1)) == {b"a", b"b", b"dead"}
     assert client.exists(open_key("b"))
     # Who doesn't come back is found as ever, and what it was silent before counts.
-    beat(client, "b")
+    send_heartbeat(client, "b")
     keep_beating(client, "a", 0.1, dead_after_s=9.05)
     assert client.zrange(gateways_key(), 0, -1) == [b"b", b"a"]
     keep_beating(client, "a", 0.5)
@@ -400,24 +407,24 @@ def keep_beating(client: redis.Redis, name: str, seconds: float, dead_after_s: f
     """As a gateway does that lives."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
-        beat(client, name, dead_after_s=dead_after_s)
+        send_heartbeat(client, name, dead_after_s=dead_after_s)
         time.sleep(0.01)
 
 
 def test_sums_that_no_comparison_reads_are_forgotten(world: World, client: redis.Redis) -> None:
     old = f"{datetime.now(UTC) - timedelta(days=60):%Y-%m-%d}"
     today = f"{datetime.now(UTC):%Y-%m-%d}"
-    gone = actions.create_tenant(actor=SYSTEM, name="Gone", slug="gone")
+    gone = actions.create_tenant(actor=SYSTEM_ACTOR, name="Gone", slug="gone")
     Tenant.objects.filter(pk=gone.pk).update(erased_at=datetime.now(UTC))
-    stays = name_of(today, world.acme.pk, "a model", "output")
+    stays = usage_field(today, world.acme.pk, "a model", "output")
     for name in (
-        name_of(old, world.acme.pk, "m", "output"),
-        name_of(today, gone.pk, "m", "output"),
+        usage_field(old, world.acme.pk, "m", "output"),
+        usage_field(today, gone.pk, "m", "output"),
     ):
         client.hset(sums_key(), name, 5)
     client.hset(sums_key(), stays, 5)
     assert [line.tenant for line in look(client).lines] == ["acme"]
-    tidy(client)
+    prune_counters(client)
     assert client.hkeys(sums_key()) == [stays.encode()]
 
 

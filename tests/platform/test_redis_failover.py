@@ -19,10 +19,10 @@ from config import settings
 from config.connections import socket_path
 from engine.system import redis_client as redis_link
 from engine.system.redis_client import (
-    RedisLink,
+    RedisPipeline,
     async_client,
-    is_left_behind,
-    patient_client,
+    blocking_client,
+    is_demoted_primary,
     sync_client,
 )
 from tests.services import running_redis
@@ -55,14 +55,14 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
         yield made
 
 
-@pytest.mark.parametrize("make", [sync_client, patient_client], ids=["sync", "patient"])
+@pytest.mark.parametrize("make", [sync_client, blocking_client], ids=["sync", "patient"])
 def test_a_client_for_threads_goes_to_the_new_primary(pair: Pair, make: Any) -> None:
     with make(pair.url) as client:
         client.set("x", 1)
         pair.change_over()
         with pytest.raises(RedisError) as refused:
             client.set("x", 2)
-        assert is_left_behind(refused.value)
+        assert is_demoted_primary(refused.value)
         client.set("x", 3)
         assert client.get("x") == b"3"
         assert client.info("replication")["role"] == "master"
@@ -97,14 +97,14 @@ async def test_a_link_goes_to_the_new_primary_and_what_was_sent_is_answered(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(redis_link, "_LEFT_AFTER_S", 0.0)
-    link, reading = RedisLink(pair.url), RedisLink(pair.url, timeout_s=60)
+    link, reading = RedisPipeline(pair.url), RedisPipeline(pair.url, timeout_s=60)
     await link.execute("XADD", "s", "1-1", "m", "old")
     blocked = reading.send("XREAD", "BLOCK", 60_000, "STREAMS", "s", "1-1")
     await asyncio.sleep(0.05)
     pair.change_over()
     with pytest.raises(RedisError) as unblocked:
         await blocked
-    assert is_left_behind(unblocked.value)
+    assert is_demoted_primary(unblocked.value)
     refused, read = link.send("XADD", "s", "1-2", "m", "lost"), link.send("XLEN", "s")
     with pytest.raises(RedisError):
         await refused
@@ -119,7 +119,7 @@ async def test_a_link_goes_to_the_new_primary_and_what_was_sent_is_answered(
 async def test_a_redis_that_stays_read_only_is_not_connected_to_for_each_command(
     pair: Pair,
 ) -> None:
-    link = RedisLink(pair.url)
+    link = RedisPipeline(pair.url)
     with redis.Redis.from_url(pair.url) as client:
         client.execute_command("REPLICAOF", "127.0.0.1", "1")
         before = client.info("stats")["total_connections_received"]

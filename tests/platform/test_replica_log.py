@@ -10,8 +10,8 @@ import pytest
 import redis
 
 from catalog.models import ReplicaState
-from catalog.replica_log import MOST_CHARS, MOST_LINES, LogLine, ReplicaLog, read_log
-from catalog.slot import Slot
+from catalog.replica_log import MAX_LINE_CHARS, MAX_LINES, LogLine, ReplicaLog, read_log
+from catalog.slot import ReplicaSlot
 
 PREFIX = "log-test"
 
@@ -25,9 +25,9 @@ def client(redis_url: str) -> Any:
     client.close()
 
 
-def run(client: Any, code: str) -> Slot:
+def run(client: Any, code: str) -> ReplicaSlot:
     """A slot whose process has ended."""
-    slot = Slot(
+    slot = ReplicaSlot(
         "r",
         1,
         [sys.executable, "-c", code],
@@ -72,7 +72,7 @@ def test_a_flood_without_line_ends_is_bounded(client: Any) -> None:
     code = "import sys; sys.stderr.write('x' * 1_000_000 + 'end'); sys.stderr.write('\\nlast\\n')"
     run(client, code)
     found = lines(client, "last")
-    assert max(len(line.text) for line in found) <= MOST_CHARS
+    assert max(len(line.text) for line in found) <= MAX_LINE_CHARS
 
 
 def test_many_lines_keep_the_newest_and_a_bar_its_last_word(client: Any) -> None:
@@ -82,7 +82,7 @@ def test_many_lines_keep_the_newest_and_a_bar_its_last_word(client: Any) -> None
     )
     run(client, code)
     found = lines(client, "100 %")
-    assert len(found) <= MOST_LINES + 200  # Redis trims whole nodes
+    assert len(found) <= MAX_LINES + 200  # Redis trims whole nodes
     assert "line 4999" in [line.text for line in found]
     assert "line 0" not in [line.text for line in found]
     assert "100 %" in [line.text for line in found]
@@ -93,12 +93,12 @@ def test_many_lines_keep_the_newest_and_a_bar_its_last_word(client: Any) -> None
 def test_without_redis_the_lines_wait() -> None:
     away: Any = redis.Redis(port=1, socket_connect_timeout=0.1)
     log = ReplicaLog(away, PREFIX, "r")
-    for number in range(MOST_LINES + 10):
+    for number in range(MAX_LINES + 10):
         log.add(str(number))
     log.flush()
     log.flush()
-    assert list(log._waiting)[-1] == str(MOST_LINES + 9)
-    assert len(log._waiting) == MOST_LINES
+    assert list(log._waiting)[-1] == str(MAX_LINES + 9)
+    assert len(log._waiting) == MAX_LINES
 
 
 def test_lines_that_come_while_redis_is_asked_push_out_the_oldest() -> None:
@@ -110,7 +110,7 @@ def test_lines_that_come_while_redis_is_asked_push_out_the_oldest() -> None:
             raise redis.ConnectionError
 
     log = ReplicaLog(Slow(), PREFIX, "r")  # type: ignore[arg-type]
-    for number in range(MOST_LINES):
+    for number in range(MAX_LINES):
         log.add(str(number))
     log.flush()
     assert (log._waiting[0], log._waiting[-1]) == ("1", "newest")

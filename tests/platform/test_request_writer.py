@@ -16,7 +16,7 @@ def test_records_that_wait_are_told_of_once_and_so_is_their_end(
     heals: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     tries: list[bool] = []
-    thread = writer.Writer()
+    thread = writer.RequestLogWriter()
 
     def write(*, at_once: bool) -> int:
         tries.append(at_once)

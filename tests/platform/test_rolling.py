@@ -13,7 +13,7 @@ from catalog import rollout as rolling
 from catalog.models import Replica, ServedModel
 from engine.contract import messages as protocol
 from engine.contract import redis_keys
-from engine.contract.messages import Control
+from engine.contract.messages import ControlRequest
 from tenants.models import AuditEntry
 from tests.platform.conftest import World
 
@@ -38,12 +38,12 @@ class Supervised:
         return [
             row.replica_id
             for row in Replica.objects.order_by("replica_id")
-            if self._words(row.replica_id) == [Control(command="drain")]
+            if self._words(row.replica_id) == [ControlRequest(command="drain")]
         ]
 
     def _words(self, replica_id: str) -> list[Any]:
         found: Any = self._redis.xrange(redis_keys.inbox_key(replica_id, self._prefix))
-        return [protocol.decode_inbox(fields[protocol.FIELD]) for _, fields in found]
+        return [protocol.decode_inbox(fields[protocol.STREAM_FIELD]) for _, fields in found]
 
     def turn(self, seconds: float) -> None:
         """In the place of `time.sleep`."""

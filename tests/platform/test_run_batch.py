@@ -11,7 +11,7 @@ import httpx
 import pytest
 from django.core.management import CommandError, call_command
 
-from config.batch_client import BatchClient, NoServer, own_server
+from config.batch_client import BatchClient, NoServer, private_server
 from config.management.commands.run_batch import Command
 from tests.inference.batches.conftest import as_lines, request_line
 from tests.platform.instance import manage, tiny_model_folder
@@ -99,5 +99,5 @@ async def test_what_a_proxy_says_instead_is_an_error() -> None:
 
 
 def test_a_server_that_does_not_start_says_why() -> None:
-    with pytest.raises(NoServer, match="nonsense"), own_server(["--nonsense"]):
+    with pytest.raises(NoServer, match="nonsense"), private_server(["--nonsense"]):
         pytest.fail("it started")

@@ -219,11 +219,11 @@ def test_what_cant_be_had_is_said_before_anything_starts(
 
 
 def test_a_template_of_ones_own_reaches_gateways(tmp_path: Path) -> None:
-    from catalog.cli import given_settings
+    from catalog.cli import parse_engine_settings
 
     file = tmp_path / "ours.jinja"
     file.write_text("{{ messages[0]['content'] }}!")
-    source = given_settings({"chat_template": str(file)})["chat_template"]
+    source = parse_engine_settings({"chat_template": str(file)})["chat_template"]
     assert source == file.read_text()
-    assert given_settings({"chat_template": source})["chat_template"] == source
+    assert parse_engine_settings({"chat_template": source})["chat_template"] == source
     assert json.dumps(source)

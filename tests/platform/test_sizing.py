@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from catalog.checkpoint import Checkpoint, Shape, read_checkpoint, shape_of
-from catalog.sizing import kv_bytes_per_token, need_of, sequence_bytes, weight_bytes
+from catalog.checkpoint import Checkpoint, KvShape, read_checkpoint, shape_of
+from catalog.sizing import estimate_memory, kv_bytes_per_token, sequence_bytes, weight_bytes
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import InvalidRequest
 from tests import copies
@@ -82,7 +82,7 @@ def test_windows_and_heads_are_those_of_the_family(
 
 
 def test_windows_bound_what_a_long_sequence_takes() -> None:
-    shape = Shape(layers=2, kv_heads=1, head_dim=8, windows=(0, 64), context=4096)
+    shape = KvShape(layers=2, kv_heads=1, head_dim=8, windows=(0, 64), context=4096)
     found = Checkpoint("X", "safetensors", 1000, 1, dtype="F32", shape=shape)
     config = EngineConfig()
     layer = 2 * 8 * 4
@@ -94,9 +94,9 @@ def test_windows_bound_what_a_long_sequence_takes() -> None:
 def test_what_does_not_fit_is_said_so() -> None:
     small = Checkpoint("X", "safetensors", 10 << 20, 1)
     huge = Checkpoint("X", "safetensors", 1 << 50, 1)
-    assert need_of(small, {}).fits
-    assert not need_of(huge, {}).fits
-    assert need_of(huge, {}).kv_per_token is None
+    assert estimate_memory(small, {}).fits
+    assert not estimate_memory(huge, {}).fits
+    assert estimate_memory(huge, {}).kv_per_token is None
 
 
 def test_a_config_that_says_nothing_has_no_shape() -> None:

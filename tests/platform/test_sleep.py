@@ -15,8 +15,8 @@ from common.errors import PermissionDenied
 from engine.contract import messages as protocol
 from engine.contract import redis_keys
 from engine.contract.errors import InvalidRequest
-from engine.contract.messages import Control
-from tenants.actors import SYSTEM
+from engine.contract.messages import ControlRequest
+from tenants.actors import SYSTEM_ACTOR
 from tenants.models import AuditEntry
 from tests.platform.conftest import World
 
@@ -34,14 +34,16 @@ def told(url: str, prefix: str, replica_id: str) -> list[Any]:
     client = redis.Redis.from_url(url)
     found = client.xrange(redis_keys.inbox_key(replica_id, prefix))
     client.close()
-    return [protocol.decode_inbox(fields[protocol.FIELD]) for _, fields in found]
+    return [protocol.decode_inbox(fields[protocol.STREAM_FIELD]) for _, fields in found]
 
 
 def test_those_that_serve_are_told(world: World, live_redis: str, key_prefix: str) -> None:
     make(r1="ready", r2="failed", r3="sleeping")
     call_command("sleep_model", "m", "--level", "2")
     for replica_id in ("r1", "r3"):
-        assert told(live_redis, key_prefix, replica_id) == [Control(command="sleep", level=2)]
+        assert told(live_redis, key_prefix, replica_id) == [
+            ControlRequest(command="sleep", level=2)
+        ]
     assert told(live_redis, key_prefix, "r2") == []
     assert AuditEntry.objects.filter(action="replica.sleep").count() == 2
 
@@ -50,7 +52,7 @@ def test_those_that_sleep_are_woken(world: World, live_redis: str, key_prefix: s
     make(r1="ready", r3="sleeping")
     call_command("wake_model", "m", "--tags", "weights")
     assert told(live_redis, key_prefix, "r1") == []
-    expected = Control(command="wake_up", tags=["weights"])
+    expected = ControlRequest(command="wake_up", tags=["weights"])
     assert told(live_redis, key_prefix, "r3") == [expected]
 
 
@@ -100,5 +102,5 @@ def test_only_operators_may(world: World) -> None:
 @pytest.mark.parametrize("given", [{"level": 0}, {"level": 3}])
 def test_levels_are_checked(world: World, given: dict[str, int]) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        actions.sleep_model(actor=SYSTEM, model=make(r1="ready"), **given)
+        actions.sleep_model(actor=SYSTEM_ACTOR, model=make(r1="ready"), **given)
     assert caught.value.param == "level"

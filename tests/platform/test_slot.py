@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from catalog.models import ReplicaState
-from catalog.slot import HEALTHY_AFTER_S, MAX_BACKOFF_S, STALLED_AFTER_S, Slot, backoff
+from catalog.slot import HEALTHY_AFTER_S, MAX_BACKOFF_S, STALLED_AFTER_S, ReplicaSlot, backoff
 from engine.contract.messages import Heartbeat, ModelInfo
 from inference.settings import gateway_settings
 
@@ -27,11 +27,11 @@ def clock() -> Clock:
     return Clock()
 
 
-def slot_with(code: str, clock: Clock) -> Slot:
-    return Slot("r", 1, [sys.executable, "-c", code], drain_seconds=1.0, clock=clock)
+def slot_with(code: str, clock: Clock) -> ReplicaSlot:
+    return ReplicaSlot("r", 1, [sys.executable, "-c", code], drain_seconds=1.0, clock=clock)
 
 
-def beat(slot: Slot, state: str, progress_at: float = 0.0) -> Heartbeat:
+def beat(slot: ReplicaSlot, state: str, progress_at: float = 0.0) -> Heartbeat:
     model = ModelInfo(name="m", path="", max_model_len=1, vocab_size=1, dtype="float32")
     return Heartbeat(
         replica_id="r",
@@ -44,7 +44,7 @@ def beat(slot: Slot, state: str, progress_at: float = 0.0) -> Heartbeat:
     )
 
 
-def run_until_dead(slot: Slot) -> None:
+def run_until_dead(slot: ReplicaSlot) -> None:
     assert slot.process is not None
     assert slot.process.wait(20) is not None
     slot.check()
@@ -57,7 +57,7 @@ def test_fault_57_the_wait_doubles_up_to_its_bound() -> None:
 
 
 def test_a_process_that_cant_be_started_is_tried_again_later(clock: Clock) -> None:
-    slot = Slot("r", 1, ["/no/such/program"], drain_seconds=1.0, clock=clock)
+    slot = ReplicaSlot("r", 1, ["/no/such/program"], drain_seconds=1.0, clock=clock)
     slot.start_if_due(occupied=False)  # one of many replicas: the others must not end for it
     state, detail = slot.state(None)
     assert state is ReplicaState.FAILED
@@ -81,11 +81,11 @@ def test_a_replica_that_failed_starts_at_once_when_its_model_is_asked_for_again(
         clock.now += MAX_BACKOFF_S
     slot.start_if_due(occupied=False)
     run_until_dead(slot)
-    slot.ask_again(None)  # nobody has
+    slot.update_config(None)  # nobody has
     slot.start_if_due(occupied=False)
     assert slot.process is None
     assert slot.state(None)[0] == ReplicaState.FAILED
-    slot.ask_again(datetime.now(UTC))
+    slot.update_config(datetime.now(UTC))
     assert slot.state(None) == (ReplicaState.PENDING, "")
     slot.start_if_due(occupied=False)
     assert slot.process is not None
@@ -144,7 +144,7 @@ def test_one_that_overstays_its_drain_is_killed(clock: Clock) -> None:
     clock.now += 100
     slot.check()
     run_until_dead(slot)
-    assert slot.ended
+    assert slot.is_stopped
     slot.start_if_due(occupied=False)
     assert slot.process is None
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from common.errors import Conflict, NotFound, StorageFull, TooMuchWaiting
+from common.errors import Conflict, NotFound, StorageFull, TooManyPending
 from engine.contract.errors import InvalidRequest
 from storage import actions
 from storage import ownership as room
@@ -18,7 +18,7 @@ from storage.access import (
     access_file,
     access_response,
     access_response_chain,
-    unclaimed_batches,
+    claimable_batches,
     unclaimed_responses,
 )
 from storage.actions.batches import journal_paths
@@ -84,15 +84,15 @@ def response_of(caller: Caller, number: int, previous: str = "", **fields: Any) 
 
 def test_a_batch_from_its_making_to_its_end(acme: Caller) -> None:
     made = batch_of(acme)
-    assert unclaimed_batches() == [made.public_id]
+    assert claimable_batches() == [made.public_id]
     row = actions.claim_batch(public_id=made.public_id, owner="a", seconds=30)
     assert row is not None
     assert actions.claim_batch(public_id=made.public_id, owner="b", seconds=30) is None
-    assert unclaimed_batches() == []
+    assert claimable_batches() == []
     row = actions.start_batch(row=row, total=2)
     assert (row.status, row.total) == (BatchStatus.IN_PROGRESS, 2)
     usage = {"input": 3}
-    assert actions.note_progress(row=row, completed=1, failed=0, usage=usage) == "in_progress"
+    assert actions.update_progress(row=row, completed=1, failed=0, usage=usage) == "in_progress"
     assert actions.renew_lease(row=row, owner="a", seconds=30)
     assert not actions.renew_lease(row=row, owner="b", seconds=30)
     output, errors = journal_paths(row)
@@ -123,21 +123,21 @@ def test_tenants_take_turns_at_the_workers(world: World, acme: Caller, settings:
     settings.QUIRE = {**settings.QUIRE, "TENANT_RUNNING_BATCHES": 2}
     mine = [batch_of(acme).public_id for _ in range(4)]
     theirs = batch_of(caller_of(world.rival)).public_id
-    assert unclaimed_batches() == [mine[0], theirs, mine[1]]
+    assert claimable_batches() == [mine[0], theirs, mine[1]]
     row = actions.claim_batch(public_id=mine[0], owner="a", seconds=30)
-    assert unclaimed_batches() == [theirs, mine[1]]  # who has one running waits for who has none
+    assert claimable_batches() == [theirs, mine[1]]  # who has one running waits for who has none
     assert actions.claim_batch(public_id=mine[1], owner="a", seconds=30) is not None
-    assert unclaimed_batches() == [theirs]
+    assert claimable_batches() == [theirs]
     assert actions.claim_batch(public_id=mine[2], owner="a", seconds=30) is None
     assert row is not None
     actions.fail_batch(row=row, errors=[])
-    assert unclaimed_batches() == [theirs, mine[2]]
+    assert claimable_batches() == [theirs, mine[2]]
 
 
 def test_a_tenant_may_have_only_so_much_waiting(acme: Caller, settings: Any) -> None:
     settings.QUIRE = {**settings.QUIRE, "TENANT_OPEN_BATCHES": 1}
     first = batch_of(acme)
-    with pytest.raises(TooMuchWaiting) as caught:
+    with pytest.raises(TooManyPending) as caught:
         batch_of(acme)
     assert (caught.value.status, caught.value.error_type) == (429, "rate_limit_error")
     actions.fail_batch(row=first, errors=[])
@@ -157,9 +157,9 @@ def test_a_lease_runs_out_or_is_given_back(acme: Caller) -> None:
     row = actions.claim_batch(public_id=made.public_id, owner="b", seconds=30)
     assert row is not None
     actions.release_lease(row=row, owner="a")  # not a's any more
-    assert unclaimed_batches() == []
+    assert claimable_batches() == []
     actions.release_lease(row=row, owner="b")
-    assert unclaimed_batches() == [made.public_id]
+    assert claimable_batches() == [made.public_id]
     actions.cancel_batch(caller=acme, public_id=made.public_id)
     assert actions.start_batch(row=row, total=1).status == BatchStatus.CANCELLING
 
@@ -169,9 +169,9 @@ def test_what_a_dead_process_held_is_free_at_once(acme: Caller) -> None:
     for made, process in ((dead, 17), (alive, 170)):
         owner = f"{actions.owner_of(process)}x"
         assert actions.claim_batch(public_id=made.public_id, owner=owner, seconds=30)
-    assert unclaimed_batches() == []
+    assert claimable_batches() == []
     assert actions.release_leases_of_dead(process=17) == 1
-    assert unclaimed_batches() == [dead.public_id]
+    assert claimable_batches() == [dead.public_id]
 
 
 def test_a_conversation_goes_back_to_its_beginning(acme: Caller) -> None:
@@ -201,20 +201,20 @@ def test_a_conversation_is_read_only_so_far(acme: Caller, monkeypatch: Any) -> N
 def test_a_tenants_answers_may_take_only_so_much(acme: Caller, settings: Any) -> None:
     first = response_of(acme, 1)
     settings.QUIRE = {**settings.QUIRE, "TENANT_STORED_CHARS": 2 * first.size}
-    room.check_answers(acme.tenant_id)
-    assert room.is_known(acme.tenant_id)
+    room.check_storage_quota(acme.tenant_id)
+    assert room.is_usage_cached(acme.tenant_id)
     second = response_of(acme, 2, background=True)
     with pytest.raises(StorageFull) as caught:
-        room.check_answers(acme.tenant_id)
+        room.check_storage_quota(acme.tenant_id)
     assert (caught.value.status, caught.value.param) == (413, "store")
     StoredResponse.objects.filter(pk=second.pk).update(status="queued")
     actions.update_response(row=second, status="completed", body={"output": ["x" * 100]})
     second.refresh_from_db()
     assert second.size > first.size + 100
     actions.delete_response(caller=acme, public_id=second.public_id)
-    room.check_answers(acme.tenant_id)  # who is full is looked at each time
+    room.check_storage_quota(acme.tenant_id)  # who is full is looked at each time
     settings.QUIRE = {**settings.QUIRE, "TENANT_STORED_CHARS": 0}
-    room.check_answers(acme.tenant_id)
+    room.check_storage_quota(acme.tenant_id)
 
 
 def test_a_tenant_without_room_makes_no_batches(acme: Caller, settings: Any) -> None:

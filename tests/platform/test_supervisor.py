@@ -16,15 +16,15 @@ import redis
 from django.db import OperationalError
 
 from catalog import actions
-from catalog.heartbeats import announce
+from catalog.heartbeats import publish_replica_exit
 from catalog.models import Replica, ReplicaState, ServedModel
 from catalog.supervisor import Supervisor, replica_id_of
 from engine.contract import messages as protocol
 from engine.contract import redis_keys
-from engine.contract.messages import EngineRequest, ReplicaNews
+from engine.contract.messages import EngineRequest, ReplicaEvent
 from engine.contract.sampling_params import SamplingParams
 from engine.system.step_record import LastStep
-from tenants.actors import SYSTEM
+from tenants.actors import SYSTEM_ACTOR
 from tests.platform.test_processes import gone
 
 FAKE = [sys.executable, "-m", "tests.fakes.fake_replica"]
@@ -67,7 +67,7 @@ def ready(count: int = 1) -> Callable[[], bool]:
 def test_a_loaded_model_gets_its_replicas_and_rows_that_tell_of_them(
     supervisor: Supervisor, folder: str
 ) -> None:
-    actions.load_model(actor=SYSTEM, name="org/m", source=folder, num_replicas=2)
+    actions.load_model(actor=SYSTEM_ACTOR, name="org/m", source=folder, num_replicas=2)
     tick_until(supervisor, ready(2), "two replicas are ready")
     rows = list(Replica.objects.all())
     assert [row.replica_id for row in rows] == [
@@ -82,7 +82,7 @@ def test_rows_are_looked_at_with_news_and_from_time_to_time(
     supervisor: Supervisor, folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A row that another has written is put right."""
-    actions.load_model(actor=SYSTEM, name="m", source=folder)
+    actions.load_model(actor=SYSTEM_ACTOR, name="m", source=folder)
     tick_until(supervisor, ready(), "the replica is ready")
     ticks = count(1)
     monkeypatch.setattr(supervisor, "_read_heartbeats", lambda: next(ticks))
@@ -100,7 +100,7 @@ def test_rows_are_looked_at_with_news_and_from_time_to_time(
 def test_a_killed_replica_comes_back_as_a_new_incarnation(
     supervisor: Supervisor, folder: str
 ) -> None:
-    actions.load_model(actor=SYSTEM, name="m", source=folder)
+    actions.load_model(actor=SYSTEM_ACTOR, name="m", source=folder)
     tick_until(supervisor, ready(), "the replica is ready")
     before = Replica.objects.get()
     assert before.pid is not None
@@ -116,31 +116,31 @@ def test_a_killed_replica_comes_back_as_a_new_incarnation(
 
 
 def test_unloading_drains_and_stops(supervisor: Supervisor, folder: str) -> None:
-    model = actions.load_model(actor=SYSTEM, name="m", source=folder)
+    model = actions.load_model(actor=SYSTEM_ACTOR, name="m", source=folder)
     tick_until(supervisor, ready(), "the replica is ready")
     pid = Replica.objects.get().pid
     assert pid is not None
-    actions.unload_model(actor=SYSTEM, model=model)
+    actions.unload_model(actor=SYSTEM_ACTOR, model=model)
     tick_until(supervisor, lambda: states() == ["stopped"], "the replica has stopped")
     assert gone(pid)
     assert supervisor.slots == {}
-    actions.load_model(actor=SYSTEM, name="m")
+    actions.load_model(actor=SYSTEM_ACTOR, name="m")
     tick_until(supervisor, ready(), "it's ready again")
 
 
 def test_changed_settings_replace_the_process(supervisor: Supervisor, folder: str) -> None:
-    model = actions.load_model(actor=SYSTEM, name="m", source=folder)
+    model = actions.load_model(actor=SYSTEM_ACTOR, name="m", source=folder)
     tick_until(supervisor, ready(), "the replica is ready")
     first = Replica.objects.get().pid
-    actions.update_model(actor=SYSTEM, model=model, settings={"max_model_len": 99})
+    actions.update_model(actor=SYSTEM_ACTOR, model=model, settings={"max_model_len": 99})
     tick_until(supervisor, lambda: ServedModel.objects.get().max_model_len == 99, "the new context")
     tick_until(supervisor, ready(), "it's ready again")
     assert Replica.objects.get().pid != first
 
 
 def test_a_model_of_another_node_is_left_alone(supervisor: Supervisor, folder: str) -> None:
-    actions.load_model(actor=SYSTEM, name="elsewhere", source=folder, node="there")
-    actions.load_model(actor=SYSTEM, name="m", source=folder)
+    actions.load_model(actor=SYSTEM_ACTOR, name="elsewhere", source=folder, node="there")
+    actions.load_model(actor=SYSTEM_ACTOR, name="m", source=folder)
     tick_until(supervisor, ready(), "the one of this node is ready")
     assert {slot.served_model_id for slot in supervisor.slots.values()} == {
         ServedModel.objects.get(name="m").pk
@@ -148,7 +148,7 @@ def test_a_model_of_another_node_is_left_alone(supervisor: Supervisor, folder: s
 
 
 def test_stop_leaves_no_process_and_true_rows(supervisor: Supervisor, folder: str) -> None:
-    actions.load_model(actor=SYSTEM, name="m", source=folder, num_replicas=2)
+    actions.load_model(actor=SYSTEM_ACTOR, name="m", source=folder, num_replicas=2)
     tick_until(supervisor, ready(2), "two replicas are ready")
     pids = list(Replica.objects.values_list("pid", flat=True))
     supervisor.stop()
@@ -161,7 +161,7 @@ def test_a_replica_that_fails_says_why_and_is_tried_again(
 ) -> None:
     monkeypatch.setattr("catalog.supervisor.SYNC_S", 0.05)
     broken = Supervisor(program=[sys.executable, "-c", "raise SystemExit(5)"], node="here")
-    actions.load_model(actor=SYSTEM, name="m", source=folder)
+    actions.load_model(actor=SYSTEM_ACTOR, name="m", source=folder)
     tick_until(broken, lambda: states() == ["failed"], "the failure shows")
     assert Replica.objects.get().detail == "the replica exited with status 5"
     tick_until(broken, lambda: Replica.objects.get().restarts >= 1, "it's tried again")
@@ -171,7 +171,7 @@ def test_a_replica_that_fails_says_why_and_is_tried_again(
 def test_with_the_database_away_replicas_go_on(
     supervisor: Supervisor, folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    actions.load_model(actor=SYSTEM, name="m", source=folder)
+    actions.load_model(actor=SYSTEM_ACTOR, name="m", source=folder)
     tick_until(supervisor, ready(), "the replica is ready")
     pid = Replica.objects.get().pid
     assert pid is not None
@@ -194,7 +194,7 @@ def test_a_replica_started_by_hand_is_mirrored_but_not_managed(
 ) -> None:
     from catalog.processes import spawn
 
-    actions.load_model(actor=SYSTEM, name="m", source=folder, managed=False)
+    actions.load_model(actor=SYSTEM_ACTOR, name="m", source=folder, managed=False)
     hand = spawn(
         [
             *FAKE,
@@ -215,7 +215,7 @@ def test_a_replica_started_by_hand_is_mirrored_but_not_managed(
 def test_a_second_supervisor_does_not_start_a_replica_that_runs(
     supervisor: Supervisor, folder: str
 ) -> None:
-    actions.load_model(actor=SYSTEM, name="m", source=folder)
+    actions.load_model(actor=SYSTEM_ACTOR, name="m", source=folder)
     tick_until(supervisor, ready(), "the replica is ready")
     second = Supervisor(program=FAKE, node="here", drain_seconds=1)
     for _ in range(5):
@@ -239,7 +239,7 @@ def test_replica_ids_are_plain_and_tell_models_apart() -> None:
 def test_fault_48_a_replica_that_a_signal_froze_is_killed_and_replaced(
     supervisor: Supervisor, folder: str
 ) -> None:
-    actions.load_model(actor=SYSTEM, name="m", source=folder)
+    actions.load_model(actor=SYSTEM_ACTOR, name="m", source=folder)
     tick_until(supervisor, ready(), "the replica is ready")
     before = Replica.objects.get()
     assert before.pid is not None
@@ -255,19 +255,19 @@ def test_fault_48_a_replica_that_a_signal_froze_is_killed_and_replaced(
 def test_a_death_is_told_at_once_and_its_heartbeat_goes(
     supervisor: Supervisor, folder: str, live_redis: str
 ) -> None:
-    actions.load_model(actor=SYSTEM, name="m", source=folder)
+    actions.load_model(actor=SYSTEM_ACTOR, name="m", source=folder)
     tick_until(supervisor, ready(), "the replica is ready")
     row = Replica.objects.get()
     assert row.pid is not None
     with redis.Redis.from_url(live_redis) as client, client.pubsub() as pubsub:
-        pubsub.subscribe(redis_keys.news_key(supervisor.prefix))
+        pubsub.subscribe(redis_keys.replica_events_channel(supervisor.prefix))
         pubsub.get_message(timeout=10)
         os.kill(row.pid, signal.SIGKILL)
         # The supervisor's loop needn't come round for it.
         message = pubsub.get_message(ignore_subscribe_messages=True, timeout=30)
         assert message is not None
-        news = protocol.decode_news(message["data"])
-        died = ReplicaNews(replica_id=row.replica_id, incarnation=row.incarnation, held=[])
+        news = protocol.decode_replica_event(message["data"])
+        died = ReplicaEvent(replica_id=row.replica_id, incarnation=row.incarnation, held=[])
         assert news == died
         assert client.get(redis_keys.replica_key(row.replica_id, supervisor.prefix)) is None
 
@@ -276,26 +276,26 @@ def test_a_death_is_told_with_the_requests_that_the_process_was_at(
     supervisor: Supervisor, folder: str, live_redis: str
 ) -> None:
     supervisor.program = [*FAKE, "--token-delay=0.05"]
-    actions.load_model(actor=SYSTEM, name="m", source=folder)
+    actions.load_model(actor=SYSTEM_ACTOR, name="m", source=folder)
     tick_until(supervisor, ready(), "the replica is ready")
     row = Replica.objects.get()
     assert row.pid is not None
     params = SamplingParams(max_tokens=2000, ignore_eos=True)
     with redis.Redis.from_url(live_redis) as client, client.pubsub() as pubsub:
-        pubsub.subscribe(redis_keys.news_key(supervisor.prefix))
+        pubsub.subscribe(redis_keys.replica_events_channel(supervisor.prefix))
         pubsub.get_message(timeout=10)
         inbox = redis_keys.inbox_key(row.replica_id, supervisor.prefix)
         for name in ("a", "b~2"):
             request = EngineRequest(
                 request_id=name, gateway_id="g", prompt_token_ids=[5], sampling=params
             )
-            client.xadd(inbox, {protocol.FIELD: protocol.encode(request)})
+            client.xadd(inbox, {protocol.STREAM_FIELD: protocol.encode(request)})
         outbox = redis_keys.outbox_key("g", supervisor.prefix)
         tick_until(supervisor, lambda: client.xlen(outbox) > 3, "both have tokens")
         os.kill(row.pid, signal.SIGKILL)
         message = pubsub.get_message(ignore_subscribe_messages=True, timeout=30)
         assert message is not None
-        news = protocol.decode_news(message["data"])
+        news = protocol.decode_replica_event(message["data"])
     assert (news.incarnation, sorted(news.held or [])) == (row.incarnation, ["a", "b~2"])
 
 
@@ -303,21 +303,21 @@ def test_a_death_whose_heartbeat_has_run_out_is_told_all_the_same(
     live_redis: str,
 ) -> None:
     with redis.Redis.from_url(live_redis) as client, client.pubsub() as pubsub:
-        pubsub.subscribe(redis_keys.news_key("late"))
+        pubsub.subscribe(redis_keys.replica_events_channel("late"))
         pubsub.get_message(timeout=10)
-        assert announce(client, "late", "r", 123, LastStep("gone", ["a"]))
+        assert publish_replica_exit(client, "late", "r", 123, LastStep("gone", ["a"]))
         message = pubsub.get_message(ignore_subscribe_messages=True, timeout=10)
         assert message is not None
-        told = protocol.decode_news(message["data"])
-        assert told == ReplicaNews(replica_id="r", incarnation="gone", held=["a"])
-        assert not announce(client, "late", "r", 123)
+        told = protocol.decode_replica_event(message["data"])
+        assert told == ReplicaEvent(replica_id="r", incarnation="gone", held=["a"])
+        assert not publish_replica_exit(client, "late", "r", 123)
 
 
 def test_a_process_that_cannot_speak_yet_is_said_to_be_loading(
     supervisor: Supervisor, folder: str, live_redis: str
 ) -> None:
     supervisor.program = [sys.executable, "-c", "import time; time.sleep(600)"]
-    model = actions.load_model(actor=SYSTEM, name="m", source=folder)
+    model = actions.load_model(actor=SYSTEM_ACTOR, name="m", source=folder)
     key = redis_keys.replica_key(replica_id_of(model, 0, "here"), supervisor.prefix)
     with redis.Redis.from_url(live_redis) as client:
         tick_until(supervisor, lambda: client.exists(key), "it's said to be coming")
@@ -349,10 +349,10 @@ def test_a_process_that_cannot_speak_yet_is_said_to_be_loading(
 def test_changed_settings_replace_one_replica_at_a_time(
     supervisor: Supervisor, folder: str
 ) -> None:
-    model = actions.load_model(actor=SYSTEM, name="m", source=folder, num_replicas=2)
+    model = actions.load_model(actor=SYSTEM_ACTOR, name="m", source=folder, num_replicas=2)
     tick_until(supervisor, ready(2), "two replicas are ready")
     first = set(Replica.objects.values_list("pid", flat=True))
-    actions.update_model(actor=SYSTEM, model=model, settings={"max_model_len": 99})
+    actions.update_model(actor=SYSTEM_ACTOR, model=model, settings={"max_model_len": 99})
 
     def replaced() -> bool:
         assert "ready" in states()  # at every look

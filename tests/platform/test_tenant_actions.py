@@ -5,7 +5,7 @@ import pytest
 from common.errors import Conflict, NotFound, PermissionDenied
 from engine.contract.errors import InvalidRequest
 from tenants import actions
-from tenants.actors import COMMAND_LINE
+from tenants.actors import CLI_ACTOR
 from tenants.models import AuditEntry, Role, Tenant
 from tests.platform.conftest import World
 
@@ -46,7 +46,7 @@ def test_members_may_not_create_tenants(world: World) -> None:
 
 def test_a_taken_slug_is_a_conflict_and_leaves_the_transaction_usable(world: World) -> None:
     with pytest.raises(Conflict):
-        actions.create_tenant(actor=COMMAND_LINE, name="Other", slug="acme")
+        actions.create_tenant(actor=CLI_ACTOR, name="Other", slug="acme")
     assert Tenant.objects.count() == 2
 
 
@@ -71,7 +71,7 @@ def test_a_taken_slug_is_a_conflict_and_leaves_the_transaction_usable(world: Wor
 )
 def test_bad_values_are_refused_by_their_name(values: dict, param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        actions.create_tenant(actor=COMMAND_LINE, **values)
+        actions.create_tenant(actor=CLI_ACTOR, **values)
     assert caught.value.param == param
     assert not Tenant.objects.exists()
 
@@ -117,9 +117,9 @@ def test_fault_45_reserves_that_add_up_too_far_are_refused_with_their_sum(
     reserves: tuple[float, ...],
 ) -> None:
     for number, reserved in enumerate(reserves[:-1]):
-        actions.create_tenant(actor=COMMAND_LINE, name=f"T{number}", kv_reserved_fraction=reserved)
+        actions.create_tenant(actor=CLI_ACTOR, name=f"T{number}", kv_reserved_fraction=reserved)
     with pytest.raises(InvalidRequest, match=f"would be {sum(reserves):g};") as caught:
-        actions.create_tenant(actor=COMMAND_LINE, name="Last", kv_reserved_fraction=reserves[-1])
+        actions.create_tenant(actor=CLI_ACTOR, name="Last", kv_reserved_fraction=reserves[-1])
     assert caught.value.param == "kv_reserved_fraction"
     assert Tenant.objects.count() == len(reserves) - 1
 

@@ -289,11 +289,11 @@ def test_a_model_that_could_be_served_before_is_wanted_as_before(tmp_path: Path)
     first = ensure_model(str(good), ["m"], {"max_model_len": 64})
     second = ensure_model(str(bad), ["m"], {"max_model_len": 32})
     assert (second.model.pk, second.model.source) == (first.model.pk, str(bad))
-    second.take_back()
+    second.undo()
     again = ServedModel.objects.get()
     assert (again.source, again.settings) == (str(good), {"max_model_len": 64})
     assert again.desired_state == "loaded"
-    first.take_back()
+    first.undo()
     again.refresh_from_db()
     assert again.desired_state == "unloaded"
 

@@ -18,11 +18,11 @@ from django.db.backends.signals import connection_created
 from metering import drain, settlement
 from metering.access import UsageRecord, settle
 from metering.admission import UNLIMITED
-from metering.drain import Drainer, Spool, drain_once, write
+from metering.drain import LedgerWriter, Spool, drain_once, write
 from metering.ledger import LEDGER_ROWS as ROWS
 from metering.ledger import insert_records
 from metering.models import UsageEntry
-from metering.redis_scripts import key, sync_client
+from metering.redis_scripts import redis_key, sync_client
 from metering.settlement import spool_key
 from metering.usage_record import decode_record, encode_record
 from tests.platform.conftest import World
@@ -155,7 +155,7 @@ def test_fault_35_what_a_dead_drainer_took_is_claimed_though_redis_has_its_clock
 
     monkeypatch.setattr(client, "xpending_range", taken_in_the_future)
     now = [100.0]
-    watch = drain.Watch(lambda: now[0])
+    watch = drain.PendingAge(lambda: now[0])
     assert alive.claim(30_000, watch) == []
     now[0] += 29
     assert alive.claim(30_000, watch) == []
@@ -176,7 +176,7 @@ def test_what_was_trimmed_while_a_dead_drainer_had_it_is_forgotten(
     client.xdel(spool_key(), name)
     assert drain_once(client, claim_idle_ms=0) == 0
     assert client.xpending(spool_key(), drain.GROUP)["pending"] == 0
-    assert client.xlen(key("usage:dead")) == 0
+    assert client.xlen(redis_key("usage:dead")) == 0
 
 
 @database
@@ -194,7 +194,7 @@ def test_a_drainer_whose_connection_broke_writes_what_it_had_taken(
         return entries
 
     monkeypatch.setattr(Spool, "read", break_after_the_first)
-    drainer = Drainer()  # nothing is claimed within this test's time
+    drainer = LedgerWriter()  # nothing is claimed within this test's time
     drainer.start()
     try:
         wait_until(UsageEntry.objects.exists, "the row is there")
@@ -218,7 +218,7 @@ def test_fault_29_with_the_database_down_usage_waits_and_is_then_written(
         insert_records(records)
 
     monkeypatch.setattr(drain, "insert_records", insert)
-    drainer = Drainer()
+    drainer = LedgerWriter()
     drainer.start()
     try:
         for number in range(20):
@@ -287,7 +287,7 @@ def test_a_drainer_keeps_its_connection_from_batch_to_batch(
         opened.append(threading.current_thread().name)
 
     connection_created.connect(note)
-    drainer = Drainer()
+    drainer = LedgerWriter()
     drainer.start()
     try:
         for number in range(4):
@@ -303,7 +303,7 @@ def test_fault_28_a_redis_that_lost_everything_gets_its_group_again(
     world: World, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(drain, "BLOCK_MS", 20)
-    drainer = Drainer()
+    drainer = LedgerWriter()
     drainer.start()
     try:
         wait_until(lambda: client.exists(spool_key()), "the group is there")
@@ -321,7 +321,7 @@ def test_fault_28_a_restarted_redis_is_found_again(
     settings.QUIRE = {**settings.QUIRE, "KEY_PREFIX": key_prefix}
     with running_redis(short_tmp / "restart") as url:
         settings.REDIS_URL = url
-        drainer = Drainer()
+        drainer = LedgerWriter()
         drainer.start()
         asyncio.run(settle(record(world)))
         wait_until(lambda: UsageEntry.objects.count() == 1, "the first row")
@@ -343,7 +343,7 @@ def test_records_that_come_one_after_the_other_are_written_together(
 
     monkeypatch.setattr(drain, "insert_records", insert)
     monkeypatch.setattr(drain, "GATHER_S", 1.0)
-    drainer = Drainer()
+    drainer = LedgerWriter()
     drainer.start()
     try:
         for n in range(5):
@@ -361,7 +361,7 @@ def test_several_drainers_share_the_work(
 ) -> None:
     monkeypatch.setattr(drain, "BLOCK_MS", 20)
     monkeypatch.setattr(drain, "BATCH", 7)
-    drainers = [Drainer() for _ in range(3)]
+    drainers = [LedgerWriter() for _ in range(3)]
     for drainer in drainers:
         drainer.start()
 
@@ -387,7 +387,7 @@ def test_an_entry_that_is_no_record_is_set_apart_and_stops_nothing(
     assert drain_once(client) == 1
     assert UsageEntry.objects.count() == 1
     assert client.xlen(spool_key()) == 0
-    assert client.xlen(key("usage:dead")) == 1
+    assert client.xlen(redis_key("usage:dead")) == 1
 
 
 @database

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 from django.db.models import Sum
 
-from metering.access import WIDTHS, Question, access_all_usage, access_usage, report
+from metering.access import WIDTHS, UsageQuery, access_all_usage, access_usage, report
 from metering.ledger import insert_records
 from metering.models import UsageDay, UsageEntry, UsageHour
-from metering.reconciliation import check_day, check_days
-from metering.retention import remove_old_entries
+from metering.reconciliation import check_day, verify_rollups
+from metering.retention import delete_expired_usage
 from metering.usage_record import UsageRecord
 from tenants import actions as tenant_actions
-from tenants.actors import SYSTEM
+from tenants.actors import SYSTEM_ACTOR
 from tenants.models import Tenant
 from tests.platform.conftest import World
 
@@ -131,7 +131,7 @@ def test_sums_that_are_the_ledgers_stay_as_they_are(world: World) -> None:
         used(tenant, now - timedelta(days=1), model="other")
     before = sums()
     ids = set(UsageHour.objects.values_list("pk", flat=True))
-    assert check_days(now=now) == []
+    assert verify_rollups(now=now) == []
     assert sums() == before
     assert set(UsageHour.objects.values_list("pk", flat=True)) == ids
 
@@ -155,19 +155,19 @@ def test_sums_that_are_lost_or_wrong_are_made_anew_from_the_ledger(world: World)
         completion_tokens=1,
         cost_nanos=0,
     )
-    found = check_days(now=now)
+    found = verify_rollups(now=now)
     assert [day.date() for day in found] == [date(2026, 3, 5), date(2026, 3, 4)]
     assert sums() == right
-    assert check_days(now=now) == []
+    assert verify_rollups(now=now) == []
 
 
 def test_sums_outlive_a_ledger_that_is_kept_for_some_days(world: World) -> None:
     day = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     old = day - timedelta(days=40)
     used(world.acme, old + timedelta(hours=3))
-    tenant_actions.update_tenant(actor=SYSTEM, tenant=world.acme, keep_usage_days=35)
+    tenant_actions.update_tenant(actor=SYSTEM_ACTOR, tenant=world.acme, keep_usage_days=35)
     right = sums()
-    assert remove_old_entries() == 1
+    assert delete_expired_usage() == 1
     assert check_day(old)
     assert sums() == right
 
@@ -179,7 +179,7 @@ def test_usage_is_told_by_adapter(world: World) -> None:
     for number, adapter in enumerate(("", "tone", "tone", "law")):
         insert_records([UsageRecord(request_id=f"r{number}", adapter=adapter, **plain)])
     for width in WIDTHS:
-        question = Question(
+        question = UsageQuery(
             start=at, end=at + timedelta(hours=1), width=width, group_by=("model", "adapter")
         )
         if width == "1d":

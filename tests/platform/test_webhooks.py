@@ -50,8 +50,8 @@ def receiver(monkeypatch: pytest.MonkeyPatch) -> Any:
             return self.answers.pop(0) if self.answers else 204
 
     made = Receiver()
-    monkeypatch.setattr(webhooks, "post", made)
-    monkeypatch.setattr(webhooks, "hint", lambda *_: None)  # no worker runs
+    monkeypatch.setattr(webhooks, "post_webhook", made)
+    monkeypatch.setattr(webhooks, "send_task_best_effort", lambda *_: None)  # no worker runs
     return made
 
 
@@ -90,7 +90,7 @@ def test_two_addresses_that_are_set_at_once_leave_one_of_them(
 def deliver_due() -> int:
     """What workers do when they look for what is due; how many events were taken."""
     due = WebhookDelivery.objects.filter(next_try_at__lte=timezone.now()).order_by("pk")
-    tried = [webhooks.deliver(pk) for pk in list(due.values_list("pk", flat=True))]
+    tried = [webhooks.deliver_event(pk) for pk in list(due.values_list("pk", flat=True))]
     return sum(row is not None and row.state == "delivered" for row in tried)
 
 
@@ -108,12 +108,12 @@ def test_a_tenant_is_told_once_a_period_by_mail_and_signed_webhook(
     hook = actions.set_webhook(actor=world.admin, tenant=world.acme, url="https://x.example/in")
     of = budget(world, tokens=100)
     spend(world, of, 79)
-    assert alerts.send_alerts() == 0
+    assert alerts.send_budget_alerts() == 0
     spend(world, of, 1)
-    assert alerts.send_alerts() == 1
+    assert alerts.send_budget_alerts() == 1
     assert sorted(mail.to[0] for mail in mailoutbox) == ["admin@example.org", "owner@example.org"]
     assert "80 % of a budget of acme" in mailoutbox[0].subject
-    assert alerts.send_alerts() == 0
+    assert alerts.send_budget_alerts() == 0
     assert deliver_due() == 1
     assert deliver_due() == 0
     ((url, body, headers),) = receiver.got
@@ -125,7 +125,7 @@ def test_a_tenant_is_told_once_a_period_by_mail_and_signed_webhook(
     # The next period is told of anew.
     earlier = of.created_at - timedelta(days=2)
     Budget.objects.update(alerted_for=earlier, webhook_for=earlier)
-    assert alerts.send_alerts() == 1
+    assert alerts.send_budget_alerts() == 1
     assert (len(mailoutbox), deliver_due()) == (4, 1)
 
 
@@ -134,7 +134,7 @@ def test_an_event_is_tried_again_under_one_id_until_it_is_taken(
 ) -> None:
     actions.set_webhook(actor=world.admin, tenant=world.acme, url="https://x.example/in")
     receiver.answers = [500, 302, 204]
-    made = actions.try_webhook(actor=world.admin, tenant=world.acme)
+    made = actions.send_test_event(actor=world.admin, tenant=world.acme)
     for attempts, status, state in (
         (1, 500, "waiting"),
         (2, 302, "waiting"),
@@ -152,40 +152,40 @@ def test_an_event_is_tried_again_under_one_id_until_it_is_taken(
 def test_an_event_is_given_up_in_the_end_and_may_be_sent_again(world: World, receiver: Any) -> None:
     actions.set_webhook(actor=world.admin, tenant=world.acme, url="https://x.example/in")
     receiver.answers = [503] * 6
-    made = actions.try_webhook(actor=world.admin, tenant=world.acme)
+    made = actions.send_test_event(actor=world.admin, tenant=world.acme)
     for _ in range(9):
         deliver_due()
         due_now()
     made.refresh_from_db()
     assert (made.attempts, made.state, len(receiver.got)) == (6, "failed", 6)
     with pytest.raises(PermissionDenied):
-        actions.send_again(actor=world.member, delivery=made)
-    actions.send_again(actor=world.owner, delivery=made)
+        actions.redeliver(actor=world.member, delivery=made)
+    actions.redeliver(actor=world.owner, delivery=made)
     assert deliver_due() == 1
     made.refresh_from_db()
     with pytest.raises(Conflict):
-        actions.send_again(actor=world.owner, delivery=made)
+        actions.redeliver(actor=world.owner, delivery=made)
 
 
 def test_two_workers_send_an_event_once(
     world: World, receiver: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     actions.set_webhook(actor=world.admin, tenant=world.acme, url="https://x.example/in")
-    made = actions.try_webhook(actor=world.admin, tenant=world.acme)
+    made = actions.send_test_event(actor=world.admin, tenant=world.acme)
     seen: list[Any] = []
 
     def slow(*_: Any) -> int:
-        seen.append(webhooks.deliver(made.pk))  # another worker, meanwhile
+        seen.append(webhooks.deliver_event(made.pk))  # another worker, meanwhile
         return 204
 
-    monkeypatch.setattr(webhooks, "post", slow)
+    monkeypatch.setattr(webhooks, "post_webhook", slow)
     assert deliver_due() == 1
     assert seen == [None]
 
 
 def test_an_event_for_an_address_that_was_changed_goes_nowhere(world: World, receiver: Any) -> None:
     actions.set_webhook(actor=world.admin, tenant=world.acme, url="https://x.example/in")
-    made = actions.try_webhook(actor=world.admin, tenant=world.acme)
+    made = actions.send_test_event(actor=world.admin, tenant=world.acme)
     actions.set_webhook(actor=world.admin, tenant=world.acme, url="https://y.example/in")
     deliver_due()
     made.refresh_from_db()
@@ -196,11 +196,11 @@ def test_an_event_for_an_address_that_was_changed_goes_nowhere(world: World, rec
 def test_the_log_forgets_what_is_old_and_settled(world: World, receiver: Any) -> None:
     actions.set_webhook(actor=world.admin, tenant=world.acme, url="https://x.example/in")
     old, new, waiting = (
-        actions.try_webhook(actor=world.admin, tenant=world.acme) for _ in range(3)
+        actions.send_test_event(actor=world.admin, tenant=world.acme) for _ in range(3)
     )
-    webhooks.deliver(old.pk)
-    webhooks.deliver(new.pk)
-    long_ago = timezone.now() - webhooks.KEEP - timedelta(hours=1)
+    webhooks.deliver_event(old.pk)
+    webhooks.deliver_event(new.pk)
+    long_ago = timezone.now() - webhooks.LOG_RETENTION - timedelta(hours=1)
     WebhookDelivery.objects.exclude(pk=new.pk).update(created_at=long_ago)
     assert webhooks.forget_old() == 1
     assert set(WebhookDelivery.objects.all()) == {new, waiting}
@@ -234,7 +234,7 @@ def test_fault_62_a_webhook_into_the_private_network_is_never_called(
         actions.set_webhook(actor=world.owner, tenant=world.acme, url=url)
         settings.QUIRE = private
         spend(world, budget(world, tokens=100), 100)
-        assert alerts.send_alerts() == 1
+        assert alerts.send_budget_alerts() == 1
         assert deliver_due() == 0
         assert asked == []
         assert "private network" in WebhookDelivery.objects.get().error
@@ -267,7 +267,7 @@ def test_fault_70_an_address_that_fails_is_left_in_peace_for_a_while(
 ) -> None:
     actions.set_webhook(actor=world.admin, tenant=world.acme, url="https://x.example/in")
     for _ in range(20):
-        actions.try_webhook(actor=world.admin, tenant=world.acme)
+        actions.send_test_event(actor=world.admin, tenant=world.acme)
     receiver.answers = [503] * breaker.FAILURES
     assert deliver_due() == 0
     assert len(receiver.got) == breaker.FAILURES
@@ -278,7 +278,7 @@ def test_fault_70_an_address_that_fails_is_left_in_peace_for_a_while(
     # One that answers meanwhile begins the count anew.
     for answer in (503, 503, 503, 503, 204, 503, 503, 503, 503, 204):
         receiver.answers.append(answer)
-        actions.try_webhook(actor=world.admin, tenant=world.acme)
+        actions.send_test_event(actor=world.admin, tenant=world.acme)
         deliver_due()
     assert len(receiver.got) == breaker.FAILURES + 20 + 10
 
@@ -289,7 +289,7 @@ def test_fault_70_a_pause_ends_by_itself_and_with_a_new_address(
     monkeypatch.setattr(breaker, "PAUSE_S", 0.2)
     actions.set_webhook(actor=world.admin, tenant=world.acme, url="https://x.example/in")
     for _ in range(breaker.FAILURES + 1):
-        actions.try_webhook(actor=world.admin, tenant=world.acme)
+        actions.send_test_event(actor=world.admin, tenant=world.acme)
     receiver.answers = [503] * breaker.FAILURES
     assert deliver_due() == 0
     deadline = time.monotonic() + 30
@@ -297,14 +297,14 @@ def test_fault_70_a_pause_ends_by_itself_and_with_a_new_address(
         assert time.monotonic() < deadline
         time.sleep(0.05)
     monkeypatch.undo()
-    monkeypatch.setattr(webhooks, "post", receiver)
-    monkeypatch.setattr(webhooks, "hint", lambda *_: None)
+    monkeypatch.setattr(webhooks, "post_webhook", receiver)
+    monkeypatch.setattr(webhooks, "send_task_best_effort", lambda *_: None)
     receiver.answers = [503] * breaker.FAILURES
     for _ in range(breaker.FAILURES):
-        actions.try_webhook(actor=world.admin, tenant=world.acme)
+        actions.send_test_event(actor=world.admin, tenant=world.acme)
     deliver_due()
     actions.set_webhook(actor=world.admin, tenant=world.acme, url="https://y.example/in")
-    actions.try_webhook(actor=world.admin, tenant=world.acme)
+    actions.send_test_event(actor=world.admin, tenant=world.acme)
     assert deliver_due() == 1
 
 
@@ -315,19 +315,19 @@ def test_fault_70_a_tenant_has_a_bounded_number_of_events_waiting(
     receiver.answers = [503] * 3
     actions.set_webhook(actor=world.admin, tenant=world.acme, url="https://x.example/in")
     actions.set_webhook(actor=world.outsider, tenant=world.rival, url="https://z.example/in")
-    made = [actions.try_webhook(actor=world.admin, tenant=world.acme) for _ in range(3)]
+    made = [actions.send_test_event(actor=world.admin, tenant=world.acme) for _ in range(3)]
     deliver_due()  # in vain: they wait for their next try
     with pytest.raises(RateLimited, match="3 events wait"):
-        actions.try_webhook(actor=world.admin, tenant=world.acme)
+        actions.send_test_event(actor=world.admin, tenant=world.acme)
     # An alert is sent once there is room.
     spend(world, budget(world, tokens=100), 100)
-    assert alerts.send_alerts() == 0
+    assert alerts.send_budget_alerts() == 0
     assert "an alert of acme waits: 3 events wait" in caplog.text
-    actions.try_webhook(actor=world.outsider, tenant=world.rival)  # another's has room
+    actions.send_test_event(actor=world.outsider, tenant=world.rival)  # another's has room
     WebhookDelivery.objects.filter(pk=made[0].pk).update(next_try_at=None)
-    assert alerts.send_alerts() == 1
+    assert alerts.send_budget_alerts() == 1
     with pytest.raises(RateLimited):
-        actions.send_again(actor=world.owner, delivery=made[0])
+        actions.redeliver(actor=world.owner, delivery=made[0])
 
 
 def test_fault_70_a_tenant_is_sent_one_event_at_a_time_and_all_in_the_end(
@@ -335,21 +335,21 @@ def test_fault_70_a_tenant_is_sent_one_event_at_a_time_and_all_in_the_end(
 ) -> None:
     """A worker that meets another one leaves its event to it."""
     actions.set_webhook(actor=world.admin, tenant=world.acme, url="https://x.example/in")
-    made = [actions.try_webhook(actor=world.admin, tenant=world.acme) for _ in range(4)]
+    made = [actions.send_test_event(actor=world.admin, tenant=world.acme) for _ in range(4)]
     hints: list[int] = []
-    monkeypatch.setattr(webhooks, "hint", lambda name, pk: hints.append(pk))
+    monkeypatch.setattr(webhooks, "send_task_best_effort", lambda name, pk: hints.append(pk))
     seen: list[Any] = []
 
     def slow(*_: Any) -> int:
-        seen.extend(webhooks.deliver(each.pk) for each in made)
+        seen.extend(webhooks.deliver_event(each.pk) for each in made)
         return 204
 
-    monkeypatch.setattr(webhooks, "post", slow)
-    webhooks.deliver(made[0].pk)
+    monkeypatch.setattr(webhooks, "post_webhook", slow)
+    webhooks.deliver_event(made[0].pk)
     assert seen == [None] * 4
     assert hints == [made[1].pk]
     while hints:
-        webhooks.deliver(hints.pop())
+        webhooks.deliver_event(hints.pop())
     assert {each.state for each in WebhookDelivery.objects.all()} == {"delivered"}
 
 
@@ -358,11 +358,11 @@ def test_fault_70_each_tenant_with_something_due_gets_its_turn(
 ) -> None:
     actions.set_webhook(actor=world.admin, tenant=world.acme, url="https://x.example/in")
     actions.set_webhook(actor=world.outsider, tenant=world.rival, url="https://z.example/in")
-    first, *_ = [actions.try_webhook(actor=world.admin, tenant=world.acme) for _ in range(50)]
-    other = actions.try_webhook(actor=world.outsider, tenant=world.rival)
+    first, *_ = [actions.send_test_event(actor=world.admin, tenant=world.acme) for _ in range(50)]
+    other = actions.send_test_event(actor=world.outsider, tenant=world.rival)
     hints: list[int] = []
-    monkeypatch.setattr(webhooks, "hint", lambda name, pk: hints.append(pk))
-    assert webhooks.deliver_due() == 2
+    monkeypatch.setattr(webhooks, "send_task_best_effort", lambda name, pk: hints.append(pk))
+    assert webhooks.deliver_due_events() == 2
     assert hints == [first.pk, other.pk]
 
 
@@ -370,13 +370,13 @@ def test_fault_70_a_try_that_is_ended_counts_as_a_failure_and_comes_again(
     world: World, receiver: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     actions.set_webhook(actor=world.admin, tenant=world.acme, url="https://x.example/in")
-    made = actions.try_webhook(actor=world.admin, tenant=world.acme)
+    made = actions.send_test_event(actor=world.admin, tenant=world.acme)
 
     def ended(*_: Any) -> int:
         raise SoftTimeLimitExceeded
 
-    monkeypatch.setattr(webhooks, "post", ended)
-    webhooks.deliver(made.pk)
+    monkeypatch.setattr(webhooks, "post_webhook", ended)
+    webhooks.deliver_event(made.pk)
     made.refresh_from_db()
     assert (made.state, made.attempts, made.error) == ("waiting", 1, "The try took too long.")
     due_now()
@@ -384,10 +384,10 @@ def test_fault_70_a_try_that_is_ended_counts_as_a_failure_and_comes_again(
     def killed(*_: Any) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(webhooks, "post", killed)
+    monkeypatch.setattr(webhooks, "post_webhook", killed)
     for _ in range(5):
         with pytest.raises(KeyboardInterrupt):
-            webhooks.deliver(made.pk)
+            webhooks.deliver_event(made.pk)
         due_now()
     made.refresh_from_db()
     assert (made.state, made.attempts) == ("failed", 6)

@@ -14,11 +14,11 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management import CommandError
 from django.db import OperationalError
 
-from common.commands import explain_database
+from common.commands import raise_database_error
 from common.files import make_private
 from common.settings import check_variables, unknown_variables
 from config.connections import checked_url, database
-from config.logging import OurVariables
+from config.logging import SettingNameFilter
 from tests.platform.instance import ROOT, environment
 
 
@@ -86,7 +86,7 @@ def test_a_refused_host_is_logged_with_our_variable() -> None:
     record = logging.LogRecord(
         "x", 40, "", 0, "You may need to add 'a' to ALLOWED_HOSTS.", (), None
     )
-    assert OurVariables().filter(record)
+    assert SettingNameFilter().filter(record)
     assert record.getMessage() == "You may need to add 'a' to QUIRE_ALLOWED_HOSTS."
 
 
@@ -103,12 +103,12 @@ def test_addresses_of_a_redis_stay_as_they_are(url: str) -> None:
 
 def test_a_database_that_is_away_is_told_with_where_to_look() -> None:
     with pytest.raises(CommandError, match=r"can't be used: gone.*DATABASE_URL"):
-        explain_database(OperationalError("gone"))
+        raise_database_error(OperationalError("gone"))
 
 
 def test_fault_30_a_full_disk_is_told_as_one() -> None:
     with pytest.raises(CommandError, match=r"is full: make room there\.$"):
-        explain_database(OperationalError("database or disk is full"))
+        raise_database_error(OperationalError("database or disk is full"))
 
 
 def test_a_wrong_setting_ends_a_command_with_one_line(tmp_path: Path) -> None:

@@ -81,18 +81,18 @@ def run(llm: LLM, watch: Watch, sequence: Tokens, cut: Cut) -> list[Tokens]:
         llm.core.reset_prefix_cache()
     scheduler = llm.core.scheduler
     limits = scheduler.limits
-    before = limits.token_budget, limits.chunk
+    before = limits.token_budget, limits.max_chunk_tokens
     counted = threads.num_threads()
     wanted = len(sequence) - cut.known
     plain = SamplingParams(temperature=0, max_tokens=wanted, ignore_eos=True)
     prompts = [list(sequence[: cut.known]), *map(list, cut.beside)]
     settings = [watch.params(wanted) if i % 2 == 0 else plain for i in range(len(prompts))]
     try:
-        limits.token_budget = limits.chunk = max(cut.chunk, len(prompts))
+        limits.token_budget = limits.max_chunk_tokens = max(cut.chunk, len(prompts))
         threads.use_threads(cut.threads)
         outputs = llm.generate(prompts, settings, use_tqdm=False)
     finally:
-        limits.token_budget, limits.chunk = before
+        limits.token_budget, limits.max_chunk_tokens = before
         threads.use_threads(counted)
     return [
         (*prompt, *output.outputs[0].token_ids)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 
 from catalog.cli import NAMED
-from config.up.server_flags import OTHERS, add_server_flags
+from config.up.server_flags import UNCONFIGURABLE_FLAGS, add_server_flags
 from engine.contract.engine_config import SETTINGS
-from engine.contract.vllm_flags import FOREIGN
+from engine.contract.vllm_flags import VLLM_FLAGS
 from tools.docs.vllm_variables import VARIABLES
 
 HEAD = """# vLLM's arguments and variables
@@ -36,7 +36,7 @@ def _engine() -> list[str]:
     ours = ",\n".join(f"`{_flag(name)}`" for name in sorted(SETTINGS - NAMED))
     rows = [
         f"| `{_flag(each.name)}` | {each.outcome} | {_sentence(each.note)} |"
-        for each in sorted(FOREIGN, key=lambda each: each.name)
+        for each in sorted(VLLM_FLAGS, key=lambda each: each.name)
         if each.name not in SETTINGS
     ]
     return [
@@ -62,7 +62,7 @@ def _server() -> list[str]:
     ]
     hidden = [
         (other.flag, "refused" if other.refuse else "accepted, changes nothing", other.note)
-        for other in OTHERS
+        for other in UNCONFIGURABLE_FLAGS
     ]
     named = [
         ("--host", "effective", "address to listen on"),

@@ -10,12 +10,12 @@ import re
 from django.urls import Resolver404, resolve
 
 from engine.contract.errors import InvalidRequest
-from inference.metrics.exposition import exposition, own_families
+from inference.metrics.exposition import exposition, process_metric_families
 from inference.schemas.base import GenerateRequest
 from inference.schemas.chat import ChatRequest
 from inference.schemas.completions import CompletionRequest
 from inference.serving.respond import parse
-from inference.web.views import unknown_path
+from inference.web.views import path_not_found
 from tools.docs.vllm_inventory import (
     ALWAYS_0,
     BOTH,
@@ -58,18 +58,18 @@ def field_outcome(schema: type[GenerateRequest], name: str) -> str:
     raise LookupError(f"{name} is said to be unsupported and was taken.")
 
 
-def route_is_here(method: str, path: str) -> bool:
+def has_route(method: str, path: str) -> bool:
     """Whether an endpoint answers this method at this very path."""
     try:
         view = resolve(path, "inference.urls").func.cls
     except Resolver404:
         return False
-    return not getattr(view, "leads_nowhere", False) and hasattr(view, method.lower())
+    return not getattr(view, "is_not_found_view", False) and hasattr(view, method.lower())
 
 
 def live_metrics() -> dict[str, str]:
     """The kind of each family of a scrape."""
-    text = exposition({}, [], {"here": own_families()}).decode()
+    text = exposition({}, [], {"here": process_metric_families()}).decode()
     return dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, flags=re.MULTILINE))
 
 
@@ -104,8 +104,8 @@ def _routes() -> list[str]:
     rows = []
     for route in sorted(ROUTES, key=lambda route: route.path):
         here = "the same"
-        if not route_is_here(route.method, route.path):
-            refusal = f"404: {unknown_path(route.path).message.removesuffix('.')}"
+        if not has_route(route.method, route.path):
+            refusal = f"404: {path_not_found(route.path).message.removesuffix('.')}"
             here = f"`{route.ours}`" if route.ours else f"not here; {refusal}"
         rows.append(f"| `{route.method} {route.path}` | {here} | {route.note} |")
     return ["## Routes", "", "| route | here | |", "|---|---|---|", *rows, ""]

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.attention_args import AttentionArgs, LatentArgs
+from kernels.attention_args import AttentionArgs, MlaArgs
 from kernels.interface import ActivationSpec, ExpertLayers, LinearLayer
-from kernels.logit_edits import PenalisedRows, TokenTable
-from kernels.lora import EMBEDDING, EMBEDDING_ROWS, EXPERTS, LoraRows, MixtureRows
+from kernels.logit_edits import PenaltyRows, TokenTable
+from kernels.lora import EMBEDDING, EMBEDDING_ROWS, EXPERTS, LoraMapping, MoeLoraMapping
 from kernels.triton import attention, rope, sampling
 from kernels.triton import elementwise as norm
 from kernels.triton import moe as grouped
@@ -105,13 +105,13 @@ def sampled() -> None:
     logits, longs = empty(rows, vocab), empty(rows, dtype=torch.int64)
     doubles = empty(rows, dtype=torch.float64)
     edits, floats = sampling.TritonLogitEdits(), empty(rows)
-    edits.forbid(logits, longs, longs)
-    edits.add(logits, longs, longs, floats)
-    edits.keep(logits, longs, ints(rows, -(-vocab // 32)), empty(rows, dtype=torch.bool))
+    edits.mask_tokens(logits, longs, longs)
+    edits.add_bias(logits, longs, longs, floats)
+    edits.apply_bitmask(logits, longs, ints(rows, -(-vocab // 32)), empty(rows, dtype=torch.bool))
     table = TokenTable(ints(rows, 2048), ints(rows, 2048))
-    edits.record(table, ints(4, rows))
-    penalised = PenalisedRows(ints(rows), ints(rows), floats, floats, floats)
-    edits.penalise(logits, penalised, table, ints(rows))
+    edits.update_token_table(table, ints(4, rows))
+    penalised = PenaltyRows(ints(rows), ints(rows), floats, floats, floats)
+    edits.apply_penalties(logits, penalised, table, ints(rows))
     sampling.sample(logits, empty(rows), longs, doubles, doubles, doubles)
     sampling.argmax(logits)
     sampling.token_logprobs(logits, longs)
@@ -150,7 +150,7 @@ def latent(sequences: int, heads: int, queries: int = 1, *, cache: torch.dtype =
     """Attention over DeepSeek's latents, in a context of 8192."""
     kept = empty(4096, 1, 64, 576, dtype=cache)
     attention.latent_attention(
-        LatentArgs(
+        MlaArgs(
             q=empty(sequences * queries, heads, 576, dtype=BF16),
             cache=kept,
             latent=512,
@@ -168,8 +168,8 @@ def adapters(rows: int, dtype: torch.dtype = BF16) -> None:
     place = (0, "qkv")
     places = {place: 3, (1, EMBEDDING): 1, (1, EMBEDDING_ROWS): 0}
     slots = TritonLoraSlots(places, 8, 16, dtype, torch.device("meta"))
-    tiles = slots.most_tiles(rows)
-    there = LoraRows(ints(tiles * slots.tile(rows)), ints(tiles), ints(1))
+    tiles = slots.max_tiles(rows)
+    there = LoraMapping(ints(tiles * slots.tile(rows)), ints(tiles), ints(1))
     slots.add(place, empty(rows, 6144, dtype=dtype), empty(rows, 4096, dtype=dtype), there)
     slots.embed(1, empty(rows, 4096), empty(rows, dtype=torch.int64), there)
 
@@ -178,10 +178,10 @@ def adapted_experts(tokens: int) -> None:
     """LoRA of rank 16 of both products of 128 experts, 8 of them a token, with 8 adapters."""
     places = {(0, EXPERTS["up"]): 2, (0, EXPERTS["down"]): 1}
     slots = TritonLoraSlots(places, 8, 16, BF16, torch.device("meta"), experts=128)
-    tiles, rows = slots.most_tiles(tokens), 8 * tokens
-    there = LoraRows(ints(tiles * slots.tile(tokens)), ints(tiles), ints(1))
+    tiles, rows = slots.max_tiles(tokens), 8 * tokens
+    there = LoraMapping(ints(tiles * slots.tile(tokens)), ints(tiles), ints(1))
     groups = grouped.align(ints(rows), 128, tile_rows(rows, 128))
-    adding = AddedToExperts(MixtureRows(slots, 0, there), groups, tokens, 8)
+    adding = AddedToExperts(MoeLoraMapping(slots, 0, there), groups, tokens, 8)
     adding.up(empty(rows, 1536, dtype=BF16), empty(tokens, 2048, dtype=BF16))
     adding.down(empty(rows, 2048), empty(rows, 768, dtype=BF16))
 

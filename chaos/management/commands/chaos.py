@@ -94,7 +94,7 @@ class Command(BaseCommand):
         if options["write"]:
             _check_page(options["write"])
         try:
-            outcome = asyncio.run(_until_told(self._run(options)))
+            outcome = asyncio.run(_run_until_signal(self._run(options)))
         except StartFailed as error:
             raise CommandError(str(error)) from error
         except asyncio.CancelledError:
@@ -121,7 +121,7 @@ class Command(BaseCommand):
         self.stderr.flush()
 
 
-async def _until_told(run: Run) -> Outcome:
+async def _run_until_signal(run: Run) -> Outcome:
     """The run. A signal ends it and all that it started; a second one can't break that off."""
     task = asyncio.ensure_future(run.run())
     told = asyncio.Event()

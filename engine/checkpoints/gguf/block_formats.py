@@ -14,7 +14,7 @@ from torch import Tensor
 
 from engine.checkpoints.gguf import file as types
 from engine.quantization.packing import IntegerFormat
-from kernels.interface import Integers
+from kernels.interface import IntegerRows
 
 
 class Blocks(NamedTuple):
@@ -41,9 +41,9 @@ class Blocks(NamedTuple):
             result -= self.minima[..., None]
         return result.flatten(1)
 
-    def integers(self) -> Integers:
+    def integers(self) -> IntegerRows:
         """As the kernels take them."""
-        return Integers(self.values, self.scales, self.minima)
+        return IntegerRows(self.values, self.scales, self.minima)
 
 
 def _half(raw: Tensor, at: int) -> Tensor:

@@ -45,7 +45,7 @@ def experts(values: Metadata) -> Fields:
     return found
 
 
-def particulars(values: Metadata, head_dim: int) -> Fields:
+def family_fields(values: Metadata, head_dim: int) -> Fields:
     """What goes over what is usual. Raises `ModelLoadError` for what isn't supported."""
     more = _MORE.get(values.architecture)
     return {} if more is None else more(values, head_dim)
@@ -304,7 +304,7 @@ def make_config(header: Header, bytes_of: BytesOf) -> dict[str, Any]:
         "dtype": _dtype(header),
         **_rope_scaling(values, bytes_of),
         **experts(values),
-        **particulars(values, head_dim),
+        **family_fields(values, head_dim),
     }
 
 

@@ -120,40 +120,40 @@ class Header:
 
 def read_header(buffer: Buffer) -> Header:
     """Raises `ModelLoadError` for anything but a sound GGUF file of version 2 or 3."""
-    cursor = _Cursor(buffer)
+    cursor = _Reader(buffer)
     if cursor.take(4) != _MAGIC:
-        raise broken("it doesn't begin with GGUF")
+        raise corrupt_file_error("it doesn't begin with GGUF")
     version = cursor.number("<u4")
     if version not in _VERSIONS:
-        raise broken(f"its version is {version}; {_VERSIONS} are read")
+        raise corrupt_file_error(f"its version is {version}; {_VERSIONS} are read")
     num_tensors, num_values = cursor.number("<u8"), cursor.number("<u8")
     metadata: dict[str, Any] = {}
     cursor.check_count(num_values, 13)
     for _ in range(num_values):
         key = cursor.string()
         if key in metadata:
-            raise broken(f"{key} is given twice")
+            raise corrupt_file_error(f"{key} is given twice")
         metadata[key] = cursor.value(cursor.number("<u4"))
     cursor.check_count(num_tensors, 25)
     found = [_tensor(cursor) for _ in range(num_tensors)]
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
-        raise broken(f"general.alignment is {alignment!r}, which is no power of two")
+        raise corrupt_file_error(f"general.alignment is {alignment!r}, which is no power of two")
     start = -(-cursor.at // alignment) * alignment
-    return Header(metadata, _placed(found, start, alignment, len(buffer)))
+    return Header(metadata, _tensor_offsets(found, start, alignment, len(buffer)))
 
 
-def broken(what: str) -> ModelLoadError:
+def corrupt_file_error(what: str) -> ModelLoadError:
     """The error of a file that isn't sound."""
     return ModelLoadError(f"This is no sound GGUF file: {what}.", param="model")
 
 
-def _tensor(cursor: _Cursor) -> TensorInfo:
+def _tensor(cursor: _Reader) -> TensorInfo:
     """A tensor with its offset from the data's start."""
     name = cursor.string()
     dimensions = cursor.number("<u4")
     if not 1 <= dimensions <= _MOST_DIMENSIONS:
-        raise broken(f"{name!r} has {dimensions} dimensions")
+        raise corrupt_file_error(f"{name!r} has {dimensions} dimensions")
     sizes = [cursor.number("<u8") for _ in range(dimensions)]
     kind, offset = cursor.number("<u4"), cursor.number("<u8")
     block = BLOCKS.get(kind)
@@ -164,12 +164,12 @@ def _tensor(cursor: _Cursor) -> TensorInfo:
             param="model",
         )
     if sizes[0] % block.values or not all(sizes):
-        raise broken(f"{name!r} {sizes} has no whole blocks of {block.values}")
+        raise corrupt_file_error(f"{name!r} {sizes} has no whole blocks of {block.values}")
     nbytes = math.prod(sizes) // block.values * block.nbytes
     return TensorInfo(name, tuple(reversed(sizes)), kind, offset, nbytes)
 
 
-def _placed(
+def _tensor_offsets(
     found: list[TensorInfo], start: int, alignment: int, size: int
 ) -> dict[str, TensorInfo]:
     """Tensors by name, offsets from the file's start. They lie within it and apart."""
@@ -178,18 +178,18 @@ def _placed(
     for info in sorted(found, key=lambda info: info.offset):
         at = start + info.offset
         if info.offset % alignment or at < end or at + info.nbytes > size:
-            raise broken(
+            raise corrupt_file_error(
                 f"{info.name!r} ({info.nbytes} bytes at {at}) overlaps another tensor, isn't "
                 f"aligned or lies outside of the file's {size} bytes"
             )
         if info.name in tensors:
-            raise broken(f"{info.name!r} is there twice")
+            raise corrupt_file_error(f"{info.name!r} is there twice")
         tensors[info.name] = TensorInfo(info.name, info.shape, info.kind, at, info.nbytes)
         end = at + info.nbytes
     return tensors
 
 
-class _Cursor:
+class _Reader:
     """Reads on from where it is, never past the end."""
 
     def __init__(self, buffer: Buffer) -> None:
@@ -206,7 +206,9 @@ class _Cursor:
     def check_count(self, count: int, least: int) -> None:
         """Raise unless `count` things of at least `least` bytes may follow."""
         if count * least > self._size - self.at:
-            raise broken(f"at byte {self.at} it promises more than its {self._size} bytes hold")
+            raise corrupt_file_error(
+                f"at byte {self.at} it promises more than its {self._size} bytes hold"
+            )
 
     def number(self, kind: str) -> Any:
         """One number."""
@@ -219,7 +221,7 @@ class _Cursor:
         """One string; bytes that are no UTF-8 are replaced."""
         count = self.number("<u8")
         if count > _MOST_STRING_BYTES:
-            raise broken(f"a string of {count} bytes")
+            raise corrupt_file_error(f"a string of {count} bytes")
         return self.take(count).decode("utf-8", errors="replace")
 
     def value(self, kind: int) -> Any:
@@ -229,7 +231,7 @@ class _Cursor:
         if kind == _ARRAY:
             return self._array()
         if kind not in _NUMBERS:
-            raise broken(f"a value of the unknown type {kind}")
+            raise corrupt_file_error(f"a value of the unknown type {kind}")
         number = self.number(_NUMBERS[kind])
         return bool(number) if kind == _BOOL else number
 
@@ -239,10 +241,10 @@ class _Cursor:
             self.check_count(count, 8)
             self._strings_left -= count
             if self._strings_left < 0:
-                raise broken(f"more than {_MOST_STRINGS} strings")
+                raise corrupt_file_error(f"more than {_MOST_STRINGS} strings")
             return [self.string() for _ in range(count)]
         if kind not in _NUMBERS:
-            raise broken(f"an array of type {kind}")
+            raise corrupt_file_error(f"an array of type {kind}")
         dtype = np.dtype(_NUMBERS[kind])
         self.check_count(count, dtype.itemsize)
         return np.frombuffer(self.take(count * dtype.itemsize), dtype)
@@ -401,7 +403,7 @@ class GGUFFiles:
             _check_part(header, part, len(headers))
             twice = tensors.keys() & header.tensors.keys()
             if twice:
-                raise broken(f"{min(twice)!r} is in two of its parts")
+                raise corrupt_file_error(f"{min(twice)!r} is in two of its parts")
             tensors |= header.tensors
             self._part_of |= dict.fromkeys(header.tensors, part)
         self.header = Header(headers[0].metadata, tensors)
@@ -424,10 +426,10 @@ class GGUFFiles:
 def _check_part(header: Header, part: int, count: int) -> None:
     said = header.metadata.get("split.count", 0)
     if not isinstance(said, int):
-        raise broken("split.count is no number")
+        raise corrupt_file_error("split.count is no number")
     number = header.metadata.get("split.no")
     number = number if isinstance(number, int) else None
     if (count > 1 or said) and (said, number) != (count, part):
         if count == 1 and said == 1:
             return
-        raise broken(f"it is part {number} of {said}, and not part {part} of {count}")
+        raise corrupt_file_error(f"it is part {number} of {said}, and not part {part} of {count}")

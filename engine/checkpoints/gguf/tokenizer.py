@@ -9,7 +9,7 @@ import numpy as np
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
-from engine.checkpoints.gguf.file import Header, broken
+from engine.checkpoints.gguf.file import Header, corrupt_file_error
 from engine.contract.errors import ModelLoadError
 
 _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 2, 3, 4, 5, 6
@@ -63,11 +63,13 @@ class Vocabulary:
         self._metadata = header.metadata
         self.tokens = self._strings("tokens")
         if not self.tokens:
-            raise broken("it has no tokenizer.ggml.tokens")
+            raise corrupt_file_error("it has no tokenizer.ggml.tokens")
         kinds = self._metadata.get("tokenizer.ggml.token_type")
         self.kinds = [1] * len(self.tokens) if kinds is None else self._numbers(kinds, int)
         if len(self.kinds) != len(self.tokens):
-            raise broken("tokenizer.ggml.token_type has not as many entries as there are tokens")
+            raise corrupt_file_error(
+                "tokenizer.ggml.token_type has not as many entries as there are tokens"
+            )
         # A name that is there twice would leave ids that nothing can be written with.
         self.ids: dict[str, int] = {}
         for index, token in enumerate(self.tokens):
@@ -76,13 +78,13 @@ class Vocabulary:
     def _strings(self, key: str) -> list[str]:
         value = self._metadata.get(f"tokenizer.ggml.{key}", [])
         if not isinstance(value, list):
-            raise broken(f"tokenizer.ggml.{key} is no list of strings")
+            raise corrupt_file_error(f"tokenizer.ggml.{key} is no list of strings")
         return value
 
     @staticmethod
     def _numbers(value: Any, kind: type) -> list[Any]:
         if not isinstance(value, np.ndarray) or not np.isfinite(value).all():
-            raise broken("what should be a list of numbers is none")
+            raise corrupt_file_error("what should be a list of numbers is none")
         return [kind(number) for number in value]
 
     @property
@@ -90,7 +92,7 @@ class Vocabulary:
         """Pairs, the first one merged first."""
         pairs = [tuple(merge.split(" ")) for merge in self._strings("merges")]
         if any(len(pair) != 2 for pair in pairs):
-            raise broken("an entry of tokenizer.ggml.merges is no pair")
+            raise corrupt_file_error("an entry of tokenizer.ggml.merges is no pair")
         known = self.ids
         return [
             (left, right)
@@ -104,7 +106,9 @@ class Vocabulary:
         value = self._metadata.get("tokenizer.ggml.scores")
         scores = [] if value is None else self._numbers(value, float)
         if len(scores) != len(self.tokens):
-            raise broken("tokenizer.ggml.scores has not as many entries as there are tokens")
+            raise corrupt_file_error(
+                "tokenizer.ggml.scores has not as many entries as there are tokens"
+            )
         return scores
 
     def token(self, role: str) -> str | None:
@@ -118,14 +122,14 @@ class Vocabulary:
         if index is None:
             return None
         if not isinstance(index, int) or not 0 <= index < len(self.tokens):
-            raise broken(f"tokenizer.ggml.{role}_token_id is {index!r}")
+            raise corrupt_file_error(f"tokenizer.ggml.{role}_token_id is {index!r}")
         return index
 
-    def says(self, key: str, default: bool) -> bool:
+    def metadata_flag(self, key: str, default: bool) -> bool:
         """A switch. Raises `ModelLoadError` for what is neither true nor false."""
         value = self._metadata.get(f"tokenizer.ggml.{key}", default)
         if not isinstance(value, (bool, int)):
-            raise broken(f"tokenizer.ggml.{key} is neither true nor false")
+            raise corrupt_file_error(f"tokenizer.ggml.{key} is neither true nor false")
         return bool(value)
 
     @property
@@ -155,9 +159,9 @@ def make_tokenizer(header: Header) -> tokenizers.Tokenizer:
     except ModelLoadError:
         raise
     except Exception as error:  # the library knows no other kind
-        raise broken(f"its tokenizer can't be made: {error}") from error
+        raise corrupt_file_error(f"its tokenizer can't be made: {error}") from error
     bos = vocabulary.token("bos")
-    if bos is not None and vocabulary.says("add_bos_token", with_bos):
+    if bos is not None and vocabulary.metadata_flag("add_bos_token", with_bos):
         made.post_processor = processors.TemplateProcessing(
             single=[bos, "$A"],
             pair=[bos, "$A", "$B:1"],
@@ -225,7 +229,7 @@ def _sentence_piece(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
         byte_fallback=True,
     )
     made = tokenizers.Tokenizer(model)
-    prefix = vocabulary.says("add_space_prefix", True)
+    prefix = vocabulary.metadata_flag("add_space_prefix", True)
     spaces = normalizers.Replace(" ", "▁")
     made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), spaces]) if prefix else spaces
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]

@@ -15,11 +15,11 @@ from engine.checkpoints.gguf import file as types
 from engine.checkpoints.gguf.block_formats import FORMATS, READERS
 from engine.checkpoints.gguf.file import GGUFFiles, Metadata, TensorInfo, heads_of
 from engine.checkpoints.gguf.names import expert_of, gguf_name
-from engine.checkpoints.safetensors import MappedFile, ReadTally, SparingTrim, trim_heap
+from engine.checkpoints.safetensors import MappedFile, PeriodicTrim, ReadProgress, trim_heap
 from engine.contract.errors import ModelLoadError
 from engine.quantization.formats.matrices import row_numbers
-from engine.quantization.packing import Matrix, Plain, Rows
-from kernels.interface import Integers
+from engine.quantization.packing import DequantizedSource, Rows, WeightSource
+from kernels.interface import IntegerRows
 
 # -- Products that checkpoints keep as one tensor, and GGUF as two: which, and where each row is.
 
@@ -29,7 +29,7 @@ _DELTA = re.compile(r"model\.layers\.(\d+)\.linear_attn\.in_proj_qkvz\.weight")
 
 
 @dataclass(frozen=True, slots=True)
-class Fused:
+class FusedTensor:
     """How a checkpoint's tensor lies in a file.
 
     Attributes:
@@ -43,7 +43,7 @@ class Fused:
     places: Callable[[], tuple[Tensor, Tensor]]
 
 
-def fused_of(name: str, values: Metadata) -> Fused | None:
+def fused_of(name: str, values: Metadata) -> FusedTensor | None:
     """How a checkpoint's tensor lies in a file; None: as one tensor."""
     if match := _SHARED.fullmatch(name):
         return _gate_and_up(f"blk.{match.group(1)}.", values)
@@ -53,7 +53,7 @@ def fused_of(name: str, values: Metadata) -> Fused | None:
     return _by_key_head(f"blk.{match.group(1)}.", values)
 
 
-def _gate_and_up(at: str, values: Metadata) -> Fused:
+def _gate_and_up(at: str, values: Metadata) -> FusedTensor:
     """Granite's MLP; beside experts it's the one that every token goes through."""
     kind = "" if values.has(f"{at}ffn_gate.weight") else "_shexp"
     gate, up = (f"{at}ffn_{part}{kind}.weight" for part in ("gate", "up"))
@@ -64,10 +64,10 @@ def _gate_and_up(at: str, values: Metadata) -> Fused:
         rows = torch.arange(2 * size)
         return rows // size, rows % size
 
-    return Fused((gate, up), (size, size), places)
+    return FusedTensor((gate, up), (size, size), places)
 
 
-def _by_key_head(at: str, values: Metadata) -> Fused:
+def _by_key_head(at: str, values: Metadata) -> FusedTensor:
     """Qwen3-Next: of each key head its query, key, values and gates; a file has all queries, all
     keys and all values, and the gates by themselves.
     """
@@ -82,10 +82,10 @@ def _by_key_head(at: str, values: Metadata) -> Fused:
         return gates.long().repeat(heads), row_of.flatten()
 
     stored = f"{at}attn_qkv.weight", f"{at}attn_gate.weight"
-    return Fused(stored, (2 * keys + heads * wide, heads * wide), places)
+    return FusedTensor(stored, (2 * keys + heads * wide, heads * wide), places)
 
 
-# -- A tensor of a GGUF file as a `Matrix`.
+# -- A tensor of a GGUF file as a `WeightSource`.
 
 
 _FLOATS = {types.F32: torch.float32, types.F16: torch.float16, types.BF16: torch.bfloat16}
@@ -93,7 +93,7 @@ _FLOATS = {types.F32: torch.float32, types.F16: torch.float16, types.BF16: torch
 _READ_BYTES = 32
 
 
-class GGUFMatrix(Plain):
+class GGUFMatrix(DequantizedSource):
     """Rows of a tensor, in an order of our own where `order` (int64 [N]) says so."""
 
     def __init__(
@@ -103,7 +103,7 @@ class GGUFMatrix(Plain):
         self.shape = shape
         self.row_bytes = shape[1] * (_READ_BYTES if info.kind in READERS else block.nbytes)
         self.source = types.name_of(info.kind)
-        self.stored_bits = 8 * block.nbytes // block.values
+        self.bits = 8 * block.nbytes // block.values
         self.quantized = info.kind in READERS
         self.integers = FORMATS.get(info.kind)
         self._kind, self._order = info.kind, order
@@ -118,12 +118,12 @@ class GGUFMatrix(Plain):
         return self._raw[rows if self._order is None else self._order[rows]]
 
     def floats(self, rows: Rows) -> Tensor:
-        """See `Matrix`."""
+        """See `WeightSource`."""
         raw = self._of(rows)
         return READERS[self._kind](raw).floats() if self.quantized else raw
 
-    def as_integers(self, rows: Rows) -> Integers:
-        """See `Matrix`."""
+    def as_integers(self, rows: Rows) -> IntegerRows:
+        """See `WeightSource`."""
         if self.integers is None:
             raise ValueError(f"{types.name_of(self._kind)} has no format of the kernels")
         return READERS[self._kind](self._of(rows)).integers()
@@ -132,8 +132,8 @@ class GGUFMatrix(Plain):
 # -- A weight whose rows a file keeps in several tensors.
 
 
-class Gathered(Plain):
-    """A `Matrix` of rows of others.
+class GatheredMatrix(DequantizedSource):
+    """A `WeightSource` of rows of others.
 
     Args:
         parts: of as many columns each.
@@ -145,20 +145,20 @@ class Gathered(Plain):
         self.shape = (len(row_of), parts[0].shape[1])
         self.row_bytes = max(part.row_bytes for part in parts)
         self.source = ", ".join(dict.fromkeys(part.source for part in parts))
-        self.stored_bits = max(part.stored_bits for part in parts)
+        self.bits = max(part.bits for part in parts)
         self.quantized = any(part.quantized for part in parts)
         formats = {part.integers for part in parts}
         self.integers = formats.pop() if len(formats) == 1 else None
 
     def floats(self, rows: Rows) -> Tensor:
-        """See `Matrix`."""
+        """See `WeightSource`."""
         return self._taken(rows, lambda part, at: [part.floats(at)])[0]
 
-    def as_integers(self, rows: Rows) -> Integers:
-        """See `Matrix`."""
+    def as_integers(self, rows: Rows) -> IntegerRows:
+        """See `WeightSource`."""
         if self.integers is None:
             raise ValueError(f"{self.source} has no format of the kernels")
-        whole: list[Integers] = []
+        whole: list[IntegerRows] = []
 
         def read(part: GGUFMatrix, at: Tensor) -> list[Tensor]:
             whole.append(part.as_integers(at))
@@ -170,7 +170,7 @@ class Gathered(Plain):
             second[0] if second and getattr(whole[0], kind) is not None else None
             for kind in ("minima", "zeros")
         )
-        return Integers(values, scales, minima, zeros)
+        return IntegerRows(values, scales, minima, zeros)
 
     def _taken(
         self, rows: Rows, read: Callable[[GGUFMatrix, Tensor], list[Tensor]]
@@ -222,10 +222,10 @@ def bias_tensors(name: str) -> list[str]:
     return [f"blk.{layer}.{part}.bias" for part in _PARTS[kind]]
 
 
-def in_turns(first: GGUFMatrix, second: GGUFMatrix) -> Gathered:
+def interleave_rows(first: GGUFMatrix, second: GGUFMatrix) -> GatheredMatrix:
     """Rows of two in turns."""
     rows = torch.arange(first.shape[0] * 2)
-    return Gathered((first, second), rows % 2, rows // 2)
+    return GatheredMatrix((first, second), rows % 2, rows // 2)
 
 
 #: Of the tokenizer and of rotary embedding, which config.json has.
@@ -246,8 +246,8 @@ class GGUFWeights:
         self._architecture, self._family = self._values.architecture, self._values.family
         self._heads = heads_of(header)
         self._read: set[str] = set()
-        self._trim = SparingTrim()
-        self._tally = ReadTally(sum(info.nbytes for info in self._tensors.values()))
+        self._trim = PeriodicTrim()
+        self._tally = ReadProgress(sum(info.nbytes for info in self._tensors.values()))
 
     def __contains__(self, name: str) -> bool:
         fused = fused_of(name, self._values)
@@ -260,7 +260,7 @@ class GGUFWeights:
         shared = stored in self._tensors or ".shared_mlp." not in name
         return stored if shared else stored.replace("_shexp", "")
 
-    def matrix(self, name: str, shape: tuple[int, int]) -> Matrix:
+    def matrix(self, name: str, shape: tuple[int, int]) -> WeightSource:
         """A tensor of two dimensions, to be read some rows at a time. Raises as `get`."""
         if self._family.in_turns and (found := expert_tensors(name)):
             return self._expert_in_turns(*found, shape)
@@ -268,7 +268,7 @@ class GGUFWeights:
             return self._gathered(fused, shape)
         return self._matrix(name, shape, shape)
 
-    def _gathered(self, fused: Fused, shape: tuple[int, int]) -> Gathered:
+    def _gathered(self, fused: FusedTensor, shape: tuple[int, int]) -> GatheredMatrix:
         infos = [self._info(stored) for stored in fused.stored]
         parts = [
             self._made(info, (size, shape[1]), None)
@@ -282,7 +282,7 @@ class GGUFWeights:
             )
         for info in infos:
             self._tally.add(info.name, info.nbytes)
-        return Gathered(parts, *fused.places())
+        return GatheredMatrix(parts, *fused.places())
 
     def is_packed(self, name: str) -> bool:
         """Whether `matrix` gives one of the experts that checkpoints have as one tensor.
@@ -291,14 +291,16 @@ class GGUFWeights:
         """
         return self._family.in_turns and expert_tensors(f"{name}.weight") is not None
 
-    def _expert_in_turns(self, names: list[str], expert: int, shape: tuple[int, int]) -> Matrix:
+    def _expert_in_turns(
+        self, names: list[str], expert: int, shape: tuple[int, int]
+    ) -> WeightSource:
         rows = shape[0] // len(names)
         parts = []
         for stored in names:
             info = self._info(stored)
             parts.append(self._made(self._one_expert(info, expert), (rows, shape[1]), None))
             self._tally.add(f"{stored} {expert}", info.nbytes // info.shape[0])
-        return parts[0] if len(parts) == 1 else in_turns(*parts)
+        return parts[0] if len(parts) == 1 else interleave_rows(*parts)
 
     def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """One tensor in a float dtype.
@@ -394,7 +396,7 @@ class GGUFWeights:
         self._files.release()
         self._trim()
 
-    def unread(self) -> list[str]:
+    def unused_names(self) -> list[str]:
         """Names that nobody asked for."""
         return sorted(self._tensors.keys() - self._read - set(_IGNORED))
 

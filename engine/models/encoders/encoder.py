@@ -14,15 +14,15 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from engine.kv_cache.kv_cache_config import KVLayout
+from engine.kv_cache.kv_cache_config import KVCacheConfig
 from engine.models.encoders.encoder_spec import EncoderSpec
-from engine.models.forward_context import AttentionContext
-from engine.models.layers.linear import LinearDescription, LinearPart
+from engine.models.forward_context import AttentionMetadata
+from engine.models.layers.linear import FusedLinear, LinearPart
 from engine.models.layers.moe import Weights
 from engine.models.layers.norm import LayerNorm, NoNorm, Norm, Transform, chain
-from engine.models.lora import AdaptedLinear, CurrentStep
+from engine.models.lora import LoraContext, LoraLinear
 from engine.models.rotary_embedding import RopeSpec, cos_sin_table
-from engine.models.supports_lora import Adaptable
+from engine.models.supports_lora import SupportsLoRA
 from kernels import KernelSet, LinearLayer
 from kernels.interface import ActivationSpec
 from kernels.layers import activation, gated_activation
@@ -31,7 +31,7 @@ from kernels.tensors import to_device
 # -- Attention in both directions over sequences of many lengths, without padding.
 
 
-class Sequences:
+class LengthBatches:
     """The sequences of one step, sorted by length: those of one length are one dense batch.
 
     Args:
@@ -91,7 +91,7 @@ class BidirectionalAttention:
     reach: int = 0
     bias_table: Tensor | None = None
 
-    def __call__(self, x: Tensor, positions: Tensor, sequences: Sequences) -> Tensor:
+    def __call__(self, x: Tensor, positions: Tensor, sequences: LengthBatches) -> Tensor:
         """[T, hidden] of the same; tokens are sorted as in `sequences`."""
         qkv = self.project(x).unflatten(-1, (3, self.num_heads, self.head_dim))
         if self.cos_sin is not None:
@@ -153,16 +153,16 @@ class EncoderLayer:
     mlp_norm: Norm
     pre: bool
 
-    def __call__(self, x: Tensor, positions: Tensor, sequences: Sequences) -> Tensor:
+    def __call__(self, x: Tensor, positions: Tensor, sequences: LengthBatches) -> Tensor:
         """[T, hidden] of the same."""
         if self.pre:
             x = x + self.attention(self.attention_norm(x), positions, sequences)
             return x + self.mlp(self.mlp_norm(x))
-        x = self.attention_norm.add(self.attention(x, positions, sequences), x)
-        return self.mlp_norm.add(self.mlp(x), x)
+        x = self.attention_norm.add_and_norm(self.attention(x, positions, sequences), x)
+        return self.mlp_norm.add_and_norm(self.mlp(x), x)
 
 
-def encoder_linears(spec: EncoderSpec) -> list[dict[str, LinearDescription]]:
+def encoder_linears(spec: EncoderSpec) -> list[dict[str, FusedLinear]]:
     """Each layer's linear layers by the slots that adapters name, by names without the prefix."""
     inner, names = spec.num_heads * spec.head_dim, spec.names
     found = []
@@ -171,9 +171,9 @@ def encoder_linears(spec: EncoderSpec) -> list[dict[str, LinearDescription]]:
 
         def linear(
             parts: Sequence[str], rows: int, columns: int, bias: bool, at: str = at
-        ) -> LinearDescription:
+        ) -> FusedLinear:
             each = tuple(LinearPart(at + name, rows // len(parts)) for name in parts)
-            return LinearDescription(parts=each, columns=columns, bias=bias)
+            return FusedLinear(parts=each, columns=columns, bias=bias)
 
         up = spec.intermediate_size * (2 if spec.gated else 1)
         found.append(
@@ -189,7 +189,7 @@ def encoder_linears(spec: EncoderSpec) -> list[dict[str, LinearDescription]]:
     return found
 
 
-class EncoderBuilder:
+class EncoderLoader:
     """Builds layers from weights, one at a time.
 
     Args:
@@ -208,7 +208,7 @@ class EncoderBuilder:
         dtype: torch.dtype,
         max_model_len: int,
         weights: Weights,
-        step: CurrentStep,
+        step: LoraContext,
     ) -> None:
         self._step, self._described = step, encoder_linears(spec)
         self.linears: list[dict[str, LinearLayer]] = [{} for _ in self._described]
@@ -253,7 +253,7 @@ class EncoderBuilder:
             weight.to(self.dtype).contiguous(), torch.cat(biases) if biases else None
         )
         self.linears[index][slot] = layer
-        return AdaptedLinear(self.ops, layer, (index, slot), self._step)
+        return LoraLinear(self.ops, layer, (index, slot), self._step)
 
     def layer(self, index: int) -> EncoderLayer:
         """One layer."""
@@ -306,7 +306,7 @@ class EncoderBuilder:
         return chain(self.linear(index, "up"), act, self.linear(index, "down"))
 
 
-class NativeEncoder(Adaptable):
+class NativeEncoder(SupportsLoRA):
     """Bidirectional transformer.
 
     Args:
@@ -337,7 +337,7 @@ class NativeEncoder(Adaptable):
     def load(self, weights: Weights, progress: Callable[[int, int], None]) -> None:
         """Read all weights; `progress(done, total)` is called after each layer."""
         spec, names = self.spec, self.spec.names
-        builder = EncoderBuilder(
+        builder = EncoderLoader(
             spec, self.ops, self.weight_dtype, self.max_model_len, weights, self._step
         )
         total = spec.num_layers + 1
@@ -358,8 +358,8 @@ class NativeEncoder(Adaptable):
         self._linears = builder.linears
         self._final_norm: Norm = builder.norm(names.final_norm)
 
-    def linears(self, layer: int) -> Mapping[str, LinearLayer]:
-        """See `Adaptable`."""
+    def lora_linears(self, layer: int) -> Mapping[str, LinearLayer]:
+        """See `SupportsLoRA`."""
         return self._linears[layer]
 
     @property
@@ -375,7 +375,11 @@ class NativeEncoder(Adaptable):
         return 0
 
     def allocate_kv(
-        self, num_blocks: int, block_size: int, dtype: torch.dtype, layout: KVLayout | None = None
+        self,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        layout: KVCacheConfig | None = None,
     ) -> None:
         """There is no KV cache."""
 
@@ -384,7 +388,7 @@ class NativeEncoder(Adaptable):
 
     @torch.inference_mode()
     def forward(
-        self, token_ids: Tensor, context: AttentionContext, token_types: Tensor | None = None
+        self, token_ids: Tensor, context: AttentionMetadata, token_types: Tensor | None = None
     ) -> Tensor:
         """Hidden states after the last layer.
 
@@ -397,15 +401,15 @@ class NativeEncoder(Adaptable):
         Returns:
             float32 [num_tokens, hidden].
         """
-        sequences = Sequences(context.query_start_loc, token_ids.device)
+        sequences = LengthBatches(context.query_start_loc, token_ids.device)
         positions = sequences.sorted(context.positions)
         types = None if token_types is None else sequences.sorted(token_types)
-        adapters, rows = self._moved(context, lambda: sequences.places(len(token_ids)))
+        adapters, rows = self._permute_adapters(context, lambda: sequences.places(len(token_ids)))
         ids = sequences.sorted(token_ids)
         x = self.embedding[ids].float()
         self._adapt_embedding(x, ids, adapters, rows)
         x = self._positioned(x, positions, types)
-        with self._through(adapters, rows):
+        with self._lora_context(adapters, rows):
             for layer in self.layers:
                 x = layer(x, positions, sequences)
         return sequences.restored(self._final_norm(x)).float()

@@ -106,7 +106,7 @@ class EncoderSpec:
         return ()
 
     @property
-    def windows(self) -> tuple[int, ...]:
+    def sliding_windows(self) -> tuple[int, ...]:
         """Sliding windows of the KV cache: there's none."""
         return ()
 

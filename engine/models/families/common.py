@@ -99,7 +99,7 @@ def common_fields(name: str, config: Config) -> dict[str, Any]:
         "vocab_size": int(config["vocab_size"]),
         "max_position_embeddings": int(config["max_position_embeddings"]),
         "rope": rope_spec(config, rotary_dim(config, head_dim)),
-        "windows": (0,) * layers,
+        "sliding_windows": (0,) * layers,
         "norm_eps": float(config.get("rms_norm_eps", 1e-6)),
         "activation": activation_of(config),
         "tie_embeddings": bool(config.get("tie_word_embeddings", False)),

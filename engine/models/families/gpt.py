@@ -128,7 +128,7 @@ def gpt_neo(config: Config) -> dict[str, Any]:
         "mlp_bias": True,
         "names": GPT_NEO,
         "attention_scale": 1.0,
-        "windows": tuple(windows[kind] for kind in kinds),
+        "sliding_windows": tuple(windows[kind] for kind in kinds),
     }
 
 

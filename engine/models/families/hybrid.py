@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from engine.contract.errors import BadModelConfig, ModelLoadError
-from engine.models.decoder_spec import MoeSpec, StateSpec, WeightNames
+from engine.models.decoder_spec import MambaSpec, MoeSpec, WeightNames
 from engine.models.families.common import Config, Family, refuse
 from engine.models.families.llama import granite, llama
 
@@ -75,7 +75,7 @@ def qwen3_next(config: Config) -> dict[str, Any]:
         **llama(config),
         "qk_norm": "rms_head",
         "norm_offset": 1.0,
-        "gated_attention": True,
+        "attention_output_gate": True,
         "moe": moe if moe.num_experts else None,
         "states": _delta(config, _carried(config, types)),
     }
@@ -97,7 +97,7 @@ def _carried(config: Config, default: list[str]) -> tuple[bool, ...]:
     return tuple(kind in _CARRYING for kind in types)
 
 
-def _mamba2(config: Config, layers: tuple[bool, ...]) -> StateSpec:
+def _mamba2(config: Config, layers: tuple[bool, ...]) -> MambaSpec:
     heads = _size(config, "mamba_n_heads")
     values = int(config["mamba_expand"] * int(config["hidden_size"]))
     size = config.get("mamba_d_head", "auto")
@@ -110,7 +110,7 @@ def _mamba2(config: Config, layers: tuple[bool, ...]) -> StateSpec:
         )
     least, most = config.get("time_step_limit") or (0.0, math.inf)
     groups = _divisor(config, "mamba_n_groups", heads, "mamba_n_heads")
-    return StateSpec(
+    return MambaSpec(
         kind="mamba2",
         layers=layers,
         num_heads=heads,
@@ -124,11 +124,11 @@ def _mamba2(config: Config, layers: tuple[bool, ...]) -> StateSpec:
     )
 
 
-def _delta(config: Config, layers: tuple[bool, ...]) -> StateSpec | None:
+def _delta(config: Config, layers: tuple[bool, ...]) -> MambaSpec | None:
     if not any(layers):
         return None
     heads = _size(config, "linear_num_value_heads")
-    return StateSpec(
+    return MambaSpec(
         kind="delta",
         layers=layers,
         num_heads=heads,
@@ -137,7 +137,7 @@ def _delta(config: Config, layers: tuple[bool, ...]) -> StateSpec | None:
         key_size=_size(config, "linear_key_head_dim"),
         conv_width=_size(config, "linear_conv_kernel_dim"),
         inputs="linear_attn.in_proj_qkvz",
-        rates="linear_attn.in_proj_ba",
+        dt_proj="linear_attn.in_proj_ba",
         conv="linear_attn.conv1d",
         decay="linear_attn.A_log",
         rate_bias="linear_attn.dt_bias",

@@ -67,7 +67,7 @@ def cohere2(config: Config) -> dict[str, Any]:
     rope = rope_spec(config, rotary_dim(config, head_dim))
     return {
         **cohere({**config, "use_qk_norm": False}),
-        "windows": windows,
+        "sliding_windows": windows,
         "layer_ropes": tuple(rope if window else None for window in windows),
     }
 
@@ -83,7 +83,7 @@ def starcoder2(config: Config) -> dict[str, Any]:
         "mlp_bias": bias,
         "gated": False,
         "names": WeightNames(up=("mlp.c_fc",), down="mlp.c_proj"),
-        "windows": window_everywhere(config),
+        "sliding_windows": window_everywhere(config),
     }
 
 

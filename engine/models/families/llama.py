@@ -53,7 +53,7 @@ def gemma2(config: Config) -> dict[str, Any]:
         "attention_scale": float(config["query_pre_attn_scalar"]) ** -0.5,
         "attention_soft_cap": float(config.get("attn_logit_softcapping") or 0.0),
         "logit_soft_cap": float(config.get("final_logit_softcapping") or 0.0),
-        "windows": windows_by_type(config, every_nth_full(config, 2)),
+        "sliding_windows": windows_by_type(config, every_nth_full(config, 2)),
     }
 
 
@@ -68,7 +68,7 @@ def gemma3(config: Config) -> dict[str, Any]:
     return {
         **gemma2({**config, "layer_types": None}),
         "qk_norm": "rms_head",
-        "windows": windows,
+        "sliding_windows": windows,
         "rope": whole,
         "layer_ropes": tuple(local if window else whole for window in windows),
     }
@@ -143,23 +143,23 @@ def llama(config: Config) -> dict[str, Any]:
         "qkv_bias": bias,
         "o_bias": bias,
         "mlp_bias": bool(config.get("mlp_bias", False)),
-        "windows": (0,) * int(config["num_hidden_layers"]),
+        "sliding_windows": (0,) * int(config["num_hidden_layers"]),
     }
 
 
 def mistral(config: Config) -> dict[str, Any]:
     """Mistral: a window on every layer."""
-    return {"windows": window_everywhere(config)}
+    return {"sliding_windows": window_everywhere(config)}
 
 
 def qwen2(config: Config) -> dict[str, Any]:
     """Qwen 2: biases of queries, keys and values."""
-    return {"qkv_bias": bool(config.get("qkv_bias", True)), "windows": qwen_windows(config)}
+    return {"qkv_bias": bool(config.get("qkv_bias", True)), "sliding_windows": qwen_windows(config)}
 
 
 def qwen3(config: Config) -> dict[str, Any]:
     """Qwen 3: queries and keys are normed by head."""
-    return {**llama(config), "qk_norm": "rms_head", "windows": qwen_windows(config)}
+    return {**llama(config), "qk_norm": "rms_head", "sliding_windows": qwen_windows(config)}
 
 
 def qwen_windows(config: Config) -> tuple[int, ...]:
@@ -176,7 +176,7 @@ def qwen_windows(config: Config) -> tuple[int, ...]:
 
 def phi3(config: Config) -> dict[str, Any]:
     """Phi-3: fused projections, LongRoPE."""
-    return {"names": FUSED, "windows": window_everywhere(config)}
+    return {"names": FUSED, "sliding_windows": window_everywhere(config)}
 
 
 def granite(config: Config) -> dict[str, Any]:
@@ -199,7 +199,7 @@ def smollm3(config: Config) -> dict[str, Any]:
     return {
         **llama(config),
         "layer_ropes": tuple(rope if turned else None for turned in rotated),
-        "windows": windows_by_type(config, types)
+        "sliding_windows": windows_by_type(config, types)
         if config.get("use_sliding_window")
         else (0,) * layers,
     }
@@ -277,7 +277,7 @@ def olmo3(config: Config) -> dict[str, Any]:
     local = _windowed_rope(config, dim, whole)
     return {
         **olmo2(config),
-        "windows": windows,
+        "sliding_windows": windows,
         "rope": whole,
         "layer_ropes": tuple(local if window else whole for window in windows),
     }

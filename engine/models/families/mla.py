@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from engine.contract.errors import BadModelConfig, ModelLoadError
-from engine.models.decoder_spec import LatentSpec, MoeSpec
+from engine.models.decoder_spec import MlaSpec, MoeSpec
 from engine.models.families.common import Config, Family, refuse
 from engine.models.rotary_embedding import RopeSpec, rope_spec
 
@@ -74,11 +74,11 @@ def latent_attention(config: Config) -> dict[str, Any]:
             "(q_lora_rank).",
             param="attention_bias",
         )
-    latents = LatentSpec(
+    latents = MlaSpec(
         query_rank=rank,
-        rank=_size(config, "kv_lora_rank"),
-        plain_size=_size(config, "qk_nope_head_dim"),
-        rotated_size=size,
+        kv_lora_rank=_size(config, "kv_lora_rank"),
+        qk_nope_head_dim=_size(config, "qk_nope_head_dim"),
+        qk_rope_head_dim=size,
         value_size=_size(config, "v_head_dim"),
         bias=bias,
     )

@@ -26,7 +26,7 @@ def mixtral(config: Config) -> dict[str, Any]:
         experts="block_sparse_moe.experts.",
         expert_names=("w1", "w3", "w2"),
     )
-    return {"moe": moe, "windows": window_everywhere(config)}
+    return {"moe": moe, "sliding_windows": window_everywhere(config)}
 
 
 def qwen2_moe(config: Config) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def qwen2_moe(config: Config) -> dict[str, Any]:
 
 def qwen3_moe(config: Config) -> dict[str, Any]:
     """Qwen 3 MoE."""
-    return {**qwen3(config), "windows": _qwen3_windows(config), "moe": _qwen_experts(config)}
+    return {**qwen3(config), "sliding_windows": _qwen3_windows(config), "moe": _qwen_experts(config)}
 
 
 def olmoe(config: Config) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def gpt_oss(config: Config) -> dict[str, Any]:
         "activation": "swiglu_clamped",
         "activation_limit": float(config.get("swiglu_limit", 7.0)),
         "activation_alpha": float(config.get("swiglu_alpha", 1.702)),
-        "windows": windows_by_type(config, every_nth_full(config, 2)),
+        "sliding_windows": windows_by_type(config, every_nth_full(config, 2)),
     }
 
 

@@ -48,7 +48,7 @@ def phi3small(config: Config) -> dict[str, Any]:
         "attention_scale": float(config["mup_attn_multiplier"]) / size if by_size else 0.0,
         "embedding_scale": max(0.0, float(config["mup_embedding_multiplier"])) or 1.0,
         "logit_scale": 1.0 / (float(config["mup_width_multiplier"]) or 1.0),
-        "hidden_tokens": _hidden_tokens(config),
+        "suppressed_tokens": _hidden_tokens(config),
         "sparse": BlockSparse(
             block=_size(config, "blocksparse_block_size"),
             local=_size(config, "blocksparse_num_local_blocks"),
@@ -325,7 +325,7 @@ def arctic(config: Config) -> dict[str, Any]:
         "names": ARCTIC,
         # The MLP beside experts is as wide as the hidden states.
         "residual_size": int(config["hidden_size"]) if beside else 0,
-        "windows": window_everywhere(config),
+        "sliding_windows": window_everywhere(config),
     }
 
 

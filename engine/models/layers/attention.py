@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.models.forward_context import AttentionContext, LayerCache
+from engine.models.forward_context import AttentionMetadata, LayerCache
 from engine.models.layers.norm import Transform
 from kernels import KernelSet
 from kernels.attention_args import AttentionArgs, BlockSparse
 
 
 @dataclass(slots=True, kw_only=True)
-class Attention:
+class SelfAttention:
     """What one layer's attention is made of, fixed at load.
 
     Attributes:
@@ -45,7 +45,7 @@ class Attention:
     alibi_slopes: Tensor | None = None
     sinks: Tensor | None = None
 
-    def __call__(self, x: Tensor, context: AttentionContext, cache: LayerCache) -> Tensor:
+    def __call__(self, x: Tensor, context: AttentionMetadata, cache: LayerCache) -> Tensor:
         """[num_tokens, hidden] of the same. First writes the step's keys and values."""
         ops, heads = self.ops, (-1, self.head_dim)
         key_cache, value_cache, key_scales, value_scales = cache
@@ -95,7 +95,7 @@ class Attention:
 
 
 @dataclass(frozen=True, slots=True)
-class Clamped:
+class ClampQKV:
     """Clamps to +- limit in place."""
 
     limit: float
@@ -106,7 +106,7 @@ class Clamped:
 
 
 @dataclass(frozen=True, slots=True)
-class FullWidthNorm:
+class QKRMSNorm:
     """RMSNorm over all of a token's queries, and over all of its keys.
 
     Attributes:
@@ -128,7 +128,7 @@ class FullWidthNorm:
 
 
 @dataclass(slots=True)
-class HeadLayerNorm:
+class PerHeadLayerNorm:
     """LayerNorm of each head, in place, on the first columns of q, k and v side by side.
 
     Attributes:

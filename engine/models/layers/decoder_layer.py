@@ -12,23 +12,23 @@ from typing import Any
 
 from torch import Tensor
 
-from engine.models.decoder_spec import DecoderSpec, LatentSpec, MoeSpec, StateSpec
-from engine.models.forward_context import AttentionContext
-from engine.models.layers.attention import Attention, Clamped, FullWidthNorm, HeadLayerNorm
+from engine.models.decoder_spec import DecoderSpec, MambaSpec, MlaSpec, MoeSpec
+from engine.models.forward_context import AttentionMetadata
+from engine.models.layers.attention import ClampQKV, PerHeadLayerNorm, QKRMSNorm, SelfAttention
 from engine.models.layers.linear import (
     AttentionDescription,
     AttentionWeights,
-    ExpertsDescription,
+    FusedLinear,
     LatentDescription,
     LatentWeights,
     LayerDescription,
     LayerWeights,
-    LinearDescription,
     LinearPart,
     MeetingWeights,
     MlpDescription,
     MlpWeights,
     ModelDescription,
+    MoeBlock,
     NormDescription,
     RowOrder,
     Split,
@@ -36,10 +36,10 @@ from engine.models.layers.linear import (
     StateWeights,
     TableDescription,
 )
-from engine.models.layers.mamba import StateMixer
-from engine.models.layers.mla import LatentAttention
-from engine.models.layers.norm import NoNorm, Norm, Scaled, Transform, chain, mlp_of, norm_of
-from engine.models.lora import AdaptedExperts, AdaptedLinear, CurrentStep
+from engine.models.layers.mamba import MambaMixer
+from engine.models.layers.mla import MlaAttention
+from engine.models.layers.norm import NoNorm, Norm, Scale, Transform, chain, make_norm, mlp_of
+from engine.models.lora import LoraContext, LoraLinear, LoraMoe
 from kernels import KernelSet, LinearLayer
 from kernels.interface import ActivationSpec, HeadNormWeights, NormWeights
 
@@ -53,7 +53,7 @@ def describe(spec: DecoderSpec) -> ModelDescription:
         names.embedding if spec.tie_embeddings else names.lm_head,
         spec.lm_head_bias,
         spec.normalized_head,
-        spec.hidden_tokens,
+        spec.suppressed_tokens,
     )
     return ModelDescription(
         embedding=None if spec.tie_embeddings else TableDescription(names.embedding),
@@ -100,11 +100,9 @@ def describe_layer(spec: DecoderSpec, index: int) -> LayerDescription:
 
 def _linear(
     name: str, rows: int, columns: int, bias: bool, split: Split = "", quantized: bool = True
-) -> LinearDescription:
+) -> FusedLinear:
     parts = (LinearPart(name, rows),)
-    return LinearDescription(
-        parts=parts, columns=columns, bias=bias, split=split, quantized=quantized
-    )
+    return FusedLinear(parts=parts, columns=columns, bias=bias, split=split, quantized=quantized)
 
 
 def _meeting(
@@ -121,7 +119,7 @@ def _attention(spec: DecoderSpec, index: int, at: str) -> AttentionDescription:
     names = spec.names
     kv_heads = spec.layer_kv_heads[index] if spec.layer_kv_heads else spec.num_kv_heads
     kv_size = kv_heads * spec.head_dim
-    queries = spec.q_size * (2 if spec.gated_attention else 1)
+    queries = spec.q_size * (2 if spec.attention_output_gate else 1)
     sizes: tuple[int, ...] = (queries, kv_size, kv_size)
     order: RowOrder = ""
     if len(names.qkv) == 1:
@@ -131,7 +129,7 @@ def _attention(spec: DecoderSpec, index: int, at: str) -> AttentionDescription:
         order = "repeated"
     parts = tuple(LinearPart(at + name, rows) for name, rows in zip(names.qkv, sizes, strict=True))
     return AttentionDescription(
-        qkv=LinearDescription(
+        qkv=FusedLinear(
             parts=parts, columns=spec.hidden_size, bias=spec.qkv_bias, split="rows", order=order
         ),
         o=_linear(at + names.o, spec.hidden_size, spec.q_size, spec.o_bias, "columns"),
@@ -140,13 +138,13 @@ def _attention(spec: DecoderSpec, index: int, at: str) -> AttentionDescription:
         k_norm=at + names.k_norm if spec.qk_norm else "",
         kv_heads=kv_heads,
         rope=spec.rope_of(index),
-        window=spec.windows[index] if spec.windows else 0,
+        window=spec.sliding_windows[index] if spec.sliding_windows else 0,
         sinks=at + names.sinks if spec.sinks else "",
         sparse=spec.sparse if spec.sparse_layers and spec.sparse_layers[index] else None,
     )
 
 
-def _latents(spec: DecoderSpec, latents: LatentSpec, at: str) -> LatentDescription:
+def _latents(spec: DecoderSpec, latents: MlaSpec, at: str) -> LatentDescription:
     heads, rank = spec.num_heads, latents.query_rank
     name, rows = latents.queries, heads * latents.query_size
     queries = None
@@ -154,14 +152,16 @@ def _latents(spec: DecoderSpec, latents: LatentSpec, at: str) -> LatentDescripti
         queries = _linear(at + latents.query_heads, rows, rank, False, "rows")
         name, rows = latents.query_latent, rank
     parts = LinearPart(at + name, rows), LinearPart(at + latents.latent, latents.width)
-    pairs = heads * (latents.plain_size + latents.value_size)
+    pairs = heads * (latents.qk_nope_head_dim + latents.value_size)
     return LatentDescription(
         latents=latents,
-        inputs=LinearDescription(parts=parts, columns=spec.hidden_size, bias=latents.bias),
+        inputs=FusedLinear(parts=parts, columns=spec.hidden_size, bias=latents.bias),
         queries=queries,
         query_norm=NormDescription(at + latents.query_norm if rank else "", rank),
-        latent_norm=NormDescription(at + latents.latent_norm, latents.rank),
-        heads=_linear(at + latents.heads, pairs, latents.rank, False, "rows", quantized=False),
+        latent_norm=NormDescription(at + latents.latent_norm, latents.kv_lora_rank),
+        heads=_linear(
+            at + latents.heads, pairs, latents.kv_lora_rank, False, "rows", quantized=False
+        ),
         o=_linear(
             at + spec.names.o, spec.hidden_size, heads * latents.value_size, spec.o_bias, "columns"
         ),
@@ -169,15 +169,15 @@ def _latents(spec: DecoderSpec, latents: LatentSpec, at: str) -> LatentDescripti
     )
 
 
-def _state(spec: DecoderSpec, state: StateSpec, at: str) -> StateDescription:
+def _state(spec: DecoderSpec, state: MambaSpec, at: str) -> StateDescription:
     hidden, values, norm_size = spec.hidden_size, state.values, state.values
     if state.kind == "delta":
         norm_size = state.value_size
     return StateDescription(
         state=state,
         inputs=_linear(at + state.inputs, state.input_rows, hidden, state.bias),
-        rates=_linear(at + state.rates, 2 * state.num_heads, hidden, state.bias)
-        if state.rates
+        rates=_linear(at + state.dt_proj, 2 * state.num_heads, hidden, state.bias)
+        if state.dt_proj
         else None,
         conv=at + state.conv,
         decay=at + state.decay,
@@ -191,7 +191,7 @@ def _state(spec: DecoderSpec, state: StateSpec, at: str) -> StateDescription:
 def _mlp(spec: DecoderSpec, up: tuple[str, ...], down: str, inner: int) -> MlpDescription:
     rows = inner * (2 if spec.gated else 1) // len(up)
     return MlpDescription(
-        LinearDescription(
+        FusedLinear(
             parts=tuple(LinearPart(name, rows) for name in up),
             columns=spec.hidden_size,
             bias=spec.mlp_bias,
@@ -204,20 +204,20 @@ def _mlp(spec: DecoderSpec, up: tuple[str, ...], down: str, inner: int) -> MlpDe
     )
 
 
-def _experts(spec: DecoderSpec, at: str, moe: MoeSpec) -> ExpertsDescription:
+def _experts(spec: DecoderSpec, at: str, moe: MoeSpec) -> MoeBlock:
     hidden = spec.hidden_size
     router = _linear(at + moe.router, moe.num_experts, hidden, moe.router_bias, quantized=False)
     if not moe.shared_size:
-        return ExpertsDescription(router, moe, at)
+        return MoeBlock(router, moe, at)
     first = at + moe.shared
     up = tuple(first + name for name in moe.shared_up)
     shared = _mlp(spec, up, first + moe.shared_down, moe.shared_size)
     gate = _linear(at + moe.shared_gate, 1, hidden, False, quantized=False)
-    return ExpertsDescription(router, moe, at, shared, gate if moe.shared_gate else None)
+    return MoeBlock(router, moe, at, shared, gate if moe.shared_gate else None)
 
 
-#: What lets tokens meet. Attention takes a `LayerCache`, what carries a state `LayerStates`.
-Meeting = Attention | LatentAttention | StateMixer
+#: What lets tokens meet. Attention takes a `LayerCache`, what carries a state `LayerStateCache`.
+Meeting = SelfAttention | MlaAttention | MambaMixer
 
 
 @dataclass(slots=True)
@@ -233,7 +233,7 @@ class SequentialLayer:
         self,
         x: Tensor,
         residual: Tensor,
-        context: AttentionContext,
+        context: AttentionMetadata,
         cache: Any,
         rows: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
@@ -241,8 +241,8 @@ class SequentialLayer:
         x = self.attention(x, context, cache)
         if rows is not None:
             x, residual = x[rows], residual[rows]
-        x = self.mlp(self.mlp_norm.add(x, residual))
-        return self.next_norm.add(x, residual), residual
+        x = self.mlp(self.mlp_norm.add_and_norm(x, residual))
+        return self.next_norm.add_and_norm(x, residual), residual
 
 
 @dataclass(slots=True)
@@ -258,7 +258,7 @@ class ParallelLayer:
         self,
         x: Tensor,
         residual: Tensor,
-        context: AttentionContext,
+        context: AttentionMetadata,
         cache: Any,
         rows: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
@@ -267,7 +267,7 @@ class ParallelLayer:
         if rows is not None:
             attended, x, residual = attended[rows], x[rows], residual[rows]
         x = self.mlp(x if self.mlp_norm is None else self.mlp_norm(residual))
-        return self.next_norm.add(x.add_(attended), residual), residual
+        return self.next_norm.add_and_norm(x.add_(attended), residual), residual
 
 
 @dataclass(slots=True)
@@ -289,7 +289,7 @@ class ResidualExpertsLayer:
         self,
         x: Tensor,
         residual: Tensor,
-        context: AttentionContext,
+        context: AttentionMetadata,
         cache: Any,
         rows: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
@@ -298,8 +298,8 @@ class ResidualExpertsLayer:
         if rows is not None:
             x, residual = x[rows], residual[rows]
         chosen = self.experts(self.experts_norm(residual))
-        x = self.mlp(self.mlp_norm.add(x, residual))
-        return self.next_norm.add(x.add_(chosen), residual), residual
+        x = self.mlp(self.mlp_norm.add_and_norm(x, residual))
+        return self.next_norm.add_and_norm(x.add_(chosen), residual), residual
 
 
 Layer = SequentialLayer | ParallelLayer | ResidualExpertsLayer
@@ -308,11 +308,11 @@ Layer = SequentialLayer | ParallelLayer | ResidualExpertsLayer
 # -- Layers that run operation by operation, made from their weights.
 
 
-def adapted(ops: KernelSet, layer: LayerWeights, index: int, step: CurrentStep) -> LayerWeights:
+def adapted(ops: KernelSet, layer: LayerWeights, index: int, step: LoraContext) -> LayerWeights:
     """The layer whose linear layers also do what adapters say."""
 
     def one(linear: LinearLayer, slot: str) -> LinearLayer:
-        return AdaptedLinear(ops, linear, (index, slot), step)
+        return LoraLinear(ops, linear, (index, slot), step)
 
     def mlp(weights: MlpWeights | None, prefix: str) -> MlpWeights | None:
         if weights is None:
@@ -334,35 +334,35 @@ def adapted(ops: KernelSet, layer: LayerWeights, index: int, step: CurrentStep) 
     experts = layer.experts
     return replace(
         layer,
-        experts=None if experts is None else AdaptedExperts(experts, index, step),
+        experts=None if experts is None else LoraMoe(experts, index, step),
         attention=meeting(layer.attention),
         mlp=mlp(layer.mlp, ""),
         residual_mlp=mlp(layer.residual_mlp, "residual_"),
     )
 
 
-def plain_layer(
+def build_layer(
     spec: DecoderSpec, ops: KernelSet, layer: LayerWeights, following: NormWeights
 ) -> Layer:
     """One layer; `following` is the norm of the next one, or the last."""
 
     def norm(weights: NormWeights) -> Norm:
-        return norm_of(ops, weights, spec.hidden_size, spec.norm_eps)
+        return make_norm(ops, weights, spec.hidden_size, spec.norm_eps)
 
     def finished(first: Transform, out_norm: NormWeights) -> Transform:
         """With the norm and the factor that come before the residual."""
         after: list[Transform] = [] if out_norm.kind == "none" else [norm(out_norm)]
         if spec.residual_scale != 1.0:
-            after.append(Scaled(spec.residual_scale))
+            after.append(Scale(spec.residual_scale))
         return chain(first, *after)
 
     out_norm, attention = layer.attention_out_norm, layer.attention
-    meeting: Attention | LatentAttention | StateMixer
+    meeting: SelfAttention | MlaAttention | MambaMixer
     if isinstance(attention, StateWeights):
         output = finished(attention.output, out_norm)
-        meeting = StateMixer(ops=ops, weights=attention, output=output, eps=spec.norm_eps)
+        meeting = MambaMixer(ops=ops, weights=attention, output=output, eps=spec.norm_eps)
     elif isinstance(attention, LatentWeights):
-        meeting = LatentAttention(
+        meeting = MlaAttention(
             ops=ops,
             weights=attention,
             output=finished(attention.o, out_norm),
@@ -389,17 +389,17 @@ def plain_layer(
 
 def _plain_layers_attention(
     spec: DecoderSpec, ops: KernelSet, weights: AttentionWeights
-) -> Attention:
-    return Attention(
+) -> SelfAttention:
+    return SelfAttention(
         ops=ops,
-        project=chain(weights.qkv, *_after_qkv(spec, ops, weights)),
+        project=chain(weights.qkv, *_qkv_transforms(spec, ops, weights)),
         output=weights.o,
         sizes=(
-            spec.q_size * (2 if spec.gated_attention else 1),
+            spec.q_size * (2 if spec.attention_output_gate else 1),
             spec.kv_size,
             spec.kv_size,
         ),
-        gated=spec.gated_attention,
+        gated=spec.attention_output_gate,
         head_dim=spec.head_dim,
         scale=spec.attention_scale or spec.head_dim**-0.5,
         eps=spec.norm_eps,
@@ -415,19 +415,23 @@ def _plain_layers_attention(
     )
 
 
-def _after_qkv(spec: DecoderSpec, ops: KernelSet, weights: AttentionWeights) -> list[Transform]:
+def _qkv_transforms(
+    spec: DecoderSpec, ops: KernelSet, weights: AttentionWeights
+) -> list[Transform]:
     """What happens to queries, keys and values before they are rotated."""
     found: list[Transform] = []
     if weights.q_full_norm is not None and weights.k_full_norm is not None:
-        found.append(FullWidthNorm(ops, weights.q_full_norm, weights.k_full_norm, spec.norm_eps))
+        found.append(QKRMSNorm(ops, weights.q_full_norm, weights.k_full_norm, spec.norm_eps))
     if weights.q_head_norm is not None:
         found.append(_head_norm(spec, weights.q_head_norm, 0, spec.num_heads))
     if weights.k_head_norm is not None:
         found.append(_head_norm(spec, weights.k_head_norm, spec.q_size, spec.num_kv_heads))
     if spec.clip_qkv:
-        found.append(Clamped(spec.clip_qkv))
+        found.append(ClampQKV(spec.clip_qkv))
     return found
 
 
-def _head_norm(spec: DecoderSpec, norm: HeadNormWeights, start: int, heads: int) -> HeadLayerNorm:
-    return HeadLayerNorm(start, heads, spec.head_dim, norm.weight, norm.bias, spec.norm_eps)
+def _head_norm(
+    spec: DecoderSpec, norm: HeadNormWeights, start: int, heads: int
+) -> PerHeadLayerNorm:
+    return PerHeadLayerNorm(start, heads, spec.head_dim, norm.weight, norm.bias, spec.norm_eps)

@@ -14,17 +14,17 @@ from typing import Literal
 
 from torch import Tensor
 
-from engine.models.decoder_spec import LatentSpec, MoeSpec, QKNorm, StateSpec
+from engine.models.decoder_spec import MambaSpec, MlaSpec, MoeSpec, QKNorm
 from engine.models.rotary_embedding import RopeSpec
 from kernels import LinearLayer
 from kernels.attention import BlockSparse
 from kernels.interface import (
     NO_NORM,
     ActivationSpec,
-    HeadLinears,
     HeadNormWeights,
     MixtureOfExperts,
     NormWeights,
+    PerHeadLinear,
     ScanWeights,
 )
 
@@ -47,7 +47,7 @@ class LinearPart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LinearDescription:
+class FusedLinear:
     """A linear layer: its parts over each other, [rows, columns].
 
     Attributes:
@@ -97,8 +97,8 @@ class AttentionDescription:
         sparse: blocks of tokens that are seen; None: all.
     """
 
-    qkv: LinearDescription
-    o: LinearDescription
+    qkv: FusedLinear
+    o: FusedLinear
     qk_norm: QKNorm
     q_norm: str
     k_norm: str
@@ -108,7 +108,7 @@ class AttentionDescription:
     sinks: str
     sparse: BlockSparse | None = None
 
-    def linears(self) -> Iterator[tuple[str, LinearDescription]]:
+    def linears(self) -> Iterator[tuple[str, FusedLinear]]:
         """Its linear layers, by their slots."""
         yield "qkv", self.qkv
         yield "o", self.o
@@ -126,17 +126,17 @@ class StateDescription:
         norm: of what the heads give.
     """
 
-    state: StateSpec
-    inputs: LinearDescription
-    rates: LinearDescription | None
+    state: MambaSpec
+    inputs: FusedLinear
+    rates: FusedLinear | None
     conv: str
     decay: str
     rate_bias: str
     skip: str
     norm: NormDescription
-    output: LinearDescription
+    output: FusedLinear
 
-    def linears(self) -> Iterator[tuple[str, LinearDescription]]:
+    def linears(self) -> Iterator[tuple[str, FusedLinear]]:
         """Its linear layers, by their slots."""
         yield "state_in", self.inputs
         if self.rates is not None:
@@ -159,16 +159,16 @@ class LatentDescription:
         rope: None: no rotation.
     """
 
-    latents: LatentSpec
-    inputs: LinearDescription
-    queries: LinearDescription | None
+    latents: MlaSpec
+    inputs: FusedLinear
+    queries: FusedLinear | None
     query_norm: NormDescription
     latent_norm: NormDescription
-    heads: LinearDescription
-    o: LinearDescription
+    heads: FusedLinear
+    o: FusedLinear
     rope: RopeSpec | None
 
-    def linears(self) -> Iterator[tuple[str, LinearDescription]]:
+    def linears(self) -> Iterator[tuple[str, FusedLinear]]:
         """Its linear layers, by their slots."""
         yield "latent_in", self.inputs
         if self.queries is not None:
@@ -180,14 +180,14 @@ class LatentDescription:
 class MlpDescription:
     """up (gate over up, where it is gated), the activation, down."""
 
-    up: LinearDescription
-    down: LinearDescription
+    up: FusedLinear
+    down: FusedLinear
     activation: ActivationSpec
     gated: bool
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertsDescription:
+class MoeBlock:
     """A mixture of experts.
 
     Attributes:
@@ -198,11 +198,11 @@ class ExpertsDescription:
         shared_gate: hidden size to 1, whose sigmoid weighs it.
     """
 
-    router: LinearDescription
+    router: FusedLinear
     moe: MoeSpec
     layer: str
     shared: MlpDescription | None = None
-    shared_gate: LinearDescription | None = None
+    shared_gate: FusedLinear | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,17 +224,17 @@ class LayerDescription:
     attention: AttentionDescription | StateDescription | LatentDescription
     attention_out_norm: NormDescription
     mlp_norm: NormDescription | None
-    mlp: MlpDescription | ExpertsDescription
+    mlp: MlpDescription | MoeBlock
     mlp_out_norm: NormDescription
     residual_norm: NormDescription | None = None
     residual_mlp: MlpDescription | None = None
 
-    def linears(self) -> Iterator[LinearDescription]:
+    def linears(self) -> Iterator[FusedLinear]:
         """Its linear layers, but for the experts that tokens are sent to."""
         yield from (linear for _, linear in self.attention.linears())
         if isinstance(self.attention, LatentDescription):
             yield self.attention.heads
-        if isinstance(self.mlp, ExpertsDescription):
+        if isinstance(self.mlp, MoeBlock):
             yield self.mlp.router
             if self.mlp.shared_gate is not None:
                 yield self.mlp.shared_gate
@@ -278,17 +278,17 @@ class ModelDescription:
     final_norm: NormDescription
 
 
-def experts_of(experts: ExpertsDescription) -> Iterator[tuple[str, LinearDescription]]:
+def experts_of(experts: MoeBlock) -> Iterator[tuple[str, FusedLinear]]:
     """Each expert's, by names of its own whichever way a checkpoint keeps them."""
     moe, hidden = experts.moe, experts.router.columns
     gate, up, down = moe.expert_names
     for index in range(moe.num_experts):
         at, inner = f"{experts.layer}{moe.experts}{index}.", moe.intermediate_size
         both = (LinearPart(f"{at}{gate}", inner), LinearPart(f"{at}{up}", inner))
-        yield f"up.{index}", LinearDescription(parts=both, columns=hidden)
+        yield f"up.{index}", FusedLinear(parts=both, columns=hidden)
         yield (
             f"down.{index}",
-            LinearDescription(parts=(LinearPart(f"{at}{down}", hidden),), columns=inner),
+            FusedLinear(parts=(LinearPart(f"{at}{down}", hidden),), columns=inner),
         )
 
 
@@ -325,7 +325,7 @@ class AttentionWeights:
 class StateWeights:
     """See `StateDescription`. `conv` [width, channels] and what follows are float32."""
 
-    state: StateSpec
+    state: MambaSpec
     inputs: LinearLayer
     rates: LinearLayer | None
     output: LinearLayer
@@ -350,13 +350,13 @@ class LatentWeights:
         out_of: of each head, from the latents' weighted sum to that of its values.
     """
 
-    latents: LatentSpec
+    latents: MlaSpec
     inputs: LinearLayer
     queries: LinearLayer | None
     query_norm: Tensor | None
     latent_norm: Tensor
-    into: HeadLinears
-    out_of: HeadLinears
+    into: PerHeadLinear
+    out_of: PerHeadLinear
     o: LinearLayer
     cos_sin: Tensor | None
 
@@ -411,7 +411,7 @@ def named_tensors(weights: object, name: str) -> Iterator[tuple[str, Tensor]]:
     """The tensors of some weights, by the names of their fields behind `name`."""
     if isinstance(weights, Tensor):
         yield name, weights
-    elif isinstance(weights, LinearLayer | MixtureOfExperts | HeadLinears):
+    elif isinstance(weights, LinearLayer | MixtureOfExperts | PerHeadLinear):
         for part, tensor in weights.tensors().items():
             yield f"{name}.{part}", tensor
     elif is_dataclass(weights):

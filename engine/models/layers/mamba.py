@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.models.decoder_spec import StateSpec
-from engine.models.forward_context import AttentionContext
+from engine.models.decoder_spec import MambaSpec
+from engine.models.forward_context import AttentionMetadata
 from engine.models.layers.linear import StateWeights
 from engine.models.layers.norm import Transform
 from kernels import KernelSet
@@ -19,7 +19,7 @@ _FEWEST_ROWS = 4
 
 
 @dataclass(slots=True)
-class LayerStates:
+class LayerStateCache:
     """What one layer keeps of each sequence, by its row of the running batch.
 
     Attributes:
@@ -39,11 +39,11 @@ class StateTable:
     A row's memory is taken when its first sequence comes, and kept for the next one.
     """
 
-    def __init__(self, state: StateSpec, ops: KernelSet) -> None:
+    def __init__(self, state: MambaSpec, ops: KernelSet) -> None:
         self._state, self._ops = state, ops
         nobody = StateRows(torch.zeros(1, dtype=torch.int32), torch.zeros(0, dtype=torch.int64))
-        self.layers: dict[int, LayerStates] = {
-            layer: LayerStates(*self._rows(0), nobody)
+        self.layers: dict[int, LayerStateCache] = {
+            layer: LayerStateCache(*self._rows(0), nobody)
             for layer, carried in enumerate(state.layers)
             if carried
         }
@@ -60,7 +60,7 @@ class StateTable:
         device = self._ops.device
         return torch.zeros(conv, device=device), torch.zeros(scan, device=device)
 
-    def begin(self, context: AttentionContext) -> None:
+    def gather_states(self, context: AttentionMetadata) -> None:
         """Make the tables ready for a step's sequences: those at position 0 start anew.
 
         Raises RuntimeError for a sequence that goes on from where its state isn't.
@@ -89,7 +89,7 @@ class StateTable:
                 layer.scan[fresh] = 0.0
         self._under_way = rows, first + counts
 
-    def end(self) -> None:
+    def scatter_states(self) -> None:
         """All layers have taken in the step's tokens."""
         rows, tokens = self._under_way
         self._tokens[rows] = tokens
@@ -105,7 +105,7 @@ class StateTable:
 
 
 @dataclass(slots=True, kw_only=True)
-class StateMixer:
+class MambaMixer:
     """One layer's product, convolution, recurrence, gated norm and product.
 
     Attributes:
@@ -118,7 +118,7 @@ class StateMixer:
     output: Transform
     eps: float
 
-    def __call__(self, x: Tensor, context: AttentionContext, cache: LayerStates) -> Tensor:
+    def __call__(self, x: Tensor, context: AttentionMetadata, cache: LayerStateCache) -> Tensor:
         """[num_tokens, hidden] of the same. Takes the step's tokens into their states."""
         weights, state = self.weights, self.weights.state
         delta = state.kind == "delta"

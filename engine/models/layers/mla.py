@@ -13,15 +13,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.models.forward_context import AttentionContext, LayerCache
+from engine.models.forward_context import AttentionMetadata, LayerCache
 from engine.models.layers.linear import LatentWeights
 from engine.models.layers.norm import Transform
 from kernels import KernelSet
-from kernels.interface import LatentArgs
+from kernels.interface import MlaArgs
 
 
 @dataclass(slots=True, kw_only=True)
-class LatentAttention:
+class MlaAttention:
     """What one layer's attention is made of, fixed at load.
 
     Attributes:
@@ -38,20 +38,20 @@ class LatentAttention:
     scale: float
     neox: bool
 
-    def __call__(self, x: Tensor, context: AttentionContext, cache: LayerCache) -> Tensor:
+    def __call__(self, x: Tensor, context: AttentionMetadata, cache: LayerCache) -> Tensor:
         """[num_tokens, hidden] of the same. First writes the step's latents."""
         weights, sizes = self.weights, self.weights.latents
         made, kept = self._made(x)
         queries = self._queries(made)
         q = queries.new_empty((len(x), self.heads, sizes.width))
-        q[..., : sizes.rotated_size] = queries[..., sizes.plain_size :]
-        weights.into(queries[..., : sizes.plain_size], q[..., sizes.rotated_size :])
+        q[..., : sizes.qk_rope_head_dim] = queries[..., sizes.qk_nope_head_dim :]
+        weights.into(queries[..., : sizes.qk_nope_head_dim], q[..., sizes.qk_rope_head_dim :])
         self._keep(q, kept, context.positions, context.slot_mapping, cache)
-        found = self.ops.latent_attention(
-            LatentArgs(
+        found = self.ops.mla_attention(
+            MlaArgs(
                 q=q,
                 cache=cache.keys,
-                latent=sizes.rank,
+                latent=sizes.kv_lora_rank,
                 block_tables=context.block_tables,
                 seq_lens=context.seq_lens,
                 query_start_loc=context.query_start_loc,
@@ -73,7 +73,7 @@ class LatentAttention:
         self, q: Tensor, kept: Tensor, positions: Tensor, slots: Tensor, cache: LayerCache
     ) -> None:
         """Rotate both and write what is kept."""
-        self.ops.rope_and_cache_latents(
+        self.ops.rope_and_cache_mla(
             q, kept, positions, self.weights.cos_sin, cache.keys, slots, self.neox, cache.key_scales
         )
 
@@ -82,7 +82,9 @@ class LatentAttention:
         weights, sizes = self.weights, self.weights.latents
         made = weights.inputs(x)
         first = made.shape[1] - sizes.width
-        queries, latent, beside = made.split((first, sizes.rank, sizes.rotated_size), dim=-1)
+        queries, latent, beside = made.split(
+            (first, sizes.kv_lora_rank, sizes.qk_rope_head_dim), dim=-1
+        )
         normed = self.ops.rms_norm(latent.contiguous(), weights.latent_norm, sizes.norm_eps)
         return queries, torch.cat((beside, normed), dim=-1).unsqueeze(1)
 

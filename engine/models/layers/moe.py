@@ -20,11 +20,11 @@ from torch import Tensor
 
 from engine.models.decoder_spec import DecoderSpec, MoeSpec
 from engine.models.layers.linear import MlpWeights
-from engine.quantization.packing import Matrix
+from engine.quantization.packing import WeightSource
 from kernels import KernelSet, LinearLayer
 from kernels.interface import ActivationSpec, MixtureOfExperts
 from kernels.layers import gated_activation
-from kernels.lora import AllRows, MixtureRows
+from kernels.lora import MoeLoraMapping, SharedExpertLora
 
 ExpertWeights = tuple[Tensor, Tensor | None, Tensor, Tensor | None]
 """gate over up, its bias, down, its bias."""
@@ -38,7 +38,7 @@ class Weights(Protocol):
     def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """The named tensor, which must have this shape."""
 
-    def matrix(self, name: str, shape: tuple[int, int]) -> Matrix:
+    def matrix(self, name: str, shape: tuple[int, int]) -> WeightSource:
         """The same of two dimensions, to be read some rows at a time."""
 
     def release(self) -> None:
@@ -143,7 +143,7 @@ def _stacked(
     return found
 
 
-class FusedExperts(MixtureOfExperts):
+class GroupedMoe(MixtureOfExperts):
     """Sum of the chosen experts' outputs, by the router's weights, without asking the device.
 
     Args:
@@ -200,20 +200,20 @@ class FusedExperts(MixtureOfExperts):
             found |= {f"{name}.{part}": tensor for part, tensor in layer.tensors().items()}
         return found
 
-    def of_all_rows(self) -> dict[str, LinearLayer]:
-        """See `MixtureOfExperts.of_all_rows`."""
+    def shared_linears(self) -> dict[str, LinearLayer]:
+        """See `MixtureOfExperts.shared_linears`."""
         return {slot.replace(".", "_"): layer for slot, layer in self._linears.items()}
 
     def __call__(self, x: Tensor) -> Tensor:
         """See `MixtureOfExperts.__call__`."""
         return self._run(x, None)
 
-    def slotted(self, x: Tensor, rows: MixtureRows) -> Tensor:
-        """See `MixtureOfExperts.slotted`."""
+    def forward_with_slots(self, x: Tensor, rows: MoeLoraMapping) -> Tensor:
+        """See `MixtureOfExperts.forward_with_slots`."""
         return self._run(x, rows)
 
-    def _run(self, x: Tensor, lora: MixtureRows | None) -> Tensor:
-        moe, every = self._moe, AllRows(lora)
+    def _run(self, x: Tensor, lora: MoeLoraMapping | None) -> Tensor:
+        moe, every = self._moe, SharedExpertLora(lora)
         weights, ids = self._ops.route(
             every("router", self._router, x),
             moe.top_k,

@@ -1,6 +1,7 @@
 """Normalisation of hidden states, and the other steps that a plain layer is chained from.
 
-A norm is called in two ways: `norm(x)`, and `norm.add(x, residual)`, which first adds x to the
+A norm is called in two ways: `norm(x)`, and `norm.add_and_norm(x, residual)`, which first adds x
+to the
 residual (in place) and gives the norm of the sum.
 """
 
@@ -28,7 +29,7 @@ class Norm(Protocol):
     def __call__(self, x: Tensor) -> Tensor:
         """The norm of x, as a tensor of its own."""
 
-    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+    def add_and_norm(self, x: Tensor, residual: Tensor) -> Tensor:
         """`residual` becomes x + residual; gives its norm."""
 
 
@@ -45,7 +46,7 @@ class RMSNorm:
         """See `Norm`."""
         return self._plain(x, self.weight, self._eps)
 
-    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+    def add_and_norm(self, x: Tensor, residual: Tensor) -> Tensor:
         """See `Norm`."""
         return self._fused(x, residual, self.weight, self._eps)
 
@@ -62,7 +63,7 @@ class LayerNorm:
         """See `Norm`."""
         return torch.nn.functional.layer_norm(x, self._shape, self.weight, self.bias, self._eps)
 
-    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+    def add_and_norm(self, x: Tensor, residual: Tensor) -> Tensor:
         """See `Norm`."""
         return self(residual.add_(x))
 
@@ -76,12 +77,12 @@ class NoNorm:
         """See `Norm`: x itself."""
         return x
 
-    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+    def add_and_norm(self, x: Tensor, residual: Tensor) -> Tensor:
         """See `Norm`: the residual itself."""
         return residual.add_(x)
 
 
-class Chain:
+class Sequential:
     """One after another."""
 
     __slots__ = ("_links",)
@@ -98,11 +99,11 @@ class Chain:
 
 def chain(first: Transform, *more: Transform) -> Transform:
     """`first` itself when nothing follows it."""
-    return Chain(first, *more) if more else first
+    return Sequential(first, *more) if more else first
 
 
 @dataclass(frozen=True, slots=True)
-class Scaled:
+class Scale:
     """Multiplication in place with a number."""
 
     factor: float
@@ -112,7 +113,7 @@ class Scaled:
         return x.mul_(self.factor)
 
 
-def norm_of(ops: KernelSet, norm: NormWeights, size: int, eps: float) -> Norm:
+def make_norm(ops: KernelSet, norm: NormWeights, size: int, eps: float) -> Norm:
     """A norm over `size` values."""
     if norm.kind == "rms" and norm.weight is not None:
         return RMSNorm(ops, norm.weight, eps)
@@ -123,4 +124,4 @@ def mlp_of(ops: KernelSet, mlp: MlpWeights) -> Transform:
     """up, the activation, down."""
     spec = mlp.activation
     act = gated_activation(ops, spec) if mlp.gated else activation(spec.name)
-    return Chain(mlp.up, act, mlp.down)
+    return Sequential(mlp.up, act, mlp.down)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from engine.contract.errors import ModelLoadError
-from engine.contract.validation import NamePattern
-from engine.quantization.packing import Matrix
+from engine.contract.validation import SafePattern
+from engine.quantization.packing import WeightSource
 
 # -- Fields of `quantization_config`, each checked as it's read.
 
@@ -20,7 +20,7 @@ from engine.quantization.packing import Matrix
 _MOST_SHOWN = 64
 
 
-class Fields:
+class ConfigFields:
     """An object of config.json. `ModelLoadError` names what is wrong, with its path as `param`."""
 
     def __init__(self, values: Any, path: str = "quantization_config") -> None:
@@ -28,7 +28,7 @@ class Fields:
             raise ModelLoadError(f"config.json: {path} must be an object.", param=path)
         self._values, self.path = values, path
 
-    def wrong(self, name: str, why: str) -> ModelLoadError:
+    def error(self, name: str, why: str) -> ModelLoadError:
         """An error that names the field."""
         path = f"{self.path}.{name}"
         return ModelLoadError(f"config.json: {path} {why}.", param=path)
@@ -46,9 +46,9 @@ class Fields:
         value = self._values.get(name)
         value = default if value is None else value
         if type(value) is not int:
-            raise self.wrong(name, f"must be a whole number, not {value!r}")
+            raise self.error(name, f"must be a whole number, not {value!r}")
         if known and value not in known:
-            raise self.wrong(name, f"is {value}; known are {', '.join(map(str, known))}")
+            raise self.error(name, f"is {value}; known are {', '.join(map(str, known))}")
         return value
 
     def boolean(self, name: str, default: bool) -> bool:
@@ -56,15 +56,15 @@ class Fields:
         value = self._values.get(name)
         value = default if value is None else value
         if type(value) is not bool:
-            raise self.wrong(name, f"must be true or false, not {value!r}")
+            raise self.error(name, f"must be true or false, not {value!r}")
         return value
 
-    def word(self, name: str, default: str = "") -> str:
+    def string(self, name: str, default: str = "") -> str:
         """A string, in lower case."""
         value = self._values.get(name)
         value = default if value is None else value
         if not isinstance(value, str):
-            raise self.wrong(name, f"must be a string, not {value!r}")
+            raise self.error(name, f"must be a string, not {value!r}")
         return value.lower()
 
     def words(self, name: str) -> list[str]:
@@ -73,13 +73,13 @@ class Fields:
         if value is None:
             return []
         if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
-            raise self.wrong(name, "must be a list of strings")
+            raise self.error(name, "must be a list of strings")
         return value
 
-    def object(self, name: str) -> Fields | None:
+    def object(self, name: str) -> ConfigFields | None:
         """An object within it; None: there is none."""
         value = self._values.get(name)
-        return None if value is None else Fields(value, f"{self.path}.{name}")
+        return None if value is None else ConfigFields(value, f"{self.path}.{name}")
 
     def pair(self, name: str) -> tuple[int, int] | None:
         """Two positive whole numbers; None: they aren't there."""
@@ -88,16 +88,16 @@ class Fields:
             return None
         sound = isinstance(value, list) and len(value) == 2
         if not sound or not all(type(size) is int and size > 0 for size in value):
-            raise self.wrong(name, f"must be two positive whole numbers, not {value!r}")
+            raise self.error(name, f"must be two positive whole numbers, not {value!r}")
         return value[0], value[1]
 
 
-def pattern(fields: Fields, name: str, text: str) -> NamePattern:
+def pattern(fields: ConfigFields, name: str, text: str) -> SafePattern:
     """A `re:` pattern of a list of layers. Raises `ModelLoadError` for one that isn't read."""
     try:
-        return NamePattern(text)
+        return SafePattern(text)
     except ValueError as error:
-        raise fields.wrong(
+        raise fields.error(
             name, f"has the pattern {text[:_MOST_SHOWN]!r}, which {error}"
         ) from error
 
@@ -114,7 +114,7 @@ POWERS = (torch.float8_e8m0fnu,)
 NAN_EXPONENT = 255
 
 
-class Tensors(Protocol):
+class TensorSource(Protocol):
     """Where they come from."""
 
     @property
@@ -143,14 +143,14 @@ class Tensors(Protocol):
         """
 
 
-class Parts:
+class LayerTensors:
     """The tensors that make up one packed weight, by what follows the layer's name.
 
     Each is checked as it's taken; `ModelLoadError` names the tensor, and as `param` what follows
     the layer's name.
     """
 
-    def __init__(self, tensors: Tensors, module: str, joint: str = ".") -> None:
+    def __init__(self, tensors: TensorSource, module: str, joint: str = ".") -> None:
         self.tensors, self.module, self._joint = tensors, module, joint
 
     def __contains__(self, suffix: str) -> bool:
@@ -160,36 +160,36 @@ class Parts:
         """A tensor's whole name."""
         return f"{self.module}{self._joint}{suffix}"
 
-    def wrong(self, suffix: str, why: str) -> ModelLoadError:
+    def error(self, suffix: str, why: str) -> ModelLoadError:
         """An error that names the tensor."""
         return ModelLoadError(f"{self.tensors.where}: {self.name(suffix)!r} {why}.", param=suffix)
 
     def shape(self, suffix: str, dims: int) -> tuple[int, ...]:
         """A tensor's shape, which must have that many dimensions, none of them empty."""
         if suffix not in self:
-            raise self.wrong(suffix, "isn't there, and the layer's other tensors need it")
+            raise self.error(suffix, "isn't there, and the layer's other tensors need it")
         shape = self.tensors.stored_shape(self.name(suffix))
         if len(shape) != dims or 0 in shape:
-            raise self.wrong(suffix, f"has shape {shape}, not {dims} dimensions")
+            raise self.error(suffix, f"has shape {shape}, not {dims} dimensions")
         return shape
 
     def take(self, suffix: str, dtypes: Dtypes, shape: tuple[int, ...] | None = None) -> Tensor:
         """A tensor of one of these dtypes and, where it's given, this shape."""
         if suffix not in self:
-            raise self.wrong(suffix, "isn't there, and the layer's other tensors need it")
+            raise self.error(suffix, "isn't there, and the layer's other tensors need it")
         found = self.tensors.stored(self.name(suffix))
         if found.dtype not in dtypes:
             wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-            raise self.wrong(suffix, f"is kept as {str(found.dtype)[6:]}, not as {wanted}")
+            raise self.error(suffix, f"is kept as {str(found.dtype)[6:]}, not as {wanted}")
         if shape is not None and tuple(found.shape) != shape:
-            raise self.wrong(suffix, f"has shape {tuple(found.shape)}, not {shape}")
+            raise self.error(suffix, f"has shape {tuple(found.shape)}, not {shape}")
         return found
 
     def number(self, suffix: str, dtypes: Dtypes) -> int:
         """A tensor of one whole number."""
         found = self.take(suffix, dtypes)
         if found.numel() != 1:
-            raise self.wrong(suffix, f"has shape {tuple(found.shape)}, not one number")
+            raise self.error(suffix, f"has shape {tuple(found.shape)}, not one number")
         return int(found)
 
     def scales(self, suffix: str, *shapes: tuple[int, ...], dtypes: Dtypes = FLOATS) -> Tensor:
@@ -197,20 +197,20 @@ class Parts:
         found = self.take(suffix, dtypes)
         if tuple(found.shape) not in shapes:
             wanted = " or ".join(str(shape) for shape in shapes)
-            raise self.wrong(suffix, f"has shape {tuple(found.shape)}, not {wanted}")
+            raise self.error(suffix, f"has shape {tuple(found.shape)}, not {wanted}")
         if not bool(torch.isfinite(found.float()).all()):
-            raise self.wrong(suffix, "has values that aren't finite")
+            raise self.error(suffix, "has values that aren't finite")
         return found
 
     def scalar(self, suffix: str) -> float:
         """A single scale: finite and not zero."""
         value = float(self.scales(suffix, (), (1,), (1, 1)).float().flatten()[0])
         if value == 0.0:
-            raise self.wrong(suffix, "is zero")
+            raise self.error(suffix, "is zero")
         return value
 
 
-def modules_with(tensors: Tensors, suffix: str) -> list[str]:
+def modules_with(tensors: TensorSource, suffix: str) -> list[str]:
     """The layers that have a tensor of that name behind theirs."""
     tail = f".{suffix}"
     return sorted(name.removesuffix(tail) for name in tensors.names() if name.endswith(tail))
@@ -227,10 +227,10 @@ class CheckpointFormat(ABC):
     name: str
 
     @abstractmethod
-    def __init__(self, fields: Fields) -> None: ...
+    def __init__(self, fields: ConfigFields) -> None: ...
 
     @abstractmethod
-    def modules(self, tensors: Tensors) -> Iterable[str]:
+    def modules(self, tensors: TensorSource) -> Iterable[str]:
         """Names of the layers that are packed, without `.weight`."""
 
     @abstractmethod
@@ -242,7 +242,7 @@ class CheckpointFormat(ABC):
         return (f"{module}.{suffix}" for suffix in self.suffixes())
 
     @abstractmethod
-    def matrix(self, parts: Parts) -> Matrix:
+    def matrix(self, parts: LayerTensors) -> WeightSource:
         """A packed layer's weight [N, K].
 
         Raises `ModelLoadError` where its tensors don't fit each other, and for scales that aren't

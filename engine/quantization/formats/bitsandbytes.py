@@ -20,19 +20,19 @@ from torch import Tensor
 from engine.quantization.formats.base import (
     FLOATS,
     CheckpointFormat,
-    Fields,
-    Parts,
-    Tensors,
+    ConfigFields,
+    LayerTensors,
+    TensorSource,
     modules_with,
 )
 from engine.quantization.formats.matrices import (
+    CodebookMatrix,
     GroupedMatrix,
-    TableMatrix,
-    kernel_group,
+    kernel_group_size,
     nibbles,
     row_numbers,
 )
-from engine.quantization.packing import Matrix, Rows
+from engine.quantization.packing import Rows, WeightSource
 
 _FLOAT = (torch.float32,)
 _STATES = {kind: f"weight.quant_state.bitsandbytes__{kind}" for kind in ("nf4", "fp4")}
@@ -48,12 +48,12 @@ class BitsAndBytes(CheckpointFormat):
 
     name = "bitsandbytes"
 
-    def __init__(self, fields: Fields) -> None:
+    def __init__(self, fields: ConfigFields) -> None:
         four, eight = fields.get("load_in_4bit"), fields.get("load_in_8bit")
         if not four and not eight:
-            raise fields.wrong("load_in_4bit", "and load_in_8bit are both off")
+            raise fields.error("load_in_4bit", "and load_in_8bit are both off")
 
-    def modules(self, tensors: Tensors) -> Iterable[str]:
+    def modules(self, tensors: TensorSource) -> Iterable[str]:
         """See `CheckpointFormat`: a layer's name, too, whose weight is bytes without scales."""
         scaled = [name for suffix in _MARKS for name in modules_with(tensors, suffix)]
         packed = (torch.uint8, torch.int8)
@@ -66,18 +66,18 @@ class BitsAndBytes(CheckpointFormat):
         small = (f"weight.{part}" for part in _SMALL)
         return ("weight", *small, *_STATES.values(), "SCB", "weight_format")
 
-    def matrix(self, parts: Parts) -> Matrix:
+    def matrix(self, parts: LayerTensors) -> WeightSource:
         """See `CheckpointFormat`."""
         four = any(suffix in parts for suffix in ("weight.absmax", *_STATES.values()))
         return _four_bits(parts) if four else _eight_bits(parts)
 
 
-def _eight_bits(parts: Parts) -> Matrix:
+def _eight_bits(parts: LayerTensors) -> WeightSource:
     rows, columns = parts.shape("weight", 2)
     values = parts.take("weight", (torch.int8,))
     kind = (torch.uint8, torch.int8)
     if "weight_format" in parts and parts.number("weight_format", kind) != 0:
-        raise parts.wrong("weight_format", "says another order than rows, which isn't read")
+        raise parts.error("weight_format", "says another order than rows, which isn't read")
     scales = parts.scales("SCB", (rows,), (rows, 1))
     return GroupedMatrix(
         "bitsandbytes int8", (rows, columns), columns, 8, lambda at: values[at],
@@ -85,18 +85,18 @@ def _eight_bits(parts: Parts) -> Matrix:
     )  # fmt: skip
 
 
-def _four_bits(parts: Parts) -> Matrix:
+def _four_bits(parts: LayerTensors) -> WeightSource:
     kind = next((kind for kind, suffix in _STATES.items() if suffix in parts), None)
     if kind is None:
-        raise parts.wrong(_STATES["nf4"], "isn't there, nor is that of fp4")
+        raise parts.error(_STATES["nf4"], "isn't there, nor is that of fp4")
     state = _State(parts, _STATES[kind])
     rows, columns = state.shape("shape")
     if columns % 2:
-        raise parts.wrong("weight", f"has rows of {columns} values, which don't end with a byte")
+        raise parts.error("weight", f"has rows of {columns} values, which don't end with a byte")
     count, block = rows * columns, state.number("blocksize")
     packed = parts.take("weight", (torch.uint8, *FLOATS)).reshape(-1).view(torch.uint8)
     if packed.numel() * 2 != count:
-        raise parts.wrong("weight", f"holds {packed.numel() * 2} values, not {rows} x {columns}")
+        raise parts.error("weight", f"holds {packed.numel() * 2} values, not {rows} x {columns}")
     table = parts.scales("weight.quant_map", (16,), dtypes=_FLOAT)
     scales = _scales(parts, state, -(-count // block))
     flat = packed.reshape(rows, columns // 2)
@@ -109,18 +109,18 @@ def _four_bits(parts: Parts) -> Matrix:
             return scales(blocks).repeat_interleave(block, 1)
         return scales((first + within) // block)
 
-    return TableMatrix(
+    return CodebookMatrix(
         f"bitsandbytes {kind}",
         (rows, columns),
         lambda at: nibbles(flat[at], high_first=True),
         lambda _: table[None],
         factors,
         # Blocks go on from row to row: a row may begin within one.
-        group=kernel_group(math.gcd(block, columns), columns),
+        group=kernel_group_size(math.gcd(block, columns), columns),
     )
 
 
-def _scales(parts: Parts, state: _State, blocks: int) -> Callable[[Tensor], Tensor]:
+def _scales(parts: LayerTensors, state: _State, blocks: int) -> Callable[[Tensor], Tensor]:
     """The scales of numbered blocks."""
     if "weight.nested_absmax" not in parts:
         plain = parts.scales("weight.absmax", (blocks,), dtypes=_FLOAT)
@@ -136,38 +136,38 @@ def _scales(parts: Parts, state: _State, blocks: int) -> Callable[[Tensor], Tens
 class _State:
     """The JSON beside a weight."""
 
-    def __init__(self, parts: Parts, suffix: str) -> None:
+    def __init__(self, parts: LayerTensors, suffix: str) -> None:
         self._parts, self._suffix = parts, suffix
         raw = parts.take(suffix, (torch.uint8,))
         if raw.numel() > _MOST_STATE:
-            raise parts.wrong(suffix, f"has {raw.numel()} bytes, which is too much for its JSON")
+            raise parts.error(suffix, f"has {raw.numel()} bytes, which is too much for its JSON")
         try:
             found: Any = json.loads(bytes(raw.flatten().tolist()))
         except (ValueError, RecursionError) as error:
-            raise parts.wrong(suffix, f"holds no JSON: {error}") from error
+            raise parts.error(suffix, f"holds no JSON: {error}") from error
         if not isinstance(found, dict):
-            raise parts.wrong(suffix, "holds no object")
+            raise parts.error(suffix, "holds no object")
         self._values = found
 
     def number(self, name: str) -> int:
         """A positive whole number."""
         value = self._values.get(name)
         if type(value) is not int or value < 1:
-            raise self._parts.wrong(self._suffix, f"has {name} {value!r}")
+            raise self._parts.error(self._suffix, f"has {name} {value!r}")
         return value
 
     def real(self, name: str) -> float:
         """A finite number."""
         value = self._values.get(name)
         if not isinstance(value, int | float) or not math.isfinite(value):
-            raise self._parts.wrong(self._suffix, f"has {name} {value!r}")
+            raise self._parts.error(self._suffix, f"has {name} {value!r}")
         return float(value)
 
     def shape(self, name: str) -> tuple[int, int]:
         """Two positive whole numbers."""
         value = self._values.get(name)
         if not isinstance(value, list) or len(value) != 2 or not all(map(_is_size, value)):
-            raise self._parts.wrong(self._suffix, f"has {name} {value!r}")
+            raise self._parts.error(self._suffix, f"has {name} {value!r}")
         return value[0], value[1]
 
 

@@ -12,9 +12,15 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from engine.quantization.formats.base import CheckpointFormat, Fields, Parts, Tensors, modules_with
-from engine.quantization.formats.matrices import TableMatrix, row_numbers, unpack_stream
-from engine.quantization.packing import Matrix, Plain, Rows
+from engine.quantization.formats.base import (
+    CheckpointFormat,
+    ConfigFields,
+    LayerTensors,
+    TensorSource,
+    modules_with,
+)
+from engine.quantization.formats.matrices import CodebookMatrix, row_numbers, unpack_stream
+from engine.quantization.packing import DequantizedSource, Rows, WeightSource
 
 # -- SqueezeLLM: `qweight` int32 [K / 8, N] of entries in `lookup_table` [N, 16].
 #
@@ -29,10 +35,10 @@ class SqueezeLLM(CheckpointFormat):
 
     name = "squeezellm"
 
-    def __init__(self, fields: Fields) -> None:
+    def __init__(self, fields: ConfigFields) -> None:
         fields.integer("wbits", 4, (4,))
 
-    def modules(self, tensors: Tensors) -> Iterable[str]:
+    def modules(self, tensors: TensorSource) -> Iterable[str]:
         """See `CheckpointFormat`."""
         return modules_with(tensors, "lookup_table")
 
@@ -40,15 +46,15 @@ class SqueezeLLM(CheckpointFormat):
         """See `CheckpointFormat`."""
         return "qweight", "lookup_table", *_SPARSE
 
-    def matrix(self, parts: Parts) -> Matrix:
+    def matrix(self, parts: LayerTensors) -> WeightSource:
         """See `CheckpointFormat`."""
         for suffix in _SPARSE:
             if suffix in parts:
-                raise parts.wrong(suffix, "belongs to sparse outliers: take the dense-only file")
+                raise parts.error(suffix, "belongs to sparse outliers: take the dense-only file")
         words, rows = parts.shape("qweight", 2)
         packed = parts.take("qweight", (torch.int32,))
         table = parts.scales("lookup_table", (rows, 16))
-        return TableMatrix(
+        return CodebookMatrix(
             "squeezellm int4",
             (rows, words * 8),
             lambda at: unpack_stream(packed[:, row_numbers(at, rows)].T.contiguous(), 4),
@@ -64,10 +70,10 @@ class AQLM(CheckpointFormat):
 
     name = "aqlm"
 
-    def __init__(self, fields: Fields) -> None:
+    def __init__(self, fields: ConfigFields) -> None:
         pass
 
-    def modules(self, tensors: Tensors) -> Iterable[str]:
+    def modules(self, tensors: TensorSource) -> Iterable[str]:
         """See `CheckpointFormat`."""
         return modules_with(tensors, "codebooks")
 
@@ -75,31 +81,31 @@ class AQLM(CheckpointFormat):
         """See `CheckpointFormat`."""
         return "codes", "codebooks", "scales"
 
-    def matrix(self, parts: Parts) -> Matrix:
+    def matrix(self, parts: LayerTensors) -> WeightSource:
         """See `CheckpointFormat`."""
         books, entries, high, wide = parts.shape("codebooks", 4)
         above, beside, _ = parts.shape("codes", 3)
         codes = parts.take("codes", tuple(_WIDTHS), (above, beside, books))
         if entries > _WIDTHS[codes.dtype]:
-            raise parts.wrong("codes", f"of {codes.dtype} can't number {entries} entries")
+            raise parts.error("codes", f"of {codes.dtype} can't number {entries} entries")
         codebooks = parts.scales("codebooks", (books, entries, high, wide))
         scales = parts.scales("scales", (above, 1, 1, 1))
         _check_codes(parts, codes, entries)
         return _Sums(codes, codebooks, scales.view(above))
 
 
-def _check_codes(parts: Parts, codes: Tensor, entries: int) -> None:
+def _check_codes(parts: LayerTensors, codes: Tensor, entries: int) -> None:
     if entries == _WIDTHS[codes.dtype]:
         return  # they may be negative: unsigned ones, kept as if they were signed
     if int(codes.min()) < 0 or int(codes.max()) >= entries:
-        raise parts.wrong("codes", f"names an entry that isn't among the {entries}")
+        raise parts.error("codes", f"names an entry that isn't among the {entries}")
 
 
-class _Sums(Plain):
-    """A `Matrix` of sums out of codebooks."""
+class _Sums(DequantizedSource):
+    """A `WeightSource` of sums out of codebooks."""
 
     quantized = False
-    stored_bits = 2
+    bits = 2
     source = "aqlm"
 
     def __init__(self, codes: Tensor, codebooks: Tensor, scales: Tensor) -> None:
@@ -109,7 +115,7 @@ class _Sums(Plain):
         self._codes, self._codebooks, self._scales = codes, codebooks, scales
 
     def floats(self, rows: Rows) -> Tensor:
-        """See `Matrix`: float32, not rounded."""
+        """See `WeightSource`: float32, not rounded."""
         numbers = row_numbers(rows, self.shape[0])
         above, within = numbers // self._high, numbers % self._high
         codes = self._codes[above].long() % self._codebooks.shape[1]

@@ -14,16 +14,16 @@ import torch
 from torch import Tensor
 
 from engine.contract.errors import ModelLoadError
-from engine.contract.validation import NamePattern
+from engine.contract.validation import SafePattern
 from engine.quantization.formats.base import (
     FLOAT8,
     FLOATS,
     NAN_EXPONENT,
     POWERS,
     CheckpointFormat,
-    Fields,
-    Parts,
-    Tensors,
+    ConfigFields,
+    LayerTensors,
+    TensorSource,
     modules_with,
     pattern,
 )
@@ -39,7 +39,7 @@ from engine.quantization.formats.matrices import (
     unpack_columns,
     unpack_stream,
 )
-from engine.quantization.packing import Matrix, Rows
+from engine.quantization.packing import Rows, WeightSource
 
 # -- `config_groups` of compressed-tensors: how the weights of which layers are kept.
 
@@ -73,9 +73,9 @@ class WeightScheme:
     block: tuple[int, int] | None
     symmetric: bool
     of_class: bool
-    fields: Fields
+    fields: ConfigFields
     _exact: frozenset[str]
-    _patterns: tuple[NamePattern, ...]
+    _patterns: tuple[SafePattern, ...]
 
     @property
     def kind(self) -> tuple[object, ...]:
@@ -94,20 +94,20 @@ class WeightScheme:
         try:
             return any(one.matches(module) for one in self._patterns)
         except ValueError as error:
-            raise self.fields.wrong("targets", f"has a pattern that {error}") from error
+            raise self.fields.error("targets", f"has a pattern that {error}") from error
 
 
-def weight_schemes(fields: Fields) -> list[WeightScheme]:
+def weight_schemes(fields: ConfigFields) -> list[WeightScheme]:
     """All of them.
 
     Raises `ModelLoadError` for what isn't known, and for layers that two of them name.
     """
     groups = fields.object("config_groups")
     if groups is None:
-        raise fields.wrong("config_groups", "isn't there")
+        raise fields.error("config_groups", "isn't there")
     names = list(groups.names())
     if len(names) > _MOST_GROUPS:
-        raise fields.wrong("config_groups", f"has {len(names)} entries, more than {_MOST_GROUPS}")
+        raise fields.error("config_groups", f"has {len(names)} entries, more than {_MOST_GROUPS}")
     found = []
     for name in names:
         entry = groups.object(name)
@@ -118,7 +118,7 @@ def weight_schemes(fields: Fields) -> list[WeightScheme]:
     return found
 
 
-def _check_targets(fields: Fields, schemes: Iterable[WeightScheme]) -> None:
+def _check_targets(fields: ConfigFields, schemes: Iterable[WeightScheme]) -> None:
     owners: dict[str, WeightScheme] = {}
     patterns = 0
     for scheme in schemes:
@@ -127,9 +127,9 @@ def _check_targets(fields: Fields, schemes: Iterable[WeightScheme]) -> None:
             other = owners.setdefault(target, scheme)
             if other.kind != scheme.kind:
                 why = f"has {target[:_MOST_SHOWN]!r}, as {other.fields.path} has"
-                raise scheme.fields.wrong("targets", why)
+                raise scheme.fields.error("targets", why)
     if patterns > _MOST_PATTERNS:
-        raise fields.wrong("config_groups", f"has {patterns} patterns, more than {_MOST_PATTERNS}")
+        raise fields.error("config_groups", f"has {patterns} patterns, more than {_MOST_PATTERNS}")
 
 
 def scheme_for(module: str, schemes: Sequence[WeightScheme]) -> WeightScheme | None:
@@ -143,22 +143,22 @@ def scheme_for(module: str, schemes: Sequence[WeightScheme]) -> WeightScheme | N
     matching = [scheme for scheme in schemes if scheme.matches(module)]
     if len({scheme.kind for scheme in matching}) > 1:
         first, second, *_ = matching
-        raise second.fields.wrong("targets", f"matches {module!r}, as {first.fields.path} does")
+        raise second.fields.error("targets", f"matches {module!r}, as {first.fields.path} does")
     found = matching or [scheme for scheme in schemes if scheme.of_class]
     return found[0] if found else None
 
 
-def _scheme(entry: Fields, weights: Fields) -> WeightScheme:
-    kind = weights.word("type", "int")
+def _scheme(entry: ConfigFields, weights: ConfigFields) -> WeightScheme:
+    kind = weights.string("type", "int")
     if kind not in ("int", "float"):
-        raise weights.wrong("type", f"must be int or float, not {kind!r}")
-    strategy = weights.word("strategy", "tensor")
+        raise weights.error("type", f"must be int or float, not {kind!r}")
+    strategy = weights.string("strategy", "tensor")
     if strategy not in _STRATEGIES:
-        raise weights.wrong("strategy", f"is {strategy!r}; known are {', '.join(_STRATEGIES)}")
+        raise weights.error("strategy", f"is {strategy!r}; known are {', '.join(_STRATEGIES)}")
     grouped = strategy in ("group", "tensor_group")
     size = weights.integer("group_size", None) if grouped else 0
     if grouped and size < 1:
-        raise weights.wrong("group_size", f"is {size}, not a positive number")
+        raise weights.error("group_size", f"is {size}, not a positive number")
     targets = entry.words("targets")
     patterns = [target.removeprefix("re:") for target in targets if target.startswith("re:")]
     return WeightScheme(
@@ -186,7 +186,7 @@ def has_weights(values: object) -> bool:
 # -- compressed-tensors' integers, packed into words or a byte each.
 
 
-def packed_matrix(parts: Parts, scheme: WeightScheme) -> Matrix:
+def packed_matrix(parts: LayerTensors, scheme: WeightScheme) -> WeightSource:
     """`weight_packed`: counted from 0, so that 2^(bits - 1) stands for nothing."""
     bits = scheme.bits
     rows, columns = _packed_shape(parts, bits)
@@ -216,7 +216,7 @@ def packed_matrix(parts: Parts, scheme: WeightScheme) -> Matrix:
     )
 
 
-def plain_matrix(parts: Parts, scheme: WeightScheme) -> Matrix:
+def plain_matrix(parts: LayerTensors, scheme: WeightScheme) -> WeightSource:
     """`weight` int8."""
     rows, columns = parts.shape("weight", 2)
     stored = parts.take("weight", (torch.int8,))
@@ -241,19 +241,19 @@ def plain_matrix(parts: Parts, scheme: WeightScheme) -> Matrix:
 
 
 def _plain_zeros(
-    parts: Parts, rows: int, groups: int, points: Tensor, middle: int
+    parts: LayerTensors, rows: int, groups: int, points: Tensor, middle: int
 ) -> Callable[[Rows], Tensor]:
     """Zero points int8, a byte each, counted from -`middle` on."""
     if points.numel() not in (1, rows * groups):
-        raise parts.wrong("weight_zero_point", f"has shape {tuple(points.shape)}")
+        raise parts.error("weight_zero_point", f"has shape {tuple(points.shape)}")
     shaped = points.reshape(-1, 1 if points.numel() == 1 else groups).expand(rows, groups)
     return lambda at: shaped[at].to(torch.int32) + middle
 
 
-def _refuse_others(parts: Parts, zeros: Callable[[Rows], Tensor], middle: int) -> None:
+def _refuse_others(parts: LayerTensors, zeros: Callable[[Rows], Tensor], middle: int) -> None:
     """Of a weight that config.json says has no zero points: those that are there stand for none."""
     if bool((zeros(slice(None)) != middle).any()):
-        raise parts.wrong("weight_zero_point", "is there, but config.json says symmetric")
+        raise parts.error("weight_zero_point", "is there, but config.json says symmetric")
 
 
 def _padded(words: Tensor, bits: int) -> Tensor:
@@ -261,20 +261,22 @@ def _padded(words: Tensor, bits: int) -> Tensor:
     return torch.nn.functional.pad(words, (0, -words.shape[1] % bits))
 
 
-def _packed_shape(parts: Parts, bits: int) -> tuple[int, int]:
+def _packed_shape(parts: LayerTensors, bits: int) -> tuple[int, int]:
     """What `weight_shape` says, held against the words that are there."""
     said = parts.take("weight_shape", (torch.int64, torch.int32), (2,)).tolist()
     rows, words = parts.shape("weight_packed", 2)
     columns = said[1]
     fitting = -(-columns * bits // WORD), -(-columns // pack_factor(bits))
     if said[0] != rows or columns < 1 or words not in fitting:
-        raise parts.wrong(
+        raise parts.error(
             "weight_shape", f"says {tuple(said)}, but weight_packed is {(rows, words)} words"
         )
     return rows, columns
 
 
-def _scales(parts: Parts, scheme: WeightScheme, rows: int, columns: int) -> tuple[int, int, Tensor]:
+def _scales(
+    parts: LayerTensors, scheme: WeightScheme, rows: int, columns: int
+) -> tuple[int, int, Tensor]:
     """Group size, number of groups and scales [N, groups]."""
     group = min(scheme.group or columns, columns)
     groups = -(-columns // group)
@@ -288,13 +290,15 @@ def _scales(parts: Parts, scheme: WeightScheme, rows: int, columns: int) -> tupl
     return group, 1, found.reshape(-1, 1).expand(rows, 1)
 
 
-def _packed_zeros(parts: Parts, bits: int, rows: int, groups: int) -> Callable[[Rows], Tensor]:
+def _packed_zeros(
+    parts: LayerTensors, bits: int, rows: int, groups: int
+) -> Callable[[Rows], Tensor]:
     words = parts.take("weight_zero_point", (torch.int32, torch.int8))
     if words.dtype == torch.int8:  # one for the whole weight isn't packed
         return _plain_zeros(parts, rows, groups, words, 1 << (bits - 1))
     dense, loose = -(-rows * bits // WORD), -(-rows // pack_factor(bits))
     if words.dim() != 2 or words.shape[1] != groups or words.shape[0] not in (dense, loose):
-        raise parts.wrong(
+        raise parts.error(
             "weight_zero_point",
             f"has shape {tuple(words.shape)}, not {(dense, groups)}",
         )
@@ -304,7 +308,7 @@ def _packed_zeros(parts: Parts, bits: int, rows: int, groups: int) -> Callable[[
     return lambda at: pick_stream(stream, at, bits, rows).T
 
 
-def _order(parts: Parts, columns: int, groups: int, group: int) -> Tensor | None:
+def _order(parts: LayerTensors, columns: int, groups: int, group: int) -> Tensor | None:
     if "weight_g_idx" not in parts:
         return None
     found = parts.take("weight_g_idx", (torch.int32, torch.int64), (columns,))
@@ -327,20 +331,20 @@ class CompressedTensors(CheckpointFormat):
 
     name = "compressed-tensors"
 
-    def __init__(self, fields: Fields) -> None:
+    def __init__(self, fields: ConfigFields) -> None:
         _refuse_format(fields)
         fields.words("ignore")
         sparse = fields.object("sparsity_config")
-        if sparse is not None and sparse.word("format", "dense") != "dense":
-            raise sparse.wrong("format", f"is {sparse.get('format')!r}: {_SPARSE}")
+        if sparse is not None and sparse.string("format", "dense") != "dense":
+            raise sparse.error("format", f"is {sparse.get('format')!r}: {_SPARSE}")
         if fields.get("transform_config"):
-            raise fields.wrong("transform_config", "rotates activations, which isn't done here")
-        self._format = fields.word("format")
+            raise fields.error("transform_config", "rotates activations, which isn't done here")
+        self._format = fields.string("format")
         self._schemes = weight_schemes(fields)
         for scheme in self._schemes:
             _refuse_format(scheme.fields)
 
-    def modules(self, tensors: Tensors) -> Iterator[str]:
+    def modules(self, tensors: TensorSource) -> Iterator[str]:
         """See `CheckpointFormat`: what is packed, whatever the ignore list says."""
         yield from modules_with(tensors, "weight_packed")
         for name in modules_with(tensors, "weight"):
@@ -353,7 +357,7 @@ class CompressedTensors(CheckpointFormat):
         inputs = ("input_scale", "input_zero_point", "input_global_scale")
         return ("weight", *weight, *inputs)
 
-    def matrix(self, parts: Parts) -> Matrix:
+    def matrix(self, parts: LayerTensors) -> WeightSource:
         """See `CheckpointFormat`."""
         scheme = self._scheme_of(parts)
         if "weight_packed" not in parts:
@@ -362,45 +366,45 @@ class CompressedTensors(CheckpointFormat):
                 return self._float8(parts, scheme)
             return plain_matrix(parts, scheme)
         if "weight" in parts:
-            raise parts.wrong("weight", "is there beside weight_packed")
+            raise parts.error("weight", "is there beside weight_packed")
         if scheme.floats:
             return _float4(parts, scheme)
         return packed_matrix(parts, scheme)
 
-    def _float8(self, parts: Parts, scheme: WeightScheme) -> Matrix:
+    def _float8(self, parts: LayerTensors, scheme: WeightScheme) -> WeightSource:
         block = scheme.block or ((1, scheme.group) if scheme.group else None)
-        kind = scheme.fields.word("format") or self._format
+        kind = scheme.fields.string("format") or self._format
         dtypes = EXPONENTS if kind == "mxfp8-quantized" else (*FLOATS, *POWERS)
         return float8_matrix(parts, "weight_scale", block, "compressed-tensors", dtypes)
 
-    def _scheme_of(self, parts: Parts) -> WeightScheme:
+    def _scheme_of(self, parts: LayerTensors) -> WeightScheme:
         found = scheme_for(parts.module, self._schemes)
         if found is None:
             suffix = "weight_packed" if "weight_packed" in parts else "weight"
-            raise parts.wrong(suffix, "is quantised, but no config_groups entry is for its layer")
+            raise parts.error(suffix, "is quantised, but no config_groups entry is for its layer")
         return found
 
 
 _PARTS = ("packed", "scale", "zero_point", "shape", "g_idx", "global_scale")
 
 
-def _refuse_format(fields: Fields) -> None:
-    kind = fields.word("format")
+def _refuse_format(fields: ConfigFields) -> None:
+    kind = fields.string("format")
     if kind in _REFUSED:
-        raise fields.wrong("format", f"is {kind!r}: {_REFUSED[kind]}")
+        raise fields.error("format", f"is {kind!r}: {_REFUSED[kind]}")
 
 
-def _float4(parts: Parts, scheme: WeightScheme) -> Matrix:
+def _float4(parts: LayerTensors, scheme: WeightScheme) -> WeightSource:
     if scheme.group != MXFP4_GROUP:
         factor = 1.0 / parts.scalar("weight_global_scale")
         if abs(factor) > torch.finfo(torch.float32).max:
-            raise parts.wrong("weight_global_scale", "is too small: what it divides isn't finite")
+            raise parts.error("weight_global_scale", "is too small: what it divides isn't finite")
         return nvfp4_matrix(parts, "weight_packed", factor, "compressed-tensors nvfp4")
     rows, half = parts.shape("weight_packed", 2)
     packed = parts.take("weight_packed", (torch.uint8,))
     shape = (rows, 2 * half // MXFP4_GROUP)
     stored = parts.take("weight_scale", (torch.uint8,), shape)
     if bool((stored == NAN_EXPONENT).any()):
-        raise parts.wrong("weight_scale", "has values that aren't finite")
+        raise parts.error("weight_scale", "has values that aren't finite")
     powers = stored.view(torch.float8_e8m0fnu)
     return e2m1_matrix("compressed-tensors mxfp4", packed, powers, MXFP4_GROUP)

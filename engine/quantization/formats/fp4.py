@@ -15,21 +15,21 @@ from engine.contract.errors import ModelLoadError
 from engine.quantization.formats.base import (
     NAN_EXPONENT,
     CheckpointFormat,
-    Fields,
-    Parts,
-    Tensors,
+    ConfigFields,
+    LayerTensors,
+    TensorSource,
     modules_with,
 )
 from engine.quantization.formats.fp8 import float8_matrix, float8_modules
 from engine.quantization.formats.matrices import GroupedMatrix, nibbles
-from engine.quantization.packing import Matrix, Rows
+from engine.quantization.packing import Rows, WeightSource
 
 _DOUBLED = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=torch.int8)
 
 
 def e2m1_matrix(
     source: str, packed: Tensor, scales: Tensor, group: int, factor: float = 1.0
-) -> Matrix:
+) -> WeightSource:
     """weight = e2m1 * scale * factor, of packed uint8 [N, K / 2] and scales [N, K / group]."""
 
     def values(at: Rows) -> Tensor:
@@ -57,10 +57,10 @@ class MXFP4(CheckpointFormat):
 
     name = "mxfp4"
 
-    def __init__(self, fields: Fields) -> None:
+    def __init__(self, fields: ConfigFields) -> None:
         pass
 
-    def modules(self, tensors: Tensors) -> Iterable[str]:
+    def modules(self, tensors: TensorSource) -> Iterable[str]:
         """See `CheckpointFormat`."""
         for name in sorted(tensors.names()):
             if name.endswith(_BLOCKS):
@@ -76,17 +76,17 @@ class MXFP4(CheckpointFormat):
         whole = module.rpartition("#")[0]
         return whole + _BLOCKS, whole + _SCALES
 
-    def matrix(self, parts: Parts) -> Matrix:
+    def matrix(self, parts: LayerTensors) -> WeightSource:
         """See `CheckpointFormat`."""
         whole, _, number = parts.module.rpartition("#")
-        own = Parts(parts.tensors, whole, joint="")
+        own = LayerTensors(parts.tensors, whole, joint="")
         experts, rows, groups, half = own.shape(_BLOCKS, 4)
         if half != MXFP4_GROUP // 2:
-            raise own.wrong(_BLOCKS, f"has blocks of {half} bytes, not {MXFP4_GROUP // 2}")
+            raise own.error(_BLOCKS, f"has blocks of {half} bytes, not {MXFP4_GROUP // 2}")
         blocks = own.take(_BLOCKS, (torch.uint8,))[int(number)]
         scales = own.take(_SCALES, (torch.uint8,), (experts, rows, groups))[int(number)]
         if bool((scales == NAN_EXPONENT).any()):
-            raise own.wrong(_SCALES, "has values that aren't finite")
+            raise own.error(_SCALES, "has values that aren't finite")
         powers = scales.view(torch.float8_e8m0fnu)
         return e2m1_matrix("mxfp4", blocks.view(rows, groups * half), powers, MXFP4_GROUP)
 
@@ -107,15 +107,15 @@ class ModelOpt(CheckpointFormat):
 
     name = "modelopt"
 
-    def __init__(self, fields: Fields) -> None:
+    def __init__(self, fields: ConfigFields) -> None:
         inner = fields.object("quantization") or fields
-        algorithm = inner.word("quant_algo", "fp8")
+        algorithm = inner.string("quant_algo", "fp8")
         if algorithm not in _ALGORITHMS:
             known = ", ".join(_ALGORITHMS)
-            raise inner.wrong("quant_algo", f"is {algorithm!r}; known are {known}")
+            raise inner.error("quant_algo", f"is {algorithm!r}; known are {known}")
         inner.integer("group_size", NVFP4_GROUP)
 
-    def modules(self, tensors: Tensors) -> Iterable[str]:
+    def modules(self, tensors: TensorSource) -> Iterable[str]:
         """See `CheckpointFormat`."""
         four = [
             name
@@ -128,28 +128,28 @@ class ModelOpt(CheckpointFormat):
         """See `CheckpointFormat`."""
         return "weight", "weight_scale", "weight_scale_2", "input_scale", "pre_quant_scale"
 
-    def matrix(self, parts: Parts) -> Matrix:
+    def matrix(self, parts: LayerTensors) -> WeightSource:
         """See `CheckpointFormat`."""
         if "pre_quant_scale" in parts:
-            raise parts.wrong("pre_quant_scale", "scales the layer's inputs, which isn't done here")
+            raise parts.error("pre_quant_scale", "scales the layer's inputs, which isn't done here")
         if parts.tensors.stored_dtype(parts.name("weight")) != torch.uint8:
             block = (1, MXFP4_GROUP) if _has_exponents(parts) else (128, 128)
             return float8_matrix(parts, "weight_scale", block, "modelopt")
         return nvfp4_matrix(parts, "weight", parts.scalar("weight_scale_2"), "modelopt nvfp4")
 
 
-def _has_exponents(parts: Parts) -> bool:
+def _has_exponents(parts: LayerTensors) -> bool:
     """Whether scales are powers of two, as MXFP8's are."""
     if "weight_scale" not in parts:
         return False
     return parts.tensors.stored_dtype(parts.name("weight_scale")) == torch.uint8
 
 
-def nvfp4_matrix(parts: Parts, suffix: str, factor: float, source: str) -> Matrix:
+def nvfp4_matrix(parts: LayerTensors, suffix: str, factor: float, source: str) -> WeightSource:
     """e2m1 [N, K / 2] with e4m3 scales of 16 neighbours, and `factor` for all of them."""
     rows, half = parts.shape(suffix, 2)
     if 2 * half % NVFP4_GROUP:
-        raise parts.wrong(suffix, f"has {2 * half} columns, not whole groups of {NVFP4_GROUP}")
+        raise parts.error(suffix, f"has {2 * half} columns, not whole groups of {NVFP4_GROUP}")
     packed = parts.take(suffix, (torch.uint8,))
     shape = (rows, 2 * half // NVFP4_GROUP)
     scales = parts.scales("weight_scale", shape, dtypes=(torch.float8_e4m3fn,))

@@ -18,14 +18,14 @@ from engine.quantization.formats.base import (
     NAN_EXPONENT,
     POWERS,
     CheckpointFormat,
+    ConfigFields,
     Dtypes,
-    Fields,
-    Parts,
-    Tensors,
+    LayerTensors,
+    TensorSource,
     modules_with,
 )
 from engine.quantization.formats.matrices import ScaledMatrix
-from engine.quantization.packing import Matrix
+from engine.quantization.packing import WeightSource
 
 #: Of scales that are powers of two.
 EXPONENTS = (*POWERS, torch.uint8)
@@ -37,12 +37,12 @@ class FP8(CheckpointFormat):
 
     name = "fp8"
 
-    def __init__(self, fields: Fields) -> None:
+    def __init__(self, fields: ConfigFields) -> None:
         self._block = fields.pair("weight_block_size")
-        if fields.word("activation_scheme", "dynamic") not in ("dynamic", "static"):
-            raise fields.wrong("activation_scheme", "must be dynamic or static")
+        if fields.string("activation_scheme", "dynamic") not in ("dynamic", "static"):
+            raise fields.error("activation_scheme", "must be dynamic or static")
 
-    def modules(self, tensors: Tensors) -> Iterable[str]:
+    def modules(self, tensors: TensorSource) -> Iterable[str]:
         """See `CheckpointFormat`."""
         return float8_modules(tensors)
 
@@ -50,25 +50,25 @@ class FP8(CheckpointFormat):
         """See `CheckpointFormat`."""
         return "weight", *_SCALES, "input_scale", "activation_scale", "input_scale_ub"
 
-    def matrix(self, parts: Parts) -> Matrix:
+    def matrix(self, parts: LayerTensors) -> WeightSource:
         """See `CheckpointFormat`."""
         suffix = next((name for name in _SCALES if name in parts), "weight_scale")
         return float8_matrix(parts, suffix, self._block, self.name)
 
 
-def float8_modules(tensors: Tensors) -> list[str]:
+def float8_modules(tensors: TensorSource) -> list[str]:
     """The layers whose `weight` is kept in 8-bit floats."""
     found = modules_with(tensors, "weight")
     return [name for name in found if tensors.stored_dtype(f"{name}.weight") in FLOAT8]
 
 
 def float8_matrix(
-    parts: Parts,
+    parts: LayerTensors,
     suffix: str,
     block: tuple[int, int] | None,
     source: str,
     dtypes: Dtypes = (*FLOATS, *EXPONENTS),
-) -> Matrix:
+) -> WeightSource:
     """A weight of 8-bit floats; how its scales, of these dtypes, lie is seen by their shape."""
     rows, columns = parts.shape("weight", 2)
     values = parts.take("weight", FLOAT8)
@@ -82,10 +82,10 @@ def float8_matrix(
     return float8_scaled(parts, values, _as_two(scales, rows), source, block)
 
 
-def _powers(parts: Parts, suffix: str, exponents: Tensor) -> Tensor:
+def _powers(parts: LayerTensors, suffix: str, exponents: Tensor) -> Tensor:
     """Powers of two (e8m0), which MXFP8 keeps as bytes."""
     if bool((exponents == NAN_EXPONENT).any()):
-        raise parts.wrong(suffix, "has values that aren't finite")
+        raise parts.error(suffix, "has values that aren't finite")
     return exponents.view(POWERS[0])
 
 
@@ -97,8 +97,12 @@ def _as_two(scales: Tensor, rows: int) -> Tensor:
 
 
 def float8_scaled(
-    parts: Parts, values: Tensor, scales: Tensor, source: str, block: tuple[int, int] | None = None
-) -> Matrix:
+    parts: LayerTensors,
+    values: Tensor,
+    scales: Tensor,
+    source: str,
+    block: tuple[int, int] | None = None,
+) -> WeightSource:
     """8-bit floats [N, K] with scales [1 or N or blocks, 1 or blocks]."""
     rows, columns = values.shape
     source = f"{source} {'e5m2' if values.dtype == torch.float8_e5m2 else 'e4m3'}"
@@ -108,5 +112,5 @@ def float8_scaled(
         return ScaledMatrix(f"{source} by row", values, scales, (1, columns))
     size = block or (-(-rows // scales.shape[0]), -(-columns // scales.shape[1]))
     if tuple(scales.shape) != (-(-rows // size[0]), -(-columns // size[1])):
-        raise parts.wrong("weight_scale", f"has shape {tuple(scales.shape)} for blocks of {size}")
+        raise parts.error("weight_scale", f"has shape {tuple(scales.shape)} for blocks of {size}")
     return ScaledMatrix(f"{source} {size[0]}x{size[1]}", values, scales, size)

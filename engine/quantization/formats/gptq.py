@@ -15,9 +15,9 @@ from torch import Tensor
 from engine.quantization.formats.base import (
     FLOATS,
     CheckpointFormat,
-    Fields,
-    Parts,
-    Tensors,
+    ConfigFields,
+    LayerTensors,
+    TensorSource,
     modules_with,
 )
 from engine.quantization.formats.matrices import (
@@ -28,7 +28,7 @@ from engine.quantization.formats.matrices import (
     row_numbers,
     unpack_stream,
 )
-from engine.quantization.packing import Matrix, Rows
+from engine.quantization.packing import Rows, WeightSource
 
 # -- AWQ in GEMM order.
 
@@ -48,20 +48,20 @@ class AWQ(CheckpointFormat):
 
     name = "awq"
 
-    def __init__(self, fields: Fields) -> None:
+    def __init__(self, fields: ConfigFields) -> None:
         name = "bits" if fields.get("bits") is not None else "w_bit"
         self._bits = fields.integer(name, 4, _PLACES)
         size = "group_size" if fields.get("group_size") is not None else "q_group_size"
         self._group = fields.integer(size, 128)
         if self._group < 1 and self._group != -1:
-            raise fields.wrong(size, f"is {self._group}, not -1 or a positive number")
-        version = fields.word("version", "gemm")
+            raise fields.error(size, f"is {self._group}, not -1 or a positive number")
+        version = fields.string("version", "gemm")
         if version not in ("gemm", "exllama"):
-            raise fields.wrong(
+            raise fields.error(
                 "version", f"is {version!r}: take the checkpoint in GEMM order, which is read"
             )
 
-    def modules(self, tensors: Tensors) -> Iterable[str]:
+    def modules(self, tensors: TensorSource) -> Iterable[str]:
         """See `CheckpointFormat`."""
         return modules_with(tensors, "qweight")
 
@@ -69,7 +69,7 @@ class AWQ(CheckpointFormat):
         """See `CheckpointFormat`."""
         return "qweight", "qzeros", "scales"
 
-    def matrix(self, parts: Parts) -> Matrix:
+    def matrix(self, parts: LayerTensors) -> WeightSource:
         """See `CheckpointFormat`."""
         columns, words = parts.shape("qweight", 2)
         bits, places = self._bits, _PLACES[self._bits]
@@ -99,9 +99,9 @@ class GPTQ(CheckpointFormat):
 
     name = "gptq"
 
-    def __init__(self, fields: Fields) -> None:
+    def __init__(self, fields: ConfigFields) -> None:
         if fields.boolean("is_marlin_format", False):
-            raise fields.wrong(
+            raise fields.error(
                 "is_marlin_format", "is true: take the GPTQ checkpoint that it is made of"
             )
         #: Layers may differ where there are rules by name: what they are is seen by their shapes.
@@ -109,13 +109,13 @@ class GPTQ(CheckpointFormat):
         self._bits = fields.integer("bits", 4, BITS)
         self._group = fields.integer("group_size", 128)
         if self._group < 1 and self._group != -1:
-            raise fields.wrong("group_size", f"is {self._group}, not -1 or a positive number")
-        layout = fields.word("checkpoint_format")
+            raise fields.error("group_size", f"is {self._group}, not -1 or a positive number")
+        layout = fields.string("checkpoint_format")
         if layout not in _LAYOUTS:
-            raise fields.wrong("checkpoint_format", f"is {layout!r}; known are gptq and gptq_v2")
+            raise fields.error("checkpoint_format", f"is {layout!r}; known are gptq and gptq_v2")
         self._less_one = _LAYOUTS[layout]
 
-    def modules(self, tensors: Tensors) -> Iterable[str]:
+    def modules(self, tensors: TensorSource) -> Iterable[str]:
         """See `CheckpointFormat`."""
         return modules_with(tensors, "qweight")
 
@@ -123,12 +123,12 @@ class GPTQ(CheckpointFormat):
         """See `CheckpointFormat`."""
         return "qweight", "qzeros", "scales", "g_idx"
 
-    def matrix(self, parts: Parts) -> Matrix:
+    def matrix(self, parts: LayerTensors) -> WeightSource:
         """See `CheckpointFormat`."""
         words, rows = parts.shape("qweight", 2)
         groups, bits = parts.shape("scales", 2)[0], self._bits_of(parts, rows)
         if words % bits and WORD % bits:
-            raise parts.wrong("qweight", f"has {words} words a column, which isn't whole")
+            raise parts.error("qweight", f"has {words} words a column, which isn't whole")
         columns = words * WORD // bits
         group = self._group_of(parts, columns, groups)
         qweight = parts.take("qweight", (torch.int32,))
@@ -150,42 +150,44 @@ class GPTQ(CheckpointFormat):
             self._order(parts, columns, groups, group),
         )
 
-    def _bits_of(self, parts: Parts, rows: int) -> int:
+    def _bits_of(self, parts: LayerTensors, rows: int) -> int:
         """Of one layer, by the width of its zero points."""
         words = parts.shape("qzeros", 2)[1]
         bits = words * WORD // rows
         if bits * rows != words * WORD or bits not in BITS:
-            raise parts.wrong("qzeros", f"has {words} words a row, which is wrong for {rows} rows")
+            raise parts.error("qzeros", f"has {words} words a row, which is wrong for {rows} rows")
         if not self._varies and bits != self._bits:
-            raise parts.wrong("qzeros", f"has {bits} bits a value, but bits is {self._bits}")
+            raise parts.error("qzeros", f"has {bits} bits a value, but bits is {self._bits}")
         return bits
 
-    def _group_of(self, parts: Parts, columns: int, groups: int) -> int:
+    def _group_of(self, parts: LayerTensors, columns: int, groups: int) -> int:
         group = columns if self._group == -1 else min(self._group, columns)
         if self._varies and columns % groups == 0:
             group = columns // groups
         if -(-columns // group) != groups:
-            raise parts.wrong(
+            raise parts.error(
                 "scales",
                 f"has {groups} groups, but {columns} inputs make up "
                 f"{-(-columns // group)} of {group}",
             )
         return group
 
-    def _order(self, parts: Parts, columns: int, groups: int, group: int) -> Tensor | None:
+    def _order(self, parts: LayerTensors, columns: int, groups: int, group: int) -> Tensor | None:
         """The group of each input, where inputs were sorted."""
         if "g_idx" not in parts:
             return None
         return group_order(parts, "g_idx", columns, groups, group)
 
 
-def group_order(parts: Parts, suffix: str, columns: int, groups: int, group: int) -> Tensor | None:
+def group_order(
+    parts: LayerTensors, suffix: str, columns: int, groups: int, group: int
+) -> Tensor | None:
     """int64 [K], the group of each input; None where each is in the place that it would have."""
     found = parts.take(suffix, (torch.int32, torch.int64), (columns,)).long()
     if bool((found == torch.arange(columns) // group).all()):
         return None
     if int(found.min()) < 0 or int(found.max()) >= groups:
-        raise parts.wrong(suffix, f"names a group that isn't among the {groups}")
+        raise parts.error(suffix, f"names a group that isn't among the {groups}")
     return found
 
 

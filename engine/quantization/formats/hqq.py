@@ -12,9 +12,15 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from engine.quantization.formats.base import CheckpointFormat, Fields, Parts, Tensors, modules_with
+from engine.quantization.formats.base import (
+    CheckpointFormat,
+    ConfigFields,
+    LayerTensors,
+    TensorSource,
+    modules_with,
+)
 from engine.quantization.formats.matrices import GroupedMatrix, row_numbers
-from engine.quantization.packing import Matrix, Rows
+from engine.quantization.packing import Rows, WeightSource
 
 _AXIS = "must be 1: take a checkpoint that was quantised with axis=1"
 _PARTS = {8: 1, 4: 2, 3: 10, 2: 4, 1: 8}
@@ -30,18 +36,18 @@ class HQQ(CheckpointFormat):
 
     name = "hqq"
 
-    def __init__(self, fields: Fields) -> None:
+    def __init__(self, fields: ConfigFields) -> None:
         config = fields.object("quant_config") or fields
         weights = config.object("weight_quant_params") or config
         self._bits = weights.integer("nbits", 4, _PARTS)
         self._group = weights.integer("group_size", 64)
         if weights.integer("axis", 1) != 1:
-            raise weights.wrong("axis", _AXIS)
+            raise weights.error("axis", _AXIS)
         for name in ("quant_scale", "quant_zero"):
             if weights.boolean(name, False):
-                raise weights.wrong(name, "is on: quantised scales and zero points aren't read")
+                raise weights.error(name, "is on: quantised scales and zero points aren't read")
 
-    def modules(self, tensors: Tensors) -> Iterable[str]:
+    def modules(self, tensors: TensorSource) -> Iterable[str]:
         """See `CheckpointFormat`."""
         return modules_with(tensors, "W_q")
 
@@ -49,23 +55,23 @@ class HQQ(CheckpointFormat):
         """See `CheckpointFormat`."""
         return "W_q", "scale", "zero", *_META
 
-    def matrix(self, parts: Parts) -> Matrix:
+    def matrix(self, parts: LayerTensors) -> WeightSource:
         """See `CheckpointFormat`."""
         bits, group = (
             self._number(parts, "nbits", self._bits),
             self._number(parts, "group_size", self._group),
         )
         if bits not in _PARTS or group < 1:
-            raise parts.wrong("nbits", f"is {bits} with groups of {group}")
+            raise parts.error("nbits", f"is {bits} with groups of {group}")
         if self._number(parts, "axis", 1) != 1:
-            raise parts.wrong("axis", _AXIS)
+            raise parts.error("axis", _AXIS)
         kept = torch.int32 if bits == 3 else torch.uint8
         packed = parts.take("W_q", (kept,))
         rows, columns = self._shape(parts)
         total = rows * columns // group
         below = -(-total // _PARTS[bits])
         if rows * columns % group or columns % group or packed.numel() != below * group:
-            raise parts.wrong("W_q", f"doesn't hold {rows} x {columns} in groups of {group}")
+            raise parts.error("W_q", f"doesn't hold {rows} x {columns} in groups of {group}")
         flat, each = packed.reshape(below, group), columns // group
         # [1, groups] would be of axis 0.
         scales = parts.scales("scale", (total, 1), (total,))
@@ -82,16 +88,16 @@ class HQQ(CheckpointFormat):
             scales.reshape(rows, each), lambda at: zeros[at], whole_zeros=False,
         )  # fmt: skip
 
-    def _number(self, parts: Parts, suffix: str, default: int) -> int:
+    def _number(self, parts: LayerTensors, suffix: str, default: int) -> int:
         """What stands beside the weight, else what the config says."""
         if suffix not in parts:
             return default
         return parts.number(suffix, _WHOLE)
 
-    def _shape(self, parts: Parts) -> tuple[int, int]:
+    def _shape(self, parts: LayerTensors) -> tuple[int, int]:
         found = parts.take("shape", _WHOLE, (2,)).tolist()
         if min(found) < 1:
-            raise parts.wrong("shape", f"is {found}")
+            raise parts.error("shape", f"is {found}")
         return found[0], found[1]
 
 

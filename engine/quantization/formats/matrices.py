@@ -8,9 +8,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from engine.quantization.packing import IntegerFormat, Own, Plain, Rows
-from kernels.interface import Integers
-from kernels.linear_factory import MOST, Codes, Coding
+from engine.quantization.packing import DequantizedSource, IntegerFormat, Own, Rows
+from kernels.interface import IntegerRows
+from kernels.linear_factory import MAX_VALUE, CodeFormat, CodeRows
 
 # -- Integers of a few bits, out of the words that checkpoints keep them in.
 
@@ -85,7 +85,7 @@ def nibbles(packed: Tensor, high_first: bool = False) -> Tensor:
 # -- Weights in floats of 8 bits with scales: for all of a weight, a row, or a block of both.
 
 
-class ScaledMatrix(Plain):
+class ScaledMatrix(DequantizedSource):
     """weight[r, k] = value[r, k] * scale[r // block rows, k // block columns].
 
     Args:
@@ -96,7 +96,7 @@ class ScaledMatrix(Plain):
     """
 
     quantized = False
-    stored_bits = 8
+    bits = 8
 
     def __init__(self, source: str, values: Tensor, scales: Tensor, block: tuple[int, int]) -> None:
         self.source, self.shape = source, (values.shape[0], values.shape[1])
@@ -104,10 +104,10 @@ class ScaledMatrix(Plain):
         self._values, self._scales, self._block = values, scales, block
         group = code_group(block[1], values.shape[1])
         if values.dtype == torch.float8_e4m3fn and group is not None:
-            self.own = Coding("e4m3", group)
+            self.native_format = CodeFormat("e4m3", group)
 
     def floats(self, rows: Rows) -> Tensor:
-        """See `Matrix`: float32, not rounded."""
+        """See `WeightSource`: float32, not rounded."""
         scales = self._scales_of(rows)
         if scales.shape[1] > 1:
             scales = scales.repeat_interleave(self._block[1], 1)[:, : self.shape[1]]
@@ -116,13 +116,14 @@ class ScaledMatrix(Plain):
     def _scales_of(self, rows: Rows) -> Tensor:
         return self._scales.float()[row_numbers(rows, self.shape[0]) // self._block[0]]
 
-    def as_own(self, rows: Rows) -> Codes:
-        """See `Matrix`."""
-        if not isinstance(self.own, Coding):
+    def as_native(self, rows: Rows) -> CodeRows:
+        """See `WeightSource`."""
+        if not isinstance(self.native_format, CodeFormat):
             raise ValueError(f"{self.source} has no form of the kernels")
         codes = _taken(self._values, rows).view(torch.uint8)
-        return Codes(
-            codes, by_group(self._scales_of(rows), self._block[1], self.own, self.shape[1])
+        return CodeRows(
+            codes,
+            by_group(self._scales_of(rows), self._block[1], self.native_format, self.shape[1]),
         )
 
 
@@ -132,11 +133,11 @@ def code_group(block: int, width: int) -> int | None:
     A row's or a weight's only scale is kept as often as it takes. None: there is none.
     """
     if block >= width:
-        return min(MOST, -(-width // 16) * 16)
-    return next((size for size in range(MOST, 0, -16) if block % size == 0), None)
+        return min(MAX_VALUE, -(-width // 16) * 16)
+    return next((size for size in range(MAX_VALUE, 0, -16) if block % size == 0), None)
 
 
-def by_group(scales: Tensor, block: int, coding: Coding, width: int) -> Tensor:
+def by_group(scales: Tensor, block: int, coding: CodeFormat, width: int) -> Tensor:
     """Scales of blocks of columns [n, blocks] as those of the kernels' groups."""
     groups = -(-width // coding.group_size)
     if scales.shape[1] == 1:
@@ -154,7 +155,7 @@ def _taken(values: Tensor, rows: Rows) -> Tensor:
 # -- Weights that are numbers of entries in a table.
 
 
-class TableMatrix(Plain):
+class CodebookMatrix(DequantizedSource):
     """weight[r, k] = table[r, number[r, k]] * factor[r, k].
 
     Args:
@@ -168,7 +169,7 @@ class TableMatrix(Plain):
     """
 
     quantized = False
-    stored_bits = 4
+    bits = 4
 
     def __init__(
         self,
@@ -183,10 +184,10 @@ class TableMatrix(Plain):
         self._numbers, self._tables, self._factors = numbers, tables, factors
         if group is not None:
             table = tuple(tables(slice(0, 1))[0].float().tolist())
-            self.own = Coding("table", group, table)
+            self.native_format = CodeFormat("table", group, table)
 
     def floats(self, rows: Rows) -> Tensor:
-        """See `Matrix`: float32, not rounded."""
+        """See `WeightSource`: float32, not rounded."""
         numbers, tables = self._numbers(rows).long(), self._tables(rows).float()
         if len(tables) == 1:
             found = tables[0][numbers]
@@ -194,12 +195,12 @@ class TableMatrix(Plain):
             found = tables.gather(1, numbers)
         return found if self._factors is None else found.mul_(self._factors(rows))
 
-    def as_own(self, rows: Rows) -> Codes:
-        """See `Matrix`."""
-        if not isinstance(self.own, Coding) or self._factors is None:
+    def as_native(self, rows: Rows) -> CodeRows:
+        """See `WeightSource`."""
+        if not isinstance(self.native_format, CodeFormat) or self._factors is None:
             raise ValueError(f"{self.source} has no form of the kernels")
-        factors = self._factors(rows)[:, :: self.own.group_size]
-        return Codes(self._numbers(rows).to(torch.uint8), factors)
+        factors = self._factors(rows)[:, :: self.native_format.group_size]
+        return CodeRows(self._numbers(rows).to(torch.uint8), factors)
 
 
 #: Of a scale that is kept in float16: less than half of what a weight loses in bfloat16.
@@ -210,7 +211,7 @@ _MIDDLE = 128
 _READ_BYTES = 16
 
 
-class GroupedMatrix(Plain):
+class GroupedMatrix(DequantizedSource):
     """weight[r, k] = scale[r, g] * (value[r, k] - zero[r, g]), where g is the group of column k.
 
     Args:
@@ -224,7 +225,7 @@ class GroupedMatrix(Plain):
         group_of: int64 [K], the group of each column, where it isn't its place; None: it is.
         whole_zeros: zero points are whole numbers, from 0 to 255.
         factor: what all scales are multiplied with.
-        stored_bits: of a value in the checkpoint, where it isn't `bits`.
+        bits: of a value in the checkpoint, where it isn't `bits`.
         codes: codes [n, K] of some rows, where values are twice the floats of e2m1.
     """
 
@@ -246,7 +247,7 @@ class GroupedMatrix(Plain):
         codes: Callable[[Rows], Tensor] | None = None,
     ) -> None:
         self.source, self.shape, self.row_bytes = source, shape, shape[1] * _READ_BYTES
-        self._group, self._bits, self.stored_bits = group, bits, stored_bits or bits
+        self._group, self._bits, self.bits = group, bits, stored_bits or bits
         self._values, self._scales, self._factor = values, scales, factor
         self._zeros = zeros if isinstance(zeros, int) else _constant(zeros)
         self._group_of = group_of
@@ -254,12 +255,12 @@ class GroupedMatrix(Plain):
         form = self._format()
         usual = group_of is None and form is not None and not _has_byte_zeros(form)
         self.integers = form if usual else None
-        self.own = self._own(form)
+        self.native_format = self._own(form)
 
     # -- floats -------------------------------------------------------------------------------
 
     def floats(self, rows: Rows) -> Tensor:
-        """See `Matrix`: float32, not rounded."""
+        """See `WeightSource`: float32, not rounded."""
         values, scales = self._values(rows).float(), self._scales_of(rows)
         if self._zeros == 0:
             return values * self._by_column(scales)
@@ -284,12 +285,12 @@ class GroupedMatrix(Plain):
 
     def _format(self) -> IntegerFormat | None:
         """The kernels' format that holds it; None: there's none."""
-        group = kernel_group(self._group, self.shape[1])
-        if group is None or not self._fit_half():
+        group = kernel_group_size(self._group, self.shape[1])
+        if group is None or not self._rescale_to_half():
             return None
         shared = isinstance(self._zeros, int)
         if self._bits <= 4:
-            plain = shared and self._shifted(8) is not None
+            plain = shared and self._shift_zero_points(8) is not None
             whole = self._whole_zeros
             return IntegerFormat(4, group, not plain and not whole, not plain and whole)
         around = self._bits == 8 and self._zeros not in (0, _MIDDLE)
@@ -304,13 +305,13 @@ class GroupedMatrix(Plain):
         if form is None:
             return None
         if self._codes is not None:
-            return Coding("e2m1", form.group_size)
+            return CodeFormat("e2m1", form.group_size)
         if self._group_of is None:
             return form if _has_byte_zeros(form) else None
         order = sorted_columns(self._group_of, self._group)
         return None if order is None else replace(form, order=order.numpy().tobytes())
 
-    def _shifted(self, zero: int) -> int | None:
+    def _shift_zero_points(self, zero: int) -> int | None:
         """What to add to values so that `zero` stands for nothing; None: they'd leave four bits."""
         if not isinstance(self._zeros, int):
             return None
@@ -319,7 +320,7 @@ class GroupedMatrix(Plain):
         added = zero - self._zeros
         return added if added >= 0 and (1 << self._bits) - 1 + added <= 15 else None
 
-    def _fit_half(self) -> bool:
+    def _rescale_to_half(self) -> bool:
         """Whether float16 holds the scales nearly as they are."""
         if self._scales.dtype == torch.float16 and self._factor == 1.0:
             return True
@@ -327,26 +328,26 @@ class GroupedMatrix(Plain):
         lost = (exact.half().float() - exact).abs()
         return bool((lost <= exact.abs() * _MOST_SCALE_ERROR).all())
 
-    def as_integers(self, rows: Rows) -> Integers:
-        """See `Matrix`."""
+    def as_integers(self, rows: Rows) -> IntegerRows:
+        """See `WeightSource`."""
         if self.integers is None:
             raise ValueError(f"{self.source} has no format of the kernels")
         return self._as(self.integers, self._values(rows), rows)
 
-    def as_own(self, rows: Rows) -> Integers | Codes:
-        """See `Matrix`."""
-        if isinstance(self.own, Coding) and self._codes is not None:
+    def as_native(self, rows: Rows) -> IntegerRows | CodeRows:
+        """See `WeightSource`."""
+        if isinstance(self.native_format, CodeFormat) and self._codes is not None:
             scales = self._scales_of(rows) * 2
-            times = self.shape[1] // self.own.group_size // scales.shape[1]
-            return Codes(self._codes(rows), scales.repeat_interleave(times, 1))
-        if not isinstance(self.own, IntegerFormat):
+            times = self.shape[1] // self.native_format.group_size // scales.shape[1]
+            return CodeRows(self._codes(rows), scales.repeat_interleave(times, 1))
+        if not isinstance(self.native_format, IntegerFormat):
             raise ValueError(f"{self.source} has no form of its own in the kernels")
         values = self._values(rows)
         if self._group_of is not None:
             values = values[:, torch.argsort(self._group_of, stable=True)]
-        return self._as(self.own, values, rows)
+        return self._as(self.native_format, values, rows)
 
-    def _as(self, kind: IntegerFormat, values: Tensor, rows: Rows) -> Integers:
+    def _as(self, kind: IntegerFormat, values: Tensor, rows: Rows) -> IntegerRows:
         scales = self._scales_of(rows)
         minima = zeros = None
         if kind.with_zeros:
@@ -356,10 +357,10 @@ class GroupedMatrix(Plain):
         elif kind.with_minima:
             minima = scales * self._zeros_of(rows).float()
         elif kind.bits == 4:
-            values = values + (self._shifted(8) or 0)
+            values = values + (self._shift_zero_points(8) or 0)
         elif self._zeros != 0:
             values = values - self._by_column(self._zeros_of(rows)).to(values.dtype)
-        made = Integers(values.to(torch.int8), scales, minima, zeros)
+        made = IntegerRows(values.to(torch.int8), scales, minima, zeros)
         return _repeated(made, -(-self.shape[1] // kind.group_size) // scales.shape[1])
 
 
@@ -368,7 +369,7 @@ def _has_byte_zeros(form: IntegerFormat) -> bool:
     return form.bits == 8 and form.with_zeros
 
 
-def _repeated(integers: Integers, times: int) -> Integers:
+def _repeated(integers: IntegerRows, times: int) -> IntegerRows:
     """With each group as so many of a part of its size."""
     if times == 1:
         return integers
@@ -376,15 +377,17 @@ def _repeated(integers: Integers, times: int) -> Integers:
         None if part is None else part.repeat_interleave(times, 1)
         for part in (integers.scales, integers.minima, integers.zeros)
     )
-    return Integers(integers.values, integers.scales if scales is None else scales, minima, zeros)
+    return IntegerRows(
+        integers.values, integers.scales if scales is None else scales, minima, zeros
+    )
 
 
-def kernel_group(group: int, width: int) -> int | None:
+def kernel_group_size(group: int, width: int) -> int | None:
     """The group size in which the kernels keep such groups, maybe a part of one; None: in none."""
     group = min(group, width)
     if width % group:
         return None
-    return next((part for part in range(MOST, 0, -16) if group % part == 0), None)
+    return next((part for part in range(MAX_VALUE, 0, -16) if group % part == 0), None)
 
 
 def sorted_columns(group_of: Tensor, group: int) -> Tensor | None:

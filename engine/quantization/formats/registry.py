@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from engine.quantization.formats.base import CheckpointFormat, Fields
+from engine.quantization.formats.base import CheckpointFormat, ConfigFields
 from engine.quantization.formats.bitsandbytes import BitsAndBytes
 from engine.quantization.formats.codebook import AQLM, SqueezeLLM
 from engine.quantization.formats.compressed_tensors import CompressedTensors, has_weights
@@ -67,7 +67,7 @@ def register_format(form: type[CheckpointFormat]) -> None:
     FORMATS[form.name] = form
 
 
-def told_of(config: Mapping[str, Any]) -> Any:
+def quantization_config_of(config: Mapping[str, Any]) -> Any:
     """What a config.json says of quantisation, in any of its places: of the text model it's all.
 
     Older compressed-tensors have it as `compression_config`, also within that.
@@ -94,7 +94,7 @@ def find_format(quantization_config: Any) -> CheckpointFormat | None:
     """
     if not quantization_config:
         return None
-    fields = Fields(quantization_config, _PATH)
+    fields = ConfigFields(quantization_config, _PATH)
     method = method_of(quantization_config)
     if method in ("compressed-tensors", "modelopt") and _keeps_kv_alone(quantization_config):
         return None
@@ -102,11 +102,11 @@ def find_format(quantization_config: Any) -> CheckpointFormat | None:
     if form is not None:
         return form(fields)
     if method in _REFUSED:
-        raise fields.wrong("quant_method", f"is {method!r}, which isn't read: {_REFUSED[method]}")
+        raise fields.error("quant_method", f"is {method!r}, which isn't read: {_REFUSED[method]}")
     known = ", ".join(sorted(FORMATS))
     told = quantization_config.get("quant_method")
     shown = "missing" if told is None else repr(told)[:_MOST_SHOWN]
-    raise fields.wrong("quant_method", f"is {shown}; read are {known}")
+    raise fields.error("quant_method", f"is {shown}; read are {known}")
 
 
 def method_of(quantization_config: Mapping[str, Any]) -> str:

@@ -16,14 +16,14 @@ from engine.quantization.formats.base import (
     FLOAT8,
     FLOATS,
     CheckpointFormat,
-    Fields,
-    Parts,
-    Tensors,
+    ConfigFields,
+    LayerTensors,
+    TensorSource,
     modules_with,
 )
 from engine.quantization.formats.fp8 import float8_scaled
 from engine.quantization.formats.matrices import GroupedMatrix
-from engine.quantization.packing import Matrix
+from engine.quantization.packing import WeightSource
 
 _DATA, _SCALE, _ZERO = "_weight_qdata", "_weight_scale", "_weight_zero_point"
 _OTHERS = ("_weight_act_quant_scale", "_weight_act_quant_zero_point", "_weight_act_pre_scale")
@@ -35,10 +35,10 @@ class TorchAO(CheckpointFormat):
 
     name = "torchao"
 
-    def __init__(self, fields: Fields) -> None:
+    def __init__(self, fields: ConfigFields) -> None:
         pass
 
-    def modules(self, tensors: Tensors) -> Iterable[str]:
+    def modules(self, tensors: TensorSource) -> Iterable[str]:
         """See `CheckpointFormat`."""
         return modules_with(tensors, _DATA)
 
@@ -46,17 +46,17 @@ class TorchAO(CheckpointFormat):
         """See `CheckpointFormat`."""
         return _DATA, _SCALE, _ZERO, *_OTHERS
 
-    def matrix(self, parts: Parts) -> Matrix:
+    def matrix(self, parts: LayerTensors) -> WeightSource:
         """See `CheckpointFormat`."""
         kind = _class_of(parts)
         if kind not in _KNOWN:
-            raise parts.wrong(
+            raise parts.error(
                 _DATA,
                 f"is of {kind}, whose layout is a GPU's: take an int8 or a float8 one of "
                 "torchao, or a GPTQ or AWQ checkpoint",
             )
         if "_weight_act_pre_scale" in parts:
-            raise parts.wrong("_weight_act_pre_scale", "scales inputs, which isn't done here")
+            raise parts.error("_weight_act_pre_scale", "scales inputs, which isn't done here")
         rows, columns = parts.shape(_DATA, 2)
         if kind == "Float8Tensor":
             values = parts.take(_DATA, FLOAT8)
@@ -64,12 +64,12 @@ class TorchAO(CheckpointFormat):
         return _integers(parts, rows, columns)
 
 
-def _integers(parts: Parts, rows: int, columns: int) -> Matrix:
+def _integers(parts: LayerTensors, rows: int, columns: int) -> WeightSource:
     values = parts.take(_DATA, (torch.int8,))
     scales = _block_scales(parts, rows, columns)
     groups = scales.shape[1]
     if columns % groups or scales.shape[0] not in (1, rows):
-        raise parts.wrong(_SCALE, f"has shape {tuple(scales.shape)} for {rows} x {columns}")
+        raise parts.error(_SCALE, f"has shape {tuple(scales.shape)} for {rows} x {columns}")
     scales = scales.expand(rows, groups)
     name, shape, group = f"torchao int8 g{columns // groups}", (rows, columns), columns // groups
     zeros = _zeros(parts, scales)
@@ -83,44 +83,44 @@ def _integers(parts: Parts, rows: int, columns: int) -> Matrix:
     )  # fmt: skip
 
 
-def _block_scales(parts: Parts, rows: int, columns: int) -> Tensor:
+def _block_scales(parts: LayerTensors, rows: int, columns: int) -> Tensor:
     """[N or 1 or fewer, groups]."""
     found = parts.take(_SCALE, FLOATS)
     if not bool(torch.isfinite(found).all()):
-        raise parts.wrong(_SCALE, "has values that aren't finite")
+        raise parts.error(_SCALE, "has values that aren't finite")
     if found.numel() == 1:
         return found.reshape(1, 1)
     if found.dim() == 1 and found.numel() == rows:
         return found.reshape(rows, 1)
     if found.dim() != 2 or 0 in found.shape or found.shape[0] > rows or found.shape[1] > columns:
-        raise parts.wrong(_SCALE, f"has shape {tuple(found.shape)} for {rows} x {columns}")
+        raise parts.error(_SCALE, f"has shape {tuple(found.shape)} for {rows} x {columns}")
     return found
 
 
-def _zeros(parts: Parts, scales: Tensor) -> Tensor | None:
+def _zeros(parts: LayerTensors, scales: Tensor) -> Tensor | None:
     """Zero points float32 [N, groups]; None where all are 0."""
     if _ZERO not in parts:
         return None
     found = parts.take(_ZERO, (*FLOATS, torch.int8, torch.int32, torch.int64))
     if found.numel() not in (1, scales.numel()):
-        raise parts.wrong(_ZERO, f"has shape {tuple(found.shape)}, not {tuple(scales.shape)}")
+        raise parts.error(_ZERO, f"has shape {tuple(found.shape)}, not {tuple(scales.shape)}")
     if not bool(found.any()):
         return None
     return found.float().reshape(scales.shape if found.numel() > 1 else (1, 1)).expand_as(scales)
 
 
-def _class_of(parts: Parts) -> str:
+def _class_of(parts: LayerTensors) -> str:
     """What the header says of a weight, all of whose tensors must be there."""
     said = parts.tensors.metadata.get(parts.name("weight"))
     if said is None:
-        raise parts.wrong(_DATA, "has no entry in the file's header that tells its class")
+        raise parts.error(_DATA, "has no entry in the file's header that tells its class")
     try:
         found: Any = json.loads(said)
         kind, names = str(found["_type"]), found.get("_tensor_data_names") or []
         wanted = [f"_weight_{name}" for name in names]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise parts.wrong(_DATA, f"has an unsound entry in the file's header: {error}") from error
+        raise parts.error(_DATA, f"has an unsound entry in the file's header: {error}") from error
     for suffix in wanted:
         if suffix not in parts:
-            raise parts.wrong(suffix, "isn't there, and the file's header names it")
+            raise parts.error(suffix, "isn't there, and the file's header names it")
     return kind

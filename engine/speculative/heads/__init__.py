@@ -12,23 +12,23 @@ import torch
 from engine.checkpoints.safetensors import INDEX_NAME, WeightReader
 from engine.checkpoints.torch_files import read_pt
 from engine.models.registry import read_config
-from engine.speculative.heads.base import Heads, HeadSource
+from engine.speculative.heads.base import DraftHeads, HeadCheckpoint
 from engine.speculative.heads.eagle import Eagle, Eagle3
-from engine.speculative.heads.layer import LayerHeads, Target
+from engine.speculative.heads.layer import LayerDraftHeads, TargetModel
 from engine.speculative.heads.medusa import Medusa
 from engine.speculative.heads.mlp_speculator import MlpSpeculator
 from kernels import KernelSet
 
-# -- From a folder to `Heads`.
+# -- From a folder to `DraftHeads`.
 
 
 log = logging.getLogger(__name__)
 
-METHODS: dict[str, Callable[[HeadSource], Heads]] = {
+METHODS: dict[str, Callable[[HeadCheckpoint], DraftHeads]] = {
     "medusa": Medusa,
     "mlp_speculator": MlpSpeculator,
 }
-LAYER_METHODS: dict[str, Callable[[HeadSource, Target], LayerHeads]] = {
+LAYER_METHODS: dict[str, Callable[[HeadCheckpoint, TargetModel], LayerDraftHeads]] = {
     "eagle": Eagle,
     "eagle3": Eagle3,
 }
@@ -61,15 +61,15 @@ def load_heads(
     ops: KernelSet,
     dtype: torch.dtype,
     quantization: str | None = None,
-) -> Heads:
+) -> DraftHeads:
     """The heads of a folder. `sizes`: the model's hidden size and vocabulary.
 
     Raises `ModelLoadError` for a checkpoint that isn't whole, or is another model's.
     """
     config, weights = read_config(folder), _weights(folder)
-    source = HeadSource(folder, config, weights, *sizes, ops, dtype, quantization)
+    source = HeadCheckpoint(folder, config, weights, *sizes, ops, dtype, quantization)
     heads = METHODS[method](source)
-    log.info("%s: %d heads, %d MB", method, heads.most, heads.nbytes >> 20)
+    log.info("%s: %d heads, %d MB", method, heads.max_drafts, heads.nbytes >> 20)
     _close(source)
     return heads
 
@@ -77,26 +77,26 @@ def load_heads(
 def load_layer_heads(
     method: str,
     folder: Path,
-    target: Target,
+    target: TargetModel,
     ops: KernelSet,
     dtype: torch.dtype,
     quantization: str | None = None,
-) -> LayerHeads:
+) -> LayerDraftHeads:
     """The same of heads that are a layer."""
     config, weights = read_config(folder), _weights(folder)
     for name in _NESTED:
         if isinstance(own := config.get(name), dict):
             config = {**own, **config}
-    source = HeadSource(folder, config, weights, *target.sizes, ops, dtype, quantization)
+    source = HeadCheckpoint(folder, config, weights, *target.sizes, ops, dtype, quantization)
     heads = LAYER_METHODS[method](source, target)
     log.info("%s: a layer of %d MB", method, heads.nbytes >> 20)
     _close(source)
     return heads
 
 
-def _close(source: HeadSource) -> None:
+def _close(source: HeadCheckpoint) -> None:
     """All that is needed was read."""
-    if unread := source.weights.unread():
+    if unread := source.weights.unused_names():
         log.warning("%d tensors of the heads weren't used: %s", len(unread), unread[:5])
     source.weights.close()
 

@@ -1,4 +1,4 @@
-"""`Heads`: small networks that say, from one hidden state, what the next tokens are."""
+"""`DraftHeads`: small networks that say, from one hidden state, what the next tokens are."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torch import Tensor
 
 from engine.checkpoints.safetensors import WeightReader
 from engine.contract.errors import ModelLoadError
-from engine.quantization.packing import DenseMatrix, Matrix, Scratch, Stack
-from engine.sampling.request_state import SequenceSampling
+from engine.quantization.packing import DenseSource, LinearPacker, LoadBuffer, WeightSource
+from engine.sampling.request_state import RequestSamplingState
 from engine.sampling.sampler import Sampler
 from kernels import KernelSet, LinearLayer
 from kernels.tensors import to_device
 
-# -- `HeadSource`: a checkpoint of heads, checked against the model that they are for.
+# -- `HeadCheckpoint`: a checkpoint of heads, checked against the model that they are for.
 
 
 #: Sizes beyond this are no model's.
@@ -27,7 +27,7 @@ _MOST = 1 << 20
 
 
 @dataclass(slots=True)
-class HeadSource:
+class HeadCheckpoint:
     """Where heads are read from, and how they are kept.
 
     Attributes:
@@ -75,7 +75,7 @@ class HeadSource:
         """A tensor of so many whole numbers, int64."""
         if name not in self.weights:
             raise self.wrong(f"the checkpoint has no {name!r}")
-        self.weights.mark_read([name])
+        self.weights.mark_used([name])
         found = self.weights.stored(name).clone()
         if found.dtype not in (torch.int64, torch.int32) or tuple(found.shape) != (count,):
             raise self.wrong(f"{name!r} must be [{count}] whole numbers")
@@ -126,12 +126,12 @@ class HeadSource:
             raise self.wrong(f"some of {', '.join(name for name, _ in parts)} have no bias")
         return self._packed(matrices, torch.cat(biases) if biases else None)
 
-    def pack(self, matrix: Matrix | Tensor, bias: Tensor | None = None) -> LinearLayer:
+    def pack(self, matrix: WeightSource | Tensor, bias: Tensor | None = None) -> LinearLayer:
         """The same of a weight that was read."""
-        return self._packed([DenseMatrix(matrix) if isinstance(matrix, Tensor) else matrix], bias)
+        return self._packed([DenseSource(matrix) if isinstance(matrix, Tensor) else matrix], bias)
 
-    def _packed(self, matrices: list[Matrix], bias: Tensor | None) -> LinearLayer:
-        stack = Stack(matrices, None, self.weights.release, Scratch())
+    def _packed(self, matrices: list[WeightSource], bias: Tensor | None) -> LinearLayer:
+        stack = LinearPacker(matrices, None, self.weights.release, LoadBuffer())
         layer = stack.pack(self.ops, bias, self.dtype, self.quantization, False)
         self.weights.release()
         self.nbytes += layer.nbytes
@@ -142,20 +142,20 @@ class HeadSource:
         return ModelLoadError(f"{self.folder}: {why}.", param="model")
 
 
-def fed(layer: LinearLayer, x: Tensor, dtype: torch.dtype) -> Tensor:
+def apply_linear(layer: LinearLayer, x: Tensor, dtype: torch.dtype) -> Tensor:
     """float32 of a linear layer that is best given `dtype`."""
     return layer(x.to(dtype)).float()
 
 
-class Heads(ABC):
+class DraftHeads(ABC):
     """Weights in their device's layout.
 
     Attributes:
-        most: drafts of a sequence.
+        max_drafts: drafts of a sequence.
         nbytes: of the weights.
     """
 
-    most: int
+    max_drafts: int
     nbytes: int
 
     @abstractmethod
@@ -171,7 +171,7 @@ class Heads(ABC):
         """
 
 
-class Rounds(Protocol):
+class DraftRounds(Protocol):
     """What heads say of some rows, one draft behind the other."""
 
     def logits(self, tokens: Tensor) -> Tensor:
@@ -182,27 +182,27 @@ class Rounds(Protocol):
 
 
 class HeadRounds:
-    """Of `Heads`, which read nothing but the state that they begin with."""
+    """Of `DraftHeads`, which read nothing but the state that they begin with."""
 
-    def __init__(self, heads: Heads, hidden: Tensor) -> None:
+    def __init__(self, heads: DraftHeads, hidden: Tensor) -> None:
         """`hidden`: float32 [n, hidden], from which the newest tokens were drawn."""
         self._heads, self._state, self._depth = heads, heads.start(hidden), 0
 
     def logits(self, tokens: Tensor) -> Tensor:
-        """See `Rounds`."""
+        """See `DraftRounds`."""
         found, self._state = self._heads.logits(self._depth, self._state, tokens)
         self._depth += 1
         return found
 
     def keep(self, rows: list[int]) -> None:
-        """See `Rounds`."""
+        """See `DraftRounds`."""
         self._state = self._state[rows]
 
 
-# -- `HeadDrawer`: drafts of some sequences, drawn one behind the other.
+# -- `HeadSampler`: drafts of some sequences, drawn one behind the other.
 
 
-class HeadDrawer:
+class HeadSampler:
     """Draws from heads' logits as the model draws from its own: with each sequence's parameters
     and, at each place, the same random number.
     """
@@ -216,9 +216,9 @@ class HeadDrawer:
     @torch.inference_mode()
     def draw(
         self,
-        rounds: Rounds,
+        rounds: DraftRounds,
         tokens: list[int],
-        states: list[SequenceSampling],
+        states: list[RequestSamplingState],
         counts: list[int],
     ) -> list[list[int]]:
         """At most `counts[i]` drafts of row i.

@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.speculative.heads.base import HeadSource
-from engine.speculative.heads.layer import HeadLayer, LayerHeads, Target, layer_spec
+from engine.speculative.heads.base import HeadCheckpoint
+from engine.speculative.heads.layer import HeadLayer, LayerDraftHeads, TargetModel, layer_spec
 
 # -- `Eagle3`: a layer over three of the model's hidden states, with a vocabulary of its own.
 #
@@ -21,13 +21,13 @@ from engine.speculative.heads.layer import HeadLayer, LayerHeads, Target, layer_
 _IDS = "eagle_aux_hidden_state_layer_ids"
 
 
-class Eagle3(LayerHeads):
+class Eagle3(LayerDraftHeads):
     """State j = F [what three layers begin with at token j]. Attention takes the norms of the
     embedding of token j + 1 and of state j beside each other; the layer gives state j + 1, whose
     norm the output layer takes. That may know some of the tokens alone, the frequent ones.
     """
 
-    def __init__(self, source: HeadSource, target: Target) -> None:
+    def __init__(self, source: HeadCheckpoint, target: TargetModel) -> None:
         """Read the checkpoint. Raises `ModelLoadError` for one that doesn't fit."""
         source.same("target_hidden_size", source.hidden_size)
         spec, weights = layer_spec(source), source.weights
@@ -60,7 +60,7 @@ class Eagle3(LayerHeads):
         """See the base."""
         return self._fusion(hidden)
 
-    def mixed(self, tokens: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+    def combine_inputs(self, tokens: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         """See the base."""
         states = states.contiguous()
         embedded = self._embedding.rows(tokens).to(states.dtype)
@@ -75,7 +75,7 @@ class Eagle3(LayerHeads):
         return spread.index_copy_(1, self._tokens, found)
 
 
-def tapped_layers(source: HeadSource, num_layers: int) -> tuple[int, ...]:
+def tapped_layers(source: HeadCheckpoint, num_layers: int) -> tuple[int, ...]:
     """Which of the model's layers begin with what the heads read: one near its start, the one in
     its middle and one near its end, unless config.json says otherwise.
     """
@@ -95,11 +95,11 @@ def tapped_layers(source: HeadSource, num_layers: int) -> tuple[int, ...]:
     return tuple(layers)
 
 
-def _draft_tokens(source: HeadSource) -> Tensor:
+def _draft_tokens(source: HeadCheckpoint) -> Tensor:
     """int64 [draft_vocab_size], the tokens of the output layer's columns."""
     vocab = source.vocab_size
     count = source.whole("draft_vocab_size", 1, vocab, default=vocab)
-    source.weights.mark_read(["t2d"])  # the same, from the other side
+    source.weights.mark_used(["t2d"])  # the same, from the other side
     tokens = torch.arange(count)
     if count < vocab or "d2t" in source.weights:
         tokens = tokens + source.whole_numbers("d2t", count)
@@ -108,12 +108,12 @@ def _draft_tokens(source: HeadSource) -> Tensor:
     return tokens
 
 
-class Eagle(LayerHeads):
+class Eagle(LayerDraftHeads):
     """x = F [embedding of token j + 1, state j]; the layer, which norms nothing before attention,
     gives state j + 1, and the model's own output layer makes its logits.
     """
 
-    def __init__(self, source: HeadSource, target: Target) -> None:
+    def __init__(self, source: HeadCheckpoint, target: TargetModel) -> None:
         """Read the checkpoint. Raises `ModelLoadError` for one that doesn't fit."""
         source.same("hidden_size", source.hidden_size)
         source.same("truncated_vocab_size", source.vocab_size)
@@ -128,7 +128,7 @@ class Eagle(LayerHeads):
         self._fusion = source.stacked([(fusion, self.width)], 2 * self.width)
         self.layer = HeadLayer(source, spec, at, self.width, target.max_model_len)
         # Checkpoints that have these too have copies of the model's.
-        weights.mark_read([name for name in weights.names() if name.startswith(_COPIES)])
+        weights.mark_used([name for name in weights.names() if name.startswith(_COPIES)])
         self._model = target.model
         self.nbytes = source.nbytes
 
@@ -136,7 +136,7 @@ class Eagle(LayerHeads):
         """See the base."""
         return hidden
 
-    def mixed(self, tokens: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+    def combine_inputs(self, tokens: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         """See the base."""
         embedded = self._model.embedding.rows(tokens).to(states.dtype)
         x = self._fusion(torch.cat((embedded, states), dim=-1))

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from engine.models.decoder import NativeDecoder
 from engine.models.decoder_spec import DecoderSpec
-from engine.models.forward_context import AttentionContext
+from engine.models.forward_context import AttentionMetadata
 from engine.models.registry import decoder_spec
 from engine.models.rotary_embedding import cos_sin_table
-from engine.speculative.heads.base import HeadSource
+from engine.speculative.heads.base import HeadCheckpoint
 from kernels import KernelSet
 from kernels.interface import ActivationSpec, AttentionArgs
 from kernels.layers import gated_activation
@@ -53,7 +53,7 @@ class PagedLayer(ABC):
         """Keys and values alone, of x [n, columns]; positions and slots int64 [n]."""
 
     @abstractmethod
-    def __call__(self, x: Tensor, residual: Tensor, step: AttentionContext) -> Tensor:
+    def __call__(self, x: Tensor, residual: Tensor, step: AttentionMetadata) -> Tensor:
         """[n, hidden]: the residual behind the layer, of one token of each of n sequences.
 
         Args:
@@ -67,7 +67,7 @@ class HeadLayer(PagedLayer):
     """Attention and an MLP behind it, each added to the residual."""
 
     def __init__(
-        self, source: HeadSource, spec: DecoderSpec, at: str, columns: int, max_model_len: int
+        self, source: HeadCheckpoint, spec: DecoderSpec, at: str, columns: int, max_model_len: int
     ) -> None:
         """Read the weights. `at`: prefix of their names; `columns`: what attention takes."""
         super().__init__(source.ops, spec)
@@ -95,7 +95,7 @@ class HeadLayer(PagedLayer):
         k, v = self._keys_values(x)
         self._write(torch.empty(k.shape, dtype=k.dtype, device=k.device), k, v, positions, slots)
 
-    def __call__(self, x: Tensor, residual: Tensor, step: AttentionContext) -> Tensor:
+    def __call__(self, x: Tensor, residual: Tensor, step: AttentionMetadata) -> Tensor:
         """See the base."""
         spec, ops = self._spec, self._ops
         q = self._q(x).unflatten(-1, (spec.num_heads, spec.head_dim))
@@ -137,11 +137,11 @@ class HeadLayer(PagedLayer):
         )
 
 
-# -- `LayerHeads`: a decoder layer that goes on from the model's hidden states of all tokens.
+# -- `LayerDraftHeads`: a decoder layer that goes on from the model's hidden states of all tokens.
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class TargetModel:
     """The model that heads are for.
 
     Attributes:
@@ -158,19 +158,19 @@ class Target:
         return self.model.spec.hidden_size, self.model.spec.vocab_size
 
 
-class LayerHeads(ABC):
+class LayerDraftHeads(ABC):
     """One layer, whose entry j is made of token j + 1 and of the model's state at token j, and says
     token j + 2; the state of the next one is then what it gave itself.
 
     Attributes:
-        most: drafts of a sequence.
+        max_drafts: drafts of a sequence.
         nbytes: of the weights.
         taps: the model's layers whose inputs are its states; (): those after the final norm.
         columns: of the model's states that it reads; width: of an entry's.
         layer: with the KV cache.
     """
 
-    most = 64
+    max_drafts = 64
     nbytes: int
     taps: tuple[int, ...] = ()
     columns: int
@@ -182,7 +182,7 @@ class LayerHeads(ABC):
         """[n, width] of the model's states, [n, any]; both as activations are."""
 
     @abstractmethod
-    def mixed(self, tokens: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+    def combine_inputs(self, tokens: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         """What the layer takes, and the residual; tokens int64 [n], states [n, width]."""
 
     @abstractmethod
@@ -190,7 +190,7 @@ class LayerHeads(ABC):
         """float32 [n, vocab] of what the layer gave."""
 
 
-def layer_spec(source: HeadSource) -> DecoderSpec:
+def layer_spec(source: HeadCheckpoint) -> DecoderSpec:
     """The layer's sizes, by config.json. Raises `ModelLoadError` for what isn't run."""
     config = source.config
     source.same("vocab_size", source.vocab_size)

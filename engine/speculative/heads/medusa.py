@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from engine.speculative.heads.base import Heads, HeadSource, fed
+from engine.speculative.heads.base import DraftHeads, HeadCheckpoint, apply_linear
 from kernels import LinearLayer
 
 
@@ -32,7 +32,7 @@ class _Layout:
     bias: bool
 
     @classmethod
-    def of(cls, source: HeadSource) -> _Layout:
+    def of(cls, source: HeadCheckpoint) -> _Layout:
         """The checkpoint's."""
         if "medusa_num_heads" in source.config:
             count = source.whole("medusa_num_heads", 1, 64)
@@ -52,18 +52,18 @@ class _Layout:
         )
 
 
-class Medusa(Heads):
+class Medusa(DraftHeads):
     """Each head: x + silu(W x + b), some times, then the output layer of its own.
 
     With a `token_map` heads know some of the tokens alone, the frequent ones.
     """
 
-    def __init__(self, source: HeadSource) -> None:
+    def __init__(self, source: HeadCheckpoint) -> None:
         """Read the checkpoint. Raises `ModelLoadError` for one that doesn't fit."""
         source.same("hidden_size", source.hidden_size)
         source.same("vocab_size", source.vocab_size)
         layout = _Layout.of(source)
-        self.most = layout.count
+        self.max_drafts = layout.count
         self._vocab_size = source.vocab_size
         self._tokens = _token_map(source)
         outputs: dict[str, LinearLayer] = {}
@@ -80,7 +80,7 @@ class Medusa(Heads):
         self._scale = source.positive("logit_scale", 1.0)
         self.nbytes = source.nbytes
 
-    def _output(self, source: HeadSource, name: str) -> LinearLayer:
+    def _output(self, source: HeadCheckpoint, name: str) -> LinearLayer:
         whole = source.vocab_size, source.hidden_size
         if self._tokens is None:
             return source.linear(name, *whole)
@@ -97,8 +97,8 @@ class Medusa(Heads):
         """See the base. Which tokens came before makes no difference to a head."""
         head, x = self._heads[depth], state
         for block in head.blocks:
-            x = x + silu(fed(block, x, self._feeds))
-        found = fed(head.output, x, self._feeds) * self._scale
+            x = x + silu(apply_linear(block, x, self._feeds))
+        found = apply_linear(head.output, x, self._feeds) * self._scale
         if self._tokens is None:
             return found, state
         spread = found.new_full((len(found), self._vocab_size), -torch.inf)
@@ -106,13 +106,13 @@ class Medusa(Heads):
         return spread, state
 
 
-def _block(source: HeadSource, layout: _Layout, head: int, at: int) -> LinearLayer:
+def _block(source: HeadCheckpoint, layout: _Layout, head: int, at: int) -> LinearLayer:
     name, size = layout.block.format(head=head, at=at), source.hidden_size
     bias = source.vector(f"{name}.bias", size) if layout.bias else None
     return source.linear(f"{name}.weight", size, size, bias)
 
 
-def _token_map(source: HeadSource) -> Tensor | None:
+def _token_map(source: HeadCheckpoint) -> Tensor | None:
     """int64 [truncated_vocab_size], the tokens of the heads' columns; None: all."""
     count = source.whole("truncated_vocab_size", 1, source.vocab_size, source.vocab_size)
     if "token_map" not in source.weights:
@@ -120,7 +120,7 @@ def _token_map(source: HeadSource) -> Tensor | None:
             raise source.wrong("truncated_vocab_size is set, but there is no 'token_map'")
         return None
     if count == source.vocab_size:
-        source.weights.mark_read(["token_map"])
+        source.weights.mark_used(["token_map"])
         return None
     tokens = source.whole_numbers("token_map", count)
     if int(tokens.min()) < 0 or int(tokens.max()) >= source.vocab_size:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu
 
-from engine.speculative.heads.base import Heads, HeadSource, fed
+from engine.speculative.heads.base import DraftHeads, HeadCheckpoint, apply_linear
 from kernels import LinearLayer
 
 _EPS = 1e-6
@@ -30,33 +30,33 @@ class _Stage:
     head: LinearLayer
 
 
-class MlpSpeculator(Heads):
+class MlpSpeculator(DraftHeads):
     """A stage a draft, each from the state of the one before and the newest token's embedding.
 
     z = gelu(norm(P s + a e)), logits = H z; z is the next stage's s. `a` gives the sum of stages
     that the weight of the first state halves over all of them.
     """
 
-    def __init__(self, source: HeadSource) -> None:
+    def __init__(self, source: HeadCheckpoint) -> None:
         """Read the checkpoint. Raises `ModelLoadError` for one that doesn't fit."""
         if (kind := source.config.get("speculator_type", "mlp")) != "mlp":
             raise source.wrong(f"speculator_type {kind!r:.80} isn't run: only plain MLPs are")
         source.same("emb_dim", source.hidden_size)
         source.same("vocab_size", source.vocab_size)
-        self.most = source.whole("n_predict", 1, 64)
+        self.max_drafts = source.whole("n_predict", 1, 64)
         self._inner = source.whole("inner_dim", 0, default=0) or source.hidden_size
         self._scales_input = source.flag("scale_input", default=False)
         tied = source.flag("tie_weights", default=False)
-        if tied and self.most == 1:
+        if tied and self.max_drafts == 1:
             raise source.wrong("tie_weights needs n_predict of 2 at least")
         self._feeds = source.feeds
-        self._stages = _tied(source, self.most, self._inner) if tied else self._own(source)
-        kept = 0.5 ** (0.5 / self.most)
+        self._stages = _tied(source, self.max_drafts, self._inner) if tied else self._own(source)
+        kept = 0.5 ** (0.5 / self.max_drafts)
         self._token_weight = math.sqrt((1 - kept**2) * (self._inner / 2)) / kept
         self.nbytes = source.nbytes
 
-    def _own(self, source: HeadSource) -> list[_Stage]:
-        sizes = [source.hidden_size, *[self._inner] * (self.most - 1)]
+    def _own(self, source: HeadCheckpoint) -> list[_Stage]:
+        sizes = [source.hidden_size, *[self._inner] * (self.max_drafts - 1)]
         return [_stage(source, at, self._inner, size) for at, size in enumerate(sizes)]
 
     def start(self, hidden: Tensor) -> Tensor:
@@ -66,17 +66,17 @@ class MlpSpeculator(Heads):
     def logits(self, depth: int, state: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """See the base."""
         stage = self._stages[depth]
-        mixed = fed(stage.projection, state, self._feeds)
+        mixed = apply_linear(stage.projection, state, self._feeds)
         mixed = mixed + self._token_weight * stage.embedding.rows(tokens)
         state = gelu(_normed(mixed) * stage.norm_weight + stage.norm_bias)
-        return fed(stage.head, state, self._feeds), state
+        return apply_linear(stage.head, state, self._feeds), state
 
 
 def _normed(x: Tensor) -> Tensor:
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + _EPS)
 
 
-def _stage(source: HeadSource, at: int, inner: int, size: int) -> _Stage:
+def _stage(source: HeadCheckpoint, at: int, inner: int, size: int) -> _Stage:
     """The stage number `at`, whose state has `size` numbers."""
     return _Stage(
         embedding=source.linear(f"{_PREFIX}emb.{at}.weight", source.vocab_size, inner),
@@ -87,7 +87,7 @@ def _stage(source: HeadSource, at: int, inner: int, size: int) -> _Stage:
     )
 
 
-def _tied(source: HeadSource, count: int, inner: int) -> list[_Stage]:
+def _tied(source: HeadCheckpoint, count: int, inner: int) -> list[_Stage]:
     """All stages the first one, but for the projection, of which the others share the second."""
     first = _stage(source, 0, inner, source.hidden_size)
     shared = source.linear(f"{_PREFIX}proj.1.weight", inner, inner)
@@ -98,5 +98,5 @@ def _tied(source: HeadSource, count: int, inner: int) -> list[_Stage]:
         for at in range(1, count)
         for kind in ("weight", "bias")
     ]
-    source.weights.mark_read(copies)  # some files say what is shared once a stage
+    source.weights.mark_used(copies)  # some files say what is shared once a stage
     return [first, *[later] * (count - 1)]

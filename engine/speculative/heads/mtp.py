@@ -15,30 +15,30 @@ from torch import Tensor
 
 from engine.checkpoints.safetensors import WeightReader
 from engine.contract.errors import ModelLoadError
-from engine.models.decoder_spec import COUNT, FAMILIES, DecoderSpec, count_of, with_one
-from engine.models.forward_context import AttentionContext, LayerCache
-from engine.models.layers.attention import Attention
-from engine.models.layers.decoder_layer import describe_layer, plain_layer
+from engine.models.decoder_spec import COUNT, FAMILIES, DecoderSpec, num_mtp_layers, with_mtp_layer
+from engine.models.forward_context import AttentionMetadata, LayerCache
+from engine.models.layers.attention import SelfAttention
+from engine.models.layers.decoder_layer import build_layer, describe_layer
 from engine.models.layers.linear import (
+    FusedLinear,
     LayerWeights,
-    LinearDescription,
     LinearPart,
     NormDescription,
     TableDescription,
 )
-from engine.models.layers.mamba import StateMixer
-from engine.models.layers.mla import LatentAttention
+from engine.models.layers.mamba import MambaMixer
+from engine.models.layers.mla import MlaAttention
 from engine.models.layers.moe import Weights
-from engine.models.layers.norm import norm_of
-from engine.models.weight_loader import LayerLoader
-from engine.quantization.packing import Scheme
-from engine.speculative.heads.layer import LayerHeads, PagedLayer, Target
+from engine.models.layers.norm import make_norm
+from engine.models.weight_loader import WeightLoader
+from engine.quantization.packing import QuantScheme
+from engine.speculative.heads.layer import LayerDraftHeads, PagedLayer, TargetModel
 from kernels import KernelSet
 from kernels.interface import NO_NORM
 
 
 @dataclass(frozen=True, slots=True)
-class OwnLayers:
+class MtpSource:
     """Where such layers are read from, and how they are kept.
 
     Attributes:
@@ -51,22 +51,22 @@ class OwnLayers:
     config: dict[str, Any]
     weights: Weights
     dtype: torch.dtype
-    scheme: Scheme
+    scheme: QuantScheme
 
     def wrong(self, why: str) -> ModelLoadError:
         """What is raised for a checkpoint that can't be used."""
         return ModelLoadError(f"{self.folder}: {why}.", param="model")
 
 
-class ModelLayer(PagedLayer):
+class MtpLayer(PagedLayer):
     """A layer of the model's own kind."""
 
     def __init__(self, ops: KernelSet, spec: DecoderSpec, weights: LayerWeights) -> None:
         super().__init__(ops, spec)
-        self._layer = plain_layer(spec, ops, weights, NO_NORM)
+        self._layer = build_layer(spec, ops, weights, NO_NORM)
         attention = self._layer.attention
-        if isinstance(attention, StateMixer) or (
-            isinstance(attention, Attention) and attention.gated
+        if isinstance(attention, MambaMixer) or (
+            isinstance(attention, SelfAttention) and attention.gated
         ):
             raise ModelLoadError(
                 f"Heads of {spec.architecture}, whose layers carry states or whose attention has "
@@ -78,7 +78,7 @@ class ModelLayer(PagedLayer):
     def write(self, x: Tensor, positions: Tensor, slots: Tensor) -> None:
         """See the base."""
         attention, heads = self._attention, (-1, self._spec.head_dim)
-        if isinstance(attention, LatentAttention):
+        if isinstance(attention, MlaAttention):
             attention.write(x, positions, slots, LayerCache(self._keys, self._values))
             return
         q, k, v = (
@@ -91,46 +91,46 @@ class ModelLayer(PagedLayer):
             neox=attention.neox,
         )  # fmt: skip
 
-    def __call__(self, x: Tensor, residual: Tensor, step: AttentionContext) -> Tensor:
+    def __call__(self, x: Tensor, residual: Tensor, step: AttentionMetadata) -> Tensor:
         """See the base; the residual is its memory from here on."""
         cache = LayerCache(self._keys, self._values)
         _, residual = self._layer(x, residual, step, cache, None)
         return residual
 
 
-class Mtp(LayerHeads):
+class Mtp(LayerDraftHeads):
     """Residual j = P [norm of the embedding of token j + 1, norm of state j]; the layer gives
     state j + 1, whose norm the output layer takes.
 
     Embedding and output layer are the model's own, unless the checkpoint has others beside.
     """
 
-    def __init__(self, source: OwnLayers, target: Target) -> None:
+    def __init__(self, source: MtpSource, target: TargetModel) -> None:
         """Read the checkpoint. Raises `ModelLoadError` for one without such a layer."""
         model = target.model
         _check(source, model.spec)
-        spec, at = with_one(model.spec), model.spec.names.layer.format(model.spec.num_layers)
-        loader = LayerLoader(
+        spec, at = with_mtp_layer(model.spec), model.spec.names.layer.format(model.spec.num_layers)
+        loader = WeightLoader(
             spec, model.ops, source.dtype, target.max_model_len, source.weights, source.scheme
         )
         if f"{at}eh_proj.weight" not in source.weights and not loader.has_packed(f"{at}eh_proj"):
             raise source.wrong(
-                f"config.json's {COUNT} is {count_of(source.config)}, but the checkpoint has no "
-                f"'{at}eh_proj.weight': its layers for drafts were left out"
+                f"config.json's {COUNT} is {num_mtp_layers(source.config)}, but the checkpoint has "
+                f"no '{at}eh_proj.weight': its layers for drafts were left out"
             )
         width = self.width = self.columns = spec.hidden_size
 
         def norm(name: str) -> Callable[[Tensor], Tensor]:
             weights = loader.norm(NormDescription(at + name, width))
-            return norm_of(model.ops, weights, width, spec.norm_eps)
+            return make_norm(model.ops, weights, width, spec.norm_eps)
 
         self._token_norm, self._state_norm = norm("enorm"), norm("hnorm")
         self._norm = norm("shared_head.norm")
         part = (LinearPart(f"{at}eh_proj", width),)
-        self._fusion = loader.linear(LinearDescription(parts=part, columns=2 * width))
+        self._fusion = loader.linear(FusedLinear(parts=part, columns=2 * width))
         weights = loader.layer(describe_layer(spec, model.spec.num_layers))
-        self._input_norm = norm_of(model.ops, weights.input_norm, width, spec.norm_eps)
-        self.layer = ModelLayer(model.ops, spec, weights)
+        self._input_norm = make_norm(model.ops, weights.input_norm, width, spec.norm_eps)
+        self.layer = MtpLayer(model.ops, spec, weights)
         self.nbytes = self._fusion.nbytes + weights.nbytes
         self._model, self._embedding, self._head = model, model.embedding, None
         names = spec.names
@@ -147,7 +147,7 @@ class Mtp(LayerHeads):
         """See the base."""
         return hidden
 
-    def mixed(self, tokens: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+    def combine_inputs(self, tokens: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         """See the base."""
         embedded = self._token_norm(self._embedding.rows(tokens).to(states.dtype))
         residual = self._fusion(torch.cat((embedded, self._state_norm(states)), dim=-1))
@@ -159,14 +159,14 @@ class Mtp(LayerHeads):
         return self._model.logits(x) if self._head is None else self._head(x).float()
 
 
-def _check(source: OwnLayers, spec: DecoderSpec) -> None:
+def _check(source: MtpSource, spec: DecoderSpec) -> None:
     """Raise `ModelLoadError` unless the checkpoint says that it has one such layer."""
     if spec.architecture not in FAMILIES:
         raise source.wrong(
             f"no layers for drafts are known of {spec.architecture}; of {', '.join(FAMILIES)} they "
             "are"
         )
-    if (count := count_of(source.config)) != 1:
+    if (count := num_mtp_layers(source.config)) != 1:
         had = f"{count} layers for drafts" if count else "no layers for drafts"
         raise source.wrong(f"the checkpoint has {had} ({COUNT} in config.json); one is run")
 

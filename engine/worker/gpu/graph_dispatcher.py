@@ -16,7 +16,7 @@ from kernels.attention import GraphSupport
 log = logging.getLogger(__name__)
 
 
-class RuntimeMode(enum.Enum):
+class CUDAGraphRuntimeMode(enum.Enum):
     """How one batch runs."""
 
     NONE = "none"
@@ -24,49 +24,49 @@ class RuntimeMode(enum.Enum):
     FULL = "full"
 
 
-class GraphMode(enum.Enum):
+class CUDAGraphMode(enum.Enum):
     """What an operator asks for: how decode batches run, and how all others do.
 
     PIECEWISE captures everything but attention, which runs between the pieces; FULL captures
     attention too, so its backend must allow for it.
     """
 
-    NONE = (RuntimeMode.NONE, RuntimeMode.NONE)
-    PIECEWISE = (RuntimeMode.PIECEWISE, RuntimeMode.PIECEWISE)
-    FULL = (RuntimeMode.FULL, RuntimeMode.FULL)
-    FULL_DECODE_ONLY = (RuntimeMode.FULL, RuntimeMode.NONE)
-    FULL_AND_PIECEWISE = (RuntimeMode.FULL, RuntimeMode.PIECEWISE)
+    NONE = (CUDAGraphRuntimeMode.NONE, CUDAGraphRuntimeMode.NONE)
+    PIECEWISE = (CUDAGraphRuntimeMode.PIECEWISE, CUDAGraphRuntimeMode.PIECEWISE)
+    FULL = (CUDAGraphRuntimeMode.FULL, CUDAGraphRuntimeMode.FULL)
+    FULL_DECODE_ONLY = (CUDAGraphRuntimeMode.FULL, CUDAGraphRuntimeMode.NONE)
+    FULL_AND_PIECEWISE = (CUDAGraphRuntimeMode.FULL, CUDAGraphRuntimeMode.PIECEWISE)
 
     @property
-    def decode(self) -> RuntimeMode:
+    def decode(self) -> CUDAGraphRuntimeMode:
         """Of batches in which all sequences have equally few tokens."""
         return self.value[0]
 
     @property
-    def mixed(self) -> RuntimeMode:
+    def mixed(self) -> CUDAGraphRuntimeMode:
         """Of all other batches."""
         return self.value[1]
 
 
 LEVELS = {
-    0: GraphMode.NONE,
-    1: GraphMode.PIECEWISE,
-    2: GraphMode.FULL_AND_PIECEWISE,
-    3: GraphMode.FULL_AND_PIECEWISE,
+    0: CUDAGraphMode.NONE,
+    1: CUDAGraphMode.PIECEWISE,
+    2: CUDAGraphMode.FULL_AND_PIECEWISE,
+    3: CUDAGraphMode.FULL_AND_PIECEWISE,
 }
 """The mode of each optimisation level."""
 
 
-def wanted_mode(name: str | None, level: int, enforce_eager: bool) -> GraphMode:
+def requested_mode(name: str | None, level: int, enforce_eager: bool) -> CUDAGraphMode:
     """By the settings: `enforce_eager`, then the mode's name, then the level's default."""
     if enforce_eager:
-        return GraphMode.NONE
-    return LEVELS[level] if name is None else GraphMode[name]
+        return CUDAGraphMode.NONE
+    return LEVELS[level] if name is None else CUDAGraphMode[name]
 
 
 def resolve_mode(
-    wanted: GraphMode, support: GraphSupport, query_len: int = 1, obstacle: str | None = None
-) -> GraphMode:
+    wanted: CUDAGraphMode, support: GraphSupport, query_len: int = 1, obstacle: str | None = None
+) -> CUDAGraphMode:
     """The nearest mode that works; a log line says when it's another.
 
     Args:
@@ -74,22 +74,22 @@ def resolve_mode(
         query_len: tokens of a sequence in a decode batch; more than 1 with speculation.
         obstacle: why the model can't be captured at all.
     """
-    if wanted is GraphMode.NONE:
+    if wanted is CUDAGraphMode.NONE:
         return wanted
     if obstacle is not None:
-        return _downgraded(wanted, GraphMode.NONE, obstacle)
+        return _downgraded(wanted, CUDAGraphMode.NONE, obstacle)
     single = GraphSupport.UNIFORM_SINGLE_TOKEN_DECODE
     needed = single if query_len == 1 else GraphSupport.UNIFORM_BATCH
-    if wanted.decode is RuntimeMode.FULL and support < needed:
+    if wanted.decode is CUDAGraphRuntimeMode.FULL and support < needed:
         reason = f"the attention backend can be captured {support.name.lower()}"
-        return _downgraded(wanted, GraphMode.PIECEWISE, reason)
-    if wanted.mixed is RuntimeMode.FULL and support < GraphSupport.ALWAYS:
+        return _downgraded(wanted, CUDAGraphMode.PIECEWISE, reason)
+    if wanted.mixed is CUDAGraphRuntimeMode.FULL and support < GraphSupport.ALWAYS:
         reason = "the attention backend can be captured in uniform batches alone"
-        return _downgraded(wanted, GraphMode.FULL_AND_PIECEWISE, reason)
+        return _downgraded(wanted, CUDAGraphMode.FULL_AND_PIECEWISE, reason)
     return wanted
 
 
-def _downgraded(wanted: GraphMode, to: GraphMode, reason: str) -> GraphMode:
+def _downgraded(wanted: CUDAGraphMode, to: CUDAGraphMode, reason: str) -> CUDAGraphMode:
     log.warning("CUDA graphs: %s instead of %s: %s.", to.name, wanted.name, reason)
     return to
 
@@ -110,7 +110,7 @@ class BatchDescriptor(NamedTuple):
     adapted: bool = False
 
 
-Key = tuple[RuntimeMode, BatchDescriptor]
+Key = tuple[CUDAGraphRuntimeMode, BatchDescriptor]
 
 
 def capture_sizes(
@@ -146,7 +146,7 @@ def sparse(sizes: Sequence[int], length: int = 1) -> list[int]:
     return found[::-1]
 
 
-class Dispatcher:
+class CUDAGraphDispatcher:
     """Knows which graphs there are, and picks: FULL, then PIECEWISE, then none.
 
     Args:
@@ -160,7 +160,7 @@ class Dispatcher:
     """
 
     def __init__(
-        self, mode: GraphMode, sizes: list[int], max_num_seqs: int, query_len: int = 1,
+        self, mode: CUDAGraphMode, sizes: list[int], max_num_seqs: int, query_len: int = 1,
         *, adapted: bool = False,
     ) -> None:  # fmt: skip
         self.mode, self.sizes, self.query_len = mode, sorted(sizes), query_len
@@ -175,18 +175,25 @@ class Dispatcher:
                 self._add(size, kind)
 
     def _add(self, size: int, adapted: bool) -> None:
-        if self.mode.mixed is RuntimeMode.PIECEWISE or self.mode.decode is RuntimeMode.PIECEWISE:
-            self._keys.add((RuntimeMode.PIECEWISE, BatchDescriptor(size, 0, False, adapted)))
-        if self.mode.mixed is RuntimeMode.FULL:
+        if (
+            self.mode.mixed is CUDAGraphRuntimeMode.PIECEWISE
+            or self.mode.decode is CUDAGraphRuntimeMode.PIECEWISE
+        ):
+            self._keys.add(
+                (CUDAGraphRuntimeMode.PIECEWISE, BatchDescriptor(size, 0, False, adapted))
+            )
+        if self.mode.mixed is CUDAGraphRuntimeMode.FULL:
             reqs = min(size, self._max_num_seqs)
-            self._keys.add((RuntimeMode.FULL, BatchDescriptor(size, reqs, False, adapted)))
-        elif self.mode.decode is RuntimeMode.FULL:
+            self._keys.add((CUDAGraphRuntimeMode.FULL, BatchDescriptor(size, reqs, False, adapted)))
+        elif self.mode.decode is CUDAGraphRuntimeMode.FULL:
             for length in self._lengths:
                 reqs = size // length
                 whole = size % length == 0 and reqs <= self._max_num_seqs
                 if whole or size == self._smallest_for_all(length, adapted):
                     reqs = min(reqs, self._max_num_seqs)
-                    self._keys.add((RuntimeMode.FULL, BatchDescriptor(size, reqs, True, adapted)))
+                    self._keys.add(
+                        (CUDAGraphRuntimeMode.FULL, BatchDescriptor(size, reqs, True, adapted))
+                    )
 
     def _smallest_for_all(self, length: int, adapted: bool) -> int:
         """The size that a batch of all sequences, each of `length` tokens, is padded to."""
@@ -218,11 +225,13 @@ class Dispatcher:
         uniform = max_query_len if even and max_query_len in self._lengths else 0
         for size in self._from(num_tokens, adapted):
             for descriptor in self._fitting(size, uniform, adapted):
-                key = (RuntimeMode.FULL, descriptor)
+                key = (CUDAGraphRuntimeMode.FULL, descriptor)
                 if key in self._keys and num_reqs <= descriptor.num_reqs:
                     return key
-            key = (RuntimeMode.PIECEWISE, BatchDescriptor(size, 0, False, adapted))
-            if key in self._keys and (not uniform or self.mode.decode is not RuntimeMode.FULL):
+            key = (CUDAGraphRuntimeMode.PIECEWISE, BatchDescriptor(size, 0, False, adapted))
+            if key in self._keys and (
+                not uniform or self.mode.decode is not CUDAGraphRuntimeMode.FULL
+            ):
                 return key
         return self._last_resort(BatchDescriptor(num_tokens, num_reqs, bool(uniform), adapted))
 
@@ -238,7 +247,7 @@ class Dispatcher:
     def _last_resort(self, batch: BatchDescriptor) -> Key:
         """A decode batch beyond the full graphs may still fit the pieces."""
         for size in self._from(batch.num_tokens, batch.adapted):
-            key = (RuntimeMode.PIECEWISE, BatchDescriptor(size, 0, False, batch.adapted))
+            key = (CUDAGraphRuntimeMode.PIECEWISE, BatchDescriptor(size, 0, False, batch.adapted))
             if key in self._keys:
                 return key
-        return RuntimeMode.NONE, batch
+        return CUDAGraphRuntimeMode.NONE, batch

@@ -13,18 +13,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.models.forward_context import AttentionContext
-from engine.worker.gpu.graph_dispatcher import Dispatcher, Key, RuntimeMode
-from engine.worker.gpu.input_buffers import Feed, Staged, StaticInputs, stage
+from engine.models.forward_context import AttentionMetadata
+from engine.worker.gpu.graph_dispatcher import CUDAGraphDispatcher, CUDAGraphRuntimeMode, Key
+from engine.worker.gpu.input_buffers import (
+    SampledTokenFeed,
+    StagedInputs,
+    StaticInputBuffers,
+    stage_inputs,
+)
 from kernels import KernelSet
 from kernels.attention.registry import Forward, LatentForward
-from kernels.attention_args import AttentionArgs, LatentArgs
+from kernels.attention_args import AttentionArgs, MlaArgs
 from kernels.lora import LoraSlots
 
 Replay = Callable[[], None]
 
 
-class Recorder(Protocol):
+class GraphRecorder(Protocol):
     """Records what the device is given between `begin` and `end`, without running it."""
 
     def session(self) -> contextlib.AbstractContextManager[None]:
@@ -38,7 +43,7 @@ class Recorder(Protocol):
 
 
 class CudaRecorder:
-    """`Recorder` by CUDA graphs that share one memory pool."""
+    """`GraphRecorder` by CUDA graphs that share one memory pool."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
@@ -47,19 +52,19 @@ class CudaRecorder:
 
     @contextlib.contextmanager
     def session(self) -> Iterator[None]:
-        """See `Recorder.session`."""
+        """See `GraphRecorder.session`."""
         torch.cuda.synchronize()
         with torch.cuda.stream(self._stream):
             yield
         torch.cuda.current_stream().wait_stream(self._stream)
 
     def begin(self) -> None:
-        """See `Recorder.begin`."""
+        """See `GraphRecorder.begin`."""
         self._graph = torch.cuda.CUDAGraph()
         self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
 
     def end(self) -> Replay:
-        """See `Recorder.end`."""
+        """See `GraphRecorder.end`."""
         if self._graph is None:
             raise RuntimeError("No graph is being captured.")
         graph, self._graph = self._graph, None
@@ -68,7 +73,7 @@ class CudaRecorder:
 
 
 @contextlib.contextmanager
-def no_garbage() -> Iterator[None]:
+def gc_disabled() -> Iterator[None]:
     """Within it, Python collects no garbage; what there is goes first.
 
     A tensor that the collector found while a graph is recorded would be freed into its pool. One
@@ -86,7 +91,7 @@ def no_garbage() -> Iterator[None]:
 
 
 @dataclass(slots=True)
-class Recording:
+class RecordedForward:
     """A forward pass: its pieces in order, and where its result is."""
 
     steps: list[Replay]
@@ -99,11 +104,11 @@ class Recording:
         return self.output
 
 
-Args = TypeVar("Args", AttentionArgs, LatentArgs)
+Args = TypeVar("Args", AttentionArgs, MlaArgs)
 
 
 def _attend(
-    attention: Callable[[Args], Tensor], args: Args, batch: AttentionContext, count: int,
+    attention: Callable[[Args], Tensor], args: Args, batch: AttentionMetadata, count: int,
     out: Tensor,
 ) -> Tensor:  # fmt: skip
     """Attention of one group's batch of `count` tokens into `out`: decodes, then the rest."""
@@ -126,7 +131,7 @@ def _attend(
     return out
 
 
-class AttentionBreaks:
+class PiecewiseAttention:
     """Attention that cuts a recording in two around itself, and runs in between, eagerly.
 
     Stands in the place of `KernelSet.paged_attention`, and `latents` in that of `latent_attention`.
@@ -143,25 +148,25 @@ class AttentionBreaks:
     def __init__(
         self,
         attention: Forward,
-        recorder: Recorder | None = None,
+        recorder: GraphRecorder | None = None,
         latent_attention: LatentForward | None = None,
     ) -> None:
         self.attention, self.latent_attention = attention, latent_attention
         self._recorder = recorder
         self._steps: list[Replay] | None = None
-        self._static: AttentionContext | None = None
-        self.batch: AttentionContext | None = None
+        self._static: AttentionMetadata | None = None
+        self.batch: AttentionMetadata | None = None
 
     def put_into(self, ops: KernelSet) -> None:
         """Stand for the attention of a set that is a model's own."""
-        vars(ops)["paged_attention"], vars(ops)["latent_attention"] = self, self.latents
+        vars(ops)["paged_attention"], vars(ops)["mla_attention"] = self, self.latents
 
     def __call__(self, args: AttentionArgs) -> Tensor:
         """See `KernelSet.paged_attention`."""
         return self._run(self.attention, args)
 
-    def latents(self, args: LatentArgs) -> Tensor:
-        """See `KernelSet.latent_attention`."""
+    def latents(self, args: MlaArgs) -> Tensor:
+        """See `KernelSet.mla_attention`."""
         if self.latent_attention is None:
             raise RuntimeError("There's no attention over latents to stand for.")
         return self._run(self.latent_attention, args)
@@ -187,7 +192,7 @@ class AttentionBreaks:
         self._recorder.begin()
         return out
 
-    def _split_batch(self, block_tables: Tensor) -> AttentionContext | None:
+    def _split_batch(self, block_tables: Tensor) -> AttentionMetadata | None:
         """The group of the step's batch with this table, if it has decodes and something else."""
         if self.batch is None or self.batch.prefill_start_loc is None:
             return None
@@ -201,9 +206,9 @@ class AttentionBreaks:
         return next(at for at, table in enumerate(tables) if table is block_tables)
 
     def record(
-        self, run: Callable[[Tensor, AttentionContext], Tensor], token_ids: Tensor,
-        context: AttentionContext, *, piecewise: bool,
-    ) -> Recording:  # fmt: skip
+        self, run: Callable[[Tensor, AttentionMetadata], Tensor], token_ids: Tensor,
+        context: AttentionMetadata, *, piecewise: bool,
+    ) -> RecordedForward:  # fmt: skip
         """Record `run(token_ids, context)`, whole or in pieces."""
         if self._recorder is None:
             raise RuntimeError("There's nothing to record with.")
@@ -217,7 +222,7 @@ class AttentionBreaks:
             finally:
                 self._steps = self._static = None
                 steps.append(self._recorder.end())
-        return Recording(steps, output)
+        return RecordedForward(steps, output)
 
 
 # -- `DeviceForward`: a model's forward pass on a GPU, by graph where there is one.
@@ -225,7 +230,7 @@ class AttentionBreaks:
 
 log = logging.getLogger(__name__)
 
-Run = Callable[[Tensor, AttentionContext], Tensor]
+Run = Callable[[Tensor, AttentionMetadata], Tensor]
 
 
 class DeviceForward:
@@ -243,15 +248,15 @@ class DeviceForward:
         self,
         run: Run,
         device: torch.device,
-        dispatcher: Dispatcher | None = None,
-        inputs: StaticInputs | None = None,
-        breaks: AttentionBreaks | None = None,
+        dispatcher: CUDAGraphDispatcher | None = None,
+        inputs: StaticInputBuffers | None = None,
+        breaks: PiecewiseAttention | None = None,
         slots: LoraSlots | None = None,
     ) -> None:
         self._run, self._device = run, device
         self._dispatcher, self._inputs, self._breaks = dispatcher, inputs, breaks
         self._slots = slots
-        self._recordings: dict[Key, Recording] = {}
+        self._recordings: dict[Key, RecordedForward] = {}
 
     @property
     def num_wanted(self) -> int:
@@ -275,7 +280,7 @@ class DeviceForward:
         if dispatcher is None or inputs is None or breaks is None:
             return 0
         left_out: list[int] = []
-        with no_garbage():
+        with gc_disabled():
             for key in dispatcher.keys:
                 if has_room():
                     self._recordings[key] = self._record(key, inputs, breaks)
@@ -289,33 +294,37 @@ class DeviceForward:
         log.info("CUDA graphs: %d captured, %s", len(self._recordings), dispatcher.mode.name)
         return len(self._recordings)
 
-    def _record(self, key: Key, inputs: StaticInputs, breaks: AttentionBreaks) -> Recording:
+    def _record(
+        self, key: Key, inputs: StaticInputBuffers, breaks: PiecewiseAttention
+    ) -> RecordedForward:
         """One graph, of a batch that is harmless to run."""
         mode, descriptor = key
-        token_ids, context = inputs.rehearse(descriptor)
+        token_ids, context = inputs.dummy_inputs(descriptor)
         # Once eagerly: kernels are compiled and workspaces made outside of the recording.
         self._run(token_ids, context)
-        return breaks.record(self._run, token_ids, context, piecewise=mode is RuntimeMode.PIECEWISE)
+        return breaks.record(
+            self._run, token_ids, context, piecewise=mode is CUDAGraphRuntimeMode.PIECEWISE
+        )
 
-    def __call__(self, token_ids: Tensor, context: AttentionContext) -> Tensor:
+    def __call__(self, token_ids: Tensor, context: AttentionMetadata) -> Tensor:
         """Hidden states of `context.logits_rows`; the arguments are on the host."""
         return self.run(*self.stage(token_ids, context))
 
     def stage(
         self,
         token_ids: Tensor,
-        context: AttentionContext,
-        feed: Feed | None = None,
+        context: AttentionMetadata,
+        feed: SampledTokenFeed | None = None,
         more: Sequence[np.ndarray] = (),
-    ) -> tuple[Key | None, Staged]:
+    ) -> tuple[Key | None, StagedInputs]:
         """Choose a graph, and send the inputs to the device in one copy; waits for nothing."""
         key = self._key(token_ids, context)
         to = None if key is None else key[1]
         size = len(token_ids) if to is None else to.num_tokens
         lora = context.adapters.sorted(self._slots, size, padded=to is not None)
-        return key, stage(token_ids, context, self._device, to, feed, more, lora)
+        return key, stage_inputs(token_ids, context, self._device, to, feed, more, lora)
 
-    def run(self, key: Key | None, step: Staged) -> Tensor:
+    def run(self, key: Key | None, step: StagedInputs) -> Tensor:
         """Run what was staged; hidden states of the rows whose logits are wanted."""
         context, count = step.context, len(step.context.positions)
         if self._breaks is not None:
@@ -328,7 +337,7 @@ class DeviceForward:
             return hidden[context.logits_rows]
         return hidden[:count]
 
-    def _key(self, token_ids: Tensor, context: AttentionContext) -> Key | None:
+    def _key(self, token_ids: Tensor, context: AttentionMetadata) -> Key | None:
         """The recording that serves the batch, if any does."""
         if self._dispatcher is None or context.embeds is not None:
             return None

@@ -12,26 +12,26 @@ import torch
 from torch import Tensor
 
 from engine.models.decoder import NativeDecoder
-from engine.models.forward_context import AttentionContext
+from engine.models.forward_context import AttentionMetadata
 from engine.models.interface import EngineModel
 from engine.models.lora import NO_ADAPTERS
 from engine.worker.gpu.graph_dispatcher import BatchDescriptor
-from kernels.lora import LoraRows, LoraSlots
+from kernels.lora import LoraMapping, LoraSlots
 from kernels.tensors import to_device as send_one
 
-# -- `StaticLoraRows`: which rows of a step go through which adapters, where graphs read it.
+# -- `StaticLoraMapping`: which rows of a step go through which adapters, where graphs read it.
 
 
-class StaticLoraRows:
+class StaticLoraMapping:
     """Buffers at fixed addresses; none where the model's adapters have no slots."""
 
     def __init__(self, slots: LoraSlots | None, max_tokens: int, device: torch.device) -> None:
         """`max_tokens`: of the largest graph."""
         self._slots, self._whole = slots, None
         if slots is not None:
-            rows, tiles = slots.room(max_tokens)
+            rows, tiles = slots.has_free_slot(max_tokens)
             sizes = (rows, tiles, 1)
-            self._whole = LoraRows(
+            self._whole = LoraMapping(
                 *(torch.zeros(size, dtype=torch.int32, device=device) for size in sizes)
             )
 
@@ -41,15 +41,15 @@ class StaticLoraRows:
         whole = self._whole
         return 0 if whole is None else sum(each.nbytes for each in _parts(whole))
 
-    def of(self, graph: BatchDescriptor) -> LoraRows | None:
+    def of(self, graph: BatchDescriptor) -> LoraMapping | None:
         """What a graph of that size reads; None: it runs no adapters."""
         whole, slots = self._whole, self._slots
         if whole is None or slots is None or not graph.adapted:
             return None
-        tiles, tile = slots.most_tiles(graph.num_tokens), slots.tile(graph.num_tokens)
-        return LoraRows(whole.order[: tiles * tile], whole.owners[:tiles], whole.count)
+        tiles, tile = slots.max_tiles(graph.num_tokens), slots.tile(graph.num_tokens)
+        return LoraMapping(whole.order[: tiles * tile], whole.owners[:tiles], whole.count)
 
-    def fill(self, given: LoraRows | None, graph: BatchDescriptor) -> None:
+    def fill(self, given: LoraMapping | None, graph: BatchDescriptor) -> None:
         """Copy a step's in that were padded for this graph; on the device alone."""
         static = self.of(graph)
         if static is not None and given is not None:
@@ -66,7 +66,7 @@ def slots_of(model: EngineModel) -> LoraSlots | None:
     return model.lora_slots if isinstance(model, NativeDecoder) else None
 
 
-def _parts(rows: LoraRows) -> list[torch.Tensor]:
+def _parts(rows: LoraMapping) -> list[torch.Tensor]:
     return [rows.order, rows.owners, rows.count]
 
 
@@ -135,7 +135,7 @@ def copies(device: torch.device) -> torch.cuda.Stream | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Feed:
+class SampledTokenFeed:
     """Token ids that the host doesn't know yet, because the step before is sampling them.
 
     Attributes:
@@ -149,7 +149,7 @@ class Feed:
 
 
 @dataclass(frozen=True, slots=True)
-class Staged:
+class StagedInputs:
     """One step on the device.
 
     Attributes:
@@ -161,27 +161,27 @@ class Staged:
     """
 
     token_ids: Tensor
-    context: AttentionContext
-    padded: AttentionContext
+    context: AttentionMetadata
+    padded: AttentionMetadata
     more: list[Tensor]
 
 
-def stage(
+def stage_inputs(
     token_ids: Tensor,
-    context: AttentionContext,
+    context: AttentionMetadata,
     device: torch.device,
     to: BatchDescriptor | None = None,
-    feed: Feed | None = None,
+    feed: SampledTokenFeed | None = None,
     more: Sequence[np.ndarray] = (),
     lora: Sequence[np.ndarray] = (),
-) -> Staged:
+) -> StagedInputs:
     """Everything in one copy, padded to a graph's size.
 
     Args:
         token_ids, context: on the host.
         to: the graph's size; None: there's no graph.
         more: sent along.
-        lora: the vectors of `LoraRows`, padded; none: nobody goes through an adapter's slot.
+        lora: the vectors of `LoraMapping`, padded; none: nobody goes through an adapter's slot.
     """
     count, reqs = len(token_ids), len(context.seq_lens)
     size = max(count, to.num_tokens) if to is not None else count
@@ -210,7 +210,7 @@ def stage(
         zip((name for name, _ in optional), there[4 + 2 * len(groups) :], strict=False)
     )
     if adapted:
-        rest |= {"adapters": NO_ADAPTERS, "lora_rows": LoraRows(*adapted)}
+        rest |= {"adapters": NO_ADAPTERS, "lora_rows": LoraMapping(*adapted)}
     if feed is not None:
         source = there[-1]
         ids = torch.where(source >= 0, feed.sampled[source.clamp(min=0)], ids)
@@ -222,7 +222,7 @@ def stage(
             block_tables=table,
             seq_lens=lens[:reqs],
             query_start_loc=starts[: reqs + 1],
-            others=(),
+            other_groups=(),
             **rest,
         )
         for group, slot, table in zip(groups, slots, tables, strict=True)
@@ -237,16 +237,16 @@ def stage(
         places, values = context.embeds
         own[0].embeds = send_one(places, device), send_one(values, device)
     own[0].host = context
-    own[0].others, whole[0].others = tuple(own[1:]), tuple(whole[1:])
-    return Staged(ids, own[0], whole[0], also)
+    own[0].other_groups, whole[0].other_groups = tuple(own[1:]), tuple(whole[1:])
+    return StagedInputs(ids, own[0], whole[0], also)
 
 
-def stage_all(
-    token_ids: Tensor, context: AttentionContext, device: torch.device, slots: LoraSlots | None
-) -> Staged:
+def stage_eager(
+    token_ids: Tensor, context: AttentionMetadata, device: torch.device, slots: LoraSlots | None
+) -> StagedInputs:
     """The same where there is no graph; `slots`: of the model's adapters."""
     lora = context.adapters.sorted(slots, len(token_ids), padded=False)
-    return stage(token_ids, context, device, lora=lora)
+    return stage_inputs(token_ids, context, device, lora=lora)
 
 
 def _padded(tensor: Tensor, size: int, value: int) -> np.ndarray:
@@ -259,7 +259,7 @@ def _padded(tensor: Tensor, size: int, value: int) -> np.ndarray:
     return longer
 
 
-class StaticInputs:
+class StaticInputBuffers:
     """Buffers at fixed addresses, filled before a graph is replayed.
 
     Args:
@@ -283,7 +283,7 @@ class StaticInputs:
         self.tables = [zeros(max_seqs, max_blocks, dtype=torch.int32) for _ in range(groups)]
         self.seq_lens = zeros(max_seqs, dtype=torch.int32)
         self.query_start_loc = zeros(max_seqs + 1, dtype=torch.int32)
-        self._lora = StaticLoraRows(slots, max_tokens, device)
+        self._lora = StaticLoraMapping(slots, max_tokens, device)
 
     @property
     def nbytes(self) -> int:
@@ -292,7 +292,7 @@ class StaticInputs:
         own = sum(buffer.nbytes for buffer in (*whole, *self.slots, *self.tables))
         return own + self._lora.nbytes
 
-    def fill(self, step: Staged, to: BatchDescriptor) -> None:
+    def fill(self, step: StagedInputs, to: BatchDescriptor) -> None:
         """Copy a batch in that was padded for this graph; on the device alone."""
         size, groups = to.num_tokens, step.padded.groups
         wide = [self.token_ids[:size], self.positions[:size], *(s[:size] for s in self.slots)]
@@ -310,7 +310,7 @@ class StaticInputs:
             rows, width = group.block_tables.shape
             table[:rows, :width].copy_(group.block_tables)
 
-    def rehearse(self, of: BatchDescriptor) -> tuple[Tensor, AttentionContext]:
+    def dummy_inputs(self, of: BatchDescriptor) -> tuple[Tensor, AttentionMetadata]:
         """Fill in a batch that is harmless to run, and its views.
 
         Nothing is written. Where the graph leaves the number of sequences open, there are as many
@@ -332,11 +332,11 @@ class StaticInputs:
         return self._views(of.num_tokens, reqs, self._lora.of(of))
 
     def _views(
-        self, size: int, reqs: int, lora_rows: LoraRows | None
-    ) -> tuple[Tensor, AttentionContext]:
+        self, size: int, reqs: int, lora_rows: LoraMapping | None
+    ) -> tuple[Tensor, AttentionMetadata]:
         """Token ids and context of a batch of so many tokens and sequences."""
         contexts = [
-            AttentionContext(
+            AttentionMetadata(
                 positions=self.positions[:size],
                 slot_mapping=slots[:size],
                 block_tables=table[:reqs],
@@ -346,5 +346,5 @@ class StaticInputs:
             )
             for slots, table in zip(self.slots, self.tables, strict=True)
         ]
-        contexts[0].others = tuple(contexts[1:])
+        contexts[0].other_groups = tuple(contexts[1:])
         return self.token_ids[:size], contexts[0]

@@ -19,7 +19,7 @@ GRAPH_SLACK = 1.25
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceMemory:
+class MemoryProfile:
     """What a profiling run found, in bytes.
 
     Attributes:
@@ -36,7 +36,7 @@ class DeviceMemory:
     graphs: int = 0
 
 
-class Meter(Protocol):
+class MemoryMeter(Protocol):
     """A device's memory as torch's allocator sees it, in bytes."""
 
     def begin(self) -> None:
@@ -53,29 +53,29 @@ class Meter(Protocol):
 
 
 class CudaMeter:
-    """`Meter` of a GPU."""
+    """`MemoryMeter` of a GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def begin(self) -> None:
-        """See `Meter`."""
+        """See `MemoryMeter`."""
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self._device)
 
     def held(self) -> int:
-        """See `Meter`."""
+        """See `MemoryMeter`."""
         torch.cuda.synchronize(self._device)
         return torch.cuda.memory_reserved(self._device)
 
     def peak(self) -> int:
-        """See `Meter`."""
+        """See `MemoryMeter`."""
         torch.cuda.synchronize(self._device)
         return torch.cuda.max_memory_reserved(self._device)
 
     def device(self) -> tuple[int, int]:
-        """See `Meter`."""
+        """See `MemoryMeter`."""
         return torch.cuda.mem_get_info(self._device)
 
 
@@ -91,20 +91,20 @@ def graph_bytes(costs: Sequence[int], count: int) -> int:
 
 
 def num_gpu_blocks(
-    memory: DeviceMemory, utilization: float, block_bytes: int, most: int, least: int,
-    beside: int = 0,
+    memory: MemoryProfile, utilization: float, block_bytes: int, max_blocks: int, min_blocks: int,
+    reserved_bytes: int = 0,
 ) -> int:  # fmt: skip
     """Blocks of the KV pool: what is left of `utilization` of the device after a full step.
 
     Args:
         block_bytes: of one block over the layers that it holds.
-        most: blocks that all sequences at full length could use.
-        least: without which no sequence runs.
-        beside: bytes that are left to adapters and to a draft model's cache.
+        max_blocks: blocks that all sequences at full length could use.
+        min_blocks: without which no sequence runs.
+        reserved_bytes: bytes that are left to adapters and to a draft model's cache.
 
-    Raises `ConfigError` when fewer than `least` fit.
+    Raises `ConfigError` when fewer than `min_blocks` fit.
     """
-    kept = memory.graphs + beside
+    kept = memory.graphs + reserved_bytes
     space = int(memory.total * utilization) - memory.other - memory.peak - kept
     blocks = max(0, space) // block_bytes
     log.info(
@@ -113,11 +113,11 @@ def num_gpu_blocks(
         memory.total / GIB, memory.other / GIB, memory.peak / GIB, kept / GIB, space / GIB,
         utilization, blocks,
     )  # fmt: skip
-    if blocks < least:
+    if blocks < min_blocks:
         raise ConfigError(
             f"{max(0, space)} bytes of GPU memory are left for the KV cache, which hold {blocks} "
-            f"blocks of {block_bytes} bytes; this model needs at least {least}. Raise "
+            f"blocks of {block_bytes} bytes; this model needs at least {min_blocks}. Raise "
             f"gpu_memory_utilization ({utilization}), or lower max_num_batched_tokens.",
             param="gpu_memory_utilization",
         )
-    return min(blocks, most)
+    return min(blocks, max_blocks)

@@ -1,4 +1,4 @@
-"""`DeviceRunner`: steps on a GPU, of which the next can be begun before the last is known."""
+"""`GpuModelRunner`: steps on a GPU, of which the next can be begun before the last is known."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from torch import Tensor
 
 from engine.contract.engine_config import EngineConfig
 from engine.contract.speculative_config import SpeculativeConfig
-from engine.models.decoder import NativeDecoder, TappedForward, Taps
-from engine.models.forward_context import AttentionContext
+from engine.models.decoder import AuxHiddenStates, ForwardWithAux, NativeDecoder
+from engine.models.forward_context import AttentionMetadata
 from engine.models.interface import EngineModel
 from engine.models.lora import NO_ADAPTERS, DeviceHeads, HeadLora, StepAdapters
-from engine.sampling.sampler import Choice, Sampler
+from engine.sampling.sampler import PendingSamplerOutput, Sampler
 from engine.scheduler.plan import StepPlan, StepResult
 from engine.worker.gpu.graphs import DeviceForward, Run
-from engine.worker.gpu.input_buffers import Download, Feed, copies, send
-from engine.worker.hidden_states import HiddenKeeper
-from engine.worker.input_batch import RunningBatch
-from engine.worker.interface import Finished, GrammarInbox
+from engine.worker.gpu.input_buffers import Download, SampledTokenFeed, copies, send
+from engine.worker.hidden_states import HiddenStateStore
+from engine.worker.input_batch import InputBatch
+from engine.worker.interface import BitmaskInbox, CompletedStep
 from engine.worker.model_runner import ModelRunner, StepLogits
-from engine.worker.sampling_io import collect, masked_rows
+from engine.worker.sampling_io import bitmask_rows, collect_outputs
 from engine.worker.step_inputs import StepInputs
-from kernels.lora import LoraRows, LoraSlots, SlotTable
+from kernels.lora import LoraMapping, LoraSlots, SlotTable
 
 # -- Rows of logits that adapters change, on their way to the device.
 
 
-class HeadRows:
+class LogitsLoraRows:
     """Of a step whose adapters change some of `count` rows of logits, all of one vocabulary.
 
     Where adapters have no slots, the model itself knows what to do, and there is nothing to send.
@@ -62,11 +62,11 @@ class HeadRows:
         self.arrays = [*rows, *sorted_rows]
 
     @classmethod
-    def of(cls, model: EngineModel, context: AttentionContext) -> HeadRows:
+    def of(cls, model: EngineModel, context: AttentionMetadata) -> LogitsLoraRows:
         """Of all logits of a step."""
         wanted = context.logits_rows
         count = len(context.positions if wanted is None else wanted)
-        return cls(model, context.adapters.heads(wanted), count)
+        return cls(model, context.adapters.lm_head_adapters(wanted), count)
 
     def logits(self, hidden: Tensor, sent: Sequence[Tensor]) -> Tensor:
         """The rows' logits, of `arrays` that were sent."""
@@ -75,23 +75,23 @@ class HeadRows:
         count = len(self._own)
         heads = DeviceHeads(
             list(zip(self._own, sent[:count], strict=True)),
-            LoraRows(*sent[count:]) if self._adds else None,
+            LoraMapping(*sent[count:]) if self._adds else None,
             self._changing.vocab_size,
         )
         return self._model.logits(hidden, heads)
 
 
-class DeviceLogits(StepLogits):
+class GpuLogits(StepLogits):
     """Logits whose adapters' rows go to the device stretch by stretch."""
 
     def __init__(
-        self, model: EngineModel, hidden: Tensor, context: AttentionContext, device: torch.device
+        self, model: EngineModel, hidden: Tensor, context: AttentionMetadata, device: torch.device
     ) -> None:
-        super().__init__(model, hidden, context.adapters.heads(context.logits_rows))
+        super().__init__(model, hidden, context.adapters.lm_head_adapters(context.logits_rows))
         self._device = device
 
     def _adapted(self, hidden: Tensor, heads: StepAdapters) -> Tensor:
-        rows = HeadRows(self._model, heads, len(hidden))
+        rows = LogitsLoraRows(self._model, heads, len(hidden))
         return rows.logits(hidden, send(rows.arrays, self._device) if rows.arrays else ())
 
 
@@ -103,7 +103,7 @@ def query_len(config: EngineConfig) -> int:
 
     Steps that are planned ahead check no drafts.
     """
-    if not config.speculative_config or config.plans_ahead(True):
+    if not config.speculative_config or config.uses_async_scheduling(True):
         return 1
     return 1 + SpeculativeConfig.from_mapping(config.speculative_config).num_speculative_tokens
 
@@ -126,11 +126,11 @@ def draft_settings(config: EngineConfig, token_budget: int) -> EngineConfig:
 
 def tapped(model: EngineModel, taps: tuple[int, ...]) -> Run:
     """The model's forward pass, with what drafts read of these layers beside it."""
-    return TappedForward(cast(NativeDecoder, model), taps) if taps else model.forward
+    return ForwardWithAux(cast(NativeDecoder, model), taps) if taps else model.forward
 
 
 @dataclass(slots=True)
-class DeviceInputs(StepInputs):
+class GpuStepInputs(StepInputs):
     """What a step on a device needs besides.
 
     Attributes:
@@ -143,16 +143,16 @@ class DeviceInputs(StepInputs):
     lengths: np.ndarray = None  # type: ignore[assignment]
 
 
-class Pending:
+class LaunchedGpuStep:
     """A step that was launched. `finish` waits for its tokens and takes them over, once."""
 
     def __init__(
         self,
-        runner: DeviceRunner,
+        runner: GpuModelRunner,
         plan: StepPlan,
         inputs: StepInputs,
-        choice: Choice,
-        before: Pending | None,
+        choice: PendingSamplerOutput,
+        before: LaunchedGpuStep | None,
     ) -> None:
         self._runner, self._plan, self._inputs, self._choice = runner, plan, inputs, choice
         self._download = Download(choice.tensors, runner.copies)
@@ -185,12 +185,12 @@ class Pending:
             self._before = None
         result = StepResult.empty(len(self._plan.seq_ids))
         if self._inputs.sampled:
-            output = self._choice.settle(self._download.wait())
-            collect(self._runner.batch, self._plan, self._inputs, output, result)
+            output = self._choice.finalize(self._download.wait())
+            collect_outputs(self._runner.batch, self._plan, self._inputs, output, result)
         return result
 
 
-class DeviceRunner(ModelRunner):
+class GpuModelRunner(ModelRunner):
     """`ModelRunner` whose steps follow each other on the device without a word from the host.
 
     A sampled token stays on the device, where the next step's inputs take it from; its copy comes
@@ -200,11 +200,12 @@ class DeviceRunner(ModelRunner):
     step.
     """
 
-    _gives_all = True
+    _returns_all = True
 
     def __init__(
-        self, model: EngineModel, batch: RunningBatch, sampler: Sampler, forward: DeviceForward,
-        device: torch.device, masks: GrammarInbox | None = None, hidden: HiddenKeeper | None = None,
+        self, model: EngineModel, batch: InputBatch, sampler: Sampler, forward: DeviceForward,
+        device: torch.device, masks: BitmaskInbox | None = None, hidden: HiddenStateStore | None =
+        None,
     ) -> None:  # fmt: skip
         super().__init__(model, batch, sampler, masks=masks, hidden=hidden)
         self.forward = self._forward = forward
@@ -213,31 +214,31 @@ class DeviceRunner(ModelRunner):
         self._sampled = torch.zeros(rows, dtype=torch.int64, device=device)
         #: Where in its sequence each row's entry of `_sampled` stands; -1: nowhere.
         self._stands_at = np.full(rows, -1, dtype=np.int64)
-        self._last: Pending | None = None
+        self._last: LaunchedGpuStep | None = None
 
-    def prepare(self, plan: StepPlan) -> DeviceInputs | None:
+    def prepare(self, plan: StepPlan) -> GpuStepInputs | None:
         """See `ModelRunner.prepare`."""
         inputs = super().prepare(plan)
         if inputs is None:
             return None
         for sequence in plan.new:
             self._stands_at[self.batch.row_of[sequence.seq_id]] = -1
-        owner, positions = inputs.places
+        owner, positions = inputs.token_index
         source = np.where(self._stands_at[owner] == positions, owner, -1)
-        rows, ends = inputs.targets
-        self._stands_at[rows] = np.where(self.batch.grows[rows], ends, -1)
+        rows, ends = inputs.target_index
+        self._stands_at[rows] = np.where(self.batch.appends_sampled[rows], ends, -1)
         lengths = ends - self.batch.num_prompt[rows]
         fields = {name: getattr(inputs, name) for name in StepInputs.__dataclass_fields__}
-        return DeviceInputs(**fields, source=source, lengths=lengths)
+        return GpuStepInputs(**fields, source=source, lengths=lengths)
 
-    def _make_taps(self, layers: tuple[int, ...]) -> Taps | None:
-        """None: the forward pass has its own, see `TappedForward`."""
+    def _make_taps(self, layers: tuple[int, ...]) -> AuxHiddenStates | None:
+        """None: the forward pass has its own, see `ForwardWithAux`."""
         return None
 
-    def _tapped(
-        self, tokens: torch.Tensor, context: AttentionContext
+    def _forward_with_aux(
+        self, tokens: torch.Tensor, context: AttentionMetadata
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `ModelRunner._tapped`; views of what the step's graph writes."""
+        """See `ModelRunner._forward_with_aux`; views of what the step's graph writes."""
         both, size = self.forward(tokens, context), self.model.spec.hidden_size
         return both[:, :size], both[:, size:]
 
@@ -245,35 +246,37 @@ class DeviceRunner(ModelRunner):
         """See `ModelRunner.run`."""
         return self.launch(plan, inputs).finish()
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Nothing follows the last step: it failed."""
         self._last = None
 
     @torch.inference_mode()
-    def launch(self, plan: StepPlan, inputs: StepInputs | None) -> Pending | Finished:
+    def launch(self, plan: StepPlan, inputs: StepInputs | None) -> LaunchedGpuStep | CompletedStep:
         """Give the device a prepared step, after the one before."""
         before, self._last = self._last, None
-        if not isinstance(inputs, DeviceInputs):
-            return Finished(StepResult.empty(0))
-        kept = self._keep is not None or self._hidden is not None
-        if kept or _step_by_step(inputs, self.sampler):
+        if not isinstance(inputs, GpuStepInputs):
+            return CompletedStep(StepResult.empty(0))
+        kept = self._retain_states is not None or self._hidden is not None
+        if kept or _needs_sync(inputs, self.sampler):
             if before is not None:
                 before.finish()
-            return Finished(super().run(plan, inputs))
+            return CompletedStep(super().run(plan, inputs))
         pending = self._launch(plan, inputs, before)
         self._last = pending
         return pending
 
     def _logits_of(self, inputs: StepInputs, hidden: torch.Tensor) -> StepLogits:
         """See `ModelRunner._logits_of`."""
-        return DeviceLogits(self.model, hidden, inputs.context, self._device)
+        return GpuLogits(self.model, hidden, inputs.context, self._device)
 
-    def _launch(self, plan: StepPlan, inputs: DeviceInputs, before: Pending | None) -> Pending:
+    def _launch(
+        self, plan: StepPlan, inputs: GpuStepInputs, before: LaunchedGpuStep | None
+    ) -> LaunchedGpuStep:
         feed = None
         if before is not None and not before.done and (inputs.source >= 0).any():
-            feed = Feed(inputs.source, self._sampled)
-        rows = inputs.targets[0]
-        heads = HeadRows.of(self.model, inputs.context)
+            feed = SampledTokenFeed(inputs.source, self._sampled)
+        rows = inputs.target_index[0]
+        heads = LogitsLoraRows.of(self.model, inputs.context)
         more = (rows, *heads.arrays)
         key, staged = self._forward.stage(
             self.batch.token_ids(inputs), inputs.context, feed, more=more
@@ -281,20 +284,20 @@ class DeviceRunner(ModelRunner):
         hidden = self._forward.run(key, staged)
         if not inputs.sampled:
             empty = torch.empty(0, dtype=torch.int64)
-            return Pending(self, plan, inputs, Choice(empty), before)
+            return LaunchedGpuStep(self, plan, inputs, PendingSamplerOutput(empty), before)
         logits = heads.logits(hidden, staged.more[1:])
-        waits = plan.awaits_masks or self.sampler.waits(logits, inputs.states)
+        waits = plan.awaits_bitmask or self.sampler.needs_host_sync(logits, inputs.states)
         if waits and before is not None:
             before.finish()
-        mask = masked_rows(plan, inputs, self._masks)
-        choice = self.sampler.choose(logits, inputs.states, mask, inputs.lengths)
+        mask = bitmask_rows(plan, inputs, self._masks)
+        choice = self.sampler.sample_async(logits, inputs.states, mask, inputs.lengths)
         # One that is no token fails its sequence; until then the next step has to read something.
         self._sampled.index_copy_(0, staged.more[0], choice.token_ids.clamp(min=0))
-        return Pending(self, plan, inputs, choice, before)
+        return LaunchedGpuStep(self, plan, inputs, choice, before)
 
 
-def _step_by_step(inputs: StepInputs, sampler: Sampler) -> bool:
+def _needs_sync(inputs: StepInputs, sampler: Sampler) -> bool:
     """Whether the host has to look at the step before it can go on."""
     own = any(state.vocab_size for state in inputs.states)
-    seen = sampler.goes_step_by_step(inputs.states)
-    return bool(inputs.prompt_rows or inputs.drafted) or own or seen
+    seen = sampler.needs_sync_steps(inputs.states)
+    return bool(inputs.prompt_logprob_rows or inputs.drafted) or own or seen

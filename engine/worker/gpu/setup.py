@@ -11,36 +11,36 @@ from torch import Tensor
 
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError
-from engine.kv_cache.kv_cache_config import KVLayout
+from engine.kv_cache.kv_cache_config import KVCacheConfig
 from engine.models.decoder import NativeDecoder
-from engine.models.forward_context import AttentionContext
+from engine.models.forward_context import AttentionMetadata
 from engine.models.interface import EngineModel
 from engine.models.lora import DeviceHeads
 from engine.worker.gpu.graph_dispatcher import (
     BatchDescriptor,
-    Dispatcher,
-    GraphMode,
+    CUDAGraphDispatcher,
+    CUDAGraphMode,
     capture_sizes,
+    requested_mode,
     resolve_mode,
-    wanted_mode,
 )
-from engine.worker.gpu.graphs import AttentionBreaks, CudaRecorder, DeviceForward, Recorder
-from engine.worker.gpu.input_buffers import StaticInputs, send, slots_of
-from engine.worker.gpu.memory import DeviceMemory, Meter, graph_bytes
+from engine.worker.gpu.graphs import CudaRecorder, DeviceForward, GraphRecorder, PiecewiseAttention
+from engine.worker.gpu.input_buffers import StaticInputBuffers, send, slots_of
+from engine.worker.gpu.memory import MemoryMeter, MemoryProfile, graph_bytes
 from engine.worker.gpu.model_runner import query_len, tapped
-from engine.worker.hidden_states import HiddenKeeper
+from engine.worker.hidden_states import HiddenStateStore
 from kernels import KernelSet
 from kernels.attention import GraphSupport, get_backend
 from kernels.attention.registry import Forward, LatentForward
-from kernels.logit_edits import LogitEdits, PenalisedRows, TokenTable
-from kernels.lora import LoraRows, LoraSlots
+from kernels.logit_edits import LogitEdits, PenaltyRows, TokenTable
+from kernels.lora import LoraMapping, LoraSlots
 
 LEFT_FREE = 256 << 20
 """Bytes that capturing graphs leaves to everything else."""
 
 
 class DeviceModel(EngineModel, Protocol):
-    """A model that runs on a GPU: `NativeDecoder`, and `BridgeModel` once it was moved there.
+    """A model that runs on a GPU: `NativeDecoder`, and `TransformersModel` once it was moved there.
 
     Attributes:
         ops: kernels, a set of the model's own: the runner's attention is put into it.
@@ -52,13 +52,13 @@ class DeviceModel(EngineModel, Protocol):
         """Let the caches go."""
 
 
-def graph_mode(model: DeviceModel, config: EngineConfig) -> GraphMode:
+def graph_mode(model: DeviceModel, config: EngineConfig) -> CUDAGraphMode:
     """The mode of the settings, or the nearest that the model and its attention can do."""
-    wanted = wanted_mode(config.cudagraph_mode, config.optimization_level, config.enforce_eager)
+    wanted = requested_mode(config.cudagraph_mode, config.optimization_level, config.enforce_eager)
     if not isinstance(model, NativeDecoder):
         return resolve_mode(wanted, GraphSupport.NEVER, 1, "bridged models run eagerly")
     obstacle = None
-    if any(layer.experts is not None and layer.experts.waits for layer in model.weights):
+    if any(layer.experts is not None and layer.experts.needs_host_sync for layer in model.weights):
         obstacle = "experts that run one by one wait for the device"
     support = get_backend(model.ops.attention_backend).graphs
     return resolve_mode(wanted, support, query_len(config), obstacle)
@@ -70,24 +70,24 @@ def device_forward(
     token_budget: int,
     max_blocks: int,
     groups: int,
-    make_recorder: Callable[[], Recorder] = CudaRecorder,
+    make_recorder: Callable[[], GraphRecorder] = CudaRecorder,
     taps: tuple[int, ...] = (),
 ) -> DeviceForward:
     """The model's forward pass on its GPU; the graphs that the settings ask for aren't captured.
 
-    With `taps`, layers, it is a `TappedForward`.
+    With `taps`, layers, it is a `ForwardWithAux`.
     """
     device, run = model.ops.device, tapped(model, taps)
     mode = graph_mode(model, config)
     # What was put there for an earlier runner, before the model slept, is replaced.
     attention: Forward = model.ops.paged_attention
-    latent_attention: LatentForward | None = model.ops.latent_attention
+    latent_attention: LatentForward | None = model.ops.mla_attention
     before = vars(model.ops).get("paged_attention")
-    if isinstance(before, AttentionBreaks):
+    if isinstance(before, PiecewiseAttention):
         attention, latent_attention = before.attention, before.latent_attention
-    eager, slots = mode is GraphMode.NONE, slots_of(model)
-    breaks = AttentionBreaks(attention, None if eager else make_recorder(), latent_attention)
-    # `with_backend` made the set a copy of this model's own.
+    eager, slots = mode is CUDAGraphMode.NONE, slots_of(model)
+    breaks = PiecewiseAttention(attention, None if eager else make_recorder(), latent_attention)
+    # `with_attention_backend` made the set a copy of this model's own.
     breaks.put_into(model.ops)
     if eager:
         return DeviceForward(run, device, breaks=breaks, slots=slots)
@@ -102,14 +102,14 @@ def device_forward(
     return DeviceForward(
         run,
         device,
-        Dispatcher(mode, sizes, config.max_num_seqs, length, adapted=slots is not None),
-        StaticInputs(max(sizes), config.max_num_seqs, max_blocks, groups, device, slots),
+        CUDAGraphDispatcher(mode, sizes, config.max_num_seqs, length, adapted=slots is not None),
+        StaticInputBuffers(max(sizes), config.max_num_seqs, max_blocks, groups, device, slots),
         breaks,
         slots,
     )
 
 
-def capture(forward: DeviceForward, meter: Meter, kept: int | None) -> None:
+def capture(forward: DeviceForward, meter: MemoryMeter, kept: int | None) -> None:
     """Capture as many graphs as there is memory for, the largest first.
 
     `kept`: bytes that were kept for them; None: whatever the device has.
@@ -140,11 +140,11 @@ def profile(
     token_budget: int,
     max_blocks: int,
     dtype: torch.dtype,
-    layout: KVLayout,
-    meter: Meter,
+    layout: KVCacheConfig,
+    meter: MemoryMeter,
     make_forward: Callable[[], DeviceForward | None],
     taps: tuple[int, ...] = (),
-) -> DeviceMemory:
+) -> MemoryProfile:
     """Run steps of full size on a cache of one block a group, and see what they took.
 
     Args:
@@ -166,26 +166,26 @@ def profile(
     model.release_kv()
     meter.begin()
     free, total = meter.device()
-    return DeviceMemory(total, total - free - meter.held(), peak, graphs)
+    return MemoryProfile(total, total - free - meter.held(), peak, graphs)
 
 
 def _full_steps(
     model: DeviceModel, config: EngineConfig, token_budget: int, max_blocks: int, groups: int
-) -> Iterator[tuple[Tensor, AttentionContext, int]]:
+) -> Iterator[tuple[Tensor, AttentionMetadata, int]]:
     """The largest batch there can be, and the largest one of decodes."""
     reqs = min(config.max_num_seqs, token_budget)
     slots = slots_of(model)
-    inputs = StaticInputs(token_budget, reqs, max_blocks, groups, model.ops.device, slots)
+    inputs = StaticInputBuffers(token_budget, reqs, max_blocks, groups, model.ops.device, slots)
     for tokens in (token_budget, reqs):
         descriptor = BatchDescriptor(tokens, reqs, tokens == reqs, slots is not None)
-        token_ids, context = inputs.rehearse(descriptor)
+        token_ids, context = inputs.dummy_inputs(descriptor)
         # No more keys are read than the one block has.
         inputs.seq_lens.fill_(1)
         context.sequence_rows = torch.arange(reqs)  # on the host, for models that carry a state
         yield token_ids, context, reqs
 
 
-def _graphs(forward: DeviceForward | None, meter: Meter) -> int:
+def _graphs(forward: DeviceForward | None, meter: MemoryMeter) -> int:
     """What all graphs will take: the largest are captured to see."""
     if forward is None:
         return 0
@@ -224,19 +224,19 @@ def warm_up_kernels(
     warm-up, being no constants of any kernel. Nothing is written to the KV cache. Bridged models,
     which may keep a state, are left as they are.
     """
-    _choose(model.ops, vocab_size)
+    _warm_up_sampling(model.ops, vocab_size)
     if not isinstance(model, NativeDecoder):
         return
     most = min(config.max_num_seqs, token_budget)
     slots = slots_of(model)
-    inputs = StaticInputs(token_budget, most, max_blocks, groups, model.ops.device, slots)
+    inputs = StaticInputBuffers(token_budget, most, max_blocks, groups, model.ops.device, slots)
     adapted: list[int] = []
     if slots is not None:
         # Adapters of experts have the tiles of these, which go by the number of rows.
         mixture = any(layer.experts is not None for layer in model.weights)
-        adapted = _by_twos(token_budget) if mixture else [1, token_budget]
+        adapted = _powers_of_two(token_budget) if mixture else [1, token_budget]
     for descriptor in _batches(token_budget, most, query_len(config), adapted):
-        token_ids, context = inputs.rehearse(descriptor)
+        token_ids, context = inputs.dummy_inputs(descriptor)
         # A table leads to the first block alone.
         inputs.seq_lens.fill_(min(config.block_size, descriptor.num_tokens // descriptor.num_reqs))
         hidden = model.forward(token_ids, context)[: descriptor.num_reqs]
@@ -248,16 +248,16 @@ def warm_up_kernels(
 
 
 @torch.inference_mode()
-def warm_up_heads(keeper: HiddenKeeper, token_budget: int) -> None:
+def warm_up_draft_heads(keeper: HiddenStateStore, token_budget: int) -> None:
     """Have heads draw for rows of every size by twos, for the same reason; nothing is kept."""
-    for count in _by_twos(token_budget):
-        keeper.rehearse(count)
+    for count in _powers_of_two(token_budget):
+        keeper.warm_up(count)
 
 
-def _no_rows(slots: LoraSlots, count: int, device: torch.device) -> LoraRows:
+def _no_rows(slots: LoraSlots, count: int, device: torch.device) -> LoraMapping:
     """Of a step of so many, in which nobody goes through an adapter."""
     sent = send(slots.sort([], count, padded=True), device)
-    return LoraRows(*sent)
+    return LoraMapping(*sent)
 
 
 def _batches(
@@ -269,22 +269,22 @@ def _batches(
     others: decodes of 1, 2, 4 ... `length` tokens. Batches of `adapted` tokens go through adapters
     too.
     """
-    for size in _by_twos(most):
-        for each in _by_twos(length):
+    for size in _powers_of_two(most):
+        for each in _powers_of_two(length):
             if size * each <= token_budget:
                 yield BatchDescriptor(size * each, size, True)
-    for size in _by_twos(token_budget)[1:]:
+    for size in _powers_of_two(token_budget)[1:]:
         yield BatchDescriptor(size, 1, False)
     for size in adapted:
         yield BatchDescriptor(size, 1, size == 1, True)
 
 
-def _by_twos(most: int) -> list[int]:
+def _powers_of_two(most: int) -> list[int]:
     """1, 2, 4 ... and `most`."""
     return [*(1 << power for power in range((most - 1).bit_length())), most]
 
 
-def _choose(ops: KernelSet, vocab_size: int) -> None:
+def _warm_up_sampling(ops: KernelSet, vocab_size: int) -> None:
     """Every way of choosing one row's token."""
 
     def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
@@ -308,13 +308,13 @@ def _edit(edits: LogitEdits, logits: Tensor) -> None:
 
     place = zeros(1, dtype=torch.int64)
     one = zeros(1, dtype=torch.float32) + 1.0
-    edits.forbid(logits, place, place)
-    edits.add(logits, place, place, one)
+    edits.mask_tokens(logits, place, place)
+    edits.add_bias(logits, place, place, one)
     words = zeros(1, -(-logits.shape[1] // 32), dtype=torch.int32)
     for forced in (None, zeros(1, dtype=torch.bool)):
-        edits.keep(logits, place, words, forced)
+        edits.apply_bitmask(logits, place, words, forced)
     small = zeros(1, dtype=torch.int32)
     table = TokenTable(zeros(1, 256, dtype=torch.int32), zeros(1, 256, dtype=torch.int32))
-    edits.record(table, zeros(4, 1, dtype=torch.int32))
-    edits.penalise(logits, PenalisedRows(small, small, one, one, one), table, small)
+    edits.update_token_table(table, zeros(4, 1, dtype=torch.int32))
+    edits.apply_penalties(logits, PenaltyRows(small, small, one, one, one), table, small)
     edits.token_logprobs(logits, place)

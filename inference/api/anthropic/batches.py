@@ -20,7 +20,7 @@ from django.http import StreamingHttpResponse
 from django.http.response import HttpResponseBase
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
-from common.db import in_db_thread, in_file_thread
+from common.db import run_in_db_thread, run_in_file_thread
 from common.errors import NotFound
 from engine.contract.errors import InvalidRequest
 from inference.api.anthropic.views import AnthropicView
@@ -34,10 +34,10 @@ from inference.web.responses import (
     EventStreamRenderer,
     check_content_encoding,
     check_content_type,
-    paging,
+    parse_page_query,
 )
 from inference.web.views import BODY, LIST_COST, GatewayRequest, json_response
-from inference.work import enqueue
+from inference.work import enqueue_job
 from storage.access import (
     MESSAGES,
     Batch,
@@ -67,7 +67,7 @@ _END = re.compile(rb"\s*\]\s*\}\s*\Z")
 _OPENING, _CLOSING = frozenset(b"{["), frozenset(b"}]")
 
 
-class OneRequest(BaseModel):
+class BatchItem(BaseModel):
     """A message to make. `params`: the body of `/v1/messages`."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
@@ -81,10 +81,10 @@ class BatchOfMessages(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
-    requests: Annotated[list[OneRequest], Field(min_length=1)]
+    requests: Annotated[list[BatchItem], Field(min_length=1)]
 
 
-def mapped(file: IO[bytes]) -> Bytes:
+def mmap_body(file: IO[bytes]) -> Bytes:
     """A body's bytes; a large one's stay on disk."""
     if file.seek(0, 2) > SMALL_BYTES:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -92,7 +92,7 @@ def mapped(file: IO[bytes]) -> Bytes:
     return file.read()
 
 
-def requests_in(data: Bytes) -> Iterator[OneRequest]:
+def iter_requests(data: Bytes) -> Iterator[BatchItem]:
     """The requests in their order.
 
     Raises: `InvalidRequest` naming what is wrong with the body or with one of them;
@@ -103,7 +103,7 @@ def requests_in(data: Bytes) -> Iterator[OneRequest]:
         raise _refusal(data)
     place, number = head.end(), 0
     while True:
-        end = _end_of(data, place, number)
+        end = _find_object_end(data, place, number)
         yield _request(data[place:end], number)
         following = _NEXT.match(data, end)
         if following is None:
@@ -113,7 +113,7 @@ def requests_in(data: Bytes) -> Iterator[OneRequest]:
         raise _refusal(data)
 
 
-def _end_of(data: Bytes, start: int, number: int) -> int:
+def _find_object_end(data: Bytes, start: int, number: int) -> int:
     """Behind the object that begins there."""
     most, depth = gateway_settings().max_body_bytes, 0
     for mark in _MARK.finditer(data, start, start + most):
@@ -130,13 +130,13 @@ def _end_of(data: Bytes, start: int, number: int) -> int:
         raise PayloadTooLarge(
             f"A request of a batch may have {most} bytes.", param=f"requests[{number}]"
         )
-    raise _no_json()
+    raise _invalid_json()
 
 
-def _request(text: bytes, number: int) -> OneRequest:
+def _request(text: bytes, number: int) -> BatchItem:
     parsed = parse_object(text, gateway_settings().max_json_depth)
     try:
-        return OneRequest.model_validate(parsed)
+        return BatchItem.model_validate(parsed)
     except ValidationError as error:
         told = describe_validation_error(error)
         told["param"] = f"requests[{number}].{told['param']}"
@@ -148,10 +148,10 @@ def _refusal(data: Bytes) -> InvalidRequest:
     settings = gateway_settings()
     if len(data) <= SMALL_BYTES:
         BatchOfMessages.model_validate(parse_object(bytes(data), settings.max_json_depth))
-    return _no_json()
+    return _invalid_json()
 
 
-def _no_json() -> InvalidRequest:
+def _invalid_json() -> InvalidRequest:
     return InvalidRequest(
         'The body must be {"requests": [...]}, each entry an object.',
         param="requests",
@@ -162,9 +162,9 @@ def _no_json() -> InvalidRequest:
 # -- A message batch's results: what ran from its files, the rest from how the batch ended.
 
 
-Line = dict[str, Any]
+ResultLine = dict[str, Any]
 #: What became of a request that never ran, by the batch's end.
-_NEVER_RAN = {BatchStatus.CANCELLED: "canceled", BatchStatus.EXPIRED: "expired"}
+NOT_RUN_ERRORS = {BatchStatus.CANCELLED: "canceled", BatchStatus.EXPIRED: "expired"}
 
 
 def result_lines(row: Batch) -> Iterator[bytes]:
@@ -180,10 +180,10 @@ def result_lines(row: Batch) -> Iterator[bytes]:
         return
     for line in _lines(blob_path(row.tenant_id, row.input_file_id)):
         if line["custom_id"] not in done:
-            yield _encoded(line["custom_id"], _unrun(row))
+            yield _encoded(line["custom_id"], _not_run_result(row))
 
 
-def _lines(path: Path) -> Iterator[Line]:
+def _lines(path: Path) -> Iterator[ResultLine]:
     try:
         with path.open("rb") as file:
             for raw in file:
@@ -192,11 +192,11 @@ def _lines(path: Path) -> Iterator[Line]:
         return
 
 
-def _encoded(custom_id: str, result: Line) -> bytes:
+def _encoded(custom_id: str, result: ResultLine) -> bytes:
     return json.dumps({"custom_id": custom_id, "result": result}).encode() + b"\n"
 
 
-def _result(line: Line) -> Line:
+def _result(line: ResultLine) -> ResultLine:
     response = line["response"]
     if response is None:
         return {"type": "expired"}
@@ -205,9 +205,9 @@ def _result(line: Line) -> Line:
     return {"type": "errored", "error": response["body"]}
 
 
-def _unrun(row: Batch) -> Line:
+def _not_run_result(row: Batch) -> ResultLine:
     """Of a request that didn't run: the batch was ended, or its key's rights were."""
-    kind = _NEVER_RAN.get(BatchStatus(row.status))
+    kind = NOT_RUN_ERRORS.get(BatchStatus(row.status))
     if kind is not None:
         return {"type": kind}
     told = row.errors[0]["message"] if row.errors else "The batch failed."
@@ -221,13 +221,18 @@ WINDOW_S = 24 * 3600
 #: Lines of results that are written at a time.
 LINES = 256
 NOTHING_YET = dict.fromkeys(("processing", "succeeded", "errored", "canceled", "expired"), 0)
-ENDED = (BatchStatus.COMPLETED, BatchStatus.FAILED, BatchStatus.EXPIRED, BatchStatus.CANCELLED)
+TERMINAL_STATUSES = (
+    BatchStatus.COMPLETED,
+    BatchStatus.FAILED,
+    BatchStatus.EXPIRED,
+    BatchStatus.CANCELLED,
+)
 
 
 def batch_object(row: Batch) -> dict[str, Any]:
     """Anthropic's `message_batch`."""
     status = "canceling" if row.status == BatchStatus.CANCELLING else "in_progress"
-    ended = row.status in ENDED
+    ended = row.status in TERMINAL_STATUSES
     ends = (row.completed_at, row.failed_at, row.expired_at, row.cancelled_at)
     return {
         "id": row.public_id,
@@ -261,19 +266,19 @@ class MessageBatchesView(AnthropicView):
     """Create a batch, list batches."""
 
     call_cost = LIST_COST
-    reads_body_itself = True
+    streams_request_body = True
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """A new batch; a worker runs it."""
         check_content_type(request.content_type or "")
         check_content_encoding(request.META.get("HTTP_CONTENT_ENCODING"))
-        row = await in_file_thread(_create, request)
-        await enqueue("batch", row.public_id)
+        row = await run_in_file_thread(_create, request)
+        await enqueue_job("batch", row.public_id)
         return json_response(_encode(batch_object(row)))
 
     async def get(self, request: GatewayRequest) -> HttpResponseBase:
         """The tenant's batches, the newest first."""
-        limit = paging(request, default=20, most=1000).limit
+        limit = parse_page_query(request, default=20, most=1000).limit
         before, after = request.GET.get("before_id") or None, request.GET.get("after_id") or None
         if before and after:
             raise InvalidRequest(
@@ -296,12 +301,12 @@ class MessageBatchesView(AnthropicView):
 
 def _create(request: GatewayRequest) -> Batch:
     body = request.scope[BODY]
-    lines = _batches_lines(requests_in(mapped(body)))
+    lines = _batches_lines(iter_requests(mmap_body(body)))
     size = body.tell()
     return create_message_batch(caller=request.caller, lines=lines, size=size, window_s=WINDOW_S)
 
 
-def _batches_lines(requests: Iterable[OneRequest]) -> Iterator[bytes]:
+def _batches_lines(requests: Iterable[BatchItem]) -> Iterator[bytes]:
     """A line for each; what would fail in every case is refused first."""
     most = gateway_settings().max_batch_requests
     seen: set[str] = set()
@@ -318,15 +323,15 @@ def _batches_lines(requests: Iterable[OneRequest]) -> Iterator[bytes]:
             raise InvalidRequest(
                 "Requests of a batch can't be streamed.", param=f"requests.{place}.params.stream"
             )
-        yield _line(each)
+        yield _batch_line(each)
 
 
-def _line(each: OneRequest) -> bytes:
+def _batch_line(each: BatchItem) -> bytes:
     whole = {"custom_id": each.custom_id, "method": "POST", "url": MESSAGES, "body": each.params}
     return json.dumps(whole).encode() + b"\n"
 
 
-def _own(request: GatewayRequest, batch_id: str) -> Batch:
+def _get_message_batch(request: GatewayRequest, batch_id: str) -> Batch:
     """The batch, if it's one of messages. Raises `NotFound`."""
     row = access_batch(request.caller, batch_id)
     if row.endpoint != MESSAGES:
@@ -339,13 +344,13 @@ class MessageBatchView(AnthropicView):
 
     async def get(self, request: GatewayRequest, batch_id: str) -> HttpResponseBase:
         """A batch's progress."""
-        row = await in_db_thread(_own, request, batch_id)
+        row = await run_in_db_thread(_get_message_batch, request, batch_id)
         return json_response(_encode(batch_object(row)))
 
     async def delete(self, request: GatewayRequest, batch_id: str) -> HttpResponseBase:
         """Forget it with its requests and results, once it has ended."""
-        await in_db_thread(_own, request, batch_id)
-        await in_db_thread(delete_batch, caller=request.caller, public_id=batch_id)
+        await run_in_db_thread(_get_message_batch, request, batch_id)
+        await run_in_db_thread(delete_batch, caller=request.caller, public_id=batch_id)
         return json_response(_encode({"id": batch_id, "type": "message_batch_deleted"}))
 
 
@@ -354,11 +359,11 @@ class MessageBatchCancelView(AnthropicView):
 
     async def post(self, request: GatewayRequest, batch_id: str) -> HttpResponseBase:
         """Stop it: what is done is in its results."""
-        found = await in_db_thread(_own, request, batch_id)
-        if found.status in ENDED:
+        found = await run_in_db_thread(_get_message_batch, request, batch_id)
+        if found.status in TERMINAL_STATUSES:
             return json_response(_encode(batch_object(found)))
-        row = await in_db_thread(cancel_batch, caller=request.caller, public_id=batch_id)
-        await enqueue("batch", row.public_id)
+        row = await run_in_db_thread(cancel_batch, caller=request.caller, public_id=batch_id)
+        await enqueue_job("batch", row.public_id)
         return json_response(_encode(batch_object(row)))
 
 
@@ -376,8 +381,8 @@ class MessageBatchResultsView(AnthropicView):
 
     async def get(self, request: GatewayRequest, batch_id: str) -> HttpResponseBase:
         """A line for each."""
-        row = await in_db_thread(_own, request, batch_id)
-        if row.status not in ENDED:
+        row = await run_in_db_thread(_get_message_batch, request, batch_id)
+        if row.status not in TERMINAL_STATUSES:
             raise InvalidRequest("The batch has not ended; there are no results yet.")
         response = StreamingHttpResponse(_chunks(row), content_type="application/x-jsonl")
         response["X-Content-Type-Options"] = "nosniff"

@@ -15,9 +15,9 @@ from inference.api.anthropic.schemas import (
     MessagesRequest,
     ToolChoice,
 )
-from inference.chat.turn import ChatTurn
+from inference.chat.turn import ChatSession
 from inference.errors import UnsupportedField, as_quire_error, describe_validation_error
-from inference.schemas.base import in_words_of
+from inference.schemas.base import rename_error_field
 from inference.schemas.chat import ChatRequest
 from inference.serving.respond import parse
 
@@ -37,7 +37,7 @@ CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 def chat_request(request: CountTokensRequest) -> ChatRequest:
     """The chat. Raises: `InvalidRequest` with the name of the client's field."""
-    body = _given(model=request.model, messages=_messages(request))
+    body = _without_none(model=request.model, messages=_messages(request))
     last = body["messages"][-1]
     if last["role"] == "assistant":
         if last.get("tool_calls"):
@@ -49,7 +49,7 @@ def chat_request(request: CountTokensRequest) -> ChatRequest:
         body["tools"] = [
             {
                 "type": "function",
-                "function": _given(
+                "function": _without_none(
                     name=tool.name,
                     description=tool.description,
                     parameters=tool.input_schema,
@@ -62,22 +62,22 @@ def chat_request(request: CountTokensRequest) -> ChatRequest:
         body |= _tool_choice(request.tool_choice, bool(request.tools))
     body |= _thinking(request)
     try:
-        return parse(ChatRequest, body).allowing(any_limit=True, system_anywhere=True)
+        return parse(ChatRequest, body).with_leniency(any_limit=True, system_anywhere=True)
     except ValueError as error:  # pydantic's, in the chat's words
         told = as_quire_error(error)
         if isinstance(told, InvalidRequest):
-            raise in_our_words(told) from None
+            raise rename_error_fields(told) from None
         raise
 
 
-def in_our_words(error: InvalidRequest) -> InvalidRequest:
+def rename_error_fields(error: InvalidRequest) -> InvalidRequest:
     """A chat's error with the field as this endpoint calls it."""
-    return in_words_of(error, NAMES, _tool_field)
+    return rename_error_field(error, NAMES, _tool_field)
 
 
-def unfollowed(turn: ChatTurn) -> list[str]:
+def unsupported_fields(turn: ChatSession) -> list[str]:
     """Fields that the model has no use for, as this endpoint calls them."""
-    return [NAMES.get(name, name) for name in turn.options.unfollowed]
+    return [NAMES.get(name, name) for name in turn.options.unsupported_fields]
 
 
 def _tool_field(place: str, name: str) -> str:
@@ -85,12 +85,12 @@ def _tool_field(place: str, name: str) -> str:
     return f"tools.{place}.{name}".rstrip(".")
 
 
-def _given(**fields: Any) -> dict[str, Any]:
+def _without_none(**fields: Any) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
 def _sampling(request: MessagesRequest) -> dict[str, Any]:
-    return _given(
+    return _without_none(
         max_completion_tokens=request.max_tokens,
         stop=request.stop_sequences or None,
         user=request.metadata.user_id if request.metadata else None,

@@ -11,11 +11,11 @@ from engine.contract.errors import InvalidRequest
 from inference.errors import UnsupportedField
 from inference.schemas.base import (
     TEMPLATE_FIELDS,
-    FailsFast,
-    KnownFields,
-    Label,
+    FailFastModel,
     ModelName,
     Priority,
+    ShortText,
+    StrictRequest,
 )
 from inference.schemas.chat import Effort
 from inference.schemas.tools import MAX_TOOLS
@@ -56,7 +56,7 @@ class Block(BaseModel):
     citations: dict[str, Any] | None = None
 
 
-class InputMessage(FailsFast):
+class InputMessage(FailFastModel):
     """One message of the conversation."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
@@ -120,10 +120,10 @@ class Metadata(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
-    user_id: Label | None = None
+    user_id: ShortText | None = None
 
 
-class CountTokensRequest(KnownFields):
+class CountTokensRequest(StrictRequest):
     """A conversation. Sampling fields beyond Anthropic's are in `MessagesRequest`."""
 
     UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = UNSUPPORTED

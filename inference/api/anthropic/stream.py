@@ -10,14 +10,14 @@ import msgspec
 
 from engine.contract.errors import QuireError
 from inference.api.anthropic.errors import error_object
-from inference.chat.turn import ChatTurn, TurnDelta
+from inference.chat.turn import ChatSession, TurnDelta
 from inference.errors import RequestAborted
 from inference.parsers.state_machine import Part
-from inference.serving.respond import StreamWriter
+from inference.serving.stream import EventWriter
 
 _encode = msgspec.json.Encoder().encode
 Event = dict[str, Any]
-Shown = Literal["all", "blocks", "none"]
+ThinkingDisplay = Literal["all", "blocks", "none"]
 DELTAS = {
     "text": ("text_delta", "text"),
     "thinking": ("thinking_delta", "thinking"),
@@ -26,7 +26,7 @@ DELTAS = {
 KINDS = {"content": "text", "reasoning": "thinking"}
 
 
-class Message:
+class MessageBuilder:
     """Builds the message; methods return the events of what they did.
 
     Args:
@@ -34,7 +34,7 @@ class Message:
             which are there and empty.
     """
 
-    def __init__(self, turn: ChatTurn, *, shown: Shown) -> None:
+    def __init__(self, turn: ChatSession, *, shown: ThinkingDisplay) -> None:
         self._turn, self._shown = turn, shown
         self._content: list[dict[str, Any]] = []
         self._arguments = ""
@@ -44,7 +44,7 @@ class Message:
 
     # -- what comes in ------------------------------------------------------------------------
 
-    def take(self, delta: TurnDelta) -> list[Event]:
+    def append(self, delta: TurnDelta) -> list[Event]:
         """Add what is new."""
         if delta.finish_reason == "abort":
             raise RequestAborted("An operator has aborted this request.")
@@ -55,7 +55,7 @@ class Message:
 
     def add(self, delta: TurnDelta) -> None:
         """The same, when nobody wants to hear of it."""
-        self.take(delta)
+        self.append(delta)
 
     def _add(self, part: Part) -> list[Event]:
         if part.kind == "call":
@@ -94,7 +94,7 @@ class Message:
         self._is_open = False
         block = self._content[-1]
         if block["type"] == "tool_use":
-            block["input"] = _object(self._arguments)
+            block["input"] = _parse_arguments(self._arguments)
         return [_event("content_block_stop", index=len(self._content) - 1)]
 
     def finish(self) -> list[Event]:
@@ -109,16 +109,21 @@ class Message:
     def body(self) -> dict[str, Any]:
         """The message as it is."""
         self.finish()
-        return {**self.head(), "content": self._content, **self.end(), "usage": self.usage()}
+        return {
+            **self.message_start(),
+            "content": self._content,
+            **self.end(),
+            "usage": self.usage(),
+        }
 
-    def head(self) -> dict[str, Any]:
+    def message_start(self) -> dict[str, Any]:
         """The message before there is any content."""
         job = self._turn.job
         return {
             "id": job.request_id,
             "type": "message",
             "role": "assistant",
-            "model": job.served.name,
+            "model": job.model.name,
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
@@ -150,7 +155,7 @@ class Message:
             "cache_read_input_tokens": usage.cached_tokens,
             "output_tokens": usage.completion_tokens,
             "service_tier": "standard",
-            **usage.remarks(),
+            **usage.detail_fields(),
         }
 
 
@@ -159,7 +164,7 @@ def _signature(kind: str) -> dict[str, str]:
     return {"signature": ""} if kind == "thinking" else {}
 
 
-def _object(arguments: str) -> dict[str, Any]:
+def _parse_arguments(arguments: str) -> dict[str, Any]:
     """A call's arguments. A model that was cut off may have left something else: no arguments."""
     try:
         value = json.loads(arguments)
@@ -176,26 +181,26 @@ def _encoded(event: Event) -> bytes:
     return b"event: " + event["type"].encode() + b"\ndata: " + _encode(event) + b"\n\n"
 
 
-class MessageStreamWriter(StreamWriter[TurnDelta]):
+class MessageStreamWriter(EventWriter[TurnDelta]):
     """Anthropic's events."""
 
     heartbeat = _encoded({"type": "ping"})
 
-    def __init__(self, turn: ChatTurn, request_id: str, *, shown: Shown) -> None:
-        self._message = Message(turn, shown=shown)
+    def __init__(self, turn: ChatSession, request_id: str, *, shown: ThinkingDisplay) -> None:
+        self._message = MessageBuilder(turn, shown=shown)
         self._request_id = request_id
 
-    def begin(self) -> bytes:
+    def start(self) -> bytes:
         """The message, empty: nothing is told of its first tokens yet."""
-        head = self._message.head()
+        head = self._message.message_start()
         head["usage"]["output_tokens"] = 0
         return _encoded(_event("message_start", message=head)) + self.heartbeat
 
     def write(self, news: Iterable[TurnDelta]) -> bytes:
         """Events of what is new."""
-        return b"".join(_encoded(event) for delta in news for event in self._message.take(delta))
+        return b"".join(_encoded(event) for delta in news for event in self._message.append(delta))
 
-    def end(self) -> bytes:
+    def finish(self) -> bytes:
         """The last block's end, the message's, and why."""
         events = self._message.finish()
         usage = self._message.usage()

@@ -9,16 +9,21 @@ from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
 from engine.contract.errors import InvalidRequest
-from inference.api.anthropic.conversion import chat_request, in_our_words, unfollowed
+from inference.api.anthropic.conversion import chat_request, rename_error_fields, unsupported_fields
 from inference.api.anthropic.errors import anthropic_error
 from inference.api.anthropic.schemas import CountTokensRequest, MessagesRequest, Thinking
-from inference.api.anthropic.stream import Message, MessageStreamWriter, Shown
+from inference.api.anthropic.stream import MessageBuilder, MessageStreamWriter, ThinkingDisplay
 from inference.chat.job import prompt_token_ids
-from inference.chat.turn import ChatTurn
-from inference.generation.model_resolution import find_served
+from inference.chat.turn import ChatSession
+from inference.generation.model_resolution import resolve_model
 from inference.loop.offload import beside
-from inference.schemas.base import Refused
-from inference.serving.respond import add_headers, collect, name_ignored, stream_response
+from inference.schemas.base import RejectedRequest
+from inference.serving.respond import (
+    add_headers,
+    collect,
+    set_ignored_fields_header,
+    stream_response,
+)
 from inference.web.responses import JSON_OR_EVENTS
 from inference.web.views import GatewayRequest, GatewayView, NotFoundView, json_response
 
@@ -43,7 +48,7 @@ class AnthropicView(GatewayView):
         """The checked body. Raises `InvalidRequest` and pydantic's ValidationError."""
         try:
             return await beside(schema.model_validate, self.read_json(request))
-        except Refused as refusal:
+        except RejectedRequest as refusal:
             raise refusal.error from None
 
 
@@ -51,7 +56,7 @@ class MessagesView(AnthropicView):
     """Continues a conversation, in one message or as a stream."""
 
     generates = True
-    comes_into_queue = refused_early = True
+    queues_for_model = supports_load_shedding = True
     renderer_classes = JSON_OR_EVENTS
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
@@ -59,24 +64,24 @@ class MessagesView(AnthropicView):
         wanted = await self.parsed(MessagesRequest, request)
         ignored = wanted.ignored_fields()
         turn = await self._start(request, wanted)
-        ignored += unfollowed(turn)
-        shown = _shown(wanted.thinking)
+        ignored += unsupported_fields(turn)
+        shown = _thinking_display(wanted.thinking)
         try:
             response: HttpResponseBase
             if wanted.stream:
                 writer = MessageStreamWriter(turn, request.request_id, shown=shown)
                 response = await stream_response(turn, writer)
             else:
-                response = await _whole(turn, shown)
+                response = await _message_response(turn, shown)
         except BaseException:
             turn.release()
             raise
         add_headers(response, turn, ignored)
         return response
 
-    async def _start(self, request: GatewayRequest, wanted: MessagesRequest) -> ChatTurn:
+    async def _start(self, request: GatewayRequest, wanted: MessagesRequest) -> ChatSession:
         try:
-            return await ChatTurn.start(
+            return await ChatSession.start(
                 await beside(chat_request, wanted),
                 caller=request.caller,
                 received=request.received,
@@ -84,17 +89,17 @@ class MessagesView(AnthropicView):
                 id_prefix="msg",
             )
         except InvalidRequest as error:
-            raise in_our_words(error) from None
+            raise rename_error_fields(error) from None
 
 
-def _shown(thinking: Thinking | None) -> Shown:
+def _thinking_display(thinking: Thinking | None) -> ThinkingDisplay:
     if thinking is None or thinking.type == "disabled":
         return "none"
     return "blocks" if thinking.display == "omitted" else "all"
 
 
-async def _whole(turn: ChatTurn, shown: Shown) -> HttpResponseBase:
-    message = Message(turn, shown=shown)
+async def _message_response(turn: ChatSession, shown: ThinkingDisplay) -> HttpResponseBase:
+    message = MessageBuilder(turn, shown=shown)
     await collect(turn, message.add)
     return json_response(_encode(message.body()))
 
@@ -107,10 +112,10 @@ class CountTokensView(AnthropicView):
         wanted = await self.parsed(CountTokensRequest, request)
         ignored = wanted.ignored_fields()
         chat = await beside(chat_request, wanted)
-        served = await find_served(request.caller, wanted.model)
+        served = await resolve_model(request.caller, wanted.model)
         tokens = await prompt_token_ids(chat, served)
         response = json_response(_encode({"input_tokens": len(tokens)}))
-        name_ignored(response, ignored)
+        set_ignored_fields_header(response, ignored)
         return response
 
 

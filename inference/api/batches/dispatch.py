@@ -20,11 +20,11 @@ from engine.contract.errors import InvalidRequest
 from inference.errors import Overloaded, error_response
 from inference.loop.offload import rendering_for
 from inference.request.context import (
-    Asked,
+    RequestRecord,
     asked,
     endpoint_of,
+    log_rejected_request,
     new_id,
-    note_refusal,
     unbilled_unless_finished,
 )
 from inference.web.views import GatewayRequest, GatewayView
@@ -34,19 +34,19 @@ URLCONF = "inference.urls"
 
 
 @dataclass(frozen=True)
-class Outcome:
+class DispatchResult:
     """What an endpoint answered.
 
     Attributes:
         retry_after: seconds, when it asks to be asked again.
-        no_room: it's well and has too much to do.
+        overloaded: it's well and has too much to do.
     """
 
     status: int
     request_id: str
     body: dict[str, Any]
     retry_after: float | None = None
-    no_room: bool = False
+    overloaded: bool = False
 
     @property
     def error(self) -> str:
@@ -55,7 +55,7 @@ class Outcome:
         return str(told.get("code") or told.get("type")) if isinstance(told, dict) else ""
 
 
-def view_of(path: str) -> GatewayView:
+def get_view(path: str) -> GatewayView:
     """A fresh view of an endpoint. Raises `InvalidRequest` for a path without a POST."""
     try:
         match = get_resolver(URLCONF).resolve(path)
@@ -69,28 +69,28 @@ def view_of(path: str) -> GatewayView:
 
 def check_endpoint(path: str) -> None:
     """Raise `InvalidRequest` unless requests can be sent there."""
-    view_of(path)
+    get_view(path)
 
 
-async def call_endpoint(path: str, body: dict[str, Any], caller: Caller) -> Outcome:
+async def dispatch_request(path: str, body: dict[str, Any], caller: Caller) -> DispatchResult:
     """The endpoint's answer to one JSON body. Errors are answers too; nothing is raised."""
     request_id = new_id("batch_req")
     render, no_room = error_response, False
-    asked.set(Asked(request_id, endpoint_of(path), caller))
+    asked.set(RequestRecord(request_id, endpoint_of(path), caller))
     rendering_for.set(caller.tenant)
     try:
         caller.require("inference")
         caller.check_endpoint(path)
-        view = view_of(path)
+        view = get_view(path)
         render = view.render_error
         request = _request(path, body, caller, request_id)
         with unbilled_unless_finished():
             response = await view.post(request)  # type: ignore[attr-defined]
     except Exception as error:
-        note_refusal(error)
+        log_rejected_request(error)
         response, no_room = render(error, request_id), isinstance(error, Overloaded)
     wait = response.headers.get("retry-after-ms")
-    return Outcome(
+    return DispatchResult(
         response.status_code,
         request_id,
         json.loads(response.content),

@@ -21,7 +21,7 @@ class JournalInUse(Exception):
     """Another process on this machine writes it."""
 
 
-class Journal:
+class ResultJournal:
     """A file of JSON lines that outlives the worker that writes it.
 
     Opening it cuts off a line that a killed worker left half written. A lock, which the kernel lets
@@ -35,10 +35,10 @@ class Journal:
         JournalInUse: somebody else writes it.
     """
 
-    def __init__(self, path: Path, note: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, path: Path, on_line: Callable[[dict[str, Any]], None]) -> None:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         self._file: IO[bytes] = os.fdopen(handle, "a+b")
-        self.path, self._note = path, note
+        self.path, self._on_line = path, on_line
         self.custom_ids: set[str] = set()
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -57,13 +57,13 @@ class Journal:
                 line = None
             if not isinstance(line, dict):
                 break
-            self._take(line)
+            self._replay_line(line)
             whole += len(raw)
         self._file.truncate(whole)
 
-    def _take(self, line: dict[str, Any]) -> None:
+    def _replay_line(self, line: dict[str, Any]) -> None:
         self.custom_ids.add(line["custom_id"])
-        self._note(line)
+        self._on_line(line)
 
     def append(self, line: dict[str, Any]) -> None:
         """Add one line. It is the kernel's when this returns: killing the process loses nothing.
@@ -78,7 +78,7 @@ class Journal:
         except OSError:
             os.ftruncate(self._file.fileno(), whole)
             raise
-        self._take(line)
+        self._replay_line(line)
 
     def sync(self) -> None:
         """Have it on the disk: a machine that loses power loses nothing from before."""
@@ -95,7 +95,7 @@ FIELDS = frozenset({"custom_id", "method", "url", "body"})
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class BatchLine:
     """Where a request is in the file. Its body is read again when its turn comes."""
 
     custom_id: str
@@ -103,9 +103,9 @@ class Line:
     length: int
 
 
-def index_lines(path: Path, endpoint: str) -> tuple[list[Line], list[dict[str, Any]]]:
+def index_lines(path: Path, endpoint: str) -> tuple[list[BatchLine], list[dict[str, Any]]]:
     """All requests of the file by place, and what is wrong with it (an empty file is). Blocks."""
-    lines: list[Line] = []
+    lines: list[BatchLine] = []
     errors: list[dict[str, Any]] = []
     seen: set[str] = set()
     limit, longest = gateway_settings().max_batch_requests, gateway_settings().max_body_bytes
@@ -126,7 +126,7 @@ def index_lines(path: Path, endpoint: str) -> tuple[list[Line], list[dict[str, A
                     break
                 continue
             seen.add(custom_id)
-            lines.append(Line(custom_id, here, len(raw)))
+            lines.append(BatchLine(custom_id, here, len(raw)))
     if not lines and not errors:
         errors.append(_error("The file holds no request.", None))
     return lines, errors
@@ -184,7 +184,7 @@ def parse_line(raw: bytes) -> dict[str, Any]:
     return parse_object(raw.strip(), settings.max_json_depth)
 
 
-def read_body(path: Path, line: Line) -> dict[str, Any]:
+def read_body(path: Path, line: BatchLine) -> dict[str, Any]:
     """The body of one request. Blocks."""
     with path.open("rb") as file:
         file.seek(line.offset)

@@ -16,25 +16,31 @@ from typing import Any
 from django.db import DatabaseError, InterfaceError
 from django.utils import timezone
 
-from common.db import in_db_thread
+from common.db import run_in_db_thread
 from common.errors import AuthenticationFailed, PermissionDenied, ServiceUnavailable
 from engine.contract.errors import QuireError
-from inference.api.batches.dispatch import Outcome, call_endpoint
-from inference.api.batches.files import Journal, JournalInUse, Line, index_lines, read_body
+from inference.api.batches.dispatch import DispatchResult, dispatch_request
+from inference.api.batches.files import (
+    BatchLine,
+    JournalInUse,
+    ResultJournal,
+    index_lines,
+    read_body,
+)
 from inference.errors import is_about_storage
 from inference.request.context import new_id
 from inference.settings import gateway_settings
-from inference.tracing import note_outcome, work_span
-from inference.work import Lease, lease_seconds, origin_of
+from inference.tracing import background_span, set_span_result
+from inference.work import Lease, lease_seconds, load_trace_parent
 from storage.access import Batch, BatchStatus, blob_path
-from storage.actions import claim_batch, fail_batch, finish_batch, note_progress, start_batch
+from storage.actions import claim_batch, fail_batch, finish_batch, start_batch, update_progress
 from storage.actions.batches import journal_paths
-from tenants.authentication import Caller, caller_again
+from tenants.authentication import Caller, reload_caller
 
 # -- Counting a batch's results.
 
 
-class Tally:
+class BatchCounts:
     """Attributes: completed, failed: requests; expired: those that failed by never running; usage:
     tokens, summed over all answers.
     """
@@ -43,7 +49,7 @@ class Tally:
         self.completed = self.failed = self.expired = 0
         self.usage: dict[str, int] = {}
 
-    def note(self, line: dict[str, Any]) -> None:
+    def add_result(self, line: dict[str, Any]) -> None:
         """Add a line of a journal."""
         response = line.get("response") or {}
         if response.get("status_code") != 200:
@@ -67,7 +73,7 @@ class Tally:
         self.usage[name] = self.usage.get(name, 0) + int(count or 0)
 
     def counts(self) -> dict[str, Any]:
-        """As `storage.actions.note_progress` takes them."""
+        """As `storage.actions.update_progress` takes them."""
         return {
             "completed": self.completed,
             "failed": self.failed,
@@ -80,16 +86,16 @@ logger = logging.getLogger(__name__)
 
 PROGRESS_EVERY_S = 1.0
 #: An answer of these is no result yet: the request is sent again, after what the answer asks for.
-AGAIN = frozenset({429, 503})
+RETRYABLE_STATUSES = frozenset({429, 503})
 MAX_PAUSE_S = 30.0
 #: How often a request is sent again for a fault. A limit of the tenant's is none, and neither is
 #: a queue that is full: batches stand back for all others, be it for hours.
-MAX_FAULTS = 10
+MAX_SERVER_ERRORS = 10
 #: Between two tries to write what the disk didn't take.
 STORAGE_PAUSE_S = 1.0
 
 
-class Stop(Exception):
+class BatchStopped(Exception):
     """The batch ends before all of its requests have run: `status` says how."""
 
     def __init__(self, status: Any, error: QuireError | None = None) -> None:
@@ -99,7 +105,9 @@ class Stop(Exception):
 
 async def run_batch(public_id: str, owner: str) -> None:
     """Do what is left to do of a batch, unless another worker does."""
-    row = await in_db_thread(claim_batch, public_id=public_id, owner=owner, seconds=lease_seconds())
+    row = await run_in_db_thread(
+        claim_batch, public_id=public_id, owner=owner, seconds=lease_seconds()
+    )
     if row is None:
         return
     async with Lease(row, owner):
@@ -107,16 +115,16 @@ async def run_batch(public_id: str, owner: str) -> None:
             source = blob_path(row.tenant_id, row.input_file_id)
             lines, errors = await asyncio.to_thread(_index, source, row.endpoint)
             if errors:
-                await in_db_thread(fail_batch, row=row, errors=errors)
+                await run_in_db_thread(fail_batch, row=row, errors=errors)
                 return
-            started = await in_db_thread(start_batch, row=row, total=len(lines))
-            origin = await origin_of(public_id)
+            started = await run_in_db_thread(start_batch, row=row, total=len(lines))
+            origin = await load_trace_parent(public_id)
             await BatchRun(started, source, lines, origin).run()
         except JournalInUse:
             logger.warning("batch %s is still being written by a worker that lost it", public_id)
 
 
-def _index(source: Path, endpoint: str) -> tuple[list[Line], list[dict[str, Any]]]:
+def _index(source: Path, endpoint: str) -> tuple[list[BatchLine], list[dict[str, Any]]]:
     try:
         return index_lines(source, endpoint)
     except FileNotFoundError:
@@ -130,17 +138,17 @@ class BatchRun:
     `origin`: the `traceparent` of the request that made it, "" where it isn't known.
     """
 
-    def __init__(self, row: Batch, source: Path, lines: list[Line], origin: str = "") -> None:
+    def __init__(self, row: Batch, source: Path, lines: list[BatchLine], origin: str = "") -> None:
         self._row, self._source, self._lines = row, source, lines
         self._origin = origin
-        self._tally = Tally()
+        self._tally = BatchCounts()
         self._output_path, self._errors_path = journal_paths(row)
 
     async def run(self) -> None:
         """Run the lines that have no result yet, then finish."""
-        self._output = Journal(self._output_path, self._tally.note)
+        self._output = ResultJournal(self._output_path, self._tally.add_result)
         try:
-            self._errors = Journal(self._errors_path, self._tally.note)
+            self._errors = ResultJournal(self._errors_path, self._tally.add_result)
             try:
                 await self._run_and_finish()
             finally:
@@ -159,18 +167,18 @@ class BatchRun:
         try:
             if status == BatchStatus.COMPLETED:
                 await self._run_lines()
-        except* Stop as stops:
+        except* BatchStopped as stops:
             stop = _first(stops)
             status, refusal = stop.status, stop.error
         if status == BatchStatus.EXPIRED:
-            self._note_expired()
+            self._write_expired()
         for journal in (self._output, self._errors):
             await asyncio.to_thread(journal.sync)
         if refusal is not None:
             problems = [
                 {"code": refusal.code, "message": refusal.message, "param": None, "line": None}
             ]
-        await in_db_thread(
+        await run_in_db_thread(
             finish_batch,
             row=self._row,
             status=status,
@@ -181,10 +189,10 @@ class BatchRun:
         )
 
     async def _run_lines(self) -> None:
-        """Raises a group with one `Stop` when the batch ends early."""
+        """Raises a group with one `BatchStopped` when the batch ends early."""
         todo = iter([line for line in self._lines if not self._done(line)])
         async with asyncio.TaskGroup() as group:
-            watch = group.create_task(self._watch())
+            watch = group.create_task(self._watch_status())
             workers = [
                 group.create_task(self._work(todo))
                 for _ in range(gateway_settings().batch_concurrency)
@@ -192,65 +200,70 @@ class BatchRun:
             await asyncio.wait(workers)
             watch.cancel()
 
-    def _done(self, line: Line) -> bool:
+    def _done(self, line: BatchLine) -> bool:
         name = line.custom_id
         return name in self._output.custom_ids or name in self._errors.custom_ids
 
-    async def _watch(self) -> None:
+    async def _watch_status(self) -> None:
         """Write the progress; end the run when it's cancelled or its time is over."""
         while True:
             try:
-                status = await in_db_thread(note_progress, row=self._row, **self._tally.counts())
+                status = await run_in_db_thread(
+                    update_progress, row=self._row, **self._tally.counts()
+                )
             except (DatabaseError, InterfaceError) as error:
                 logger.warning("the progress of %s is not written: %s", self._row, error)
                 status = None
             if status == BatchStatus.CANCELLING:
-                raise Stop(BatchStatus.CANCELLED)
+                raise BatchStopped(BatchStatus.CANCELLED)
             if self._expired():
-                raise Stop(BatchStatus.EXPIRED)
+                raise BatchStopped(BatchStatus.EXPIRED)
             await asyncio.sleep(PROGRESS_EVERY_S)
 
     def _expired(self) -> bool:
         return self._row.expires_at is not None and timezone.now() >= self._row.expires_at
 
-    async def _work(self, todo: Iterator[Line]) -> None:
+    async def _work(self, todo: Iterator[BatchLine]) -> None:
         for line in todo:
             body = await asyncio.to_thread(read_body, self._source, line)
             body["priority"] = max(gateway_settings().batch_priority, _number(body.get("priority")))
-            await self._keep(line, await self._ask(body))
+            await self._keep(line, await self._send(body))
 
-    async def _ask(self, body: dict[str, Any]) -> Outcome:
+    async def _send(self, body: dict[str, Any]) -> DispatchResult:
         """The answer to one request; asks again while the answer is "later"."""
         faults = 0
         while True:
-            outcome = await self._ask_once(body)
-            if outcome.status not in AGAIN:
+            outcome = await self._send_once(body)
+            if outcome.status not in RETRYABLE_STATUSES:
                 return outcome
-            faults += outcome.status != 429 and not outcome.no_room
-            if faults >= MAX_FAULTS:
+            faults += outcome.status != 429 and not outcome.overloaded
+            if faults >= MAX_SERVER_ERRORS:
                 return outcome
             await asyncio.sleep(min(MAX_PAUSE_S, max(0.05, outcome.retry_after or 1.0)))
 
-    async def _ask_once(self, body: dict[str, Any]) -> Outcome:
+    async def _send_once(self, body: dict[str, Any]) -> DispatchResult:
         row, caller = self._row, await self._caller()
         name = f"batch POST {row.endpoint}"
-        with work_span(name, self._origin, batch_id=row.public_id, tenant=caller.tenant) as span:
-            outcome = await call_endpoint(row.endpoint, body, caller)
-            note_outcome(span, outcome.status, outcome.request_id, outcome.error)
+        with background_span(
+            name, self._origin, batch_id=row.public_id, tenant=caller.tenant
+        ) as span:
+            outcome = await dispatch_request(row.endpoint, body, caller)
+            set_span_result(span, outcome.status, outcome.request_id, outcome.error)
         return outcome
 
     async def _caller(self) -> Caller:
-        """Who made the batch, with the rights of today. Raises `Stop` when they have none."""
+        """Who made the batch, with the rights of today. Raises `BatchStopped` when they have
+        none."""
         row = self._row
         while True:
             try:
-                return await caller_again(row.key_id, row.user_id, row.tenant.slug)
+                return await reload_caller(row.key_id, row.user_id, row.tenant.slug)
             except (AuthenticationFailed, PermissionDenied) as refusal:
-                raise Stop(BatchStatus.FAILED, refusal) from None
+                raise BatchStopped(BatchStatus.FAILED, refusal) from None
             except ServiceUnavailable:
                 await asyncio.sleep(MAX_PAUSE_S / 10)
 
-    async def _keep(self, line: Line, outcome: Outcome) -> None:
+    async def _keep(self, line: BatchLine, outcome: DispatchResult) -> None:
         """Write the result down; a full disk is waited for, or it would have run for nothing."""
         journal = self._output if outcome.status == 200 else self._errors
         response = {
@@ -270,7 +283,7 @@ class BatchRun:
                 logger.warning("a result of %s waits for the disk: %s", self._row, error)
             await asyncio.sleep(STORAGE_PAUSE_S)
 
-    def _note_expired(self) -> None:
+    def _write_expired(self) -> None:
         """A line in the error file for each request that didn't get its turn."""
         error = {
             "code": "batch_expired",
@@ -293,6 +306,6 @@ def _number(value: Any) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) else 0
 
 
-def _first(stops: BaseExceptionGroup[Stop]) -> Stop:
+def _first(stops: BaseExceptionGroup[BatchStopped]) -> BatchStopped:
     found = stops.exceptions[0]
-    return found if isinstance(found, Stop) else _first(found)
+    return found if isinstance(found, BatchStopped) else _first(found)

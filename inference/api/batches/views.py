@@ -8,14 +8,14 @@ from typing import Any
 import msgspec
 from django.http.response import HttpResponseBase
 
-from common.db import in_db_thread
+from common.db import run_in_db_thread
 from inference.api.batches.dispatch import check_endpoint
 from inference.schemas.base import BatchRequest
 from inference.serving.respond import usage_object
 from inference.web.report_threads import in_report_thread
-from inference.web.responses import as_list, paging
+from inference.web.responses import list_response, parse_page_query
 from inference.web.views import LIST_COST, GatewayRequest, GatewayView, json_response
-from inference.work import enqueue
+from inference.work import enqueue_job
 from storage.access import MESSAGES, Batch, access_batch, access_batches, page
 from storage.actions import cancel_batch, create_batch
 
@@ -71,7 +71,7 @@ class BatchesView(GatewayView):
         wanted = BatchRequest.model_validate(self.read_json(request))
         check_endpoint(wanted.endpoint)
         expires = wanted.output_expires_after
-        row = await in_db_thread(
+        row = await run_in_db_thread(
             create_batch,
             caller=request.caller,
             input_file_id=wanted.input_file_id,
@@ -81,18 +81,18 @@ class BatchesView(GatewayView):
             metadata=wanted.metadata or {},
             output_lifetime_s=expires.seconds if expires else None,
         )
-        await enqueue("batch", row.public_id)
+        await enqueue_job("batch", row.public_id)
         return json_response(_encode(batch_object(row)))
 
     async def get(self, request: GatewayRequest) -> HttpResponseBase:
         """The tenant's batches, newest first."""
-        asked = paging(request, default=20, most=100, orders=("desc",))
+        asked = parse_page_query(request, default=20, most=100, orders=("desc",))
 
         def listed() -> bytes:
             # Batches of messages have a list of their own.
             rows = access_batches(request.caller).exclude(endpoint=MESSAGES)
             found, more = page(rows, limit=asked.limit, after=asked.after)
-            return _encode(as_list(found, more, batch_object))
+            return _encode(list_response(found, more, batch_object))
 
         return json_response(await in_report_thread(request.caller, listed))
 
@@ -102,7 +102,7 @@ class BatchView(GatewayView):
 
     async def get(self, request: GatewayRequest, batch_id: str) -> HttpResponseBase:
         """A batch's progress."""
-        row = await in_db_thread(access_batch, request.caller, batch_id)
+        row = await run_in_db_thread(access_batch, request.caller, batch_id)
         return json_response(_encode(batch_object(row)))
 
 
@@ -111,6 +111,6 @@ class BatchCancelView(GatewayView):
 
     async def post(self, request: GatewayRequest, batch_id: str) -> HttpResponseBase:
         """Stop it: what is done is in its files."""
-        row = await in_db_thread(cancel_batch, caller=request.caller, public_id=batch_id)
-        await enqueue("batch", row.public_id)
+        row = await run_in_db_thread(cancel_batch, caller=request.caller, public_id=batch_id)
+        await enqueue_job("batch", row.public_id)
         return json_response(_encode(batch_object(row)))

@@ -10,7 +10,7 @@ from typing import Any
 from django.http import HttpResponse
 
 from engine.contract.errors import InvalidRequest
-from engine.contract.pooling_params import EmbedDtype, Endianness, Vectors, packed
+from engine.contract.pooling_params import EmbedDtype, Endianness, Vectors, encode_vector
 
 #: Each takes over 100 characters of a header, which HTTP clients read up to 64 KiB of.
 MAX_DESCRIBED = 256
@@ -29,7 +29,7 @@ def check_format(encoding: str | None, num_inputs: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class VectorFormat:
     """How vectors are written: `encoding_format`, `embed_dtype`, `endianness` of vLLM's."""
 
     encoding: str
@@ -37,21 +37,21 @@ class Form:
     endianness: Endianness
 
     @property
-    def is_raw(self) -> bool:
+    def is_binary(self) -> bool:
         """Whether the answer is no JSON."""
         return self.encoding in (BYTES, BYTES_ONLY)
 
     def in_json(self, vector: Vectors) -> Any:
         """Numbers or base64."""
         if self.encoding == "base64":
-            return base64.b64encode(packed(vector, self.dtype, self.endianness)).decode()
+            return base64.b64encode(encode_vector(vector, self.dtype, self.endianness)).decode()
         return vector.tolist()
 
     def response(self, vectors: list[Vectors], common: dict[str, Any]) -> HttpResponse:
         """All vectors, one after another. With "bytes" the header `metadata` says beside `common`
         where each one lies, and its shape.
         """
-        parts = [packed(vector, self.dtype, self.endianness) for vector in vectors]
+        parts = [encode_vector(vector, self.dtype, self.endianness) for vector in vectors]
         body = b"".join(parts)
         response = HttpResponse(body, content_type="application/octet-stream")
         response["Content-Length"] = str(len(body))

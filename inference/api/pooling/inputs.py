@@ -8,12 +8,12 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from engine.contract.errors import InvalidRequest
-from engine.contract.messages import untracked
+from engine.contract.messages import gc_untracked
 from engine.contract.pooling_params import PoolingParams, check_length
 from inference.api.pooling.schemas import Item, chat_prompts
-from inference.loop.offload import beside, render_pool
-from inference.rendering.prompts import check_vocabulary, truncated
-from inference.request.job import Served
+from inference.loop.offload import beside, get_render_pool
+from inference.rendering.prompts import check_vocabulary, truncate_tokens
+from inference.request.job import ResolvedModel
 from inference.schemas.chat import ChatRequest
 from inference.settings import gateway_settings
 
@@ -28,7 +28,7 @@ class Entry(NamedTuple):
 
 
 async def item_entries(
-    served: Served,
+    served: ResolvedModel,
     items: list[Item],
     params: PoolingParams,
     *,
@@ -44,11 +44,11 @@ async def item_entries(
 
     def encoded(item: Item) -> list[int]:
         if not isinstance(item, str):
-            return truncated(item, limit, side)
+            return truncate_tokens(item, limit, side)
         parts = served.tokenizer.encode_parts(
             prefix + item, limit=limit, add_special_tokens=add_special_tokens, side=side
         )
-        return untracked(parts.token_ids)
+        return gc_untracked(parts.token_ids)
 
     def encode_all() -> list[list[int]]:
         return list(_within_total(map(encoded, items)))
@@ -58,21 +58,21 @@ async def item_entries(
 
 
 async def chat_entries(
-    served: Served, chats: list[ChatRequest], params: PoolingParams, side: str = "right"
+    served: ResolvedModel, chats: list[ChatRequest], params: PoolingParams, side: str = "right"
 ) -> list[Entry]:
     """An entry for each chat. Raises as `item_entries` and the chat's template do."""
     prompts = await chat_prompts(served, chats, params, side)
     return await beside(_entries, prompts, served, params)
 
 
-def _entries(prompts: list[list[int]], served: Served, params: PoolingParams) -> list[Entry]:
+def _entries(prompts: list[list[int]], served: ResolvedModel, params: PoolingParams) -> list[Entry]:
     for prompt in _within_total(prompts):
         check_vocabulary(prompt, served.vocab_size)
         check_length(len(prompt), served.info.max_model_len)
     return [Entry(prompt, params) for prompt in prompts]
 
 
-async def shortened_texts(served: Served, texts: list[str], limit: int) -> list[str]:
+async def shortened_texts(served: ResolvedModel, texts: list[str], limit: int) -> list[str]:
     """Each text's beginning of at most `limit` tokens, special ones aside; 0: the whole."""
     if not limit:
         return texts
@@ -80,7 +80,7 @@ async def shortened_texts(served: Served, texts: list[str], limit: int) -> list[
 
 
 async def pair_entries(
-    served: Served, pairs: list[tuple[str, str]], params: PoolingParams, side: str = "right"
+    served: ResolvedModel, pairs: list[tuple[str, str]], params: PoolingParams, side: str = "right"
 ) -> list[Entry]:
     """An entry for each pair of texts, for a cross-encoder. Raises as `item_entries` does."""
     limit = params.prompt_limit(served.info.max_model_len)
@@ -93,7 +93,7 @@ async def pair_entries(
             for first, second in pairs:
                 parts = served.tokenizer.encode_parts(first, second, limit=limit, side=side)
                 segments.append(parts.second_segment if typed else 0)
-                yield untracked(parts.token_ids)
+                yield gc_untracked(parts.token_ids)
 
         prompts = list(_within_total(encoded()))
         return [
@@ -117,7 +117,7 @@ async def _rendered(texts: Sequence[str], encode_all: Callable[[], T]) -> T:
             f"The prompts have {chars} characters in all; at most {limit} may be sent at once.",
             param="prompt",
         )
-    return await render_pool().run(chars, encode_all)
+    return await get_render_pool().run(chars, encode_all)
 
 
 def _within_total(prompts: Iterable[list[int]]) -> Iterator[list[int]]:

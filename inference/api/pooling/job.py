@@ -1,4 +1,4 @@
-"""`PoolingJob`: a checked request to a pooling model, and `Pooled`, its run."""
+"""`PoolingJob`: a checked request to a pooling model, and `PoolingRun`, its run."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from engine.contract.pooling_params import PoolingParams, Vectors, check_task, f
 from engine.contract.sampling_params import SamplingParams
 from inference.api.pooling.inputs import Entry
 from inference.api.pooling.schemas import PoolingBody
-from inference.engine_client.mailbox import Piece
-from inference.errors import renamed
+from inference.engine_client.mailbox import TokenChunk
+from inference.errors import rename_error_param
 from inference.generation.generation import Generation
-from inference.generation.model_resolution import find_served
-from inference.generation.output import Increment, OutputState
-from inference.generation.takeover import Taken
-from inference.loop.offload import render_pool
+from inference.generation.model_resolution import resolve_model
+from inference.generation.output import OutputDelta, OutputState
+from inference.generation.takeover import TakenOverStream
+from inference.loop.offload import get_render_pool
 from inference.request.context import new_id
-from inference.request.job import Job, Served, Usage
+from inference.request.job import Job, ResolvedModel, Usage
 from inference.serving.respond import add_headers
 from inference.settings import gateway_settings
 from inference.web.views import GatewayRequest, json_response
@@ -49,7 +49,7 @@ class PoolingJob(Job):
         """There is no output."""
         return 0
 
-    def wanted(self) -> dict[str, Any]:
+    def ledger_expectation(self) -> dict[str, Any]:
         """The task, and how long vectors were to be; there is no sampling."""
         first = self.pooling[0]
         found = {"task": first.task or self.endpoint, "dimensions": first.dimensions}
@@ -57,11 +57,11 @@ class PoolingJob(Job):
 
     async def check(self) -> None:
         """Raise `InvalidRequest` for what could never run, before anything is reserved or sent."""
-        info = self.served.info
+        info = self.model.info
         facts = info.pooling
         for params in self.pooling:
             params.check_against_model(
-                model=self.served.name,
+                model=self.model.name,
                 tasks=info.tasks,
                 embedding_size=facts.embedding_size if facts is not None else 0,
                 matryoshka=facts.matryoshka if facts is not None else None,
@@ -93,7 +93,7 @@ class PoolingJob(Job):
         )
 
 
-class Pooled(Generation):
+class PoolingRun(Generation):
     """A running job whose outputs are vectors: admitted, metered and moved between replicas as
     every generation is."""
 
@@ -102,20 +102,20 @@ class Pooled(Generation):
         job: PoolingJob,
         admission: Admission,
         outputs: list[list[OutputState]],
-        taken: Taken | None = None,
+        taken: TakenOverStream | None = None,
     ) -> None:
         self.results: list[bytes] = [b""] * len(job.prompts)
         super().__init__(job, admission, outputs, taken)
 
-    def _push(self, piece: Piece) -> Increment | None:
+    def _apply_chunk(self, piece: TokenChunk) -> OutputDelta | None:
         if piece.pooled is not None:
             self.results[piece.number] = piece.pooled
-        return super()._push(piece)
+        return super()._apply_chunk(piece)
 
-    def _time(self, num_tokens: int) -> None:
+    def _record_latency(self, num_tokens: int) -> None:
         """No token comes, so none is the first."""
 
-    async def collect(self) -> list[bytes]:
+    async def result(self) -> list[bytes]:
         """All results, little-endian float32, in the order of the prompts.
 
         Raises: what the engine or the gateway refuses or fails with. It is released in any case.
@@ -138,14 +138,14 @@ class Pooled(Generation):
 # -- Runs a request's prompts and answers it: what the pooling endpoints share.
 
 
-Make = Callable[[list[Vectors]], dict[str, Any]]
-Pack = Callable[[list[Vectors], dict[str, Any]], HttpResponse]
+BuildItem = Callable[[list[Vectors]], dict[str, Any]]
+BuildResponse = Callable[[list[Vectors], dict[str, Any]], HttpResponse]
 
 _encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class PoolingRequestHandler:
     """One request on its way.
 
     Attributes:
@@ -155,19 +155,19 @@ class Call:
 
     request: GatewayRequest
     body: PoolingBody
-    served: Served
+    served: ResolvedModel
     endpoint: str
     param: str
 
-    async def entries(self, made: Awaitable[list[Entry]]) -> list[Entry]:
+    async def build_entries(self, made: Awaitable[list[Entry]]) -> list[Entry]:
         """What `made` gives; its errors about prompts name the client's own field."""
         try:
             return await made
         except InvalidRequest as error:
-            raise renamed(error, {"prompt": self.param}) from None
+            raise rename_error_param(error, {"prompt": self.param}) from None
 
     async def answer(
-        self, entries: list[Entry], make: Make, pack: Pack | None = None
+        self, entries: list[Entry], make: BuildItem, pack: BuildResponse | None = None
     ) -> HttpResponseBase:
         """Run the entries and answer with `make(results)`, beside id, model and usage; or with
         `pack(results, these)` as it is.
@@ -180,22 +180,22 @@ class Call:
             request_id=new_id(self.endpoint),
             endpoint=self.endpoint,
             caller=self.request.caller,
-            served=self.served,
+            model=self.served,
             prompts=[entry.token_ids for entry in entries],
             sampling=SamplingParams(),
             priority=self.body.priority or 0,
             cache_salt=self.body.cache_salt or "",
             field_names={"prompt": self.param},
-            received=self.request.received,
+            received_at=self.request.received,
             pooling=[entry.params for entry in entries],
         )
         try:
             await job.check()
         except InvalidRequest as error:
-            raise renamed(error, job.field_names) from None
+            raise rename_error_param(error, job.field_names) from None
         ignored = self.body.ignored_fields()
-        run = await Pooled.start(job)
-        raw = await run.collect()
+        run = await PoolingRun.start(job)
+        raw = await run.result()
         rows = [len(e.token_ids) if e.params.by_token else None for e in entries]
         results = list(map(from_bytes, raw, rows))
 
@@ -204,14 +204,14 @@ class Call:
                 "id": job.request_id,
                 "created": int(job.started_at),
                 "model": self.served.name,
-                "usage": run.usage.as_openai(),
+                "usage": run.usage.to_openai(),
             }
             if pack is not None:
                 return pack(results, common)
             return json_response(encoded_by_entry(common | make(results)))
 
         # Floats as decimals are long: of many vectors they'd keep the event loop.
-        response = await render_pool().run(sum(map(len, raw)), response_of)
+        response = await get_render_pool().run(sum(map(len, raw)), response_of)
         add_headers(response, run, ignored)
         return response
 
@@ -230,16 +230,16 @@ def _entries(value: Any) -> bytes:
     return b"[" + b",".join(map(_encode, value)) + b"]" if type(value) is list else _encode(value)
 
 
-async def begin(
+async def start_request(
     request: GatewayRequest, body: PoolingBody, endpoint: str, param: str, task: str
-) -> Call:
+) -> PoolingRequestHandler:
     """The call, for a model that does `task` ("" for any that pools).
 
     Raises: `InvalidRequest` naming what the model does instead; `ModelNotFound`; `EngineOverloaded`
     (429) or `Overloaded` (503) when too much waits for the model.
     """
-    served = await find_served(request.caller, body.model, task=None)
+    served = await resolve_model(request.caller, body.model, task=None)
     if task or served.info.pooling is None:
         check_task(served.name, served.info.tasks, task or endpoint)
     served.check_queue(request.caller, body.priority)
-    return Call(request, body, served, endpoint, param)
+    return PoolingRequestHandler(request, body, served, endpoint, param)

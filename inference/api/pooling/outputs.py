@@ -13,10 +13,10 @@ from engine.contract.messages import ModelInfo
 from engine.contract.plugins import IOProcessor, PooledData, PooledPrompt, io_processor
 from engine.contract.pooling_params import Vectors, default_task, similarity
 from inference.api.pooling.inputs import item_entries, pair_entries, shortened_texts
-from inference.api.pooling.job import Call
+from inference.api.pooling.job import PoolingRequestHandler
 from inference.api.pooling.schemas import Item, PoolingRequest, ScoringBody
 from inference.errors import Internal
-from inference.loop.offload import render_pool
+from inference.loop.offload import get_render_pool
 
 #: Ours to run, of unknown cost: never on the event loop.
 _LONG = 1 << 30
@@ -37,13 +37,13 @@ def processor_of(info: ModelInfo) -> IOProcessor[Any, Any]:
         raise Internal(f"A gateway lacks the model's plug-in: {error.message}") from error
 
 
-async def answer_data(call: Call, body: PoolingRequest) -> HttpResponseBase:
+async def answer_data(call: PoolingRequestHandler, body: PoolingRequest) -> HttpResponseBase:
     """`{"request_id", "created_at", "data", ...}`."""
     processor, info = processor_of(call.served.info), call.served.info
-    prompts = await render_pool().run(_LONG, _prompts, processor, body.data)
+    prompts = await get_render_pool().run(_LONG, _prompts, processor, body.data)
     task = default_task(info.tasks) if body.task in (None, PLUGIN) else body.task or ""
     params = processor.merge_pooling_params(body.params(task))
-    entries = await call.entries(item_entries(call.served, prompts, params))
+    entries = await call.build_entries(item_entries(call.served, prompts, params))
 
     def make(results: list[ndarray[Any, Any]]) -> dict[str, Any]:
         outputs = [
@@ -84,7 +84,7 @@ Make = Callable[[list[float]], dict[str, Any]]
 
 
 async def answer_with_scores(
-    call: Call,
+    call: PoolingRequestHandler,
     body: ScoringBody,
     first: list[str],
     second: list[str],
@@ -93,7 +93,7 @@ async def answer_with_scores(
 ) -> HttpResponseBase:
     """Score `pairs` of places in `first` and `second`; answer with `make(scores)`.
 
-    Raises as `Call.answer` and `item_entries` do.
+    Raises as `PoolingRequestHandler.answer` and `item_entries` do.
     """
     first = await shortened_texts(call.served, first, body.max_tokens_per_query or 0)
     second = await shortened_texts(call.served, second, body.max_tokens_per_doc or 0)
@@ -101,17 +101,17 @@ async def answer_with_scores(
         return await _by_likeness(call, first, second, pairs, make)
     texts = [(first[a], second[b]) for a, b in pairs]
     params = call.body.params("score")
-    entries = await call.entries(pair_entries(call.served, texts, params, call.body.side))
+    entries = await call.build_entries(pair_entries(call.served, texts, params, call.body.side))
     return await call.answer(entries, lambda results: make([float(row[0]) for row in results]))
 
 
 async def _by_likeness(
-    call: Call, first: list[str], second: list[str], pairs: Pairs, make: Make
+    call: PoolingRequestHandler, first: list[str], second: list[str], pairs: Pairs, make: Make
 ) -> HttpResponseBase:
     """Each text is embedded once."""
     params = call.body.params("embed")
     made = item_entries(call.served, [*first, *second], params, side=call.body.side)
-    entries = await call.entries(made)
+    entries = await call.build_entries(made)
     facts = call.served.info.pooling
     kind = facts.similarity if facts is not None else "cosine"
 

@@ -8,13 +8,13 @@ from pydantic import AliasChoices, Field, model_validator
 
 from engine.contract.errors import InvalidRequest
 from engine.contract.pooling_params import EmbedDtype, Endianness, PoolingParams
-from engine.text.tokenizer import room_for
+from engine.text.tokenizer import max_pair_tokens
 from inference.api.pooling.formats import check_format
 from inference.chat.job import prompt_token_ids
 from inference.errors import UnsupportedField
-from inference.rendering.prompts import truncated
-from inference.request.job import Served
-from inference.schemas.base import GenerateRequest, Refused
+from inference.rendering.prompts import truncate_tokens
+from inference.request.job import ResolvedModel
+from inference.schemas.base import GenerateRequest, RejectedRequest
 from inference.schemas.chat import ChatRequest
 from inference.serving.respond import parse
 from inference.settings import gateway_settings
@@ -59,7 +59,7 @@ def parsed_chats(messages: Any, rendering: dict[str, Any]) -> list[ChatRequest]:
 
 
 async def chat_prompts(
-    served: Served, chats: list[ChatRequest], params: PoolingParams, side: str
+    served: ResolvedModel, chats: list[ChatRequest], params: PoolingParams, side: str
 ) -> list[list[int]]:
     """Token ids of each, cut at `side` where `params` say so; special tokens stay.
 
@@ -74,7 +74,7 @@ async def chat_prompts(
         wrapped = served.tokenizer.wrapped
         if limit is not None:
             special = len(wrapped([])) if wants_special else 0
-            ids = truncated(ids, room_for(limit, special), side)
+            ids = truncate_tokens(ids, max_pair_tokens(limit, special), side)
         found.append(wrapped(ids) if wants_special else ids)
     return found
 
@@ -165,7 +165,7 @@ class PoolingBody(GenerateRequest):
         for name in UNSUPPORTED.keys() & data.keys():
             value = data[name]
             if value is not None and value not in UNSUPPORTED[name]:
-                raise Refused(UnsupportedField(f"'{name}' is not supported.", param=name))
+                raise RejectedRequest(UnsupportedField(f"'{name}' is not supported.", param=name))
         return data
 
     @model_validator(mode="after")
@@ -174,7 +174,7 @@ class PoolingBody(GenerateRequest):
             self.check_fields()
             self.params("")
         except InvalidRequest as error:
-            raise Refused(error) from None
+            raise RejectedRequest(error) from None
         return self
 
     @property

@@ -9,10 +9,10 @@ from pydantic import BaseModel, ConfigDict
 
 from catalog.access import access_models
 from engine.contract.errors import InvalidRequest
-from engine.contract.pooling_params import Vectors, default_task, pair_up
-from inference.api.pooling.formats import Form
+from engine.contract.pooling_params import Vectors, default_task, score_pairs
+from inference.api.pooling.formats import VectorFormat
 from inference.api.pooling.inputs import chat_entries, item_entries
-from inference.api.pooling.job import Call, Make, Pack, begin
+from inference.api.pooling.job import BuildItem, BuildResponse, PoolingRequestHandler, start_request
 from inference.api.pooling.outputs import answer_data, answer_with_scores
 from inference.api.pooling.schemas import (
     ClassifyRequest,
@@ -26,7 +26,7 @@ from inference.api.pooling.schemas import (
 )
 from inference.engine_client.client import get_engine_client
 from inference.errors import UnsupportedField
-from inference.serving.respond import parse_beside
+from inference.serving.respond import parse_offloaded
 from inference.settings import gateway_settings
 from inference.web.views import GatewayRequest, GatewayView
 from tenants.authentication import Caller
@@ -37,7 +37,7 @@ from tenants.authentication import Caller
 #: A label that is at least this likely is flagged.
 THRESHOLD = 0.5
 #: Labels that say that a text is fine, in small letters and without separators.
-FINE = frozenset(
+SAFE_LABELS = frozenset(
     {
         *("safe", "ok", "okay", "fine", "clean", "benign", "normal", "neutral", "none", "no"),
         *("nontoxic", "nottoxic", "nohate", "nonhate", "nothate", "nothatespeech", "sfw"),
@@ -92,21 +92,21 @@ class ModerationsView(GatewayView):
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """`{"id", "model", "results": [{"flagged", "categories", "category_scores"}]}`."""
-        body = await parse_beside(ModerationRequest, self.read_json(request))
+        body = await parse_offloaded(ModerationRequest, self.read_json(request))
         if body.model is None or body.model.startswith(OPENAIS):
-            body.model = await only_classifier(request.caller)
-        call = await begin(request, body, "moderations", "input", "classify")
+            body.model = await default_classifier(request.caller)
+        call = await start_request(request, body, "moderations", "input", "classify")
         facts = call.served.info.pooling
         labels = facts.labels if facts is not None else []
 
         def make(results: list[Vectors]) -> dict[str, Any]:
-            return {"results": [judged(labels, row.tolist()) for row in results]}
+            return {"results": [moderation_result(labels, row.tolist()) for row in results]}
 
         entries = item_entries(call.served, [*body.texts], body.params("classify"))
-        return await call.answer(await call.entries(entries), make)
+        return await call.answer(await call.build_entries(entries), make)
 
 
-async def only_classifier(caller: Caller) -> str:
+async def default_classifier(caller: Caller) -> str:
     """The name of the only classification model of the caller's.
 
     Raises: `InvalidRequest` for none, or several.
@@ -128,12 +128,12 @@ async def only_classifier(caller: Caller) -> str:
     return found[0]
 
 
-def judged(labels: list[str], scores: list[float]) -> dict[str, Any]:
+def moderation_result(labels: list[str], scores: list[float]) -> dict[str, Any]:
     """One text's result: its categories are the model's labels, but for those that say "fine"."""
     kinds = {
         label: score
         for label, score in zip(labels, scores, strict=True)
-        if "".join(filter(str.isalnum, label.lower())) not in FINE
+        if "".join(filter(str.isalnum, label.lower())) not in SAFE_LABELS
     }
     categories = {label: score >= THRESHOLD for label, score in kinds.items()}
     return {
@@ -151,8 +151,8 @@ class EmbeddingsView(GatewayView):
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """`{"object": "list", "data": [{"object": "embedding", "embedding", "index"}], ...}`."""
-        body = await parse_beside(EmbeddingRequest, self.read_json(request))
-        call = await begin(request, body, "embeddings", body.param, "embed")
+        body = await parse_offloaded(EmbeddingRequest, self.read_json(request))
+        call = await start_request(request, body, "embeddings", body.param, "embed")
         return await _answer(call, body, "embed", "embedding", "embedding")
 
 
@@ -163,10 +163,12 @@ class PoolingView(GatewayView):
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """`{"object": "list", "data": [{"object": "pooling", "data", "index"}], ...}`."""
-        body = await parse_beside(PoolingRequest, self.read_json(request))
+        body = await parse_offloaded(PoolingRequest, self.read_json(request))
         if body.data is not None:
-            return await answer_data(await begin(request, body, "pooling", "data", ""), body)
-        call = await begin(request, body, "pooling", body.param, body.task or "")
+            return await answer_data(
+                await start_request(request, body, "pooling", "data", ""), body
+            )
+        call = await start_request(request, body, "pooling", body.param, body.task or "")
         task = body.task or default_task(call.served.info.tasks)
         return await _answer(call, body, task, "pooling", "data")
 
@@ -178,8 +180,8 @@ class ClassifyView(GatewayView):
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """`{"object": "list", "data": [{"index", "label", "probs", "num_classes"}], ...}`."""
-        body = await parse_beside(ClassifyRequest, self.read_json(request))
-        call = await begin(request, body, "classify", body.param, "classify")
+        body = await parse_offloaded(ClassifyRequest, self.read_json(request))
+        call = await start_request(request, body, "classify", body.param, "classify")
         facts = call.served.info.pooling
         labels = facts.labels if facts is not None else []
 
@@ -201,10 +203,10 @@ class ScoreView(GatewayView):
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """`{"object": "list", "data": [{"index", "object": "score", "score"}], ...}`."""
-        body = await parse_beside(ScoreRequest, self.read_json(request))
+        body = await parse_offloaded(ScoreRequest, self.read_json(request))
         first, second = body.texts
-        pairs = pair_up(len(first), len(second))
-        call = await begin(request, body, "score", "text_2", "score")
+        pairs = score_pairs(len(first), len(second))
+        call = await start_request(request, body, "score", "text_2", "score")
 
         def make(scores: list[float]) -> dict[str, Any]:
             data = [
@@ -224,8 +226,8 @@ class RerankView(GatewayView):
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """`{"results": [{"index", "relevance_score", "document": {"text"}}], ...}`."""
-        body = await parse_beside(self.body_schema, self.read_json(request))
-        call = await begin(request, body, "rerank", "documents", "score")
+        body = await parse_offloaded(self.body_schema, self.read_json(request))
+        call = await start_request(request, body, "rerank", "documents", "score")
         documents = body.texts
         pairs = [(0, place) for place in range(len(documents))]
 
@@ -258,7 +260,11 @@ class RerankV2View(RerankView):
 
 
 async def _run(
-    call: Call, body: InputBody, task: str, make: Make, pack: Pack | None = None
+    call: PoolingRequestHandler,
+    body: InputBody,
+    task: str,
+    make: BuildItem,
+    pack: BuildResponse | None = None,
 ) -> HttpResponseBase:
     """Answer for each input by itself."""
     params, served = body.params(task), call.served
@@ -267,15 +273,15 @@ async def _run(
     else:
         special = body.add_special_tokens is not False
         made = item_entries(served, body.items, params, add_special_tokens=special, side=body.side)
-    return await call.answer(await call.entries(made), make, pack)
+    return await call.answer(await call.build_entries(made), make, pack)
 
 
 async def _answer(
-    call: Call, body: EmbeddingRequest, task: str, kind: str, field: str
+    call: PoolingRequestHandler, body: EmbeddingRequest, task: str, kind: str, field: str
 ) -> HttpResponseBase:
     """Answer with vectors, in the format that the request asks for."""
     dtype, endianness = body.embed_dtype or "float32", body.endianness or "native"
-    form = Form(body.encoding_format or "float", dtype, endianness)
+    form = VectorFormat(body.encoding_format or "float", dtype, endianness)
 
     def make(results: list[Vectors]) -> dict[str, Any]:
         data = [
@@ -284,4 +290,4 @@ async def _answer(
         ]
         return {"object": "list", "data": data}
 
-    return await _run(call, body, task, make, form.response if form.is_raw else None)
+    return await _run(call, body, task, make, form.response if form.is_binary else None)

@@ -14,17 +14,17 @@ from pydantic import StringConstraints
 from common.files import new_id
 from engine.contract.errors import InvalidRequest, QuireError
 from engine.text import Tokenizer
-from inference.api.responses.conversation import KIND, conversation, sealed
-from inference.api.responses.conversion import kept_items, unfollowed
+from inference.api.responses.conversation import KIND, encrypt_summary, load_conversation
+from inference.api.responses.conversion import to_stored_items, unsupported_fields
 from inference.api.responses.response import response_usage
 from inference.api.responses.schemas import InputItem, ResponsesRequest
-from inference.api.responses.views import parse_request, start_turn
-from inference.chat.turn import TurnDelta, message_of
+from inference.api.responses.views import parse_request, start_session
+from inference.chat.turn import TurnDelta, build_message
 from inference.errors import RequestAborted
-from inference.generation.model_resolution import find_served
-from inference.loop.offload import beside, render_pool
+from inference.generation.model_resolution import resolve_model
+from inference.loop.offload import beside, get_render_pool
 from inference.parsers.state_machine import Part
-from inference.schemas.base import KnownFields, Label, ModelName, Refused
+from inference.schemas.base import ModelName, RejectedRequest, ShortText, StrictRequest
 from inference.serving.respond import add_headers, collect
 from inference.settings import gateway_settings
 from inference.web.views import GatewayRequest, GatewayView, json_response
@@ -32,28 +32,28 @@ from inference.web.views import GatewayRequest, GatewayView, json_response
 _encode = msgspec.json.Encoder().encode
 #: Of a summary: the least of this and a quarter of the model's context.
 MAX_TOKENS = 1024
-ASK = (
+SUMMARY_PROMPT = (
     "Summarise the conversation above for whoever goes on with it: what was asked for, what was "
     "decided or found out, names, numbers and code that will be needed, and what is still open. "
     "Write the summary alone."
 )
 
 
-class NoSummary(QuireError):
+class EmptySummary(QuireError):
     """The model's answer has no text."""
 
     status = 503
     code = "no_summary"
 
 
-class CompactRequest(KnownFields):
+class CompactRequest(StrictRequest):
     """A conversation to make short."""
 
     model: ModelName | None = None
     input: str | list[InputItem] | None = None
     instructions: str | None = None
     previous_response_id: Annotated[str, StringConstraints(max_length=100)] | None = None
-    prompt_cache_key: Label | None = None
+    prompt_cache_key: ShortText | None = None
 
     def check(self) -> None:
         """There must be something."""
@@ -71,18 +71,18 @@ class CompactView(GatewayView):
         body = self.read_json(request)
         wanted = await beside(_parsed, body)
         ignored = wanted.ignored_fields()
-        served = await find_served(request.caller, wanted.model)
+        served = await resolve_model(request.caller, wanted.model)
         most = min(MAX_TOKENS, served.info.max_model_len // 4)
-        asking = await beside(_asking, wanted, most)
-        said = await conversation(request.caller, asking)
-        asked = await render_pool().run_in_thread(
+        asking = await beside(_build_summary_chat, wanted, most)
+        said = await load_conversation(request.caller, asking)
+        asked = await get_render_pool().run_in_thread(
             gateway_settings().render_timeout_s,
-            _user_messages,
-            [*said.before, *said.now[:-1]],
+            _recent_user_messages,
+            [*said.history, *said.new_items[:-1]],
             served.tokenizer,
             served.info.max_model_len // 2,
         )
-        turn = await start_turn(request.caller, asking, request.received)
+        turn = await start_session(request.caller, asking, request.received)
         parts: list[Part] = []
 
         def add(delta: TurnDelta) -> None:
@@ -95,13 +95,13 @@ class CompactView(GatewayView):
         except BaseException:
             turn.release()
             raise
-        summary = (message_of(parts)["content"] or "").strip()
+        summary = (build_message(parts)["content"] or "").strip()
         if not summary:
-            raise NoSummary("The model wrote no summary.")
+            raise EmptySummary("The model wrote no summary.")
         item = {
             "id": new_id("cmp_"),
             "type": KIND,
-            "encrypted_content": sealed(summary, request.caller.tenant_id),
+            "encrypted_content": encrypt_summary(summary, request.caller.tenant_id),
         }
         compacted = {
             "id": new_id("resp_"),
@@ -111,18 +111,18 @@ class CompactView(GatewayView):
             "usage": response_usage(turn.usage),
         }
         response = json_response(_encode(compacted))
-        add_headers(response, turn, ignored + unfollowed(turn))
+        add_headers(response, turn, ignored + unsupported_fields(turn))
         return response
 
 
 def _parsed(body: dict[str, Any]) -> CompactRequest:
     try:
         return CompactRequest.model_validate(body)
-    except Refused as refusal:
+    except RejectedRequest as refusal:
         raise refusal.error from None
 
 
-def _user_messages(
+def _recent_user_messages(
     items: list[dict[str, Any]], tokenizer: Tokenizer, room: int
 ) -> list[dict[str, Any]]:
     """The last of the user's messages, word for word, as many as have `room` tokens together."""
@@ -130,7 +130,7 @@ def _user_messages(
     for item in reversed(items):
         if item.get("type", "message") != "message" or item.get("role") != "user":
             continue
-        (message,) = kept_items([item])
+        (message,) = to_stored_items([item])
         text = "".join(str(part.get("text", "")) for part in message["content"])
         room -= len(tokenizer.encode_plain(text))
         if room < 0:
@@ -139,7 +139,7 @@ def _user_messages(
     return kept[::-1]
 
 
-def _asking(wanted: CompactRequest, most: int) -> ResponsesRequest:
+def _build_summary_chat(wanted: CompactRequest, most: int) -> ResponsesRequest:
     """The conversation and the wish for its summary; the oldest goes where not all fits."""
     items: list[dict[str, Any]] = []
     if isinstance(wanted.input, str):
@@ -148,7 +148,7 @@ def _asking(wanted: CompactRequest, most: int) -> ResponsesRequest:
         items = [item.model_dump(exclude_unset=True) for item in wanted.input]
     body = {
         "model": wanted.model,
-        "input": [*items, {"role": "user", "content": ASK}],
+        "input": [*items, {"role": "user", "content": SUMMARY_PROMPT}],
         "instructions": wanted.instructions,
         "previous_response_id": wanted.previous_response_id,
         "truncation": "auto",

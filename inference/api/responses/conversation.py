@@ -9,11 +9,11 @@ from typing import Any
 
 from cryptography.fernet import InvalidToken
 
-from common.db import in_db_thread
-from common.one_time import boxes
+from common.db import run_in_db_thread
+from common.one_time import fernet_for
 from engine.contract.errors import InvalidRequest
 from inference.api.responses.schemas import ResponsesRequest
-from inference.generation.takeover import note_read, read_before
+from inference.generation.takeover import last_item_read, note_read
 from inference.loop.offload import beside, note_work
 from storage.access import StoredResponse, access_all_items, access_response_chain
 from tenants.authentication import Caller
@@ -30,13 +30,15 @@ _HEAD = "Summary of the conversation so far:\n\n"
 MAX_SEALED = 1 << 20
 
 
-def sealed(summary: str, tenant_id: int) -> str:
+def encrypt_summary(summary: str, tenant_id: int) -> str:
     """The summary as clients keep it."""
     text = json.dumps({"tenant": tenant_id, "summary": summary})
-    return boxes(KIND).encrypt(text.encode()).decode()
+    return fernet_for(KIND).encrypt(text.encode()).decode()
 
 
-def opened(items: Iterable[dict[str, Any]], tenant_id: int, param: str) -> list[dict[str, Any]]:
+def expand_compactions(
+    items: Iterable[dict[str, Any]], tenant_id: int, param: str
+) -> list[dict[str, Any]]:
     """The items, with a system message for each compaction.
 
     Raises: `InvalidRequest` for one that isn't this installation's and this tenant's.
@@ -57,7 +59,7 @@ def _message(item: dict[str, Any], tenant_id: int, param: str) -> dict[str, Any]
     if not isinstance(content, str) or len(content) > MAX_SEALED or not content.isascii():
         raise refused
     try:
-        found = json.loads(boxes(KIND).decrypt(content.encode()))
+        found = json.loads(fernet_for(KIND).decrypt(content.encode()))
     except InvalidToken:
         raise refused from None
     if found["tenant"] != tenant_id:
@@ -66,37 +68,41 @@ def _message(item: dict[str, Any], tenant_id: int, param: str) -> dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Said:
+class ConversationInput:
     """Items before this turn, and this turn's own. Compactions are their summaries."""
 
-    before: list[dict[str, Any]]
-    now: list[dict[str, Any]]
+    history: list[dict[str, Any]]
+    new_items: list[dict[str, Any]]
 
 
-async def conversation(caller: Caller, request: ResponsesRequest) -> Said:
+async def load_conversation(caller: Caller, request: ResponsesRequest) -> ConversationInput:
     """All that a response goes on from.
 
-    Raises: `NotFound` naming `previous_response_id` or `conversation`, `InvalidRequest` for one
+    Raises: `NotFound` naming `previous_response_id` or `load_conversation`, `InvalidRequest` for
+    one
     that nothing can go on from.
     """
     before: list[dict[str, Any]] = []
     chars = 0
     note_read(None)
     if request.conversation_id is not None:
-        until = await read_before(caller) if request.stream else None
-        rows = await in_db_thread(access_all_items, caller, request.conversation_id, until)
+        until = await last_item_read(caller) if request.stream else None
+        rows = await run_in_db_thread(access_all_items, caller, request.conversation_id, until)
         note_read(rows[-1].pk if rows else 0)
         before, chars = [row.item for row in rows], sum(row.size for row in rows)
     elif request.previous_response_id is not None:
-        rows = await in_db_thread(access_response_chain, caller, request.previous_response_id)
+        rows = await run_in_db_thread(access_response_chain, caller, request.previous_response_id)
         before, chars = _items_of(rows), sum(row.chars for row in rows)
     note_work(items=len(before), chars=chars)
     return await beside(_said, before, request, caller.tenant_id)
 
 
-def _said(before: list[dict[str, Any]], request: ResponsesRequest, tenant_id: int) -> Said:
-    return Said(
-        opened(before, tenant_id, "conversation"), opened(request.items, tenant_id, "input")
+def _said(
+    before: list[dict[str, Any]], request: ResponsesRequest, tenant_id: int
+) -> ConversationInput:
+    return ConversationInput(
+        expand_compactions(before, tenant_id, "conversation"),
+        expand_compactions(request.items, tenant_id, "input"),
     )
 
 

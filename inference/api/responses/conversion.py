@@ -7,24 +7,24 @@ from typing import Any
 
 from common.files import new_id
 from engine.contract.errors import ContextLengthExceeded, InvalidRequest
-from inference.api.responses.conversation import Said
+from inference.api.responses.conversation import ConversationInput
 from inference.api.responses.schemas import (
     KINDS,
     LOGPROBS,
     OfferedTool,
     ResponsesRequest,
-    allowed,
     as_chat_names,
-    chosen,
+    flatten_tools,
     name_for_model,
-    offered,
+    resolve_allowed_tools,
+    resolve_tool_choice,
 )
 from inference.chat.job import prompt_token_ids
-from inference.chat.turn import ChatTurn
+from inference.chat.turn import ChatSession
 from inference.errors import UnsupportedField, as_quire_error
 from inference.loop.offload import beside
-from inference.request.job import Served
-from inference.schemas.base import in_words_of
+from inference.request.job import ResolvedModel
+from inference.schemas.base import rename_error_field
 from inference.schemas.chat import ChatRequest
 from inference.serving.respond import parse
 
@@ -139,7 +139,7 @@ def _text(content: Any, param: str) -> str:
     return "".join(texts)
 
 
-def kept_items(items: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def to_stored_items(items: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Input items as they are listed later: each with an id, content always in parts."""
     kept = []
     for item in items:
@@ -161,7 +161,7 @@ def kept_items(items: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 SYSTEM = ("system", "developer")
 
 
-def without_oldest(messages: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
+def drop_oldest_messages(messages: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
     """Without the `count` oldest messages that aren't the system's; the last one always stays.
 
     Outputs of calls that are gone go with them.
@@ -173,15 +173,17 @@ def without_oldest(messages: list[dict[str, Any]], count: int) -> list[dict[str,
     return [m for m in kept if m["role"] != "tool" or m["tool_call_id"] in calls or m is kept[-1]]
 
 
-async def fitted(make: Callable[[int], ChatRequest], served: Served) -> ChatRequest:
+async def truncate_to_context(
+    build_chat: Callable[[int], ChatRequest], served: ResolvedModel
+) -> ChatRequest:
     """The chat without as few of its oldest messages as need be; with one alone, if none fits.
 
     Args:
-        make: the chat without so many messages.
+        build_chat: the chat without so many messages.
     """
 
     async def fits(count: int) -> bool:
-        chat = await beside(make, count)
+        chat = await beside(build_chat, count)
         try:
             prompt = await prompt_token_ids(chat, served, generates=True)
         except ContextLengthExceeded:
@@ -191,12 +193,12 @@ async def fitted(make: Callable[[int], ChatRequest], served: Served) -> ChatRequ
         return len(prompt) + wanted <= served.info.max_model_len
 
     if await fits(0):
-        return await beside(make, 0)
-    low, high = 0, len((await beside(make, 0)).messages)  # low doesn't fit; high may
+        return await beside(build_chat, 0)
+    low, high = 0, len((await beside(build_chat, 0)).messages)  # low doesn't fit; high may
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if await fits(middle) else (middle, high)
-    return await beside(make, high)
+    return await beside(build_chat, high)
 
 
 #: The chat's fields in this endpoint's words.
@@ -228,7 +230,9 @@ SHARED = (
 )
 
 
-def chat_request(request: ResponsesRequest, said: Said, dropped: int = 0) -> ChatRequest:
+def chat_request(
+    request: ResponsesRequest, said: ConversationInput, dropped: int = 0
+) -> ChatRequest:
     """The chat: instructions, what was said before, the input; the `dropped` oldest left out.
 
     Raises: `InvalidRequest` with the name of the client's field.
@@ -238,11 +242,11 @@ def chat_request(request: ResponsesRequest, said: Said, dropped: int = 0) -> Cha
     }
     body["messages"] = _messages(request, said)
     if dropped:
-        body["messages"] = without_oldest(body["messages"], dropped)
+        body["messages"] = drop_oldest_messages(body["messages"], dropped)
     if request.max_output_tokens is not None:
         body["max_completion_tokens"] = request.max_output_tokens
     if request.tools:
-        body["tools"] = [_tool(each) for each in offered(request.tools)]
+        body["tools"] = [_tool(each) for each in flatten_tools(request.tools)]
         body["parallel_tool_calls"] = request.parallel_tool_calls
     if request.tool_choice is not None and (request.tools or request.tool_choice != "auto"):
         body["tool_choice"] = _tool_choice(request)
@@ -257,29 +261,29 @@ def chat_request(request: ResponsesRequest, said: Said, dropped: int = 0) -> Cha
     except ValueError as error:  # pydantic's, in the chat's words
         told = as_quire_error(error)
         if isinstance(told, InvalidRequest):
-            raise in_our_words(told, request) from None
+            raise rename_error_fields(told, request) from None
         raise
-    return chat.allowing(system_anywhere=True)
+    return chat.with_leniency(system_anywhere=True)
 
 
-def unfollowed(turn: ChatTurn) -> list[str]:
+def unsupported_fields(turn: ChatSession) -> list[str]:
     """Fields that the model has no use for, as this endpoint calls them."""
-    return [NAMES.get(name, name) for name in turn.options.unfollowed]
+    return [NAMES.get(name, name) for name in turn.options.unsupported_fields]
 
 
-def in_our_words(error: InvalidRequest, request: ResponsesRequest) -> InvalidRequest:
+def rename_error_fields(error: InvalidRequest, request: ResponsesRequest) -> InvalidRequest:
     """A chat's error with the field as this endpoint calls it."""
 
     def field(place: str, name: str) -> str:
-        return f"{offered(request.tools)[int(place)].place}.{name}".rstrip(".")
+        return f"{flatten_tools(request.tools)[int(place)].template_name}.{name}".rstrip(".")
 
-    return in_words_of(error, NAMES, field)
+    return rename_error_field(error, NAMES, field)
 
 
-def _messages(request: ResponsesRequest, said: Said) -> list[dict[str, Any]]:
+def _messages(request: ResponsesRequest, said: ConversationInput) -> list[dict[str, Any]]:
     collected = Messages()
-    collected.add_all(said.before)
-    collected.add_all(said.now)
+    collected.add_all(said.history)
+    collected.add_all(said.new_items)
     if request.instructions is not None:
         collected.instruct(request.instructions)
     return collected.messages
@@ -289,8 +293,8 @@ def _tool(given: OfferedTool) -> dict[str, Any]:
     tool = given.tool.model_dump(exclude_none=True)
     kind = tool.pop("type")
     tool["name"] = given.name
-    if given.about:  # the model sees no namespaces
-        tool["description"] = f"{given.about}\n{tool.get('description', '')}".rstrip()
+    if given.description:  # the model sees no namespaces
+        tool["description"] = f"{given.description}\n{tool.get('description', '')}".rstrip()
     form = tool.get("format")
     if kind == "custom" and isinstance(form, dict) and form.get("type") == "grammar":
         grammar = {name: value for name, value in form.items() if name != "type"}
@@ -302,17 +306,17 @@ def _tool_choice(request: ResponsesRequest) -> str | dict[str, Any]:
     choice = request.tool_choice or "auto"
     if isinstance(choice, str):
         return choice
-    tools = offered(request.tools)
+    tools = flatten_tools(request.tools)
     if choice.get("type") == "allowed_tools":
         entries: Any = choice.get("tools")
         if isinstance(entries, list):  # what is wrong stays as it is
-            entries = [each for entry in entries for each in allowed(entry, tools)]
+            entries = [each for entry in entries for each in resolve_allowed_tools(entry, tools)]
         named = {"mode": choice.get("mode"), "tools": entries}
         return {"type": "allowed_tools", "allowed_tools": named}
     kind, name = choice.get("type"), choice.get("name")
     if kind not in KINDS or not isinstance(name, str):
         raise InvalidRequest("tool_choice must name a function.", param="tool_choice")
-    return as_chat_names(kind, chosen(choice, tools).name)
+    return as_chat_names(kind, resolve_tool_choice(choice, tools).name)
 
 
 def _format(request: ResponsesRequest) -> dict[str, Any] | None:

@@ -16,7 +16,7 @@ from inference.engine_client.client import get_engine_client
 KEEP_S, KEEP_ENDED_S = 3600, 600
 #: Events that are read at a time.
 PAGE = 512
-ENDS = frozenset({"response.completed", "response.incomplete", "response.failed"})
+TERMINAL_EVENTS = frozenset({"response.completed", "response.incomplete", "response.failed"})
 
 _encode = msgspec.json.Encoder().encode
 
@@ -38,14 +38,14 @@ return 1
 """
 
 
-class NotTheWriter(Exception):
+class LostLease(Exception):
     """Another writes these events by now."""
 
 
-class KeptEvents:
+class ResponseEventStore:
     """The events of one response by their numbers, which are a Redis stream's entry ids.
 
-    One at a time writes: who calls `take_over` shuts out whoever wrote before, even one that
+    One at a time writes: who calls `acquire` shuts out whoever wrote before, even one that
     doesn't know yet that it has lost the response.
 
     Args:
@@ -58,28 +58,30 @@ class KeptEvents:
         self._name = f"{client.settings.key_prefix}:response:{public_id}"
         self._writer, self._next = writer, 0
 
-    async def take_over(self) -> list[Event]:
+    async def acquire(self) -> list[Event]:
         """All that is there; from now on nobody else adds anything."""
         await self._redis.set(f"{self._name}:writer", self._writer, ex=KEEP_S)
-        found = [msgspec.json.decode(data) for _, _, data in await self.after(-1, None)]
+        found = [msgspec.json.decode(data) for _, _, data in await self.read_after(-1, None)]
         self._next = len(found)
         return found
 
     async def add(self, events: list[Event]) -> None:
-        """Add events, all or none. Raises `NotTheWriter`."""
+        """Add events, all or none. Raises `LostLease`."""
         if not events:
             return
-        keep_s = KEEP_ENDED_S if events[-1]["type"] in ENDS else KEEP_S
+        keep_s = KEEP_ENDED_S if events[-1]["type"] in TERMINAL_EVENTS else KEEP_S
         entries: list[Any] = []
         for number, event in enumerate(events, start=self._next):
             entries += [f"{number + 1}-0", event["type"], _encode(event)]
         keys = (self._name, f"{self._name}:writer")
         added = await self._redis.eval(_ADD, 2, *keys, self._writer, keep_s, *entries)  # type: ignore[misc]
         if not added:
-            raise NotTheWriter(self._name)
+            raise LostLease(self._name)
         self._next += len(events)
 
-    async def after(self, number: int, count: int | None = PAGE) -> list[tuple[int, str, bytes]]:
+    async def read_after(
+        self, number: int, count: int | None = PAGE
+    ) -> list[tuple[int, str, bytes]]:
         """Number, type and JSON of the events behind that one."""
         entries: Any = await self._redis.xrange(self._name, min=f"{number + 2}-0", count=count)
         return [

@@ -10,7 +10,7 @@ from typing import Any
 from common.files import derived_id
 from engine.contract.errors import QuireError
 from inference.api.responses.schemas import name_for_model
-from inference.parsers.state_machine import BEGINNINGS, Part
+from inference.parsers.state_machine import START_KINDS, Part
 
 Event = dict[str, Any]
 #: What of a call grows, by the type of its item.
@@ -42,11 +42,11 @@ class Output:
             kinds = {"message": "content", "reasoning": "reasoning"}
             self._open = kinds.get(last["type"], "call")
 
-    def take(self, parts: Iterable[Part], logprobs: list[dict[str, Any]]) -> list[Event]:
+    def append(self, parts: Iterable[Part], logprobs: list[dict[str, Any]]) -> list[Event]:
         """Add parts in the model's order. `logprobs`: of their tokens; they go with the text."""
         events: list[Event] = []
         for part in parts:
-            if part.kind in BEGINNINGS:
+            if part.kind in START_KINDS:
                 events += self._begin_call(part)
             elif part.kind in ("arguments", "input"):
                 events += self._more_of_call(part)
@@ -72,7 +72,7 @@ class Output:
             events = self._close() + self._begin_text(part.kind)
         content = self.items[-1]["content"][0]
         content["text"] += part.text
-        delta: Event = {**self._place(), "content_index": 0, "delta": part.text}
+        delta: Event = {**self._item_location(), "content_index": 0, "delta": part.text}
         if part.kind == "content":
             content["logprobs"] += logprobs
             delta = {"type": "response.output_text.delta", **delta, "logprobs": logprobs}
@@ -122,7 +122,7 @@ class Output:
         item = self.items[-1]
         item[GROWS[item["type"]]] += part.text
         kind = f"response.{item['type']}_{GROWS[item['type']]}.delta"
-        return [{"type": kind, **self._place(), "delta": part.text}]
+        return [{"type": kind, **self._item_location(), "delta": part.text}]
 
     # -- ends ---------------------------------------------------------------------------------
 
@@ -134,13 +134,13 @@ class Output:
         item["status"] = status
         if kind == "call":
             grown = GROWS[item["type"]]
-            done = {"type": f"response.{item['type']}_{grown}.done", **self._place()}
+            done = {"type": f"response.{item['type']}_{grown}.done", **self._item_location()}
             if grown == "arguments":
                 done["name"] = item["name"]
             return [{**done, grown: item[grown]}, self._item_event("done")]
         content = item["content"][0]
         name = "output_text" if kind == "content" else "reasoning_text"
-        done = {"type": f"response.{name}.done", **self._place(), "content_index": 0}
+        done = {"type": f"response.{name}.done", **self._item_location(), "content_index": 0}
         done["text"] = content["text"]
         if kind == "content":
             done["logprobs"] = content["logprobs"]
@@ -148,7 +148,7 @@ class Output:
 
     # -- events -------------------------------------------------------------------------------
 
-    def _place(self) -> dict[str, Any]:
+    def _item_location(self) -> dict[str, Any]:
         return {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
 
     def _item_event(self, what: str) -> Event:
@@ -160,7 +160,7 @@ class Output:
     def _part_event(self, what: str) -> Event:
         part = dict(self.items[-1]["content"][0])
         kind = f"response.content_part.{what}"
-        return {"type": kind, **self._place(), "content_index": 0, "part": part}
+        return {"type": kind, **self._item_location(), "content_index": 0, "part": part}
 
 
 # -- Going on with a response's events where a worker that died had stopped.
@@ -175,14 +175,14 @@ _CALLS = {"function_call": ("call", "arguments"), "custom_tool_call": ("custom",
 _GROWTH = {f"response.{kind}_{grows}.delta": grows for kind, grows in GROWS.items()}
 
 
-class StreamLost(QuireError):
+class ResumeMismatch(QuireError):
     """What the new worker makes is not what the old one had told."""
 
     status = 503
     code = "stream_lost"
 
 
-def told_items(events: Iterable[Event]) -> list[dict[str, Any]]:
+def items_from_events(events: Iterable[Event]) -> list[dict[str, Any]]:
     """The output items as far as their events tell."""
     items: list[dict[str, Any]] = []
     for event in events:
@@ -200,37 +200,37 @@ def told_items(events: Iterable[Event]) -> list[dict[str, Any]]:
     return items
 
 
-class PassedOver:
+class DeliveredItemFilter:
     """Leaves out of a new answer's parts what its items told already."""
 
     def __init__(self, items: Iterable[dict[str, Any]]) -> None:
-        self._told: deque[tuple[str, str]] = deque()
+        self._delivered: deque[tuple[str, str]] = deque()
         for item in items:
             if item["type"] in GROWS:
                 begins, grows = _CALLS[item["type"]]
                 name = name_for_model(item.get("namespace"), item["name"])
-                self._told += [(begins, name), (grows, item[GROWS[item["type"]]])]
+                self._delivered += [(begins, name), (grows, item[GROWS[item["type"]]])]
             else:
                 text = "".join(part["text"] for part in item["content"])
-                self._told.append((_KINDS[item["type"]], text))
+                self._delivered.append((_KINDS[item["type"]], text))
 
-    def rest(self, parts: Iterable[Part]) -> list[Part]:
-        """What is new of them. Raises `StreamLost` when the rest is not what was told."""
+    def skip_delivered(self, parts: Iterable[Part]) -> list[Part]:
+        """What is new of them. Raises `ResumeMismatch` when the rest is not what was told."""
         return [left for part in parts if (left := self._rest(part)) is not None]
 
     def _rest(self, part: Part) -> Part | None:
-        while self._told:
-            kind, text = self._told[0]
+        while self._delivered:
+            kind, text = self._delivered[0]
             if not text:
-                self._told.popleft()
+                self._delivered.popleft()
                 continue
             length = min(len(text), len(part.text))
             if kind != part.kind or text[:length] != part.text[:length]:
-                raise StreamLost("Another worker could not continue the answer.")
-            if kind in BEGINNINGS:
-                self._told.popleft()
+                raise ResumeMismatch("Another worker could not continue the answer.")
+            if kind in START_KINDS:
+                self._delivered.popleft()
                 return None
-            self._told[0] = (kind, text[length:])
+            self._delivered[0] = (kind, text[length:])
             if length == len(part.text):
                 return None
             part = replace(part, text=part.text[length:])

@@ -8,13 +8,20 @@ from typing import Any
 
 from engine.contract.errors import QuireError
 from inference.api.responses.event_store import encode_event
-from inference.api.responses.output_items import Event, Output, PassedOver, StreamLost, told_items
+from inference.api.responses.output_items import (
+    DeliveredItemFilter,
+    Event,
+    Output,
+    ResumeMismatch,
+    items_from_events,
+)
 from inference.api.responses.schemas import ResponsesRequest, split_names
-from inference.chat.turn import ChatTurn, TurnDelta
+from inference.chat.turn import ChatSession, TurnDelta
 from inference.errors import RequestAborted
 from inference.generation.logprobs import chat_logprobs
 from inference.request.job import Usage
-from inference.serving.respond import StreamWriter, usage_object
+from inference.serving.respond import usage_object
+from inference.serving.stream import EventWriter
 
 #: Fields of a tool that clients look for, whether they were sent or not.
 _UNSAID: dict[str, dict[str, Any]] = {
@@ -82,7 +89,7 @@ def response_usage(usage: Usage) -> dict[str, Any]:
         }
     )
     shown["input_tokens_details"]["cache_write_tokens"] = 0
-    return shown | usage.remarks()
+    return shown | usage.detail_fields()
 
 
 class ResponseAnswer:
@@ -90,17 +97,17 @@ class ResponseAnswer:
 
     def __init__(
         self,
-        turn: ChatTurn,
+        turn: ChatSession,
         request: ResponsesRequest,
         public_id: str,
         *,
         created_at: int | None = None,
     ) -> None:
-        self._turn = turn
+        self._session = turn
         self._output = Output(turn.job.request_id, split_names(request.tools))
-        self._told: PassedOver | None = None
+        self._delivered: DeliveredItemFilter | None = None
         created = turn.job.started_at if created_at is None else created_at
-        self._body = response_object(request, public_id, created, turn.job.served.name)
+        self._body = response_object(request, public_id, created, turn.job.model.name)
         self._body["service_tier"] = turn.options.service_tier or "default"
         self._reason: str | None = None
 
@@ -112,31 +119,35 @@ class ResponseAnswer:
     def go_on_from(self, events: list[Event]) -> bool:
         """Take over what another worker's events told; False when they told of no output's begin.
 
-        Raises: `StreamLost` when log probabilities were told: they can't be matched.
+        Raises: `ResumeMismatch` when log probabilities were told: they can't be matched.
         """
-        items = told_items(events)
+        items = items_from_events(events)
         if items:
-            if self._turn.options.top_logprobs is not None:
-                raise StreamLost("Another worker can't continue an answer with log probabilities.")
+            if self._session.options.top_logprobs is not None:
+                raise ResumeMismatch(
+                    "Another worker can't continue an answer with log probabilities."
+                )
             self._output.go_on_from(items)
-            self._told = PassedOver(items)
+            self._delivered = DeliveredItemFilter(items)
         return any(event["type"] == "response.in_progress" for event in events)
 
-    def take(self, delta: TurnDelta) -> list[Event]:
+    def append(self, delta: TurnDelta) -> list[Event]:
         """Add what is new; the events that tell of it."""
         if delta.finish_reason == "abort":
             raise RequestAborted("An operator has aborted this request.")
-        options, entries = self._turn.options, delta.increment.entries
+        options, entries = self._session.options, delta.increment.entries
         logprobs: list[dict[str, Any]] = []
         if options.top_logprobs is not None and entries:
             logprobs = chat_logprobs(entries, options.names, options.top_logprobs)
         self._reason = delta.finish_reason or self._reason
-        parts = delta.parts if self._told is None else self._told.rest(delta.parts)
-        return self._output.take(parts, logprobs)
+        parts = (
+            delta.parts if self._delivered is None else self._delivered.skip_delivered(delta.parts)
+        )
+        return self._output.append(parts, logprobs)
 
     def add(self, delta: TurnDelta) -> None:
         """Add what is new, when nobody wants to hear of it."""
-        self.take(delta)
+        self.append(delta)
 
     def finish(self) -> list[Event]:
         """Close what is open."""
@@ -155,7 +166,7 @@ class ResponseAnswer:
             "completed_at": int(time.time()),
             "incomplete_details": {"reason": "max_output_tokens"} if short else None,
             "output": self._output.items,
-            "usage": response_usage(self._turn.usage),
+            "usage": response_usage(self._session.usage),
         }
 
     def failed(self, error: QuireError) -> dict[str, Any]:
@@ -170,19 +181,19 @@ def failed_response(body: dict[str, Any], error: QuireError) -> dict[str, Any]:
     return {**body, "status": "failed", "error": {"code": code, "message": error.message}}
 
 
-class ResponseStreamWriter(StreamWriter[TurnDelta]):
+class ResponseStreamWriter(EventWriter[TurnDelta]):
     """OpenAI's events, each with its number.
 
     Attributes:
         final: the whole response once the last event is written, to be kept before that is sent.
     """
 
-    def __init__(self, turn: ChatTurn, request: ResponsesRequest, public_id: str) -> None:
+    def __init__(self, turn: ChatSession, request: ResponsesRequest, public_id: str) -> None:
         self._answer = ResponseAnswer(turn, request, public_id)
         self._number = 0
         self.final: dict[str, Any] | None = None
 
-    def begin(self) -> bytes:
+    def start(self) -> bytes:
         """The response exists, and it has begun."""
         started = self._answer.started
         return self._event({"type": "response.created", "response": started}) + self._event(
@@ -191,17 +202,17 @@ class ResponseStreamWriter(StreamWriter[TurnDelta]):
 
     def write(self, news: Iterable[TurnDelta]) -> bytes:
         """Events of what is new."""
-        events = [event for delta in news for event in self._answer.take(delta)]
+        events = [event for delta in news for event in self._answer.append(delta)]
         return b"".join(map(self._event, events))
 
-    def end(self) -> bytes:
+    def finish(self) -> bytes:
         """What was open is closed; the whole response."""
         out = b"".join(map(self._event, self._answer.finish()))
         self.final = self._answer.body()
         kind = f"response.{self.final['status']}"
         return out + self._event({"type": kind, "response": self.final})
 
-    def renumber(self, events: int) -> None:
+    def assign_ids(self, events: int) -> None:
         """Go on with this number."""
         self._number = events
 

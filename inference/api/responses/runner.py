@@ -9,29 +9,29 @@ import logging
 import time
 from typing import Any
 
-from common.db import in_db_thread
+from common.db import run_in_db_thread
 from engine.contract.errors import QuireError
-from inference.api.responses.event_store import KeptEvents, NotTheWriter
-from inference.api.responses.output_items import Event, StreamLost
+from inference.api.responses.event_store import LostLease, ResponseEventStore
+from inference.api.responses.output_items import Event, ResumeMismatch
 from inference.api.responses.response import ResponseAnswer, failed_response
 from inference.api.responses.schemas import ResponsesRequest
-from inference.api.responses.views import parse_request, start_turn
-from inference.chat.turn import ChatTurn
+from inference.api.responses.views import parse_request, start_session
+from inference.chat.turn import ChatSession
 from inference.errors import as_quire_error, is_about_storage, report
 from inference.loop.offload import rendering_for
-from inference.request.context import Asked, asked
-from inference.tracing import work_span
-from inference.work import Lease, lease_seconds, origin_of
+from inference.request.context import RequestRecord, asked
+from inference.tracing import background_span
+from inference.work import Lease, lease_seconds, load_trace_parent
 from storage.access import StoredResponse
 from storage.actions import claim_response, update_response
-from tenants.authentication import caller_again
+from tenants.authentication import reload_caller
 
 logger = logging.getLogger(__name__)
 
 #: How often a running answer is looked up, to hear that it was cancelled.
-LOOK_EVERY_S = 1.0
+CANCEL_POLL_INTERVAL_S = 1.0
 #: Events are told so often: what comes meanwhile is one delta.
-TELL_EVERY_S = 0.1
+EVENT_FLUSH_S = 0.1
 #: How long a response waits for a replica, or for its tenant's limit.
 WAIT_S = 600.0
 MAX_PAUSE_S = 10.0
@@ -41,24 +41,26 @@ STORAGE_PAUSE_S = 1.0
 
 async def run_response(public_id: str, owner: str) -> None:
     """Make a background response, unless another worker does or it was cancelled."""
-    row = await in_db_thread(
+    row = await run_in_db_thread(
         claim_response, public_id=public_id, owner=owner, seconds=lease_seconds()
     )
     if row is None:
         return
-    asked.set(Asked("", "responses", answer_id=row.public_id))
+    asked.set(RequestRecord("", "responses", answer_id=row.public_id))
     async with Lease(row, owner):
-        origin = await origin_of(public_id)
-        with work_span("background POST /v1/responses", origin, response_id=row.public_id):
-            await _Run(row, owner).run()
+        origin = await load_trace_parent(public_id)
+        with background_span("background POST /v1/responses", origin, response_id=row.public_id):
+            await ResponseRun(row, owner).run()
 
 
-class _Run:
+class ResponseRun:
     """One worker's making of a response that it holds the lease of."""
 
     def __init__(self, row: StoredResponse, owner: str) -> None:
         self._row, self._owner = row, owner
-        self._kept = KeptEvents(row.public_id, owner) if row.request.get("stream") else None
+        self._event_store = (
+            ResponseEventStore(row.public_id, owner) if row.request.get("stream") else None
+        )
 
     async def run(self) -> None:
         """Make it, keep it, tell of it; nothing of the kind when it's cancelled or another's."""
@@ -68,15 +70,15 @@ class _Run:
             if answer is None:
                 return
             events, body = answer.finish(), answer.body()
-        except NotTheWriter:
+        except LostLease:
             return  # another worker has it
         except Exception as error:
             report(error, self._row.public_id)
             body = failed_response(self._row.body, as_quire_error(error))
         if await self._update(body):
-            with contextlib.suppress(NotTheWriter):  # readers find the end in the row
+            with contextlib.suppress(LostLease):  # readers find the end in the row
                 end = {"type": f"response.{body['status']}", "response": body}
-                await self._tell([*events, end])
+                await self._publish_events([*events, end])
 
     async def _answer(self) -> ResponseAnswer | None:
         """All of it but its end; None when it was cancelled meanwhile.
@@ -86,16 +88,16 @@ class _Run:
         deadline = time.monotonic() + WAIT_S
         while True:
             try:
-                return await self._made()
+                return await self._attempt()
             except QuireError as error:
-                wait = _wait_for(error)
+                wait = _retry_delay(error)
                 if wait is None or time.monotonic() + wait > deadline:
                     raise
                 await asyncio.sleep(wait)
 
-    async def _made(self) -> ResponseAnswer | None:
+    async def _attempt(self) -> ResponseAnswer | None:
         row = self._row
-        told = await self._kept.take_over() if self._kept else []
+        told = await self._event_store.acquire() if self._event_store else []
         request = parse_request(row.request)
         request.stream = False  # events are told from here; no gateway's client reads a stream
         if request.seed is None:
@@ -109,7 +111,9 @@ class _Run:
             created = row.body["created_at"]
             answer = ResponseAnswer(turn, request, row.public_id, created_at=created)
             if not answer.go_on_from(told):
-                await self._tell([{"type": "response.in_progress", "response": answer.started}])
+                await self._publish_events(
+                    [{"type": "response.in_progress", "response": answer.started}]
+                )
             return answer if await self._collect(turn, answer) else None
         except asyncio.CancelledError:
             turn.generation.discard()  # another worker makes it
@@ -117,33 +121,35 @@ class _Run:
         finally:
             turn.release()
 
-    async def _start(self, request: ResponsesRequest) -> ChatTurn | None:
+    async def _start(self, request: ResponsesRequest) -> ChatSession | None:
         """The turn, once there is a replica and the limits allow it; None when it's cancelled."""
         row, deadline = self._row, time.monotonic() + WAIT_S
         while await self._update({**row.body, "status": "in_progress"}):
-            caller = await caller_again(row.key_id, row.user_id, row.tenant.slug)
+            caller = await reload_caller(row.key_id, row.user_id, row.tenant.slug)
             rendering_for.set(caller.tenant)
             try:
-                return await start_turn(caller, request, time.perf_counter())
+                return await start_session(caller, request, time.perf_counter())
             except QuireError as error:
-                wait = _wait_for(error)
+                wait = _retry_delay(error)
                 if wait is None or time.monotonic() + wait > deadline:
                     raise
                 await asyncio.sleep(wait)
         return None
 
-    async def _collect(self, turn: ChatTurn, answer: ResponseAnswer) -> bool:
+    async def _collect(self, turn: ChatSession, answer: ResponseAnswer) -> bool:
         """Run to the end; False when it was cancelled meanwhile."""
         looked = time.monotonic()
         while not turn.finished:
-            deltas = await turn.next(LOOK_EVERY_S)
-            await self._tell([event for delta in deltas for event in answer.take(delta)])
-            if time.monotonic() - looked >= LOOK_EVERY_S:
+            deltas = await turn.next(CANCEL_POLL_INTERVAL_S)
+            await self._publish_events(
+                [event for delta in deltas for event in answer.append(delta)]
+            )
+            if time.monotonic() - looked >= CANCEL_POLL_INTERVAL_S:
                 looked = time.monotonic()
                 if not await self._update(answer.started):
                     return False
-            if self._kept and not turn.finished:
-                await asyncio.sleep(TELL_EVERY_S)
+            if self._event_store and not turn.finished:
+                await asyncio.sleep(EVENT_FLUSH_S)
         return True
 
     async def _update(self, body: dict[str, Any]) -> bool:
@@ -151,20 +157,20 @@ class _Run:
         row, state = self._row, {"status": body["status"], "body": body, "owner": self._owner}
         while True:
             try:
-                return await in_db_thread(update_response, row=row, **state)
+                return await run_in_db_thread(update_response, row=row, **state)
             except Exception as error:
                 if not is_about_storage(error):
                     raise
                 logger.warning("%s can't be kept yet: %s", row.public_id, error)
             await asyncio.sleep(STORAGE_PAUSE_S)
 
-    async def _tell(self, events: list[Event]) -> None:
-        if self._kept:
-            await self._kept.add(events)
+    async def _publish_events(self, events: list[Event]) -> None:
+        if self._event_store:
+            await self._event_store.add(events)
 
 
-def _wait_for(error: QuireError) -> float | None:
+def _retry_delay(error: QuireError) -> float | None:
     """Seconds until it's worth another try; None: never."""
-    if error.status not in (429, 503) or isinstance(error, StreamLost):
+    if error.status not in (429, 503) or isinstance(error, ResumeMismatch):
         return None
     return min(getattr(error, "retry_after", None) or 1.0, MAX_PAUSE_S)

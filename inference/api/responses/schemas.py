@@ -12,11 +12,11 @@ from engine.contract.errors import InvalidRequest
 from inference.errors import UnsupportedField
 from inference.schemas.base import (
     BatchMetadata,
-    FailsFast,
-    KnownFields,
-    Label,
+    FailFastModel,
     ModelName,
     Priority,
+    ShortText,
+    StrictRequest,
     Tier,
 )
 from inference.schemas.chat import Effort
@@ -34,17 +34,17 @@ class OfferedTool:
     """A tool that the model is offered.
 
     Attributes:
-        name: for the model; `own`, its client's name for it, behind its namespace's.
-        namespace: "" for a tool that stands for itself. about: the namespace's description.
-        place: of the tool among the request's fields.
+        name: for the model; `short_name`, its client's name for it, behind its namespace's.
+        namespace: "" for a tool that stands for itself. description: the namespace's description.
+        template_name: of the tool among the request's fields.
     """
 
     tool: NamespacedTool
     name: str
-    own: str
-    place: str
+    short_name: str
+    template_name: str
     namespace: str = ""
-    about: str = ""
+    description: str = ""
 
 
 def name_for_model(namespace: str | None, name: str) -> str:
@@ -52,7 +52,7 @@ def name_for_model(namespace: str | None, name: str) -> str:
     return f"{namespace}{_SEPARATOR}{name}" if namespace else name
 
 
-def offered(tools: list[ResponsesTool] | None) -> list[OfferedTool]:
+def flatten_tools(tools: list[ResponsesTool] | None) -> list[OfferedTool]:
     """All tools, one after the other, those in namespaces too."""
     found = []
     for place, tool in enumerate(tools or ()):
@@ -69,7 +69,11 @@ def offered(tools: list[ResponsesTool] | None) -> list[OfferedTool]:
 
 def split_names(tools: list[ResponsesTool] | None) -> dict[str, tuple[str, str]]:
     """Namespace and own name of each tool in one, by its name for the model."""
-    return {each.name: (each.namespace, each.own) for each in offered(tools) if each.namespace}
+    return {
+        each.name: (each.namespace, each.short_name)
+        for each in flatten_tools(tools)
+        if each.namespace
+    }
 
 
 def check_tools(tools: list[ResponsesTool] | None) -> None:
@@ -96,7 +100,7 @@ def _check(tool: NamespacedTool, field: str) -> None:
         raise InvalidRequest("A tool needs a name.", param=f"{field}.name")
 
 
-def chosen(choice: Mapping[str, Any], tools: list[OfferedTool]) -> OfferedTool:
+def resolve_tool_choice(choice: Mapping[str, Any], tools: list[OfferedTool]) -> OfferedTool:
     """The tool that `{"type": ..., "name": ...}` means, perhaps with a `namespace`.
 
     Raises `InvalidRequest` when there is none, or one in several namespaces.
@@ -107,7 +111,7 @@ def chosen(choice: Mapping[str, Any], tools: list[OfferedTool]) -> OfferedTool:
     if namespace is not None:
         ours = [each for each in ours if each.namespace == namespace]
     found = [each for each in ours if each.name == name] or [
-        each for each in ours if each.own == name
+        each for each in ours if each.short_name == name
     ]
     if not found:
         raise InvalidRequest(
@@ -122,7 +126,7 @@ def chosen(choice: Mapping[str, Any], tools: list[OfferedTool]) -> OfferedTool:
     return found[0]
 
 
-def allowed(entry: Any, tools: list[OfferedTool]) -> list[dict[str, Any]]:
+def resolve_allowed_tools(entry: Any, tools: list[OfferedTool]) -> list[dict[str, Any]]:
     """The tools that an entry of `allowed_tools` means, as chats name them: one, or a namespace's.
 
     What means none stays as it is, to be refused as a chat's.
@@ -134,7 +138,7 @@ def allowed(entry: Any, tools: list[OfferedTool]) -> list[dict[str, Any]]:
         return [as_chat_names(each.tool.type, each.name) for each in inside] or [{}]
     kind = str(entry.get("type"))
     try:
-        return [as_chat_names(kind, chosen(entry, tools).name)]
+        return [as_chat_names(kind, resolve_tool_choice(entry, tools).name)]
     except InvalidRequest:
         return [as_chat_names(kind, entry.get("name"))]
 
@@ -170,7 +174,7 @@ INCLUDABLE = frozenset(
 )
 
 
-class InputItem(FailsFast):
+class InputItem(FailFastModel):
     """One item of the input. Which fields it needs is up to its type."""
 
     model_config = ConfigDict(strict=True, extra="allow")
@@ -253,7 +257,7 @@ class ConversationRef(BaseModel):
     id: Annotated[str, StringConstraints(min_length=1, max_length=100)]
 
 
-class ResponsesRequest(KnownFields):
+class ResponsesRequest(StrictRequest):
     """What to answer. Sampling fields beyond OpenAI's are vLLM's."""
 
     UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = UNSUPPORTED
@@ -287,9 +291,9 @@ class ResponsesRequest(KnownFields):
     metadata: BatchMetadata | None = None
     service_tier: Tier | None = None
     truncation: Literal["auto", "disabled"] | None = None
-    user: Label | None = None
-    safety_identifier: Label | None = None
-    prompt_cache_key: Label | None = None
+    user: ShortText | None = None
+    safety_identifier: ShortText | None = None
+    prompt_cache_key: ShortText | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     priority: Priority | None = 0
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None

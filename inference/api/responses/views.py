@@ -11,44 +11,49 @@ from typing import Any
 import msgspec
 from django.http.response import HttpResponseBase
 
-from adapters.resolution import access_or_resolve
-from common.db import in_db_thread
+from adapters.resolution import get_or_resolve_target
+from common.db import run_in_db_thread
 from common.errors import NotFound
 from common.files import derived_id, new_id
 from engine.contract.errors import InvalidRequest
-from inference.api.responses.conversation import conversation
+from inference.api.responses.conversation import load_conversation
 from inference.api.responses.conversion import (
     chat_request,
-    fitted,
-    in_our_words,
-    kept_items,
-    unfollowed,
+    rename_error_fields,
+    to_stored_items,
+    truncate_to_context,
+    unsupported_fields,
 )
-from inference.api.responses.event_store import ENDS, KeptEvents, encode_event
+from inference.api.responses.event_store import TERMINAL_EVENTS, ResponseEventStore, encode_event
 from inference.api.responses.response import ResponseAnswer, ResponseStreamWriter, response_object
 from inference.api.responses.schemas import ResponsesRequest
 from inference.chat.job import prompt_token_ids
-from inference.chat.turn import ChatTurn
+from inference.chat.turn import ChatSession
 from inference.errors import UnsupportedField
-from inference.generation.model_resolution import find_served
+from inference.generation.model_resolution import resolve_model
 from inference.loop.offload import beside
 from inference.request.context import note_answer
-from inference.schemas.base import Refused
+from inference.schemas.base import RejectedRequest
 from inference.serving.respond import (
     HEARTBEAT,
     add_headers,
-    check_room,
+    check_response_quota,
     collect,
-    kept_events,
-    name_ignored,
+    set_ignored_fields_header,
+    store_before_last_event,
     stream_events,
 )
 from inference.settings import gateway_settings
-from inference.web.responses import JSON_OR_EVENTS, EventStreamResponse, item_page, paging
+from inference.web.responses import (
+    JSON_OR_EVENTS,
+    EventStreamResponse,
+    paginate_items,
+    parse_page_query,
+)
 from inference.web.views import GatewayRequest, GatewayView, json_response
-from inference.work import enqueue
+from inference.work import enqueue_job
 from storage.access import StoredResponse, access_response
-from storage.actions import add_turn, cancel_response, delete_response, store_response
+from storage.actions import append_response_turn, cancel_response, delete_response, store_response
 from tenants.authentication import Caller
 
 # -- Following a background response: its events from wherever the client is.
@@ -57,28 +62,30 @@ from tenants.authentication import Caller
 #: How often Redis is asked while events come, and while none does.
 SOON_S, LATER_S = 0.05, 0.5
 #: How long a response may be silent until its row is looked up.
-SILENT_S = 2.0
-RUNNING = frozenset({"queued", "in_progress"})
+IDLE_TIMEOUT_S = 2.0
+ACTIVE_STATUSES = frozenset({"queued", "in_progress"})
 
 
-async def follow(caller: Caller, public_id: str, after: int) -> AsyncGenerator[bytes, None]:
+async def tail_response_events(
+    caller: Caller, public_id: str, after: int
+) -> AsyncGenerator[bytes, None]:
     """Events behind number `after`, as they come, to the last; nothing more when it's cancelled."""
-    kept = KeptEvents(public_id)
+    kept = ResponseEventStore(public_id)
     pause, heard, written = SOON_S, 0.0, time.monotonic()
     heartbeat_s = gateway_settings().sse_heartbeat_s
     while True:
-        found = await kept.after(after)
+        found = await kept.read_after(after)
         now = time.monotonic()
         if found:
             yield b"".join(encode_event(n, msgspec.json.decode(data)) for n, _, data in found)
-            if found[-1][1] in ENDS:
+            if found[-1][1] in TERMINAL_EVENTS:
                 return
             after, pause, heard, written = found[-1][0], SOON_S, now, now
             continue
-        if now - heard >= SILENT_S:
+        if now - heard >= IDLE_TIMEOUT_S:
             row = await _row(caller, public_id)
-            if row is None or row.status not in RUNNING:
-                yield b"" if row is None else await _end(kept, row, after)
+            if row is None or row.status not in ACTIVE_STATUSES:
+                yield b"" if row is None else await _terminal_event(kept, row, after)
                 return
             heard = now
         if heartbeat_s and now - written >= heartbeat_s:
@@ -90,16 +97,16 @@ async def follow(caller: Caller, public_id: str, after: int) -> AsyncGenerator[b
 
 async def _row(caller: Caller, public_id: str) -> StoredResponse | None:
     try:
-        return await in_db_thread(access_response, caller, public_id)
+        return await run_in_db_thread(access_response, caller, public_id)
     except NotFound:  # deleted, or expired
         return None
 
 
-async def _end(kept: KeptEvents, row: StoredResponse, after: int) -> bytes:
+async def _terminal_event(kept: ResponseEventStore, row: StoredResponse, after: int) -> bytes:
     """The last event, from the row: the others are gone, or their writer is."""
     kind = f"response.{row.status}"
-    told = [kind for _, kind, _ in await kept.after(-1, None) if kind in ENDS]
-    if kind not in ENDS or told:  # cancelled; or the client has the last one already
+    told = [kind for _, kind, _ in await kept.read_after(-1, None) if kind in TERMINAL_EVENTS]
+    if kind not in TERMINAL_EVENTS or told:  # cancelled; or the client has the last one already
         return b""
     return encode_event(after + 1, {"type": kind, "response": row.body})
 
@@ -111,21 +118,21 @@ def parse_request(body: dict[str, Any]) -> ResponsesRequest:
     """Raises `InvalidRequest` and pydantic's ValidationError, which both become 400."""
     try:
         return ResponsesRequest.model_validate(body)
-    except Refused as refusal:
+    except RejectedRequest as refusal:
         raise refusal.error from None
 
 
-async def start_turn(caller: Caller, request: ResponsesRequest, received: float) -> ChatTurn:
-    """The answer under way. Raises what `ChatTurn.start` raises, in this endpoint's words."""
-    said = await conversation(caller, request)
+async def start_session(caller: Caller, request: ResponsesRequest, received: float) -> ChatSession:
+    """The answer under way. Raises what `ChatSession.start` raises, in this endpoint's words."""
+    said = await load_conversation(caller, request)
     chat = await beside(chat_request, request, said)
     try:
         if request.truncation == "auto":
-            served = await find_served(caller, request.model)
-            chat = await fitted(partial(chat_request, request, said), served)
-        return await ChatTurn.start(chat, caller=caller, received=received, endpoint="responses")
+            served = await resolve_model(caller, request.model)
+            chat = await truncate_to_context(partial(chat_request, request, said), served)
+        return await ChatSession.start(chat, caller=caller, received=received, endpoint="responses")
     except InvalidRequest as error:
-        raise in_our_words(error, request) from None
+        raise rename_error_fields(error, request) from None
 
 
 class ResponsesView(GatewayView):
@@ -139,15 +146,15 @@ class ResponsesView(GatewayView):
         body = self.read_json(request)
         wanted = await beside(parse_request, body)
         ignored = wanted.ignored_fields()
-        exchange = Exchange(request.caller, wanted, body)
+        exchange = ResponseHandler(request.caller, wanted, body)
         if wanted.store is not False:
-            await check_room(request.caller)
+            await check_response_quota(request.caller)
         if wanted.background:
-            return await exchange.in_background()
-        turn = await start_turn(request.caller, wanted, request.received)
-        ignored += unfollowed(turn)
+            return await exchange.create_background()
+        turn = await start_session(request.caller, wanted, request.received)
+        ignored += unsupported_fields(turn)
         try:
-            response = await (exchange.stream(turn) if wanted.stream else exchange.whole(turn))
+            response = await (exchange.stream(turn) if wanted.stream else exchange.create(turn))
         except BaseException:
             turn.release()
             raise
@@ -155,7 +162,7 @@ class ResponsesView(GatewayView):
         return response
 
 
-class Exchange:
+class ResponseHandler:
     """One request and what becomes of it."""
 
     def __init__(self, caller: Caller, request: ResponsesRequest, body: dict[str, Any]) -> None:
@@ -163,10 +170,10 @@ class Exchange:
         self.public_id = new_id("resp_")
         note_answer(self.public_id)
 
-    async def in_background(self) -> HttpResponseBase:
+    async def create_background(self) -> HttpResponseBase:
         """Keep it for a worker, after checking what can be checked without the model."""
-        card = (await access_or_resolve(self._caller, self._request.model)).card
-        said = await conversation(self._caller, self._request)
+        card = (await get_or_resolve_target(self._caller, self._request.model)).card
+        said = await load_conversation(self._caller, self._request)
         await beside(chat_request, self._request, said)
         self._raw = {**self._raw, "model": card.id}  # whatever others there are by then
         body = response_object(self._request, self.public_id, time.time(), card.id)
@@ -175,8 +182,8 @@ class Exchange:
         if self._request.stream:
             # Before a worker can find the row: whoever comes later takes the writing over.
             kinds = ("response.created", "response.queued")
-            kept = KeptEvents(self.public_id, "gateway")
-            await kept.take_over()
+            kept = ResponseEventStore(self.public_id, "gateway")
+            await kept.acquire()
             await kept.add([{"type": kind, "response": body} for kind in kinds])
         try:
             await self._keep(body, background=True)
@@ -184,12 +191,12 @@ class Exchange:
             if kept is not None:
                 await kept.forget()
             raise
-        await enqueue("response", self.public_id)
+        await enqueue_job("response", self.public_id)
         if self._request.stream:
-            return following(self._caller, self.public_id, -1)
+            return stream_background(self._caller, self.public_id, -1)
         return json_response(_encode(body))
 
-    async def whole(self, turn: ChatTurn) -> HttpResponseBase:
+    async def create(self, turn: ChatSession) -> HttpResponseBase:
         """The answer in one body."""
         answer = ResponseAnswer(turn, self._request, self.public_id)
         await collect(turn, answer.add)
@@ -198,7 +205,7 @@ class Exchange:
             await self._keep(body)
         return json_response(_encode(body))
 
-    async def stream(self, turn: ChatTurn) -> HttpResponseBase:
+    async def stream(self, turn: ChatSession) -> HttpResponseBase:
         """The answer as it comes. Whichever gateway goes on with it calls it the same."""
         self.public_id = derived_id("resp_", turn.job.request_id)
         writer = ResponseStreamWriter(turn, self._request, self.public_id)
@@ -206,19 +213,19 @@ class Exchange:
         if self._request.store is False and not self._request.conversation_id:
             events = stream_events(turn, writer, first)
         else:
-            events = kept_events(turn, writer, first, writer, self._keep)
+            events = store_before_last_event(turn, writer, first, writer, self._keep)
         return EventStreamResponse(events, turn.release)
 
     async def _keep(self, body: dict[str, Any], *, background: bool = False) -> None:
         """Store it, or with `store: false` add it to its conversation alone."""
-        await in_db_thread(self._store, body, background)
+        await run_in_db_thread(self._store, body, background)
 
     def _store(self, body: dict[str, Any], background: bool) -> None:
         if self._request.store is False:
-            add_turn(
+            append_response_turn(
                 tenant_id=self._caller.tenant_id,
                 conversation_id=self._request.conversation_id or "",
-                read=kept_items(self._request.items),
+                read=to_stored_items(self._request.items),
                 written=body["output"],
             )
             return
@@ -227,19 +234,19 @@ class Exchange:
             public_id=self.public_id,
             status=body["status"],
             request=self._raw,
-            input_items=kept_items(self._request.items),
+            input_items=to_stored_items(self._request.items),
             body=body,
             previous_id=self._request.previous_response_id or "",
             background=background,
         )
 
 
-def following(caller: Caller, public_id: str, after: int) -> HttpResponseBase:
+def stream_background(caller: Caller, public_id: str, after: int) -> HttpResponseBase:
     """A background response's events behind number `after`. Its worker goes on without a reader."""
-    return EventStreamResponse(follow(caller, public_id, after), lambda: None)
+    return EventStreamResponse(tail_response_events(caller, public_id, after), lambda: None)
 
 
-def _after(request: GatewayRequest) -> int | None:
+def _starting_after(request: GatewayRequest) -> int | None:
     """The number of the last event that a client has, -1 for none; None when it wants no events."""
     stream, text = request.GET.get("stream", "false"), request.GET.get("starting_after")
     if stream not in ("true", "false"):
@@ -260,16 +267,16 @@ class InputTokensView(GatewayView):
         """OpenAI's count; nothing is generated or kept."""
         wanted = await beside(parse_request, self.read_json(request))
         ignored = wanted.ignored_fields()
-        said = await conversation(request.caller, wanted)
-        served = await find_served(request.caller, wanted.model)
+        said = await load_conversation(request.caller, wanted)
+        served = await resolve_model(request.caller, wanted.model)
         try:
             chat = await beside(chat_request, wanted, said)
             tokens = await prompt_token_ids(chat, served)
         except InvalidRequest as error:
-            raise in_our_words(error, wanted) from None
+            raise rename_error_fields(error, wanted) from None
         counted = {"object": "response.input_tokens", "input_tokens": len(tokens)}
         response = json_response(_encode(counted))
-        name_ignored(response, ignored)
+        set_ignored_fields_header(response, ignored)
         return response
 
 
@@ -280,8 +287,8 @@ class ResponseView(GatewayView):
 
     async def get(self, request: GatewayRequest, response_id: str) -> HttpResponseBase:
         """As it is now, or its events (`stream`) behind number `starting_after`."""
-        after = _after(request)
-        row = await in_db_thread(access_response, request.caller, response_id)
+        after = _starting_after(request)
+        row = await run_in_db_thread(access_response, request.caller, response_id)
         if after is None:
             return json_response(_encode(row.body))
         if not (row.background and row.request.get("stream")):
@@ -289,12 +296,12 @@ class ResponseView(GatewayView):
                 "Only a response that was made with background and stream can be streamed again.",
                 param="stream",
             )
-        return following(request.caller, response_id, after)
+        return stream_background(request.caller, response_id, after)
 
     async def delete(self, request: GatewayRequest, response_id: str) -> HttpResponseBase:
         """Forget it."""
-        await in_db_thread(delete_response, caller=request.caller, public_id=response_id)
-        await KeptEvents(response_id).forget()
+        await run_in_db_thread(delete_response, caller=request.caller, public_id=response_id)
+        await ResponseEventStore(response_id).forget()
         return json_response(_encode({"id": response_id, "object": "response", "deleted": True}))
 
 
@@ -303,7 +310,7 @@ class ResponseCancelView(GatewayView):
 
     async def post(self, request: GatewayRequest, response_id: str) -> HttpResponseBase:
         """Stop it."""
-        row = await in_db_thread(cancel_response, caller=request.caller, public_id=response_id)
+        row = await run_in_db_thread(cancel_response, caller=request.caller, public_id=response_id)
         return json_response(_encode(row.body))
 
 
@@ -312,6 +319,6 @@ class ResponseInputItemsView(GatewayView):
 
     async def get(self, request: GatewayRequest, response_id: str) -> HttpResponseBase:
         """Its own input items, the last first."""
-        asked = paging(request, default=20, most=100)
-        row = await in_db_thread(access_response, request.caller, response_id)
-        return json_response(_encode(item_page(row.input_items, asked)))
+        asked = parse_page_query(request, default=20, most=100)
+        row = await run_in_db_thread(access_response, request.caller, response_id)
+        return json_response(_encode(paginate_items(row.input_items, asked)))

@@ -8,8 +8,15 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.tensors import describe
-from kernels.triton.attention.tile import LOG2E, NOTHING, find_sequence, plan, share_of, split_at
-from kernels.triton.attention.walk import borders, load_queries, put_state, walk
+from kernels.triton.attention.tile import (
+    LOG2E,
+    NEG_INF,
+    find_sequence,
+    plan,
+    program_work_range,
+    split_at,
+)
+from kernels.triton.attention.walk import kv_loop, load_queries, store_state, visible_range
 from kernels.triton.launch import launch
 
 # -- Joining attention over two sets of keys.
@@ -122,26 +129,26 @@ def attention_kernel(
         scale *= tl.load(key_scales)
     elif SCALES == 2:
         scale *= tl.load(key_scales + kv_head)
-    low, high, start, plain, diagonal, stop = borders(
+    low, high, start, plain, diagonal, stop = visible_range(
         length, count, first, sliding_window, QUERIES, KEYS, WINDOW
     )
     if INVARIANT:
         plain = start
         diagonal = start
-    best = tl.full((ROWS,), NOTHING, tl.float32)
+    best = tl.full((ROWS,), NEG_INF, tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     if SINKS:
         # A sink of -inf is none: as it is, it would make NaN of rows that have seen no key yet.
-        best = tl.maximum(tl.load(sinks + head, mask=valid, other=0.0) * LOG2E, NOTHING)
-        total += tl.where(best > NOTHING, 1.0, 0.0)
-    accumulated, best, total = walk(
+        best = tl.maximum(tl.load(sinks + head, mask=valid, other=0.0) * LOG2E, NEG_INF)
+        total += tl.where(best > NEG_INF, 1.0, 0.0)
+    accumulated, best, total = kv_loop(
         best, total, start, plain, diagonal, stop, q_tile, position, low, high,
         key_cache, value_cache, block_tables + seq.to(tl.int64) * table_stride,
         key_scales, value_scales, kv_head,
         scale * factor, soft_cap, slope, sliding_window, KV_HEADS, HEAD_SIZE, PADDED, PAGE, KEYS,
         WINDOW, CAPPED, ALIBI, TOKEN_SCALES, FP8, PRECISION, UPCAST, AHEAD,
     )  # fmt: skip
-    put_state(
+    store_state(
         out, lse, accumulated, best, total, token * HEADS + head, kv_head, value_scales,
         inside, valid, HEAD_SIZE, SCALES, WRITE_LSE,
     )  # fmt: skip
@@ -175,7 +182,7 @@ def split_attention_kernel(
         scale *= tl.load(key_scales)
     elif SCALES == 2:
         scale *= tl.load(key_scales + kv_head)
-    seq, before, place, end = share_of(
+    seq, before, place, end = program_work_range(
         seq_lens, query_start_loc, num_seqs, sliding_window, most_splits, QUERIES, KEYS, WINDOW
     )
     # `before` is the work of sequences ahead of `seq`, `place` how far into its own we are.
@@ -198,13 +205,13 @@ def split_attention_kernel(
                     q, q_stride, alibi_slopes, begin, count, length, tile * QUERIES, kv_head,
                     HEADS, GROUP, QUERIES, HEAD_SIZE, PADDED, ROWS, ALIBI, UPCAST, HALVES,
                 )  # fmt: skip
-                low, high, start, plain, diagonal, stop = borders(
+                low, high, start, plain, diagonal, stop = visible_range(
                     length, count, tile * QUERIES, sliding_window, QUERIES, KEYS, WINDOW
                 )
                 left = tl.maximum((first_split + slot) * width * KEYS, start)
                 right = tl.minimum((first_split + slot + 1) * width * KEYS, stop)
-                accumulated, best, total = walk(
-                    tl.full((ROWS,), NOTHING, tl.float32), tl.zeros((ROWS,), tl.float32),
+                accumulated, best, total = kv_loop(
+                    tl.full((ROWS,), NEG_INF, tl.float32), tl.zeros((ROWS,), tl.float32),
                     left, tl.minimum(tl.maximum(plain, left), right),
                     tl.minimum(tl.maximum(diagonal, left), right), right,
                     q_tile, position, low, high, key_cache, value_cache,
@@ -213,7 +220,7 @@ def split_attention_kernel(
                     scale * factor, soft_cap, slope, sliding_window, KV_HEADS, HEAD_SIZE, PADDED,
                     PAGE, KEYS, WINDOW, CAPPED, ALIBI, TOKEN_SCALES, FP8, PRECISION, UPCAST, False,
                 )  # fmt: skip
-                put_state(
+                store_state(
                     partial, lse, accumulated, best, total, (token * HEADS + head) * slots + slot,
                     kv_head, value_scales, inside, valid, HEAD_SIZE, SCALES, True,
                 )  # fmt: skip
@@ -260,15 +267,15 @@ def reduce_kernel(
     # Tokens that pad a batch belong to nobody.
     splits = tl.where(token - begin < count, splits, 0)
     weights = tl.load(lse + row * slots + slot, mask=slot < splits, other=float("-inf"))
-    used = weights > NOTHING
-    best = tl.maximum(tl.max(weights, 0), NOTHING)
+    used = weights > NEG_INF
+    best = tl.maximum(tl.max(weights, 0), NEG_INF)
     if SINKS:
-        sink = tl.maximum(tl.load(sinks + row % HEADS) * LOG2E, NOTHING)
+        sink = tl.maximum(tl.load(sinks + row % HEADS) * LOG2E, NEG_INF)
         best = tl.maximum(best, sink)
     weights = tl.exp2(weights - best)
     total = tl.sum(weights, 0)
     if SINKS:
-        total += tl.where(sink > NOTHING, tl.exp2(sink - best), 0.0)
+        total += tl.where(sink > NEG_INF, tl.exp2(sink - best), 0.0)
     parts = tl.load(
         partial + (row * slots + slot)[:, None] * HEAD_SIZE + dims[None, :],
         mask=used[:, None] & (dims < HEAD_SIZE)[None, :], other=0.0,

@@ -15,19 +15,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.attention_args import LatentArgs
+from kernels.attention_args import MlaArgs
 from kernels.tensors import check_vector, describe, token_stride
 from kernels.triton.attention.kernels import reduce_kernel
 from kernels.triton.attention.paged import DECODE_QUERIES, check_cache_scales
 from kernels.triton.attention.tile import (
     LOG2E,
-    NOTHING,
+    NEG_INF,
     SPLIT_KEYS,
     find_sequence,
+    kv_offsets,
     load_tile,
-    places_of,
     plan,
-    share_of,
+    program_work_range,
     split_at,
     to_operand,
 )
@@ -39,7 +39,7 @@ from kernels.triton.attention.tile_sizes import (
     programs_for,
     prompt_splits,
 )
-from kernels.triton.attention.walk import put_state
+from kernels.triton.attention.walk import store_state
 from kernels.triton.fp8 import KINDS
 from kernels.triton.launch import INTERPRETED, Target, launch, target_of
 
@@ -85,13 +85,13 @@ def walk_latents(
     """
     dims = tl.arange(0, PADDED)
     beside = tl.arange(0, BESIDE)
-    best = tl.full((ROWS,), NOTHING, tl.float32)
+    best = tl.full((ROWS,), NEG_INF, tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     accumulated = tl.zeros((ROWS, PADDED), tl.float32)
     for first in tl.range(start, stop, KEYS):
         offsets = first + tl.arange(0, KEYS)
         there = offsets < stop
-        place = places_of(table, first, offsets, there, 0, 1, PAGE, KEYS, True)
+        place = kv_offsets(table, first, offsets, there, 0, 1, PAGE, KEYS, True)
         at = place * (LATENT + ROTATED)
         latents = load_tile(cache, at + ROTATED, there, dims, LATENT, True)
         rotated = load_tile(cache, at, there, beside, ROTATED, True)
@@ -158,7 +158,7 @@ def latent_attention_kernel(
         UPCAST,
     )  # fmt: skip
     inside = valid[:, None] & (tl.arange(0, PADDED) < LATENT)[None, :]
-    put_state(
+    store_state(
         out, scales, accumulated, best, total, token * HEADS + head, 0, scales, inside, valid,
         LATENT, SCALES, False,
     )  # fmt: skip
@@ -184,7 +184,7 @@ def split_latent_attention_kernel(
     QUERIES: tl.constexpr = ROWS // GROUP
     if SCALES:
         scale *= tl.load(scales)
-    seq, before, place, end = share_of(
+    seq, before, place, end = program_work_range(
         seq_lens, query_start_loc, num_seqs, 0, most_splits, QUERIES, KEYS, False
     )
     while before + place < end:
@@ -215,7 +215,7 @@ def split_latent_attention_kernel(
                     UPCAST,
                 )  # fmt: skip
                 inside = valid[:, None] & (tl.arange(0, PADDED) < LATENT)[None, :]
-                put_state(
+                store_state(
                     partial, lse, accumulated, best, total, (token * HEADS + head) * slots + slot,
                     0, scales, inside, valid, LATENT, SCALES, True,
                 )  # fmt: skip
@@ -243,9 +243,9 @@ def latent_tile(target: Target, rows: int, itemsize: int = 2) -> Tile:
 
 
 def latent_attention(
-    args: LatentArgs, *, programs: int | None = None, invariant: bool = False
+    args: MlaArgs, *, programs: int | None = None, invariant: bool = False
 ) -> Tensor:
-    """See `KernelSet.latent_attention`: [T, Hq, latent], contiguous.
+    """See `KernelSet.mla_attention`: [T, Hq, latent], contiguous.
 
     A latent has at most 512 values, what is rotated beside it 128. Caches may be int8 with a scale
     a token, or float8_e4m3fn or float8_e5m2 with one in all, or none. `programs`, `invariant` and
@@ -312,7 +312,7 @@ def _padded(size: int) -> int:
     return max(16, triton.next_power_of_2(size))
 
 
-def _check(args: LatentArgs) -> str:
+def _check(args: MlaArgs) -> str:
     """Raise ValueError where shapes or dtypes don't fit; returns what kind of scales there are."""
     q, cache, tables, latent = args.q, args.cache, args.block_tables, args.latent
     size = q.shape[2]

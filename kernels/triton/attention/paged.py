@@ -72,7 +72,7 @@ def as_operands(
 
 
 def goes_ahead(args: AttentionArgs) -> bool:
-    """Whether a prompt's softmax can be computed beside its products; see `walk_ahead`."""
+    """Whether a prompt's softmax can be computed beside its products; see `kv_loop_pipelined`."""
     plain = args.sliding_window == 0 and args.soft_cap == 0 and args.alibi_slopes is None
     return plain and args.key_cache.dtype.itemsize > 1 and args.key_scales is None
 

@@ -43,7 +43,7 @@ def plan(
 
 
 @triton.jit
-def works_of(
+def split_work(
     seq_lens, query_start_loc, start, num_seqs, sliding_window, most_splits,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
@@ -60,7 +60,7 @@ def works_of(
 
 
 @triton.jit
-def share_of(
+def program_work_range(
     seq_lens, query_start_loc, num_seqs, sliding_window, most_splits, QUERIES: tl.constexpr,
     KEYS: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
@@ -71,7 +71,7 @@ def share_of(
     total = tl.full((), 0, tl.int32)
     for start in tl.range(0, num_seqs, AT_ONCE):
         total += tl.sum(
-            works_of(
+            split_work(
                 seq_lens, query_start_loc, start, num_seqs, sliding_window, most_splits,
                 QUERIES, KEYS, WINDOW,
             ), 0,
@@ -83,7 +83,7 @@ def share_of(
     before = tl.full((), 0, tl.int32)
     seen = tl.full((), 0, tl.int32)
     for start in tl.range(0, num_seqs, AT_ONCE):
-        works = works_of(
+        works = split_work(
             seq_lens, query_start_loc, start, num_seqs, sliding_window, most_splits,
             QUERIES, KEYS, WINDOW,
         )  # fmt: skip
@@ -108,7 +108,7 @@ def split_at(place, tile, blocks, first_block, width, first_split, splits):
 
 LOG2E = tl.constexpr(1.4426950408889634)
 # Below every score there is, yet finite: the difference of two of them is 0, not NaN.
-NOTHING = tl.constexpr(-1.0e30)
+NEG_INF = tl.constexpr(-1.0e30)
 
 
 @triton.jit
@@ -231,7 +231,7 @@ def to_operands(x, like, FP8: tl.constexpr, UPCAST: tl.constexpr):
 
 
 @triton.jit
-def places_of(
+def kv_offsets(
     table, start, offsets, seen, kv_head, KV_HEADS: tl.constexpr, PAGE: tl.constexpr,
     KEYS: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
@@ -249,7 +249,7 @@ def places_of(
 
 
 @triton.jit
-def soften(
+def online_softmax_step(
     scores, best, total, offsets, seen, position, factor, soft_cap, slope, sliding_window,
     WINDOW: tl.constexpr, CAPPED: tl.constexpr, ALIBI: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
@@ -285,7 +285,7 @@ def soften(
 
 
 @triton.jit
-def attend(
+def attention_step(
     accumulated, beside, best, total, q, q_beside, position, start, low, high, dims,
     key_cache, value_cache, table, key_scales, value_scales, kv_head,
     factor, soft_cap, slope, sliding_window,
@@ -305,7 +305,7 @@ def attend(
     WIDTH: tl.constexpr = HEAD_SIZE // 2 if PAIRED else HEAD_SIZE
     offsets = start + tl.arange(0, KEYS)
     seen = (offsets >= low) & (offsets < high)
-    token = places_of(table, start, offsets, seen, kv_head, KV_HEADS, PAGE, KEYS, MASKED)
+    token = kv_offsets(table, start, offsets, seen, kv_head, KV_HEADS, PAGE, KEYS, MASKED)
     at = token * WIDTH
     keys = load_tile(key_cache, at, seen, dims, WIDTH, MASKED)
     if PAIRED:
@@ -318,7 +318,7 @@ def attend(
     if TOKEN_SCALES:
         # Of tokens that aren't seen nothing may be known, not even a finite scale.
         scores *= tl.load(key_scales + token, mask=seen, other=0.0)[None, :]
-    weights, shrink, best, total = soften(
+    weights, shrink, best, total = online_softmax_step(
         scores, best, total, offsets, seen, position, factor, soft_cap, slope, sliding_window,
         WINDOW, CAPPED, ALIBI, MASKED,
     )  # fmt: skip

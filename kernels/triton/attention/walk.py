@@ -5,7 +5,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.triton.attention.tile import attend, load_tile, places_of, soften, to_operand
+from kernels.triton.attention.tile import (
+    attention_step,
+    kv_offsets,
+    load_tile,
+    online_softmax_step,
+    to_operand,
+)
 
 # -- Device functions of paged attention: a walk in which softmax and products run side by side.
 #
@@ -24,7 +30,7 @@ def score(
     """The products of queries and the keys [begin, begin + KEYS)."""
     offsets = begin + tl.arange(0, KEYS)
     seen = offsets < high
-    at = HEAD_SIZE * places_of(
+    at = HEAD_SIZE * kv_offsets(
         table, begin, offsets, seen, kv_head, KV_HEADS, PAGE, KEYS, MASKED
     )  # fmt: skip
     keys = load_tile(key_cache, at, seen, dims, HEAD_SIZE, MASKED)
@@ -46,7 +52,7 @@ def add_values(
     """
     offsets = begin + tl.arange(0, KEYS)
     seen = offsets < high
-    at = HEAD_SIZE * places_of(
+    at = HEAD_SIZE * kv_offsets(
         table, begin, offsets, seen, kv_head, KV_HEADS, PAGE, KEYS, MASKED
     )  # fmt: skip
     values = load_tile(value_cache, at, seen, dims, HEAD_SIZE, MASKED)
@@ -56,13 +62,13 @@ def add_values(
 
 
 @triton.jit
-def walk_ahead(
+def kv_loop_pipelined(
     best, total, start, diagonal, stop, q, position, high, key_cache, value_cache, table, kv_head,
     factor,
     KV_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, PADDED: tl.constexpr, PAGE: tl.constexpr,
     KEYS: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """See `walk`: at least one key, of which all queries see those before `diagonal`.
+    """See `kv_loop`: at least one key, of which all queries see those before `diagonal`.
 
     The first block is scored before the loops, the last one's values are added behind them.
     """
@@ -74,7 +80,7 @@ def walk_ahead(
         KV_HEADS, HEAD_SIZE, PAGE, KEYS, PRECISION, UPCAST, True,
     )  # fmt: skip
     offsets = start + tl.arange(0, KEYS)
-    weights, shrink, best, total = soften(
+    weights, shrink, best, total = online_softmax_step(
         scores, best, total, offsets, offsets < high, position, factor, 0.0, 0.0, 0,
         False, False, False, True,
     )  # fmt: skip
@@ -89,7 +95,7 @@ def walk_ahead(
             kv_head, KV_HEADS, HEAD_SIZE, PAGE, KEYS, PRECISION, UPCAST, False,
         )  # fmt: skip
         offsets = begin + tl.arange(0, KEYS)
-        weights, shrink, best, total = soften(
+        weights, shrink, best, total = online_softmax_step(
             scores, best, total, offsets, offsets < high, position, factor, 0.0, 0.0, 0,
             False, False, False, False,
         )  # fmt: skip
@@ -104,7 +110,7 @@ def walk_ahead(
             kv_head, KV_HEADS, HEAD_SIZE, PAGE, KEYS, PRECISION, UPCAST, False,
         )  # fmt: skip
         offsets = begin + tl.arange(0, KEYS)
-        weights, shrink, best, total = soften(
+        weights, shrink, best, total = online_softmax_step(
             scores, best, total, offsets, offsets < high, position, factor, 0.0, 0.0, 0,
             False, False, False, True,
         )  # fmt: skip
@@ -159,7 +165,7 @@ def load_queries(
 
 
 @triton.jit
-def borders(
+def visible_range(
     length, count, first, sliding_window, QUERIES: tl.constexpr, KEYS: tl.constexpr,
     WINDOW: tl.constexpr,
 ):  # fmt: skip
@@ -185,7 +191,7 @@ def borders(
 
 
 @triton.jit
-def walk(
+def kv_loop(
     best, total, start, plain, diagonal, stop, q, position, low, high,
     key_cache, value_cache, table, key_scales, value_scales, kv_head,
     factor, soft_cap, slope, sliding_window,
@@ -197,11 +203,11 @@ def walk(
     """The keys [start, stop), of which all queries see all of [plain, diagonal).
 
     Returns (accumulated, best, total): sums of values and of weights, and their exponents.
-    AHEAD: see `walk_ahead`, which gives the same to the bit.
+    AHEAD: see `kv_loop_pipelined`, which gives the same to the bit.
     """
     if AHEAD:
         tl.static_assert(not (WINDOW or CAPPED or ALIBI or TOKEN_SCALES) and FP8 == 0)
-        return walk_ahead(
+        return kv_loop_pipelined(
             best, total, start, diagonal, stop, q, position, high, key_cache, value_cache, table,
             kv_head, factor, KV_HEADS, HEAD_SIZE, PADDED, PAGE, KEYS, PRECISION, UPCAST,
         )  # fmt: skip
@@ -223,7 +229,7 @@ def walk_in_turn(
     KEYS: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, ALIBI: tl.constexpr,
     TOKEN_SCALES: tl.constexpr, FP8: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """See `walk`: a block's values are multiplied before the next block's keys are."""
+    """See `kv_loop`: a block's values are multiplied before the next block's keys are."""
     PAIRED: tl.constexpr = key_cache.dtype.element_ty == tl.uint16
     NUMBERS: tl.constexpr = PADDED // 2 if PAIRED else PADDED
     # Of 0 times minus infinity nothing could be said; so small a factor is as good as 0.
@@ -238,21 +244,21 @@ def walk_in_turn(
         beside = 0.0
     if WINDOW:
         for at in tl.range(start, plain, KEYS):
-            accumulated, beside, best, total = attend(
+            accumulated, beside, best, total = attention_step(
                 accumulated, beside, best, total, q, q_beside, position, at, low, high, dims,
                 key_cache, value_cache, table, key_scales, value_scales, kv_head,
                 factor, soft_cap, slope, sliding_window, KV_HEADS, HEAD_SIZE, PAGE, KEYS,
                 WINDOW, CAPPED, ALIBI, TOKEN_SCALES, FP8, PRECISION, UPCAST, True,
             )  # fmt: skip
     for at in tl.range(plain, diagonal, KEYS):
-        accumulated, beside, best, total = attend(
+        accumulated, beside, best, total = attention_step(
             accumulated, beside, best, total, q, q_beside, position, at, low, high, dims,
             key_cache, value_cache, table, key_scales, value_scales, kv_head,
             factor, soft_cap, slope, sliding_window, KV_HEADS, HEAD_SIZE, PAGE, KEYS,
             WINDOW, CAPPED, ALIBI, TOKEN_SCALES, FP8, PRECISION, UPCAST, False,
         )  # fmt: skip
     for at in tl.range(diagonal, stop, KEYS):
-        accumulated, beside, best, total = attend(
+        accumulated, beside, best, total = attention_step(
             accumulated, beside, best, total, q, q_beside, position, at, low, high, dims,
             key_cache, value_cache, table, key_scales, value_scales, kv_head,
             factor, soft_cap, slope, sliding_window, KV_HEADS, HEAD_SIZE, PAGE, KEYS,
@@ -264,7 +270,7 @@ def walk_in_turn(
 
 
 @triton.jit
-def put_state(
+def store_state(
     out, lse, accumulated, best, total, place, kv_head, value_scales, inside, valid,
     HEAD_SIZE: tl.constexpr, SCALES: tl.constexpr, WRITE_LSE: tl.constexpr,
 ):  # fmt: skip

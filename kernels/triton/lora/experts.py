@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.lora import LoraRows, RowGroups
+from kernels.lora import ExpertRowGroups, LoraMapping
 from kernels.triton.launch import INTERPRETED, launch
 from kernels.triton.lora.kernels import (
     CHANGES,
@@ -32,7 +32,7 @@ _FEW_ROWS = 2048
 
 
 @triton.jit
-def owner_kernel(owners, order, slots, count, TILE: tl.constexpr):
+def slot_kernel(owners, order, slots, count, TILE: tl.constexpr):
     """Grid (tiles,): the slot of each row of a step's tiles."""
     tile = tl.program_id(0)
     if tile < tl.load(count):
@@ -41,11 +41,11 @@ def owner_kernel(owners, order, slots, count, TILE: tl.constexpr):
         tl.store(owners + row, slot, mask=row >= 0)
 
 
-def owners_of(rows: LoraRows, count: int) -> Tensor:
-    """See `LoraSlots.owners`."""
+def slots_of_rows(rows: LoraMapping, count: int) -> Tensor:
+    """See `LoraSlots.slot_by_row`."""
     owners = torch.full((count,), -1, dtype=torch.int32, device=rows.order.device)
     grid = (len(rows.owners),)
-    launch(owner_kernel, grid, owners, rows.order, rows.owners, rows.count, TILE=rows.tile)
+    launch(slot_kernel, grid, owners, rows.order, rows.owners, rows.count, TILE=rows.tile)
     return owners
 
 
@@ -58,7 +58,7 @@ def owners_of_tile(owners, order, tile, rows, SHARED: tl.constexpr, TILE: tl.con
 
 
 @triton.jit
-def turn_after(owner, current):
+def next_slot(owner, current):
     """The slot that has its turn after `current`: the next smaller one; -1: that was the last."""
     return tl.max(tl.where(owner < current, owner, -1), 0)
 
@@ -84,7 +84,7 @@ def expert_shrink_kernel(
                 h, x, entry, source, place, owner == current, rows, x_stride, width,
                 DEPTH, TILE, BLOCK_K, SPLITS, PRECISION, UPCAST,
             )  # fmt: skip
-        current = turn_after(owner, current)
+        current = next_slot(owner, current)
 
 
 @triton.jit(do_not_specialize=("rows",))
@@ -116,11 +116,11 @@ def expert_expand_kernel(
                     TILE, BLOCK_N, SPLITS, PRECISION, UPCAST,
                 )  # fmt: skip
                 tl.store(to, total.to(y.dtype.element_ty), mask=inside)
-        current = turn_after(owner, current)
+        current = next_slot(owner, current)
 
 
 def add_experts(
-    table: Tensor, width: int, y: Tensor, x: Tensor, owners: Tensor, groups: RowGroups,
+    table: Tensor, width: int, y: Tensor, x: Tensor, owners: Tensor, groups: ExpertRowGroups,
     shared: int, *, alike: bool,
 ) -> None:  # fmt: skip
     """See `LoraSlots.add_experts`; `table` is of the place, `width` its largest rank."""

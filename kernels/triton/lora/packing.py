@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.lora import EmbeddingWeights, LoraPart, LoraWeights, PackedLora, check_lora
+from kernels.lora import EmbeddingWeights, LoraSlice, LoraWeights, PackedLora, check_lora
 from kernels.triton.lora.kernels import COLUMN_BLOCK, FACTORS, INNER, RANK, RANKS, entry_of
 
 _RANKS: int = RANKS.value
@@ -49,7 +49,7 @@ class TritonLora(PackedLora):
         return [a, b, blocks, factors, self.rank, gain, shift, 1]
 
 
-def _over_each_other(lora: LoraWeights) -> tuple[Tensor, Tensor, list[LoraPart]]:
+def _over_each_other(lora: LoraWeights) -> tuple[Tensor, Tensor, list[LoraSlice]]:
     """A with each part's ranks padded, the factors of what comes of it, and where parts meet it.
 
     Parts that share ranks and a factor go on sharing them.
@@ -75,7 +75,7 @@ def _over_each_other(lora: LoraWeights) -> tuple[Tensor, Tensor, list[LoraPart]]
     return torch.cat(kept), torch.cat(factors), parts
 
 
-def blocks_of(parts: list[LoraPart], columns: int) -> tuple[Tensor, Tensor]:
+def blocks_of(parts: list[LoraSlice], columns: int) -> tuple[Tensor, Tensor]:
     """B in blocks of columns, each with the ranks that its columns meet, one behind the other; and
     of each block where it begins, and the first rank and the number of them, int32 [blocks, 3].
     """
@@ -101,7 +101,7 @@ def blocks_of(parts: list[LoraPart], columns: int) -> tuple[Tensor, Tensor]:
     return torch.cat(found), torch.tensor(places, dtype=torch.int32)
 
 
-def _meets(part: LoraPart, first: int, last: int) -> bool:
+def _meets(part: LoraSlice, first: int, last: int) -> bool:
     return part.first < last and first < part.first + len(part.b)
 
 
@@ -186,7 +186,7 @@ class TritonEmbeddingRanks(PackedLora):
         self.in_features, self.out_features, self.rank = vocab, len(b), padded_rank(own)
         padded = torch.zeros(vocab, self.rank, dtype=dtype, device=device)
         padded[:, :own] = inner
-        outer, blocks = blocks_of([LoraPart(0, b, 0, scale)], self.out_features)
+        outer, blocks = blocks_of([LoraSlice(0, b, 0, scale)], self.out_features)
         factors = torch.full((self.rank,), scale, dtype=torch.float32, device=device)
         self._tensors = (padded, outer.to(dtype).to(device), blocks.to(device), factors)
         self.nbytes = sum(tensor.nbytes for tensor in self._tensors)

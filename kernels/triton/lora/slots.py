@@ -15,18 +15,18 @@ from kernels.lora import (
     EMBEDDING_ROWS,
     EXPERTS,
     EmbeddingWeights,
+    ExpertRowGroups,
     LayerLoras,
-    LoraRows,
+    LoraMapping,
     LoraSlots,
     LoraWeights,
     PackedLora,
     Place,
-    RowGroups,
     SlotTable,
 )
 from kernels.tensors import describe
 from kernels.triton.launch import INTERPRETED, launch
-from kernels.triton.lora.experts import add_experts, one_group, owners_of
+from kernels.triton.lora.experts import add_experts, one_group, slots_of_rows
 from kernels.triton.lora.kernels import (
     CHANGES,
     COLUMN_BLOCK,
@@ -143,7 +143,7 @@ class TritonLoraSlots(LoraSlots):
         entry[INNER.value], entry[CHANGES.value] = there.data_ptr(), 1
         return there
 
-    def add(self, place: Place, y: Tensor, x: Tensor, rows: LoraRows) -> None:
+    def add(self, place: Place, y: Tensor, x: Tensor, rows: LoraMapping) -> None:
         """See `LoraSlots.add`."""
         at = self._index[place]
         if x.dtype != self._dtype or len(x) != len(y) or y.stride(1) != 1:
@@ -172,7 +172,7 @@ class TritonLoraSlots(LoraSlots):
             COLUMNS=columns, BLOCK_N=COLUMN_BLOCK, **shared,
         )  # fmt: skip
 
-    def embed(self, layer: int, x: Tensor, token_ids: Tensor, rows: LoraRows) -> None:
+    def embed(self, layer: int, x: Tensor, token_ids: Tensor, rows: LoraMapping) -> None:
         """See `LoraSlots.embed`."""
         at, own = self._index[layer, EMBEDDING], self._index[layer, EMBEDDING_ROWS]
         if x.stride(1) != 1 or token_ids.dtype != torch.int64 or len(token_ids) != len(x):
@@ -193,12 +193,18 @@ class TritonLoraSlots(LoraSlots):
             UPCAST=INTERPRETED and self._dtype == torch.bfloat16, num_stages=2 if wide else 4,
         )  # fmt: skip
 
-    def owners(self, rows: LoraRows, count: int) -> Tensor:
-        """See `LoraSlots.owners`."""
-        return owners_of(rows, count)
+    def slot_by_row(self, rows: LoraMapping, count: int) -> Tensor:
+        """See `LoraSlots.slot_by_row`."""
+        return slots_of_rows(rows, count)
 
     def add_experts(
-        self, place: Place, y: Tensor, x: Tensor, owners: Tensor, groups: RowGroups, shared: int = 1
+        self,
+        place: Place,
+        y: Tensor,
+        x: Tensor,
+        owners: Tensor,
+        groups: ExpertRowGroups,
+        shared: int = 1,
     ) -> None:
         """See `LoraSlots.add_experts`."""
         at = self._index[place]

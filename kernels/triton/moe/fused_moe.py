@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.lora import MixtureRows
+from kernels.lora import MoeLoraMapping
 from kernels.moe import LEAST
 from kernels.tensors import check_vector, describe
 from kernels.triton.elementwise import gate_and_mul
@@ -181,7 +181,7 @@ def fused_experts(
     gate_up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
     tile: int | None = None,
-    lora: MixtureRows | None = None,
+    lora: MoeLoraMapping | None = None,
 ) -> Tensor:
     """[T, H]: each token's experts, weighted and added up.
 
@@ -220,9 +220,9 @@ def fused_experts(
 class AddedToExperts:
     """What adapters add to a mixture's two products, before they are weighted."""
 
-    def __init__(self, lora: MixtureRows, groups: Groups, tokens: int, top_k: int) -> None:
+    def __init__(self, lora: MoeLoraMapping, groups: Groups, tokens: int, top_k: int) -> None:
         self._lora, self._groups, self._top_k = lora, groups, top_k
-        self._owners = lora.owners(tokens)
+        self._owners = lora.slot_by_row(tokens)
 
     def up(self, y: Tensor, x: Tensor) -> Tensor:
         """y [T * top_k, 2 I] of x [T, H], changed."""

@@ -147,11 +147,13 @@ def int4_product_kernel(
             group = 2 * (first + ahead) + half
             known = wanted[:, None] & (group < 2 * PAIRS)[None, :]
             place = group[None, :] * COLUMNS + column[:, None]
-            scale = spread(tl.load(scales + place, mask=known, other=0.0), BN, AT_ONCE, SPREAD)
+            scale = repeat_values(
+                tl.load(scales + place, mask=known, other=0.0), BN, AT_ONCE, SPREAD
+            )
             bits = ((packed >> (4 * half)) & 15).to(tl.float32)
             if MINIMA:
                 least = tl.load(minima + place, mask=known, other=0.0)
-                values = bits * scale - spread(least, BN, AT_ONCE, SPREAD)
+                values = bits * scale - repeat_values(least, BN, AT_ONCE, SPREAD)
             else:
                 values = (bits - 8.0) * scale
             at = (2 * pair + half) * GROUP + inner
@@ -200,7 +202,7 @@ HALVES_TO_F16_LESS_8 = _halves(_HALVES, LESS="0xe408e408", **_F16)
 
 
 @triton.jit
-def halves(packed, like: tl.constexpr, LESS_8: tl.constexpr, ASSEMBLED: tl.constexpr):
+def unpack_int4(packed, like: tl.constexpr, LESS_8: tl.constexpr, ASSEMBLED: tl.constexpr):
     """(low halves, high halves) of bytes, as `nibbles` gives them.
 
     ASSEMBLED: by assembly, which the interpreter doesn't run; byte by byte the compiler takes twice
@@ -244,7 +246,7 @@ def nibbles(packed, HIGH: tl.constexpr, like: tl.constexpr, OFFSET: tl.constexpr
 
 
 @triton.jit
-def add_parts(
+def reduce_splits(
     partial, arrived, total, row, column, rows, COLUMNS: tl.constexpr, SPLITS: tl.constexpr
 ):  # fmt: skip
     """(the sum of all splits' [BM, BN], whether this program is the one that has it).
@@ -318,7 +320,7 @@ def int4_few_rows_kernel(
             packed = tl.load(
                 left + pair * GROUP, mask=wanted[:, None] & (depth < GROUP)[None, :], other=0
             )
-        low_half, high_half = halves(packed, like, not MINIMA, ASSEMBLED)
+        low_half, high_half = unpack_int4(packed, like, not MINIMA, ASSEMBLED)
         for half in tl.static_range(2):
             group = 2 * pair + half
             at = group * GROUP + depth
@@ -342,14 +344,14 @@ def int4_few_rows_kernel(
         low, high = next_low, next_high
     total = tl.trans(total)
     if SPLITS > 1:
-        total, last = add_parts(partial, arrived, total, row, column, rows, COLUMNS, SPLITS)
+        total, last = reduce_splits(partial, arrived, total, row, column, rows, COLUMNS, SPLITS)
         if last == 0:
             return
     put_product(out, bias, row_scales, total, row, column, rows, matrix, COLUMNS, BIAS, SCALED)
 
 
 @triton.jit
-def spread(x, BN: tl.constexpr, AT_ONCE: tl.constexpr, SPREAD: tl.constexpr):
+def repeat_values(x, BN: tl.constexpr, AT_ONCE: tl.constexpr, SPREAD: tl.constexpr):
     """[BN, AT_ONCE] -> float32 [BN, AT_ONCE * SPREAD], each value SPREAD times."""
     wide = tl.broadcast_to(x.to(tl.float32)[:, :, None], (BN, AT_ONCE, SPREAD))
     return tl.reshape(wide, (BN, AT_ONCE * SPREAD))

@@ -11,8 +11,8 @@ import torch
 import triton
 from torch import Tensor
 
-from kernels.interface import Integers, LinearLayer
-from kernels.linear_factory import unsorted
+from kernels.interface import IntegerRows, LinearLayer
+from kernels.linear_factory import restore_column_order
 from kernels.reference.linear import dequantize, quantize
 from kernels.tensors import describe
 from kernels.triton.launch import INTERPRETED, Target, launch, target_of
@@ -48,7 +48,7 @@ _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True, slots=True)
-class Sorted:
+class SortedRows:
     """Rows that meet one of several matrices each.
 
     Attributes:
@@ -69,11 +69,11 @@ class QuantisedLinear(LinearLayer):
     """
 
     bias: Tensor | None
-    held: tuple[str, ...]
+    packed_tensors: tuple[str, ...]
     """Attributes that are its tensors, or None."""
-    narrows: bool = False
+    narrows_tile: bool = False
     """Few columns are cut up finer; else a product of few splits its depth."""
-    alike: int = 0
+    fixed_tile: int = 0
     """Cut every product up as one of so many rows; 0: by its own."""
     order: Tensor | None = None
     """int64 [K]: which value of x each column of the weights meets; None: x's own order."""
@@ -85,7 +85,7 @@ class QuantisedLinear(LinearLayer):
 
     def tensors(self) -> dict[str, Tensor]:
         """See `LinearLayer.tensors`."""
-        found = {name: getattr(self, name) for name in (*self.held, "order")}
+        found = {name: getattr(self, name) for name in (*self.packed_tensors, "order")}
         return {name: tensor for name, tensor in found.items() if tensor is not None}
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
@@ -104,7 +104,7 @@ class QuantisedLinear(LinearLayer):
         self._multiply(x, out, None)
         return out
 
-    def sorted_product(self, x: Tensor, by: Sorted, dtype: torch.dtype) -> Tensor:
+    def sorted_product(self, x: Tensor, by: SortedRows, dtype: torch.dtype) -> Tensor:
         """[rows of `by`, N] of rows that each belong to a matrix, of tensors [matrices, ...]."""
         if x.dim() != 2 or x.shape[1] != self.in_features or x.dtype not in _FLOATS:
             raise ValueError(f"x {describe(x)} doesn't go with {self.in_features} columns")
@@ -117,40 +117,40 @@ class QuantisedLinear(LinearLayer):
     def rows(self, ids: Tensor) -> Tensor:
         """See `LinearLayer.rows`."""
         # Of rows that are padded to whole groups only a part is wanted.
-        return unsorted(self._rows(ids), self.order).contiguous()
+        return restore_column_order(self._rows(ids), self.order).contiguous()
 
     @abstractmethod
     def _rows(self, ids: Tensor) -> Tensor:
         """The same in the weights' own order of columns."""
 
     @abstractmethod
-    def _multiply(self, x: Tensor, out: Tensor, by: Sorted | None) -> None:
+    def _multiply(self, x: Tensor, out: Tensor, by: SortedRows | None) -> None:
         """Write the product of x's rows, which are dense, to `out`."""
 
     def _cut(
-        self, rows: int, by: Sorted | None, device: torch.device
+        self, rows: int, by: SortedRows | None, device: torch.device
     ) -> tuple[ProductTile, tuple[int, ...]]:
         """The tile, and the grid of `rows_and_columns`."""
         if by is not None:
             tile = self._fitted(product_tile(by.groups.tile), by.groups.tile, None)
             return tile, (triton.cdiv(self.out_features, tile.columns), len(by.groups.group))
-        counted = self.alike or rows
+        counted = self.fixed_tile or rows
         tile = self._fitted(product_tile(counted), counted, target_of(device))
         blocks = triton.cdiv(rows, tile.rows) * triton.cdiv(self.out_features, tile.columns)
         return tile, (blocks,)
 
     def _fitted(self, tile: ProductTile, rows: int, target: Target | None) -> ProductTile:
         """The tile by how the matrix is laid out; `target`: of one matrix's product."""
-        if target is None or not self.narrows:
+        if target is None or not self.narrows_tile:
             return tile
         return narrowed(tile, target, self.out_features)
 
 
-def _places(by: Sorted | None) -> tuple[Tensor | None, ...]:
+def _places(by: SortedRows | None) -> tuple[Tensor | None, ...]:
     return (None, None, None) if by is None else (by.groups.order, by.groups.group, by.scales)
 
 
-def _forms(by: Sorted | None) -> dict[str, Any]:
+def _forms(by: SortedRows | None) -> dict[str, Any]:
     if by is None:
         return {"SHARED": 0, "SCALED": False}
     return {"SHARED": by.shared, "SCALED": by.scales is not None}
@@ -160,10 +160,10 @@ class Int8Linear(QuantisedLinear):
     """Weights and activations in int8: a float16 scale for a group of weights, and a scale that
     each step finds for a group of a row's activations."""
 
-    held = ("values", "scales", "bias")
-    narrows = True
+    packed_tensors = ("values", "scales", "bias")
+    narrows_tile = True
 
-    def __init__(self, integers: Integers, width: int, bias: Tensor | None) -> None:
+    def __init__(self, integers: IntegerRows, width: int, bias: Tensor | None) -> None:
         self.values = integers.values.contiguous()
         self.scales = integers.scales.half().t().contiguous()
         self.out_features, self.in_features = len(self.values), width
@@ -171,7 +171,7 @@ class Int8Linear(QuantisedLinear):
         self.bias = bias
         self.nbytes = self.values.nbytes + self.scales.nbytes
 
-    def _multiply(self, x: Tensor, out: Tensor, by: Sorted | None) -> None:
+    def _multiply(self, x: Tensor, out: Tensor, by: SortedRows | None) -> None:
         tile, grid = self._cut(len(x), by, x.device)
         whole, scales = round_groups(x, self.group)
         depth = max(32, triton.next_power_of_2(self.group))
@@ -191,9 +191,9 @@ class Int8Linear(QuantisedLinear):
 class Int4Linear(QuantisedLinear):
     """Weights in four bits, two a byte, a float16 scale for a group; activations as they are."""
 
-    held = ("packed", "scales", "minima", "bias")
+    packed_tensors = ("packed", "scales", "minima", "bias")
 
-    def __init__(self, integers: Integers, width: int, bias: Tensor | None) -> None:
+    def __init__(self, integers: IntegerRows, width: int, bias: Tensor | None) -> None:
         groups = integers.scales.shape[1]
         self.out_features, self.in_features = len(integers.values), width
         self.group = integers.values.shape[1] // groups
@@ -216,7 +216,7 @@ class Int4Linear(QuantisedLinear):
     def _whole(scales: Tensor, odd: int) -> Tensor:
         return torch.nn.functional.pad(scales.half(), (0, odd)).t().contiguous()
 
-    def _multiply(self, x: Tensor, out: Tensor, by: Sorted | None) -> None:
+    def _multiply(self, x: Tensor, out: Tensor, by: SortedRows | None) -> None:
         tile, grid = self._cut(len(x), by, x.device)
         spread = max(16, triton.next_power_of_2(self.group))
         tensors = (self.packed, self.scales, self.minima, self.bias)
@@ -228,10 +228,10 @@ class Int4Linear(QuantisedLinear):
             "UPCAST": INTERPRETED and x.dtype == torch.bfloat16,
             "num_stages": tile.stages if x.element_size() == 2 else 2,
         }  # fmt: skip
-        few = (self.alike or len(x)) <= FEW_ROWS if by is None else tile.rows <= FEW_ROWS
+        few = (self.fixed_tile or len(x)) <= FEW_ROWS if by is None else tile.rows <= FEW_ROWS
         if few or by is not None:
             splits = 1
-            if by is None and not self.alike:
+            if by is None and not self.fixed_tile:
                 splits = depth_splits(target_of(x.device), grid[0], options["PAIRS"])
                 grid = (*grid, splits)
             partial = arrived = None
@@ -265,8 +265,8 @@ class Fp8Linear(QuantisedLinear):
     stay as they are.
     """
 
-    held = ("bits", "scales", "bias")
-    narrows = True
+    packed_tensors = ("bits", "scales", "bias")
+    narrows_tile = True
     by_library: bool = True
     """Many rows are multiplied by the vendor's library, where it has such a product."""
 
@@ -276,13 +276,13 @@ class Fp8Linear(QuantisedLinear):
         self.bits, self.scales, self.bias, self.group = bits, scales, bias, group
         self.nbytes = bits.nbytes + scales.nbytes
 
-    def _multiply(self, x: Tensor, out: Tensor, by: Sorted | None) -> None:
+    def _multiply(self, x: Tensor, out: Tensor, by: SortedRows | None) -> None:
         target = target_of(x.device)
         native = target.native_fp8
         eight, scales = native or INTERPRETED, None
         if eight:
             x, scales = round_rows(x)
-        plain = by is None and not self.alike and not self.group and self.by_library
+        plain = by is None and not self.fixed_tile and not self.group and self.by_library
         if (
             scales is not None
             and plain
@@ -350,7 +350,7 @@ def quantised_linear(
     if quantization == "fp8":
         return Fp8Linear(*whole, bias)
     kind = Int8Linear if quantization == "int8" else Int4Linear
-    return kind(Integers(*whole), width, bias)
+    return kind(IntegerRows(*whole), width, bias)
 
 
 def coded_linear(bits: Tensor, scales: Tensor, bias: Tensor | None, group: int) -> Fp8Linear:

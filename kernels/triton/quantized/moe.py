@@ -1,6 +1,7 @@
 """A mixture of experts whose layers are in few bits, in two grouped products.
 
-As `grouped.fused_experts` for weights of floats: nothing waits for the device, so that a step can
+As `group_traffic.fused_experts` for weights of floats: nothing waits for the device, so that a
+step can
 be recorded in a CUDA graph.
 """
 
@@ -15,12 +16,12 @@ from torch import Tensor
 
 from kernels.interface import ExpertLayers, LinearLayer, MixtureOfExperts
 from kernels.layers import GatedKernels, gated_activation
-from kernels.lora import AllRows, MixtureRows
+from kernels.lora import MoeLoraMapping, SharedExpertLora
 from kernels.moe import bytes_read, check_experts
 from kernels.triton.launch import INTERPRETED
 from kernels.triton.moe.fused_moe import MOST_EXPERTS, AddedToExperts, add_up, route
 from kernels.triton.moe.grouped_gemm import align, tile_rows
-from kernels.triton.quantized.linear import QuantisedLinear, Sorted
+from kernels.triton.quantized.linear import QuantisedLinear, SortedRows
 
 MOST_ROWS = 64
 """Rows of a tile at most."""
@@ -54,7 +55,7 @@ class StackedLinear:
         """[experts, ...] of each tensor of a layer."""
         return self._whole.tensors()
 
-    def __call__(self, x: Tensor, by: Sorted, dtype: torch.dtype) -> Tensor:
+    def __call__(self, x: Tensor, by: SortedRows, dtype: torch.dtype) -> Tensor:
         """[rows of `by`, N]; each row belongs to an expert."""
         return self._whole.sorted_product(x, by, dtype)
 
@@ -82,8 +83,8 @@ class GroupedExperts(MixtureOfExperts):
         self._count, self.nbytes = len(experts.gate_up), bytes_read(experts)
         self._up, self._down = StackedLinear(experts.gate_up), StackedLinear(experts.down)
 
-    def of_all_rows(self) -> dict[str, LinearLayer]:
-        """See `MixtureOfExperts.of_all_rows`."""
+    def shared_linears(self) -> dict[str, LinearLayer]:
+        """See `MixtureOfExperts.shared_linears`."""
         layers = {
             "router": self._router, "shared_up": self._shared_up,
             "shared_down": self._shared_down, "shared_gate": self._shared_gate,
@@ -94,23 +95,25 @@ class GroupedExperts(MixtureOfExperts):
         """See `MixtureOfExperts.__call__`."""
         return self._run(x, None)
 
-    def slotted(self, x: Tensor, rows: MixtureRows) -> Tensor:
-        """See `MixtureOfExperts.slotted`."""
+    def forward_with_slots(self, x: Tensor, rows: MoeLoraMapping) -> Tensor:
+        """See `MixtureOfExperts.forward_with_slots`."""
         return self._run(x, rows)
 
-    def _run(self, x: Tensor, lora: MixtureRows | None) -> Tensor:
-        tokens, top_k, every = len(x), self._top_k, AllRows(lora)
+    def _run(self, x: Tensor, lora: MoeLoraMapping | None) -> Tensor:
+        tokens, top_k, every = len(x), self._top_k, SharedExpertLora(lora)
         weights, ids = route(
             every("router", self._router, x), top_k, choice_bias=self._choice_bias, **self._choice
         )
         groups = align(ids.flatten(), self._count, self._rows(tokens * top_k))
-        both = self._up(x, Sorted(groups, top_k, None), x.dtype)
+        both = self._up(x, SortedRows(groups, top_k, None), x.dtype)
         if lora is None:
-            each = self._down(self._act(both), Sorted(groups, 1, weights.view(-1)), torch.float32)
+            each = self._down(
+                self._act(both), SortedRows(groups, 1, weights.view(-1)), torch.float32
+            )
         else:
             adding = AddedToExperts(lora, groups, tokens, top_k)
             gated = self._act(adding.up(both, x))
-            each = adding.down(self._down(gated, Sorted(groups, 1, None), torch.float32), gated)
+            each = adding.down(self._down(gated, SortedRows(groups, 1, None), torch.float32), gated)
             each.mul_(weights.view(-1, 1))
         out = add_up(each.view(tokens, top_k, x.shape[1]), x.dtype, in_order=self._tile is not None)
         if self._shared_up is None or self._shared_down is None:

@@ -11,9 +11,9 @@ __all__ = ["TritonLogitEdits", "argmax", "sample", "token_logprobs"]
 class TritonLogitEdits(LogitEdits):
     """`LogitEdits` of a GPU."""
 
-    forbid = staticmethod(logit_edits.forbid)
-    add = staticmethod(logit_edits.add)
-    keep = staticmethod(logit_edits.keep)
-    record = staticmethod(logit_edits.record)
-    penalise = staticmethod(logit_edits.penalise)
+    mask_tokens = staticmethod(logit_edits.forbid)
+    add_bias = staticmethod(logit_edits.add)
+    apply_bitmask = staticmethod(logit_edits.keep)
+    update_token_table = staticmethod(logit_edits.record)
+    apply_penalties = staticmethod(logit_edits.penalise)
     token_logprobs = staticmethod(token_logprobs)

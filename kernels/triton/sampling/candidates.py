@@ -169,7 +169,7 @@ def draw_in_chunks(
 
 
 @triton.jit
-def settle_kernel(
+def select_kernel(
     out, floats, ints, logits, temperature, top_k, top_p, min_p, uniforms,
     VOCAB: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, GROUPS: tl.constexpr,
     PADDED: tl.constexpr, ENOUGH: tl.constexpr,

@@ -57,7 +57,7 @@ def sort_kernel(
 
 
 @triton.jit
-def reached(
+def prefix_weight(
     own_lasts, ordered, sums, key, top, inverse, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
     PADDED: tl.constexpr, RUN: tl.constexpr,
 ):  # fmt: skip
@@ -77,7 +77,7 @@ def reached(
 
 
 @triton.jit
-def border(
+def prefix_end(
     own_lasts, ordered, sums, low, wanted, top, inverse, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
     PADDED: tl.constexpr, RUN: tl.constexpr, BY_MASS: tl.constexpr,
 ):  # fmt: skip
@@ -90,7 +90,7 @@ def border(
     high = ordered_keys(top).to(tl.int64) + 1
     while high - low > 1:
         middle = (low + high) >> 1
-        count, mass = reached(
+        count, mass = prefix_weight(
             own_lasts, ordered, sums, middle.to(tl.int32), top, inverse, CHUNK, CHUNKS, PADDED, RUN
         )
         if BY_MASS:
@@ -100,8 +100,10 @@ def border(
         low = tl.where(enough, middle, low)
         high = tl.where(enough, high, middle)
     key = low.to(tl.int32)
-    count, _ = reached(own_lasts, ordered, sums, key, top, inverse, CHUNK, CHUNKS, PADDED, RUN)
-    above, mass = reached(
+    count, _ = prefix_weight(
+        own_lasts, ordered, sums, key, top, inverse, CHUNK, CHUNKS, PADDED, RUN
+    )
+    above, mass = prefix_weight(
         own_lasts, ordered, sums, key + 1, top, inverse, CHUNK, CHUNKS, PADDED, RUN
     )
     each = weigh(floats_of(key), top, inverse).to(tl.float64)
@@ -142,15 +144,17 @@ def search_kernel(
     most = tl.maximum(tl.load(top_k + index), 1)
     share = tl.load(top_p + index)
     key = lowest_key(top, heat, tl.load(min_p + index))
-    count, mass = reached(own_lasts, ordered, sums, key, top, inverse, CHUNK, CHUNKS, PADDED, RUN)
+    count, mass = prefix_weight(
+        own_lasts, ordered, sums, key, top, inverse, CHUNK, CHUNKS, PADDED, RUN
+    )
     ties = count
     if most < tl.sum(count, 0):
-        key, ties, mass = border(
+        key, ties, mass = prefix_end(
             own_lasts, ordered, sums, key, most, top, inverse, CHUNK, CHUNKS, PADDED, RUN, False
         )
     if share < 1.0:
         wanted = tl.sum(mass, 0) * share
-        key, ties, mass = border(
+        key, ties, mass = prefix_end(
             own_lasts, ordered, sums, key, wanted, top, inverse, CHUNK, CHUNKS, PADDED, RUN, True
         )
     token = draw_in_chunks(

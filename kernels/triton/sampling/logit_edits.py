@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.logit_edits import PenalisedRows, TokenTable
+from kernels.logit_edits import PenaltyRows, TokenTable
 from kernels.tensors import check_logits, check_vector, describe
 from kernels.triton.launch import launch
 
@@ -117,7 +117,7 @@ def _check_table(table: TokenTable) -> int:
 
 
 def record(table: TokenTable, changes: Tensor) -> None:
-    """See `LogitEdits.record`."""
+    """See `LogitEdits.update_token_table`."""
     capacity = _check_table(table)
     if changes.dim() != 2 or len(changes) != 4 or changes.dtype != torch.int32:
         raise ValueError(f"changes {describe(changes)} must be int32 [4, m]")
@@ -129,8 +129,8 @@ def record(table: TokenTable, changes: Tensor) -> None:
     )  # fmt: skip
 
 
-def penalise(logits: Tensor, penalised: PenalisedRows, table: TokenTable, lengths: Tensor) -> None:
-    """See `LogitEdits.penalise`."""
+def penalise(logits: Tensor, penalised: PenaltyRows, table: TokenTable, lengths: Tensor) -> None:
+    """See `LogitEdits.apply_penalties`."""
     _, vocab = check_logits(logits)
     capacity, count = _check_table(table), len(penalised.rows)
     for name, ints in (
@@ -196,18 +196,18 @@ def _edit(logits: Tensor, rows: Tensor, ids: Tensor, values: Tensor | None) -> N
 
 
 def forbid(logits: Tensor, rows: Tensor, ids: Tensor) -> None:
-    """See `LogitEdits.forbid`."""
+    """See `LogitEdits.mask_tokens`."""
     _edit(logits, rows, ids, None)
 
 
 def add(logits: Tensor, rows: Tensor, ids: Tensor, values: Tensor) -> None:
-    """See `LogitEdits.add`."""
+    """See `LogitEdits.add_bias`."""
     check_vector("values", values, len(rows), torch.float32)
     _edit(logits, rows, ids, values)
 
 
 def keep(logits: Tensor, rows: Tensor, bits: Tensor, forced: Tensor | None) -> None:
-    """See `LogitEdits.keep`."""
+    """See `LogitEdits.apply_bitmask`."""
     _, vocab = check_logits(logits)
     check_vector("rows", rows, len(rows), torch.int64)
     if bits.dim() != 2 or bits.dtype != torch.int32 or not bits.is_contiguous():

@@ -13,7 +13,7 @@ from kernels.triton.sampling.candidates import (
     first_kernel,
     gather_kernel,
     scan_kernel,
-    settle_kernel,
+    select_kernel,
 )
 from kernels.triton.sampling.full_sort import search_kernel, sort_kernel
 
@@ -21,9 +21,9 @@ CHUNK = 64 if INTERPRETED else 2048
 """Logits of a row that a program reads."""
 GROUPS = 8 if INTERPRETED else 32
 """Groups of a chunk, of which the largest logits are known."""
-ENOUGH = 8 if INTERPRETED else 512
+MIN_CANDIDATES = 8 if INTERPRETED else 512
 """So many of a row's largest logits are looked at, where fewer aren't known to do."""
-MOST = 16 if INTERPRETED else 1024
+MAX_CANDIDATES = 16 if INTERPRETED else 1024
 """Logits of a row that are collected and sorted at most, where few decide."""
 RUN = 8 if INTERPRETED else 32
 """Neighbours in a sorted piece that are known by their last and their weight."""
@@ -81,18 +81,26 @@ def sample(
     chunks = cut["CHUNKS"]
     padded = triton.next_power_of_2(chunks)
     settings = (temperature, top_k, top_p, min_p, uniforms)
-    found = torch.empty((rows, MOST), dtype=torch.int64, device=logits.device)
+    found = torch.empty((rows, MAX_CANDIDATES), dtype=torch.int64, device=logits.device)
     launch(scan_kernel, (chunks, rows), floats, ints, logits, temperature, **cut, num_warps=4)
     launch(
-        settle_kernel, (rows,), out, floats, ints, logits, *settings, **cut, PADDED=padded,
-        ENOUGH=ENOUGH, num_warps=8,
+        select_kernel, (rows,), out, floats, ints, logits, *settings, **cut, PADDED=padded,
+        ENOUGH=MIN_CANDIDATES, num_warps=8,
     )  # fmt: skip
     launch(
-        gather_kernel, (chunks, rows), found, floats, ints, logits, **cut, MOST=MOST, num_warps=4
+        gather_kernel,
+        (chunks, rows),
+        found,
+        floats,
+        ints,
+        logits,
+        **cut,
+        MOST=MAX_CANDIDATES,
+        num_warps=4,
     )
     launch(
         choose_kernel, (rows,), out, found, floats, ints, *settings, VOCAB=vocab, CHUNKS=chunks,
-        GROUPS=GROUPS, PADDED=padded, MOST=MOST, num_warps=8,
+        GROUPS=GROUPS, PADDED=padded, MOST=MAX_CANDIDATES, num_warps=8,
     )  # fmt: skip
     sorted_rows = _sort_the_rest(rows, floats, ints, logits, temperature, cut, padded)
     launch(

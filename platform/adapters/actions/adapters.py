@@ -27,8 +27,8 @@ from catalog.access import access_served_models
 from catalog.models import ServedModel
 from common.db import save_valid
 from common.errors import Conflict, NotFound, PermissionDenied, ServiceUnavailable
-from tenants.actors import Actor, as_actor, require_operator
-from tenants.audit import record
+from tenants.actors import Actor, require_operator, to_actor
+from tenants.audit import log_action
 from tenants.models import ActorKind, Role, Tenant, User
 
 Stage = Callable[[Path], None]
@@ -52,7 +52,7 @@ def add_from_folder(
     Raises: `PermissionDenied`; `InvalidRequest` with `param`, `AdapterTooLarge`; `Conflict` for
     content that the adapter has already.
     """
-    actor = as_actor(actor)
+    actor = to_actor(actor)
     require_operator(actor)
     found = check_path(path, anywhere=actor.kind == ActorKind.COMMAND)
     return add_staged(
@@ -61,7 +61,7 @@ def add_from_folder(
         served_model=served_model,
         name=name,
         source=str(found),
-        stage=lambda staged: files.stage_folder(found, staged, room.most_of_one()),
+        stage=lambda staged: files.stage_folder(found, staged, room.max_adapter_bytes()),
         description=description,
         promote=promote,
     )
@@ -82,12 +82,12 @@ def add_from_hub(
 
     Raises: as `add_from_folder`, but admins of the tenant may too.
     """
-    actor = as_actor(actor)
+    actor = to_actor(actor)
     require(actor, tenant, Role.ADMIN)
     check_repository(repository)
     adapter = _adapter(actor, tenant, served_model, name, description)
     version = _version(actor, adapter, f"hub:{repository}", promote=promote)
-    record(
+    log_action(
         actor=actor,
         action="adapter.fetch",
         target=version,
@@ -114,7 +114,7 @@ def add_staged(
     `upload`: what it came as, whose room it takes over. Raises: what `stage` raises, and as
     `add_from_folder`; members of the tenant may.
     """
-    actor = as_actor(actor)
+    actor = to_actor(actor)
     require(actor, tenant, Role.MEMBER)
     check_model(tenant, served_model)
     digest, size = staged_content(stage)
@@ -124,7 +124,7 @@ def add_staged(
             raise NotFound("Upload not found.")
         room.check(tenant, size)
         version = _version(actor, adapter, source, digest=digest, num_bytes=size, promote=promote)
-        record(
+        log_action(
             actor=actor,
             action="adapter.add",
             target=version,
@@ -133,7 +133,7 @@ def add_staged(
             bytes=size,
             source=source,
         )
-    if not store.is_whole(digest):  # a sweep took it in the moment before the row was there
+    if not store.has_content(digest):  # a sweep took it in the moment before the row was there
         raise Conflict("The adapter was removed while it was added. Try again.")
     return version
 
@@ -143,20 +143,20 @@ def staged_content(stage: Stage) -> tuple[str, int]:
     staged = store.staging_dir()
     try:
         stage(staged)
-        return store.adopt(staged)
+        return store.store_content(staged)
     except OSError as error:
         raise ServiceUnavailable(f"The adapter can't be stored: {error.strerror}.") from error
     finally:
-        files.discard(staged)
+        files.remove_staging(staged)
 
 
 @transaction.atomic
-def check_again(*, actor: Actor | User, version: AdapterVersion) -> AdapterVersion:
+def revalidate_version(*, actor: Actor | User, version: AdapterVersion) -> AdapterVersion:
     """Have a version checked once more, such as one that was refused or retired.
 
     Raises: `NotFound`, `PermissionDenied`; `Conflict` for one that is live or in hand.
     """
-    actor = as_actor(actor)
+    actor = to_actor(actor)
     version = locked_version(version)
     require(actor, version.adapter.tenant, Role.MEMBER)
     again = (VersionState.FAILED, VersionState.READY, VersionState.RETIRED)
@@ -165,15 +165,15 @@ def check_again(*, actor: Actor | User, version: AdapterVersion) -> AdapterVersi
     version.state = VersionState.UPLOADED
     version.report = {}
     version.save(update_fields=["state", "report"])
-    record(actor=actor, action="adapter.check", target=version, tenant=version.adapter.tenant)
-    _wake(version)
+    log_action(actor=actor, action="adapter.check", target=version, tenant=version.adapter.tenant)
+    _enqueue_validation(version)
     return version
 
 
 @transaction.atomic
-def retire(*, actor: Actor | User, version: AdapterVersion) -> AdapterVersion:
+def retire_version(*, actor: Actor | User, version: AdapterVersion) -> AdapterVersion:
     """Keep a version, but let nobody promote it. Raises `Conflict` while it's live or in hand."""
-    actor = as_actor(actor)
+    actor = to_actor(actor)
     version = locked_version(version)
     require(actor, version.adapter.tenant, Role.ADMIN)
     if version.state not in (VersionState.READY, VersionState.FAILED):
@@ -181,7 +181,7 @@ def retire(*, actor: Actor | User, version: AdapterVersion) -> AdapterVersion:
     version.state = VersionState.RETIRED
     version.save(update_fields=["state"])
     AdapterAlias.objects.filter(previous=version).update(previous=None)
-    record(actor=actor, action="adapter.retire", target=version, tenant=version.adapter.tenant)
+    log_action(actor=actor, action="adapter.retire", target=version, tenant=version.adapter.tenant)
     announce(version.adapter)
     return version
 
@@ -189,19 +189,19 @@ def retire(*, actor: Actor | User, version: AdapterVersion) -> AdapterVersion:
 @transaction.atomic
 def delete_version(*, actor: Actor | User, version: AdapterVersion) -> None:
     """Let go of a version; its content goes an hour later. Raises `Conflict` while it's live."""
-    actor = as_actor(actor)
+    actor = to_actor(actor)
     version = locked_version(version)
     require(actor, version.adapter.tenant, Role.ADMIN)
     if version.state == VersionState.LIVE:
         raise Conflict(f"{version} is live: promote another one, or take the adapter offline.")
-    record(
+    log_action(
         actor=actor,
         action="adapter.delete_version",
         target=version,
         tenant=version.adapter.tenant,
         sha256=version.digest,
     )
-    store.touch(version.digest)
+    store.mark_used(version.digest)
     version.delete()
     announce(version.adapter)
 
@@ -209,13 +209,13 @@ def delete_version(*, actor: Actor | User, version: AdapterVersion) -> None:
 @transaction.atomic
 def delete_adapter(*, actor: Actor | User, adapter: Adapter) -> None:
     """Let go of an adapter with all versions. Raises `Conflict` while one is live."""
-    actor = as_actor(actor)
+    actor = to_actor(actor)
     adapter = locked_adapter(adapter)
     require(actor, adapter.tenant, Role.ADMIN)
     if adapter.versions.filter(state=VersionState.LIVE).exists():
         raise Conflict(f"{adapter} is live: take it offline first.")
     digests = list(adapter.versions.exclude(digest="").values_list("digest", flat=True))
-    record(
+    log_action(
         actor=actor,
         action="adapter.delete",
         target=adapter,
@@ -223,7 +223,7 @@ def delete_adapter(*, actor: Actor | User, adapter: Adapter) -> None:
         digests=digests,
     )
     for digest in digests:
-        store.touch(digest)
+        store.mark_used(digest)
     announce(adapter)
     adapter.aliases.all().delete()
     adapter.delete()
@@ -258,7 +258,7 @@ def _adapter(
     save_valid(made)
     alias = AdapterAlias(adapter=made, tenant=tenant, served_model=served_model, name=name)
     save_valid(alias)
-    record(actor=actor, action="adapter.create", target=made, tenant=tenant)
+    log_action(actor=actor, action="adapter.create", target=made, tenant=tenant)
     return locked_adapter(made)
 
 
@@ -287,7 +287,7 @@ def _version(
         created_by=actor.label[:200],
     )
     save_valid(version)
-    _wake(version)
+    _enqueue_validation(version)
     return version
 
 
@@ -301,20 +301,20 @@ def check_promoter(actor: Actor, adapter: Adapter) -> None:
         ) from error
 
 
-def _wake(version: AdapterVersion) -> None:
+def _enqueue_validation(version: AdapterVersion) -> None:
     transaction.on_commit(partial(version_waits.send, AdapterVersion, version=version))
 
 
-def known_digest(digest: str) -> bool:
+def has_digest(digest: str) -> bool:
     """Whether a version has this content."""
     return AdapterVersion.objects.filter(digest=digest).exists()
 
 
-def newest_passed(adapter: Adapter) -> AdapterVersion | None:
+def latest_valid_version(adapter: Adapter) -> AdapterVersion | None:
     """The newest version that may go live."""
     return adapter.versions.filter(state__in=PASSED).order_by("-number").first()
 
 
-def nothing_passed(adapter: Adapter) -> Conflict:
+def no_valid_version_error(adapter: Adapter) -> Conflict:
     """For whoever wanted to promote one."""
     return Conflict(f"{adapter} has no version whose check has passed.")

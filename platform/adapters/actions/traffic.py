@@ -12,8 +12,8 @@ from adapters.models import PASSED, Adapter, AdapterAlias, AdapterVersion, Versi
 from common.db import save_valid
 from common.errors import Conflict
 from engine.contract.errors import InvalidRequest
-from tenants.actors import Actor, as_actor, require_operator
-from tenants.audit import record
+from tenants.actors import Actor, require_operator, to_actor
+from tenants.audit import log_action
 from tenants.models import Role, User
 
 # -- What stays in replicas' memory.
@@ -36,16 +36,16 @@ def unpin(*, actor: Actor | User, adapter: Adapter) -> Adapter:
 
 
 def _set(actor: Actor | User, adapter: Adapter, *, pinned: bool) -> Adapter:
-    actor = as_actor(actor)
+    actor = to_actor(actor)
     require_operator(actor)
     found = locked_adapter(adapter)
     if found.pinned == pinned:
         return found
     if pinned:
-        pins.check(found)
+        pins.check_capacity(found)
     found.pinned = pinned
     found.save(update_fields=["pinned", "changed_at"])
-    record(
+    log_action(
         actor=actor,
         action="adapter.pin" if pinned else "adapter.unpin",
         target=found,
@@ -70,7 +70,7 @@ def promote(
     Raises: `NotFound`, `PermissionDenied`; `InvalidRequest` with `param`; `Conflict` for a version
     whose check hasn't passed, and for a name that is taken.
     """
-    actor = as_actor(actor)
+    actor = to_actor(actor)
     version = locked_version(version)
     adapter = version.adapter
     require(actor, adapter.tenant, Role.ADMIN)
@@ -103,7 +103,7 @@ def rollback(*, actor: Actor | User, alias: AdapterAlias) -> AdapterAlias:
 
     Raises: `NotFound`, `PermissionDenied`; `Conflict` when there's nothing to turn back to.
     """
-    actor = as_actor(actor)
+    actor = to_actor(actor)
     found = locked_alias(alias)
     require(actor, found.adapter.tenant, Role.ADMIN)
     before = _traffic(found)
@@ -122,7 +122,7 @@ def take_offline(*, actor: Actor | User, adapter: Adapter) -> Adapter:
 
     Raises: `NotFound`, `PermissionDenied`; `Conflict` when nothing does.
     """
-    actor = as_actor(actor)
+    actor = to_actor(actor)
     adapter = locked_adapter(adapter)
     require(actor, adapter.tenant, Role.ADMIN)
     served = list(adapter.aliases.filter(version__isnull=False).select_related("version", "canary"))
@@ -140,13 +140,13 @@ def take_offline(*, actor: Actor | User, adapter: Adapter) -> Adapter:
 @transaction.atomic
 def delete_alias(*, actor: Actor | User, alias: AdapterAlias) -> None:
     """Take a name away. The adapter's own stays. Raises `Conflict` for that one."""
-    actor = as_actor(actor)
+    actor = to_actor(actor)
     found = locked_alias(alias)
     adapter = found.adapter
     require(actor, adapter.tenant, Role.ADMIN)
     if found.name == adapter.name:
         raise Conflict(f"{found} is the adapter's own name: it goes with the adapter.")
-    record(actor=actor, action="adapter.delete_alias", target=found, tenant=adapter.tenant)
+    log_action(actor=actor, action="adapter.delete_alias", target=found, tenant=adapter.tenant)
     found.delete()
     _mark(adapter)
     announce(adapter)
@@ -191,7 +191,7 @@ def _saved(
     after = _traffic(alias)
     changes = {name: [before[name], after[name]] for name in after if before[name] != after[name]}
     digest = alias.version.digest if alias.version else ""
-    record(
+    log_action(
         actor=actor,
         action=action,
         target=alias,

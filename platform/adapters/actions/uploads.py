@@ -26,13 +26,13 @@ from common.errors import (
     AdapterTooLarge,
     Conflict,
     NotFound,
+    OffsetMismatch,
     ServiceUnavailable,
-    WrongOffset,
 )
 from common.files import is_id, new_id
 from engine.contract.errors import InvalidRequest
-from tenants.actors import Actor, as_actor
-from tenants.audit import record
+from tenants.actors import Actor, to_actor
+from tenants.audit import log_action
 from tenants.models import Role, Tenant, User
 
 #: An upload that nobody added to for so long is given up.
@@ -56,7 +56,7 @@ def begin_upload(
     Raises: `NotFound`, `PermissionDenied`; `AdapterInvalid`, `AdapterTooLarge`; `Conflict` for a
     name that is a model's, or with too many uploads open.
     """
-    actor = as_actor(actor)
+    actor = to_actor(actor)
     require(actor, tenant, Role.MEMBER)
     check_model(tenant, served_model)
     _check_adapter(tenant, served_model, name)
@@ -79,7 +79,7 @@ def begin_upload(
         created_by=actor.user,
     )
     save_valid(upload)
-    record(
+    log_action(
         actor=actor,
         action="adapter.upload",
         target=upload,
@@ -90,7 +90,7 @@ def begin_upload(
     return upload
 
 
-def add_piece(
+def append_chunk(
     *,
     actor: Actor | User,
     upload: AdapterUpload,
@@ -101,10 +101,10 @@ def add_piece(
     """Append to a file of an upload; how many bytes of it are there now.
 
     What has arrived stays, whatever becomes of the rest. Raises: `NotFound`, `PermissionDenied`;
-    `WrongOffset` when `offset` isn't where the file ends so far; `AdapterTooLarge` for more than
+    `OffsetMismatch` when `offset` isn't where the file ends so far; `AdapterTooLarge` for more than
     was announced; `Conflict` while another piece of the file arrives.
     """
-    require(as_actor(actor), upload.tenant, Role.MEMBER)
+    require(to_actor(actor), upload.tenant, Role.MEMBER)
     most = upload.files.get(file)
     if most is None:
         raise NotFound(f"The upload has no file {file[:100]!r}.", param="file")
@@ -119,7 +119,7 @@ def add_piece(
     return there
 
 
-def offsets(upload: AdapterUpload) -> dict[str, int]:
+def received_bytes(upload: AdapterUpload) -> dict[str, int]:
     """How many bytes of each file are there."""
     found = {}
     for file in upload.files:
@@ -134,9 +134,9 @@ def finish_upload(*, actor: Actor | User, upload: AdapterUpload) -> AdapterVersi
     Raises: `Conflict` while bytes are missing; what `add_staged` raises. An upload whose files are
     no adapter is given up.
     """
-    actor = as_actor(actor)
+    actor = to_actor(actor)
     require(actor, upload.tenant, Role.MEMBER)
-    there = offsets(upload)
+    there = received_bytes(upload)
     for file, size in upload.files.items():
         if there[file] != size:
             raise Conflict(f"{file} has {there[file]} of {size} bytes so far.", param="files")
@@ -154,21 +154,21 @@ def finish_upload(*, actor: Actor | User, upload: AdapterUpload) -> AdapterVersi
         )
     except (AdapterInvalid, AdapterTooLarge) as error:
         if error.code != room.FULL:  # what is there already may go first
-            give_up_upload(actor=actor, upload=upload)
-            files.discard(_folder(upload))
+            cancel_upload(actor=actor, upload=upload)
+            files.remove_staging(_folder(upload))
         raise
-    files.discard(_folder(upload))
+    files.remove_staging(_folder(upload))
     return version
 
 
 @transaction.atomic
-def give_up_upload(*, actor: Actor | User, upload: AdapterUpload) -> None:
+def cancel_upload(*, actor: Actor | User, upload: AdapterUpload) -> None:
     """Forget an upload and its bytes."""
-    actor = as_actor(actor)
+    actor = to_actor(actor)
     require(actor, upload.tenant, Role.MEMBER)
-    record(actor=actor, action="adapter.upload_given_up", target=upload, tenant=upload.tenant)
+    log_action(actor=actor, action="adapter.upload_given_up", target=upload, tenant=upload.tenant)
     upload.delete()
-    transaction.on_commit(lambda: files.discard(_folder(upload)))
+    transaction.on_commit(lambda: files.remove_staging(_folder(upload)))
 
 
 def expire_uploads(now: datetime | None = None) -> int:
@@ -177,7 +177,7 @@ def expire_uploads(now: datetime | None = None) -> int:
     old = list(AdapterUpload.objects.filter(touched_at__lt=limit))
     for upload in old:
         upload.delete()
-        files.discard(_folder(upload))
+        files.remove_staging(_folder(upload))
     return len(old)
 
 
@@ -217,7 +217,7 @@ def _lock(handle: int) -> None:
 def _append(handle: int, file: str, offset: int, chunks: Iterable[bytes], most: int) -> int:
     there = os.fstat(handle).st_size
     if offset != there:
-        raise WrongOffset(f"{file} ends at byte {there}, the piece begins at {offset}.", there)
+        raise OffsetMismatch(f"{file} ends at byte {there}, the piece begins at {offset}.", there)
     for chunk in chunks:
         if there + len(chunk) > most:
             raise AdapterTooLarge(f"{file} was announced with {most} bytes.", param="files")
@@ -229,12 +229,12 @@ def _stage(upload: AdapterUpload, staged: Path) -> None:
     """Bring the files to where their digest is taken."""
     folder = _folder(upload)
     (first, *others) = upload.files
-    limit = room.most_of_one()
+    limit = room.max_adapter_bytes()
     if files.suffix_of(first) == files.ZIP and not others:
         files.stage_zip(folder / first, staged, limit)
         return
     gguf = files.suffix_of(first) == files.GGUF
-    for file in upload.files if gguf else files.own_files(upload.files):
+    for file in upload.files if gguf else files.adapter_files(upload.files):
         name = store.GGUF_FILE if gguf else file
         os.link(folder / file, staged / name)
     contents.check_contents(staged)

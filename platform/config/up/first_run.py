@@ -27,7 +27,7 @@ from tenants import actions as tenant_actions
 from tenants import api_keys as api_keys
 from tenants import api_keys as key_text
 from tenants import api_keys as scopes
-from tenants.actors import COMMAND_LINE, SYSTEM
+from tenants.actors import CLI_ACTOR, SYSTEM_ACTOR
 from tenants.models import ApiKey, AuditEntry, Membership, Role, Tenant, User
 
 DEMO_WORDS = {
@@ -47,7 +47,7 @@ class Module:
     base: str = ""
 
 
-def given_modules(words: Sequence[str] | None) -> list[Module]:
+def parse_lora_modules(words: Sequence[str] | None) -> list[Module]:
     """`NAME=PATH` or `{"name": ..., "path": ...}`. Raises `CommandError`."""
     found = [_module(word) for word in words or ()]
     names = [module.name for module in found]
@@ -85,7 +85,7 @@ def ensure_adapters(model: ServedModel, words: Sequence[str] | None) -> list[Ada
     Raises `CommandError` for one of these that can't be taken.
     """
     given = []
-    for module in given_modules(words):
+    for module in parse_lora_modules(words):
         if module.base not in ("", model.name, *model.aliases):
             raise CommandError(
                 f"--lora-modules {module.name} is for {module.base}, but {model.name} is served."
@@ -132,7 +132,7 @@ def _ensure(model: ServedModel, name: str, path: Path) -> AdapterVersion:
     found = known.first()
     if found is None:
         found = actions.add_from_folder(
-            actor=COMMAND_LINE,
+            actor=CLI_ACTOR,
             tenant=None,
             served_model=model,
             name=name,
@@ -199,7 +199,7 @@ def _ensure_admin(known: Credentials, found: Credentials) -> User | None:
     if user is None:
         found.admin_user, found.admin_password = _free_name(), secrets.token_urlsafe(12)
         return tenant_actions.create_user(
-            actor=SYSTEM,
+            actor=SYSTEM_ACTOR,
             username=found.admin_user,
             password=found.admin_password,
             is_superuser=True,
@@ -220,9 +220,9 @@ def _ensure_tenant(user: User | None) -> Tenant:
     """The oldest active tenant, or a first one."""
     tenant = Tenant.objects.filter(active=True).order_by("pk").first()
     if tenant is None:
-        return tenant_actions.create_tenant(actor=SYSTEM, name=TENANT, owner=user)
+        return tenant_actions.create_tenant(actor=SYSTEM_ACTOR, name=TENANT, owner=user)
     if user is not None and not Membership.objects.filter(user=user).exists():
-        tenant_actions.add_member(actor=SYSTEM, tenant=tenant, user=user, role=Role.OWNER)
+        tenant_actions.add_member(actor=SYSTEM_ACTOR, tenant=tenant, user=user, role=Role.OWNER)
     return tenant
 
 
@@ -237,7 +237,7 @@ def _works(secret: str) -> bool:
 
 def _new_key(tenant: Tenant) -> str:
     return tenant_actions.create_key(
-        actor=SYSTEM, tenant=tenant, name="made by manage.py up", scopes=scopes.DEFAULT
+        actor=SYSTEM_ACTOR, tenant=tenant, name="made by manage.py up", scopes=scopes.DEFAULT
     ).secret
 
 
@@ -247,7 +247,7 @@ def _new_key(tenant: Tenant) -> str:
 NAME = "given with --api-key"
 
 
-def given_in_environment() -> list[str]:
+def keys_from_environment() -> list[str]:
     """Keys of `QUIRE_API_KEYS`."""
     return words("QUIRE_API_KEYS", [])
 
@@ -255,7 +255,7 @@ def given_in_environment() -> list[str]:
 def check_given_keys(keys: Sequence[str]) -> None:
     """Raise `InvalidRequest` for a key that is too short or too long, before anything starts."""
     for key in keys:
-        api_keys.check_given(key)
+        api_keys.validate_operator_key(key)
 
 
 def ensure_given_keys(keys: Sequence[str]) -> None:
@@ -265,9 +265,9 @@ def ensure_given_keys(keys: Sequence[str]) -> None:
     """
     tenant = Tenant.objects.filter(active=True).order_by("pk").first()
     for key in keys:
-        known = ApiKey.objects.filter(public_id=api_keys.look_up_name(key)).first()
-        if tenant is not None and (known is None or known.digest != api_keys.digest(key)):
-            tenant_actions.create_key(actor=SYSTEM, tenant=tenant, name=NAME, secret=key)
+        known = ApiKey.objects.filter(public_id=api_keys.lookup_id(key)).first()
+        if tenant is not None and (known is None or known.digest != api_keys.hash_key(key)):
+            tenant_actions.create_key(actor=SYSTEM_ACTOR, tenant=tenant, name=NAME, secret=key)
 
 
 # -- Which model `manage.py up` serves.
@@ -277,29 +277,29 @@ DEMO = "quire-demo"
 
 
 @dataclass(frozen=True)
-class Wanted:
+class StartupModel:
     """The model that this start waits for, and how the catalogue had it before (None: not)."""
 
     model: ServedModel
-    before: ServedModel | None
+    previous_row: ServedModel | None
 
-    def take_back(self) -> None:
+    def undo(self) -> None:
         """Undo the wish for a model that can't be served, or every later start would try it too."""
-        before = self.before
+        before = self.previous_row
         if before is not None and before.desired_state == DesiredState.LOADED:
             earlier = {"source": before.source, "settings": before.settings}
             try:
-                catalog_actions.update_model(actor=COMMAND_LINE, model=self.model, **earlier)
+                catalog_actions.update_model(actor=CLI_ACTOR, model=self.model, **earlier)
             except InvalidRequest:  # its folder has gone meanwhile
                 pass
             else:
                 return
-        catalog_actions.unload_model(actor=COMMAND_LINE, model=self.model)
+        catalog_actions.unload_model(actor=CLI_ACTOR, model=self.model)
 
 
 def ensure_model(
     source: str | None, names: list[str], engine: dict[str, Any], **columns: int | None
-) -> Wanted:
+) -> StartupModel:
     """The model to wait for: the one named, else one of the catalogue, else the bundled demo.
 
     Args:
@@ -309,7 +309,7 @@ def ensure_model(
         engine: other engine settings from the command line; they replace the model's own.
     Raises: `QuireError`s of the catalogue; `ModelLoadError` when the demo model is missing.
     """
-    forget_the_dead()
+    clear_stale_replicas()
     name = names[0] if names else None
     if source:
         name = name or Path(source).expanduser().resolve().name
@@ -322,12 +322,14 @@ def ensure_model(
             name = found.name
     before = ServedModel.objects.filter(name=name).first()
     aliases = names[1:] if names else None
-    return Wanted(_loaded(name, source, engine, {"aliases": aliases, **columns}), before)
+    return StartupModel(_loaded(name, source, engine, {"aliases": aliases, **columns}), before)
 
 
-def forget_the_dead() -> None:
+def clear_stale_replicas() -> None:
     """Correct rows of replicas that a killed supervisor left: we hold the data dir alone."""
-    alive = Replica.objects.filter(state__in=catalog_actions.ALIVE, served_model__managed=True)
+    alive = Replica.objects.filter(
+        state__in=catalog_actions.LIVE_STATES, served_model__managed=True
+    )
     alive.filter(served_model__node="").update(state=ReplicaState.STOPPED, last_seen=timezone.now())
 
 
@@ -337,7 +339,7 @@ def _loaded(
     model = ServedModel.objects.filter(name=name).first()
     if model is None or model.desired_state == DesiredState.UNLOADED:
         return catalog_actions.load_model(
-            actor=COMMAND_LINE,
+            actor=CLI_ACTOR,
             name=name,
             source=source or "",
             settings=engine or None,
@@ -348,7 +350,7 @@ def _loaded(
         changes["source"] = source
     if engine or source:
         changes["settings"] = engine
-    return catalog_actions.update_model(actor=COMMAND_LINE, model=model, **changes)
+    return catalog_actions.update_model(actor=CLI_ACTOR, model=model, **changes)
 
 
 def _demo_model() -> Path:

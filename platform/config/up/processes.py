@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from django.conf import settings
 from django.core.management.base import CommandError
 
-from catalog.processes import ManagedProcess, end_when_frozen, spawn
+from catalog.processes import ManagedProcess, kill_when_stopped, spawn
 from catalog.slot import backoff, describe_exit
 from common.settings import note_flags
 
@@ -39,12 +39,12 @@ TRY_EVERY_S = 0.2
 TIMEOUT_S = 60.0
 
 
-class FirstToken(threading.Thread):
+class ReadinessProbe(threading.Thread):
     """Asks until it gets one.
 
     Attributes:
         tls: how it speaks TLS.
-        proven: set once a completion with a token has come back.
+        ready: set once a completion with a token has come back.
         last_error: what the latest answer said instead.
     """
 
@@ -55,7 +55,7 @@ class FirstToken(threading.Thread):
         self.tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self.tls.check_hostname = False
         self.tls.verify_mode = ssl.CERT_NONE
-        self.proven = threading.Event()
+        self.ready = threading.Event()
         self.last_error = ""
         self._stopping = threading.Event()
 
@@ -70,7 +70,7 @@ class FirstToken(threading.Thread):
         )
         while not self._stopping.is_set():
             if self._ask(opener):
-                self.proven.set()
+                self.ready.set()
                 return
             self._stopping.wait(TRY_EVERY_S)
 
@@ -94,7 +94,7 @@ class FirstToken(threading.Thread):
         return False
 
 
-class KeptProcesses:
+class ProcessGroup:
     """Keeps `count` processes of one Python command running.
 
     Args:
@@ -108,9 +108,9 @@ class KeptProcesses:
         command: Sequence[str],
         count: int = 1,
         pass_fds: Sequence[int] = (),
-        on_death: Callable[[int], None] = lambda _: None,
+        on_exit: Callable[[int], None] = lambda _: None,
     ) -> None:
-        self._name, self._pass_fds, self._on_death = name, tuple(pass_fds), on_death
+        self._name, self._pass_fds, self._on_exit = name, tuple(pass_fds), on_exit
         self._command = [sys.executable, *command]
         self._processes: list[ManagedProcess | None] = [None] * count
         self._due = [0.0] * count
@@ -125,7 +125,7 @@ class KeptProcesses:
                 self._note_failure(index)
                 self._processes[index] = None
                 logger.warning("%s %d %s", self._name, index, describe_exit(status))
-                self._on_death(process.pid)
+                self._on_exit(process.pid)
             if self._processes[index] is None and time.monotonic() >= self._due[index]:
                 try:
                     self._processes[index] = self._start(index)
@@ -139,7 +139,7 @@ class KeptProcesses:
         self._due[index] = time.monotonic() + backoff(self._failures[index])
 
     @property
-    def broken(self) -> bool:
+    def is_crash_looping(self) -> bool:
         """Whether they fail at every start."""
         return min(self._failures) >= 3
 
@@ -170,7 +170,7 @@ class KeptProcesses:
             pass_fds=self._pass_fds,
         )
         # It would keep its clients for ever, and perhaps the database's lock.
-        end_when_frozen(process)
+        kill_when_stopped(process)
         return process
 
 
@@ -219,7 +219,7 @@ def use_tls(certfile: str | None, keyfile: str | None) -> None:
     note_flags(["QUIRE_TLS"])
 
 
-class Gateways(KeptProcesses):
+class Gateways(ProcessGroup):
     """Keeps `count` gateway processes running.
 
     They share the listening socket, so a connection waits for the next one when a process dies, and
@@ -248,7 +248,7 @@ class Gateways(KeptProcesses):
 VALID_DAYS = 30
 
 
-def show_own_certificate(tls: ssl.SSLContext, authorities: str, data_dir: Path) -> str:
+def create_probe_certificate(tls: ssl.SSLContext, authorities: str, data_dir: Path) -> str:
     """Give `tls` a new certificate; returns a file of the authorities that gateways take: those of
     the operator's file and this certificate, which can't sign others. Its key isn't kept anywhere.
     """

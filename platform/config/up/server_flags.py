@@ -14,7 +14,7 @@ from django.core.management.base import CommandError
 from django.utils.module_loading import import_string
 
 from common.settings import ROOT_PATH, note_flags
-from config.up.first_run import given_modules
+from config.up.first_run import parse_lora_modules
 from engine.contract.errors import ConfigError, InvalidRequest
 from engine.contract.observability import check_endpoint
 from engine.text.chat_messages import CONTENT_FORMATS
@@ -32,7 +32,7 @@ class ServerFlag:
 
 
 #: What needs no switch here, or can't be had.
-OTHERS = (
+UNCONFIGURABLE_FLAGS = (
     ServerFlag("--enable-auto-tool-choice", "models choose tools by themselves where they can."),
     ServerFlag("--disable-uvicorn-access-log", "QUIRE_LOG_STYLE=json alone has access lines."),
     ServerFlag("--disable-frontend-multiprocessing", "the engine is always a process of its own."),
@@ -168,7 +168,7 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         "--uvicorn-log-level", "--log-level", choices=tuple(_LOG_LEVELS), help="(default: info)"
     )
     group.add_argument("--api-server-count", type=int, metavar="N", help="the same as --workers")
-    for other in OTHERS:
+    for other in UNCONFIGURABLE_FLAGS:
         options: dict[str, Any] = {"help": argparse.SUPPRESS, "default": None}
         if other.words == "+":
             options["nargs"] = "+"
@@ -183,7 +183,7 @@ def _dest(other: ServerFlag) -> str:
 
 def check_server_flags(options: Mapping[str, Any]) -> None:
     """Raise `CommandError` for what can't be had or makes no sense."""
-    for other in OTHERS:
+    for other in UNCONFIGURABLE_FLAGS:
         if other.refuse and options[_dest(other)]:
             raise CommandError(f"{other.flag} can't be used: {other.note}")
     for path in options["middleware"] or []:
@@ -212,7 +212,7 @@ def check_server_flags(options: Mapping[str, Any]) -> None:
             check_endpoint(endpoint)
         except ConfigError as error:
             raise CommandError(f"--otlp-traces-endpoint: {error.message}") from error
-    given_modules(options["lora_modules"])
+    parse_lora_modules(options["lora_modules"])
     environment(options)
 
 

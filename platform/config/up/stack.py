@@ -20,12 +20,12 @@ from catalog.models import Replica, ReplicaState, ServedModel
 from catalog.processes import ManagedProcess
 from catalog.slot import describe_exit
 from catalog.supervisor import TICK_S, Supervisor
-from common.task_queue import hint
+from common.task_queue import send_task_best_effort
 from config import embedded_redis
 from config.embedded_redis import DiskWatch, StartFailed, check_redis
 from config.queues import PROCESS_QUEUES, THREAD_QUEUES
-from config.up.processes import FirstToken, Gateways, KeptProcesses
-from metering.drain import Drainer, drain_once
+from config.up.processes import Gateways, ProcessGroup, ReadinessProbe
+from metering.drain import LedgerWriter, drain_once
 from metering.redis_scripts import sync_client
 from storage.actions import release_leases_of_dead
 
@@ -63,20 +63,20 @@ def exclusive(data_dir: Path) -> Iterator[None]:
 logger = logging.getLogger(__name__)
 
 
-def kept_workers(count: int) -> KeptProcesses:
+def supervised_workers(count: int) -> ProcessGroup:
     """So many workers of batches and responses, each started again whenever it ends.
 
     Who has seen one die needn't wait for its leases to run out: another one takes its work at
     once, or the next one at its start.
     """
     command = ["manage.py", "worker", "--queues", ",".join(THREAD_QUEUES)]
-    return KeptProcesses("worker", command, count, on_death=give_back)
+    return ProcessGroup("worker", command, count, on_exit=give_back)
 
 
-def kept_task_worker() -> KeptProcesses:
+def kept_task_worker() -> ProcessGroup:
     """The worker of tasks that may hang or take long."""
     command = ["manage.py", "worker", "--queues", ",".join(PROCESS_QUEUES)]
-    return KeptProcesses("task worker", command)
+    return ProcessGroup("task worker", command)
 
 
 def give_back(process: int) -> None:
@@ -87,14 +87,14 @@ def give_back(process: int) -> None:
         logger.warning("the leases of worker process %d run out by themselves: %s", process, error)
         return
     if given:
-        hint("inference.sweep")
+        send_task_best_effort("inference.sweep")
 
 
 #: What a worker needs to give its work back.
 WORKER_GRACE_S = 15.0
 
 
-class ModelFailed(StartFailed):
+class ModelLoadFailed(StartFailed):
     """The model can't be loaded."""
 
 
@@ -113,9 +113,9 @@ class Stack:
         self.redis: ManagedProcess | None = None
         self.disk_watch: DiskWatch | None = None
         self.gateways: Gateways | None = None
-        self.workers: list[KeptProcesses] = []
+        self.workers: list[ProcessGroup] = []
         self.supervisor: Supervisor | None = None
-        self.drainer: Drainer | None = None
+        self.drainer: LedgerWriter | None = None
         self.signals: list[int] = []
         self._old_handlers: dict[int, object] = {}
 
@@ -155,17 +155,18 @@ class Stack:
             self.disk_watch.tick()
         if self.gateways is not None:
             self.gateways.tick()
-            if self.gateways.broken:
+            if self.gateways.is_crash_looping:
                 raise StartFailed("The gateway exits at each start; its log above says why.")
         for kept in self.workers:
             kept.tick()
         if self.supervisor is not None:
             self.supervisor.tick()
 
-    def run_until_proven(self, probe: FirstToken, model: ServedModel) -> None:
-        """Until a first token was served. Raises `ModelFailed` when the model can't be loaded."""
+    def run_until_ready(self, probe: ReadinessProbe, model: ServedModel) -> None:
+        """Until a first token was served. Raises `ModelLoadFailed` when the model can't be
+        loaded."""
         try:
-            while not probe.proven.is_set():
+            while not probe.ready.is_set():
                 self.tick()
                 if is_ready(model) and probe.ident is None:
                     probe.start()
@@ -233,10 +234,11 @@ class Stack:
 
 
 def is_ready(model: ServedModel) -> bool:
-    """Whether a replica serves. Raises `ModelFailed` when every one of them has failed to load."""
+    """Whether a replica serves. Raises `ModelLoadFailed` when every one of them has failed to
+    load."""
     rows = list(Replica.objects.filter(served_model=model))
     failed = [row for row in rows if row.state == ReplicaState.FAILED]
     if failed and len(failed) == len(rows):
         reason = " ".join(failed[0].detail.split())  # libraries explain themselves at length
-        raise ModelFailed(f"{model.name} can't be served: {reason}")
+        raise ModelLoadFailed(f"{model.name} can't be served: {reason}")
     return any(row.state == ReplicaState.READY for row in rows)

@@ -13,14 +13,14 @@ from console.live.hub import Key, access_topic, hub, rights
 from engine.contract.errors import InvalidRequest, QuireError
 from inference.errors import envelope
 from inference.web.json_body import parse_object
-from tenants.sessions import see_session
+from tenants.sessions import snapshot_session
 from tenants.websockets import (
     BAD_MESSAGES,
     FOREIGN_ORIGIN,
     NOT_LOGGED_IN,
     origin_allowed,
+    session_monitor,
     user_of_session,
-    watch,
 )
 
 MAX_FRAME_CHARS = 1 << 14
@@ -28,7 +28,7 @@ MAX_DEPTH = 8
 MAX_TOPICS = 32
 MAX_BAD_FRAMES = 5
 _encode = msgspec.json.Encoder().encode
-Wanted = list[tuple[str, str | None]]
+TopicRequests = list[tuple[str, str | None]]
 
 
 class ConsoleConsumer(AsyncWebsocketConsumer):
@@ -58,24 +58,24 @@ class ConsoleConsumer(AsyncWebsocketConsumer):
         if self._user is None:
             await self.close(NOT_LOGGED_IN)
             return
-        watch.add(see_session(session.session_key, self._user), self._ended)
+        session_monitor.add(snapshot_session(session.session_key, self._user), self._on_access_lost)
         self._writer = asyncio.create_task(self._write())
 
     async def disconnect(self, code: int) -> None:
         """Hear no more."""
-        watch.remove(self._ended)
-        self._drop()
+        session_monitor.remove(self._on_access_lost)
+        self._unsubscribe_all()
         if self._writer is not None:
             self._writer.cancel()
 
-    async def _ended(self) -> None:
+    async def _on_access_lost(self) -> None:
         """The session was ended elsewhere, or a right to something that is open was lost."""
         self._user = None
-        self._drop()
+        self._unsubscribe_all()
         await self.close(NOT_LOGGED_IN)
 
-    def _drop(self) -> None:
-        rights.hold(self._ended, 0, set())
+    def _unsubscribe_all(self) -> None:
+        rights.watch(self._on_access_lost, 0, set())
         for key in self._names:
             hub.remove(key, self._sink)
         self._names, self._pending = {}, {}
@@ -92,7 +92,7 @@ class ConsoleConsumer(AsyncWebsocketConsumer):
             if message.get("type") == "ping":
                 await self._send({"type": "pong"})
             elif message.get("type") == "want":
-                await self._want(_wanted(message))
+                await self._subscribe(_parse_topics(message))
             else:
                 raise InvalidRequest("type must be 'want' or 'ping'.", param="type")
         except QuireError as error:
@@ -101,7 +101,7 @@ class ConsoleConsumer(AsyncWebsocketConsumer):
             if self._bad_frames >= MAX_BAD_FRAMES:
                 await self.close(BAD_MESSAGES)
 
-    async def _want(self, wanted: Wanted) -> None:
+    async def _subscribe(self, wanted: TopicRequests) -> None:
         """From now on exactly these."""
         found: dict[Key, Any] = {}
         names: dict[Key, list[str | None]] = {}
@@ -127,7 +127,7 @@ class ConsoleConsumer(AsyncWebsocketConsumer):
             hub.add(found[key], key[1], self._sink)
         # What everybody may have asks for no right.
         held = {key[1] for key in found if found[key].audience.value != "everybody"}
-        rights.hold(self._ended, self._user.pk, held)
+        rights.watch(self._on_access_lost, self._user.pk, held)
 
     def _sink(self, key: Key, data: Any) -> None:
         self._pending[key] = data
@@ -149,12 +149,12 @@ class ConsoleConsumer(AsyncWebsocketConsumer):
         await self.send(text_data=_encode(frame).decode())
 
 
-def _wanted(message: dict[str, Any]) -> Wanted:
+def _parse_topics(message: dict[str, Any]) -> TopicRequests:
     """Pairs of a topic and a tenant's slug, or None for all. Raises `InvalidRequest`."""
     topics = message.get("topics")
     if not isinstance(topics, list) or len(topics) > MAX_TOPICS:
         raise InvalidRequest(f"topics must be a list of {MAX_TOPICS} at most.", param="topics")
-    found: Wanted = []
+    found: TopicRequests = []
     for each in topics:
         if not isinstance(each, list) or len(each) != 2:
             raise InvalidRequest("A topic is a pair of its name and a tenant.", param="topics")

@@ -1,5 +1,5 @@
-"""Pieces of pages: `{% icon "send" %}`, `{% empty "key" "No key yet" %}…{% endempty %}`,
-`{% module "console/js/x.js" %}`, `{% styles "frame" %}`.
+"""Pieces of pages: `{% icon "send" %}`, `{% empty_state "key" "No key yet" %}…{% endempty_state %}`,
+`{% module_script "console/js/x.js" %}`, `{% styles "frame" %}`.
 """
 
 import re
@@ -29,7 +29,7 @@ def icon(name: str) -> SafeString:
 
 
 @register.simple_block_tag
-def empty(content: SafeString, picture: str, title: str) -> SafeString:
+def empty_state(content: SafeString, picture: str, title: str) -> SafeString:
     """What stands where nothing is yet: what would be there, and how it gets there."""
     return format_html(
         '<div class="empty">{}<h3>{}</h3><p>{}</p></div>', icon(picture), title, content
@@ -37,7 +37,7 @@ def empty(content: SafeString, picture: str, title: str) -> SafeString:
 
 
 @register.filter
-def codes(text: str) -> SafeString:
+def inline_code(text: str) -> SafeString:
     """Text in which what stands between pairs of `backticks` is code."""
     parts = text.split("`")
     if len(parts) % 2 == 0:  # one is without its other
@@ -80,7 +80,7 @@ IMPORT = re.compile(r'^(?:import|export)\b[^"]*?"(\.[^"]+)";$', re.MULTILINE)
 
 
 @register.simple_tag
-def module(name: str) -> SafeString:
+def module_script(name: str) -> SafeString:
     """A script of the page, and a word on each that it imports: they're asked for all at once."""
     links = ((static(each),) for each in imported(name))
     preloads = format_html_join(
@@ -102,7 +102,7 @@ def styles_address(name: str) -> str:
 
 
 @register.simple_block_tag
-def deferred(content: SafeString) -> SafeString:
+def defer_scripts(content: SafeString) -> SafeString:
     """Markup whose scripts run when the page is there, in their order: none holds up its paint."""
     return mark_safe(content.replace("<script src=", "<script defer src="))  # noqa: S308 - ours
 

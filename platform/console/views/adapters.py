@@ -22,21 +22,21 @@ from django.views.decorators.http import require_POST, require_safe
 from adapters import access, actions
 from adapters.access import DAYS, access_request, usage_of
 from adapters.models import PASSED, WORKING, Adapter, AdapterAlias, VersionState
-from adapters.store import most_of_tenant, used
+from adapters.store import max_tenant_adapter_bytes, used_bytes
 from catalog.access import access_served_models
 from catalog.live_status import live_replicas, residency
 from common.errors import NotFound
-from common.one_time import keep, take
+from common.one_time import pop_one_time, store_one_time
 from console.mounting import mounted
-from console.views.base import json_view, named_tenant, tenant_context
+from console.views.base import current_tenant, json_view, tenant_context
 from engine.contract.errors import InvalidRequest, QuireError
 from metering.models import UsageEntry
 from tenants.access import access_role, first_tenant
-from tenants.actors import as_actor
+from tenants.actors import to_actor
 from tenants.models import Role, Tenant, User
 
 #: Rows that the page shows.
-MOST = 200
+MAX_ROWS = 200
 Deed = Callable[..., str]
 
 
@@ -46,7 +46,7 @@ Deed = Callable[..., str]
 def adapters(request: HttpRequest) -> HttpResponse:
     """The adapters of one of the user's tenants, and what is shared with it."""
     try:
-        return _list(request, named_tenant(request))
+        return _list(request, current_tenant(request))
     except QuireError as error:
         return _list(request, first_tenant(request.user), error=error)
 
@@ -57,7 +57,7 @@ def adapters(request: HttpRequest) -> HttpResponse:
 def adapter(request: HttpRequest, pk: int) -> HttpResponse:
     """One adapter: traffic, versions, where it lies, what it was used for."""
     try:
-        tenant = named_tenant(request)
+        tenant = current_tenant(request)
         if tenant is None:
             raise NotFound("Adapter not found.")
         return _one(request, tenant, pk)
@@ -66,13 +66,13 @@ def adapter(request: HttpRequest, pk: int) -> HttpResponse:
 
 
 @json_view
-def figures(request: HttpRequest) -> dict[str, Any]:
+def adapter_status_json(request: HttpRequest) -> dict[str, Any]:
     """States and residency of a tenant's adapters, for pages that are open."""
-    tenant = named_tenant(request)
+    tenant = current_tenant(request)
     if tenant is None:
         return {"adapters": []}
     rows = _rows(request.user, tenant)
-    operator = as_actor(request.user).is_operator
+    operator = to_actor(request.user).is_operator
     where = _residency(rows, operator=operator)
     return {"adapters": [_figures(row, where) for row in rows]}
 
@@ -88,7 +88,7 @@ def deed(function: Deed) -> Callable[..., HttpResponse]:
         user: Any = request.user
         tenant = None
         try:
-            tenant = named_tenant(request)
+            tenant = current_tenant(request)
             if tenant is None:
                 raise NotFound("You belong to no tenant.")
             if "pk" in where:
@@ -99,7 +99,7 @@ def deed(function: Deed) -> Callable[..., HttpResponse]:
             if tenant is not None and found is not None:
                 return _one(request, tenant, found.pk, error=error)
             return _list(request, tenant or first_tenant(user), error=error)
-        keep(request, tenant=tenant.slug, text=text)
+        store_one_time(request, tenant=tenant.slug, text=text)
         gone = "adapter" not in where or not Adapter.objects.filter(pk=where["adapter"].pk).exists()
         page = reverse("adapters") if gone else reverse("adapter", args=[where["adapter"].pk])
         return redirect(f"{page}?{urlencode({'tenant': tenant.slug})}")
@@ -132,7 +132,7 @@ def fetch(request: HttpRequest, tenant: Tenant) -> str:
 @deed
 def promote(request: HttpRequest, tenant: Tenant, adapter: Adapter) -> str:
     """Have a version answer: all requests, or a share."""
-    number, percent = _whole(request, "version"), _whole(request, "percent", 100)
+    number, percent = post_int(request, "version"), post_int(request, "percent", 100)
     version = access.access_version(request.user, adapter, number)
     alias = request.POST.get("new_alias", "").strip() or request.POST.get("alias", "")
     found = actions.promote(actor=request.user, version=version, alias=alias, percent=percent)
@@ -152,7 +152,7 @@ def rollback(request: HttpRequest, tenant: Tenant, adapter: Adapter) -> str:
 
 
 @deed
-def offline(request: HttpRequest, tenant: Tenant, adapter: Adapter) -> str:
+def take_offline(request: HttpRequest, tenant: Tenant, adapter: Adapter) -> str:
     """Have nothing answer under its names."""
     actions.take_offline(actor=request.user, adapter=adapter)
     return f"{adapter.name} is offline. A rollback brings it back."
@@ -174,8 +174,8 @@ def change(request: HttpRequest, tenant: Tenant, adapter: Adapter, number: int) 
     version = access.access_version(request.user, adapter, number)
     what = request.POST.get("deed", "")
     doing, words = {
-        "check": (actions.check_again, "waits for its check"),
-        "retire": (actions.retire, "is retired"),
+        "check": (actions.revalidate_version, "waits for its check"),
+        "retire": (actions.retire_version, "is retired"),
         "delete": (actions.delete_version, "is deleted"),
     }.get(what, (None, ""))
     if doing is None:
@@ -185,7 +185,7 @@ def change(request: HttpRequest, tenant: Tenant, adapter: Adapter, number: int) 
 
 
 @deed
-def drop_alias(request: HttpRequest, tenant: Tenant, adapter: Adapter) -> str:
+def delete_alias(request: HttpRequest, tenant: Tenant, adapter: Adapter) -> str:
     """Take a name away."""
     alias = access.access_alias(request.user, adapter, request.POST.get("alias", ""))
     actions.delete_alias(actor=request.user, alias=alias)
@@ -200,7 +200,7 @@ def delete(request: HttpRequest, tenant: Tenant, adapter: Adapter) -> str:
     return f"{name} is deleted with all of its versions."
 
 
-def _whole(request: HttpRequest, name: str, default: int | None = None) -> int:
+def post_int(request: HttpRequest, name: str, default: int | None = None) -> int:
     text = request.POST.get(name, "")
     if not text and default is not None:
         return default
@@ -210,10 +210,10 @@ def _whole(request: HttpRequest, name: str, default: int | None = None) -> int:
 
 
 def _rows(user: User, tenant: Tenant) -> list[Adapter]:
-    return list(_with_all(access.access_adapters(user, tenant))[:MOST])
+    return list(_prefetch(access.access_adapters(user, tenant))[:MAX_ROWS])
 
 
-def _with_all(rows: QuerySet[Adapter]) -> QuerySet[Adapter]:
+def _prefetch(rows: QuerySet[Adapter]) -> QuerySet[Adapter]:
     aliases = AdapterAlias.objects.select_related("version", "canary", "previous")
     return rows.prefetch_related("versions", Prefetch("aliases", queryset=aliases))
 
@@ -254,8 +254,8 @@ def state_of(row: Adapter) -> str:
     return "offline"
 
 
-def _told(request: HttpRequest, tenant: Tenant | None) -> str:
-    kept = take(request) if request.method == "GET" else {}
+def _flash(request: HttpRequest, tenant: Tenant | None) -> str:
+    kept = pop_one_time(request) if request.method == "GET" else {}
     return str(kept.get("text", "")) if tenant and kept.get("tenant") == tenant.slug else ""
 
 
@@ -263,13 +263,13 @@ def _common(
     request: HttpRequest, tenant: Tenant | None, error: QuireError | None
 ) -> dict[str, Any]:
     user: Any = request.user
-    context = {**tenant_context(user, tenant), "error": error, "told": _told(request, tenant)}
+    context = {**tenant_context(user, tenant), "error": error, "told": _flash(request, tenant)}
     if tenant is not None:
         role = access_role(user, tenant)
         context |= {
             "may_add": role.rank >= Role.MEMBER.rank,
             "admin": role.rank >= Role.ADMIN.rank,
-            "operator": as_actor(user).is_operator,
+            "operator": to_actor(user).is_operator,
             "days": DAYS,
         }
     return context
@@ -286,11 +286,11 @@ def _list(
         where = _residency(rows, operator=context["operator"])
         context |= {
             "rows": [_row(row, usage[row.pk], where) for row in rows],
-            "most": MOST,
-            "more": len(rows) == MOST,
+            "most": MAX_ROWS,
+            "more": len(rows) == MAX_ROWS,
             "models": access_served_models(tenant).order_by("name"),
-            "used": used(tenant),
-            "room": most_of_tenant(),
+            "used": used_bytes(tenant),
+            "room": max_tenant_adapter_bytes(),
             **_looked_up(request, tenant),
         }
     status = error.status if error else 200
@@ -339,7 +339,7 @@ def _one(
     request: HttpRequest, tenant: Tenant, pk: int, error: QuireError | None = None
 ) -> HttpResponse:
     user: Any = request.user
-    found = _with_all(access.access_adapters(user, tenant)).filter(pk=pk).first()
+    found = _prefetch(access.access_adapters(user, tenant)).filter(pk=pk).first()
     if found is None:
         raise NotFound("Adapter not found.")
     context = _common(request, tenant, error)

@@ -20,10 +20,10 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
 from common.files import download
-from console.views.base import named_tenant, tenant_context
+from console.views.base import current_tenant, tenant_context
 from engine.contract.errors import QuireError
 from tenants.access import access_all_audit, access_audit
-from tenants.actors import as_actor
+from tenants.actors import to_actor
 from tenants.audit import COLUMNS, as_record
 from tenants.models import AuditEntry
 
@@ -74,14 +74,14 @@ def audit(request: HttpRequest) -> HttpResponseBase:
     """One of the user's tenants', or with `?all=yes` the installation's; `?format=csv|json`."""
     user: Any = request.user
     form = FilterForm(request.GET)
-    operator = as_actor(user).is_operator
+    operator = to_actor(user).is_operator
     whole = request.GET.get("all") == "yes"
     tenant = None
     try:
         if whole:
             rows = access_all_audit(user)
         else:
-            tenant = named_tenant(request)
+            tenant = current_tenant(request)
             rows = AuditEntry.objects.none() if tenant is None else access_audit(user, tenant)
     except QuireError as error:
         context = {**tenant_context(user, None), "form": form, "error": error}

@@ -19,7 +19,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST, require_safe
 
 from common.errors import NotFound, ServiceUnavailable
-from common.one_time import keep, take
+from common.one_time import pop_one_time, store_one_time
 from engine.contract.errors import InvalidRequest, QuireError
 from inference.errors import error_response
 from tenants.access import access_tenant, access_tenants, first_tenant
@@ -68,12 +68,12 @@ def end_of(day: date) -> datetime:
     return start_of(day + timedelta(days=1))
 
 
-MOST_TENANTS = 500
+MAX_TENANTS = 500
 #: Of the session: the tenant that was looked at last. Other pages open with it.
-LOOKED_AT = "tenant"
+SESSION_TENANT = "tenant"
 
 
-class Show(Protocol):
+class RenderPage(Protocol):
     """Renders a page about a tenant, None for one that can't be shown."""
 
     def __call__(
@@ -86,44 +86,46 @@ class Show(Protocol):
     ) -> HttpResponse: ...
 
 
-def named_tenant(request: HttpRequest) -> Tenant | None:
+def current_tenant(request: HttpRequest) -> Tenant | None:
     """The tenant that is named, else the one looked at last, else the user's first.
 
     Raises `NotFound` for a stranger's.
     """
     user: Any = request.user
     named = request.POST.get("tenant") or request.GET.get("tenant")
-    last = request.session.get(LOOKED_AT)
+    last = request.session.get(SESSION_TENANT)
     if not named:
         kept = access_tenants(user).filter(active=True, slug=last).first() if last else None
         return kept or first_tenant(user)
     tenant = access_tenant(user, named)
     if last != tenant.slug:
-        request.session[LOOKED_AT] = tenant.slug
+        request.session[SESSION_TENANT] = tenant.slug
     return tenant
 
 
 def tenant_context(user: User, tenant: Tenant | None) -> dict[str, Any]:
     """For the choice of a tenant at the top of a page."""
     found = access_tenants(user).filter(active=True).order_by("name")
-    shown = list(found[:MOST_TENANTS])
+    shown = list(found[:MAX_TENANTS])
     return {"tenant": tenant, "tenants": shown, "more_tenants": len(shown) > 1}
 
 
-def opened(request: HttpRequest, show: Show) -> HttpResponse:
+def render_page(request: HttpRequest, show: RenderPage) -> HttpResponse:
     """The page of the tenant that is named, with what the last POST there kept to be told once."""
     try:
-        tenant = named_tenant(request)
+        tenant = current_tenant(request)
     except QuireError as error:
         return show(request, None, error=error)
-    kept = take(request) if request.method == "GET" and tenant is not None else {}
+    kept = pop_one_time(request) if request.method == "GET" and tenant is not None else {}
     told = kept if tenant is not None and kept.get("tenant") == tenant.slug else {}
     return show(request, tenant, told=told)
 
 
-def done(request: HttpRequest, page: str, tenant: Tenant, **kept: Any) -> HttpResponse:
+def redirect_with_message(
+    request: HttpRequest, page: str, tenant: Tenant, **kept: Any
+) -> HttpResponse:
     """On to the page: whoever reloads that does nothing twice. It tells what was kept, once."""
-    keep(request, tenant=tenant.slug, **kept)
+    store_one_time(request, tenant=tenant.slug, **kept)
     return redirect(f"{reverse(page)}?{urlencode({'tenant': tenant.slug})}")
 
 
@@ -149,10 +151,12 @@ def deed(page: str, show: Page) -> Callable[[Deed], Page]:
         def view(request: HttpRequest, **where: Any) -> HttpResponse:
             tenant = None
             try:
-                tenant = named_tenant(request)
+                tenant = current_tenant(request)
                 if tenant is None:
                     raise NotFound("You belong to no tenant.")
-                return done(request, page, tenant, **function(request, tenant, **where))
+                return redirect_with_message(
+                    request, page, tenant, **function(request, tenant, **where)
+                )
             except QuireError as error:
                 return show(request, tenant, error=error)
 
@@ -161,7 +165,7 @@ def deed(page: str, show: Page) -> Callable[[Deed], Page]:
     return decorate
 
 
-def checked(form: forms.Form) -> dict[str, Any]:
+def cleaned_or_400(form: forms.Form) -> dict[str, Any]:
     """What the form holds. Raises `InvalidRequest` with the first thing that's wrong."""
     if not form.is_valid():
         field, problems = next(iter(form.errors.items()))
@@ -169,14 +173,14 @@ def checked(form: forms.Form) -> dict[str, Any]:
     return form.cleaned_data
 
 
-def text_of(request: HttpRequest, name: str) -> str | None:
+def post_text(request: HttpRequest, name: str) -> str | None:
     """A field of the form; None when it's empty."""
     return request.POST.get(name, "").strip() or None
 
 
-def number_of(request: HttpRequest, name: str) -> int | None:
+def post_int(request: HttpRequest, name: str) -> int | None:
     """The same as a whole number. Raises `InvalidRequest`."""
-    text = text_of(request, name)
+    text = post_text(request, name)
     if text is None:
         return None
     if not (text.isascii() and text.isdigit() and len(text) < 19):

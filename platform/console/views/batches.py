@@ -23,13 +23,13 @@ from django.views.decorators.http import require_POST, require_safe
 from pydantic import ValidationError
 
 from common.errors import NotFound, PermissionDenied
-from common.one_time import keep, take
-from common.task_queue import NO_BROKER
-from console.views.base import json_view, named_tenant, tenant_context
+from common.one_time import pop_one_time, store_one_time
+from common.task_queue import BROKER_ERRORS
+from console.views.base import current_tenant, json_view, tenant_context
 from engine.contract.errors import InvalidRequest, QuireError
 from inference.api.files import MAX_LIFETIME_S
 from inference.schemas.base import BatchRequest
-from inference.work import send
+from inference.work import send_job
 from storage import access, actions
 from storage.access import Batch, StoredFile, blob_path
 from storage.actions.files import lifetime, needed_by_batches
@@ -39,15 +39,15 @@ from tenants.actors import role_in
 from tenants.authentication import Caller, caller_for_user
 from tenants.models import Role, Tenant, User
 
-MOST = 200
+MAX_ROWS = 200
 #: Of a batch's faults that the page shows.
-MOST_ERRORS = 50
+MAX_ERRORS = 50
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 WINDOWS = ("24h", "1h", "7d", "14d")
 Deed = Callable[[HttpRequest, Tenant, Caller], str]
 
 
-def reader(request: HttpRequest, tenant: Tenant) -> Caller:
+def read_caller(request: HttpRequest, tenant: Tenant) -> Caller:
     """Whose objects are read: any member's tenant's, and an operator's any. It may ask nothing."""
     user: Any = request.user
     access_role(user, tenant)
@@ -71,7 +71,7 @@ def may_write(user: User, tenant: Tenant) -> bool:
     return role is not None and role.rank >= Role.MEMBER.rank
 
 
-def writer(request: HttpRequest, tenant: Tenant) -> Caller:
+def write_caller(request: HttpRequest, tenant: Tenant) -> Caller:
     """Who acts. Raises `PermissionDenied` for viewers and for who belongs to no such tenant."""
     user: Any = request.user
     if not may_write(user, tenant):
@@ -89,7 +89,7 @@ def page(name: str) -> Callable[..., Callable[..., HttpResponse]]:
         @wraps(function)
         def view(request: HttpRequest, **where: Any) -> HttpResponse:
             try:
-                tenant = named_tenant(request)
+                tenant = current_tenant(request)
                 if tenant is None and where:
                     raise NotFound("Not found.")
                 return show(request, tenant, name, function, **where)
@@ -114,19 +114,19 @@ def show(
     user: Any = request.user
     context: dict[str, Any] = {**tenant_context(user, tenant), "error": error, "told": {}}
     if tenant is not None:
-        kept = take(request) if request.method == "GET" and error is None else {}
+        kept = pop_one_time(request) if request.method == "GET" and error is None else {}
         context["told"] = kept if kept.get("tenant") == tenant.slug else {}
         context["may_write"] = may_write(user, tenant)
         if function is not None:
-            context |= function(tenant, reader(request, tenant), **where)
+            context |= function(tenant, read_caller(request, tenant), **where)
     status = error.status if error else 200
     return render(request, f"console/{name}.html", context, status=status)
 
 
-def list_batches(tenant: Tenant, caller: Caller) -> dict[str, Any]:
+def batch_list_context(tenant: Tenant, caller: Caller) -> dict[str, Any]:
     """The newest batches, and the files that one can be made of."""
-    rows, more = access.page(access.access_batches(caller), limit=MOST, after=None)
-    files = access.access_files(caller).filter(purpose="batch").order_by("-pk")[:MOST]
+    rows, more = access.page(access.access_batches(caller), limit=MAX_ROWS, after=None)
+    files = access.access_files(caller).filter(purpose="batch").order_by("-pk")[:MAX_ROWS]
     return {
         "batches": [figures(row) for row in rows],
         "more": more,
@@ -136,13 +136,13 @@ def list_batches(tenant: Tenant, caller: Caller) -> dict[str, Any]:
     }
 
 
-def one_batch(tenant: Tenant, caller: Caller, public_id: str) -> dict[str, Any]:
+def batch_context(tenant: Tenant, caller: Caller, public_id: str) -> dict[str, Any]:
     """A batch: how far it is, what went wrong, its files."""
     row = access.access_batch(caller, public_id)
     return {
         "batch": row,
         "figures": figures(row),
-        "errors": row.errors[:MOST_ERRORS],
+        "errors": row.errors[:MAX_ERRORS],
         "moments": [
             (name, getattr(row, column))
             for name, column in (
@@ -162,7 +162,7 @@ def one_batch(tenant: Tenant, caller: Caller, public_id: str) -> dict[str, Any]:
 
 def list_files(tenant: Tenant, caller: Caller) -> dict[str, Any]:
     """The newest files, and what they take of the tenant's room."""
-    rows, more = access.page(access.access_files(caller), limit=MOST, after=None)
+    rows, more = access.page(access.access_files(caller), limit=MAX_ROWS, after=None)
     needed = set(needed_by_batches().filter(tenant=tenant).values_list("input_file_id", flat=True))
     return {
         "files": [(row, row.public_id in needed) for row in rows],
@@ -188,11 +188,11 @@ def figures(row: Batch) -> dict[str, Any]:
         "errors": len(row.errors),
         "why": str(row.errors[0].get("message", "")) if row.errors else "",
         "created": row.created_at.strftime("%Y-%m-%d %H:%M"),
-        "left": _left(row),
+        "left": _time_left(row),
     }
 
 
-def _left(row: Batch) -> str:
+def _time_left(row: Batch) -> str:
     """About how long it still takes, at the pace that it had; "" where that can't be told."""
     done = row.completed + row.failed
     if row.status != "in_progress" or not done or row.in_progress_at is None:
@@ -204,21 +204,21 @@ def _left(row: Batch) -> str:
     return f"about {minutes:.0f} min left" if minutes < 90 else f"about {minutes / 60:.1f} h left"
 
 
-batches = page("batches")(list_batches)
-batch = page("batch")(one_batch)
+batches = page("batches")(batch_list_context)
+batch = page("batch")(batch_context)
 files = page("files")(list_files)
 
 
 @json_view
 def progress(request: HttpRequest) -> dict[str, Any]:
     """How far a tenant's newest batches are, or the one of `?batch=`."""
-    tenant = named_tenant(request)
+    tenant = current_tenant(request)
     if tenant is None:
         return {"batches": []}
-    caller = reader(request, tenant)
+    caller = read_caller(request, tenant)
     if wanted := request.GET.get("batch", ""):
         return {"batches": [figures(access.access_batch(caller, wanted))]}
-    rows, _ = access.page(access.access_batches(caller), limit=MOST, after=None)
+    rows, _ = access.page(access.access_batches(caller), limit=MAX_ROWS, after=None)
     return {"batches": [figures(row) for row in rows]}
 
 
@@ -235,15 +235,15 @@ def deed(
         def view(request: HttpRequest, **where: Any) -> HttpResponse:
             tenant: Tenant | None = None
             try:
-                tenant = named_tenant(request)
+                tenant = current_tenant(request)
                 if tenant is None:
                     raise NotFound("You belong to no tenant.")
-                text = function(request, tenant, writer(request, tenant), **where)
+                text = function(request, tenant, write_caller(request, tenant), **where)
             except QuireError as error:
                 shown = function_of_page if tenant is not None else None
                 tenant = tenant or first_tenant(request.user)
                 return show(request, tenant, name, shown, error=error)
-            keep(request, tenant=tenant.slug, text=text)
+            store_one_time(request, tenant=tenant.slug, text=text)
             return redirect(f"{reverse(name)}?{urlencode({'tenant': tenant.slug})}")
 
         return view
@@ -251,7 +251,7 @@ def deed(
     return decorate
 
 
-@deed("batches", list_batches)
+@deed("batches", batch_list_context)
 def add_batch(request: HttpRequest, tenant: Tenant, caller: Caller) -> str:
     """A batch of a file's requests."""
     form = request.POST
@@ -274,15 +274,15 @@ def add_batch(request: HttpRequest, tenant: Tenant, caller: Caller) -> str:
         window_s=wanted.window_s,
         metadata={},
     )
-    _tell_workers(made.public_id)
+    _enqueue(made.public_id)
     return f"{made.public_id} waits for a worker."
 
 
-@deed("batches", list_batches)
+@deed("batches", batch_list_context)
 def cancel(request: HttpRequest, tenant: Tenant, caller: Caller, public_id: str) -> str:
     """The end of a batch; what is done is in its files."""
     row = actions.cancel_batch(caller=caller, public_id=public_id)
-    _tell_workers(row.public_id)
+    _enqueue(row.public_id)
     return f"{row.public_id} is being cancelled. Answers so far are in its files."
 
 
@@ -327,10 +327,10 @@ def delete(request: HttpRequest, tenant: Tenant, caller: Caller, public_id: str)
 def download(request: HttpRequest, public_id: str) -> HttpResponseBase:
     """A file, always as a download: nothing in it can run in a browser."""
     try:
-        tenant = named_tenant(request)
+        tenant = current_tenant(request)
         if tenant is None:
             raise NotFound("File not found.")
-        row: StoredFile = access.access_file(reader(request, tenant), public_id)
+        row: StoredFile = access.access_file(read_caller(request, tenant), public_id)
         path = blob_path(row.tenant_id, row.public_id)
         try:
             content = path.open("rb")
@@ -348,9 +348,9 @@ def download(request: HttpRequest, public_id: str) -> HttpResponseBase:
     return response
 
 
-def _tell_workers(public_id: str) -> None:
+def _enqueue(public_id: str) -> None:
     """Without Redis they find it by themselves, later."""
     try:
-        send("batch", public_id)
-    except NO_BROKER:
+        send_job("batch", public_id)
+    except BROKER_ERRORS:
         return

@@ -14,20 +14,20 @@ from django.utils import timezone
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST, require_safe
 
-from accounts.reauthentication import recent_authentication_required
-from adapters.access import access_prices_of, names_for, priced_names, warning
+from accounts.reauthentication import reauthentication_required
+from adapters.access import access_prices_of, names_for, priceable_names, unknown_name_warning
 from common.errors import NotFound
-from console.views.base import deed, number_of, opened, tenant_context, text_of
+from console.views.base import deed, post_int, post_text, render_page, tenant_context
 from engine.contract.errors import InvalidRequest, QuireError
 from metering import actions
 from metering.budgets import BudgetState, access_budget, access_budgets, access_prices, states_of
 from metering.models import Period, Price
 from metering.money import amount_text
 from tenants.access import access_key, access_keys, access_role, first_tenant
-from tenants.actors import as_actor
+from tenants.actors import to_actor
 from tenants.models import Role, Tenant
 
-MOST = 200
+MAX_BUDGETS = 200
 
 
 @require_safe
@@ -35,7 +35,7 @@ MOST = 200
 @login_required
 def budgets(request: HttpRequest) -> HttpResponse:
     """The budgets of one of the user's tenants."""
-    return opened(request, show_budgets)
+    return render_page(request, show_budgets)
 
 
 def show_budgets(
@@ -52,12 +52,14 @@ def show_budgets(
     if tenant is not None:
         role = access_role(user, tenant)
         manages = role.rank >= Role.ADMIN.rank
-        found, known = list(access_budgets(user, tenant)[:MOST]), names_for(tenant)
+        found, known = list(access_budgets(user, tenant)[:MAX_BUDGETS]), names_for(tenant)
         context |= {
             "budgets": [_row(state, known) for state in states_of(found)],
             "manages": manages,
-            "operator": as_actor(user).is_operator,
-            "keys": access_keys(user, tenant).filter(revoked_at=None)[:MOST] if manages else (),
+            "operator": to_actor(user).is_operator,
+            "keys": access_keys(user, tenant).filter(revoked_at=None)[:MAX_BUDGETS]
+            if manages
+            else (),
             "periods": Period.choices,
             "currency": settings.QUIRE["CURRENCY"].upper(),
         }
@@ -70,7 +72,7 @@ def _row(state: BudgetState, known: Collection[str]) -> dict[str, Any]:
         "budget": budget,
         "of": f"key {budget.api_key.prefix}" if budget.api_key else "the tenant",
         "model": budget.model or "all",
-        "warning": warning(budget.model, known),
+        "warning": unknown_name_warning(budget.model, known),
         "spent_amount": amount_text(state.nanos),
         "amount": None if budget.amount is None else f"{budget.amount:f}",
         "tokens": state.tokens,
@@ -79,26 +81,26 @@ def _row(state: BudgetState, known: Collection[str]) -> dict[str, Any]:
     }
 
 
-@recent_authentication_required
+@reauthentication_required
 @deed("budgets", show_budgets)
 def set_budget(request: HttpRequest, tenant: Tenant) -> dict[str, Any]:
     """Set one; the same key, model and period again changes it."""
-    named = number_of(request, "key")
+    named = post_int(request, "key")
     made = actions.set_budget(
         actor=request.user,
         tenant=tenant,
         key=None if named is None else access_key(request.user, tenant, named),
-        model=text_of(request, "model") or "",
+        model=post_text(request, "model") or "",
         period=request.POST.get("period", ""),
-        tokens=number_of(request, "tokens"),
-        amount=text_of(request, "amount"),
-        alert_percent=number_of(request, "alert_percent"),
+        tokens=post_int(request, "tokens"),
+        amount=post_text(request, "amount"),
+        alert_percent=post_int(request, "alert_percent"),
     )
-    told = warning(made.model, names_for(tenant))
+    told = unknown_name_warning(made.model, names_for(tenant))
     return {"text": f"The budget is set: {made}. {told or 'It holds from now on.'}"}
 
 
-@recent_authentication_required
+@reauthentication_required
 @deed("budgets", show_budgets)
 def delete_budget(request: HttpRequest, tenant: Tenant, pk: int) -> dict[str, Any]:
     """Lift one."""
@@ -111,7 +113,7 @@ def delete_budget(request: HttpRequest, tenant: Tenant, pk: int) -> dict[str, An
 # -- The page of prices: what tokens cost, and since when. Operators set them.
 
 
-PRICES_MOST = 300
+MAX_PRICES = 300
 
 
 @require_safe
@@ -126,10 +128,10 @@ def show_prices(request: HttpRequest, error: QuireError | None = None) -> HttpRe
     """The page, with what was refused."""
     user: Any = request.user
     now = timezone.now()
-    found = list(access_prices_of(user)[:PRICES_MOST])
+    found = list(access_prices_of(user)[:MAX_PRICES])
     context = {
         "prices": [(price, _state(price, found, now)) for price in found],
-        "operator": as_actor(request.user).is_operator,
+        "operator": to_actor(request.user).is_operator,
         "currency": settings.QUIRE["CURRENCY"].upper(),
         "error": error,
         "told": [str(message) for message in get_messages(request)],
@@ -148,7 +150,7 @@ def _state(price: Price, all_prices: list[Price], now: Any) -> str:
     return "past" if next(later, None) else "now"
 
 
-@recent_authentication_required
+@reauthentication_required
 @require_POST
 @never_cache
 @login_required
@@ -157,20 +159,20 @@ def set_price(request: HttpRequest) -> HttpResponse:
     try:
         made = actions.set_price(
             actor=request.user,
-            model=text_of(request, "model") or "",
-            input_per_million=text_of(request, "input") or "",
-            cached_per_million=text_of(request, "cached"),
-            output_per_million=text_of(request, "output") or "",
-            valid_from=_moment(text_of(request, "valid_from")),
+            model=post_text(request, "model") or "",
+            input_per_million=post_text(request, "input") or "",
+            cached_per_million=post_text(request, "cached"),
+            output_per_million=post_text(request, "output") or "",
+            valid_from=_moment(post_text(request, "valid_from")),
         )
     except QuireError as error:
         return show_prices(request, error)
-    told = warning(made.model, priced_names())
+    told = unknown_name_warning(made.model, priceable_names())
     success(request, f"The price is set: {made} UTC. {told}".strip())
     return redirect("prices")
 
 
-@recent_authentication_required
+@reauthentication_required
 @require_POST
 @never_cache
 @login_required

@@ -15,9 +15,9 @@ from django.utils import timezone
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST
 
-from accounts.reauthentication import recent_authentication_required
-from common.one_time import take
-from console.views.base import done, named_tenant, tenant_context
+from accounts.reauthentication import reauthentication_required
+from common.one_time import pop_one_time
+from console.views.base import current_tenant, redirect_with_message, tenant_context
 from engine.contract.errors import QuireError
 from metering.actions import set_budget
 from metering.models import Period
@@ -30,7 +30,7 @@ from tenants.access import (
     access_service_accounts,
     first_tenant,
 )
-from tenants.actors import as_actor
+from tenants.actors import to_actor
 from tenants.models import ApiKey, Role, ServiceAccount, Tenant, User
 
 # -- The part of the form of keys that narrows a key: models, places, rates, spending.
@@ -121,7 +121,7 @@ class LimitsForm(forms.Form):
 
 
 #: Rows that the page shows; the newest of a tenant that has more.
-MOST_KEYS = 200
+MAX_ROWS = 200
 #: What each scope allows, in the order of the form.
 SCOPE_WORDS = {
     scopes.INFERENCE: "use models",
@@ -209,23 +209,25 @@ class OverlapForm(forms.Form):
 @require_http_methods(["GET", "HEAD", "POST"])
 @never_cache
 @login_required
-@recent_authentication_required
+@reauthentication_required
 def keys(request: HttpRequest) -> HttpResponse:
     """The keys of one of the user's tenants, and what the last POST made; by POST a new key."""
     user: Any = request.user
     form = _form(user, None)
     try:
-        tenant = named_tenant(request)
+        tenant = current_tenant(request)
         form = _form(user, tenant)
         if request.method == "POST" and tenant is not None:
             form = _form(user, tenant, request.POST)
             if form.is_valid():
                 made = _make(user, tenant, form)
-                return done(request, "keys", tenant, made=made.key.pk, secret=made.secret)
+                return redirect_with_message(
+                    request, "keys", tenant, made=made.key.pk, secret=made.secret
+                )
     except QuireError as error:
         return _page(request, first_tenant(user), form, error=error)
-    kept = take(request) if request.method == "GET" and tenant is not None else {}
-    return _page(request, tenant, form, **_told(user, tenant, kept))
+    kept = pop_one_time(request) if request.method == "GET" and tenant is not None else {}
+    return _page(request, tenant, form, **_flash_context(user, tenant, kept))
 
 
 @transaction.atomic
@@ -240,7 +242,7 @@ def _make(user: User, tenant: Tenant, form: NewKeyForm) -> actions.NewKey:
 @require_POST
 @never_cache
 @login_required
-@recent_authentication_required
+@reauthentication_required
 def rotate(request: HttpRequest, pk: int) -> HttpResponse:
     """Another key in this one's place, shown on the page that follows and never again."""
 
@@ -275,26 +277,26 @@ def _change(
     user: Any = request.user
     tenant = None
     try:
-        tenant = named_tenant(request)
+        tenant = current_tenant(request)
         if tenant is None:
             return _page(request, None, _form(user, None))
         kept = deed(user, access_key(user, tenant, pk))
     except QuireError as error:
         shown = tenant or first_tenant(user)
         return _page(request, shown, _form(user, shown), error=error)
-    return done(request, "keys", tenant, **kept)
+    return redirect_with_message(request, "keys", tenant, **kept)
 
 
 def _form(user: User, tenant: Tenant | None, data: Any = None) -> NewKeyForm:
     admin = tenant is not None and access_role(user, tenant).rank >= Role.ADMIN.rank
     accounts: list[ServiceAccount] = []
     if tenant is not None and admin:
-        accounts = list(access_service_accounts(user, tenant).filter(active=True)[:MOST_KEYS])
-    operator = as_actor(user).is_operator
+        accounts = list(access_service_accounts(user, tenant).filter(active=True)[:MAX_ROWS])
+    operator = to_actor(user).is_operator
     return NewKeyForm(data, operator=operator, admin=admin, accounts=accounts)
 
 
-def _told(user: User, tenant: Tenant | None, kept: dict[str, Any]) -> dict[str, Any]:
+def _flash_context(user: User, tenant: Tenant | None, kept: dict[str, Any]) -> dict[str, Any]:
     """What the page says of what was just done."""
     if tenant is None or kept.get("tenant") != tenant.slug:
         return {}
@@ -315,14 +317,14 @@ def _page(
     found: list[ApiKey] = []
     may_make = False
     if tenant is not None:
-        found = list(access_keys(user, tenant)[: MOST_KEYS + 1])
+        found = list(access_keys(user, tenant)[: MAX_ROWS + 1])
         may_make = access_role(user, tenant).rank >= Role.MEMBER.rank
     context |= {
         **tenant_context(user, tenant),
-        "active": [key for key in found[:MOST_KEYS] if key.state() == "active"],
-        "ended": [key for key in found[:MOST_KEYS] if key.state() != "active"],
-        "more": len(found) > MOST_KEYS,
-        "most": MOST_KEYS,
+        "active": [key for key in found[:MAX_ROWS] if key.state() == "active"],
+        "ended": [key for key in found[:MAX_ROWS] if key.state() != "active"],
+        "more": len(found) > MAX_ROWS,
+        "most": MAX_ROWS,
         "may_make": may_make,
         "form": form,
         "error": error,

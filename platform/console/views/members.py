@@ -16,8 +16,8 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
 from accounts.invitation_mail import mail_invitation
-from accounts.reauthentication import recent_authentication_required
-from console.views.base import checked, deed, opened, tenant_context
+from accounts.reauthentication import reauthentication_required
+from console.views.base import cleaned_or_400, deed, render_page, tenant_context
 from engine.contract.errors import QuireError
 from tenants import actions
 from tenants.access import (
@@ -33,7 +33,7 @@ from tenants.access import (
 from tenants.models import Role, Tenant
 
 #: Rows of each kind that the page shows.
-MOST = 500
+MAX_ROWS = 500
 ROLE_WORDS = {
     Role.OWNER: "owner: everything",
     Role.ADMIN: "admin: keys, members, the audit log",
@@ -59,7 +59,7 @@ class AccountForm(forms.Form):
 @login_required
 def members(request: HttpRequest) -> HttpResponse:
     """The members of one of the user's tenants; for admins also invitations and programs."""
-    return opened(request, _page)
+    return render_page(request, _page)
 
 
 def _page(
@@ -77,24 +77,24 @@ def _page(
         role = access_role(user, tenant)
         manages = role.rank >= Role.ADMIN.rank
         context |= {
-            "members": access_members(user, tenant)[:MOST],
-            "accounts": access_service_accounts(user, tenant).filter(active=True)[:MOST],
+            "members": access_members(user, tenant)[:MAX_ROWS],
+            "accounts": access_service_accounts(user, tenant).filter(active=True)[:MAX_ROWS],
             "manages": manages,
             "own_rank": role.rank,
             "roles": [(r.value, ROLE_WORDS[r]) for r in Role if r.rank <= role.rank],
-            "most": MOST,
+            "most": MAX_ROWS,
         }
         if manages:
-            rows = access_invitations(user, tenant)[:MOST]
+            rows = access_invitations(user, tenant)[:MAX_ROWS]
             context["invitations"] = [row for row in rows if row.state() == "open"]
     return render(request, "console/members.html", context, status=error.status if error else 200)
 
 
-@recent_authentication_required
+@reauthentication_required
 @deed("members", _page)
 def invite(request: HttpRequest, tenant: Tenant) -> dict[str, Any]:
     """A link for somebody; mailed where mail is set up, and shown once in any case."""
-    email = checked(InviteForm(request.POST))["email"]
+    email = cleaned_or_400(InviteForm(request.POST))["email"]
     role = request.POST.get("role", "")
     made = actions.invite(actor=request.user, tenant=tenant, email=email, role=role)
     link = request.build_absolute_uri(reverse("invitation", args=[made.token]))
@@ -110,7 +110,7 @@ def revoke(request: HttpRequest, tenant: Tenant, pk: int) -> dict[str, Any]:
     return {"text": f"Invitation for {found.email} revoked."}
 
 
-@recent_authentication_required
+@reauthentication_required
 @deed("members", _page)
 def change_role(request: HttpRequest, tenant: Tenant, pk: int) -> dict[str, Any]:
     """Another role; a lower one ends the member's sessions and keys."""
@@ -120,7 +120,7 @@ def change_role(request: HttpRequest, tenant: Tenant, pk: int) -> dict[str, Any]
     return {"text": f"{changed.user} is {changed.get_role_display().lower()} now."}
 
 
-@recent_authentication_required
+@reauthentication_required
 @deed("members", _page)
 def remove(request: HttpRequest, tenant: Tenant, pk: int) -> dict[str, Any]:
     """Out of the tenant, with their keys."""
@@ -132,7 +132,7 @@ def remove(request: HttpRequest, tenant: Tenant, pk: int) -> dict[str, Any]:
 @deed("members", _page)
 def add_account(request: HttpRequest, tenant: Tenant) -> dict[str, Any]:
     """A program of the tenant's."""
-    name = checked(AccountForm(request.POST))["name"]
+    name = cleaned_or_400(AccountForm(request.POST))["name"]
     role = request.POST.get("role", "")
     account = actions.create_service_account(
         actor=request.user, tenant=tenant, name=name, role=role
@@ -140,7 +140,7 @@ def add_account(request: HttpRequest, tenant: Tenant) -> dict[str, Any]:
     return {"text": f"{account} is added: create keys for it on the page API keys."}
 
 
-@recent_authentication_required
+@reauthentication_required
 @deed("members", _page)
 def retire_account(request: HttpRequest, tenant: Tenant, pk: int) -> dict[str, Any]:
     """Switch a program off and revoke its keys."""

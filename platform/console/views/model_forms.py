@@ -18,10 +18,10 @@ from django.http import QueryDict
 
 from catalog import actions
 from catalog.cli import NAMED
-from catalog.engine_settings import check_settings
+from catalog.engine_settings import validate_engine_settings
 from catalog.models import ServedModel
 from engine.contract.checkpoint_options import SAMPLING_DEFAULTS
-from engine.contract.command_line import checked, kind_of
+from engine.contract.command_line import base_type, validate_field
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError, InvalidRequest, QuireError
 from engine.contract.speculative_config import SpeculativeConfig
@@ -29,7 +29,7 @@ from engine.text.chat_template import read_template
 from tenants.models import Tenant, User
 
 PREFIX = "s."
-MOST_PAIRS = 100
+MAX_PAIRS = 100
 #: Of a group: its heading and its fields, in the order of the page.
 GROUPS: tuple[tuple[str, str], ...] = (
     (
@@ -76,7 +76,7 @@ _SPECS = {spec.name: spec for spec in dataclasses.fields(EngineConfig) if spec.n
 
 
 @dataclass
-class Option:
+class EngineOptionField:
     """One field of the form.
 
     Attributes:
@@ -92,7 +92,7 @@ class Option:
     bounds: str = ""
     low: float | int | None = None
     high: float | int | None = None
-    whole: bool = False
+    is_integer: bool = False
     choices: tuple[str, ...] = ()
     keys: tuple[str, ...] = ()
     value: str = ""
@@ -120,7 +120,7 @@ class Group:
     """Fields under one heading."""
 
     title: str
-    options: list[Option]
+    options: list[EngineOptionField]
 
     @property
     def num_set(self) -> int:
@@ -128,7 +128,7 @@ class Group:
         return sum(option.is_set for option in self.options)
 
     @property
-    def wrong(self) -> bool:
+    def has_errors(self) -> bool:
         """Whether one has an error."""
         return any(option.error for option in self.options)
 
@@ -138,11 +138,11 @@ class SettingsForm:
 
     def __init__(self, settings: Mapping[str, Any] | None = None) -> None:
         self.options = {name: _option(spec) for name, spec in _SPECS.items()}
-        #: Of settings that no field has: `translated` leaves none.
+        #: Of settings that no field has: `translate_vllm_settings` leaves none.
         self.error = ""
         for name, value in (settings or {}).items():
             if option := self.options.get(name):
-                _fill(option, value)
+                _set_initial(option, value)
 
     @property
     def groups(self) -> list[Group]:
@@ -154,28 +154,28 @@ class SettingsForm:
         return [*found, Group("More", list(left.values()))] if left else found
 
     @property
-    def wrong(self) -> bool:
+    def has_errors(self) -> bool:
         """Whether anything is."""
         return bool(self.error) or any(option.error for option in self.options.values())
 
     def read(self, sent: QueryDict) -> dict[str, Any]:
-        """The settings that a form holds; what is wrong stands at its field, see `wrong`."""
+        """The settings that a form holds; what is wrong stands at its field, see `has_errors`."""
         found: dict[str, Any] = {}
         for name, option in self.options.items():
             try:
                 value = _read(option, sent)
                 if value is not None:
-                    found[name] = checked(_SPECS[name], value)
+                    found[name] = validate_field(_SPECS[name], value)
             except (ConfigError, ValueError) as error:
                 option.error = error.message if isinstance(error, ConfigError) else str(error)
-        if not self.wrong:
+        if not self.has_errors:
             self._check_together(found)
         return found
 
     def _check_together(self, found: dict[str, Any]) -> None:
         """What no field's own rule says."""
         try:
-            check_settings(found)
+            validate_engine_settings(found)
             if template := found.get("chat_template"):
                 found["chat_template"] = read_template(template)
         except QuireError as error:
@@ -186,8 +186,8 @@ class SettingsForm:
                 option.error = error.message
 
 
-def _option(spec: dataclasses.Field[Any]) -> Option:
-    meta, kind = spec.metadata, kind_of(str(spec.type))
+def _option(spec: dataclasses.Field[Any]) -> EngineOptionField:
+    meta, kind = spec.metadata, base_type(str(spec.type))
     low, high = meta.get("low"), meta.get("high")
     bounds = ""
     if kind in (int, float) and low is not None:
@@ -195,7 +195,7 @@ def _option(spec: dataclasses.Field[Any]) -> Option:
     listed = "names" if low is None else "numbers"
     kinds = {bool: "switch", dict: "pairs", list: listed, int: "number", float: "number"}
     numbers = bool(meta.get("choices")) and kind is int
-    return Option(
+    return EngineOptionField(
         name=spec.name,
         kind="choice" if meta.get("choices") else kinds.get(kind, "text"),
         help=meta["help"].removeprefix("JSON: ") if kind is dict else meta["help"],
@@ -203,7 +203,7 @@ def _option(spec: dataclasses.Field[Any]) -> Option:
         bounds="" if numbers else bounds,
         low=low,
         high=high,
-        whole=kind is int,
+        is_integer=kind is int,
         choices=tuple(str(choice) for choice in meta.get("choices") or ()),
         keys=KEYS.get(spec.name, ()),
     )
@@ -217,21 +217,21 @@ def _default(spec: dataclasses.Field[Any]) -> str:
     return f"{spec.default:g}" if isinstance(spec.default, float) else str(spec.default)
 
 
-def _fill(option: Option, value: Any) -> None:
+def _set_initial(option: EngineOptionField, value: Any) -> None:
     """Put a value from the catalogue into its field."""
     if value is None:
         return
     if isinstance(value, bool):
         option.value = "on" if value else "off"
     elif isinstance(value, dict):
-        option.pairs = list(_flat(value))
+        option.pairs = list(_flatten(value))
     elif isinstance(value, list):
         option.value = ", ".join(map(str, value))
     else:
         option.value = str(value)
 
 
-def _read(option: Option, sent: QueryDict) -> Any:
+def _read(option: EngineOptionField, sent: QueryDict) -> Any:
     """A field's value, None for the default. Raises ValueError for what is none of its kind."""
     name = PREFIX + option.name
     if option.kind == "pairs":
@@ -240,8 +240,8 @@ def _read(option: Option, sent: QueryDict) -> Any:
             (key.strip(), value.strip())
             for key, value in zip(keys, values, strict=False)
             if key.strip() or value.strip()
-        ][:MOST_PAIRS]
-        return _nested(option.pairs) or None
+        ][:MAX_PAIRS]
+        return _unflatten(option.pairs) or None
     option.value = text = sent.get(name, "").strip()
     if not text:
         return None
@@ -253,8 +253,8 @@ def _read(option: Option, sent: QueryDict) -> Any:
         return [_number(word, whole=True) for word in text.replace(",", " ").split()]
     if option.kind == "names":
         return text.replace(",", " ").split()
-    if option.kind == "number" or (option.kind == "choice" and option.whole):
-        return _number(text, whole=option.whole)
+    if option.kind == "number" or (option.kind == "choice" and option.is_integer):
+        return _number(text, whole=option.is_integer)
     return text
 
 
@@ -266,7 +266,7 @@ def _number(text: str, *, whole: bool) -> int | float:
         raise ValueError(f"It must be {kind}, got {text[:50]!r}.") from None
 
 
-def _nested(pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
+def _unflatten(pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
     """`a.b` and a value as {"a": {"b": value}}. Raises ValueError for names that clash."""
     found: dict[str, Any] = {}
     for key, text in pairs:
@@ -292,11 +292,11 @@ def _value(text: str) -> Any:
         return text
 
 
-def _flat(values: Mapping[str, Any], before: str = "") -> list[tuple[str, str]]:
+def _flatten(values: Mapping[str, Any], before: str = "") -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     for key, value in values.items():
         if isinstance(value, dict) and value:
-            found += _flat(value, f"{before}{key}.")
+            found += _flatten(value, f"{before}{key}.")
         else:
             plain = isinstance(value, str) and _value(value) == value
             found.append((before + key, value if plain else json.dumps(value)))
@@ -318,10 +318,10 @@ NUMBERS = (
     ),
 )
 LISTS = ("aliases", "fallbacks")
-MOST_NAMES = 50
+MAX_NAMES = 50
 
 
-class ModelForm:
+class ServedModelForm:
     """What stands in the form. `errors`: by field; `values`: as text, or lists of it."""
 
     def __init__(self, values: dict[str, Any], settings: SettingsForm) -> None:
@@ -331,7 +331,7 @@ class ModelForm:
         self.general = ""
 
     @classmethod
-    def of(cls, model: ServedModel | None) -> ModelForm:
+    def of(cls, model: ServedModel | None) -> ServedModelForm:
         """As the catalogue has it; for a new one the defaults."""
         row = model or ServedModel()
         values: dict[str, Any] = {
@@ -349,7 +349,7 @@ class ModelForm:
         return form
 
     @classmethod
-    def sent(cls, data: QueryDict, model: ServedModel | None) -> ModelForm:
+    def from_post(cls, data: QueryDict, model: ServedModel | None) -> ServedModelForm:
         """What came by POST, checked as far as a form can."""
         values: dict[str, Any] = {
             "name": model.name if model else data.get("name", "").strip(),
@@ -357,7 +357,7 @@ class ModelForm:
             "node": data.get("node", "").strip(),
             "public": "public" in data,
             "managed": "managed" in data,
-            "tenants": [int(pk) for pk in data.getlist("tenants") if pk.isdigit()][:MOST_NAMES],
+            "tenants": [int(pk) for pk in data.getlist("tenants") if pk.isdigit()][:MAX_NAMES],
             **{name: data.get(name, "").strip() for name, *_ in NUMBERS},
             "aliases": data.get("aliases", "").replace(",", " ").split(),
             "fallbacks": [name for name in data.getlist("fallbacks") if name],
@@ -368,9 +368,9 @@ class ModelForm:
         return form
 
     @property
-    def wrong(self) -> bool:
+    def has_errors(self) -> bool:
         """Whether anything is."""
-        return bool(self.errors or self.general) or self.settings.wrong
+        return bool(self.errors or self.general) or self.settings.has_errors
 
     @property
     def numbers(self) -> list[dict[str, str]]:
@@ -436,7 +436,7 @@ class ModelForm:
             saved = actions.share_model(actor=user, model=saved, tenants=tenants, public=public)
         return saved
 
-    def take_error(self, error: QuireError) -> None:
+    def add_error(self, error: QuireError) -> None:
         """Put a refusal at the field that it names."""
         param = error.param or ""
         if param in self.values:

@@ -14,21 +14,21 @@ from django.urls import reverse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from accounts.reauthentication import recent_authentication_required
+from accounts.reauthentication import reauthentication_required
 from catalog import actions
 from catalog import model_details as look
 from catalog.checkpoint import read_checkpoint
-from catalog.hub import ask_hub
+from catalog.hub import get_download_info
 from catalog.models import DesiredState, Replica, ServedModel
 from common.errors import NotFound
-from common.one_time import keep, take
-from console.views.base import json_view, text_of
-from console.views.model_forms import ModelForm
+from common.one_time import pop_one_time, store_one_time
+from console.views.base import json_view, post_text
+from console.views.model_forms import ServedModelForm
 from engine.contract.errors import InvalidRequest, QuireError
 from tenants.access import access_tenants
-from tenants.actors import as_actor, require_operator
+from tenants.actors import require_operator, to_actor
 
-MOST = 500
+MAX_ROWS = 500
 
 
 @require_safe
@@ -53,8 +53,8 @@ def model(request: HttpRequest, pk: int) -> HttpResponse:
 @json_view
 def states(request: HttpRequest) -> dict[str, Any]:
     """How each model is that the user may see, for a page that is open."""
-    beats = look.heartbeats()
-    found = look.visible_models(request.user).prefetch_related("replicas")[:MOST]
+    beats = look.get_heartbeats()
+    found = look.visible_models(request.user).prefetch_related("replicas")[:MAX_ROWS]
     return {"models": [_state(row, beats) for row in found]}
 
 
@@ -62,17 +62,17 @@ def states(request: HttpRequest) -> dict[str, Any]:
 def progress(request: HttpRequest) -> dict[str, Any]:
     """One model's replicas: their phases and ends are for operators."""
     row = look.visible_model(request.user, _pk(request))
-    beats = look.heartbeats()
+    beats = look.get_heartbeats()
     found = _state(row, beats)
-    if as_actor(request.user).is_operator:
-        found["detail"] = look.replica_rows(row, beats)
+    if to_actor(request.user).is_operator:
+        found["detail"] = look.replica_status_list(row, beats)
     return found
 
 
 @json_view
 def log(request: HttpRequest) -> dict[str, Any]:
     """The end of a replica's log, or what came behind `?after=`. For operators."""
-    require_operator(as_actor(request.user))
+    require_operator(to_actor(request.user))
     row = look.visible_model(request.user, _pk(request))
     lines = look.log_of(row, request.GET.get("replica", ""), request.GET.get("after", ""))
     return {"lines": [{"id": line.id, "at": line.at, "text": line.text} for line in lines]}
@@ -81,15 +81,15 @@ def log(request: HttpRequest) -> dict[str, Any]:
 def show_list(request: HttpRequest, error: QuireError | None = None) -> HttpResponse:
     """The list, with what was just done or refused."""
     user: Any = request.user
-    operator, beats = as_actor(user).is_operator, look.heartbeats()
-    found = list(look.visible_models(user).prefetch_related("replicas")[:MOST])
+    operator, beats = to_actor(user).is_operator, look.get_heartbeats()
+    found = list(look.visible_models(user).prefetch_related("replicas")[:MAX_ROWS])
     context = {
         "rows": [_row(each, beats, operator) for each in found],
         "operator": operator,
         # Tenants whose news the page follows; the empty one stands for all.
         "followed": "" if operator else " ".join(each.slug for each in access_tenants(user)),
         "error": error,
-        "told": take(request) if request.method == "GET" else {},
+        "told": pop_one_time(request) if request.method == "GET" else {},
     }
     status = error.status if error else 200
     return render(request, "console/models.html", context, status=status)
@@ -100,19 +100,19 @@ def show_one(
 ) -> HttpResponse:
     """A model's page, with what was just done or refused."""
     user: Any = request.user
-    operator, beats = as_actor(user).is_operator, look.heartbeats()
+    operator, beats = to_actor(user).is_operator, look.get_heartbeats()
     own = [beat for beat in beats if beat.model.name == found.name]
     context: dict[str, Any] = {
         "model": found,
         "row": _row(found, beats, operator),
         "operator": operator,
         "error": error,
-        "told": take(request) if request.method == "GET" and error is None else {},
+        "told": pop_one_time(request) if request.method == "GET" and error is None else {},
         "weights": look.weights_of(own),
         "live": own[0] if own else None,
     }
     if operator:
-        replicas = look.replica_rows(found, beats)
+        replicas = look.replica_status_list(found, beats)
         context |= {
             "replicas": replicas,
             "layers": look.layers_of(each["id"] for each in replicas),
@@ -127,9 +127,9 @@ def _need(request: HttpRequest, found: ServedModel) -> dict[str, Any]:
     checkpoint, download = look.checkpoint_of(found.source, found.settings), None
     try:
         if checkpoint is None and "hub" in request.GET and look.is_on_hub(found.source):
-            download = ask_hub(found.source, found.settings)
+            download = get_download_info(found.source, found.settings)
             checkpoint = download.checkpoint
-        need = checkpoint and look.need(checkpoint, found.settings, request.GET)
+        need = checkpoint and look.estimate_memory_for_form(checkpoint, found.settings, request.GET)
         return {"need": need, "need_error": None, "download": download}
     except QuireError as error:
         return {"need": None, "need_error": error}
@@ -197,7 +197,7 @@ Deed = Callable[[HttpRequest, ServedModel], str]
 def deed(function: Deed) -> Callable[..., HttpResponse]:
     """A view by POST that does something to a model, then shows the page that says so."""
 
-    @recent_authentication_required
+    @reauthentication_required
     @require_POST
     @never_cache
     @login_required
@@ -206,11 +206,11 @@ def deed(function: Deed) -> Callable[..., HttpResponse]:
         found: ServedModel | None = None
         try:
             found = look.visible_model(request.user, pk)
-            require_operator(as_actor(request.user))
+            require_operator(to_actor(request.user))
             text = function(request, found)
         except QuireError as error:
             return show_list(request, error) if found is None else show_one(request, found, error)
-        keep(request, text=text)
+        store_one_time(request, text=text)
         gone = not ServedModel.objects.filter(pk=pk).exists()
         return redirect("models") if gone else redirect("model", pk)
 
@@ -267,7 +267,7 @@ def restart(request: HttpRequest, model: ServedModel) -> str:
     return f"{replica.replica_id} finishes its requests and restarts."
 
 
-@recent_authentication_required
+@reauthentication_required
 @require_http_methods(["GET", "HEAD", "POST"])
 @never_cache
 @login_required
@@ -276,7 +276,7 @@ def add(request: HttpRequest) -> HttpResponse:
     return _form(request, None)
 
 
-@recent_authentication_required
+@reauthentication_required
 @require_http_methods(["GET", "HEAD", "POST"])
 @never_cache
 @login_required
@@ -290,37 +290,37 @@ def change(request: HttpRequest, pk: int) -> HttpResponse:
 
 def _form(request: HttpRequest, model: ServedModel | None) -> HttpResponse:
     try:
-        require_operator(as_actor(request.user))
+        require_operator(to_actor(request.user))
     except QuireError as error:
         return show_list(request, error)
     if request.method != "POST":
-        return _show_form(request, model, ModelForm.of(model))
-    form = ModelForm.sent(request.POST, model)
-    if "look" in request.POST or form.wrong:
-        return _show_form(request, model, form, status=400 if form.wrong else 200)
+        return _show_form(request, model, ServedModelForm.of(model))
+    form = ServedModelForm.from_post(request.POST, model)
+    if "look" in request.POST or form.has_errors:
+        return _show_form(request, model, form, status=400 if form.has_errors else 200)
     try:
         saved = form.save(request.user, model)
     except QuireError as error:
-        form.take_error(error)
+        form.add_error(error)
         return _show_form(request, model, form, status=error.status)
     loading = model is None or saved.desired_state == "loaded"
     text = "is being loaded." if model is None else "is changed."
     if model is not None and loading:
         text = "is changed. Replicas with changed settings restart, one at a time."
-    keep(request, text=f"{saved.name} {text}")
+    store_one_time(request, text=f"{saved.name} {text}")
     return redirect(reverse("model", args=[saved.pk]))
 
 
 def _show_form(
-    request: HttpRequest, model: ServedModel | None, form: ModelForm, status: int = 200
+    request: HttpRequest, model: ServedModel | None, form: ServedModelForm, status: int = 200
 ) -> HttpResponse:
     context: dict[str, Any] = {"model": model, "form": form, **_looked(request, form)}
     return render(request, "console/model_form.html", context, status=status)
 
 
-def _looked(request: HttpRequest, form: ModelForm) -> dict[str, Any]:
+def _looked(request: HttpRequest, form: ServedModelForm) -> dict[str, Any]:
     """What the source is and would need, where the form names one that is here."""
-    source = text_of(request, "source") or form.values.get("source", "")
+    source = post_text(request, "source") or form.values.get("source", "")
     if not source:
         return {}
     try:
@@ -329,13 +329,15 @@ def _looked(request: HttpRequest, form: ModelForm) -> dict[str, Any]:
         if checkpoint is None and look.is_on_hub(path):
             if "look" not in request.POST:
                 return {"on_hub": path}
-            found = ask_hub(path, form.engine_settings)
+            found = get_download_info(path, form.engine_settings)
             checkpoint = found.checkpoint
         elif checkpoint is None:
             read_checkpoint(Path(path))
         if checkpoint is None:
             return {"on_hub": path, "download": found}
-        need = look.need(checkpoint, form.engine_settings, request.POST or request.GET)
+        need = look.estimate_memory_for_form(
+            checkpoint, form.engine_settings, request.POST or request.GET
+        )
         return {"checkpoint": checkpoint, "need": need, "download": found}
     except QuireError as error:
         return {"need_error": error}

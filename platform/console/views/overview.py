@@ -22,28 +22,28 @@ from console.mounting import mounted
 from console.views.base import json_view, tenant_context
 from engine.contract.errors import QuireError
 from engine.contract.pooling_params import GENERATE
-from history.buckets import RANGES, Range
+from history.buckets import RANGES, TimeRange
 from history.queries import (
-    BY,
-    MOST,
+    GROUP_BY,
+    MAX_ROWS,
     NoTenant,
     _rows,
     _service,
-    figures_of,
-    history_of,
+    get_fairness,
+    get_traffic_history,
     reserved_sum,
-    scope_of,
-    stretch_of,
+    resolve_range,
+    resolve_tenant_scope,
 )
 from metering.recent_usage import recent_usage
 from tenants.access import access_tenants
-from tenants.actions.tenants import MAX_RESERVED
-from tenants.actors import as_actor
+from tenants.actions.tenants import MAX_RESERVED_FRACTION
+from tenants.actors import to_actor
 from tenants.authentication import caller_for_user
 from tenants.models import Tenant, User
 
 #: More than that no one chooses from a list.
-MOST_TENANTS = 500
+MAX_TENANTS = 500
 
 
 @json_view
@@ -94,9 +94,9 @@ def usage(request: HttpRequest) -> dict[str, Any]:
 
 
 def _tenants(user: User) -> list[dict[str, str]]:
-    """The tenants that the user may act in, by name; the first `MOST_TENANTS` of an operator's."""
+    """The tenants that the user may act in, by name; the first `MAX_TENANTS` of an operator's."""
     found = access_tenants(user).filter(active=True).order_by("name", "pk")
-    return [{"id": each.slug, "name": each.name} for each in found[:MOST_TENANTS]]
+    return [{"id": each.slug, "name": each.name} for each in found[:MAX_TENANTS]]
 
 
 # -- What overview.py takes from history.queries.
@@ -104,19 +104,19 @@ def _tenants(user: User) -> list[dict[str, str]]:
 
 @json_view
 def history(request: HttpRequest) -> dict[str, Any]:
-    """`history_of` for the page."""
-    return history_of(request.user, request.GET)
+    """`get_traffic_history` for the page."""
+    return get_traffic_history(request.user, request.GET)
 
 
 def scope(request: HttpRequest) -> Tenant | None:
     """The tenant that a page is about; None: all of them, for operators. Raises `NotFound`."""
     user: Any = request.user
-    return scope_of(user, request.GET)
+    return resolve_tenant_scope(user, request.GET)
 
 
-def range_of(request: HttpRequest) -> Range:
+def range_of(request: HttpRequest) -> TimeRange:
     """Which stretch of time a page is about. Raises `InvalidRequest`."""
-    return stretch_of(request.GET)
+    return resolve_range(request.GET)
 
 
 # -- What overview.py takes from history.queries.
@@ -137,20 +137,20 @@ def fairness(request: HttpRequest) -> HttpResponse:
         context = {**tenant_context(user, None), "error": error}
         status = error.status if request.GET else 200
         return render(request, "console/fairness.html", context, status=status)
-    rows = _rows(_service(stretch), tenant, told=as_actor(user).is_operator)
+    rows = _rows(_service(stretch), tenant, told=to_actor(user).is_operator)
     active = Tenant.objects.filter(active=True)
     context = {
         **tenant_context(user, tenant),
-        "operator": as_actor(user).is_operator and tenant is None,
+        "operator": to_actor(user).is_operator and tenant is None,
         "ranges": RANGES.values(),
         "range": stretch,
-        "rows": rows[:MOST],
-        "more": len(rows) > MOST,
-        "most": MOST,
-        "served": any(row.service for row in rows),
-        "whole": all(row.service is not None for row in rows),
+        "rows": rows[:MAX_ROWS],
+        "more": len(rows) > MAX_ROWS,
+        "most": MAX_ROWS,
+        "served": any(row.tokens_served for row in rows),
+        "whole": all(row.tokens_served is not None for row in rows),
         "reserved": reserved_sum(active),
-        "reserved_most": MAX_RESERVED * 100,
+        "reserved_most": MAX_RESERVED_FRACTION * 100,
         "defaults": settings.QUIRE,
     }
     return render(request, "console/fairness.html", context)
@@ -158,14 +158,14 @@ def fairness(request: HttpRequest) -> HttpResponse:
 
 @json_view
 def figures(request: HttpRequest) -> dict[str, Any]:
-    """`figures_of` for the page."""
-    return figures_of(request.user, request.GET)
+    """`get_fairness` for the page."""
+    return get_fairness(request.user, request.GET)
 
 
 # -- The overview's page.
 
 
-PAGE_MOST = 200
+MAX_NAMES = 200
 
 
 @require_safe
@@ -174,7 +174,7 @@ PAGE_MOST = 200
 def overview(request: HttpRequest) -> HttpResponse:
     """Load now, traffic over time, models, replicas, and how to call the API."""
     user: Any = request.user
-    operator = as_actor(user).is_operator
+    operator = to_actor(user).is_operator
     base = {"base_url": request.build_absolute_uri(mounted("/v1")), "operator": operator}
     try:
         tenant, stretch = scope(request), range_of(request)
@@ -191,9 +191,9 @@ def overview(request: HttpRequest) -> HttpResponse:
         **tenant_context(user, tenant),
         "ranges": RANGES.values(),
         "range": stretch,
-        "models": served.order_by("name").values_list("name", flat=True)[:PAGE_MOST],
-        "adapters": adapters.order_by("name").values_list("name", flat=True).distinct()[:PAGE_MOST],
-        "groups": [name for name in BY if name != "tenant" or tenant is None],
+        "models": served.order_by("name").values_list("name", flat=True)[:MAX_NAMES],
+        "adapters": adapters.order_by("name").values_list("name", flat=True).distinct()[:MAX_NAMES],
+        "groups": [name for name in GROUP_BY if name != "tenant" or tenant is None],
         **{name: request.GET.get(name, "") for name in ("model", "adapter", "by")},
     }
     return render(request, "console/overview.html", context)

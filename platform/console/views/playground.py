@@ -15,7 +15,7 @@ from django.views.decorators.http import require_http_methods, require_safe
 
 from common.errors import NotFound
 from console.mounting import mounted
-from console.views.base import named_tenant
+from console.views.base import current_tenant
 from engine.contract.errors import InvalidRequest, QuireError
 from engine.contract.sampling_params import MAX_STOP, MAX_STOP_CHARS
 from inference.errors import error_response
@@ -54,19 +54,19 @@ def json_deed(*methods: str) -> Callable[[Answer], View]:
 def conversations(request: HttpRequest) -> dict[str, Any]:
     """Those of the user in `?tenant=`, found by `?q=`, a page from `?before=`; POST: a new one."""
     user: Any = request.user
-    tenant = named_tenant(request)
+    tenant = current_tenant(request)
     if tenant is None:
         raise NotFound("You belong to no tenant.")
     if request.method == "POST":
         made = actions.create_conversation(
             actor=user, tenant=tenant, document=_body(request, "document")["document"]
         )
-        return shown(made, user)
+        return to_json(made, user)
     search, before = (request.GET.get(name, "") for name in ("q", "before"))
     found = access_conversations(user, tenant, search, before)
     return {
         "kept": tenant.keep_conversations,
-        "conversations": [shown(row, user) for row in found[:MAX_LISTED]],
+        "conversations": [to_json(row, user) for row in found[:MAX_LISTED]],
         "more": len(found) > MAX_LISTED,
     }
 
@@ -77,7 +77,7 @@ def conversation(request: HttpRequest, public_id: str) -> dict[str, Any]:
     user: Any = request.user
     if request.method == "GET":
         row = access_conversation(user, public_id)
-        return {**shown(row, user), "document": row.document}
+        return {**to_json(row, user), "document": row.document}
     of = {"actor": user, "public_id": public_id}
     if request.method == "DELETE":
         actions.delete_conversation(**of)
@@ -86,7 +86,7 @@ def conversation(request: HttpRequest, public_id: str) -> dict[str, Any]:
         body = _body(request, "document", "version")
         if not isinstance(body["version"], int):
             raise InvalidRequest("version must be a number.", param="version")
-        return shown(actions.update_conversation(**of, **body), user)
+        return to_json(actions.update_conversation(**of, **body), user)
     body = _body(request)
     row = None
     if isinstance(title := body.get("title"), str):
@@ -95,10 +95,10 @@ def conversation(request: HttpRequest, public_id: str) -> dict[str, Any]:
         row = actions.share_conversation(**of, shared=shared)
     if row is None:
         raise InvalidRequest("Name a title, or whether it's shared.", param="title")
-    return shown(row, user)
+    return to_json(row, user)
 
 
-def shown(row: SavedConversation, user: Any) -> dict[str, Any]:
+def to_json(row: SavedConversation, user: Any) -> dict[str, Any]:
     """What a list tells of it."""
     return {
         "id": row.public_id,
@@ -154,7 +154,7 @@ class SamplingField:
     step: float = 0.05
     rest: float | None = None
     slide_to: float | None = None
-    most: int = MAX_STOP
+    max_items: int = MAX_STOP
     chars: int = MAX_STOP_CHARS
 
     @property

@@ -171,7 +171,7 @@ BOUNDS = {
     "minItems": "entries: at least {}",
     "pattern": "like {}",
 }
-MOST_VALUES = 12
+MAX_VALUES = 12
 
 
 @dataclass(frozen=True)
@@ -217,8 +217,8 @@ def kind_of(schema: dict[str, Any]) -> list[Word]:
     if "const" in schema:
         return [Word(repr(schema["const"]))]
     if values := schema.get("enum"):
-        shown = [str(each) for each in values[:MOST_VALUES]]
-        more = ["…"] if len(values) > MOST_VALUES else []
+        shown = [str(each) for each in values[:MAX_VALUES]]
+        more = ["…"] if len(values) > MAX_VALUES else []
         return [Word(" | ".join([*shown, *more]))]
     kind = schema.get("type", "anything")
     if kind == "array":

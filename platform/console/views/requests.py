@@ -14,18 +14,24 @@ from django.shortcuts import redirect, render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
-from accounts.reauthentication import recent_authentication_required
-from common.messaging import ALL
-from common.one_time import take
-from console.views.base import deed, end_of, named_tenant, start_of, tenant_context
-from console.views.timeline import events_of, is_pooled, picture_of
+from accounts.reauthentication import reauthentication_required
+from common.messaging import ALL_TENANTS
+from common.one_time import pop_one_time
+from console.views.base import current_tenant, deed, end_of, start_of, tenant_context
+from console.views.timeline import is_pooled, timeline_chart, timeline_events
 from engine.contract.errors import QuireError
 from metering.models import RequestEntry
 from metering.money import amount_text
-from metering.request_log import access_request_entry, access_requests, called, of_status, story_of
+from metering.request_log import (
+    access_request_entry,
+    access_requests,
+    called,
+    of_status,
+    request_detail_json,
+)
 from tenants import actions
 from tenants.access import access_role
-from tenants.actors import as_actor
+from tenants.actors import to_actor
 from tenants.models import Role, Tenant
 
 PAGE = 50
@@ -68,7 +74,7 @@ class SearchForm(forms.Form):
     first = _day("From")
     last = _day("To")
 
-    def narrow(self, rows: QuerySet[RequestEntry]) -> QuerySet[RequestEntry]:
+    def filter_queryset(self, rows: QuerySet[RequestEntry]) -> QuerySet[RequestEntry]:
         """Those that fit; none while the form is wrong."""
         if not self.is_valid():
             return rows.none()
@@ -111,15 +117,15 @@ def show(
         if whole:
             rows = access_requests(user)
         else:
-            tenant = tenant or named_tenant(request)
+            tenant = tenant or current_tenant(request)
             if tenant is not None:
                 rows = access_requests(user, tenant)
                 context["owns"] = access_role(user, tenant) == Role.OWNER
-                kept = take(request) if request.method == "GET" else {}
+                kept = pop_one_time(request) if request.method == "GET" else {}
                 context["told"] = kept if kept.get("tenant") == tenant.slug else {}
     except QuireError as refusal:
         tenant, error = None, refusal
-    page = Paginator(form.narrow(rows), PAGE).get_page(request.GET.get("page"))
+    page = Paginator(form.filter_queryset(rows), PAGE).get_page(request.GET.get("page"))
     found = list(page)
     if form.data.get("id") and len(found) == 1 and request.method == "GET":
         return redirect("request", name=found[0].request_id)
@@ -127,10 +133,10 @@ def show(
     context |= {
         **tenant_context(user, tenant),
         "page": page,
-        "operator": as_actor(user).is_operator,
+        "operator": to_actor(user).is_operator,
         "searched": any(v for k, v in kept.items() if k not in ("tenant", "all")),
         "query": urlencode(kept),
-        "newest": _followed(page, found, whole=whole, operator=as_actor(user).is_operator),
+        "newest": _followed(page, found, whole=whole, operator=to_actor(user).is_operator),
         "error": error,
     }
     return render(request, "console/requests.html", context, status=error.status if error else 200)
@@ -145,18 +151,18 @@ def _followed(
     return found[0].started_at.timestamp() if found else 0.0
 
 
-def newest(tenant_id: int) -> dict[str, float]:
+def latest_request_at(tenant_id: int) -> dict[str, float]:
     """When a tenant's newest request came, in seconds since 1970: the topic `requests`."""
     rows = RequestEntry.objects.order_by("-started_at")
-    if tenant_id != ALL:
+    if tenant_id != ALL_TENANTS:
         rows = rows.filter(tenant_id=tenant_id)
     found = rows.values_list("started_at", flat=True).first()
     return {"newest": found.timestamp() if found else 0.0}
 
 
-@recent_authentication_required
+@reauthentication_required
 @deed("requests", show)
-def store(request: HttpRequest, tenant: Tenant) -> dict[str, Any]:
+def toggle_content_logging(request: HttpRequest, tenant: Tenant) -> dict[str, Any]:
     """Whether what was asked and answered is kept."""
     wanted = request.POST.get("store") == "yes"
     actions.update_tenant(actor=request.user, tenant=tenant, store_prompts=wanted)
@@ -171,7 +177,7 @@ def store(request: HttpRequest, tenant: Tenant) -> dict[str, Any]:
 @require_safe
 @never_cache
 @login_required
-def one(request: HttpRequest, name: str) -> HttpResponse:
+def request_detail(request: HttpRequest, name: str) -> HttpResponse:
     """The story of the request that goes by this id. A stranger's is 404."""
     user: Any = request.user
     try:
@@ -179,13 +185,13 @@ def one(request: HttpRequest, name: str) -> HttpResponse:
     except QuireError as error:
         context = {**tenant_context(user, None), "error": error, "name": name[:200]}
         return render(request, "console/request.html", context, status=error.status)
-    story = story_of(user, entry)
+    story = request_detail_json(user, entry)
     context = {
         "entry": entry,
         "story": story,
         "cost": amount_text(entry.cost_nanos).rstrip("0").rstrip("."),
-        "events": events_of(entry, story),
-        "picture": picture_of(entry, story),
+        "events": timeline_events(entry, story),
+        "picture": timeline_chart(entry, story),
         "pooled": is_pooled(story),
         "refused": entry.request_id.startswith("refused-"),
     }

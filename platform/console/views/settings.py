@@ -12,15 +12,15 @@ from django.shortcuts import render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
-from accounts.reauthentication import recent_authentication_required
+from accounts.reauthentication import reauthentication_required
 from catalog.access import access_catalog
 from common.effective_settings import in_force
-from console.views.base import deed, opened, tenant_context, text_of
+from console.views.base import deed, post_text, render_page, tenant_context
 from engine.contract.errors import QuireError
 from metering import actions
 from metering.budgets import access_deliveries, access_delivery, access_webhooks
 from tenants.access import access_role, first_tenant
-from tenants.actors import as_actor
+from tenants.actors import to_actor
 from tenants.models import Role, Tenant
 
 # -- The page of settings in force: each with its value and where that came from. For operators.
@@ -31,7 +31,7 @@ from tenants.models import Role, Tenant
 @login_required
 def settings(request: HttpRequest) -> HttpResponse:
     """All settings of this gateway, and what models set. 403 for all but operators."""
-    if not as_actor(request.user).is_operator:
+    if not to_actor(request.user).is_operator:
         raise PermissionDenied
     found = in_force()
     models = [
@@ -46,7 +46,7 @@ def settings(request: HttpRequest) -> HttpResponse:
     return render(request, "console/settings.html", context)
 
 
-MOST = 100
+MAX_ROWS = 100
 
 
 @require_safe
@@ -54,7 +54,7 @@ MOST = 100
 @login_required
 def webhook(request: HttpRequest) -> HttpResponse:
     """For the admins of one of the user's tenants."""
-    return opened(request, show)
+    return render_page(request, show)
 
 
 def show(
@@ -72,21 +72,21 @@ def show(
         context |= {
             "manages": True,
             "webhook": access_webhooks(user, tenant).first(),
-            "deliveries": access_deliveries(user, tenant)[:MOST],
+            "deliveries": access_deliveries(user, tenant)[:MAX_ROWS],
         }
     return render(request, "console/webhook.html", context, status=error.status if error else 200)
 
 
-@recent_authentication_required
+@reauthentication_required
 @deed("webhook", show)
 def set_webhook(request: HttpRequest, tenant: Tenant) -> dict[str, Any]:
     """Where it is, with a new secret, shown once."""
-    url = text_of(request, "url") or ""
+    url = post_text(request, "url") or ""
     made = actions.set_webhook(actor=request.user, tenant=tenant, url=url)
     return {"secret": made.secret}
 
 
-@recent_authentication_required
+@reauthentication_required
 @deed("webhook", show)
 def delete_webhook(request: HttpRequest, tenant: Tenant) -> dict[str, Any]:
     """Tell nobody any more."""
@@ -97,7 +97,7 @@ def delete_webhook(request: HttpRequest, tenant: Tenant) -> dict[str, Any]:
 @deed("webhook", show)
 def try_webhook(request: HttpRequest, tenant: Tenant) -> dict[str, Any]:
     """A test event."""
-    actions.try_webhook(actor=request.user, tenant=tenant)
+    actions.send_test_event(actor=request.user, tenant=tenant)
     return {"text": "A test event is being sent. Reload the page in a moment to see the result."}
 
 
@@ -105,5 +105,5 @@ def try_webhook(request: HttpRequest, tenant: Tenant) -> dict[str, Any]:
 def send_again(request: HttpRequest, tenant: Tenant, pk: int) -> dict[str, Any]:
     """An event that was given up."""
     found = access_delivery(request.user, tenant, pk)
-    actions.send_again(actor=request.user, delivery=found)
+    actions.redeliver(actor=request.user, delivery=found)
     return {"text": "The event is being sent again."}

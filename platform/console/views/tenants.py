@@ -20,26 +20,26 @@ from django.urls import reverse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST, require_safe
 
-from accounts.reauthentication import recent_authentication_required
+from accounts.reauthentication import reauthentication_required
 from common.errors import NotFound
 from common.files import download
-from common.one_time import keep as store_one_time
-from common.one_time import take
+from common.one_time import pop_one_time
+from common.one_time import store_one_time as store_one_time
 from console.views.base import (
-    LOOKED_AT,
-    checked,
+    SESSION_TENANT,
+    cleaned_or_400,
+    current_tenant,
     deed,
-    named_tenant,
-    number_of,
-    opened,
+    post_int,
+    render_page,
     tenant_context,
 )
 from engine.contract.errors import QuireError
 from history.queries import reserved_sum
-from metering.access import Question, Sums, report
+from metering.access import UsageQuery, UsageTotals, report
 from metering.budgets import access_budgets, states_of
 from metering.redis_scripts import sync_client
-from metering.rules import Bucket, RunningLimit
+from metering.rules import ConcurrencyLimit, TokenBucket
 from tenants import actions
 from tenants.access import (
     access_keys,
@@ -49,10 +49,10 @@ from tenants.access import (
     access_tenants,
     first_tenant,
 )
-from tenants.actions.tenants import MAX_RESERVED
-from tenants.actors import as_actor
+from tenants.actions.tenants import MAX_RESERVED_FRACTION
+from tenants.actors import to_actor
 from tenants.models import ApiKey, Role, Tenant, User
-from tenants.tenant_data import export_chunks, holdings
+from tenants.tenant_data import data_kinds, export_chunks
 
 # -- The page of a tenant's data, for its owners: how long it's kept, taking it along, erasing it.
 
@@ -62,7 +62,7 @@ from tenants.tenant_data import export_chunks, holdings
 @login_required
 def data(request: HttpRequest) -> HttpResponse:
     """What is kept of one of the user's tenants."""
-    return opened(request, show)
+    return render_page(request, show)
 
 
 def show(
@@ -77,18 +77,18 @@ def show(
     tenant = tenant or first_tenant(user)
     context: dict[str, Any] = {**tenant_context(user, tenant), "told": told, "error": error}
     if tenant is not None and access_role(user, tenant) == Role.OWNER:
-        kinds = [each.name.replace("-", " ") for each in holdings() if each.rows]
+        kinds = [each.name.replace("-", " ") for each in data_kinds() if each.rows]
         context |= {"owns": True, "kinds": kinds}
     return render(
         request, "console/tenant_data.html", context, status=error.status if error else 200
     )
 
 
-@recent_authentication_required
+@reauthentication_required
 @deed("data", show)
 def keep(request: HttpRequest, tenant: Tenant) -> dict[str, Any]:
     """How many days content is kept, and whether the playground's conversations are."""
-    days, talks = number_of(request, "days"), request.POST.get("conversations") == "yes"
+    days, talks = post_int(request, "days"), request.POST.get("conversations") == "yes"
     actions.update_tenant(
         actor=request.user, tenant=tenant, keep_content_days=days, keep_conversations=talks
     )
@@ -97,7 +97,7 @@ def keep(request: HttpRequest, tenant: Tenant) -> dict[str, Any]:
     return {"text": f"Content is kept for {days} days; workers delete older content."}
 
 
-@recent_authentication_required
+@reauthentication_required
 @require_POST
 @never_cache
 @login_required
@@ -106,13 +106,13 @@ def export(request: HttpRequest) -> HttpResponseBase:
     tenant = None
     try:
         tenant = _named(request)
-        actions.begin_export(actor=request.user, tenant=tenant)
+        actions.log_export(actor=request.user, tenant=tenant)
     except QuireError as error:
         return show(request, tenant, error=error)
     return download(request, export_chunks(tenant), f"{tenant.slug}.zip", "application/zip")
 
 
-@recent_authentication_required
+@reauthentication_required
 @require_POST
 @never_cache
 @login_required
@@ -130,7 +130,7 @@ def erase(request: HttpRequest) -> HttpResponse:
 
 def _named(request: HttpRequest) -> Tenant:
     """Raises `NotFound`."""
-    tenant = named_tenant(request)
+    tenant = current_tenant(request)
     if tenant is None:
         raise NotFound("You belong to no tenant.")
     return tenant
@@ -140,24 +140,24 @@ def _named(request: HttpRequest) -> Tenant:
 
 
 DAYS = 30
-MOST_KEYS = 200
+MAX_KEYS = 200
 
 
 @dataclass(frozen=True)
 class Limit:
-    """A limit with its present use; `used` None: Redis is away, `most` None: no limit."""
+    """A limit with its present use; `used` None: Redis is away, `maximum` None: no limit."""
 
     name: str
-    most: int | None
+    maximum: int | None
     used: int | None
 
     @property
     def high(self) -> int:
         """From here on it's nearly used up."""
-        return (self.most or 0) * 8 // 10
+        return (self.maximum or 0) * 8 // 10
 
 
-def limits_now(tenant: Tenant) -> list[Limit]:
+def current_limits(tenant: Tenant) -> list[Limit]:
     """Requests and tokens a minute, and requests at a time."""
     quire = settings.QUIRE
     default = {
@@ -171,7 +171,7 @@ def limits_now(tenant: Tenant) -> list[Limit]:
         for kind, title in (("requests", "Requests a minute"), ("tokens", "Tokens a minute")):
             given = own[kind]
             most = (default[kind] if given is None else given) or None
-            found.append(Limit(title, most, _taken(client, kind, tenant.pk, most)))
+            found.append(Limit(title, most, _bucket_used(client, kind, tenant.pk, most)))
         most = tenant.max_running_requests or None
         found.append(Limit("Requests at a time", most, _running(client, tenant.pk, most)))
     finally:
@@ -179,12 +179,12 @@ def limits_now(tenant: Tenant) -> list[Limit]:
     return found
 
 
-def _taken(client: redis.Redis, kind: str, pk: int, most: int | None) -> int | None:
+def _bucket_used(client: redis.Redis, kind: str, pk: int, most: int | None) -> int | None:
     """What of a minute's worth is gone: a bucket refills evenly since it was last touched."""
     if most is None:
         return None
     try:
-        level, at = client.hmget(Bucket(kind, "tenant", pk, most).redis_key, "level", "at")
+        level, at = client.hmget(TokenBucket(kind, "tenant", pk, most).redis_key, "level", "at")
     except redis.RedisError:
         return None
     if level is None or at is None:
@@ -197,47 +197,47 @@ def _running(client: redis.Redis, pk: int, most: int | None) -> int | None:
     if most is None:
         return None
     try:
-        return int(client.scard(RunningLimit("tenant", pk, most).redis_key))
+        return int(client.scard(ConcurrencyLimit("tenant", pk, most).redis_key))
     except redis.RedisError:
         return None
 
 
-def usage_by_tenant(ids: Sequence[int]) -> dict[int, Sums]:
+def usage_by_tenant(ids: Sequence[int]) -> dict[int, UsageTotals]:
     """The last `DAYS` days of each, by row."""
     slugs = dict(Tenant.objects.filter(pk__in=ids).values_list("slug", "pk"))
-    found: dict[int, Sums] = {}
+    found: dict[int, UsageTotals] = {}
     for sums in _report(["project_id"], ids):
         pk = slugs.get(sums.group["project_id"] or "")
         if pk is not None:
-            _add(found.setdefault(pk, Sums(sums.start)), sums)
+            _add(found.setdefault(pk, UsageTotals(sums.start)), sums)
     return found
 
 
-def keys_with_use(user: User, tenant: Tenant) -> list[tuple[ApiKey, Sums | None]]:
+def keys_with_usage(user: User, tenant: Tenant) -> list[tuple[ApiKey, UsageTotals | None]]:
     """The keys that the user may see and that aren't revoked, those used last first."""
     keys = access_keys(user, tenant).filter(revoked_at=None)
-    found: dict[str, Sums] = {}
+    found: dict[str, UsageTotals] = {}
     for sums in _report(["api_key_id"], [tenant.pk]):
         name = sums.group["api_key_id"]
         if name:
-            _add(found.setdefault(name, Sums(sums.start)), sums)
-    rows = list(keys.order_by("-last_used_at", "-pk")[:MOST_KEYS])
+            _add(found.setdefault(name, UsageTotals(sums.start)), sums)
+    rows = list(keys.order_by("-last_used_at", "-pk")[:MAX_KEYS])
     return [(key, found.get(key.public_id)) for key in rows]
 
 
-def _report(by: list[str], ids: Sequence[int]) -> list[Sums]:
+def _report(by: list[str], ids: Sequence[int]) -> list[UsageTotals]:
     today = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     question: dict[str, Any] = {"width": "1d", "group_by": by, "tenants": list(ids)}
     first = today - timedelta(days=DAYS - 1)
-    return report(Question(start=first, end=today + timedelta(days=1), **question), whole=True)
+    return report(UsageQuery(start=first, end=today + timedelta(days=1), **question), whole=True)
 
 
-def _add(into: Sums, sums: Sums) -> None:
+def _add(into: UsageTotals, sums: UsageTotals) -> None:
     tokens = (sums.prompt_tokens, sums.cached_tokens, sums.completion_tokens)
     into.add((sums.requests, *tokens, sums.cost_nanos))
 
 
-MOST = 500
+MAX_ROWS = 500
 #: What operators set, as the form calls it.
 NUMBERS = {
     "requests_per_minute": "Requests a minute",
@@ -285,7 +285,7 @@ def tenants(request: HttpRequest) -> HttpResponse:
     """Those that the user belongs to; operators all. A member of one alone is led to its home."""
     user: Any = request.user
     own = access_tenants(user)
-    operator = as_actor(user).is_operator
+    operator = to_actor(user).is_operator
     if not operator and own.filter(active=True).count() == 1:
         return redirect("tenant", own.filter(active=True).get().slug)
     return _list(request)
@@ -306,7 +306,7 @@ def create(request: HttpRequest) -> HttpResponse:
     """A new tenant, by operators."""
     user: Any = request.user
     try:
-        made = actions.create_tenant(actor=user, **checked(NewTenant(request.POST)))
+        made = actions.create_tenant(actor=user, **cleaned_or_400(NewTenant(request.POST)))
     except QuireError as error:
         return _list(request, error)
     store_one_time(
@@ -323,7 +323,7 @@ def limit(request: HttpRequest, slug: str) -> HttpResponse:
     user: Any = request.user
     try:
         found = access_tenant(user, slug)
-        actions.update_tenant(actor=user, tenant=found, **checked(LimitsForm(request.POST)))
+        actions.update_tenant(actor=user, tenant=found, **cleaned_or_400(LimitsForm(request.POST)))
     except QuireError as error:
         return _home(request, slug, error)
     store_one_time(request, tenant=slug, text="The limits are set; they apply within seconds.")
@@ -336,12 +336,12 @@ def _list(request: HttpRequest, error: QuireError | None = None) -> HttpResponse
         people=Count("memberships", distinct=True),
         live_keys=Count("api_keys", filter=Q(api_keys__revoked_at=None), distinct=True),
     )
-    rows = list(found.order_by("-active", "name")[:MOST])
+    rows = list(found.order_by("-active", "name")[:MAX_ROWS])
     use = usage_by_tenant([row.pk for row in rows])
     context = {
         "rows": [(row, *_amounts(use.get(row.pk))) for row in rows],
         "days": DAYS,
-        "operator": as_actor(user).is_operator,
+        "operator": to_actor(user).is_operator,
         "form": NewTenant(request.POST if error is not None else None),
         "error": error,
     }
@@ -349,7 +349,7 @@ def _list(request: HttpRequest, error: QuireError | None = None) -> HttpResponse
     return render(request, "console/tenants.html", context, status=status)
 
 
-def _amounts(use: Sums | None) -> tuple[int, int]:
+def _amounts(use: UsageTotals | None) -> tuple[int, int]:
     """Requests and tokens."""
     return (use.requests, use.prompt_tokens + use.completion_tokens) if use else (0, 0)
 
@@ -360,22 +360,22 @@ def _home(request: HttpRequest, slug: str, error: QuireError | None = None) -> H
         found = access_tenant(user, slug)
     except QuireError as missing:
         return render(request, "console/tenant.html", {"error": missing}, status=missing.status)
-    if request.session.get(LOOKED_AT) != slug:
-        request.session[LOOKED_AT] = slug
-    kept = take(request) if request.method == "GET" else {}
+    if request.session.get(SESSION_TENANT) != slug:
+        request.session[SESSION_TENANT] = slug
+    kept = pop_one_time(request) if request.method == "GET" else {}
     role = access_role(user, found)
-    operator = as_actor(user).is_operator
+    operator = to_actor(user).is_operator
     context = {
         "home": found,
         "role": role,
         "admin": role.rank >= Role.ADMIN.rank,
         "told": kept if kept.get("tenant") == slug else {},
         "error": error,
-        "members": access_members(user, found).order_by("user__username")[:MOST],
-        "limits": limits_now(found),
-        "keys": keys_with_use(user, found),
+        "members": access_members(user, found).order_by("user__username")[:MAX_ROWS],
+        "limits": current_limits(found),
+        "keys": keys_with_usage(user, found),
         "days": DAYS,
-        "budgets": states_of(list(access_budgets(user, found)[:MOST])),
+        "budgets": states_of(list(access_budgets(user, found)[:MAX_ROWS])),
         "usage": usage_by_tenant([found.pk]).get(found.pk),
         "operator": operator,
     }
@@ -394,7 +394,7 @@ def _limits(request: HttpRequest, found: Tenant, error: QuireError | None) -> di
         "form": LimitsForm(request.POST if error is not None else None, initial=now),
         "wrong": error.param if error is not None else None,
         "others_reserve": others,
-        "left": max(0.0, MAX_RESERVED * 100 - others),
-        "most": MAX_RESERVED * 100,
+        "left": max(0.0, MAX_RESERVED_FRACTION * 100 - others),
+        "most": MAX_RESERVED_FRACTION * 100,
         "action": reverse("limit-tenant", args=[found.slug]),
     }

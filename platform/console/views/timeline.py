@@ -10,7 +10,7 @@ from metering.models import RequestEntry
 WIDTH, TOP, BAR = 1000, 8, 22
 GRAPH = 120
 #: Why nothing of a prompt was cached, in a person's words.
-COLD = {
+CACHE_MISS_TEXT = {
     "no_shared_prefix": "no earlier prompt begins like it",
     "shorter_than_a_block": "it is shorter than one cache block",
     "evicted": "the prefix that it shares was evicted",
@@ -41,22 +41,22 @@ class Event:
 
 
 @dataclass(slots=True)
-class Picture:
+class TimelineChart:
     """What the page draws, in units of a picture `WIDTH` wide.
 
-    `bars`: {kind, title, x, width}. `marks`: {x, title}. `line`: points of tokens over time.
+    `bars`: {kind, title, x, width}. `marks`: {x, title}. `polyline`: points of tokens over time.
     """
 
     height: int
     end_ms: float
     bars: list[dict[str, Any]] = field(default_factory=list)
     marks: list[dict[str, Any]] = field(default_factory=list)
-    line: str = ""
-    most: int = 0
+    polyline: str = ""
+    max_tokens: int = 0
     base: int = 0
 
 
-def events_of(entry: RequestEntry, story: dict[str, Any]) -> list[Event]:
+def timeline_events(entry: RequestEntry, story: dict[str, Any]) -> list[Event]:
     """In the order of their moments."""
     events = [Event(0.0, "Received", f"for {entry.model}" if entry.model else "")]
     if story["outputs"] or story["hops"]:
@@ -111,7 +111,7 @@ def _of_output(output: dict[str, Any], placed: float, name: str) -> list[Event]:
         Event(
             placed,
             "Queued",
-            f"{name}{_ms(output['queue_ms'])}{_ahead(output['ahead'])}",
+            f"{name}{_ms(output['queue_ms'])}{_queue_text(output['ahead'])}",
             "wait" if output["queue_ms"] >= 1 else "",
             tuple(output["behind"]),
         )
@@ -121,7 +121,11 @@ def _of_output(output: dict[str, Any], placed: float, name: str) -> list[Event]:
         events.append(Event(started, "Cache hit", f"{name}{output['cached']} tokens of the prompt"))
     elif output["cold"]:
         events.append(
-            Event(started, "Cache miss", f"{name}{COLD.get(output['cold'], output['cold'])}")
+            Event(
+                started,
+                "Cache miss",
+                f"{name}{CACHE_MISS_TEXT.get(output['cold'], output['cold'])}",
+            )
         )
     if output["num_chunks"]:
         sizes = " + ".join(str(tokens) for _, tokens in output["chunks"][:8])
@@ -140,7 +144,7 @@ def _of_output(output: dict[str, Any], placed: float, name: str) -> list[Event]:
     return events
 
 
-def _ahead(ahead: dict[str, Any]) -> str:
+def _queue_text(ahead: dict[str, Any]) -> str:
     """Behind whom it was: others' work has no names."""
     parts = []
     if ahead["own"]:
@@ -164,7 +168,7 @@ def _end(entry: RequestEntry, story: dict[str, Any]) -> Event:
     return Event(entry.duration_ms, "Ended", reason, "well")
 
 
-def picture_of(entry: RequestEntry, story: dict[str, Any]) -> Picture | None:
+def timeline_chart(entry: RequestEntry, story: dict[str, Any]) -> TimelineChart | None:
     """Bars for queue, prompt and output of each output, and tokens over time below them."""
     outputs = [each for each in story["outputs"] if each["steps"]]
     if not outputs or entry.duration_ms <= 0:
@@ -173,7 +177,7 @@ def picture_of(entry: RequestEntry, story: dict[str, Any]) -> Picture | None:
     placed, scale = placed_ms(story), WIDTH / end
     graph = GRAPH if story["tokens_over_time"] else 0
     height = TOP + len(outputs) * (BAR + 6) + graph + 30
-    picture = Picture(height, end, base=height - 22)
+    picture = TimelineChart(height, end, base=height - 22)
     for row, output in enumerate(outputs):
         at, top = placed, TOP + row * (BAR + 6)
         for kind in ("queue", "prefill", "decode"):
@@ -201,12 +205,12 @@ def picture_of(entry: RequestEntry, story: dict[str, Any]) -> Picture | None:
 _NAMES = {"queue": "Queued", "prefill": "Prompt", "decode": "Output"}
 
 
-def _draw_tokens(picture: Picture, points: list[Any], scale: float) -> None:
+def _draw_tokens(picture: TimelineChart, points: list[Any], scale: float) -> None:
     if not points:
         return
-    picture.most = points[-1][1]
-    high = GRAPH / max(1, picture.most)
-    picture.line = " ".join(
+    picture.max_tokens = points[-1][1]
+    high = GRAPH / max(1, picture.max_tokens)
+    picture.polyline = " ".join(
         f"{_n(min(at, picture.end_ms) * scale)},{_n(picture.base - count * high)}"
         for at, count in [(points[0][0], 0), *points]
     )

@@ -21,12 +21,12 @@ from django.views.decorators.http import require_safe
 
 from common.files import download
 from console.views.audit import FORMULA
-from console.views.base import end_of, named_tenant, start_of, tenant_context
+from console.views.base import current_tenant, end_of, start_of, tenant_context
 from engine.contract.errors import QuireError
-from metering.access import Question, Sums, first_page, report
+from metering.access import UsageQuery, UsageTotals, first_page, report
 from metering.money import amount_text
 from tenants.access import access_role
-from tenants.actors import as_actor, require_operator
+from tenants.actors import require_operator, to_actor
 from tenants.models import Tenant, User
 
 #: What may be grouped by, as the form calls it.
@@ -38,9 +38,9 @@ GROUPS = {
     "project_id": "tenant",
 }
 DAYS = 30
-LONGEST = timedelta(days=366)
+MAX_RANGE = timedelta(days=366)
 #: Rows that the page shows; the file has all.
-MOST = 500
+MAX_ROWS = 500
 
 
 class UsageForm(forms.Form):
@@ -54,16 +54,16 @@ class UsageForm(forms.Form):
     )
     by = forms.MultipleChoiceField(label="By", required=False, widget=forms.CheckboxSelectMultiple)
 
-    def __init__(self, *args: Any, whole: bool, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, all_tenants: bool, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         field: Any = self.fields["by"]
-        field.choices = [pair for pair in GROUPS.items() if whole or pair[0] != "project_id"]
+        field.choices = [pair for pair in GROUPS.items() if all_tenants or pair[0] != "project_id"]
 
     def clean(self) -> dict[str, Any]:
         """At most a year, the first day before the last."""
         data = super().clean() or {}
         first, last = data.get("first"), data.get("last")
-        if first and last and not timedelta(0) <= last - first <= LONGEST:
+        if first and last and not timedelta(0) <= last - first <= MAX_RANGE:
             raise forms.ValidationError("Choose at most a year, the first day before the last.")
         return data
 
@@ -73,7 +73,7 @@ class Row:
     """What one group used in all of the days that are shown."""
 
     names: tuple[str, ...]
-    sums: Sums
+    sums: UsageTotals
 
     @property
     def cost(self) -> str:
@@ -91,14 +91,14 @@ def usage(request: HttpRequest) -> HttpResponseBase:
     today = datetime.now(UTC).date()
     start = {"first": today - timedelta(days=DAYS - 1), "last": today, "by": ["model"]}
     given = "first" in request.GET or "last" in request.GET or "by" in request.GET
-    form = UsageForm(request.GET if given else start, whole=whole)
+    form = UsageForm(request.GET if given else start, all_tenants=whole)
     tenant: Tenant | None = None
     context: dict[str, Any] = {"form": form, "whole": whole}
     try:
         if whole:
-            require_operator(as_actor(user))
+            require_operator(to_actor(user))
         else:
-            tenant = named_tenant(request)
+            tenant = current_tenant(request)
             if tenant is not None:
                 access_role(user, tenant)
     except QuireError as error:
@@ -106,11 +106,11 @@ def usage(request: HttpRequest) -> HttpResponseBase:
         return render(request, "console/usage.html", context, status=error.status)
     shown: dict[str, Any] = {}
     if form.is_valid() and (whole or tenant):
-        groups, question = form.cleaned_data["by"], _question(form, tenant)
+        groups, question = form.cleaned_data["by"], _usage_query(form, tenant)
         if request.GET.get("format") == "csv":
             name = f"usage-{'installation' if whole else tenant}.csv"
             return download(request, _lines(question, groups), name, "text/csv; charset=utf-8")
-        shown = _shown(question, groups)
+        shown = _table_context(question, groups)
     kept = [
         (name, value)
         for name, values in request.GET.lists()
@@ -120,18 +120,20 @@ def usage(request: HttpRequest) -> HttpResponseBase:
     context |= {
         **tenant_context(user, tenant),
         **shown,
-        "most": MOST,
+        "most": MAX_ROWS,
         "currency": settings.QUIRE["CURRENCY"].upper(),
-        "operator": as_actor(user).is_operator,
+        "operator": to_actor(user).is_operator,
         "query": urlencode(kept),
-        "rest": urlencode(_rest(form, whole, tenant, shown["until"])) if shown.get("until") else "",
+        "rest": urlencode(_next_page_url(form, whole, tenant, shown["until"]))
+        if shown.get("until")
+        else "",
     }
     return render(request, "console/usage.html", context)
 
 
-def _question(form: UsageForm, tenant: Tenant | None) -> Question:
+def _usage_query(form: UsageForm, tenant: Tenant | None) -> UsageQuery:
     data = form.cleaned_data
-    return Question(
+    return UsageQuery(
         start=start_of(data["first"]),
         end=end_of(data["last"]),
         width="1d",
@@ -140,15 +142,15 @@ def _question(form: UsageForm, tenant: Tenant | None) -> Question:
     )
 
 
-def _shown(question: Question, groups: Sequence[str]) -> dict[str, Any]:
+def _table_context(question: UsageQuery, groups: Sequence[str]) -> dict[str, Any]:
     """The table: as many days as are read at once, the groups that cost most first."""
     page = first_page(question, whole=True)
     found = report(page, whole=True)
-    largest = sorted(found, key=_size)[:MOST]
+    largest = sorted(found, key=_sort_key)[:MAX_ROWS]
     people = _people(largest) if "user_id" in groups else {}
     return {
         "rows": [Row(_names(sums, groups, people), sums) for sums in largest],
-        "more": len(found) > MOST,
+        "more": len(found) > MAX_ROWS,
         "total": _total(found),
         "columns": [GROUPS[name] for name in groups],
         # The first day that isn't in it.
@@ -156,22 +158,22 @@ def _shown(question: Question, groups: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _rest(
-    form: UsageForm, whole: bool, tenant: Tenant | None, first: date
+def _next_page_url(
+    form: UsageForm, all_tenants: bool, tenant: Tenant | None, first: date
 ) -> list[tuple[str, Any]]:
     """The address of the same page for the days that this one leaves out."""
-    of = ("all", "yes") if whole else ("tenant", tenant)
+    of = ("all", "yes") if all_tenants else ("tenant", tenant)
     data = form.cleaned_data
     return [of, ("first", first), ("last", data["last"]), *(("by", name) for name in data["by"])]
 
 
-def _people(found: Sequence[Sums]) -> dict[str, str]:
+def _people(found: Sequence[UsageTotals]) -> dict[str, str]:
     ids = {sums.group["user_id"] for sums in found}
     rows = User.objects.filter(pk__in=[int(pk) for pk in ids if pk])
     return {str(pk): name for pk, name in rows.values_list("pk", "username")}
 
 
-def _names(sums: Sums, groups: Sequence[str], people: dict[str, str]) -> tuple[str, ...]:
+def _names(sums: UsageTotals, groups: Sequence[str], people: dict[str, str]) -> tuple[str, ...]:
     return tuple(
         people.get(sums.group[name] or "", sums.group[name] or "") or "–"
         if name == "user_id"
@@ -180,39 +182,39 @@ def _names(sums: Sums, groups: Sequence[str], people: dict[str, str]) -> tuple[s
     )
 
 
-def _size(sums: Sums) -> tuple[Any, ...]:
+def _sort_key(sums: UsageTotals) -> tuple[Any, ...]:
     """Most money first, then most tokens."""
     tokens = sums.prompt_tokens + sums.completion_tokens
     return -sums.cost_nanos, -tokens, [value or "" for value in sums.group.values()]
 
 
-def _total(found: Sequence[Sums]) -> Row | None:
+def _total(found: Sequence[UsageTotals]) -> Row | None:
     if not found:
         return None
-    total = Row((), Sums(found[0].start))
+    total = Row((), UsageTotals(found[0].start))
     for sums in found:
         total.sums.add(_amounts(sums))
     return total
 
 
-def _amounts(sums: Sums) -> tuple[int, ...]:
+def _amounts(sums: UsageTotals) -> tuple[int, ...]:
     tokens = (sums.prompt_tokens, sums.cached_tokens, sums.completion_tokens)
     return sums.requests, *tokens, sums.cost_nanos
 
 
-def _lines(question: Question, groups: Sequence[str]) -> Iterator[str]:
+def _lines(question: UsageQuery, groups: Sequence[str]) -> Iterator[str]:
     """A line a day and group, read a few days at a time."""
     amounts = ("requests", "input_tokens", "cached_tokens", "output_tokens", "cost", "currency")
-    yield _line(["day", *(GROUPS[name] for name in groups), *amounts])
+    yield _csv_line(["day", *(GROUPS[name] for name in groups), *amounts])
     while question.start < question.end:
         page = first_page(question)
         found = report(page)
         people = _people(found) if "user_id" in groups else {}
-        yield "".join(_line(_cells(sums, groups, people)) for sums in found)
+        yield "".join(_csv_line(_cells(sums, groups, people)) for sums in found)
         question = replace(question, start=page.end)
 
 
-def _cells(sums: Sums, groups: Sequence[str], people: dict[str, str]) -> list[object]:
+def _cells(sums: UsageTotals, groups: Sequence[str], people: dict[str, str]) -> list[object]:
     *counts, nanos = _amounts(sums)
     names = [
         f"'{name}" if name.startswith(FORMULA) else name for name in _names(sums, groups, people)
@@ -221,7 +223,7 @@ def _cells(sums: Sums, groups: Sequence[str], people: dict[str, str]) -> list[ob
     return [sums.start.date().isoformat(), *names, *counts, *money]
 
 
-def _line(cells: Sequence[object]) -> str:
+def _csv_line(cells: Sequence[object]) -> str:
     text = io.StringIO()
     csv.writer(text).writerow(cells)
     return text.getvalue()

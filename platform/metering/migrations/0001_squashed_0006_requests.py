@@ -360,7 +360,7 @@ class Migration(migrations.Migration):
                 ("replica", models.CharField(blank=True, default="", max_length=200)),
                 (
                     "detail",
-                    models.TextField(blank=True, default="", help_text="A `RequestNote` as JSON."),
+                    models.TextField(blank=True, default="", help_text="A `RequestTrace` as JSON."),
                 ),
                 (
                     "api_key",

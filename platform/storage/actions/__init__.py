@@ -13,16 +13,16 @@ from storage.actions.batches import (
     delete_batch,
     fail_batch,
     finish_batch,
-    note_progress,
     owner_of,
     release_lease,
     release_leases_of_dead,
     renew_lease,
     start_batch,
+    update_progress,
 )
 from storage.actions.conversations import (
     add_items,
-    add_turn,
+    append_response_turn,
     create_conversation,
     create_item_conversation,
     delete_conversation,
@@ -56,7 +56,7 @@ from storage.actions.responses import (
 __all__ = [
     "add_items",
     "add_part",
-    "add_turn",
+    "append_response_turn",
     "cancel_batch",
     "cancel_response",
     "cancel_upload",
@@ -78,7 +78,6 @@ __all__ = [
     "delete_response",
     "fail_batch",
     "finish_batch",
-    "note_progress",
     "owner_of",
     "release_lease",
     "release_leases_of_dead",
@@ -93,5 +92,6 @@ __all__ = [
     "update_completion",
     "update_conversation",
     "update_item_conversation",
+    "update_progress",
     "update_response",
 ]

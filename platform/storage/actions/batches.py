@@ -14,22 +14,22 @@ from django.db import transaction
 from django.db.models import Q, QuerySet
 from django.utils import timezone
 
-from common.errors import Conflict, check_waiting
+from common.errors import Conflict, check_pending_limit
 from common.files import new_id
 from engine.contract.errors import InvalidRequest
 from storage.access import (
     MESSAGES,
     access_batch,
     access_file,
-    is_free,
+    lease_is_free,
     open_batches,
     open_responses,
 )
-from storage.actions.files import check_room, create_file, delete_file, lifetime
-from storage.blobs import adopt_blob, blob_path, remove_blob
+from storage.actions.files import check_file_quota, create_file, delete_file, lifetime
+from storage.blobs import blob_path, link_blob, remove_blob
 from storage.models import OPEN, Batch, BatchStatus, StoredFile, StoredResponse
-from storage.ownership import actor_of, owner_fields
-from tenants.audit import record
+from storage.ownership import actor_of, ownership_fields
+from tenants.audit import log_action
 from tenants.authentication import Caller
 
 # -- Leases: one worker at a time does a piece of work, and another takes over from a dead one.
@@ -60,10 +60,10 @@ def _claim(
     """Take the lease. Workers that count at once may run some more than a tenant's share."""
     mine = rows.filter(public_id=public_id)
     tenant = mine.values_list("tenant_id", flat=True).first()
-    if rows.filter(~is_free(), tenant_id=tenant).count() >= settings.QUIRE[per_tenant]:
+    if rows.filter(~lease_is_free(), tenant_id=tenant).count() >= settings.QUIRE[per_tenant]:
         return False
     until = timezone.now() + timedelta(seconds=seconds)
-    return bool(mine.filter(is_free()).update(lease_owner=owner, lease_until=until))
+    return bool(mine.filter(lease_is_free()).update(lease_owner=owner, lease_until=until))
 
 
 def renew_lease(*, row: Work, owner: str, seconds: float) -> bool:
@@ -111,12 +111,12 @@ def create_batch(
     Args:
         prefix: of its id. total: requests, where that is known already.
 
-    Raises: `NotFound` for the file, `InvalidRequest` for one of another purpose, `TooMuchWaiting`,
+    Raises: `NotFound` for the file, `InvalidRequest` for one of another purpose, `TooManyPending`,
     `StorageFull` when the tenant's files take more than they may: its results would take more.
     """
-    check_room(caller.tenant_id, 0, settings.QUIRE["TENANT_FILE_BYTES"], "input_file_id")
+    check_file_quota(caller.tenant_id, 0, settings.QUIRE["TENANT_FILE_BYTES"], "input_file_id")
     waiting = open_batches().filter(tenant_id=caller.tenant_id).count()
-    check_waiting(waiting, settings.QUIRE["TENANT_OPEN_BATCHES"], "batches")
+    check_pending_limit(waiting, settings.QUIRE["TENANT_OPEN_BATCHES"], "batches")
     source = access_file(caller, input_file_id, "input_file_id")
     if source.purpose != "batch":
         raise InvalidRequest(
@@ -131,9 +131,9 @@ def create_batch(
         expires_at=timezone.now() + timedelta(seconds=window_s),
         metadata=metadata,
         output_lifetime_s=output_lifetime_s,
-        **owner_fields(caller),
+        **ownership_fields(caller),
     )
-    record(
+    log_action(
         actor=actor_of(caller),
         action="batch.create",
         target=row,
@@ -152,10 +152,10 @@ def create_message_batch(
     Args:
         lines: read once. size: about as many bytes as they have together.
 
-    Raises: `TooMuchWaiting`, `StorageFull`, what reading `lines` raises; then nothing is kept.
+    Raises: `TooManyPending`, `StorageFull`, what reading `lines` raises; then nothing is kept.
     """
     waiting = open_batches().filter(tenant_id=caller.tenant_id).count()
-    check_waiting(waiting, settings.QUIRE["TENANT_OPEN_BATCHES"], "batches")
+    check_pending_limit(waiting, settings.QUIRE["TENANT_OPEN_BATCHES"], "batches")
     total = 0
 
     def counted() -> Iterator[bytes]:
@@ -192,7 +192,7 @@ def delete_batch(*, caller: Caller, public_id: str) -> None:
     row = access_batch(caller, public_id)
     if row.status in OPEN:
         raise Conflict(f"The batch is {row.status}: cancel it first.")
-    record(actor=actor_of(caller), action="batch.delete", target=row, tenant=row.tenant)
+    log_action(actor=actor_of(caller), action="batch.delete", target=row, tenant=row.tenant)
     results = [file.pk for file in (row.output_file, row.error_file) if file]
     mine = Q(pk__in=results) | Q(public_id=row.input_file_id, tenant_id=row.tenant_id)
     row.delete()
@@ -214,7 +214,7 @@ def cancel_batch(*, caller: Caller, public_id: str) -> Batch:
     if row.status not in OPEN:
         raise Conflict(f"The batch is {row.status} and can't be cancelled.")
     _set(row, BatchStatus.CANCELLING, "cancelling_at")
-    record(actor=actor_of(caller), action="batch.cancel", target=row, tenant=row.tenant)
+    log_action(actor=actor_of(caller), action="batch.cancel", target=row, tenant=row.tenant)
     return access_batch(caller, public_id)
 
 
@@ -240,7 +240,7 @@ def fail_batch(*, row: Batch, errors: list[dict[str, Any]]) -> Batch:
     return row
 
 
-def note_progress(
+def update_progress(
     *, row: Batch, completed: int, failed: int, usage: dict[str, int], expired: int = 0
 ) -> str:
     """Write the counts; return the status as it is, so that the worker hears of a cancellation."""
@@ -295,7 +295,7 @@ def _as_file(row: Batch, journal: Path, kind: str) -> StoredFile | None:
     # The same name each time, so that a worker that died here leaves nothing to its successor.
     prefix = {"output": "0", "error": "1"}[kind]
     public_id = f"file-{prefix}{row.public_id.rpartition('_')[2][1:]}"
-    size = adopt_blob(row.tenant_id, public_id, journal)
+    size = link_blob(row.tenant_id, public_id, journal)
     return StoredFile.objects.create(
         public_id=public_id,
         filename=f"{row.public_id}_{kind}.jsonl",

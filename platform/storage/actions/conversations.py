@@ -20,11 +20,17 @@ from storage.models import (
     SavedConversation,
     json_chars,
 )
-from storage.ownership import actor_of, check_answers, kept_until, note_answer, owner_fields
-from storage.playground_document import checked, searchable, title_of
+from storage.ownership import (
+    actor_of,
+    add_stored_chars,
+    check_storage_quota,
+    default_expiry,
+    ownership_fields,
+)
+from storage.playground_document import search_text, title_of, validate_document
 from tenants.access import access_role
-from tenants.actors import as_actor
-from tenants.audit import record
+from tenants.actors import to_actor
+from tenants.audit import log_action
 from tenants.authentication import Caller
 from tenants.models import Tenant, User
 
@@ -39,16 +45,18 @@ def create_item_conversation(
     *, caller: Caller, metadata: dict[str, str], items: list[dict[str, Any]]
 ) -> ItemConversation:
     """A conversation that begins with these items. Raises `StorageFull`, `InvalidRequest`."""
-    check_answers(caller.tenant_id)
+    check_storage_quota(caller.tenant_id)
     row = ItemConversation.objects.create(
         public_id=new_id("conv_"),
         metadata=metadata,
         changed_at=timezone.now(),
-        expires_at=kept_until(),
-        **owner_fields(caller),
+        expires_at=default_expiry(),
+        **ownership_fields(caller),
     )
     _append(row, items)
-    record(actor=actor_of(caller), action="item_conversation.create", target=row, tenant=row.tenant)
+    log_action(
+        actor=actor_of(caller), action="item_conversation.create", target=row, tenant=row.tenant
+    )
     return row
 
 
@@ -60,7 +68,9 @@ def update_item_conversation(
     row = access_item_conversation(caller, public_id)
     row.metadata = metadata
     row.save(update_fields=["metadata"])
-    record(actor=actor_of(caller), action="item_conversation.update", target=row, tenant=row.tenant)
+    log_action(
+        actor=actor_of(caller), action="item_conversation.update", target=row, tenant=row.tenant
+    )
     return row
 
 
@@ -68,7 +78,9 @@ def update_item_conversation(
 def delete_item_conversation(*, caller: Caller, public_id: str) -> None:
     """Forget it and its items. Raises `NotFound`."""
     row = access_item_conversation(caller, public_id)
-    record(actor=actor_of(caller), action="item_conversation.delete", target=row, tenant=row.tenant)
+    log_action(
+        actor=actor_of(caller), action="item_conversation.delete", target=row, tenant=row.tenant
+    )
     row.delete()
 
 
@@ -82,12 +94,12 @@ def add_items(
 
     Raises: `NotFound`, `StorageFull`, `InvalidRequest` for more than a conversation holds.
     """
-    check_answers(caller.tenant_id)
+    check_storage_quota(caller.tenant_id)
     return _append(access_item_conversation(caller, public_id), items)
 
 
 @transaction.atomic
-def add_turn(
+def append_response_turn(
     *,
     tenant_id: int,
     conversation_id: str,
@@ -103,7 +115,7 @@ def add_turn(
     row = rows.filter(tenant_id=tenant_id, public_id=conversation_id).first()
     if row is None or row.items.count() + len(read) + len(written) > MAX_ITEMS:
         return
-    names = [name for item in written if (name := _own_name(item))]
+    names = [name for item in written if (name := _client_item_id(item))]
     if not row.items.filter(public_id__in=names).exists():
         _append(row, [*read, *written])
 
@@ -116,12 +128,12 @@ def _append(row: ItemConversation, items: list[dict[str, Any]]) -> list[Conversa
             param="items",
             code="conversation_too_long",
         )
-    wanted = [name for item in items if (name := _own_name(item))]
+    wanted = [name for item in items if (name := _client_item_id(item))]
     found = row.items.filter(public_id__in=wanted)
     taken = set(found.values_list("public_id", flat=True))
     made = []
     for item in items:
-        name = _own_name(item)
+        name = _client_item_id(item)
         if name is None or name in taken:
             name = new_id("item_")
         taken.add(name)
@@ -131,14 +143,14 @@ def _append(row: ItemConversation, items: list[dict[str, Any]]) -> list[Conversa
         )
     made = ConversationItem.objects.bulk_create(made)
     size = sum(each.size for each in made)
-    row.changed_at, row.expires_at = timezone.now(), kept_until()
+    row.changed_at, row.expires_at = timezone.now(), default_expiry()
     row.save(update_fields=["changed_at", "expires_at"])
     ItemConversation.objects.filter(pk=row.pk).update(size=F("size") + size)
-    note_answer(row.tenant_id, size)
+    add_stored_chars(row.tenant_id, size)
     return made
 
 
-def _own_name(item: dict[str, Any]) -> str | None:
+def _client_item_id(item: dict[str, Any]) -> str | None:
     """The id that an item comes with, if it can be kept."""
     name = item.get("id")
     return name if isinstance(name, str) and _NAME.fullmatch(name) else None
@@ -152,7 +164,7 @@ def delete_item(*, caller: Caller, conversation_id: str, item_id: str) -> ItemCo
     rows.update(size=F("size") - found.size)
     found.delete()
     row = rows.get()
-    record(
+    log_action(
         actor=actor_of(caller),
         action="item_conversation.delete_item",
         target=row,
@@ -170,14 +182,14 @@ def create_conversation(*, actor: User, tenant: Tenant, document: Any) -> SavedC
     `InvalidRequest`, `StorageFull`.
     """
     access_role(actor, tenant)
-    _check_kept(tenant)
-    check_answers(tenant.pk)
-    found = checked(document)
+    _check_conversations_enabled(tenant)
+    check_storage_quota(tenant.pk)
+    found = validate_document(document)
     row = SavedConversation(
         public_id=new_id("talk-"), tenant=tenant, user=actor, title=title_of(found)
     )
     _write(row, found)
-    record(actor=as_actor(actor), action="conversation.create", target=row, tenant=tenant)
+    log_action(actor=to_actor(actor), action="conversation.create", target=row, tenant=tenant)
     return row
 
 
@@ -191,27 +203,27 @@ def update_conversation(
         version: the one that was changed; another tab may have been faster.
     Raises: `NotFound`, `PermissionDenied`, `Conflict`, `InvalidRequest`, `StorageFull`.
     """
-    row = _own(actor, public_id)
-    _check_kept(row.tenant)
+    row = _get_own_conversation(actor, public_id)
+    _check_conversations_enabled(row.tenant)
     if row.version != version:
         raise Conflict(
             "This conversation was changed elsewhere. Open it again to go on from there.",
             param="version",
         )
-    check_answers(row.tenant_id)
+    check_storage_quota(row.tenant_id)
     row.version += 1
-    _write(row, checked(document))
+    _write(row, validate_document(document))
     return row
 
 
 @transaction.atomic
 def rename_conversation(*, actor: User, public_id: str, title: str) -> SavedConversation:
     """Give it another name. Raises `NotFound`, `InvalidRequest`."""
-    row = _own(actor, public_id)
+    row = _get_own_conversation(actor, public_id)
     name = " ".join("".join(c if c.isprintable() else " " for c in title).split())
     if not 0 < len(name) <= MAX_TITLE_CHARS:
         raise InvalidRequest(f"A title has 1 to {MAX_TITLE_CHARS} characters.", param="title")
-    row.title, row.words = name, searchable(name, row.document)
+    row.title, row.words = name, search_text(name, row.document)
     row.save(update_fields=["title", "words"])
     return row
 
@@ -219,30 +231,30 @@ def rename_conversation(*, actor: User, public_id: str, title: str) -> SavedConv
 @transaction.atomic
 def share_conversation(*, actor: User, public_id: str, shared: bool) -> SavedConversation:
     """Have the tenant's people read it who know its address, or no longer. Raises `NotFound`."""
-    row = _own(actor, public_id)
+    row = _get_own_conversation(actor, public_id)
     if bool(row.shared_at) != shared:
         row.shared_at = timezone.now() if shared else None
         row.save(update_fields=["shared_at"])
         verb = "conversation.share" if shared else "conversation.unshare"
-        record(actor=as_actor(actor), action=verb, target=row, tenant=row.tenant)
+        log_action(actor=to_actor(actor), action=verb, target=row, tenant=row.tenant)
     return row
 
 
 @transaction.atomic
 def delete_conversation(*, actor: User, public_id: str) -> None:
     """For good. Raises `NotFound`."""
-    row = _own(actor, public_id)
-    record(actor=as_actor(actor), action="conversation.delete", target=row, tenant=row.tenant)
+    row = _get_own_conversation(actor, public_id)
+    log_action(actor=to_actor(actor), action="conversation.delete", target=row, tenant=row.tenant)
     row.delete()
 
 
-def _own(actor: User, public_id: str) -> SavedConversation:
+def _get_own_conversation(actor: User, public_id: str) -> SavedConversation:
     found = access_own_conversation(actor, public_id)
     rows = SavedConversation.objects.select_for_update(of=("self",)).select_related("tenant")
     return rows.get(pk=found.pk)
 
 
-def _check_kept(tenant: Tenant) -> None:
+def _check_conversations_enabled(tenant: Tenant) -> None:
     if not tenant.keep_conversations:
         raise PermissionDenied(
             f"{tenant.name} keeps no conversations on the server.", code="conversations_off"
@@ -250,8 +262,8 @@ def _check_kept(tenant: Tenant) -> None:
 
 
 def _write(row: SavedConversation, document: dict[str, Any]) -> None:
-    row.document, row.words = document, searchable(row.title, document)
+    row.document, row.words = document, search_text(row.title, document)
     size = json_chars(document) + len(row.words)
-    note_answer(row.tenant_id, size - row.size)
-    row.size, row.changed_at, row.expires_at = size, timezone.now(), kept_until()
+    add_stored_chars(row.tenant_id, size - row.size)
+    row.size, row.changed_at, row.expires_at = size, timezone.now(), default_expiry()
     row.save()

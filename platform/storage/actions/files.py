@@ -17,7 +17,7 @@ from common.errors import Conflict, StorageFull
 from common.files import new_id
 from engine.contract.errors import InvalidRequest
 from storage.access import access_file, access_upload, stored_bytes
-from storage.blobs import CHUNK, blob_path, remove_blob, sweep_blobs, write_blob
+from storage.blobs import CHUNK, blob_path, delete_orphan_blobs, remove_blob, write_blob
 from storage.models import (
     OPEN,
     Batch,
@@ -30,11 +30,11 @@ from storage.models import (
     UploadPart,
     UploadStatus,
 )
-from storage.ownership import actor_of, owner_fields
-from tenants.audit import record
+from storage.ownership import actor_of, ownership_fields
+from tenants.audit import log_action
 from tenants.authentication import Caller
 from tenants.models import Tenant
-from tenants.tenant_data import remove_in_parts
+from tenants.tenant_data import delete_in_batches
 
 logger = logging.getLogger(__name__)
 
@@ -63,22 +63,22 @@ def create_file(
     """
     room = settings.QUIRE["TENANT_FILE_BYTES"]
     public_id = new_id("file-")
-    check_room(caller.tenant_id, size - frees, room)
+    check_file_quota(caller.tenant_id, size - frees, room)
     written = write_blob(caller.tenant_id, public_id, chunks)
     try:
         with transaction.atomic():
             # One upload at a time counts what the tenant has: two can't both take the last room.
             Tenant.objects.select_for_update().get(pk=caller.tenant_id)
-            check_room(caller.tenant_id, written - frees, room)
+            check_file_quota(caller.tenant_id, written - frees, room)
             row = StoredFile.objects.create(
                 public_id=public_id,
                 filename=clean_filename(filename),
                 purpose=purpose,
                 size=written,
                 expires_at=expires_at,
-                **owner_fields(caller),
+                **ownership_fields(caller),
             )
-            record(
+            log_action(
                 actor=actor_of(caller),
                 action="file.create",
                 target=row,
@@ -94,7 +94,7 @@ def create_file(
     return row
 
 
-def check_room(tenant_id: int, size: int, room: int, param: str = "file") -> None:
+def check_file_quota(tenant_id: int, size: int, room: int, param: str = "file") -> None:
     """Raise `StorageFull` when the tenant has no room for so many bytes more; 0 is no limit."""
     stored = stored_bytes(tenant_id) if room else 0
     if room and stored + size > room:
@@ -118,7 +118,7 @@ def delete_file(*, caller: Caller, public_id: str) -> None:
     row = access_file(caller, public_id)
     if needed_by_batches().filter(input_file_id=public_id).exists():
         raise Conflict("A batch that has not ended needs this file.")
-    record(actor=actor_of(caller), action="file.delete", target=row, tenant=row.tenant)
+    log_action(actor=actor_of(caller), action="file.delete", target=row, tenant=row.tenant)
     row.delete()
     transaction.on_commit(partial(remove_blob, caller.tenant_id, public_id))
 
@@ -135,7 +135,7 @@ def remove_expired() -> int:
     for kind in (StoredResponse, StoredCompletion, SavedConversation, ItemConversation):
         removed += kind.objects.filter(expires_at__lte=now).delete()[0]
     removed += _remove_kept_too_long()
-    removed += sweep_blobs(_is_known, ORPHAN_AFTER_S)
+    removed += delete_orphan_blobs(_is_referenced, ORPHAN_AFTER_S)
     return removed
 
 
@@ -147,11 +147,11 @@ def _remove_kept_too_long() -> int:
         old = {"tenant": tenant, "created_at__lt": before}
         for kind in (SavedConversation, ItemConversation):
             talks = kind.objects.filter(tenant=tenant, changed_at__lt=before)
-            removed += remove_in_parts(talks)
+            removed += delete_in_batches(talks)
         needed = needed_by_batches().filter(tenant=tenant).values("input_file_id")
-        removed += remove_in_parts(Batch.objects.filter(**old).exclude(status__in=OPEN))
-        removed += remove_in_parts(StoredCompletion.objects.filter(**old))
-        removed += remove_in_parts(StoredResponse.objects.filter(**old, lease_until=None))
+        removed += delete_in_batches(Batch.objects.filter(**old).exclude(status__in=OPEN))
+        removed += delete_in_batches(StoredCompletion.objects.filter(**old))
+        removed += delete_in_batches(StoredResponse.objects.filter(**old, lease_until=None))
         for row in StoredFile.objects.filter(**old).exclude(public_id__in=needed)[:1000]:
             row.delete()
             remove_blob(row.tenant_id, row.public_id)
@@ -164,7 +164,7 @@ def needed_by_batches() -> QuerySet[Batch]:
     return Batch.objects.filter(status__in=OPEN)
 
 
-def _is_known(public_id: str) -> bool:
+def _is_referenced(public_id: str) -> bool:
     """Whether bytes under this name are somebody's: a file's, a part's, a batch's."""
     if public_id.startswith(("batch_", "msgbatch_")):
         return needed_by_batches().filter(public_id=public_id).exists()
@@ -197,7 +197,7 @@ def create_upload(
     lifetime_s: int | None = None,
 ) -> StoredUpload:
     """Announce a file of `size` bytes. Raises `StorageFull` where it wouldn't fit."""
-    check_room(caller.tenant_id, size, settings.QUIRE["TENANT_FILE_BYTES"], "bytes")
+    check_file_quota(caller.tenant_id, size, settings.QUIRE["TENANT_FILE_BYTES"], "bytes")
     row = StoredUpload.objects.create(
         public_id=new_id("upload_"),
         filename=clean_filename(filename),
@@ -206,9 +206,9 @@ def create_upload(
         size=size,
         lifetime_s=lifetime_s,
         expires_at=timezone.now() + LIFETIME,
-        **owner_fields(caller),
+        **ownership_fields(caller),
     )
-    record(
+    log_action(
         actor=actor_of(caller), action="upload.create", target=row, tenant=row.tenant, bytes=size
     )
     return row
@@ -223,7 +223,7 @@ def add_part(*, caller: Caller, public_id: str, size: int, chunks: Iterable[byte
     row = _pending(access_upload(caller, public_id))
     room = settings.QUIRE["TENANT_FILE_BYTES"]
     _check_parts(row, size)
-    check_room(caller.tenant_id, size, room, "data")
+    check_file_quota(caller.tenant_id, size, room, "data")
     name = new_id("part_")
     written = write_blob(caller.tenant_id, name, chunks)
     try:
@@ -232,7 +232,7 @@ def add_part(*, caller: Caller, public_id: str, size: int, chunks: Iterable[byte
             Tenant.objects.select_for_update().get(pk=caller.tenant_id)
             row = _pending(StoredUpload.objects.get(pk=row.pk))
             _check_parts(row, written)
-            check_room(caller.tenant_id, written, room, "data")
+            check_file_quota(caller.tenant_id, written, room, "data")
             return UploadPart.objects.create(upload=row, public_id=name, size=written)
     except BaseException:
         remove_blob(caller.tenant_id, name)
@@ -287,7 +287,7 @@ def cancel_upload(*, caller: Caller, public_id: str) -> StoredUpload:
         raise Conflict("The upload is already closed.")
     row.status = UploadStatus.CANCELLED
     _drop_parts(row)
-    record(actor=actor_of(caller), action="upload.cancel", target=row, tenant=row.tenant)
+    log_action(actor=actor_of(caller), action="upload.cancel", target=row, tenant=row.tenant)
     return row
 
 

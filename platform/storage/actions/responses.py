@@ -8,12 +8,12 @@ from django.conf import settings
 from django.db import transaction
 from django.db.models import F
 
-from common.errors import check_waiting
+from common.errors import check_pending_limit
 from engine.contract.errors import InvalidRequest
 from storage.access import access_completion, access_response, open_responses
-from storage.actions.conversations import add_turn
+from storage.actions.conversations import append_response_turn
 from storage.models import ResponseStatus, StoredCompletion, StoredResponse, json_chars
-from storage.ownership import kept_until, note_answer, owner_fields
+from storage.ownership import add_stored_chars, default_expiry, ownership_fields
 from tenants.authentication import Caller
 
 # -- Keeping chat completions.
@@ -36,7 +36,7 @@ def store_completion(
     if kept is not None:
         return kept
     size = json_chars(messages, body)
-    note_answer(caller.tenant_id, size)
+    add_stored_chars(caller.tenant_id, size)
     return StoredCompletion.objects.create(
         size=size,
         public_id=public_id,
@@ -44,8 +44,8 @@ def store_completion(
         messages=messages,
         metadata=metadata,
         body=body,
-        expires_at=kept_until(),
-        **owner_fields(caller),
+        expires_at=default_expiry(),
+        **ownership_fields(caller),
     )
 
 
@@ -65,7 +65,7 @@ def delete_completion(*, caller: Caller, public_id: str) -> None:
 
 
 #: A response in one of these can still become another.
-RUNNING = (ResponseStatus.QUEUED, ResponseStatus.IN_PROGRESS)
+ACTIVE = (ResponseStatus.QUEUED, ResponseStatus.IN_PROGRESS)
 
 
 @transaction.atomic
@@ -84,18 +84,18 @@ def store_response(
 
     One that is kept already stays as it is: its stream was written to the end twice.
 
-    Raises: `TooMuchWaiting` for one more in the background than a tenant may have.
+    Raises: `TooManyPending` for one more in the background than a tenant may have.
     """
     if background:
         waiting = open_responses().filter(tenant_id=caller.tenant_id).count()
         most = settings.QUIRE["TENANT_OPEN_RESPONSES"]
-        check_waiting(waiting, most, "background responses")
+        check_pending_limit(waiting, most, "background responses")
     kept = StoredResponse.objects.filter(public_id=public_id, tenant_id=caller.tenant_id).first()
     if kept is not None:
         return kept
     size = json_chars(request, input_items, body)
-    note_answer(caller.tenant_id, size)
-    _go_on(caller.tenant_id, status, request, input_items, body["output"])
+    add_stored_chars(caller.tenant_id, size)
+    _append_to_conversation(caller.tenant_id, status, request, input_items, body["output"])
     return StoredResponse.objects.create(
         size=size,
         public_id=public_id,
@@ -105,12 +105,12 @@ def store_response(
         input_items=input_items,
         body=body,
         previous_id=previous_id,
-        expires_at=kept_until(),
-        **owner_fields(caller),
+        expires_at=default_expiry(),
+        **ownership_fields(caller),
     )
 
 
-def _go_on(
+def _append_to_conversation(
     tenant_id: int,
     status: str,
     request: dict[str, Any],
@@ -121,7 +121,7 @@ def _go_on(
     named = request.get("conversation")
     name = named.get("id") if isinstance(named, dict) else named
     if name and status in (ResponseStatus.COMPLETED, ResponseStatus.INCOMPLETE):
-        add_turn(tenant_id=tenant_id, conversation_id=name, read=read, written=written)
+        append_response_turn(tenant_id=tenant_id, conversation_id=name, read=read, written=written)
 
 
 @transaction.atomic
@@ -133,15 +133,17 @@ def update_response(
     Args:
         owner: the worker that writes: False too when the lease is another's by now.
     """
-    rows = StoredResponse.objects.filter(pk=row.pk, status__in=RUNNING)
+    rows = StoredResponse.objects.filter(pk=row.pk, status__in=ACTIVE)
     if owner is not None:
         rows = rows.filter(lease_owner=owner)
     changes: dict[str, Any] = {"status": status, "body": body}
-    if status not in RUNNING:
+    if status not in ACTIVE:
         changes["size"] = F("size") + json_chars(body)
     updated = bool(rows.update(**changes))
     if updated:
-        _go_on(row.tenant_id, status, row.request, row.input_items, body.get("output", []))
+        _append_to_conversation(
+            row.tenant_id, status, row.request, row.input_items, body.get("output", [])
+        )
     return updated
 
 
@@ -155,7 +157,7 @@ def cancel_response(*, caller: Caller, public_id: str) -> StoredResponse:
     if not found.background:
         raise InvalidRequest("Only a response made in the background can be cancelled.")
     row = StoredResponse.objects.select_for_update().get(pk=found.pk)
-    if row.status in RUNNING:
+    if row.status in ACTIVE:
         body = {**row.body, "status": "cancelled"}
         # A worker that ends it at this moment on SQLite, which locks no rows, was first.
         if update_response(row=row, status=ResponseStatus.CANCELLED, body=body):

@@ -8,12 +8,19 @@ what the actor may do, and writes the change and its audit row in one transactio
 from tenants.actions.invitations import (
     NewInvitation,
     accept_invitation,
-    find_invitation,
+    get_open_invitation,
     invite,
-    join_by_invitation,
     revoke_invitation,
+    sign_up_with_invitation,
 )
-from tenants.actions.keys import NARROWED, NewKey, create_key, end_sessions, revoke_key, rotate_key
+from tenants.actions.keys import (
+    KEY_LIMIT_FIELDS,
+    NewKey,
+    create_key,
+    end_sessions,
+    revoke_key,
+    rotate_key,
+)
 from tenants.actions.members import (
     add_member,
     change_role,
@@ -24,13 +31,13 @@ from tenants.actions.members import (
 )
 from tenants.actions.tenants import (
     LIMITS,
-    OWN,
-    begin_export,
+    OWNER_FIELDS,
     create_tenant,
     erase_tenant,
-    remove_data,
-    remove_requested,
+    erase_tenant_data,
+    log_export,
     rotate_cache_salt,
+    run_pending_erasures,
     set_tenant_active,
     update_tenant,
 )
@@ -43,14 +50,13 @@ from tenants.actions.users import (
 )
 
 __all__ = [
+    "KEY_LIMIT_FIELDS",
     "LIMITS",
-    "NARROWED",
-    "OWN",
+    "OWNER_FIELDS",
     "NewInvitation",
     "NewKey",
     "accept_invitation",
     "add_member",
-    "begin_export",
     "change_role",
     "create_key",
     "create_service_account",
@@ -59,20 +65,21 @@ __all__ = [
     "delete_user",
     "end_sessions",
     "erase_tenant",
-    "find_invitation",
+    "erase_tenant_data",
+    "get_open_invitation",
     "invite",
-    "join_by_invitation",
-    "remove_data",
+    "log_export",
     "remove_member",
-    "remove_requested",
     "retire_service_account",
     "revoke_invitation",
     "revoke_key",
     "rotate_cache_salt",
     "rotate_key",
+    "run_pending_erasures",
     "set_password",
     "set_staff_rights",
     "set_tenant_active",
+    "sign_up_with_invitation",
     "update_service_account",
     "update_tenant",
     "update_user",

@@ -13,14 +13,14 @@ from django.utils import timezone
 
 from common.db import save_valid
 from common.errors import Conflict, NotFound, PermissionDenied
-from tenants.actions.keys import end_invitation
+from tenants.actions.keys import revoke_invitation_of
 from tenants.actions.members import add_member, check_role
 from tenants.actions.users import create_user
-from tenants.actors import SYSTEM, Actor, as_actor, require_rank
-from tenants.audit import record
+from tenants.actors import SYSTEM_ACTOR, Actor, require_manager_of, to_actor
+from tenants.audit import log_action
 from tenants.models import Invitation, Role, Tenant, User
 
-LASTS = timedelta(days=7)
+INVITATION_TTL = timedelta(days=7)
 TOKEN_BYTES = 32
 
 
@@ -41,9 +41,9 @@ def invite(
     Raises: `NotFound` for strangers, `PermissionDenied` for a role above the actor's own,
     `InvalidRequest` with `param`, `Conflict` for who is a member already.
     """
-    actor = as_actor(actor)
+    actor = to_actor(actor)
     wanted = check_role(role)
-    require_rank(actor, tenant, wanted)
+    require_manager_of(actor, tenant, wanted)
     if not tenant.active:
         raise Conflict(f"The tenant {tenant.slug} is disabled.")
     email = User.objects.normalize_email(email)
@@ -56,12 +56,12 @@ def invite(
         role=wanted,
         digest=_digest(token),
         created_by=actor.user,
-        expires_at=timezone.now() + LASTS,
+        expires_at=timezone.now() + INVITATION_TTL,
     )
     save_valid(invitation)
     for earlier in _open(tenant, email).exclude(pk=invitation.pk).select_for_update():
-        end_invitation(actor, earlier)
-    record(
+        revoke_invitation_of(actor, earlier)
+    log_action(
         actor=actor,
         action="invitation.create",
         target=invitation,
@@ -75,19 +75,19 @@ def invite(
 @transaction.atomic
 def revoke_invitation(*, actor: Actor | User, invitation: Invitation) -> Invitation:
     """Let the link in nobody any more. Revoking twice changes nothing."""
-    actor = as_actor(actor)
-    require_rank(actor, invitation.tenant, Role(invitation.role))
+    actor = to_actor(actor)
+    require_manager_of(actor, invitation.tenant, Role(invitation.role))
     found = _locked(pk=invitation.pk)
     if found.state() == "open":
-        end_invitation(actor, found)
+        revoke_invitation_of(actor, found)
     return found
 
 
-def find_invitation(token: str) -> Invitation:
+def get_open_invitation(token: str) -> Invitation:
     """The open invitation behind a link. Raises `NotFound`, whatever else it is."""
     rows = Invitation.objects.select_related("tenant", "created_by")
     found = rows.filter(digest=_digest(token)).first()
-    if found is None or found.state() != "open" or not _still_backed(found):
+    if found is None or found.state() != "open" or not _is_inviter_authorized(found):
         raise NotFound("This invitation doesn't exist, was used, or has expired.")
     return found
 
@@ -98,15 +98,15 @@ def accept_invitation(*, user: User, token: str) -> Invitation:
 
     Raises: `NotFound`; `Conflict` for who is a member already.
     """
-    invitation = _locked(pk=find_invitation(token).pk)
+    invitation = _locked(pk=get_open_invitation(token).pk)
     if invitation.state() != "open":
         raise NotFound("This invitation doesn't exist, was used, or has expired.")
     inviter = Actor(f"invitation by {invitation.created_by or 'a command'}")
     add_member(actor=inviter, tenant=invitation.tenant, user=user, role=invitation.role)
     invitation.accepted_at, invitation.accepted_by = timezone.now(), user
     invitation.save(update_fields=["accepted_at", "accepted_by"])
-    record(
-        actor=as_actor(user),
+    log_action(
+        actor=to_actor(user),
         action="invitation.accept",
         target=invitation,
         tenant=invitation.tenant,
@@ -116,25 +116,29 @@ def accept_invitation(*, user: User, token: str) -> Invitation:
 
 
 @transaction.atomic
-def join_by_invitation(*, token: str, username: str, password: str) -> User:
+def sign_up_with_invitation(*, token: str, username: str, password: str) -> User:
     """Make a person of whoever has the link, and a member of the tenant.
 
     Raises: `NotFound`, `InvalidRequest` with `param`, `Conflict` for a name that is taken.
     """
-    invitation = find_invitation(token)
-    user = create_user(actor=SYSTEM, username=username, email=invitation.email, password=password)
+    invitation = get_open_invitation(token)
+    user = create_user(
+        actor=SYSTEM_ACTOR, username=username, email=invitation.email, password=password
+    )
     accept_invitation(user=user, token=token)
     return user
 
 
-def _still_backed(invitation: Invitation) -> bool:
+def _is_inviter_authorized(invitation: Invitation) -> bool:
     """Whether who made it could make it today, and the tenant is on."""
     if not invitation.tenant.active:
         return False
     if invitation.created_by is None:
         return True
     try:
-        require_rank(as_actor(invitation.created_by), invitation.tenant, Role(invitation.role))
+        require_manager_of(
+            to_actor(invitation.created_by), invitation.tenant, Role(invitation.role)
+        )
     except (NotFound, PermissionDenied):
         return False
     return True

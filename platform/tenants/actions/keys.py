@@ -18,15 +18,27 @@ from common.errors import Conflict, NotFound, PermissionDenied
 from engine.contract.errors import InvalidRequest
 from tenants import api_keys as known_scopes
 from tenants import api_keys as secrets
-from tenants.actors import SYSTEM, Actor, as_actor, require_operator, require_rank, require_role
-from tenants.audit import record
+from tenants.actors import (
+    SYSTEM_ACTOR,
+    Actor,
+    require_manager_of,
+    require_operator,
+    require_role,
+    to_actor,
+)
+from tenants.audit import log_action
 from tenants.models import ApiKey, Invitation, Role, ServiceAccount, Tenant, User
-from tenants.signals import access_ended, key_changed
+from tenants.signals import access_revoked, api_key_changed
 
 #: What narrows a key besides its scopes; its successor has the same.
-AMOUNTS = ("requests_per_minute", "tokens_per_minute", "max_running_requests", "max_context_tokens")
-NARROWED = (*AMOUNTS, "allowed_models", "endpoints", "addresses")
-LONGEST_OVERLAP = timedelta(days=30)
+RATE_FIELDS = (
+    "requests_per_minute",
+    "tokens_per_minute",
+    "max_running_requests",
+    "max_context_tokens",
+)
+KEY_LIMIT_FIELDS = (*RATE_FIELDS, "allowed_models", "endpoints", "addresses")
+MAX_OVERLAP = timedelta(days=30)
 
 
 @dataclass(frozen=True)
@@ -62,7 +74,7 @@ def create_key(
     Raises: `NotFound` for strangers, `PermissionDenied` (viewers, scopes that the actor may not
     give), `InvalidRequest` with `param`, `Conflict` for a tenant that is switched off.
     """
-    actor = as_actor(actor)
+    actor = to_actor(actor)
     if service_account is None and actor.key is not None:
         service_account = actor.key.service_account
     wanted = known_scopes.check_scopes(
@@ -78,13 +90,13 @@ def create_key(
         secret = secrets.new_key(public_id)
     else:
         require_operator(actor)
-        secrets.check_given(secret)
-        public_id = secrets.look_up_name(secret)
+        secrets.validate_operator_key(secret)
+        public_id = secrets.lookup_id(secret)
     key = ApiKey(
         tenant=tenant,
         name=name,
         public_id=public_id,
-        digest=secrets.digest(secret),
+        digest=secrets.hash_key(secret),
         scopes=wanted,
         created_by=actor.user,
         service_account=service_account,
@@ -97,9 +109,9 @@ def create_key(
         endpoints=list(endpoints or ()),
         addresses=list(addresses or ()),
     )
-    _within_the_actors_key(actor, key)
+    _check_not_broader(actor, key)
     save_valid(key)
-    record(
+    log_action(
         actor=actor,
         action="api_key.create",
         target=key,
@@ -107,7 +119,7 @@ def create_key(
         scopes=wanted,
         expires_at=expires_at,
         **({"service_account": service_account.name} if service_account else {}),
-        **{name: value for name in NARROWED if (value := getattr(key, name))},
+        **{name: value for name in KEY_LIMIT_FIELDS if (value := getattr(key, name))},
     )
     return NewKey(key, secret)
 
@@ -136,10 +148,10 @@ def _check_rights(
         )
     if not account.active:
         raise Conflict(f"The service account {account} is disabled.")
-    require_rank(actor, tenant, Role(account.role))
+    require_manager_of(actor, tenant, Role(account.role))
 
 
-def _within_the_actors_key(actor: Actor, key: ApiKey) -> None:
+def _check_not_broader(actor: Actor, key: ApiKey) -> None:
     """Raise `PermissionDenied` for a key that may more than the one which asks for it."""
     if actor.key is None or actor.is_operator:
         return
@@ -149,7 +161,7 @@ def _within_the_actors_key(actor: Actor, key: ApiKey) -> None:
             raise PermissionDenied(
                 f"A new key may have at most this key's {name}: {', '.join(own)}."
             )
-    for name in AMOUNTS:
+    for name in RATE_FIELDS:
         own, wanted = getattr(actor.key, name), getattr(key, name)
         if own and not (wanted and wanted <= own):
             raise PermissionDenied(f"A new key may have at most this key's {name}: {own}.")
@@ -166,8 +178,8 @@ def revoke_key(*, actor: Actor | User, key: ApiKey) -> ApiKey:
 
     Members revoke keys that they made, admins any.
     """
-    actor = as_actor(actor)
-    require_role(actor, key.tenant, Role.MEMBER if _is_own(actor, key) else Role.ADMIN)
+    actor = to_actor(actor)
+    require_role(actor, key.tenant, Role.MEMBER if _is_held_by(actor, key) else Role.ADMIN)
     found = ApiKey.objects.select_for_update().select_related(None).filter(pk=key.pk).first()
     if found is None:
         raise NotFound("Key not found.")
@@ -188,10 +200,10 @@ def rotate_key(
     Raises: what `create_key` and `revoke_key` raise; `Conflict` for a key that doesn't work any
     more, `InvalidRequest` for an overlap that isn't in [0, 30 days].
     """
-    actor = as_actor(actor)
-    if not timedelta(0) <= overlap <= LONGEST_OVERLAP:
+    actor = to_actor(actor)
+    if not timedelta(0) <= overlap <= MAX_OVERLAP:
         raise InvalidRequest("overlap must be from 0 to 30 days.", param="overlap")
-    require_role(actor, key.tenant, Role.MEMBER if _is_own(actor, key) else Role.ADMIN)
+    require_role(actor, key.tenant, Role.MEMBER if _is_held_by(actor, key) else Role.ADMIN)
     old = ApiKey.objects.select_for_update().select_related(None).filter(pk=key.pk).first()
     if old is None:
         raise NotFound("Key not found.")
@@ -204,7 +216,7 @@ def rotate_key(
         scopes=old.scopes,
         expires_at=old.expires_at,
         service_account=old.service_account,
-        **{name: getattr(old, name) for name in NARROWED},
+        **{name: getattr(old, name) for name in KEY_LIMIT_FIELDS},
     )
     made.key.first_id = old.first_id or old.pk
     made.key.save(update_fields=["first"])
@@ -231,7 +243,7 @@ def revoke_keys_of_account(*, actor: Actor, account: ServiceAccount) -> None:
         _revoke(actor, key)
 
 
-def _is_own(actor: Actor, key: ApiKey) -> bool:
+def _is_held_by(actor: Actor, key: ApiKey) -> bool:
     held = key.service_account_id is None and key.created_by_id is not None
     return held and actor.user is not None and key.created_by_id == actor.user.pk
 
@@ -240,21 +252,21 @@ def _end_within(actor: Actor, key: ApiKey, overlap: timedelta) -> None:
     end, before = timezone.now() + overlap, key.expires_at
     key.expires_at = end if before is None else min(before, end)
     key.save(update_fields=["expires_at"])
-    record(
+    log_action(
         actor=actor,
         action="api_key.rotate",
         target=key,
         tenant=key.tenant,
         changes={"expires_at": [before, key.expires_at]},
     )
-    transaction.on_commit(partial(key_changed.send, sender=ApiKey, key=key))
+    transaction.on_commit(partial(api_key_changed.send, sender=ApiKey, key=key))
 
 
 def _revoke(actor: Actor, key: ApiKey) -> None:
     key.revoked_at = timezone.now()
     key.save(update_fields=["revoked_at"])
-    record(actor=actor, action="api_key.revoke", target=key, tenant=key.tenant)
-    transaction.on_commit(partial(key_changed.send, sender=ApiKey, key=key))
+    log_action(actor=actor, action="api_key.revoke", target=key, tenant=key.tenant)
+    transaction.on_commit(partial(api_key_changed.send, sender=ApiKey, key=key))
 
 
 # -- Ending what a person has open: sessions, sockets, keys, invitations that they made.
@@ -267,10 +279,10 @@ def end_sessions(user: User) -> None:
     """End every session of the user's, and the sockets that hang on them."""
     User.objects.filter(pk=user.pk).update(session_epoch=F("session_epoch") + 1)
     user.refresh_from_db(fields=["session_epoch"])
-    transaction.on_commit(partial(access_ended.send, sender=User, user=user))
+    transaction.on_commit(partial(access_revoked.send, sender=User, user=user))
 
 
-def end_access(*, actor: Actor, user: User, tenant: Tenant | None = None) -> None:
+def revoke_access(*, actor: Actor, user: User, tenant: Tenant | None = None) -> None:
     """End a person's sessions, and their keys and invitations in one tenant or all of them.
 
     The caller has checked the actor's right, and writes the deed's own audit row.
@@ -280,19 +292,19 @@ def end_access(*, actor: Actor, user: User, tenant: Tenant | None = None) -> Non
     if tenant is not None:
         invitations = invitations.filter(tenant=tenant)
     for invitation in invitations.select_for_update():
-        end_invitation(actor, invitation)
+        revoke_invitation_of(actor, invitation)
     end_sessions(user)
 
 
-def end_invitation(actor: Actor, invitation: Invitation) -> None:
+def revoke_invitation_of(actor: Actor, invitation: Invitation) -> None:
     """Let the link in nobody any more. The caller has checked the actor's right."""
     invitation.revoked_at = timezone.now()
     invitation.save(update_fields=["revoked_at"])
-    record(actor=actor, action="invitation.revoke", target=invitation, tenant=invitation.tenant)
+    log_action(actor=actor, action="invitation.revoke", target=invitation, tenant=invitation.tenant)
 
 
 @receiver(pre_delete, sender=User, dispatch_uid="tenants.offboarding")
-def _keys_go_first(instance: User, **_: object) -> None:
+def _revoke_keys_on_delete(instance: User, **_: object) -> None:
     """However a user's row is deleted: a key whose holder is gone must not become the tenant's."""
     with transaction.atomic():
-        revoke_keys_of(actor=SYSTEM, user=instance)
+        revoke_keys_of(actor=SYSTEM_ACTOR, user=instance)

@@ -11,9 +11,9 @@ from django.dispatch import receiver
 from common.db import changed, save_valid
 from common.errors import Conflict, NotFound
 from engine.contract.errors import InvalidRequest
-from tenants.actions.keys import end_access, revoke_keys_of_account
-from tenants.actors import Actor, as_actor, require_rank, role_in
-from tenants.audit import record
+from tenants.actions.keys import revoke_access, revoke_keys_of_account
+from tenants.actors import Actor, require_manager_of, role_in, to_actor
+from tenants.audit import log_action
 from tenants.models import Membership, Role, ServiceAccount, Tenant, User
 from tenants.signals import tenant_changed
 
@@ -40,12 +40,12 @@ def create_service_account(
     Raises: `NotFound` for strangers, `PermissionDenied` for a role above the actor's own,
     `InvalidRequest` with `param`, `Conflict` for a name that is taken.
     """
-    actor = as_actor(actor)
+    actor = to_actor(actor)
     wanted = check_role(role)
-    require_rank(actor, tenant, wanted)
+    require_manager_of(actor, tenant, wanted)
     account = ServiceAccount(tenant=tenant, name=name, role=wanted, created_by=actor.user)
     save_valid(account)
-    record(
+    log_action(
         actor=actor,
         action="service_account.create",
         target=account,
@@ -68,47 +68,47 @@ def update_service_account(
 
     Raises: what `create_service_account` raises.
     """
-    actor = as_actor(actor)
-    account = _locked(account)
+    actor = to_actor(actor)
+    account = _select_account_for_update(account)
     wanted = Role(account.role) if role is None else check_role(role)
-    require_rank(actor, account.tenant, max(wanted, Role(account.role), key=lambda r: r.rank))
+    require_manager_of(actor, account.tenant, max(wanted, Role(account.role), key=lambda r: r.rank))
     given = {"name": name, "role": wanted, "active": active}
     difference = changed(account, {k: v for k, v in given.items() if v is not None})
     if difference:
         save_valid(account)
-        record(
+        log_action(
             actor=actor,
             action="service_account.update",
             target=account,
             tenant=account.tenant,
             changes=difference,
         )
-        _announce(account.tenant)
+        _send_signal_on_commit(account.tenant)
     return account
 
 
 @transaction.atomic
 def retire_service_account(*, actor: Actor | User, account: ServiceAccount) -> ServiceAccount:
     """Switch it off and revoke its keys for good; the ledger goes on naming them."""
-    actor = as_actor(actor)
-    account = _locked(account)
-    require_rank(actor, account.tenant, Role(account.role))
+    actor = to_actor(actor)
+    account = _select_account_for_update(account)
+    require_manager_of(actor, account.tenant, Role(account.role))
     revoke_keys_of_account(actor=actor, account=account)
     if account.active:
         account.active = False
         account.save(update_fields=["active"])
-        record(
+        log_action(
             actor=actor,
             action="service_account.retire",
             target=account,
             tenant=account.tenant,
             changes={"active": [True, False]},
         )
-        _announce(account.tenant)
+        _send_signal_on_commit(account.tenant)
     return account
 
 
-def _locked(account: ServiceAccount) -> ServiceAccount:
+def _select_account_for_update(account: ServiceAccount) -> ServiceAccount:
     rows = ServiceAccount.objects.select_for_update(of=("self",)).select_related("tenant")
     found = rows.filter(pk=account.pk).first()
     if found is None:
@@ -116,22 +116,22 @@ def _locked(account: ServiceAccount) -> ServiceAccount:
     return found
 
 
-def _announce(tenant: Tenant) -> None:
+def _send_signal_on_commit(tenant: Tenant) -> None:
     transaction.on_commit(partial(tenant_changed.send, sender=Tenant, tenant=tenant))
 
 
 @transaction.atomic
 def add_member(*, actor: Actor | User, tenant: Tenant, user: User, role: str) -> Membership:
     """Raises: `PermissionDenied` for a role above the actor's own, `Conflict` for a member."""
-    actor = as_actor(actor)
+    actor = to_actor(actor)
     wanted = check_role(role)
-    require_rank(actor, tenant, wanted)
+    require_manager_of(actor, tenant, wanted)
     if not user.is_active:
         raise Conflict(f"{user} is deactivated.")
     if role_in(user, tenant) is not None:
         raise Conflict(f"{user} is a member of {tenant.slug} already.")
     membership = Membership.objects.create(tenant=tenant, user=user, role=wanted)
-    record(
+    log_action(
         actor=actor,
         action="member.add",
         target=membership,
@@ -139,7 +139,7 @@ def add_member(*, actor: Actor | User, tenant: Tenant, user: User, role: str) ->
         user=user.get_username(),
         changes={"role": [None, wanted]},
     )
-    _announce(tenant)
+    _send_signal_on_commit(tenant)
     return membership
 
 
@@ -149,27 +149,27 @@ def change_role(*, actor: Actor | User, membership: Membership, role: str) -> Me
 
     Raises: `PermissionDenied` above the actor's own role, `Conflict` for the last owner.
     """
-    actor = as_actor(actor)
+    actor = to_actor(actor)
     wanted = check_role(role)
-    membership = _members_locked(membership)
+    membership = _select_for_update(membership)
     before = Role(membership.role)
-    require_rank(actor, membership.tenant, max(wanted, before, key=lambda role: role.rank))
+    require_manager_of(actor, membership.tenant, max(wanted, before, key=lambda role: role.rank))
     if before == wanted:
         return membership
     membership.role = wanted
     membership.save(update_fields=["role"])
     if before == Role.OWNER:
-        keep_an_owner(membership.tenant)
+        check_last_owner(membership.tenant)
     if wanted.rank < before.rank:
-        end_access(actor=actor, user=membership.user, tenant=membership.tenant)
-    record(
+        revoke_access(actor=actor, user=membership.user, tenant=membership.tenant)
+    log_action(
         actor=actor,
         action="member.change_role",
         target=membership,
         tenant=membership.tenant,
         changes={"role": [before, wanted]},
     )
-    _announce(membership.tenant)
+    _send_signal_on_commit(membership.tenant)
     return membership
 
 
@@ -179,13 +179,13 @@ def remove_member(*, actor: Actor | User, membership: Membership) -> None:
 
     Raises: `PermissionDenied` above the actor's own role, `Conflict` for the last owner.
     """
-    actor = as_actor(actor)
-    membership = _members_locked(membership)
+    actor = to_actor(actor)
+    membership = _select_for_update(membership)
     tenant, user = membership.tenant, membership.user
     if actor.user != user or actor.key is not None:
-        require_rank(actor, tenant, Role(membership.role))
-    end_access(actor=actor, user=user, tenant=tenant)
-    record(
+        require_manager_of(actor, tenant, Role(membership.role))
+    revoke_access(actor=actor, user=user, tenant=tenant)
+    log_action(
         actor=actor,
         action="member.remove",
         target=membership,
@@ -194,10 +194,10 @@ def remove_member(*, actor: Actor | User, membership: Membership) -> None:
         changes={"role": [membership.role, None]},
     )
     membership.delete()
-    _announce(tenant)
+    _send_signal_on_commit(tenant)
 
 
-def _members_locked(membership: Membership) -> Membership:
+def _select_for_update(membership: Membership) -> Membership:
     """The row as it is now. The tenant's row is locked too, so that owners are counted in turn."""
     Tenant.objects.select_for_update().get(pk=membership.tenant_id)
     found = Membership.objects.select_related("tenant", "user").filter(pk=membership.pk).first()
@@ -206,7 +206,7 @@ def _members_locked(membership: Membership) -> Membership:
     return found
 
 
-def keep_an_owner(tenant: Tenant) -> None:
+def check_last_owner(tenant: Tenant) -> None:
     """Raise `Conflict` when the change before it took the tenant's last active owner.
 
     Others who take an owner wait for the tenant's row, so that they count after this commit. A
@@ -225,4 +225,4 @@ def _deleted(instance: Membership, origin: object, **_: object) -> None:
     """However a row is deleted, with its user's too; a tenant that goes needs no owner."""
     whole_tenant = getattr(origin, "model", type(origin)) is Tenant
     if instance.role == Role.OWNER and not whole_tenant:
-        keep_an_owner(instance.tenant)
+        check_last_owner(instance.tenant)

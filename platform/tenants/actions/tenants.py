@@ -13,32 +13,32 @@ from django.utils.text import slugify
 
 from common.db import changed, save_valid
 from common.errors import Conflict, PermissionDenied
-from common.task_queue import hint
+from common.task_queue import send_task_best_effort
 from engine.contract.errors import InvalidRequest
-from tenants.actions.keys import end_access
-from tenants.actors import SYSTEM, Actor, as_actor, require_operator, require_role
-from tenants.audit import record
+from tenants.actions.keys import revoke_access
+from tenants.actors import SYSTEM_ACTOR, Actor, require_operator, require_role, to_actor
+from tenants.audit import log_action
 from tenants.models import Membership, Role, Tenant, User, new_salt
 from tenants.signals import tenant_changed
-from tenants.tenant_data import holdings
+from tenants.tenant_data import data_kinds
 
 # -- A tenant's data taken along, and erased.
 
 
 ERASE = "tenants.erase"
 #: Usage of requests that ran when a tenant was erased still comes in, and goes too, for so long.
-AFTERMATH = timedelta(days=1)
+RECHECK_PERIOD = timedelta(days=1)
 
 
 @transaction.atomic
-def begin_export(*, actor: Actor | User, tenant: Tenant) -> None:
+def log_export(*, actor: Actor | User, tenant: Tenant) -> None:
     """Note that somebody takes all of a tenant's data along; `tenants.tenant_data` makes the
     archive.
 
     Raises: `NotFound`, `PermissionDenied` for all but owners in person and operators.
     """
     actor = _owner(actor, tenant)
-    record(actor=actor, action="tenant.export", target=tenant, tenant=tenant)
+    log_action(actor=actor, action="tenant.export", target=tenant, tenant=tenant)
 
 
 @transaction.atomic
@@ -49,30 +49,30 @@ def erase_tenant(*, actor: Actor | User, tenant: Tenant, confirm: str) -> Tenant
 
     Args:
         confirm: the tenant's short name, so that nobody does it by mistake.
-    Raises: what `begin_export` raises; `InvalidRequest` with `param`.
+    Raises: what `log_export` raises; `InvalidRequest` with `param`.
     """
     actor = _owner(actor, tenant)
     if confirm != tenant.slug:
         raise InvalidRequest(f"Type the tenant's short name, {tenant.slug}.", param="confirm")
     tenant = Tenant.objects.select_for_update().get(pk=tenant.pk)
     if tenant.erase_requested_at is None:
-        record(actor=actor, action="tenant.erase", target=tenant, tenant=tenant)
+        log_action(actor=actor, action="tenant.erase", target=tenant, tenant=tenant)
         for member in Membership.objects.filter(tenant=tenant).select_related("user"):
-            end_access(actor=actor, user=member.user, tenant=tenant)
+            revoke_access(actor=actor, user=member.user, tenant=tenant)
         tenant.active, tenant.erase_requested_at = False, timezone.now()
         tenant.save(update_fields=["active", "erase_requested_at"])
         transaction.on_commit(partial(tenant_changed.send, sender=Tenant, tenant=tenant))
-        transaction.on_commit(partial(hint, ERASE, tenant.pk))
+        transaction.on_commit(partial(send_task_best_effort, ERASE, tenant.pk))
     return tenant
 
 
-def remove_data(*, tenant: Tenant) -> dict[str, int]:
+def erase_tenant_data(*, tenant: Tenant) -> dict[str, int]:
     """Remove all that is kept of a tenant that shall be erased; how many of each kind. May block.
 
     A worker that dies in the middle leaves the rest to the next.
     """
     removed = {
-        each.name: count for each in holdings() if each.erase and (count := each.erase(tenant))
+        each.name: count for each in data_kinds() if each.erase and (count := each.erase(tenant))
     }
     with transaction.atomic():
         found = Tenant.objects.select_for_update().get(pk=tenant.pk)
@@ -84,19 +84,25 @@ def remove_data(*, tenant: Tenant) -> dict[str, int]:
             found.allowed_models = []
             found.save()
         if removed:
-            record(actor=SYSTEM, action="tenant.remove_data", target=found, tenant=found, **removed)
+            log_action(
+                actor=SYSTEM_ACTOR,
+                action="tenant.remove_data",
+                target=found,
+                tenant=found,
+                **removed,
+            )
     return removed
 
 
-def remove_requested() -> int:
+def run_pending_erasures() -> int:
     """Remove what is left of tenants that shall be erased; how many rows."""
-    late = timezone.now() - AFTERMATH
+    late = timezone.now() - RECHECK_PERIOD
     waiting = Tenant.objects.exclude(erase_requested_at=None).exclude(erased_at__lt=late)
-    return sum(sum(remove_data(tenant=tenant).values()) for tenant in waiting)
+    return sum(sum(erase_tenant_data(tenant=tenant).values()) for tenant in waiting)
 
 
 def _owner(actor: Actor | User, tenant: Tenant) -> Actor:
-    actor = as_actor(actor)
+    actor = to_actor(actor)
     require_role(actor, tenant, Role.OWNER)
     if actor.key is not None and not actor.is_operator:
         raise PermissionDenied("Only an owner who is logged in may do this, not a key.")
@@ -107,10 +113,10 @@ def _owner(actor: Actor | User, tenant: Tenant) -> Actor:
 
 
 #: Of each replica's KV cache, over all active tenants: the rest is everybody's.
-MAX_RESERVED = 0.9
+MAX_RESERVED_FRACTION = 0.9
 
 
-def check_kv_shares(tenant: Tenant) -> None:
+def validate_kv_quota(tenant: Tenant) -> None:
     """Refuse a reserve above the tenant's own maximum, or one too many beside the others'.
 
     Call it in the transaction that saved the tenant: the rows of all who reserve are locked, so
@@ -130,15 +136,15 @@ def check_kv_shares(tenant: Tenant) -> None:
     reserving = Tenant.objects.select_for_update().filter(active=True, kv_reserved_fraction__gt=0)
     shares = reserving.order_by("pk").values_list("kv_reserved_fraction", flat=True)
     total = math.fsum(shares)
-    if total > MAX_RESERVED + 1e-9:
+    if total > MAX_RESERVED_FRACTION + 1e-9:
         raise InvalidRequest(
             f"Reserved KV cache of all tenants would be {total:g}; the maximum is "
-            f"{MAX_RESERVED:g}.",
+            f"{MAX_RESERVED_FRACTION:g}.",
             param="kv_reserved_fraction",
         )
 
 
-#: What the operator sets; a tenant's own admins may change its name, its owners `OWN`.
+#: What the operator sets; a tenant's own admins may change its name, its owners `OWNER_FIELDS`.
 LIMITS = (
     "weight",
     "kv_reserved_fraction",
@@ -153,7 +159,7 @@ LIMITS = (
     "keep_usage_days",
 )
 #: What its owners decide.
-OWN = ("keep_content_days", "keep_conversations", "store_prompts")
+OWNER_FIELDS = ("keep_content_days", "keep_conversations", "store_prompts")
 
 
 @transaction.atomic
@@ -169,9 +175,9 @@ def create_tenant(
 
     Raises: `PermissionDenied`, `InvalidRequest` (with `param`), `Conflict` when the slug is taken.
     """
-    actor = as_actor(actor)
+    actor = to_actor(actor)
     require_operator(actor)
-    if unknown := set(limits).difference(LIMITS, OWN):
+    if unknown := set(limits).difference(LIMITS, OWNER_FIELDS):
         raise InvalidRequest(
             f"Unknown tenant setting {sorted(unknown)[0]!r}.", param=sorted(unknown)[0]
         )
@@ -182,10 +188,10 @@ def create_tenant(
         )
     tenant = Tenant(name=name, slug=slug, **limits)
     save_valid(tenant)
-    check_kv_shares(tenant)
+    validate_kv_quota(tenant)
     if owner is not None:
         Membership.objects.create(tenant=tenant, user=owner, role=Role.OWNER)
-    record(
+    log_action(
         actor=actor,
         action="tenant.create",
         target=tenant,
@@ -202,10 +208,10 @@ def update_tenant(*, actor: Actor | User, tenant: Tenant, **changes: Any) -> Ten
 
     Raises: `NotFound`, `PermissionDenied`, `InvalidRequest` with `param`.
     """
-    actor = as_actor(actor)
-    if unknown := set(changes).difference(LIMITS, OWN, {"name"}):
+    actor = to_actor(actor)
+    if unknown := set(changes).difference(LIMITS, OWNER_FIELDS, {"name"}):
         raise InvalidRequest(f"{sorted(unknown)[0]} can't be changed.", param=sorted(unknown)[0])
-    require_role(actor, tenant, Role.OWNER if set(changes) & set(OWN) else Role.ADMIN)
+    require_role(actor, tenant, Role.OWNER if set(changes) & set(OWNER_FIELDS) else Role.ADMIN)
     if set(changes).intersection(LIMITS):
         require_operator(actor)
     tenant = Tenant.objects.select_for_update().get(pk=tenant.pk)
@@ -213,11 +219,11 @@ def update_tenant(*, actor: Actor | User, tenant: Tenant, **changes: Any) -> Ten
     if difference:
         save_valid(tenant)
         if {"kv_reserved_fraction", "kv_max_fraction"} & set(difference):
-            check_kv_shares(tenant)
-        record(
+            validate_kv_quota(tenant)
+        log_action(
             actor=actor, action="tenant.update", target=tenant, tenant=tenant, changes=difference
         )
-        _announce(tenant)
+        _send_signal_on_commit(tenant)
     return tenant
 
 
@@ -227,7 +233,7 @@ def set_tenant_active(*, actor: Actor | User, tenant: Tenant, active: bool) -> T
 
     Raises: `PermissionDenied`; `Conflict` for one that is erased.
     """
-    actor = as_actor(actor)
+    actor = to_actor(actor)
     require_operator(actor)
     tenant = Tenant.objects.select_for_update().get(pk=tenant.pk)
     if active and tenant.erase_requested_at is not None:
@@ -236,26 +242,26 @@ def set_tenant_active(*, actor: Actor | User, tenant: Tenant, active: bool) -> T
         tenant.active = active
         tenant.save(update_fields=["active"])
         if active:
-            check_kv_shares(tenant)
+            validate_kv_quota(tenant)
         verb = "tenant.activate" if active else "tenant.deactivate"
-        record(actor=actor, action=verb, target=tenant, tenant=tenant)
-        _announce(tenant)
+        log_action(actor=actor, action=verb, target=tenant, tenant=tenant)
+        _send_signal_on_commit(tenant)
     return tenant
 
 
 @transaction.atomic
 def rotate_cache_salt(*, actor: Actor | User, tenant: Tenant) -> Tenant:
     """Give the tenant a new cache namespace: what it cached before is never hit again."""
-    actor = as_actor(actor)
+    actor = to_actor(actor)
     require_role(actor, tenant, Role.OWNER)
     tenant = Tenant.objects.select_for_update().get(pk=tenant.pk)
     tenant.salt = new_salt()
     tenant.save(update_fields=["salt"])
-    record(actor=actor, action="tenant.rotate_cache_salt", target=tenant, tenant=tenant)
-    _announce(tenant)
+    log_action(actor=actor, action="tenant.rotate_cache_salt", target=tenant, tenant=tenant)
+    _send_signal_on_commit(tenant)
     return tenant
 
 
-def _announce(tenant: Tenant) -> None:
+def _send_signal_on_commit(tenant: Tenant) -> None:
     """Tell this process once the change is committed."""
     transaction.on_commit(partial(tenant_changed.send, sender=Tenant, tenant=tenant))

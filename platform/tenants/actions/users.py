@@ -21,15 +21,15 @@ from django.dispatch import receiver
 from common.db import changed, save_valid
 from common.errors import Conflict, NotFound, PermissionDenied
 from engine.contract.errors import InvalidRequest
-from tenants.actions.keys import end_access, end_sessions
-from tenants.actions.members import add_member, change_role, keep_an_owner, remove_member
-from tenants.actors import Actor, as_actor, require_operator
-from tenants.audit import record
+from tenants.actions.keys import end_sessions, revoke_access
+from tenants.actions.members import add_member, change_role, check_last_owner, remove_member
+from tenants.actors import Actor, require_operator, to_actor
+from tenants.audit import log_action
 from tenants.models import Membership, Role, Tenant, User
 
 PROFILE = ("username", "email", "first_name", "last_name", "is_active")
 #: What makes somebody staff or an operator: operators' to give.
-STANDING = ("is_staff", "is_superuser")
+ROLE_FIELDS = ("is_staff", "is_superuser")
 
 
 @transaction.atomic
@@ -46,7 +46,7 @@ def create_user(
 
     Raises: `PermissionDenied`, `InvalidRequest` with `param`, `Conflict` for a name that is taken.
     """
-    actor = as_actor(actor)
+    actor = to_actor(actor)
     _require_right(actor, "add")
     if is_staff or is_superuser:
         require_operator(actor)
@@ -58,27 +58,27 @@ def create_user(
     )
     _set_password(user, password)
     save_valid(user, unchecked=("password",))
-    fields = {name: [None, getattr(user, name)] for name in (*PROFILE, *STANDING)}
+    fields = {name: [None, getattr(user, name)] for name in (*PROFILE, *ROLE_FIELDS)}
     changes = {name: pair for name, pair in fields.items() if pair[1]}
-    record(actor=actor, action="user.create", target=user, changes=changes)
+    log_action(actor=actor, action="user.create", target=user, changes=changes)
     return user
 
 
 @transaction.atomic
 def update_user(*, actor: Actor | User, user: User, **changes: Any) -> User:
-    """Change a profile (`PROFILE`) or a standing (`STANDING`, operators alone).
+    """Change a profile (`PROFILE`) or a standing (`ROLE_FIELDS`, operators alone).
 
     Deactivating somebody, or taking their standing, ends their sessions, sockets and keys.
 
     Raises: `PermissionDenied`, `InvalidRequest` with `param`; `Conflict` for the last operator,
         or a tenant's last owner.
     """
-    actor = as_actor(actor)
-    if unknown := set(changes).difference(PROFILE, STANDING):
+    actor = to_actor(actor)
+    if unknown := set(changes).difference(PROFILE, ROLE_FIELDS):
         raise InvalidRequest(f"{sorted(unknown)[0]} can't be changed.", param=sorted(unknown)[0])
     user = _locked(user)
     _require_right(actor, "change", user)
-    if set(changes).intersection(STANDING):
+    if set(changes).intersection(ROLE_FIELDS):
         require_operator(actor)
     was_active, was_operator = user.is_active, user.is_active and user.is_superuser
     difference = changed(user, changes)
@@ -86,13 +86,13 @@ def update_user(*, actor: Actor | User, user: User, **changes: Any) -> User:
         return user
     save_valid(user, unchecked=("password",))
     if was_operator and not (user.is_active and user.is_superuser):
-        _keep_an_operator()
+        _check_last_operator()
     if was_active and not user.is_active:
         for owned in Membership.objects.select_related("tenant").filter(user=user, role=Role.OWNER):
-            keep_an_owner(owned.tenant)
-    if any(difference.get(name, [None])[-1] is False for name in ("is_active", *STANDING)):
-        end_access(actor=actor, user=user)
-    record(actor=actor, action="user.update", target=user, changes=difference)
+            check_last_owner(owned.tenant)
+    if any(difference.get(name, [None])[-1] is False for name in ("is_active", *ROLE_FIELDS)):
+        revoke_access(actor=actor, user=user)
+    log_action(actor=actor, action="user.update", target=user, changes=difference)
     return user
 
 
@@ -105,7 +105,7 @@ def set_staff_rights(
     permissions: Iterable[Permission],
 ) -> None:
     """What staff may do in the admin; operators' to give."""
-    actor = as_actor(actor)
+    actor = to_actor(actor)
     require_operator(actor)
     user = _locked(user)
     before = _rights(user)
@@ -116,7 +116,7 @@ def set_staff_rights(
         name: [before[name], after[name]] for name in after if before[name] != after[name]
     }
     if difference:
-        record(actor=actor, action="user.update", target=user, changes=difference)
+        log_action(actor=actor, action="user.update", target=user, changes=difference)
 
 
 @transaction.atomic
@@ -125,14 +125,14 @@ def set_password(*, actor: Actor | User, user: User, password: str | None) -> Us
 
     Everybody may set their own; others need the right to change the person.
     """
-    actor = as_actor(actor)
+    actor = to_actor(actor)
     user = _locked(user)
     if actor.user != user or actor.key is not None:
         _require_right(actor, "change", user)
     _set_password(user, password)
     user.save(update_fields=["password"])
     end_sessions(user)
-    record(actor=actor, action="user.set_password", target=user)
+    log_action(actor=actor, action="user.set_password", target=user)
     return user
 
 
@@ -142,16 +142,16 @@ def delete_user(*, actor: Actor | User, user: User) -> None:
 
     Raises: `PermissionDenied`; `Conflict` for the last operator, or a tenant's last owner.
     """
-    actor = as_actor(actor)
+    actor = to_actor(actor)
     user = _locked(user)
     _require_right(actor, "delete", user)
-    end_access(actor=actor, user=user)
+    revoke_access(actor=actor, user=user)
     roles = dict(Membership.objects.filter(user=user).values_list("tenant__slug", "role"))
-    record(
+    log_action(
         actor=actor,
         action="user.delete",
         target=user,
-        changes={name: [getattr(user, name), None] for name in (*PROFILE, *STANDING)},
+        changes={name: [getattr(user, name), None] for name in (*PROFILE, *ROLE_FIELDS)},
         roles=roles,
     )
     user.delete()
@@ -205,7 +205,7 @@ def _locked(user: User) -> User:
     return found
 
 
-def _keep_an_operator() -> None:
+def _check_last_operator() -> None:
     """Raise `Conflict` when the change before it took the last active operator."""
     if not User.objects.filter(is_superuser=True, is_active=True).exists():
         raise Conflict("The installation needs at least one operator.")
@@ -215,7 +215,7 @@ def _keep_an_operator() -> None:
 def _deleted(instance: User, **_: object) -> None:
     """However a row is deleted."""
     if instance.is_active and instance.is_superuser:
-        _keep_an_operator()
+        _check_last_operator()
 
 
 # -- What groups of an identity provider are worth here.
@@ -223,11 +223,11 @@ def _deleted(instance: User, **_: object) -> None:
 
 logger = logging.getLogger(__name__)
 
-SIGN_ON = Actor("single sign-on")
+SSO_ACTOR = Actor("single sign-on")
 OPERATOR = "operator"
 
 
-def grants_of(groups: Collection[str], roles: Mapping[str, str]) -> dict[str, str]:
+def roles_from_groups(groups: Collection[str], roles: Mapping[str, str]) -> dict[str, str]:
     """`{tenant: role}` with the highest role of all groups; `{"operator": "operator"}` besides.
 
     `roles`: group -> "operator" or "tenant:role".
@@ -246,13 +246,15 @@ def grants_of(groups: Collection[str], roles: Mapping[str, str]) -> dict[str, st
 
 
 @transaction.atomic
-def sync_grants(*, user: User, groups: Collection[str], roles: Mapping[str, str]) -> None:
+def sync_roles_from_groups(
+    *, user: User, groups: Collection[str], roles: Mapping[str, str]
+) -> None:
     """Make a person's roles what their groups say today.
 
     It gives, changes and takes what came by sign-on; what somebody gave by hand stays. The last
     owner of a tenant and the last operator stay as well.
     """
-    grants = grants_of(groups, roles)
+    grants = roles_from_groups(groups, roles)
     operator = grants.pop(OPERATOR, None) is not None
     named = {target.partition(":")[0] for target in roles.values()} - {OPERATOR}
     # Tenants are locked before people, in the order in which every other change locks them.
@@ -263,11 +265,11 @@ def sync_grants(*, user: User, groups: Collection[str], roles: Mapping[str, str]
 
 def _sync_operator(user: User, wanted: bool) -> None:
     if wanted and not user.is_superuser:
-        update_user(actor=SIGN_ON, user=user, is_superuser=True, is_staff=True)
+        update_user(actor=SSO_ACTOR, user=user, is_superuser=True, is_staff=True)
         User.objects.filter(pk=user.pk).update(operator_by_sign_on=True)
     elif not wanted and user.operator_by_sign_on:
         try:
-            update_user(actor=SIGN_ON, user=user, is_superuser=False, is_staff=False)
+            update_user(actor=SSO_ACTOR, user=user, is_superuser=False, is_staff=False)
         except Conflict:
             logger.warning("%s is the last operator and stays one, without the group", user)
             return
@@ -278,13 +280,13 @@ def _sync_tenant(user: User, tenant: Tenant, role: str | None) -> None:
     membership = Membership.objects.filter(user=user, tenant=tenant).first()
     if membership is None:
         if role is not None:
-            made = add_member(actor=SIGN_ON, tenant=tenant, user=user, role=role)
+            made = add_member(actor=SSO_ACTOR, tenant=tenant, user=user, role=role)
             Membership.objects.filter(pk=made.pk).update(by_sign_on=True)
     elif membership.by_sign_on:
         try:
             if role is None:
-                remove_member(actor=SIGN_ON, membership=membership)
+                remove_member(actor=SSO_ACTOR, membership=membership)
             else:
-                change_role(actor=SIGN_ON, membership=membership, role=role)
+                change_role(actor=SSO_ACTOR, membership=membership, role=role)
         except Conflict:
             logger.warning("%s is the last owner of %s and stays one", user, tenant.slug)

@@ -220,7 +220,7 @@ class Migration(migrations.Migration):
                         blank=True,
                         default=list,
                         help_text='Models that it may use, such as ["small", "large"]. Empty: the tenant\'s.',
-                        validators=[tenants.validators.check_models],
+                        validators=[tenants.validators.validate_models],
                     ),
                 ),
                 (
@@ -229,7 +229,7 @@ class Migration(migrations.Migration):
                         blank=True,
                         default=list,
                         help_text='Paths that it may ask, such as ["/v1/embeddings"]. Empty: all.',
-                        validators=[tenants.validators.check_endpoints],
+                        validators=[tenants.validators.validate_endpoints],
                     ),
                 ),
                 (
@@ -238,7 +238,7 @@ class Migration(migrations.Migration):
                         blank=True,
                         default=list,
                         help_text='Where it may come from, such as ["10.0.0.0/8"]. Empty: anywhere.',
-                        validators=[tenants.validators.check_addresses],
+                        validators=[tenants.validators.validate_addresses],
                     ),
                 ),
                 ("created_at", models.DateTimeField(auto_now_add=True)),
@@ -404,7 +404,7 @@ class Migration(migrations.Migration):
                         blank=True,
                         default=list,
                         help_text='Of the models that it could use these alone, such as ["small"]. Empty: all.',
-                        validators=[tenants.validators.check_models],
+                        validators=[tenants.validators.validate_models],
                     ),
                 ),
                 (
@@ -413,7 +413,7 @@ class Migration(migrations.Migration):
                         default="UTC",
                         help_text="When days, weeks and months of its budgets begin, such as `Europe/Berlin`.",
                         max_length=64,
-                        validators=[tenants.validators.check_zone],
+                        validators=[tenants.validators.validate_time_zone],
                     ),
                 ),
                 (

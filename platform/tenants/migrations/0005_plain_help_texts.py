@@ -20,7 +20,7 @@ class Migration(migrations.Migration):
                 blank=True,
                 default=list,
                 help_text='Client networks allowed to use the key, such as ["10.0.0.0/8"]. Empty: any.',
-                validators=[tenants.validators.check_addresses],
+                validators=[tenants.validators.validate_addresses],
             ),
         ),
         migrations.AlterField(
@@ -76,7 +76,7 @@ class Migration(migrations.Migration):
                 blank=True,
                 default=list,
                 help_text='Restrict the tenant to these models, such as ["small"]. Empty: all it can access.',
-                validators=[tenants.validators.check_models],
+                validators=[tenants.validators.validate_models],
             ),
         ),
         migrations.AlterField(
@@ -154,7 +154,7 @@ class Migration(migrations.Migration):
                 default="UTC",
                 help_text="Time zone of the tenant's budget periods, such as `Europe/Berlin`.",
                 max_length=64,
-                validators=[tenants.validators.check_zone],
+                validators=[tenants.validators.validate_time_zone],
             ),
         ),
         migrations.AlterField(

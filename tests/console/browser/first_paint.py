@@ -46,7 +46,7 @@ def main() -> None:
     from console.navigation import pages
 
     url, name = sys.argv[1].rstrip("/"), sys.argv[2]
-    paths = [f"/{page.address}" for page in pages() if page.built] + ADMIN
+    paths = [f"/{page.address}" for page in pages() if page.has_view] + ADMIN
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         state = log_in(browser, url, name)

@@ -52,7 +52,9 @@ def main() -> None:
     parser.add_argument("user")
     parser.add_argument("pid", type=int)
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--pages", nargs="+", default=[f"/{p.address}" for p in pages() if p.built])
+    parser.add_argument(
+        "--pages", nargs="+", default=[f"/{p.address}" for p in pages() if p.has_view]
+    )
     args = parser.parse_args()
     url = args.url.rstrip("/")
     with sync_playwright() as playwright:

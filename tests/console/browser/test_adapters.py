@@ -57,10 +57,10 @@ import django
 django.setup()
 from adapters.models import Adapter
 from catalog.models import ServedModel
-from tenants.actors import SYSTEM
+from tenants.actors import SYSTEM_ACTOR
 from tenants.models import Tenant
 from tests.platform.adapters import ready
-print(ready(SYSTEM, Tenant.objects.get(slug="acme"), ServedModel.objects.get(name="quill"),
+print(ready(SYSTEM_ACTOR, Tenant.objects.get(slug="acme"), ServedModel.objects.get(name="quill"),
             "answered").adapter_id, flush=True)
 sys.stdin.read()
 gone = Adapter.objects.get(name="answered")

@@ -20,7 +20,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
-from console.navigation import Who, pages
+from console.navigation import Audience, pages
 from tests.console.browser.conftest import DESKTOP, PHONE, states_of
 from tests.console.browser.playground import PlaygroundPage
 from tests.console.live import ROOT, LiveServer
@@ -40,8 +40,10 @@ WEIGHT = """["navigation", "resource"].flatMap((kind) => performance.getEntriesB
     .reduce((sum, each) => sum + each.encodedBodySize, 0)"""
 #: Of what a page loads before anything is drawn, compressed, and how many files.
 MOST_BLOCKING_BYTES, MOST_BLOCKING = 20_000, 7
-IN_NAVIGATION = [f"/{page.address}" for page in pages() if page.built]
-RESERVED = {f"/{page.address}" for page in pages() if page.who in (Who.OPERATORS, Who.STAFF)}
+IN_NAVIGATION = [f"/{page.address}" for page in pages() if page.has_view]
+RESERVED = {
+    f"/{page.address}" for page in pages() if page.who in (Audience.OPERATORS, Audience.STAFF)
+}
 #: Pages that no entry leads to.
 BELOW = [
     *("/console/tenants/northwind/", "/account/password/", "/account/2fa/", "/account/sessions/"),

@@ -108,7 +108,7 @@ def test_the_log_of_a_failure_shows_its_end(
     log = ReplicaLog(client, instance["QUIRE_KEY_PREFIX"], "quill-logged")
     for number in range(60):
         log.add(f"line {number}")
-    log.say("the replica exited with status 1")
+    log.write("the replica exited with status 1")
     client.close()
     beat(heartbeat("quill-logged", state="failed", detail="no room"))
     page = open_page("/console/", "root")

@@ -16,7 +16,7 @@ from engine.contract.structured_outputs import StructuredOutputsParams
 from engine.core.engine_core import EngineCore
 from engine.offline.beam_search import BeamSearchParams
 from engine.offline.llm import LLM
-from engine.sampling.beam_search import BeamSearch, Move
+from engine.sampling.beam_search import BeamSearch, BeamStep
 from engine.scheduler import StepPlan, StepResult
 from tests.engine.helpers import block_ids
 
@@ -46,12 +46,12 @@ def finish(core: EngineCore) -> list[TokenDelta]:
         found += core.step()
         core.check_integrity()
     assert not core.requests
-    assert core.scheduler.kv.pool.num_free == core.capacity.num_blocks
+    assert core.scheduler.kv.pool.num_free_blocks == core.capacity.num_blocks
     return found
 
 
 def used(core: EngineCore) -> int:
-    return core.capacity.num_blocks - core.scheduler.kv.pool.num_free
+    return core.capacity.num_blocks - core.scheduler.kv.pool.num_free_blocks
 
 
 def test_beams_share_the_blocks_of_the_prompt_and_of_what_they_have_in_common(
@@ -268,7 +268,9 @@ def test_a_beam_that_brings_its_candidates_twice_moves_once(model_folder: Folder
     before = beam.num_tokens
     plan = StepPlan(core.scheduler.num_steps + 1, num_samples=[1, 1])
     found = scores(t40=-0.5, t41=-0.7)
-    core._harvest.take(plan, [beam, beam], StepResult([[], []], candidates={beam.seq_id: found}))
+    core._harvest.process_outputs(
+        plan, [beam, beam], StepResult([[], []], candidates={beam.seq_id: found})
+    )
     assert beam.num_tokens == before + 1
     core.abort("r")
 
@@ -281,8 +283,8 @@ def test_steps_planned_before_the_beams_moved_tell_nothing_of_them(model_folder:
     assert group is not None
     found = scores(t40=-0.5, t41=-0.7)
     old, new = StepPlan(core.scheduler.num_steps), StepPlan(core.scheduler.num_steps + 1)
-    assert not group.take(beam, found, old, core.scheduler)
-    assert group.take(beam, found, new, core.scheduler)
+    assert not group.process_candidates(beam, found, old, core.scheduler)
+    assert group.process_candidates(beam, found, new, core.scheduler)
     core.abort("r")
 
 
@@ -295,7 +297,7 @@ def scores(**by_token: float) -> TokenLogprobs:
 def test_a_search_by_hand() -> None:
     search = BeamSearch(2, {9}, max_tokens=3, length_penalty=0.0)
     first = scores(t1=-0.5, t9=-0.9, t2=-1.0, t3=-4.0)
-    assert search.advance([first]) == [Move(0, 1), Move(0, 2)]
+    assert search.advance([first]) == [BeamStep(0, 1), BeamStep(0, 2)]
     # EOS was the second best: an output. The next step ends another, which is the better one.
     assert [(h.token_ids, h.score) for h in search.finished] == [([9], -0.9)]
     moves = search.advance([scores(t9=-0.1, t1=-2.0, t2=-3.0), scores(t1=-0.2, t2=-5.0)])

@@ -79,7 +79,7 @@ def search(llm: LLM, prompt_list: list[list[int]], params: BeamSearchParams) -> 
         rows = [beam.tokens[len(prompt) :] for beam in output.sequences]
         found.append((rows, [beam.score for beam in output.sequences]))
     llm.core.check_integrity()
-    assert llm.core.scheduler.kv.pool.num_free == llm.core.capacity.num_blocks
+    assert llm.core.scheduler.kv.pool.num_free_blocks == llm.core.capacity.num_blocks
     return found
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engine.transformers_backend.attention import Call, window_of
-from engine.transformers_backend.verify import Exploration, NotPageable
+from engine.transformers_backend.attention import AttentionCall, window_of
+from engine.transformers_backend.verify import AttentionProbe, UnsupportedAttention
 
 
 def causal(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -57,11 +57,11 @@ def test_chunks_of_the_whole_context_are_causal() -> None:
 
 def explored(change: Any, **options: Any) -> int:
     """The window that a layer is found to have when it's given the second mask, changed."""
-    run = Exploration(64)
+    run = AttentionProbe(64)
     for mask in (causal, sliding(8)):
         given = run.mask(mask_function=mask, q_length=4, kv_length=4)
     heads = torch.zeros(1, 2, 4, 8)
-    run.attend(Call(nn.Module(), heads, heads, heads, change(given), options))
+    run.attend(AttentionCall(nn.Module(), heads, heads, heads, change(given), options))
     return run.layers[0].window
 
 
@@ -82,26 +82,26 @@ def test_a_layer_has_the_window_of_the_mask_that_it_was_given() -> None:
     ids=["bool", "other number", "fraction", "its own", "biased"],
 )
 def test_a_mask_that_isnt_as_it_was_given_is_refused(change: Any) -> None:
-    with pytest.raises(NotPageable, match="masks of its own"):
+    with pytest.raises(UnsupportedAttention, match="masks of its own"):
         explored(change)
 
 
 @pytest.mark.parametrize("name", ["position_bias", "indices", "sinks"])
 def test_options_that_the_kernels_lack_are_named(name: str) -> None:
-    with pytest.raises(NotPageable, match=name):
+    with pytest.raises(UnsupportedAttention, match=name):
         explored(lambda mask: mask, **{name: torch.zeros(1)})
 
 
 def test_attention_to_other_tokens_is_refused() -> None:
-    run, query = Exploration(64), torch.zeros(1, 2, 4, 8)
+    run, query = AttentionProbe(64), torch.zeros(1, 2, 4, 8)
     other = torch.zeros(1, 2, 9, 8)
-    with pytest.raises(NotPageable, match="other tokens"):
-        run.attend(Call(nn.Module(), query, other, other, None, {}))
+    with pytest.raises(UnsupportedAttention, match="other tokens"):
+        run.attend(AttentionCall(nn.Module(), query, other, other, None, {}))
 
 
 def test_without_a_mask_attention_must_be_causal() -> None:
-    run, heads = Exploration(64), torch.zeros(1, 2, 4, 8)
-    with pytest.raises(NotPageable, match="isn't causal"):
-        run.attend(Call(nn.Module(), heads, heads, heads, None, {"is_causal": False}))
-    run.attend(Call(nn.Module(), heads, heads, heads, None, {}))
+    run, heads = AttentionProbe(64), torch.zeros(1, 2, 4, 8)
+    with pytest.raises(UnsupportedAttention, match="isn't causal"):
+        run.attend(AttentionCall(nn.Module(), heads, heads, heads, None, {"is_causal": False}))
+    run.attend(AttentionCall(nn.Module(), heads, heads, heads, None, {}))
     assert run.layers[0].window == 0

@@ -13,7 +13,7 @@ import pytest
 from engine import LLM, ModelRegistry
 from engine.contract.errors import ConfigError, ModelLoadError
 from engine.models import registry as plugins
-from engine.transformers_backend.model import BridgeModel
+from engine.transformers_backend.model import TransformersModel
 from tests.engine.bridge.conftest import GREEDY, Case, make
 from tests.engine.bridge.outside_models import PACKAGE
 
@@ -87,7 +87,7 @@ def test_a_transformers_class_goes_through_the_bridge(
     ModelRegistry.register_model("MineForCausalLM", MineForCausalLM)
     expected = llama("MineForCausalLM")
     llm = make(expected.folder, model_impl="auto")
-    assert isinstance(llm.core.executor.loaded.model, BridgeModel)
+    assert isinstance(llm.core.executor.loaded.model, TransformersModel)
     assert llm.core.executor.loaded.spec.architecture == "MineForCausalLM"
     assert first_tokens(llm, expected) == expected.greedy
 

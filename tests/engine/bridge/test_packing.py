@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import kernels
-from engine.quantization.packing import Scheme, scheme_of
+from engine.quantization.packing import QuantScheme, make_quant_scheme
 from engine.transformers_backend.linear import PackedModule, Table, pack
 
 
@@ -48,7 +48,7 @@ IDS = torch.tensor([[3, 39, 0]])
 def test_packed_it_computes_the_same() -> None:
     model = made()
     wanted = model(IDS)
-    pack(model, kernels.get("cpu"), Scheme())
+    pack(model, kernels.get("cpu"), QuantScheme())
     assert torch.allclose(model(IDS), wanted, atol=1e-5)
     assert model.first is model.second
 
@@ -56,7 +56,7 @@ def test_packed_it_computes_the_same() -> None:
 @torch.inference_mode()
 def test_a_tied_table_is_kept_once_and_weights_go() -> None:
     model = made()
-    pack(model, kernels.get("cpu"), Scheme())
+    pack(model, kernels.get("cpu"), QuantScheme())
     assert isinstance(model.words, Table)
     assert isinstance(model.head, PackedModule)
     assert model.words._layer is model.head.layer
@@ -67,8 +67,8 @@ def test_a_tied_table_is_kept_once_and_weights_go() -> None:
 def test_bfloat16_weights_stay_and_everything_else_is_float32() -> None:
     half = made(torch.bfloat16, tied=False)
     wanted = made(torch.bfloat16, tied=False).float()(IDS)
-    read = pack(half, kernels.get("cpu"), Scheme())
-    assert read < 0.6 * pack(made(tied=False), kernels.get("cpu"), Scheme())
+    read = pack(half, kernels.get("cpu"), QuantScheme())
+    assert read < 0.6 * pack(made(tied=False), kernels.get("cpu"), QuantScheme())
     assert half(IDS).dtype == torch.float32
     assert torch.allclose(half(IDS), wanted, atol=1e-2)
     assert half.norm.weight.dtype == torch.float32
@@ -78,7 +78,7 @@ def test_bfloat16_weights_stay_and_everything_else_is_float32() -> None:
 @torch.inference_mode()
 def test_routers_and_positions_arent_rounded() -> None:
     model, rounded = made(tied=False), made(tied=False)
-    pack(rounded, kernels.get("cpu"), scheme_of("int8"))
+    pack(rounded, kernels.get("cpu"), make_quant_scheme("int8"))
     assert torch.equal(rounded.gate.weight + 0, model.gate.weight)
     assert torch.equal(rounded.places.weight, model.places.weight)
     for name in ("first", "head", "words"):

@@ -208,7 +208,7 @@ def test_a_layer_means_what_its_plain_weights_are(name: str, pair: Pairs) -> Non
             torch.testing.assert_close(matrix.floats(rows), plain[rows], rtol=1e-5, atol=1e-6)
     assert weights.matrix("lm_head.weight", (384, 64)).source == "float32"
     used = {name for module in made.weights for name in weights.form.tensors_of(module)}
-    assert used.isdisjoint(weights.unread())
+    assert used.isdisjoint(weights.unused_names())
 
 
 @pytest.mark.parametrize("name", FORMATS)

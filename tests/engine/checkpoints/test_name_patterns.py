@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from engine.contract.errors import ModelLoadError
-from engine.contract.validation import NamePattern
+from engine.contract.validation import SafePattern
 from engine.quantization.formats.registry import find_format
 from tests.engine.checkpoints.packages import scheme
 
@@ -43,7 +43,7 @@ def test_a_pattern_matches_what_re_matches() -> None:
             oracle = re.compile(text)
         except re.error:
             continue
-        pattern = NamePattern(text)
+        pattern = SafePattern(text)
         for _ in range(8):
             name = "".join(draw.choices("ab.c1\n", (6, 6, 3, 2, 2, 1), k=draw.randint(0, 8)))
             wanted = oracle.match(name) is not None
@@ -63,8 +63,8 @@ def test_a_pattern_matches_what_re_matches() -> None:
     ],
 )
 def test_patterns_as_they_are_found(text: str, there: str, missing: str) -> None:
-    assert NamePattern(text).matches(there)
-    assert not NamePattern(text).matches(missing)
+    assert SafePattern(text).matches(there)
+    assert not SafePattern(text).matches(missing)
 
 
 EVIL = [
@@ -84,14 +84,14 @@ EVIL = [
 def test_what_takes_re_for_ever_is_matched_at_once(text: str, name: str) -> None:
     """`re` needs more than 10^9 steps for each of these."""
     started = time.process_time()
-    assert not NamePattern(text).matches(name)
+    assert not SafePattern(text).matches(name)
     assert time.process_time() - started < 2
 
 
 def test_steps_are_counted_over_all_names() -> None:
-    long, short = NamePattern("(?:(?!(?:a.)*x).)*!"), NamePattern("(?:a.)*!")
+    long, short = SafePattern("(?:(?!(?:a.)*x).)*!"), SafePattern("(?:a.)*!")
 
-    def match(pattern: NamePattern) -> int:
+    def match(pattern: SafePattern) -> int:
         """Steps that one name takes, each time as many."""
         left = pattern.left
         assert not pattern.matches("a" * 400)

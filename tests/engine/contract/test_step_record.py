@@ -9,14 +9,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine.system.step_record import ROOM, LastStep, StepRecord, StepRecorder, _place
+from engine.system.step_record import ROOM, LastStep, SharedStepRecord, SharedStepWriter, _place
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs memfd_create")
 
 KILLED = """
 import os, signal, sys
-from engine.system.step_record import StepRecorder
-recorder = StepRecorder.inherited("this one")
+from engine.system.step_record import SharedStepWriter
+recorder = SharedStepWriter.inherited("this one")
 recorder.write(["a", "b"])
 recorder.write(["b", "c~2"])
 os.kill(os.getpid(), signal.SIGKILL)
@@ -24,14 +24,16 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.fixture
-def record() -> Iterator[StepRecord]:
-    made = StepRecord.create()
+def record() -> Iterator[SharedStepRecord]:
+    made = SharedStepRecord.create()
     assert made is not None
     yield made
     made.close()
 
 
-def test_what_was_written_last_is_read_after_the_process_was_killed(record: StepRecord) -> None:
+def test_what_was_written_last_is_read_after_the_process_was_killed(
+    record: SharedStepRecord,
+) -> None:
     done = subprocess.run(
         [sys.executable, "-c", KILLED],
         env=os.environ | record.environment,
@@ -42,17 +44,17 @@ def test_what_was_written_last_is_read_after_the_process_was_killed(record: Step
     assert record.read() == LastStep("this one", ["b", "c~2"])
 
 
-def test_a_process_that_never_wrote_has_left_nothing(record: StepRecord) -> None:
+def test_a_process_that_never_wrote_has_left_nothing(record: SharedStepRecord) -> None:
     assert record.read() is None
 
 
-def test_one_that_wrote_of_no_request_was_at_none(record: StepRecord) -> None:
-    StepRecorder("i", os.dup(record.fd)).write([])
+def test_one_that_wrote_of_no_request_was_at_none(record: SharedStepRecord) -> None:
+    SharedStepWriter("i", os.dup(record.fd)).write([])
     assert record.read() == LastStep("i", [])
 
 
-def test_a_list_that_the_process_died_over_does_not_count(record: StepRecord) -> None:
-    recorder = StepRecorder("i", os.dup(record.fd))
+def test_a_list_that_the_process_died_over_does_not_count(record: SharedStepRecord) -> None:
+    recorder = SharedStepWriter("i", os.dup(record.fd))
     recorder.write(["whole"])
     memory = recorder._memory
     assert memory is not None
@@ -61,8 +63,8 @@ def test_a_list_that_the_process_died_over_does_not_count(record: StepRecord) ->
     assert record.read() == LastStep("i", ["whole"])
 
 
-def test_more_ids_than_there_is_room_for_are_not_known(record: StepRecord) -> None:
-    recorder = StepRecorder("i", os.dup(record.fd))
+def test_more_ids_than_there_is_room_for_are_not_known(record: SharedStepRecord) -> None:
+    recorder = SharedStepWriter("i", os.dup(record.fd))
     recorder.write(["x" * 100] * (ROOM // 100))
     assert record.read() == LastStep("i", None)
     recorder.write(["small"])
@@ -70,6 +72,6 @@ def test_more_ids_than_there_is_room_for_are_not_known(record: StepRecord) -> No
 
 
 def test_without_a_supervisor_nothing_is_written() -> None:
-    recorder = StepRecorder.inherited("i", {})
+    recorder = SharedStepWriter.inherited("i", {})
     recorder.write(["a"])
     assert recorder.held == ["a"]

@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from engine.system import host as time_slice
-from engine.system.host import SHORT_NS, ask_for_short_turns
+from engine.system.host import SHORT_NS, request_short_time_slice
 from tests.short_turns import keeps_slices, turn_ns
 
 
@@ -19,7 +19,7 @@ def test_the_thread_that_asks_gets_them_and_the_others_do_not() -> None:
     seen: list[object] = []
 
     def ask() -> None:
-        seen.append(ask_for_short_turns())
+        seen.append(request_short_time_slice())
         seen.append(turn_ns())
         seen.append(os.getpriority(os.PRIO_PROCESS, 0))
 
@@ -34,20 +34,20 @@ def test_the_thread_that_asks_gets_them_and_the_others_do_not() -> None:
 @keeps_slices
 def test_another_process_of_the_same_user_gets_them() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        assert ask_for_short_turns(process.pid)
+        assert request_short_time_slice(process.pid)
         assert turn_ns(process.pid) == SHORT_NS
 
 
 def test_a_thread_that_its_operator_runs_in_another_way_stays_as_it_is() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         os.sched_setscheduler(process.pid, os.SCHED_BATCH, os.sched_param(0))
-        assert not ask_for_short_turns(process.pid)
+        assert not request_short_time_slice(process.pid)
         assert os.sched_getscheduler(process.pid) == os.SCHED_BATCH
 
 
 def test_where_there_is_no_such_thread_or_machine_nothing_happens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert not ask_for_short_turns(2**22 + 1)
+    assert not request_short_time_slice(2**22 + 1)
     monkeypatch.setattr(time_slice.platform, "machine", lambda: "riscv64")
-    assert not ask_for_short_turns()
+    assert not request_short_time_slice()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.contract.pooling_params import EMBED_DTYPES, EmbedDtype, packed
+from engine.contract.pooling_params import EMBED_DTYPES, EmbedDtype, encode_vector
 
 KINDS = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 
@@ -20,9 +20,9 @@ def test_every_number_is_rounded_as_torch_rounds_it(dtype: EmbedDtype) -> None:
     numbers = np.concatenate([*values, rng.standard_normal(50_000).astype(np.float32)])
     if dtype == "fp8_e4m3":  # beyond its largest number releases of torch differ
         numbers = numbers[~(np.abs(numbers) > 448)]
-        assert packed(np.float32([1e9, -np.inf]), dtype) == b"\x7e\xfe"
+        assert encode_vector(np.float32([1e9, -np.inf]), dtype) == b"\x7e\xfe"
     wanted = torch.from_numpy(numbers).to(kind).float()
-    found = torch.frombuffer(bytearray(packed(numbers, dtype)), dtype=kind).float()
+    found = torch.frombuffer(bytearray(encode_vector(numbers, dtype)), dtype=kind).float()
     assert torch.equal(found.isnan(), wanted.isnan())
     assert torch.equal(found.nan_to_num(nan=0.0).signbit(), wanted.nan_to_num(nan=0.0).signbit())
     assert torch.equal(found.nan_to_num(nan=0.0), wanted.nan_to_num(nan=0.0))
@@ -30,7 +30,10 @@ def test_every_number_is_rounded_as_torch_rounds_it(dtype: EmbedDtype) -> None:
 
 def test_bytes_of_each_number_are_turned_round() -> None:
     numbers = np.float32([1.5, -2])
-    little, big = packed(numbers, "float32", "little"), packed(numbers, "float32", "big")
+    little, big = (
+        encode_vector(numbers, "float32", "little"),
+        encode_vector(numbers, "float32", "big"),
+    )
     assert little == np.asarray(numbers, "<f4").tobytes()
     assert big == np.asarray(numbers, ">f4").tobytes()
-    assert packed(numbers, "fp8_e5m2", "big") == packed(numbers, "fp8_e5m2", "little")
+    assert encode_vector(numbers, "fp8_e5m2", "big") == encode_vector(numbers, "fp8_e5m2", "little")

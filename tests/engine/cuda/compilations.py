@@ -23,16 +23,16 @@ from engine.checkpoints.safetensors import WeightReader
 from engine.contract.engine_config import EngineConfig
 from engine.devices.cuda import CudaDevice
 from engine.models.decoder import NativeDecoder
-from engine.models.forward_context import AttentionContext
+from engine.models.forward_context import AttentionMetadata
 from engine.models.lora import NO_ADAPTERS, DeviceHeads
 from engine.models.registry import decoder_spec, read_config
 from engine.speculative.heads import load_layer_heads
-from engine.speculative.heads.layer import Target as HeadTarget
-from engine.worker.draft_head_cache import HeadMemory, LayerRounds, Pending
-from engine.worker.gpu.graphs import AttentionBreaks
-from engine.worker.gpu.input_buffers import stage
-from engine.worker.gpu.setup import _no_rows, warm_up_heads, warm_up_kernels
-from engine.worker.input_batch import RunningBatch
+from engine.speculative.heads.layer import TargetModel as HeadTarget
+from engine.worker.draft_head_cache import DraftHeadCache, LayerDraftRounds, PendingTokens
+from engine.worker.gpu.graphs import PiecewiseAttention
+from engine.worker.gpu.input_buffers import stage_inputs
+from engine.worker.gpu.setup import _no_rows, warm_up_draft_heads, warm_up_kernels
+from engine.worker.input_batch import InputBatch
 from kernels.triton import TritonKernels
 from kernels.triton.launch import Target, watch
 from tools.triton.compiler import specialisation
@@ -44,14 +44,14 @@ BUDGET, SEQUENCES = CudaDevice.token_budget, EngineConfig(model="").max_num_seqs
 """By default."""
 
 
-def batch(sequences: list[tuple[int, int]]) -> tuple[torch.Tensor, AttentionContext]:
+def batch(sequences: list[tuple[int, int]]) -> tuple[torch.Tensor, AttentionMetadata]:
     """A step of sequences given as (tokens of the step, length); decodes come first."""
     counts = [count for count, _ in sequences]
     lengths = [length for _, length in sequences]
     starts = torch.tensor([0, *counts]).cumsum(0).int()
     tokens = int(starts[-1])
     decodes = sum(count == 1 for count in counts)
-    context = AttentionContext(
+    context = AttentionMetadata(
         positions=torch.arange(tokens),
         slot_mapping=torch.arange(tokens),
         block_tables=torch.zeros(len(counts), -(-max(lengths) // BLOCK), dtype=torch.int32),
@@ -100,31 +100,31 @@ def choose(ops: TritonKernels, logits: torch.Tensor) -> None:
     ops.edits.token_logprobs(logits, all_of(0, torch.int64))
 
 
-def heads_of(folder: Path, model: NativeDecoder, ops: TritonKernels) -> HeadMemory | None:
+def heads_of(folder: Path, model: NativeDecoder, ops: TritonKernels) -> DraftHeadCache | None:
     """What an EAGLE head keeps beside the model, if there is one."""
     if not (folder / "heads").is_dir():
         return None
     target = HeadTarget(model, LONGEST)
     heads = load_layer_heads("eagle", folder / "heads", target, ops, torch.bfloat16, "int4")
-    batch = RunningBatch(SEQUENCES, LONGEST, BLOCK)
-    return HeadMemory(heads, batch, 0, 4, torch.bfloat16, 4, META, torch.bfloat16)
+    batch = InputBatch(SEQUENCES, LONGEST, BLOCK)
+    return DraftHeadCache(heads, batch, 0, 4, torch.bfloat16, 4, META, torch.bfloat16)
 
 
-def draft(memory: HeadMemory) -> None:
+def draft(memory: DraftHeadCache) -> None:
     """Rounds of any number of rows, after any number of tokens."""
     rng = random.Random(7)
     for count in (1, 2, 3, 16, 17, 100, SEQUENCES):
         computed = np.array([rng.randint(1, 8200) for _ in range(count)])
         tables = np.zeros((count, -(-LONGEST // BLOCK)), dtype=np.int32)
         states = torch.zeros(count, memory.heads.width, dtype=torch.bfloat16, device=META)
-        rounds = LayerRounds(memory, tables, computed, states)
+        rounds = LayerDraftRounds(memory, tables, computed, states)
         for _ in range(2):
             rounds.logits(torch.zeros(count, dtype=torch.int64, device=META))
     for count in (1, 5, 300, 1000, 8191):
         numbers = np.arange(1, count + 1)
         hidden = torch.zeros(count, memory.heads.columns, dtype=torch.bfloat16, device=META)
-        memory._pending.append(Pending(hidden, numbers - 1, numbers, numbers, numbers))
-        memory.catch_up()
+        memory._pending.append(PendingTokens(hidden, numbers - 1, numbers, numbers, numbers))
+        memory.process_pending()
 
 
 def main(folder: Path, quantization: str | None) -> None:
@@ -135,7 +135,7 @@ def main(folder: Path, quantization: str | None) -> None:
         seen.add(specialisation(kernel, args, options, HOPPER.capability))
 
     ops = TritonKernels(META, "a test")
-    breaks = AttentionBreaks(ops.paged_attention, latent_attention=ops.latent_attention)
+    breaks = PiecewiseAttention(ops.paged_attention, latent_attention=ops.mla_attention)
     breaks.put_into(ops)
     model = NativeDecoder(
         decoder_spec(read_config(folder)), ops, torch.bfloat16, LONGEST, quantization
@@ -154,13 +154,13 @@ def main(folder: Path, quantization: str | None) -> None:
         model.use_lora_slots(slots)
         warm_up_kernels(model, config, BUDGET, LONGEST // BLOCK, 1, model.spec.vocab_size)
         if (memory := heads_of(folder, model, ops)) is not None:
-            warm_up_heads(memory, BUDGET)
+            warm_up_draft_heads(memory, BUDGET)
         warm = set(seen)
         for number, sequences in enumerate(serving(drafts)):
             ids, context = batch(sequences)
             # Every third step has adapters.
             rows = slots.sort([(0, np.arange(len(ids)))], len(ids), padded=False)
-            staged = stage(ids, context, META, lora=() if number % 3 else rows)
+            staged = stage_inputs(ids, context, META, lora=() if number % 3 else rows)
             breaks.batch = staged.context
             hidden = model.forward(staged.token_ids, staged.context)
             count = len(context.seq_lens)

@@ -16,12 +16,12 @@ from torch.utils._pytree import register_dataclass, tree_map_only
 
 import kernels
 from engine import LLM
-from engine.executor.uniproc_executor import InProcessExecutor
+from engine.executor.uniproc_executor import UniProcExecutor
 from engine.sampling.sampler import Sampler
 from engine.worker.gpu import input_buffers
 from engine.worker.gpu import model_runner as device_runner
-from engine.worker.gpu.graphs import AttentionBreaks, DeviceForward
-from engine.worker.gpu.model_runner import DeviceRunner, tapped
+from engine.worker.gpu.graphs import DeviceForward, PiecewiseAttention
+from engine.worker.gpu.model_runner import GpuModelRunner, tapped
 from kernels.attention_args import AttentionArgs
 from kernels.reference.linear import ReferenceLinear
 
@@ -126,18 +126,18 @@ class FakeDevice:
     def runner(
         self, loaded: Any, batch: Any, masks: Any, *, split: bool = True, custom: Any = None,
         hidden: Any = None,
-    ) -> DeviceRunner:  # fmt: skip
+    ) -> GpuModelRunner:  # fmt: skip
         """Runs steps of a model on this device."""
         model = loaded.model
         ops = model.ops
         sampler = Sampler(loaded.eos_token_ids, ops, custom=custom)
-        breaks = AttentionBreaks(ops.paged_attention)
+        breaks = PiecewiseAttention(ops.paged_attention)
         self._patch.setitem(vars(ops), "paged_attention", breaks)
         batch.decodes_first = split
         slots = getattr(model, "lora_slots", None)
-        run = tapped(model, () if hidden is None else hidden.taps)
+        run = tapped(model, () if hidden is None else hidden.aux_layers)
         forward = DeviceForward(run, CPU, breaks=breaks, slots=slots)
-        runner = DeviceRunner(model, batch, sampler, forward, CPU, masks, hidden)
+        runner = GpuModelRunner(model, batch, sampler, forward, CPU, masks, hidden)
         runner._sampled = on_device(runner._sampled)
         return runner
 
@@ -149,11 +149,11 @@ class FakeDevice:
         inline: a step is launched where it is submitted, before the last one's tokens are taken.
         """
 
-        def make_runner(executor: InProcessExecutor, batch: Any) -> DeviceRunner:
+        def make_runner(executor: UniProcExecutor, batch: Any) -> GpuModelRunner:
             custom = executor._logits_processors()
             return self.runner(executor.loaded, batch, executor._masks, split=split, custom=custom)
 
-        self._patch.setattr(InProcessExecutor, "_make_runner", make_runner)
+        self._patch.setattr(UniProcExecutor, "_make_runner", make_runner)
         defaults = {
             "num_gpu_blocks_override": 64, "max_model_len": 128, "max_num_seqs": 8,
             "async_scheduling": True,

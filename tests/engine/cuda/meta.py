@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.attention_args import AttentionArgs, LatentArgs
+from kernels.attention_args import AttentionArgs, MlaArgs
 from kernels.interface import LinearLayer
 from kernels.triton import TritonKernels
 from kernels.triton.linear import TorchLinear
@@ -56,11 +56,11 @@ class MetaKernels(TritonKernels):
         return torch.empty(args.q.shape, dtype=args.q.dtype, device=META)
 
     @staticmethod
-    def rope_and_cache_latents(*args: Any, **options: Any) -> None:
+    def rope_and_cache_mla(*args: Any, **options: Any) -> None:
         only_there(*args, *options.values())
 
     @staticmethod
-    def latent_attention(args: LatentArgs) -> Tensor:
+    def mla_attention(args: MlaArgs) -> Tensor:
         only_there(*(getattr(args, field.name) for field in fields(args)))
         return args.new_out()
 

@@ -19,8 +19,8 @@ from kernels.lora import (
     EMBEDDING,
     EmbeddingWeights,
     LayerLoras,
-    LoraPart,
-    LoraRows,
+    LoraMapping,
+    LoraSlice,
     LoraSlots,
     LoraWeights,
     PackedLora,
@@ -45,7 +45,7 @@ class PlainEmbedding(PackedLora):
         outer = None
         if given.b is not None:
             rank = given.b.shape[1]
-            parts = [LoraPart(0, given.b, 0, given.scale)]
+            parts = [LoraSlice(0, given.b, 0, given.scale)]
             weights = LoraWeights(a=torch.eye(rank), parts=parts, out_features=len(given.b))
             outer = OPS.pack_lora(weights)
         self.embedding = EmbeddingLora(
@@ -70,7 +70,7 @@ class PlainSlots(LoraSlots):
     def pack_embedding(self, given: EmbeddingWeights) -> dict[str, PackedLora]:
         return {EMBEDDING: PlainEmbedding(given)}
 
-    def embed(self, layer: int, x: Tensor, token_ids: Tensor, rows: LoraRows) -> None:
+    def embed(self, layer: int, x: Tensor, token_ids: Tensor, rows: LoraMapping) -> None:
         for lora, own in self.owned((layer, EMBEDDING), rows):
             if isinstance(lora, PlainEmbedding):
                 lora.embedding.change(OPS, seen(x), seen(token_ids), own)
@@ -79,13 +79,13 @@ class PlainSlots(LoraSlots):
         self.layers.append(layers)
         return SlotTable(len(self.layers) - 1, layers)
 
-    def add(self, place: Place, y: Tensor, x: Tensor, rows: LoraRows) -> None:
+    def add(self, place: Place, y: Tensor, x: Tensor, rows: LoraMapping) -> None:
         self.calls += 1
         for lora, own in self.owned(place, rows):
             if isinstance(lora, TorchLora):
                 lora.add(seen(y), seen(x), own)
 
-    def owners(self, rows: LoraRows, count: int) -> Tensor:
+    def slot_by_row(self, rows: LoraMapping, count: int) -> Tensor:
         raise NotImplementedError
 
     def add_experts(self, *args: Any, **options: Any) -> None:
@@ -94,7 +94,7 @@ class PlainSlots(LoraSlots):
     def add_expert(self, *args: Any) -> None:
         raise NotImplementedError
 
-    def owned(self, place: Place, rows: LoraRows) -> Iterator[tuple[PackedLora | None, Tensor]]:
+    def owned(self, place: Place, rows: LoraMapping) -> Iterator[tuple[PackedLora | None, Tensor]]:
         order, owners = seen(rows.order).view(-1, rows.tile), seen(rows.owners)
         for tile in range(int(seen(rows.count))):
             own = order[tile]

@@ -12,43 +12,47 @@ from engine.contract.errors import ConfigError
 from engine.worker.gpu.graph_dispatcher import (
     LEVELS,
     BatchDescriptor,
-    Dispatcher,
-    GraphMode,
-    RuntimeMode,
+    CUDAGraphDispatcher,
+    CUDAGraphMode,
+    CUDAGraphRuntimeMode,
     capture_sizes,
+    requested_mode,
     resolve_mode,
     sparse,
-    wanted_mode,
 )
 from kernels.attention import GraphSupport
 
-FULL, PIECEWISE, NONE = RuntimeMode.FULL, RuntimeMode.PIECEWISE, RuntimeMode.NONE
+FULL, PIECEWISE, NONE = (
+    CUDAGraphRuntimeMode.FULL,
+    CUDAGraphRuntimeMode.PIECEWISE,
+    CUDAGraphRuntimeMode.NONE,
+)
 SIZES = [1, 2, 4, 8, 16]
 
 
-def picked(mode: GraphMode, batch: tuple[int, int, int], query_len: int = 1, seqs: int = 8):
-    return Dispatcher(mode, SIZES, seqs, query_len).dispatch(*batch)
+def picked(mode: CUDAGraphMode, batch: tuple[int, int, int], query_len: int = 1, seqs: int = 8):
+    return CUDAGraphDispatcher(mode, SIZES, seqs, query_len).dispatch(*batch)
 
 
 @pytest.mark.parametrize(
     ("mode", "batch", "expected"),
     [
         # A decode batch of three is padded to four sequences.
-        (GraphMode.FULL_AND_PIECEWISE, (3, 3, 1), (FULL, BatchDescriptor(4, 4, True))),
-        (GraphMode.FULL_DECODE_ONLY, (3, 3, 1), (FULL, BatchDescriptor(4, 4, True))),
-        (GraphMode.PIECEWISE, (3, 3, 1), (PIECEWISE, BatchDescriptor(4, 0, False))),
+        (CUDAGraphMode.FULL_AND_PIECEWISE, (3, 3, 1), (FULL, BatchDescriptor(4, 4, True))),
+        (CUDAGraphMode.FULL_DECODE_ONLY, (3, 3, 1), (FULL, BatchDescriptor(4, 4, True))),
+        (CUDAGraphMode.PIECEWISE, (3, 3, 1), (PIECEWISE, BatchDescriptor(4, 0, False))),
         # A decode batch uses the graph of any batch where there are only those.
-        (GraphMode.FULL, (3, 3, 1), (FULL, BatchDescriptor(4, 4, False))),
-        (GraphMode.NONE, (3, 3, 1), (NONE, BatchDescriptor(3, 3, True))),
+        (CUDAGraphMode.FULL, (3, 3, 1), (FULL, BatchDescriptor(4, 4, False))),
+        (CUDAGraphMode.NONE, (3, 3, 1), (NONE, BatchDescriptor(3, 3, True))),
         # A prompt of five tokens beside two decodes.
-        (GraphMode.FULL_AND_PIECEWISE, (7, 3, 5), (PIECEWISE, BatchDescriptor(8, 0, False))),
-        (GraphMode.FULL_DECODE_ONLY, (7, 3, 5), (NONE, BatchDescriptor(7, 3, False))),
-        (GraphMode.FULL, (7, 3, 5), (FULL, BatchDescriptor(8, 8, False))),
+        (CUDAGraphMode.FULL_AND_PIECEWISE, (7, 3, 5), (PIECEWISE, BatchDescriptor(8, 0, False))),
+        (CUDAGraphMode.FULL_DECODE_ONLY, (7, 3, 5), (NONE, BatchDescriptor(7, 3, False))),
+        (CUDAGraphMode.FULL, (7, 3, 5), (FULL, BatchDescriptor(8, 8, False))),
         # More than was captured.
-        (GraphMode.FULL_AND_PIECEWISE, (17, 3, 15), (NONE, BatchDescriptor(17, 3, False))),
-        (GraphMode.FULL, (17, 3, 15), (NONE, BatchDescriptor(17, 3, False))),
+        (CUDAGraphMode.FULL_AND_PIECEWISE, (17, 3, 15), (NONE, BatchDescriptor(17, 3, False))),
+        (CUDAGraphMode.FULL, (17, 3, 15), (NONE, BatchDescriptor(17, 3, False))),
         # One token of a prompt looks like a decode, and is one.
-        (GraphMode.FULL_DECODE_ONLY, (1, 1, 1), (FULL, BatchDescriptor(1, 1, True))),
+        (CUDAGraphMode.FULL_DECODE_ONLY, (1, 1, 1), (FULL, BatchDescriptor(1, 1, True))),
     ],
 )
 def test_dispatch(mode, batch, expected):
@@ -56,7 +60,9 @@ def test_dispatch(mode, batch, expected):
 
 
 def test_speculative_decodes_are_uniform_too():
-    dispatcher = Dispatcher(GraphMode.FULL_AND_PIECEWISE, [3, 6, 12, 24], 8, query_len=3)
+    dispatcher = CUDAGraphDispatcher(
+        CUDAGraphMode.FULL_AND_PIECEWISE, [3, 6, 12, 24], 8, query_len=3
+    )
     assert dispatcher.dispatch(9, 3, 3) == (FULL, BatchDescriptor(12, 4, True))
     assert dispatcher.dispatch(24, 8, 3) == (FULL, BatchDescriptor(24, 8, True))
     # A step without drafts, and one in which some rows have fewer.
@@ -68,12 +74,12 @@ def test_speculative_decodes_are_uniform_too():
 
 def test_a_batch_of_all_sequences_is_padded_beyond_them():
     """Ten sequences at most, and no size between 8 and 16."""
-    key = picked(GraphMode.FULL_DECODE_ONLY, (10, 10, 1), seqs=10)
+    key = picked(CUDAGraphMode.FULL_DECODE_ONLY, (10, 10, 1), seqs=10)
     assert key == (FULL, BatchDescriptor(16, 10, True))
 
 
 def test_a_graph_that_was_dropped_is_not_picked():
-    dispatcher = Dispatcher(GraphMode.FULL_AND_PIECEWISE, SIZES, 8)
+    dispatcher = CUDAGraphDispatcher(CUDAGraphMode.FULL_AND_PIECEWISE, SIZES, 8)
     dispatcher.drop((FULL, BatchDescriptor(4, 4, True)))
     assert dispatcher.dispatch(3, 3, 1) == (FULL, BatchDescriptor(8, 8, True))
     dispatcher.drop((FULL, BatchDescriptor(8, 8, True)))
@@ -81,8 +87,8 @@ def test_a_graph_that_was_dropped_is_not_picked():
 
 
 def test_every_batch_fits_what_it_is_given():
-    for mode in GraphMode:
-        dispatcher = Dispatcher(mode, SIZES, 8)
+    for mode in CUDAGraphMode:
+        dispatcher = CUDAGraphDispatcher(mode, SIZES, 8)
         for reqs in range(1, 9):
             for tokens in range(reqs, 20):
                 longest = tokens - reqs + 1
@@ -94,9 +100,12 @@ def test_every_batch_fits_what_it_is_given():
 
 
 def test_the_largest_graph_is_captured_first():
-    sizes = [key[1].num_tokens for key in Dispatcher(GraphMode.FULL_AND_PIECEWISE, SIZES, 8).keys]
+    sizes = [
+        key[1].num_tokens
+        for key in CUDAGraphDispatcher(CUDAGraphMode.FULL_AND_PIECEWISE, SIZES, 8).keys
+    ]
     assert sizes == sorted(sizes, reverse=True)
-    assert Dispatcher(GraphMode.NONE, SIZES, 8).keys == []
+    assert CUDAGraphDispatcher(CUDAGraphMode.NONE, SIZES, 8).keys == []
 
 
 def test_sizes_follow_the_settings():
@@ -116,7 +125,7 @@ def test_an_operator_may_name_the_sizes():
 
 def test_a_batch_beyond_the_full_graphs_takes_pieces_that_hold_it():
     """The largest full graph is for 8 sequences; pieces go further."""
-    dispatcher = Dispatcher(GraphMode.FULL_AND_PIECEWISE, [1, 2, 4, 8, 16, 32], 8)
+    dispatcher = CUDAGraphDispatcher(CUDAGraphMode.FULL_AND_PIECEWISE, [1, 2, 4, 8, 16, 32], 8)
     assert dispatcher.dispatch(8, 8, 1) == (FULL, BatchDescriptor(8, 8, True))
     assert dispatcher.dispatch(30, 8, 20) == (PIECEWISE, BatchDescriptor(32, 0, False))
 
@@ -124,20 +133,20 @@ def test_a_batch_beyond_the_full_graphs_takes_pieces_that_hold_it():
 @pytest.mark.parametrize(
     ("wanted", "support", "query_len", "expected"),
     [
-        (GraphMode.FULL, GraphSupport.ALWAYS, 1, GraphMode.FULL),
-        (GraphMode.FULL, GraphSupport.UNIFORM_BATCH, 1, GraphMode.FULL_AND_PIECEWISE),
-        (GraphMode.FULL, GraphSupport.NEVER, 1, GraphMode.PIECEWISE),
+        (CUDAGraphMode.FULL, GraphSupport.ALWAYS, 1, CUDAGraphMode.FULL),
+        (CUDAGraphMode.FULL, GraphSupport.UNIFORM_BATCH, 1, CUDAGraphMode.FULL_AND_PIECEWISE),
+        (CUDAGraphMode.FULL, GraphSupport.NEVER, 1, CUDAGraphMode.PIECEWISE),
         (
-            GraphMode.FULL_AND_PIECEWISE, GraphSupport.UNIFORM_SINGLE_TOKEN_DECODE, 1,
-            GraphMode.FULL_AND_PIECEWISE,
+            CUDAGraphMode.FULL_AND_PIECEWISE, GraphSupport.UNIFORM_SINGLE_TOKEN_DECODE, 1,
+            CUDAGraphMode.FULL_AND_PIECEWISE,
         ),
         (
-            GraphMode.FULL_AND_PIECEWISE, GraphSupport.UNIFORM_SINGLE_TOKEN_DECODE, 3,
-            GraphMode.PIECEWISE,
+            CUDAGraphMode.FULL_AND_PIECEWISE, GraphSupport.UNIFORM_SINGLE_TOKEN_DECODE, 3,
+            CUDAGraphMode.PIECEWISE,
         ),
-        (GraphMode.FULL_DECODE_ONLY, GraphSupport.NEVER, 1, GraphMode.PIECEWISE),
-        (GraphMode.PIECEWISE, GraphSupport.NEVER, 1, GraphMode.PIECEWISE),
-        (GraphMode.NONE, GraphSupport.NEVER, 1, GraphMode.NONE),
+        (CUDAGraphMode.FULL_DECODE_ONLY, GraphSupport.NEVER, 1, CUDAGraphMode.PIECEWISE),
+        (CUDAGraphMode.PIECEWISE, GraphSupport.NEVER, 1, CUDAGraphMode.PIECEWISE),
+        (CUDAGraphMode.NONE, GraphSupport.NEVER, 1, CUDAGraphMode.NONE),
     ],
 )  # fmt: skip
 def test_a_mode_that_does_not_work_becomes_the_nearest(
@@ -150,20 +159,22 @@ def test_a_mode_that_does_not_work_becomes_the_nearest(
 
 def test_a_model_that_cannot_be_captured_runs_eagerly(caplog):
     with caplog.at_level(logging.WARNING):
-        mode = resolve_mode(GraphMode.FULL, GraphSupport.ALWAYS, obstacle="it waits for the device")
-    assert mode is GraphMode.NONE
+        mode = resolve_mode(
+            CUDAGraphMode.FULL, GraphSupport.ALWAYS, obstacle="it waits for the device"
+        )
+    assert mode is CUDAGraphMode.NONE
     assert "it waits for the device" in caplog.text
 
 
 def test_settings_in_order():
-    assert wanted_mode(None, 2, False) is GraphMode.FULL_AND_PIECEWISE
-    assert wanted_mode("FULL", 1, False) is GraphMode.FULL
-    assert wanted_mode("FULL", 3, True) is GraphMode.NONE
+    assert requested_mode(None, 2, False) is CUDAGraphMode.FULL_AND_PIECEWISE
+    assert requested_mode("FULL", 1, False) is CUDAGraphMode.FULL
+    assert requested_mode("FULL", 3, True) is CUDAGraphMode.NONE
     assert list(LEVELS.values()) == [
-        GraphMode.NONE,
-        GraphMode.PIECEWISE,
-        GraphMode.FULL_AND_PIECEWISE,
-        GraphMode.FULL_AND_PIECEWISE,
+        CUDAGraphMode.NONE,
+        CUDAGraphMode.PIECEWISE,
+        CUDAGraphMode.FULL_AND_PIECEWISE,
+        CUDAGraphMode.FULL_AND_PIECEWISE,
     ]
 
 
@@ -179,8 +190,8 @@ def test_a_mode_that_is_named_wins_over_the_level():
     add_cli_args(parser)
     words = ["-O0", "--cudagraph-mode", "FULL", "--cudagraph-capture-sizes", "1", "2", "8"]
     config = EngineConfig.from_cli_args(parser.parse_args(words))
-    wanted = wanted_mode(config.cudagraph_mode, config.optimization_level, config.enforce_eager)
-    assert wanted is GraphMode.FULL
+    wanted = requested_mode(config.cudagraph_mode, config.optimization_level, config.enforce_eager)
+    assert wanted is CUDAGraphMode.FULL
     assert config.cudagraph_capture_sizes == [1, 2, 8]
 
 
@@ -194,8 +205,8 @@ def test_sizes_that_make_no_sense_are_refused(sizes):
 def test_batches_with_adapters_have_graphs_of_their_own_of_fewer_sizes():
     sizes = capture_sizes(256, 8192)
     assert sparse(sizes) == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
-    plain = Dispatcher(GraphMode.FULL_AND_PIECEWISE, sizes, 256)
-    dispatcher = Dispatcher(GraphMode.FULL_AND_PIECEWISE, sizes, 256, adapted=True)
+    plain = CUDAGraphDispatcher(CUDAGraphMode.FULL_AND_PIECEWISE, sizes, 256)
+    dispatcher = CUDAGraphDispatcher(CUDAGraphMode.FULL_AND_PIECEWISE, sizes, 256, adapted=True)
     assert [key for key in dispatcher.keys if not key[1].adapted] == plain.keys
     assert len(dispatcher.keys) == len(plain.keys) + 10 + 9
     for batch, expected in (
@@ -211,8 +222,8 @@ def test_batches_with_adapters_have_graphs_of_their_own_of_fewer_sizes():
 
 def test_drafts_of_adapters_have_graphs_too():
     sizes = capture_sizes(64, 8192, query_len=9)
-    dispatcher = Dispatcher(
-        GraphMode.FULL_AND_PIECEWISE, sizes, 64, query_len=9, adapted=True
+    dispatcher = CUDAGraphDispatcher(
+        CUDAGraphMode.FULL_AND_PIECEWISE, sizes, 64, query_len=9, adapted=True
     )  # fmt: skip
     assert all(size % 9 == 0 for size in sparse(sizes, 9))
     for reqs in (1, 2, 7, 30, 56):

@@ -17,22 +17,22 @@ from engine.checkpoints.safetensors import WeightReader
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError
 from engine.devices.cpu import CpuDevice
-from engine.devices.cuda import CudaDevice, SlottedAdapters
-from engine.devices.device import CacheNeed, RunnerParts
-from engine.devices.offload import tensors_of
+from engine.devices.cuda import CudaDevice, LoraSlotAllocator
+from engine.devices.device import CacheRequirements, RunnerInputs
+from engine.devices.offload import iter_tensors
 from engine.executor.draft_worker import _check_device
 from engine.models.decoder import NativeDecoder
 from engine.models.registry import decoder_spec, read_config
-from engine.quantization.packing import scheme_of
+from engine.quantization.packing import make_quant_scheme
 from engine.scheduler import StepPlan
 from engine.speculative.heads import load_heads, load_layer_heads
 from engine.speculative.heads.base import HeadRounds
-from engine.speculative.heads.layer import LayerHeads, Target
-from engine.speculative.heads.mtp import Mtp, OwnLayers
-from engine.worker.draft_head_cache import HeadMemory
-from engine.worker.gpu.memory import DeviceMemory
-from engine.worker.gpu.model_runner import DeviceRunner, draft_settings, query_len
-from engine.worker.input_batch import RunningBatch
+from engine.speculative.heads.layer import LayerDraftHeads, TargetModel
+from engine.speculative.heads.mtp import Mtp, MtpSource
+from engine.worker.draft_head_cache import DraftHeadCache
+from engine.worker.gpu.memory import MemoryProfile
+from engine.worker.gpu.model_runner import GpuModelRunner, draft_settings, query_len
+from engine.worker.input_batch import InputBatch
 from tests.engine.cuda.fake_device import FakeDevice, OnDevice
 from tests.engine.cuda.meta import META, MetaKernels
 from tests.engine.models import VOCAB, make_model
@@ -78,9 +78,9 @@ def test_drafts_of_a_model_on_the_device_change_no_token(
     make_drafts_free(monkeypatch, timed=True)
     device, folder = FakeDevice(monkeypatch), model_folder("llama")
     plain = texts(device.engine(folder, async_scheduling=False))
-    made: list[RunnerParts] = []
+    made: list[RunnerInputs] = []
 
-    def make_runner(self: CpuDevice, parts: RunnerParts) -> DeviceRunner:
+    def make_runner(self: CpuDevice, parts: RunnerInputs) -> GpuModelRunner:
         made.append(parts)
         return device.runner(parts.loaded, parts.batch, parts.masks)
 
@@ -111,7 +111,7 @@ def test_drafts_of_heads_on_the_device_change_no_token(
     make_drafts_free(monkeypatch, timed=True)
     device, folder = FakeDevice(monkeypatch), model_folder("llama")
 
-    def make_runner(self: CpuDevice, parts: RunnerParts) -> DeviceRunner:
+    def make_runner(self: CpuDevice, parts: RunnerInputs) -> GpuModelRunner:
         return device.runner(parts.loaded, parts.batch, parts.masks, hidden=parts.hidden)
 
     monkeypatch.setattr(CpuDevice, "make_runner", make_runner)
@@ -158,20 +158,20 @@ def test_layers_for_drafts_stay_on_the_device(
     model = NativeDecoder(decoder_spec(read_config(folder)), ops, dtype, 64)
     weights = WeightReader(folder)
     model.load(weights, lambda done, total: None)
-    target = Target(model, 64)
-    heads: LayerHeads
+    target = TargetModel(model, 64)
+    heads: LayerDraftHeads
     if method == "mtp":
-        scheme = scheme_of(None, False)
-        heads = Mtp(OwnLayers(folder, read_config(folder), weights, dtype, scheme), target)
+        scheme = make_quant_scheme(None, False)
+        heads = Mtp(MtpSource(folder, read_config(folder), weights, dtype, scheme), target)
     else:
         head_folder = write(tmp_path, *LAYERS[method]())
         heads = load_layer_heads(method, head_folder, target, ops, dtype)
     model.allocate_kv(8, 4, dtype)
-    batch = RunningBatch(2, 64, 4)
-    memory = HeadMemory(heads, batch, 0, 8, dtype, 3, META, dtype)
-    assert all(tensor.device == META for tensor in tensors_of(heads))
+    batch = InputBatch(2, 64, 4)
+    memory = DraftHeadCache(heads, batch, 0, 8, dtype, 3, META, dtype)
+    assert all(tensor.device == META for tensor in iter_tensors(heads))
     batch.row_of.update({7: 0, 9: 1})
-    memory._followed = {0, 1}
+    memory._tracked_rows = {0, 1}
     plan = StepPlan(step=0, seq_ids=[7, 9])
     for owner, places in (([0, 0, 0, 0, 0, 1], [0, 1, 2, 3, 4, 4]), ([0, 1], [5, 5])):
         rows, positions = np.array(owner), np.array(places)
@@ -180,17 +180,17 @@ def test_layers_for_drafts_stay_on_the_device(
     batch.num_tokens[[0, 1]] = 7
     assert [memory.row_of(seq_id) for seq_id in (7, 9)] == [0, 1]
     # In the weights' own numbers all the way.
-    mixed = heads.mixed(torch.zeros(2, dtype=torch.int64, device=META), memory._states[:2])
-    assert {memory._ends.dtype, *(each.dtype for each in mixed)} == {dtype}
-    rounds = memory.rounds([0, 1])
+    mixed = heads.combine_inputs(torch.zeros(2, dtype=torch.int64, device=META), memory._states[:2])
+    assert {memory._block_end_states.dtype, *(each.dtype for each in mixed)} == {dtype}
+    rounds = memory.start_draft_rounds([0, 1])
     for count in (2, 1):
         logits = rounds.logits(torch.zeros(count, dtype=torch.int64, device=META))
         vocab = model.spec.vocab_size
         assert (logits.shape, logits.dtype, logits.device) == ((count, vocab), torch.float32, META)
         assert rounds._states.dtype == dtype
         rounds.keep([0])
-    memory.rehearse(3)
-    memory.rehearse(100)
+    memory.warm_up(3)
+    memory.warm_up(100)
 
 
 def test_a_gpu_leaves_a_draft_model_its_cache(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,23 +199,23 @@ def test_a_gpu_leaves_a_draft_model_its_cache(monkeypatch: pytest.MonkeyPatch) -
     """
     device = CudaDevice.__new__(CudaDevice)
     device.config = EngineConfig(model="m", block_size=16, gpu_memory_utilization=0.5)
-    device._adapters = SlottedAdapters(device.config)
+    device._adapters = LoraSlotAllocator(device.config)
     profiled: list[bool] = []
 
-    def profile(need: CacheNeed, *, is_draft: bool = False) -> DeviceMemory:
+    def profile(need: CacheRequirements, *, is_draft: bool = False) -> MemoryProfile:
         profiled.append(is_draft)
         if is_draft:
-            return DeviceMemory(total=80 * GIB, other=0, peak=31 * GIB, graphs=GIB)
-        return DeviceMemory(total=80 * GIB, other=0, peak=28 * GIB, graphs=2 * GIB)
+            return MemoryProfile(total=80 * GIB, other=0, peak=31 * GIB, graphs=GIB)
+        return MemoryProfile(total=80 * GIB, other=0, peak=28 * GIB, graphs=2 * GIB)
 
     monkeypatch.setattr(device, "_profile", profile)
 
     class Layout:
         groups = (0,)
 
-    def need(per_token: int, draft: CacheNeed | None = None) -> CacheNeed:
+    def need(per_token: int, draft: CacheRequirements | None = None) -> CacheRequirements:
         longest = GIB // (16 << 16)
-        return CacheNeed(None, torch.bfloat16, Layout(), per_token, longest, 1, draft)  # type: ignore[arg-type]
+        return CacheRequirements(None, torch.bfloat16, Layout(), per_token, longest, 1, draft)  # type: ignore[arg-type]
 
     alone = device.num_blocks(need(1 << 18))
     assert alone == 10 * GIB // (16 << 18)
@@ -243,15 +243,15 @@ def test_heads_are_refused_by_name(
     model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A GPU takes all there are; a device of somebody else's those that it names."""
-    monkeypatch.setattr(CpuDevice, "heads", CudaDevice.heads)
+    monkeypatch.setattr(CpuDevice, "draft_head_methods", CudaDevice.draft_head_methods)
     device = CpuDevice(EngineConfig(model=str(model_folder("llama"))))
     for method in ("draft_model", "medusa", "mlp_speculator", "eagle", "eagle3", "mtp"):
         _check_device(device, method)
-    monkeypatch.setattr(CpuDevice, "heads", ("medusa", "mlp_speculator"))
+    monkeypatch.setattr(CpuDevice, "draft_head_methods", ("medusa", "mlp_speculator"))
     said = r"by eagle3 aren't supported .* suffix, draft_model, medusa and mlp_speculator are"
     with pytest.raises(ConfigError, match=said):
         _check_device(device, "eagle3")
     monkeypatch.setattr(CpuDevice, "runs_draft_models", False)
-    monkeypatch.setattr(CpuDevice, "heads", ())
+    monkeypatch.setattr(CpuDevice, "draft_head_methods", ())
     with pytest.raises(ConfigError, match=r"by draft_model aren't .* ngram and suffix are"):
         _check_device(device, "draft_model")

@@ -26,7 +26,7 @@ def test_a_failed_step_ends_the_engine_only_if_the_device_is_lost(
         if lost:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setattr(executor.device, "step_failed", give_back)
+    monkeypatch.setattr(executor.device, "on_step_failed", give_back)
     runner = executor._runner
     launch, calls = runner._launch, []
 

@@ -15,13 +15,13 @@ from engine import LLM
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError
 from engine.devices import cuda as slotted_adapters
-from engine.devices.cuda import CudaDevice, SlottedAdapters
-from engine.worker.gpu.memory import CudaMeter, DeviceMemory, graph_bytes, num_gpu_blocks
+from engine.devices.cuda import CudaDevice, LoraSlotAllocator
+from engine.worker.gpu.memory import CudaMeter, MemoryProfile, graph_bytes, num_gpu_blocks
 from engine.worker.gpu.setup import SAMPLING_COPIES, capture, profile
 from tests.engine.models import make_model
 
 GIB = 1 << 30
-MEMORY = DeviceMemory(total=10 * GIB, other=1 * GIB, peak=3 * GIB)
+MEMORY = MemoryProfile(total=10 * GIB, other=1 * GIB, peak=3 * GIB)
 
 
 class FakeMeter:
@@ -62,7 +62,7 @@ class FakeForward:
 def test_blocks_are_what_a_full_step_leaves() -> None:
     left = int(0.9 * (10 * GIB)) - 4 * GIB
     assert num_gpu_blocks(MEMORY, 0.9, 1 << 20, 10**9, 1) == left >> 20
-    with_graphs = DeviceMemory(MEMORY.total, MEMORY.other, MEMORY.peak, graphs=GIB)
+    with_graphs = MemoryProfile(MEMORY.total, MEMORY.other, MEMORY.peak, graphs=GIB)
     assert num_gpu_blocks(with_graphs, 0.9, 1 << 20, 10**9, 1) == (left - GIB) >> 20
     assert num_gpu_blocks(MEMORY, 0.9, 1 << 20, 10**9, 1, GIB) == (left - GIB) >> 20
     assert num_gpu_blocks(MEMORY, 0.9, 1 << 20, 7, 1) == 7
@@ -71,7 +71,7 @@ def test_blocks_are_what_a_full_step_leaves() -> None:
 def test_whatever_the_sizes_nothing_runs_out() -> None:
     rng = random.Random(5)
     for _ in range(2000):
-        memory = DeviceMemory(*(rng.randrange(1, 80 * GIB) for _ in range(4)))
+        memory = MemoryProfile(*(rng.randrange(1, 80 * GIB) for _ in range(4)))
         share, block = rng.uniform(0.01, 1.0), rng.randrange(1, 64 << 20)
         try:
             blocks = num_gpu_blocks(memory, share, block, 10**9, 1)
@@ -124,7 +124,7 @@ def test_full_steps_are_run_and_leave_nothing(llm: LLM, monkeypatch: pytest.Monk
     assert made.count(torch.Size([5, 2048])) == 2 * SAMPLING_COPIES
     # 140 are another process's; ten graphs of which the first took 800 and each other 50.
     expected = int((800 + 50 + 8 * 50) * 1.25) + 1000
-    assert found == DeviceMemory(total=1000, other=140, peak=70, graphs=expected)
+    assert found == MemoryProfile(total=1000, other=140, peak=70, graphs=expected)
     assert model.kv_caches == []
     assert meter.begun == 3
 
@@ -156,7 +156,7 @@ def test_a_gpu_keeps_memory_for_adapters_and_their_table(monkeypatch: pytest.Mon
     """The table is the same after the weights were read anew: adapters that stayed have slots."""
     config = EngineConfig(model="m", max_num_seqs=8)
     device = object.__new__(CudaDevice)
-    device.config, device._adapters = config, SlottedAdapters(config)
+    device.config, device._adapters = config, LoraSlotAllocator(config)
     device.kernels = SimpleNamespace(name="a test", device=torch.device("cpu"))
     made: list[tuple[int, int]] = []
 
@@ -164,22 +164,22 @@ def test_a_gpu_keeps_memory_for_adapters_and_their_table(monkeypatch: pytest.Mon
         made.append((most, rank))
         return SimpleNamespace(most=most)
 
-    monkeypatch.setattr(slotted_adapters, "Adaptable", Slotless)
+    monkeypatch.setattr(slotted_adapters, "SupportsLoRA", Slotless)
     monkeypatch.setattr(CudaMeter, "device", lambda self: (0, 64 * GIB))
 
     def loaded(make_lora_slots: Any = make) -> Any:
-        model = Slotless(make_lora_slots=make_lora_slots, given=[])
-        model.use_lora_slots = model.given.append
+        model = Slotless(make_lora_slots=make_lora_slots, arguments=[])
+        model.use_lora_slots = model.arguments.append
         return SimpleNamespace(model=model)
 
     first, woken = loaded(), loaded()
     assert device.prepare_adapters(first) == device.prepare_adapters(woken) == ""
-    assert first.model.given == woken.model.given == [device._adapters.slots]
+    assert first.model.arguments == woken.model.arguments == [device._adapters.slots]
     assert made == [(256 + 8, 256)]
     assert device.adapter_bytes() == 2 * GIB
-    device._adapters = SlottedAdapters(config)
+    device._adapters = LoraSlotAllocator(config)
     assert "a test" in device.prepare_adapters(loaded(lambda *_: None))
-    device._adapters = SlottedAdapters(EngineConfig(model="m", enable_lora=False))
+    device._adapters = LoraSlotAllocator(EngineConfig(model="m", enable_lora=False))
     off = loaded()
     assert device.prepare_adapters(off) == ""
-    assert off.model.given == []
+    assert off.model.arguments == []

@@ -14,14 +14,14 @@ from torch.utils._pytree import tree_leaves
 import kernels
 from engine.checkpoints.safetensors import WeightReader
 from engine.contract.engine_config import EngineConfig
-from engine.devices.offload import tensors_of
-from engine.model_loader.model_impl import Built, Order, build_model
+from engine.devices.offload import iter_tensors
+from engine.model_loader.model_impl import BuildRequest, LoadedImpl, build_model
 from engine.models.decoder import NativeDecoder
-from engine.models.forward_context import AttentionContext
-from engine.models.layers.moe import FusedExperts
+from engine.models.forward_context import AttentionMetadata
+from engine.models.layers.moe import GroupedMoe
 from engine.models.registry import decoder_spec, read_config
-from engine.worker.gpu.graph_dispatcher import GraphMode
-from engine.worker.gpu.input_buffers import stage
+from engine.worker.gpu.graph_dispatcher import CUDAGraphMode
+from engine.worker.gpu.input_buffers import stage_inputs
 from engine.worker.gpu.setup import graph_mode
 from kernels import KernelSet
 from kernels.triton import TritonKernels
@@ -35,11 +35,11 @@ Folder = Callable[[str], Path]
 MIB = 1 << 20
 
 
-def context(counts: tuple[int, ...] = (5, 1, 3)) -> tuple[torch.Tensor, AttentionContext]:
+def context(counts: tuple[int, ...] = (5, 1, 3)) -> tuple[torch.Tensor, AttentionMetadata]:
     """A step's batch on the host."""
     starts = torch.tensor([0, *counts]).cumsum(0).int()
     positions = torch.cat([torch.arange(count) for count in counts])
-    batch = AttentionContext(
+    batch = AttentionMetadata(
         positions=positions,
         slot_mapping=torch.arange(len(positions)),
         block_tables=torch.zeros(len(counts), 2, dtype=torch.int32),
@@ -51,8 +51,8 @@ def context(counts: tuple[int, ...] = (5, 1, 3)) -> tuple[torch.Tensor, Attentio
     return torch.arange(len(positions)), batch
 
 
-def run_there(model: Any, batch: tuple[torch.Tensor, AttentionContext]) -> torch.Tensor:
-    staged = stage(*batch, META)
+def run_there(model: Any, batch: tuple[torch.Tensor, AttentionMetadata]) -> torch.Tensor:
+    staged = stage_inputs(*batch, META)
     return model.logits(model.forward(staged.token_ids, staged.context))
 
 
@@ -67,7 +67,7 @@ def load(folder: Path, dtype: torch.dtype) -> NativeDecoder:
 @pytest.mark.parametrize("family", ["llama-rope3", "qwen3", "mistral", "qwen2-window"])
 def test_native_models(family: str, dtype: torch.dtype, model_folder: Folder) -> None:
     model = load(model_folder(family), dtype)
-    assert all(tensor.device == META for tensor in tensors_of(model))
+    assert all(tensor.device == META for tensor in iter_tensors(model))
     model.allocate_kv(4, 16, dtype)
     logits = run_there(model, context())
     assert (logits.device, logits.shape, logits.dtype) == (META, (3, 384), torch.float32)
@@ -77,8 +77,8 @@ def test_latents(tmp_path: Path) -> None:
     """The layers of a head each are one tensor, and nothing is held twice."""
     make_checkpoint(RECIPES["deepseek_v3"], tmp_path)
     model = load(tmp_path, torch.bfloat16)
-    assert isinstance(model.weights[1].experts, FusedExperts)
-    assert all(tensor.device == META for tensor in tensors_of(model))
+    assert isinstance(model.weights[1].experts, GroupedMoe)
+    assert all(tensor.device == META for tensor in iter_tensors(model))
     names = [name for name, _ in model.named_tensors() if "layers.0.attention.into" in name]
     assert names == ["layers.0.attention.into.weight"]
     model.allocate_kv(4, 16, torch.bfloat16)
@@ -127,8 +127,8 @@ def test_experts_go_to_the_device_one_by_one(tmp_path: Path) -> None:
     )  # fmt: skip
     with HostAllocations() as host:
         model = load(folder, torch.bfloat16)
-    assert isinstance(model.weights[0].experts, FusedExperts)
-    assert all(tensor.device == META for tensor in tensors_of(model))
+    assert isinstance(model.weights[0].experts, GroupedMoe)
+    assert all(tensor.device == META for tensor in iter_tensors(model))
     assert host.largest <= 4 * MIB
 
 
@@ -145,13 +145,15 @@ def test_steps_with_experts_are_recorded_in_few_bits_too(
     ops.attention_backend = "TRITON_ATTN"
     model = NativeDecoder(spec, ops, torch.bfloat16, 64, quantization)
     model.load(WeightReader(folder), lambda done, total: None)
-    assert graph_mode(model, config) is GraphMode.FULL_AND_PIECEWISE
-    model.weights[0].experts.waits = True  # type: ignore[union-attr]
-    assert graph_mode(model, config) is GraphMode.NONE
+    assert graph_mode(model, config) is CUDAGraphMode.FULL_AND_PIECEWISE
+    model.weights[0].experts.needs_host_sync = True  # type: ignore[union-attr]
+    assert graph_mode(model, config) is CUDAGraphMode.NONE
 
 
-def build(folder: Path, config: EngineConfig, ops: KernelSet) -> Built:
-    return build_model(Order(folder, read_config(folder), config, ops, lambda done, total: None))
+def build(folder: Path, config: EngineConfig, ops: KernelSet) -> LoadedImpl:
+    return build_model(
+        BuildRequest(folder, read_config(folder), config, ops, lambda done, total: None)
+    )
 
 
 FAMILIES = ["bert", "roberta", "mpnet", "modernbert", "nomic_bert"]
@@ -165,11 +167,11 @@ def test_encoders(family: str, dtype: str, tmp_path: Path, monkeypatch: pytest.M
         model=str(folder), dtype=dtype, runner="pooling", skip_tokenizer_init=True
     )
     built = build_model(
-        Order(folder, read_config(folder), config, MetaKernels(), lambda done, total: None)
+        BuildRequest(folder, read_config(folder), config, MetaKernels(), lambda done, total: None)
     )
-    assert all(tensor.device == META for tensor in tensors_of(built.model))
+    assert all(tensor.device == META for tensor in iter_tensors(built.model))
     ids, batch = context()
-    staged = stage(ids, batch, META)
+    staged = stage_inputs(ids, batch, META)
     there = staged.context
     there.query_start_loc = batch.query_start_loc
     types = torch.zeros(len(ids), dtype=torch.int64, device=META)
@@ -194,7 +196,7 @@ def test_bridged_models(kind: str, dtype: str, tmp_path: Path) -> None:
         skip_tokenizer_init=True, max_model_len=64,
     )  # fmt: skip
     built = build_model(
-        Order(
+        BuildRequest(
             folder,
             read_config(folder),
             config,
@@ -204,7 +206,7 @@ def test_bridged_models(kind: str, dtype: str, tmp_path: Path) -> None:
     )
     model: Any = built.model
     model.to_device(MetaKernels())
-    assert all(tensor.device == META for tensor in tensors_of(model))
+    assert all(tensor.device == META for tensor in iter_tensors(model))
     model.allocate_kv(4, 16, built.dtype)
     logits = run_there(model, context())
     assert (logits.device, logits.shape, logits.dtype) == (META, (3, 384), torch.float32)
@@ -228,11 +230,11 @@ def test_bridged_models_that_carry_a_state(
     folder = make_model("llama", tmp_path, num_hidden_layers=2, model_type=kind, **STATEFUL[kind])
     config = EngineConfig(model=str(folder), max_model_len=64, skip_tokenizer_init=True)
     built = build_model(
-        Order(folder, read_config(folder), config, MetaKernels(), lambda done, total: None)
+        BuildRequest(folder, read_config(folder), config, MetaKernels(), lambda done, total: None)
     )
     model: Any = built.model
     assert model.stateful
-    assert all(tensor.device == META for tensor in tensors_of(model))
+    assert all(tensor.device == META for tensor in iter_tensors(model))
     model.allocate_kv(8, 16, built.dtype)
     assert run_there(model, context((5, 2, 3))).device == META
     ids, batch = context((1, 1, 1))

@@ -11,7 +11,7 @@ import torch
 
 from engine import LLM, AdapterLogitsProcessor, SamplingParams
 from engine.worker.gpu.graphs import DeviceForward
-from engine.worker.sampling_io import collect
+from engine.worker.sampling_io import collect_outputs
 from kernels.attention_args import AttentionArgs
 from tests.engine.cuda.fake_device import FakeDevice, OnDevice, Waited, on_device
 from tests.engine.models import Oracle
@@ -176,9 +176,9 @@ def test_a_step_that_fails_on_the_device_is_taken_back(
         calls.append(args)
         if len(calls) == 3:
             raise RuntimeError("an illegal address was met")
-        collect(*args)
+        collect_outputs(*args)
 
-    monkeypatch.setattr("engine.worker.gpu.model_runner.collect", failing)
+    monkeypatch.setattr("engine.worker.gpu.model_runner.collect_outputs", failing)
     assert token_ids(llm) == [[each] for each in oracle("llama").greedy_all(PROMPTS, 7)]
 
 

@@ -8,9 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from engine.models.forward_context import AttentionContext
+from engine.models.forward_context import AttentionMetadata
 from engine.worker.gpu.graph_dispatcher import BatchDescriptor
-from engine.worker.gpu.input_buffers import Download, Feed, StaticInputs, send, stage
+from engine.worker.gpu.input_buffers import (
+    Download,
+    SampledTokenFeed,
+    StaticInputBuffers,
+    send,
+    stage_inputs,
+)
 from kernels.lora import LoraSlots
 
 CPU = torch.device("cpu")
@@ -43,9 +49,9 @@ def test_nothing_is_waited_for_where_there_is_no_device() -> None:
     assert Download([tensor], None).wait()[0] is tensor
 
 
-def batch() -> tuple[torch.Tensor, AttentionContext]:
+def batch() -> tuple[torch.Tensor, AttentionMetadata]:
     """Two decodes and a prompt of three tokens, in two groups."""
-    first = AttentionContext(
+    first = AttentionMetadata(
         positions=torch.tensor([4, 9, 0, 1, 2]),
         slot_mapping=torch.tensor([20, 41, 80, 81, 82]),
         block_tables=torch.tensor([[1, 0], [2, 3], [5, 0]], dtype=torch.int32),
@@ -55,27 +61,27 @@ def batch() -> tuple[torch.Tensor, AttentionContext]:
         num_decodes=2,
         prefill_start_loc=torch.tensor([0, 3], dtype=torch.int32),
     )
-    second = AttentionContext(
+    second = AttentionMetadata(
         positions=first.positions,
         slot_mapping=first.slot_mapping + 100,
         block_tables=first.block_tables + 6,
         seq_lens=first.seq_lens,
         query_start_loc=first.query_start_loc,
     )
-    first.others = (second,)
+    first.other_groups = (second,)
     return torch.tensor([7, 8, 11, 12, 13]), first
 
 
 def test_a_step_is_padded_for_its_graph_and_whole_for_the_rest() -> None:
     ids, context = batch()
-    step = stage(ids, context, CPU, BatchDescriptor(8, 4, False))
+    step = stage_inputs(ids, context, CPU, BatchDescriptor(8, 4, False))
     assert step.token_ids.tolist() == [7, 8, 11, 12, 13, 0, 0, 0]
     padded = step.padded
     assert padded.positions.tolist() == [4, 9, 0, 1, 2, 0, 0, 0]
     assert padded.slot_mapping.tolist() == [20, 41, 80, 81, 82, -1, -1, -1]
     assert padded.seq_lens.tolist() == [5, 10, 3, 0]
     assert padded.query_start_loc.tolist() == [0, 1, 2, 5, 5]
-    assert padded.others[0].slot_mapping.tolist()[-4:] == [182, -1, -1, -1]
+    assert padded.other_groups[0].slot_mapping.tolist()[-4:] == [182, -1, -1, -1]
     own = step.context
     for name in ("positions", "slot_mapping", "seq_lens", "query_start_loc", "block_tables"):
         for mine, given in zip(own.groups, context.groups, strict=True):
@@ -91,7 +97,7 @@ def test_tokens_that_are_being_sampled_come_from_the_device() -> None:
     source = np.array([3, 0, -1, -1, -1])
     sampled = torch.tensor([100, 101, 102, 103])
     rows = np.array([3, 0, 2])
-    step = stage(ids, context, CPU, None, Feed(source, sampled), (rows,))
+    step = stage_inputs(ids, context, CPU, None, SampledTokenFeed(source, sampled), (rows,))
     assert step.token_ids.tolist() == [103, 100, 11, 12, 13]
     assert step.more[0].tolist() == [3, 0, 2]
     assert step.context.logits_rows is not None
@@ -102,9 +108,9 @@ def test_a_graphs_buffers_hold_the_padded_step(reqs: int) -> None:
     """Without sequences, of a graph in pieces, only what belongs to tokens is written."""
     ids, context = batch()
     to = BatchDescriptor(8, reqs, False)
-    static = StaticInputs(16, 6, 3, 2, CPU)
+    static = StaticInputBuffers(16, 6, 3, 2, CPU)
     static.token_ids.fill_(99)
-    static.fill(stage(ids, context, CPU, to), to)
+    static.fill(stage_inputs(ids, context, CPU, to), to)
     assert static.token_ids.tolist() == [7, 8, 11, 12, 13, 0, 0, 0] + [99] * 8
     assert static.slots[1][:8].tolist() == [120, 141, 180, 181, 182, -1, -1, -1]
     assert static.tables[1][:3].tolist() == (
@@ -120,8 +126,8 @@ def test_a_rehearsal_reads_no_block_that_its_tables_do_not_have(
 ) -> None:
     """A graph in pieces for many tokens, beside tables for few and short sequences."""
     width = 3
-    static = StaticInputs(16, 6, width, 2, CPU)
-    ids, context = static.rehearse(BatchDescriptor(tokens, reqs, False))
+    static = StaticInputBuffers(16, 6, width, 2, CPU)
+    ids, context = static.dummy_inputs(BatchDescriptor(tokens, reqs, False))
     assert len(ids) == len(context.positions) == tokens
     assert context.block_tables.shape == (seqs, width)
     # A block holds one token at least.
@@ -142,25 +148,29 @@ class Sorted(LoraSlots):
         raise NotImplementedError
 
     put = add = pack_embedding = embed = pack  # type: ignore[assignment]
-    owners = add_experts = add_expert = pack  # type: ignore[assignment]
+    slot_by_row = add_experts = add_expert = pack  # type: ignore[assignment]
 
 
 def test_rows_of_adapters_go_along_and_into_a_graphs_buffers() -> None:
     ids, context = batch()
     slots, to = Sorted(), BatchDescriptor(8, 4, True, True)
     lora = slots.sort([(2, np.array([0, 3, 4])), (1, np.array([1]))], 8, padded=True)
-    static = StaticInputs(16, 6, 3, 2, CPU, slots)
-    _, rehearsed = static.rehearse(to)
-    step = stage(ids, context, CPU, to, lora=lora)
+    static = StaticInputBuffers(16, 6, 3, 2, CPU, slots)
+    _, rehearsed = static.dummy_inputs(to)
+    step = stage_inputs(ids, context, CPU, to, lora=lora)
     static.fill(step, to)
-    for rows in (rehearsed.lora_rows, step.context.lora_rows, step.padded.others[0].lora_rows):
+    for rows in (
+        rehearsed.lora_rows,
+        step.context.lora_rows,
+        step.padded.other_groups[0].lora_rows,
+    ):
         assert rows is not None
         assert rows.count.tolist() == [3]
         assert rows.owners.tolist() == [2, 2, 1, -1, -1, -1]
         assert rows.order.tolist() == [0, 3, 4, -1, 1] + [-1] * 7
-    assert static.rehearse(BatchDescriptor(8, 4, True))[1].lora_rows is None
-    largest = static.rehearse(BatchDescriptor(16, 6, False, True))[1].lora_rows
+    assert static.dummy_inputs(BatchDescriptor(8, 4, True))[1].lora_rows is None
+    largest = static.dummy_inputs(BatchDescriptor(16, 6, False, True))[1].lora_rows
     assert largest is not None
     assert (len(largest.order), len(largest.owners), largest.tile) == (24, 6, 4)
     assert largest.count.tolist() == [0]
-    assert static.nbytes > StaticInputs(16, 6, 3, 2, CPU).nbytes
+    assert static.nbytes > StaticInputBuffers(16, 6, 3, 2, CPU).nbytes

@@ -9,7 +9,7 @@ import pytest
 from safetensors import safe_open
 
 from engine.models.layers.decoder_layer import describe
-from engine.models.layers.linear import ExpertsDescription, LinearDescription, NormDescription
+from engine.models.layers.linear import FusedLinear, MoeBlock, NormDescription
 from engine.models.registry import decoder_spec, read_config
 from tests.engine.families.conftest import NATIVE
 
@@ -28,7 +28,7 @@ def test_all_that_is_described_is_in_the_checkpoint(
     shapes |= {optional + key: shape for key, shape in shapes.items() if optional}
 
     described = describe(spec)
-    linears: list[LinearDescription] = []
+    linears: list[FusedLinear] = []
     norms: list[NormDescription] = [described.embedding_norm, described.final_norm]
     for layer in described.layers:
         linears += layer.linears()
@@ -54,7 +54,7 @@ def test_ranks_could_share_it_by_the_description(checkpoint: Callable[[str], Pat
         spec = decoder_spec(read_config(checkpoint(name)))
         for layer in describe(spec).layers:
             assert (layer.attention.qkv.split, layer.attention.o.split) == ("rows", "columns")
-            if isinstance(layer.mlp, ExpertsDescription):
+            if isinstance(layer.mlp, MoeBlock):
                 assert layer.mlp.router.split == ""
             else:
                 assert (layer.mlp.up.split, layer.mlp.down.split) == ("rows", "columns")

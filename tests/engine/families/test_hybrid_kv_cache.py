@@ -31,7 +31,7 @@ def make(case: Case, **settings: Any) -> LLM:
 def run(llm: LLM, prompts: list[list[int]]) -> list[list[int]]:
     outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
     llm.core.check_integrity()
-    assert llm.core.scheduler.kv.pool.num_free == llm.core.capacity.num_blocks
+    assert llm.core.scheduler.kv.pool.num_free_blocks == llm.core.capacity.num_blocks
     return [output.outputs[0].token_ids for output in outputs]
 
 
@@ -55,14 +55,14 @@ def test_preempted_and_in_chunks_while_blocks_leave_the_window(family: str, case
     groups = len(GROUPS[family])
     llm = make(expected, num_gpu_blocks_override=10 + 14 * groups, max_num_batched_tokens=16)
     freed = 0
-    free = llm.core.scheduler.kv.pool.free
+    free = llm.core.scheduler.kv.pool.free_blocks
 
     def counting(blocks: list, *account: Any) -> None:
         nonlocal freed
         freed += bool(llm.core.scheduler.running) and len(blocks)
         free(blocks, *account)
 
-    llm.core.scheduler.kv.pool.free = counting  # type: ignore[assignment,method-assign]
+    llm.core.scheduler.kv.pool.free_blocks = counting  # type: ignore[assignment,method-assign]
     assert run(llm, expected.prompts * 2) == expected.greedy * 2
     assert freed > 0
     assert llm.core.scheduler.num_preemptions > 0

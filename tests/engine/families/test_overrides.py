@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine.checkpoints.model_files import with_overrides
+from engine.checkpoints.model_files import apply_overrides
 from engine.contract.engine_config import EngineConfig
 from engine.models.decoder_spec import DecoderSpec
 from engine.models.registry import decoder_spec
@@ -36,7 +36,7 @@ NEW_OLMO3 = {
 
 def spec_of(architecture: str, raw: dict[str, Any], **settings: Any) -> DecoderSpec:
     setting = EngineConfig(model="m", **settings)
-    return decoder_spec(with_overrides(config(architecture, **raw), setting))
+    return decoder_spec(apply_overrides(config(architecture, **raw), setting))
 
 
 @pytest.mark.parametrize("raw", [OLD_GEMMA3, NEW_GEMMA3], ids=["old", "new"])
@@ -100,4 +100,4 @@ def test_hf_overrides_reach_into_objects() -> None:
 
 def test_nothing_changes_without_settings() -> None:
     raw = config("LlamaForCausalLM", rope_scaling=LINEAR)
-    assert with_overrides(raw, EngineConfig(model="m")) == raw
+    assert apply_overrides(raw, EngineConfig(model="m")) == raw

@@ -12,7 +12,7 @@ import torch
 
 from engine import LLM, SamplingParams
 from engine.contract.errors import ConfigError
-from engine.models.attention_backend import with_backend
+from engine.models.attention_backend import with_attention_backend
 from engine.models.registry import decoder_spec
 from kernels.attention import BlockSparse
 
@@ -35,9 +35,9 @@ def test_the_published_config_needs_few_words() -> None:
     assert (spec.embedding_scale, spec.logit_scale, spec.attention_scale) == (10, 1 / 8, 1 / 128)
     assert spec.rope is not None
     assert spec.rope.theta == 1000000
-    assert len(spec.hidden_tokens) == 91
-    assert {100256, 100258, 100276, 100351} <= set(spec.hidden_tokens)
-    assert not {100255, 100257, 100261, 100266} & set(spec.hidden_tokens)
+    assert len(spec.suppressed_tokens) == 91
+    assert {100256, 100258, 100276, 100351} <= set(spec.suppressed_tokens)
+    assert not {100255, 100257, 100261, 100266} & set(spec.suppressed_tokens)
 
 
 def test_a_token_that_its_tokenizer_never_means_never_comes(
@@ -63,5 +63,5 @@ def test_attention_that_hides_no_blocks_is_refused() -> None:
     ops = cast(Any, SimpleNamespace(device=torch.device("cuda"), has_own_attention=False))
     config = cast(Any, SimpleNamespace(batch_invariant=True, attention_backend=None))
     with pytest.raises(ConfigError, match=r"TRITON_ATTN.*isn't block-sparse") as caught:
-        with_backend(ops, decoder_spec(PUBLISHED), torch.float32, config)
+        with_attention_backend(ops, decoder_spec(PUBLISHED), torch.float32, config)
     assert caught.value.param == "batch_invariant"

@@ -118,17 +118,17 @@ def test_smollm3_by_what_its_config_leaves_out() -> None:
     """Published checkpoints list their layers, smaller configs say how often one isn't rotated."""
     plain = decoder_spec(config("SmolLM3ForCausalLM", num_hidden_layers=8))
     assert [rope is None for rope in plain.layer_ropes] == ([False] * 3 + [True]) * 2
-    assert (plain.windows, plain.tie_embeddings) == ((0,) * 8, True)
+    assert (plain.sliding_windows, plain.tie_embeddings) == ((0,) * 8, True)
     assert {rope.theta for rope in plain.layer_ropes if rope} == {2e6}
     longer = decoder_spec(config("SmolLM3ForCausalLM", no_rope_layers=[0, 1, 0, 1]))
     assert [rope is None for rope in longer.layer_ropes] == [True, False]
     windowed = config("SmolLM3ForCausalLM", use_sliding_window=True, sliding_window=24)
-    assert decoder_spec({**windowed, "no_rope_layers": [0, 1]}).windows == (24, 0)
+    assert decoder_spec({**windowed, "no_rope_layers": [0, 1]}).sliding_windows == (24, 0)
 
 
 def test_olmo3_without_layer_types_has_three_windows_before_a_full_layer() -> None:
     spec = decoder_spec(config("Olmo3ForCausalLM", num_hidden_layers=5))
-    assert spec.windows == (4096, 4096, 4096, 0, 4096)
+    assert spec.sliding_windows == (4096, 4096, 4096, 0, 4096)
     assert {rope.theta for rope in spec.layer_ropes if rope} == {5e5}
 
 
@@ -138,4 +138,4 @@ def test_granite4_is_rotated_where_it_says_so(named: str, position: str | None) 
     raw = config("GraniteMoeHybridForCausalLM", num_local_experts=0, layer_types=[named] * 2)
     spec = decoder_spec({**raw, "position_embedding_type": position})
     assert (spec.rope is not None) == (position == "rope")
-    assert (spec.intermediate_size, spec.windows) == (1024, (0, 0))
+    assert (spec.intermediate_size, spec.sliding_windows) == (1024, (0, 0))

@@ -12,7 +12,7 @@ import torch
 from engine import LLM, SamplingParams
 from engine.devices import host_memory
 from engine.models.decoder import NativeDecoder
-from engine.models.forward_context import AttentionContext
+from engine.models.forward_context import AttentionMetadata
 from engine.models.registry import decoder_spec
 from tests.engine.families.conftest import OUTPUT, Case
 from tests.survey.recipes import RECIPES
@@ -84,7 +84,7 @@ def test_a_state_that_is_elsewhere_is_refused(case: Cases) -> None:
     tokens(llm, [[5, 6, 7]])
     table = native(llm)._states
     assert table is not None
-    context = AttentionContext(
+    context = AttentionMetadata(
         positions=torch.tensor([9]),
         slot_mapping=torch.tensor([0]),
         block_tables=torch.zeros((1, 1), dtype=torch.int32),
@@ -96,7 +96,7 @@ def test_a_state_that_is_elsewhere_is_refused(case: Cases) -> None:
         torch.inference_mode(),
         pytest.raises(RuntimeError, match=r"can't go on at positions \[9\]"),
     ):
-        table.begin(context)
+        table.gather_states(context)
 
 
 def test_a_model_without_attention_has_no_keys_and_values(tmp_path: Path) -> None:
@@ -165,6 +165,6 @@ def test_so_many_sequences_run_as_the_memory_holds_states_of(
     assert spec.state_bytes == 2 * 4 * (4 * 32 * 8 + 3 * 144)
     monkeypatch.setattr(host_memory, "available_memory", lambda: 4 * 2 * spec.state_bytes + 9)
     llm = make(expected.folder)
-    assert llm.core.capacity.most_sequences == 2
+    assert llm.core.capacity.max_stateful_sequences == 2
     assert llm.core.scheduler.max_num_seqs == 2
     assert tokens(llm, expected.prompts) == expected.greedy

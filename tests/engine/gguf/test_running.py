@@ -235,10 +235,10 @@ def test_llama_3_scales_its_rotation(tmp_path: Path) -> None:
     }  # fmt: skip
     scaled["rope_parameters"] = scaling
     (folder / "config.json").write_text(json.dumps(scaled))
-    from engine.models.rotary_embedding import _llama3, _plain, rope_spec
+    from engine.models.rotary_embedding import _inverse_frequencies, _llama3, rope_spec
 
     spec = rope_spec(scaled, 16)
-    factors = _plain(10000.0, 16) / _llama3(spec, 128)[0]
+    factors = _inverse_frequencies(10000.0, 16) / _llama3(spec, 128)[0]
 
     class WithFactors(gguf.GGUFWriter):
         def write_header_to_file(self, *args: Any) -> None:

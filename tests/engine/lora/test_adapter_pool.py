@@ -11,7 +11,7 @@ import pytest
 from engine.contract.errors import InvalidRequest
 from engine.contract.lora import WEIGHTS_FILE, AdapterRef
 from engine.contract.messages import EngineRequest
-from engine.lora.adapter_cache import AdapterPool
+from engine.lora.adapter_cache import AdapterManager
 from engine.lora.store import AdapterFacts
 from engine.scheduler.request import Request
 
@@ -42,7 +42,7 @@ class Disk:
         size = (Path(ref.path) / WEIGHTS_FILE).stat().st_size
         return AdapterFacts(rank=8, num_bytes=size, load_seconds=0.5)
 
-    def drop(self, digest: str) -> bool:
+    def unload(self, digest: str) -> bool:
         self.device.discard(digest)
         return True
 
@@ -57,18 +57,18 @@ def request(ref: AdapterRef | None, name: str) -> Request:
     return Request(message)
 
 
-def settle(pool: AdapterPool) -> list[Request]:
+def settle(pool: AdapterManager) -> list[Request]:
     """All that can go on, once no load is under way."""
     ready = []
     while True:
-        found = [each for each, error in pool.take_ready(_PATIENCE_S) if error is None]
+        found = [each for each, error in pool.poll_ready(_PATIENCE_S) if error is None]
         ready += found
         if not found and not any(state.tier == "disk" for state in pool.states()):
             return ready
 
 
 def test_a_request_waits_for_its_adapter_and_the_next_one_does_not(disk: Disk) -> None:
-    pool = AdapterPool(disk.load, disk.drop, 1000)
+    pool = AdapterManager(disk.load, disk.unload, 1000)
     first, second = request(disk.ref(1), "a"), request(disk.ref(1), "b")
     assert pool.admit(request(None, "base"))
     assert not pool.admit(first)
@@ -81,13 +81,13 @@ def test_a_request_waits_for_its_adapter_and_the_next_one_does_not(disk: Disk) -
 
 
 def test_the_longest_unused_goes_first_and_nobody_in_use_or_pinned(disk: Disk) -> None:
-    pool = AdapterPool(disk.load, disk.drop, 300)
+    pool = AdapterManager(disk.load, disk.unload, 300)
     used, old, recent = (request(disk.ref(number), str(number)) for number in (1, 2, 3))
     for each in (used, old, recent):
         pool.admit(each)
         settle(pool)
-    pool.leave(old)
-    pool.leave(recent)
+    pool.release(old)
+    pool.release(recent)
     pool.admit(request(disk.ref(4), "4"))
     settle(pool)
     assert disk.device == {disk.ref(number).digest for number in (1, 3, 4)}
@@ -104,7 +104,7 @@ def test_the_longest_unused_goes_first_and_nobody_in_use_or_pinned(disk: Disk) -
 
 
 def test_an_unloaded_adapter_leaves_with_its_last_user(disk: Disk) -> None:
-    pool = AdapterPool(disk.load, disk.drop, 1000)
+    pool = AdapterManager(disk.load, disk.unload, 1000)
     one, two, late = (request(disk.ref(1), name) for name in ("a", "b", "c"))
     pool.admit(one)
     pool.admit(two)
@@ -112,25 +112,25 @@ def test_an_unloaded_adapter_leaves_with_its_last_user(disk: Disk) -> None:
     assert settle(pool) == [one, two]
     assert pool.admit(late)
     for user in (one, two):
-        pool.leave(user)
+        pool.release(user)
         assert disk.ref(1).digest in disk.device
-    pool.leave(late)
+    pool.release(late)
     assert not disk.device
     assert not pool.unload(disk.ref(1).digest)
     pool.admit(one)
     assert settle(pool) == [one]  # it's read again
     pool.unload(disk.ref(1).digest)
     pool.preload(disk.ref(1), pin=False)  # and this is asked for later
-    pool.leave(one)
+    pool.release(one)
     assert disk.device == {disk.ref(1).digest}
     pool.close()
 
 
 def test_an_unloaded_adapter_that_nobody_waits_for_leaves_once_it_was_read(disk: Disk) -> None:
-    pool = AdapterPool(disk.load, disk.drop, 1000)
+    pool = AdapterManager(disk.load, disk.unload, 1000)
     gone = request(disk.ref(1), "a")
     pool.admit(gone)
-    pool.leave(gone)
+    pool.release(gone)
     pool.unload(disk.ref(1).digest)
     settle(pool)
     assert not disk.device
@@ -144,21 +144,21 @@ def test_what_host_memory_has_no_room_for_is_told_to_lie_on_disk(disk: Disk) -> 
     def drop(digest: str) -> bool:
         kept.append(digest)
         del kept[:-2]
-        return disk.drop(digest)
+        return disk.unload(digest)
 
-    pool = AdapterPool(disk.load, drop, 1000, 1, holds=lambda digest: digest in kept)
+    pool = AdapterManager(disk.load, drop, 1000, 1, holds=lambda digest: digest in kept)
     for number in range(1, 5):
         each = request(disk.ref(number), str(number))
         pool.admit(each)
-        assert pool.take_ready(_PATIENCE_S) == [(each, None)]
-        pool.leave(each)
+        assert pool.poll_ready(_PATIENCE_S) == [(each, None)]
+        pool.release(each)
     tiers = {state.name: state.tier for state in pool.states()}
     assert tiers == {"n4": "device", "n3": "host", "n2": "host", "n1": "disk"}
     pool.close()
 
 
 def test_owners_over_their_share_give_first(disk: Disk) -> None:
-    pool = AdapterPool(disk.load, disk.drop, 400)
+    pool = AdapterManager(disk.load, disk.unload, 400)
     small = request(disk.ref(1, "small"), "s")
     pool.admit(small)
     settle(pool)
@@ -166,8 +166,8 @@ def test_owners_over_their_share_give_first(disk: Disk) -> None:
         each = request(disk.ref(number, "large"), str(number))
         pool.admit(each)
         settle(pool)
-        pool.leave(each)
-    pool.leave(small)
+        pool.release(each)
+    pool.release(small)
     pool.admit(request(disk.ref(5, "large"), "5"))
     settle(pool)
     assert disk.ref(1).digest in disk.device  # used longest ago, but within its owner's share
@@ -175,7 +175,7 @@ def test_owners_over_their_share_give_first(disk: Disk) -> None:
 
 
 def test_the_owner_that_uses_least_comes_first(disk: Disk) -> None:
-    pool = AdapterPool(disk.load, disk.drop, 200)
+    pool = AdapterManager(disk.load, disk.unload, 200)
     running, stays = request(disk.ref(1, "many"), "r"), request(disk.ref(4, "many"), "s")
     for each in (running, stays):
         pool.admit(each)
@@ -183,7 +183,7 @@ def test_the_owner_that_uses_least_comes_first(disk: Disk) -> None:
     pool.admit(request(disk.ref(2, "many"), "m"))
     few = request(disk.ref(3, "few"), "f")
     pool.admit(few)
-    pool.leave(running)
+    pool.release(running)
     assert settle(pool) == [few]
     pool.close()
 
@@ -191,8 +191,8 @@ def test_the_owner_that_uses_least_comes_first(disk: Disk) -> None:
 def test_only_so_many_pass_one_that_waits_for_room(
     disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.lora.adapter_cache._MOST_OVERTAKING", 3)
-    pool = AdapterPool(disk.load, disk.drop, 100)
+    monkeypatch.setattr("engine.lora.adapter_cache.MAX_OVERTAKING", 3)
+    pool = AdapterManager(disk.load, disk.unload, 100)
     hot = disk.ref(1)
     first = request(hot, "first")
     pool.admit(first)
@@ -202,12 +202,12 @@ def test_only_so_many_pass_one_that_waits_for_room(
     passing = [request(hot, str(number)) for number in range(5)]
     admitted = [each for each in passing if pool.admit(each)]
     assert len(admitted) == 3
-    assert pool.take_ready(0.0) == []  # the others are held back, not merely late
+    assert pool.poll_ready(0.0) == []  # the others are held back, not merely late
     assert pool.num_waiting == 3
     for each in (first, *admitted):
-        pool.leave(each)
+        pool.release(each)
     assert settle(pool) == [other]
-    pool.leave(other)
+    pool.release(other)
     assert settle(pool) == passing[3:]
     pool.close()
 
@@ -217,7 +217,7 @@ def test_small_ones_are_begun_ahead_and_of_large_ones_two_at_once(
 ) -> None:
     monkeypatch.setattr("engine.lora.adapter_cache._AHEAD_BYTES", 500)
     for size, begun in ((100, 5), (300, 2), (900, 2)):
-        pool = AdapterPool(disk.load, disk.drop, 10_000)
+        pool = AdapterManager(disk.load, disk.unload, 10_000)
         disk.open.clear()
         waiting = [request(disk.ref(number, size=size), str(number)) for number in range(8)]
         for each in waiting:
@@ -231,24 +231,24 @@ def test_small_ones_are_begun_ahead_and_of_large_ones_two_at_once(
 def test_those_that_are_read_together_go_on_together_where_nothing_runs(
     disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.lora.adapter_cache._TOGETHER_S", _PATIENCE_S)
-    pool = AdapterPool(disk.load, disk.drop, 1000)
+    monkeypatch.setattr("engine.lora.adapter_cache.BATCHING_WINDOW_S", _PATIENCE_S)
+    pool = AdapterManager(disk.load, disk.unload, 1000)
     for number in (1, 2, 3):
         pool.admit(request(disk.ref(number), str(number)))
-    ready = pool.take_ready(_PATIENCE_S)
+    ready = pool.poll_ready(_PATIENCE_S)
     assert [each.request_id for each, _ in ready] == ["1", "2", "3"]
     pool.close()
 
 
 def test_a_load_that_fails_fails_its_own_requests(disk: Disk) -> None:
-    pool = AdapterPool(disk.load, disk.drop, 1000)
+    pool = AdapterManager(disk.load, disk.unload, 1000)
     disk.bad.add(disk.ref(1).digest)
     bad, good = request(disk.ref(1), "bad"), request(disk.ref(2), "good")
     pool.admit(bad)
     pool.admit(good)
     found = {}
-    while pool.busy:
-        found |= {each.request_id: error for each, error in pool.take_ready(_PATIENCE_S)}
+    while pool.has_pending:
+        found |= {each.request_id: error for each, error in pool.poll_ready(_PATIENCE_S)}
     assert found["good"] is None
     assert isinstance(found["bad"], InvalidRequest)
     disk.bad.clear()
@@ -259,11 +259,11 @@ def test_a_load_that_fails_fails_its_own_requests(disk: Disk) -> None:
 
 
 def test_a_request_that_leaves_while_it_waits_is_forgotten(disk: Disk) -> None:
-    pool = AdapterPool(disk.load, disk.drop, 1000)
+    pool = AdapterManager(disk.load, disk.unload, 1000)
     disk.open.clear()
     gone = request(disk.ref(1), "gone")
     pool.admit(gone)
-    pool.leave(gone)
+    pool.release(gone)
     assert pool.num_waiting == 0
     disk.open.set()
     assert settle(pool) == []
@@ -272,13 +272,13 @@ def test_a_request_that_leaves_while_it_waits_is_forgotten(disk: Disk) -> None:
 
 
 def test_what_can_never_be_used_is_refused_at_once(disk: Disk) -> None:
-    pool = AdapterPool(disk.load, disk.drop, 100)
+    pool = AdapterManager(disk.load, disk.unload, 100)
     with pytest.raises(InvalidRequest, match="needs 101 bytes, but this replica holds 100"):
         pool.admit(request(disk.ref(1, size=101), "large"))
     for digest in ("../x", "", "a" * 63, "G" * 64):
         with pytest.raises(InvalidRequest, match="64 hex digits"):
             pool.check(AdapterRef(digest=digest, name="../x"))
-    off = AdapterPool(disk.load, disk.drop, 100, refusal="There are none here.")
+    off = AdapterManager(disk.load, disk.unload, 100, refusal="There are none here.")
     with pytest.raises(InvalidRequest, match="There are none here"):
         off.check(disk.ref(1))
     pool.close()
@@ -292,52 +292,52 @@ def test_what_nobody_asks_for_gives_its_memory_back(
 
     def drop(digest: str) -> bool:
         kept.add(digest)
-        return disk.drop(digest)
+        return disk.unload(digest)
 
-    pool = AdapterPool(disk.load, drop, 400, forget=kept.discard)
+    pool = AdapterManager(disk.load, drop, 400, forget=kept.discard)
     idle, driven_out, used, last = (request(disk.ref(number), str(number)) for number in range(4))
     for each in (driven_out, idle, used, last):
         pool.admit(each)
         settle(pool)
     for each in (driven_out, idle):
-        pool.leave(each)
+        pool.release(each)
     pool.preload(disk.ref(4), pin=True)
     settle(pool)
     gone = driven_out.message.adapter
     assert gone is not None
     assert kept == {gone.digest}
     start = time.monotonic()
-    pool.give_back_idle(start + 300)
+    pool.evict_idle(start + 300)
     assert disk.device == {disk.ref(number).digest for number in (0, 2, 3, 4)}
     with monkeypatch.context() as later:
         later.setattr(time, "monotonic", lambda: start + 600)
-        pool.leave(last)
-    pool.give_back_idle(start + 900)
+        pool.release(last)
+    pool.evict_idle(start + 900)
     assert disk.device == {disk.ref(number).digest for number in (2, 3, 4)}
     assert kept == set()
     tiers = {state.name: state.tier for state in pool.states()}
     assert tiers == {"n0": "disk", "n1": "disk", "n2": "device", "n3": "device", "n4": "device"}
     assert not pool.admit(idle)
-    assert pool.take_ready(_PATIENCE_S) == [(idle, None)]
+    assert pool.poll_ready(_PATIENCE_S) == [(idle, None)]
     pool.close()
 
 
 def test_who_waits_for_room_that_is_pinned_meanwhile_is_refused(disk: Disk) -> None:
-    pool = AdapterPool(disk.load, disk.drop, 100)
+    pool = AdapterManager(disk.load, disk.unload, 100)
     first, second = request(disk.ref(1), "a"), request(disk.ref(2), "b")
     assert not pool.admit(first)
     assert settle(pool) == [first]
     assert not pool.admit(second)
     asked = [pool.preload(disk.ref(number), pin=False) for number in (2, 3)]
     pool.preload(disk.ref(1), pin=True)
-    ((refused, why),) = pool.take_ready(0.0)
+    ((refused, why),) = pool.poll_ready(0.0)
     assert (refused, isinstance(why, InvalidRequest)) == (second, True)
     assert all(isinstance(each.exception(), InvalidRequest) for each in asked)
-    assert not pool.busy
+    assert not pool.has_pending
     pool.close()
 
 
-def running(pool: AdapterPool, *refs: AdapterRef) -> list[Request]:
+def running(pool: AdapterManager, *refs: AdapterRef) -> list[Request]:
     """Requests for these, one each; those that may go on do."""
     requests = [request(ref, ref.name) for ref in refs]
     admitted = [each for each in requests if pool.admit(each)]
@@ -345,7 +345,7 @@ def running(pool: AdapterPool, *refs: AdapterRef) -> list[Request]:
 
 
 def test_a_flood_of_one_owners_leaves_a_place_to_the_others(disk: Disk) -> None:
-    pool = AdapterPool(disk.load, disk.drop, 10_000, max_adapters=4)
+    pool = AdapterManager(disk.load, disk.unload, 10_000, max_adapters=4)
     flood = [disk.ref(number, "many") for number in range(1, 11)]
     alone = running(pool, *flood[:4])
     assert len(alone) == 4, "nobody else asks"
@@ -353,25 +353,25 @@ def test_a_flood_of_one_owners_leaves_a_place_to_the_others(disk: Disk) -> None:
     assert not pool.admit(few)
     waiting = running(pool, *flood[4:])
     assert waiting == []
-    pool.leave(alone[0])
+    pool.release(alone[0])
     assert settle(pool) == [few], "the first place that comes free is the other owner's"
-    pool.leave(few)
+    pool.release(few)
     assert settle(pool) == [], "and stays free for it: three are in use"
     assert disk.ref(20).digest in disk.device
     again = request(disk.ref(20, "few"), "again")
     assert pool.admit(again), "however many wait"
     for each in alone[1:]:
-        pool.leave(each)
+        pool.release(each)
     assert len(settle(pool)) == 3
     pool.close()
 
 
 def test_a_flood_of_large_ones_leaves_bytes_to_the_others(disk: Disk) -> None:
-    pool = AdapterPool(disk.load, disk.drop, 400)
+    pool = AdapterManager(disk.load, disk.unload, 400)
     first = running(pool, disk.ref(1, "few"))
     held = running(pool, *(disk.ref(number, "many") for number in range(2, 9)))
     assert len(held) == 3
-    pool.leave(first[0])
+    pool.release(first[0])
     assert settle(pool) == []
     whole = running(pool, disk.ref(9, "few", size=100))
     assert [each.request_id for each in whole] == ["n9"]
@@ -379,20 +379,20 @@ def test_a_flood_of_large_ones_leaves_bytes_to_the_others(disk: Disk) -> None:
 
 
 def test_one_that_is_there_but_over_its_owners_share_waits(disk: Disk) -> None:
-    pool = AdapterPool(disk.load, disk.drop, 10_000, max_adapters=4)
+    pool = AdapterManager(disk.load, disk.unload, 10_000, max_adapters=4)
     few = running(pool, disk.ref(1, "few"))
     refs = [disk.ref(number, "many") for number in (2, 3, 4)]
     some = running(pool, *refs[:2])
-    pool.leave(few[0])
+    pool.release(few[0])
     third = running(pool, refs[2])
     assert len(third) == 1
-    pool.leave(some[0])
+    pool.release(some[0])
     again, other = request(refs[0], "again"), request(refs[1], "other")
     assert pool.admit(again)
     assert pool.admit(other), "that one is in use already"
     late = request(disk.ref(1, "many"), "late")
     assert not pool.admit(late)
-    pool.leave(again)
+    pool.release(again)
     assert settle(pool) == [late]
     pool.close()
 
@@ -400,8 +400,8 @@ def test_one_that_is_there_but_over_its_owners_share_waits(disk: Disk) -> None:
 def test_a_share_is_whole_again_once_nobody_else_has_asked_for_long(
     disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pool = AdapterPool(disk.load, disk.drop, 10_000, max_adapters=2)
-    pool.leave(running(pool, disk.ref(1, "few"))[0])
+    pool = AdapterManager(disk.load, disk.unload, 10_000, max_adapters=2)
+    pool.release(running(pool, disk.ref(1, "few"))[0])
     refs = [disk.ref(number, "many") for number in (2, 3)]
     assert len(running(pool, *refs)) == 1
     monkeypatch.setattr("engine.lora.adapter_cache.IDLE_S", 0.0)

@@ -12,8 +12,8 @@ from engine import LLM, LoRARequest
 from engine.contract.errors import InvalidRequest
 from engine.lora.check import check_adapter
 from engine.models.lora import NO_ADAPTERS
-from engine.transformers_backend.lora import BridgeStep
-from engine.transformers_backend.model import BridgeModel
+from engine.transformers_backend.lora import LoraForwardState
+from engine.transformers_backend.model import TransformersModel
 from tests.survey.bridged import BRIDGED, STATEFUL
 from tests.survey.recipes import RECIPES
 from tests.survey.tiny import make_checkpoint
@@ -77,7 +77,7 @@ def test_tokens_are_those_of_peft(tmp_path: Path, recipe: str) -> None:
         for prompt, name in wanted
     ]
     llm = serve(model)
-    assert isinstance(llm.core.executor.loaded.model, BridgeModel)  # type: ignore[attr-defined]
+    assert isinstance(llm.core.executor.loaded.model, TransformersModel)  # type: ignore[attr-defined]
     ours = generate(llm, asked, FEW)
     expected = PeftOracle(model, folders).greedy_all(wanted, FEW, ours)
     assert ours == expected
@@ -166,7 +166,7 @@ def test_rows_of_drafts_go_through_their_own(tmp_path: Path) -> None:
 def test_modules_that_are_given_other_rows_than_tokens_refuse(tmp_path: Path) -> None:
     llm = serve(bridge("arcee", tmp_path / "model"))
     adapted = llm.core.executor.loaded.model.adapted  # type: ignore[attr-defined]
-    step = BridgeStep()
+    step = LoraForwardState()
     step.begin((2, 3), NO_ADAPTERS, torch.tensor([0, 5]))
     for shape, strange in {
         (2, 3): False, (6,): False, (2, 1, 3): False, (3, 2): True, (4,): True, (2, 3, 4): True

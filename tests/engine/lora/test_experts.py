@@ -17,11 +17,11 @@ from transformers import AutoModelForCausalLM
 from engine import LoRARequest
 from engine.contract.errors import InvalidRequest
 from engine.contract.lora import CONFIG_FILE, WEIGHTS_FILE
-from engine.lora.adapter import ModuleDelta
+from engine.lora.adapter import LoRALayer
 from engine.lora.check import check_adapter
-from engine.lora.layer_delta import Parts
+from engine.lora.layer_delta import LayerDeltaBuilder
 from engine.lora.reader import read_adapter
-from engine.lora.target_modules import Modules
+from engine.lora.target_modules import TargetModules
 from engine.models.registry import decoder_spec, read_config
 from engine.models.supports_lora import StackedExpert
 
@@ -84,13 +84,13 @@ Files = tuple[dict[str, Any], dict[str, Tensor]]
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Modules, Path]:
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[TargetModules, Path]:
     folder = tmp_path_factory.mktemp("experts")
     model = checkpoint("mixtral", folder / "model")
     adapter = make_adapter(
         model, folder / "adapter", target_modules=[], target_parameters=STACKS, r=4
     )
-    return Modules(decoder_spec(read_config(model))), adapter
+    return TargetModules(decoder_spec(read_config(model))), adapter
 
 
 def files(folder: Path) -> Files:
@@ -134,7 +134,7 @@ def old_order(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("layout", [one_by_one, old_order])
 def test_other_layouts_are_the_same_adapter(
-    made: tuple[Modules, Path],
+    made: tuple[TargetModules, Path],
     tmp_path: Path,
     layout: Callable[[dict[str, Tensor]], dict[str, Tensor]],
 ) -> None:
@@ -213,7 +213,7 @@ def _nan(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(
-    made: tuple[Modules, Path], tmp_path: Path, spoil: Callable[..., None], words: str
+    made: tuple[TargetModules, Path], tmp_path: Path, spoil: Callable[..., None], words: str
 ) -> None:
     modules, folder = made
     config, tensors = files(folder)
@@ -300,7 +300,9 @@ def test_dora_of_experts_that_are_modules(tmp_path: Path, monkeypatch: pytest.Mo
     assert generate(serve(model), wanted, 12) == [got, base]
 
 
-def test_dora_of_stacked_experts_is_refused(made: tuple[Modules, Path], tmp_path: Path) -> None:
+def test_dora_of_stacked_experts_is_refused(
+    made: tuple[TargetModules, Path], tmp_path: Path
+) -> None:
     modules, folder = made
     config, tensors = files(folder)
     spoilt = write_adapter(tmp_path / "adapter", {**config, "use_dora": True}, tensors)
@@ -312,18 +314,18 @@ def test_dora_of_stacked_experts_is_refused(made: tuple[Modules, Path], tmp_path
 @pytest.mark.parametrize("more", ["magnitude", "bias"])
 def test_experts_in_one_tensor_take_matrices_alone(more: str) -> None:
     """Anything more depends on weights that such an expert can't be asked for."""
-    parts = Parts(cast(Any, None), StackedExpert(8, 16), has_bias=True)
-    delta = ModuleDelta(a=torch.ones(2, 8), b=torch.ones(16, 2))
+    parts = LayerDeltaBuilder(cast(Any, None), StackedExpert(8, 16), has_bias=True)
+    delta = LoRALayer(a=torch.ones(2, 8), b=torch.ones(16, 2))
     parts.add(0, 16, delta, None)
     setattr(delta, more, torch.ones(16))
     model = cast(Any, SimpleNamespace(ops=SimpleNamespace(device="cpu")))
     with pytest.raises(InvalidRequest, match="of experts aren't supported on this device"):
-        Parts(model, StackedExpert(8, 16), has_bias=True).add(0, 16, delta, None)
+        LayerDeltaBuilder(model, StackedExpert(8, 16), has_bias=True).add(0, 16, delta, None)
 
 
 @pytest.mark.parametrize("part", ["w1", "v1", "w2"])
 def test_the_experts_of_dbrx_are_refused_by_name(tmp_path: Path, part: str) -> None:
-    modules = Modules(decoder_spec(read_config(checkpoint("dbrx", tmp_path / "model"))))
+    modules = TargetModules(decoder_spec(read_config(checkpoint("dbrx", tmp_path / "model"))))
     at = "base_model.model.transformer.blocks.0.ffn.experts.mlp"
     for name in (f"{at}.lora_A.weight", f"{at}.{part}.lora_A.weight"):
         tensors = {name: torch.ones(8, 64), name.replace("_A", "_B"): torch.ones(64, 8)}
@@ -346,7 +348,7 @@ def test_peft_cannot_run_what_it_makes_of_the_experts_of_dbrx(tmp_path: Path) ->
         adapted(torch.tensor([[5, 9]]))
 
 
-def test_a_rank_above_the_bound_is_refused(made: tuple[Modules, Path]) -> None:
+def test_a_rank_above_the_bound_is_refused(made: tuple[TargetModules, Path]) -> None:
     modules, folder = made
     with pytest.raises(InvalidRequest, match=r"rank 4 is over max_lora_rank \(2\)"):
         read_adapter(folder, modules, 2)

@@ -19,7 +19,7 @@ from engine.contract.errors import InvalidRequest
 from engine.contract.lora import CONFIG_FILE, WEIGHTS_FILE
 from engine.lora.check import check_adapter
 from engine.lora.reader import read_adapter
-from engine.lora.target_modules import Modules
+from engine.lora.target_modules import TargetModules
 from engine.models.registry import decoder_spec, read_config
 
 from .adapters import DEMO_MODEL, PIRATE
@@ -98,7 +98,7 @@ def test_tokens_are_those_of_peft(tmp_path: Path) -> None:
 
 
 def test_experts_of_one_tensor_are_told_apart(tmp_path: Path) -> None:
-    modules = Modules(decoder_spec(read_config(checkpoint("mixtral", tmp_path / "model"))))
+    modules = TargetModules(decoder_spec(read_config(checkpoint("mixtral", tmp_path / "model"))))
     inner = modules.layers[0]["down.0"].columns
     a = np.random.default_rng(0).normal(size=(4, 3, inner)).astype(np.float16)
     b = np.random.default_rng(1).normal(size=(4, 64, 3)).astype(np.float16)
@@ -166,7 +166,7 @@ def test_what_does_not_fit_is_refused_by_name(
 
 
 def test_models_and_other_adapters_are_refused(tmp_path: Path) -> None:
-    modules = Modules(decoder_spec(read_config(DEMO_MODEL)))
+    modules = TargetModules(decoder_spec(read_config(DEMO_MODEL)))
     with pytest.raises(InvalidRequest, match="must be adapter"):
         read_adapter(write(tmp_path / "m.gguf", good(), kind="model"), modules)
     key = "adapter.alora.invocation_tokens"
@@ -183,7 +183,7 @@ def test_models_and_other_adapters_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_demo_adapter_is_the_same_in_both_formats(tmp_path: Path) -> None:
-    modules = Modules(decoder_spec(read_config(DEMO_MODEL)))
+    modules = TargetModules(decoder_spec(read_config(DEMO_MODEL)))
     path = convert(PIRATE, Path(DEMO_MODEL), tmp_path / "pirate.gguf")
     one, other = read_adapter(PIRATE, modules), read_adapter(path, modules)
     assert one.digest != other.digest

@@ -13,7 +13,7 @@ import torch
 from engine import LLM, LoRARequest, SamplingParams
 from engine.contract.errors import InvalidRequest
 from engine.contract.lora import ADDED_TOKENS_FILE
-from engine.contract.reasoning import ThinkingParams
+from engine.contract.reasoning import ReasoningParams
 from engine.contract.structured_outputs import StructuredOutputsParams
 from engine.offline.outputs import RequestOutput
 from engine.sampling.logits_processor import BatchUpdate, LogitsProcessor
@@ -182,16 +182,16 @@ def test_a_budget_for_thinking_is_told_in_new_tokens(demo: LLM, tmp_path: Path) 
     marks = {"start": [SIZE], "end": [[SIZE + 1]], "close": [SIZE + 1]}
     thought = SamplingParams(
         temperature=0, max_tokens=12, ignore_eos=True, logit_bias={SIZE: 100.0, SIZE + 1: -100.0},
-        thinking=ThinkingParams(**marks, budget=3),
+        thinking=ReasoningParams(**marks, budget=3),
     )  # fmt: skip
-    with_form = under("[a-z]{3}", temperature=0, thinking=ThinkingParams(**marks, budget=3))
+    with_form = under("[a-z]{3}", temperature=0, thinking=ReasoningParams(**marks, budget=3))
     free, formed = (each.outputs[0] for each in said(demo, [thought, with_form], own, own))
     assert free.token_ids[0] == SIZE
     assert free.token_ids.index(SIZE + 1) == 4
     after = formed.token_ids.index(SIZE + 1) if SIZE in formed.token_ids else -1
     assert after in (-1, 4)
     assert formed.finish_reason == "stop"
-    beyond = ThinkingParams(start=[SIZE + 2], end=[[5]], close=[5], budget=3)
+    beyond = ReasoningParams(start=[SIZE + 2], end=[[5]], close=[5], budget=3)
     with pytest.raises(InvalidRequest, match=f"thinking holds token {SIZE + 2}"):
         said(demo, SamplingParams(thinking=beyond), own)
 

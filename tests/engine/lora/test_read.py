@@ -22,7 +22,7 @@ from engine.lora import adapter_config as named_values
 from engine.lora.adapter_config import parse_adapter_config
 from engine.lora.check import check_adapter, main
 from engine.lora.reader import read_adapter
-from engine.lora.target_modules import Modules
+from engine.lora.target_modules import TargetModules
 from engine.models.registry import decoder_spec, read_config
 
 from .adapters import DEMO_MODEL, PIRATE, first_a, pirate, write_adapter, zeros
@@ -31,11 +31,11 @@ Files = tuple[dict[str, Any], dict[str, Tensor]]
 
 
 @pytest.fixture(scope="module")
-def modules() -> Modules:
-    return Modules(decoder_spec(read_config(DEMO_MODEL)))
+def modules() -> TargetModules:
+    return TargetModules(decoder_spec(read_config(DEMO_MODEL)))
 
 
-def test_the_demo_adapter_is_read_whole(modules: Modules) -> None:
+def test_the_demo_adapter_is_read_whole(modules: TargetModules) -> None:
     adapter = read_adapter(PIRATE, modules)
     assert len(adapter.modules) == 6 * 7
     delta = adapter.modules["model.layers.5.mlp.down_proj"]
@@ -121,7 +121,7 @@ def _setting(name: str, value: Any) -> Callable[..., str]:
     ],
 )  # fmt: skip
 def test_fault_20_what_is_not_understood_is_refused_by_name(
-    tmp_path: Path, modules: Modules, spoil: Callable[..., str]
+    tmp_path: Path, modules: TargetModules, spoil: Callable[..., str]
 ) -> None:
     config, tensors = pirate()
     named = spoil(config, tensors)
@@ -147,7 +147,7 @@ EMBEDDING, HEAD = "base_model.model.model.embed_tokens.", "base_model.model.lm_h
     ],
 )
 def test_tables_of_other_vocabularies_are_refused_with_both(
-    tmp_path: Path, modules: Modules, tensor: str, shape: tuple[int, ...], told: str
+    tmp_path: Path, modules: TargetModules, tensor: str, shape: tuple[int, ...], told: str
 ) -> None:
     assert modules.vocab_size == 3072
     config, tensors = pirate()
@@ -156,7 +156,9 @@ def test_tables_of_other_vocabularies_are_refused_with_both(
         read_adapter(folder, modules)
 
 
-def test_tokens_behind_the_vocabulary_follow_each_other(tmp_path: Path, modules: Modules) -> None:
+def test_tokens_behind_the_vocabulary_follow_each_other(
+    tmp_path: Path, modules: TargetModules
+) -> None:
     config, tensors = pirate()
     config["trainable_token_indices"] = [7, 5000]
     tensors[f"{EMBEDDING}token_adapter.trainable_tokens_delta"] = zeros(2, 256)
@@ -171,7 +173,7 @@ def test_tokens_behind_the_vocabulary_follow_each_other(tmp_path: Path, modules:
 
 @pytest.mark.parametrize("name", ["new_embeddings.safetensors", "new_embeddings.bin"])
 def test_a_file_of_new_tokens_that_is_none_is_refused(
-    tmp_path: Path, modules: Modules, name: str
+    tmp_path: Path, modules: TargetModules, name: str
 ) -> None:
     folder = write_adapter(tmp_path / "adapter", *pirate())
     (folder / name).write_bytes(b"")
@@ -180,7 +182,7 @@ def test_a_file_of_new_tokens_that_is_none_is_refused(
     assert refused.value.param == name
 
 
-def test_a_rank_above_the_bound_is_refused(modules: Modules) -> None:
+def test_a_rank_above_the_bound_is_refused(modules: TargetModules) -> None:
     with pytest.raises(InvalidRequest, match=r"rank 8 is over max_lora_rank \(4\)"):
         read_adapter(PIRATE, modules, 4)
 
@@ -191,7 +193,7 @@ def test_a_rank_above_the_bound_is_refused(modules: Modules) -> None:
     ids=["pickle", "empty", "header-of-2^64", "bytes-behind"],
 )
 def test_fault_20_a_file_that_is_no_safetensors_is_refused(
-    tmp_path: Path, modules: Modules, content: bytes
+    tmp_path: Path, modules: TargetModules, content: bytes
 ) -> None:
     write_adapter(tmp_path, *pirate())
     (tmp_path / WEIGHTS_FILE).write_bytes(content)
@@ -199,7 +201,7 @@ def test_fault_20_a_file_that_is_no_safetensors_is_refused(
         read_adapter(tmp_path, modules)
 
 
-def test_a_truncated_file_is_refused(tmp_path: Path, modules: Modules) -> None:
+def test_a_truncated_file_is_refused(tmp_path: Path, modules: TargetModules) -> None:
     write_adapter(tmp_path, *pirate())
     path = tmp_path / WEIGHTS_FILE
     os.truncate(path, path.stat().st_size - 1)
@@ -209,7 +211,7 @@ def test_a_truncated_file_is_refused(tmp_path: Path, modules: Modules) -> None:
 
 @pytest.mark.parametrize("name", [WEIGHTS_FILE, CONFIG_FILE])
 def test_fault_20_bytes_changed_anywhere_are_refused_or_read(
-    name: str, tmp_path: Path, modules: Modules
+    name: str, tmp_path: Path, modules: TargetModules
 ) -> None:
     """Of the weights' header and of the configuration: nothing but `InvalidRequest` is raised."""
     config, tensors = pirate()
@@ -231,7 +233,9 @@ def test_fault_20_bytes_changed_anywhere_are_refused_or_read(
 
 
 @pytest.mark.parametrize("text", ["[]", "{", "[" * 100_000, '{"peft_type": 1}'])
-def test_a_broken_configuration_is_refused(tmp_path: Path, modules: Modules, text: str) -> None:
+def test_a_broken_configuration_is_refused(
+    tmp_path: Path, modules: TargetModules, text: str
+) -> None:
     write_adapter(tmp_path, *pirate())
     (tmp_path / CONFIG_FILE).write_text(text, encoding="utf-8")
     with pytest.raises(InvalidRequest):
@@ -246,7 +250,7 @@ def test_a_broken_configuration_is_refused(tmp_path: Path, modules: Modules, tex
     ],
 )
 def test_a_setting_that_is_there_twice_is_refused_by_name(
-    tmp_path: Path, modules: Modules, text: str, key: str
+    tmp_path: Path, modules: TargetModules, text: str, key: str
 ) -> None:
     write_adapter(tmp_path, *pirate())
     (tmp_path / CONFIG_FILE).write_text(text, encoding="utf-8")
@@ -260,7 +264,7 @@ def test_target_modules_may_be_a_pattern_names_or_nothing(value: Any) -> None:
     assert parse_adapter_config({"peft_type": "LORA", "target_modules": value}).rank == 8
 
 
-def test_the_digest_is_of_weights_and_configuration(tmp_path: Path, modules: Modules) -> None:
+def test_the_digest_is_of_weights_and_configuration(tmp_path: Path, modules: TargetModules) -> None:
     config, tensors = pirate()
     same = read_adapter(write_adapter(tmp_path / "same", config, tensors), modules).digest
     again = read_adapter(write_adapter(tmp_path / "again", config, tensors), modules).digest

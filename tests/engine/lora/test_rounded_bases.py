@@ -13,7 +13,7 @@ from engine.contract.lora import AdapterRef
 from engine.lora.merge import FloatWeights, merged_spec
 from engine.lora.parity_probe import _run, prompts
 from engine.lora.reader import read_adapter
-from engine.lora.target_modules import Modules
+from engine.lora.target_modules import TargetModules
 from engine.models.decoder import NativeDecoder
 
 from .peft_oracle import checkpoint, make_adapter
@@ -29,8 +29,8 @@ class Dequantised(WeightReader):
         names = model.spec.names
         self._rows[f"{names.embedding}.weight"] = _rows(model.embedding)
         self._rows[f"{names.lm_head}.weight"] = _rows(model.lm_head)
-        for index, layer in enumerate(Modules(model.spec).layers):
-            weights = model.linears(index)
+        for index, layer in enumerate(TargetModules(model.spec).layers):
+            weights = model.lora_linears(index)
             for slot, linear in layer.items():
                 parts = _rows(weights[slot]).split([part.rows for part in linear.parts])
                 for part, rows in zip(linear.parts, parts, strict=True):
@@ -54,7 +54,7 @@ def test_logits_are_those_of_the_dequantised_base(
     llm = LLM(str(folder), dtype="float32", skip_tokenizer_init=True, quantization=quantization)
     executor = llm.core.executor
     model = executor.loaded.model  # type: ignore[attr-defined]
-    read = read_adapter(adapter, Modules(model.spec))
+    read = read_adapter(adapter, TargetModules(model.spec))
     ref = AdapterRef(digest=read.digest, path=str(adapter))
     executor.adapters.load(ref)
     apart = executor.adapters.by_digest[ref.digest]  # type: ignore[attr-defined]

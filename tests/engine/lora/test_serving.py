@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from engine import LLM, LoRARequest, SamplingParams
-from engine.contract.lora import AdapterRef, AdapterState
+from engine.contract.lora import AdapterRef, AdapterStatus
 from engine.contract.messages import EngineRequest
 from tests.engine.replica import Gateway, replica
 
@@ -65,7 +65,7 @@ def ask(gateway: Gateway, request_id: str, adapter: AdapterRef | None, tenant: s
     )  # fmt: skip
 
 
-def state_of(gateway: Gateway, digest: str) -> AdapterState | None:
+def state_of(gateway: Gateway, digest: str) -> AdapterStatus | None:
     """What the heartbeat says of an adapter."""
     beat = gateway.heartbeat()
     found = [each for each in beat.adapters if each.digest == digest] if beat else []
@@ -84,7 +84,7 @@ def test_equal_names_of_two_tenants_stand_for_their_own_weights(
         assert gateway.tokens(f"two{turn}") == expected["butler"]
         assert gateway.tokens(f"base{turn}") == expected[None]
     # Heartbeats are apart from answers: the last one may be of when the adapter was still read.
-    digest, found = ref("pirate").digest, list[AdapterState]()
+    digest, found = ref("pirate").digest, list[AdapterStatus]()
 
     def is_there() -> bool:
         state = state_of(gateway, digest)

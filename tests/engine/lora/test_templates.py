@@ -13,14 +13,20 @@ from torch import Tensor
 
 from engine import LLM, LoRARequest
 from engine.contract.errors import InvalidRequest
-from engine.contract.lora import WEIGHTS_FILE, AdapterRef, KnownDigests, adapter_digest, file_states
+from engine.contract.lora import (
+    WEIGHTS_FILE,
+    AdapterRef,
+    DigestCache,
+    adapter_digest,
+    file_fingerprints,
+)
 from engine.lora import store as store_module
 from engine.lora.layer_delta import AdaptableModel
 from engine.lora.packing import pack_adapter
 from engine.lora.packing_template import _Files
 from engine.lora.reader import read_adapter
 from engine.lora.store import AdapterStore, StoreLimits
-from engine.lora.target_modules import Modules
+from engine.lora.target_modules import TargetModules
 from engine.models.decoder import NativeDecoder
 from engine.models.encoders.encoder import NativeEncoder
 from kernels.lora import PackedLora
@@ -94,7 +100,7 @@ def test_a_second_adapter_of_one_layout_is_the_same_either_way(
         blind.setattr(store_module, "read_adapter", refuse)
         facts = store.load(ref(two), model)
     found = store.device[ref(two).digest]
-    wanted = pack_adapter(read_adapter(two, Modules(model.spec)), model)
+    wanted = pack_adapter(read_adapter(two, TargetModules(model.spec)), model)
     assert facts.rank == store.load(ref(one), model).rank
     assert (found.table is None) == (wanted.table is None)
     for layer, (ours, theirs) in enumerate(zip(found.layers, wanted.layers, strict=True)):
@@ -168,7 +174,7 @@ def test_a_truncated_file_of_a_known_layout_is_refused(
     folder = write_adapter(tmp_path / "one", config, tensors)
     given = ref(folder)
     store.load(given, demo)
-    store.drop(given.digest)
+    store.unload(given.digest)
     store.clear_host()
     file = folder / "adapter_model.safetensors"
     file.write_bytes(file.read_bytes()[:-64])
@@ -197,7 +203,7 @@ def test_files_are_hashed_once_until_they_are_written(
     hashed.clear()
     for _ in range(2):
         store.load(given, demo)
-        store.drop(given.digest)
+        store.unload(given.digest)
         store.clear_host()
     assert hashed == []
     file = folder / WEIGHTS_FILE
@@ -215,7 +221,7 @@ def test_files_that_were_written_just_now_are_hashed_again(
 ) -> None:
     """A second write within one tick of the file system's clock leaves no trace."""
     path = write_adapter(tmp_path / "one", *pirate())
-    digests, states = KnownDigests(), file_states(path)
+    digests, states = DigestCache(), file_fingerprints(path)
     for seconds, known in ((3600.0, None), (-1.0, digests.of(path))):
         monkeypatch.setattr("engine.contract.lora._TICK_S", seconds)
         digests.of(path)

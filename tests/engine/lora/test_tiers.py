@@ -28,8 +28,8 @@ def test_an_adapter_that_comes_back_is_read_again_only_where_nothing_kept_it(
         read.append(ref.digest)
         return original(given, ref, *args)
 
-    original = AdapterStore._alike  # tried first of all that reads
-    monkeypatch.setattr(AdapterStore, "_alike", counted)
+    original = AdapterStore._load_by_template  # tried first of all that reads
+    monkeypatch.setattr(AdapterStore, "_load_by_template", counted)
     llm = LLM(DEMO_MODEL, max_loras=1, max_cpu_loras=kept, enable_prefix_caching=False)
     params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
     said = [

@@ -20,11 +20,11 @@ from engine.contract.errors import (
     ModelLoadError,
 )
 from engine.contract.messages import EngineRequest
-from engine.contract.pooling_params import from_bytes, pair_up, similarity
+from engine.contract.pooling_params import from_bytes, score_pairs, similarity
 from engine.devices.registry import make_device
-from engine.executor.lora_worker import DeviceAdapters
+from engine.executor.lora_worker import LoraWorker
 from engine.pooling.load import pooled_spec
-from engine.pooling.pooling_config import PoolingSettings
+from engine.pooling.pooling_config import PoolingModelConfig
 from tests.engine.pooling.models import TEXTS
 
 Maker = Callable[..., Path]
@@ -218,8 +218,8 @@ def test_scores_need_fitting_counts(llm: LLM) -> None:
     for first, second in ([["a", "b"], ["c"]], [[], ["c"]], ["a", []]):
         with pytest.raises(InvalidRequest):
             llm.score(first, second, use_tqdm=False)
-    assert pair_up(1, 3) == [(0, 0), (0, 1), (0, 2)]
-    assert pair_up(2, 2) == [(0, 0), (1, 1)]
+    assert score_pairs(1, 3) == [(0, 0), (0, 1), (0, 2)]
+    assert score_pairs(2, 2) == [(0, 0), (1, 1)]
 
 
 def test_scores_are_cosines(llm: LLM) -> None:
@@ -292,7 +292,7 @@ def test_a_tenants_kv_quota_does_not_bind_a_model_without_a_kv_cache(llm: LLM) -
 
 def test_a_model_that_is_not_pooled_is_told_why() -> None:
     """It may well be served, as a model of text."""
-    settings = PoolingSettings(
+    settings = PoolingModelConfig(
         architecture="Lfm2ForCausalLM",
         encoder=False,
         tasks=("embed",),
@@ -307,7 +307,7 @@ def test_a_model_that_is_not_pooled_is_told_why() -> None:
 
 def test_adapters_of_a_model_from_outside_are_told_why() -> None:
     config = EngineConfig(model="", device="cpu")
-    adapters = DeviceAdapters(config, make_device(config), {})
+    adapters = LoraWorker(config, make_device(config), {})
     spec = SimpleNamespace(architecture="LlamaForCausalLM")
     adapters.prepare(cast(Any, SimpleNamespace(model=object(), spec=spec)))
     assert adapters.refusal == (

@@ -14,7 +14,7 @@ from engine import LLM, SamplingParams
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError
 from engine.models.decoder import NativeDecoder
-from engine.quantization.packing import DenseMatrix, Scratch, Stack
+from engine.quantization.packing import DenseSource, LinearPacker, LoadBuffer
 from kernels.reference import ReferenceKernels
 from tests.engine.quantization.perplexity import COUNTS, demo_perplexity
 
@@ -109,7 +109,7 @@ def test_a_stack_is_packed_in_pieces_and_releases_each(monkeypatch: pytest.Monke
     torch.manual_seed(0)
     parts = [torch.randn(rows, 16) for rows in (70, 1, 129)]
     released = []
-    stack = Stack([DenseMatrix(p) for p in parts], release=lambda: released.append(1))
+    stack = LinearPacker([DenseSource(p) for p in parts], release=lambda: released.append(1))
     layer = stack.pack(ReferenceKernels(), None, torch.float32, None)
     x = torch.randn(3, 16)
     torch.testing.assert_close(layer(x), x @ torch.cat(parts).T)
@@ -118,7 +118,7 @@ def test_a_stack_is_packed_in_pieces_and_releases_each(monkeypatch: pytest.Monke
 
 def test_a_stack_in_another_order() -> None:
     weight, order = torch.randn(100, 16), torch.randperm(100)
-    stack = Stack([DenseMatrix(weight)], order)
+    stack = LinearPacker([DenseSource(weight)], order)
     layer = stack.pack(ReferenceKernels(), None, torch.float32, None)
     assert torch.equal(layer.rows(torch.arange(100)), weight[order])
 
@@ -127,13 +127,13 @@ def test_a_stack_in_another_order() -> None:
 
 
 def test_pieces_are_joined_and_converted_in_one_buffer() -> None:
-    scratch = Scratch()
+    scratch = LoadBuffer()
     parts = [torch.randn(2, 8, dtype=torch.bfloat16), torch.randn(3, 8)]
-    joined = scratch.joined(parts, None)
+    joined = scratch.concatenate(parts, None)
     assert joined.dtype == torch.float32
     assert torch.equal(joined, torch.cat([part.float() for part in parts]))
     whole = torch.randn(5, 8)
-    assert scratch.joined([whole], torch.float32) is whole
-    again = scratch.joined([whole], torch.float16)
+    assert scratch.concatenate([whole], torch.float32) is whole
+    again = scratch.concatenate([whole], torch.float16)
     assert torch.equal(again, whole.half())
     assert again.data_ptr() == joined.data_ptr()

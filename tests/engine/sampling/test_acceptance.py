@@ -10,20 +10,20 @@ import torch
 from torch import Tensor
 
 from engine.contract.sampling_params import SamplingParams
-from engine.sampling.rejection_sampler import TypicalAcceptance, filtered_probabilities
-from engine.sampling.request_state import SequenceSampling
+from engine.sampling.rejection_sampler import TypicalAcceptanceSampler, filtered_probabilities
+from engine.sampling.request_state import RequestSamplingState
 from engine.sampling.sampler import Sampler
-from engine.worker.sampling_io import behind_drafts
+from engine.worker.sampling_io import accepted_after
 
 VOCAB, DRAWS = 12, 6000
 #: The 99.99th percentile of chi-square with 11 degrees of freedom: fixed seeds, so no chance.
 MOST_CHI = 37.4
-TYPICAL = TypicalAcceptance(0.09, 0.3)
+TYPICAL = TypicalAcceptanceSampler(0.09, 0.3)
 
 
-def states(params: SamplingParams, count: int = DRAWS, seed: int = 0) -> list[SequenceSampling]:
+def states(params: SamplingParams, count: int = DRAWS, seed: int = 0) -> list[RequestSamplingState]:
     seeds = np.random.default_rng(seed).integers(2**63, size=count).tolist()
-    return [SequenceSampling(params, [1], [], one) for one in seeds]
+    return [RequestSamplingState(params, [1], [], one) for one in seeds]
 
 
 def shares(tokens: Tensor) -> Tensor:
@@ -71,10 +71,10 @@ def test_the_rejection_sampler_leaves_the_distribution_as_it_is() -> None:
     rows = states(params)
     drafts = Sampler().sample(other.repeat(DRAWS, 1), rows).token_ids.tolist()
     own = Sampler().sample(target.repeat(DRAWS, 1), rows).token_ids.tolist()
-    next_rows = [row.after([token])[0] for row, token in zip(rows, own, strict=True)]
+    next_rows = [row.with_drafts([token])[0] for row, token in zip(rows, own, strict=True)]
     second = Sampler().sample(after.repeat(DRAWS, 1), next_rows).token_ids.tolist()
     got = [
-        [first, *behind_drafts([draft], [first], [more])]
+        [first, *accepted_after([draft], [first], [more])]
         for draft, first, more in zip(drafts, own, second, strict=True)
     ]
     held = [tokens for tokens in got if len(tokens) == 2]
@@ -114,7 +114,7 @@ def test_lower_thresholds_accept_more() -> None:
     logits, row = torch.randn(200, VOCAB) * 2, states(SamplingParams(), 200)
     drafts = dict(enumerate(torch.randint(VOCAB, (200,)).tolist()))
     counts = [
-        len(TypicalAcceptance(threshold, alpha).accepted(logits, row, drafts))
+        len(TypicalAcceptanceSampler(threshold, alpha).accepted(logits, row, drafts))
         for threshold, alpha in ((0.9, 1.0), (0.09, 0.3), (0.01, 0.1), (1e-9, 1e-9))
     ]
     assert counts == sorted(counts)
@@ -125,7 +125,7 @@ def test_greedy_rows_and_what_may_not_come_are_as_without() -> None:
     torch.manual_seed(4)
     logits = torch.randn(4, VOCAB) / 10
     rows = [
-        SequenceSampling(params, [1], [], 7)
+        RequestSamplingState(params, [1], [], 7)
         for params in (
             SamplingParams(temperature=0),
             SamplingParams(allowed_token_ids=[1, 2]),
@@ -136,14 +136,14 @@ def test_greedy_rows_and_what_may_not_come_are_as_without() -> None:
     likeliest = int(logits[3].argmax())
     drafts = {0: int(logits[0].argmin()), 1: 5, 2: 3, 3: (likeliest + 1) % VOCAB}
     plain = Sampler().sample(logits.clone(), rows).token_ids
-    typical = Sampler(acceptance=TypicalAcceptance(1e-9, 1e-9))
+    typical = Sampler(acceptance=TypicalAcceptanceSampler(1e-9, 1e-9))
     assert torch.equal(typical.sample(logits.clone(), rows, drafts=drafts).token_ids, plain)
 
 
 def test_the_scores_are_those_of_the_token_that_was_taken() -> None:
     torch.manual_seed(5)
     logits = torch.randn(1, VOCAB)
-    row = [SequenceSampling(SamplingParams(logprobs=0), [1], [], 7)]
+    row = [RequestSamplingState(SamplingParams(logprobs=0), [1], [], 7)]
     output = Sampler(acceptance=TYPICAL).sample(
         logits.clone(), row, drafts={0: int(logits.argmax())}
     )

@@ -20,15 +20,15 @@ from engine import (
     process_dict_updates,
 )
 from engine.contract.errors import EngineFault
-from engine.sampling import Sampler, SequenceSampling
-from engine.sampling.custom_processors import CustomProcessors
+from engine.sampling import RequestSamplingState, Sampler
+from engine.sampling.custom_processors import LogitsProcessors
 
 
-def state(**fields: Any) -> SequenceSampling:
-    return SequenceSampling(SamplingParams(**fields), [7], [], 0)
+def state(**fields: Any) -> RequestSamplingState:
+    return RequestSamplingState(SamplingParams(**fields), [7], [], 0)
 
 
-def only(token: int, **fields: Any) -> SequenceSampling:
+def only(token: int, **fields: Any) -> RequestSamplingState:
     return state(extra_args={"only": token}, **fields)
 
 
@@ -70,9 +70,9 @@ def made(kind: type[Only] = Only) -> Only:
 
 def test_rows_go_with_their_sequences() -> None:
     processor = made()
-    sampler = Sampler(custom=CustomProcessors([processor]))
+    sampler = Sampler(custom=LogitsProcessors([processor]))
     sequences = [only(5), state(), only(0), only(3)]
-    greedy = [SequenceSampling(s.params.clone(), [7], [], 0) for s in sequences]
+    greedy = [RequestSamplingState(s.params.clone(), [7], [], 0) for s in sequences]
     for each in greedy:
         each.params.temperature = 0.0
     a, b, c, d = greedy
@@ -87,7 +87,7 @@ def test_rows_go_with_their_sequences() -> None:
 
 def test_an_update_says_who_came_left_and_moved() -> None:
     processor = made()
-    custom = CustomProcessors([processor])
+    custom = LogitsProcessors([processor])
     a, b, c, d = (state() for _ in range(4))
     custom.update([a, b, c])
     custom.update([c, d])
@@ -108,7 +108,7 @@ def test_an_update_says_who_came_left_and_moved() -> None:
 def test_states_follow_any_change_of_rows() -> None:
     """Against the plain truth, over many random steps."""
     chance, processor = random.Random(5), made()
-    custom = CustomProcessors([processor])
+    custom = LogitsProcessors([processor])
     everybody = [only(number) if number % 3 else state() for number in range(12)]
     for _ in range(300):
         rows = chance.sample(everybody, chance.randint(0, len(everybody)))
@@ -132,7 +132,7 @@ def test_after_a_failure_all_is_told_anew() -> None:
             super().update_state(batch_update)
 
     early, late = made(), made(Fails)
-    custom = CustomProcessors([early, late])
+    custom = LogitsProcessors([early, late])
     a, b = only(1), only(2)
     with pytest.raises(RuntimeError, match="no"):
         custom.update([a, b])
@@ -143,7 +143,7 @@ def test_after_a_failure_all_is_told_anew() -> None:
 def test_one_that_keeps_the_likeliest_sees_what_is_drawn_from() -> None:
     """Temperatures divide before it, and greedy steps pass it by."""
     processor = made(Invariant)
-    sampler = Sampler(custom=CustomProcessors([processor]))
+    sampler = Sampler(custom=LogitsProcessors([processor]))
     logits = torch.tensor([[1.0, 2.0, 4.0]] * 2)
     hot, cold = only(1, temperature=2.0), state(temperature=0.0)
     assert sampler.sample(logits.clone(), [hot, cold]).token_ids.tolist() == [1, 2]
@@ -153,7 +153,7 @@ def test_one_that_keeps_the_likeliest_sees_what_is_drawn_from() -> None:
 
 
 def test_log_probabilities_stay_the_models_own() -> None:
-    sampler = Sampler(custom=CustomProcessors([made()]))
+    sampler = Sampler(custom=LogitsProcessors([made()]))
     output = sampler.sample(torch.zeros(1, 4), [only(3, temperature=0.0, logprobs=0)])
     (found,) = output.logprobs
     assert found is not None
@@ -166,7 +166,7 @@ def test_a_result_of_another_shape_is_no_result() -> None:
         def apply(self, logits: torch.Tensor) -> torch.Tensor:
             return logits[:, :2]
 
-    sampler = Sampler(custom=CustomProcessors([made(Short)]))
+    sampler = Sampler(custom=LogitsProcessors([made(Short)]))
     with pytest.raises(ValueError, match="Short must return logits of the shape"):
         sampler.sample(torch.zeros(1, 4), [state()])
 
@@ -268,7 +268,7 @@ def test_a_function_for_each_request() -> None:
                 return lambda output, logits: logits.index_fill(0, torch.tensor([len(output)]), 9)
             return None
 
-    sampler = Sampler(custom=CustomProcessors([Each(None, torch.device("cpu"), False)]))
+    sampler = Sampler(custom=LogitsProcessors([Each(None, torch.device("cpu"), False)]))
     rows = [
         state(temperature=0, extra_args={"kind": kind} if kind else None)
         for kind in ("prompt", "output", "")
@@ -278,6 +278,6 @@ def test_a_function_for_each_request() -> None:
     assert sampler.sample(logits.clone(), rows).token_ids.tolist() == [7, 0, 6]
     rows[1].output_token_ids += [0, 0]
     assert sampler.sample(logits.clone(), rows).token_ids.tolist() == [7, 2, 6]
-    vectors = SequenceSampling(SamplingParams(extra_args={"kind": "prompt"}), (), [], 0)
+    vectors = RequestSamplingState(SamplingParams(extra_args={"kind": "prompt"}), (), [], 0)
     with pytest.raises(ValueError, match="this prompt has none"):
         sampler.sample(logits[:1].clone(), [vectors])

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from engine.contract.sampling_params import SamplingParams
-from engine.sampling import Sampler, SequenceSampling, prompt_logprobs
+from engine.sampling import RequestSamplingState, Sampler, prompt_logprobs
 
 
 def state(**fields):
-    return SequenceSampling(SamplingParams(**fields), [1], [2], 3)
+    return RequestSamplingState(SamplingParams(**fields), [1], [2], 3)
 
 
 def log_softmax(logits):

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 import kernels
 from engine.contract.sampling_params import SamplingParams
-from engine.sampling import Sampler, SequenceSampling
+from engine.sampling import RequestSamplingState, Sampler
 from engine.sampling import metadata as batch
 from engine.sampling import topk_topp as filters
 from engine.sampling import topk_topp as radix
-from engine.sampling.topk_topp import CompiledChoice
+from engine.sampling.topk_topp import KernelSampler
 from tests.engine.sampling import reference
 
 EOS = (0, 3)
@@ -24,7 +24,9 @@ MANY = settings(
 
 
 def state(params=None, prompt=(), output=(), seed=0, **fields):
-    return SequenceSampling(params or SamplingParams(**fields), list(prompt), list(output), seed)
+    return RequestSamplingState(
+        params or SamplingParams(**fields), list(prompt), list(output), seed
+    )
 
 
 def sample(logits, *states, eos=()):
@@ -404,7 +406,7 @@ def test_radix_keys_order_as_floats_do(values):
 
 def test_a_whole_temperature_is_a_number_too():
     ops = kernels.get("cpu")
-    chosen = CompiledChoice(ops).sample(
+    chosen = KernelSampler(ops).sample(
         torch.tensor([[0.0, 9.0, 0.0]]), [state(temperature=1)], torch.tensor([0.5]).double()
     )
     assert chosen.tolist() == [1]

@@ -430,4 +430,4 @@ def test_fault_10_repetition_detection_out_of_range(fields, param):
 )
 def test_circles_are_found_at_the_end_of_the_output(tokens, smallest, largest, count, found):
     params = RepetitionDetectionParams(largest, smallest, count)
-    assert params.found_in([1, 2, 1, 2, *tokens], len(tokens)) is found
+    assert params.is_repeating([1, 2, 1, 2, *tokens], len(tokens)) is found

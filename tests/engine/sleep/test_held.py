@@ -14,7 +14,7 @@ import torch
 
 from engine import LLM, SamplingParams
 from engine.devices import offload as held
-from engine.devices.offload import HostCopy, tensors_of
+from engine.devices.offload import HostCopy, iter_tensors
 from tests.engine.models import Oracle, make_model
 from tests.engine.pooling.models import make
 
@@ -54,7 +54,7 @@ def test_tensors_are_found_wherever_they_are_held() -> None:
         torch.nn.ModuleList([torch.nn.Linear(1, 1)]),
         slots,
     ]
-    found = list(tensors_of(root))
+    found = list(iter_tensors(root))
     values = {float(tensor[0]) for tensor in found if tensor.dim() == 1 and len(tensor) == 2}
     assert values == {0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0}
     assert len(found) == len({id(tensor) for tensor in found}) == 9  # with the module's two
@@ -71,21 +71,21 @@ def test_no_closure_of_a_model_or_its_pooler_holds_a_tensor(
     impl = "auto" if kind else "transformers"
     llm = LLM(str(folder), dtype="float32", max_model_len=32, cpu_kernels=False, model_impl=impl)
     loaded = llm.core.executor.loaded
-    found = {id(tensor) for tensor in tensors_of([loaded.model, loaded.pooler])}
-    inside = held._inside
+    found = {id(tensor) for tensor in iter_tensors([loaded.model, loaded.pooler])}
+    inside = held._reachable
 
     def with_closures(one: Any) -> list[Any]:
         cells = getattr(one, "__closure__", None) or ()
         return [cell.cell_contents for cell in cells] or inside(one)
 
-    monkeypatch.setattr(held, "_inside", with_closures)
-    assert {id(tensor) for tensor in tensors_of([loaded.model, loaded.pooler])} == found
+    monkeypatch.setattr(held, "_reachable", with_closures)
+    assert {id(tensor) for tensor in iter_tensors([loaded.model, loaded.pooler])} == found
     assert found
 
 
 def test_what_is_not_ours_is_not_searched() -> None:
-    assert list(tensors_of(SimpleNamespace(tensor=torch.ones(1)))) == []
-    assert list(tensors_of([torch, LLM, "text", 7, None])) == []
+    assert list(iter_tensors(SimpleNamespace(tensor=torch.ones(1)))) == []
+    assert list(iter_tensors([torch, LLM, "text", 7, None])) == []
 
 
 def test_views_stay_views_of_one_storage() -> None:
@@ -174,7 +174,7 @@ def test_a_deeper_sleep_gives_the_host_memory_of_a_lighter_one_back(tmp_path: Pa
                 tensor.data = tensor.data.clone()
         return HostCopy(iter(held), CPU, pages.pin)
 
-    device.put_away = put_away
+    device.offload = put_away
     most = 0
     for levels in ([1], [1, 2], [1], [2]):
         for level in levels:
@@ -227,21 +227,21 @@ def test_a_model_away_and_back_answers_the_same(form: str, impl: str, tmp_path: 
     )  # fmt: skip
     model = llm.core.executor.loaded.model
     model.release_kv()
-    for tensor in tensors_of(model):
+    for tensor in iter_tensors(model):
         if not tensor.untyped_storage().resizable():  # of a mapped file; on a GPU there are none
             tensor.data = tensor.data.clone()
     expected = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     if impl == "quire":
         names, held = zip(*model.named_tensors(), strict=True)
         assert len(set(names)) == len(names)
-        assert {id(tensor) for tensor in held} == {id(tensor) for tensor in tensors_of(model)}
+        assert {id(tensor) for tensor in held} == {id(tensor) for tensor in iter_tensors(model)}
         assert "layers.1.attention.qkv.weight" in names
         copy = HostCopy(iter(held), CPU)
     else:
-        copy = HostCopy(tensors_of(model), CPU)
+        copy = HostCopy(iter_tensors(model), CPU)
     # All of the checkpoint (its header aside) and the rotary tables.
     assert copy.nbytes >= expected - 16384
-    for tensor in tensors_of(model):
+    for tensor in iter_tensors(model):
         assert tensor.untyped_storage().nbytes() == 0
     copy.restore()
     llm.core.executor.allocate_cache()

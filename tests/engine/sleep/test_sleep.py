@@ -89,7 +89,7 @@ def test_requests_that_run_go_on_afterwards(
             note(core.step())
         note(core.sleep(level))
         assert not core.has_work
-        assert core.scheduler.kv.pool.num_free == core.scheduler.kv.pool.num_blocks
+        assert core.scheduler.kv.pool.num_free_blocks == core.scheduler.kv.pool.num_blocks
         core.wake_up()
     while core.has_work:
         note(core.step())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from engine.core import warmup as draft_timing
-from engine.speculative.estimates import Purses, StepCosts
+from engine.speculative.estimates import DraftBudgets, StepTimes
 from engine.speculative.planner import Planner
 
 if TYPE_CHECKING:
@@ -23,10 +23,10 @@ def make_drafts_free(monkeypatch: pytest.MonkeyPatch, *, timed: bool = False) ->
     if not timed:
         monkeypatch.setattr(draft_timing, "_time_model", lambda *_: None)
     monkeypatch.setattr(draft_timing, "_time_widths", lambda *_: None)
-    monkeypatch.setattr(StepCosts, "note", lambda *_: None)
+    monkeypatch.setattr(StepTimes, "note", lambda *_: None)
     monkeypatch.setattr(Planner, "note", lambda *_: None)  # so none goes without, to be compared
-    monkeypatch.setattr(StepCosts, "widest", 10**6)
-    monkeypatch.setattr(Purses, "left", lambda *_: 1e9)
-    monkeypatch.setattr(Purses, "left_for_looks", lambda *_: 1e9)
-    monkeypatch.setattr(Purses, "may_follow", lambda *_: True)
-    monkeypatch.setattr(Purses, "may_go_on", lambda *_: True)
+    monkeypatch.setattr(StepTimes, "widest", 10**6)
+    monkeypatch.setattr(DraftBudgets, "left", lambda *_: 1e9)
+    monkeypatch.setattr(DraftBudgets, "left_for_looks", lambda *_: 1e9)
+    monkeypatch.setattr(DraftBudgets, "may_follow", lambda *_: True)
+    monkeypatch.setattr(DraftBudgets, "may_go_on", lambda *_: True)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from engine.contract.speculative_config import SpeculativeConfig
 from engine.scheduler import Sequence
-from engine.speculative.ngram import Guess, Proposer
+from engine.speculative.ngram import Proposal, Proposer
 from tests.engine.models import VOCAB
 
 
@@ -20,7 +20,7 @@ class Seer(Proposer):
     def __init__(self, config: SpeculativeConfig) -> None:
         pass
 
-    def propose(self, sequence: Sequence, count: int) -> Guess:
+    def propose(self, sequence: Sequence, count: int) -> Proposal:
         tokens = sequence.token_ids
         prompt, output = tokens[: sequence.num_prompt_tokens], tokens[sequence.num_prompt_tokens :]
         for text in self.said.get(tuple(prompt), []):
@@ -33,8 +33,8 @@ class Seer(Proposer):
         return self._guess(self.rng.randrange(4, VOCAB) for _ in range(count))
 
     @staticmethod
-    def _guess(tokens: Iterable[int]) -> Guess:
-        return Guess(list(tokens), 4)
+    def _guess(tokens: Iterable[int]) -> Proposal:
+        return Proposal(list(tokens), 4)
 
     def forget(self, sequence: Sequence) -> None:
         pass

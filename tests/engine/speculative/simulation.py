@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 from engine.contract.sampling_params import SamplingParams
 from engine.contract.speculative_config import SpeculativeConfig
-from engine.scheduler import NewSequence, Sequence, Status, StepPlan
+from engine.scheduler import NewSequence, Sequence, SequenceStatus, StepPlan
 from engine.speculative.drafter import Drafter
-from engine.speculative.estimates import Following, StepCosts
-from engine.speculative.ngram import Guess, Proposer
+from engine.speculative.estimates import HeadTracking, StepTimes
+from engine.speculative.ngram import Proposal, Proposer
 from tests.engine.speculative.test_proposers import sequence
 
 CONFIG = SpeculativeConfig(method="ngram", num_speculative_tokens=8)
@@ -71,12 +71,12 @@ class _Guessing(Proposer):
     def __init__(self, owner: Simulation, finds: float, seconds: float) -> None:
         self._owner, self._finds, self._seconds = owner, finds, seconds
 
-    def propose(self, sequence: Sequence, count: int) -> Guess:
+    def propose(self, sequence: Sequence, count: int) -> Proposal:
         """See the base."""
         self._owner.now += self._seconds
         if self._owner.rng.random() < self._finds:
-            return Guess([_RIGHT] * count, 3)
-        return Guess([], 0)
+            return Proposal([_RIGHT] * count, 3)
+        return Proposal([], 0)
 
     def forget(self, sequence: Sequence) -> None:
         """See the base."""
@@ -85,28 +85,28 @@ class _Guessing(Proposer):
 class _Model:
     """Stands for a draft model, whose steps take what a table says."""
 
-    works, seconds, reading = True, 0.0, 0.0
+    is_healthy, seconds, reading = True, 0.0, 0.0
 
     def __init__(
         self, owner: Simulation, cost: Cost, look: float, prompt: float, *, follows: bool
     ) -> None:
         self._owner, self._cost, self._look = owner, cost, look
         self._prompt, self._known = prompt, set[int]()
-        self.costs = StepCosts(draws=True)
-        self.following = Following(0.0) if follows else None
+        self.costs = StepTimes(draws=True)
+        self.following = HeadTracking(0.0) if follows else None
 
-    def takes(self, sequence: Sequence) -> bool:
+    def supports(self, sequence: Sequence) -> bool:
         """Whoever asks looks at the row."""
         self._owner.now += self._look
         return True
 
-    def longest(self, sequence: Sequence) -> int:
+    def max_drafts(self, sequence: Sequence) -> int:
         return 10**6
 
     def propose(self, wanted: list[tuple[Sequence, int]]) -> dict[int, list[int]]:
         """As many steps as the deepest draft, each of the rows that are still wanted."""
         owner, deepest = self._owner, max((count for _, count in wanted), default=0)
-        self.reading = sum(self.to_read(sequence) for sequence, _ in wanted)
+        self.reading = sum(self.num_unread_tokens(sequence) for sequence, _ in wanted)
         self._known |= {sequence.seq_id for sequence, _ in wanted}
         self.seconds += self.reading
         owner.now += self.reading
@@ -118,7 +118,7 @@ class _Model:
             self.seconds += seconds
         return {sequence.seq_id: [_RIGHT] * count for sequence, count in wanted}
 
-    def to_read(self, sequence: Sequence) -> float:
+    def num_unread_tokens(self, sequence: Sequence) -> float:
         """What isn't known of it."""
         return 0.0 if sequence.seq_id in self._known else self._prompt
 
@@ -209,7 +209,7 @@ class Simulation:
         plan = StepPlan(self._step, [row.seq_id for row in rows], counts, [1] * len(rows), new=new)
         self._leave(plan, rows)
         self.drafter.propose(beside, 0)
-        followed = sum(each not in plan.unfollowed for each in ids)
+        followed = sum(each not in plan.untracked for each in ids)
         seconds, more = len(ids) * self._follows.prompt, followed * self._follows.more
         self._took(plan, seconds, more)
         spent.plain += seconds
@@ -217,7 +217,7 @@ class Simulation:
 
     def _leave(self, plan: StepPlan, scheduled: list[Sequence]) -> None:
         plan.removed, self._left = self._left, []
-        plan.unfollowed = self.drafter.unfollowed(plan, scheduled)
+        plan.untracked = self.drafter.untracked_sequences(plan, scheduled)
 
     def _took(self, plan: StepPlan, seconds: float, following: float) -> None:
         self.now += seconds + following
@@ -255,7 +255,7 @@ class Simulation:
         if num_drafts:
             self.drafter.note(row, num_drafts, held)
         if row.num_output_tokens >= row.max_output_tokens:
-            self._sequences.pop(row.seq_id).status = Status.FINISHED
+            self._sequences.pop(row.seq_id).status = SequenceStatus.FINISHED
             self._left.append(row.seq_id)
         return held + 1
 

@@ -71,4 +71,4 @@ def test_any_mix_says_the_same_to_the_bit(
     assert _scores(found) == _scores(expected)
     drafting.core.check_integrity()
     pool = drafting.core.scheduler.kv.pool
-    assert pool.num_free == drafting.core.capacity.num_blocks
+    assert pool.num_free_blocks == drafting.core.capacity.num_blocks

@@ -7,14 +7,14 @@ import random
 
 import pytest
 
-from engine.speculative.estimates import Chances, UsualChances
+from engine.speculative.estimates import AcceptanceEstimate, TenantAcceptance
 
 
-def _chances(usual: UsualChances | None = None) -> Chances:
-    return Chances(usual or UsualChances(longest_match=4), "tenant")
+def _chances(usual: TenantAcceptance | None = None) -> AcceptanceEstimate:
+    return AcceptanceEstimate(usual or TenantAcceptance(longest_match=4), "tenant")
 
 
-def _best(own: Chances) -> float:
+def _best(own: AcceptanceEstimate) -> float:
     return 1.0 / (1.0 + math.exp(-own.best_odds()))
 
 
@@ -33,7 +33,7 @@ def test_a_draft_behind_one_that_held_has_a_longer_match() -> None:
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
 def test_it_comes_to_what_holds(p: float) -> None:
-    rng, usual, found = random.Random(0), UsualChances(longest_match=4), []
+    rng, usual, found = random.Random(0), TenantAcceptance(longest_match=4), []
     for _ in range(300):
         own = _chances(usual)
         for _ in range(10):
@@ -43,7 +43,7 @@ def test_it_comes_to_what_holds(p: float) -> None:
 
 
 def test_a_sequence_that_repeats_itself_is_told_from_its_tenants_others() -> None:
-    usual = UsualChances(longest_match=4)
+    usual = TenantAcceptance(longest_match=4)
     dull, lively = _chances(usual), _chances(usual)
     for _ in range(6):
         dull.note(4, 4, 4)
@@ -52,7 +52,7 @@ def test_a_sequence_that_repeats_itself_is_told_from_its_tenants_others() -> Non
 
 
 def test_short_matches_that_fail_say_nothing_of_long_ones_to_other_sequences() -> None:
-    usual = UsualChances(longest_match=4)
+    usual = TenantAcceptance(longest_match=4)
     before = _chances(usual).of(8, 1)
     for _ in range(40):
         _chances(usual).note(1, 8, 0)
@@ -61,7 +61,7 @@ def test_short_matches_that_fail_say_nothing_of_long_ones_to_other_sequences() -
 
 
 def test_a_heads_later_drafts_are_known_by_their_place() -> None:
-    usual = UsualChances(longest_match=0)
+    usual = TenantAcceptance(longest_match=0)
     for _ in range(40):
         _chances(usual).note(0, 3, 1)  # the first holds, the second never does
     one, two, _ = _chances(usual).of(0, 3)
@@ -70,7 +70,7 @@ def test_a_heads_later_drafts_are_known_by_their_place() -> None:
 
 
 def test_the_best_is_no_less_than_any_that_may_come_and_follows_what_is_seen() -> None:
-    usual = UsualChances(longest_match=4)
+    usual = TenantAcceptance(longest_match=4)
     own = _chances(usual)
     assert _best(own) == max(own.of(matched, 1)[0] for matched in (1, 2, 3, 4))
     for _ in range(60):
@@ -80,7 +80,7 @@ def test_the_best_is_no_less_than_any_that_may_come_and_follows_what_is_seen() -
 
 
 def test_what_was_found_out_grows_old() -> None:
-    usual = UsualChances(longest_match=4)
+    usual = TenantAcceptance(longest_match=4)
     own, expected = _chances(usual), _chances().of(2, 1)[0]
     for _ in range(20):
         own.note(2, 1, 0)
@@ -93,7 +93,7 @@ def test_what_was_found_out_grows_old() -> None:
 
 def test_the_likeliest_of_many_drafts_are_no_likelier_than_they_were_taken_for() -> None:
     """All rows are alike: those that seem better only had luck so far."""
-    rng, usual = random.Random(0), UsualChances(longest_match=4)
+    rng, usual = random.Random(0), TenantAcceptance(longest_match=4)
     rows, seemed, taken, held = [_chances(usual) for _ in range(8)], 0.0, 0.0, 0
     for _ in range(1000):
         best = max(rows, key=lambda each: each.of(3, 1)[0])

@@ -112,7 +112,7 @@ def test_a_pool_too_small_for_all_leaves_some_without_drafts(
     folder = model_folder("llama")
     llm = drafting(folder, draft, num_gpu_blocks_override=400, max_model_len=64, max_num_seqs=32)
     model = llm.core.drafter.model
-    held = [model.kv.pool.allocate(model.kv.pool.num_free - 8, model._quota)]
+    held = [model.kv.pool.get_new_blocks(model.kv.pool.num_free_blocks - 8, model._quota)]
     params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
     asked = [[5 + number] * 20 for number in range(12)]
     drafted = llm.generate(asked, params, use_tqdm=False)
@@ -120,7 +120,7 @@ def test_a_pool_too_small_for_all_leaves_some_without_drafts(
     assert texts(drafted) == texts(plain)
     assert 0 < llm.core.stats.spec_decode_num_drafts_total < 12 * 19
     for blocks in held:
-        model.kv.pool.free(blocks, model._quota)
+        model.kv.pool.free_blocks(blocks, model._quota)
 
 
 def test_a_long_prompt_is_read_in_pieces_beside_others(model_folder: Folder, draft: Path) -> None:
@@ -197,7 +197,7 @@ def test_an_aborted_sequence_gives_its_blocks(model_folder: Folder, draft: Path)
     llm.llm_engine.add_request("r", {"prompt_token_ids": [5, 6, 7]}, params)
     for _ in range(5):
         llm.llm_engine.step()
-    assert pool.num_free < pool.num_blocks
+    assert pool.num_free_blocks < pool.num_blocks
     llm.llm_engine.abort_request("r")
     llm.generate([[4, 4]], SamplingParams(max_tokens=4, ignore_eos=True), use_tqdm=False)
     llm.generate([[4, 4]], SamplingParams(max_tokens=4, ignore_eos=True), use_tqdm=False)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from engine.contract.speculative_config import SpeculativeConfig
-from engine.scheduler import Sequence, Status, StepPlan
+from engine.scheduler import Sequence, SequenceStatus, StepPlan
 from engine.speculative import estimates as chances
 from engine.speculative.drafter import Drafter
-from engine.speculative.estimates import Chances, StepCosts, UsualChances
-from engine.speculative.ngram import Guess
+from engine.speculative.estimates import AcceptanceEstimate, StepTimes, TenantAcceptance
+from engine.speculative.ngram import Proposal
 from tests.engine.speculative.simulation import Cost
 from tests.engine.speculative.test_proposers import sequence
 
@@ -33,7 +33,7 @@ def rich(made: Drafter) -> Drafter:
     return made
 
 
-def know(costs: StepCosts, *steps: tuple[int, float]) -> None:
+def know(costs: StepTimes, *steps: tuple[int, float]) -> None:
     """So many steps of each width that nothing about them is in doubt, and none is old."""
     for _ in range(1000):
         for width, seconds in steps:
@@ -104,7 +104,7 @@ def test_there_are_never_more_than_the_step_has_room_for_or_the_row_can_use() ->
     assert made.propose([own], 2) == {0: [5, 6]}
     own.max_output_tokens = 4  # it has 2, and the step gives one anyway
     assert made.propose([own], 100) == {0: [5]}
-    own.max_output_tokens, own.request.tokens_left = 100, 1
+    own.max_output_tokens, own.request.remaining_tokens = 100, 1
     assert made.propose([own], 100) == {}
 
 
@@ -127,14 +127,14 @@ def test_a_new_sequence_begins_with_what_held_lately_of_drafts_like_its_first() 
         own = repeating(seq_id)
         for _ in range(3):
             made.note(own, len(made.propose([own], 100).get(seq_id, [])), 0)
-        own.status = Status.FINISHED
+        own.status = SequenceStatus.FINISHED
     tried = 0
     for seq_id in range(100, 2100):
         own = repeating(seq_id)
         if drafts := made.propose([own], 100).get(seq_id):
             tried += 1
             made.note(own, len(drafts), 0)
-        own.status = Status.FINISHED
+        own.status = SequenceStatus.FINISHED
     assert 0 < tried < 40
     rich(made)
     shorter = sequence([1, 2, 9, 9, 5, 6], [1, 2], 5000)  # two tokens match instead of four
@@ -151,7 +151,7 @@ def test_what_held_for_one_tenant_changes_nothing_for_another() -> None:
             own = sequence(prompt, said, seq_id, tenant="victim")
             made.propose([own], 100)
             made.note(own, 4, num_accepted)
-            own.status = Status.FINISHED
+            own.status = SequenceStatus.FINISHED
         other = sequence(prompt, said, 1000, tenant="attacker")
         assert made.propose([other], 100) == untouched.propose([other], 100)
         assert _next(made, other) == _next(untouched, other)
@@ -162,36 +162,36 @@ def test_what_held_for_one_tenant_changes_nothing_for_another() -> None:
 
 def _next(made: Drafter, sequence: Sequence) -> float:
     """How likely a draft behind four equal tokens is to hold."""
-    (chance,) = Chances(made._usual, sequence.request.message.tenant).of(4, 1)
+    (chance,) = AcceptanceEstimate(made._usual, sequence.request.message.tenant).of(4, 1)
     return chance
 
 
 def test_tenants_that_are_long_gone_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chances, "MOST_TENANTS", 3)
-    usual = UsualChances(longest_match=4)
-    expected = usual.odds("anybody", 2)
+    usual = TenantAcceptance(longest_match=4)
+    expected = usual.log_odds("anybody", 2)
     for tenant in ("a", "b", "a", "c", "d"):
         usual.move(tenant, 2, -0.5)
-    known = {tenant for tenant in "abcd" if usual.odds(tenant, 2) != expected}
+    known = {tenant for tenant in "abcd" if usual.log_odds(tenant, 2) != expected}
     assert known == {"a", "c", "d"}
 
 
 class _Counting:
     """Stands for a draft model."""
 
-    works, seconds, reading, unread, following = True, 0.0, 0.0, 0.0, None
+    is_healthy, seconds, reading, unread, following = True, 0.0, 0.0, 0.0, None
 
     def __init__(self, *costs: tuple[int, float]) -> None:
-        self.costs = StepCosts(draws=True)
+        self.costs = StepTimes(draws=True)
         know(self.costs, *costs)
 
-    def takes(self, sequence: Sequence) -> bool:
+    def supports(self, sequence: Sequence) -> bool:
         return True
 
-    def longest(self, sequence: Sequence) -> int:
+    def max_drafts(self, sequence: Sequence) -> int:
         return 100
 
-    def to_read(self, sequence: Sequence) -> float:
+    def num_unread_tokens(self, sequence: Sequence) -> float:
         return self.unread
 
     def propose(self, wanted: list[tuple[Sequence, int]]) -> dict[int, list[int]]:
@@ -325,7 +325,7 @@ def test_drafts_go_on_after_a_look_in_which_the_machine_stood_still() -> None:
     made.clock = lambda: now[0]
     look, frozen = made._proposer.propose, [1e6]  # type: ignore[union-attr]
 
-    def stand_still(sequence: Sequence, count: int) -> Guess:
+    def stand_still(sequence: Sequence, count: int) -> Proposal:
         now[0] += frozen.pop() if frozen else 1e-4
         return look(sequence, count)
 

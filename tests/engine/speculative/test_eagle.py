@@ -18,8 +18,8 @@ from engine.scheduler import StepPlan, StepResult
 from engine.speculative.heads import method_of
 from engine.speculative.heads.eagle import tapped_layers
 from engine.speculative.interface import HeadPlan, HeadResult
-from engine.worker.compiled_step import DecodeSteps
-from engine.worker.draft_head_cache import HeadMemory
+from engine.worker.compiled_step import CompiledStepRunner
+from engine.worker.draft_head_cache import DraftHeadCache
 from tests.engine.lora.peft_oracle import make_adapter
 from tests.engine.lora.test_peft_equality import ALL, generate
 from tests.engine.speculative.eager import eager_model
@@ -219,15 +219,15 @@ def test_steps_that_check_drafts_are_one_call_for_eagle(
     model_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken: list[bool] = []
-    inner = DecodeSteps.run
+    inner = CompiledStepRunner.run
 
-    def spy(self: DecodeSteps, plan: StepPlan) -> StepResult | None:
+    def spy(self: CompiledStepRunner, plan: StepPlan) -> StepResult | None:
         result = inner(self, plan)
         if plan.drafts:
             taken.append(result is not None)
         return result
 
-    monkeypatch.setattr(DecodeSteps, "run", spy)
+    monkeypatch.setattr(CompiledStepRunner, "run", spy)
     llm = drafting(model_folder("llama"), write(tmp_path, *eagle_parts()))
     llm.generate([[5, 6, 7], [8, 9]], BIASED, use_tqdm=False)
     assert len(taken) > 5
@@ -276,7 +276,7 @@ def test_heads_that_cannot_follow_end_drafts_alone(
     def fail(*_: Any) -> None:
         raise MemoryError("none left")
 
-    monkeypatch.setattr(HeadMemory, "_follow", fail)
+    monkeypatch.setattr(DraftHeadCache, "_follow", fail)
     drafted = llm.generate(asked, BIASED, use_tqdm=False)
     assert texts(drafted) == texts(make(folder).generate(asked, BIASED, use_tqdm=False))
     assert llm.core.stats.spec_decode_num_drafts_total == 0

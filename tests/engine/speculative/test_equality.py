@@ -12,11 +12,11 @@ import pytest
 from engine import LLM, SamplingParams
 from engine.contract.errors import ConfigError
 from engine.contract.messages import EngineRequest
-from engine.contract.reasoning import ThinkingParams
+from engine.contract.reasoning import ReasoningParams
 from engine.contract.structured_outputs import StructuredOutputsParams
 from engine.offline.outputs import RequestOutput
 from engine.scheduler import StepPlan, StepResult
-from engine.worker.compiled_step import DecodeSteps
+from engine.worker.compiled_step import CompiledStepRunner
 from tests.engine.models import VOCAB
 from tests.engine.speculative.free import make_drafts_free
 from tests.engine.speculative.seer import Seer
@@ -57,11 +57,11 @@ MIXED = {
     ),
     "reasoning": SamplingParams(
         temperature=1.0, seed=13, max_tokens=24, ignore_eos=True,
-        thinking=ThinkingParams(end=[[9, 10]], budget=5),
+        thinking=ReasoningParams(end=[[9, 10]], budget=5),
     ),
     "reasoned grammar": SamplingParams(
         temperature=1.0, seed=14, max_tokens=24, n=2,
-        thinking=ThinkingParams(end=[[9, 10]], budget=4),
+        thinking=ReasoningParams(end=[[9, 10]], budget=4),
         structured_outputs=StructuredOutputsParams(regex="[a-z ]{5,30}"),
     ),
 }  # fmt: skip
@@ -90,7 +90,7 @@ def texts(outputs: list[RequestOutput]) -> list[list[tuple[Any, ...]]]:
 def run(llm: LLM, asked: list[list[int]], kinds: Collection[str] = MIXED) -> list[RequestOutput]:
     outputs = llm.generate(asked, [MIXED[kind] for kind in kinds], use_tqdm=False)
     llm.core.check_integrity()
-    assert llm.core.scheduler.kv.pool.num_free == llm.core.capacity.num_blocks
+    assert llm.core.scheduler.kv.pool.num_free_blocks == llm.core.capacity.num_blocks
     return outputs
 
 
@@ -156,9 +156,9 @@ def test_steps_with_drafts_run_in_one_call(
     model_folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken: list[bool] = []
-    inner = DecodeSteps.run
+    inner = CompiledStepRunner.run
 
-    def spy(self: DecodeSteps, plan: StepPlan) -> StepResult | None:
+    def spy(self: CompiledStepRunner, plan: StepPlan) -> StepResult | None:
         result = inner(self, plan)
         if plan.drafts and plan.num_decodes == len(plan.seq_ids):
             taken.append(result is not None)
@@ -174,7 +174,7 @@ def test_steps_with_drafts_run_in_one_call(
         }
         llm = make(folder, kv_cache_dtype=dtype, speculative_config={"method": "ngram"})
         with monkeypatch.context() as patch:
-            patch.setattr(DecodeSteps, "run", spy)
+            patch.setattr(CompiledStepRunner, "run", spy)
             assert texts(run(llm, asked)) == texts(plain), dtype
     assert len(taken) > 8
     assert all(taken)

@@ -16,9 +16,9 @@ from engine import SamplingParams
 from engine.models.decoder import NativeDecoder
 from engine.scheduler import Sequence, StepPlan, StepResult
 from engine.speculative.drafter import Drafter
-from engine.speculative.estimates import Purses
-from engine.worker.compiled_step import DecodeSteps
-from engine.worker.draft_head_cache import HeadMemory
+from engine.speculative.estimates import DraftBudgets
+from engine.worker.compiled_step import CompiledStepRunner
+from engine.worker.draft_head_cache import DraftHeadCache
 from tests.engine.speculative.eagle_folders import eagle3_parts, eagle_parts
 from tests.engine.speculative.free import make_drafts_free
 from tests.engine.speculative.head_folders import write
@@ -36,7 +36,7 @@ def wider_steps_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def follow_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """No tenant can bear it."""
-    monkeypatch.setattr(Purses, "may_follow", lambda *_: False)
+    monkeypatch.setattr(DraftBudgets, "may_follow", lambda *_: False)
 
 
 def long(count: int) -> SamplingParams:
@@ -84,8 +84,8 @@ def test_whoever_is_left_drafts_of_the_others_are_the_equations(
     settings = {**few, "max_num_batched_tokens": 24, "max_num_seqs": 6}
     llm = drafting(folder, write(tmp_path, config, tensors), method, **settings)
     watch = watched(llm, folder, tensors)
-    monkeypatch.setattr(Purses, "may_follow", _coin(seed, 0.6))
-    monkeypatch.setattr(Purses, "may_go_on", _coin(seed, 0.97))
+    monkeypatch.setattr(DraftBudgets, "may_follow", _coin(seed, 0.6))
+    monkeypatch.setattr(DraftBudgets, "may_go_on", _coin(seed, 0.97))
     common = list(range(4, 60))
     asked = [[5, 6, 7], common[:17], common[:48], [*common[:32], 9], [*common, 9, 9, 8], [8] * 9]
     expected = [make(folder, **few).generate(asked, BIASED, use_tqdm=False)] * 4
@@ -119,15 +119,15 @@ def test_who_begins_behind_blocks_that_were_not_followed_gets_no_drafts(
 def _taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether each step in which all decode was one call."""
     taken: list[bool] = []
-    whole = DecodeSteps.run
+    whole = CompiledStepRunner.run
 
-    def spy(self: DecodeSteps, plan: StepPlan) -> StepResult | None:
+    def spy(self: CompiledStepRunner, plan: StepPlan) -> StepResult | None:
         result = whole(self, plan)
         if plan.num_decodes == len(plan.seq_ids):
             taken.append(result is not None)
         return result
 
-    monkeypatch.setattr(DecodeSteps, "run", spy)
+    monkeypatch.setattr(CompiledStepRunner, "run", spy)
     return taken
 
 
@@ -144,8 +144,8 @@ def test_steps_in_which_nobody_is_followed_are_those_of_an_engine_without_drafts
     def fail(*_: Any, **__: Any) -> None:
         raise AssertionError("kept")
 
-    for name in ("keep", "keep_rows", "catch_up"):
-        monkeypatch.setattr(HeadMemory, name, fail)
+    for name in ("save", "save_rows", "process_pending"):
+        monkeypatch.setattr(DraftHeadCache, name, fail)
     outputs = llm.generate([[5, 6, 7], [8, 9]], BIASED, use_tqdm=False)
     assert texts(outputs) == texts(make(folder).generate([[5, 6, 7], [8, 9]], BIASED,
                                                          use_tqdm=False))  # fmt: skip
@@ -168,7 +168,7 @@ def test_the_last_layer_computes_no_tokens_of_a_prompt_that_is_not_followed(
     folder = model_folder("llama")
     prompts = [list(range(4, 31)), list(range(31, 58))]
     answers = iter([False, True])
-    monkeypatch.setattr(Purses, "may_follow", lambda *_: next(answers))
+    monkeypatch.setattr(DraftBudgets, "may_follow", lambda *_: next(answers))
     computed: list[int] = []
     forward = NativeDecoder.forward
 
@@ -181,15 +181,15 @@ def test_the_last_layer_computes_no_tokens_of_a_prompt_that_is_not_followed(
     monkeypatch.setattr(NativeDecoder, "forward", spy)
     llm = drafting(folder, write(tmp_path, *PARTS[method]()), method)
     noted: list[tuple[set[int], int, int]] = []
-    follow = HeadMemory._follow
+    follow = DraftHeadCache._follow
 
     def note(
-        self: HeadMemory, plan: StepPlan, owner: Any, positions: Any, hidden: torch.Tensor
+        self: DraftHeadCache, plan: StepPlan, owner: Any, positions: Any, hidden: torch.Tensor
     ) -> None:
         noted.append((set(owner.tolist()), len(owner), len(hidden)))
         follow(self, plan, owner, positions, hidden)
 
-    monkeypatch.setattr(HeadMemory, "_follow", note)
+    monkeypatch.setattr(DraftHeadCache, "_follow", note)
     outputs = llm.generate(prompts, BIASED, use_tqdm=False)
     assert computed == [alone]
     assert len(noted) > 2
@@ -224,11 +224,11 @@ def test_requests_that_can_have_no_drafts_are_not_followed(
 
     llm.core.executor.execute = spy
     llm.generate([[5, 6, 7]], long(1), use_tqdm=False)
-    assert [each.unfollowed for each in seen if each.seq_ids] == [seen[0].seq_ids]
+    assert [each.untracked for each in seen if each.seq_ids] == [seen[0].seq_ids]
     seen.clear()
     for _ in range(3):
         llm.generate([[5, 6, 7]], long(9), use_tqdm=False)
-    assert not any(each.unfollowed for each in seen)
+    assert not any(each.untracked for each in seen)
     assert len(llm.core.drafter._following._tenants) <= 1  # those that ended are forgotten
 
 
@@ -240,12 +240,12 @@ def test_turns_whose_drafts_are_set_aside_let_a_tenant_off_nothing_that_it_owes(
     prompts = [[5, 6, 7], list(range(4, 25))]
     llm.generate(prompts, long(4), use_tqdm=False)
     forgiven, followed = [], []
-    note, follow = Purses.note_prompt, Purses.may_follow
+    note, follow = DraftBudgets.note_prompt, DraftBudgets.may_follow
     monkeypatch.setattr(
-        Purses, "note_prompt", lambda *args: (forgiven.append(args), note(*args))[1]
+        DraftBudgets, "note_prompt", lambda *args: (forgiven.append(args), note(*args))[1]
     )
     monkeypatch.setattr(
-        Purses, "may_follow", lambda *args: (followed.append(args), follow(*args))[1]
+        DraftBudgets, "may_follow", lambda *args: (followed.append(args), follow(*args))[1]
     )
     with without_drafts(llm):
         llm.generate(prompts, long(4), use_tqdm=False)

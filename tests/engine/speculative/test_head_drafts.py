@@ -14,10 +14,10 @@ from engine import LLM, SamplingParams
 from engine.contract.errors import ConfigError, ModelLoadError
 from engine.scheduler import StepPlan, StepResult
 from engine.speculative.drafter import Drafter
-from engine.speculative.heads.base import HeadDrawer, Rounds
+from engine.speculative.heads.base import DraftRounds, HeadSampler
 from engine.speculative.interface import HeadPlan, HeadResult
-from engine.worker.compiled_step import DecodeSteps
-from engine.worker.hidden_states import HiddenStates
+from engine.worker.compiled_step import CompiledStepRunner
+from engine.worker.hidden_states import LastHiddenStates
 from tests.engine.speculative.free import make_drafts_free
 from tests.engine.speculative.head_folders import (
     Equation,
@@ -98,15 +98,15 @@ def test_drafts_are_what_the_equations_say_of_transformers_hidden_states(
     """Whether the step before checked drafts or not, and however many of them held."""
     folder, (head_folder, equation) = model_folder("llama"), heads[method]
     calls: list[bool] = []
-    whole = DecodeSteps.run
+    whole = CompiledStepRunner.run
 
-    def step(self: DecodeSteps, plan: StepPlan) -> StepResult | None:
+    def step(self: CompiledStepRunner, plan: StepPlan) -> StepResult | None:
         result = whole(self, plan) if one_call else None
         if plan.num_decodes == len(plan.seq_ids):
             calls.append(result is not None)
         return result
 
-    monkeypatch.setattr(DecodeSteps, "run", step)
+    monkeypatch.setattr(CompiledStepRunner, "run", step)
     llm = drafting(folder, method, head_folder)
     model, core = Oracle(folder).model, llm.core
     seen: list[int] = []
@@ -162,11 +162,15 @@ def test_states_are_put_where_their_rows_are_once_drafts_are_wanted(
     llm = drafting(folder, "medusa", heads["medusa"][0], max_num_seqs=3)
     newest: dict[int, torch.Tensor] = {}
     steps, copies, changes, rounds = [0], [0], [0], list[int]()
-    aside, put, begin = HiddenStates._put_aside, HiddenStates._put, HiddenStates.rounds
+    aside, put, begin = (
+        LastHiddenStates._put_aside,
+        LastHiddenStates._put,
+        LastHiddenStates.start_draft_rounds,
+    )
     propose = Drafter.propose
 
     def note(
-        self: HiddenStates, seq_ids: list[int], places: list[int | None], hidden: torch.Tensor
+        self: LastHiddenStates, seq_ids: list[int], places: list[int | None], hidden: torch.Tensor
     ) -> None:
         steps[0] += 1
         changes[0] += self._last is not None and self._last.seq_ids != seq_ids
@@ -175,18 +179,18 @@ def test_states_are_put_where_their_rows_are_once_drafts_are_wanted(
             assert place is not None
             newest[self._batch.row_of[seq_id]] = hidden[place].clone()
 
-    def count(self: HiddenStates) -> None:
+    def count(self: LastHiddenStates) -> None:
         copies[0] += self._last is not None
         put(self)
 
-    def compare(self: HiddenStates, rows: list[int]) -> Rounds:
+    def compare(self: LastHiddenStates, rows: list[int]) -> DraftRounds:
         rounds.append(len(rows))
         assert torch.equal(self._states[rows], torch.stack([newest[row] for row in rows]))
         return begin(self, rows)
 
-    monkeypatch.setattr(HiddenStates, "_put_aside", note)
-    monkeypatch.setattr(HiddenStates, "_put", count)
-    monkeypatch.setattr(HiddenStates, "rounds", compare)
+    monkeypatch.setattr(LastHiddenStates, "_put_aside", note)
+    monkeypatch.setattr(LastHiddenStates, "_put", count)
+    monkeypatch.setattr(LastHiddenStates, "start_draft_rounds", compare)
     rng = random.Random(7)
     monkeypatch.setattr(
         Drafter, "propose", lambda *args: propose(*args) if rng.random() < 0.2 else {}
@@ -239,7 +243,7 @@ def test_heads_that_fail_end_drafts_alone(
         failed.append(1)
         raise MemoryError("none left")
 
-    monkeypatch.setattr(HeadDrawer, "draw", fail)
+    monkeypatch.setattr(HeadSampler, "draw", fail)
     params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
     drafted = llm.generate([[5, 6, 7]], params, use_tqdm=False)
     assert texts(drafted) == texts(make(folder).generate([[5, 6, 7]], params, use_tqdm=False))

@@ -12,7 +12,7 @@ from torch import Tensor
 import kernels
 from engine.contract.errors import ModelLoadError
 from engine.speculative.heads import load_heads
-from engine.speculative.heads.base import Heads
+from engine.speculative.heads.base import DraftHeads
 from tests.engine.models import VOCAB
 from tests.engine.speculative.head_folders import (
     HIDDEN,
@@ -25,16 +25,16 @@ from tests.engine.speculative.head_folders import (
 )
 
 
-def load(method: str, folder: Path, **settings: Any) -> Heads:
+def load(method: str, folder: Path, **settings: Any) -> DraftHeads:
     ops = kernels.get("cpu", use_compiled=False)
     sizes = settings.pop("sizes", (HIDDEN, VOCAB))
     return load_heads(method, folder, sizes, ops, torch.float32, **settings)
 
 
-def check(heads: Heads, equation: Equation, count: int) -> None:
+def check(heads: DraftHeads, equation: Equation, count: int) -> None:
     """Three rows, of which one is left out after the first draft."""
     torch.manual_seed(0)
-    assert heads.most == count
+    assert heads.max_drafts == count
     hidden = torch.randn(3, HIDDEN)
     texts = [torch.randint(VOCAB, (count,)).tolist() for _ in range(3)]
     rows, state = [0, 1, 2], heads.start(hidden)

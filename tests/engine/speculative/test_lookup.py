@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.speculative.ngram import TextsLookup, TokenLookup, continued
+from engine.speculative.ngram import MultiTextNgramIndex, NgramIndex, copy_continuation
 
 
 def slow(tokens: list[int], newest: list[int], shortest: int, longest: int) -> int | None:
@@ -28,7 +28,7 @@ def slow(tokens: list[int], newest: list[int], shortest: int, longest: int) -> i
 def test_the_longest_run_is_found_where_it_stood_last(
     tokens: list[int], shortest: int, more: int, cuts: list[int]
 ) -> None:
-    lookup = TokenLookup(shortest, shortest + more)
+    lookup = NgramIndex(shortest, shortest + more)
     for cut in sorted(cuts):
         lookup.extend(tokens[:cut])
     lookup.extend(tokens)
@@ -43,7 +43,7 @@ _TEXT = st.lists(st.integers(0, 3), max_size=12)
 def test_of_several_texts_the_newest_tells(
     texts: list[list[int]], dropped: int, newest: list[int], shortest: int, more: int
 ) -> None:
-    lookup, lengths = TextsLookup(shortest, shortest + more), (shortest, shortest + more)
+    lookup, lengths = MultiTextNgramIndex(shortest, shortest + more), (shortest, shortest + more)
     for text in texts:
         lookup.add(text)
     for text in texts[:dropped]:  # the oldest
@@ -65,6 +65,6 @@ def test_of_several_texts_the_newest_tells(
 
 
 def test_a_copy_goes_on_where_its_source_ends() -> None:
-    assert continued([9, 1, 2, 1, 2], 3, 5) == [1, 2, 1, 2, 1]
-    assert continued([5, 5], 1, 3) == [5, 5, 5]
-    assert continued([1, 2, 3], 0, 2) == [1, 2]
+    assert copy_continuation([9, 1, 2, 1, 2], 3, 5) == [1, 2, 1, 2, 1]
+    assert copy_continuation([5, 5], 1, 3) == [5, 5, 5]
+    assert copy_continuation([1, 2, 3], 0, 2) == [1, 2]

@@ -8,34 +8,34 @@ from itertools import product
 
 import pytest
 
-from engine.speculative.estimates import Purses, StepCosts
-from engine.speculative.planner import Offer, Planner, Step
+from engine.speculative.estimates import DraftBudgets, StepTimes
+from engine.speculative.planner import DraftOffer, DraftStep, Planner
 
 _ROUNDING = 1e-9
 
 
-def _costs(rng: random.Random) -> StepCosts:
+def _costs(rng: random.Random) -> StepTimes:
     """Of a machine whose steps are never the same twice, mostly not wholly known."""
-    costs, slope = StepCosts(), rng.choice([0.0, 0.01, 0.05, 0.3])
+    costs, slope = StepTimes(), rng.choice([0.0, 0.01, 0.05, 0.3])
     for _ in range(rng.randint(3, 9)):
         for width in (1, 3, 8, 17, 40, 90)[: rng.randint(3, 6)]:
             costs.note(width, max(0.1, 1.0 + slope * width + rng.gauss(0.0, 0.05)))
     return costs
 
 
-def _offers(rng: random.Random, rows: int, most: int, tenants: int) -> list[Offer]:
+def _offers(rng: random.Random, rows: int, most: int, tenants: int) -> list[DraftOffer]:
     offers = []
     for seq_id in range(rows):
         chances, held = list[float](), 1.0
         for _ in range(rng.randint(0, most)):
             held *= rng.uniform(0.2, 1.0)
             chances.append(held)
-        offers.append(Offer(chances, seq_id, str(seq_id % tenants)))
+        offers.append(DraftOffer(chances, seq_id, str(seq_id % tenants)))
     return offers
 
 
-def _rich(offers: list[Offer], tokens: float = 50.0) -> Purses:
-    purses = Purses()
+def _rich(offers: list[DraftOffer], tokens: float = 50.0) -> DraftBudgets:
+    purses = DraftBudgets()
     rows = Counter(each.tenant for each in offers)
     purses.fill(1, rows)
     for tenant in rows:
@@ -43,9 +43,9 @@ def _rich(offers: list[Offer], tokens: float = 50.0) -> Purses:
     return purses
 
 
-def _known(slope: float, widest: int = 64) -> StepCosts:
+def _known(slope: float, widest: int = 64) -> StepTimes:
     """Steps without noise: 1 second, and `slope` for each token more."""
-    costs = StepCosts()
+    costs = StepTimes()
     for _ in range(1000):
         for width in (1, 2, 4, 8, 16, 32, widest):
             costs.note(width, 1.0 + slope * (width - 1))
@@ -56,11 +56,11 @@ def _known(slope: float, widest: int = 64) -> StepCosts:
 def test_no_other_choice_gives_more_tokens_per_second(seed: int) -> None:
     rng = random.Random(seed)
     offers, costs = _offers(rng, rng.randint(1, 4), 4, 2), _costs(rng)
-    drawing = StepCosts(draws=True) if seed % 2 else None
+    drawing = StepTimes(draws=True) if seed % 2 else None
     for _ in range(50 if drawing else 0):
         for rows in (1, 2, 4):
             drawing.note(rows, 0.05 * rows)  # type: ignore[union-attr]
-    step = Step(len(offers), rng.choice([3, 100]), rng.choice([0, 30]))
+    step = DraftStep(len(offers), rng.choice([3, 100]), rng.choice([0, 30]))
     _, doubted = costs.with_each(step.width, 100, step.beside)
 
     def rate(counts: tuple[int, ...]) -> float:
@@ -82,7 +82,7 @@ def test_no_other_choice_gives_more_tokens_per_second(seed: int) -> None:
         key=rate,
     )
     if drawing is None:
-        bar = 1.03 * step.width / (costs.seconds(step.width) * (1 - costs.doubt(step.width)))
+        bar = 1.03 * step.width / (costs.seconds(step.width) * (1 - costs.uncertainty(step.width)))
         assert rate(found) == pytest.approx(rate(best)) or (not chosen and rate(best) <= bar)
     elif chosen:  # a row that begins late is worth less than its depth: nearly the best
         assert rate(found) > 0.95 * rate(best)
@@ -98,7 +98,7 @@ def test_no_tenants_drafts_cost_more_than_it_has_left(seed: int) -> None:
         purses.earn(str(each), rng.choice([0.0, 0.3, 2.0, 50.0]))
     left = {each.tenant: purses.left(each.tenant) for each in offers}
     planner = Planner(costs, None, purses, most=8)
-    step = Step(len(offers), rng.choice([5, 1000]), rng.choice([0, 0, 30]))
+    step = DraftStep(len(offers), rng.choice([5, 1000]), rng.choice([0, 0, 30]))
     chosen = planner._paying(offers, step)
     wide, _ = costs.with_each(step.width, len(chosen), step.beside)
     counts = Counter[str]()
@@ -109,43 +109,46 @@ def test_no_tenants_drafts_cost_more_than_it_has_left(seed: int) -> None:
 
 
 def test_a_tenant_that_can_bear_none_keeps_no_others_drafts_back() -> None:
-    offers = [Offer([0.95, 0.9], 0, "poor"), Offer([0.9, 0.8], 1, "rich")]
+    offers = [DraftOffer([0.95, 0.9], 0, "poor"), DraftOffer([0.9, 0.8], 1, "rich")]
     purses = _rich(offers, 0.0)
     purses.earn("rich", 50.0)
     purses.pay("poor", 0.9)
     planner = Planner(_known(0.05), None, purses, most=2)
-    assert planner.choose(offers, Step(2, 4, 0)) == {1: 2}
+    assert planner.choose(offers, DraftStep(2, 4, 0)) == {1: 2}
     assert planner.pays
     assert not planner.poor
     purses.pay("rich", 60.0)
-    assert planner.choose(offers, Step(2, 4, 0)) == {}
+    assert planner.choose(offers, DraftStep(2, 4, 0)) == {}
     assert not planner.pays
     assert planner.poor
-    assert planner.choose([Offer([0.01], 0, "poor")], Step(2, 4, 0)) == {}
+    assert planner.choose([DraftOffer([0.01], 0, "poor")], DraftStep(2, 4, 0)) == {}
     assert not planner.poor  # it wouldn't pay, whoever paid
 
 
 def test_as_many_drafts_as_a_tenant_can_bear_are_the_likeliest() -> None:
-    offers = [Offer([0.9, 0.6], 0, "a"), Offer([0.8, 0.7], 1, "a")]
+    offers = [DraftOffer([0.9, 0.6], 0, "a"), DraftOffer([0.8, 0.7], 1, "a")]
     purses, costs = _rich(offers, 0.0), _known(0.1)
     price = (costs.seconds(4) / costs.seconds(2) - 1.0) * 2 / 2
     purses.earn("a", 2.5 * price - purses.left("a"))
-    assert Planner(costs, None, purses, most=2).choose(offers, Step(2, 4, 0)) == {0: 1, 1: 1}
+    assert Planner(costs, None, purses, most=2).choose(offers, DraftStep(2, 4, 0)) == {0: 1, 1: 1}
 
 
 def test_what_a_sequence_brought_pays_for_its_own_drafts_alone() -> None:
-    purses, costs = _rich([Offer([], 0, "a")] * 2, 0.0), _known(0.1)
+    purses, costs = _rich([DraftOffer([], 0, "a")] * 2, 0.0), _known(0.1)
     purses.pay("a", purses.left("a"))
     for first, second, found in ((0.0, 2.0, {1: 2}), (2.0, 0.0, {0: 2}), (0.0, 0.0, {})):
-        offers = [Offer([0.9, 0.8], 0, "a", own=first), Offer([0.95, 0.9], 1, "a", own=second)]
-        assert Planner(costs, None, purses, most=2).choose(offers, Step(2, 4, 0)) == found
+        offers = [
+            DraftOffer([0.9, 0.8], 0, "a", own=first),
+            DraftOffer([0.95, 0.9], 1, "a", own=second),
+        ]
+        assert Planner(costs, None, purses, most=2).choose(offers, DraftStep(2, 4, 0)) == found
 
 
 def test_the_first_steps_with_drafts_are_followed_by_one_without_and_later_ones_seldom() -> None:
-    planner = Planner(_known(0.0), None, _rich([Offer([], 0, "a")]), most=1)
+    planner = Planner(_known(0.0), None, _rich([DraftOffer([], 0, "a")]), most=1)
     runs, run = [], 0
     for _ in range(200):
-        chosen = planner.choose([Offer([0.9], 0, "a")], Step(1, 1, 0)).total()
+        chosen = planner.choose([DraftOffer([0.9], 0, "a")], DraftStep(1, 1, 0)).total()
         planner.note(chosen)
         run += chosen
         if not chosen:
@@ -154,31 +157,31 @@ def test_the_first_steps_with_drafts_are_followed_by_one_without_and_later_ones_
 
 
 def test_the_likeliest_are_read_on_credit_as_far_as_it_goes() -> None:
-    costs, drawing = _known(0.0), StepCosts(draws=True)
+    costs, drawing = _known(0.0), StepTimes(draws=True)
     drawing.note(1, 1e-6)
     offers = [
-        *(Offer([0.9 - 0.1 * n], n, "a", reading=0.5, gaining=64) for n in range(3)),
-        Offer([0.5], 3, "a"),
-        Offer([0.4], 4, "b", reading=0.5, gaining=64),
+        *(DraftOffer([0.9 - 0.1 * n], n, "a", reading=0.5, gaining=64) for n in range(3)),
+        DraftOffer([0.5], 3, "a"),
+        DraftOffer([0.4], 4, "b", reading=0.5, gaining=64),
     ]
     purses = _rich(offers, 0.0)
     owing = purses.left_to_read("a")
     assert 0.0 < owing < 0.5 * 5  # one of its sequences takes more than that
     planner = Planner(costs, drawing, purses, most=1)
-    assert planner.choose(offers, Step(5, 5, 0)) == {0: 1, 3: 1, 4: 1}
+    assert planner.choose(offers, DraftStep(5, 5, 0)) == {0: 1, 3: 1, 4: 1}
     purses.pay_reading("a", 2 * owing)
-    assert planner.choose(offers[:3], Step(5, 5, 0)) == {}
+    assert planner.choose(offers[:3], DraftStep(5, 5, 0)) == {}
     assert planner.poor
     purses.earn("a", 100.0)
-    assert planner.choose(offers[:3], Step(5, 5, 0)) == {0: 1, 1: 1}
+    assert planner.choose(offers[:3], DraftStep(5, 5, 0)) == {0: 1, 1: 1}
 
 
 def test_what_is_read_of_what_drafts_brought_is_not_theirs_to_spend() -> None:
-    costs, drawing = _known(0.7), StepCosts(draws=True)
+    costs, drawing = _known(0.7), StepTimes(draws=True)
     drawing.note(1, 1e-6)
-    known, unread = (Offer([0.9], 0, "a", reading, 64) for reading in (0.0, 0.4))
+    known, unread = (DraftOffer([0.9], 0, "a", reading, 64) for reading in (0.0, 0.4))
     purses = _rich([known], 0.3)
     assert purses.left("a") - purses.brought("a") < 0.7 < purses.left("a")
     for offer, found in ((unread, {}), (known, {0: 1})):
         planner = Planner(costs, drawing, purses, most=1)
-        assert planner.choose([offer], Step(1, 1, 0)) == found
+        assert planner.choose([offer], DraftStep(1, 1, 0)) == found

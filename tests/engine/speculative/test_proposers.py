@@ -9,7 +9,7 @@ from engine.contract.messages import EngineRequest
 from engine.contract.speculative_config import SpeculativeConfig
 from engine.scheduler import Request, Sequence
 from engine.speculative import ngram as proposers
-from engine.speculative.ngram import NgramProposer, SuffixProposer, TextsLookup
+from engine.speculative.ngram import MultiTextNgramIndex, NgramProposer, SuffixProposer
 
 CONFIG = SpeculativeConfig(method="suffix", prompt_lookup_min=2, prompt_lookup_max=3)
 
@@ -77,13 +77,13 @@ def test_a_right_guess_at_anothers_output_is_looked_up_as_a_wrong_one(
 ) -> None:
     """Time tells whatever work tells: there are as many looks into tables, and as large ones."""
     looks: list[tuple[int, int]] = []
-    find = TextsLookup.find
+    find = MultiTextNgramIndex.find
 
-    def counted(self: TextsLookup, newest: list[int]) -> object:
+    def counted(self: MultiTextNgramIndex, newest: list[int]) -> object:
         looks.append((len(newest), sum(map(len, self._after.values()))))
         return find(self, newest)
 
-    monkeypatch.setattr(TextsLookup, "find", counted)
+    monkeypatch.setattr(MultiTextNgramIndex, "find", counted)
     work = []
     for secret in ([1, 2, 3, 4, 5], [91, 92, 93, 94, 95]):
         proposer = SuffixProposer(CONFIG)

@@ -7,12 +7,12 @@ from math import inf
 import pytest
 
 from engine.speculative import estimates as module
-from engine.speculative.estimates import Purses, StepCosts
-from engine.speculative.planner import Offer, Planner, Step
+from engine.speculative.estimates import DraftBudgets, StepTimes
+from engine.speculative.planner import DraftOffer, DraftStep, Planner
 
 
-def filled(step: int = 1, **rows: int) -> Purses:
-    purses = Purses()
+def filled(step: int = 1, **rows: int) -> DraftBudgets:
+    purses = DraftBudgets()
     purses.fill(step, rows)
     return purses
 
@@ -69,7 +69,7 @@ def test_a_debt_of_many_rows_is_not_one_rows() -> None:
     assert purses.left("a") > -1.0
 
 
-def owing(rows: int, drafts: float, read: float) -> Purses:
+def owing(rows: int, drafts: float, read: float) -> DraftBudgets:
     """A tenant whose many rows owe so much, and of which one alone was left since."""
     purses = filled(a=rows)
     purses.pay("a", drafts)
@@ -158,17 +158,17 @@ def test_tenants_that_are_long_gone_are_forgotten(monkeypatch: pytest.MonkeyPatc
 
 def test_the_time_that_planning_takes_is_a_drafts_too() -> None:
     """A draft that is sure to hold brings half as much as the step of two rows."""
-    costs, drawing = StepCosts(), StepCosts()
+    costs, drawing = StepTimes(), StepTimes()
     for _ in range(100):
         for width in (1, 2, 3, 4):
             costs.note(width, 0.01)
         drawing.note(1, 0.001)
-    purses = Purses()
+    purses = DraftBudgets()
     purses.fill(1, {"a": 2})
     planner = Planner(costs, drawing, purses, most=1)
     for planning, paid in ((0.001, True), (0.02, False)):
-        step = Step(2, 4, 0, planning)
-        planner.choose([Offer([1.0], 7, "a")], step)
+        step = DraftStep(2, 4, 0, planning)
+        planner.choose([DraftOffer([1.0], 7, "a")], step)
         assert planner.pays is paid
         assert (planner.needed_odds(step, 0.0) < inf) is paid
 

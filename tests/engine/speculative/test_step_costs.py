@@ -7,12 +7,12 @@ import random
 
 import pytest
 
-from engine.speculative.estimates import StepCosts
+from engine.speculative.estimates import StepTimes
 
 
-def measured(*steps: tuple[int, float]) -> StepCosts:
+def measured(*steps: tuple[int, float]) -> StepTimes:
     """So often that they are known."""
-    costs = StepCosts()
+    costs = StepTimes()
     for width, seconds in steps:
         for _ in range(3):
             costs.note(width, seconds)
@@ -20,8 +20,8 @@ def measured(*steps: tuple[int, float]) -> StepCosts:
 
 
 def test_between_two_widths_it_is_as_a_line_goes_and_so_it_goes_on() -> None:
-    assert StepCosts().seconds(7) == 1.0
-    assert StepCosts(draws=True).seconds(7) == 0.0
+    assert StepTimes().seconds(7) == 1.0
+    assert StepTimes(draws=True).seconds(7) == 0.0
     costs = measured((1, 0.010), (5, 0.018))
     assert costs.seconds(1) == 0.010
     assert costs.seconds(3) == pytest.approx(0.014)
@@ -36,13 +36,13 @@ def test_between_two_widths_it_is_as_a_line_goes_and_so_it_goes_on() -> None:
 def test_beside_prompts_a_draft_takes_what_a_token_takes_wide_steps() -> None:
     """Narrow steps are read for, and not the longer for a few tokens more; these are."""
     costs = measured((1, 0.010), (8, 0.010), (16, 0.020), (32, 0.040))
-    assert costs.with_drafts(1, 4) == 0.010
-    assert costs.with_drafts(1, 4, beside=100) == pytest.approx(0.015)
-    assert measured((4, 0.010)).with_drafts(1, 4, beside=100) == pytest.approx(0.020)
+    assert costs.seconds_with_drafts(1, 4) == 0.010
+    assert costs.seconds_with_drafts(1, 4, beside=100) == pytest.approx(0.015)
+    assert measured((4, 0.010)).seconds_with_drafts(1, 4, beside=100) == pytest.approx(0.020)
 
 
 def test_one_slow_step_moves_an_average_by_little() -> None:
-    costs = StepCosts()
+    costs = StepTimes()
     for _ in range(10):
         costs.note(4, 0.010)
     costs.note(4, 10.0)
@@ -51,7 +51,7 @@ def test_one_slow_step_moves_an_average_by_little() -> None:
 
 def test_what_a_width_takes_is_known_beside_others_however_slow_the_machine_is() -> None:
     """Wide steps were measured while something else ran, and narrow ones go on without it."""
-    costs = StepCosts()
+    costs = StepTimes()
     for slower in [1.0] * 50 + [3.0] * 50:
         for width in (8, 16):
             costs.note(width, slower * 0.001 * width)
@@ -64,8 +64,8 @@ def test_what_a_width_takes_is_known_beside_others_however_slow_the_machine_is()
 
 def test_a_draft_models_steps_become_faster_with_its_targets_though_it_rests() -> None:
     """Both were measured on a busy machine; drafts didn't pay, and now it is idle."""
-    model = StepCosts(draws=True)
-    target = StepCosts(pace=model.pace)
+    model = StepTimes(draws=True)
+    target = StepTimes(pace=model.pace)
     for slower in [1.0] * 50 + [3.0] * 50:
         target.note(1, slower * 0.010)
         model.note(1, slower * 0.004)
@@ -78,8 +78,8 @@ def test_a_draft_models_steps_become_faster_with_its_targets_though_it_rests() -
 
 def test_a_draft_models_steps_are_known_beside_its_targets() -> None:
     """Its first ones were slow, and the machine's pace is not to be blamed for it."""
-    model = StepCosts(draws=True)
-    target = StepCosts(pace=model.pace)
+    model = StepTimes(draws=True)
+    target = StepTimes(pace=model.pace)
     for seconds in [0.020] * 3 + [0.004] * 60:
         target.note(1, 0.010)
         model.note(1, seconds)
@@ -89,22 +89,22 @@ def test_a_draft_models_steps_are_known_beside_its_targets() -> None:
 
 def test_what_few_steps_have_told_is_in_doubt() -> None:
     costs = measured((4, 0.010))
-    assert costs.doubt(4) > 0.1
+    assert costs.uncertainty(4) > 0.1
     for _ in range(1000):
         costs.note(4, 0.010)
-    assert costs.doubt(4) < 0.02
-    assert costs.doubt(8) > 0.1
+    assert costs.uncertainty(4) < 0.02
+    assert costs.uncertainty(8) > 0.1
 
 
 def test_a_quiet_machine_leaves_less_in_doubt_than_a_busy_one() -> None:
     doubts = []
     for noise in (0.01, 0.3):
-        rng, costs = random.Random(0), StepCosts()
+        rng, costs = random.Random(0), StepTimes()
         for _ in range(100):
             costs.note(1, 0.010 * (1.0 + rng.uniform(-noise, noise)))
         for _ in range(4):
             costs.note(4, 0.010)
-        doubts.append(costs.doubt(4))
+        doubts.append(costs.uncertainty(4))
     assert doubts[0] < 0.03 < 0.1 < doubts[1]
 
 
@@ -120,7 +120,7 @@ def test_what_was_measured_long_ago_is_tried_again_and_later_each_time() -> None
     costs, tries = measured((1, 0.010), (9, 0.100)), []
     for step in range(5000):
         costs.note(1, 0.010)
-        if costs.due(1):
+        if costs.num_trials_due(1):
             tries.append(step)
             costs.note_trial(1, 8)
             costs.note(9, 0.100)
@@ -128,18 +128,18 @@ def test_what_was_measured_long_ago_is_tried_again_and_later_each_time() -> None
     assert 100 < tries[0] < 150
     assert all(1.9 < later / gap < 2.1 for gap, later in itertools.pairwise(gaps))
     assert len(gaps) > 3
-    assert not costs.due(9)  # nothing wider is known
+    assert not costs.num_trials_due(9)  # nothing wider is known
 
 
 def test_a_trial_between_widths_counts_for_both_though_its_step_was_not_as_wide() -> None:
     costs = measured((8, 0.010), (9, 0.012), (10, 0.014), (16, 0.020))
     for _ in range(200):
         costs.note(8, 0.010)
-    assert costs.due(8)
+    assert costs.num_trials_due(8)
     costs.note_trial(8, 4)
-    assert not any(costs.due(width) for width in (8, 9, 10))
+    assert not any(costs.num_trials_due(width) for width in (8, 9, 10))
     costs.note(8, 0.010)  # whoever had the drafts has left
-    assert not costs.due(8)
+    assert not costs.num_trials_due(8)
 
 
 def test_what_takes_far_less_than_long_ago_tells_that_the_machine_was_busy_then() -> None:
@@ -170,7 +170,7 @@ def test_what_takes_about_as_long_or_longer_ends_nothing(slower: float) -> None:
 
 
 def test_wide_steps_share_places() -> None:
-    costs = StepCosts()
+    costs = StepTimes()
     widths = [*range(256, 512)] * 4
     random.Random(0).shuffle(widths)
     for width in widths:
@@ -181,17 +181,17 @@ def test_wide_steps_share_places() -> None:
 
 def test_a_draft_models_steps_are_old_once_its_target_has_gone_on_alone() -> None:
     """They seem nine times as long as they are; its target's are as they were."""
-    target = StepCosts()
-    drawing = StepCosts(draws=True, pace=target.pace)
+    target = StepTimes()
+    drawing = StepTimes(draws=True, pace=target.pace)
     for _ in range(3):
         target.note(1, 1.0)
         for rows in (1, 4):
             drawing.note(rows, 0.9 * rows)
-    assert not drawing.due(0)
+    assert not drawing.num_trials_due(0)
     for _ in range(200):
         target.note(1, 1.0)
-    assert drawing.due(0) >= 200
-    assert not target.due(0)
+    assert drawing.num_trials_due(0) >= 200
+    assert not target.num_trials_due(0)
     drawing.note(1, 0.1)
     assert drawing.seconds(1) == pytest.approx(0.1)
     assert drawing.seconds(4) == pytest.approx(0.1)  # as if more rows were free
@@ -203,14 +203,14 @@ def test_a_draft_models_steps_are_old_once_its_target_has_gone_on_alone() -> Non
 def test_what_drafts_cost_is_the_same_for_many_counts_at_once(
     widths: tuple[int, ...], beside: int
 ) -> None:
-    costs = StepCosts()
+    costs = StepTimes()
     for width in widths:
         for _ in range(3 + width):
             costs.note(width, 1.0 + width**1.3)
     for width in (1, 2, 5, 64, 70):
-        one_by_one = [costs.with_drafts(width, count, beside) for count in range(1, 80)]
+        one_by_one = [costs.seconds_with_drafts(width, count, beside) for count in range(1, 80)]
         seconds, doubted = costs.with_each(width, 79, beside)
         assert seconds == pytest.approx(one_by_one)
-        doubts = [1.0 + costs.doubt(width + count) for count in range(1, 80)]
+        doubts = [1.0 + costs.uncertainty(width + count) for count in range(1, 80)]
         assert doubted == [each * more for each, more in zip(seconds, doubts, strict=True)]
     assert costs.with_each(3, 0, beside) == ([], [])

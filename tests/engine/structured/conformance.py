@@ -26,7 +26,7 @@ from engine.structured_output.backend_llguidance import (
     build,
     load_tokenizer,
 )
-from engine.structured_output.grammar_spec import grammar_text, spec_of
+from engine.structured_output.grammar_spec import grammar_text, make_grammar_spec
 from engine.text.tokenizer import load_tokenizer as load_tokenizer_folder
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class Conformance:
 
     def _compile(self, schema: dict[str, Any]) -> LLMatcher:
         params = StructuredOutputsParams(json=schema, disable_any_whitespace=True)
-        text = grammar_text(spec_of(params).data, self._tokenizer)
+        text = grammar_text(make_grammar_spec(params).data, self._tokenizer)
         return build(self._tokenizer, text)
 
     def _document(self, matcher: LLMatcher, rng: random.Random) -> str | None:

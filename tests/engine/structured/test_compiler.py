@@ -21,15 +21,16 @@ from engine.offline.llm import LLM
 from engine.structured_output import compile_pool as jobs
 from engine.structured_output.backend_llguidance import BadGrammar, Vocabulary
 from engine.structured_output.compile_pool import (
-    CompileProcess,
-    Compiler,
-    Job,
-    JobLine,
+    CompileJob,
+    CompilePool,
+    CompileQueue,
+    CompileResult,
+    CompileWorker,
     Limits,
-    Outcome,
     WorkerFailed,
 )
-from engine.structured_output.grammar import CompiledGrammar, GrammarSpec, spec_of
+from engine.structured_output.grammar import CompiledGrammar
+from engine.structured_output.grammar_spec import GrammarSpec, make_grammar_spec
 from engine.structured_output.vocabulary import GrammarCache
 from tests.engine.structured.conftest import PROMPT, SETTINGS, finish, params, request, tokens
 
@@ -39,7 +40,7 @@ HANGING = (sys.executable, "-m", "tests.engine.structured.hanging_worker")
 
 
 def spec(**fields: Any) -> GrammarSpec:
-    return spec_of(StructuredOutputsParams(**fields))
+    return make_grammar_spec(StructuredOutputsParams(**fields))
 
 
 def exponential(levels: int) -> dict[str, Any]:
@@ -54,11 +55,11 @@ def exponential(levels: int) -> dict[str, Any]:
 
 
 @pytest.fixture
-def compiler(vocabulary: Vocabulary) -> Iterator[Callable[..., Compiler]]:
-    made: list[Compiler] = []
+def compiler(vocabulary: Vocabulary) -> Iterator[Callable[..., CompilePool]]:
+    made: list[CompilePool] = []
 
-    def make(**settings: Any) -> Compiler:
-        made.append(Compiler(vocabulary, **settings))
+    def make(**settings: Any) -> CompilePool:
+        made.append(CompilePool(vocabulary, **settings))
         return made[-1]
 
     yield make
@@ -67,7 +68,7 @@ def compiler(vocabulary: Vocabulary) -> Iterator[Callable[..., Compiler]]:
         assert all(process._process is None for process in each.processes)
 
 
-def outcome(compiler: Compiler, job: Job, timeout_s: float = 60.0) -> Outcome:
+def outcome(compiler: CompilePool, job: CompileJob, timeout_s: float = 60.0) -> CompileResult:
     compiler.line.wait([job], timeout_s)
     assert job.outcome is not None
     return job.outcome
@@ -88,7 +89,7 @@ def test_it_starts_without_what_is_slow_to_import() -> None:
 
 
 def test_fault_12_a_grammar_over_the_time_limit_kills_its_worker(vocabulary: Vocabulary) -> None:
-    process = CompileProcess(vocabulary, Limits(time_s=0.05))
+    process = CompileWorker(vocabulary, Limits(time_s=0.05))
     try:
         with pytest.raises(BadGrammar, match=r"more than 0\.05 s"):
             process.compile(spec(json=exponential(3)).data)
@@ -105,7 +106,7 @@ def test_fault_12_a_grammar_over_the_memory_limit_ends_its_worker_alone(
     vocabulary: Vocabulary,
 ) -> None:
     limits = Limits(time_s=60, memory_bytes=16 * 2**20)
-    process = CompileProcess(vocabulary, limits)
+    process = CompileWorker(vocabulary, limits)
     try:
         with pytest.raises(BadGrammar, match="16 MiB"):
             process.compile(spec(json=exponential(3)).data)
@@ -135,7 +136,7 @@ def test_fault_12_a_grammar_over_the_memory_limit_ends_its_worker_alone(
     ids=lambda fields: json.dumps(fields)[:40],
 )
 def test_fault_12_and_39_bad_and_exploding_grammars_are_refused_with_a_reason(
-    fields: dict[str, Any], shared: Compiler
+    fields: dict[str, Any], shared: CompilePool
 ) -> None:
     reason = outcome(shared, shared.submit(spec(**fields), "t"))
     assert isinstance(reason, str)
@@ -144,18 +145,18 @@ def test_fault_12_and_39_bad_and_exploding_grammars_are_refused_with_a_reason(
 
 
 @pytest.fixture(scope="module")
-def shared(vocabulary: Vocabulary) -> Iterator[Compiler]:
-    made = Compiler(vocabulary)
+def shared(vocabulary: Vocabulary) -> Iterator[CompilePool]:
+    made = CompilePool(vocabulary)
     yield made
     made.close()
 
 
 def test_a_worker_that_cannot_start_is_an_error_not_a_hang(
-    compiler: Callable[..., Compiler], vocabulary: Vocabulary
+    compiler: Callable[..., CompilePool], vocabulary: Vocabulary
 ) -> None:
     broken = compiler(command=("/nonexistent/worker",))
     assert "compile worker" in str(outcome(broken, broken.submit(spec(regex="a"), "t")))
-    process = CompileProcess(Vocabulary("{}", 384, (2,)), Limits())
+    process = CompileWorker(Vocabulary("{}", 384, (2,)), Limits())
     with pytest.raises(WorkerFailed):
         process.compile(spec(regex="a").data)
     process.close()
@@ -171,7 +172,7 @@ def test_a_worker_that_failed_once_is_no_fault_of_the_grammar(
         raise WorkerFailed("Cannot allocate memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(CompileProcess, "compile", no_memory)
+        patch.setattr(CompileWorker, "compile", no_memory)
         llm.core.add_request(request(asked))
         (deltas,) = finish(llm.core).values()
     assert deltas[-1].error is not None
@@ -185,7 +186,7 @@ def test_a_worker_that_failed_once_is_no_fault_of_the_grammar(
 
 
 def test_fault_34_a_hostile_grammar_beside_a_good_one_harms_nothing(
-    compiler: Callable[..., Compiler],
+    compiler: Callable[..., CompilePool],
 ) -> None:
     made = compiler(limits=Limits(time_s=2.0), command=HANGING)
     bad = [made.submit(spec(regex=f"hang{n}"), "mallory") for n in range(2)]
@@ -204,7 +205,7 @@ def test_fault_12_the_engine_runs_on_while_a_hostile_grammar_compiles(
     model_folder: Folder, llm: LLM
 ) -> None:
     core = EngineCore(EngineConfig(model=str(model_folder("llama")), **SETTINGS))
-    compiler = Compiler(core.structured._vocabulary(), Limits(time_s=1.5), command=HANGING)
+    compiler = CompilePool(core.structured._vocabulary(), Limits(time_s=1.5), command=HANGING)
     core.structured._compiler = compiler
     try:
         core.add_request(request(params(regex="hang"), "hostile", tenant="mallory"))
@@ -278,7 +279,7 @@ def test_requests_for_one_grammar_share_its_compilation(model_folder: Folder) ->
 
 def test_a_tenants_line_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "MAX_PENDING_PER_TENANT", 3)
-    line = JobLine(num_workers=2)
+    line = CompileQueue(num_workers=2)
     held = [line.put(spec(regex=f"a{n}"), "mallory") for n in range(3)]
     with pytest.raises(EngineOverloaded):
         line.put(spec(regex="b"), "mallory")
@@ -292,7 +293,7 @@ def test_a_tenants_line_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_line_is_fair_between_tenants() -> None:
-    line = JobLine(num_workers=3)
+    line = CompileQueue(num_workers=3)
     for number in range(5):
         line.put(spec(regex=f"m{number}"), "mallory")
     first, second = line.take(), line.take()

@@ -12,7 +12,7 @@ import pytest
 
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import InvalidRequest
-from engine.contract.reasoning import ThinkingParams
+from engine.contract.reasoning import ReasoningParams
 from engine.contract.sampling_params import SamplingParams
 from engine.core.engine_core import EngineCore
 from engine.offline.llm import LLM
@@ -266,7 +266,7 @@ def test_a_compiled_step_masks_no_row_but_its_own(
     wanted = [
         params(1, regex=PATTERN),
         params(2),
-        params(3, thinking=ThinkingParams(end=[end], budget=3), temperature=0.0),
+        params(3, thinking=ReasoningParams(end=[end], budget=3), temperature=0.0),
         params(4, temperature=0.0),
     ]
     found = []

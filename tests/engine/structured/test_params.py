@@ -15,7 +15,7 @@ from engine.contract import messages as protocol
 from engine.contract.errors import InvalidRequest
 from engine.contract.sampling_params import SamplingParams
 from engine.contract.structured_outputs import StructuredOutputsParams
-from engine.structured_output.grammar_spec import spec_of
+from engine.structured_output.grammar_spec import make_grammar_spec
 
 
 def deep(levels: int) -> dict[str, Any]:
@@ -115,9 +115,9 @@ def test_one_grammar_has_one_key_however_it_is_written() -> None:
     first = StructuredOutputsParams(json={"type": "string", "maxLength": 3})
     second = StructuredOutputsParams(json='{ "type": "string",\n "maxLength": 3 }')
     other = StructuredOutputsParams(json={"maxLength": 3, "type": "string"})
-    assert spec_of(first).key == spec_of(second).key
+    assert make_grammar_spec(first).key == make_grammar_spec(second).key
     # Outputs follow the order of a schema's properties, so order makes another grammar.
-    assert spec_of(first).key != spec_of(other).key
+    assert make_grammar_spec(first).key != make_grammar_spec(other).key
 
 
 def test_the_parameters_load_neither_torch_nor_the_backend() -> None:

@@ -14,7 +14,7 @@ from engine.structured_output.backend_llguidance import (
     build,
     load_tokenizer,
 )
-from engine.structured_output.grammar_spec import grammar_text, spec_of
+from engine.structured_output.grammar_spec import grammar_text, make_grammar_spec
 from engine.text.tokenizer import load_tokenizer as load_text_tokenizer
 from tests.e2e.product import ROOT
 
@@ -32,7 +32,7 @@ def tokenizer() -> LLTokenizer:
 def possible(tokenizer: LLTokenizer, schema: dict[str, Any], text: str) -> bool:
     """Whether a document under the schema may begin with `text`."""
     params = StructuredOutputsParams(json=schema, disable_any_whitespace=True)
-    matcher = build(tokenizer, grammar_text(spec_of(params).data, tokenizer))
+    matcher = build(tokenizer, grammar_text(make_grammar_spec(params).data, tokenizer))
     tokens = tokenizer.tokenize_str(text)
     return bool(matcher.validate_tokens(tokens) == len(tokens))
 

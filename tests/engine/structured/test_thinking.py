@@ -11,7 +11,7 @@ import pytest
 
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import InvalidRequest
-from engine.contract.reasoning import Phase, Thinking, ThinkingParams
+from engine.contract.reasoning import ReasoningParams, ReasoningPhase, ReasoningState
 from engine.contract.sampling_params import SamplingParams
 from engine.core.engine_core import EngineCore
 from engine.offline.llm import LLM
@@ -21,7 +21,7 @@ START, END = [7], [5, 6]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 
 
-def phases(thinking: Thinking, tokens: list[int]) -> list[Phase]:
+def phases(thinking: ReasoningState, tokens: list[int]) -> list[ReasoningPhase]:
     found = []
     for token in tokens:
         thinking.advance(token)
@@ -30,28 +30,32 @@ def phases(thinking: Thinking, tokens: list[int]) -> list[Phase]:
 
 
 def test_reasoning_ends_with_its_mark() -> None:
-    thinking = Thinking(ThinkingParams(end=[END]))
-    assert phases(thinking, [1, 5, 1, 5, 6, 1])[3:] == [Phase.INSIDE, Phase.PAST, Phase.PAST]
+    thinking = ReasoningState(ReasoningParams(end=[END]))
+    assert phases(thinking, [1, 5, 1, 5, 6, 1])[3:] == [
+        ReasoningPhase.INSIDE,
+        ReasoningPhase.PAST,
+        ReasoningPhase.PAST,
+    ]
     assert not thinking.advance(1)
 
 
 def test_an_output_that_begins_otherwise_has_none() -> None:
-    inside = Thinking(ThinkingParams(end=[END], start=START))
-    assert phases(inside, [7, 1]) == [Phase.INSIDE, Phase.INSIDE]
-    past = Thinking(ThinkingParams(end=[END], start=START, budget=0))
+    inside = ReasoningState(ReasoningParams(end=[END], start=START))
+    assert phases(inside, [7, 1]) == [ReasoningPhase.INSIDE, ReasoningPhase.INSIDE]
+    past = ReasoningState(ReasoningParams(end=[END], start=START, budget=0))
     assert not past.advance(1)
-    assert past.phase is Phase.PAST
+    assert past.phase is ReasoningPhase.PAST
 
 
 def test_the_budget_forces_the_end() -> None:
-    thinking = Thinking(ThinkingParams(end=[END], close=[9, 5, 6], budget=2))
-    assert phases(thinking, [1, 2]) == [Phase.INSIDE, Phase.CLOSING]
+    thinking = ReasoningState(ReasoningParams(end=[END], close=[9, 5, 6], budget=2))
+    assert phases(thinking, [1, 2]) == [ReasoningPhase.INSIDE, ReasoningPhase.CLOSING]
     forced = []
     while (token := thinking.forced_token) is not None:
         forced.append(token)
         thinking.advance(token)
-    assert (forced, thinking.phase) == ([9, 5, 6], Phase.PAST)
-    assert Thinking(ThinkingParams(end=[END], budget=0)).forced_token == 5
+    assert (forced, thinking.phase) == ([9, 5, 6], ReasoningPhase.PAST)
+    assert ReasoningState(ReasoningParams(end=[END], budget=0)).forced_token == 5
 
 
 @pytest.mark.parametrize(
@@ -68,7 +72,7 @@ def test_the_budget_forces_the_end() -> None:
 )
 def test_bad_params_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest) as refusal:
-        ThinkingParams(**fields)
+        ReasoningParams(**fields)
     assert (refusal.value.param or "").startswith("thinking")
 
 
@@ -87,7 +91,7 @@ def marks(llm: LLM) -> tuple[list[int], list[int]]:
 @pytest.mark.parametrize("budget", [0, 1, 9])
 def test_json_comes_after_the_reasoning(llm: LLM, budget: int) -> None:
     _, end = marks(llm)
-    thinking = ThinkingParams(end=[end], budget=budget)
+    thinking = ReasoningParams(end=[end], budget=budget)
     for seed in range(3):
         sampling = params(seed, json=SCHEMA, temperature=1.0, max_tokens=120)
         sampling.thinking = thinking
@@ -106,20 +110,20 @@ def test_without_a_grammar_the_budget_holds_all_the_same(llm: LLM) -> None:
     free = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
     plain = list(generate(llm, free).token_ids)
     bounded = free.clone()
-    bounded.thinking = ThinkingParams(end=[end], budget=6)
+    bounded.thinking = ReasoningParams(end=[end], budget=6)
     ids = list(generate(llm, bounded).token_ids)
     assert ids[:6] == plain[:6]
     assert ids[6 : 6 + len(end)] == end
     assert len(ids) == 20
     unbounded = free.clone()
-    unbounded.thinking = ThinkingParams(end=[end])
+    unbounded.thinking = ReasoningParams(end=[end])
     assert list(generate(llm, unbounded).token_ids) == plain
 
 
 def test_a_grammar_holds_at_once_where_no_reasoning_begins(llm: LLM) -> None:
     start, end = marks(llm)
     sampling = params(1, json=SCHEMA, temperature=1.0, max_tokens=120)
-    sampling.thinking = ThinkingParams(end=[end], start=start, budget=3)
+    sampling.thinking = ReasoningParams(end=[end], start=start, budget=3)
     sampling.logit_bias = {start[0]: -100.0}
     text = generate(llm, sampling).text
     assert text.lstrip().startswith("{")
@@ -130,7 +134,7 @@ def test_a_grammar_holds_at_once_where_no_reasoning_begins(llm: LLM) -> None:
 
 
 def test_marks_outside_of_the_vocabulary_are_refused(llm: LLM) -> None:
-    sampling = SamplingParams(thinking=ThinkingParams(end=[[10**9]]))
+    sampling = SamplingParams(thinking=ReasoningParams(end=[[10**9]]))
     with pytest.raises(InvalidRequest, match="vocabulary"):
         generate(llm, sampling)
 
@@ -141,7 +145,7 @@ def thoughtful(seed: int, core: EngineCore, *, form: bool, budget: int | None) -
     fields: dict[str, Any] = {"regex": "[ab]{3,9}!"} if form else {}
     sampling = params(seed, max_tokens=40, **fields)
     end = tokenizer.encode("</a>", add_special_tokens=False)
-    sampling.thinking = ThinkingParams(end=[end], budget=budget)
+    sampling.thinking = ReasoningParams(end=[end], budget=budget)
     return sampling
 
 

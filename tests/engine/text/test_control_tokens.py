@@ -8,7 +8,7 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models
 
-from engine.text.chat_messages import ControlTokens, Mask
+from engine.text.chat_messages import ControlTokenMask, ControlTokens
 from engine.text.chat_template import render_chat
 from engine.text.tokenizer import load_tokenizer
 from tests.engine.text.conftest import CHAT_KINDS
@@ -148,7 +148,7 @@ def test_text_beside_a_typed_token_is_encoded_as_without_it(chat_tokenizer_of, n
 def test_stand_ins_avoid_characters_of_the_text():
     tokens = ControlTokens(frozenset(["<|a|>"]), frozenset(["<|a|>", "[b]"]))
     text = "\U00100000\U00100001 <|a|> [b]"
-    mask = Mask(tokens, [text])
+    mask = ControlTokenMask(tokens, [text])
     hidden = mask.tokens(text, "user")
     assert tokens.find(hidden) == []
     assert len(hidden) == len(text)
@@ -160,7 +160,7 @@ def test_stand_ins_avoid_characters_of_the_text():
 
 def test_overlapping_tokens_are_masked_to_the_last():
     tokens = ControlTokens(frozenset(["ab", "ba"]), frozenset(["ab", "ba"]))
-    mask = Mask(tokens, ["ababa"])
+    mask = ControlTokenMask(tokens, ["ababa"])
     assert tokens.find(mask.tokens("ababa", "user")) == []
     assert mask.restore(mask.tokens("ababa", "user")) == "ababa"
 

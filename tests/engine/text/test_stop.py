@@ -17,7 +17,7 @@ def run(stops, pieces, include=False):
     checker = StopChecker(stops, include)
     out, found = "", None
     for piece in pieces:
-        text, found = checker.push(piece)
+        text, found = checker.append(piece)
         out += text
     return out + checker.flush(), found
 
@@ -54,7 +54,7 @@ def test_holds_back_no_more_than_could_become_a_stop(stops, text):
     checker = StopChecker(stops)
     out = ""
     for k, char in enumerate(text, start=1):
-        part, found = checker.push(char)
+        part, found = checker.append(char)
         out += part
         if found:
             return
@@ -64,16 +64,16 @@ def test_holds_back_no_more_than_could_become_a_stop(stops, text):
 
 def test_fault_11_a_match_split_over_tokens_is_trimmed_exactly():
     checker = StopChecker(["\n\nUser:"])
-    assert checker.push("Hello\n") == ("Hello", None)
-    assert checker.push("\nUs") == ("", None)
-    assert checker.push("er: hi") == ("", "\n\nUser:")
+    assert checker.append("Hello\n") == ("Hello", None)
+    assert checker.append("\nUs") == ("", None)
+    assert checker.append("er: hi") == ("", "\n\nUser:")
     assert checker.flush() == ""
 
 
 def test_a_near_match_is_given_out_again():
     checker = StopChecker(["\n\nUser:"])
-    assert checker.push("Hello\n\nUse") == ("Hello", None)
-    assert checker.push("less") == ("\n\nUseless", None)
+    assert checker.append("Hello\n\nUse") == ("Hello", None)
+    assert checker.append("less") == ("\n\nUseless", None)
 
 
 def test_included_stop_string_ends_the_text():
@@ -82,8 +82,8 @@ def test_included_stop_string_ends_the_text():
 
 def test_after_a_match_nothing_more_comes():
     checker = StopChecker(["x"])
-    assert checker.push("axb") == ("a", "x")
-    assert checker.push("more") == ("", "x")
+    assert checker.append("axb") == ("a", "x")
+    assert checker.append("more") == ("", "x")
     assert checker.flush() == ""
 
 
@@ -100,15 +100,15 @@ def test_unmatched_rest_is_flushed():
 @pytest.mark.parametrize("stops", [None, []])
 def test_without_stops_everything_passes_at_once(stops):
     checker = StopChecker(stops)
-    assert checker.push("abc") == ("abc", None)
+    assert checker.append("abc") == ("abc", None)
     assert checker.flush() == ""
 
 
 def test_min_tokens_lets_early_stop_strings_pass():
     checker = StopChecker(["END"])
-    assert checker.push("aEND", may_stop=False) == ("aEND", None)
-    assert checker.push("bE", may_stop=False) == ("b", None)
-    assert checker.push("ND") == ("", "END")
+    assert checker.append("aEND", may_stop=False) == ("aEND", None)
+    assert checker.append("bE", may_stop=False) == ("b", None)
+    assert checker.append("ND") == ("", "END")
 
 
 def test_fault_11_many_long_stops_cost_linear_work():
@@ -117,9 +117,9 @@ def test_fault_11_many_long_stops_cost_linear_work():
     checker = StopChecker(stops)
     out = ""
     for _ in range(200):
-        text, found = checker.push("a" * 50)
+        text, found = checker.append("a" * 50)
         assert found is None
         out += text
     assert len(out) == 10_000 - 4095
     assert sum(len(matcher._fail) for matcher in checker._matchers) <= 64 * 4097
-    assert checker.push("b") == ("", stops[0])
+    assert checker.append("b") == ("", stops[0])

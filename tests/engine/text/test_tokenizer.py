@@ -215,13 +215,13 @@ def test_more_tokens_than_any_context_holds_are_refused(tokenizer_of, monkeypatc
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_text_far_over_what_is_of_use_is_not_read_to_its_end(tokenizer_of, monkeypatch, kind):
     tokenizer, read = tokenizer_of(kind), []
-    whole = backend.read
+    whole = backend.tokenize
 
     def noting(of, text, *args, **kwargs):
         read.append(len(text))
         return whole(of, text, *args, **kwargs)
 
-    monkeypatch.setattr(backend, "read", noting)
+    monkeypatch.setattr(backend, "tokenize", noting)
     monkeypatch.setattr(backend, "PIECE_CHARS", 4096)
     text = "dull days " * 100_000
     for encode in (tokenizer.encode, tokenizer.encode_plain):
@@ -271,7 +271,7 @@ def test_a_text_has_the_same_tokens_piece_by_piece(tokenizer_of, monkeypatch, ki
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_of_a_long_text_little_is_in_memory_at_a_time(tokenizer_of, monkeypatch, kind):
-    tokenizer, read, whole = tokenizer_of(kind), [], backend.read
+    tokenizer, read, whole = tokenizer_of(kind), [], backend.tokenize
 
     def noting(of, text, *args, **kwargs):
         read.append(len(text))
@@ -279,7 +279,7 @@ def test_of_a_long_text_little_is_in_memory_at_a_time(tokenizer_of, monkeypatch,
 
     text = "dull days and work " * 1000
     expected = [tokenizer.encode(text), tokenizer.encode_plain(text)]
-    monkeypatch.setattr(backend, "read", noting)
+    monkeypatch.setattr(backend, "tokenize", noting)
     monkeypatch.setattr(backend, "PIECE_CHARS", 1024)
     assert [tokenizer.encode(text), tokenizer.encode_plain(text)] == expected
     assert max(read) <= 1024

@@ -74,5 +74,5 @@ def batches(
     """The gateway with a folder for files; messages to workers are noted and not sent."""
     settings.QUIRE = {**settings.QUIRE, "FILES_DIR": tmp_path / "files"}
     sent: list[tuple[str, str]] = []
-    monkeypatch.setattr(queue, "send", lambda kind, public_id: sent.append((kind, public_id)))
+    monkeypatch.setattr(queue, "send_job", lambda kind, public_id: sent.append((kind, public_id)))
     return Batches(gateway, sent)

@@ -8,9 +8,9 @@ from adapters import actions as adapter_actions
 from adapters import cards
 from adapters.models import AdapterVersion
 from catalog.models import ServedModel
-from common.db import in_db_thread
+from common.db import run_in_db_thread
 from tenants import actions
-from tenants.actors import SYSTEM
+from tenants.actors import SYSTEM_ACTOR
 from tenants.models import Tenant
 from tests.inference.batches.conftest import Batches, request_line
 from tests.platform.adapters import checked
@@ -20,16 +20,16 @@ pytestmark = pytest.mark.usefixtures("adapters_here")
 
 def live(tenant: Tenant | None, name: str, seed: int) -> AdapterVersion:
     model = ServedModel.objects.get()
-    return checked(SYSTEM, tenant, model, name=name, seed=seed, promote=True)
+    return checked(SYSTEM_ACTOR, tenant, model, name=name, seed=seed, promote=True)
 
 
 async def test_each_line_is_answered_by_its_own_adapter(batches: Batches) -> None:
     gateway = batches.gateway
-    rival = await in_db_thread(lambda: actions.create_tenant(actor=SYSTEM, name="Rival"))
-    mine = await in_db_thread(live, gateway.rows.tenant, "tone", 1)
-    theirs = await in_db_thread(live, rival, "tone", 2)
-    await in_db_thread(live, rival, "secret", 3)
-    shared = await in_db_thread(live, None, "house", 4)
+    rival = await run_in_db_thread(lambda: actions.create_tenant(actor=SYSTEM_ACTOR, name="Rival"))
+    mine = await run_in_db_thread(live, gateway.rows.tenant, "tone", 1)
+    theirs = await run_in_db_thread(live, rival, "tone", 2)
+    await run_in_db_thread(live, rival, "secret", 3)
+    shared = await run_in_db_thread(live, None, "house", 4)
     names = ["tone", "fake:tone", "house", "fake", "secret", "fake:secret"]
     lines = [request_line(n, body={"model": name}) for n, name in enumerate(names)]
     async with gateway.serving(gateway.fake()) as replica:
@@ -50,14 +50,14 @@ async def test_each_line_is_answered_by_its_own_adapter(batches: Batches) -> Non
 
 async def test_lines_go_by_what_the_name_leads_to_when_they_run(batches: Batches) -> None:
     gateway = batches.gateway
-    first = await in_db_thread(live, gateway.rows.tenant, "tone", 1)
+    first = await run_in_db_thread(live, gateway.rows.tenant, "tone", 1)
     made = [await batches.create([request_line(0, body={"model": "tone"})]) for _ in range(2)]
     async with gateway.serving(gateway.fake()) as replica:
         await batches.run(made[0])
-        second = await in_db_thread(live, gateway.rows.tenant, "tone", 2)
+        second = await run_in_db_thread(live, gateway.rows.tenant, "tone", 2)
         await batches.run(made[1])
-        await in_db_thread(
-            lambda: adapter_actions.take_offline(actor=SYSTEM, adapter=second.adapter)
+        await run_in_db_thread(
+            lambda: adapter_actions.take_offline(actor=SYSTEM_ACTOR, adapter=second.adapter)
         )
         cards.forget()
         gone = await batches.run(await batches.create([request_line(0, body={"model": "tone"})]))

@@ -18,7 +18,7 @@ from inference.engine_client.queue_limit import Load
 from storage.blobs import files_dir
 from storage.models import Batch, StoredFile
 from tenants import actions, authentication
-from tenants.actors import SYSTEM
+from tenants.actors import SYSTEM_ACTOR
 from tests.inference.batches.conftest import CHAT, Batches, as_lines, request_line
 from tests.inference.conftest import made_tokens, until
 from tests.inference.forms import upload
@@ -278,7 +278,7 @@ async def test_a_lease_that_ran_out_is_anothers(batches: Batches, settings: Any)
 async def test_fault_22_a_revoked_key_ends_its_batch(batches: Batches) -> None:
     made = await batches.create([request_line(1)])
     key = batches.gateway.rows.key
-    await asyncio.to_thread(lambda: actions.revoke_key(actor=SYSTEM, key=key))
+    await asyncio.to_thread(lambda: actions.revoke_key(actor=SYSTEM_ACTOR, key=key))
     async with batches.gateway.serving(batches.gateway.fake()) as replica:
         from inference.api.batches.runner import run_batch
 
@@ -286,14 +286,14 @@ async def test_fault_22_a_revoked_key_ends_its_batch(batches: Batches) -> None:
         assert replica.received == []
     row = await Batch.objects.aget()
     assert (row.status, row.errors[0]["code"]) == ("failed", "invalid_api_key")
-    authentication.forget()
+    authentication.clear_cache()
 
 
 async def test_requests_over_the_limit_wait_for_their_minute(batches: Batches) -> None:
     gateway = batches.gateway
     tenant = gateway.rows.tenant
     await asyncio.to_thread(
-        lambda: actions.update_tenant(actor=SYSTEM, tenant=tenant, requests_per_minute=240)
+        lambda: actions.update_tenant(actor=SYSTEM_ACTOR, tenant=tenant, requests_per_minute=240)
     )
     async with gateway.serving(gateway.fake()):
         for _ in range(238):
@@ -310,11 +310,13 @@ async def test_a_queue_that_is_full_for_long_is_waited_for(
     """A batch is refused first; its day is hardly over when others have had a busy minute."""
     looks = itertools.count()
     loads = {True: Load(running=1, waiting=5000, per_second=9.0), False: Load()}
-    monkeypatch.setattr(Load, "of", lambda replicas: loads[next(looks) < 10 * runner.MAX_FAULTS])
+    monkeypatch.setattr(
+        Load, "of", lambda replicas: loads[next(looks) < 10 * runner.MAX_SERVER_ERRORS]
+    )
     monkeypatch.setattr(runner, "MAX_PAUSE_S", 0.01)
     async with batches.gateway.serving(batches.gateway.fake()):
         done = await batches.run(await batches.create([request_line(1)]))
-    assert next(looks) > 10 * runner.MAX_FAULTS
+    assert next(looks) > 10 * runner.MAX_SERVER_ERRORS
     assert done["request_counts"] == {"total": 1, "completed": 1, "failed": 0}
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from inference.api.batches.files import Journal, JournalInUse
-from inference.api.batches.runner import Tally
+from inference.api.batches.files import JournalInUse, ResultJournal
+from inference.api.batches.runner import BatchCounts
 
 
 def line(custom_id: str, status: int = 200) -> dict[str, object]:
@@ -16,14 +16,14 @@ def line(custom_id: str, status: int = 200) -> dict[str, object]:
 
 def test_a_torn_line_is_cut_off_and_what_is_whole_is_counted(tmp_path: Path) -> None:
     path = tmp_path / "j"
-    journal = Journal(path, Tally().note)
+    journal = ResultJournal(path, BatchCounts().add_result)
     journal.append(line("a"))
     journal.append(line("b", 400))
     journal.close()
     with path.open("ab") as file:
         file.write(b'{"custom_id": "c", "respo')
-    tally = Tally()
-    again = Journal(path, tally.note)
+    tally = BatchCounts()
+    again = ResultJournal(path, tally.add_result)
     assert again.custom_ids == {"a", "b"}
     assert tally.counts() == {
         "completed": 1,
@@ -39,12 +39,12 @@ def test_a_torn_line_is_cut_off_and_what_is_whole_is_counted(tmp_path: Path) -> 
 
 def test_what_a_power_cut_left_is_no_result(tmp_path: Path) -> None:
     path = tmp_path / "j"
-    journal = Journal(path, Tally().note)
+    journal = ResultJournal(path, BatchCounts().add_result)
     journal.append(line("a"))
     journal.close()
     with path.open("ab") as file:
         file.write(b"\0" * 40 + b"\n")
-    again = Journal(path, Tally().note)
+    again = ResultJournal(path, BatchCounts().add_result)
     assert again.custom_ids == {"a"}
     again.append(line("b"))
     again.close()
@@ -52,8 +52,8 @@ def test_what_a_power_cut_left_is_no_result(tmp_path: Path) -> None:
 
 
 def test_two_writers_at_a_time_are_one_too_many(tmp_path: Path) -> None:
-    first = Journal(tmp_path / "j", Tally().note)
+    first = ResultJournal(tmp_path / "j", BatchCounts().add_result)
     with pytest.raises(JournalInUse):
-        Journal(tmp_path / "j", Tally().note)
+        ResultJournal(tmp_path / "j", BatchCounts().add_result)
     first.close()
-    Journal(tmp_path / "j", Tally().note).close()
+    ResultJournal(tmp_path / "j", BatchCounts().add_result).close()

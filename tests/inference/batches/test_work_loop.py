@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from inference.work import WorkLoop
+from inference.work import JobRunner
 
 #: What is here of requests is written when a loop ends, whichever test left it.
 pytestmark = pytest.mark.usefixtures("transactional_db")
@@ -15,13 +15,13 @@ pytestmark = pytest.mark.usefixtures("transactional_db")
 
 def test_a_loop_that_is_stopped_leaves_no_thread_behind() -> None:
     before = set(threading.enumerate())
-    loop = WorkLoop({}, {})
+    loop = JobRunner({}, {})
     loop.stop()
     assert {thread.name for thread in set(threading.enumerate()) - before} == set()
 
 
 def test_a_free_place_is_taken_without_a_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inference.work.LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr("inference.work.POLL_INTERVAL_S", 0.01)
     waiting, done = [f"w{n}" for n in range(5)], threading.Event()
     ran: list[str] = []
 
@@ -32,7 +32,7 @@ def test_a_free_place_is_taken_without_a_sweep(monkeypatch: pytest.MonkeyPatch) 
         if not waiting:
             done.set()
 
-    loop = WorkLoop({"batch": run}, {"batch": 1}, {"batch": lambda: list(waiting)})
+    loop = JobRunner({"batch": run}, {"batch": 1}, {"batch": lambda: list(waiting)})
     try:
         loop.start("batch", "first")
         assert done.wait(10)

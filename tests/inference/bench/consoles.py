@@ -31,8 +31,8 @@ import redis
 from websockets.asyncio.client import ClientConnection, connect
 
 from engine.contract.replica_state import (
-    BlockFrame,
-    BlockState,
+    KVMapBlock,
+    KVMapFrame,
     TenantBlocks,
     frames_key,
     watch_key,
@@ -85,7 +85,7 @@ def _tell(url: str, replica_id: str, ended: Event) -> None:
         whole = now != asked
         asked, number, run = now, 1 if whole else number + 1, run + whole
         changed = range(BLOCKS) if whole else random.sample(range(BLOCKS), CHANGES)
-        frame = BlockFrame(
+        frame = KVMapFrame(
             replica_id=replica_id,
             incarnation="1",
             number=number,
@@ -99,7 +99,7 @@ def _tell(url: str, replica_id: str, ended: Event) -> None:
             tenants=[TenantBlocks("live", BLOCKS // 2, 0, 0, BLOCKS, 8, 0)],
             words=["live", *(f"req-{each}" for each in range(16)), ""],
             blocks=[
-                BlockState(each, 1, each % 2 == 0, 0, [1 + random.randrange(16)], 17)
+                KVMapBlock(each, 1, each % 2 == 0, 0, [1 + random.randrange(16)], 17)
                 for each in changed
             ],
         )

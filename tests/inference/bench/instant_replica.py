@@ -46,14 +46,14 @@ class Pipe:
         self._owed = 0
         self._out: list[bytes] = []
 
-    def add(self, *words: bytes | str | int) -> None:
+    def append(self, *words: bytes | str | int) -> None:
         """A command whose reply nobody needs."""
         self._out.append(hiredis.pack_command(words))  # type: ignore[arg-type]
         self._owed += 1
 
     def ask(self, *words: bytes | str | int) -> Any:
         """Write all that was added, and this; its reply."""
-        self.add(*words)
+        self.append(*words)
         self._socket.sendall(b"".join(self._out))
         self._out.clear()
         reply: Any = None
@@ -187,10 +187,10 @@ class InstantReplica:
             key = redis_keys.outbox_key(gateway_id, self.args.key_prefix)
             limit = protocol.OUTBOX_MAXLEN
             data = protocol.encode(batch)
-            self.pipe.add("XADD", key, "MAXLEN", "~", limit, "*", protocol.FIELD, data)
+            self.pipe.append("XADD", key, "MAXLEN", "~", limit, "*", protocol.STREAM_FIELD, data)
         if done:
-            self.pipe.add("XACK", self.inbox, protocol.CONSUMER_GROUP, *done)
-            self.pipe.add("XDEL", self.inbox, *done)
+            self.pipe.append("XACK", self.inbox, protocol.CONSUMER_GROUP, *done)
+            self.pipe.append("XDEL", self.inbox, *done)
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from engine.contract import messages as protocol
 from engine.contract import redis_keys
 from engine.contract.messages import EngineRequest, OutboxBatch
 from engine.contract.sampling_params import SamplingParams
-from engine.system.redis_client import RedisLink
+from engine.system.redis_client import RedisPipeline
 from tests.inference.bench.load import Timings
 
 PROMPT = [100, 101, 102, 103, 104, 105, 106, 107]
@@ -24,7 +24,7 @@ class RawClient:
     """Asks one replica through Redis, as a gateway would."""
 
     def __init__(self, url: str, replica_id: str) -> None:
-        self._link, self._reading = RedisLink(url), RedisLink(url, timeout_s=30.0)
+        self._link, self._reading = RedisPipeline(url), RedisPipeline(url, timeout_s=30.0)
         self._id = f"raw-{uuid.uuid4().hex}"
         self._inbox = redis_keys.inbox_key(replica_id)
         self._waiting: dict[str, asyncio.Queue[protocol.TokenDelta]] = {}
@@ -37,9 +37,9 @@ class RawClient:
             found = await self._reading.execute(*read, last)
             for entry_id, fields in found[0][1] if found else ():
                 last = entry_id
-                self._take(protocol.decode_outbox(fields[1]))
+                self._apply_delta(protocol.decode_outbox(fields[1]))
 
-    def _take(self, batch: OutboxBatch) -> None:
+    def _apply_delta(self, batch: OutboxBatch) -> None:
         for delta in batch.deltas:
             self._waiting[delta.request_id].put_nowait(delta)
 
@@ -55,7 +55,7 @@ class RawClient:
             sampling=SamplingParams(max_tokens=tokens),
         )
         data = protocol.encode(request)
-        self._link.send("XADD", self._inbox, "*", protocol.FIELD, data)
+        self._link.send("XADD", self._inbox, "*", protocol.STREAM_FIELD, data)
         delta = await deltas.get()
         timings.first.append(time.perf_counter() - started)
         while delta.finish_reason is None:

@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.db import in_db_thread
+from common.db import run_in_db_thread
 from engine import LLM
 from engine.contract import redis_keys
 from engine.contract.messages import PoolingInfo
 from engine.contract.plugins import io_processor
-from inference.api.batches.dispatch import call_endpoint
+from inference.api.batches.dispatch import dispatch_request
 from inference.engine_client.queue_limit import Load
 from inference.generation import background
 from inference.metrics.recorder import history
 from metering import request_log_writer as writer
 from metering.models import RequestEntry
-from metering.request_log import read_note
+from metering.request_log import decode_trace
 from tenants import authentication
 from tests.engine.pooling.models import TEXTS
 from tests.inference.conftest import Gateway, until
@@ -90,17 +90,17 @@ async def test_embeddings_of_token_ids(gateway: Gateway, serve: Serve, folders: 
 async def test_the_history_and_the_records_have_them_without_a_first_token(
     gateway: Gateway, serve: Serve
 ) -> None:
-    history.take()
+    history.drain()
     async with serve("embed"):
         body = {"model": "embed", "input": TEXTS[:2], "dimensions": 8}
         answer = await post(gateway, "/v1/embeddings", **body)
         await background.drain(10)
-    counts = {what: count for (_, what), count in history.take().items()}
+    counts = {what: count for (_, what), count in history.drain().items()}
     assert counts == {"requests": 1, "prompt_tokens": answer["usage"]["prompt_tokens"]}
-    await in_db_thread(writer.write_waiting, at_once=True)
+    await run_in_db_thread(writer.write_waiting, at_once=True)
     entry = await RequestEntry.objects.aget(request_id=answer["id"])
     assert (entry.endpoint, entry.status, entry.ttft_ms) == ("embeddings", 200, None)
-    note = read_note(entry.detail)
+    note = decode_trace(entry.detail)
     assert note.asked == {"task": "embed", "dimensions": 8}
     assert [output.number for output in note.outputs] == [0, 1]
     assert note.tokens == []
@@ -261,7 +261,7 @@ async def test_a_batch_may_hold_embeddings(
     caller = await authentication.authenticate(f"Bearer {gateway.rows.secret}")
     body = {"model": "embed", "input": TEXTS[:2]}
     async with serve("embed"):
-        outcome = await call_endpoint("/v1/embeddings", body, caller)
+        outcome = await dispatch_request("/v1/embeddings", body, caller)
     assert outcome.status == 200
     found = [entry["embedding"] for entry in outcome.body["data"]]
     np.testing.assert_allclose(found, vectors[:2], atol=1e-6)

@@ -9,7 +9,7 @@ import pytest
 from openai.types import ModerationCreateResponse
 
 from engine import LLM
-from inference.api.pooling.views import judged
+from inference.api.pooling.views import moderation_result
 from tests.engine.pooling.models import TEXTS
 from tests.inference.conftest import Gateway
 from tests.inference.pooling.conftest import Serve
@@ -52,7 +52,7 @@ async def test_each_text_is_judged_by_the_models_labels(
 def test_labels_that_say_fine_are_no_categories(
     labels: list[str], scores: list[float], flagged: list[str]
 ) -> None:
-    result = judged(labels, scores)
+    result = moderation_result(labels, scores)
     assert [name for name, is_flagged in result["categories"].items() if is_flagged] == flagged
     assert result["flagged"] is bool(flagged)
     assert labels[0] not in result["categories"] or labels[0] == "toxic"

@@ -7,12 +7,12 @@ import importlib.util
 
 import pytest
 
-from kernels.attention import AttentionNeed, NoAttentionBackend, get_backend, select_backend
+from kernels.attention import AttentionRequirements, NoAttentionBackend, get_backend, select_backend
 from kernels.attention.registry import BACKENDS, PRIORITY
 from tools.document import PAGE, page
 
-HOPPER = AttentionNeed(device="cuda", capability=90)
-CPU = AttentionNeed(device="cpu", dtype="fp32", kv_dtype="fp32")
+HOPPER = AttentionRequirements(device="cuda", capability=90)
+CPU = AttentionRequirements(device="cpu", dtype="fp32", kv_dtype="fp32")
 
 
 def test_priority_decides():

@@ -7,7 +7,7 @@ import pytest
 import kernels
 from engine import LLM, SamplingParams
 from engine.contract.errors import ConfigError
-from engine.models.layers.moe import FusedExperts
+from engine.models.layers.moe import GroupedMoe
 from kernels.triton import TritonKernels, load
 from tests.engine.models import Oracle, make_model
 from tests.kernels.triton.sizes import FEW_HEADS
@@ -44,7 +44,7 @@ def test_experts_run_fused(forced, tmp_path):
         str(folder), dtype="float32", num_gpu_blocks_override=40, max_model_len=64, device="cpu"
     )
     layers = llm.core.executor.loaded.model.weights
-    assert all(isinstance(layer.experts, FusedExperts) for layer in layers)
+    assert all(isinstance(layer.experts, GroupedMoe) for layer in layers)
     params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
     outputs = llm.generate(PROMPTS, params, use_tqdm=False)
     oracle = Oracle(folder)

@@ -21,10 +21,15 @@ from engine import LLM, LoRARequest, SamplingParams
 from engine.devices.cpu import CpuDevice
 from engine.sampling.sampler import Sampler
 from engine.speculative import drafter
-from engine.worker.gpu.graph_dispatcher import BatchDescriptor, Dispatcher, GraphMode, RuntimeMode
-from engine.worker.gpu.graphs import AttentionBreaks, DeviceForward
-from engine.worker.gpu.input_buffers import StaticInputs
-from engine.worker.gpu.model_runner import DeviceRunner, draft_settings
+from engine.worker.gpu.graph_dispatcher import (
+    BatchDescriptor,
+    CUDAGraphDispatcher,
+    CUDAGraphMode,
+    CUDAGraphRuntimeMode,
+)
+from engine.worker.gpu.graphs import DeviceForward, PiecewiseAttention
+from engine.worker.gpu.input_buffers import StaticInputBuffers
+from engine.worker.gpu.model_runner import GpuModelRunner, draft_settings
 from engine.worker.gpu.setup import device_forward
 from kernels.triton.launch import INTERPRETER, watch
 from tests.engine.lora.peft_oracle import PeftOracle, make_adapter
@@ -103,7 +108,7 @@ def graphed(folder, monkeypatch):
     `adapters`: have slots, that many. `length`: tokens of a sequence whose drafts are checked.
     """
 
-    def make(mode: GraphMode, sizes=(4, 8), adapters=0, length=1, **settings):
+    def make(mode: CUDAGraphMode, sizes=(4, 8), adapters=0, length=1, **settings):
         monkeypatch.setenv(kernels.FORCED, "triton")
         llm = LLM(
             str(folder), dtype="float32", num_gpu_blocks_override=40, max_model_len=64,
@@ -115,11 +120,11 @@ def graphed(folder, monkeypatch):
             slots = model.make_lora_slots(adapters, 16)
             model.use_lora_slots(slots)
         recorder = NotingRecorder()
-        breaks = AttentionBreaks(model.ops.paged_attention, recorder)
+        breaks = PiecewiseAttention(model.ops.paged_attention, recorder)
         # The set is this process's only one: the test puts its own method over it.
         monkeypatch.setitem(vars(model.ops), "paged_attention", breaks)
-        dispatcher = Dispatcher(mode, list(sizes), 4, length, adapted=slots is not None)
-        inputs = StaticInputs(max(sizes), 4, 4, 1, CPU, slots)
+        dispatcher = CUDAGraphDispatcher(mode, list(sizes), 4, length, adapted=slots is not None)
+        inputs = StaticInputBuffers(max(sizes), 4, 4, 1, CPU, slots)
         forward = DeviceForward(model.forward, CPU, dispatcher, inputs, breaks, slots)
         count = forward.capture()
         assert count == len(dispatcher.keys)
@@ -139,7 +144,9 @@ def replayed(forward):
 
 def test_rows_of_adapters_are_told_apart_by_what_a_graph_reads(graphed, folder, tmp_path):
     """One recording serves any mixture, and steps without adapters have recordings of their own."""
-    llm, forward, _ = graphed(GraphMode.FULL_AND_PIECEWISE, adapters=3, skip_tokenizer_init=True)
+    llm, forward, _ = graphed(
+        CUDAGraphMode.FULL_AND_PIECEWISE, adapters=3, skip_tokenizer_init=True
+    )
     used = replayed(forward)
     modules = ["q_proj", "v_proj", "o_proj", "gate_proj", "down_proj"]
     folders = {
@@ -163,7 +170,10 @@ def test_rows_of_adapters_are_told_apart_by_what_a_graph_reads(graphed, folder, 
     expected = PeftOracle(folder, folders).greedy_all(list(zip(texts, names, strict=True)), 3)
     assert said(0, 1, 2, 3) == expected
     assert said(0, 1, 3) == [expected[0], expected[1], expected[3]]
-    assert {key[0] for key in used if key[1].adapted} == {RuntimeMode.FULL, RuntimeMode.PIECEWISE}
+    assert {key[0] for key in used if key[1].adapted} == {
+        CUDAGraphRuntimeMode.FULL,
+        CUDAGraphRuntimeMode.PIECEWISE,
+    }
     used.clear()
     assert said(1) == expected[1:2]
     assert used
@@ -180,14 +190,14 @@ def test_drafts_are_checked_in_graphs_of_their_own(graphed, folder, monkeypatch)
     Seer.said = {tuple(t): [said] for t, said in zip(texts, expected, strict=True)}
     Seer.rng = random.Random(7)
     llm, forward, _ = graphed(
-        GraphMode.FULL_DECODE_ONLY, sizes=[18], length=9, max_num_batched_tokens=64,
+        CUDAGraphMode.FULL_DECODE_ONLY, sizes=[18], length=9, max_num_batched_tokens=64,
         speculative_config={"method": "ngram"}, async_scheduling=False,
     )  # fmt: skip
     used = replayed(forward)
     params = SamplingParams(temperature=0, max_tokens=14, ignore_eos=True)
     outputs = llm.generate(texts, params, use_tqdm=False)
     assert [output.outputs[0].token_ids for output in outputs] == expected
-    assert (RuntimeMode.FULL, BatchDescriptor(18, 2, True)) in used
+    assert (CUDAGraphRuntimeMode.FULL, BatchDescriptor(18, 2, True)) in used
     assert llm.core.stats.spec_decode_num_accepted_tokens_total > 5
 
 
@@ -196,7 +206,7 @@ def test_a_draft_model_draws_in_graphs(folder, monkeypatch):
     make_drafts_free(monkeypatch)
     monkeypatch.setenv(kernels.FORCED, "triton")
     ops = kernels.get("cpu")
-    for name in ("paged_attention", "latent_attention"):
+    for name in ("paged_attention", "mla_attention"):
         monkeypatch.setitem(vars(ops), name, getattr(ops, name))
     monkeypatch.setattr(ops, "attention_backend", "TRITON_ATTN")
     used = {}
@@ -210,7 +220,7 @@ def test_a_draft_model_draws_in_graphs(folder, monkeypatch):
         used[parts.is_draft] = replayed(forward)
         parts.batch.decodes_first = True
         sampler = Sampler(parts.loaded.eos_token_ids, model.ops)
-        return DeviceRunner(model, parts.batch, sampler, forward, CPU, parts.masks)
+        return GpuModelRunner(model, parts.batch, sampler, forward, CPU, parts.masks)
 
     monkeypatch.setattr(CpuDevice, "make_runner", make_runner)
     wanted = {"method": "draft_model", "model": str(folder), "num_speculative_tokens": 2}
@@ -223,12 +233,15 @@ def test_a_draft_model_draws_in_graphs(folder, monkeypatch):
     (output,) = llm.generate([[5, 9, 17]], params, use_tqdm=False)
     assert output.outputs[0].token_ids == Oracle(folder).greedy([5, 9, 17], 8)
     assert llm.core.stats.spec_decode_num_accepted_tokens_total > 3
-    draws = (RuntimeMode.FULL, BatchDescriptor(1, 1, True))
+    draws = (CUDAGraphRuntimeMode.FULL, BatchDescriptor(1, 1, True))
     assert used[True].count(draws) > 1
-    assert {kind for kind, _ in used[True]} == {RuntimeMode.FULL, RuntimeMode.PIECEWISE}
+    assert {kind for kind, _ in used[True]} == {
+        CUDAGraphRuntimeMode.FULL,
+        CUDAGraphRuntimeMode.PIECEWISE,
+    }
 
 
-@pytest.mark.parametrize("mode", list(GraphMode)[1:], ids=lambda mode: mode.name)
+@pytest.mark.parametrize("mode", list(CUDAGraphMode)[1:], ids=lambda mode: mode.name)
 def test_every_mode_gives_the_tokens_of_transformers(mode, graphed, folder):
     llm, forward, _ = graphed(mode)
     used = replayed(forward)
@@ -239,7 +252,7 @@ def test_every_mode_gives_the_tokens_of_transformers(mode, graphed, folder):
     oracle = Oracle(folder)
     for prompt, output in zip(prompts, outputs, strict=True):
         assert output.outputs[0].token_ids == oracle.greedy(prompt, 3)
-    expected = {mode.decode, mode.mixed} - {RuntimeMode.NONE}
+    expected = {mode.decode, mode.mixed} - {CUDAGraphRuntimeMode.NONE}
     assert {key[0] for key in used} == expected
     # One layer: two pieces around an attention, and the note above.
     pieces = [len(r.steps) for (kind, _), r in forward._recordings.items() if kind.name != "FULL"]
@@ -247,11 +260,11 @@ def test_every_mode_gives_the_tokens_of_transformers(mode, graphed, folder):
 
 
 def test_what_no_graph_holds_runs_eagerly(graphed):
-    _, forward, _ = graphed(GraphMode.FULL_DECODE_ONLY)
+    _, forward, _ = graphed(CUDAGraphMode.FULL_DECODE_ONLY)
     seen = []
     forward._run, run = (lambda *batch: seen.append(batch) or run(*batch)), forward._run
-    token_ids, context = StaticInputs(16, 4, 4, 1, CPU).rehearse(
-        Dispatcher(GraphMode.NONE, [], 4).dispatch(9, 1, 9)[1]
+    token_ids, context = StaticInputBuffers(16, 4, 4, 1, CPU).dummy_inputs(
+        CUDAGraphDispatcher(CUDAGraphMode.NONE, [], 4).dispatch(9, 1, 9)[1]
     )
     context.query_start_loc = torch.tensor([0, 9], dtype=torch.int32)
     context.seq_lens = torch.tensor([9], dtype=torch.int32)
@@ -264,14 +277,14 @@ def test_garbage_is_collected_once_for_all_graphs(monkeypatch):
     calls = []
     monkeypatch.setattr(gc, "collect", lambda: calls.append(gc.isenabled()))
     during = []
-    dispatcher = Dispatcher(GraphMode.FULL_AND_PIECEWISE, [1, 2, 4], 4)
-    breaks = AttentionBreaks(lambda *args, **options: args[0], NotingRecorder())
+    dispatcher = CUDAGraphDispatcher(CUDAGraphMode.FULL_AND_PIECEWISE, [1, 2, 4], 4)
+    breaks = PiecewiseAttention(lambda *args, **options: args[0], NotingRecorder())
 
     def run(ids, context):
         during.append(gc.isenabled())
         return ids * 2.0
 
-    forward = DeviceForward(run, CPU, dispatcher, StaticInputs(4, 4, 4, 1, CPU), breaks)
+    forward = DeviceForward(run, CPU, dispatcher, StaticInputBuffers(4, 4, 4, 1, CPU), breaks)
     assert forward.capture() == 6
     assert calls == [True]
     assert during == [False] * 12
@@ -280,10 +293,10 @@ def test_garbage_is_collected_once_for_all_graphs(monkeypatch):
 
 def test_graphs_stop_where_memory_does(folder, monkeypatch, caplog):
     monkeypatch.setenv(kernels.FORCED, "triton")
-    dispatcher = Dispatcher(GraphMode.FULL_AND_PIECEWISE, [1, 2, 4], 4)
-    breaks = AttentionBreaks(lambda *args, **options: args[0], NotingRecorder())
+    dispatcher = CUDAGraphDispatcher(CUDAGraphMode.FULL_AND_PIECEWISE, [1, 2, 4], 4)
+    breaks = PiecewiseAttention(lambda *args, **options: args[0], NotingRecorder())
     forward = DeviceForward(
-        lambda ids, context: ids * 2.0, CPU, dispatcher, StaticInputs(4, 4, 4, 1, CPU), breaks
+        lambda ids, context: ids * 2.0, CPU, dispatcher, StaticInputBuffers(4, 4, 4, 1, CPU), breaks
     )
     room = itertools.chain([True, True], itertools.repeat(False))
     assert forward.capture(lambda: next(room)) == 2

@@ -12,10 +12,10 @@ import torch
 import kernels
 from engine import LLM, SamplingParams
 from engine.devices.cpu import CpuDevice
-from engine.devices.device import RunnerParts
+from engine.devices.device import RunnerInputs
 from engine.sampling.sampler import Sampler
-from engine.worker.gpu.graph_dispatcher import BatchDescriptor, RuntimeMode
-from engine.worker.gpu.model_runner import DeviceRunner
+from engine.worker.gpu.graph_dispatcher import BatchDescriptor, CUDAGraphRuntimeMode
+from engine.worker.gpu.model_runner import GpuModelRunner
 from engine.worker.gpu.setup import device_forward
 from tests.engine.models import make_model
 from tests.engine.speculative import test_eagle, test_mtp
@@ -28,7 +28,7 @@ from tests.kernels.triton.test_graphs import NotingRecorder, replayed
 CPU = torch.device("cpu")
 #: Two likely tokens: some drafts hold, some don't.
 BIASED = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logit_bias=test_eagle.BIAS)
-CHECK = (RuntimeMode.FULL, BatchDescriptor(3, 1, True))
+CHECK = (CUDAGraphRuntimeMode.FULL, BatchDescriptor(3, 1, True))
 """A step of one sequence with both of its drafts."""
 
 
@@ -38,23 +38,23 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     make_drafts_free(monkeypatch)
     monkeypatch.setenv(kernels.FORCED, "triton")
     ops = kernels.get("cpu")
-    for name in ("paged_attention", "latent_attention"):
+    for name in ("paged_attention", "mla_attention"):
         monkeypatch.setitem(vars(ops), name, getattr(ops, name))
     monkeypatch.setattr(ops, "attention_backend", "TRITON_ATTN")
     used: list[Any] = []
 
-    def make_runner(self: CpuDevice, parts: RunnerParts) -> DeviceRunner:
+    def make_runner(self: CpuDevice, parts: RunnerInputs) -> GpuModelRunner:
         model, hidden = parts.loaded.model, parts.hidden
         assert hidden is not None
-        hidden.rehearse(2)
+        hidden.warm_up(2)
         forward = device_forward(
-            model, self.config, 8, 16, 1, NotingRecorder, taps=hidden.taps  # type: ignore[arg-type]
+            model, self.config, 8, 16, 1, NotingRecorder, taps=hidden.aux_layers  # type: ignore[arg-type]
         )  # fmt: skip
         forward.capture()
         used.append(replayed(forward))
         parts.batch.decodes_first = True
         sampler = Sampler(parts.loaded.eos_token_ids, model.ops)  # type: ignore[attr-defined]
-        return DeviceRunner(model, parts.batch, sampler, forward, CPU, parts.masks, hidden)
+        return GpuModelRunner(model, parts.batch, sampler, forward, CPU, parts.masks, hidden)
 
     monkeypatch.setattr(CpuDevice, "make_runner", make_runner)
     return used

@@ -16,7 +16,7 @@ from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError, ModelLoadError
 from engine.model_loader.loader import load_model, reload_model
 from engine.models.decoder import NativeDecoder
-from engine.models.forward_context import AttentionContext
+from engine.models.forward_context import AttentionMetadata
 from engine.models.kv_scales import calibrate, sample_tokens
 from engine.quantization.formats.registry import find_format
 from tests.engine.models import make_model
@@ -53,7 +53,7 @@ def load(folder, **settings):
 def hidden(model, tokens, dtype):
     count = len(tokens)
     model.allocate_kv(4, 16, dtype)
-    context = AttentionContext(
+    context = AttentionMetadata(
         positions=torch.arange(count), slot_mapping=torch.arange(count),
         block_tables=torch.arange(4, dtype=torch.int32)[None],
         seq_lens=torch.tensor([count], dtype=torch.int32),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from triton.runtime.interpreter import InterpreterBuilder
 
-from kernels.attention_args import AttentionArgs, LatentArgs
+from kernels.attention_args import AttentionArgs, MlaArgs
 from kernels.triton.attention import latent_attention
 from kernels.triton.batch_invariant import InvariantHeadLinears, InvariantLinear
 from kernels.triton.launch import Target, watch
@@ -27,8 +27,8 @@ make_batch = partial(any_batch, kv_heads=1, dtype=torch.float16)
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
-def given(batch: Batch, latent: int, **more: Tensor) -> LatentArgs:
-    return LatentArgs(
+def given(batch: Batch, latent: int, **more: Tensor) -> MlaArgs:
+    return MlaArgs(
         q=batch.q, cache=batch.key_cache, latent=latent, block_tables=batch.block_tables,
         seq_lens=batch.seq_lens, query_start_loc=batch.query_start_loc, scale=batch.scale, **more,
     )  # fmt: skip
@@ -139,7 +139,7 @@ def test_parts_of_split_sequences_take_little_more_than_a_gigabyte(queries):
 
     meta = {"device": "meta"}
     ints = {"dtype": torch.int32, **meta}
-    args = LatentArgs(
+    args = MlaArgs(
         q=torch.empty(256 * queries, 128, 576, dtype=torch.bfloat16, **meta),
         cache=torch.empty(4, 1, 64, 576, dtype=torch.bfloat16, **meta), latent=512,
         block_tables=torch.empty(256, 2560, **ints), seq_lens=torch.empty(256, **ints),

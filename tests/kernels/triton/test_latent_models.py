@@ -13,8 +13,8 @@ from engine import LLM, LoRARequest, SamplingParams
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import InvalidRequest
 from engine.models.decoder import NativeDecoder
-from engine.models.layers.moe import FusedExperts
-from engine.worker.gpu.graph_dispatcher import GraphMode, RuntimeMode
+from engine.models.layers.moe import GroupedMoe
+from engine.worker.gpu.graph_dispatcher import CUDAGraphMode, CUDAGraphRuntimeMode
 from engine.worker.gpu.setup import device_forward
 from kernels.triton import TritonKernels
 from kernels.triton.quantized import GroupedExperts
@@ -79,7 +79,7 @@ def test_greedy_tokens_equal_those_of_transformers(name: str, forced: None, tmp_
     width = RECIPES[name]["kv_lora_rank"] + RECIPES[name]["qk_rope_head_dim"]
     assert llm.core.capacity.kv_bytes_per_token == 2 * width * 4
     if RECIPES[name].get("n_routed_experts"):
-        assert isinstance(model.weights[1].experts, FusedExperts)
+        assert isinstance(model.weights[1].experts, GroupedMoe)
     assert tokens(llm, PROMPTS) == [oracle.greedy(prompt, 3) for prompt in PROMPTS]
     before = llm.core.snapshot().prefix_cache_hits_total
     assert tokens(llm, [AGAIN]) == [oracle.greedy(AGAIN, 3)]
@@ -90,10 +90,10 @@ def test_greedy_tokens_equal_those_of_transformers(name: str, forced: None, tmp_
 def graphed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[LLM, Any]]:
     """An engine whose steps go through graphs of a mode, and its forward pass."""
 
-    def made(mode: GraphMode, folder: Path) -> tuple[LLM, Any]:
+    def made(mode: CUDAGraphMode, folder: Path) -> tuple[LLM, Any]:
         monkeypatch.setenv(kernels.FORCED, "triton")
         ops = kernels.get("cpu")
-        for name in ("paged_attention", "latent_attention"):
+        for name in ("paged_attention", "mla_attention"):
             monkeypatch.setitem(vars(ops), name, getattr(ops, name))
         monkeypatch.setattr(ops, "attention_backend", "TRITON_ATTN")
         llm = make(folder, max_num_seqs=4, max_num_batched_tokens=8)
@@ -111,17 +111,17 @@ def graphed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[LLM, Any]]:
 
 
 @pytest.mark.parametrize(
-    "mode", [GraphMode.FULL, GraphMode.FULL_AND_PIECEWISE], ids=lambda mode: mode.name
+    "mode", [CUDAGraphMode.FULL, CUDAGraphMode.FULL_AND_PIECEWISE], ids=lambda mode: mode.name
 )
 def test_graphs_give_the_tokens_of_transformers(
-    mode: GraphMode, graphed: Callable[..., tuple[LLM, Any]], tmp_path: Path
+    mode: CUDAGraphMode, graphed: Callable[..., tuple[LLM, Any]], tmp_path: Path
 ) -> None:
     folder = tiny("deepseek_v3", tmp_path, num_hidden_layers=1, first_k_dense_replace=0)
     llm, forward = graphed(mode, folder)
     used = replayed(forward)
     oracle = Oracle(folder)
     assert tokens(llm, PROMPTS) == [oracle.greedy(prompt, 3) for prompt in PROMPTS]
-    assert {key[0] for key in used} == {mode.decode, mode.mixed} - {RuntimeMode.NONE}
+    assert {key[0] for key in used} == {mode.decode, mode.mixed} - {CUDAGraphRuntimeMode.NONE}
     # One layer: two pieces around an attention, and what notes that they ran.
     pieces = [len(r.steps) for (kind, _), r in forward._recordings.items() if kind.name != "FULL"]
     assert all(count == 2 + 1 + 1 for count in pieces)

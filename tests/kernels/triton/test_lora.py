@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.lora import LoraPart, LoraRows, LoraWeights
+from kernels.lora import LoraMapping, LoraSlice, LoraWeights
 from kernels.triton.lora import TritonLoraSlots
 from tests.kernels.tolerance import assert_close
 
@@ -25,7 +25,7 @@ def adapter(depth, ranks, dtype, *, bias=False, left_out=()):
     for index, (columns, rank) in enumerate(zip(PARTS, ranks, strict=True)):
         if index not in left_out:
             b = torch.randn(columns, rank).to(dtype)
-            parts.append(LoraPart(first, b, rows, 0.7 + index))
+            parts.append(LoraSlice(first, b, rows, 0.7 + index))
             rows += rank
         first += columns
     a = (torch.randn(rows, depth) / depth**0.5).to(dtype)
@@ -49,7 +49,7 @@ def expected_of(y, x, lora, rows):
 
 def rows_of(slots, groups, tokens, *, padded=True):
     made = slots.sort([(s, np.array(r)) for s, r in groups], tokens, padded=padded)
-    return LoraRows(*(torch.from_numpy(array) for array in made))
+    return LoraMapping(*(torch.from_numpy(array) for array in made))
 
 
 def check(slots, loras, tokens, depth, dtype, seed=0, *, padded=True):
@@ -94,7 +94,7 @@ def test_tiles_of_64_rows_and_one_slot_for_all(monkeypatch):
 def test_biases_alone_and_no_row_at_all():
     slots = TritonLoraSlots({PLACE: 3}, 2, 16, torch.float32, CPU)
     nothing = LoraWeights(
-        a=torch.zeros(0, 24), parts=[LoraPart(0, torch.zeros(COLUMNS, 0), 0)],
+        a=torch.zeros(0, 24), parts=[LoraSlice(0, torch.zeros(COLUMNS, 0), 0)],
         out_features=COLUMNS, gain=torch.full((COLUMNS,), 2.0), shift=torch.ones(COLUMNS),
     )  # fmt: skip
     check(slots, [nothing], 5, 24, torch.float32)
@@ -139,7 +139,7 @@ def test_padded_tiles_hold_every_mixture(rows, most):
         owner = rng.integers(-1, spread, rows)
         groups = [(s, np.flatnonzero(owner == s)) for s in range(spread) if (owner == s).any()]
         order, owners, count = slots.sort(groups, rows, padded=True)
-        assert len(owners) == slots.most_tiles(rows) >= count[0]
+        assert len(owners) == slots.max_tiles(rows) >= count[0]
         seen = {}
         for tile, slot in zip(order.reshape(len(owners), -1), owners, strict=True):
             seen.setdefault(int(slot), []).extend(tile[tile >= 0].tolist())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.lora import EMBEDDING, EMBEDDING_ROWS, HEAD, EmbeddingWeights, LoraPart, LoraWeights
+from kernels.lora import EMBEDDING, EMBEDDING_ROWS, HEAD, EmbeddingWeights, LoraSlice, LoraWeights
 from kernels.triton.lora import TritonLoraSlots
 from tests.kernels.tolerance import assert_close
 from tests.kernels.triton.test_lora import CPU, rows_of
@@ -78,7 +78,7 @@ def test_an_output_layer_adds_to_float32_logits_of_bfloat16_states():
     slots = TritonLoraSlots(PLACES, 2, 16, dtype, CPU)
     a, b = (torch.randn(5, HIDDEN) / 9).to(dtype), torch.randn(VOCAB, 5).to(dtype)
     gain = torch.rand(VOCAB) + 0.5
-    lora = LoraWeights(a=a, parts=[LoraPart(0, b, 0, 2.0)], out_features=VOCAB, gain=gain)
+    lora = LoraWeights(a=a, parts=[LoraSlice(0, b, 0, 2.0)], out_features=VOCAB, gain=gain)
     table = slots.put([{}] * LAST + [{HEAD: slots.pack(lora)}])
     logits, hidden = torch.randn(3, VOCAB), torch.randn(3, HIDDEN).to(dtype)
     expected = logits.double()

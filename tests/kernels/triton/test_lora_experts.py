@@ -8,10 +8,10 @@ import torch
 
 from engine.models.decoder_spec import MoeSpec
 from engine.models.layers.linear import MlpWeights
-from engine.models.layers.moe import FusedExperts
+from engine.models.layers.moe import GroupedMoe
 from kernels.interface import ActivationSpec, ExpertLayers
-from kernels.lora import EXPERTS, LoraPart, LoraRows, LoraWeights, MixtureRows
-from kernels.moe import ExpertsOneByOne
+from kernels.lora import EXPERTS, LoraMapping, LoraSlice, LoraWeights, MoeLoraMapping
+from kernels.moe import SequentialMoe
 from kernels.triton import TritonKernels
 from kernels.triton.lora import TritonLoraSlots
 from kernels.triton.quantized import GroupedExperts
@@ -47,7 +47,7 @@ def fused(layers, dtype):
                for up, down in zip(layers.gate_up, layers.down, strict=True))  # fmt: skip
     moe = MoeSpec(num_experts=COUNT, top_k=TOP_K, intermediate_size=INNER, layers=(True,))
     shared = MlpWeights(layers.shared_gate_up, layers.shared_down, SILU, True)
-    return FusedExperts(OPS, layers.router, weights, moe, dtype, "silu", shared, layers.shared_gate)
+    return GroupedMoe(OPS, layers.router, weights, moe, dtype, "silu", shared, layers.shared_gate)
 
 
 def adapter(layers, rank, dtype, *left_out):
@@ -59,7 +59,7 @@ def adapter(layers, rank, dtype, *left_out):
         half = layer.out_features // 2 if "up" in slot else layer.out_features
         cuts = [(0, half), (half, layer.out_features)][: layer.out_features // half]
         parts = [
-            LoraPart(first, (0.4 * torch.randn(last - first, rank)).to(dtype), place * rank, 0.75)
+            LoraSlice(first, (0.4 * torch.randn(last - first, rank)).to(dtype), place * rank, 0.75)
             for place, (first, last) in enumerate(cuts)
         ]
         a = (torch.randn(len(parts) * rank, layer.in_features) / layer.in_features**0.5).to(dtype)
@@ -85,7 +85,7 @@ def rows_of(slots, owner, tables, *, padded=True):
               for index, table in enumerate(tables)]  # fmt: skip
     groups = [(slot, own) for slot, own in groups if len(own)]
     made = slots.sort(groups, len(owner), padded=padded)
-    return MixtureRows(slots, LAYER, LoraRows(*(torch.from_numpy(each) for each in made)))
+    return MoeLoraMapping(slots, LAYER, LoraMapping(*(torch.from_numpy(each) for each in made)))
 
 
 def case(dtype, quantization=None):
@@ -104,14 +104,14 @@ def expected(layers, loras, owner, x):
          (owner == index).nonzero().flatten())
         for index, lora in enumerate(loras)
     ]  # fmt: skip
-    return ExpertsOneByOne(OPS, layers).adapted(x, uses)
+    return SequentialMoe(OPS, layers).forward_with_adapters(x, uses)
 
 
 def check(made, dtype, quantization=None, *, padded=True):
     layers, loras, owner, x = case(dtype, quantization)
     slots, experts = slots_of(dtype), made(layers)
     tables = [put(slots, lora) for lora in loras]
-    found = experts.slotted(x, rows_of(slots, owner, tables, padded=padded))
+    found = experts.forward_with_slots(x, rows_of(slots, owner, tables, padded=padded))
     wanted = expected(layers, loras, owner, x)
     rounded = torch.float32 if quantization is None else torch.bfloat16
     assert_close(found, wanted, dtype if quantization is None else rounded, 16.0)
@@ -128,7 +128,7 @@ def test_stacked_experts_give_each_row_what_its_adapter_adds(dtype, padded):
 
 
 def test_experts_one_by_one_do_so_too():
-    check(lambda layers: ExpertsOneByOne(OPS, layers), torch.float32)
+    check(lambda layers: SequentialMoe(OPS, layers), torch.float32)
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
@@ -147,7 +147,7 @@ def test_a_row_of_an_expert_has_the_same_bits_alone_where_that_is_asked_for(monk
     slots = slots_of(torch.float32, alike=True)
     tables, place = [put(slots, lora) for lora in loras], (LAYER, EXPERTS["up"])
     y = torch.randn(len(x), 2 * INNER)
-    owners = rows_of(slots, owner, tables).owners(len(x))
+    owners = rows_of(slots, owner, tables).slot_by_row(len(x))
     assert owners.tolist() == [-1 if own < 0 else tables[own].slot for own in owner.tolist()]
     together = y.clone()
     slots.add_expert(place, 2, together, x, owners)
@@ -166,6 +166,6 @@ def test_what_does_not_fit_is_refused():
                                 shift=torch.ones(2 * INNER))}  # fmt: skip
     with pytest.raises(ValueError, match="matrices alone"):
         put(slots, bias)
-    owners = rows_of(slots, owner, [put(slots, lora) for lora in loras]).owners(len(x))
+    owners = rows_of(slots, owner, [put(slots, lora) for lora in loras]).slot_by_row(len(x))
     with pytest.raises(ValueError, match="owners for"):
         slots.add_expert((LAYER, EXPERTS["up"]), 0, torch.zeros(3, 2 * INNER), x[:3], owners)

@@ -15,8 +15,8 @@ from engine import LLM, LoRARequest, PoolingParams, SamplingParams
 from engine.devices.cpu import CpuDevice
 from engine.models.decoder import NativeDecoder
 from engine.models.encoders.encoder import NativeEncoder
-from engine.worker.gpu.input_buffers import stage_all
-from engine.worker.gpu.model_runner import HeadRows
+from engine.worker.gpu.input_buffers import stage_eager
+from engine.worker.gpu.model_runner import LogitsLoraRows
 from engine.worker.model_runner import StepLogits
 from tests.engine.lora.peft_oracle import PeftOracle, checkpoint, make_adapter, prompts
 from tests.engine.lora.test_experts import FAMILIES
@@ -41,7 +41,7 @@ def by_slots(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     def staged(forward: Any) -> Any:
         def run(model: Any, token_ids: torch.Tensor, context: Any, *more: Any) -> Any:
-            there = stage_all(token_ids, context, CPU, model.lora_slots).context
+            there = stage_eager(token_ids, context, CPU, model.lora_slots).context
             lengths = context.query_start_loc
             there = dataclasses.replace(there, query_start_loc=lengths)
             return forward(model, token_ids, there, *more)
@@ -94,7 +94,7 @@ def test_tokens_that_an_adapter_brings_are_the_cpus(
     request.getfixturevalue("by_slots")
 
     def adapted(logits: Any, hidden: torch.Tensor, heads: Any) -> Any:
-        rows = HeadRows(logits._model, heads, len(hidden))
+        rows = LogitsLoraRows(logits._model, heads, len(hidden))
         return rows.logits(hidden, [torch.from_numpy(each) for each in rows.arrays])
 
     monkeypatch.setattr(StepLogits, "_adapted", adapted)

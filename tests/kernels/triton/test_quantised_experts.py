@@ -9,12 +9,12 @@ import torch
 
 from kernels.interface import ActivationSpec, ExpertLayers
 from kernels.layers import gated_activation
-from kernels.moe import ExpertsOneByOne
+from kernels.moe import SequentialMoe
 from kernels.triton import TritonKernels
 from kernels.triton.batch_invariant import InvariantTritonKernels
 from kernels.triton.moe import align
 from kernels.triton.quantized import GroupedExperts
-from kernels.triton.quantized.linear import Sorted
+from kernels.triton.quantized.linear import SortedRows
 from kernels.triton.quantized.moe import StackedLinear, stackable
 
 OPS = TritonKernels("cpu", "a test")
@@ -109,14 +109,14 @@ def test_all_experts_at_once(quantization, tokens, count, top_k, dtype, kind):
     x = torch.randn(tokens, HIDDEN).to(dtype)
     made = OPS.compile_experts(experts)
     assert isinstance(made, GroupedExperts)
-    assert not made.waits
+    assert not made.needs_host_sync
     got, expected = made(x), exact(experts, x)
     assert got.dtype == dtype
     error = (got.double() - expected).norm() / expected.norm()
     rounding = 1e-2 if dtype == torch.bfloat16 else 1e-5
     assert float(error) <= ROUNDED_INPUTS[quantization] + rounding
     # And it's what the experts give one by one, whose activations are rounded as well.
-    alone = ExpertsOneByOne(OPS, experts)
+    alone = SequentialMoe(OPS, experts)
     torch.testing.assert_close(got, alone(x), rtol=0, atol=3 * rounding * float(got.abs().max()))
     assert made.nbytes == alone.nbytes
     assert made(x[:0]).shape == (0, HIDDEN)
@@ -155,8 +155,8 @@ def test_experts_of_several_forms_run_one_by_one():
     other = mixture("int8", 3, 2)
     mixed = dataclasses.replace(experts, down=[*experts.down[:2], other.down[2]])
     made = OPS.compile_experts(mixed)
-    assert isinstance(made, ExpertsOneByOne)
-    assert made.waits
+    assert isinstance(made, SequentialMoe)
+    assert made.needs_host_sync
     assert made(torch.randn(4, HIDDEN)).shape == (4, HIDDEN)
     assert not stackable(mixture(None, 2, 1).gate_up)
     assert not stackable([*experts.gate_up, experts.down[0]])
@@ -168,6 +168,6 @@ def test_what_does_not_go_together_is_refused():
         OPS.compile_experts(dataclasses.replace(experts, top_k=4))
     up, groups = StackedLinear(experts.gate_up), align(torch.zeros(4, dtype=torch.int32), 3, 16)
     with pytest.raises(ValueError, match="columns"):
-        up(torch.randn(2, HIDDEN + 1), Sorted(groups, 2, None), torch.float32)
+        up(torch.randn(2, HIDDEN + 1), SortedRows(groups, 2, None), torch.float32)
     with pytest.raises(ValueError, match="4 sorted rows"):
-        up(torch.randn(3, HIDDEN), Sorted(groups, 2, None), torch.float32)
+        up(torch.randn(3, HIDDEN), SortedRows(groups, 2, None), torch.float32)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.interface import Integers
-from kernels.linear_factory import Codes, Coding, decoded
+from kernels.interface import IntegerRows
+from kernels.linear_factory import CodeFormat, CodeRows, dequantize_codes
 from kernels.reference.linear import dequantize
 from kernels.triton import TritonKernels
 from kernels.triton.batch_invariant import ROWS, InvariantTritonKernels
@@ -65,26 +65,26 @@ def coded(depth, group, rows=40):
     """e4m3 of all kinds but NaN, with a scale for each `group` of a row; 0: for all of it."""
     codes = torch.randint(0, 256, (rows, depth), dtype=torch.uint8)
     codes[(codes & 0x7F) == 0x7F] = 0x01
-    coding = Coding("e4m3", group or 256)
+    coding = CodeFormat("e4m3", group or 256)
     groups = -(-depth // coding.group_size)
     scales = torch.rand(rows, groups if group else 1).add(0.01) / depth
-    return Codes(codes, scales.expand(rows, groups).contiguous()), coding
+    return CodeRows(codes, scales.expand(rows, groups).contiguous()), coding
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("depth", "group"), [(300, 0), (200, 64), (96, 32)])
 def test_floats_of_a_checkpoint_stay_as_they_are(dtype, depth, group):
     whole, coding = coded(depth, group)
-    assert OPS.keeps_codes(coding)
+    assert OPS.keeps_code_format(coding)
     pieces = [
-        Codes(whole.codes[:32], whole.scales[:32]),
-        Codes(whole.codes[32:], whole.scales[32:]),
+        CodeRows(whole.codes[:32], whole.scales[:32]),
+        CodeRows(whole.codes[32:], whole.scales[32:]),
     ]
     bias = torch.randn(40)
     layer = OPS.StreamedCodedLinear((40, depth), pieces, bias, coding=coding)
     assert isinstance(layer, Fp8Linear)
     assert layer.nbytes == 40 * (depth + 4 * (-(-depth // group) if group else 1))
-    meant = decoded(whole, coding)
+    meant = dequantize_codes(whole, coding)
     ids = torch.tensor([39, 0, 7, 7])
     assert torch.equal(layer.rows(ids), meant[ids])
     for rows in (1, 19):
@@ -101,9 +101,11 @@ def test_a_weight_that_is_no_number_breaks_its_column_alone():
     assert got[:, 8:].isfinite().all()
 
 
-@pytest.mark.parametrize("coding", [Coding("e2m1", 32), Coding("e4m3", 48), Coding("e4m3", 16)])
+@pytest.mark.parametrize(
+    "coding", [CodeFormat("e2m1", 32), CodeFormat("e4m3", 48), CodeFormat("e4m3", 16)]
+)
 def test_codes_that_fit_no_block_of_a_product_are_read(coding):
-    assert not OPS.keeps_codes(coding)
+    assert not OPS.keeps_code_format(coding)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -111,7 +113,7 @@ def test_sorted_inputs_meet_their_columns(bits):
     """As GPTQ's act-order has them; experts of such layers run one by one."""
     order = torch.randperm(128)
     values = torch.randint(0, 16, (24, 128), dtype=torch.int8)
-    whole = Integers(values, torch.rand(24, 4) / 16)
+    whole = IntegerRows(values, torch.rand(24, 4) / 16)
     form = {"bits": bits, "group_size": 32}
     plain = OPS.StreamedIntegerLinear((24, 128), [whole], **form)
     layer = OPS.StreamedIntegerLinear((24, 128), [whole], order=order, **form)
@@ -131,10 +133,10 @@ def test_layers_of_checkpoints_are_batch_invariant_where_asked():
     ops, (whole, coding) = InvariantTritonKernels("cpu", "a test"), coded(96, 32)
     floats = ops.StreamedCodedLinear((40, 96), [whole], coding=coding)
     integers = ops.StreamedIntegerLinear(
-        (8, 32), [Integers(torch.zeros(8, 32, dtype=torch.int8), torch.ones(8, 1))], bits=8,
+        (8, 32), [IntegerRows(torch.zeros(8, 32, dtype=torch.int8), torch.ones(8, 1))], bits=8,
         group_size=32, order=torch.randperm(32),
     )  # fmt: skip
-    assert floats.alike == integers.alike == ROWS
+    assert floats.fixed_tile == integers.fixed_tile == ROWS
 
 
 def test_zero_points_become_minima_of_float16():

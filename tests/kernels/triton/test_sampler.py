@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.contract.sampling_params import SamplingParams
-from engine.sampling import Sampler, SequenceSampling
+from engine.sampling import RequestSamplingState, Sampler
 from engine.sampling.logprobs import prompt_logprobs
-from engine.sampling.token_bitmask import MaskedRows, pack, unpack
+from engine.sampling.token_bitmask import TokenBitmask, pack_bits, unpack_bits
 from kernels.triton import TritonKernels
 from kernels.triton.launch import Target, watch
 from tests.engine.sampling import reference
@@ -99,7 +99,7 @@ def test_grammar_masks(forced):
     logits[3] = float("-inf")  # everything forbidden by something else
     flags = rng.random((3, 96)) < 0.2
     bits = np.packbits(flags, axis=1, bitorder="little").view(np.int32)
-    mask = MaskedRows([4, 3, 0], bits, forced)
+    mask = TokenBitmask([4, 3, 0], bits, forced)
     plain = logits.clone()
     mask.apply(plain)
     mask.apply(logits, OPS.edits)
@@ -107,33 +107,33 @@ def test_grammar_masks(forced):
 
 
 def test_packed_bits_are_unpacked_again():
-    bits = pack([[0, 31, 32, 76], [], [5, -1, 77, 1 << 40]], 77)
-    allowed = unpack(bits, 77, torch.device("cpu"))
+    bits = pack_bits([[0, 31, 32, 76], [], [5, -1, 77, 1 << 40]], 77)
+    allowed = unpack_bits(bits, 77, torch.device("cpu"))
     assert [row.nonzero().squeeze(-1).tolist() for row in allowed] == [[0, 31, 32, 76], [], [5]]
 
 
 def test_choosing_never_waits_for_the_device():
     """Meta tensors have no data: whatever looked at a number there would raise."""
     fields = {"temperature": 0.7, "top_p": 0.9, "top_k": 20, "min_p": 0.02}
-    states: list[SequenceSampling] = [
+    states: list[RequestSamplingState] = [
         state(temperature=0),
         state(**fields, repetition_penalty=1.2, frequency_penalty=0.3, output=[1, 2, 2]),
         state(temperature=1.0, logit_bias={3: 1.0}, allowed_token_ids=[1, 2, 3, 4]),
         state(**fields, min_tokens=5, bad_words_token_ids=[[5], [6, 7]], output=[6]),
         state(temperature=0, logprobs=4),
     ]
-    mask = MaskedRows([1, 4], np.full((2, 4), -1, dtype=np.int32), [0])
+    mask = TokenBitmask([1, 4], np.full((2, 4), -1, dtype=np.int32), [0])
     launched = []
     ops = TritonKernels("meta", "a test")
     with watch(lambda kernel, *_: launched.append(kernel.__name__), Target(90, 132)):
         sampler = Sampler(EOS, ops)
         for _ in range(2):
             logits = torch.empty(5, 128, device="meta")
-            choice = sampler.choose(logits, states, mask)
+            choice = sampler.sample_async(logits, states, mask)
             assert choice.token_ids.device.type == "meta"
     kinds = {
         "place_edit_kernel", "bitmask_kernel", "record_kernel", "penalise_kernel", "scan_kernel",
-        "settle_kernel", "gather_kernel", "choose_kernel", "sort_kernel", "search_kernel",
+        "select_kernel", "gather_kernel", "choose_kernel", "sort_kernel", "search_kernel",
         "logprobs_kernel",
     }  # fmt: skip
     assert set(launched) == kinds

@@ -10,7 +10,7 @@ import importlib
 import pytest
 import torch
 
-from kernels.logit_edits import PenalisedRows, TokenTable
+from kernels.logit_edits import PenaltyRows, TokenTable
 from kernels.reference import sampling as reference
 from kernels.triton.launch import launch
 from kernels.triton.sampling import TritonLogitEdits, argmax, sample, token_logprobs
@@ -133,7 +133,7 @@ def test_wrong_settings_are_refused():
 
 def penalised(rows, slots):
     made = [torch.tensor(given, dtype=torch.int32) for given in (rows, slots)]
-    return PenalisedRows(
+    return PenaltyRows(
         *made, torch.tensor([1.5, 0.8]), torch.tensor([0.5, -1.0]), torch.tensor([0.3, 2.0])
     )
 
@@ -142,7 +142,7 @@ def test_penalties_touch_only_what_is_named():
     logits = torch.randn(3, 50)
     table = TokenTable(*(torch.full((4, 600), 7, dtype=torch.int32) for _ in range(2)))
     changes = [(3, 0, 3, 1), (3, 1, 49, 0), (1, 0, 0, 2), (1, 1, 7, 0), (1, 2, 8, 5)]
-    EDITS.record(table, torch.tensor(changes, dtype=torch.int32).T)
+    EDITS.update_token_table(table, torch.tensor(changes, dtype=torch.int32).T)
     assert int((table.ids != 7).sum()) == 4
     expected, factors = logits.double(), penalised([0, 2], [3, 1])
     for slot, _, token, count in changes:
@@ -151,7 +151,7 @@ def test_penalties_touch_only_what_is_named():
         value = value / factor if value > 0 else value * factor
         value -= float(factors.frequency[at]) * count
         expected[2 * at, token] = value - (float(factors.presence[at]) if count else 0.0)
-    EDITS.penalise(logits, factors, table, torch.tensor([2, 3], dtype=torch.int32))
+    EDITS.apply_penalties(logits, factors, table, torch.tensor([2, 3], dtype=torch.int32))
     torch.testing.assert_close(logits.double(), expected, rtol=1e-6, atol=1e-6)
 
 
@@ -160,9 +160,9 @@ def test_no_penalties():
     table = TokenTable(*(torch.zeros((0, 0), dtype=torch.int32) for _ in range(2)))
     before = logits.clone()
     none = torch.empty(0, dtype=torch.int32)
-    empty = PenalisedRows(none, none, none.float(), none.float(), none.float())
-    EDITS.record(table, torch.empty((4, 0), dtype=torch.int32))
-    EDITS.penalise(logits, empty, table, none)
+    empty = PenaltyRows(none, none, none.float(), none.float(), none.float())
+    EDITS.update_token_table(table, torch.empty((4, 0), dtype=torch.int32))
+    EDITS.apply_penalties(logits, empty, table, none)
     assert torch.equal(logits, before)
 
 
@@ -172,24 +172,24 @@ def test_edits_of_single_places():
     rows, ids = torch.arange(600) % 3, torch.randperm(5000)[:600]
     values = torch.randn(600)
     expected[rows, ids] += values
-    EDITS.add(logits, rows, ids, values)
+    EDITS.add_bias(logits, rows, ids, values)
     assert torch.equal(logits, expected)
     expected[rows, ids] = float("-inf")
-    EDITS.forbid(logits, rows.repeat(2), ids.repeat(2))
+    EDITS.mask_tokens(logits, rows.repeat(2), ids.repeat(2))
     assert torch.equal(logits, expected)
 
 
 def test_edits_that_do_not_fit_are_refused():
     logits, one = torch.randn(2, 50), torch.zeros(1, dtype=torch.int64)
     with pytest.raises(ValueError, match="too few"):
-        EDITS.keep(logits, one, torch.zeros((1, 1), dtype=torch.int32), None)
+        EDITS.apply_bitmask(logits, one, torch.zeros((1, 1), dtype=torch.int32), None)
     with pytest.raises(ValueError, match="bits"):
-        EDITS.keep(logits, one, torch.zeros((1, 2)), None)
+        EDITS.apply_bitmask(logits, one, torch.zeros((1, 2)), None)
     with pytest.raises(ValueError, match="values"):
-        EDITS.add(logits, one, one, torch.zeros(2))
+        EDITS.add_bias(logits, one, one, torch.zeros(2))
     table = TokenTable(*(torch.zeros((1, 4), dtype=torch.int32) for _ in range(2)))
     with pytest.raises(ValueError, match="changes"):
-        EDITS.record(table, torch.zeros((3, 1), dtype=torch.int32))
+        EDITS.update_token_table(table, torch.zeros((3, 1), dtype=torch.int32))
 
 
 @pytest.mark.parametrize("vocab", [1, 17, 3000])

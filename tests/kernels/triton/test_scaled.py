@@ -57,7 +57,7 @@ def test_many_rows_are_multiplied_by_torch(calls, biased):
 def test_few_rows_and_batch_invariant_layers_have_our_kernel(calls):
     layer = OPS.PackedLinear(torch.randn(32, 64), quantization="fp8")
     layer(torch.randn(16, 64).to(BF16))
-    layer.alike = 64
+    layer.fixed_tile = 64
     layer(torch.randn(17, 64).to(BF16))
     assert calls == []
 

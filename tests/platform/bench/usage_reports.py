@@ -127,7 +127,7 @@ LONGEST |= {"60 minutes by minute": ("1m", 1 / 24), "1440 minutes by minute": ("
 
 def measure() -> None:
     """One line a question."""
-    from metering.access import Question, access_all_usage, access_usage, first_page, report
+    from metering.access import UsageQuery, access_all_usage, access_usage, first_page, report
     from tenants.models import Tenant, User
 
     tenant = Tenant.objects.get(slug="t1")
@@ -142,7 +142,7 @@ def measure() -> None:
     for name, (width, days) in LONGEST.items():
         for who, tenants in (("a tenant", [tenant.pk]), ("all tenants", None)):
             for groups in GROUPS:
-                question = Question(
+                question = UsageQuery(
                     start=last - timedelta(days=days),
                     end=last,
                     width=width,
@@ -156,7 +156,7 @@ def measure() -> None:
 
     for days in (30, DAYS):
         for groups in GROUPS:
-            question = Question(
+            question = UsageQuery(
                 start=last - timedelta(days=days), end=last, width="1d", group_by=groups
             )
             show(
@@ -205,12 +205,12 @@ def begin(rows: int) -> None:
     from django.db import connection
 
     from tenants import actions
-    from tenants.actors import SYSTEM
+    from tenants.actors import SYSTEM_ACTOR
 
     for number in range(TENANTS):
-        tenant = actions.create_tenant(actor=SYSTEM, name=f"T{number}", slug=f"t{number}")
+        tenant = actions.create_tenant(actor=SYSTEM_ACTOR, name=f"T{number}", slug=f"t{number}")
         for _ in range(KEYS):
-            actions.create_key(actor=SYSTEM, tenant=tenant)
+            actions.create_key(actor=SYSTEM_ACTOR, tenant=tenant)
     began = time.perf_counter()
     fill(rows)
     print(f"{rows:,} rows on {connection.vendor} in {time.perf_counter() - began:.0f} s")

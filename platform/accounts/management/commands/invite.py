@@ -10,7 +10,7 @@ from accounts.invitation_mail import mail_invitation
 from common.commands import QuireCommand
 from common.files import instance_url
 from tenants import actions
-from tenants.actors import COMMAND_LINE
+from tenants.actors import CLI_ACTOR
 from tenants.cli import add_role_option, find_tenant
 
 
@@ -41,7 +41,7 @@ class Command(QuireCommand):
         if not base.startswith(("http://", "https://")):
             raise CommandError("Name --url: no instance runs in this data dir.")
         made = actions.invite(
-            actor=COMMAND_LINE,
+            actor=CLI_ACTOR,
             tenant=find_tenant(options["tenant"]),
             email=options["email"],
             role=options["role"],
@@ -50,4 +50,6 @@ class Command(QuireCommand):
         link = f"{base.rstrip('/')}/{path}"
         self.stdout.write(link)
         mailed = mail_invitation(made.invitation, link)
-        self.note(f"{'It was mailed too' if mailed else 'No mail was sent'}: keep it to yourself.")
+        self.print_note(
+            f"{'It was mailed too' if mailed else 'No mail was sent'}: keep it to yourself."
+        )

@@ -56,7 +56,7 @@ class Command(QuireCommand):
         )
         self.table(head, lines)
         for problem in problems:
-            self.note(problem)
+            self.print_note(problem)
 
 
 def answers(adapter: Adapter, version: int) -> str:

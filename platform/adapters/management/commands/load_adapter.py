@@ -13,7 +13,7 @@ from adapters import version_jobs as work
 from adapters.models import WORKING, AdapterVersion, VersionState
 from catalog.cli import find_model
 from common.commands import QuireCommand
-from tenants.actors import COMMAND_LINE
+from tenants.actors import CLI_ACTOR
 from tenants.cli import find_tenant
 
 
@@ -50,7 +50,7 @@ class Command(QuireCommand):
         source = options["source"]
         path = Path(source).expanduser()
         common: dict[str, Any] = {
-            "actor": COMMAND_LINE,
+            "actor": CLI_ACTOR,
             "tenant": find_tenant(options["tenant"]) if options["tenant"] else None,
             "served_model": find_model(options["model"]),
             "name": options["name"] or path.resolve().name.removesuffix(".gguf"),
@@ -64,7 +64,7 @@ class Command(QuireCommand):
         if options["no_wait"]:
             self.stdout.write(f"{version} waits for its check. See manage.py list_adapters.")
             return
-        self.note(f"Checking {version} ...")
+        self.print_note(f"Checking {version} ...")
         self._tell(finished(version))
 
     def _tell(self, version: AdapterVersion) -> None:
@@ -93,7 +93,7 @@ def _is_path(source: str, path: Path) -> bool:
 def finished(version: AdapterVersion) -> AdapterVersion:
     """The version when its check has ended, here or in the worker that was faster."""
     while version.state in WORKING:
-        work.work_on(version.pk)
+        work.process_version(version.pk)
         version.refresh_from_db()
         if version.state in WORKING:
             time.sleep(0.2)

@@ -9,7 +9,7 @@ from django.core.management.base import CommandParser
 from adapters import access, actions
 from adapters.cli import add_adapter_arguments, find_adapter
 from common.commands import QuireCommand
-from tenants.actors import COMMAND_LINE
+from tenants.actors import CLI_ACTOR
 
 
 class Command(QuireCommand):
@@ -44,13 +44,13 @@ class Command(QuireCommand):
         """Through the action."""
         adapter, number = find_adapter(options["name"], options["tenant"]), options["version"]
         if number is None:
-            version = actions.newest_passed(adapter)
+            version = actions.latest_valid_version(adapter)
             if version is None:
-                raise actions.nothing_passed(adapter)
+                raise actions.no_valid_version_error(adapter)
         else:
-            version = access.access_version(COMMAND_LINE, adapter, number)
+            version = access.access_version(CLI_ACTOR, adapter, number)
         alias = actions.promote(
-            actor=COMMAND_LINE,
+            actor=CLI_ACTOR,
             version=version,
             alias=options["alias"],
             percent=options["percent"],

@@ -9,7 +9,7 @@ from django.core.management.base import CommandParser
 from adapters import access, actions
 from adapters.cli import add_adapter_arguments, find_adapter
 from common.commands import QuireCommand
-from tenants.actors import COMMAND_LINE
+from tenants.actors import CLI_ACTOR
 
 
 class Command(QuireCommand):
@@ -30,7 +30,7 @@ class Command(QuireCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """Through the action."""
         adapter = find_adapter(options["name"], options["tenant"])
-        alias = access.access_alias(COMMAND_LINE, adapter, options["alias"])
-        found = actions.rollback(actor=COMMAND_LINE, alias=alias)
+        alias = access.access_alias(CLI_ACTOR, adapter, options["alias"])
+        found = actions.rollback(actor=CLI_ACTOR, alias=alias)
         number = found.version.number if found.version is not None else "-"
         self.stdout.write(f"{found}: version {number} answers all requests.")

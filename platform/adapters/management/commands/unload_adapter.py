@@ -10,7 +10,7 @@ from adapters import actions
 from adapters.cli import add_adapter_arguments, find_adapter
 from adapters.models import VersionState
 from common.commands import QuireCommand
-from tenants.actors import COMMAND_LINE
+from tenants.actors import CLI_ACTOR
 
 
 class Command(QuireCommand):
@@ -28,7 +28,7 @@ class Command(QuireCommand):
         adapter = find_adapter(options["name"], options["tenant"])
         live = adapter.versions.filter(state=VersionState.LIVE).exists()
         if live or not options["delete"]:
-            actions.take_offline(actor=COMMAND_LINE, adapter=adapter)
+            actions.take_offline(actor=CLI_ACTOR, adapter=adapter)
         if options["delete"]:
-            actions.delete_adapter(actor=COMMAND_LINE, adapter=adapter)
+            actions.delete_adapter(actor=CLI_ACTOR, adapter=adapter)
         self.stdout.write(f"{adapter} is {'deleted' if options['delete'] else 'offline'}.")

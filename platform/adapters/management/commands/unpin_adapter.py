@@ -9,7 +9,7 @@ from django.core.management.base import CommandParser
 from adapters import actions
 from adapters.cli import add_adapter_arguments, find_adapter
 from common.commands import QuireCommand
-from tenants.actors import COMMAND_LINE
+from tenants.actors import CLI_ACTOR
 
 
 class Command(QuireCommand):
@@ -24,5 +24,5 @@ class Command(QuireCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """Through the action."""
         adapter = find_adapter(options["name"], options["tenant"])
-        actions.unpin(actor=COMMAND_LINE, adapter=adapter)
+        actions.unpin(actor=CLI_ACTOR, adapter=adapter)
         self.stdout.write(f"{adapter} isn't pinned any more.")

@@ -7,7 +7,7 @@ from django.core.management.base import CommandParser
 from catalog import actions
 from catalog.cli import find_model
 from common.commands import QuireCommand
-from tenants.actors import COMMAND_LINE
+from tenants.actors import CLI_ACTOR
 
 
 class Command(QuireCommand):
@@ -25,5 +25,5 @@ class Command(QuireCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """Delete the row."""
         model = find_model(options["name"])
-        actions.delete_model(actor=COMMAND_LINE, model=model)
+        actions.delete_model(actor=CLI_ACTOR, model=model)
         self.stdout.write(f"{model.name} is out of the catalogue.")

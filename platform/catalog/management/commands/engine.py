@@ -9,12 +9,12 @@ from django.conf import settings
 from django.core.management.base import CommandParser
 
 from catalog import actions
-from catalog.cli import NAMED, given_settings
+from catalog.cli import NAMED, parse_engine_settings
 from catalog.engine_settings import replica_command
 from catalog.models import DesiredState, ServedModel
 from common.commands import QuireCommand
 from engine.contract.engine_config import add_cli_args
-from tenants.actors import COMMAND_LINE
+from tenants.actors import CLI_ACTOR
 
 
 class Command(QuireCommand):
@@ -41,13 +41,13 @@ class Command(QuireCommand):
         model = self._model(options)
         replica_id = options["replica_id"] or f"{model.pk}-{socket.gethostname()}-{os.getpid()}"
         command = replica_command(
-            {**model.engine_settings, **given_settings(options)},
+            {**model.engine_settings, **parse_engine_settings(options)},
             replica_id=replica_id,
             key_prefix=settings.QUIRE["KEY_PREFIX"],
             drain_seconds=settings.QUIRE["DRAIN_SECONDS"],
             program=settings.QUIRE["ENGINE_COMMAND"],
         )
-        self.note(f"Replica {replica_id} of {model.name}; Ctrl-C drains and ends it.")
+        self.print_note(f"Replica {replica_id} of {model.name}; Ctrl-C drains and ends it.")
         os.chdir(settings.BASE_DIR)
         environment = {**os.environ, "REDIS_URL": settings.REDIS_URL}
         os.execvpe(command[0], command, environment)  # noqa: S606 - our own Python
@@ -63,4 +63,4 @@ class Command(QuireCommand):
         if known is not None and known.desired_state == DesiredState.LOADED:
             return known
         source = "" if known is not None else given
-        return actions.load_model(actor=COMMAND_LINE, name=name, source=source, managed=False)
+        return actions.load_model(actor=CLI_ACTOR, name=name, source=source, managed=False)

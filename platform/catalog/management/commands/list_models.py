@@ -32,7 +32,7 @@ class Command(QuireCommand):
         for model in models:
             for replica in model.replicas.all():
                 if replica.detail:
-                    self.note(f"{replica.replica_id}: {replica.detail}")
+                    self.print_note(f"{replica.replica_id}: {replica.detail}")
 
 
 def state(model: ServedModel) -> str:
@@ -41,7 +41,7 @@ def state(model: ServedModel) -> str:
         return str(model.desired_state)
     if model.idle_since is not None:
         return "idle"
-    if actions.why_failed(model):
+    if actions.last_failure(model):
         return "failed"
     states = {replica.state for replica in model.replicas.all()}
     return "loaded" if states & {ReplicaState.READY, ReplicaState.SLEEPING} else "loading"

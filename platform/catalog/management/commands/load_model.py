@@ -7,12 +7,12 @@ from django.core.management.base import CommandParser
 from django.db import transaction
 
 from catalog import actions
-from catalog.cli import NAMED, given_settings
+from catalog.cli import NAMED, parse_engine_settings
 from catalog.models import ServedModel
 from catalog.rollout import wait_until_ready
 from common.commands import QuireCommand
 from engine.contract.engine_config import add_cli_args
-from tenants.actors import COMMAND_LINE
+from tenants.actors import CLI_ACTOR
 from tenants.cli import find_tenant
 
 
@@ -84,14 +84,14 @@ class Command(QuireCommand):
         """Write the wish down; wait if asked."""
         source, name = options["source"], options["name"]
         known = ServedModel.objects.filter(name=source).exists()
-        settings = given_settings(options)
+        settings = parse_engine_settings(options)
         tenants = [find_tenant(slug) for slug in options["tenant"] or []]
         name_there = name or (source if known else Path(source).resolve().name)
         before = ServedModel.objects.filter(name=name_there).first()
-        failure = actions.why_failed(before) if before is not None else ""
+        failure = actions.last_failure(before) if before is not None else ""
         with transaction.atomic():
             model = actions.load_model(
-                actor=COMMAND_LINE,
+                actor=CLI_ACTOR,
                 name=name_there,
                 source="" if known and name in (None, source) else source,
                 settings=settings if settings or not known else None,
@@ -103,12 +103,12 @@ class Command(QuireCommand):
                 idle_minutes=options["idle_minutes"],
             )
             if tenants:
-                actions.share_model(actor=COMMAND_LINE, model=model, tenants=tenants, public=False)
+                actions.share_model(actor=CLI_ACTOR, model=model, tenants=tenants, public=False)
         if failure:
             reason = failure.removesuffix(".")
-            self.note(f"{model.name} could not be loaded before ({reason}). Trying again.")
+            self.print_note(f"{model.name} could not be loaded before ({reason}). Trying again.")
         if options["wait"]:
-            wait_until_ready(model, options["timeout"], self.note)
+            wait_until_ready(model, options["timeout"], self.print_note)
             self.stdout.write(f"{model.name} is ready.")
         else:
             self.stdout.write(f"{model.name} is being loaded. See manage.py list_models.")

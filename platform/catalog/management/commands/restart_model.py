@@ -5,9 +5,9 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from catalog.cli import find_model
-from catalog.rollout import restart_replicas
+from catalog.rollout import rolling_restart
 from common.commands import QuireCommand
-from tenants.actors import COMMAND_LINE
+from tenants.actors import CLI_ACTOR
 
 
 class Command(QuireCommand):
@@ -34,8 +34,12 @@ class Command(QuireCommand):
         """Tell one, wait for it, tell the next."""
         model = find_model(options["name"])
         wait = options["wait"]
-        restart_replicas(
-            actor=COMMAND_LINE, model=model, timeout=options["timeout"], wait=wait, say=self.note
+        rolling_restart(
+            actor=CLI_ACTOR,
+            model=model,
+            timeout=options["timeout"],
+            wait=wait,
+            on_progress=self.print_note,
         )
         self.stdout.write(
             f"{model.name} is restarted." if wait else f"{model.name} is being restarted."

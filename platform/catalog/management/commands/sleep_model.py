@@ -10,7 +10,7 @@ from catalog.models import ReplicaState
 from catalog.rollout import wait_for_state
 from common.commands import QuireCommand
 from engine.contract.messages import SLEEP_LEVELS
-from tenants.actors import COMMAND_LINE
+from tenants.actors import CLI_ACTOR
 
 
 class Command(QuireCommand):
@@ -43,7 +43,7 @@ class Command(QuireCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """Tell its replicas; wait if asked."""
         model = find_model(options["name"])
-        told = actions.sleep_model(actor=COMMAND_LINE, model=model, level=options["level"])
+        told = actions.sleep_model(actor=CLI_ACTOR, model=model, level=options["level"])
         if options["wait"]:
             wait_for_state(told, ReplicaState.SLEEPING, options["timeout"])
             self.stdout.write(f"{model.name} sleeps.")

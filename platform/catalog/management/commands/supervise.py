@@ -36,7 +36,7 @@ class Command(QuireCommand):
 
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, on_signal)
-        self.note(f"Supervising {supervisor.node}; Ctrl-C drains and ends its replicas.")
+        self.print_note(f"Supervising {supervisor.node}; Ctrl-C drains and ends its replicas.")
         try:
             while not signals:
                 supervisor.tick()

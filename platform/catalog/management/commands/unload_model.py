@@ -8,7 +8,7 @@ from catalog import actions
 from catalog.cli import find_model
 from catalog.rollout import wait_until_gone
 from common.commands import QuireCommand
-from tenants.actors import COMMAND_LINE
+from tenants.actors import CLI_ACTOR
 
 
 class Command(QuireCommand):
@@ -30,7 +30,7 @@ class Command(QuireCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Write the wish down; wait if asked."""
-        model = actions.unload_model(actor=COMMAND_LINE, model=find_model(options["name"]))
+        model = actions.unload_model(actor=CLI_ACTOR, model=find_model(options["name"]))
         if options["wait"]:
             wait_until_gone(model, options["timeout"])
             self.stdout.write(f"{model.name} is unloaded.")

@@ -10,7 +10,7 @@ from catalog.models import ReplicaState
 from catalog.rollout import wait_for_state
 from common.commands import QuireCommand
 from engine.contract.messages import SLEEP_TAGS
-from tenants.actors import COMMAND_LINE
+from tenants.actors import CLI_ACTOR
 
 
 class Command(QuireCommand):
@@ -36,7 +36,7 @@ class Command(QuireCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """Tell its replicas; wait if asked."""
         model = find_model(options["name"])
-        told = actions.wake_model(actor=COMMAND_LINE, model=model, tags=options["tags"])
+        told = actions.wake_model(actor=CLI_ACTOR, model=model, tags=options["tags"])
         if options["wait"]:
             wait_for_state(told, ReplicaState.READY, options["timeout"])
             self.stdout.write(f"{model.name} is ready.")

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from django.core.management.base import BaseCommand, CommandError
 
 from config.bench_flags import WITH_ENGINE, add_forms
-from engine.contract.command_line import expanded
+from engine.contract.command_line import expand_args
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError, QuireError
 
@@ -35,7 +35,7 @@ class Command(BaseCommand):
         """Read the command line; of the forms that run an engine as the engine's own."""
         if argv[2:3] and argv[2] in WITH_ENGINE:
             try:
-                argv = [*argv[:3], *expanded(argv[3:])]
+                argv = [*argv[:3], *expand_args(argv[3:])]
             except ConfigError as error:
                 self.stderr.write(f"{argv[1]}: {error.message}")
                 sys.exit(2)

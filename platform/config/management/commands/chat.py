@@ -74,7 +74,9 @@ class Command(QuireCommand):
             if not terminal.ask(" ".join(options["message"])):
                 raise SystemExit(1)
             return
-        self.note(f"Talking to {terminal.model} at {terminal.api.url}. /help lists the commands.")
+        self.print_note(
+            f"Talking to {terminal.model} at {terminal.api.url}. /help lists the commands."
+        )
         terminal.run()
 
 

@@ -58,7 +58,7 @@ class Command(QuireCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """Serve until told to stop; a second signal kills."""
         for sentence in unknown_variables():
-            self.note(sentence)
+            self.print_note(sentence)
         options["workers"] = options["api_server_count"] or options["workers"]
         check_server_flags(options)
         use_server_flags(options)
@@ -84,7 +84,7 @@ class Command(QuireCommand):
             },
         )
         url = url_of(options["host"], listener.getsockname()[1], tls=bool(options["ssl_certfile"]))
-        self.note(f"Serving at {url}; Ctrl-C ends it.")
+        self.print_note(f"Serving at {url}; Ctrl-C ends it.")
         serve(gateways, grace)
 
 
@@ -102,7 +102,7 @@ def serve(gateways: Gateways, grace: float) -> None:
     try:
         while not signals:
             gateways.tick()
-            if gateways.broken:
+            if gateways.is_crash_looping:
                 raise CommandError("The gateway exits at each start; its log above says why.")
             time.sleep(TICK_S)
     finally:

@@ -8,7 +8,7 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from catalog.cli import NAMED, given_settings
+from catalog.cli import NAMED, parse_engine_settings
 from common.commands import QuireCommand
 from engine.contract.engine_config import add_cli_args
 
@@ -38,7 +38,7 @@ class Command(QuireCommand):
         from engine import LLM
 
         # The smallest cache that an engine can have: nothing is generated.
-        settings = {"num_gpu_blocks_override": 8, **given_settings(options)}
+        settings = {"num_gpu_blocks_override": 8, **parse_engine_settings(options)}
         llm = LLM(options["model"], **settings)
         rows = [dataclasses.asdict(report) for report in llm.load_report()]
         llm.llm_engine.shutdown()

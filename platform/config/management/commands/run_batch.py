@@ -14,9 +14,9 @@ import httpx
 from django.conf import settings
 from django.core.management.base import CommandError, CommandParser
 
-from catalog.cli import NAMED, given_settings
+from catalog.cli import NAMED, parse_engine_settings
 from common.commands import QuireCommand
-from config.batch_client import BatchClient, NoServer, Totals, own_server
+from config.batch_client import BatchClient, NoServer, Totals, private_server
 from config.management.commands.chat import find_server
 from engine.contract.engine_config import add_cli_args
 
@@ -73,7 +73,7 @@ class Command(QuireCommand):
             raise CommandError(f"The model can't be served.\n{error}") from error
         finally:
             partial.unlink(missing_ok=True)
-        self.note(f"{totals.completed} completed, {totals.failed} failed: {target}")
+        self.print_note(f"{totals.completed} completed, {totals.failed} failed: {target}")
 
     def _answer(self, lines: IO[bytes], output: IO[str], options: dict[str, Any]) -> Totals:
         with self._server(options) as (url, api_key):
@@ -93,8 +93,8 @@ class Command(QuireCommand):
             url, key = find_server(data_dir, options["url"], options["api_key"])
             yield url.rstrip("/").removesuffix("/v1"), key
             return
-        self.note(f"Loading {options['model']} ...")
-        with own_server(_flags(options)) as found:
+        self.print_note(f"Loading {options['model']} ...")
+        with private_server(_flags(options)) as found:
             yield found
 
 
@@ -103,7 +103,7 @@ def _flags(options: dict[str, Any]) -> list[str]:
     flags = ["--model", options["model"]]
     if options["served_model_name"]:
         flags += ["--served-model-name", options["served_model_name"]]
-    for name, value in given_settings(options).items():
+    for name, value in parse_engine_settings(options).items():
         flag = name.replace("_", "-")
         if isinstance(value, bool):
             flags.append(f"--{flag}" if value else f"--no-{flag}")

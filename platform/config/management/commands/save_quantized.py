@@ -6,7 +6,7 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from catalog.cli import NAMED, given_settings
+from catalog.cli import NAMED, parse_engine_settings
 from common.commands import QuireCommand
 from engine.contract.engine_config import add_cli_args
 
@@ -32,7 +32,9 @@ class Command(QuireCommand):
         """Load, then write."""
         from engine import LLM
 
-        llm = LLM(options["model"], **{"num_gpu_blocks_override": 8, **given_settings(options)})
+        llm = LLM(
+            options["model"], **{"num_gpu_blocks_override": 8, **parse_engine_settings(options)}
+        )
         for file in llm.save_quantized(options["folder"]):
             self.stdout.write(str(file))
         llm.llm_engine.shutdown()

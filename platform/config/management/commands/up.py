@@ -12,7 +12,7 @@ from django.conf import settings
 from django.core.management import call_command
 from django.core.management.base import CommandError, CommandParser
 
-from catalog.cli import NAMED, given_settings
+from catalog.cli import NAMED, parse_engine_settings
 from catalog.supervisor import Supervisor
 from common.commands import QuireCommand
 from common.files import INSTANCE_FILE, make_private
@@ -25,10 +25,17 @@ from config.up.first_run import (
     ensure_credentials,
     ensure_given_keys,
     ensure_model,
-    given_in_environment,
+    keys_from_environment,
     still_checked,
 )
-from config.up.processes import FirstToken, Gateways, listen, show_own_certificate, url_of, use_tls
+from config.up.processes import (
+    Gateways,
+    ReadinessProbe,
+    create_probe_certificate,
+    listen,
+    url_of,
+    use_tls,
+)
 from config.up.server_flags import (
     add_server_flags,
     check_server_flags,
@@ -37,15 +44,15 @@ from config.up.server_flags import (
 )
 from config.up.stack import (
     InUse,
-    ModelFailed,
+    ModelLoadFailed,
     Stack,
     Stopped,
     exclusive,
     kept_task_worker,
-    kept_workers,
+    supervised_workers,
 )
 from engine.contract.engine_config import add_cli_args
-from metering.drain import Drainer
+from metering.drain import LedgerWriter
 
 logger = logging.getLogger("quire.up")
 
@@ -120,30 +127,30 @@ class Command(QuireCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """Start, prove, tell, run, stop."""
         for sentence in unknown_variables():
-            self.note(sentence)
+            self.print_note(sentence)
         options["workers"] = options["api_server_count"] or options["workers"]
         check_options(options)
-        check_given_keys(options["api_key"] or given_in_environment())
+        check_given_keys(options["api_key"] or keys_from_environment())
         use_server_flags(options)
         data_dir = make_private(Path(settings.DATA_DIR))
         try:
             with exclusive(data_dir), Stack(data_dir, settings.QUIRE["DRAIN_SECONDS"]) as stack:
                 self._serve(stack, data_dir, options)
         except Stopped:
-            self.note("Stopped.")
+            self.print_note("Stopped.")
         except (InUse, StartFailed, EmbeddedRedisError) as error:
             raise CommandError(str(error)) from error
 
     def _serve(self, stack: Stack, data_dir: Path, options: dict[str, Any]) -> None:
-        engine = given_settings(options)
+        engine = parse_engine_settings(options)
         listener = self._listen(options)
         url = url_of(options["host"], listener.getsockname()[1], tls=bool(options["ssl_certfile"]))
         url += os.environ.get("QUIRE_ROOT_PATH", "")
         used = stack.start_redis()
-        self.note(f"Using {used} and {database_name()}.")
+        self.print_note(f"Using {used} and {database_name()}.")
         call_command("migrate", interactive=False, verbosity=0)
         credentials = ensure_credentials(data_dir)
-        ensure_given_keys(options["api_key"] or given_in_environment())
+        ensure_given_keys(options["api_key"] or keys_from_environment())
         wanted = ensure_model(
             options["model"],
             options["served_model_name"] or [],
@@ -153,9 +160,9 @@ class Command(QuireCommand):
         )
         model = wanted.model
         modules = ensure_adapters(model, options["lora_modules"])
-        proof = FirstToken(url, credentials.api_key, model.name)
+        proof = ReadinessProbe(url, credentials.api_key, model.name)
         if options["ssl_cert_reqs"] == ssl.CERT_REQUIRED:
-            authorities = show_own_certificate(proof.tls, options["ssl_ca_certs"], data_dir)
+            authorities = create_probe_certificate(proof.tls, options["ssl_ca_certs"], data_dir)
             options["ssl_ca_certs"] = authorities
         stack.gateways = Gateways(
             listener,
@@ -170,18 +177,18 @@ class Command(QuireCommand):
         )
         stack.supervisor = Supervisor()
         if options["asgi_server"] == "daphne":  # which can't tell an application of its start
-            stack.drainer = Drainer()
+            stack.drainer = LedgerWriter()
             stack.drainer.start()
-        self.note(f"Loading {model.name} from {model.source} ...")
+        self.print_note(f"Loading {model.name} from {model.source} ...")
         try:
-            stack.run_until_proven(proof, model)
-        except ModelFailed:
-            wanted.take_back()
+            stack.run_until_ready(proof, model)
+        except ModelLoadFailed:
+            wanted.undo()
             raise
         if not options["no_worker"]:  # not before: the first token shall not wait for it
             # A start takes seconds. Who has several of the others wants none of them missed.
             several = options["workers"] > 1 or model.num_replicas > 1
-            stack.workers = [kept_workers(2 if several else 1), kept_task_worker()]
+            stack.workers = [supervised_workers(2 if several else 1), kept_task_worker()]
             stack.run_while(lambda: still_checked(modules))
         instance = data_dir / INSTANCE_FILE
         write_ready_file(instance, url, model.name, credentials)
@@ -194,14 +201,14 @@ class Command(QuireCommand):
             stack.run()
         finally:
             instance.unlink(missing_ok=True)
-        self.note("Stopping ...")
+        self.print_note("Stopping ...")
 
-    def note(self, text: str) -> None:
+    def print_note(self, text: str) -> None:
         """Tell the person; a collector of JSON lines gets a record like any other."""
         if settings.LOG_STYLE == "json":
             logger.info("%s", text)
         else:
-            super().note(text)
+            super().print_note(text)
 
     def _listen(self, options: dict[str, Any]) -> Any:
         try:

@@ -16,16 +16,16 @@ from celery.signals import worker_process_init, worker_ready, worker_shutting_do
 from django.conf import settings
 from django.core.management.base import CommandError, CommandParser
 
-from catalog.processes import die_with_parent
+from catalog.processes import set_parent_death_signal
 from common.commands import QuireCommand
-from common.task_queue import hint
+from common.task_queue import send_task_best_effort
 from config.celery import app
 from config.embedded_redis import StartFailed, check_redis
 from config.queues import PROCESS_QUEUES, THREAD_QUEUES, THREADS
-from config.shutdown import end_within, serving
-from inference.tracing import trace_as
+from config.shutdown import exit_after_timeout, run_and_exit_fast
+from inference.tracing import set_service_name
 
-SCHEDULER = "config.celery:SteadyScheduler"
+SCHEDULER = "config.celery:ClockSafeScheduler"
 #: Less than `manage.py up` and service managers wait. What isn't given back by then is taken over
 #: like a killed worker's.
 ENDS_WITHIN_S = 12.0
@@ -68,14 +68,14 @@ class Command(QuireCommand):
         except StartFailed as error:
             raise CommandError(str(error)) from error
         if threads:
-            serving(lambda: run_threads(queues, beats=not options["no_beat"]))
+            run_and_exit_fast(lambda: run_threads(queues, beats=not options["no_beat"]))
         else:
-            serving(lambda: run_processes(queues))
+            run_and_exit_fast(lambda: run_processes(queues))
 
 
 def run_threads(queues: list[str], *, beats: bool) -> None:
     """Serve queues whose tasks return soon, beside what outlives them, and keep the clock."""
-    trace_as("quire-worker")
+    set_service_name("quire-worker")
     if beats:
         # Its own schedule file would be a pickle; nothing of it needs to outlive the process.
         beat = EmbeddedService(app, thread=True, scheduler_cls=SCHEDULER)
@@ -90,12 +90,12 @@ def run_processes(queues: list[str]) -> None:
     do all. Raises SystemExit with status 1 unless that was asked for.
     """
     fork = multiprocessing.get_context("fork")
-    follow = die_with_parent(signal.SIGTERM)
+    follow = set_parent_death_signal(signal.SIGTERM)
 
     def work(queue: str) -> None:
         if follow is not None:
             follow()
-        if (die := die_with_parent(signal.SIGKILL)) is not None:
+        if (die := set_parent_death_signal(signal.SIGKILL)) is not None:
             worker_process_init.connect(lambda **_: die(), weak=False)
         _work([queue], "--pool=prefork", f"--concurrency={PROCESS_QUEUES[queue]}")
 
@@ -135,10 +135,12 @@ def _work(queues: list[str], *pool: str) -> None:
 
 
 def _end(**_: object) -> None:
-    end_within(ENDS_WITHIN_S)
+    exit_after_timeout(ENDS_WITHIN_S)
 
 
 def start(beat: threading.Thread) -> None:
     """Look for what earlier workers left, at once; then at the schedule's times."""
-    hint("inference.sweep")  # what it raised would end here, and the clock never begin
+    send_task_best_effort(
+        "inference.sweep"
+    )  # what it raised would end here, and the clock never begin
     beat.start()

@@ -7,7 +7,7 @@ from django.core.management.base import CommandError, CommandParser
 from common.commands import QuireCommand
 from metering import actions
 from metering.models import Budget
-from tenants.actors import COMMAND_LINE
+from tenants.actors import CLI_ACTOR
 
 
 class Command(QuireCommand):
@@ -24,5 +24,5 @@ class Command(QuireCommand):
         budget = Budget.objects.select_related("tenant", "api_key").filter(pk=options["id"]).first()
         if budget is None:
             raise CommandError(f"Budget {options['id']} not found. See manage.py list_budgets.")
-        actions.delete_budget(actor=COMMAND_LINE, budget=budget)
+        actions.delete_budget(actor=CLI_ACTOR, budget=budget)
         self.stdout.write(f"Budget {options['id']} is deleted.")

@@ -7,7 +7,7 @@ from django.core.management.base import CommandError, CommandParser
 from common.commands import QuireCommand
 from metering import actions
 from metering.budgets import access_prices
-from tenants.actors import COMMAND_LINE
+from tenants.actors import CLI_ACTOR
 
 
 class Command(QuireCommand):
@@ -24,5 +24,5 @@ class Command(QuireCommand):
         price = access_prices().filter(pk=options["id"]).first()
         if price is None:
             raise CommandError(f"Price {options['id']} not found. See manage.py list_prices.")
-        actions.delete_price(actor=COMMAND_LINE, price=price)
+        actions.delete_price(actor=CLI_ACTOR, price=price)
         self.stdout.write(f"Price {options['id']} is deleted.")

@@ -7,7 +7,7 @@ from django.core.management.base import CommandParser
 from common.commands import QuireCommand
 from metering.budgets import BudgetState, access_budgets, states_of
 from metering.money import amount_text
-from tenants.actors import COMMAND_LINE
+from tenants.actors import CLI_ACTOR
 from tenants.cli import find_tenant
 from tenants.models import Tenant
 
@@ -28,7 +28,7 @@ class Command(QuireCommand):
         states = [
             state
             for tenant in dict.fromkeys(tenants)
-            for state in states_of(list(access_budgets(COMMAND_LINE, tenant)))
+            for state in states_of(list(access_budgets(CLI_ACTOR, tenant)))
         ]
         head = ("ID", "TENANT", "KEY", "MODEL", "PER", "TOKENS", "OF", "AMOUNT", "OF", "ENDS (UTC)")
         self.table(head, [row(state) for state in states])

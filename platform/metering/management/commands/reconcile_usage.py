@@ -6,11 +6,11 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from common.commands import QuireCommand
-from metering.reconciliation import MOST_DAYS, Findings, reconcile
+from metering.reconciliation import MAX_DAYS, Reconciliation, reconcile
 from metering.redis_scripts import sync_client
 
 #: Ids that are printed at most.
-SHOWN = 20
+MAX_PRINTED_IDS = 20
 
 
 class Command(QuireCommand):
@@ -35,8 +35,8 @@ class Command(QuireCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """Compare and say so."""
         days = options["days"]
-        if not 1 <= days <= MOST_DAYS:
-            raise CommandError(f"--days must be in [1, {MOST_DAYS}], got {days}.")
+        if not 1 <= days <= MAX_DAYS:
+            raise CommandError(f"--days must be in [1, {MAX_DAYS}], got {days}.")
         client = sync_client()
         try:
             found = reconcile(client, days)
@@ -46,10 +46,10 @@ class Command(QuireCommand):
             self.stdout.write("No gateway has counted anything yet.")
             return
         self._tell(found)
-        if not found.exact:
+        if not found.is_balanced:
             sys.exit(1)
 
-    def _tell(self, found: Findings) -> None:
+    def _tell(self, found: Reconciliation) -> None:
         rows = [
             (line.tenant, line.model, what, *(column[at] for column in _columns(line)))
             for line in found.lines
@@ -61,10 +61,14 @@ class Command(QuireCommand):
             f"Requests since {found.since:%Y-%m-%d %H:%M:%S} UTC; {found.running} are running."
         )
         if found.lost:
-            more = f" and {len(found.lost) - SHOWN} more" if len(found.lost) > SHOWN else ""
-            names = ", ".join(found.lost[:SHOWN])
+            more = (
+                f" and {len(found.lost) - MAX_PRINTED_IDS} more"
+                if len(found.lost) > MAX_PRINTED_IDS
+                else ""
+            )
+            names = ", ".join(found.lost[:MAX_PRINTED_IDS])
             self.stdout.write(f"Computed and never settled: {names}{more}.")
-        self.stdout.write("They agree." if found.exact else "They differ.")
+        self.stdout.write("They agree." if found.is_balanced else "They differ.")
 
 
 def _columns(line: Any) -> tuple[list[int], ...]:

@@ -4,11 +4,11 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from adapters.access import names_for, warning
+from adapters.access import names_for, unknown_name_warning
 from common.commands import QuireCommand
 from metering import actions
 from metering.models import Period
-from tenants.actors import COMMAND_LINE
+from tenants.actors import CLI_ACTOR
 from tenants.cli import KEY_HELP, find_key, find_tenant
 
 
@@ -49,7 +49,7 @@ class Command(QuireCommand):
         """Set it."""
         tenant = find_tenant(options["tenant"])
         budget = actions.set_budget(
-            actor=COMMAND_LINE,
+            actor=CLI_ACTOR,
             tenant=tenant,
             key=find_key(options["key"]) if options["key"] else None,
             model=options["model"],
@@ -59,5 +59,5 @@ class Command(QuireCommand):
             alert_percent=options["alert_percent"],
         )
         self.stdout.write(f"Budget {budget.pk} is set: {budget}.")
-        if told := warning(budget.model, names_for(tenant)):
+        if told := unknown_name_warning(budget.model, names_for(tenant)):
             self.stderr.write(told)

@@ -4,10 +4,10 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from adapters.access import priced_names, warning
+from adapters.access import priceable_names, unknown_name_warning
 from common.commands import QuireCommand, parse_expiry
 from metering import actions
-from tenants.actors import COMMAND_LINE
+from tenants.actors import CLI_ACTOR
 
 
 class Command(QuireCommand):
@@ -43,7 +43,7 @@ class Command(QuireCommand):
         """Set it."""
         moment = options["valid_from"]
         price = actions.set_price(
-            actor=COMMAND_LINE,
+            actor=CLI_ACTOR,
             model=options["model"],
             input_per_million=options["input"],
             cached_per_million=options["cached"],
@@ -51,5 +51,5 @@ class Command(QuireCommand):
             valid_from=parse_expiry(moment, "--from") if moment else None,
         )
         self.stdout.write(f"{price} UTC.")
-        if told := warning(price.model, priced_names()):
+        if told := unknown_name_warning(price.model, priceable_names()):
             self.stderr.write(told)

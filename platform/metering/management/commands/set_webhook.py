@@ -6,7 +6,7 @@ from django.core.management.base import CommandParser
 
 from common.commands import QuireCommand
 from metering import actions
-from tenants.actors import COMMAND_LINE
+from tenants.actors import CLI_ACTOR
 from tenants.cli import find_tenant
 
 
@@ -31,8 +31,8 @@ class Command(QuireCommand):
         """Set it and print its secret."""
         tenant = find_tenant(options["tenant"])
         if options["off"]:
-            actions.delete_webhook(actor=COMMAND_LINE, tenant=tenant)
+            actions.delete_webhook(actor=CLI_ACTOR, tenant=tenant)
             self.stdout.write(f"{tenant} has no webhook any more.")
             return
-        hook = actions.set_webhook(actor=COMMAND_LINE, tenant=tenant, url=options["url"])
+        hook = actions.set_webhook(actor=CLI_ACTOR, tenant=tenant, url=options["url"])
         self.stdout.write(hook.secret)

@@ -8,7 +8,7 @@ from django.core.management.base import CommandError
 
 from engine.contract.errors import QuireError
 from tenants import actions
-from tenants.actors import COMMAND_LINE
+from tenants.actors import CLI_ACTOR
 from tenants.cli import find_user
 
 TRIES = 3
@@ -29,7 +29,7 @@ class Command(changepassword.Command):
                 self.stdout.write("Passwords do not match. Please try again.")
                 continue
             try:
-                actions.set_password(actor=COMMAND_LINE, user=user, password=password)
+                actions.set_password(actor=CLI_ACTOR, user=user, password=password)
             except QuireError as error:
                 self.stderr.write(error.message)
             else:

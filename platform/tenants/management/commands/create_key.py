@@ -7,7 +7,7 @@ from django.core.management.base import CommandParser
 from common.commands import QuireCommand, comma_list, parse_expiry
 from tenants import actions
 from tenants import api_keys as scopes
-from tenants.actors import COMMAND_LINE
+from tenants.actors import CLI_ACTOR
 from tenants.cli import find_account, find_tenant
 
 
@@ -88,19 +88,19 @@ class Command(QuireCommand):
         wanted, program = options["scopes"], options["service_account"]
         tenant = find_tenant(options["tenant"])
         made = actions.create_key(
-            actor=COMMAND_LINE,
+            actor=CLI_ACTOR,
             tenant=tenant,
             service_account=find_account(tenant, program) if program else None,
             name=options["name"],
             scopes=None if wanted is None else [word.strip() for word in wanted.split(",")],
             expires_at=parse_expiry(options["expires"]) if options["expires"] else None,
-            **{name: options[name] for name in actions.NARROWED},
+            **{name: options[name] for name in actions.KEY_LIMIT_FIELDS},
         )
         self.stdout.write(made.secret)
         self.note_unknown_models(tenant, options["allowed_models"])
         if not options["plain"]:
             until = made.key.expires_at
-            self.note(
+            self.print_note(
                 f"A key of {made.key.tenant} for {', '.join(made.key.scopes)}"
                 f"{f', until {until:%Y-%m-%d %H:%M} UTC' if until else ''}. "
                 "Keep it now: it can't be shown again."

@@ -6,7 +6,7 @@ from django.core.management.base import CommandParser
 
 from common.commands import QuireCommand
 from tenants import actions
-from tenants.actors import COMMAND_LINE
+from tenants.actors import CLI_ACTOR
 from tenants.cli import add_role_option, find_tenant
 
 
@@ -26,7 +26,7 @@ class Command(QuireCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """Create it."""
         account = actions.create_service_account(
-            actor=COMMAND_LINE,
+            actor=CLI_ACTOR,
             tenant=find_tenant(options["tenant"]),
             name=options["name"],
             role=options["role"],

@@ -6,7 +6,7 @@ from django.core.management.base import CommandError, CommandParser
 
 from common.commands import QuireCommand
 from tenants import actions
-from tenants.actors import COMMAND_LINE
+from tenants.actors import CLI_ACTOR
 from tenants.cli import add_limit_options, limits_of
 from tenants.models import User
 
@@ -37,7 +37,7 @@ class Command(QuireCommand):
             if owner is None:
                 raise CommandError(f"User {options['owner']!r} not found.")
         tenant = actions.create_tenant(
-            actor=COMMAND_LINE,
+            actor=CLI_ACTOR,
             name=options["name_given"] or options["name"],
             slug=options["slug"],
             owner=owner,
@@ -45,4 +45,4 @@ class Command(QuireCommand):
         )
         self.stdout.write(tenant.slug)
         self.note_unknown_models(tenant, options["allowed_models"] or [])
-        self.note(f"Its first key: manage.py create_key --tenant {tenant.slug}")
+        self.print_note(f"Its first key: manage.py create_key --tenant {tenant.slug}")

@@ -6,7 +6,7 @@ from django.core.management.base import CommandParser
 
 from common.commands import QuireCommand, read_password
 from tenants import actions
-from tenants.actors import COMMAND_LINE
+from tenants.actors import CLI_ACTOR
 
 
 class Command(QuireCommand):
@@ -31,7 +31,7 @@ class Command(QuireCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """Create them."""
         user = actions.create_user(
-            actor=COMMAND_LINE,
+            actor=CLI_ACTOR,
             username=options["username"],
             email=options["email"],
             password=read_password(options),

@@ -6,7 +6,7 @@ from django.core.management.base import CommandParser
 
 from common.commands import QuireCommand
 from tenants import actions
-from tenants.actors import COMMAND_LINE
+from tenants.actors import CLI_ACTOR
 from tenants.cli import find_user
 
 
@@ -25,5 +25,5 @@ class Command(QuireCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """Remove them."""
         user = find_user(options["username"])
-        actions.delete_user(actor=COMMAND_LINE, user=user)
+        actions.delete_user(actor=CLI_ACTOR, user=user)
         self.stdout.write(f"{user} is removed.")

@@ -6,7 +6,7 @@ from django.core.management.base import CommandParser
 
 from common.commands import QuireCommand
 from tenants import actions
-from tenants.actors import COMMAND_LINE
+from tenants.actors import CLI_ACTOR
 from tenants.cli import find_tenant
 
 
@@ -30,7 +30,7 @@ class Command(QuireCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """Erase it, and say what went."""
         tenant = find_tenant(options["tenant"])
-        actions.erase_tenant(actor=COMMAND_LINE, tenant=tenant, confirm=options["confirm"])
-        removed = actions.remove_data(tenant=tenant)
+        actions.erase_tenant(actor=CLI_ACTOR, tenant=tenant, confirm=options["confirm"])
+        removed = actions.erase_tenant_data(tenant=tenant)
         told = ", ".join(f"{count:,} {name}" for name, count in removed.items())
         self.stdout.write(f"{tenant} is erased: {told or 'nothing was kept'}.")

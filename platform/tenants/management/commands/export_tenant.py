@@ -7,7 +7,7 @@ from django.core.management.base import CommandError, CommandParser
 
 from common.commands import QuireCommand
 from tenants import actions
-from tenants.actors import COMMAND_LINE
+from tenants.actors import CLI_ACTOR
 from tenants.cli import find_tenant
 from tenants.tenant_data import export_file
 
@@ -27,7 +27,7 @@ class Command(QuireCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """Write it."""
         tenant, path = find_tenant(options["tenant"]), Path(options["file"])
-        actions.begin_export(actor=COMMAND_LINE, tenant=tenant)
+        actions.log_export(actor=CLI_ACTOR, tenant=tenant)
         try:
             size = export_file(tenant, path)
         except OSError as error:

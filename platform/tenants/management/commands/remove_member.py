@@ -6,7 +6,7 @@ from django.core.management.base import CommandParser
 
 from common.commands import QuireCommand
 from tenants import actions
-from tenants.actors import COMMAND_LINE
+from tenants.actors import CLI_ACTOR
 from tenants.cli import find_member, find_tenant, find_user
 
 
@@ -25,5 +25,5 @@ class Command(QuireCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """Remove them."""
         user, tenant = find_user(options["username"]), find_tenant(options["tenant"])
-        actions.remove_member(actor=COMMAND_LINE, membership=find_member(tenant, user))
+        actions.remove_member(actor=CLI_ACTOR, membership=find_member(tenant, user))
         self.stdout.write(f"{user} is no longer a member of {tenant}.")

@@ -6,7 +6,7 @@ from django.core.management.base import CommandParser
 
 from common.commands import QuireCommand
 from tenants import actions
-from tenants.actors import COMMAND_LINE
+from tenants.actors import CLI_ACTOR
 from tenants.cli import find_account, find_tenant
 
 
@@ -25,5 +25,5 @@ class Command(QuireCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """End it."""
         account = find_account(find_tenant(options["tenant"]), options["name"])
-        actions.retire_service_account(actor=COMMAND_LINE, account=account)
+        actions.retire_service_account(actor=CLI_ACTOR, account=account)
         self.stdout.write(f"Service account {account} deactivated; its keys are revoked.")

@@ -6,7 +6,7 @@ from django.core.management.base import CommandError, CommandParser
 
 from common.commands import QuireCommand
 from tenants import actions
-from tenants.actors import COMMAND_LINE
+from tenants.actors import CLI_ACTOR
 from tenants.models import Invitation
 
 
@@ -24,5 +24,5 @@ class Command(QuireCommand):
         found = Invitation.objects.select_related("tenant").filter(pk=options["id"]).first()
         if found is None:
             raise CommandError(f"Invitation {options['id']} not found.")
-        actions.revoke_invitation(actor=COMMAND_LINE, invitation=found)
+        actions.revoke_invitation(actor=CLI_ACTOR, invitation=found)
         self.stdout.write(f"Invitation of {found.email} to {found.tenant} revoked.")

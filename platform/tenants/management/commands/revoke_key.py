@@ -6,7 +6,7 @@ from django.core.management.base import CommandParser
 
 from common.commands import QuireCommand
 from tenants import actions
-from tenants.actors import COMMAND_LINE
+from tenants.actors import CLI_ACTOR
 from tenants.cli import KEY_HELP, find_key
 
 
@@ -25,5 +25,5 @@ class Command(QuireCommand):
         if key.state() == "revoked":
             self.stdout.write(f"{key} was revoked already.")
             return
-        actions.revoke_key(actor=COMMAND_LINE, key=key)
+        actions.revoke_key(actor=CLI_ACTOR, key=key)
         self.stdout.write(f"{key} of {key.tenant} is revoked.")

@@ -6,7 +6,7 @@ from django.core.management.base import CommandError, CommandParser
 
 from common.commands import QuireCommand, parse_span
 from tenants import actions
-from tenants.actors import COMMAND_LINE
+from tenants.actors import CLI_ACTOR
 from tenants.cli import KEY_HELP, find_key
 
 
@@ -36,7 +36,7 @@ class Command(QuireCommand):
         if overlap is None:
             raise CommandError(f"--overlap {options['overlap']}: use 7d, 12h, 30m or 0.")
         old = find_key(options["key"])
-        made = actions.rotate_key(actor=COMMAND_LINE, key=old, overlap=overlap)
+        made = actions.rotate_key(actor=CLI_ACTOR, key=old, overlap=overlap)
         self.stdout.write(made.secret)
         if not options["plain"]:
             old.refresh_from_db()
@@ -44,7 +44,7 @@ class Command(QuireCommand):
                 fate = "is revoked"
             else:
                 fate = f"stays valid until {old.expires_at:%Y-%m-%d %H:%M} UTC"
-            self.note(
+            self.print_note(
                 f"The new key of {old.tenant}: keep it now, it can't be shown again. "
                 f"The old one, {old}, {fate}."
             )

@@ -6,7 +6,7 @@ from django.core.management.base import CommandParser
 
 from common.commands import QuireCommand
 from tenants import actions
-from tenants.actors import COMMAND_LINE
+from tenants.actors import CLI_ACTOR
 from tenants.cli import add_role_option, find_tenant, find_user
 from tenants.models import Membership
 
@@ -33,7 +33,7 @@ class Command(QuireCommand):
         found = Membership.objects.filter(tenant=tenant, user=user).first()
         role = options["role"]
         if found is None:
-            actions.add_member(actor=COMMAND_LINE, tenant=tenant, user=user, role=role)
+            actions.add_member(actor=CLI_ACTOR, tenant=tenant, user=user, role=role)
         else:
-            actions.change_role(actor=COMMAND_LINE, membership=found, role=role)
+            actions.change_role(actor=CLI_ACTOR, membership=found, role=role)
         self.stdout.write(f"{user} is {role} of {tenant}.")

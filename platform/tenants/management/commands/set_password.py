@@ -6,7 +6,7 @@ from django.core.management.base import CommandError, CommandParser
 
 from common.commands import QuireCommand, read_password
 from tenants import actions
-from tenants.actors import COMMAND_LINE
+from tenants.actors import CLI_ACTOR
 from tenants.cli import find_user
 
 
@@ -30,5 +30,5 @@ class Command(QuireCommand):
         if password == "":
             raise CommandError("No password on standard input.")
         user = find_user(options["username"])
-        actions.set_password(actor=COMMAND_LINE, user=user, password=password)
+        actions.set_password(actor=CLI_ACTOR, user=user, password=password)
         self.stdout.write(f"{user} has {'another password' if password else 'no password'}.")

@@ -7,7 +7,7 @@ from django.db import transaction
 
 from common.commands import QuireCommand
 from tenants import actions
-from tenants.actors import COMMAND_LINE
+from tenants.actors import CLI_ACTOR
 from tenants.cli import add_limit_options, find_tenant, limits_of
 
 
@@ -42,10 +42,8 @@ class Command(QuireCommand):
         with transaction.atomic():
             tenant = find_tenant(options["tenant"])
             if changes:
-                tenant = actions.update_tenant(actor=COMMAND_LINE, tenant=tenant, **changes)
+                tenant = actions.update_tenant(actor=CLI_ACTOR, tenant=tenant, **changes)
             if options["off"] or options["on"]:
-                actions.set_tenant_active(
-                    actor=COMMAND_LINE, tenant=tenant, active=not options["off"]
-                )
+                actions.set_tenant_active(actor=CLI_ACTOR, tenant=tenant, active=not options["off"])
         self.stdout.write(f"{tenant.slug} is changed.")
         self.note_unknown_models(tenant, options["allowed_models"] or [])

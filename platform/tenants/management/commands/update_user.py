@@ -6,7 +6,7 @@ from django.core.management.base import CommandError, CommandParser
 
 from common.commands import QuireCommand
 from tenants import actions
-from tenants.actors import COMMAND_LINE
+from tenants.actors import CLI_ACTOR
 from tenants.cli import find_user
 
 
@@ -45,5 +45,5 @@ class Command(QuireCommand):
         if not changes:
             raise CommandError("Nothing to change: name --email, --off, --on or --operator.")
         user = find_user(options["username"])
-        actions.update_user(actor=COMMAND_LINE, user=user, **changes)
+        actions.update_user(actor=CLI_ACTOR, user=user, **changes)
         self.stdout.write(f"{user} is changed.")

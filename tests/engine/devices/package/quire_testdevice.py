@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 import kernels
-from engine.devices import CacheNeed, Device, RunnerParts
+from engine.devices import CacheRequirements, Device, RunnerInputs
 from engine.sampling.sampler import Sampler
 from engine.worker.interface import Runner
 from engine.worker.model_runner import ModelRunner
@@ -20,15 +20,15 @@ class TestDevice(Device):
     kv_cache_dtypes: ClassVar[tuple[str, ...]] = ("float32",)
 
     @classmethod
-    def obstacle(cls) -> str:
+    def unavailable_reason(cls) -> str:
         return ""
 
     def make_kernels(self) -> KernelSet:
         return kernels.get("cpu", use_compiled=False)
 
-    def num_blocks(self, need: CacheNeed) -> int:
+    def num_blocks(self, need: CacheRequirements) -> int:
         return 128
 
-    def make_runner(self, parts: RunnerParts) -> Runner:
+    def make_runner(self, parts: RunnerInputs) -> Runner:
         sampler = Sampler(parts.loaded.eos_token_ids, None)
         return ModelRunner(parts.loaded.model, parts.batch, sampler, masks=parts.masks)
