@@ -5,19 +5,25 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
 TESTS  ?= tests
-# Processes that share the tests out, file by file: more than two cores, for many tests wait for a browser or a process.
-WORKERS ?= 5
-PYTEST  := QUIRE_TEST_REQUIRE_SERVICES=1 $(BIN)/python -m pytest --last-failed-no-failures none
+# One more than the two cores that are reckoned with: many tests wait for a browser or a process.
+WORKERS ?= 3
+PYTEST  := QUIRE_TEST_REQUIRE_SERVICES=1 $(BIN)/python -m pytest
+# File by file, in the order of folders: a worker starts what a folder shares (a browser, a product) once.
+PARALLEL := --dist loadfile --no-loadscope-reorder
+# Folders whose unit tests take seconds.
+UNIT    := $(addprefix tests/,console deploy docs history inference platform)
 CLIENTS := tests/clients
 # The same releases everywhere; pyproject.toml holds the ranges they were chosen from.
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet --no-input
 
-.PHONY: up install install-test environments test test-slow sanitize lint lint-style lint-types audit format
-.PHONY: bench clean help
+.PHONY: up install install-test environments check test run-tests test-slow sanitize lint lint-style
+.PHONY: lint-types audit format bench clean help
 
 help:
 	@echo "make up [ARGS=...]   install, then serve the demo model (ARGS go to 'manage.py up')"
-	@echo "make test            install, then lint and run all tests"
+	@echo "make check           lint, and the unit tests that take seconds: no Redis, no processes"
+	@echo "make test            install, then lint and run all tests but the slow ones"
+	@echo "make test-slow       the slow tests, and those in quarantine"
 	@echo "make sanitize        the CPU kernels' tests, watched for stray memory accesses and races"
 	@echo "make lint            ruff (with bandit's rules), mypy, import contracts, what audit found"
 	@echo "make audit           known vulnerabilities of what is pinned, where the data can be reached"
@@ -29,16 +35,15 @@ up: $(VENV)/.installed
 
 install: $(VENV)/.installed
 
-# Types are checked while the tests begin; what that says comes in one piece. Where either finds something both go on to
-# the end, and the command fails.
-test: install-test lint-style
-	@(said=$$($(MAKE) --no-print-directory lint-types 2>&1); found=$$?; echo "$$said"; exit $$found) & types=$$!; \
-	  ($(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS) $(ARGS) || $(ONCE_MORE)); tests=$$?; \
-	  wait $$types || tests=1; exit $$tests
+check: $(VENV)/.installed-test lint
+	$(PYTEST) -n 2 $(PARALLEL) -m "not slow and not gpu and not flaky and not service and not system" $(UNIT) $(ARGS)
 
-# What failed beside other workers is run once more, alone, as CPython's own tests are: a test that hangs on how
-# busy a machine is stays in sight above, and a fault of the code fails again.
-ONCE_MORE = (test $$? -eq 1 && echo "What failed, once more and alone:" && $(PYTEST) --last-failed $(TESTS) $(ARGS))
+# Types are checked while the tests run. Where either finds something both go on to the end, and the command fails.
+test: install-test lint-style
+	@$(MAKE) --no-print-directory -k -j 2 lint-types run-tests
+
+run-tests:
+	$(PYTEST) -n $(WORKERS) $(PARALLEL) $(TESTS) $(ARGS)
 
 # Side by side: each leaves a processor idle for half of its time. The system's packages come first, for
 # only one may install those.
@@ -51,7 +56,7 @@ environments: $(VENV)/.installed-test $(VENV)/.installed-clients
 
 test-slow: $(VENV)/.installed-test $(VENV)/.installed-more-clients
 	deploy/system-packages.sh test
-	$(BIN)/python -m pytest -m slow $(TESTS) $(ARGS)
+	$(BIN)/python -m pytest -m "slow or flaky" $(TESTS) $(ARGS)
 
 sanitize: $(VENV)/.installed-test
 	$(BIN)/python -m tests.kernels.sanitize address
@@ -63,6 +68,7 @@ lint-style: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python deploy/audit.py --kept
+	$(BIN)/python -m tests.quarantine
 
 lint-types: $(VENV)/.installed-test
 	$(BIN)/mypy

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import os
 import shutil
@@ -14,13 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import redis.utils
 
-from tests import collecting, copies, light, template
-from tests.order import pytest_collection_modifyitems, pytest_xdist_make_scheduler  # noqa: F401
+from tests import quarantine
 from tests.services import running_redis
 
-# Products that tests start are compiled once, and not at each start.
+# Programs that tests start are compiled once, and not at each start.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 # OpenMP's threads spin while they wait for each other. Where several workers share a machine, they
@@ -31,40 +28,30 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("TRITON_INTERPRET", "1")
 # For each tiny checkpoint transformers would start four threads, and wait for them.
 os.environ.setdefault("HF_DEACTIVATE_ASYNC_LOAD", "1")
-# Each connection that a test makes of its own would read this from redis-py's package anew.
-redis.utils.get_lib_version = functools.cache(redis.utils.get_lib_version)
+
+#: A test's tier follows from the fixtures that it uses, directly or through others. One that starts
+#: programs by itself has the mark `service` or `system` in its file.
+SERVICE_FIXTURES = {"redis_url", "each_redis_url", "adapters_here"}
+SYSTEM_FIXTURES = {"browser", "product", "seeded", "site", "watched"}
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Register markers of our own, and how workers begin, collect and start programs."""
-    copies.use()
-    config.pluginmanager.register(collecting)
-    config.pluginmanager.register(light)
-    light.find_aloof_loggers_quickly()
-    if config.pluginmanager.has_plugin("xdist"):
-        config.pluginmanager.register(template)
-    config.addinivalue_line(
-        "markers", "database: runs on SQLite and, through test_postgresql.py, on PostgreSQL"
-    )
-
-
-def pytest_collection() -> None:
-    """What is imported and collected stays: it's looked through for garbage neither meanwhile,"""
-    gc.disable()
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests by tier, and those in quarantine as flaky."""
+    flaky = quarantine.read()
+    for item in items:
+        fixtures = set(getattr(item, "fixturenames", ()))
+        if fixtures & SYSTEM_FIXTURES:
+            item.add_marker(pytest.mark.system)
+        elif fixtures & SERVICE_FIXTURES:
+            item.add_marker(pytest.mark.service)
+        if item.nodeid in flaky:
+            item.add_marker(pytest.mark.flaky)
 
 
 def pytest_collection_finish() -> None:
-    """nor each time that a test or an engine collects what it left: it's a million objects."""
-    collecting.keep_imports(0)
-    gc.set_threshold(5000, 10, 10)
-    gc.enable()
-
-
-def pytest_runtest_logfinish() -> None:
-    """PEFT brings two thousand modules: with them each look for garbage takes four times as long,
-    and an engine that sleeps or ends has a look.
-    """
-    collecting.keep_imports(500)
+    """Modules and collected tests stay: the garbage collector need not visit them again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
@@ -84,13 +71,15 @@ def redis_url(short_tmp: Path) -> Iterator[str]:
 
 
 @pytest.fixture(autouse=True)
-def _cheap_and_alone(settings: Any) -> None:
+def _cheap_settings(settings: Any) -> None:
     """Users are made by the dozen; a hash that is slow on purpose would cost seconds. What is
     counted in the cache, such as wrong passwords, starts at nothing in each test.
     """
     settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
     backend = "django.core.cache.backends.locmem.LocMemCache"
     settings.CACHES = {"default": {"BACKEND": backend, "LOCATION": uuid.uuid4().hex}}
+    # Each client loads the middleware, which would stat every static file.
+    settings.SERVESTATIC_USE_FINDERS = False
 
 
 @pytest.fixture
@@ -143,25 +132,6 @@ def _tables_may_be_emptied() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(connection.ops, "sql_flush", sql_flush)
         patch.setattr(flush, "emit_post_migrate_signal", lambda *args, **kwargs: None)
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _static_files_are_found_once() -> Iterator[None]:
-    """Each test's client loads the middleware anew, and each would look at every static file."""
-    from servestatic.middleware import ServeStaticMiddleware
-
-    found: dict[str, Any] = {}
-    look = ServeStaticMiddleware.add_files_from_finders
-
-    def look_once(self: ServeStaticMiddleware) -> None:
-        if not found:
-            look(self)
-            found.update(files=self.files, directories=self.directories)
-        self.files, self.directories = dict(found["files"]), list(found["directories"])
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ServeStaticMiddleware, "add_files_from_finders", look_once)
         yield
 
 

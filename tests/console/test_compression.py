@@ -20,6 +20,11 @@ PACKED = {"accept-encoding": "gzip"}
 SCRIPT = "/static/console/js/frame.js"
 
 
+@pytest.fixture(autouse=True)
+def _static_files(settings: Any) -> None:
+    settings.SERVESTATIC_USE_FINDERS = True
+
+
 @pytest.fixture
 def pages(committed: None, live_redis: str) -> AsgiClient:
     """The product's pages as a server gives them."""

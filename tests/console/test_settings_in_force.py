@@ -38,6 +38,7 @@ def test_every_variable_that_settings_read_is_told() -> None:
     assert {*SECRETS, *ADDRESSES} <= NAMES
 
 
+@pytest.mark.system
 def test_values_come_with_where_they_came_from(tmp_path: Path) -> None:
     env = {
         **{name: value for name, value in os.environ.items() if not name.startswith("QUIRE_")},

@@ -35,6 +35,7 @@ def test_every_variable_that_is_documented_is_read(folder: str) -> None:
         assert named_in(path.read_text()) <= KNOWN, path.name
 
 
+@pytest.mark.system
 def test_the_production_check_is_clean(tmp_path: Path) -> None:
     values = dict(re.findall(r"^([A-Z_]+)=(\S+)$", EXAMPLE, re.M))
     values |= {

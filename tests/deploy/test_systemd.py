@@ -26,6 +26,7 @@ def service(path: Path) -> dict[str, str]:
     return dict(parser["Service"])
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.stem)
 def test_systemd_finds_nothing_to_say_about_a_unit(path: Path, tmp_path: Path) -> None:
     if shutil.which("systemd-analyze") is None:

@@ -1,10 +1,8 @@
 """The product's settings, but requests wait longer for replicas: on a busy machine these need more
-than half a minute to start. And those are copies.
+than half a minute to start.
 """
 
 from config.settings import *  # noqa: F403
-from config.settings import INSTALLED_APPS as _APPS
 from config.settings import QUIRE as _QUIRE
 
 QUIRE = {**_QUIRE, "FAILOVER_WAIT_S": 300.0}
-INSTALLED_APPS = [*_APPS, "tests.e2e.quick_replicas.QuickReplicas"]

@@ -11,16 +11,10 @@ import torch
 
 from engine.speculative import drafter
 from kernels.cpu import CpuKernels, CpuKernelsUnavailable
-from tests import made_once
 from tests.engine.models import Oracle, make_model
 from tests.engine.speculative.free import make_drafts_free
 from tests.engine.speculative.seer import Seer
 from tests.engine.wire import WireExecutor
-from tests.made_once import checkpoints_are_made_once  # noqa: F401
-from tests.quick_torch import quicken
-
-quicken()
-made_once.quicken()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import shutil
+import tempfile
 import warnings
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,6 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from tests.engine.greedy import greedy_all
-from tests.made_once import copied
 from tests.survey.tiny import Oracle as SurveyOracle
 
 VOCAB = 384
@@ -64,11 +65,22 @@ FAMILIES: dict[str, dict[str, Any]] = {
 def make_model(family: str, folder: Path, seed: int = 0, **changes: Any) -> Path:
     """Write a random float32 checkpoint of `family` with a tokenizer; returns its folder."""
     options = {**_SHAPE, **FAMILIES[family], **changes}
-    copied(["model", options], folder, seed, lambda: _make_model(options, folder, seed))
+    key = repr([options, seed])
+    if key not in _made:
+        made = Path(_made_folder.name) / str(len(_made))
+        _write_model(options, made, seed)
+        _made[key] = made
+    shutil.copytree(_made[key], folder, dirs_exist_ok=True)
+    torch.manual_seed(seed)  # the same whether it was just made or copied
     return folder
 
 
-def _make_model(options: dict[str, Any], folder: Path, seed: int) -> None:
+#: Many tests want the same model, and to copy one takes a twentieth of the time to make it.
+_made: dict[str, Path] = {}
+_made_folder = tempfile.TemporaryDirectory(prefix="quire-models-")
+
+
+def _write_model(options: dict[str, Any], folder: Path, seed: int) -> None:
     options = dict(options)
     config = AutoConfig.for_model(options.pop("model_type"), **options)
     torch.manual_seed(seed)

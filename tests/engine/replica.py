@@ -146,18 +146,14 @@ class Gateway:
 
 @contextmanager
 def replica(
-    url: str, prefix: str, model: Path, *flags: str, replica_id: str = "r1", copied: bool = True
+    url: str, prefix: str, model: Path, *flags: str, replica_id: str = "r1"
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """`python -m engine.serving` as long as the block lasts.
-
-    `copied`: it may be a copy (`tests/copies.py`), at whose end no module is taken apart.
-    """
+    """`python -m engine.serving` as long as the block lasts."""
     command = [sys.executable, "-m", "engine.serving", "--replica-id", replica_id]
     command += ["--redis-url", url, "--key-prefix", prefix, "--model", str(model)]
     command += ["--num-gpu-blocks-override", "64", "--max-model-len", "256", *flags]
     process = subprocess.Popen(
         command,
-        executable=None if copied else sys.executable,
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )

@@ -235,7 +235,7 @@ def reborn(redis_url: str, model_folder: Folder) -> Iterator[Reborn]:
         process.wait(10)
     assert gateway.pending() == 1
     gateway.redis.delete(redis_keys.replica_key("r1", prefix))
-    with replica(redis_url, prefix, model_folder("llama"), copied=False) as process:
+    with replica(redis_url, prefix, model_folder("llama")) as process:
         gateway.await_state("ready")
         yield gateway, process, first
 

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from tests import copies
 from tests.database import once_a_run, with_tables
 from tests.inference.tokenizer_folder import write_tokenizer
 from tests.services import running_redis
@@ -50,7 +49,6 @@ from config import serve
 listener = socket.create_server(("127.0.0.1", int(sys.argv[1])), backlog=2048)
 serve.main([json.dumps({"server": "uvicorn", "grace": 10}), str(listener.detach())])
 """
-copies.SCRIPTS.update((SERVE, _MAKE_ROWS))
 
 
 @dataclass

@@ -15,10 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 import redis
 
 from engine.contract.redis_keys import KEY_PREFIX
 from tests.inference import live
+
+pytestmark = pytest.mark.system
 
 STREAMS, LOST, OUTPUT = 16, 4, 60
 

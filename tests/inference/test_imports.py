@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 
 _PROBE = """
@@ -22,6 +24,7 @@ sys.exit(bool(heavy))
 """
 
 
+@pytest.mark.system
 def test_a_gateway_loads_no_torch(tmp_path: Path) -> None:
     environment = os.environ | {
         "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'platform'}",

@@ -15,6 +15,7 @@ from engine.system.redis_client import RedisPipeline
 from inference.engine_client.journal import Journal
 
 
+@pytest.mark.service
 async def test_that_a_client_was_told_tokens_is_kept_though_redis_was_away(short_tmp: Path) -> None:
     folder = short_tmp / "journal"
     server, url = embedded_redis.start(folder, persist=True)

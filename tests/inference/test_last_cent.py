@@ -24,6 +24,8 @@ from config import embedded_redis
 from engine.contract.redis_keys import KEY_PREFIX
 from tests.inference import live
 
+pytestmark = pytest.mark.system
+
 REQUESTS = 100
 #: In nanos: about two thirds of what all requests want.
 BUDGET = 6_000_000

@@ -20,6 +20,8 @@ from engine.text import Tokenizer, render_chat
 from tests.inference import live
 from tests.inference.conftest import HIGH, LOW, made_tokens
 
+pytestmark = pytest.mark.system
+
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
 
 

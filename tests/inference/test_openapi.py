@@ -148,6 +148,7 @@ SHELL = """curl() { command curl -sS -m 60 -o answer -w '%{http_code} ' "$@"; }
 """
 
 
+@pytest.mark.system
 def test_the_references_examples_run(gateway_url: Any, tmp_path: Path) -> None:
     """As they are, with a key in the environment and a model of this gateway."""
     url, key = gateway_url
@@ -185,6 +186,7 @@ def test_the_references_examples_run(gateway_url: Any, tmp_path: Path) -> None:
     assert wrong == [], "\n".join(map(str, wrong))
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("examples", [1, pytest.param(10, marks=pytest.mark.slow)])
 def test_schemathesis_finds_no_fault_and_nothing_undocumented(
     gateway_url: Any, tmp_path: Path, examples: int

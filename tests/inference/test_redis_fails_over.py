@@ -30,6 +30,7 @@ def replica_command(of: live.Instance) -> list[str]:
     return [sys.executable, "-m", "engine.serving", *flags, "--served-model-name", "m"]
 
 
+@pytest.mark.system
 @pytest.mark.timeout(300)
 async def test_streams_and_ledger_are_whole_through_a_fail_over_and_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

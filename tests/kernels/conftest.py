@@ -15,9 +15,7 @@ from kernels.cpu import CpuKernels
 from kernels.cpu.features import NEEDS, cpu_flags
 from kernels.interface import KernelSet
 from kernels.reference import ReferenceKernels
-from tests.quick_torch import quicken
 
-quicken()
 WANTED = os.environ.get("QUIRE_CPU_ISA")
 RUNNABLE = [
     isa

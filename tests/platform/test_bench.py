@@ -141,6 +141,7 @@ def test_nobody_there_is_told_with_the_address() -> None:
             bench("serve", "--url", url)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -237,6 +238,7 @@ def test_lengths_beyond_the_context_are_told_with_their_flags(form: str, quick: 
         bench(form, *lengths, *ENGINE)
 
 
+@pytest.mark.system
 def test_a_table_of_gains_names_its_engine(tmp_path: Path) -> None:
     out = tmp_path / "figures.json"
     said = bench("ablations", "--only", "experts", *ENGINE, "--json", str(out))

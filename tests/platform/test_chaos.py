@@ -257,6 +257,7 @@ def test_wrong_options_are_refused_before_anything_starts(flags: list[str]) -> N
         call_command("chaos", *flags)
 
 
+@pytest.mark.system
 def test_processes_have_the_hour_that_their_clock_says(tmp_path: Path) -> None:
     clock = Clock(tmp_path)
     assert not clock.why_not

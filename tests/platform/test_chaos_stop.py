@@ -23,6 +23,8 @@ from chaos.ending import end_all, processes_of, to_its_end
 from chaos.run import Faults, Outcome, Request
 from tests.e2e.product import ROOT, clean_environment
 
+pytestmark = pytest.mark.system
+
 #: A process that no signal but SIGKILL ends, with one in a session of its own that stands still,
 #: an orphan, and a dead child.
 STUBBORN = """

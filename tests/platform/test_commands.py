@@ -475,12 +475,14 @@ def test_the_overview_has_every_command_of_ours_once() -> None:
     assert set(DJANGO_COMMANDS) <= get_commands().keys()
 
 
+@pytest.mark.system
 def test_help_alone_shows_the_overview(tmp_path: Path) -> None:
     done = manage(tmp_path, "help")
     assert re.search(r"^  rotate_key +Make a new API key", done.stdout, re.M)
     assert max(map(len, done.stdout.splitlines())) <= 96
 
 
+@pytest.mark.system
 def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
     reads, writes = os.pipe()
     os.close(reads)

@@ -34,6 +34,7 @@ def fails(client: redis.Redis) -> bool:
     return False
 
 
+@pytest.mark.service
 def test_fault_56_redis_goes_on_without_its_disk_and_writes_again_when_there_is_room(
     short_tmp: Path, unharmed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

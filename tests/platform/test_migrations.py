@@ -67,6 +67,7 @@ def tables(database: Any) -> dict[str, tuple[set[object], set[object]]]:
     return found
 
 
+@pytest.mark.system
 @pytest.mark.django_db
 def test_a_folder_that_an_earlier_quire_made_opens_with_all_that_is_in_it(tmp_path: Path) -> None:
     path = tmp_path / "quire.sqlite3"
@@ -124,6 +125,7 @@ def schema(path: Path) -> dict[tuple[str, str], object]:
     return found
 
 
+@pytest.mark.system
 def test_a_first_start_makes_the_tables_that_the_steps_make(tmp_path: Path) -> None:
     def migrate(folder: str, *words: str) -> None:
         command = [sys.executable, "manage.py", "migrate", *words, "--verbosity=0", "--skip-checks"]
@@ -137,6 +139,7 @@ def test_a_first_start_makes_the_tables_that_the_steps_make(tmp_path: Path) -> N
     assert ("trigger", "audit_no_delete") in made
 
 
+@pytest.mark.system
 def test_what_a_killed_first_start_left_out_is_made_by_the_next(tmp_path: Path) -> None:
     with closing(sqlite3.connect(with_tables(tmp_path) / NAME)) as database:
         database.executescript("DROP TRIGGER audit_no_delete; DELETE FROM auth_permission")

@@ -24,9 +24,12 @@ MARKED = [
     for path in sorted(Path(__file__).parent.glob("test_*.py"))
     if "pytest.mark.database" in path.read_text()
 ]
-pytestmark = pytest.mark.skipif(
-    bool(os.environ.get("DATABASE_URL")), reason="these start a PostgreSQL of their own"
-)
+pytestmark = [
+    pytest.mark.service,
+    pytest.mark.skipif(
+        bool(os.environ.get("DATABASE_URL")), reason="these start a PostgreSQL of their own"
+    ),
+]
 #: In one process: what each of them would import takes a second.
 COMMANDS = """
 import asyncio

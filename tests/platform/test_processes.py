@@ -11,6 +11,8 @@ import pytest
 
 from catalog.processes import spawn
 
+pytestmark = pytest.mark.system
+
 ROOT = Path(__file__).resolve().parents[2]
 SLEEP = "import time; time.sleep(600)"
 

@@ -13,6 +13,8 @@ from config.management.commands import worker
 from config.up.stack import WORKER_GRACE_S
 from tests.console.live import ROOT
 
+pytestmark = pytest.mark.system
+
 PROCESS = """
 import atexit, sys, threading, time
 from concurrent.futures import ThreadPoolExecutor

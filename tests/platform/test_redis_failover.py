@@ -27,6 +27,8 @@ from engine.system.redis_client import (
 )
 from tests.services import running_redis
 
+pytestmark = pytest.mark.service
+
 
 @dataclass
 class Pair:

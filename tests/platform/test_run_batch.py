@@ -23,6 +23,7 @@ def run(folder: Path, lines: bytes, *words: str, check: bool = True) -> Any:
     return manage(folder / "data", "run_batch", *files, *words, check=check)
 
 
+@pytest.mark.system
 def test_without_a_server_one_is_started_for_as_long_as_it_takes(short_tmp: Path) -> None:
     folder = short_tmp / "run_batch"
     folder.mkdir()
@@ -69,6 +70,7 @@ def test_what_can_not_work_is_said_and_leaves_no_file(
     assert not (tmp_path / "out.jsonl").exists()
 
 
+@pytest.mark.system
 def test_without_an_instance_it_ends_with_one_line(tmp_path: Path) -> None:
     failed = run(tmp_path, as_lines([request_line(1)]), check=False)
     assert failed.returncode == 1
@@ -98,6 +100,7 @@ async def test_what_a_proxy_says_instead_is_an_error() -> None:
     assert response["body"]["error"]["message"] == "<html>Bad gateway</html>"
 
 
+@pytest.mark.system
 def test_a_server_that_does_not_start_says_why() -> None:
     with pytest.raises(NoServer, match="nonsense"), private_server(["--nonsense"]):
         pytest.fail("it started")

@@ -18,6 +18,8 @@ from django.core.management.base import CommandError
 from tests.database import with_tables
 from tests.platform.instance import ROOT, Instance, certificate, tiny_model_folder
 
+pytestmark = pytest.mark.system
+
 GIVEN = "token-abc123"
 MIDDLEWARE = """
 class Mark:

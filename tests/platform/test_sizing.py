@@ -14,7 +14,6 @@ from catalog.checkpoint import Checkpoint, KvShape, read_checkpoint, shape_of
 from catalog.sizing import estimate_memory, kv_bytes_per_token, sequence_bytes, weight_bytes
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import InvalidRequest
-from tests import copies
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "demo" / "model"
@@ -32,10 +31,10 @@ for given in json.loads(sys.argv[2]):
     }))
     llm.llm_engine.shutdown()
 """
-copies.SCRIPTS.add(LOADED)
 GIVEN: list[dict[str, Any]] = [{}, {"quantization": "int4", "kv_cache_dtype": "int8"}]
 
 
+@pytest.mark.system
 def test_the_estimate_is_what_the_engine_takes() -> None:
     command = [sys.executable, "-c", LOADED, str(DEMO), json.dumps(GIVEN)]
     done = subprocess.run(

@@ -11,6 +11,8 @@ from catalog.slot import HEALTHY_AFTER_S, MAX_BACKOFF_S, STALLED_AFTER_S, Replic
 from engine.contract.messages import Heartbeat, ModelInfo
 from inference.settings import gateway_settings
 
+pytestmark = pytest.mark.system
+
 
 class Clock:
     """Time that tests turn by hand."""

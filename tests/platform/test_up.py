@@ -36,6 +36,8 @@ from tests.platform.instance import (
 )
 from tests.platform.test_processes import gone
 
+pytestmark = pytest.mark.system
+
 
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)

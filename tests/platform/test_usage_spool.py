@@ -314,6 +314,7 @@ def test_fault_28_a_redis_that_lost_everything_gets_its_group_again(
         drainer.stop()
 
 
+@pytest.mark.service
 def test_fault_28_a_restarted_redis_is_found_again(
     world: World, short_tmp: Path, settings: Any, key_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

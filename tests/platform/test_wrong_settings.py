@@ -65,6 +65,7 @@ def test_a_slip_in_a_variables_name_is_told_with_the_name_that_was_meant() -> No
     ]
 
 
+@pytest.mark.system
 def test_commands_say_that_a_variable_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,6 +112,7 @@ def test_fault_30_a_full_disk_is_told_as_one() -> None:
         raise_database_error(OperationalError("database or disk is full"))
 
 
+@pytest.mark.system
 def test_a_wrong_setting_ends_a_command_with_one_line(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "manage.py", "list_models"],
@@ -124,6 +126,7 @@ def test_a_wrong_setting_ends_a_command_with_one_line(tmp_path: Path) -> None:
     assert done.stderr == f"Quire's settings: {expected}\n"
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("command", ["list_keys", "up"])
 def test_a_postgresql_that_is_away_ends_a_command_at_once_with_its_reason(
     command: str, tmp_path: Path

@@ -15,7 +15,6 @@ from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError
 from engine.devices import Device
 from engine.devices.registry import device_class
-from tests import copies
 from tests.packages import DEVICE, install
 
 ROOT = Path(__file__).parents[3]
@@ -133,7 +132,6 @@ for plugins in ("", "other"):
     os.waitpid(child, 0)
 print(json.dumps(found))
 """
-copies.SCRIPTS.add(REFUSE)
 
 
 def test_what_is_no_device_or_asks_too_much_is_refused_by_a_sentence(

@@ -19,6 +19,8 @@ import redis
 from tests.inference import live
 from tests.inference.batches.conftest import as_lines, request_line
 
+pytestmark = pytest.mark.system
+
 WORKER = [sys.executable, "manage.py", "worker"]
 END = ("completed", "failed", "expired", "cancelled")
 
