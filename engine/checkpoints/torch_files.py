@@ -119,9 +119,11 @@ def _pt_files(folder: Path) -> list[Path]:
 def _pt_tensors(path: Path) -> dict[str, Tensor]:
     try:
         try:
-            read: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            read: Any = torch.load(  # noqa: TID251
+                path, map_location="cpu", weights_only=True, mmap=True
+            )
         except (RuntimeError, ValueError):  # the format of before 2020 can't be mapped
-            read = torch.load(path, map_location="cpu", weights_only=True)
+            read = torch.load(path, map_location="cpu", weights_only=True)  # noqa: TID251
     except Exception as error:  # of a bad file torch raises a dozen kinds
         first = str(error).strip().splitlines()
         raise ModelLoadError(

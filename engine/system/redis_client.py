@@ -416,7 +416,7 @@ class FailoverConnectionPool(redis.ConnectionPool):
 
 def sync_client(url: str, *, timeout_s: float = TIMEOUT_S, block_s: float = 0.0) -> redis.Redis:
     """A client for threads. `block_s`: its longest blocking read, on top of a reply's time."""
-    return redis.Redis.from_url(
+    return redis.Redis.from_url(  # noqa: TID251
         url,
         connection_class=_kinds(url)[0],
         driver_info=_DRIVER,
@@ -428,7 +428,7 @@ def sync_client(url: str, *, timeout_s: float = TIMEOUT_S, block_s: float = 0.0)
 def blocking_client(url: str) -> redis.Redis:
     """A client for a replica's threads, whose blocking reads may take as long as they like."""
     kind = _kinds(url)[0]
-    return redis.Redis.from_url(
+    return redis.Redis.from_url(  # noqa: TID251
         url, connection_class=kind, driver_info=_DRIVER, health_check_interval=15
     )
 
