@@ -16,7 +16,7 @@ CLIENTS := tests/clients
 # The same releases everywhere; pyproject.toml holds the ranges they were chosen from.
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet --no-input
 
-.PHONY: up install install-test environments check test run-tests test-slow sanitize lint lint-style
+.PHONY: up install install-test environments check test run-tests test-slow coverage sanitize lint lint-style
 .PHONY: lint-types audit format bench clean help
 
 help:
@@ -24,6 +24,7 @@ help:
 	@echo "make check           lint, and the unit tests that take seconds: no Redis, no processes"
 	@echo "make test            install, then lint and run all tests but the slow ones"
 	@echo "make test-slow       the slow tests, and those in quarantine"
+	@echo "make coverage        which lines of platform/ and inference/ the tests run (htmlcov/)"
 	@echo "make sanitize        the CPU kernels' tests, watched for stray memory accesses and races"
 	@echo "make lint            ruff (with bandit's rules), mypy, import contracts, what audit found"
 	@echo "make audit           known vulnerabilities of what is pinned, where the data can be reached"
@@ -58,6 +59,10 @@ test-slow: $(VENV)/.installed-test $(VENV)/.installed-more-clients
 	deploy/system-packages.sh test
 	$(BIN)/python -m pytest -m "slow or flaky" $(TESTS) $(ARGS)
 
+coverage: $(VENV)/.installed-test
+	$(PYTEST) -n $(WORKERS) $(PARALLEL) --cov=platform --cov=inference --cov-report=term:skip-covered --cov-report=html \
+	  -m "not slow and not gpu and not flaky and not system" $(UNIT) $(ARGS)
+
 sanitize: $(VENV)/.installed-test
 	$(BIN)/python -m tests.kernels.sanitize address
 	$(BIN)/python -m tests.kernels.sanitize thread
@@ -85,7 +90,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python manage.py bench $(ARGS)
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage htmlcov
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
