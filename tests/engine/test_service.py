@@ -178,13 +178,12 @@ def test_the_prefix_cache_is_reset_on_an_operators_word(gateway: Gateway) -> Non
 
 @pytest.mark.parametrize("level", [1, 2])
 def test_a_replica_sleeps_and_goes_on_with_its_requests(gateway: Gateway, level: int) -> None:
-    gateway.request(f"expected{level}", [7, 8, 9], max_tokens=200)
+    gateway.request(f"expected{level}", [7, 8, 9], max_tokens=240)
     gateway.finish(f"expected{level}")
-    gateway.request(f"paused{level}", [7, 8, 9], max_tokens=200)
-    gateway.wait(lambda: len(gateway.tokens(f"paused{level}")) > 1)
+    paused = gateway.hold(f"paused{level}", [7, 8, 9])
     assert gateway.control("sleep", level=level).ok
     assert gateway.await_state("sleeping").stats.num_free_blocks == 64
-    assert not gateway.ended(f"paused{level}")
+    assert not gateway.ended(paused)
     gateway.request(f"refused{level}", [5])
     gateway.finish(f"refused{level}")
     error = gateway.deltas[f"refused{level}"][-1].error
@@ -193,9 +192,10 @@ def test_a_replica_sleeps_and_goes_on_with_its_requests(gateway: Gateway, level:
     assert gateway.control("wake_up", tags=["weights"]).ok
     gateway.await_state("sleeping")
     assert gateway.control("wake_up").ok
+    assert gateway.control("resume").ok
     gateway.await_state("ready")
-    gateway.finish(f"paused{level}")
-    assert gateway.tokens(f"paused{level}") == gateway.tokens(f"expected{level}")
+    gateway.finish(paused)
+    assert gateway.tokens(paused) == gateway.tokens(f"expected{level}")
     assert not gateway.control("sleep", level=9).ok
     assert gateway.await_state("ready").state == "ready"
     settled(gateway)
@@ -278,7 +278,7 @@ def test_a_model_that_cannot_be_loaded_says_why_and_ends(
 ) -> None:
     (tmp_path / "config.json").write_text("{}")
     with replica(redis_url, key_prefix, tmp_path, "--skip-tokenizer-init") as process:
-        assert process.wait(60) == 1
+        assert process.wait(120) == 1
         heartbeat = Gateway(redis_url, key_prefix).heartbeat()
     assert heartbeat is not None
     assert heartbeat.state == "failed"
