@@ -10,8 +10,8 @@ WORKERS ?= 3
 PYTEST  := QUIRE_TEST_REQUIRE_SERVICES=1 $(BIN)/python -m pytest
 # File by file, in the order of folders: a worker starts what a folder shares (a browser, a product) once.
 PARALLEL := --dist loadfile --no-loadscope-reorder
-# Folders whose unit tests take seconds.
-UNIT    := $(addprefix tests/,console deploy docs history inference platform)
+# Folders with quick unit tests.
+UNIT    := $(addprefix tests/,console deploy docs history inference platform engine/contract engine/sampling engine/text)
 CLIENTS := tests/clients
 # The same releases everywhere; pyproject.toml holds the ranges they were chosen from.
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet --no-input

@@ -50,6 +50,7 @@ def settings(folder: Path, **others: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.system
 def test_every_switch_of_the_kernels_has_a_part() -> None:
     named = {key: part.environment.get(VARIABLE) for key, part in PARTS.items()}
     of_the_gpu = {"split-batches"}
@@ -80,6 +81,7 @@ def test_each_load_gives_a_figure(
     assert load.gain(2.0, 1.0) == (0.5 if load.less_is_better else 2.0)
 
 
+@pytest.mark.system
 def test_a_part_is_compared_in_turns(model_folder: Folder) -> None:
     """What can't be compared says why, and the others go on."""
     wrong = Part("", "", ("one",), environment={VARIABLE: "maybe"})
@@ -101,11 +103,13 @@ def test_a_part_is_compared_in_turns(model_folder: Folder) -> None:
     assert refused.skipped.startswith("QUIRE_ABLATIONS has no 'maybe'; there are prefetch, ")
 
 
+@pytest.mark.system
 def test_an_engine_that_does_not_start_says_why(tmp_path: Path) -> None:
     with pytest.raises(WorkerFailed, match="nowhere"):
         next(compare(PARTS, settings(tmp_path / "nowhere"), SMALL, 1))
 
 
+@pytest.mark.system
 def test_an_engine_that_dies_says_its_last_words(model_folder: Folder) -> None:
     worker = Worker(settings(model_folder("llama")), SMALL)
     with worker, pytest.raises(WorkerFailed, match="KeyError: 'nonsense'"):

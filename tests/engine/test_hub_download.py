@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.fakes.hub import Hub
 
 Folder = Callable[[str], Path]
@@ -47,6 +49,7 @@ def download(hub: Hub, cache: Path, name: str = "someone/tiny") -> subprocess.Co
     )
 
 
+@pytest.mark.system
 def test_a_download_that_broke_goes_on_where_it_stopped(tmp_path: Path) -> None:
     folder = tmp_path / "hub"
     folder.mkdir()
@@ -68,6 +71,7 @@ def test_a_download_that_broke_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert read == total == str(len(weights) + 2)
 
 
+@pytest.mark.system
 def test_one_that_is_not_there_is_refused_by_its_name(model_folder: Folder, tmp_path: Path) -> None:
     with Hub("someone/tiny", model_folder("llama")) as hub:
         done = download(hub, tmp_path, "someone/else")
@@ -75,6 +79,7 @@ def test_one_that_is_not_there_is_refused_by_its_name(model_folder: Folder, tmp_
     assert "someone/else is no folder here and couldn't be downloaded" in done.stdout
 
 
+@pytest.mark.system
 def test_what_is_in_the_cache_needs_no_hub(model_folder: Folder, tmp_path: Path) -> None:
     with Hub("someone/tiny", model_folder("llama")) as hub:
         assert download(hub, tmp_path).returncode == 0

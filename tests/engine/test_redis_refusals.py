@@ -39,6 +39,7 @@ def gateway(
             assert process.poll() is None
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("word", REFUSALS)
 def test_fault_47_a_replica_waits_until_redis_serves_again(gateway: Gateway, word: str) -> None:
     refuse, serve = REFUSALS[word]

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 
 _PROBE = """
@@ -22,6 +24,7 @@ print(sorted(slow & set(sys.modules)))
 """
 
 
+@pytest.mark.system
 def test_a_replica_of_a_native_model_starts_without_what_is_slow_to_import() -> None:
     done = subprocess.run(
         [sys.executable, "-c", _PROBE], capture_output=True, text=True, cwd=ROOT, check=False

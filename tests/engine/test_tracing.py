@@ -39,6 +39,7 @@ def test_the_variable_holds_where_no_flag_says_another(monkeypatch: pytest.Monke
     assert own.otlp_traces_endpoint == "http://own"
 
 
+@pytest.mark.system
 def test_nothing_of_opentelemetry_is_loaded_without_an_endpoint() -> None:
     program = "import sys, engine.serving.__main__; assert 'opentelemetry' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -31,6 +31,7 @@ def record() -> Iterator[SharedStepRecord]:
     made.close()
 
 
+@pytest.mark.system
 def test_what_was_written_last_is_read_after_the_process_was_killed(
     record: SharedStepRecord,
 ) -> None:

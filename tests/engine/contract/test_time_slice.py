@@ -31,6 +31,7 @@ def test_the_thread_that_asks_gets_them_and_the_others_do_not() -> None:
     assert turn_ns() == before != SHORT_NS
 
 
+@pytest.mark.system
 @keeps_slices
 def test_another_process_of_the_same_user_gets_them() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
@@ -38,6 +39,7 @@ def test_another_process_of_the_same_user_gets_them() -> None:
         assert turn_ns(process.pid) == SHORT_NS
 
 
+@pytest.mark.system
 def test_a_thread_that_its_operator_runs_in_another_way_stays_as_it_is() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         os.sched_setscheduler(process.pid, os.SCHED_BATCH, os.sched_param(0))

@@ -58,6 +58,7 @@ def counted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     return dict(zip(CASES, lines, strict=True))
 
 
+@pytest.mark.system
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("case", CASES)
 def test_serving_compiles_nothing_after_the_warm_up(

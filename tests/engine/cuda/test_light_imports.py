@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[3]
 #: What `pip install torch triton transformers msgspec` doesn't bring.
 ABSENT = (
@@ -38,6 +40,7 @@ with tempfile.TemporaryDirectory() as folder:
 """
 
 
+@pytest.mark.system
 def test_nothing_of_the_gateway_is_needed() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, ",".join(ABSENT)],

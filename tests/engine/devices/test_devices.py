@@ -77,6 +77,7 @@ def refusals(package: Path) -> dict[str, list[list[str]]]:
     return run(REFUSE, package)
 
 
+@pytest.mark.system
 def test_a_device_of_an_installed_package_serves_the_demo_model(answers: dict[str, Any]) -> None:
     own, blocks, text = answers["own"]
     name, _, expected = answers["cpu"]
@@ -134,6 +135,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.system
 def test_what_is_no_device_or_asks_too_much_is_refused_by_a_sentence(
     refusals: dict[str, list[list[str]]],
 ) -> None:

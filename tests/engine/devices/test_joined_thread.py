@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 SCRIPT = """
 import os
 import threading
@@ -34,6 +36,7 @@ raise KeyError("the last words")
 """
 
 
+@pytest.mark.system
 def test_an_error_that_ends_a_process_is_its_last_word_whatever_its_threads_do() -> None:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False

@@ -87,6 +87,7 @@ def fits(told: Sizes) -> bool:
     return told["peak"] < 1.15 * told["weights"] + (6 << 20)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "load",
     [*LOADS, *(pytest.param(load, marks=pytest.mark.slow) for load in MORE)],

@@ -47,6 +47,7 @@ def test_a_wrongly_run_adapter_does_not_pass(monkeypatch: pytest.MonkeyPatch) ->
     assert verdict.error is not None
 
 
+@pytest.mark.system
 def test_the_command_probes() -> None:
     command = [sys.executable, "-m", "engine.lora.check", "--model", DEMO_MODEL, "--probe"]
     done = subprocess.run([*command, "--adapter", str(PIRATE)], capture_output=True, check=True)

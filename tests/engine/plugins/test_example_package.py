@@ -154,6 +154,7 @@ def test_the_page_shows_the_package() -> None:
             assert f'{name} = "{value}"' in page
 
 
+@pytest.mark.system
 def test_plugins_are_found_without_importing_them(package: Path) -> None:
     program = "import engine.contract.plugins as p, sys; p.selected_entry_points('quire.stat_loggers'); "
     program += "assert 'quire_example' not in sys.modules"

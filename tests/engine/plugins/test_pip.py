@@ -20,6 +20,7 @@ def told(folder: Path) -> tuple[set[tuple[str, str, str]], set[str]]:
     return points, {path.name for path in folder.glob("*.py")}
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("package", [EXAMPLE, DEVICE], ids=["plugins", "device"])
 def test_pip_installs_what_the_other_tests_use(package: Path, tmp_path: Path) -> None:
     ways = ("--no-index", "--no-deps", "--no-build-isolation", "--disable-pip-version-check")

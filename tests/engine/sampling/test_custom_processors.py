@@ -187,7 +187,7 @@ def forbids(output: list[int], logits: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    "settings",
+    "options",
     [
         {},
         {"async_scheduling": True},
@@ -198,7 +198,7 @@ def forbids(output: list[int], logits: torch.Tensor) -> torch.Tensor:
     ids=str,
 )
 def test_an_engine_gives_what_functions_of_requests_give(
-    settings: dict[str, Any], model_folder: Callable[[str], Path]
+    options: dict[str, Any], model_folder: Callable[[str], Path]
 ) -> None:
     size: dict[str, Any] = {"num_gpu_blocks_override": 64, "max_model_len": 96}
     prompts = [[5] * 20, [7, 8, 9], list(range(10, 40)), [60, 61]]
@@ -214,8 +214,8 @@ def test_an_engine_gives_what_functions_of_requests_give(
         ],
         use_tqdm=False,
     )
-    llm = LLM(str(model_folder("llama")), logits_processors=[NoRepeats], **size | settings)
-    if "enable_sleep_mode" in settings:
+    llm = LLM(str(model_folder("llama")), logits_processors=[NoRepeats], **size | options)
+    if "enable_sleep_mode" in options:
         llm.sleep()
         llm.wake_up()
     found = llm.generate(

@@ -77,6 +77,7 @@ def outcome(compiler: CompilePool, job: CompileJob, timeout_s: float = 60.0) -> 
 # -- one worker -----------------------------------------------------------------------------------
 
 
+@pytest.mark.system
 def test_it_starts_without_what_is_slow_to_import() -> None:
     probe = (
         "import sys, engine.structured_output.compile_worker;"
@@ -88,6 +89,7 @@ def test_it_starts_without_what_is_slow_to_import() -> None:
     assert done.stdout == "set()\n"
 
 
+@pytest.mark.system
 def test_fault_12_a_grammar_over_the_time_limit_kills_its_worker(vocabulary: Vocabulary) -> None:
     process = CompileWorker(vocabulary, Limits(time_s=0.05))
     try:
@@ -102,6 +104,7 @@ def test_fault_12_a_grammar_over_the_time_limit_kills_its_worker(vocabulary: Voc
         process.reap()
 
 
+@pytest.mark.system
 def test_fault_12_a_grammar_over_the_memory_limit_ends_its_worker_alone(
     vocabulary: Vocabulary,
 ) -> None:
@@ -117,6 +120,7 @@ def test_fault_12_a_grammar_over_the_memory_limit_ends_its_worker_alone(
         process.reap()
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "fields",
     [
@@ -151,6 +155,7 @@ def shared(vocabulary: Vocabulary) -> Iterator[CompilePool]:
     made.close()
 
 
+@pytest.mark.system
 def test_a_worker_that_cannot_start_is_an_error_not_a_hang(
     compiler: Callable[..., CompilePool], vocabulary: Vocabulary
 ) -> None:
@@ -163,6 +168,7 @@ def test_a_worker_that_cannot_start_is_an_error_not_a_hang(
     process.reap()
 
 
+@pytest.mark.system
 def test_a_worker_that_failed_once_is_no_fault_of_the_grammar(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,6 +191,7 @@ def test_a_worker_that_failed_once_is_no_fault_of_the_grammar(
 # -- several at once ------------------------------------------------------------------------------
 
 
+@pytest.mark.system
 def test_fault_34_a_hostile_grammar_beside_a_good_one_harms_nothing(
     compiler: Callable[..., CompilePool],
 ) -> None:
@@ -201,6 +208,7 @@ def test_fault_34_a_hostile_grammar_beside_a_good_one_harms_nothing(
     assert isinstance(outcome(made, made.submit(spec(regex="ok"), "mallory")), CompiledGrammar)
 
 
+@pytest.mark.system
 def test_fault_12_the_engine_runs_on_while_a_hostile_grammar_compiles(
     model_folder: Folder, llm: LLM
 ) -> None:
@@ -235,6 +243,7 @@ def test_fault_12_the_classic_is_harmless_here(llm: LLM) -> None:
     assert re.fullmatch("a+b?", output.outputs[0].text)
 
 
+@pytest.mark.system
 def test_a_grammar_that_grows_too_complex_on_the_way_ends_its_own_output_only(
     model_folder: Folder,
 ) -> None:
@@ -250,6 +259,7 @@ def test_a_grammar_that_grows_too_complex_on_the_way_ends_its_own_output_only(
     assert found["steady", 0][-1].finish_reason == "stop"
 
 
+@pytest.mark.system
 def test_a_bad_grammar_gives_every_output_its_error(model_folder: Folder) -> None:
     core = EngineCore(EngineConfig(model=str(model_folder("llama")), **SETTINGS))
     core.add_request(request(params(regex="(a", n=3), "r"))
@@ -261,6 +271,7 @@ def test_a_bad_grammar_gives_every_output_its_error(model_folder: Folder) -> Non
     assert not core.requests
 
 
+@pytest.mark.system
 def test_requests_for_one_grammar_share_its_compilation(model_folder: Folder) -> None:
     core = EngineCore(EngineConfig(model=str(model_folder("llama")), **SETTINGS))
     for number in range(4):

@@ -120,6 +120,7 @@ def test_one_grammar_has_one_key_however_it_is_written() -> None:
     assert make_grammar_spec(first).key != make_grammar_spec(other).key
 
 
+@pytest.mark.system
 def test_the_parameters_load_neither_torch_nor_the_backend() -> None:
     script = (
         "import sys\n"

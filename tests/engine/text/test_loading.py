@@ -115,6 +115,7 @@ def test_fault_41_a_folders_code_isnt_imported_to_convert(folder, tmp_path):
     assert not (folder / "ran").exists()
 
 
+@pytest.mark.system
 def test_a_folders_code_is_run_to_convert_when_trusted(folder, tmp_path):
     bring_code(folder)
     (folder / "tokenizer.json").unlink()

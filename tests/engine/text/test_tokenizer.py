@@ -163,6 +163,7 @@ def test_truncation_and_padding_in_the_file_are_ignored(tmp_path):
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
+@pytest.mark.system
 def test_loading_needs_no_torch(folder_of):
     code = (
         "import sys; from engine.text import load_tokenizer, render_chat;"
