@@ -21,7 +21,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet --no-input
 
 help:
 	@echo "make up [ARGS=...]   install, then serve the demo model (ARGS go to 'manage.py up')"
-	@echo "make check           lint, and the unit tests that take seconds: no Redis, no processes"
+	@echo "make check           lint, types and quick unit tests: no Redis, no processes"
 	@echo "make test            install, then lint and run all tests but the slow ones"
 	@echo "make test-slow       the slow tests, and those in quarantine"
 	@echo "make coverage        which lines of platform/ and inference/ the tests run (htmlcov/)"
