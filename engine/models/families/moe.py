@@ -41,7 +41,11 @@ def qwen2_moe(config: Config) -> dict[str, Any]:
 
 def qwen3_moe(config: Config) -> dict[str, Any]:
     """Qwen 3 MoE."""
-    return {**qwen3(config), "sliding_windows": _qwen3_windows(config), "moe": _qwen_experts(config)}
+    return {
+        **qwen3(config),
+        "sliding_windows": _qwen3_windows(config),
+        "moe": _qwen_experts(config),
+    }
 
 
 def olmoe(config: Config) -> dict[str, Any]:

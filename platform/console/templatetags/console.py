@@ -1,4 +1,5 @@
-"""Pieces of pages: `{% icon "send" %}`, `{% empty_state "key" "No key yet" %}…{% endempty_state %}`,
+"""Pieces of pages: `{% icon "send" %}`, `{% empty_state "key" "No key yet" %}…{% endempty_state
+%}`,
 `{% module_script "console/js/x.js" %}`, `{% styles "frame" %}`.
 """
 

@@ -156,7 +156,10 @@ def test_the_page_shows_the_package() -> None:
 
 @pytest.mark.system
 def test_plugins_are_found_without_importing_them(package: Path) -> None:
-    program = "import engine.contract.plugins as p, sys; p.selected_entry_points('quire.stat_loggers'); "
-    program += "assert 'quire_example' not in sys.modules"
+    program = (
+        "import engine.contract.plugins as plugins, sys; "
+        "plugins.selected_entry_points('quire.stat_loggers'); "
+        "assert 'quire_example' not in sys.modules"
+    )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(package), str(ROOT)])}
     subprocess.run([sys.executable, "-c", program], check=True, env=environment)
