@@ -19,7 +19,7 @@ from inference.generation.generation import Generation
 from inference.generation.logprobs import chat_logprobs
 from inference.loop.offload import rendering_for
 from inference.parsers.state_machine import START_KINDS, merge_adjacent
-from inference.request.context import RequestRecord, asked, log_rejected_request
+from inference.request.context import RequestContext, RequestRecord, asked, log_rejected_request
 from inference.request.job import Usage
 from inference.request.position import ask_from
 from inference.schemas.chat import ChatRequest
@@ -109,15 +109,13 @@ class PlaygroundAnswer:
         await self._send(self._done(turn, reason))
 
     async def _start(self) -> ChatSession:
-        received = time.perf_counter()
+        ctx = RequestContext(caller=self._caller)
         self._caller.require("inference")
         ask_from(_after(self._message))
         chat = parse(ChatRequest, _body(self._message))
         for name in chat.ignored_fields():
             raise InvalidRequest(f"'{name[:50]}' isn't a sampling field.", param=name[:50])
-        return await ChatSession.start(
-            chat, caller=self._caller, received=received, endpoint="playground"
-        )
+        return await ChatSession.start(chat, ctx, endpoint="playground")
 
     async def _stream(self, turn: ChatSession) -> str | None:
         """Frames up to the last delta; returns the finish reason."""

@@ -71,7 +71,7 @@ class ChatBatchView(GatewayView):
         """One `chat.completion`, whose choices are in the order of the conversations."""
         chats = _conversations(self.read_json(request))
         ignored = chats[0].ignored_fields()
-        turn = await ChatSession.start_many(chats, caller=request.caller, received=request.received)
+        turn = await ChatSession.start_many(chats, request.ctx)
         ignored += turn.options.unsupported_fields
         answer = ChatCompletionBuilder(turn)
         try:
@@ -225,7 +225,7 @@ class ChatCompletionsView(GatewayView):
         ignored = chat.ignored_fields()
         if chat.store:
             await check_response_quota(request.caller)
-        turn = await ChatSession.start(chat, caller=request.caller, received=request.received)
+        turn = await ChatSession.start(chat, request.ctx)
         ignored += turn.options.unsupported_fields
         if chat.store:
             response = await respond_and_store(turn, chat, ignored, request.caller)

@@ -32,7 +32,7 @@ from inference.rendering.prompts import (
     text_token_ids,
     truncate_tokens,
 )
-from inference.request.context import new_id
+from inference.request.context import RequestContext, new_id
 from inference.request.job import Job, ResolvedModel
 from inference.schemas.completions import CompletionRequest
 from inference.schemas.sampling import OutputConstraint
@@ -276,13 +276,13 @@ class CompletionsView(GatewayView):
         """One completion request, of one or many prompts."""
         completion = await parse_offloaded(CompletionRequest, self.read_json(request))
         ignored = completion.ignored_fields()
-        served = await resolve_model(request.caller, completion.model, sticky=completion.sticky_key)
+        served = await resolve_model(request.ctx, completion.model, sticky=completion.sticky_key)
         served.check_queue(
-            request.caller,
+            request.ctx,
             completion.resolve_service_tier(request.caller.max_priority)[0],
             stream=completion.stream,
         )
-        job = await completion_job(request, completion, served)
+        job = await completion_job(request.ctx, completion, served)
         options = CompletionOptions.of(completion, job)
         generation = await Generation.start(job)
         response = await respond(
@@ -296,7 +296,7 @@ class CompletionsView(GatewayView):
 
 
 async def completion_job(
-    request: GatewayRequest, completion: CompletionRequest, served: ResolvedModel
+    ctx: RequestContext, completion: CompletionRequest, served: ResolvedModel
 ) -> Job:
     """The prompts as token ids, with their sampling. Raises `InvalidRequest`."""
     try:
@@ -309,17 +309,16 @@ async def completion_job(
             limit = sampling.prompt_limit(served.info.max_model_len)
             prompts += await _token_ids(completion, served, limit)
         job = Job(
+            ctx=ctx,
             request_id=new_id("cmpl"),
             endpoint="completions",
-            caller=request.caller,
             model=served,
             prompts=prompts,
             embeds=[*embeds, *([None] * (len(prompts) - len(embeds)))] if embeds else [],
             sampling=sampling,
             stream=bool(completion.stream),
-            priority=completion.resolve_service_tier(request.caller.max_priority)[0],
+            priority=completion.resolve_service_tier(ctx.caller.max_priority)[0],
             cache_salt=completion.cache_salt or "",
-            received_at=request.received,
             field_names=constraint.names,
         )
         await job.check()

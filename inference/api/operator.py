@@ -298,7 +298,7 @@ class TokenizerInfoView(OperatorView):
 
     async def get(self, request: GatewayRequest) -> HttpResponseBase:
         """`tokenizer_config.json` with the chat template in use, of `?model=`."""
-        served = await resolve_model(request.caller, request.GET.get("model"), task=None)
+        served = await resolve_model(request.ctx, request.GET.get("model"), task=None)
         settings = served.tokenizer.settings
         info = {name: value for name, value in settings.config.items() if name not in PATHS}
         info |= settings.named_tokens

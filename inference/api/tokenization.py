@@ -26,6 +26,7 @@ from inference.errors import rename_error_param
 from inference.generation.model_resolution import resolve_model
 from inference.loop.offload import beside
 from inference.rendering.prompts import checked_token_ids, text_token_ids
+from inference.request.context import RequestContext
 from inference.request.job import Job, ResolvedModel
 from inference.schemas.base import GenerateRequest, ModelName, RejectedRequest, StrictRequest
 from inference.schemas.chat import ChatRequest, Messages
@@ -72,14 +73,13 @@ def sampling_fields(sampling: SamplingParams) -> dict[str, Any]:
     return fields
 
 
-async def rendered_chat(chat: ChatRequest, request: GatewayRequest) -> dict[str, Any]:
+async def rendered_chat(chat: ChatRequest, ctx: RequestContext) -> dict[str, Any]:
     """A chat's body. Raises `InvalidRequest` in a chat's words."""
-    served = await resolve_model(request.caller, chat.model)
+    served = await resolve_model(ctx, chat.model)
     job, options = await build_chat_job(
         chat,
         served,
-        caller=request.caller,
-        received=request.received,
+        ctx,
         endpoint="chat.completions",
         id_prefix="chatcmpl",
     )
@@ -95,7 +95,7 @@ class ChatRenderView(GatewayView):
         """Its token ids and parameters."""
         chat = await parse_offloaded(ChatRequest, self.read_json(request))
         ignored = chat.ignored_fields()
-        response = json_response(_encode(await rendered_chat(chat, request)))
+        response = json_response(_encode(await rendered_chat(chat, request.ctx)))
         set_ignored_fields_header(response, ignored)
         return response
 
@@ -107,8 +107,8 @@ class CompletionRenderView(GatewayView):
         """Token ids and parameters of each."""
         completion = await parse_offloaded(CompletionRequest, self.read_json(request))
         ignored = completion.ignored_fields()
-        served = await resolve_model(request.caller, completion.model)
-        job = await completion_job(request, completion, served)
+        served = await resolve_model(request.ctx, completion.model)
+        job = await completion_job(request.ctx, completion, served)
         response = json_response(_encode(rendered(job, completion)))
         set_ignored_fields_header(response, ignored)
         return response
@@ -125,7 +125,7 @@ class ResponseRenderView(GatewayView):
             chat_of_response, wanted, await load_conversation(request.caller, wanted)
         )
         try:
-            response = json_response(_encode(await rendered_chat(chat, request)))
+            response = json_response(_encode(await rendered_chat(chat, request.ctx)))
         except InvalidRequest as error:
             raise in_responses_words(error, wanted) from None
         set_ignored_fields_header(response, ignored)
@@ -141,7 +141,7 @@ class MessagesRenderView(AnthropicView):
         ignored = wanted.ignored_fields()
         try:
             response = json_response(
-                _encode(await rendered_chat(await beside(chat_of_messages, wanted), request))
+                _encode(await rendered_chat(await beside(chat_of_messages, wanted), request.ctx))
             )
         except InvalidRequest as error:
             raise in_messages_words(error) from None
@@ -211,8 +211,8 @@ class TokenizeView(GatewayView):
         body = self.read_json(request)
         wanted = await beside(_parse, TokenizeRequest, body)
         ignored = wanted.ignored_fields()
-        served = await resolve_model(request.caller, wanted.model, task=None)
-        tokens = await _tokens(wanted, body, served)
+        served = await resolve_model(request.ctx, wanted.model, task=None)
+        tokens = await _tokens(wanted, body, served, request.ctx)
         # The vocabulary's own spelling: joined, it says where words begin.
         strings = [served.tokenizer.id_to_piece(token) for token in tokens]
         response = json_response(
@@ -236,7 +236,7 @@ class DetokenizeView(GatewayView):
         """`{"prompt": text}`."""
         wanted = await beside(_parse, DetokenizeRequest, self.read_json(request))
         ignored = wanted.ignored_fields()
-        served = await resolve_model(request.caller, wanted.model, task=None)
+        served = await resolve_model(request.ctx, wanted.model, task=None)
         tokens: list[int] = []
         if wanted.tokens:
             try:
@@ -257,7 +257,7 @@ def _parse(schema: Any, body: dict[str, Any]) -> Any:
 
 
 async def _tokens(
-    wanted: TokenizeRequest, body: dict[str, Any], served: ResolvedModel
+    wanted: TokenizeRequest, body: dict[str, Any], served: ResolvedModel, ctx: RequestContext
 ) -> list[int]:
     if wanted.prompt is not None:
         if not wanted.prompt:
@@ -270,4 +270,4 @@ async def _tokens(
         )
         return token_ids
     chat = parse(ChatRequest, {name: body[name] for name in CHAT_FIELDS if name in body})
-    return await prompt_token_ids(chat, served)
+    return await prompt_token_ids(chat, served, ctx)

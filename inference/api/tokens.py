@@ -304,10 +304,10 @@ class TokensView(GatewayView):
         wanted = await beside(parse_tokens, self.read_json(request))
         ignored = wanted.ignored_fields()
         completion = await beside(wanted.completion)
-        served = await resolve_model(request.caller, wanted.model)
-        served.check_queue(request.caller, wanted.priority)
+        served = await resolve_model(request.ctx, wanted.model)
+        served.check_queue(request.ctx, wanted.priority)
         try:
-            job = await completion_job(request, completion, served)
+            job = await completion_job(request.ctx, completion, served)
             if (thinking := wanted.thinking()) is not None:
                 job.sampling = msgspec.structs.replace(job.sampling, thinking=thinking)
                 await job.check()

@@ -227,11 +227,11 @@ class GenerateView(GatewayView):
         if completion.embeds or len(prompts) != 1 or not isinstance(prompts[0], str):
             raise InvalidRequest("prompt must be one text.", param="prompt")
         prompt = prompts[0]
-        served = await resolve_model(request.caller, completion.model, sticky=completion.sticky_key)
+        served = await resolve_model(request.ctx, completion.model, sticky=completion.sticky_key)
         served.check_queue(
-            request.caller, completion.resolve_service_tier(request.caller.max_priority)[0]
+            request.ctx, completion.resolve_service_tier(request.caller.max_priority)[0]
         )
-        generation = await Generation.start(await completion_job(request, completion, served))
+        generation = await Generation.start(await completion_job(request.ctx, completion, served))
         texts = _Texts(generation, prompt, completion.n or 1)
         return await respond(
             generation, ignored, writer=lambda: _TextsWriter(texts), answer=lambda: texts
@@ -260,7 +260,7 @@ class InvocationsView(GatewayView):
             return view
         model = body.get("model")
         name = model if isinstance(model, str) else None
-        served = await resolve_model(request.caller, name, task=None)
+        served = await resolve_model(request.ctx, name, task=None)
         if served.info.pooling is None:
             return view
         if CLASSIFY in served.info.tasks and "task" not in body:

@@ -26,12 +26,11 @@ from inference.rendering.prompts import (
     template_messages,
     truncate_tokens,
 )
-from inference.request.context import new_id
+from inference.request.context import RequestContext, new_id
 from inference.request.job import Job, ResolvedModel
 from inference.schemas.chat import ChatRequest
 from inference.schemas.sampling import OutputConstraint
 from inference.settings import gateway_settings
-from tenants.authentication import Caller
 
 # -- What of a chat request shapes its answer, in one place for every form of it.
 
@@ -93,9 +92,8 @@ class ChatOptions:
 async def build_chat_job(
     chat: ChatRequest,
     served: ResolvedModel,
+    ctx: RequestContext,
     *,
-    caller: Caller,
-    received: float,
     endpoint: str,
     id_prefix: str,
 ) -> tuple[Job, ChatOptions]:
@@ -108,7 +106,7 @@ async def build_chat_job(
     names = {"max_tokens": limit_name, "logprobs": "top_logprobs", "prompt": "messages"}
     try:
         parsers, constraint, sampling = await beside(_resolve_output_format, chat, served)
-        prompt = await prompt_token_ids(chat, served, generates=True)
+        prompt = await prompt_token_ids(chat, served, ctx, generates=True)
         prompt = truncate_tokens(
             prompt, sampling.prompt_limit(served.info.max_model_len), chat.truncation_side
         )
@@ -128,18 +126,17 @@ async def build_chat_job(
             template=served.tokenizer.chat_template or "",
         )
         job = Job(
+            ctx=ctx,
             request_id=new_id(id_prefix),
             endpoint=endpoint,
-            caller=caller,
             model=served,
             prompts=[prompt],
             sampling=sampling,
             preserved_token_ids=parsers.preserved_token_ids,
             field_names={**names, **constraint.names},
             stream=bool(chat.stream),
-            priority=chat.resolve_service_tier(caller.max_priority)[0],
+            priority=chat.resolve_service_tier(ctx.caller.max_priority)[0],
             cache_salt=chat.cache_salt or "",
-            received_at=received,
         )
         await job.check()
     except InvalidRequest as error:
@@ -173,7 +170,7 @@ def clamp_max_tokens(sampling: SamplingParams, prompt_tokens: int, model: ModelI
 
 
 async def prompt_token_ids(
-    chat: ChatRequest, served: ResolvedModel, *, generates: bool = False
+    chat: ChatRequest, served: ResolvedModel, ctx: RequestContext, *, generates: bool = False
 ) -> list[int]:
     """The chat's token ids. `generates`: they are to fit the model's context, unless cut to it.
 

@@ -16,10 +16,10 @@ from inference.generation.model_resolution import resolve_model
 from inference.generation.output import OutputDelta
 from inference.metrics.recorder import recorder
 from inference.parsers.state_machine import START_KINDS, Part
+from inference.request.context import RequestContext
 from inference.request.job import Job, Usage
 from inference.schemas.chat import ChatRequest
 from metering.access import Admission
-from tenants.authentication import Caller
 
 #: What parsers make up.
 MODEL_CALL_ID = re.compile("call_[0-9a-f]{24}")
@@ -64,54 +64,44 @@ class ChatSession:
     async def start(
         cls,
         chat: ChatRequest,
+        ctx: RequestContext,
         *,
-        caller: Caller,
-        received: float,
         endpoint: str = "chat.completions",
         id_prefix: str = "chatcmpl",
     ) -> ChatSession:
         """Render, check, admit and submit a chat.
 
         Args:
-            received: `time.perf_counter()` when the request came in.
             endpoint: for the ledger. id_prefix: of the request's id.
 
         Raises:
             InvalidRequest: with the name of the client's field. ModelNotFound, EngineUnavailable.
             RateLimited: not now. ServiceUnavailable: the limits can't be read.
         """
-        served = await resolve_model(caller, chat.model, sticky=chat.sticky_key)
-        served.check_queue(
-            caller, chat.resolve_service_tier(caller.max_priority)[0], stream=chat.stream
-        )
+        served = await resolve_model(ctx, chat.model, sticky=chat.sticky_key)
+        priority, _ = chat.resolve_service_tier(ctx.caller.max_priority)
+        served.check_queue(ctx, priority, stream=chat.stream)
         job, options = await build_chat_job(
-            chat, served, caller=caller, received=received, endpoint=endpoint, id_prefix=id_prefix
+            chat, served, ctx, endpoint=endpoint, id_prefix=id_prefix
         )
         return cls(await Generation.start(job), options)
 
     @classmethod
-    async def start_many(
-        cls, chats: Sequence[ChatRequest], *, caller: Caller, received: float
-    ) -> ChatSession:
+    async def start_many(cls, chats: Sequence[ChatRequest], ctx: RequestContext) -> ChatSession:
         """The same for several conversations with one and the same settings, as one request.
 
         Deltas name the conversation by `increment.number`.
         """
-        served = await resolve_model(caller, chats[0].model, sticky=chats[0].sticky_key)
-        served.check_queue(caller, chats[0].resolve_service_tier(caller.max_priority)[0])
-        made = [
+        served = await resolve_model(ctx, chats[0].model, sticky=chats[0].sticky_key)
+        served.check_queue(ctx, chats[0].resolve_service_tier(ctx.caller.max_priority)[0])
+        jobs = [
             await build_chat_job(
-                chat,
-                served,
-                caller=caller,
-                received=received,
-                endpoint="chat.completions",
-                id_prefix="chatcmpl",
+                chat, served, ctx, endpoint="chat.completions", id_prefix="chatcmpl"
             )
             for chat in chats
         ]
-        job, options = made[0]
-        job.prompts = [prompt for each, _ in made for prompt in each.prompts]
+        job, options = jobs[0]
+        job.prompts = [prompt for chat_job, _ in jobs for prompt in chat_job.prompts]
         return cls(await Generation.start(job), options)
 
     @property

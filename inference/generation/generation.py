@@ -26,7 +26,7 @@ from inference.loop.fair_dispatch import (
     run_in_thread_if_many,
 )
 from inference.metrics.recorder import history, recorder
-from inference.request.context import asked, is_unbilled_unless_finished, keeping
+from inference.request.context import asked, keeping
 from inference.request.job import Job, Usage
 from inference.request.position import StreamPosition, asked_position
 from inference.tracing import generation_span
@@ -84,7 +84,7 @@ class Generation:
         #: Tokens of each output whose text was given out.
         self._emitted_tokens = [[0] * job.sampling.num_sequences for _ in job.prompts]
         self._error: QuireError | None = None
-        self._discarded = is_unbilled_unless_finished()
+        self._bill_partial = job.ctx.bill_partial
         self._settled = self._delivered = False
         self._keeping = None if job.stream else keeping.get()
         if self._keeping is not None:
@@ -306,7 +306,7 @@ class Generation:
 
     def discard(self) -> None:
         """It's made anew by somebody: unless it has come to its end, nothing of it is billed."""
-        self._discarded = True
+        self._bill_partial = False
 
     def release(self) -> None:
         """Abort what runs and settle, once. Any thread."""
@@ -420,7 +420,7 @@ class Generation:
 
         Where nobody was there to go on with it, what a client got of its stream and no more.
         """
-        if self._discarded and not self.finished:
+        if not self._bill_partial and not self.finished:
             return Usage()
         if self._error is not None and self._error.status == HTTPStatus.SERVICE_UNAVAILABLE:
             return self._billed_of_failure()

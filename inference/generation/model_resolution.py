@@ -17,6 +17,7 @@ from inference.engine_client.client import get_engine_client
 from inference.engine_client.fleet import Replica
 from inference.generation.takeover import find_resumed_stream
 from inference.rendering.tokenizers import adapter_tokenizers, tokenizers
+from inference.request.context import RequestContext
 from inference.request.job import ResolvedModel
 from tenants.authentication import Caller
 
@@ -38,9 +39,9 @@ async def check_any_queue(caller: Caller) -> None:
 
 
 async def resolve_model(
-    caller: Caller, name: str | None, *, task: str | None = GENERATE, sticky: str = ""
+    ctx: RequestContext, name: str | None, *, task: str | None = GENERATE, sticky: str = ""
 ) -> ResolvedModel:
-    """The model or adapter under this name, for this caller, and for this task if one is named.
+    """The model or adapter under this name, for the caller, and for this task if one is named.
 
     Without a name it's the only one that the caller may use. `sticky`: whom or what the request is
     of; the same always meets the same version while a canary gets a share.
@@ -51,6 +52,7 @@ async def resolve_model(
         AdapterInvalid: a resolver found it, but it can't be served (400).
         EngineSleeping: its replicas sleep (503). EngineUnavailable: there are none (503).
     """
+    caller = ctx.caller
     target = await get_or_resolve_target(caller, name)
     client = get_engine_client()
     await client.start()

@@ -1,4 +1,4 @@
-"""`RequestRecord`: the request that is being served, as far as its record needs it later."""
+"""`RequestContext`: what is known of a request beside its body, from its view to the ledger."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import math
 import re
 import secrets
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -112,27 +110,6 @@ def _rejection_entry(
         message=f"{told.param}: {told.message}" if told.param else told.message,
     )
     return record, note
-
-
-# -- Whose unfinished answers cost nothing: those that a worker makes anew when it's interrupted.
-
-
-_made_anew: ContextVar[bool] = ContextVar("made_anew", default=False)
-
-
-@contextmanager
-def unbilled_unless_finished() -> Iterator[None]:
-    """Of what begins in the block nothing is billed unless it comes to its end."""
-    token = _made_anew.set(True)
-    try:
-        yield
-    finally:
-        _made_anew.reset(token)
-
-
-def is_unbilled_unless_finished() -> bool:
-    """Whether this task's answers are."""
-    return _made_anew.get()
 
 
 # -- An answer in one piece that is kept for whoever asks again, before what it took is billed.
@@ -250,3 +227,19 @@ def sanitize_request_id(header: str | None) -> str:
     digits = secrets.token_hex(16)
     _digits.set([digits])
     return f"req-{digits}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestContext:
+    """One request, from where it enters to the ledger: views, workers and sockets build it, `Job`
+    carries it.
+
+    Attributes:
+        received_at: `time.perf_counter()` when the request was complete.
+        bill_partial: whether an answer is billed that ended early. False for what a worker
+            generates again after an interruption.
+    """
+
+    caller: Caller
+    received_at: float = field(default_factory=time.perf_counter)
+    bill_partial: bool = True

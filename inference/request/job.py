@@ -19,7 +19,7 @@ from engine.text.stop_strings import bad_word_ids
 from inference.engine_client.client import get_engine_client
 from inference.loop.fair_dispatch import iterate_cooperatively
 from inference.loop.offload import get_render_pool
-from inference.request.context import header_id
+from inference.request.context import RequestContext, header_id
 from metering.access import AdmissionRequest
 from metering.rules import AdapterUse
 from tenants.authentication import Caller
@@ -94,14 +94,14 @@ class ResolvedModel:
         return (mine.tokenizer, mine.vocab_size) == (adapter.tokenizer, adapter.vocab_size)
 
     def check_queue(
-        self, caller: Caller, priority: int | None, *, stream: bool | None = False
+        self, ctx: RequestContext, priority: int | None, *, stream: bool | None = False
     ) -> None:
         """Raise `EngineOverloaded` (429) or `Overloaded` (503) when too much waits for the model.
 
         Asked before a prompt is rendered: a refusal costs next to nothing.
         """
         get_engine_client().check_queue(
-            self.base, caller.tenant, priority or 0, stream=bool(stream)
+            self.base, ctx.caller.tenant, priority or 0, stream=bool(stream)
         )
 
 
@@ -157,6 +157,7 @@ class Job:
     """What to generate, for whom.
 
     Attributes:
+        ctx: the request that asks for it.
         request_id: ours, unique; usage is keyed by it.
         endpoint: for the ledger, such as "chat.completions".
         prompts: [num_prompts][num_tokens].
@@ -168,15 +169,14 @@ class Job:
         preserved_token_ids: special tokens that the text keeps, for the parsers that read it.
         field_names: our names of fields -> the client's, for errors that come from the engine.
         trace_headers: of the span that the engine's is below of; {} for none.
-        received_at: `time.perf_counter()` when the request came in.
     """
 
     #: Whether tokens come of it.
     generates: ClassVar[bool] = True
 
+    ctx: RequestContext
     request_id: str
     endpoint: str
-    caller: Caller
     model: ResolvedModel
     prompts: list[list[int]]
     sampling: SamplingParams
@@ -187,8 +187,17 @@ class Job:
     embeds: list[PromptEmbeds | None] = field(default_factory=list)
     field_names: Mapping[str, str] = field(default_factory=dict)
     trace_headers: dict[str, str] = field(default_factory=dict)
-    received_at: float = field(default_factory=time.perf_counter)
     started_at: float = field(default_factory=time.time)
+
+    @property
+    def caller(self) -> Caller:
+        """Who asks for it."""
+        return self.ctx.caller
+
+    @property
+    def received_at(self) -> float:
+        """`time.perf_counter()` when the request was complete."""
+        return self.ctx.received_at
 
     @property
     def prompt_tokens(self) -> int:

@@ -26,6 +26,7 @@ from common.errors import NotFound
 from inference.errors import PayloadTooLarge, UnsupportedField, as_quire_error, error_response
 from inference.loop.offload import beside, large_work, rendering_for
 from inference.request.context import (
+    RequestContext,
     RequestRecord,
     asked,
     endpoint_of,
@@ -121,6 +122,7 @@ class GatewayRequest(HttpRequest):
     request_id: str
     received: float
     caller: Caller
+    ctx: RequestContext
     #: A large body that was parsed beside the event loop.
     parsed: dict[str, Any]
     scope: MutableMapping[str, Any]
@@ -234,6 +236,7 @@ class GatewayView(APIView):
             request.caller, _ = await authenticator.authenticate(request)
         if (mine := asked.get()) is not None:
             mine.caller = request.caller
+        request.ctx = RequestContext(caller=request.caller, received_at=request.received)
         rendering_for.set(request.caller.tenant)
         request.scope[TENANT] = request.caller.tenant
         request.scope[KEY] = str(request.caller.key_id or "")

@@ -8,7 +8,6 @@ other's first one must not.
 from __future__ import annotations
 
 import secrets
-import time
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +16,7 @@ from engine.contract.errors import InvalidRequest
 from engine.contract.messages import FlightRecord, Heartbeat
 from engine.contract.pooling_params import GENERATE
 from inference.chat.turn import ChatSession
+from inference.request.context import RequestContext
 from inference.schemas.chat import ChatRequest
 from inference.serving.respond import collect, parse
 from tenants.access import access_tenant
@@ -142,9 +142,7 @@ async def _ask(caller: Caller, who: str, model: str, text: str) -> Step:
         "temperature": 0,
     }
     chat = parse(ChatRequest, body)
-    turn = await ChatSession.start(
-        chat, caller=caller, received=time.perf_counter(), endpoint=ENDPOINT
-    )
+    turn = await ChatSession.start(chat, RequestContext(caller=caller), endpoint=ENDPOINT)
     try:
         await collect(turn, lambda _: None)
     finally:

@@ -39,7 +39,7 @@ def test_a_span_tells_the_operation_and_sampling_where_there_is_any(
     kind: type[Job], endpoint: str, operation: str
 ) -> None:
     tracer, served = Tracer(), SimpleNamespace(name="m")
-    asked: Any = {"caller": None, "served": served, "sampling": SamplingParams(max_tokens=3)}
+    asked: Any = {"ctx": None, "model": served, "sampling": SamplingParams(max_tokens=3)}
     GenerationSpan(
         SimpleNamespace(tracer=tracer),  # type: ignore[arg-type]
         kind(request_id="r", endpoint=endpoint, prompts=[[5]], **asked),

@@ -358,7 +358,7 @@ def test_a_requests_print_is_that_of_all_its_prompts(count: int) -> None:
     prompts = [[number, 70_000, 3] for number in range(count)]
     sampling = SamplingParams(logit_bias={5: 1.0})
     job: Any = SimpleNamespace(
-        served=SimpleNamespace(name="m"),
+        model=SimpleNamespace(name="m"),
         endpoint="e",
         sampling=sampling,
         prompts=prompts,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
+import functools
 import itertools
 import json
 import os
@@ -20,7 +20,7 @@ from inference.api.batches.files import ResultJournal
 from inference.api.responses import runner
 from inference.engine_client.client import get_engine_client
 from inference.errors import error_response
-from inference.request.context import unbilled_unless_finished
+from inference.request.context import RequestContext
 from tests.inference.asgi_client import chat_body
 from tests.inference.conftest import Gateway, until
 from tests.inference.test_responses import URL
@@ -111,17 +111,17 @@ def test_fault_56_of_a_line_that_the_disk_did_not_take_nothing_is_there(
 
 @pytest.mark.parametrize("anew", [True, False])
 async def test_what_a_worker_makes_anew_costs_nothing_unless_it_ends(
-    gateway: Gateway, anew: bool
+    gateway: Gateway, anew: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with gateway.serving(gateway.fake(token_delay=0.01)):
-        with unbilled_unless_finished() if anew else contextlib.nullcontext():
-            body = chat_body(max_tokens=500)
-            exchange = gateway.client.open("POST", "/v1/chat/completions", body)
+        of_worker = functools.partial(RequestContext, bill_partial=not anew)
+        monkeypatch.setattr("inference.web.views.RequestContext", of_worker)
+        body = chat_body(max_tokens=500)
+        exchange = gateway.client.open("POST", "/v1/chat/completions", body)
         client = get_engine_client()
         await until(lambda: client.flights and client.flights[0].ran)
         await exchange.leave()
-        with unbilled_unless_finished():
-            assert (await gateway.client.chat(max_tokens=3)).status == 200
+        assert (await gateway.client.chat(max_tokens=3)).status == 200
         async with asyncio.timeout(60):
             for _ in itertools.count():
                 if len(usage := await gateway.usage()) == 2:

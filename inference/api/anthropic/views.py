@@ -83,8 +83,7 @@ class MessagesView(AnthropicView):
         try:
             return await ChatSession.start(
                 await beside(chat_request, wanted),
-                caller=request.caller,
-                received=request.received,
+                request.ctx,
                 endpoint="messages",
                 id_prefix="msg",
             )
@@ -112,8 +111,8 @@ class CountTokensView(AnthropicView):
         wanted = await self.parsed(CountTokensRequest, request)
         ignored = wanted.ignored_fields()
         chat = await beside(chat_request, wanted)
-        served = await resolve_model(request.caller, wanted.model)
-        tokens = await prompt_token_ids(chat, served)
+        served = await resolve_model(request.ctx, wanted.model)
+        tokens = await prompt_token_ids(chat, served, request.ctx)
         response = json_response(_encode({"input_tokens": len(tokens)}))
         set_ignored_fields_header(response, ignored)
         return response

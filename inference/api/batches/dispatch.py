@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import json
-import time
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, cast
@@ -20,12 +19,12 @@ from engine.contract.errors import InvalidRequest
 from inference.errors import Overloaded, error_response
 from inference.loop.offload import rendering_for
 from inference.request.context import (
+    RequestContext,
     RequestRecord,
     asked,
     endpoint_of,
     log_rejected_request,
     new_id,
-    unbilled_unless_finished,
 )
 from inference.web.views import GatewayRequest, GatewayView
 from tenants.authentication import Caller
@@ -84,8 +83,7 @@ async def dispatch_request(path: str, body: dict[str, Any], caller: Caller) -> D
         view = get_view(path)
         render = view.render_error
         request = _request(path, body, caller, request_id)
-        with unbilled_unless_finished():
-            response = await view.post(request)  # type: ignore[attr-defined]
+        response = await view.post(request)  # type: ignore[attr-defined]
     except Exception as error:
         log_rejected_request(error)
         response, no_room = render(error, request_id), isinstance(error, Overloaded)
@@ -113,5 +111,5 @@ def _request(path: str, body: dict[str, Any], caller: Caller, request_id: str) -
     }
     request = cast(GatewayRequest, ASGIRequest(scope, io.BytesIO(data)))
     request.caller, request.request_id = caller, request_id
-    request.received = time.perf_counter()
+    request.ctx = RequestContext(caller=caller, bill_partial=False)
     return request

@@ -13,6 +13,7 @@ from engine.contract.pooling_params import PoolingParams, check_length
 from inference.api.pooling.schemas import Item, chat_prompts
 from inference.loop.offload import beside, get_render_pool
 from inference.rendering.prompts import check_vocabulary, truncate_tokens
+from inference.request.context import RequestContext
 from inference.request.job import ResolvedModel
 from inference.schemas.chat import ChatRequest
 from inference.settings import gateway_settings
@@ -28,6 +29,7 @@ class Entry(NamedTuple):
 
 
 async def item_entries(
+    ctx: RequestContext,
     served: ResolvedModel,
     items: list[Item],
     params: PoolingParams,
@@ -54,14 +56,18 @@ async def item_entries(
         return list(_within_total(map(encoded, items)))
 
     texts = [prefix + item for item in items if isinstance(item, str)]
-    return await beside(_entries, await _rendered(texts, encode_all), served, params)
+    return await beside(_entries, await _rendered(ctx, texts, encode_all), served, params)
 
 
 async def chat_entries(
-    served: ResolvedModel, chats: list[ChatRequest], params: PoolingParams, side: str = "right"
+    ctx: RequestContext,
+    served: ResolvedModel,
+    chats: list[ChatRequest],
+    params: PoolingParams,
+    side: str = "right",
 ) -> list[Entry]:
     """An entry for each chat. Raises as `item_entries` and the chat's template do."""
-    prompts = await chat_prompts(served, chats, params, side)
+    prompts = await chat_prompts(ctx, served, chats, params, side)
     return await beside(_entries, prompts, served, params)
 
 
@@ -72,15 +78,23 @@ def _entries(prompts: list[list[int]], served: ResolvedModel, params: PoolingPar
     return [Entry(prompt, params) for prompt in prompts]
 
 
-async def shortened_texts(served: ResolvedModel, texts: list[str], limit: int) -> list[str]:
+async def shortened_texts(
+    ctx: RequestContext, served: ResolvedModel, texts: list[str], limit: int
+) -> list[str]:
     """Each text's beginning of at most `limit` tokens, special ones aside; 0: the whole."""
     if not limit:
         return texts
-    return await _rendered(texts, lambda: [served.tokenizer.shortened(t, limit) for t in texts])
+    return await _rendered(
+        ctx, texts, lambda: [served.tokenizer.shortened(t, limit) for t in texts]
+    )
 
 
 async def pair_entries(
-    served: ResolvedModel, pairs: list[tuple[str, str]], params: PoolingParams, side: str = "right"
+    ctx: RequestContext,
+    served: ResolvedModel,
+    pairs: list[tuple[str, str]],
+    params: PoolingParams,
+    side: str = "right",
 ) -> list[Entry]:
     """An entry for each pair of texts, for a cross-encoder. Raises as `item_entries` does."""
     limit = params.prompt_limit(served.info.max_model_len)
@@ -102,13 +116,13 @@ async def pair_entries(
         ]
 
     texts = [text for pair in pairs for text in pair]
-    entries = await _rendered(texts, encode_all)
+    entries = await _rendered(ctx, texts, encode_all)
     for entry in entries:
         check_length(len(entry.token_ids), served.info.max_model_len)
     return entries
 
 
-async def _rendered(texts: Sequence[str], encode_all: Callable[[], T]) -> T:
+async def _rendered(ctx: RequestContext, texts: Sequence[str], encode_all: Callable[[], T]) -> T:
     """`encode_all()` off the event loop, unless the texts are too long together."""
     chars, limit = sum(map(len, texts)), gateway_settings().max_body_bytes
     if chars > limit:

@@ -177,16 +177,15 @@ class PoolingRequestHandler:
         Raises: what the limits, the gateway or the engine refuse or fail with.
         """
         job = PoolingJob(
+            ctx=self.request.ctx,
             request_id=new_id(self.endpoint),
             endpoint=self.endpoint,
-            caller=self.request.caller,
             model=self.served,
             prompts=[entry.token_ids for entry in entries],
             sampling=SamplingParams(),
             priority=self.body.priority or 0,
             cache_salt=self.body.cache_salt or "",
             field_names={"prompt": self.param},
-            received_at=self.request.received,
             pooling=[entry.params for entry in entries],
         )
         try:
@@ -238,8 +237,8 @@ async def start_request(
     Raises: `InvalidRequest` naming what the model does instead; `ModelNotFound`; `EngineOverloaded`
     (429) or `Overloaded` (503) when too much waits for the model.
     """
-    served = await resolve_model(request.caller, body.model, task=None)
+    served = await resolve_model(request.ctx, body.model, task=None)
     if task or served.info.pooling is None:
         check_task(served.name, served.info.tasks, task or endpoint)
-    served.check_queue(request.caller, body.priority)
+    served.check_queue(request.ctx, body.priority)
     return PoolingRequestHandler(request, body, served, endpoint, param)

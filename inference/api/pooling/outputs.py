@@ -43,7 +43,7 @@ async def answer_data(call: PoolingRequestHandler, body: PoolingRequest) -> Http
     prompts = await get_render_pool().run(_LONG, _prompts, processor, body.data)
     task = default_task(info.tasks) if body.task in (None, PLUGIN) else body.task or ""
     params = processor.merge_pooling_params(body.params(task))
-    entries = await call.build_entries(item_entries(call.served, prompts, params))
+    entries = await call.build_entries(item_entries(call.request.ctx, call.served, prompts, params))
 
     def make(results: list[ndarray[Any, Any]]) -> dict[str, Any]:
         outputs = [
@@ -95,13 +95,19 @@ async def answer_with_scores(
 
     Raises as `PoolingRequestHandler.answer` and `item_entries` do.
     """
-    first = await shortened_texts(call.served, first, body.max_tokens_per_query or 0)
-    second = await shortened_texts(call.served, second, body.max_tokens_per_doc or 0)
+    first = await shortened_texts(
+        call.request.ctx, call.served, first, body.max_tokens_per_query or 0
+    )
+    second = await shortened_texts(
+        call.request.ctx, call.served, second, body.max_tokens_per_doc or 0
+    )
     if "embed" in call.served.info.tasks:
         return await _by_likeness(call, first, second, pairs, make)
     texts = [(first[a], second[b]) for a, b in pairs]
     params = call.body.params("score")
-    entries = await call.build_entries(pair_entries(call.served, texts, params, call.body.side))
+    entries = await call.build_entries(
+        pair_entries(call.request.ctx, call.served, texts, params, call.body.side)
+    )
     return await call.answer(entries, lambda results: make([float(row[0]) for row in results]))
 
 
@@ -110,7 +116,9 @@ async def _by_likeness(
 ) -> HttpResponseBase:
     """Each text is embedded once."""
     params = call.body.params("embed")
-    made = item_entries(call.served, [*first, *second], params, side=call.body.side)
+    made = item_entries(
+        call.request.ctx, call.served, [*first, *second], params, side=call.body.side
+    )
     entries = await call.build_entries(made)
     facts = call.served.info.pooling
     kind = facts.similarity if facts is not None else "cosine"

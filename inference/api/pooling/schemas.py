@@ -13,6 +13,7 @@ from inference.api.pooling.formats import check_format
 from inference.chat.job import prompt_token_ids
 from inference.errors import UnsupportedField
 from inference.rendering.prompts import truncate_tokens
+from inference.request.context import RequestContext
 from inference.request.job import ResolvedModel
 from inference.schemas.base import GenerateRequest, RejectedRequest
 from inference.schemas.chat import ChatRequest
@@ -59,7 +60,11 @@ def parsed_chats(messages: Any, rendering: dict[str, Any]) -> list[ChatRequest]:
 
 
 async def chat_prompts(
-    served: ResolvedModel, chats: list[ChatRequest], params: PoolingParams, side: str
+    ctx: RequestContext,
+    served: ResolvedModel,
+    chats: list[ChatRequest],
+    params: PoolingParams,
+    side: str,
 ) -> list[list[int]]:
     """Token ids of each, cut at `side` where `params` say so; special tokens stay.
 
@@ -70,7 +75,7 @@ async def chat_prompts(
     for chat in chats:
         wants_special = bool(chat.add_special_tokens)
         plain = chat.model_copy(update={"add_special_tokens": False})
-        ids = await prompt_token_ids(plain, served)
+        ids = await prompt_token_ids(plain, served, ctx)
         wrapped = served.tokenizer.wrapped
         if limit is not None:
             special = len(wrapped([])) if wants_special else 0

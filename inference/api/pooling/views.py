@@ -102,7 +102,9 @@ class ModerationsView(GatewayView):
         def make(results: list[Vectors]) -> dict[str, Any]:
             return {"results": [moderation_result(labels, row.tolist()) for row in results]}
 
-        entries = item_entries(call.served, [*body.texts], body.params("classify"))
+        entries = item_entries(
+            call.request.ctx, call.served, [*body.texts], body.params("classify")
+        )
         return await call.answer(await call.build_entries(entries), make)
 
 
@@ -267,12 +269,14 @@ async def _run(
     pack: BuildResponse | None = None,
 ) -> HttpResponseBase:
     """Answer for each input by itself."""
-    params, served = body.params(task), call.served
+    params, served, ctx = body.params(task), call.served, call.request.ctx
     if body.chats:
-        made = chat_entries(served, body.chats, params, body.side)
+        made = chat_entries(ctx, served, body.chats, params, body.side)
     else:
         special = body.add_special_tokens is not False
-        made = item_entries(served, body.items, params, add_special_tokens=special, side=body.side)
+        made = item_entries(
+            ctx, served, body.items, params, add_special_tokens=special, side=body.side
+        )
     return await call.answer(await call.build_entries(made), make, pack)
 
 

@@ -71,7 +71,7 @@ class CompactView(GatewayView):
         body = self.read_json(request)
         wanted = await beside(_parsed, body)
         ignored = wanted.ignored_fields()
-        served = await resolve_model(request.caller, wanted.model)
+        served = await resolve_model(request.ctx, wanted.model)
         most = min(MAX_TOKENS, served.info.max_model_len // 4)
         asking = await beside(_build_summary_chat, wanted, most)
         said = await load_conversation(request.caller, asking)
@@ -82,7 +82,7 @@ class CompactView(GatewayView):
             served.tokenizer,
             served.info.max_model_len // 2,
         )
-        turn = await start_session(request.caller, asking, request.received)
+        turn = await start_session(request.ctx, asking)
         parts: list[Part] = []
 
         def add(delta: TurnDelta) -> None:

@@ -23,6 +23,7 @@ from inference.chat.job import prompt_token_ids
 from inference.chat.turn import ChatSession
 from inference.errors import UnsupportedField, as_quire_error
 from inference.loop.offload import beside
+from inference.request.context import RequestContext
 from inference.request.job import ResolvedModel
 from inference.schemas.base import rename_error_field
 from inference.schemas.chat import ChatRequest
@@ -174,7 +175,7 @@ def drop_oldest_messages(messages: list[dict[str, Any]], count: int) -> list[dic
 
 
 async def truncate_to_context(
-    build_chat: Callable[[int], ChatRequest], served: ResolvedModel
+    build_chat: Callable[[int], ChatRequest], served: ResolvedModel, ctx: RequestContext
 ) -> ChatRequest:
     """The chat without as few of its oldest messages as need be; with one alone, if none fits.
 
@@ -185,7 +186,7 @@ async def truncate_to_context(
     async def fits(count: int) -> bool:
         chat = await beside(build_chat, count)
         try:
-            prompt = await prompt_token_ids(chat, served, generates=True)
+            prompt = await prompt_token_ids(chat, served, ctx, generates=True)
         except ContextLengthExceeded:
             return False
         # A limit is a ceiling: one as large as the context mustn't cost all that was said.

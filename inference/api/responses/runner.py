@@ -19,7 +19,7 @@ from inference.api.responses.views import parse_request, start_session
 from inference.chat.turn import ChatSession
 from inference.errors import as_quire_error, is_about_storage, report
 from inference.loop.offload import rendering_for
-from inference.request.context import RequestRecord, asked
+from inference.request.context import RequestContext, RequestRecord, asked
 from inference.tracing import background_span
 from inference.work import Lease, lease_seconds, load_trace_parent
 from storage.access import StoredResponse
@@ -128,7 +128,7 @@ class ResponseRun:
             caller = await reload_caller(row.key_id, row.user_id, row.tenant.slug)
             rendering_for.set(caller.tenant)
             try:
-                return await start_session(caller, request, time.perf_counter())
+                return await start_session(RequestContext(caller=caller), request)
             except QuireError as error:
                 wait = _retry_delay(error)
                 if wait is None or time.monotonic() + wait > deadline:

@@ -32,7 +32,7 @@ from inference.chat.turn import ChatSession
 from inference.errors import UnsupportedField
 from inference.generation.model_resolution import resolve_model
 from inference.loop.offload import beside
-from inference.request.context import note_answer
+from inference.request.context import RequestContext, note_answer
 from inference.schemas.base import RejectedRequest
 from inference.serving.respond import (
     HEARTBEAT,
@@ -122,15 +122,15 @@ def parse_request(body: dict[str, Any]) -> ResponsesRequest:
         raise refusal.error from None
 
 
-async def start_session(caller: Caller, request: ResponsesRequest, received: float) -> ChatSession:
+async def start_session(ctx: RequestContext, request: ResponsesRequest) -> ChatSession:
     """The answer under way. Raises what `ChatSession.start` raises, in this endpoint's words."""
-    said = await load_conversation(caller, request)
+    said = await load_conversation(ctx.caller, request)
     chat = await beside(chat_request, request, said)
     try:
         if request.truncation == "auto":
-            served = await resolve_model(caller, request.model)
-            chat = await truncate_to_context(partial(chat_request, request, said), served)
-        return await ChatSession.start(chat, caller=caller, received=received, endpoint="responses")
+            served = await resolve_model(ctx, request.model)
+            chat = await truncate_to_context(partial(chat_request, request, said), served, ctx)
+        return await ChatSession.start(chat, ctx, endpoint="responses")
     except InvalidRequest as error:
         raise rename_error_fields(error, request) from None
 
@@ -151,7 +151,7 @@ class ResponsesView(GatewayView):
             await check_response_quota(request.caller)
         if wanted.background:
             return await exchange.create_background()
-        turn = await start_session(request.caller, wanted, request.received)
+        turn = await start_session(request.ctx, wanted)
         ignored += unsupported_fields(turn)
         try:
             response = await (exchange.stream(turn) if wanted.stream else exchange.create(turn))
@@ -268,10 +268,10 @@ class InputTokensView(GatewayView):
         wanted = await beside(parse_request, self.read_json(request))
         ignored = wanted.ignored_fields()
         said = await load_conversation(request.caller, wanted)
-        served = await resolve_model(request.caller, wanted.model)
+        served = await resolve_model(request.ctx, wanted.model)
         try:
             chat = await beside(chat_request, wanted, said)
-            tokens = await prompt_token_ids(chat, served)
+            tokens = await prompt_token_ids(chat, served, request.ctx)
         except InvalidRequest as error:
             raise rename_error_fields(error, wanted) from None
         counted = {"object": "response.input_tokens", "input_tokens": len(tokens)}
