@@ -26,7 +26,7 @@ from inference.loop.fair_dispatch import (
     run_in_thread_if_many,
 )
 from inference.metrics.recorder import history, recorder
-from inference.request.context import asked, keeping
+from inference.request.context import asked
 from inference.request.job import Job, Usage
 from inference.request.position import StreamPosition, asked_position
 from inference.tracing import generation_span
@@ -86,9 +86,9 @@ class Generation:
         self._error: QuireError | None = None
         self._bill_partial = job.ctx.bill_partial
         self._settled = self._delivered = False
-        self._keeping = None if job.stream else keeping.get()
-        if self._keeping is not None:
-            self._keeping.requests.append(job.request_id)
+        self._pending_response = None if job.stream else job.ctx.pending_response
+        if self._pending_response is not None:
+            self._pending_response.requests.append(job.request_id)
         self._loop = asyncio.get_running_loop()
         self._span = generation_span(job)
         if self._span is not None:
@@ -384,8 +384,8 @@ class Generation:
             adapter_digest=used.digest if used is not None else "",
             in_place_of=job.model.fallback_for,
         )
-        if self._keeping is not None:
-            await self._keeping.done.wait()
+        if self._pending_response is not None:
+            await self._pending_response.done.wait()
         account = await run_in_thread_if_many(
             len(job.prompts) * len(self.outputs[0]), self._account
         )

@@ -112,29 +112,21 @@ def _rejection_entry(
     return record, note
 
 
-# -- An answer in one piece that is kept for whoever asks again, before what it took is billed.
-#
-# Were it billed first, a gateway that is killed in between would have billed what its client never
-# got, and gets anew, and pays for again. Kept first, its answer is there for the client, and
-# whoever settles what the gateway left finds that it is
-# (`metering.open_requests.response_stored_key`).
-
-
 class PendingIdempotentResponse:
-    """One request's answer on its way to be kept.
+    """The whole response to a request with an idempotency key, until it's stored.
+
+    It's stored before its generation is billed. A gateway that was killed between the two would
+    otherwise have billed what its client never received, and pays for again. So whoever settles
+    what that gateway left finds the response (`metering.open_requests.response_stored_key`).
 
     Attributes:
         requests: ids of what was generated for it, as the ledger has them.
-        done: it's kept, or won't be.
+        done: set when it's stored, or won't be.
     """
 
     def __init__(self) -> None:
         self.requests: list[str] = []
         self.done = asyncio.Event()
-
-
-#: Of the request at hand; None: its answer isn't kept.
-keeping: ContextVar[PendingIdempotentResponse | None] = ContextVar("keeping", default=None)
 
 
 # -- How long a request's client waits: one that can't be answered by then is refused at once.
@@ -238,8 +230,10 @@ class RequestContext:
         received_at: `time.perf_counter()` when the request was complete.
         bill_partial: whether an answer is billed that ended early. False for what a worker
             generates again after an interruption.
+        pending_response: the response that its idempotency key will have; None without a key.
     """
 
     caller: Caller
     received_at: float = field(default_factory=time.perf_counter)
     bill_partial: bool = True
+    pending_response: PendingIdempotentResponse | None = None

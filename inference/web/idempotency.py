@@ -26,7 +26,7 @@ from common.errors import Conflict
 from engine.contract.errors import InvalidRequest
 from inference.engine_client.client import get_engine_client
 from inference.errors import Overloaded
-from inference.request.context import PendingIdempotentResponse, keeping
+from inference.request.context import PendingIdempotentResponse
 from inference.settings import gateway_settings
 from inference.web.responses import EventStreamResponse
 from metering.access import ANSWERED_S, response_stored_key
@@ -130,27 +130,28 @@ class IdempotencyKey:
             IdempotencyEntry(print_of_request, secrets.token_bytes(16)),
         )
 
-    async def run(self, work: Callable[[], Awaitable[HttpResponseBase]]) -> HttpResponseBase:
-        """The answer of `work`, or the one that was kept.
+    async def run(
+        self, handle: Callable[[PendingIdempotentResponse], Awaitable[HttpResponseBase]]
+    ) -> HttpResponseBase:
+        """The response of `handle`, or the one that was stored.
 
         Raises: `KeyReused` (422), `InFlight` (409), `Overloaded` (503) without Redis, and what
-        `work` raises.
+        `handle` raises.
         """
         try:
-            kept = await self._acquire()
+            stored = await self._acquire()
         except RedisError as error:
             raise Overloaded("Idempotency keys can't be looked up right now.") from error
-        if kept is not None:
-            return kept
+        if stored is not None:
+            return stored
         self._keeper = asyncio.create_task(self._extend_lock())
-        answer = PendingIdempotentResponse()
-        keeping.set(answer)
+        pending = PendingIdempotentResponse()
         try:
-            response = await work()
+            response = await handle(pending)
             if isinstance(response, EventStreamResponse):
                 return self._tee_stream(response)
             if isinstance(response, HttpResponse) and response.status_code == 200:
-                names = map(response_stored_key, answer.requests)
+                names = map(response_stored_key, pending.requests)
                 await self._save(response["Content-Type"], response.content, names)
             else:
                 await self._release()
@@ -158,7 +159,7 @@ class IdempotencyKey:
             await self._release()
             raise
         finally:
-            answer.done.set()
+            pending.done.set()
         return response
 
     async def _acquire(self) -> HttpResponseBase | None:

@@ -11,6 +11,7 @@ import hashlib
 import re
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Any, ClassVar, cast
 
@@ -26,6 +27,7 @@ from common.errors import NotFound
 from inference.errors import PayloadTooLarge, UnsupportedField, as_quire_error, error_response
 from inference.loop.offload import beside, large_work, rendering_for
 from inference.request.context import (
+    PendingIdempotentResponse,
     RequestContext,
     RequestRecord,
     asked,
@@ -222,8 +224,12 @@ class GatewayView(APIView):
         same = fingerprint(
             "POST", request.get_full_path(), await self._idempotency_fingerprint(request)
         )
-        held = IdempotencyKey.of(key, request.caller.tenant_id, same)
-        return await held.run(lambda: handler(request, *args, **kwargs))
+
+        async def handle(pending: PendingIdempotentResponse) -> HttpResponseBase:
+            request.ctx = replace(request.ctx, pending_response=pending)
+            return await handler(request, *args, **kwargs)
+
+        return await IdempotencyKey.of(key, request.caller.tenant_id, same).run(handle)
 
     async def _idempotency_fingerprint(self, request: GatewayRequest) -> bytes:
         if not self.streams_request_body:
