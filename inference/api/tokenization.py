@@ -121,11 +121,10 @@ class ResponseRenderView(GatewayView):
         """Its token ids and parameters."""
         wanted = await beside(parse_request, self.read_json(request))
         ignored = wanted.ignored_fields()
-        chat = await beside(
-            chat_of_response, wanted, await load_conversation(request.caller, wanted)
-        )
+        ctx, said = await load_conversation(request.ctx, wanted)
+        chat = await beside(chat_of_response, wanted, said)
         try:
-            response = json_response(_encode(await rendered_chat(chat, request.ctx)))
+            response = json_response(_encode(await rendered_chat(chat, ctx)))
         except InvalidRequest as error:
             raise in_responses_words(error, wanted) from None
         set_ignored_fields_header(response, ignored)

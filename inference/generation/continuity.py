@@ -13,7 +13,6 @@ from inference.generation.output import OutputState
 from inference.generation.takeover import (
     TakenOverStream,
     defer_settlement,
-    read_until,
     stream_owner,
     take_over_stream,
 )
@@ -102,7 +101,7 @@ class StreamContinuity:
             started_at=job.started_at,
             seed=job.sampling.seed or 0,
             output_tokens=admission.output_tokens,
-            read_until=read_until(),
+            read_until=job.ctx.read_until,
             adapter=job.model.adapter,
         )
         client.journal.begin(job.request_id, about)

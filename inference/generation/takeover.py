@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Iterable
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -37,34 +36,6 @@ from tenants.authentication import Caller
 
 if TYPE_CHECKING:
     from inference.request.job import Job
-
-
-# -- How much of a stored conversation a stream has read: it grows while the stream is open.
-#
-# Whoever goes on with the stream reads no more than that, or the prompt would be another one.
-
-
-#: Of the request at hand: the last item that was read, 0 of an empty conversation.
-_read: ContextVar[int | None] = ContextVar("read_until", default=None)
-
-
-def note_read(item: int | None) -> None:
-    """Its prompt is made of the conversation's items up to this one; None: of no conversation."""
-    _read.set(item)
-
-
-def read_until() -> int | None:
-    """What `note_read` was told, in this request's task."""
-    return _read.get()
-
-
-async def last_item_read(caller: Caller) -> int | None:
-    """Up to where the stream that is to be gone on with has read; None where nothing says so.
-
-    Raises as `find_resumed_stream`.
-    """
-    about = await find_resumed_stream(caller)
-    return None if about is None else about.read_until
 
 
 async def find_resumed_stream(caller: Caller) -> OpenStream | None:

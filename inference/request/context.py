@@ -230,10 +230,14 @@ class RequestContext:
         received_at: `time.perf_counter()` when the request was complete.
         bill_partial: whether an answer is billed that ended early. False for what a worker
             generates again after an interruption.
+        read_until: the last item of the stored conversation that its prompt is made of, 0 of an
+            empty one; None without a conversation. The conversation may grow while a stream of it
+            is open: another gateway that resumes the stream must build the same prompt.
         pending_response: the response that its idempotency key will have; None without a key.
     """
 
     caller: Caller
     received_at: float = field(default_factory=time.perf_counter)
     bill_partial: bool = True
+    read_until: int | None = None
     pending_response: PendingIdempotentResponse | None = None

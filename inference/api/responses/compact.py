@@ -74,7 +74,7 @@ class CompactView(GatewayView):
         served = await resolve_model(request.ctx, wanted.model)
         most = min(MAX_TOKENS, served.info.max_model_len // 4)
         asking = await beside(_build_summary_chat, wanted, most)
-        said = await load_conversation(request.caller, asking)
+        _, said = await load_conversation(request.ctx, asking)
         asked = await get_render_pool().run_in_thread(
             gateway_settings().render_timeout_s,
             _recent_user_messages,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cryptography.fernet import InvalidToken
@@ -13,10 +13,10 @@ from common.db import run_in_db_thread
 from common.one_time import fernet_for
 from engine.contract.errors import InvalidRequest
 from inference.api.responses.schemas import ResponsesRequest
-from inference.generation.takeover import last_item_read, note_read
+from inference.generation.takeover import find_resumed_stream
 from inference.loop.offload import beside, note_work
+from inference.request.context import RequestContext
 from storage.access import StoredResponse, access_all_items, access_response_chain
-from tenants.authentication import Caller
 
 # -- A conversation made short: a summary by its model, sealed for its tenant.
 #
@@ -75,26 +75,28 @@ class ConversationInput:
     new_items: list[dict[str, Any]]
 
 
-async def load_conversation(caller: Caller, request: ResponsesRequest) -> ConversationInput:
-    """All that a response goes on from.
+async def load_conversation(
+    ctx: RequestContext, request: ResponsesRequest
+) -> tuple[RequestContext, ConversationInput]:
+    """The conversation that a response continues, and the context for what works on it.
 
-    Raises: `NotFound` naming `previous_response_id` or `load_conversation`, `InvalidRequest` for
-    one
-    that nothing can go on from.
+    Raises: `NotFound` naming `previous_response_id` or `conversation`, `InvalidRequest` for one
+    that can't be continued.
     """
+    caller = ctx.caller
     before: list[dict[str, Any]] = []
     chars = 0
-    note_read(None)
     if request.conversation_id is not None:
-        until = await last_item_read(caller) if request.stream else None
+        resumed = await find_resumed_stream(caller) if request.stream else None
+        until = None if resumed is None else resumed.read_until
         rows = await run_in_db_thread(access_all_items, caller, request.conversation_id, until)
-        note_read(rows[-1].pk if rows else 0)
+        ctx = replace(ctx, read_until=rows[-1].pk if rows else 0)
         before, chars = [row.item for row in rows], sum(row.size for row in rows)
     elif request.previous_response_id is not None:
         rows = await run_in_db_thread(access_response_chain, caller, request.previous_response_id)
         before, chars = _items_of(rows), sum(row.chars for row in rows)
     note_work(items=len(before), chars=chars)
-    return await beside(_said, before, request, caller.tenant_id)
+    return ctx, await beside(_said, before, request, caller.tenant_id)
 
 
 def _said(

@@ -124,7 +124,7 @@ def parse_request(body: dict[str, Any]) -> ResponsesRequest:
 
 async def start_session(ctx: RequestContext, request: ResponsesRequest) -> ChatSession:
     """The answer under way. Raises what `ChatSession.start` raises, in this endpoint's words."""
-    said = await load_conversation(ctx.caller, request)
+    ctx, said = await load_conversation(ctx, request)
     chat = await beside(chat_request, request, said)
     try:
         if request.truncation == "auto":
@@ -146,7 +146,7 @@ class ResponsesView(GatewayView):
         body = self.read_json(request)
         wanted = await beside(parse_request, body)
         ignored = wanted.ignored_fields()
-        exchange = ResponseHandler(request.caller, wanted, body)
+        exchange = ResponseHandler(request.ctx, wanted, body)
         if wanted.store is not False:
             await check_response_quota(request.caller)
         if wanted.background:
@@ -165,15 +165,17 @@ class ResponsesView(GatewayView):
 class ResponseHandler:
     """One request and what becomes of it."""
 
-    def __init__(self, caller: Caller, request: ResponsesRequest, body: dict[str, Any]) -> None:
-        self._caller, self._request, self._raw = caller, request, body
+    def __init__(
+        self, ctx: RequestContext, request: ResponsesRequest, body: dict[str, Any]
+    ) -> None:
+        self._ctx, self._caller, self._request, self._raw = ctx, ctx.caller, request, body
         self.public_id = new_id("resp_")
         note_answer(self.public_id)
 
     async def create_background(self) -> HttpResponseBase:
         """Keep it for a worker, after checking what can be checked without the model."""
         card = (await get_or_resolve_target(self._caller, self._request.model)).card
-        said = await load_conversation(self._caller, self._request)
+        _, said = await load_conversation(self._ctx, self._request)
         await beside(chat_request, self._request, said)
         self._raw = {**self._raw, "model": card.id}  # whatever others there are by then
         body = response_object(self._request, self.public_id, time.time(), card.id)
@@ -267,11 +269,11 @@ class InputTokensView(GatewayView):
         """OpenAI's count; nothing is generated or kept."""
         wanted = await beside(parse_request, self.read_json(request))
         ignored = wanted.ignored_fields()
-        said = await load_conversation(request.caller, wanted)
+        ctx, said = await load_conversation(request.ctx, wanted)
         served = await resolve_model(request.ctx, wanted.model)
         try:
             chat = await beside(chat_request, wanted, said)
-            tokens = await prompt_token_ids(chat, served, request.ctx)
+            tokens = await prompt_token_ids(chat, served, ctx)
         except InvalidRequest as error:
             raise rename_error_fields(error, wanted) from None
         counted = {"object": "response.input_tokens", "input_tokens": len(tokens)}
