@@ -22,10 +22,10 @@ from inference.engine_client.client import get_engine_client
 from inference.errors import Overloaded
 from inference.loop.fair_dispatch import rejection_dispatch
 from inference.request.context import (
+    ClientTimeout,
     RequestRecord,
     endpoint_of,
     log_rejected_request,
-    note_patience,
 )
 from inference.web.json_body import LARGE_BYTES
 from inference.web.responses import check_accept
@@ -75,7 +75,7 @@ async def shed_load(
         return None
     await rejection_dispatch.current().wait(caller.tenant)
     try:
-        _check(scope, path, view, headers, caller)
+        timeout = _check(scope, path, view, headers, caller)
         head = _decode(body)
     except (QuireError, APIException, msgspec.DecodeError):
         return None  # the view says what is wrong with it
@@ -85,7 +85,8 @@ async def shed_load(
     if card is None or not is_model_served(card.id):
         return None
     try:
-        get_engine_client().check_queue(card.id, caller.tenant, 0, stream=bool(head.stream))
+        timeout_s = timeout.seconds(stream=bool(head.stream))
+        get_engine_client().check_queue(card.id, caller.tenant, 0, timeout_s=timeout_s)
     except (EngineOverloaded, Overloaded) as error:
         model = (head.model or "")[:200]
         asked = RequestRecord(request_id, endpoint_of(path), caller, model=model, received=arrived)
@@ -99,7 +100,7 @@ async def shed_load(
 
 def _check(
     scope: Scope, path: str, view: type[Any], headers: dict[str, str], caller: Caller
-) -> None:
+) -> ClientTimeout:
     """Raise where the view would refuse the request for another reason."""
     check_accept(headers.get("accept"), view.renderer_classes)
     if headers.get("content-type") != "application/json":
@@ -107,7 +108,9 @@ def _check(
     caller.check_address((scope.get("client") or [""])[0])
     caller.require(scopes.INFERENCE)
     caller.check_endpoint(path)
-    note_patience(headers.get("x-request-timeout"), headers.get("x-stainless-read-timeout"))
+    return ClientTimeout.from_headers(
+        headers.get("x-request-timeout"), headers.get("x-stainless-read-timeout")
+    )
 
 
 def is_model_served(model: str) -> bool:

@@ -50,7 +50,6 @@ from inference.engine_client.submission import Submission
 from inference.errors import Overloaded, RemoteError
 from inference.loop.fair_dispatch import iterate_cooperatively
 from inference.metrics.flusher import Flusher, flush
-from inference.request.context import patience
 from inference.settings import GatewaySettings, gateway_settings, redis_url
 
 logger = logging.getLogger(__name__)
@@ -222,11 +221,13 @@ class EngineClient:
                 loop = asyncio.get_running_loop()
                 loop.call_soon(self._assign_next, submission, flights)
 
-    def check_queue(self, model: str, tenant: str, priority: int, *, stream: bool) -> None:
-        """Raise what `QueueLimit` does when too much waits for the model, or for this client."""
+    def check_queue(self, model: str, tenant: str, priority: int, *, timeout_s: float) -> None:
+        """Raise what `QueueLimit` does when too much waits for the model, or for a client that
+        waits `timeout_s` seconds.
+        """
         load = Load.of(self.fleet.of_model(model))
         try:
-            check_client_timeout(model, load, patience().seconds(stream=stream))
+            check_client_timeout(model, load, timeout_s)
             self._queue_bound.check(model, tenant, priority, load, self._flights.values())
         except (Overloaded, EngineOverloaded):
             self._refused_at = time.monotonic()

@@ -129,50 +129,39 @@ class PendingIdempotentResponse:
         self.done = asyncio.Event()
 
 
-# -- How long a request's client waits: one that can't be answered by then is refused at once.
-#
-# `X-Request-Timeout` is seconds until the answer must have begun. The Python SDKs of OpenAI and
-# Anthropic tell how long they wait for bytes, `x-stainless-read-timeout`: for an answer in one
-# piece that's the same; a stream gets comment lines meanwhile, and waits.
-
-
-HEADER = "X-Request-Timeout"
+TIMEOUT_HEADER = "X-Request-Timeout"
 
 
 @dataclass(frozen=True, slots=True)
 class ClientTimeout:
-    """Seconds; infinite: it wasn't told."""
+    """How long a client waits. A request that can't be answered in time is refused at once.
+
+    Attributes:
+        first_byte_s: until the response begins (`X-Request-Timeout`); infinite by default.
+        read_s: between bytes (`x-stainless-read-timeout`, which the Python SDKs of OpenAI and
+            Anthropic send). It limits whole responses alone: a stream gets comment lines meanwhile.
+    """
 
     first_byte_s: float = math.inf
     read_s: float = math.inf
 
+    @classmethod
+    def from_headers(cls, first_byte: str | None, read: str | None) -> ClientTimeout:
+        """Raises `InvalidRequest` unless `X-Request-Timeout` is a number above 0; an SDK's own
+        header is never refused."""
+        if first_byte is None and read is None:
+            return NO_TIMEOUT
+        first_byte_s = math.inf if first_byte is None else _seconds(first_byte)
+        if first_byte_s is None:
+            raise InvalidRequest(f"{TIMEOUT_HEADER} must be seconds above 0.", param=TIMEOUT_HEADER)
+        return cls(first_byte_s, _seconds(read or "") or math.inf)
+
     def seconds(self, *, stream: bool) -> float:
-        """Until the first of the answer must be there."""
+        """How long the client waits for the first byte of its response."""
         return self.first_byte_s if stream else min(self.first_byte_s, self.read_s)
 
 
 NO_TIMEOUT = ClientTimeout()
-_told: ContextVar[ClientTimeout] = ContextVar("patience", default=NO_TIMEOUT)
-
-
-def note_patience(beginning: str | None, silence: str | None) -> None:
-    """Note for this request's task what `X-Request-Timeout` and the SDK's header say, if anything.
-
-    Raises: `InvalidRequest` unless `X-Request-Timeout` is a number above 0. What an SDK says by
-    itself is never refused.
-    """
-    if beginning is None and silence is None:
-        _told.set(NO_TIMEOUT)
-        return
-    wanted = math.inf if beginning is None else _seconds(beginning)
-    if wanted is None:
-        raise InvalidRequest(f"{HEADER} must be seconds above 0.", param=HEADER)
-    _told.set(ClientTimeout(wanted, _seconds(silence or "") or math.inf))
-
-
-def patience() -> ClientTimeout:
-    """Of this task's client."""
-    return _told.get()
 
 
 def _seconds(text: str) -> float | None:
@@ -228,6 +217,7 @@ class RequestContext:
 
     Attributes:
         received_at: `time.perf_counter()` when the request was complete.
+        client_timeout: how long the client waits.
         bill_partial: whether an answer is billed that ended early. False for what a worker
             generates again after an interruption.
         read_until: the last item of the stored conversation that its prompt is made of, 0 of an
@@ -238,6 +228,7 @@ class RequestContext:
 
     caller: Caller
     received_at: float = field(default_factory=time.perf_counter)
+    client_timeout: ClientTimeout = NO_TIMEOUT
     bill_partial: bool = True
     read_until: int | None = None
     pending_response: PendingIdempotentResponse | None = None

@@ -100,8 +100,9 @@ class ResolvedModel:
 
         Asked before a prompt is rendered: a refusal costs next to nothing.
         """
+        timeout_s = ctx.client_timeout.seconds(stream=bool(stream))
         get_engine_client().check_queue(
-            self.base, ctx.caller.tenant, priority or 0, stream=bool(stream)
+            self.base, ctx.caller.tenant, priority or 0, timeout_s=timeout_s
         )
 
 

@@ -27,6 +27,7 @@ from common.errors import NotFound
 from inference.errors import PayloadTooLarge, UnsupportedField, as_quire_error, error_response
 from inference.loop.offload import beside, large_work, rendering_for
 from inference.request.context import (
+    ClientTimeout,
     PendingIdempotentResponse,
     RequestContext,
     RequestRecord,
@@ -34,7 +35,6 @@ from inference.request.context import (
     endpoint_of,
     log_rejected_request,
     note_body,
-    note_patience,
     sanitize_request_id,
 )
 from inference.request.position import ask_from
@@ -177,13 +177,13 @@ class GatewayView(APIView):
         response: HttpResponseBase
         try:
             meta = request.META
-            note_patience(
+            timeout = ClientTimeout.from_headers(
                 meta.get("HTTP_X_REQUEST_TIMEOUT"), meta.get("HTTP_X_STAINLESS_READ_TIMEOUT")
             )
             handler = self._handler(request)
             check_accept(request.META.get("HTTP_ACCEPT"), self.renderer_classes)
             if not self.public:
-                await self._authenticate(gateway_request)
+                await self._authenticate(gateway_request, timeout)
                 await self._parse_large_body(gateway_request)
             response = await self._run_idempotent(handler, gateway_request, *args, **kwargs)
         except Exception as error:
@@ -237,12 +237,14 @@ class GatewayView(APIView):
         file = request.scope[BODY]
         return (await run_in_file_thread(hashlib.file_digest, file, "sha256")).digest()
 
-    async def _authenticate(self, request: GatewayRequest) -> None:
+    async def _authenticate(self, request: GatewayRequest, timeout: ClientTimeout) -> None:
         for authenticator in self.get_authenticators():
             request.caller, _ = await authenticator.authenticate(request)
         if (mine := asked.get()) is not None:
             mine.caller = request.caller
-        request.ctx = RequestContext(caller=request.caller, received_at=request.received)
+        request.ctx = RequestContext(
+            caller=request.caller, received_at=request.received, client_timeout=timeout
+        )
         rendering_for.set(request.caller.tenant)
         request.scope[TENANT] = request.caller.tenant
         request.scope[KEY] = str(request.caller.key_id or "")
