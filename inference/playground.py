@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,7 +22,6 @@ from inference.loop.offload import rendering_for
 from inference.parsers.state_machine import START_KINDS, merge_adjacent
 from inference.request.context import RequestContext, RequestRecord, asked, log_rejected_request
 from inference.request.job import Usage
-from inference.request.position import ask_from
 from inference.schemas.chat import ChatRequest
 from inference.serving.respond import parse
 from inference.settings import gateway_settings
@@ -111,7 +111,7 @@ class PlaygroundAnswer:
     async def _start(self) -> ChatSession:
         ctx = RequestContext(caller=self._caller)
         self._caller.require("inference")
-        ask_from(_after(self._message))
+        ctx = replace(ctx, last_event_id=_after(self._message))
         chat = parse(ChatRequest, _body(self._message))
         for name in chat.ignored_fields():
             raise InvalidRequest(f"'{name[:50]}' isn't a sampling field.", param=name[:50])

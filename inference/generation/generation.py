@@ -28,7 +28,7 @@ from inference.loop.fair_dispatch import (
 from inference.metrics.recorder import history, recorder
 from inference.request.context import asked
 from inference.request.job import Job, Usage
-from inference.request.position import StreamPosition, asked_position
+from inference.request.position import StreamPosition
 from inference.tracing import generation_span
 from metering.access import (
     Admission,
@@ -131,7 +131,7 @@ class Generation:
             RateLimited: not now. ServiceUnavailable: the limits can't be read.
             StreamGone, InvalidRequest: there's no such stream to go on with.
         """
-        position = asked_position() if job.stream else None
+        position = job.ctx.position if job.stream else None
         fingerprint = await _request_fingerprint(job)
         if position is None and job.sampling.seed is None:
             # So that another replica goes on with the very tokens that the first would have made.

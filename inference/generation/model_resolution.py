@@ -71,9 +71,7 @@ async def resolve_model(
     tokenizer = await tokenizers.get(info.path, info.chat_template)
     if target.adapter is None:
         return ResolvedModel(target.card, info, tokenizer, fallback_for=instead)
-    chosen = await _pin_to_stream(
-        caller, target.adapter.choose_version(_sticky_key(caller, sticky))
-    )
+    chosen = await _pin_to_stream(ctx, target.adapter.choose_version(_sticky_key(caller, sticky)))
     own = await adapter_tokenizers.get(chosen, tokenizer)
     eos = own.eos_token_id
     return ResolvedModel(
@@ -86,11 +84,11 @@ async def resolve_model(
     )
 
 
-async def _pin_to_stream(caller: Caller, chosen: AdapterRef) -> AdapterRef:
+async def _pin_to_stream(ctx: RequestContext, chosen: AdapterRef) -> AdapterRef:
     """The content that a stream began with which is to go on, where it's of this name: its prompt
     must be made by the same tokenizer. Raises as `find_resumed_stream`.
     """
-    about = await find_resumed_stream(caller)
+    about = await find_resumed_stream(ctx)
     begun = about.adapter if about is not None else None
     if begun is None or (begun.name, begun.owner) != (chosen.name, chosen.owner):
         return chosen

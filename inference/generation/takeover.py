@@ -29,8 +29,9 @@ from inference.engine_client.journal import (
 )
 from inference.engine_client.mailbox import TokenChunk, chunk_from_delta
 from inference.errors import Overloaded
+from inference.request.context import RequestContext
 from inference.request.job import Usage
-from inference.request.position import StreamPosition, asked_position
+from inference.request.position import StreamPosition
 from metering.access import UNLIMITED, Admission, AdmissionRequest, admit, take_over_request
 from tenants.authentication import Caller
 
@@ -38,19 +39,19 @@ if TYPE_CHECKING:
     from inference.request.job import Job
 
 
-async def find_resumed_stream(caller: Caller) -> OpenStream | None:
-    """The stream that this request is to go on with; None where it begins one.
+async def find_resumed_stream(ctx: RequestContext) -> OpenStream | None:
+    """The stream that a request resumes; None for a new one.
 
     Raises: `InvalidRequest` for a `Last-Event-ID` that is none of ours; `Overloaded` (503) without
     Redis.
     """
-    position = asked_position()
+    position = ctx.position
     if position is None:
         return None
     client = get_engine_client()
     await client.start()
     try:
-        return await open_stream(client, position.stream, caller)
+        return await open_stream(client, position.stream, ctx.caller)
     except RedisError as error:
         raise Overloaded("Streams can't be looked up right now. Try again.") from error
 

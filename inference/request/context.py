@@ -13,6 +13,7 @@ from http import HTTPStatus
 
 from engine.contract.errors import InvalidRequest, QuireError
 from inference.errors import as_quire_error
+from inference.request.position import StreamPosition
 from metering.access import RequestTrace, UsageRecord, log_rejection
 from tenants.authentication import Caller
 
@@ -217,6 +218,7 @@ class RequestContext:
 
     Attributes:
         received_at: `time.perf_counter()` when the request was complete.
+        last_event_id: behind which event the client resumes its stream; None for a new response.
         client_timeout: how long the client waits.
         bill_partial: whether an answer is billed that ended early. False for what a worker
             generates again after an interruption.
@@ -228,7 +230,13 @@ class RequestContext:
 
     caller: Caller
     received_at: float = field(default_factory=time.perf_counter)
+    last_event_id: str | None = None
     client_timeout: ClientTimeout = NO_TIMEOUT
     bill_partial: bool = True
     read_until: int | None = None
     pending_response: PendingIdempotentResponse | None = None
+
+    @property
+    def position(self) -> StreamPosition | None:
+        """Where the client resumes its stream. Raises `InvalidRequest` for an unknown event id."""
+        return None if self.last_event_id is None else StreamPosition.parse(self.last_event_id)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from engine.contract.errors import InvalidRequest
@@ -18,7 +17,6 @@ _ID = re.compile(
     r"(?::(?P<output>\d{1,3})\.(?P<start>\d{1,9})\.(?P<part>\d{1,3}))?)",
     re.ASCII,
 )
-_asked: ContextVar[str | None] = ContextVar("last_event_id", default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +62,3 @@ class StreamPosition:
             start=int(found["start"] or 0),
             part=int(found["part"] or 0),
         )
-
-
-def ask_from(event_id: str | None) -> None:
-    """Note for this request's task where its client wants its stream from; None: the beginning."""
-    _asked.set(event_id)
-
-
-def asked_position() -> StreamPosition | None:
-    """Where the client wants the stream from. Raises `InvalidRequest` for what is no id of ours."""
-    event_id = _asked.get()
-    return None if event_id is None else StreamPosition.parse(event_id)

@@ -37,7 +37,6 @@ from inference.request.context import (
     note_body,
     sanitize_request_id,
 )
-from inference.request.position import ask_from
 from inference.settings import gateway_settings
 from inference.web.authentication import ApiKeyAuthentication, HasScope
 from inference.web.idempotency import IdempotencyKey, fingerprint
@@ -168,7 +167,6 @@ class GatewayView(APIView):
         gateway_request = cast(GatewayRequest, request)
         scope = getattr(request, "scope", None) or {}
         gateway_request.received = scope.get(ARRIVED) or time.perf_counter()
-        ask_from(request.META.get("HTTP_LAST_EVENT_ID"))
         gateway_request.request_id = sanitize_request_id(request.META.get("HTTP_X_REQUEST_ID"))
         # Only what asks a model for something is recorded, not what looks.
         recorded = request.method == "POST" and self.required_scope == scopes.INFERENCE
@@ -243,7 +241,10 @@ class GatewayView(APIView):
         if (mine := asked.get()) is not None:
             mine.caller = request.caller
         request.ctx = RequestContext(
-            caller=request.caller, received_at=request.received, client_timeout=timeout
+            caller=request.caller,
+            received_at=request.received,
+            last_event_id=request.META.get("HTTP_LAST_EVENT_ID"),
+            client_timeout=timeout,
         )
         rendering_for.set(request.caller.tenant)
         request.scope[TENANT] = request.caller.tenant
@@ -265,8 +266,11 @@ class GatewayView(APIView):
         if large_work.get():
             request.parsed = await beside(parse_object, body, settings.max_json_depth)
 
-    def read_json(self, request: HttpRequest) -> dict[str, Any]:
-        """The body as a JSON object. Raises 413, 415 and 400 errors."""
+    def read_json(self, request: GatewayRequest) -> dict[str, Any]:
+        """The body as a JSON object. Raises 413, 415 and 400 errors.
+
+        From then on `request.ctx` names no event to resume behind, unless the body says `stream`.
+        """
         check_content_type(request.content_type or "")
         check_content_encoding(request.META.get("HTTP_CONTENT_ENCODING"))
         settings = gateway_settings()
@@ -280,7 +284,7 @@ class GatewayView(APIView):
             parsed = parse_object(body, settings.max_json_depth)
         note_body(parsed.get("model"), parsed.get("stream"))
         if not parsed.get("stream"):
-            ask_from(None)  # an answer in one piece begins anew
+            request.ctx = replace(request.ctx, last_event_id=None)
         return parsed
 
 

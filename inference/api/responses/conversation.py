@@ -87,7 +87,7 @@ async def load_conversation(
     before: list[dict[str, Any]] = []
     chars = 0
     if request.conversation_id is not None:
-        resumed = await find_resumed_stream(caller) if request.stream else None
+        resumed = await find_resumed_stream(ctx) if request.stream else None
         until = None if resumed is None else resumed.read_until
         rows = await run_in_db_thread(access_all_items, caller, request.conversation_id, until)
         ctx = replace(ctx, read_until=rows[-1].pk if rows else 0)
