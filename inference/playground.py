@@ -18,7 +18,6 @@ from inference.chat.turn import ChatSession, TurnDelta
 from inference.errors import as_quire_error, envelope, report
 from inference.generation.generation import Generation
 from inference.generation.logprobs import chat_logprobs
-from inference.loop.offload import rendering_for
 from inference.parsers.state_machine import START_KINDS, merge_adjacent
 from inference.request.context import RequestContext, RequestRecord, asked, log_rejected_request
 from inference.request.job import Usage
@@ -84,7 +83,6 @@ class PlaygroundAnswer:
                 "", "playground", self._caller, model=str(self._message.get("model"))[:200]
             )
         )
-        rendering_for.set(self._caller.tenant)
         turn: ChatSession | None = None
         reason: str | None = None
         try:

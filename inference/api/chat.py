@@ -221,7 +221,7 @@ class ChatCompletionsView(GatewayView):
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """One chat completion."""
-        chat = await parse_offloaded(ChatRequest, self.read_json(request))
+        chat = await parse_offloaded(request.ctx, ChatRequest, self.read_json(request))
         ignored = chat.ignored_fields()
         if chat.store:
             await check_response_quota(request.caller)

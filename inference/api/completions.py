@@ -24,7 +24,6 @@ from inference.generation.logprobs import (
 from inference.generation.model_resolution import resolve_model
 from inference.generation.output import Collected, OutputDelta
 from inference.generation.record import response_metrics
-from inference.loop.offload import beside
 from inference.rendering.prompt_embeds import read_embeds
 from inference.rendering.prompts import (
     checked_token_ids,
@@ -274,7 +273,7 @@ class CompletionsView(GatewayView):
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """One completion request, of one or many prompts."""
-        completion = await parse_offloaded(CompletionRequest, self.read_json(request))
+        completion = await parse_offloaded(request.ctx, CompletionRequest, self.read_json(request))
         ignored = completion.ignored_fields()
         served = await resolve_model(request.ctx, completion.model, sticky=completion.sticky_key)
         served.check_queue(
@@ -300,14 +299,14 @@ async def completion_job(
 ) -> Job:
     """The prompts as token ids, with their sampling. Raises `InvalidRequest`."""
     try:
-        constraint, sampling = await beside(_form, completion, served)
+        constraint, sampling = await ctx.offload(_form, completion, served)
         if completion.echo and completion.logprobs is not None:
             sampling.prompt_logprobs = max(sampling.prompt_logprobs or 0, completion.logprobs)
-        embeds = await beside(_embeds, completion, served)
+        embeds = await ctx.offload(_embeds, completion, served)
         prompts = [[0] * each.rows for each in embeds]
         if completion.prompts:
             limit = sampling.prompt_limit(served.info.max_model_len)
-            prompts += await _token_ids(completion, served, limit)
+            prompts += await _token_ids(ctx, completion, served, limit)
         job = Job(
             ctx=ctx,
             request_id=new_id("cmpl"),
@@ -359,7 +358,7 @@ def _embeds(completion: CompletionRequest, served: ResolvedModel) -> list[Prompt
 
 
 async def _token_ids(
-    completion: CompletionRequest, served: ResolvedModel, limit: int | None
+    ctx: RequestContext, completion: CompletionRequest, served: ResolvedModel, limit: int | None
 ) -> list[list[int]]:
     """Of each prompt; with a limit, as many of its tokens as that."""
     prompts, side = completion.prompts, completion.truncation_side
@@ -370,6 +369,7 @@ async def _token_ids(
             served.info,
             [str(prompt) for prompt in prompts],
             completion.suffix,
+            tenant=ctx.caller.tenant,
             add_special_tokens=special,
         )
     if isinstance(prompts[0], str):
@@ -377,6 +377,7 @@ async def _token_ids(
             served.tokenizer,
             served.info,
             [str(prompt) for prompt in prompts],
+            tenant=ctx.caller.tenant,
             add_special_tokens=special,
             limit=served.info.max_model_len if limit is None else None,
         )
@@ -389,4 +390,4 @@ async def _token_ids(
             for ids in given
         ]
 
-    return await beside(checked)
+    return await ctx.offload(checked)

@@ -12,7 +12,6 @@ from common.db import run_in_db_thread
 from engine.contract.errors import InvalidRequest
 from inference.api.responses.conversion import Messages, to_stored_items
 from inference.api.responses.schemas import InputItem
-from inference.loop.offload import beside
 from inference.schemas.base import BatchMetadata
 from inference.web.report_threads import in_report_thread
 from inference.web.responses import list_response, parse_page_query
@@ -102,12 +101,12 @@ class ConversationsView(GatewayView):
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """A new one."""
         body = self.read_json(request) if request.body else {}
-        wanted = await beside(NewConversation.model_validate, body)
+        wanted = await request.ctx.offload(NewConversation.model_validate, body)
         row = await run_in_db_thread(
             create_item_conversation,
             caller=request.caller,
             metadata=wanted.metadata or {},
-            items=await beside(checked_items, wanted.items),
+            items=await request.ctx.offload(checked_items, wanted.items),
         )
         return json_response(_encode(conversation_object(row)))
 
@@ -161,12 +160,12 @@ class ConversationItemsView(GatewayView):
 
     async def post(self, request: GatewayRequest, conversation_id: str) -> HttpResponseBase:
         """Add some at the end."""
-        wanted = await beside(NewItems.model_validate, self.read_json(request))
+        wanted = await request.ctx.offload(NewItems.model_validate, self.read_json(request))
         rows = await run_in_db_thread(
             add_items,
             caller=request.caller,
             public_id=conversation_id,
-            items=await beside(checked_items, wanted.items),
+            items=await request.ctx.offload(checked_items, wanted.items),
         )
         return json_response(_encode(list_response(rows, False, _item)))
 

@@ -24,7 +24,6 @@ from inference.api.tokens import SAMPLING
 from inference.chat.job import build_chat_job, prompt_token_ids
 from inference.errors import rename_error_param
 from inference.generation.model_resolution import resolve_model
-from inference.loop.offload import beside
 from inference.rendering.prompts import checked_token_ids, text_token_ids
 from inference.request.context import RequestContext
 from inference.request.job import Job, ResolvedModel
@@ -93,7 +92,7 @@ class ChatRenderView(GatewayView):
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """Its token ids and parameters."""
-        chat = await parse_offloaded(ChatRequest, self.read_json(request))
+        chat = await parse_offloaded(request.ctx, ChatRequest, self.read_json(request))
         ignored = chat.ignored_fields()
         response = json_response(_encode(await rendered_chat(chat, request.ctx)))
         set_ignored_fields_header(response, ignored)
@@ -105,7 +104,7 @@ class CompletionRenderView(GatewayView):
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """Token ids and parameters of each."""
-        completion = await parse_offloaded(CompletionRequest, self.read_json(request))
+        completion = await parse_offloaded(request.ctx, CompletionRequest, self.read_json(request))
         ignored = completion.ignored_fields()
         served = await resolve_model(request.ctx, completion.model)
         job = await completion_job(request.ctx, completion, served)
@@ -119,10 +118,10 @@ class ResponseRenderView(GatewayView):
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """Its token ids and parameters."""
-        wanted = await beside(parse_request, self.read_json(request))
+        wanted = await request.ctx.offload(parse_request, self.read_json(request))
         ignored = wanted.ignored_fields()
         ctx, said = await load_conversation(request.ctx, wanted)
-        chat = await beside(chat_of_response, wanted, said)
+        chat = await ctx.offload(chat_of_response, wanted, said)
         try:
             response = json_response(_encode(await rendered_chat(chat, ctx)))
         except InvalidRequest as error:
@@ -140,7 +139,11 @@ class MessagesRenderView(AnthropicView):
         ignored = wanted.ignored_fields()
         try:
             response = json_response(
-                _encode(await rendered_chat(await beside(chat_of_messages, wanted), request.ctx))
+                _encode(
+                    await rendered_chat(
+                        await request.ctx.offload(chat_of_messages, wanted), request.ctx
+                    )
+                )
             )
         except InvalidRequest as error:
             raise in_messages_words(error) from None
@@ -208,7 +211,7 @@ class TokenizeView(GatewayView):
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """`{"count", "max_model_len", "tokens", "token_strs"}`."""
         body = self.read_json(request)
-        wanted = await beside(_parse, TokenizeRequest, body)
+        wanted = await request.ctx.offload(_parse, TokenizeRequest, body)
         ignored = wanted.ignored_fields()
         served = await resolve_model(request.ctx, wanted.model, task=None)
         tokens = await _tokens(wanted, body, served, request.ctx)
@@ -233,7 +236,7 @@ class DetokenizeView(GatewayView):
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """`{"prompt": text}`."""
-        wanted = await beside(_parse, DetokenizeRequest, self.read_json(request))
+        wanted = await request.ctx.offload(_parse, DetokenizeRequest, self.read_json(request))
         ignored = wanted.ignored_fields()
         served = await resolve_model(request.ctx, wanted.model, task=None)
         tokens: list[int] = []
@@ -242,7 +245,7 @@ class DetokenizeView(GatewayView):
                 tokens = checked_token_ids(wanted.tokens, served.info, served.vocab_size)
             except InvalidRequest as error:
                 raise rename_error_param(error, {"prompt": "tokens"}) from None
-        text = await beside(served.tokenizer.decode, tokens, skip_special_tokens=False)
+        text = await request.ctx.offload(served.tokenizer.decode, tokens, skip_special_tokens=False)
         response = json_response(_encode({"prompt": text}))
         set_ignored_fields_header(response, ignored)
         return response
@@ -265,6 +268,7 @@ async def _tokens(
             served.tokenizer,
             served.info,
             [wanted.prompt],
+            tenant=ctx.caller.tenant,
             add_special_tokens=wanted.add_special_tokens is not False,
         )
         return token_ids

@@ -24,7 +24,6 @@ from inference.generation.logprobs import (
 )
 from inference.generation.model_resolution import resolve_model
 from inference.generation.output import Collected, OutputDelta, TokenEntry
-from inference.loop.offload import beside
 from inference.schemas.base import (
     GenerateRequest,
     ModelName,
@@ -301,9 +300,9 @@ class TokensView(GatewayView):
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """One prompt, in one answer or as a stream."""
-        wanted = await beside(parse_tokens, self.read_json(request))
+        wanted = await request.ctx.offload(parse_tokens, self.read_json(request))
         ignored = wanted.ignored_fields()
-        completion = await beside(wanted.completion)
+        completion = await request.ctx.offload(wanted.completion)
         served = await resolve_model(request.ctx, wanted.model)
         served.check_queue(request.ctx, wanted.priority)
         try:

@@ -221,7 +221,7 @@ class GenerateView(GatewayView):
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """`{"text": [prompt and output, ...]}`, or lines of it with `stream`."""
-        completion = await parse_offloaded(CompletionRequest, self.read_json(request))
+        completion = await parse_offloaded(request.ctx, CompletionRequest, self.read_json(request))
         ignored = completion.ignored_fields()
         prompts = completion.prompts
         if completion.embeds or len(prompts) != 1 or not isinstance(prompts[0], str):

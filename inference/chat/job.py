@@ -19,9 +19,9 @@ from inference.chat.reasoning import (
 )
 from inference.errors import rename_error_param
 from inference.generation.logprobs import TokenFormatter
-from inference.loop.offload import beside
 from inference.rendering.prompts import (
     chat_token_ids,
+    count_chars,
     move_system_messages_first,
     template_messages,
     truncate_tokens,
@@ -105,7 +105,7 @@ async def build_chat_job(
     limit_name = "max_completion_tokens" if chat.max_completion_tokens is not None else "max_tokens"
     names = {"max_tokens": limit_name, "logprobs": "top_logprobs", "prompt": "messages"}
     try:
-        parsers, constraint, sampling = await beside(_resolve_output_format, chat, served)
+        parsers, constraint, sampling = await ctx.offload(_resolve_output_format, chat, served)
         prompt = await prompt_token_ids(chat, served, ctx, generates=True)
         prompt = truncate_tokens(
             prompt, sampling.prompt_limit(served.info.max_model_len), chat.truncation_side
@@ -177,13 +177,16 @@ async def prompt_token_ids(
     Raises: what `chat_token_ids` does.
     """
     variables = template_variables(chat, served.tokenizer.chat_template or "")
-    messages = await beside(_messages, chat, served.tokenizer)
-    tools = await beside(lambda: chat.tools_in_use)
+    messages = await ctx.offload(_messages, chat, served.tokenizer)
+    tools = await ctx.offload(lambda: chat.tools_in_use)
+    chars = await ctx.offload(count_chars, (messages, tools, chat.documents))
     whole = generates and not chat.truncate_prompt_tokens
     token_ids = await chat_token_ids(
         served.tokenizer,
         served.info,
         messages,
+        tenant=ctx.caller.tenant,
+        chars=chars,
         tools=tools,
         most_tokens=served.info.max_model_len if whole else None,
         add_generation_prompt=bool(chat.add_generation_prompt),

@@ -68,11 +68,11 @@ async def resolve_model(
     _refuse_if_asleep(client.fleet.of_model(base), base)
     if task is not None:
         check_task(target.card.id, info.tasks, task)
-    tokenizer = await tokenizers.get(info.path, info.chat_template)
+    tokenizer = await tokenizers.get(caller.tenant, info.path, info.chat_template)
     if target.adapter is None:
         return ResolvedModel(target.card, info, tokenizer, fallback_for=instead)
     chosen = await _pin_to_stream(ctx, target.adapter.choose_version(_sticky_key(caller, sticky)))
-    own = await adapter_tokenizers.get(chosen, tokenizer)
+    own = await adapter_tokenizers.get(caller.tenant, chosen, tokenizer)
     eos = own.eos_token_id
     return ResolvedModel(
         target.card,

@@ -201,7 +201,7 @@ async def decode_content(generation: Generation, request_id: str) -> Content:
         return _truncate_middle(prompt), _truncate_middle(answer)
 
     length = 4 * min(job.prompt_tokens, 2 * _MAX_STORED_TOKENS)
-    prompt, answer = await get_render_pool().run(length, made)
+    prompt, answer = await get_render_pool().run(job.caller.tenant, length, made)
     at = datetime.fromtimestamp(job.started_at, UTC)
     return Content(request_id, job.caller.tenant_id, prompt, answer, at)
 

@@ -103,8 +103,6 @@ class FairThreadPool:
 
 P = ParamSpec("P")
 
-#: For whom the current task renders.
-rendering_for: ContextVar[str] = ContextVar("rendering_for", default="")
 #: Whether its request goes through so much that it takes the event loop's time.
 large_work: ContextVar[bool] = ContextVar("large_work", default=False)
 
@@ -119,11 +117,12 @@ class RenderPool:
         self._threads = FairThreadPool(threads, "quire-render", "prompts")
 
     async def run(
-        self, chars: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+        self, tenant: str, chars: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """`function(...)`, in place when the text is short.
 
         Args:
+            tenant: in whose turn it runs.
             chars: characters that the work goes through.
 
         Raises:
@@ -133,13 +132,19 @@ class RenderPool:
         settings = gateway_settings()
         if chars <= settings.inline_render_chars:
             return function(*args, **kwargs)
-        return await self.run_in_thread(settings.render_timeout_s, function, *args, **kwargs)
+        limit_s = settings.render_timeout_s
+        return await self.run_in_thread(tenant, limit_s, function, *args, **kwargs)
 
     async def run_in_thread(
-        self, limit_s: float, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+        self,
+        tenant: str,
+        limit_s: float,
+        function: Callable[P, T],
+        *args: P.args,
+        **kwargs: P.kwargs,
     ) -> T:
-        """`function(...)` in a thread, in its tenant's turn. Raises as `run` does."""
-        job = self._threads.submit(rendering_for.get(), partial(function, *args, **kwargs))
+        """`function(...)` in a thread, in the tenant's turn. Raises as `run` does."""
+        job = self._threads.submit(tenant, partial(function, *args, **kwargs))
         try:
             return await asyncio.wait_for(asyncio.wrap_future(job), limit_s)
         except TimeoutError:
@@ -152,17 +157,6 @@ def note_work(*, items: int, chars: int) -> None:
     """Tell how much the current request goes through besides its body, which may only name it."""
     if items > INLINE_MAX_ITEMS or chars > MAX_INLINE_CHARS:
         large_work.set(True)
-
-
-async def beside(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """`function(...)`, which goes through all that a request is about: of much in a thread.
-
-    Raises: what `RenderPool.run` raises.
-    """
-    if not large_work.get():
-        return function(*args, **kwargs)
-    limit_s = gateway_settings().render_timeout_s
-    return await get_render_pool().run_in_thread(limit_s, function, *args, **kwargs)
 
 
 @lru_cache(maxsize=1)

@@ -14,7 +14,7 @@ from engine.text import Tokenizer, render_chat
 from engine.text.chat_template import render_chat_text
 from engine.text.jinja_limits import RenderLimits, TemplateLimit
 from inference.errors import UnsupportedField
-from inference.loop.offload import beside, get_render_pool
+from inference.loop.offload import get_render_pool
 from inference.parsers.custom_tools import to_function_call
 from inference.schemas.chat import TEXT_PARTS
 from inference.settings import gateway_settings
@@ -110,15 +110,23 @@ PER_VALUE_CHARS = 8
 
 
 async def chat_token_ids(
-    tokenizer: Tokenizer, model: ModelInfo, messages: Sequence[dict[str, Any]], **options: Any
+    tokenizer: Tokenizer,
+    model: ModelInfo,
+    messages: Sequence[dict[str, Any]],
+    *,
+    tenant: str,
+    chars: int,
+    **options: Any,
 ) -> list[int]:
     """Token ids of a chat. Options are `engine.text.render_chat`'s.
+
+    Args:
+        tenant: in whose turn a long one is rendered.
+        chars: `count_chars` of the messages, tools and documents.
 
     Raises:
         InvalidRequest, ContextLengthExceeded: what the chat template or the tokeniser refuses.
     """
-    told = (messages, options.get("tools"), options.get("documents"))
-    chars = await beside(_chars, told)
     check_prompt_length(chars, model, "messages")
     settings = gateway_settings()
     options["content_format"] = settings.chat_template_content_format
@@ -132,7 +140,7 @@ async def chat_token_ids(
         limit_s = settings.render_timeout_s
         options["limits"] = RenderLimits(seconds=limit_s)
         token_ids = await get_render_pool().run_in_thread(
-            limit_s, render_chat, tokenizer, messages, **options
+            tenant, limit_s, render_chat, tokenizer, messages, **options
         )
     if not token_ids:
         raise InvalidRequest("The messages render to an empty prompt.", param="messages")
@@ -144,6 +152,7 @@ async def text_token_ids(
     model: ModelInfo,
     texts: Sequence[str],
     *,
+    tenant: str,
     add_special_tokens: bool = True,
     limit: int | None = None,
 ) -> list[list[int]]:
@@ -163,7 +172,7 @@ async def text_token_ids(
             for text in texts
         ]
 
-    found = await get_render_pool().run(_chars(texts), encode_all)
+    found = await get_render_pool().run(tenant, count_chars(texts), encode_all)
     if not all(found):
         raise InvalidRequest("prompt must not be empty.", param="prompt")
     return found
@@ -211,14 +220,14 @@ def check_prompt_length(chars: int, model: ModelInfo, param: str) -> None:
         )
 
 
-def _chars(value: Any) -> int:
+def count_chars(value: Any) -> int:
     """About how much there is to render: characters of all strings, and a little for each value."""
     if isinstance(value, str):
         return len(value) + PER_VALUE_CHARS
     if isinstance(value, dict):
-        return sum(map(_chars, value.values()))
+        return sum(map(count_chars, value.values()))
     if isinstance(value, list | tuple):
-        return sum(map(_chars, value))
+        return sum(map(count_chars, value))
     return PER_VALUE_CHARS
 
 
@@ -259,6 +268,7 @@ async def fim_prompt(
     prefixes: Sequence[str],
     suffix: str,
     *,
+    tenant: str,
     add_special_tokens: bool = True,
 ) -> list[list[int]]:
     """Token ids of each prefix with the suffix. Control tokens in them stay text.
@@ -277,4 +287,4 @@ async def fim_prompt(
         end = [between, *tokenizer.encode_plain(suffix, inside=True), after]
         return [[*start, before, *tokenizer.encode_plain(p, inside=True), *end] for p in prefixes]
 
-    return await get_render_pool().run(sum(map(len, prefixes)) + len(suffix), encode_all)
+    return await get_render_pool().run(tenant, sum(map(len, prefixes)) + len(suffix), encode_all)

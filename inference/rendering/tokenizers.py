@@ -43,8 +43,9 @@ class TokenizerCache:
         self._entries: OrderedDict[CacheKey, _Entry] = OrderedDict()
         self._loading: dict[CacheKey, asyncio.Task[_Entry]] = {}
 
-    async def get(self, path: str, chat_template: str = "") -> Tokenizer:
+    async def get(self, tenant: str, path: str, chat_template: str = "") -> Tokenizer:
         """The tokenizer of a model folder, perhaps with another chat template than the folder's.
+        It's loaded in the turn of the tenant that misses it first.
 
         Raises:
             EngineUnavailable: the folder can't be read here (gateways and replicas must share it).
@@ -55,21 +56,23 @@ class TokenizerCache:
         if entry is not None and age < CHECK_EVERY_S:
             self._entries.move_to_end(name)
             if age >= CHECK_EVERY_S / 2:
-                self._revalidate(name, entry)
+                self._revalidate(tenant, name, entry)
             return entry.tokenizer
         try:
-            return (await asyncio.shield(self._revalidate(name, entry))).tokenizer
+            return (await asyncio.shield(self._revalidate(tenant, name, entry))).tokenizer
         except ModelLoadError as error:
             raise EngineUnavailable(
                 f"The model's tokenizer can't be read: {error.message}"
             ) from error
 
-    def _revalidate(self, name: CacheKey, known: _Entry | None) -> asyncio.Task[_Entry]:
+    def _revalidate(
+        self, tenant: str, name: CacheKey, known: _Entry | None
+    ) -> asyncio.Task[_Entry]:
         """The look at the folder that runs, or one that begins now."""
         loop = asyncio.get_running_loop()
         task = self._loading.get(name)
         if task is None or task.done() or task.get_loop() is not loop:
-            task = self._loading[name] = loop.create_task(self._load(name, known))
+            task = self._loading[name] = loop.create_task(self._load(tenant, name, known))
             task.add_done_callback(partial(self._revalidated, name))
         return task
 
@@ -79,8 +82,9 @@ class TokenizerCache:
         if not task.cancelled():
             task.exception()  # seen: where nobody waits, who asks when it's too old is told
 
-    async def _load(self, name: CacheKey, known: _Entry | None) -> _Entry:
-        fresh = await get_render_pool().run_in_thread(LOAD_TIMEOUT_S, _load, *name, known)
+    async def _load(self, tenant: str, name: CacheKey, known: _Entry | None) -> _Entry:
+        pool = get_render_pool()
+        fresh = await pool.run_in_thread(tenant, LOAD_TIMEOUT_S, _load, *name, known)
         self._entries[name] = fresh
         self._entries.move_to_end(name)
         while len(self._entries) > MAX_TOKENIZERS:
@@ -123,7 +127,7 @@ class AdapterTokenizerCache:
         self._tokenizers = AdapterTokenizers()
         self._loading: dict[tuple[str, int], asyncio.Task[Tokenizer]] = {}
 
-    async def get(self, adapter: AdapterRef | None, base: Tokenizer) -> Tokenizer:
+    async def get(self, tenant: str, adapter: AdapterRef | None, base: Tokenizer) -> Tokenizer:
         """By what an adapter's prompts and texts are: its own tokenizer, else the model's, `base`.
 
         Raises `EngineUnavailable`: its files can't be read here (gateways and replicas must share
@@ -135,7 +139,7 @@ class AdapterTokenizerCache:
         key, loop = (adapter.tokenizer, id(base)), asyncio.get_running_loop()
         task = self._loading.get(key)
         if task is None or task.done() or task.get_loop() is not loop:
-            task = self._loading[key] = loop.create_task(self._load(adapter, base))
+            task = self._loading[key] = loop.create_task(self._load(tenant, adapter, base))
         try:
             return await asyncio.shield(task)
         except InvalidRequest as error:
@@ -145,8 +149,9 @@ class AdapterTokenizerCache:
             if task.done() and self._loading.get(key) is task:
                 del self._loading[key]
 
-    async def _load(self, adapter: AdapterRef, base: Tokenizer) -> Tokenizer:
-        return await get_render_pool().run_in_thread(LOAD_TIMEOUT_S, self._read, adapter, base)
+    async def _load(self, tenant: str, adapter: AdapterRef, base: Tokenizer) -> Tokenizer:
+        pool = get_render_pool()
+        return await pool.run_in_thread(tenant, LOAD_TIMEOUT_S, self._read, adapter, base)
 
     def _read(self, adapter: AdapterRef, base: Tokenizer) -> Tokenizer:
         found = self._tokenizers.get(adapter, base)

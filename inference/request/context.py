@@ -7,15 +7,22 @@ import math
 import re
 import secrets
 import time
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from typing import ParamSpec, TypeVar
 
 from engine.contract.errors import InvalidRequest, QuireError
 from inference.errors import as_quire_error
+from inference.loop.offload import get_render_pool, large_work
 from inference.request.position import StreamPosition
+from inference.settings import gateway_settings
 from metering.access import RequestTrace, UsageRecord, log_rejection
 from tenants.authentication import Caller
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 #: Ends of paths and what the ledger calls them are the same but for these.
 _VERSION = "/v1/"
@@ -240,3 +247,13 @@ class RequestContext:
     def position(self) -> StreamPosition | None:
         """Where the client resumes its stream. Raises `InvalidRequest` for an unknown event id."""
         return None if self.last_event_id is None else StreamPosition.parse(self.last_event_id)
+
+    async def offload(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """`function(...)`, which goes through all of the request: in a thread if that is much.
+
+        Raises: what `RenderPool.run` raises.
+        """
+        if not large_work.get():
+            return function(*args, **kwargs)
+        limit_s, tenant = gateway_settings().render_timeout_s, self.caller.tenant
+        return await get_render_pool().run_in_thread(tenant, limit_s, function, *args, **kwargs)

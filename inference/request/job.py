@@ -234,7 +234,7 @@ class Job:
         self._end_on_own_eos()
         if words:
             self.sampling.bad_words_token_ids = await get_render_pool().run(
-                sum(map(len, words)), bad_word_ids, self.model.tokenizer, words
+                self.caller.tenant, sum(map(len, words)), bad_word_ids, self.model.tokenizer, words
             )
         async for prompt in iterate_cooperatively(self.prompts):
             self.sampling.check_against_model(

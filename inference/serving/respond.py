@@ -17,7 +17,7 @@ from inference.engine_client.fleet import Replica
 from inference.engine_client.queue_limit import Load
 from inference.errors import as_quire_error, report
 from inference.loop.fair_dispatch import run_in_thread_if_many
-from inference.loop.offload import beside
+from inference.request.context import RequestContext
 from inference.request.job import Job
 from inference.schemas.base import GenerateRequest, RejectedRequest
 from inference.serving.stream import DONE as DONE
@@ -103,9 +103,9 @@ def parse(schema: type[R], body: dict[str, Any]) -> R:
         raise refusal.error from None
 
 
-async def parse_offloaded(schema: type[R], body: dict[str, Any]) -> R:
+async def parse_offloaded(ctx: RequestContext, schema: type[R], body: dict[str, Any]) -> R:
     """The same, without holding up others while a large body is checked."""
-    return await beside(parse, schema, body)
+    return await ctx.offload(parse, schema, body)
 
 
 class AdmittedRequest(Protocol):

@@ -25,7 +25,7 @@ from rest_framework.views import APIView
 from common.db import run_in_file_thread
 from common.errors import NotFound
 from inference.errors import PayloadTooLarge, UnsupportedField, as_quire_error, error_response
-from inference.loop.offload import beside, large_work, rendering_for
+from inference.loop.offload import large_work
 from inference.request.context import (
     ClientTimeout,
     PendingIdempotentResponse,
@@ -246,7 +246,6 @@ class GatewayView(APIView):
             last_event_id=request.META.get("HTTP_LAST_EVENT_ID"),
             client_timeout=timeout,
         )
-        rendering_for.set(request.caller.tenant)
         request.scope[TENANT] = request.caller.tenant
         request.scope[KEY] = str(request.caller.key_id or "")
         for permission in self.get_permissions():
@@ -264,7 +263,7 @@ class GatewayView(APIView):
         settings = gateway_settings()
         large_work.set(LARGE_BYTES < len(body) <= settings.max_body_bytes)
         if large_work.get():
-            request.parsed = await beside(parse_object, body, settings.max_json_depth)
+            request.parsed = await request.ctx.offload(parse_object, body, settings.max_json_depth)
 
     def read_json(self, request: GatewayRequest) -> dict[str, Any]:
         """The body as a JSON object. Raises 413, 415 and 400 errors.

@@ -20,26 +20,38 @@ from engine.text import Tokenizer
 from engine.text.jinja_limits import RenderLimits, TemplateLimit
 from inference.errors import Overloaded
 from inference.loop import offload as fair_threads
-from inference.loop.offload import FairThreadPool, RenderPool, rendering_for
+from inference.loop.offload import FairThreadPool, RenderPool
 from inference.rendering import prompts as prompts_module
 from inference.rendering import tokenizers as tokenizers_module
-from inference.rendering.prompts import chat_token_ids, template_messages, text_token_ids
+from inference.rendering.prompts import (
+    chat_token_ids,
+    count_chars,
+    template_messages,
+    text_token_ids,
+)
 from inference.rendering.tokenizers import CHECK_EVERY_S, TokenizerCache
 
 INFO = ModelInfo(name="m", path="", max_model_len=100, vocab_size=512, dtype="float32")
 
 
+async def chat_ids(
+    tokenizer: Tokenizer, info: ModelInfo, messages: list[dict[str, Any]], **options: Any
+) -> list[int]:
+    chars = count_chars(messages)
+    return await chat_token_ids(tokenizer, info, messages, tenant="acme", chars=chars, **options)
+
+
 async def test_short_work_stays_and_long_work_leaves_the_loop() -> None:
     pool = RenderPool(1)
     here = threading.get_ident()
-    assert await pool.run(10, threading.get_ident) == here
-    assert await pool.run(10**6, threading.get_ident) != here
+    assert await pool.run("acme", 10, threading.get_ident) == here
+    assert await pool.run("acme", 10**6, threading.get_ident) != here
 
 
 async def test_the_loop_goes_on_while_a_long_prompt_is_rendered(tokenizer: Tokenizer) -> None:
     release = threading.Event()
     pool = RenderPool(1)
-    job = asyncio.create_task(pool.run(10**6, release.wait, 10))
+    job = asyncio.create_task(pool.run("acme", 10**6, release.wait, 10))
     for _ in range(10):
         await asyncio.sleep(0.001)
     assert not job.done()
@@ -51,7 +63,7 @@ async def test_work_that_takes_too_long_is_given_up(settings: Any) -> None:
     settings.QUIRE = {**settings.QUIRE, "RENDER_TIMEOUT_S": 0.05}
     release = threading.Event()
     with pytest.raises(InvalidRequest) as caught:
-        await RenderPool(1).run(10**6, release.wait, 10)
+        await RenderPool(1).run("acme", 10**6, release.wait, 10)
     release.set()
     assert caught.value.code == "render_timeout"
 
@@ -61,17 +73,15 @@ async def test_too_much_waiting_work_of_a_tenant_is_refused_and_anothers_isnt(
 ) -> None:
     monkeypatch.setattr(fair_threads, "TENANT_PER_THREAD", 3)
     pool, release = RenderPool(1), threading.Event()
-    jobs = [asyncio.create_task(pool.run(10**6, release.wait, 10)) for _ in range(3)]
+    jobs = [asyncio.create_task(pool.run("acme", 10**6, release.wait, 10)) for _ in range(3)]
     await asyncio.sleep(0.01)
     with pytest.raises(Overloaded):
-        await pool.run(10**6, release.wait, 10)
-    rendering_for.set("another")
-    another = asyncio.create_task(pool.run(10**6, release.wait, 10))
+        await pool.run("acme", 10**6, release.wait, 10)
+    another = asyncio.create_task(pool.run("another", 10**6, release.wait, 10))
     await asyncio.sleep(0.01)
-    rendering_for.set("")
     release.set()
     assert all(await asyncio.gather(another, *jobs))
-    assert await pool.run(10**6, release.wait, 10), "there is room again"
+    assert await pool.run("acme", 10**6, release.wait, 10), "there is room again"
 
 
 def test_fault_51_threads_go_to_whoever_had_the_least_of_them() -> None:
@@ -99,19 +109,19 @@ async def test_what_a_template_raises_is_the_requests_fault(
     template = "{{ raise_exception('roles must alternate') }}"
     for content in ("x", "x" * 10_000):
         with pytest.raises(InvalidRequest, match="roles must alternate"):
-            await chat_token_ids(
+            await chat_ids(
                 tokenizer, INFO, [{"role": "user", "content": content}], chat_template=template
             )
 
 
 async def test_a_text_that_can_not_fit_is_not_tokenised(tokenizer: Tokenizer) -> None:
     with pytest.raises(ContextLengthExceeded, match="1000000 characters"):
-        await text_token_ids(tokenizer, INFO, ["x" * 10**6])
+        await text_token_ids(tokenizer, INFO, ["x" * 10**6], tenant="acme")
 
 
 async def test_texts_are_tokenised_in_their_order(tokenizer: Tokenizer) -> None:
     texts = [f"text {i}" for i in range(300)]
-    found = await text_token_ids(tokenizer, INFO, texts)
+    found = await text_token_ids(tokenizer, INFO, texts, tenant="acme")
     assert found == [tokenizer.encode(text) for text in texts]
     # The garbage collector would go through every token of thousands of prompts.
     assert not any(map(gc.is_tracked, found))
@@ -123,14 +133,16 @@ async def test_a_tokenizer_is_loaded_once_and_again_when_its_files_change(
     folder = tmp_path / "model"
     shutil.copytree(model_folder, folder)
     cache = TokenizerCache()
-    first, second = await asyncio.gather(cache.get(str(folder)), cache.get(str(folder)))
+    first, second = await asyncio.gather(
+        cache.get("acme", str(folder)), cache.get("acme", str(folder))
+    )
     assert first is second
     monkeypatch.setattr(tokenizers_module, "CHECK_EVERY_S", 0.0)
-    assert await cache.get(str(folder)) is first, "its files are the same"
+    assert await cache.get("acme", str(folder)) is first, "its files are the same"
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     settings["chat_template"] = "changed"
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    changed = await cache.get(str(folder))
+    changed = await cache.get("acme", str(folder))
     assert changed is not first
     assert changed.chat_template == "changed"
 
@@ -142,7 +154,7 @@ async def test_a_bounded_number_of_tokenizers_is_kept(
     cache = TokenizerCache()
     for name in ("a", "b", "c"):
         shutil.copytree(model_folder, tmp_path / name)
-        await cache.get(str(tmp_path / name))
+        await cache.get("acme", str(tmp_path / name))
     assert len(cache._entries) == 2
 
 
@@ -150,13 +162,13 @@ async def test_a_busy_models_requests_do_not_wait_until_its_folder_was_looked_at
     model_folder: Path,
 ) -> None:
     folder, cache = str(model_folder), TokenizerCache()
-    known = await cache.get(folder)
+    known = await cache.get("acme", folder)
     [entry] = cache._entries.values()
 
     async def answers_at_once(age: float) -> bool:
         """Whether it does so long after it looked, with what was known."""
         entry.checked_at = time.monotonic() - age
-        asked = asyncio.create_task(cache.get(folder))
+        asked = asyncio.create_task(cache.get("acme", folder))
         await asyncio.sleep(0)
         at_once = asked.done()
         assert await asked is known
@@ -216,10 +228,10 @@ async def test_a_template_without_end_stops_and_frees_its_thread(
 
     heart = asyncio.create_task(beat())
     with pytest.raises(TemplateLimit):
-        await chat_token_ids(tokenizer, INFO, USER, chat_template=NESTED)
+        await chat_ids(tokenizer, INFO, USER, chat_template=NESTED)
     heart.cancel()
     assert ticks > 3
-    assert await pool.run(10**6, lambda: "free") == "free"
+    assert await pool.run("acme", 10**6, lambda: "free") == "free"
 
 
 async def test_a_slow_template_of_the_model_leaves_the_loop(
@@ -235,9 +247,9 @@ async def test_a_slow_template_of_the_model_leaves_the_loop(
     monkeypatch.setattr(prompts_module, "render_chat", noting)
     monkeypatch.setattr(prompts_module, "INLINE_LIMITS", RenderLimits(steps=2))
     messages = [{"role": "user", "content": "hello"}] * 5
-    assert await chat_token_ids(tokenizer, INFO, messages[:1])
+    assert await chat_ids(tokenizer, INFO, messages[:1])
     assert len(rendered_in) == 1
-    assert await chat_token_ids(tokenizer, INFO, messages)
+    assert await chat_ids(tokenizer, INFO, messages)
     assert rendered_in[1] == threading.get_ident() != rendered_in[2]
 
 
@@ -248,7 +260,7 @@ async def test_content_formats(tokenizer: Tokenizer, settings: Any, given: Any) 
     for content_format in ("string", "openai", "auto"):
         settings.QUIRE = {**settings.QUIRE, "CHAT_TEMPLATE_CONTENT_FORMAT": content_format}
         messages = [{"role": "user", "content": given}]
-        ids = await chat_token_ids(tokenizer, INFO, messages, chat_template=source)
+        ids = await chat_ids(tokenizer, INFO, messages, chat_template=source)
         found[content_format] = tokenizer.decode(ids)
     assert found["string"] == "hello"
     assert found["openai"] == "parts"

@@ -16,7 +16,6 @@ from inference.api.anthropic.stream import MessageBuilder, MessageStreamWriter, 
 from inference.chat.job import prompt_token_ids
 from inference.chat.turn import ChatSession
 from inference.generation.model_resolution import resolve_model
-from inference.loop.offload import beside
 from inference.schemas.base import RejectedRequest
 from inference.serving.respond import (
     add_headers,
@@ -47,7 +46,7 @@ class AnthropicView(GatewayView):
     async def parsed(self, schema: type[S], request: GatewayRequest) -> S:
         """The checked body. Raises `InvalidRequest` and pydantic's ValidationError."""
         try:
-            return await beside(schema.model_validate, self.read_json(request))
+            return await request.ctx.offload(schema.model_validate, self.read_json(request))
         except RejectedRequest as refusal:
             raise refusal.error from None
 
@@ -82,7 +81,7 @@ class MessagesView(AnthropicView):
     async def _start(self, request: GatewayRequest, wanted: MessagesRequest) -> ChatSession:
         try:
             return await ChatSession.start(
-                await beside(chat_request, wanted),
+                await request.ctx.offload(chat_request, wanted),
                 request.ctx,
                 endpoint="messages",
                 id_prefix="msg",
@@ -110,7 +109,7 @@ class CountTokensView(AnthropicView):
         """`{"input_tokens": ...}`; nothing is generated."""
         wanted = await self.parsed(CountTokensRequest, request)
         ignored = wanted.ignored_fields()
-        chat = await beside(chat_request, wanted)
+        chat = await request.ctx.offload(chat_request, wanted)
         served = await resolve_model(request.ctx, wanted.model)
         tokens = await prompt_token_ids(chat, served, request.ctx)
         response = json_response(_encode({"input_tokens": len(tokens)}))

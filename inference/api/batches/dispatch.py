@@ -17,7 +17,6 @@ from django.urls import Resolver404, get_resolver
 
 from engine.contract.errors import InvalidRequest
 from inference.errors import Overloaded, error_response
-from inference.loop.offload import rendering_for
 from inference.request.context import (
     RequestContext,
     RequestRecord,
@@ -76,7 +75,6 @@ async def dispatch_request(path: str, body: dict[str, Any], caller: Caller) -> D
     request_id = new_id("batch_req")
     render, no_room = error_response, False
     asked.set(RequestRecord(request_id, endpoint_of(path), caller))
-    rendering_for.set(caller.tenant)
     try:
         caller.require("inference")
         caller.check_endpoint(path)

@@ -11,7 +11,7 @@ from engine.contract.errors import InvalidRequest
 from engine.contract.messages import gc_untracked
 from engine.contract.pooling_params import PoolingParams, check_length
 from inference.api.pooling.schemas import Item, chat_prompts
-from inference.loop.offload import beside, get_render_pool
+from inference.loop.offload import get_render_pool
 from inference.rendering.prompts import check_vocabulary, truncate_tokens
 from inference.request.context import RequestContext
 from inference.request.job import ResolvedModel
@@ -56,7 +56,7 @@ async def item_entries(
         return list(_within_total(map(encoded, items)))
 
     texts = [prefix + item for item in items if isinstance(item, str)]
-    return await beside(_entries, await _rendered(ctx, texts, encode_all), served, params)
+    return await ctx.offload(_entries, await _rendered(ctx, texts, encode_all), served, params)
 
 
 async def chat_entries(
@@ -68,7 +68,7 @@ async def chat_entries(
 ) -> list[Entry]:
     """An entry for each chat. Raises as `item_entries` and the chat's template do."""
     prompts = await chat_prompts(ctx, served, chats, params, side)
-    return await beside(_entries, prompts, served, params)
+    return await ctx.offload(_entries, prompts, served, params)
 
 
 def _entries(prompts: list[list[int]], served: ResolvedModel, params: PoolingParams) -> list[Entry]:
@@ -131,7 +131,7 @@ async def _rendered(ctx: RequestContext, texts: Sequence[str], encode_all: Calla
             f"The prompts have {chars} characters in all; at most {limit} may be sent at once.",
             param="prompt",
         )
-    return await get_render_pool().run(chars, encode_all)
+    return await get_render_pool().run(ctx.caller.tenant, chars, encode_all)
 
 
 def _within_total(prompts: Iterable[list[int]]) -> Iterator[list[int]]:

@@ -210,7 +210,9 @@ class PoolingRequestHandler:
             return json_response(encoded_by_entry(common | make(results)))
 
         # Floats as decimals are long: of many vectors they'd keep the event loop.
-        response = await get_render_pool().run(sum(map(len, raw)), response_of)
+        response = await get_render_pool().run(
+            self.request.caller.tenant, sum(map(len, raw)), response_of
+        )
         add_headers(response, run, ignored)
         return response
 

@@ -40,7 +40,9 @@ def processor_of(info: ModelInfo) -> IOProcessor[Any, Any]:
 async def answer_data(call: PoolingRequestHandler, body: PoolingRequest) -> HttpResponseBase:
     """`{"request_id", "created_at", "data", ...}`."""
     processor, info = processor_of(call.served.info), call.served.info
-    prompts = await get_render_pool().run(_LONG, _prompts, processor, body.data)
+    prompts = await get_render_pool().run(
+        call.request.caller.tenant, _LONG, _prompts, processor, body.data
+    )
     task = default_task(info.tasks) if body.task in (None, PLUGIN) else body.task or ""
     params = processor.merge_pooling_params(body.params(task))
     entries = await call.build_entries(item_entries(call.request.ctx, call.served, prompts, params))

@@ -92,7 +92,7 @@ class ModerationsView(GatewayView):
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """`{"id", "model", "results": [{"flagged", "categories", "category_scores"}]}`."""
-        body = await parse_offloaded(ModerationRequest, self.read_json(request))
+        body = await parse_offloaded(request.ctx, ModerationRequest, self.read_json(request))
         if body.model is None or body.model.startswith(OPENAIS):
             body.model = await default_classifier(request.caller)
         call = await start_request(request, body, "moderations", "input", "classify")
@@ -153,7 +153,7 @@ class EmbeddingsView(GatewayView):
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """`{"object": "list", "data": [{"object": "embedding", "embedding", "index"}], ...}`."""
-        body = await parse_offloaded(EmbeddingRequest, self.read_json(request))
+        body = await parse_offloaded(request.ctx, EmbeddingRequest, self.read_json(request))
         call = await start_request(request, body, "embeddings", body.param, "embed")
         return await _answer(call, body, "embed", "embedding", "embedding")
 
@@ -165,7 +165,7 @@ class PoolingView(GatewayView):
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """`{"object": "list", "data": [{"object": "pooling", "data", "index"}], ...}`."""
-        body = await parse_offloaded(PoolingRequest, self.read_json(request))
+        body = await parse_offloaded(request.ctx, PoolingRequest, self.read_json(request))
         if body.data is not None:
             return await answer_data(
                 await start_request(request, body, "pooling", "data", ""), body
@@ -182,7 +182,7 @@ class ClassifyView(GatewayView):
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """`{"object": "list", "data": [{"index", "label", "probs", "num_classes"}], ...}`."""
-        body = await parse_offloaded(ClassifyRequest, self.read_json(request))
+        body = await parse_offloaded(request.ctx, ClassifyRequest, self.read_json(request))
         call = await start_request(request, body, "classify", body.param, "classify")
         facts = call.served.info.pooling
         labels = facts.labels if facts is not None else []
@@ -205,7 +205,7 @@ class ScoreView(GatewayView):
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """`{"object": "list", "data": [{"index", "object": "score", "score"}], ...}`."""
-        body = await parse_offloaded(ScoreRequest, self.read_json(request))
+        body = await parse_offloaded(request.ctx, ScoreRequest, self.read_json(request))
         first, second = body.texts
         pairs = score_pairs(len(first), len(second))
         call = await start_request(request, body, "score", "text_2", "score")
@@ -228,7 +228,7 @@ class RerankView(GatewayView):
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """`{"results": [{"index", "relevance_score", "document": {"text"}}], ...}`."""
-        body = await parse_offloaded(self.body_schema, self.read_json(request))
+        body = await parse_offloaded(request.ctx, self.body_schema, self.read_json(request))
         call = await start_request(request, body, "rerank", "documents", "score")
         documents = body.texts
         pairs = [(0, place) for place in range(len(documents))]

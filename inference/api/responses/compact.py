@@ -22,7 +22,7 @@ from inference.api.responses.views import parse_request, start_session
 from inference.chat.turn import TurnDelta, build_message
 from inference.errors import RequestAborted
 from inference.generation.model_resolution import resolve_model
-from inference.loop.offload import beside, get_render_pool
+from inference.loop.offload import get_render_pool
 from inference.parsers.state_machine import Part
 from inference.schemas.base import ModelName, RejectedRequest, ShortText, StrictRequest
 from inference.serving.respond import add_headers, collect
@@ -69,13 +69,14 @@ class CompactView(GatewayView):
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """The user's own messages and one item for all the rest; nothing is kept."""
         body = self.read_json(request)
-        wanted = await beside(_parsed, body)
+        wanted = await request.ctx.offload(_parsed, body)
         ignored = wanted.ignored_fields()
         served = await resolve_model(request.ctx, wanted.model)
         most = min(MAX_TOKENS, served.info.max_model_len // 4)
-        asking = await beside(_build_summary_chat, wanted, most)
+        asking = await request.ctx.offload(_build_summary_chat, wanted, most)
         _, said = await load_conversation(request.ctx, asking)
         asked = await get_render_pool().run_in_thread(
+            request.caller.tenant,
             gateway_settings().render_timeout_s,
             _recent_user_messages,
             [*said.history, *said.new_items[:-1]],

@@ -14,7 +14,7 @@ from common.one_time import fernet_for
 from engine.contract.errors import InvalidRequest
 from inference.api.responses.schemas import ResponsesRequest
 from inference.generation.takeover import find_resumed_stream
-from inference.loop.offload import beside, note_work
+from inference.loop.offload import note_work
 from inference.request.context import RequestContext
 from storage.access import StoredResponse, access_all_items, access_response_chain
 
@@ -96,7 +96,7 @@ async def load_conversation(
         rows = await run_in_db_thread(access_response_chain, caller, request.previous_response_id)
         before, chars = _items_of(rows), sum(row.chars for row in rows)
     note_work(items=len(before), chars=chars)
-    return ctx, await beside(_said, before, request, caller.tenant_id)
+    return ctx, await ctx.offload(_said, before, request, caller.tenant_id)
 
 
 def _said(

@@ -22,7 +22,6 @@ from inference.api.responses.schemas import (
 from inference.chat.job import prompt_token_ids
 from inference.chat.turn import ChatSession
 from inference.errors import UnsupportedField, as_quire_error
-from inference.loop.offload import beside
 from inference.request.context import RequestContext
 from inference.request.job import ResolvedModel
 from inference.schemas.base import rename_error_field
@@ -184,7 +183,7 @@ async def truncate_to_context(
     """
 
     async def fits(count: int) -> bool:
-        chat = await beside(build_chat, count)
+        chat = await ctx.offload(build_chat, count)
         try:
             prompt = await prompt_token_ids(chat, served, ctx, generates=True)
         except ContextLengthExceeded:
@@ -194,12 +193,12 @@ async def truncate_to_context(
         return len(prompt) + wanted <= served.info.max_model_len
 
     if await fits(0):
-        return await beside(build_chat, 0)
-    low, high = 0, len((await beside(build_chat, 0)).messages)  # low doesn't fit; high may
+        return await ctx.offload(build_chat, 0)
+    low, high = 0, len((await ctx.offload(build_chat, 0)).messages)  # low doesn't fit; high may
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if await fits(middle) else (middle, high)
-    return await beside(build_chat, high)
+    return await ctx.offload(build_chat, high)
 
 
 #: The chat's fields in this endpoint's words.

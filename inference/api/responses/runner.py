@@ -18,7 +18,6 @@ from inference.api.responses.schemas import ResponsesRequest
 from inference.api.responses.views import parse_request, start_session
 from inference.chat.turn import ChatSession
 from inference.errors import as_quire_error, is_about_storage, report
-from inference.loop.offload import rendering_for
 from inference.request.context import RequestContext, RequestRecord, asked
 from inference.tracing import background_span
 from inference.work import Lease, lease_seconds, load_trace_parent
@@ -126,7 +125,6 @@ class ResponseRun:
         row, deadline = self._row, time.monotonic() + WAIT_S
         while await self._update({**row.body, "status": "in_progress"}):
             caller = await reload_caller(row.key_id, row.user_id, row.tenant.slug)
-            rendering_for.set(caller.tenant)
             try:
                 return await start_session(RequestContext(caller=caller), request)
             except QuireError as error:

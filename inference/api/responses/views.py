@@ -31,7 +31,6 @@ from inference.chat.job import prompt_token_ids
 from inference.chat.turn import ChatSession
 from inference.errors import UnsupportedField
 from inference.generation.model_resolution import resolve_model
-from inference.loop.offload import beside
 from inference.request.context import RequestContext, note_answer
 from inference.schemas.base import RejectedRequest
 from inference.serving.respond import (
@@ -125,7 +124,7 @@ def parse_request(body: dict[str, Any]) -> ResponsesRequest:
 async def start_session(ctx: RequestContext, request: ResponsesRequest) -> ChatSession:
     """The answer under way. Raises what `ChatSession.start` raises, in this endpoint's words."""
     ctx, said = await load_conversation(ctx, request)
-    chat = await beside(chat_request, request, said)
+    chat = await ctx.offload(chat_request, request, said)
     try:
         if request.truncation == "auto":
             served = await resolve_model(ctx, request.model)
@@ -144,7 +143,7 @@ class ResponsesView(GatewayView):
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """Answer now, as a stream, or in the background."""
         body = self.read_json(request)
-        wanted = await beside(parse_request, body)
+        wanted = await request.ctx.offload(parse_request, body)
         ignored = wanted.ignored_fields()
         exchange = ResponseHandler(request.ctx, wanted, body)
         if wanted.store is not False:
@@ -175,8 +174,8 @@ class ResponseHandler:
     async def create_background(self) -> HttpResponseBase:
         """Keep it for a worker, after checking what can be checked without the model."""
         card = (await get_or_resolve_target(self._caller, self._request.model)).card
-        _, said = await load_conversation(self._ctx, self._request)
-        await beside(chat_request, self._request, said)
+        ctx, said = await load_conversation(self._ctx, self._request)
+        await ctx.offload(chat_request, self._request, said)
         self._raw = {**self._raw, "model": card.id}  # whatever others there are by then
         body = response_object(self._request, self.public_id, time.time(), card.id)
         body["status"] = "queued"
@@ -267,12 +266,12 @@ class InputTokensView(GatewayView):
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """OpenAI's count; nothing is generated or kept."""
-        wanted = await beside(parse_request, self.read_json(request))
+        wanted = await request.ctx.offload(parse_request, self.read_json(request))
         ignored = wanted.ignored_fields()
         ctx, said = await load_conversation(request.ctx, wanted)
         served = await resolve_model(request.ctx, wanted.model)
         try:
-            chat = await beside(chat_request, wanted, said)
+            chat = await ctx.offload(chat_request, wanted, said)
             tokens = await prompt_token_ids(chat, served, ctx)
         except InvalidRequest as error:
             raise rename_error_fields(error, wanted) from None
