@@ -8,13 +8,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextvars import ContextVar
 from functools import lru_cache, partial
 from typing import Any, ParamSpec, TypeVar
 
 from engine.contract.errors import InvalidRequest
 from inference.errors import Overloaded
-from inference.loop.fair_dispatch import INLINE_MAX_ITEMS
 from inference.settings import gateway_settings
 
 T = TypeVar("T")
@@ -103,9 +101,6 @@ class FairThreadPool:
 
 P = ParamSpec("P")
 
-#: Whether its request goes through so much that it takes the event loop's time.
-large_work: ContextVar[bool] = ContextVar("large_work", default=False)
-
 #: Work beyond this many characters is run in a thread.
 MAX_INLINE_CHARS = 128 * 1024
 
@@ -151,12 +146,6 @@ class RenderPool:
             raise InvalidRequest(
                 f"The prompt could not be rendered within {limit_s:g} s.", code="render_timeout"
             ) from None
-
-
-def note_work(*, items: int, chars: int) -> None:
-    """Tell how much the current request goes through besides its body, which may only name it."""
-    if items > INLINE_MAX_ITEMS or chars > MAX_INLINE_CHARS:
-        large_work.set(True)
 
 
 @lru_cache(maxsize=1)

@@ -15,7 +15,7 @@ from typing import ParamSpec, TypeVar
 
 from engine.contract.errors import InvalidRequest, QuireError
 from inference.errors import as_quire_error
-from inference.loop.offload import get_render_pool, large_work
+from inference.loop.offload import get_render_pool
 from inference.request.position import StreamPosition
 from inference.settings import gateway_settings
 from metering.access import RequestTrace, UsageRecord, log_rejection
@@ -226,6 +226,8 @@ class RequestContext:
     Attributes:
         received_at: `time.perf_counter()` when the request was complete.
         last_event_id: behind which event the client resumes its stream; None for a new response.
+        is_large: whether the request goes through so much that it's offloaded: a large body, or a
+            long conversation that the body names.
         client_timeout: how long the client waits.
         bill_partial: whether an answer is billed that ended early. False for what a worker
             generates again after an interruption.
@@ -238,6 +240,7 @@ class RequestContext:
     caller: Caller
     received_at: float = field(default_factory=time.perf_counter)
     last_event_id: str | None = None
+    is_large: bool = False
     client_timeout: ClientTimeout = NO_TIMEOUT
     bill_partial: bool = True
     read_until: int | None = None
@@ -253,7 +256,7 @@ class RequestContext:
 
         Raises: what `RenderPool.run` raises.
         """
-        if not large_work.get():
+        if not self.is_large:
             return function(*args, **kwargs)
         limit_s, tenant = gateway_settings().render_timeout_s, self.caller.tenant
         return await get_render_pool().run_in_thread(tenant, limit_s, function, *args, **kwargs)

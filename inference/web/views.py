@@ -25,7 +25,6 @@ from rest_framework.views import APIView
 from common.db import run_in_file_thread
 from common.errors import NotFound
 from inference.errors import PayloadTooLarge, UnsupportedField, as_quire_error, error_response
-from inference.loop.offload import large_work
 from inference.request.context import (
     ClientTimeout,
     PendingIdempotentResponse,
@@ -261,8 +260,8 @@ class GatewayView(APIView):
             return
         body = request.body if request.content_type == "application/json" else b""
         settings = gateway_settings()
-        large_work.set(LARGE_BYTES < len(body) <= settings.max_body_bytes)
-        if large_work.get():
+        if LARGE_BYTES < len(body) <= settings.max_body_bytes:
+            request.ctx = replace(request.ctx, is_large=True)
             request.parsed = await request.ctx.offload(parse_object, body, settings.max_json_depth)
 
     def read_json(self, request: GatewayRequest) -> dict[str, Any]:

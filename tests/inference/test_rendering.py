@@ -187,7 +187,7 @@ async def test_a_busy_models_requests_do_not_wait_until_its_folder_was_looked_at
 
 async def test_a_folder_that_is_not_shared_is_the_servers_fault(tmp_path: Path) -> None:
     with pytest.raises(EngineUnavailable, match="tokenizer"):
-        await TokenizerCache().get(str(tmp_path / "nowhere"))
+        await TokenizerCache().get("acme", str(tmp_path / "nowhere"))
 
 
 def test_arguments_of_calls_become_objects_unless_the_template_reads_text() -> None:

@@ -14,7 +14,8 @@ from common.one_time import fernet_for
 from engine.contract.errors import InvalidRequest
 from inference.api.responses.schemas import ResponsesRequest
 from inference.generation.takeover import find_resumed_stream
-from inference.loop.offload import note_work
+from inference.loop.fair_dispatch import INLINE_MAX_ITEMS
+from inference.loop.offload import MAX_INLINE_CHARS
 from inference.request.context import RequestContext
 from storage.access import StoredResponse, access_all_items, access_response_chain
 
@@ -95,7 +96,8 @@ async def load_conversation(
     elif request.previous_response_id is not None:
         rows = await run_in_db_thread(access_response_chain, caller, request.previous_response_id)
         before, chars = _items_of(rows), sum(row.chars for row in rows)
-    note_work(items=len(before), chars=chars)
+    if len(before) > INLINE_MAX_ITEMS or chars > MAX_INLINE_CHARS:
+        ctx = replace(ctx, is_large=True)
     return ctx, await ctx.offload(_said, before, request, caller.tenant_id)
 
 
