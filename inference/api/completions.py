@@ -31,7 +31,7 @@ from inference.rendering.prompts import (
     text_token_ids,
     truncate_tokens,
 )
-from inference.request.context import RequestContext, new_id
+from inference.request.context import RequestContext
 from inference.request.job import Job, ResolvedModel
 from inference.schemas.completions import CompletionRequest
 from inference.schemas.sampling import OutputConstraint
@@ -309,7 +309,7 @@ async def completion_job(
             prompts += await _token_ids(ctx, completion, served, limit)
         job = Job(
             ctx=ctx,
-            request_id=new_id("cmpl"),
+            request_id=ctx.ids.new("cmpl"),
             endpoint="completions",
             model=served,
             prompts=prompts,

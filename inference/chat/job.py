@@ -26,7 +26,7 @@ from inference.rendering.prompts import (
     template_messages,
     truncate_tokens,
 )
-from inference.request.context import RequestContext, new_id
+from inference.request.context import RequestContext
 from inference.request.job import Job, ResolvedModel
 from inference.schemas.chat import ChatRequest
 from inference.schemas.sampling import OutputConstraint
@@ -127,7 +127,7 @@ async def build_chat_job(
         )
         job = Job(
             ctx=ctx,
-            request_id=new_id(id_prefix),
+            request_id=ctx.ids.new(id_prefix),
             endpoint=endpoint,
             model=served,
             prompts=[prompt],

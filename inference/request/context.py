@@ -180,23 +180,29 @@ def _seconds(text: str) -> float | None:
     return value if value > 0 and math.isfinite(value) else None
 
 
-# -- Request ids: the client's name for a request, cleaned, and our own.
-
-
-#: The digits of the request's own id, until something takes them. A list, so that tasks of one
-#: request, whose contexts are copies, don't take them twice.
-_digits: ContextVar[list[str] | None] = ContextVar("request_digits", default=None)
 _SAFE = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}")
 
 
-def new_id(prefix: str = "req") -> str:
-    """`prefix-` and 128 random bits in hexadecimal.
+@dataclass(slots=True)
+class RequestIds:
+    """Generates a request's ids. The first one has the digits of the request's own id, where that
+    is ours: who reads `req-abc...` in a header finds `chatcmpl-abc...` in the ledger.
 
-    The first one made for a request whose own id is ours has the same bits: who reads
-    `req-abc...` in a header finds `chatcmpl-abc...` in the ledger.
+    Attributes:
+        reserved_hex: these digits, until they are taken.
     """
-    left = _digits.get()
-    return f"{prefix}-{left.pop() if left else secrets.token_hex(16)}"
+
+    reserved_hex: str = ""
+
+    def new(self, prefix: str) -> str:
+        """`prefix-` and 128 random bits in hexadecimal."""
+        digits, self.reserved_hex = self.reserved_hex or secrets.token_hex(16), ""
+        return f"{prefix}-{digits}"
+
+
+def new_id(prefix: str) -> str:
+    """`prefix-` and 128 random bits in hexadecimal."""
+    return f"{prefix}-{secrets.token_hex(16)}"
 
 
 def is_safe_request_id(header: str) -> str:
@@ -208,14 +214,9 @@ def sanitize_request_id(header: str | None) -> str:
     """The client's `X-Request-Id` if it is one harmless word, else a new one.
 
     It labels log lines and the response. A client's is never the key of anything: usage is keyed
-    by an id that only the server knows to make.
+    by an id that only the server can make.
     """
-    if header and is_safe_request_id(header):
-        _digits.set(None)
-        return header
-    digits = secrets.token_hex(16)
-    _digits.set([digits])
-    return f"req-{digits}"
+    return is_safe_request_id(header or "") or new_id("req")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,6 +225,7 @@ class RequestContext:
     carries it.
 
     Attributes:
+        ids: generates ids of what is generated for it.
         received_at: `time.perf_counter()` when the request was complete.
         last_event_id: behind which event the client resumes its stream; None for a new response.
         is_large: whether the request goes through so much that it's offloaded: a large body, or a
@@ -238,6 +240,7 @@ class RequestContext:
     """
 
     caller: Caller
+    ids: RequestIds = field(default_factory=RequestIds)
     received_at: float = field(default_factory=time.perf_counter)
     last_event_id: str | None = None
     is_large: bool = False

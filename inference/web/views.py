@@ -29,6 +29,7 @@ from inference.request.context import (
     ClientTimeout,
     PendingIdempotentResponse,
     RequestContext,
+    RequestIds,
     RequestRecord,
     asked,
     endpoint_of,
@@ -239,8 +240,11 @@ class GatewayView(APIView):
             request.caller, _ = await authenticator.authenticate(request)
         if (mine := asked.get()) is not None:
             mine.caller = request.caller
+        client_id = request.META.get("HTTP_X_REQUEST_ID")
+        ours = "" if request.request_id == client_id else request.request_id
         request.ctx = RequestContext(
             caller=request.caller,
+            ids=RequestIds(ours.removeprefix("req-")),
             received_at=request.received,
             last_event_id=request.META.get("HTTP_LAST_EVENT_ID"),
             client_timeout=timeout,

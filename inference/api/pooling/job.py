@@ -22,7 +22,6 @@ from inference.generation.model_resolution import resolve_model
 from inference.generation.output import OutputDelta, OutputState
 from inference.generation.takeover import TakenOverStream
 from inference.loop.offload import get_render_pool
-from inference.request.context import new_id
 from inference.request.job import Job, ResolvedModel, Usage
 from inference.serving.respond import add_headers
 from inference.settings import gateway_settings
@@ -178,7 +177,7 @@ class PoolingRequestHandler:
         """
         job = PoolingJob(
             ctx=self.request.ctx,
-            request_id=new_id(self.endpoint),
+            request_id=self.request.ctx.ids.new(self.endpoint),
             endpoint=self.endpoint,
             model=self.served,
             prompts=[entry.token_ids for entry in entries],
