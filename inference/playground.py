@@ -19,7 +19,7 @@ from inference.errors import as_quire_error, envelope, report
 from inference.generation.generation import Generation
 from inference.generation.logprobs import chat_logprobs
 from inference.parsers.state_machine import START_KINDS, merge_adjacent
-from inference.request.context import RequestContext, RequestRecord, asked, log_rejected_request
+from inference.request.context import RequestContext, RequestRecord, log_rejected_request
 from inference.request.job import Usage
 from inference.schemas.chat import ChatRequest
 from inference.serving.respond import parse
@@ -78,15 +78,12 @@ class PlaygroundAnswer:
     async def run(self) -> None:
         """All frames, in order. Raises `SessionEnded`."""
         self._task = asyncio.current_task()
-        asked.set(
-            RequestRecord(
-                "", "playground", self._caller, model=str(self._message.get("model"))[:200]
-            )
-        )
+        record = RequestRecord("playground", model=str(self._message.get("model"))[:200])
+        ctx = RequestContext(caller=self._caller, record=record)
         turn: ChatSession | None = None
         reason: str | None = None
         try:
-            turn = await self._start()
+            turn = await self._start(ctx)
             reason = await self._stream(turn)
         except asyncio.CancelledError:
             if not self._stopped or self._task is None:
@@ -96,7 +93,7 @@ class PlaygroundAnswer:
         except SessionEnded:
             raise
         except Exception as error:
-            log_rejected_request(error)
+            log_rejected_request(ctx, error)
             report(error, self.name)
             failure = envelope(as_quire_error(error))
             await self._send({"type": "error", "id": self.name, **failure})
@@ -106,8 +103,7 @@ class PlaygroundAnswer:
                 turn.release()
         await self._send(self._done(turn, reason))
 
-    async def _start(self) -> ChatSession:
-        ctx = RequestContext(caller=self._caller)
+    async def _start(self, ctx: RequestContext) -> ChatSession:
         self._caller.require("inference")
         ctx = replace(ctx, last_event_id=_after(self._message))
         chat = parse(ChatRequest, _body(self._message))

@@ -29,6 +29,7 @@ from inference.errors import Overloaded, PayloadTooLarge, error_response
 from inference.generation.model_resolution import check_any_queue
 from inference.loop.fair_dispatch import start_dispatch
 from inference.request.context import (
+    RequestContext,
     RequestRecord,
     endpoint_of,
     log_rejected_request,
@@ -157,8 +158,10 @@ class GatewayHandler(ASGIHandler):
             try:
                 await check_any_queue(caller)
             except (EngineOverloaded, Overloaded) as error:
+                record = RequestRecord(endpoint_of(path))
                 log_rejected_request(
-                    error, RequestRecord(_request_id(scope), endpoint_of(path), caller)
+                    RequestContext(caller=caller, request_id=_request_id(scope), record=record),
+                    error,
                 )
                 scope[TENANT], scope[KEY] = caller.tenant, str(caller.key_id or "")
                 raise

@@ -23,6 +23,7 @@ from inference.errors import Overloaded
 from inference.loop.fair_dispatch import rejection_dispatch
 from inference.request.context import (
     ClientTimeout,
+    RequestContext,
     RequestRecord,
     endpoint_of,
     log_rejected_request,
@@ -88,10 +89,11 @@ async def shed_load(
         timeout_s = timeout.seconds(stream=bool(head.stream))
         get_engine_client().check_queue(card.id, caller.tenant, 0, timeout_s=timeout_s)
     except (EngineOverloaded, Overloaded) as error:
-        model = (head.model or "")[:200]
-        asked = RequestRecord(request_id, endpoint_of(path), caller, model=model, received=arrived)
-        asked.stream = head.stream is True
-        log_rejected_request(error, asked)
+        record = RequestRecord(endpoint_of(path), (head.model or "")[:200], head.stream is True)
+        ctx = RequestContext(
+            caller=caller, request_id=request_id, received_at=arrived, record=record
+        )
+        log_rejected_request(ctx, error)
         scope[ARRIVED], scope[ERROR] = arrived, error.code
         scope[TENANT], scope[KEY] = caller.tenant, str(caller.key_id or "")
         return error

@@ -26,7 +26,6 @@ from inference.loop.fair_dispatch import (
     run_in_thread_if_many,
 )
 from inference.metrics.recorder import history, recorder
-from inference.request.context import asked
 from inference.request.job import Job, Usage
 from inference.request.position import StreamPosition
 from inference.tracing import generation_span
@@ -73,9 +72,8 @@ class Generation:
         self.first_token_at: float | None = None
         self.admitted_at = time.perf_counter()
         self.pace = TokenTimeline()
-        self._asked = asked.get()
-        if self._asked is not None:
-            self._asked.admitted = True
+        if job.ctx.record is not None:
+            job.ctx.record.admitted = True
         #: Set and counted by whoever tells reasoning from answers.
         self.reasoning_tokens: int | None = None
         self._last_token_at = 0.0
@@ -408,7 +406,7 @@ class Generation:
     async def _keep_record(self, record: UsageRecord) -> None:
         """What became of it, for whoever asks later."""
         await self._submission.wait_records(RECORDS_TIMEOUT_S)
-        note = build_request_trace(self, self._asked, self._error)
+        note = build_request_trace(self, self._error)
         if record.request_id != self.job.request_id and not note.answer_id:
             note.answer_id = self.job.request_id
         log_request(record, note)

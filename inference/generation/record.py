@@ -23,7 +23,6 @@ from metering.access import (
 if TYPE_CHECKING:
     from engine.text import Tokenizer
     from inference.generation.generation import Generation
-    from inference.request.context import RequestRecord
 
 
 # -- A request's own figures, for its answer: vLLM's `metrics`.
@@ -107,16 +106,14 @@ class TokenTimeline:
         return [(round((at - start) * 1000), total) for at, total in points]
 
 
-def build_request_trace(
-    generation: Generation, asked: RequestRecord | None, error: BaseException | None
-) -> RequestTrace:
+def build_request_trace(generation: Generation, error: BaseException | None) -> RequestTrace:
     """The record of a generation that is over."""
     job, admission = generation.job, generation.admission
     told = None if error is None else as_quire_error(error)
     rates = admission.prices
     return RequestTrace(
-        header_id=asked.header_id if asked is not None else "",
-        answer_id=asked.answer_id if asked is not None else "",
+        header_id=job.ctx.request_id,
+        answer_id=job.ctx.record.answer_id if job.ctx.record is not None else "",
         code="" if told is None else str(told.code or ""),
         message="" if told is None else told.message,
         replica=generation.replica_id,

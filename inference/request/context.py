@@ -8,7 +8,6 @@ import re
 import secrets
 import time
 from collections.abc import Callable
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import ParamSpec, TypeVar
@@ -24,100 +23,28 @@ from tenants.authentication import Caller
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: Ends of paths and what the ledger calls them are the same but for these.
-_VERSION = "/v1/"
-
 
 @dataclass(slots=True)
 class RequestRecord:
-    """One request from outside.
+    """What the log of requests needs beside the context, as it becomes known.
 
     Attributes:
-        header_id: its `x-request-id`. answer_id: what its answer is called, where that's another
-            id than the ledger's.
-        endpoint: as in the ledger. model: as the client named it.
-        admitted: whether something was admitted: what ran is noted when it ends.
+        endpoint: `endpoint_of` its path, for a request that is rejected.
+        model: as the client named it.
+        answer_id: the response's id, where that's another than the ledger's.
+        admitted: whether a generation was admitted, which logs the request when it ends.
     """
 
-    header_id: str
     endpoint: str
-    caller: Caller | None = None
-    answer_id: str = ""
     model: str = ""
     stream: bool = False
+    answer_id: str = ""
     admitted: bool = False
-    received: float = field(default_factory=time.perf_counter)
-
-
-#: Of the task at hand; None where a request isn't recorded.
-asked: ContextVar[RequestRecord | None] = ContextVar("asked", default=None)
 
 
 def endpoint_of(path: str) -> str:
     """What the ledger calls a path: `/v1/chat/completions` is "chat.completions"."""
-    return path.removeprefix(_VERSION).strip("/").replace("/", ".")[:100]
-
-
-def note_body(model: object, stream: object) -> None:
-    """What the body says, for a request that may be refused before more is known."""
-    mine = asked.get()
-    if mine is not None:
-        mine.model = model[:200] if isinstance(model, str) else ""
-        mine.stream = stream is True
-
-
-def note_answer(answer_id: str) -> None:
-    """The answer has an id of its own."""
-    mine = asked.get()
-    if mine is not None:
-        mine.answer_id = answer_id
-
-
-def header_id() -> str:
-    """The `x-request-id` of the task at hand, "" if there's none."""
-    mine = asked.get()
-    return mine.header_id if mine is not None else ""
-
-
-def log_rejected_request(error: BaseException, record: RequestRecord | None = None) -> None:
-    """It ended with an error. Nothing is kept of one that ran, or of whom nobody knows."""
-    record = record or asked.get()
-    if record is None or record.admitted or record.caller is None:
-        return
-    told = as_quire_error(error)
-    if told.status == HTTPStatus.UNAUTHORIZED:
-        return
-    caller, code = record.caller, str(told.code or "")
-    kind = (caller.tenant_id, caller.key_id, record.endpoint, told.status, code)
-    log_rejection(kind, lambda: _rejection_entry(record, caller, told))
-
-
-def _rejection_entry(
-    request: RequestRecord, caller: Caller, told: QuireError
-) -> tuple[UsageRecord, RequestTrace]:
-    """What is kept of a request that was refused."""
-    duration = time.perf_counter() - request.received
-    record = UsageRecord(
-        request_id=f"refused-{secrets.token_hex(16)}",
-        tenant_id=caller.tenant_id,
-        key_id=caller.key_id,
-        user_id=caller.user_id,
-        endpoint=request.endpoint,
-        model=request.model,
-        prompt_tokens=0,
-        completion_tokens=0,
-        status=told.status,
-        started_at=time.time() - duration,
-        duration_ms=duration * 1000,
-        stream=request.stream,
-    )
-    note = RequestTrace(
-        header_id=request.header_id,
-        answer_id=request.answer_id,
-        code=str(told.code or ""),
-        message=f"{told.param}: {told.message}" if told.param else told.message,
-    )
-    return record, note
+    return path.removeprefix("/v1/").strip("/").replace("/", ".")[:100]
 
 
 class PendingIdempotentResponse:
@@ -225,6 +152,7 @@ class RequestContext:
     carries it.
 
     Attributes:
+        request_id: its `x-request-id`; "" in workers and the playground.
         ids: generates ids of what is generated for it.
         received_at: `time.perf_counter()` when the request was complete.
         last_event_id: behind which event the client resumes its stream; None for a new response.
@@ -236,10 +164,12 @@ class RequestContext:
         read_until: the last item of the stored conversation that its prompt is made of, 0 of an
             empty one; None without a conversation. The conversation may grow while a stream of it
             is open: another gateway that resumes the stream must build the same prompt.
+        record: what is logged of it; None for a request that isn't logged.
         pending_response: the response that its idempotency key will have; None without a key.
     """
 
     caller: Caller
+    request_id: str = ""
     ids: RequestIds = field(default_factory=RequestIds)
     received_at: float = field(default_factory=time.perf_counter)
     last_event_id: str | None = None
@@ -247,6 +177,7 @@ class RequestContext:
     client_timeout: ClientTimeout = NO_TIMEOUT
     bill_partial: bool = True
     read_until: int | None = None
+    record: RequestRecord | None = None
     pending_response: PendingIdempotentResponse | None = None
 
     @property
@@ -263,3 +194,43 @@ class RequestContext:
             return function(*args, **kwargs)
         limit_s, tenant = gateway_settings().render_timeout_s, self.caller.tenant
         return await get_render_pool().run_in_thread(tenant, limit_s, function, *args, **kwargs)
+
+
+def log_rejected_request(ctx: RequestContext, error: BaseException) -> None:
+    """Log a request that ended with an error, unless a generation was admitted for it."""
+    record = ctx.record
+    if record is None or record.admitted:
+        return
+    rejection = as_quire_error(error)
+    if rejection.status == HTTPStatus.UNAUTHORIZED:
+        return
+    code = str(rejection.code or "")
+    kind = (ctx.caller.tenant_id, ctx.caller.key_id, record.endpoint, rejection.status, code)
+    log_rejection(kind, lambda: _rejection_entry(ctx, record, rejection))
+
+
+def _rejection_entry(
+    ctx: RequestContext, record: RequestRecord, error: QuireError
+) -> tuple[UsageRecord, RequestTrace]:
+    duration = time.perf_counter() - ctx.received_at
+    usage = UsageRecord(
+        request_id=new_id("refused"),
+        tenant_id=ctx.caller.tenant_id,
+        key_id=ctx.caller.key_id,
+        user_id=ctx.caller.user_id,
+        endpoint=record.endpoint,
+        model=record.model,
+        prompt_tokens=0,
+        completion_tokens=0,
+        status=error.status,
+        started_at=time.time() - duration,
+        duration_ms=duration * 1000,
+        stream=record.stream,
+    )
+    trace = RequestTrace(
+        header_id=ctx.request_id,
+        answer_id=record.answer_id,
+        code=str(error.code or ""),
+        message=f"{error.param}: {error.message}" if error.param else error.message,
+    )
+    return usage, trace

@@ -19,7 +19,7 @@ from engine.text.stop_strings import bad_word_ids
 from inference.engine_client.client import get_engine_client
 from inference.loop.fair_dispatch import iterate_cooperatively
 from inference.loop.offload import get_render_pool
-from inference.request.context import RequestContext, header_id
+from inference.request.context import RequestContext
 from metering.access import AdmissionRequest
 from metering.rules import AdapterUse
 from tenants.authentication import Caller
@@ -313,7 +313,7 @@ class Job:
             adapter=self.model.use,
             outbox=outbox,
             stream=self.stream,
-            header_id=header_id(),
+            header_id=self.ctx.request_id,
         )
 
     def engine_requests(self, reserved_tokens: int | None = None) -> Iterator[EngineRequest]:

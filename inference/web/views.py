@@ -31,10 +31,8 @@ from inference.request.context import (
     RequestContext,
     RequestIds,
     RequestRecord,
-    asked,
     endpoint_of,
     log_rejected_request,
-    note_body,
     sanitize_request_id,
 )
 from inference.settings import gateway_settings
@@ -168,10 +166,6 @@ class GatewayView(APIView):
         scope = getattr(request, "scope", None) or {}
         gateway_request.received = scope.get(ARRIVED) or time.perf_counter()
         gateway_request.request_id = sanitize_request_id(request.META.get("HTTP_X_REQUEST_ID"))
-        # Only what asks a model for something is recorded, not what looks.
-        recorded = request.method == "POST" and self.required_scope == scopes.INFERENCE
-        mine = RequestRecord(gateway_request.request_id, endpoint_of(request.path_info))
-        asked.set(mine if recorded else None)
         response: HttpResponseBase
         try:
             meta = request.META
@@ -185,7 +179,8 @@ class GatewayView(APIView):
                 await self._parse_large_body(gateway_request)
             response = await self._run_idempotent(handler, gateway_request, *args, **kwargs)
         except Exception as error:
-            log_rejected_request(error)
+            if (ctx := getattr(request, "ctx", None)) is not None:
+                log_rejected_request(ctx, error)
             scope[ERROR] = as_quire_error(error).code  # for the access log
             response = self.render_exception(gateway_request, error)
             if response.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
@@ -238,16 +233,18 @@ class GatewayView(APIView):
     async def _authenticate(self, request: GatewayRequest, timeout: ClientTimeout) -> None:
         for authenticator in self.get_authenticators():
             request.caller, _ = await authenticator.authenticate(request)
-        if (mine := asked.get()) is not None:
-            mine.caller = request.caller
+        # Only requests to models are logged, not reads.
+        logged = request.method == "POST" and self.required_scope == scopes.INFERENCE
         client_id = request.META.get("HTTP_X_REQUEST_ID")
         ours = "" if request.request_id == client_id else request.request_id
         request.ctx = RequestContext(
             caller=request.caller,
+            request_id=request.request_id,
             ids=RequestIds(ours.removeprefix("req-")),
             received_at=request.received,
             last_event_id=request.META.get("HTTP_LAST_EVENT_ID"),
             client_timeout=timeout,
+            record=RequestRecord(endpoint_of(request.path_info)) if logged else None,
         )
         request.scope[TENANT] = request.caller.tenant
         request.scope[KEY] = str(request.caller.key_id or "")
@@ -284,7 +281,10 @@ class GatewayView(APIView):
         parsed: dict[str, Any] | None = getattr(request, "parsed", None)
         if parsed is None:
             parsed = parse_object(body, settings.max_json_depth)
-        note_body(parsed.get("model"), parsed.get("stream"))
+        if (record := request.ctx.record) is not None:
+            model = parsed.get("model")
+            record.model = model[:200] if isinstance(model, str) else ""
+            record.stream = parsed.get("stream") is True
         if not parsed.get("stream"):
             request.ctx = replace(request.ctx, last_event_id=None)
         return parsed

@@ -20,7 +20,6 @@ from inference.errors import Overloaded, error_response
 from inference.request.context import (
     RequestContext,
     RequestRecord,
-    asked,
     endpoint_of,
     log_rejected_request,
     new_id,
@@ -74,16 +73,21 @@ async def dispatch_request(path: str, body: dict[str, Any], caller: Caller) -> D
     """The endpoint's answer to one JSON body. Errors are answers too; nothing is raised."""
     request_id = new_id("batch_req")
     render, no_room = error_response, False
-    asked.set(RequestRecord(request_id, endpoint_of(path), caller))
+    ctx = RequestContext(
+        caller=caller,
+        request_id=request_id,
+        bill_partial=False,
+        record=RequestRecord(endpoint_of(path)),
+    )
     try:
         caller.require("inference")
         caller.check_endpoint(path)
         view = get_view(path)
         render = view.render_error
-        request = _request(path, body, caller, request_id)
+        request = _request(path, body, ctx)
         response = await view.post(request)  # type: ignore[attr-defined]
     except Exception as error:
-        log_rejected_request(error)
+        log_rejected_request(ctx, error)
         response, no_room = render(error, request_id), isinstance(error, Overloaded)
     wait = response.headers.get("retry-after-ms")
     return DispatchResult(
@@ -95,7 +99,7 @@ async def dispatch_request(path: str, body: dict[str, Any], caller: Caller) -> D
     )
 
 
-def _request(path: str, body: dict[str, Any], caller: Caller, request_id: str) -> GatewayRequest:
+def _request(path: str, body: dict[str, Any], ctx: RequestContext) -> GatewayRequest:
     data = json.dumps(body).encode()
     scope = {
         "type": "http",
@@ -108,6 +112,5 @@ def _request(path: str, body: dict[str, Any], caller: Caller, request_id: str) -
         ],
     }
     request = cast(GatewayRequest, ASGIRequest(scope, io.BytesIO(data)))
-    request.caller, request.request_id = caller, request_id
-    request.ctx = RequestContext(caller=caller, bill_partial=False)
+    request.caller, request.request_id, request.ctx = ctx.caller, ctx.request_id, ctx
     return request

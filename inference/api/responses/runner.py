@@ -18,7 +18,7 @@ from inference.api.responses.schemas import ResponsesRequest
 from inference.api.responses.views import parse_request, start_session
 from inference.chat.turn import ChatSession
 from inference.errors import as_quire_error, is_about_storage, report
-from inference.request.context import RequestContext, RequestRecord, asked
+from inference.request.context import RequestContext, RequestRecord
 from inference.tracing import background_span
 from inference.work import Lease, lease_seconds, load_trace_parent
 from storage.access import StoredResponse
@@ -45,7 +45,6 @@ async def run_response(public_id: str, owner: str) -> None:
     )
     if row is None:
         return
-    asked.set(RequestRecord("", "responses", answer_id=row.public_id))
     async with Lease(row, owner):
         origin = await load_trace_parent(public_id)
         with background_span("background POST /v1/responses", origin, response_id=row.public_id):
@@ -126,7 +125,8 @@ class ResponseRun:
         while await self._update({**row.body, "status": "in_progress"}):
             caller = await reload_caller(row.key_id, row.user_id, row.tenant.slug)
             try:
-                return await start_session(RequestContext(caller=caller), request)
+                record = RequestRecord("responses", answer_id=row.public_id)
+                return await start_session(RequestContext(caller=caller, record=record), request)
             except QuireError as error:
                 wait = _retry_delay(error)
                 if wait is None or time.monotonic() + wait > deadline:

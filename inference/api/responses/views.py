@@ -31,7 +31,7 @@ from inference.chat.job import prompt_token_ids
 from inference.chat.turn import ChatSession
 from inference.errors import UnsupportedField
 from inference.generation.model_resolution import resolve_model
-from inference.request.context import RequestContext, note_answer
+from inference.request.context import RequestContext
 from inference.schemas.base import RejectedRequest
 from inference.serving.respond import (
     HEARTBEAT,
@@ -169,7 +169,8 @@ class ResponseHandler:
     ) -> None:
         self._ctx, self._caller, self._request, self._raw = ctx, ctx.caller, request, body
         self.public_id = new_id("resp_")
-        note_answer(self.public_id)
+        if ctx.record is not None:
+            ctx.record.answer_id = self.public_id
 
     async def create_background(self) -> HttpResponseBase:
         """Keep it for a worker, after checking what can be checked without the model."""
