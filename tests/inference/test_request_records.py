@@ -48,8 +48,9 @@ async def test_a_request_is_found_by_every_id_that_its_client_saw(
         theirs = await ask(gateway, {"x-request-id": "theirs-1"}, stream=True)
         body = {"model": "fake", "input": "hello", "store": False}
         response = await gateway.client.post("/v1/responses", body)
-    assert {ours.status, theirs.status, response.status} == {200}
-    first, second, third = await written()
+        streamed = await gateway.client.post("/v1/responses", body | {"stream": True})
+    assert {ours.status, theirs.status, response.status, streamed.status} == {200}
+    first, second, third, fourth = await written()
 
     def found(name: str) -> list[str]:
         return [entry.request_id for entry in RequestEntry.objects.filter(called(name))]
@@ -62,6 +63,9 @@ async def test_a_request_is_found_by_every_id_that_its_client_saw(
     assert response.json()["id"].startswith("resp_")
     for name in (response.json()["id"], response.headers["x-request-id"]):
         assert await run_in_db_thread(found, name) == [third.request_id]
+    assert await run_in_db_thread(found, streamed.events[0]["response"]["id"]) == [
+        fourth.request_id
+    ]
     assert (second.stream, second.status, second.endpoint) == (True, 200, "chat.completions")
     note = decode_trace(second.detail)
     assert note.replica == second.replica != ""

@@ -168,9 +168,12 @@ class ResponseHandler:
         self, ctx: RequestContext, request: ResponsesRequest, body: dict[str, Any]
     ) -> None:
         self._ctx, self._caller, self._request, self._raw = ctx, ctx.caller, request, body
-        self.public_id = new_id("resp_")
-        if ctx.record is not None:
-            ctx.record.answer_id = self.public_id
+        self._set_id(new_id("resp_"))
+
+    def _set_id(self, public_id: str) -> None:
+        self.public_id = public_id
+        if self._ctx.record is not None:
+            self._ctx.record.answer_id = public_id
 
     async def create_background(self) -> HttpResponseBase:
         """Keep it for a worker, after checking what can be checked without the model."""
@@ -209,7 +212,7 @@ class ResponseHandler:
 
     async def stream(self, turn: ChatSession) -> HttpResponseBase:
         """The answer as it comes. Whichever gateway goes on with it calls it the same."""
-        self.public_id = derived_id("resp_", turn.job.request_id)
+        self._set_id(derived_id("resp_", turn.job.request_id))
         writer = ResponseStreamWriter(turn, self._request, self.public_id)
         first = await turn.next(gateway_settings().stream_start_wait_s)
         if self._request.store is False and not self._request.conversation_id:
