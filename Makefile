@@ -17,7 +17,7 @@ CLIENTS := tests/clients
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet --no-input
 
 .PHONY: up install install-test environments check test run-tests test-slow coverage sanitize lint lint-style
-.PHONY: lint-types audit format bench clean help
+.PHONY: lint-types audit format bench clean docs help
 
 help:
 	@echo "make up [ARGS=...]   install, then serve the demo model (ARGS go to 'manage.py up')"
@@ -28,6 +28,7 @@ help:
 	@echo "make sanitize        the CPU kernels' tests, watched for stray memory accesses and races"
 	@echo "make lint            ruff (with bandit's rules), mypy, import contracts, what audit found"
 	@echo "make audit           known vulnerabilities of what is pinned, where the data can be reached"
+	@echo "make docs            write the generated pages of docs/"
 	@echo "make bench [ARGS=..] measure latency and throughput here"
 	@echo "make clean           remove the virtual environment and caches (data in .quire/ stays)"
 
@@ -85,6 +86,10 @@ audit: $(VENV)/.installed-test
 format: $(VENV)/.installed-test
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(VENV)/.installed-test
+	$(BIN)/python -m tools.docs
+	$(BIN)/python manage.py openapi -o docs/openapi.json
 
 bench: $(VENV)/.installed
 	$(BIN)/python manage.py bench $(ARGS)

@@ -19,13 +19,6 @@ ROOT = Path(__file__).resolve().parents[2]
 NAMES = {name for found in GROUPS.values() for name in found}
 
 
-def test_the_page_of_the_platform_names_the_same_variables() -> None:
-    text = (ROOT / "docs" / "platform.md").read_text(encoding="utf-8")
-    table = text.split("## Settings\n", 1)[1].split("\n## ", 1)[0]
-    rows = [line.split(" | ")[0] for line in table.splitlines() if line.startswith("| `")]
-    assert {name for row in rows for name in re.findall(r"`([A-Z_]+)`", row)} == NAMES
-
-
 def test_every_variable_that_settings_read_is_told() -> None:
     folder = ROOT / "platform"
     read = set()

@@ -9,7 +9,6 @@ import pytest
 
 from kernels.attention import AttentionRequirements, NoAttentionBackend, get_backend, select_backend
 from kernels.attention.registry import BACKENDS, PRIORITY
-from tools.document import PAGE, page
 
 HOPPER = AttentionRequirements(device="cuda", capability=90)
 CPU = AttentionRequirements(device="cpu", dtype="fp32", kv_dtype="fp32")
@@ -84,7 +83,3 @@ def test_a_cache_of_the_activations_dtype_is_auto():
     assert BACKENDS["TRITON_ATTN"].refusals(fp32) == []
     mixed = dataclasses.replace(HOPPER, dtype="bf16", kv_dtype="fp16")
     assert BACKENDS["FLASHINFER"].refusals(mixed)[0] == "KV cache dtype fp16 not supported"
-
-
-def test_the_page_is_what_the_registry_says():
-    assert PAGE.read_text(encoding="utf-8") == page(), "run python -m tools.document"

@@ -1,0 +1,23 @@
+"""Lines of Markdown."""
+
+from __future__ import annotations
+
+import textwrap
+
+WIDTH = 100
+
+
+def item(text: str) -> str:
+    """An item of a list, wrapped."""
+    return paragraph(f"- {text}", indent="  ")
+
+
+def paragraph(text: str, indent: str = "") -> str:
+    """A paragraph, wrapped."""
+    return textwrap.fill(
+        " ".join(text.split()),
+        WIDTH,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
