@@ -1,4 +1,4 @@
-"""The example packages of docs/extending, as pip installs them, without the time that it takes."""
+"""The example packages of docs/extending.md, as pip installs them, without the time that it takes."""
 
 from __future__ import annotations
 

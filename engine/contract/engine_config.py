@@ -207,8 +207,8 @@ class EngineConfig(Settings):
     )
     logits_processors: list[Any] | None = cli_field(  # noqa: RUF009
         None,
-        "classes that change the logits of every step, as module:Class; see docs/extending/"
-        "logits-processor.md",
+        "classes that change the logits of every step, as module:Class; see "
+        "docs/extending.md",
     )
     enable_prompt_embeds: bool = cli_field(
         False, "accept prompts as embedding vectors, prompt_embeds"
@@ -314,7 +314,7 @@ class EngineConfig(Settings):
     )
     io_processor_plugin: str | None = cli_field(
         None,
-        "IO processor of an installed package, for a pooling model; see docs/extending/plugins.md; "
+        "IO processor of an installed package, for a pooling model; see docs/extending.md; "
         "default: the io_processor_plugin of config.json",
     )
     otlp_traces_endpoint: str | None = cli_field(

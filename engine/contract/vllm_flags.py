@@ -293,7 +293,7 @@ NEWER: tuple[VllmFlag, ...] = (
         "reasoning_config", dict, ({},), "how reasoning ends is the reasoning parser's to say."
     ),
     restricted_flag(
-        "reasoning_parser_plugin", str, ("",), "a package brings one; docs/extending/plugins.md."
+        "reasoning_parser_plugin", str, ("",), "a package brings one; docs/extending.md."
     ),
     # Figures.
     *_of(str, "all figures are always shown.", "show_hidden_metrics_for_version"),

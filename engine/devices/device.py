@@ -2,7 +2,7 @@
 
 The engine never asks which device it has, only what the device can do. A new one is a subclass,
 found by name: a built-in, or an installed package's entry point in the group `quire.devices`
-(docs/extending/device.md).
+(docs/extending.md).
 """
 
 # ruff: noqa: B027

@@ -209,7 +209,7 @@ def _check(setting: str, settings: Mapping[str, Any], known: list[str]) -> None:
     if why is not None:
         raise ConfigError(
             f"vLLM's {setting} {name!r} isn't here: {why}. A package can add one: see "
-            "docs/extending/tool-parser.md.",
+            "docs/extending.md.",
             param=setting,
         )
     raise ConfigError(

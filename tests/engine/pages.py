@@ -1,16 +1,21 @@
-"""Pages on how to add something, followed as they stand."""
+"""The examples of docs/extending.md, installed as they stand."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "extending"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "extending.md"
 
 
-def install(page: str, module: str, folder: Path) -> None:
-    """Write the page's code as `module`, installed in `folder` with the page's entry point."""
-    text = (DOCS / page).read_text()
+def section(heading: str) -> str:
+    """The text below a heading of the page."""
+    return PAGE.read_text().split(f"\n## {heading}\n", 1)[1].split("\n## ", 1)[0]
+
+
+def install(heading: str, module: str, folder: Path) -> None:
+    """Write a section's code as `module`, installed in `folder` with the section's entry point."""
+    text = section(heading)
     assert f"`{module}.py`" in text
     (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     (project,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)

@@ -1,4 +1,4 @@
-"""docs/extending/attention-backend.md, followed to the letter."""
+"""The attention backend of docs/extending.md, followed to the letter."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PROMPTS = [[5], [9, 8, 7] * 7, [60, 61, 62]]
 
 @pytest.fixture(autouse=True)
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    install("attention-backend.md", "quire_plain_attention", tmp_path)
+    install("An attention backend", "quire_plain_attention", tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(plugins, "_loaded", set())
     monkeypatch.setenv("QUIRE_PLUGINS", "plain_attention")

@@ -1,4 +1,4 @@
-"""docs/extending/tool-parser.md, followed to the letter."""
+"""The tool parser of docs/extending.md, followed to the letter."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from inference.chat.parsers import OutputParserConfig, grammar_token_ids
 from inference.chat.turn import build_message
 from inference.parsers.registry import parser_for_template, tool_parsers
 from inference.parsers.tool_grammar import ToolFunction
+from tests.engine.pages import section
 from tests.inference.parsers import read, shape
 
+CODE, SETTING = re.findall(r"```python\n(.*?)```", section("A tool parser"), re.DOTALL)
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs/extending/tool-parser.md").read_text()
-CODE, SETTING = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 TEXT = 'So: <<weather {"city": "a >> b"}>><<clock {}>> <<no>>'
 
 

@@ -217,7 +217,7 @@ def modules_with(tensors: TensorSource, suffix: str) -> list[str]:
 
 
 class CheckpointFormat(ABC):
-    """How one method keeps weights. See docs/extending/quantization-format.md.
+    """How one method keeps weights. See docs/extending.md.
 
     Args:
         fields: the checkpoint's `quantization_config`. Raises `ModelLoadError` for one that the

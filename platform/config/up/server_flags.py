@@ -46,7 +46,7 @@ UNCONFIGURABLE_FLAGS = (
     ),
     ServerFlag(
         "--tool-parser-plugin",
-        "name the class in settings.QUIRE['TOOL_PARSERS']; see docs/extending/tool-parser.md.",
+        "name the class in settings.QUIRE['TOOL_PARSERS']; see docs/extending.md.",
         refuse=True,
         words="1",
     ),

@@ -1,4 +1,4 @@
-"""docs/extending/quantization-format.md, followed to the letter."""
+"""The checkpoint format of docs/extending.md, followed to the letter."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_the_format_of_the_page_is_read_and_kept(
     monkeypatch.setattr(plugins, "_loaded", set())
     monkeypatch.setenv("QUIRE_PLUGINS", "stairs")
     monkeypatch.syspath_prepend(str(site))
-    install("quantization-format.md", "quire_stairs", site)
+    install("A checkpoint format", "quire_stairs", site)
     config = {"quant_method": "stairs", "rise": 8}
     pair = make_pair(model_folder("llama"), tmp_path / "pair", config, stairs)
     settings = {"dtype": "float32", "num_gpu_blocks_override": 20, "max_model_len": 64}

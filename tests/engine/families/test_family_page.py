@@ -1,4 +1,4 @@
-"""docs/extending/model-family.md, followed to the letter."""
+"""The model family of docs/extending.md, followed to the letter."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     asked = prompts((1, 17, 48, 90))
     expected = [oracle.greedy(prompt, OUTPUT) for prompt in asked]
     as_mist(folder)
-    install("model-family.md", "quire_mist", site)
+    install("A model family", "quire_mist", site)
     monkeypatch.syspath_prepend(str(site))
     monkeypatch.setattr(plugins, "_loaded", set())
     monkeypatch.setattr(architectures, "_FAMILIES", dict(architectures._FAMILIES))

@@ -1,4 +1,4 @@
-"""The plug-ins of docs/extending/plugins.md, installed."""
+"""The plug-ins of docs/extending.md, installed."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_an_entry_point_of_the_wrong_kind_is_refused(
 
 
 def test_the_page_shows_the_package() -> None:
-    page = (ROOT / "docs" / "extending" / "plugins.md").read_text()
+    page = (ROOT / "docs" / "extending.md").read_text()
     for group, points in project_of(EXAMPLE)["entry-points"].items():
         assert f'"{group}"' in page
         for name, value in points.items():

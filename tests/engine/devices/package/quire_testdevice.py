@@ -13,7 +13,7 @@ from kernels import KernelSet
 
 
 class TestDevice(Device):
-    """What docs/extending/device.md describes, nothing more."""
+    """What docs/extending.md describes, nothing more."""
 
     name: ClassVar[str] = "testdevice"
     token_budget: ClassVar[int] = 64

@@ -1,4 +1,4 @@
-"""Plug-ins for gateways and replicas. docs/extending/plugins.md walks through them."""
+"""Plug-ins for gateways and replicas. docs/extending.md walks through them."""
 
 from __future__ import annotations
 
