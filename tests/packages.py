@@ -1,4 +1,4 @@
-"""The example packages of docs/extending.md, as pip installs them, without the time that it takes."""
+"""The example packages of docs/extending.md, as pip installs them, without running pip."""
 
 from __future__ import annotations
 

@@ -207,8 +207,7 @@ class EngineConfig(Settings):
     )
     logits_processors: list[Any] | None = cli_field(  # noqa: RUF009
         None,
-        "classes that change the logits of every step, as module:Class; see "
-        "docs/extending.md",
+        "classes that change the logits of every step, as module:Class; see docs/extending.md",
     )
     enable_prompt_embeds: bool = cli_field(
         False, "accept prompts as embedding vectors, prompt_embeds"

@@ -72,8 +72,10 @@ class DownloadSerializer(serializers.Serializer):
     commit = serializers.CharField()
     files = serializers.IntegerField()
     nbytes = serializers.IntegerField()
-    there = serializers.IntegerField()
-    room = serializers.IntegerField(help_text="Bytes that are free on the disk.")
+    there = serializers.IntegerField(source="cached_bytes")
+    room = serializers.IntegerField(
+        source="free_bytes", help_text="Bytes that are free on the disk."
+    )
     fits = serializers.BooleanField()
 
 

@@ -144,7 +144,7 @@ def test_a_hub_that_does_not_answer_is_named(
 ) -> None:
     asked: dict[str, Any] = {**form(name="tiny", look="1"), "source": "someone/else"}
     page = login("root").post("/console/models/add/", asked).content.decode()
-    assert "has no someone/else" in page
+    assert "has no repository someone/else" in page
     model = ServedModel.objects.create(name="tiny", source="someone/else", settings=cache)
     answer = login("root").get(f"/api/models/{model.pk}/download/")
     assert (answer.status_code, answer.json()["error"]["code"]) == (502, "hub_unavailable")

@@ -129,7 +129,7 @@ def lines_of(answer: Any) -> list[dict[str, str]]:
 def test_more_than_is_read_at_once_comes_page_by_page_and_the_file_has_all(
     login: Login, acme: Tenant, monkeypatch: pytest.MonkeyPatch, of: dict[str, str]
 ) -> None:
-    for name in ("MOST_ROWS", "MOST_ROWS_ADDED_UP", "MOST_ROWS_WHOLE"):
+    for name in ("MAX_ROWS", "MAX_ROWS_AGGREGATED", "MAX_ROWS_EXPORT"):
         monkeypatch.setattr(report_pages, name, 3)
     for number in range(6):  # two models a day
         at = datetime(2026, 3, 1 + number // 2, 12, tzinfo=UTC)

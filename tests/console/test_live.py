@@ -164,6 +164,8 @@ async def test_fault_43_a_deactivated_persons_socket_ends() -> None:
 
 
 async def test_fault_43_who_leaves_a_tenant_hears_it_no_more() -> None:
+    tenant, olga = await Tenant.objects.aget(slug="acme"), await User.objects.aget(username="olga")
+    await Membership.objects.acreate(tenant=tenant, user=olga, role=Role.OWNER)
     async with socket("ada") as page:
         await want(page, ["spoken", "acme"])
         await Membership.objects.filter(user__username="ada").adelete()

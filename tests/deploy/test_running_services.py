@@ -115,7 +115,7 @@ def test_fault_76_an_adapter_of_the_gateways_is_whole_in_every_service(
         "from adapters import store; from tests.adapter_files import adapter_bytes\n"
         "staged = store.staging_dir()\n"
         "for name, content in adapter_bytes().items(): (staged / name).write_bytes(content)\n"
-        "print(store.adopt(staged)[0])"
+        "print(store.store_content(staged)[0])"
     )
     shell = ("manage.py", "shell", "--no-imports", "-c")
     digest = containers.run("gateway", *shell, upload)

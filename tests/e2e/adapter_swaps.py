@@ -36,12 +36,12 @@ from django.db import transaction
 from adapters import actions
 from adapters.models import Adapter, VersionState
 from adapters.store import content_path
-from tenants.actors import COMMAND_LINE
+from tenants.actors import CLI_ACTOR
 one, two = (Adapter.objects.get(tenant=None, name=name) for name in ({name!r}, {other!r}))
 first, other = one.versions.get(), two.versions.get()
 with transaction.atomic():
     second = actions.add_from_folder(
-        actor=COMMAND_LINE, tenant=None, served_model=one.served_model, name=one.name,
+        actor=CLI_ACTOR, tenant=None, served_model=one.served_model, name=one.name,
         path=str(content_path(other.digest)),
     )
     second.state, second.rank, second.report = VersionState.READY, other.rank, other.report
@@ -51,11 +51,11 @@ for turn in itertools.count():
     if enough.exists():
         break
     if turn % 3 == 2:
-        actions.take_offline(actor=COMMAND_LINE, adapter=one)
+        actions.take_offline(actor=CLI_ACTOR, adapter=one)
     else:
-        actions.promote(actor=COMMAND_LINE, version=second if turn % 3 == 0 else first)
+        actions.promote(actor=CLI_ACTOR, version=second if turn % 3 == 0 else first)
     time.sleep({apart})
-actions.promote(actor=COMMAND_LINE, version=first)
+actions.promote(actor=CLI_ACTOR, version=first)
 """
 
 

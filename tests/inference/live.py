@@ -32,13 +32,15 @@ import django, json
 django.setup()
 from catalog.models import DesiredState, ServedModel
 from tenants import actions
-from tenants.actors import SYSTEM
-tenant = actions.create_tenant(actor=SYSTEM, name="Live")
+from tenants.actors import SYSTEM_ACTOR
+tenant = actions.create_tenant(actor=SYSTEM_ACTOR, name="Live")
 ServedModel.objects.create(
     name="m", source="m", desired_state=DesiredState.LOADED, managed=False
 )
-key = actions.create_key(actor=SYSTEM, tenant=tenant, name="free").secret
-limited = actions.create_key(actor=SYSTEM, tenant=tenant, name="limited", requests_per_minute=1)
+key = actions.create_key(actor=SYSTEM_ACTOR, tenant=tenant, name="free").secret
+limited = actions.create_key(
+    actor=SYSTEM_ACTOR, tenant=tenant, name="limited", requests_per_minute=1
+)
 print(json.dumps({"key": key, "limited": limited.secret}))
 """
 

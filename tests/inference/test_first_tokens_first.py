@@ -37,7 +37,7 @@ def taken(client: EngineClient, monkeypatch: pytest.MonkeyPatch) -> Taken:
         EngineClient._dispatch_delta.__get__(
             SimpleNamespace(
                 _flights=flights,
-                _take=lambda flight, delta: found.append((delta.request_id, delta.start)),
+                _apply_delta=lambda flight, delta: found.append((delta.request_id, delta.start)),
             )
         ),
     )

@@ -131,7 +131,7 @@ async def test_what_is_no_adapter_is_told_and_a_hub_in_trouble_is_no_404(
         assert hub.url not in reply.error["message"]
         assert (await ask(gateway.client, "fake")).status == 200
     (told,) = [record for record in caplog.records if record.name == "adapters.resolution"]
-    assert "has no someone/gone" in told.getMessage()
+    assert "has no repository someone/gone" in told.getMessage()
     assert told.exc_info is None  # a line, not pages
     assert fetched(hub) == []
     assert await run_in_db_thread(Adapter.objects.count) == 0

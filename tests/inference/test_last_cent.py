@@ -33,13 +33,13 @@ OUTPUT = 40
 #: A million tokens cost so many units, so a prompt token costs 1,000 nanos, an output token 2,000.
 PRICE_AND_BUDGET = f"""
 from metering import actions
-from tenants.actors import COMMAND_LINE
+from tenants.actors import CLI_ACTOR
 from tenants.models import Tenant
 actions.set_price(
-    actor=COMMAND_LINE, model="m", input_per_million="1", output_per_million="2"
+    actor=CLI_ACTOR, model="m", input_per_million="1", output_per_million="2"
 )
 actions.set_budget(
-    actor=COMMAND_LINE, tenant=Tenant.objects.get(slug="live"), period="month",
+    actor=CLI_ACTOR, tenant=Tenant.objects.get(slug="live"), period="month",
     amount="{BUDGET / 1e9:.9f}",
 )
 """

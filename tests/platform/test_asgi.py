@@ -20,7 +20,13 @@ async def test_views_are_loaded_before_the_first_request(monkeypatch: pytest.Mon
 
     async def nothing() -> None: ...
 
-    for name in ("start_drainer", "start_keeper", "start_writer", "stop_keeper", "stop_writer"):
+    for name in (
+        "start_drainer",
+        "start_gateway_heartbeat",
+        "start_writer",
+        "stop_keeper",
+        "stop_writer",
+    ):
         monkeypatch.setattr(asgi, name, lambda: None)
     monkeypatch.setattr(asgi, "stop_drainer", nothing)
     monkeypatch.setattr(asgi, "gateway_lifespan", serve)

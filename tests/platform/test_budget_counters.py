@@ -112,11 +112,11 @@ async def test_a_price_holds_from_its_moment_on(world: World) -> None:
 async def test_no_more_run_at_a_time_than_allowed(world: World) -> None:
     who = caller(world, max_running_requests=3, key_max_running_requests=2)
     got = [await enter(who, request_id=f"r{n}") for n in range(2)]
-    with pytest.raises(RateLimited, match=r"This key has 2 requests running"):
+    with pytest.raises(RateLimited, match=r"for this key: 2 running requests"):
         await enter(who)
     other = caller(world, max_running_requests=3, key_id=world.rival_key.pk)
     await enter(other)
-    with pytest.raises(RateLimited, match=r"This tenant has 3 requests running"):
+    with pytest.raises(RateLimited, match=r"for this tenant: 3 running requests"):
         await enter(other)
     await settle(used(world, "r0", got[0], 10, 1), got[0])
     await enter(who)

@@ -478,7 +478,7 @@ def test_the_overview_has_every_command_of_ours_once() -> None:
 @pytest.mark.system
 def test_help_alone_shows_the_overview(tmp_path: Path) -> None:
     done = manage(tmp_path, "help")
-    assert re.search(r"^  rotate_key +Make a new API key", done.stdout, re.M)
+    assert re.search(r"^  rotate_key +Replace an API key", done.stdout, re.M)
     assert max(map(len, done.stdout.splitlines())) <= 96
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import redis
 
-from common.commands import hide_password
 from config import embedded_redis
 from config.connections import socket_path
 from config.embedded_redis import EmbeddedRedisError, StartFailed, check_redis
+from tenants.redaction import without_credentials
 from tests.services import missing, redis_binary
 
 pytestmark = pytest.mark.service
@@ -105,7 +105,7 @@ def test_an_old_or_absent_redis_is_refused_without_showing_its_password(
     with pytest.raises(StartFailed, match="can't be used") as caught:
         check_redis("redis://user:hunter2@127.0.0.1:1/0")
     assert "hunter2" not in str(caught.value)
-    assert hide_password("redis://:p@h:1") == "redis://h:1"
+    assert without_credentials("redis://:p@h:1") == "redis://h:1"
     monkeypatch.setattr(redis.Redis, "info", lambda *_: {"redis_version": "5.0.14"})
     with pytest.raises(StartFailed, match=r"5\.0\.14 is too old"):
         check_redis("redis://h")

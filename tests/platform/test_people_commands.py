@@ -57,7 +57,7 @@ def test_passwords_come_by_standard_input(world: World, monkeypatch: pytest.Monk
     world.member.refresh_from_db()
     assert not world.member.has_usable_password()
     monkeypatch.setattr("sys.stdin", StringIO(""))
-    with pytest.raises(CommandError, match="no password on standard input"):
+    with pytest.raises(CommandError, match="No password on standard input"):
         run("set_password", "member", "--password-stdin")
 
 

@@ -131,11 +131,11 @@ def test_fault_45_reserves_are_added_up_when_changed_and_when_a_tenant_is_switch
         return actions.update_tenant(actor=world.operator, tenant=tenant, kv_reserved_fraction=part)
 
     acme = reserve(world.acme, 0.6)
-    with pytest.raises(InvalidRequest, match=r"1\.2 of the KV cache"):
+    with pytest.raises(InvalidRequest, match=r"would be 1\.2"):
         reserve(world.rival, 0.6)
     actions.set_tenant_active(actor=world.operator, tenant=acme, active=False)
     reserve(world.rival, 0.6)
-    with pytest.raises(InvalidRequest, match=r"1\.2 of the KV cache"):
+    with pytest.raises(InvalidRequest, match=r"would be 1\.2"):
         actions.set_tenant_active(actor=world.operator, tenant=acme, active=True)
     reserve(world.rival, 0.3)
     assert actions.set_tenant_active(actor=world.operator, tenant=acme, active=True).active

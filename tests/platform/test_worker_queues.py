@@ -40,17 +40,17 @@ from django.utils import timezone
 from accounts import group_sync as groups
 from metering import actions
 from tenants import actions as tenant_actions
-from tenants.actors import SYSTEM
+from tenants.actors import SYSTEM_ACTOR
 from tenants.models import Tenant, User
 from common.task_queue import send_task
 from tests.platform.budgets import budget, spend
 
 what, address = sys.argv[1:]
 if what == "tarpits":
-    slow = tenant_actions.create_tenant(actor=SYSTEM, name="Slow")
-    actions.set_webhook(actor=SYSTEM, tenant=slow, url=address)
+    slow = tenant_actions.create_tenant(actor=SYSTEM_ACTOR, name="Slow")
+    actions.set_webhook(actor=SYSTEM_ACTOR, tenant=slow, url=address)
     for number in range(EVENTS):
-        actions.try_webhook(actor=SYSTEM, tenant=slow)
+        actions.try_webhook(actor=SYSTEM_ACTOR, tenant=slow)
     sealed = groups._box().encrypt(b"a token").decode()
     for number in range(50):
         user = User.objects.create(username=f"u{number}")
@@ -61,13 +61,13 @@ if what == "tarpits":
     send_task("console.sign_on")
 else:
     live = Tenant.objects.get(name="Live")
-    actions.set_webhook(actor=SYSTEM, tenant=live, url=address)
+    actions.set_webhook(actor=SYSTEM_ACTOR, tenant=live, url=address)
     world = SimpleNamespace(acme=live, key=live.api_keys.first())
     spend(world, budget(world, tokens=1_000_000), 900_000)
     send_task("metering.alerts")
     send_mail("Join", "Hello", None, ["ada@example.org"])
-    gone = tenant_actions.create_tenant(actor=SYSTEM, name="Gone")
-    tenant_actions.erase_tenant(actor=SYSTEM, tenant=gone, confirm=gone.slug)
+    gone = tenant_actions.create_tenant(actor=SYSTEM_ACTOR, name="Gone")
+    tenant_actions.erase_tenant(actor=SYSTEM_ACTOR, tenant=gone, confirm=gone.slug)
 """.replace("EVENTS", str(EVENTS))
 
 

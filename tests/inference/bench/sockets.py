@@ -36,11 +36,11 @@ from importlib import import_module
 from django.conf import settings
 from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_KEY
 from tenants import actions
-from tenants.actors import SYSTEM
+from tenants.actors import SYSTEM_ACTOR
 from tenants.models import Role, Tenant, User
 user = User.objects.create(username="ada")
 tenant = Tenant.objects.get(name="Live")
-actions.add_member(actor=SYSTEM, tenant=tenant, user=user, role=Role.MEMBER)
+actions.add_member(actor=SYSTEM_ACTOR, tenant=tenant, user=user, role=Role.MEMBER)
 store = import_module(settings.SESSION_ENGINE).SessionStore()
 store[SESSION_KEY] = str(user.pk)
 store[BACKEND_SESSION_KEY] = "django.contrib.auth.backends.ModelBackend"

@@ -13,7 +13,7 @@ from tenants.models import Invitation
 class Command(QuireCommand):
     """Take an invitation back."""
 
-    help = "Revoke an invitation."
+    help = "Revoke an invitation that was not accepted yet."
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Which."""
