@@ -21,7 +21,7 @@ from inference.generation.logprobs import (
     echo_logprobs,
     prompt_logprobs,
 )
-from inference.generation.model_resolution import resolve_model
+from inference.generation.model_resolution import check_queue, resolve_model
 from inference.generation.output import Collected, OutputDelta
 from inference.generation.record import response_metrics
 from inference.rendering.prompt_embeds import read_embeds
@@ -276,8 +276,9 @@ class CompletionsView(GatewayView):
         completion = await parse_offloaded(request.ctx, CompletionRequest, self.read_json(request))
         ignored = completion.ignored_fields()
         served = await resolve_model(request.ctx, completion.model, sticky=completion.sticky_key)
-        served.check_queue(
+        check_queue(
             request.ctx,
+            served,
             completion.resolve_service_tier(request.caller.max_priority)[0],
             stream=completion.stream,
         )

@@ -22,7 +22,7 @@ from inference.generation.logprobs import (
     prompt_logprobs,
     to_json_float,
 )
-from inference.generation.model_resolution import resolve_model
+from inference.generation.model_resolution import check_queue, resolve_model
 from inference.generation.output import Collected, OutputDelta, TokenEntry
 from inference.schemas.base import (
     GenerateRequest,
@@ -304,7 +304,7 @@ class TokensView(GatewayView):
         ignored = wanted.ignored_fields()
         completion = await request.ctx.offload(wanted.completion)
         served = await resolve_model(request.ctx, wanted.model)
-        served.check_queue(request.ctx, wanted.priority)
+        check_queue(request.ctx, served, wanted.priority)
         try:
             job = await completion_job(request.ctx, completion, served)
             if (thinking := wanted.thinking()) is not None:

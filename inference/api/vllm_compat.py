@@ -30,7 +30,7 @@ from inference.api.pooling.views import (
 from inference.errors import encode_error
 from inference.generation.generation import Generation
 from inference.generation.logprobs import best_outputs
-from inference.generation.model_resolution import resolve_model
+from inference.generation.model_resolution import check_queue, resolve_model
 from inference.generation.output import OutputDelta
 from inference.schemas.base import rename_error_field
 from inference.schemas.completions import CompletionRequest
@@ -228,8 +228,8 @@ class GenerateView(GatewayView):
             raise InvalidRequest("prompt must be one text.", param="prompt")
         prompt = prompts[0]
         served = await resolve_model(request.ctx, completion.model, sticky=completion.sticky_key)
-        served.check_queue(
-            request.ctx, completion.resolve_service_tier(request.caller.max_priority)[0]
+        check_queue(
+            request.ctx, served, completion.resolve_service_tier(request.caller.max_priority)[0]
         )
         generation = await Generation.start(await completion_job(request.ctx, completion, served))
         texts = _Texts(generation, prompt, completion.n or 1)

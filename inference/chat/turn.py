@@ -12,7 +12,7 @@ from engine.contract.reasoning import ReasoningPhase, ReasoningState
 from inference.chat.job import ChatOptions, build_chat_job
 from inference.chat.parsers import OutputParser
 from inference.generation.generation import Generation
-from inference.generation.model_resolution import resolve_model
+from inference.generation.model_resolution import check_queue, resolve_model
 from inference.generation.output import OutputDelta
 from inference.metrics.recorder import recorder
 from inference.parsers.state_machine import START_KINDS, Part
@@ -80,7 +80,7 @@ class ChatSession:
         """
         served = await resolve_model(ctx, chat.model, sticky=chat.sticky_key)
         priority, _ = chat.resolve_service_tier(ctx.caller.max_priority)
-        served.check_queue(ctx, priority, stream=chat.stream)
+        check_queue(ctx, served, priority, stream=chat.stream)
         job, options = await build_chat_job(
             chat, served, ctx, endpoint=endpoint, id_prefix=id_prefix
         )
@@ -93,7 +93,7 @@ class ChatSession:
         Deltas name the conversation by `increment.number`.
         """
         served = await resolve_model(ctx, chats[0].model, sticky=chats[0].sticky_key)
-        served.check_queue(ctx, chats[0].resolve_service_tier(ctx.caller.max_priority)[0])
+        check_queue(ctx, served, chats[0].resolve_service_tier(ctx.caller.max_priority)[0])
         jobs = [
             await build_chat_job(
                 chat, served, ctx, endpoint="chat.completions", id_prefix="chatcmpl"

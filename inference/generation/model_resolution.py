@@ -1,5 +1,4 @@
-"""`ResolvedModel`: a model as a request meets it: card, adapter, its replicas' facts, its
-tokenizer."""
+"""Resolving the model of a request: its name, adapter, replicas and tokenizer."""
 
 from __future__ import annotations
 
@@ -21,13 +20,26 @@ from inference.request.context import RequestContext
 from inference.request.job import ResolvedModel
 from tenants.authentication import Caller
 
-#: How long a request waits for a model that had let go of its replicas: a large one takes minutes.
-WAKE_WAIT_S, WAKE_LOOK_S = 300.0, 0.1
+#: How long a request waits for a model that was unloaded when idle: a large one takes minutes.
+WAKE_TIMEOUT_S, WAKE_POLL_INTERVAL_S = 300.0, 0.1
+
+
+def check_queue(
+    ctx: RequestContext, model: ResolvedModel, priority: int | None, *, stream: bool | None = False
+) -> None:
+    """Raise `EngineOverloaded` (429) or `Overloaded` (503) when too much waits for the model.
+
+    Called before a prompt is rendered, so that a refusal costs next to nothing.
+    """
+    timeout_s = ctx.client_timeout.seconds(stream=bool(stream))
+    get_engine_client().check_queue(
+        model.base, ctx.caller.tenant, priority or 0, timeout_s=timeout_s
+    )
 
 
 async def check_any_queue(caller: Caller) -> None:
-    """Raise what `check_queue` does where it does for each model that there is, asked as urgently
-    as the caller may: whichever a request names, it would be refused.
+    """Raise what `check_queue` raises, if it does for every model at the caller's highest priority:
+    whichever a request names, it would be refused.
     """
     client = get_engine_client()
     names = {card.alias_of or card.id for card in await access_models(caller)}
@@ -41,26 +53,29 @@ async def check_any_queue(caller: Caller) -> None:
 async def resolve_model(
     ctx: RequestContext, name: str | None, *, task: str | None = GENERATE, sticky: str = ""
 ) -> ResolvedModel:
-    """The model or adapter under this name, for the caller, and for this task if one is named.
+    """The model or adapter of this name, for the caller.
 
-    Without a name it's the only one that the caller may use. `sticky`: whom or what the request is
-    of; the same always meets the same version while a canary gets a share.
+    Args:
+        name: None for the only model that the caller may use.
+        task: what it must support; None for any task.
+        sticky: key of the request's user or conversation, which gets the same version throughout
+            while a canary has a share of the traffic.
 
     Raises:
-        InvalidRequest: the model doesn't do that; or it has no name and there are several.
-        ModelNotFound: it isn't there, or isn't theirs (404, both look the same).
+        InvalidRequest: the model doesn't support the task, or the name is missing.
+        ModelNotFound: it doesn't exist or isn't the caller's (404, both look the same).
         AdapterInvalid: a resolver found it, but it can't be served (400).
-        EngineSleeping: its replicas sleep (503). EngineUnavailable: there are none (503).
+        EngineSleeping: its replicas sleep (503). EngineUnavailable: it has none (503).
     """
     caller = ctx.caller
     target = await get_or_resolve_target(caller, name)
     client = get_engine_client()
     await client.start()
-    instead = ""
+    fallback_for = ""
     if not _is_available(target) and target.base.wakes:
         await _wake_idle_model(target.base.id)
     if task is not None and not _is_available(target):
-        target, instead = await _pick_fallback(caller, target)
+        target, fallback_for = await _pick_fallback(caller, target)
     base = target.base.id
     info = client.fleet.model(base)
     if info is None:
@@ -70,14 +85,14 @@ async def resolve_model(
         check_task(target.card.id, info.tasks, task)
     tokenizer = await tokenizers.get(caller.tenant, info.path, info.chat_template)
     if target.adapter is None:
-        return ResolvedModel(target.card, info, tokenizer, fallback_for=instead)
+        return ResolvedModel(target.card, info, tokenizer, fallback_for=fallback_for)
     chosen = await _pin_to_stream(ctx, target.adapter.choose_version(_sticky_key(caller, sticky)))
-    own = await adapter_tokenizers.get(caller.tenant, chosen, tokenizer)
-    eos = own.eos_token_id
+    adapter_tokenizer = await adapter_tokenizers.get(caller.tenant, chosen, tokenizer)
+    eos = adapter_tokenizer.eos_token_id
     return ResolvedModel(
         target.card,
         info,
-        own,
+        adapter_tokenizer,
         chosen,
         target.adapter.billing_for(chosen),
         adapter_eos_id=None if eos == tokenizer.eos_token_id else eos,
@@ -85,40 +100,40 @@ async def resolve_model(
 
 
 async def _pin_to_stream(ctx: RequestContext, chosen: AdapterRef) -> AdapterRef:
-    """The content that a stream began with which is to go on, where it's of this name: its prompt
+    """The version of the adapter that a resumed stream began with, or the chosen one: the prompt
     must be made by the same tokenizer. Raises as `find_resumed_stream`.
     """
-    about = await find_resumed_stream(ctx)
-    begun = about.adapter if about is not None else None
-    if begun is None or (begun.name, begun.owner) != (chosen.name, chosen.owner):
+    stream = await find_resumed_stream(ctx)
+    pinned = stream.adapter if stream is not None else None
+    if pinned is None or (pinned.name, pinned.owner) != (chosen.name, chosen.owner):
         return chosen
-    return begun
+    return pinned
 
 
 def _is_available(target: ModelTarget) -> bool:
-    """Whether a replica of its model takes requests."""
-    return any(each.ready for each in get_engine_client().fleet.of_model(target.base.id))
+    """Whether a replica of its model is ready."""
+    return any(replica.ready for replica in get_engine_client().fleet.of_model(target.base.id))
 
 
 async def _wake_idle_model(name: str) -> None:
-    """Have a model back that let go of its replicas, and wait for the first of them.
+    """Load a model that was unloaded when idle, and wait for its first replica to be ready or fail.
 
-    Raises `EngineUnavailable` when none comes in time; of one that has failed its caller tells.
+    Raises `EngineUnavailable` when that takes too long.
     """
-    fleet, began = get_engine_client().fleet, time.monotonic()
+    fleet, started_at = get_engine_client().fleet, time.monotonic()
     if not await wake_model_for_request(name):
         return
-    while time.monotonic() - began < WAKE_WAIT_S:
-        states = [each.heartbeat.state for each in fleet.of_model(name)]
-        if any(each.ready for each in fleet.of_model(name)) or "failed" in states:
+    while time.monotonic() - started_at < WAKE_TIMEOUT_S:
+        replicas = fleet.of_model(name)
+        if any(each.ready or each.heartbeat.state == "failed" for each in replicas):
             return
-        await asyncio.sleep(WAKE_LOOK_S)
+        await asyncio.sleep(WAKE_POLL_INTERVAL_S)
     raise EngineUnavailable(f"The model '{name}' was unloaded and isn't back yet. Try again soon.")
 
 
 async def _pick_fallback(caller: Caller, target: ModelTarget) -> tuple[ModelTarget, str]:
-    """The first of a model's fallbacks that the caller may use and that answers, and the model's
-    name; the target itself and "" where there's none. Adapters have no substitute.
+    """The first available fallback that the caller may use, and the model's name; the target itself
+    and "" without one. Adapters have no fallbacks.
     """
     if target.adapter is None:
         for name in target.base.fallbacks:
@@ -132,13 +147,13 @@ async def _pick_fallback(caller: Caller, target: ModelTarget) -> tuple[ModelTarg
 
 
 def _sticky_key(caller: Caller, sticky: str) -> str:
-    """Of whom a request is, as far as that is known; a key's many users aren't one."""
+    """Identifies the request's user, as far as that is known; a key may have many users."""
     if sticky:
         return f"{caller.tenant_id}\0{sticky}"
     return f"user {caller.user_id}" if caller.user_id is not None else ""
 
 
 def _refuse_if_asleep(replicas: list[Replica], name: str) -> None:
-    """Nobody waits for a model that an operator sent to sleep."""
+    """Raise `EngineSleeping` for a model that an operator put to sleep."""
     if replicas and all(replica.heartbeat.state == "sleeping" for replica in replicas):
         raise EngineSleeping(f"The model '{name}' sleeps until an operator wakes it up.")

@@ -16,7 +16,6 @@ from engine.contract.messages import EngineRequest, ModelInfo, PromptEmbeds
 from engine.contract.sampling_params import SamplingParams
 from engine.text import Tokenizer
 from engine.text.stop_strings import bad_word_ids
-from inference.engine_client.client import get_engine_client
 from inference.loop.fair_dispatch import iterate_cooperatively
 from inference.loop.offload import get_render_pool
 from inference.request.context import RequestContext
@@ -24,22 +23,18 @@ from metering.access import AdmissionRequest
 from metering.rules import AdapterUse
 from tenants.authentication import Caller
 
-# -- What job.py takes from inference.generation.model_resolution.
-
 
 @dataclass(frozen=True)
 class ResolvedModel:
-    """One model, ready to be asked.
+    """A model, with what a request needs of it.
 
     Attributes:
-        card: what the client may know. info: what the replicas say.
-        tokenizer: the model's, or the one that the adapter brings.
-        adapter: what the request goes through, chosen once: whatever becomes of its name, the
-            request ends on the content that it began with. use: the same for the ledger.
-        fallback_for: the model that was asked for, while it's down; "" when it answers itself.
-        adapter_eos_id: what ends an output beside the model's EOS, where the adapter's tokenizer
-        has
-            another.
+        card: what the client may see. info: what the replicas report.
+        tokenizer: the adapter's, if it has one, or the model's.
+        adapter: the version that the request runs through from begin to end, whatever becomes of
+            its name. use: the same for the ledger.
+        fallback_for: the requested model, if it's down and this one answers for it, or "".
+        adapter_eos_id: the EOS of the adapter's tokenizer, where it differs from the model's.
     """
 
     card: ModelCard
@@ -52,17 +47,17 @@ class ResolvedModel:
 
     @property
     def name(self) -> str:
-        """The name that clients use."""
+        """The name by which clients request it."""
         return self.card.id
 
     @property
     def base(self) -> str:
-        """The model's name, of which an adapter is a variant."""
+        """The name of the model, also for an adapter of it."""
         return self.card.parent or self.card.id
 
     @property
     def vocab_size(self) -> int:
-        """Tokens that a request may hold."""
+        """Number of token ids that a request may use."""
         return (self.adapter.vocab_size if self.adapter else 0) or self.info.vocab_size
 
     @cached_property
@@ -75,10 +70,9 @@ class ResolvedModel:
         return "fp_" + hashlib.blake2b(facts.encode(), digest_size=5).hexdigest()
 
     def with_adapter(self, adapter: AdapterRef | None) -> ResolvedModel:
-        """The same by other content: what a stream began with, wherever its name leads now.
+        """The same model with the adapter that a stream began with, wherever its name leads now.
 
-        Raises `ValueError` where one is an adapter and the other none, or for another tokenizer
-        than that by which the prompt was made.
+        Raises `ValueError` unless the adapter has the tokenizer that made the prompt.
         """
         if not self.has_same_tokenizer(adapter):
             raise ValueError(f"{self.name} isn't what it was")
@@ -87,34 +81,20 @@ class ResolvedModel:
         return replace(self, adapter=adapter, use=replace(self.use, digest=adapter.digest))
 
     def has_same_tokenizer(self, adapter: AdapterRef | None) -> bool:
-        """Whether what was made of a prompt here holds for the other content too."""
+        """Whether a prompt's token ids are the same with the other adapter."""
         if adapter is None or self.adapter is None:
             return adapter is None and self.adapter is None
-        mine = self.adapter
-        return (mine.tokenizer, mine.vocab_size) == (adapter.tokenizer, adapter.vocab_size)
-
-    def check_queue(
-        self, ctx: RequestContext, priority: int | None, *, stream: bool | None = False
-    ) -> None:
-        """Raise `EngineOverloaded` (429) or `Overloaded` (503) when too much waits for the model.
-
-        Asked before a prompt is rendered: a refusal costs next to nothing.
-        """
-        timeout_s = ctx.client_timeout.seconds(stream=bool(stream))
-        get_engine_client().check_queue(
-            self.base, ctx.caller.tenant, priority or 0, timeout_s=timeout_s
-        )
-
-
-# -- Token counts as clients see them and as the ledger gets them.
+        current = self.adapter
+        return (current.tokenizer, current.vocab_size) == (adapter.tokenizer, adapter.vocab_size)
 
 
 @dataclass(slots=True)
 class Usage:
-    """Counts of one request.
+    """Token counts of one request, for clients and for the ledger.
 
-    `reasoning_tokens`: of the completion's, those of the reasoning; None for a model without any.
-    `numerics_changed`: a replica that computes other bits went on with it in the middle.
+    Attributes:
+        reasoning_tokens: completion tokens that are reasoning; None for a model without it.
+        numerics_changed: whether a replica with other numerics continued it.
     """
 
     prompt_tokens: int = 0
@@ -124,7 +104,7 @@ class Usage:
     numerics_changed: bool = False
 
     def subtract(self, before: Usage) -> Usage:
-        """What came behind what was counted before."""
+        """What was added since an earlier count."""
         prompt = max(0, self.prompt_tokens - before.prompt_tokens)
         return Usage(
             prompt_tokens=prompt,
@@ -145,34 +125,34 @@ class Usage:
         return usage | self.detail_fields()
 
     def detail_fields(self) -> dict[str, Any]:
-        """Fields of ours that are there only where they have something to say."""
+        """Quire's own fields, which are left out where they are false."""
         return {"numerics_changed": True} if self.numerics_changed else {}
 
 
-#: Of the sampling what says how long and how free an answer was meant to be.
+#: Sampling parameters that the log of requests has.
 _SAMPLING = ("max_tokens", "temperature", "top_p", "n", "seed", "stop")
 
 
 @dataclass(kw_only=True)
 class Job:
-    """What to generate, for whom.
+    """What to generate for a request.
 
     Attributes:
-        ctx: the request that asks for it.
-        request_id: ours, unique; usage is keyed by it.
+        ctx: the request.
+        request_id: generated here, unique; the ledger's key.
         endpoint: for the ledger, such as "chat.completions".
         prompts: [num_prompts][num_tokens].
-        embeds: [num_prompts] vectors in the place of prompts' own; [] where all are tokens.
-        sampling: the same for every prompt.
-        stream: whether the client takes tokens as they come.
+        embeds: [num_prompts] prompt embeddings or None; [] where all prompts are tokens.
+        sampling: parameters of every prompt.
+        stream: whether the client reads a stream.
         priority: smaller runs earlier.
-        cache_salt: the client's own, narrows the tenant's cache namespace.
-        preserved_token_ids: special tokens that the text keeps, for the parsers that read it.
-        field_names: our names of fields -> the client's, for errors that come from the engine.
-        trace_headers: of the span that the engine's is below of; {} for none.
+        cache_salt: the client's; narrows the tenant's cache namespace.
+        preserved_token_ids: special tokens that the text retains for the parsers.
+        field_names: our field names -> the client's, for errors of the engine.
+        trace_headers: of the parent of the engine's span; {} without tracing.
     """
 
-    #: Whether tokens come of it.
+    #: Whether it generates tokens.
     generates: ClassVar[bool] = True
 
     ctx: RequestContext
@@ -192,7 +172,7 @@ class Job:
 
     @property
     def caller(self) -> Caller:
-        """Who asks for it."""
+        """The caller of the request."""
         return self.ctx.caller
 
     @property
@@ -202,36 +182,36 @@ class Job:
 
     @property
     def prompt_tokens(self) -> int:
-        """Of all prompts."""
+        """Tokens of all prompts."""
         return sum(map(len, self.prompts))
 
     def prompt_token_ids(self, number: int) -> list[int]:
-        """A prompt's tokens; [] of one that came as vectors."""
+        """A prompt's tokens; [] for prompt embeddings."""
         return [] if self.embeds and self.embeds[number] is not None else self.prompts[number]
 
     @property
     def max_context(self) -> int:
-        """Tokens of a prompt and an output together, by the model and by the caller's limit."""
-        own = self.caller.max_context_tokens
-        most = self.model.info.max_model_len
-        return most if own is None else min(own, most)
+        """Maximum tokens of a prompt and an output together, by model and caller."""
+        limit = self.caller.max_context_tokens
+        max_model_len = self.model.info.max_model_len
+        return max_model_len if limit is None else min(limit, max_model_len)
 
     @property
     def max_output_tokens(self) -> int:
-        """The most that may be generated, over all prompts and outputs."""
+        """Maximum number of generated tokens, over all prompts and outputs."""
         return sum(map(self._output_budget, self.prompts))
 
     def _output_budget(self, prompt: list[int]) -> int:
-        """The most that may be generated for a prompt, over all its outputs."""
+        """Maximum number of generated tokens of one prompt, over its outputs."""
         sequences = self.sampling.num_sequences
         if self.sampling.use_beam_search:
             sequences = self.sampling.beam_width  # each beam costs what an output does
         return self.sampling.output_budget(len(prompt), self.max_context) * sequences
 
     async def check(self) -> None:
-        """Raise `InvalidRequest` for what could never run, before anything is reserved or sent."""
+        """Raise `InvalidRequest` for what can never run, before anything is reserved or sent."""
         info, words = self.model.info, self.sampling.bad_words
-        self._end_on_own_eos()
+        self._add_adapter_eos()
         if words:
             self.sampling.bad_words_token_ids = await get_render_pool().run(
                 self.caller.tenant, sum(map(len, words)), bad_word_ids, self.model.tokenizer, words
@@ -246,25 +226,25 @@ class Job:
             self._check_kv_capacity(len(prompt))
         self.check_priority()
 
-    def _end_on_own_eos(self) -> None:
-        """End outputs on the EOS of the adapter's tokenizer too, where it has another."""
+    def _add_adapter_eos(self) -> None:
+        """End outputs on the EOS of the adapter's tokenizer too."""
         eos = self.model.adapter_eos_id
         if eos is None or self.sampling.ignore_eos or eos >= self.model.vocab_size:
             return
-        listed = dict.fromkeys([*(self.sampling.stop_token_ids or ()), eos])
-        self.sampling.stop_token_ids = list(listed)
+        stop_ids = dict.fromkeys([*(self.sampling.stop_token_ids or ()), eos])
+        self.sampling.stop_token_ids = list(stop_ids)
 
     def check_context(self) -> None:
-        """Raise `InvalidRequest` for a prompt beyond the caller's own limit."""
-        longest, most = max(map(len, self.prompts)), self.max_context
-        if self.caller.max_context_tokens is not None and longest > most:
+        """Raise `InvalidRequest` for a prompt beyond the caller's limit."""
+        longest, limit = max(map(len, self.prompts)), self.max_context
+        if self.caller.max_context_tokens is not None and longest > limit:
             raise InvalidRequest(
-                f"The prompt has {longest} tokens; at most {most} are allowed for this API key.",
+                f"The prompt has {longest} tokens; at most {limit} are allowed for this API key.",
                 param="prompt",
             )
 
     def check_priority(self) -> None:
-        """Raise `InvalidRequest` for a priority beyond the key's right."""
+        """Raise `InvalidRequest` for a priority that the key may not use."""
         if -self.priority > self.caller.max_priority:
             raise InvalidRequest(
                 f"priority must be at least {-self.caller.max_priority} for this API key, "
@@ -286,21 +266,21 @@ class Job:
             )
 
     def ledger_expectation(self) -> dict[str, Any]:
-        """What is kept of the parameters, for whoever looks at the request later."""
-        found = {name: getattr(self.sampling, name) for name in _SAMPLING}
-        stop = found.pop("stop")
-        found["stop"] = len(stop) if stop else None  # their text is the tenant's content
-        return {name: value for name, value in found.items() if value is not None}
+        """The parameters that the log of requests has."""
+        fields = {name: getattr(self.sampling, name) for name in _SAMPLING}
+        stop = fields.pop("stop")
+        fields["stop"] = len(stop) if stop else None  # their text is the tenant's content
+        return {name: value for name, value in fields.items() if value is not None}
 
     @property
     def engine_ids(self) -> list[str]:
-        """What the engine calls each prompt's request."""
+        """The engine's request id of each prompt."""
         if len(self.prompts) == 1:
             return [self.request_id]
         return [f"{self.request_id}-{number}" for number in range(len(self.prompts))]
 
     def admission_request(self, outbox: str) -> AdmissionRequest:
-        """What it asks of limits and budgets. `outbox`: of the gateway that it's at."""
+        """What limits and budgets must admit. `outbox`: the gateway's."""
         return AdmissionRequest(
             request_id=self.request_id,
             endpoint=self.endpoint,
@@ -317,10 +297,11 @@ class Job:
         )
 
     def engine_requests(self, reserved_tokens: int | None = None) -> Iterator[EngineRequest]:
-        """One a prompt, made as they are taken. Identity is the caller's, whatever the body said.
+        """A lazy request for each prompt, with the caller's identity whatever the body said.
 
-        `reserved_tokens`: how many output tokens are reserved, if fewer than might come: the engine
-        ends the outputs there. Several prompts get equal parts.
+        Args:
+            reserved_tokens: the output tokens that were reserved, where that's less than the
+                maximum: the engine ends the outputs there. Prompts get equal shares.
         """
         share = None
         if reserved_tokens is not None and reserved_tokens < self.max_output_tokens:
@@ -353,8 +334,9 @@ class Job:
         )
 
     def _token_cap(self, prompt: list[int], share: int | None) -> int | None:
-        """Where the engine ends a prompt's outputs: its share of what is reserved, and the end of
-        a context that is shorter than the model's."""
+        """Where the engine ends a prompt's outputs: its share of the reserved tokens, or the end of
+        a context that is shorter than the model's.
+        """
         caps = [] if share is None else [share]
         if self.max_context < self.model.info.max_model_len:
             caps.append(self._output_budget(prompt))
@@ -362,7 +344,7 @@ class Job:
 
 
 def cache_namespace(caller: Caller, salt: str) -> str:
-    """The tenant's namespace, or a part of it that only this salt opens. Never a wider one."""
+    """The tenant's cache namespace, or with a salt a part of it. Never a wider one."""
     if not salt:
         return caller.cache_namespace
     digest = hashlib.sha256(f"{caller.cache_namespace}\0{salt}".encode())

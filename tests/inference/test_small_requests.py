@@ -15,7 +15,6 @@ from inference.api.responses import conversation as before
 from inference.api.responses import conversion as chat
 from inference.api.responses.conversion import Messages
 from inference.chat import job
-from inference.rendering import prompts
 from storage.models import ConversationItem, ItemConversation, StoredFile, StoredResponse
 from tests.inference.conftest import Gateway
 
@@ -25,7 +24,7 @@ GATEWAYS_WORK: list[tuple[Any, str]] = [
     (Messages, "add_all"),
     (before, "expand_compactions"),
     (job, "template_messages"),
-    (prompts, "_chars"),
+    (job, "count_chars"),
     (chat, "parse"),
 ]
 

@@ -18,7 +18,7 @@ from inference.api.pooling.schemas import PoolingBody
 from inference.engine_client.mailbox import TokenChunk
 from inference.errors import rename_error_param
 from inference.generation.generation import Generation
-from inference.generation.model_resolution import resolve_model
+from inference.generation.model_resolution import check_queue, resolve_model
 from inference.generation.output import OutputDelta, OutputState
 from inference.generation.takeover import TakenOverStream
 from inference.loop.offload import get_render_pool
@@ -241,5 +241,5 @@ async def start_request(
     served = await resolve_model(request.ctx, body.model, task=None)
     if task or served.info.pooling is None:
         check_task(served.name, served.info.tasks, task or endpoint)
-    served.check_queue(request.ctx, body.priority)
+    check_queue(request.ctx, served, body.priority)
     return PoolingRequestHandler(request, body, served, endpoint, param)
