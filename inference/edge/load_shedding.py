@@ -1,9 +1,9 @@
-"""Refusing what would wait too long before anything is made of it.
+"""Rejects requests that would wait too long, before they are parsed.
 
-In an overload refusals are most of what comes, and what they cost is missing where answers are
-made. So from the first one on, a request to the same model is refused by its key and the few fields
-of its body that decide, as its view would do: it isn't validated, and meets neither Django nor the
-database. Whatever isn't certain at a glance goes the usual way.
+In an overload most requests are rejected, and the time for that is taken from those that run. So
+after the first rejection, a request is rejected by its key and the few fields of its body that
+decide, as its view would do: it isn't validated, and reaches neither Django nor the database. A
+request that isn't certain to be rejected goes on to its view.
 """
 
 from __future__ import annotations
@@ -36,14 +36,16 @@ from tenants.authentication import Caller, get_cached_caller
 
 Scope = MutableMapping[str, Any]
 
-#: With one of these a request may be answered from what is kept, or is to be read otherwise.
-_NOT_EARLY: Final = frozenset({"idempotency-key", "last-event-id", "content-encoding", "origin"})
-#: Tiers that are as urgent as none.
+#: Headers of requests that may have a stored response, or must be read otherwise.
+_EXCLUDED_HEADERS: Final = frozenset(
+    {"idempotency-key", "last-event-id", "content-encoding", "origin"}
+)
+#: Service tiers with the default priority.
 DEFAULT_PRIORITY: Final = (None, "auto", "default", "standard_only")
 
 
 class RequestHead(msgspec.Struct):
-    """What decides of a body; the rest is passed over."""
+    """The fields of a body that decide; the rest is skipped."""
 
     model: str | None = None
     stream: bool | None = None
@@ -57,19 +59,19 @@ _decode = msgspec.json.Decoder(RequestHead).decode
 async def shed_load(
     scope: Scope, path: str, body: bytes, view: type[Any], request_id: str
 ) -> EngineOverloaded | Overloaded | None:
-    """What a POST to this view is refused with, noted and counted; None where the view must see it.
+    """The error that rejects a POST to this view, logged; None where the view must decide.
 
-    Worth its work only while requests are being refused (`EngineClient.rejected_recently`).
+    Worthwhile only while requests are being rejected (`EngineClient.rejected_recently`).
 
     Args:
-        path: below where the application is mounted.
-        view: a `GatewayView`. request_id: for the request's record.
+        path: below the mount point of the application.
+        view: a `GatewayView`. request_id: for the log.
     """
     if not view.supports_load_shedding or len(body) > LARGE_BYTES:
         return None
     arrived = time.perf_counter()
     headers = {name.decode("latin1"): value.decode("latin1") for name, value in scope["headers"]}
-    if not _NOT_EARLY.isdisjoint(headers):
+    if not _EXCLUDED_HEADERS.isdisjoint(headers):
         return None
     caller = get_cached_caller(headers.get("authorization"), headers.get("x-api-key"))
     if caller is None:
@@ -79,7 +81,7 @@ async def shed_load(
         timeout = _check(scope, path, view, headers, caller)
         head = _decode(body)
     except (QuireError, APIException, msgspec.DecodeError):
-        return None  # the view says what is wrong with it
+        return None  # the view renders this error
     if head.priority or head.service_tier not in DEFAULT_PRIORITY:
         return None
     card = get_cached_model(caller, head.model)
@@ -103,7 +105,7 @@ async def shed_load(
 def _check(
     scope: Scope, path: str, view: type[Any], headers: dict[str, str], caller: Caller
 ) -> ClientTimeout:
-    """Raise where the view would refuse the request for another reason."""
+    """The client's timeout. Raises where the view would reject the request for another reason."""
     check_accept(headers.get("accept"), view.renderer_classes)
     if headers.get("content-type") != "application/json":
         raise APIException
@@ -116,8 +118,8 @@ def _check(
 
 
 def is_model_served(model: str) -> bool:
-    """Whether a replica takes requests for it: else another model may answer in its place."""
+    """Whether a replica is ready for it; else a fallback may answer."""
     fleet = get_engine_client().fleet
     info = fleet.model(model)
-    ready = any(each.ready for each in fleet.of_model(model))
+    ready = any(replica.ready for replica in fleet.of_model(model))
     return info is not None and GENERATE in info.tasks and ready

@@ -1,4 +1,4 @@
-"""Work that outlives its request: usage that is being settled."""
+"""Work that outlives its request, such as settling usage."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ logger = logging.getLogger(__name__)
 _running: set[asyncio.Task[Any]] = set()
 
 
-def spawn(work: Coroutine[Any, Any, None]) -> None:
-    """Run `work` on this loop without waiting for it."""
-    task = asyncio.get_running_loop().create_task(work)
+def spawn(coroutine: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine on this loop without waiting for it."""
+    task = asyncio.get_running_loop().create_task(coroutine)
     _running.add(task)
     task.add_done_callback(_done)
 
@@ -31,29 +31,28 @@ def _done(task: asyncio.Task[Any]) -> None:
 
 
 async def drain(timeout_s: float) -> None:
-    """Wait for this loop's background work and what that spawns, for at most so long in all."""
+    """Wait up to `timeout_s` seconds for this loop's background work and what that spawns."""
     loop = asyncio.get_running_loop()
-    ends_at = loop.time() + timeout_s
-    while mine := [task for task in _running if task.get_loop() is loop]:
-        left = ends_at - loop.time()
-        if left <= 0:
+    deadline = loop.time() + timeout_s
+    while tasks := [task for task in _running if task.get_loop() is loop]:
+        remaining = deadline - loop.time()
+        if remaining <= 0:
             return
-        await asyncio.wait(mine, timeout=left)
+        await asyncio.wait(tasks, timeout=remaining)
 
 
-# -- `KeyRevalidator`: whether whoever asked may still ask, looked at again while the answer runs.
-
-
-#: How often a running request's key is looked at again.
+#: Seconds between two checks of a running request's key.
 RECHECK_KEY_S = 0.5
 
 
 class KeyRevalidator:
-    """Of one request. No token waits for what the database says of its key, nor do all of a key's
-    streams go on in one turn of the loop when it has spoken.
+    """Checks while a request runs that its caller's key is still valid.
+
+    No token waits for the database, and its reply doesn't wake all of a key's streams in one turn
+    of the loop.
 
     Args:
-        caller: who asked. fail: told the error when they aren't let in any more.
+        fail: called with the error when the caller is no longer allowed.
     """
 
     __slots__ = ("_caller", "_checked_at", "_fail")
@@ -63,40 +62,37 @@ class KeyRevalidator:
         self._checked_at = time.monotonic()
 
     def maybe_check(self) -> None:
-        """Look, every `RECHECK_KEY_S` seconds.
+        """Check every `RECHECK_KEY_S` seconds.
 
-        Raises what is known to be wrong. What must be asked for is told to `fail`, soon.
+        Raises an error that is cached. What the database must say goes to `fail`, soon.
         """
         now = time.monotonic()
         if now - self._checked_at < RECHECK_KEY_S:
             return
         self._checked_at = now
         if not is_still_valid_cached(self._caller):
-            spawn(self._ask())
+            spawn(self._check())
 
-    async def _ask(self) -> None:
+    async def _check(self) -> None:
         try:
             await check_still_valid(self._caller)
         except QuireError as error:
             self._fail(error)
 
 
-# -- The end of millions of prompt tokens: freed at once they'd keep the event loop.
-
-
-#: Fewer tokens than that are freed at once.
+#: Fewer tokens are freed at once; millions would block the event loop.
 _MIN_TOKENS_FOR_DELAY = 100_000
-#: By when whoever else had them has let go.
-RELEASE_INTERVAL_S = 1.0
+#: Seconds until nothing else refers to the prompts.
+RELEASE_DELAY_S = 1.0
 
 
 def release_prompts(prompts: list[list[int]]) -> None:
-    """Have what nobody needs any more freed a few prompts at a time."""
+    """Free prompts that are no longer needed, a few at a time if they are many."""
     if sum(map(len, prompts)) >= _MIN_TOKENS_FOR_DELAY:
         spawn(_free(list(prompts)))
 
 
-async def _free(held: list[list[int]]) -> None:
-    await asyncio.sleep(RELEASE_INTERVAL_S)
-    async for _ in iterate_cooperatively(range(len(held))):
-        held.pop()
+async def _free(prompts: list[list[int]]) -> None:
+    await asyncio.sleep(RELEASE_DELAY_S)
+    async for _ in iterate_cooperatively(range(len(prompts))):
+        prompts.pop()

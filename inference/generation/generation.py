@@ -41,17 +41,17 @@ from metering.access import (
 
 logger = logging.getLogger(__name__)
 
-#: How long the ledger waits to hear from the engine what an aborted request had run.
+#: How long settling waits for the engine to report what an aborted request had run.
 GONE_TIMEOUT_S = 5.0
 CLIENT_LEFT = 499
-#: Tokens of which a request's print is made in 5 microseconds.
+#: Tokens that are hashed in 5 microseconds.
 INLINE_MAX_HASHED_TOKENS = 512
-#: How long a request's record waits for what the engine says of an output that ended here first.
+#: How long a request's record waits for the engine's record of an output that ended here first.
 RECORDS_TIMEOUT_S = 1.0
 
 
 class Generation:
-    """A running job. Read increments with `next` until `finished`; `release` it in any case.
+    """A running job. Read deltas with `next` until `finished`; `release` it in any case.
 
     `release` may be called from any thread, at any time and more than once: it aborts what still
     runs and settles the usage, exactly once.
@@ -64,7 +64,7 @@ class Generation:
         outputs: list[list[OutputState]],
         taken: TakenOverStream | None = None,
     ) -> None:
-        """`outputs`: of each prompt."""
+        """`outputs`: [prompt][output]. `taken`: the stream of another gateway that it continues."""
         self.job = job
         self.admission = admission
         self._continuity = StreamContinuity(job, taken)
@@ -74,12 +74,12 @@ class Generation:
         self.pace = TokenTimeline()
         if job.ctx.record is not None:
             job.ctx.record.admitted = True
-        #: Set and counted by whoever tells reasoning from answers.
+        #: Counted by `ChatSession`; None for a model without reasoning.
         self.reasoning_tokens: int | None = None
         self._last_token_at = 0.0
         self._unfinished = len(job.prompts) * job.sampling.num_sequences
         self._cached = [0] * len(job.prompts)
-        #: Tokens of each output whose text was given out.
+        #: Tokens of each output whose text was returned by `next`.
         self._emitted_tokens = [[0] * job.sampling.num_sequences for _ in job.prompts]
         self._error: QuireError | None = None
         self._bill_partial = job.ctx.bill_partial
@@ -98,62 +98,62 @@ class Generation:
             stream=self._continuity.stream,
             known=self._continuity.resume_state,
         )
-        self._key_watch = KeyRevalidator(job.caller, self._submission.mailbox.fail)
+        self._key_revalidator = KeyRevalidator(job.caller, self._submission.mailbox.fail)
 
     @property
     def flights(self) -> list[InFlightRequest]:
-        """Its engine requests, a prompt each."""
+        """Its engine requests, one for each prompt."""
         return self._submission.flights
 
     @property
     def replica_id(self) -> str:
-        """The replica that had it last."""
+        """The last replica that it was assigned to."""
         return self._submission.replica_id
 
     @property
     def resumed_from(self) -> StreamPosition | None:
-        """Where a client is that had begun to read at another gateway."""
+        """The position of a client that began to read at another gateway."""
         return self._continuity.position
 
     @property
     def has_told_tokens(self) -> bool:
-        """Whether the first news are what the client has already."""
+        """Whether the first deltas are what the client has received already."""
         return self._continuity.has_delivered_tokens
 
     @classmethod
     async def start(cls, job: Job) -> Self:
-        """Admit and submit a job that `Job.check` has passed, or go on with a stream of another
-        gateway, see `inference.request`.
+        """Admit and submit a job that `Job.check` has passed, or continue a stream of another
+        gateway, where the client resumes one.
 
         Raises:
-            RateLimited: not now. ServiceUnavailable: the limits can't be read.
-            StreamGone, InvalidRequest: there's no such stream to go on with.
+            RateLimited: a limit is reached. ServiceUnavailable: the limits can't be read.
+            StreamNotFound, InvalidRequest: there's no such stream to continue.
         """
         position = job.ctx.position if job.stream else None
         fingerprint = await _request_fingerprint(job)
         if position is None and job.sampling.seed is None:
-            # So that another replica goes on with the very tokens that the first would have made.
+            # So that another replica would continue with the same tokens.
             job.sampling.seed = secrets.randbits(63)
         if job.sampling.num_sequences > job.sampling.n and job.sampling.logprobs is None:
-            job.sampling.logprobs = 0  # what the best of them are chosen by
+            job.sampling.logprobs = 0  # the best outputs are chosen by them
         await get_engine_client().start()
-        outputs = await _outputs_of(job)  # before anything is held for it
+        outputs = await _initial_outputs(job)  # before anything is held for it
         taken: TakenOverStream | None = None
         try:
             if position is None:
                 admission = await cls._admit(job)
             else:
-                # To its end, though its client may leave meanwhile: what is this gateway's by then
-                # must be ended and billed by it.
-                begun = asyncio.create_task(take_over_generation(job, position, fingerprint))
+                # To its end, though its client may leave meanwhile: this gateway must then end the
+                # stream and bill it.
+                takeover = asyncio.create_task(take_over_generation(job, position, fingerprint))
                 try:
-                    admission, taken = await asyncio.shield(begun)
+                    admission, taken = await asyncio.shield(takeover)
                 except asyncio.CancelledError:
-                    spawn(cls._release_taken_over(begun, job, outputs, fingerprint))
+                    spawn(cls._release_taken_over(takeover, job, outputs, fingerprint))
                     raise
             generation = cls(job, admission, outputs, taken)
         except BaseException as error:
-            # Its client left, say, while Redis let it in: nobody else gives back what it holds.
+            # The client left while Redis admitted it, say: what was reserved must be given back.
             if position is None and not isinstance(error, QuireError):
                 spawn(settle(_rejected_usage(job)))
             raise
@@ -163,23 +163,23 @@ class Generation:
     @classmethod
     async def _release_taken_over(
         cls,
-        begun: asyncio.Task[tuple[Admission, TakenOverStream]],
+        takeover: asyncio.Task[tuple[Admission, TakenOverStream]],
         job: Job,
         outputs: list[list[OutputState]],
         fingerprint: bytes,
     ) -> None:
         """End a stream whose client left while it was taken over, if that succeeds."""
         try:
-            admission, taken = await begun
+            admission, taken = await takeover
         except QuireError:
-            return  # it's still the other gateway's, or nobody's
+            return  # it still belongs to the other gateway, or to none
         generation = cls(job, admission, outputs, taken)
         generation._continuity.begin(fingerprint, admission)
         generation.release()
 
     @staticmethod
     async def _admit(job: Job) -> Admission:
-        """What limits and budgets say; refusals are counted."""
+        """Admit the job by limits and budgets; count rejections."""
         try:
             return await admit(job.caller, job.admission_request(get_engine_client().gateway_id))
         except QuireError as error:
@@ -188,28 +188,27 @@ class Generation:
 
     @property
     def waiting(self) -> bool:
-        """Whether no replica has it now: it waits for the first, or for another."""
+        """Whether it's assigned to no replica now."""
         return not self._settled and self._submission.waiting
 
     @property
     def finished(self) -> bool:
-        """Whether every output has its end."""
+        """Whether every output has ended."""
         return self._unfinished == 0
 
     async def next(self, wait_s: float | None = None) -> list[OutputDelta]:
-        """The next increments, at most one an output; [] after `wait_s` seconds without tokens.
+        """The next deltas, at most one an output; [] after `wait_s` seconds without tokens, or
+        where the new tokens have no text yet, such as half a character.
 
-        [] too where the tokens that came have nothing to show yet, such as half a character.
-
-        Raises: what the engine or the gateway refuses or fails with. The generation is released.
+        Raises: errors of the engine and the gateway. The generation is released.
         """
-        if self._delivered:  # who asks for more has written what it got to its client
+        if self._delivered:  # the caller has written the last deltas to its client
             self._continuity.mark_delivered()
         try:
-            pieces = self._continuity.replayed_chunks()
-            if pieces is None:
-                pieces = await self._submission.next_chunks(wait_s)
-            self._key_watch.maybe_check()  # a key that is revoked ends its streams
+            chunks = self._continuity.replayed_chunks()
+            if chunks is None:
+                chunks = await self._submission.next_chunks(wait_s)
+            self._key_revalidator.maybe_check()  # a key that is revoked ends its streams
         except QuireError as error:
             self._error = error
             if error.code == EngineOverloaded.code:
@@ -218,36 +217,35 @@ class Generation:
                 )
             self.release()
             raise rename_error_param(error, self.job.field_names) from None
-        increments = [inc for piece in pieces if (inc := self._apply_chunk(piece)) is not None]
+        deltas = [delta for chunk in chunks if (delta := self._apply_chunk(chunk)) is not None]
         if self._continuity.is_missing_end(self.outputs):
             self._error = StreamNotFound()
             self.release()
             raise self._error
-        for inc in increments:
-            self._emitted_tokens[inc.number][inc.index] = self.outputs[inc.number][
-                inc.index
-            ].num_tokens
-        self._delivered = self._delivered or bool(increments)
+        for delta in deltas:
+            output = self.outputs[delta.number][delta.index]
+            self._emitted_tokens[delta.number][delta.index] = output.num_tokens
+        self._delivered = self._delivered or bool(deltas)
         if self.finished:
             self._continuity.mark_delivered()
             self.release()
-        return increments
+        return deltas
 
-    def _apply_chunk(self, piece: TokenChunk) -> OutputDelta | None:
-        output = self.outputs[piece.number][piece.index]
+    def _apply_chunk(self, chunk: TokenChunk) -> OutputDelta | None:
+        output = self.outputs[chunk.number][chunk.index]
         if output.finish_reason is not None:
             return None
         if not self._continuity.replaying:
-            self._record_latency(len(piece.token_ids))
-        if piece.num_cached_tokens:
-            cached = min(piece.num_cached_tokens, len(self.job.prompts[piece.number]))
-            self._cached[piece.number] = max(self._cached[piece.number], cached)
-        if (flight := piece.flight) is not None:
+            self._record_latency(len(chunk.token_ids))
+        if chunk.num_cached_tokens:
+            cached = min(chunk.num_cached_tokens, len(self.job.prompts[chunk.number]))
+            self._cached[chunk.number] = max(self._cached[chunk.number], cached)
+        if (flight := chunk.flight) is not None:
             logger.debug(
                 "%s/%d/%d: queued %.3f s, %d chunks, %d tokens cached%s, %d preemptions, %d steps",
                 self.job.request_id,
-                piece.number,
-                piece.index,
+                chunk.number,
+                chunk.index,
                 flight.queue_time,
                 flight.prefill_chunks,
                 flight.num_cached_tokens,
@@ -255,12 +253,12 @@ class Generation:
                 flight.num_preemptions,
                 flight.num_steps,
             )
-        increment = output.push(piece)
+        delta = output.push(chunk)
         if output.finish_reason is not None:
             self._unfinished -= 1
-            if piece.finish_reason is None:
-                self._submission.finish_output(piece.number, piece.index)
-        return increment
+            if chunk.finish_reason is None:
+                self._submission.finish_output(chunk.number, chunk.index)
+        return delta
 
     def _record_latency(self, num_tokens: int) -> None:
         now = time.perf_counter()
@@ -277,8 +275,6 @@ class Generation:
             )
         self._last_token_at = now
         self.pace.add(now, num_tokens)
-
-    # -- counts -------------------------------------------------------------------------------
 
     @property
     def usage(self) -> Usage:
@@ -300,10 +296,8 @@ class Generation:
             return None
         return (self.first_token_at - self.job.received_at) * 1000
 
-    # -- the end ------------------------------------------------------------------------------
-
     def discard(self) -> None:
-        """It's made anew by somebody: unless it has come to its end, nothing of it is billed."""
+        """Bill nothing unless it has ended: a worker generates it again."""
         self._bill_partial = False
 
     def release(self) -> None:
@@ -326,7 +320,7 @@ class Generation:
         spawn(self._settle(duration_ms))
 
     async def _settle(self, duration_ms: float) -> None:
-        """Write the usage, after the engine said what an aborted request had run."""
+        """Bill the usage, after the engine reported what an aborted request had run."""
         job, used = self.job, self.job.model.use
         await self._submission.wait_aborted(GONE_TIMEOUT_S)
         await finish_dispatch.current().wait(job.caller.tenant)
@@ -388,11 +382,11 @@ class Generation:
             len(job.prompts) * len(self.outputs[0]), self._account
         )
         await settle(record, self.admission, account)
-        await self._keep_record(record)
+        await self._log(record)
         release_prompts(job.prompts)
 
     def _account(self) -> EngineUsage:
-        """What the engine has written of it."""
+        """What the engine's own count of usage needs."""
         job, before = self.job, self._continuity.billed
         outputs = [output for outputs in self.outputs for output in outputs]
         return EngineUsage(
@@ -403,29 +397,30 @@ class Generation:
             billed_output=before.completion_tokens,
         )
 
-    async def _keep_record(self, record: UsageRecord) -> None:
-        """What became of it, for whoever asks later."""
+    async def _log(self, record: UsageRecord) -> None:
+        """Log the request."""
         await self._submission.wait_records(RECORDS_TIMEOUT_S)
-        note = build_request_trace(self, self._error)
-        if record.request_id != self.job.request_id and not note.answer_id:
-            note.answer_id = self.job.request_id
-        log_request(record, note)
+        trace = build_request_trace(self, self._error)
+        if record.request_id != self.job.request_id and not trace.answer_id:
+            trace.answer_id = self.job.request_id
+        log_request(record, trace)
         if self.job.caller.store_prompts:
             log_content(await decode_content(self, record.request_id))
 
     def _billed(self) -> Usage:
-        """What ran: prompts that the engine began, and every token that reached this gateway.
+        """Prompts that the engine began, and every token that reached this gateway.
 
-        Where nobody was there to go on with it, what a client got of its stream and no more.
+        Where no replica was left to continue it, only what a client received of a stream.
         """
         if not self._bill_partial and not self.finished:
             return Usage()
         if self._error is not None and self._error.status == HTTPStatus.SERVICE_UNAVAILABLE:
-            return self._billed_of_failure()
-        ran = [self._submission.was_computed(number) for number in range(len(self.job.prompts))]
+            return self._billed_after_failure()
         return Usage(
             prompt_tokens=sum(
-                len(p) for p, began in zip(self.job.prompts, ran, strict=True) if began
+                len(prompt)
+                for number, prompt in enumerate(self.job.prompts)
+                if self._submission.was_computed(number)
             ),
             completion_tokens=sum(
                 output.num_tokens
@@ -437,24 +432,26 @@ class Generation:
             cached_tokens=sum(self._cached),
         )
 
-    def _billed_of_failure(self) -> Usage:
-        """Ended with 503: a stream's prompts and tokens as far as it came, else nothing."""
-        got = self._emitted_tokens if self.job.stream else [[0] for _ in self.job.prompts]
+    def _billed_after_failure(self) -> Usage:
+        """After a 503: the prompts and tokens that a stream delivered, else nothing."""
+        delivered = self._emitted_tokens if self.job.stream else [[0] for _ in self.job.prompts]
         return Usage(
             prompt_tokens=sum(
                 len(prompt)
-                for prompt, tokens in zip(self.job.prompts, got, strict=True)
+                for prompt, tokens in zip(self.job.prompts, delivered, strict=True)
                 if any(tokens)
             ),
-            completion_tokens=sum(map(sum, got)),
+            completion_tokens=sum(map(sum, delivered)),
             cached_tokens=sum(
-                cached for cached, tokens in zip(self._cached, got, strict=True) if any(tokens)
+                cached
+                for cached, tokens in zip(self._cached, delivered, strict=True)
+                if any(tokens)
             ),
         )
 
 
 def _rejected_usage(job: Job) -> UsageRecord:
-    """The usage of a request that ended before the engine heard of it."""
+    """The usage of a request that ended before it was sent to an engine."""
     return UsageRecord(
         request_id=job.request_id,
         tenant_id=job.caller.tenant_id,
@@ -473,7 +470,7 @@ def _rejected_usage(job: Job) -> UsageRecord:
 
 
 async def _request_fingerprint(job: Job) -> bytes:
-    """What another gateway knows the request by; b"" of one that none could go on with."""
+    """Identifies the request to other gateways; b"" for one that can't be resumed."""
     if not is_resumable(job):
         return b""
     return await run_in_thread_if_many(
@@ -481,8 +478,8 @@ async def _request_fingerprint(job: Job) -> bytes:
     )
 
 
-async def _outputs_of(job: Job) -> list[list[OutputState]]:
-    """States of a job's outputs, of each prompt."""
+async def _initial_outputs(job: Job) -> list[list[OutputState]]:
+    """New states of a job's outputs: [prompt][output]."""
     indices, tokenizer = range(job.sampling.num_sequences), job.model.tokenizer
     return [
         [

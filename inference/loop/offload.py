@@ -1,4 +1,4 @@
-"""A few threads whose time tenants share."""
+"""Threads for work that would block the event loop, shared fairly between tenants."""
 
 from __future__ import annotations
 
@@ -17,66 +17,66 @@ from inference.settings import gateway_settings
 
 T = TypeVar("T")
 
-#: Jobs of one tenant that may wait or run for each thread, and of all tenants; more are refused.
+#: Maximum number of jobs per thread that wait or run, of one tenant and of all.
 TENANT_PER_THREAD, ALL_PER_THREAD = 64, 1024
 MAX_IDLE_TENANTS = 1000
 
 
 class FairThreadPool:
-    """Runs jobs; whoever had the least of the threads' time goes first.
+    """Runs jobs, next those of the tenant that has had the least thread time.
 
-    So hundreds of long prompts of one tenant delay another one's by what runs just now. A tenant
-    that comes back begins where the others are.
+    So hundreds of one tenant's long prompts delay another tenant by no more than the job that runs.
+    An idle tenant saves up no time.
 
     Args:
-        jobs: what they are called where too many wait.
+        jobs: name of the jobs in errors.
     """
 
     def __init__(self, threads: int, name: str, jobs: str) -> None:
-        self._kind = jobs
+        self._jobs_name = jobs
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix=name)
         self._tenant_capacity = threads * TENANT_PER_THREAD
         self._capacity = threads * ALL_PER_THREAD
         self._lock = threading.Lock()
-        self._lines: dict[str, deque[tuple[Future[Any], Callable[[], Any]]]] = {}
-        #: Jobs that wait or run.
+        self._queues: dict[str, deque[tuple[Future[Any], Callable[[], Any]]]] = {}
+        #: Number of jobs that wait or run, by tenant.
         self._jobs: dict[str, int] = {}
-        #: Seconds that each tenant had, from where it began.
+        #: Thread seconds by tenant, counted from the others' level when it came.
         self._served: dict[str, float] = {}
 
     def submit(self, tenant: str, job: Callable[[], T]) -> Future[T]:
-        """Queue a job. One that is cancelled before its turn isn't run.
+        """Queue a job. A job that is cancelled while it waits isn't run.
 
         Raises:
             Overloaded: too many of the tenant's jobs, or of all, wait.
         """
         future: Future[T] = Future()
         with self._lock:
-            mine = self._jobs.get(tenant, 0)
-            if mine >= self._tenant_capacity or sum(self._jobs.values()) >= self._capacity:
-                raise Overloaded(f"Too many {self._kind} wait. Try again in a moment.")
-            self._jobs[tenant] = mine + 1
-            if tenant not in self._lines:
-                self._lines[tenant] = deque()
+            count = self._jobs.get(tenant, 0)
+            if count >= self._tenant_capacity or sum(self._jobs.values()) >= self._capacity:
+                raise Overloaded(f"Too many {self._jobs_name} wait. Try again in a moment.")
+            self._jobs[tenant] = count + 1
+            if tenant not in self._queues:
+                self._queues[tenant] = deque()
                 self._open_queue(tenant)
-            self._lines[tenant].append((future, job))
-        # Whichever thread is free takes whoever is next by then.
+            self._queues[tenant].append((future, job))
+        # The thread that takes this runs whichever job is next by then.
         self._threads.submit(self._run_next)
         return future
 
     def _open_queue(self, tenant: str) -> None:
-        """Nobody saves up time while he has nothing to run."""
-        others = [self._served.get(name, 0.0) for name in self._lines if name != tenant]
+        """Start an idle tenant at the level of the others."""
+        others = [self._served.get(name, 0.0) for name in self._queues if name != tenant]
         floor = min(others, default=max(self._served.values(), default=0.0))
         self._served[tenant] = max(self._served.get(tenant, 0.0), floor)
 
     def _run_next(self) -> None:
         with self._lock:
-            tenant = min(self._lines, key=lambda name: self._served[name])
-            line = self._lines[tenant]
-            future, job = line.popleft()
-            if not line:
-                del self._lines[tenant]
+            tenant = min(self._queues, key=lambda name: self._served[name])
+            queue = self._queues[tenant]
+            future, job = queue.popleft()
+            if not queue:
+                del self._queues[tenant]
         started = time.perf_counter()
         try:
             if future.set_running_or_notify_cancel():
@@ -96,17 +96,17 @@ class FairThreadPool:
                     self._served = {name: self._served[name] for name in self._jobs}
 
 
-# -- Rendering off the event loop: short prompts in place, long ones in a few threads, all in time.
-
-
 P = ParamSpec("P")
 
-#: Work beyond this many characters is run in a thread.
+#: Work on more characters runs in a thread.
 MAX_INLINE_CHARS = 128 * 1024
 
 
 class RenderPool:
-    """Runs rendering work. Jobs whose caller has given up count until their thread is free."""
+    """Renders short prompts in place, long ones in threads, with a time limit.
+
+    A job that exceeded its limit counts until its thread is free.
+    """
 
     def __init__(self, threads: int) -> None:
         self._threads = FairThreadPool(threads, "quire-render", "prompts")
@@ -114,11 +114,11 @@ class RenderPool:
     async def run(
         self, tenant: str, chars: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """`function(...)`, in place when the text is short.
+        """Call the function, in place when the text is short.
 
         Args:
-            tenant: in whose turn it runs.
-            chars: characters that the work goes through.
+            tenant: whose thread time it uses.
+            chars: characters that the function goes through.
 
         Raises:
             InvalidRequest: it took longer than `render_timeout_s`.
@@ -138,7 +138,7 @@ class RenderPool:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
-        """`function(...)` in a thread, in the tenant's turn. Raises as `run` does."""
+        """Call the function in a thread, in the tenant's turn. Raises as `run` does."""
         job = self._threads.submit(tenant, partial(function, *args, **kwargs))
         try:
             return await asyncio.wait_for(asyncio.wrap_future(job), limit_s)

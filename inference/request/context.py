@@ -133,7 +133,7 @@ def new_id(prefix: str) -> str:
 
 
 def is_safe_request_id(header: str) -> str:
-    """A client's name for its request, "" where that isn't one harmless word."""
+    """The client's request id; "" unless it's one harmless word."""
     return header if _SAFE.fullmatch(header) and "//" not in header else ""
 
 
@@ -186,7 +186,7 @@ class RequestContext:
         return None if self.last_event_id is None else StreamPosition.parse(self.last_event_id)
 
     async def offload(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """`function(...)`, which goes through all of the request: in a thread if that is much.
+        """Call a function that goes through all of the request: of a large one in a thread.
 
         Raises: what `RenderPool.run` raises.
         """

@@ -1,4 +1,4 @@
-"""Where a client is in its stream, as the id of the last event that it has."""
+"""A client's position in a stream, encoded in the id of the last event that it received."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from engine.contract.errors import InvalidRequest
 
-#: Streams of more outputs have no ids: each id counts the tokens of all.
+#: Streams of more outputs have no event ids: each id counts the tokens of every output.
 MAX_OUTPUTS = 64
 
 _ID = re.compile(
@@ -21,15 +21,15 @@ _ID = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class StreamPosition:
-    """Behind an event of a stream.
+    """The position after an event.
 
     Attributes:
-        stream: the request's id. events: how many the client has, this one included.
-        stage: "b" before the first token, "e" behind the last, "" between.
-        done: in these phases, events of the phase that the client has.
-        counts: tokens of each output that are told. finished: whether its end is, too.
-        output, start, part: the latest tokens of this output began behind `start` ones and make
-            several events, `part` of which the client has; `part` 0: it has them all.
+        stream: the request's id. events: number of received events.
+        stage: "b" before the first token, "e" after the last, "" between.
+        done: number of received events of stage "b" or "e".
+        counts: received tokens of each output. finished: whether its end was received.
+        output, start, part: the last tokens of `output`, from `start` on, were written as several
+            events, of which `part` were received; 0: all of them.
     """
 
     stream: str
@@ -44,21 +44,21 @@ class StreamPosition:
 
     @classmethod
     def parse(cls, event_id: str) -> StreamPosition:
-        """Raises `InvalidRequest` for what is no id of ours."""
-        found = _ID.fullmatch(event_id) if len(event_id) < 2000 else None
-        if found is None:
+        """Raises `InvalidRequest` for anything but an event id of this API."""
+        match = _ID.fullmatch(event_id) if len(event_id) < 2000 else None
+        if match is None:
             raise InvalidRequest(
                 "Last-Event-ID must be the id of an event of a stream.", param="Last-Event-ID"
             )
-        counts = found["counts"].split(",") if found["counts"] else []
+        counts = match["counts"].split(",") if match["counts"] else []
         return cls(
-            stream=found["stream"],
-            events=int(found["events"]),
-            stage=found["phase"] or "",
-            done=int(found["done"] or 0),
+            stream=match["stream"],
+            events=int(match["events"]),
+            stage=match["phase"] or "",
+            done=int(match["done"] or 0),
             counts=[int(count.rstrip(".")) for count in counts],
             finished=[count.endswith(".") for count in counts],
-            output=int(found["output"] or 0),
-            start=int(found["start"] or 0),
-            part=int(found["part"] or 0),
+            output=int(match["output"] or 0),
+            start=int(match["start"] or 0),
+            part=int(match["part"] or 0),
         )

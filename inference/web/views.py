@@ -49,29 +49,26 @@ from inference.web.throttling import KeyRateThrottle
 from tenants import api_keys as scopes
 from tenants.authentication import Caller
 
-# -- Paths that lead nowhere: what to tell, with the path that was likely meant.
-
-
 URLCONF = "inference.urls"
 ROOT = "/v1"
 
 
 def path_not_found(path: str) -> NotFound:
-    """The error for a path that isn't there. It names the same path below /v1, if that is."""
+    """The error for an unknown path. It suggests the same path below /v1, if that exists."""
     message = f"Unknown path: {path[:200]}."
     if path.startswith(f"{ROOT}{ROOT}/"):
-        meant = path[len(ROOT) :]
+        suggestion = path[len(ROOT) :]
     else:
-        meant = ROOT + path
-    if _route_exists(meant):
-        message += f" Did you mean {meant[:200]}?"
+        suggestion = ROOT + path
+    if _route_exists(suggestion):
+        message += f" Did you mean {suggestion[:200]}?"
     elif not path.startswith(f"{ROOT}/"):
         message += " The API is below /v1, and /openapi.json lists all of it."
     return NotFound(message, code="unknown_url")
 
 
 def _route_exists(path: str) -> bool:
-    """Whether an endpoint has this very path, and not just any."""
+    """Whether an endpoint other than `NotFoundView` has this path."""
     try:
         view: Any = resolve(path, URLCONF).func
     except Resolver404:
@@ -79,17 +76,13 @@ def _route_exists(path: str) -> bool:
     return not getattr(view.cls, "is_not_found_view", False)
 
 
-# -- What views.py takes from inference.edge.body.
-
-
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Check = Callable[[], Awaitable[None]]
 
-#: Paths whose POST carries a file, or what becomes one: they have a larger limit, for callers who
-#: are known.
+#: Paths whose POST carries a file or a part of one: authenticated callers have a larger limit.
 UPLOADS = re.compile(r"/v1/files|/v1/uploads/[^/]+/parts|/v1/messages/batches")
-#: Where in the scope such a body is, for views that read it themselves.
+#: Key in the scope of the file with such a body, for views that read it themselves.
 BODY = "quire.body"
 
 
@@ -97,19 +90,16 @@ class ClientDisconnected(Exception):
     """The client closed the connection before its request was complete."""
 
 
-# -- What views.py takes from inference.edge.request_log.
-
-
-#: Where in the scope views leave what they learn of a request.
+#: Keys in the scope of what the access log needs from views.
 HANDLER, RECEIVED = "quire.handler", "quire.received"
-#: When (`time.perf_counter`) a request was there whole, before it waited for its turn.
+#: When (`time.perf_counter`) a request was complete, before it waited for its turn.
 ARRIVED = "quire.arrived"
 TENANT, KEY, ERROR = "quire.tenant", "quire.key", "quire.error"
-#: By which a request is told apart that was refused before a view gave it its id.
+#: The id of a request that was rejected before it met a view.
 REQUEST_ID = "quire.request_id"
 
 
-#: What a report, a search or a list counts as.
+#: Calls that a report, a search or a list counts as.
 LIST_COST = 10
 
 Handler = Callable[..., Awaitable[HttpResponseBase]]
@@ -128,25 +118,24 @@ class GatewayRequest(HttpRequest):
 
 
 class GatewayView(APIView):
-    """Base of the API's endpoints: every error leaves in OpenAI's envelope.
+    """Base of the API's endpoints: every error has OpenAI's envelope.
 
     Attributes:
-        required_scope: what a key needs beside being valid; "" for nothing.
-        public: no key is asked for.
-        generates: its POST asks a model, and counts where that is admitted (`metering.admit`). All
-            else counts as `call_cost` of the calls that its key may make in a minute.
-        queues_for_model: what is asked waits for a model, and is refused where too much does.
-        supports_load_shedding: its body says which model and how urgent, as
-        `inference.edge.load_shedding`
-        reads it.
-        streams_request_body: from the file that `inference.web.views.BODY` is.
+        required_scope: scope that the key needs; "" for none.
+        public: whether no key is needed.
+        generates: whether its POST runs a model and counts when it's admitted (`metering.admit`).
+            All else counts as `call_cost` of the calls per minute that the key may make.
+        queues_for_model: whether its requests wait for a model, and are rejected when too many do.
+        supports_load_shedding: whether `inference.edge.load_shedding` can read the model and the
+            priority from its body.
+        streams_request_body: whether it reads the body from the file at `BODY` in the scope.
     """
 
     authentication_classes = (ApiKeyAuthentication,)
     permission_classes = (HasScope,)
     throttle_classes = (KeyRateThrottle,)
     renderer_classes: ClassVar[tuple[type[BaseRenderer], ...]] = JSON_ONLY
-    # Django would tell by the handlers' kinds, and a view may have none.
+    # Django would derive it from the handlers, and a view may have none.
     view_is_async = True
     required_scope: ClassVar[str] = "inference"
     public: ClassVar[bool] = False
@@ -191,7 +180,7 @@ class GatewayView(APIView):
         return response
 
     def render_exception(self, request: GatewayRequest, error: Exception) -> HttpResponse:
-        """What a request that failed is told."""
+        """The response to a request that failed."""
         return self.render_error(error, request.request_id)
 
     def _handler(self, request: HttpRequest) -> Handler:
@@ -206,7 +195,7 @@ class GatewayView(APIView):
     async def _run_idempotent(
         self, handler: Handler, request: GatewayRequest, *args: Any, **kwargs: Any
     ) -> HttpResponseBase:
-        """The handler's answer, or the one that its idempotency key has already."""
+        """The handler's response, or the one that the idempotency key has already."""
         key = request.META.get("HTTP_IDEMPOTENCY_KEY")
         if key is None or request.method != "POST" or self.public:
             return await handler(request, *args, **kwargs)
@@ -256,7 +245,7 @@ class GatewayView(APIView):
                 await throttle.check(request.caller, self.call_cost)
 
     async def _parse_large_body(self, request: GatewayRequest) -> None:
-        """Parse a large body in a thread: others' streams go on meanwhile."""
+        """Parse a large body in a thread, so that it doesn't block other streams."""
         if self.streams_request_body:
             return
         body = request.body if request.content_type == "application/json" else b""
@@ -303,7 +292,7 @@ class NotFoundView(GatewayView):
 def json_response(body: bytes, status: int = 200) -> HttpResponse:
     """Encoded JSON as a response, with its length: no middleware adds it later.
 
-    A 503 asks its client to come again after a second, unless the caller says another time.
+    A 503 asks its client to retry after a second, unless the caller sets another time.
     """
     response = HttpResponse(body, content_type="application/json", status=status)
     response["Content-Length"] = str(len(body))

@@ -1,7 +1,7 @@
-"""One request of a batch through the very view that serves it over HTTP, as its tenant.
+"""Runs one request of a batch through the view that serves it over HTTP, as its tenant.
 
-No socket and no key: the caller is known. Parsing, limits, rendering, generation and the ledger are
-the endpoint's own.
+There's no socket and no key, for the caller is known. Parsing, limits, rendering, generation and
+the ledger are the endpoint's.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ URLCONF = "inference.urls"
 
 @dataclass(frozen=True)
 class DispatchResult:
-    """What an endpoint answered.
+    """An endpoint's response.
 
     Attributes:
-        retry_after: seconds, when it asks to be asked again.
-        overloaded: it's well and has too much to do.
+        retry_after: seconds to wait before a retry, if the response says so.
+        overloaded: whether it was rejected by a full queue, which is no fault.
     """
 
     status: int
@@ -47,9 +47,9 @@ class DispatchResult:
 
     @property
     def error(self) -> str:
-        """The code, or else the type, of the error that it is; "" for an answer."""
-        told = self.body.get("error") if self.status >= HTTPStatus.BAD_REQUEST else None
-        return str(told.get("code") or told.get("type")) if isinstance(told, dict) else ""
+        """The error's code, or else its type; "" for a success."""
+        error = self.body.get("error") if self.status >= HTTPStatus.BAD_REQUEST else None
+        return str(error.get("code") or error.get("type")) if isinstance(error, dict) else ""
 
 
 def get_view(path: str) -> GatewayView:
@@ -70,9 +70,9 @@ def check_endpoint(path: str) -> None:
 
 
 async def dispatch_request(path: str, body: dict[str, Any], caller: Caller) -> DispatchResult:
-    """The endpoint's answer to one JSON body. Errors are answers too; nothing is raised."""
+    """The endpoint's response to one JSON body. Errors are responses too; nothing is raised."""
     request_id = new_id("batch_req")
-    render, no_room = error_response, False
+    render, overloaded = error_response, False
     ctx = RequestContext(
         caller=caller,
         request_id=request_id,
@@ -88,14 +88,14 @@ async def dispatch_request(path: str, body: dict[str, Any], caller: Caller) -> D
         response = await view.post(request)  # type: ignore[attr-defined]
     except Exception as error:
         log_rejected_request(ctx, error)
-        response, no_room = render(error, request_id), isinstance(error, Overloaded)
-    wait = response.headers.get("retry-after-ms")
+        response, overloaded = render(error, request_id), isinstance(error, Overloaded)
+    retry_after_ms = response.headers.get("retry-after-ms")
     return DispatchResult(
         response.status_code,
         request_id,
         json.loads(response.content),
-        float(wait) / 1000 if wait else None,
-        no_room,
+        float(retry_after_ms) / 1000 if retry_after_ms else None,
+        overloaded,
     )
 
 
