@@ -1,5 +1,4 @@
-"""`StreamContinuity`: that a stream goes on at another gateway where this one or its client is
-lost."""
+"""`StreamContinuity`: lets another gateway continue a stream when this one or its client leaves."""
 
 from __future__ import annotations
 
@@ -22,20 +21,20 @@ from metering.access import GATEWAY, Admission
 
 
 def is_resumable(job: Job) -> bool:
-    """Whether it's written down what it comes to: a stream of so few outputs that it has ids."""
+    """Whether it's journaled: a stream with few enough outputs for event ids."""
     return job.stream and len(job.prompts) * job.sampling.num_sequences <= MAX_OUTPUTS
 
 
 class StreamContinuity:
-    """What this gateway writes down of a stream for others, and what it took over from another.
+    """What this gateway journals of a stream for others, and what it took over from another.
 
     Attributes:
-        is_journaled: whether another gateway could go on with it.
-        replaying: whether what was produced elsewhere is being told.
+        is_journaled: whether another gateway could continue it.
+        replaying: whether tokens of another gateway are being returned.
     """
 
     def __init__(self, job: Job, taken: TakenOverStream | None = None) -> None:
-        """`taken`: the stream that this gateway goes on with; None: it began here."""
+        """`taken`: the stream of another gateway that this one continues."""
         self._job, self._taken_over = job, taken
         self.is_journaled = is_resumable(job)
         self.replaying = self._has_delivered = False
@@ -44,16 +43,14 @@ class StreamContinuity:
             parts = (taken.delivered(), taken.partially_delivered(), taken.undelivered())
             self._pending_chunks.extend(pieces for pieces in parts if pieces)
 
-    # -- what was produced elsewhere ----------------------------------------------------------
-
     @property
     def position(self) -> StreamPosition | None:
-        """Where the client is that had begun to read at another gateway."""
+        """The position of a client that began to read at another gateway."""
         return None if self._taken_over is None else self._taken_over.position
 
     @property
     def has_delivered_tokens(self) -> bool:
-        """Whether the first news are what the client has already."""
+        """Whether the first chunks are what the client has received already."""
         return self._taken_over is not None and bool(self._taken_over.delivered())
 
     @property
@@ -62,13 +59,13 @@ class StreamContinuity:
         return None if self._taken_over is None else self._taken_over.to_resume_state
 
     def replayed_chunks(self) -> list[TokenChunk] | None:
-        """The next of it; None: all has been told."""
+        """The next chunks of another gateway; None when all were returned."""
         self.replaying = bool(self._pending_chunks)
         return self._pending_chunks.popleft() if self._pending_chunks else None
 
     def is_missing_end(self, outputs: list[list[OutputState]]) -> bool:
-        """Whether the client was told an output's end that isn't known here once all of it has been
-        replayed: nothing would ever come of that output.
+        """Whether all was replayed and the client had received an output's end that isn't known
+        here: nothing more would come of that output.
         """
         if (taken := self._taken_over) is None or not self.replaying or self._pending_chunks:
             return False
@@ -78,15 +75,13 @@ class StreamContinuity:
             for output in each
         )
 
-    # -- what others would need ---------------------------------------------------------------
-
     @property
     def stream(self) -> str:
-        """The name under which pieces are noted; "": they aren't."""
+        """The stream's name in the journal; "" if it isn't journaled."""
         return self._job.request_id if self.is_journaled else ""
 
     def begin(self, fingerprint: bytes, admission: Admission) -> None:
-        """Write down what the stream is; `fingerprint`: see `request_fingerprint`."""
+        """Journal what the stream is; `fingerprint`: see `request_fingerprint`."""
         if not self.is_journaled:
             return
         job, client, taken = self._job, get_engine_client(), self._taken_over
@@ -109,25 +104,23 @@ class StreamContinuity:
             client.journal.record_tokens(job.request_id, 0, piece)
 
     def mark_delivered(self) -> None:
-        """From now on the stream is billed, should this gateway die."""
+        """Have the stream billed if this gateway dies from now on."""
         if not self._has_delivered and self.is_journaled:
             get_engine_client().journal.mark_delivered(self._job.request_id)
         self._has_delivered = True
 
-    # -- who bills it -------------------------------------------------------------------------
-
     @property
     def ledger_id(self) -> str:
-        """Under which the ledger has what this gateway settles."""
+        """The ledger's id of what this gateway settles."""
         return self._job.request_id if self._taken_over is None else self._taken_over.ledger_id
 
     @property
     def billed(self) -> Usage:
-        """What another gateway has settled of it."""
+        """What other gateways have settled."""
         return (None if self._taken_over is None else self._taken_over.billed) or Usage()
 
     async def settled(self, usage: Usage) -> Usage:
-        """Write down what all of it comes to; what of that is left for this gateway to settle."""
+        """Journal the whole usage; return the part that this gateway settles."""
         if self.is_journaled:
             journal = get_engine_client().journal
             name = self._job.request_id
@@ -140,7 +133,7 @@ class StreamContinuity:
 async def take_over_generation(
     job: Job, position: StreamPosition, fingerprint: bytes
 ) -> tuple[Admission, TakenOverStream]:
-    """Take a stream over from another gateway; `job` becomes what that one ran.
+    """Take a stream over from another gateway; `job` becomes that gateway's.
 
     Raises what `take_over_stream` and `admit` raise.
     """

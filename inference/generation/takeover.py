@@ -1,4 +1,4 @@
-"""Going on with a stream that another gateway had: what it had produced, and who bills it."""
+"""Taking over a stream from another gateway: what it had produced, and who bills it."""
 
 from __future__ import annotations
 
@@ -57,9 +57,8 @@ async def find_resumed_stream(ctx: RequestContext) -> OpenStream | None:
 
 
 def stream_owner(caller: Caller) -> str:
-    """Who may go on with a stream within its tenant: who began it, be it with the next key.
-
-    It's billed as the first key's, and its limits and budgets have reserved it.
+    """Who may resume a stream within its tenant: the user or key that began it, also after the key
+    was rotated. It's billed to the first key, whose limits and budgets have reserved it.
     """
     if caller.key_id is None:
         return f"user {caller.user_id}"
@@ -67,24 +66,24 @@ def stream_owner(caller: Caller) -> str:
 
 
 async def open_stream(client: EngineClient, stream: str, caller: Caller) -> OpenStream | None:
-    """What its gateway wrote down; None if it isn't there or isn't this caller's.
+    """What its gateway journaled; None if it doesn't exist or isn't the caller's.
 
     Raises: RedisError.
     """
     name = redis_keys.stream_key(stream, client.settings.key_prefix)
     data: Any = await client.redis.hget(name, "open")  # type: ignore[misc]
-    about = decode_open(data) if data is not None else None
-    if about is None or about.tenant_id != caller.tenant_id:
+    stream_info = decode_open(data) if data is not None else None
+    if stream_info is None or stream_info.tenant_id != caller.tenant_id:
         return None
-    return about if about.holder == stream_owner(caller) else None
+    return stream_info if stream_info.holder == stream_owner(caller) else None
 
 
-#: When the engine's requests of a gateway that died are looked for once more.
-SWEEP_AGAIN_S = 1.0
+#: Seconds until requests of the other gateway are searched and aborted once more.
+SWEEP_DELAY_S = 1.0
 
 
 class StreamNotFound(NotFound):
-    """The stream isn't there, isn't this tenant's, or what is known of it ends too early."""
+    """The stream doesn't exist, isn't the tenant's, or its journal ends too early."""
 
     code = "stream_not_found"
 
@@ -97,14 +96,15 @@ class StreamNotFound(NotFound):
 
 @dataclass
 class TakenOverStream:
-    """A stream that is this gateway's by now.
+    """A stream that this gateway has taken over.
 
     Attributes:
-        position: where its client is. about: what its first gateway wrote down.
-        received: [prompt][output]; all that is known of each, as one piece. bits: [prompt].
+        position: its client's. about: what its first gateway journaled.
+        received: [prompt][output] all known tokens, as one chunk.
+        bits: [prompt] the numerics that made them.
         epoch: how often it was taken over.
-        ledger_id: under which the ledger has what this gateway settles.
-        billed: what is settled of it already; None: nothing, and it is all ours to settle.
+        ledger_id: the ledger's id of what this gateway settles.
+        billed: what is settled already; None if this gateway settles all of it.
     """
 
     position: StreamPosition
@@ -117,17 +117,17 @@ class TakenOverStream:
 
     @property
     def num_tokens(self) -> int:
-        """Of all outputs."""
+        """Known tokens of all outputs."""
         return sum(len(piece.token_ids) for outputs in self.received for piece in outputs)
 
     @property
     def finished(self) -> bool:
-        """Whether nothing is left to generate, as far as the engine has told."""
+        """Whether nothing is left to generate, as far as is known."""
         return all(piece.finish_reason for outputs in self.received for piece in outputs)
 
     @property
     def counts(self) -> dict[str, int]:
-        """Tokens by "engine request/output" of what has begun, as a bill needs them."""
+        """Tokens by "engine request/output" of what has begun, for billing."""
         return {
             redis_keys.output_field(engine_id, piece.index): len(piece.token_ids)
             for engine_id, outputs in zip(self.about.requests, self.received, strict=True)
@@ -152,7 +152,7 @@ class TakenOverStream:
         )
 
     def delivered(self) -> list[TokenChunk]:
-        """What the client has: of each output one piece."""
+        """What the client has received, one chunk an output."""
         found = []
         for place, piece in enumerate(self._received_chunks()):
             count, ended = self._count_delivered(place, piece)
@@ -161,7 +161,7 @@ class TakenOverStream:
         return found
 
     def partially_delivered(self) -> list[TokenChunk]:
-        """What made several events of which the client has some; [] when there is none."""
+        """The chunk of whose events the client received a part; [] without one."""
         position = self.position
         if not position.part:
             return []
@@ -170,7 +170,7 @@ class TakenOverStream:
         return [part(piece, position.start, count, ended=ended)]
 
     def undelivered(self) -> list[TokenChunk]:
-        """What is known and the client doesn't have."""
+        """What is known and the client hasn't received."""
         found = []
         for place, piece in enumerate(self._received_chunks()):
             count, ended = self._count_complete(place, piece)
@@ -179,7 +179,7 @@ class TakenOverStream:
         return found
 
     def is_finished(self, number: int, index: int) -> bool:
-        """Whether the client was told this output's end."""
+        """Whether the client received this output's end."""
         piece = self.received[number][index]
         return self._count_complete(number * len(self.received[0]) + index, piece)[1]
 
@@ -199,7 +199,7 @@ class TakenOverStream:
         return self.position.counts[place], self.position.finished[place]
 
     def check(self) -> None:
-        """Raise `StreamNotFound` when the client has more than is known."""
+        """Raise `StreamNotFound` when the client has received more than is known."""
         places = self._received_chunks()
         if self.position.stage == "" and len(self.position.counts) != len(places):
             raise StreamNotFound
@@ -214,9 +214,9 @@ class TakenOverStream:
 
 
 def part(piece: TokenChunk, start: int, end: int, *, ended: bool) -> TokenChunk:
-    """Tokens [start, end) of a piece; with its end when that's there and `ended`.
+    """Tokens [start, end) of a chunk; with its end if it has one there and `ended`.
 
-    An end that the gateway found itself, by a stop string, it finds again.
+    An end at a stop string isn't part of it: the gateway finds that again.
     """
     last = ended and end == len(piece.token_ids)
     return TokenChunk(
@@ -232,15 +232,17 @@ def part(piece: TokenChunk, start: int, end: int, *, ended: bool) -> TokenChunk:
 
 
 def request_fingerprint(job: Job) -> bytes:
-    """[32] bytes; equal for equal requests. Before a seed is chosen for one that brings none.
+    """32 bytes, equal for equal requests; computed before a missing seed is chosen.
 
-    Goes through prompts one by one: a thread that does this keeps the event loop from nothing.
+    It encodes prompts one by one, so that in a thread it doesn't hold the interpreter for long.
     """
     digest = hashlib.sha256(f"{job.model.name}\0{job.endpoint}\0".encode())
     sampling = msgspec.to_builtins(job.sampling, str_keys=True)  # `logit_bias` has ids as keys
     digest.update(msgspec.msgpack.encode(sampling, order="sorted"))
     count = len(job.prompts)
-    digest.update(msgspec.msgpack.encode([None] * count)[:-count])  # how a list of so many begins
+    digest.update(
+        msgspec.msgpack.encode([None] * count)[:-count]
+    )  # the header of a list of that length
     for prompt in job.prompts:
         digest.update(msgspec.msgpack.encode(prompt))
     if job.embeds:
@@ -251,11 +253,10 @@ def request_fingerprint(job: Job) -> bytes:
 async def take_over_stream(
     client: EngineClient, job: Job, position: StreamPosition, fingerprint: bytes
 ) -> TakenOverStream:
-    """What is known of the stream behind which `job`'s client wants to go on.
+    """Take over the stream that `job`'s client resumes.
 
-    Raises: `StreamNotFound` (404); `InvalidRequest` when the request isn't the stream's;
-    `Overloaded`
-    (503) without Redis.
+    Raises: `StreamNotFound` (404); `InvalidRequest` when the stream is of another request;
+    `Overloaded` (503) without Redis.
     """
     try:
         return await _acquire_stream(client, job, position, fingerprint)
@@ -266,11 +267,11 @@ async def take_over_stream(
 async def defer_settlement(client: EngineClient, job: Job, taken: TakenOverStream) -> Admission:
     """Have this gateway settle the stream from now on.
 
-    Where another one did already, what it billed is kept in `taken`, and only what comes behind
-    that is let in and settled. Raises what `admit` raises.
+    If another one settled already, `taken.billed` is what it billed, and only the rest is admitted
+    and settled. Raises what `admit` raises.
     """
     stream, whole = taken.position.stream, job.admission_request(client.gateway_id)
-    if taken.ledger_id != stream:  # the one before had the rest of it alone
+    if taken.ledger_id != stream:  # the previous gateway had only the rest of it
         taken.billed = await _billed(client, taken)
     asking = whole if taken.billed is None else _remaining_request(whole, taken)
     asking = replace(asking, known_token_counts=taken.counts)
@@ -291,7 +292,7 @@ async def defer_settlement(client: EngineClient, job: Job, taken: TakenOverStrea
 
 
 def _remaining_request(whole: AdmissionRequest, taken: TakenOverStream) -> AdmissionRequest:
-    """A request of which something is settled already: its prompts are, and tokens."""
+    """The rest of a request whose prompts and first tokens are settled."""
     billed = taken.billed or Usage()
     return replace(
         whole,
@@ -348,7 +349,7 @@ def _empty_chunk(job: Job) -> list[list[TokenChunk]]:
 
 
 def _extend(known: TokenChunk, start: int, piece: TokenChunk) -> None:
-    """Add what is new of a piece that begins behind `start` tokens. A gap ends what is known."""
+    """Append the new tokens of a chunk that begins at token `start`; none behind a gap."""
     skip = len(known.token_ids) - start
     if skip < 0 or known.finish_reason is not None or skip > len(piece.token_ids):
         return
@@ -361,7 +362,7 @@ def _extend(known: TokenChunk, start: int, piece: TokenChunk) -> None:
 
 
 async def _outbox(client: EngineClient, about: OpenStream) -> list[TokenDelta]:
-    """What waits in the outbox of the stream's gateway. Its engine requests are told to stop."""
+    """The stream's deltas in its gateway's outbox. Aborts its engine requests."""
     key = redis_keys.outbox_key(about.outbox, client.settings.key_prefix)
     found: Any = await client.redis.xrange(key)
     mine, running = [], set()
@@ -379,7 +380,7 @@ async def _outbox(client: EngineClient, about: OpenStream) -> list[TokenDelta]:
 
 
 def _says_nothing(delta: TokenDelta) -> bool:
-    """Whether it answers an abort: the gateway had found a stop string, or lost its client."""
+    """Whether it replies to an abort: after a stop string, or when the client had left."""
     aborted = delta.finish_reason == "stop" and not delta.token_ids
     return aborted or delta.finish_reason in ("abort", "error")
 
@@ -390,8 +391,8 @@ def _of(batch: OutboxBatch, about: OpenStream) -> Iterable[TokenDelta]:
 
 
 async def _sweep_again(client: EngineClient, about: OpenStream) -> None:
-    """An engine that still writes for a gateway that is gone works for nobody."""
-    await asyncio.sleep(SWEEP_AGAIN_S)
+    """Abort engine requests that wrote their first tokens for the dead gateway since."""
+    await asyncio.sleep(SWEEP_DELAY_S)
     try:
         await _outbox(client, about)
     except RedisError:  # they end by themselves

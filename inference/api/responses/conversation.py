@@ -1,4 +1,4 @@
-"""What was said before a response, and what is said now, as items that a chat can be made of."""
+"""The conversation that a response continues, as items of a chat."""
 
 from __future__ import annotations
 
@@ -19,20 +19,16 @@ from inference.loop.offload import MAX_INLINE_CHARS
 from inference.request.context import RequestContext
 from storage.access import StoredResponse, access_all_items, access_response_chain
 
-# -- A conversation made short: a summary by its model, sealed for its tenant.
-#
-# The client gets one item, which it sends back in place of the conversation. What is in it only
-# this installation can read, and only for the tenant that it was made for.
-
-
 KIND = "compaction"
 _HEAD = "Summary of the conversation so far:\n\n"
-#: Of a sealed summary, in characters.
+#: Maximum characters of an encrypted summary.
 MAX_SEALED = 1 << 20
 
 
 def encrypt_summary(summary: str, tenant_id: int) -> str:
-    """The summary as clients keep it."""
+    """An item that its client sends back in place of the conversation. Only this installation can
+    read it, and only for its tenant.
+    """
     text = json.dumps({"tenant": tenant_id, "summary": summary})
     return fernet_for(KIND).encrypt(text.encode()).decode()
 
@@ -70,7 +66,7 @@ def _message(item: dict[str, Any], tenant_id: int, param: str) -> dict[str, Any]
 
 @dataclass(frozen=True)
 class ConversationInput:
-    """Items before this turn, and this turn's own. Compactions are their summaries."""
+    """Items before this turn and of this turn, with compactions expanded to their summaries."""
 
     history: list[dict[str, Any]]
     new_items: list[dict[str, Any]]

@@ -27,19 +27,19 @@ from tenants.authentication import reload_caller
 
 logger = logging.getLogger(__name__)
 
-#: How often a running answer is looked up, to hear that it was cancelled.
+#: Seconds between two checks whether a running response was cancelled.
 CANCEL_POLL_INTERVAL_S = 1.0
-#: Events are told so often: what comes meanwhile is one delta.
+#: Seconds between two batches of events; deltas in between are merged.
 EVENT_FLUSH_S = 0.1
 #: How long a response waits for a replica, or for its tenant's limit.
 WAIT_S = 600.0
 MAX_PAUSE_S = 10.0
-#: Between two tries to write what the disk didn't take.
+#: Seconds between two attempts to write to a full disk.
 STORAGE_PAUSE_S = 1.0
 
 
 async def run_response(public_id: str, owner: str) -> None:
-    """Make a background response, unless another worker does or it was cancelled."""
+    """Run a background response, unless another worker does or it was cancelled."""
     row = await run_in_db_thread(
         claim_response, public_id=public_id, owner=owner, seconds=lease_seconds()
     )
@@ -52,7 +52,7 @@ async def run_response(public_id: str, owner: str) -> None:
 
 
 class ResponseRun:
-    """One worker's making of a response that it holds the lease of."""
+    """The run of a response whose lease this worker holds."""
 
     def __init__(self, row: StoredResponse, owner: str) -> None:
         self._row, self._owner = row, owner
@@ -61,7 +61,7 @@ class ResponseRun:
         )
 
     async def run(self) -> None:
-        """Make it, keep it, tell of it; nothing of the kind when it's cancelled or another's."""
+        """Generate, store and publish it, unless it's cancelled or another worker has it."""
         events: list[Event] = []
         try:
             answer = await self._answer()
@@ -79,9 +79,9 @@ class ResponseRun:
                 await self._publish_events([*events, end])
 
     async def _answer(self) -> ResponseAnswer | None:
-        """All of it but its end; None when it was cancelled meanwhile.
+        """All of it but its end; None when it was cancelled.
 
-        Where its replicas were away for too long it's made once more: with its seed it's the same.
+        It's generated again when its replicas were lost for too long: with its seed it's the same.
         """
         deadline = time.monotonic() + WAIT_S
         while True:
@@ -99,7 +99,7 @@ class ResponseRun:
         request = parse_request(row.request)
         request.stream = False  # events are told from here; no gateway's client reads a stream
         if request.seed is None:
-            # Whichever worker makes it, and however often: the same tokens.
+            # Every attempt of every worker generates the same tokens.
             digest = hashlib.sha256(row.public_id.encode()).digest()
             request.seed = int.from_bytes(digest[:7], "big")
         turn = await self._start(request)
@@ -114,13 +114,13 @@ class ResponseRun:
                 )
             return answer if await self._collect(turn, answer) else None
         except asyncio.CancelledError:
-            turn.generation.discard()  # another worker makes it
+            turn.generation.discard()  # another worker generates it
             raise
         finally:
             turn.release()
 
     async def _start(self, request: ResponsesRequest) -> ChatSession | None:
-        """The turn, once there is a replica and the limits allow it; None when it's cancelled."""
+        """The session, once a replica and the limits allow it; None when it's cancelled."""
         row, deadline = self._row, time.monotonic() + WAIT_S
         while await self._update({**row.body, "status": "in_progress"}):
             caller = await reload_caller(row.key_id, row.user_id, row.tenant.slug)
@@ -135,7 +135,7 @@ class ResponseRun:
         return None
 
     async def _collect(self, turn: ChatSession, answer: ResponseAnswer) -> bool:
-        """Run to the end; False when it was cancelled meanwhile."""
+        """Run to the end; False when it was cancelled."""
         looked = time.monotonic()
         while not turn.finished:
             deltas = await turn.next(CANCEL_POLL_INTERVAL_S)
@@ -151,7 +151,7 @@ class ResponseRun:
         return True
 
     async def _update(self, body: dict[str, Any]) -> bool:
-        """Keep it; a full disk is waited for as long as the lease holds."""
+        """Store it; wait for a full disk as long as the lease is held."""
         row, state = self._row, {"status": body["status"], "body": body, "owner": self._owner}
         while True:
             try:
@@ -168,7 +168,7 @@ class ResponseRun:
 
 
 def _retry_delay(error: QuireError) -> float | None:
-    """Seconds until it's worth another try; None: never."""
+    """Seconds until a retry; None for an error that a retry can't help."""
     if error.status not in (429, 503) or isinstance(error, ResumeMismatch):
         return None
     return min(getattr(error, "retry_after", None) or 1.0, MAX_PAUSE_S)
