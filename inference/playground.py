@@ -1,4 +1,4 @@
-"""One answer of the playground: from a `generate` message to its `done` or `error`."""
+"""The playground's WebSocket and its answers, from a `generate` frame to `done` or `error`."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from tenants.websockets import (
 )
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
-#: How often the session is looked at while no token comes.
-WAKE_EVERY_S = 1.0
-#: Fields of a chat request that a frame may have beside `sampling`.
+#: Seconds between two checks of the session while no token comes.
+SESSION_POLL_INTERVAL_S = 1.0
+#: Fields of a chat request that a frame may have besides `sampling`.
 CHAT_FIELDS = ("tools", "tool_choice", "response_format")
-#: Fields of a chat request that `sampling` may not hold: they aren't sampling.
+#: Fields of a chat request that `sampling` must not have.
 NON_SAMPLING_FIELDS = frozenset(
     {"model", "messages", "stream", "stream_options", "n", "best_of", *CHAT_FIELDS}
 )
@@ -52,8 +52,8 @@ class PlaygroundAnswer:
     """Generates and sends frames. Errors become an `error` frame; cancelling its task aborts.
 
     Args:
-        message: a `generate` message with a checked id.
-        check: called between frames; raises `SessionEnded` when the session may not go on.
+        message: a `generate` frame with a checked id.
+        check: called between frames; raises `SessionEnded` when the session is over.
     """
 
     def __init__(
@@ -70,13 +70,13 @@ class PlaygroundAnswer:
         self._stopped = False
 
     def stop(self) -> None:
-        """End it early, as the user wishes: a `done` frame with what there is."""
+        """End it early for the user, with a `done` frame."""
         if self._task is not None and not self._stopped:
             self._stopped = True
             self._task.cancel()
 
     async def run(self) -> None:
-        """All frames, in order. Raises `SessionEnded`."""
+        """Send all frames, in order. Raises `SessionEnded`."""
         self._task = asyncio.current_task()
         record = RequestRecord("playground", model=str(self._message.get("model"))[:200])
         ctx = RequestContext(caller=self._caller, record=record)
@@ -112,17 +112,17 @@ class PlaygroundAnswer:
         return await ChatSession.start(chat, ctx, endpoint="playground")
 
     async def _stream(self, turn: ChatSession) -> str | None:
-        """Frames up to the last delta; returns the finish reason."""
+        """Send frames up to the last delta; return the finish reason."""
         job, generation = turn.job, turn.generation
         start = {"type": "start", "request_id": job.request_id, "model": job.model.name}
         await self._send_frames([start], f"{job.request_id}:1:b1")
         reason: str | None = None
-        if generation.has_told_tokens:  # the page has these from before its connection broke
-            told = await turn.next()
-            reason = told[-1].finish_reason if told else None
+        if generation.has_told_tokens:  # the page received these before its connection broke
+            received = await turn.next()
+            reason = received[-1].finish_reason if received else None
         waiting = False
         while not turn.finished:
-            deltas = await turn.next(WAKE_EVERY_S)
+            deltas = await turn.next(SESSION_POLL_INTERVAL_S)
             await self._check()
             if generation.waiting and not waiting:
                 await self._send_frames([{"type": "waiting"}])
@@ -134,7 +134,7 @@ class PlaygroundAnswer:
         return reason
 
     async def _send_frames(self, frames: list[dict[str, Any]], at: str | None = None) -> None:
-        """Frames that belong together. The last says where the page is once it has them."""
+        """Send frames that belong together. The last has the position after them, `at`."""
         for frame in frames[:-1]:
             await self._send({**frame, "id": self.name, "more": True})
         for frame in frames[-1:]:
@@ -153,7 +153,7 @@ class PlaygroundAnswer:
 
 
 def build_frames(delta: TurnDelta, turn: ChatSession) -> list[dict[str, Any]]:
-    """What is new as frames. Log probabilities of the tokens come with the first."""
+    """A delta as frames, with the log probabilities of its tokens last."""
     frames: list[dict[str, Any]] = []
     for part in merge_adjacent(delta.parts):
         if part.kind in START_KINDS:
@@ -167,26 +167,26 @@ def build_frames(delta: TurnDelta, turn: ChatSession) -> list[dict[str, Any]]:
             frames.append({"type": kind, "text": part.text})
     options, entries = turn.options, delta.increment.entries
     if options.top_logprobs is not None and entries:
-        found = chat_logprobs(entries, options.names, options.top_logprobs)
-        frames.append({"type": "logprobs", "tokens": list(map(_short, found))})
+        logprobs = chat_logprobs(entries, options.names, options.top_logprobs)
+        frames.append({"type": "logprobs", "tokens": list(map(_short, logprobs))})
     return frames
 
 
 def _short(token: dict[str, Any]) -> list[Any]:
-    """A token's text, its log probability, and the same of its alternatives."""
-    tops = [[each["token"], round(each["logprob"], 4)] for each in token["top_logprobs"]]
+    """A token's text, its log probability, and those of its alternatives."""
+    tops = [[top["token"], round(top["logprob"], 4)] for top in token["top_logprobs"]]
     return [token["token"], round(token["logprob"], 4), tops]
 
 
 def _resume_id(turn: ChatSession) -> str:
-    """The `Last-Event-ID` behind which the page can go on; see `inference.request`."""
+    """The event id behind which the page can resume; see `StreamPosition`."""
     output = turn.generation.outputs[0][0]
     end = "." if output.finish_reason is not None else ""
     return f"{turn.job.request_id}:2:{output.num_tokens}{end}"
 
 
 def _after(message: dict[str, Any]) -> str | None:
-    """Where the page wants its answer from. Raises `InvalidRequest`."""
+    """The event id behind which the page resumes its answer. Raises `InvalidRequest`."""
     after = message.get("after")
     if not isinstance(after, str | None):
         raise InvalidRequest("after must be the `at` of a frame.", param="after")
@@ -198,10 +198,9 @@ def _body(message: dict[str, Any]) -> dict[str, Any]:
     sampling = message.get("sampling") or {}
     for name in NON_SAMPLING_FIELDS & sampling.keys():
         raise InvalidRequest(f"'{name}' isn't a sampling field.", param=name)
-    beside = {name: message[name] for name in CHAT_FIELDS if message.get(name) is not None}
     return {
         **sampling,
-        **beside,
+        **{name: message[name] for name in CHAT_FIELDS if message.get(name) is not None},
         "model": message.get("model"),
         "messages": message.get("messages"),
         "stream": True,
@@ -209,25 +208,17 @@ def _body(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tokens_per_s(generation: Generation) -> float:
-    """Tokens after the first, by the time since it; 0 where there was only one, or it's unknown."""
+    """Tokens per second after the first; 0 for a single token, or where it's unknown."""
     count = generation.usage.completion_tokens
     if generation.first_token_at is None or count < 2 or generation.resumed_from is not None:
         return 0.0
     return round((count - 1) / max(time.perf_counter() - generation.first_token_at, 1e-6), 2)
 
 
-# -- `PlaygroundConsumer`: the playground's WebSocket, `/ws/playground/`.
-#
-# Frames are JSON text; `docs/gateway.md` lists them. The session is checked when the socket opens
-# and
-# again while it is used. A frame may name one of the user's own tenants; without one it's the first
-# that they joined.
-
-
 logger = logging.getLogger(__name__)
 MAX_FRAME_CHARS = 1 << 20
 MAX_BAD_FRAMES = 5
-MAX_AT_ONCE = 4
+MAX_RUNNING_ANSWERS = 4
 MAX_ID_CHARS = 64
 MAX_TENANT_CHARS = 63
 RECHECK_SESSION_S = 1.0
@@ -236,7 +227,12 @@ _encode = msgspec.json.Encoder().encode
 
 
 class PlaygroundConsumer(AsyncWebsocketConsumer):
-    """One browser tab. Up to `MAX_AT_ONCE` answers run at a time, each with an id of its own."""
+    """`/ws/playground/`: one browser tab, in which up to `MAX_RUNNING_ANSWERS` run at a time.
+
+    Frames are JSON text, listed in `docs/gateway.md`. The session is checked when the socket opens
+    and while it's used. A frame may name one of the user's tenants; the default is the first that
+    the user joined.
+    """
 
     # No groups and no messages between sockets: an idle one holds no subscription in Redis.
     channel_layer_alias = "none"
@@ -249,10 +245,10 @@ class PlaygroundConsumer(AsyncWebsocketConsumer):
         self._checked_at = 0.0
         self._welcome = False
         self._user: Any = None
-        self._callers: dict[str | None, Caller] = {}  # by tenant, of the last few seconds
+        self._callers: dict[str | None, Caller] = {}  # by tenant, since the last check
 
     async def connect(self) -> None:
-        """Accept, and close at once with a code that the page understands if it's refused."""
+        """Accept; close at once, with a code that the page understands, if it's rejected."""
         await self.accept()
         if not origin_allowed(dict(self.scope["headers"])):
             await self.close(FOREIGN_ORIGIN)
@@ -288,7 +284,7 @@ class PlaygroundConsumer(AsyncWebsocketConsumer):
             await self.close(BAD_MESSAGES)
             return
         if not self._welcome:
-            return  # refused already: the close is on its way
+            return  # already rejected and closing
         try:
             message = parse_object(
                 text_data.encode("utf-8", "surrogatepass"), gateway_settings().max_json_depth
@@ -324,11 +320,11 @@ class PlaygroundConsumer(AsyncWebsocketConsumer):
         except QuireError as error:
             await self._send({"type": "error", "id": name, **envelope(error)})
             return
-        if name in self._answers or len(self._answers) >= MAX_AT_ONCE:
+        if name in self._answers or len(self._answers) >= MAX_RUNNING_ANSWERS:
             refused = InvalidRequest(
                 "This id is in use."
                 if name in self._answers
-                else f"At most {MAX_AT_ONCE} answers may run at once.",
+                else f"At most {MAX_RUNNING_ANSWERS} answers may run at once.",
                 param="id",
             )
             await self._send({"type": "error", "id": name, **envelope(refused)})
@@ -348,7 +344,7 @@ class PlaygroundConsumer(AsyncWebsocketConsumer):
             self._answers.pop(answer.name, None)
 
     async def _check_session(self, tenant: str | None = None) -> Caller:
-        """The caller in one of the user's tenants, looked at again every few seconds.
+        """The caller in one of the user's tenants, checked again every `RECHECK_SESSION_S`.
 
         Raises: `SessionEnded`, or what `caller_for_user` does.
         """
