@@ -62,9 +62,6 @@ async def load_trace_parent(public_id: str) -> str:
     return found.decode() if found else ""
 
 
-# -- Holding a lease while working.
-
-
 def lease_seconds() -> float:
     """A worker that is silent for so long has lost its work to whoever asks for it."""
     return gateway_settings().lease_seconds
@@ -218,9 +215,6 @@ class JobRunner:
 
 async def _coroutine(work: Awaitable[Any] | Coroutine[Any, Any, Any]) -> None:
     await work
-
-
-# -- Telling workers of batches and background responses: see `common.task_queue`.
 
 
 RUN_TASK = "inference.run"

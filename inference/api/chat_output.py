@@ -14,9 +14,6 @@ from inference.parsers.state_machine import Part
 from inference.serving.respond import DONE
 from inference.serving.stream import ChunkEncoder, EventWriter
 
-# -- A chat completion in one body.
-
-
 #: Fields of a message that are always there, as vLLM has them: clients read them unasked.
 OMITTED_WHEN_EMPTY: dict[str, Any] = {
     "refusal": None,

@@ -40,8 +40,6 @@ from inference.serving.stream import ChunkEncoder, EventWriter
 from inference.web.responses import JSON_OR_EVENTS
 from inference.web.views import GatewayRequest, GatewayView
 
-# -- What of a completion request shapes its answer, in one place for both forms.
-
 
 @dataclass(frozen=True)
 class CompletionOptions:
@@ -104,9 +102,6 @@ class CompletionOptions:
         if not self.echoes or self.logprobs is None or scores is None:
             return None
         return echo_logprobs(prompt, scores, self.names, shows_special=self.echoes_ids)
-
-
-# -- A completion in one body.
 
 
 class CompletionBuilder:
@@ -172,9 +167,6 @@ class CompletionBuilder:
             choice["token_ids"] = output.token_ids if shown else []
             choice["prompt_token_ids"] = prompt or None
         return choice
-
-
-# -- A completion as a stream of chunks.
 
 
 _TEXT_PLACEHOLDER = '"\\u0000text"'

@@ -31,9 +31,6 @@ from storage.actions import (
     update_item_conversation,
 )
 
-# -- Bodies of `/v1/conversations`.
-
-
 #: Items of one request, as OpenAI has it.
 MAX_ITEMS = 20
 

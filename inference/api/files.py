@@ -36,9 +36,6 @@ from storage.actions import create_file, delete_file
 from storage.actions.files import lifetime
 from tenants.authentication import Caller
 
-# -- The multipart form of an upload.
-
-
 #: What a file may be for. Others of OpenAI's are refused by name.
 PURPOSES = ("batch",)
 OTHER_PURPOSES = ("assistants", "evals", "fine-tune", "user_data", "vision")

@@ -151,9 +151,6 @@ class MessagesRenderView(AnthropicView):
         return response
 
 
-# -- `POST /tokenize` and `POST /detokenize`, as vLLM has them.
-
-
 #: How a chat is rendered: `ChatRequest`'s fields, which check them.
 CHAT_FIELDS = (
     "model",

@@ -39,9 +39,6 @@ from inference.serving.stream import EventWriter
 from inference.web.responses import JSON_OR_EVENTS
 from inference.web.views import GatewayRequest, GatewayView
 
-# -- The body of `POST /inference/v1/generate`: a prompt as token ids, and how to go on from it.
-
-
 #: Fields of `sampling_params`; all are a completion's too.
 SAMPLING = (
     (SamplingFields.model_fields.keys() - GenerateRequest.model_fields.keys()) | {"logprobs"}
@@ -286,9 +283,6 @@ class TokensStreamWriter(EventWriter[OutputDelta]):
         options = self._request.stream_options
         usage = options is not None and options.include_usage
         return (self._chunk([], usage=True) if usage else b"") + DONE
-
-
-# -- `POST /inference/v1/generate`.
 
 
 class TokensView(GatewayView):

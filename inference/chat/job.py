@@ -32,8 +32,6 @@ from inference.schemas.chat import ChatRequest
 from inference.schemas.sampling import OutputConstraint
 from inference.settings import gateway_settings
 
-# -- What of a chat request shapes its answer, in one place for every form of it.
-
 
 @dataclass(frozen=True)
 class ChatOptions:

@@ -27,8 +27,6 @@ from inference.request.job import ResolvedModel
 from inference.schemas.chat import ChatRequest
 from inference.schemas.sampling import OutputConstraint
 
-# -- `OutputParser`: one output through its reasoning parser and then its tool parser.
-
 
 @dataclass(frozen=True)
 class OutputParserConfig:

@@ -73,9 +73,6 @@ def allow(request: HttpRequest, response: HttpResponseBase) -> None:
         _library.add_response_headers(request, response)
 
 
-# -- What handler.py takes from inference.asgi.
-
-
 logger = logging.getLogger(__name__)
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]

@@ -468,9 +468,6 @@ def _succeeded(task: asyncio.Task[None]) -> bool:
     return not task.cancelled() and task.exception() is None
 
 
-# -- The engine client of the running event loop.
-
-
 _clients: WeakKeyDictionary[asyncio.AbstractEventLoop, EngineClient] = WeakKeyDictionary()
 
 

@@ -14,8 +14,6 @@ from engine.contract.replica_state import Numerics
 from inference.engine_client.journal import Bits
 from inference.engine_client.mailbox import TokenChunk, TokenQueue, chunk_from_delta
 
-# -- `ResumeState`: what another gateway had of requests that are handed in here.
-
 
 @dataclass(frozen=True, slots=True)
 class ResumeState:

@@ -274,9 +274,6 @@ def _next_id(entry_id: bytes) -> str:
     return f"{int(milliseconds)}-{int(sequence) + 1}"
 
 
-# -- The engine client's links to Redis.
-
-
 def short_link(url: str) -> RedisPipeline:
     """For requests, on their way in and out."""
     return RedisPipeline(url, timeout_s=TIMEOUT_S)

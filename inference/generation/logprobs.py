@@ -10,8 +10,6 @@ from engine.contract.messages import TokenLogprobs
 from engine.text import Tokenizer
 from inference.generation.output import OutputState, TokenEntry
 
-# -- `best_of`: the likeliest outputs of those that were made.
-
 
 def best_outputs(outputs: Sequence[OutputState], n: int) -> list[int]:
     """Indices of the outputs to return: all in order, or the best by cumulative log probability."""

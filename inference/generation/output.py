@@ -196,9 +196,6 @@ class OutputState:
         return text
 
 
-# -- One output of an answer in one piece, put together from its increments.
-
-
 @dataclass(slots=True)
 class Collected:
     """All that came of an output so far; the fields are `OutputDelta`'s."""

@@ -53,9 +53,6 @@ class FailFastModel(BaseModel):
         return cast("CoreSchema", _fail_fast_schema(handler(source)))
 
 
-# -- The body of `POST /v1/batches`.
-
-
 MAX_METADATA = 16
 _WINDOW = re.compile(r"([1-9]\d{0,3})([mhd])")
 _UNIT_S = {"m": 60, "h": 3600, "d": 86_400}

@@ -67,9 +67,6 @@ def load_report(form: str, replicas: Iterable[Replica]) -> str:
     return f"TEXT {', '.join(f'named_metrics.{name}={value}' for name, value in figures.items())}"
 
 
-# -- What respond.py takes from inference.api.batches.views.
-
-
 def usage_object(counts: dict[str, int]) -> dict[str, Any]:
     """Token counts in the Responses API's words, as OpenAI's batches have them."""
     return {

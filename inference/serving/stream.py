@@ -80,9 +80,6 @@ class ChunkEncoder:
         return self._start + b'],"usage":' + usage + told + b"}\n\n"
 
 
-# -- What writes one endpoint's stream.
-
-
 #: A comment, and no blank line: behind an event with an id, OpenAI's and Anthropic's clients take
 #: a blank line for an event without data, and fail on it.
 HEARTBEAT = b": keep-alive\n"

@@ -222,8 +222,6 @@ class IdempotencyKey:
         if self._keeper is not None:
             self._keeper.cancel()
 
-    # -- streams ------------------------------------------------------------------------------
-
     def _tee_stream(self, response: EventStreamResponse) -> EventStreamResponse:
         """The same stream, kept once it has ended well."""
         recorded = EventStreamResponse(self._record(response), self._stop_extending)

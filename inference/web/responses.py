@@ -134,9 +134,6 @@ def list_response(
     }
 
 
-# -- What responses.py takes from inference.api.files.
-
-
 class BinaryRenderer(EventStreamRenderer):
     """Bytes as they are; clients ask for them under several names."""
 

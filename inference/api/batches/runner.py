@@ -37,8 +37,6 @@ from storage.actions import claim_batch, fail_batch, finish_batch, start_batch, 
 from storage.actions.batches import journal_paths
 from tenants.authentication import Caller, reload_caller
 
-# -- Counting a batch's results.
-
 
 class BatchCounts:
     """Attributes: completed, failed: requests; expired: those that failed by never running; usage:
