@@ -90,7 +90,7 @@ class EngineConfig(Settings):
     )
     load_format: str = cli_field(
         "auto",
-        "how weights are read; auto: safetensors or GGUF; see docs/load-formats.md",
+        "how weights are read; auto: safetensors or GGUF; see docs/models.md",
         choices=LOAD_FORMATS,
         refused=OTHER_FORMATS,
         same=SAME_FORMATS,

@@ -1,6 +1,6 @@
 """`PoolingParams`: what a request asks of a pooling model. Torch-free.
 
-Names follow vLLM's; see `docs/pooling.md` for what each task gives.
+Names follow vLLM's; see `docs/embeddings.md` for what each task gives.
 """
 
 from __future__ import annotations

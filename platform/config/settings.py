@@ -1,4 +1,4 @@
-"""Settings. Nothing needs to be set for the embedded default; `docs/platform.md` lists the names.
+"""Settings. Nothing needs to be set for the embedded default; `docs/settings.md` lists them.
 
 Embedded: SQLite and an embedded Redis in the data dir. Production: `DATABASE_URL`, `REDIS_URL`.
 """

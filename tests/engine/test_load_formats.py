@@ -257,5 +257,5 @@ def test_a_bridged_model_says_what_it_reads(source: Path, bare: Path) -> None:
 
 
 def test_the_page_names_every_format() -> None:
-    page = (ROOT / "docs/load-formats.md").read_text()
+    page = (ROOT / "docs/models.md").read_text()
     assert all(f"| `{name}` |" in page for name in LOAD_FORMATS)

@@ -25,7 +25,7 @@ def main() -> int:
     """Entry point."""
     parser = argparse.ArgumentParser(prog="python -m tests.survey", description=__doc__)
     parser.add_argument("recipes", nargs="*", metavar="recipe", help="only these (default: all)")
-    parser.add_argument("--output", type=Path, default=Path("docs/models.md"))
+    parser.add_argument("--output", type=Path, default=Path("docs/model-results.md"))
     arguments = parser.parse_args()
     recipes: dict[str, Recipe] = {
         **RECIPES,

@@ -1,4 +1,4 @@
-"""docs/models.md says of each recipe whether it keeps its bits."""
+"""docs/model-results.md says of each recipe whether it keeps its bits."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def tiles(width: int) -> float:
     return 6.0 + 7.2 * -(-width // 8) + 0.25 * width
 
 
-#: Models of 1.1 billion and of 70 million parameters, as measured (docs/lab/speculation.md).
+#: Models of 1.1 billion and of 70 million parameters, as measured (docs/lab.md).
 BILLION = line(
     (1, 1.0), (4, 1.04), (5, 1.11), (8, 1.2), (12, 1.43), (16, 1.93), (32, 3.1), (64, 5.6)
 )  # fmt: skip
