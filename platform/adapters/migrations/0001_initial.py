@@ -1,5 +1,3 @@
-"""Adapters, their versions, their names, and uploads under way."""
-
 import django.core.validators
 import django.db.models.deletion
 from django.conf import settings
@@ -10,8 +8,8 @@ class Migration(migrations.Migration):
     initial = True
 
     dependencies = [
-        ("catalog", "0001_squashed_0005_last_exit_fallbacks_idle"),
-        ("tenants", "0001_squashed_0004_conversations"),
+        ("catalog", "0001_initial"),
+        ("tenants", "0001_initial"),
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
 
@@ -31,13 +29,20 @@ class Migration(migrations.Migration):
                         max_length=100,
                         validators=[
                             django.core.validators.RegexValidator(
-                                r"\A(?!.*/\.{0,2}/)[A-Za-z0-9](?:[A-Za-z0-9._@/-]*[A-Za-z0-9])?\Z",
+                                "\\A(?!.*/\\.{0,2}/)[A-Za-z0-9](?:[A-Za-z0-9._@/-]*[A-Za-z0-9])?\\Z",
                                 "Letters, digits and . _ @ / - inside, but neither //, /./ nor /../.",
                             )
                         ],
                     ),
                 ),
                 ("description", models.CharField(blank=True, max_length=300)),
+                (
+                    "pinned",
+                    models.BooleanField(
+                        default=False,
+                        help_text="What answers under its names stays in every replica's memory.",
+                    ),
+                ),
                 ("created_at", models.DateTimeField(auto_now_add=True)),
                 ("changed_at", models.DateTimeField(auto_now=True)),
                 (
@@ -78,7 +83,7 @@ class Migration(migrations.Migration):
                 ("public_id", models.CharField(max_length=64, unique=True)),
                 (
                     "name",
-                    models.CharField(help_text="Of the adapter that it becomes.", max_length=100),
+                    models.CharField(help_text="Name of the resulting adapter.", max_length=100),
                 ),
                 ("description", models.CharField(blank=True, max_length=300)),
                 ("files", models.JSONField(help_text="File name -> bytes.")),
@@ -184,7 +189,8 @@ class Migration(migrations.Migration):
                 (
                     "worked_at",
                     models.DateTimeField(
-                        auto_now_add=True, help_text="When a worker last had it in hand."
+                        auto_now_add=True,
+                        help_text="Last heartbeat of the worker that processes it.",
                     ),
                 ),
                 (
@@ -215,7 +221,7 @@ class Migration(migrations.Migration):
                         max_length=100,
                         validators=[
                             django.core.validators.RegexValidator(
-                                r"\A(?!.*/\.{0,2}/)[A-Za-z0-9](?:[A-Za-z0-9._@/-]*[A-Za-z0-9])?\Z",
+                                "\\A(?!.*/\\.{0,2}/)[A-Za-z0-9](?:[A-Za-z0-9._@/-]*[A-Za-z0-9])?\\Z",
                                 "Letters, digits and . _ @ / - inside, but neither //, /./ nor /../.",
                             )
                         ],
@@ -225,7 +231,7 @@ class Migration(migrations.Migration):
                     "canary_percent",
                     models.PositiveSmallIntegerField(
                         default=0,
-                        help_text="Of the requests, 0 to 99.",
+                        help_text="Percentage of the requests for the canary, 0 to 99.",
                         validators=[django.core.validators.MaxValueValidator(99)],
                     ),
                 ),
@@ -260,7 +266,7 @@ class Migration(migrations.Migration):
                     "canary",
                     models.ForeignKey(
                         blank=True,
-                        help_text="A version that gets a part of the requests.",
+                        help_text="Canary version, which gets a share of the requests.",
                         null=True,
                         on_delete=django.db.models.deletion.PROTECT,
                         related_name="canary_as",

@@ -1,4 +1,4 @@
-"""`manage.py migrate`: Django's, quick where nothing or everything is to be made."""
+"""`manage.py migrate`: Django's, one process at a time."""
 
 from __future__ import annotations
 
@@ -6,65 +6,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from django.core.management.base import CommandError
 from django.core.management.commands import migrate
-from django.core.management.sql import emit_post_migrate_signal
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from config.fresh_schema import is_current, is_empty, make_tables
-from config.squashed import half_way
-
-#: Options that ask for less than all, or for something else.
-SPECIAL = (
-    "app_label",
-    "migration_name",
-    "check_unapplied",
-    "plan",
-    "fake",
-    "fake_initial",
-    "prune",
-)
-
-#: PostgreSQL's advisory lock that a migration holds; "quire" in ASCII.
+#: Key of PostgreSQL's advisory lock; "quire" in ASCII.
 MIGRATION_LOCK = int.from_bytes(b"quire")
 
 
 class Command(migrate.Command):
-    """Brings the database's schema up to date."""
+    """Updates the database's schema."""
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """One at a time; who comes second finds everything done."""
-        with _migrating(connections[options["database"]]):
-            self._bring_up_to_date(*args, **options)
-
-    def _bring_up_to_date(self, *args: Any, **options: Any) -> None:
-        """Refuse a database that stopped in the middle of steps that are one today."""
-        connection = connections[options["database"]]
-        if apps := half_way(connection):
-            raise CommandError(
-                f"This database is older than this Quire can bring up to date (its {apps[0]} "
-                "tables stopped half-way to November 2026). Open it once with a Quire of that "
-                "month, then with this one."
-            )
-        if not any(options.get(name) for name in SPECIAL):
-            if is_empty(connection):
-                make_tables(connection)
-            if is_current(connection):
-                # What a killed start left out is made now: rights, guards of the audit log.
-                emit_post_migrate_signal(0, options["interactive"], connection.alias)
-                if options["verbosity"] >= 1:
-                    self.stdout.write("The database is up to date.")
-                return
-        super().handle(*args, **options)
+        """Gateways that start together all migrate: later ones wait and have nothing left to do."""
+        with _migration_lock(connections[options["database"]]):
+            super().handle(*args, **options)
 
 
 @contextmanager
-def _migrating(connection: BaseDatabaseWrapper) -> Iterator[None]:
-    """Hold the database's lock for migrations: gateways that start together all migrate.
-
-    SQLite has one writer, and an instance on it one `manage.py up`.
-    """
+def _migration_lock(connection: BaseDatabaseWrapper) -> Iterator[None]:
+    """SQLite needs none: only one `manage.py up` runs on a data directory."""
     if connection.vendor != "postgresql":
         yield
         return
@@ -73,7 +34,7 @@ def _migrating(connection: BaseDatabaseWrapper) -> Iterator[None]:
     try:
         yield
     finally:
-        # A connection that broke has let go of it.
+        # PostgreSQL releases the lock of a broken connection.
         if connection.is_usable():
             with connection.cursor() as cursor:
                 cursor.execute("SELECT pg_advisory_unlock(%s)", [MIGRATION_LOCK])

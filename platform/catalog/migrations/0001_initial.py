@@ -1,24 +1,13 @@
-"""The schema as it was built up to November 2026.
-
-A database that went through the steps it replaces has it already.
-"""
-
 import django.core.validators
 import django.db.models.deletion
 from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-    replaces = [
-        ("catalog", "0001_squashed_0003_aliases"),
-        ("catalog", "0004_num_spares"),
-        ("catalog", "0005_last_exit_fallbacks_idle"),
-    ]
-
     initial = True
 
     dependencies = [
-        ("tenants", "0001_squashed_0004_conversations"),
+        ("tenants", "0001_initial"),
     ]
 
     operations = [
@@ -58,14 +47,14 @@ class Migration(migrations.Migration):
                     models.JSONField(
                         blank=True,
                         default=list,
-                        help_text="Models that answer in its place while no replica of it serves, in this order.",
+                        help_text="Models to use while no replica of this one serves, in this order.",
                     ),
                 ),
                 (
                     "idle_minutes",
                     models.PositiveIntegerField(
                         default=0,
-                        help_text="Its replicas end when nobody has asked for so long, and start again with the next request. 0: they stay.",
+                        help_text="Unload after N minutes without requests; the next request loads it again. 0: never.",
                         validators=[django.core.validators.MaxValueValidator(43200)],
                     ),
                 ),
@@ -105,7 +94,7 @@ class Migration(migrations.Migration):
                     "num_spares",
                     models.PositiveSmallIntegerField(
                         default=0,
-                        help_text="Replicas beside them that are loaded and wait: the first takes over at once when no other one serves.",
+                        help_text="Hot-standby replicas per node.",
                         validators=[django.core.validators.MaxValueValidator(64)],
                     ),
                 ),
@@ -121,7 +110,7 @@ class Migration(migrations.Migration):
                     "managed",
                     models.BooleanField(
                         default=True,
-                        help_text="Off: replicas are started by hand, with `manage.py engine`.",
+                        help_text="Off: replicas are started manually with `manage.py engine`.",
                     ),
                 ),
                 (
@@ -185,10 +174,7 @@ class Migration(migrations.Migration):
                 ("restarts", models.PositiveIntegerField(default=0)),
                 (
                     "last_exit",
-                    models.TextField(
-                        blank=True,
-                        help_text="How its process ended the last time, unless it was told to.",
-                    ),
+                    models.TextField(blank=True, help_text="Reason of the last unexpected exit."),
                 ),
                 ("last_seen", models.DateTimeField(blank=True, null=True)),
                 ("changed_at", models.DateTimeField(auto_now=True)),

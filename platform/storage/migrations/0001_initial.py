@@ -1,8 +1,3 @@
-"""The schema as it was built up to November 2026.
-
-A database that went through the steps it replaces has it already.
-"""
-
 import django.db.models.deletion
 from django.conf import settings
 from django.db import migrations, models
@@ -11,16 +6,10 @@ import storage.models
 
 
 class Migration(migrations.Migration):
-    replaces = [
-        ("storage", "0001_squashed_0003_sizes"),
-        ("storage", "0004_conversations"),
-        ("storage", "0005_items_and_uploads"),
-    ]
-
     initial = True
 
     dependencies = [
-        ("tenants", "0001_squashed_0004_conversations"),
+        ("tenants", "0001_initial"),
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
 

@@ -1,8 +1,3 @@
-"""The schema as it was built up to November 2026.
-
-A database that went through the steps it replaces has it already.
-"""
-
 import django.contrib.auth.validators
 import django.core.serializers.json
 import django.core.validators
@@ -17,13 +12,6 @@ import tenants.validators
 
 
 class Migration(migrations.Migration):
-    replaces = [
-        ("tenants", "0001_squashed_0006_sign_on"),
-        ("tenants", "0002_kept_and_erased"),
-        ("tenants", "0003_requests"),
-        ("tenants", "0004_conversations"),
-    ]
-
     initial = True
 
     dependencies = [
@@ -103,7 +91,7 @@ class Migration(migrations.Migration):
                     models.BooleanField(
                         default=False,
                         editable=False,
-                        help_text="Made an operator by a group of the provider.",
+                        help_text="Operator role granted by a group of the identity provider.",
                     ),
                 ),
                 ("session_epoch", models.PositiveIntegerField(default=0, editable=False)),
@@ -185,7 +173,10 @@ class Migration(migrations.Migration):
                         auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
                     ),
                 ),
-                ("name", models.CharField(blank=True, help_text="What it's for.", max_length=100)),
+                (
+                    "name",
+                    models.CharField(blank=True, help_text="Purpose of the key.", max_length=100),
+                ),
                 ("public_id", models.CharField(editable=False, max_length=16, unique=True)),
                 ("digest", models.CharField(editable=False, max_length=64)),
                 ("scopes", models.JSONField(default=tenants.api_keys.default_scopes)),
@@ -202,7 +193,7 @@ class Migration(migrations.Migration):
                     "max_running_requests",
                     models.PositiveIntegerField(
                         blank=True,
-                        help_text="Requests that may run at a time. Empty: no limit.",
+                        help_text="Maximum concurrent requests. Empty: no limit.",
                         null=True,
                     ),
                 ),
@@ -237,7 +228,7 @@ class Migration(migrations.Migration):
                     models.JSONField(
                         blank=True,
                         default=list,
-                        help_text='Where it may come from, such as ["10.0.0.0/8"]. Empty: anywhere.',
+                        help_text='Client networks allowed to use the key, such as ["10.0.0.0/8"]. Empty: any.',
                         validators=[tenants.validators.validate_addresses],
                     ),
                 ),
@@ -250,7 +241,10 @@ class Migration(migrations.Migration):
                 (
                     "last_used_at",
                     models.DateTimeField(
-                        blank=True, editable=False, help_text="To the minute.", null=True
+                        blank=True,
+                        editable=False,
+                        help_text="Updated at most once a minute.",
+                        null=True,
                     ),
                 ),
                 (
@@ -268,7 +262,7 @@ class Migration(migrations.Migration):
                     models.ForeignKey(
                         blank=True,
                         editable=False,
-                        help_text="The key that this one follows by rotation: limits and budgets count together.",
+                        help_text="First key of this rotation chain; limits and budgets are shared along it.",
                         null=True,
                         on_delete=django.db.models.deletion.PROTECT,
                         related_name="successors",
@@ -364,7 +358,7 @@ class Migration(migrations.Migration):
                     "max_priority",
                     models.PositiveIntegerField(
                         default=0,
-                        help_text="How far before the default of 0 a request may ask to run: priorities down to minus this number are allowed (smaller runs earlier).",
+                        help_text="Highest priority that requests may set: from -N (runs first) to 0.",
                         validators=[django.core.validators.MaxValueValidator(1000)],
                     ),
                 ),
@@ -386,7 +380,7 @@ class Migration(migrations.Migration):
                     "max_running_requests",
                     models.PositiveIntegerField(
                         blank=True,
-                        help_text="Requests that may run at a time. Empty: no limit.",
+                        help_text="Maximum concurrent requests. Empty: no limit.",
                         null=True,
                     ),
                 ),
@@ -394,7 +388,7 @@ class Migration(migrations.Migration):
                     "max_context_tokens",
                     models.PositiveIntegerField(
                         blank=True,
-                        help_text="Of prompt and output together. Empty: the model's.",
+                        help_text="Maximum tokens of prompt plus output. Empty: the model's limit.",
                         null=True,
                     ),
                 ),
@@ -403,7 +397,7 @@ class Migration(migrations.Migration):
                     models.JSONField(
                         blank=True,
                         default=list,
-                        help_text='Of the models that it could use these alone, such as ["small"]. Empty: all.',
+                        help_text='Restrict the tenant to these models, such as ["small"]. Empty: all it can access.',
                         validators=[tenants.validators.validate_models],
                     ),
                 ),
@@ -411,7 +405,7 @@ class Migration(migrations.Migration):
                     "time_zone",
                     models.CharField(
                         default="UTC",
-                        help_text="When days, weeks and months of its budgets begin, such as `Europe/Berlin`.",
+                        help_text="Time zone of the tenant's budget periods, such as `Europe/Berlin`.",
                         max_length=64,
                         validators=[tenants.validators.validate_time_zone],
                     ),
@@ -420,7 +414,7 @@ class Migration(migrations.Migration):
                     "keep_usage_days",
                     models.PositiveIntegerField(
                         blank=True,
-                        help_text="Days that single requests stay in the usage ledger; sums by hour and day stay. Empty: for ever.",
+                        help_text="Days to keep single requests in the usage ledger; hourly and daily sums stay. Empty: forever.",
                         null=True,
                         validators=[
                             django.core.validators.MinValueValidator(35),
@@ -432,7 +426,7 @@ class Migration(migrations.Migration):
                     "keep_content_days",
                     models.PositiveIntegerField(
                         blank=True,
-                        help_text="Days that files, batches and stored answers are kept. Empty: as long as they were made for.",
+                        help_text="Days to keep files, batches and stored responses. Empty: each object's own expiry.",
                         null=True,
                         validators=[
                             django.core.validators.MinValueValidator(1),
@@ -444,7 +438,7 @@ class Migration(migrations.Migration):
                     "store_prompts",
                     models.BooleanField(
                         default=False,
-                        help_text="Keep what was asked and answered with the records of requests, for 30 days at most; its owners and admins can read it.",
+                        help_text="Store prompts and completions with request logs, for at most 30 days. Owners and admins of the tenant can read them.",
                         verbose_name="store prompts",
                     ),
                 ),
@@ -452,7 +446,7 @@ class Migration(migrations.Migration):
                     "keep_conversations",
                     models.BooleanField(
                         default=True,
-                        help_text="Whether the playground keeps conversations; off: in the browser alone.",
+                        help_text="Store playground conversations on the server. Off: only in the browser.",
                     ),
                 ),
                 (
@@ -510,7 +504,7 @@ class Migration(migrations.Migration):
                     models.BooleanField(
                         default=False,
                         editable=False,
-                        help_text="Given by a group of the identity provider.",
+                        help_text="Granted by a group of the identity provider.",
                     ),
                 ),
                 ("created_at", models.DateTimeField(auto_now_add=True)),
@@ -622,11 +616,7 @@ class Migration(migrations.Migration):
                 ("actor_label", models.CharField(max_length=200)),
                 (
                     "address",
-                    models.CharField(
-                        blank=True,
-                        help_text="The IP address that it was asked for from.",
-                        max_length=45,
-                    ),
+                    models.CharField(blank=True, help_text="Client IP address.", max_length=45),
                 ),
                 ("action", models.CharField(db_index=True, max_length=60)),
                 ("target_type", models.CharField(max_length=60)),

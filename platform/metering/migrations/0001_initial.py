@@ -1,8 +1,3 @@
-"""The schema as it was built up to November 2026.
-
-A database that went through the steps it replaces has it already.
-"""
-
 from decimal import Decimal
 
 import django.core.validators
@@ -12,19 +7,10 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-    replaces = [
-        ("metering", "0001_squashed_0004_webhooks"),
-        ("metering", "0002_adapters"),
-        ("metering", "0003_webhook_deliveries"),
-        ("metering", "0004_sums_by_adapter"),
-        ("metering", "0005_in_place_of"),
-        ("metering", "0006_requests"),
-    ]
-
     initial = True
 
     dependencies = [
-        ("tenants", "0001_squashed_0004_conversations"),
+        ("tenants", "0001_initial"),
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
 
@@ -40,10 +26,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "model",
-                    models.CharField(
-                        help_text="As clients name it; an adapter has a name of its own.",
-                        max_length=200,
-                    ),
+                    models.CharField(help_text="Model or adapter name in the API.", max_length=200),
                 ),
                 ("valid_from", models.DateTimeField()),
                 (
@@ -162,7 +145,7 @@ class Migration(migrations.Migration):
                 (
                     "status",
                     models.PositiveSmallIntegerField(
-                        blank=True, help_text="Of the last try.", null=True
+                        blank=True, help_text="HTTP status of the last attempt.", null=True
                     ),
                 ),
                 ("error", models.CharField(blank=True, max_length=300)),
@@ -229,7 +212,7 @@ class Migration(migrations.Migration):
                     "alert_percent",
                     models.PositiveSmallIntegerField(
                         default=80,
-                        help_text="The tenant is told once a period when so much is spent. 0: never.",
+                        help_text="Alert the tenant once per period at this percentage of the budget. 0: never.",
                         validators=[django.core.validators.MaxValueValidator(100)],
                     ),
                 ),
@@ -238,14 +221,17 @@ class Migration(migrations.Migration):
                     models.DateTimeField(
                         blank=True,
                         editable=False,
-                        help_text="The period that was told of last.",
+                        help_text="Start of the last period with a mail alert.",
                         null=True,
                     ),
                 ),
                 (
                     "webhook_for",
                     models.DateTimeField(
-                        blank=True, editable=False, help_text="The same, by webhook.", null=True
+                        blank=True,
+                        editable=False,
+                        help_text="Start of the last period with a webhook alert.",
+                        null=True,
                     ),
                 ),
                 ("created_at", models.DateTimeField(auto_now_add=True)),
@@ -298,7 +284,7 @@ class Migration(migrations.Migration):
                 (
                     "request_id",
                     models.CharField(
-                        help_text="The ledger's id; of a refused request its own.",
+                        help_text="ID in the usage ledger; a generated one for rejected requests.",
                         max_length=200,
                         unique=True,
                     ),
@@ -334,14 +320,17 @@ class Migration(migrations.Migration):
                 (
                     "code",
                     models.CharField(
-                        blank=True, default="", help_text="Of the refusal.", max_length=60
+                        blank=True,
+                        default="",
+                        help_text="Error code of the rejection.",
+                        max_length=60,
                     ),
                 ),
                 (
                     "times",
                     models.PositiveIntegerField(
                         default=1,
-                        help_text="More than 1: so many refusals of one kind, kept as one.",
+                        help_text="Number of identical rejections that this row stands for.",
                     ),
                 ),
                 ("finish_reason", models.CharField(blank=True, default="", max_length=40)),
@@ -439,7 +428,7 @@ class Migration(migrations.Migration):
                 ("completion_tokens", models.PositiveBigIntegerField()),
                 (
                     "cost_nanos",
-                    models.PositiveBigIntegerField(help_text="In 1e-9 of the currency."),
+                    models.PositiveBigIntegerField(help_text="Cost in 1e-9 of the currency."),
                 ),
                 ("start", models.DateTimeField()),
                 (
@@ -498,7 +487,7 @@ class Migration(migrations.Migration):
                     models.CharField(
                         blank=True,
                         default="",
-                        help_text="The model that was asked for, and was down.",
+                        help_text="Requested model, if a fallback answered.",
                         max_length=200,
                     ),
                 ),
@@ -603,7 +592,7 @@ class Migration(migrations.Migration):
                 ("completion_tokens", models.PositiveBigIntegerField()),
                 (
                     "cost_nanos",
-                    models.PositiveBigIntegerField(help_text="In 1e-9 of the currency."),
+                    models.PositiveBigIntegerField(help_text="Cost in 1e-9 of the currency."),
                 ),
                 ("start", models.DateTimeField()),
                 (
