@@ -1,4 +1,4 @@
-"""Looking at what is stored: facts, not contents."""
+"""What tenants store, in Django's admin: facts, not contents."""
 
 from django.contrib import admin
 
@@ -18,6 +18,7 @@ from tenants.admin import ReadOnlyModelAdmin
 class StoredFileAdmin(ReadOnlyModelAdmin):
     """Files."""
 
+    console_page = "files"
     list_display = ("public_id", "tenant", "filename", "purpose", "size", "created_at")
     list_filter = ("purpose", "tenant")
     search_fields = ("public_id", "filename", "tenant__slug")
@@ -26,19 +27,20 @@ class StoredFileAdmin(ReadOnlyModelAdmin):
 
 @admin.register(Batch)
 class BatchAdmin(ReadOnlyModelAdmin):
-    """Batches and how far they are."""
+    """Batches and their progress."""
 
+    console_page = "batches"
     list_display = (
         "public_id", "tenant", "endpoint", "status", "total", "completed", "failed", "created_at",
     )  # fmt: skip
-    list_filter = ("status", "endpoint", "tenant")
+    list_filter = ("status", "tenant")
     search_fields = ("public_id", "tenant__slug")
     list_select_related = ("tenant",)
 
 
 @admin.register(StoredResponse)
 class StoredResponseAdmin(ReadOnlyModelAdmin):
-    """Stored responses. What was said is the tenant's business."""
+    """Stored responses. The content is the tenant's alone."""
 
     list_display = ("public_id", "tenant", "status", "background", "created_at", "expires_at")
     list_filter = ("status", "background", "tenant")
@@ -49,10 +51,10 @@ class StoredResponseAdmin(ReadOnlyModelAdmin):
 
 @admin.register(StoredCompletion)
 class StoredCompletionAdmin(ReadOnlyModelAdmin):
-    """Stored chat completions. What was said is the tenant's business."""
+    """Stored chat completions. The content is the tenant's alone."""
 
     list_display = ("public_id", "tenant", "model", "created_at", "expires_at")
-    list_filter = ("model", "tenant")
+    list_filter = ("tenant",)
     search_fields = ("public_id", "tenant__slug")
     list_select_related = ("tenant",)
     exclude = ("messages", "body", "metadata")
@@ -60,7 +62,7 @@ class StoredCompletionAdmin(ReadOnlyModelAdmin):
 
 @admin.register(SavedConversation)
 class SavedConversationAdmin(ReadOnlyModelAdmin):
-    """Conversations of the playground. What was said, titles too, is their owner's business."""
+    """Conversations of the playground. Content and titles are their owner's alone."""
 
     list_display = ("public_id", "tenant", "user", "size", "changed_at", "expires_at", "shared_at")
     list_filter = ("tenant",)
@@ -71,7 +73,7 @@ class SavedConversationAdmin(ReadOnlyModelAdmin):
 
 @admin.register(ItemConversation)
 class ItemConversationAdmin(ReadOnlyModelAdmin):
-    """Conversations of the API. What was said is the tenant's business."""
+    """Conversations of the API. The content is the tenant's alone."""
 
     list_display = ("public_id", "tenant", "size", "changed_at", "expires_at")
     list_filter = ("tenant",)
@@ -82,7 +84,7 @@ class ItemConversationAdmin(ReadOnlyModelAdmin):
 
 @admin.register(StoredUpload)
 class StoredUploadAdmin(ReadOnlyModelAdmin):
-    """Files that come in parts."""
+    """Uploads of files in parts."""
 
     list_display = ("public_id", "tenant", "filename", "status", "size", "created_at", "expires_at")
     list_filter = ("status", "tenant")

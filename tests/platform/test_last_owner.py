@@ -69,48 +69,6 @@ def by_rest(world: World, act: str, user: User) -> bool:
     return answer.status_code == 409
 
 
-def by_admin(world: World, act: str, user: User) -> bool:
-    client = as_operator(world)
-    people, members = "admin:tenants_user", "admin:tenants_membership"
-    profile = {
-        "username": user.username,
-        "email": user.email,
-        "memberships-TOTAL_FORMS": 0,
-        "memberships-INITIAL_FORMS": 0,
-    }
-    standing = {"is_staff": "on", "is_superuser": "on"} if user.is_superuser else {}
-    ways: dict[str, Callable[[], tuple[str, Any]]] = {
-        "deactivate": lambda: (
-            reverse(f"{people}_change", args=[user.pk]),
-            {**profile, **standing},
-        ),
-        "take standing": lambda: (
-            reverse(f"{people}_change", args=[user.pk]),
-            {**profile, "is_active": "on"},
-        ),
-        "delete": lambda: (reverse(f"{people}_delete", args=[user.pk]), {"post": "yes"}),
-        "delete selected": lambda: (
-            reverse(f"{people}_changelist"),
-            {"action": "delete_selected", "_selected_action": [user.pk], "post": "yes"},
-        ),
-        "demote": lambda: (
-            reverse(f"{members}_change", args=[owned(user).pk]),
-            {"role": "member"},
-        ),
-        "remove": lambda: (
-            reverse(f"{members}_delete", args=[owned(user).pk]),
-            {"post": "yes"},
-        ),
-        "remove selected": lambda: (
-            reverse(f"{members}_changelist"),
-            {"action": "delete_selected", "_selected_action": [owned(user).pk], "post": "yes"},
-        ),
-    }
-    url, data = ways[act]()
-    page = client.post(url, data, follow=True).content.decode()
-    return "needs at least one" in page
-
-
 def by_command(world: World, act: str, user: User) -> bool:
     words = {
         "deactivate": ("update_user", user.username, "--off"),
@@ -152,17 +110,12 @@ Face = Callable[[World, str, User], bool]
 FACES: list[tuple[Face, tuple[str, ...]]] = [
     (by_console, ("demote", "remove")),
     (by_rest, ("deactivate", "demote", "delete", "remove")),
-    (
-        by_admin,
-        ("deactivate", "demote", "delete", "delete selected", "remove", "remove selected"),
-    ),
     (by_command, ("deactivate", "demote", "delete", "remove")),
     (by_groups, ("demote", "remove")),
     (by_the_shell, ("delete", "delete selected", "remove")),
 ]
 OPERATOR_FACES: list[tuple[Face, tuple[str, ...]]] = [
     (by_rest, ("deactivate", "take standing", "delete")),
-    (by_admin, ("deactivate", "take standing", "delete", "delete selected")),
     (by_command, ("deactivate", "take standing", "delete")),
     (by_groups, ("take standing",)),
     (by_the_shell, ("delete", "delete selected")),

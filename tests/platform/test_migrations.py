@@ -20,6 +20,7 @@ def test_no_migration_is_missing() -> None:
     call_command("makemigrations", "--check", "--dry-run", verbosity=0)
 
 
+@pytest.mark.system
 def test_what_a_killed_first_start_left_out_is_made_by_the_next(tmp_path: Path) -> None:
     triggers = "SELECT name FROM sqlite_master WHERE type = 'trigger' ORDER BY name"
     permissions = "SELECT count(*) FROM auth_permission"
