@@ -1,4 +1,4 @@
-"""allauth's hooks for OpenID Connect: who is let in, and as what."""
+"""allauth's hooks for accounts, second factors and OpenID Connect."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ from tenants import actions
 from tenants.actions.users import SSO_ACTOR, roles_from_groups, sync_roles_from_groups
 from tenants.audit import log_action
 from tenants.models import Membership, User
-
-# -- allauth's hooks for local accounts.
 
 
 class AccountAdapter(DefaultAccountAdapter):
@@ -55,9 +53,6 @@ class AccountAdapter(DefaultAccountAdapter):
         """Only where mail is set up."""
         if settings.SMTP_URL:
             super().send_mail(template_prefix, email, context)
-
-
-# -- allauth's hooks for second factors.
 
 
 class SecondFactorAdapter(DefaultMFAAdapter):

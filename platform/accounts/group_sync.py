@@ -213,12 +213,9 @@ def _box() -> Any:
     return fernet_for("sign-on tokens")
 
 
-# -- Requests to the identity provider: by the rules of `common.outbound_http`.
-#
-# The provider's own document says where its other pages are, so these may lie anywhere too: names
-# are
-# resolved once and must be public (or in `QUIRE_EGRESS_NETWORKS`), and redirects aren't followed.
-
+# The provider's discovery document names its other URLs, so those are untrusted too: their hosts
+# are resolved once and must be public (or in `QUIRE_EGRESS_NETWORKS`), and redirects aren't
+# followed.
 
 #: Where a provider may run beside this process, when the operator has named it so.
 LOOPBACK = ("localhost", "127.0.0.1")

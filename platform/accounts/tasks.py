@@ -1,4 +1,4 @@
-"""Celery's tasks of the wiring."""
+"""Celery tasks of accounts."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ from celery.exceptions import SoftTimeLimitExceeded
 
 from accounts import group_sync as groups
 from accounts.mail_backend import TASK, unpacked
-
-# -- Celery's tasks of this app.
-
 
 logger = logging.getLogger(__name__)
 

@@ -62,9 +62,6 @@ def invitation(request: HttpRequest, token: str) -> HttpResponse:
     return render(request, "console/invitation.html", context)
 
 
-# -- Ending one of one's own sessions; allauth's page ends all others at once.
-
-
 @require_POST
 @login_required
 def end_session(request: HttpRequest, pk: int) -> HttpResponse:

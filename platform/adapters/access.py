@@ -23,9 +23,8 @@ from tenants.access import AccessSubject, access_role, access_tenants
 from tenants.actors import require_operator, to_actor
 from tenants.models import Role, Tenant
 
-# -- What budgets and prices may be for: names of models and of adapters, today.
-#
-# Either may be set before there is such a model, so a name that nothing has is told, not refused.
+# Budgets and prices may name a model that doesn't exist yet, so an unknown name is a warning, not
+# an error.
 
 
 def names_for(tenant: Tenant) -> frozenset[str]:
@@ -125,9 +124,6 @@ def access_upload(user: AccessSubject, tenant: Tenant | None, public_id: str) ->
     if found is None:
         raise NotFound("Upload not found.")
     return found
-
-
-# -- What adapters were used for, from the ledger.
 
 
 DAYS = 14

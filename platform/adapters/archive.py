@@ -31,10 +31,8 @@ from engine.contract.lora import (
 )
 from engine.contract.validation import format_value
 
-# -- What an adapter's files are, whatever they're called: looked at before anything is kept.
-#
-# Whether they fit a model, and whether their weights are numbers, is for `engine.lora.check`.
-
+# Files are checked before any is stored. `engine.lora.check` checks that they fit the model and
+# that their weights are finite.
 
 MAX_CONFIG_BYTES = 1 << 20
 MAX_RANK = 1 << 16

@@ -1,4 +1,4 @@
-"""A version of an adapter: weights by their digest, and what their check found."""
+"""Adapters, their uploads, versions and aliases."""
 
 from django.conf import settings
 from django.core.validators import MaxValueValidator, RegexValidator
@@ -6,9 +6,6 @@ from django.db import models
 
 from catalog.models import ServedModel
 from tenants.models import Tenant
-
-# -- A LoRA adapter: a name that a tenant gives to versions of weights.
-
 
 #: No colon: `base:name` must be read in one way alone. Clients and proxies shorten paths, so a name
 #: in one must be as short as it gets.
@@ -70,9 +67,6 @@ class Adapter(models.Model):
     def owner(self) -> str:
         """The tenant's slug, "" for a shared one: the engine's quotas of memory go by it."""
         return self.tenant.slug if self.tenant is not None else ""
-
-
-# -- An upload under way: which files, how large, for which adapter.
 
 
 class AdapterUpload(models.Model):
@@ -173,9 +167,6 @@ class AdapterVersion(models.Model):
         """Why it was refused, "" if it wasn't."""
         error = self.report.get("error") if isinstance(self.report, dict) else None
         return str(error.get("message", "")) if isinstance(error, dict) else ""
-
-
-# -- An alias: a name that clients send, and which versions answer under it.
 
 
 class AdapterAlias(models.Model):

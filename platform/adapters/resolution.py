@@ -36,11 +36,8 @@ from tenants.actors import Actor
 from tenants.authentication import Caller
 from tenants.models import Tenant
 
-# -- Rows of adapters that a resolver found for a tenant: kept, checked and taken live as any other.
-#
-# A tenant gets a version of its own, so what one has resolved is never another's, and what a name
-# leads to is content: files that change afterwards change nothing that is served.
-
+# Each tenant gets its own version of what a resolver finds, so no tenant uses another's. The
+# version is the content: files that change later change nothing that is served.
 
 logger = logging.getLogger(__name__)
 

@@ -21,12 +21,9 @@ from engine.contract.errors import ConfigError, InvalidRequest
 from engine.contract.lora import CONFIG_FILE, WEIGHTS_FILE, LoRARequest
 from engine.contract.plugins import LoRAResolver, is_wanted, load_lora_resolvers
 
-# -- `hf_hub_resolver`: adapters of repositories that the operator names, fetched when asked for.
-#
-# A request's `owner/name` is the adapter at such a repository's top, `owner/name/folder` one in a
-# folder of it. Nothing but its configuration, its safetensors and its tokenizer's files is ever
-# fetched, all of one commit; a repository that the operator doesn't name is never asked for.
-
+# `hf_hub_resolver`: a request's `owner/name` is the adapter in that repository's root,
+# `owner/name/folder` one in a subfolder. Only its configuration, safetensors and tokenizer files
+# are downloaded, all of one commit, and only from repositories that the operator allows.
 
 #: As the page of vLLM's resolvers calls it.
 HUB_RESOLVER = "hf_hub_resolver"

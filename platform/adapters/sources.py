@@ -19,8 +19,6 @@ from common.errors import AdapterInvalid, AdapterTooLarge
 from engine.contract.errors import InvalidRequest
 from engine.contract.lora import CONFIG_FILE, WEIGHTS_FILE
 
-# -- Which model an adapter's configuration says that it's for.
-
 
 def is_adapter_of(config: Path, model: str) -> bool:
     """Whether a configuration says that it's an adapter, and of this model."""

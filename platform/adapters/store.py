@@ -21,9 +21,6 @@ from common.errors import AdapterTooLarge
 from engine.contract.lora import CONFIG_FILE, WEIGHTS_FILE, adapter_digest
 from tenants.models import Tenant
 
-# -- How much room adapters have, one and all of a tenant's together.
-
-
 #: The code of what is refused because of what a tenant keeps already.
 FULL = "adapter_storage_full"
 

@@ -33,13 +33,9 @@ from engine.contract.errors import QuireError
 from tenants.actors import SYSTEM_ACTOR
 from tenants.audit import log_action
 
-# -- Checking a version in a process of its own, before any engine sees it.
-#
-# The program is the engine's: it reads header, shapes, rank and numbers, says what it found, and
-# then
-# lets a few prompts through the adapter and through a plain merge. Storeys above the engine run it
-# and read its JSON objects; they never load torch.
-
+# A version is checked by a program of the engine in its own process: it reads header, shapes,
+# rank and numbers, prints its findings as JSON objects, then runs a few prompts through the
+# adapter and through merged weights. Nothing here loads torch.
 
 logger = logging.getLogger(__name__)
 

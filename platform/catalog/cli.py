@@ -11,8 +11,6 @@ from engine.contract.engine_config import SETTINGS
 from engine.contract.vllm_flags import BY_NAME, translate_vllm_settings
 from engine.text.chat_template import read_template
 
-# -- What the model commands have in common.
-
 
 def find_model(name: str) -> ServedModel:
     """The model, or a `CommandError` that names those there are."""

@@ -53,9 +53,6 @@ def replica_command(
     ]
 
 
-# -- Whether engine settings can be used here: by the engine's own rules, and by what apps add.
-
-
 #: Raises `ConfigError` (with `param`) for settings that can't be used.
 SettingsCheck = Callable[[Mapping[str, Any]], None]
 _checks: list[SettingsCheck] = []

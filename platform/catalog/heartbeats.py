@@ -19,8 +19,6 @@ from engine.contract.messages import ControlRequest, Heartbeat, ReplicaEvent
 from engine.system.redis_client import sync_client
 from engine.system.step_record import LastStep, SharedStepRecord
 
-# -- An operator's word to a replica, through its inbox.
-
 
 def send_control(replica_id: str, command: str, **details: Any) -> None:
     """Put a `ControlRequest` into the replica's inbox. Raises `ServiceUnavailable` without
@@ -75,12 +73,9 @@ def registered_replicas(client: redis.Redis, prefix: str) -> set[str]:
     }
 
 
-# -- Telling gateways at once that a replica's process is dead: its heartbeat takes seconds to
-# expire.
-#
-# A stream's pause is what finding the death takes, and a prompt's computation. Told with it is
-# which requests the process was at, so that nobody else is taken for what killed it.
-
+# A dead replica's heartbeat takes seconds to expire. Gateways are notified at once, since streams
+# pause until the death is detected. The notice lists the requests that were running, so that no
+# other request is blamed for the crash.
 
 #: Removes a heartbeat unless another process wrote one since. KEYS: it. ARGV: what it was.
 DELETE_HEARTBEAT_SCRIPT = (

@@ -123,9 +123,6 @@ def replica_figures(beat: Heartbeat, *, operator: bool) -> dict[str, Any]:
     return figures
 
 
-# -- What models and replicas do right now: the topic `now`, and what a page asks for as it opens.
-
-
 def now(tenant_id: int) -> dict[str, Any]:
     """The models that a tenant may use, and their replicas; for operators all, with hosts."""
     if tenant_id == ALL_TENANTS:
@@ -197,9 +194,6 @@ def failures_of(beats: Iterable[Heartbeat], rows: Iterable[Replica]) -> list[dic
     ]
 
 
-# -- What live_status.py takes from console.views.overview.
-
-
 def overview_of(reader: AccessSubject, tenant: str | None) -> dict[str, Any]:
     """The same for whoever asks. Raises `NotFound` for a stranger's tenant, redis.RedisError."""
     if tenant:
@@ -218,9 +212,6 @@ def _visible(user: AccessSubject, operator: bool) -> tuple[list[ServedModel], li
         served = served | access_served_models(tenant)
         rows = rows | access_replicas(tenant)
     return list(served.distinct()), list(rows.distinct())
-
-
-# -- Where adapters' weights lie right now, by the replicas' heartbeats.
 
 
 RESIDENCY_ORDER = {tier: place for place, tier in enumerate(TIERS)}

@@ -1,4 +1,4 @@
-"""A model under the name that clients use."""
+"""Served models and their replicas."""
 
 from typing import Any
 
@@ -146,9 +146,6 @@ class ServedModel(models.Model):
     def engine_settings(self) -> dict[str, Any]:
         """All that `EngineConfig.from_mapping` needs for a replica of this model."""
         return {**self.settings, "model": self.source, "served_model_name": self.name}
-
-
-# -- A replica as last seen.
 
 
 class ReplicaState(models.TextChoices):

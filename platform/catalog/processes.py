@@ -166,11 +166,9 @@ def set_parent_death_signal(number: signal.Signals) -> Callable[[], None] | None
     return prepare
 
 
-# -- Ending what a signal (SIGSTOP) has frozen, whatever those who started it wait for.
-#
-# A process that stands still may hold the database's write lock, and then the loop that looks after
-# it waits for that lock. So who looks for such processes is a thread that asks the kernel alone.
-
+# A process that is stopped by SIGSTOP may hold the database's write lock, and the supervisor's
+# loop waits for that lock. So a separate thread, which only asks the kernel, ends stopped
+# processes.
 
 logger = logging.getLogger(__name__)
 

@@ -9,9 +9,6 @@ from common.errors import Conflict, ServiceUnavailable
 from tenants.actors import Actor
 from tenants.models import User
 
-# -- Restarting a model's replicas one after the other, so that the others serve meanwhile.
-
-
 POLL_S = 0.2
 
 

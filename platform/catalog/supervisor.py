@@ -31,12 +31,9 @@ from engine.contract import redis_keys
 from engine.contract.messages import Heartbeat, ModelInfo
 from engine.system.redis_client import sync_client
 
-# -- Saying that a replica is on its way, while its process can't speak yet.
-#
-# A process that was just started has to import its engine before its first heartbeat: seconds, and
-# half a minute on a machine that is busy. Until then its supervisor says "loading" in its place, so
-# that gateways keep the streams that wait for it.
-
+# A new process imports its engine before its first heartbeat: seconds, or half a minute on a busy
+# machine. Until then the supervisor reports "loading" for it, so that gateways keep the streams
+# that wait for it.
 
 #: Writes a heartbeat unless one that isn't a supervisor's for this very process is there.
 #: KEYS: it, the replica ids. ARGV: the incarnation, the heartbeat, its TTL, the replica id.

@@ -21,9 +21,6 @@ from tenants.access import find_unknown_models
 from tenants.models import Tenant
 from tenants.redaction import without_credentials
 
-# -- What commands.py takes from tenants.cli.
-
-
 UNITS = {"m": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days=1)}
 
 

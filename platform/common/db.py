@@ -123,9 +123,6 @@ def _close_stale_connections() -> None:
             each.close_if_unusable_or_obsolete()
 
 
-# -- Saving a row only when it's right, with errors that name the field.
-
-
 def save_valid(row: models.Model, *, unchecked: Collection[str] = ()) -> None:
     """Check all fields but those named `unchecked`, and save.
 

@@ -1,8 +1,6 @@
-"""What the control plane answers when it refuses."""
+"""Errors of the control plane."""
 
 from engine.contract.errors import InvalidRequest, QuireError
-
-# -- What metering answers when it refuses.
 
 
 class RateLimited(QuireError):
@@ -75,9 +73,6 @@ class QueryTimeout(InvalidRequest):
     code = "query_timeout"
 
 
-# -- What the catalogue answers when it refuses.
-
-
 class ModelNotFound(NotFound):
     """There's no such model, or it's not for this caller: both look the same."""
 
@@ -90,9 +85,6 @@ class HubUnavailable(QuireError):
     status = 502
     code = "hub_unavailable"
     error_type = "server_error"
-
-
-# -- What the store of adapters answers when it refuses.
 
 
 class AdapterInvalid(InvalidRequest):
@@ -117,9 +109,6 @@ class OffsetMismatch(Conflict):
         super().__init__(message, param="offset")
         self.offset = offset
         self.headers = {"Upload-Offset": str(offset)}
-
-
-# -- What the store answers when it refuses.
 
 
 class TooManyPending(QuireError):

@@ -67,9 +67,6 @@ def secret_key(data_dir: Path) -> str:
     return path.read_text(encoding="ascii").strip()
 
 
-# -- What files.py takes from config.up.banner.
-
-
 #: In the data dir while an instance runs: where `manage.py chat` finds it.
 INSTANCE_FILE = "instance.json"
 
@@ -82,8 +79,7 @@ def instance_url(data_dir: Path) -> str:
         return ""
 
 
-# -- Public names of stored objects: 128 random bits, so that none can be guessed.
-
+# Public names of stored objects are 128 random bits, so that none can be guessed.
 
 _SHAPE = re.compile(r"[a-z]+[-_][0-9a-f]{32}")
 
@@ -101,9 +97,6 @@ def derived_id(prefix: str, of: str) -> str:
 def is_id(text: str) -> bool:
     """Whether the text has the shape of an id of ours. What has not is never looked up."""
     return _SHAPE.fullmatch(text) is not None
-
-
-# -- Long downloads, piece by piece, whatever server they go through.
 
 
 def download(

@@ -22,9 +22,6 @@ from django.conf import settings
 
 from engine.contract.errors import InvalidRequest, QuireError
 
-# -- What outbound_http.py takes from tenants.validators.
-
-
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 

@@ -18,10 +18,8 @@ from typing import Any, TypeVar
 from django.core.checks import CheckMessage, Warning
 from django.core.exceptions import ImproperlyConfigured
 
-# -- Reading settings from environment variables, with errors that name the variable.
-#
-# What is read is remembered, with its default: `common.effective_settings` shows it to operators.
-
+# Values that are read are recorded with their defaults: `common.effective_settings` shows them to
+# operators.
 
 TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
 
@@ -314,9 +312,6 @@ GROUPS: dict[str, dict[str, str]] = {
         "QUIRE_API_KEY": "API key for `manage.py chat`.",
     },
 }
-
-
-# -- Environment variables that look like settings and are none: most often a slip of the pen.
 
 
 #: What nobody sets for an installation: for developers, tests, and processes among themselves.

@@ -17,11 +17,8 @@ from typing import Any
 
 from engine.contract.redis_keys import KEY_PREFIX
 
-# -- Durations counted by how long they were, so that counts of many places can be added up.
-#
-# Four counts to each doubling, from half a millisecond to half an hour: a percentile that is read
-# from them is off by less than a tenth.
-
+# Histograms of durations that can be added up: four buckets per doubling, from half a millisecond
+# to half an hour, so that a percentile is off by less than a tenth.
 
 MIN_DURATION_S = 0.0005
 BUCKETS_PER_DOUBLING = 4
@@ -56,9 +53,6 @@ def merge_histograms(into: dict[int, int], spread: Mapping[int, int] | Mapping[s
     """Add counts; JSON has their places as text."""
     for place, count in spread.items():
         into[int(place)] = into.get(int(place), 0) + count
-
-
-# -- How finely what is how old is known.
 
 
 #: Seconds of a bucket -> seconds that buckets of that width are kept, the finest first. Each width

@@ -1,10 +1,8 @@
-"""`TrafficSample`: what was asked and answered in a bucket of time."""
+"""Time series of traffic and of KV pools, for the charts of the overview."""
 
 from django.db import models
 
 from tenants.models import Tenant
-
-# -- `PoolSample`: how full a model's replicas were.
 
 
 class PoolSample(models.Model):

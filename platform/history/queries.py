@@ -1,4 +1,4 @@
-"""Who gets how much of the engines: service by tenant against weight, and what is reserved."""
+"""Queries for charts: service by tenant against its weight, and history by range."""
 
 from __future__ import annotations
 
@@ -23,9 +23,6 @@ from history.read import (
 from tenants.access import AccessSubject, access_tenant, first_tenant
 from tenants.actors import to_actor
 from tenants.models import Tenant
-
-# -- What happened, for the charts of the overview: JSON for one range, narrowed and in groups.
-
 
 DEFAULT_RANGE = "30m"
 #: What lines can be told apart by -> the column that holds it.

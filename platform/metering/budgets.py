@@ -202,9 +202,6 @@ def _spooled(client: redis.Redis) -> tuple[str, dict[str, UsageRecord]]:
     return last_id, found
 
 
-# -- Reading budgets: what they allow and what is spent.
-
-
 @dataclass(frozen=True)
 class BudgetState:
     """A budget now.

@@ -15,9 +15,6 @@ from django.utils import timezone
 from metering.models import SUM_FIELDS, UsageDay, UsageEntry, UsageHour
 from metering.usage_record import UsageRecord
 
-# -- Adding to the ledger's sums by hour and day.
-
-
 _OF = ("tenant_id", "start", "model", "adapter", "key_id", "user_id", "endpoint")
 #: Rows of one statement: any SQLite takes their values.
 ROWS = 60

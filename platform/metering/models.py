@@ -1,4 +1,4 @@
-"""What became of single requests, kept for some weeks."""
+"""Budgets, prices, the request log, the usage ledger with its sums, and webhooks."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ from django.db import models
 
 from metering.money import MAX_AMOUNT, MAX_PRICE, PRICE_PLACES, Rates
 from tenants.models import ApiKey, Tenant, User
-
-# -- What a tenant, a key or a model may use in a day, week or month.
-
 
 #: What a Lua number holds exactly.
 MAX_TOKENS = 2**53
@@ -97,9 +94,6 @@ class Budget(models.Model):
         if self.model:
             of.append(self.model)
         return f"{', '.join(of)} a {self.period}"
-
-
-# -- What tokens of a model cost, from a moment on.
 
 
 def _price(help_text: str) -> models.DecimalField:
@@ -236,12 +230,9 @@ class RequestContent(models.Model):
         return self.request_id
 
 
-# -- Sums of the ledger by hour and day, so that reports needn't read millions of rows.
-#
-# They are added to in the transaction that writes the ledger's rows, so they are always its sums;
-# workers look every day whether they are (`metering.reconciliation`).
-# They outlive its rows: a ledger that keeps 90 days can tell of years.
-
+# Hourly and daily sums are updated in the transaction that writes the ledger's rows, so they
+# always match; workers verify that daily (`metering.reconciliation`). They outlive the rows: with
+# 90 days of ledger, reports still cover years.
 
 #: What is summed, in both tables.
 SUM_FIELDS = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "cost_nanos")
@@ -299,9 +290,6 @@ class UsageDay(_RollUp):
             )
         ]
         indexes = [models.Index(fields=["start"])]
-
-
-# -- The usage ledger.
 
 
 class UsageEntry(models.Model):
@@ -383,9 +371,6 @@ class UsageEntry(models.Model):
         return self.prompt_tokens + self.completion_tokens
 
 
-# -- Where a tenant wants to be told.
-
-
 class Webhook(models.Model):
     """A tenant's address for events. The secret signs them; it's shown to who sets it, once."""
 
@@ -396,9 +381,6 @@ class Webhook(models.Model):
 
     def __str__(self) -> str:
         return f"{self.tenant}: {self.url}"
-
-
-# -- What was, or shall be, sent to a tenant's webhook.
 
 
 #: Waits before the second try, the third and so on; after the last one it's given up.

@@ -10,9 +10,6 @@ from datetime import UTC, datetime, time, timedelta, tzinfo
 from decimal import Decimal
 from typing import NamedTuple
 
-# -- Days, weeks and months of budgets, in a tenant's time zone.
-
-
 PERIODS = ("day", "week", "month")
 
 

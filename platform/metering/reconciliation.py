@@ -25,12 +25,8 @@ from metering.settlement import parse_usage_field, reconciliation_start_key, spo
 from metering.usage_record import UsageRecord, decode_record
 from tenants.models import Tenant
 
-# -- Whether the sums by hour and day are the ledger's, and making them so again.
-#
-# They are added to in the transaction that writes the ledger, so they always should be. But a
-# restored backup, or a hand in the database, can part them, and nobody would see it: workers look
-# every day.
-
+# Sums are updated in the transaction that writes the ledger, so they should match. A restored
+# backup or a manual change can break that unnoticed, so workers verify them daily.
 
 logger = logging.getLogger(__name__)
 

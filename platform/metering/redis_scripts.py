@@ -53,9 +53,6 @@ def redis_key(name: str) -> str:
     return f"{settings.QUIRE['KEY_PREFIX']}:{name}"
 
 
-# -- The Lua scripts, by name.
-
-
 @cache
 def load_script(name: str) -> tuple[str, str]:
     """A script's text and its sha1, under which Redis keeps it."""

@@ -284,9 +284,6 @@ class GroupNames:
         return str(value)
 
 
-# -- How much of a report is answered at once, so that every answer comes soon.
-
-
 #: Sums that one answer reads: what is behind them is on the next page.
 MAX_ROWS = 12_000
 #: The same where few groups come of them, which the database adds up.

@@ -1,4 +1,4 @@
-"""Rows of requests into the database, many in one statement; one that is there stays as it is."""
+"""The request log: writing and reading its rows."""
 
 from __future__ import annotations
 
@@ -19,9 +19,6 @@ from metering.usage_record import UsageRecord, plain_text
 from tenants.access import access_role, access_tenants
 from tenants.actors import Actor, to_actor
 from tenants.models import Role, Tenant, User
-
-# -- Reading what became of requests.
-
 
 Reader = Actor | User
 #: How the ids of refused requests begin.
@@ -82,9 +79,6 @@ def called(name: str) -> Q:
     name = name.strip()[:200]
     plain = name.partition("~")[0]
     return Q(request_id=plain) | Q(header_id=name) | Q(answer_id=plain)
-
-
-# -- What is known of a request beside its usage: its ids, its way through gateway and engine.
 
 
 #: Of one request: outputs, hops and points in time that are kept.
@@ -180,9 +174,6 @@ def encode_trace(note: RequestTrace) -> str:
 def decode_trace(text: str) -> RequestTrace:
     """What `encode_trace` made; an empty one of what was kept without a note."""
     return _decoder.decode(text) if text else RequestTrace()
-
-
-# -- A request's record as its page and the API tell it.
 
 
 def request_detail_json(reader: Reader, entry: RequestEntry) -> dict[str, Any]:

@@ -20,9 +20,6 @@ from metering.request_log import Content, RequestRow, RequestTrace, insert_rows
 from metering.retention import trim_requests
 from metering.usage_record import UsageRecord
 
-# -- Refused requests, however many come: the first of a kind one by one, the others as a number.
-
-
 #: Of one kind, in one process: so many a minute have a row of their own.
 MAX_LOGGED_PER_WINDOW = 10
 WINDOW_S = 60.0

@@ -1,4 +1,4 @@
-"""Which prices and budgets hold for a request, looked up at most every two seconds a tenant."""
+"""Prices, budgets and limits of a request, looked up at most every two seconds per tenant."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ from tenants.authentication import Caller
 from tenants.models import ApiKey, Tenant
 from tenants.signals import api_key_changed, tenant_changed
 
-# -- An adapter as the ledger and the prices know it.
-
 
 @dataclass(frozen=True)
 class AdapterUse:
@@ -37,9 +35,6 @@ class AdapterUse:
     name: str
     digest: str
     prices: tuple[str, ...] = ()
-
-
-# -- Which token buckets a request takes from, and how many may run beside it.
 
 
 @dataclass(frozen=True)

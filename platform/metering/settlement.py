@@ -25,15 +25,10 @@ from metering.open_requests import GATEWAY, open_key, reservation_key
 from metering.redis_scripts import redis_key, redis_link, run_script
 from metering.usage_record import UsageRecord, encode_record
 
-# -- What a request is billed with beside what the engine wrote for it: for `reconcile_usage`.
-#
-# Replicas count what they write of each open request, in the script that writes it. Whoever
-# settles a
-# request closes that count in the script that settles, and adds it to sums by day, tenant and
-# model:
-# what the engine wrote, and how much of that isn't billed by rule. So a process that is killed
-# leaves both or neither, and the ledger must hold the difference of the two.
-
+# Replicas count the tokens that they write for each open request, in the script that writes them.
+# The script that settles the request closes that count and adds it to sums by day, tenant and
+# model: tokens written, and how many of them aren't billed by rule. A process that is killed
+# leaves both or neither, so the ledger must equal the difference of the two.
 
 #: What is summed, of prompts and of outputs.
 SUMS = ("prompt", "unbilled_prompt", "output", "unbilled_output")

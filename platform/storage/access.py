@@ -35,10 +35,8 @@ from tenants.access import access_tenants
 from tenants.authentication import Caller
 from tenants.models import Tenant, User
 
-# -- The one way to read kept conversations: one's own, and those shared in one's tenants.
-#
-# Everything else is 404: a stranger's, one that isn't shared, one whose end has come.
-
+# Conversations are visible to the person who had them, and in their tenants if shared. Everything
+# else is 404.
 
 #: Of a list.
 MAX_LISTED = 50
@@ -270,9 +268,6 @@ def _unclaimed(rows: QuerySet[Any], per_tenant: int) -> list[str]:
     )
     mine = turns.annotate(turn=F("running") + F("place")).filter(turn__lte=per_tenant)
     return list(mine.order_by("turn", "pk").values_list("public_id", flat=True)[:100])
-
-
-# -- The one way to read the API's conversations and their items. A stranger's is 404.
 
 
 #: Of a conversation.

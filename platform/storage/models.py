@@ -1,4 +1,4 @@
-"""A batch: the requests of one file, run at low priority."""
+"""Files, batches, uploads, conversations, responses and chat completions that tenants store."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from django.conf import settings
 from django.db import models
 
 from tenants.models import ApiKey, Tenant
-
-# -- JSON in a text column.
 
 
 def json_chars(*values: Any) -> int:
@@ -40,9 +38,6 @@ class JsonTextField(models.TextField):
     def value_to_string(self, obj: models.Model) -> str:
         """For `dumpdata`."""
         return json.dumps(self.value_from_object(obj))
-
-
-# -- What all stored objects have: a public name, an owner, an end.
 
 
 class Owned(models.Model):
@@ -75,9 +70,6 @@ class Leased(models.Model):
         abstract = True
 
 
-# -- A chat completion that was made with `store`.
-
-
 class StoredCompletion(Owned):
     """A chat completion and what led to it.
 
@@ -94,9 +86,6 @@ class StoredCompletion(Owned):
     class Meta(Owned.Meta):
         verbose_name = "chat completion"
         indexes = [models.Index(fields=["tenant", "model"], name="completion_model")]
-
-
-# -- A conversation of the playground, kept for the person who had it.
 
 
 MAX_TITLE_CHARS = 200
@@ -127,11 +116,11 @@ class SavedConversation(Owned):
         ]
 
 
-# -- A file: what it is. Its bytes are in `storage.blobs`, under the same public id.
-
-
 class StoredFile(Owned):
-    """A tenant's file. `filename` is what the client calls it, shown and never opened."""
+    """A tenant's file; its bytes are in `storage.blobs` under the same public id.
+
+    `filename` is the client's name for it, shown and never opened.
+    """
 
     filename = models.CharField(max_length=255)
     purpose = models.CharField(max_length=40)
@@ -201,9 +190,6 @@ class Batch(Owned, Leased):
         indexes = [models.Index(fields=["tenant", "-created_at", "-id"], name="batch_newest")]
 
 
-# -- A conversation of the API: items that responses read and add to.
-
-
 class ItemConversation(Owned):
     """A tenant's, whichever of its keys made it; the playground's are `SavedConversation`s.
 
@@ -241,9 +227,6 @@ class ConversationItem(models.Model):
         return self.public_id
 
 
-# -- A stored answer of the Responses API.
-
-
 class ResponseStatus(models.TextChoices):
     """OpenAI's names."""
 
@@ -273,9 +256,6 @@ class StoredResponse(Owned, Leased):
 
     class Meta(Owned.Meta):
         verbose_name = "response"
-
-
-# -- A file that comes in parts.
 
 
 class UploadStatus(models.TextChoices):

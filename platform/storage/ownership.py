@@ -21,8 +21,6 @@ from tenants.actors import Actor, to_actor
 from tenants.authentication import Caller
 from tenants.models import ActorKind, ApiKey, User
 
-# -- Who made an object, from the caller.
-
 
 def ownership_fields(caller: Caller) -> dict[str, Any]:
     """Columns of `storage.models.Owned`."""

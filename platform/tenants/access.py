@@ -19,45 +19,43 @@ from tenants.models import (
     User,
 )
 
-# -- Which models there are, for those who name some: the catalogue and the adapters say it.
-#
-# They stand above, so that each says so when it starts (`register_name_source`).
+# Apps above this one know the names of models; each registers a source when it starts.
 
-
-#: What gives the names that a tenant may ask for, of one kind.
+#: Returns the model names of one kind that a tenant may request.
 NameSource = Callable[["Tenant"], Iterable[str]]
 _sources: list[NameSource] = []
 
 
 def register_name_source(source: NameSource) -> None:
-    """Names of another kind."""
+    """Add a source of model names for `find_unknown_models`."""
     _sources.append(source)
 
 
-def find_unknown_models(tenant: Tenant, wanted: Iterable[str]) -> list[str]:
-    """Those that the tenant can ask for under no name as of now, in their order."""
+def find_unknown_models(tenant: Tenant, names: Iterable[str]) -> list[str]:
+    """Return the names under which the tenant can request nothing, in their order."""
     known = {name for source in _sources for name in source(tenant)}
-    return [name for name in wanted if name not in known]
+    return [name for name in names if name not in known]
 
 
 AccessSubject = Actor | User
 
 
 def access_tenants(user: AccessSubject) -> QuerySet[Tenant]:
-    """The tenants that the user belongs to; all of them for an operator; a key's own."""
+    """The user's tenants; all for an operator; for a key its tenant."""
     actor = to_actor(user)
     if actor.is_operator:
         return Tenant.objects.all()
     if actor.key is not None:
-        own = actor.role_in(actor.key.tenant) is not None
-        return Tenant.objects.filter(pk=actor.key.tenant_id) if own else Tenant.objects.none()
+        if actor.role_in(actor.key.tenant) is None:
+            return Tenant.objects.none()
+        return Tenant.objects.filter(pk=actor.key.tenant_id)
     if actor.user is None or not actor.user.is_active:
         return Tenant.objects.none()
     return Tenant.objects.filter(memberships__user=actor.user)
 
 
 def access_tenant(user: AccessSubject, slug: str) -> Tenant:
-    """Raises `NotFound` for a tenant that isn't there or isn't the user's."""
+    """Raises `NotFound` for a tenant that doesn't exist or isn't the user's."""
     tenant = access_tenants(user).filter(slug=slug).first()
     if tenant is None:
         raise NotFound(f"Tenant {slug!r} not found.", param="tenant")
@@ -65,24 +63,24 @@ def access_tenant(user: AccessSubject, slug: str) -> Tenant:
 
 
 def access_role(user: AccessSubject, tenant: Tenant) -> Role:
-    """What the user is in the tenant (an operator counts as owner). `NotFound` for a stranger."""
+    """The user's role in the tenant; an operator counts as owner. `NotFound` for a stranger."""
     actor = to_actor(user)
     require_role(actor, tenant, Role.VIEWER)
     return actor.role_in(tenant) or Role.OWNER
 
 
 def access_roles(user: AccessSubject) -> set[Role]:
-    """What the user is in any active tenant of theirs; an operator counts as owner."""
+    """The user's roles in their active tenants; an operator counts as owner."""
     actor = to_actor(user)
     if actor.is_operator:
         return {Role.OWNER}
-    own = Membership.objects.filter(user=actor.user, tenant__in=access_tenants(user))
-    roles = own.filter(tenant__active=True).values_list("role", flat=True)
+    memberships = Membership.objects.filter(user=actor.user, tenant__in=access_tenants(user))
+    roles = memberships.filter(tenant__active=True).values_list("role", flat=True)
     return {Role(role) for role in roles}
 
 
 def access_members(user: AccessSubject, tenant: Tenant) -> QuerySet[Membership]:
-    """All members, for any member."""
+    """Members of the tenant, for any of them."""
     require_role(to_actor(user), tenant, Role.VIEWER)
     return Membership.objects.filter(tenant=tenant).select_related("user", "tenant")
 
@@ -96,15 +94,15 @@ def access_member(user: AccessSubject, tenant: Tenant, pk: int) -> Membership:
 
 
 def access_keys(user: AccessSubject, tenant: Tenant) -> QuerySet[ApiKey]:
-    """All keys for admins and owners; for others those that they made."""
+    """All keys for admins and owners; for others those that they created."""
     role = access_role(user, tenant)
     keys = ApiKey.objects.filter(tenant=tenant).select_related(
         "tenant", "created_by", "service_account"
     )
     if role.rank >= Role.ADMIN.rank:
         return keys
-    own = to_actor(user).user
-    return keys.filter(created_by=own) if own is not None else keys.none()
+    creator = to_actor(user).user
+    return keys.filter(created_by=creator) if creator is not None else keys.none()
 
 
 def access_key(user: AccessSubject, tenant: Tenant, pk: int) -> ApiKey:
@@ -122,13 +120,13 @@ def access_audit(user: AccessSubject, tenant: Tenant) -> QuerySet[AuditEntry]:
 
 
 def access_all_audit(user: AccessSubject) -> QuerySet[AuditEntry]:
-    """The whole installation's audit log. `PermissionDenied` for all but operators."""
+    """The installation's audit log. `PermissionDenied` for all but operators."""
     require_operator(to_actor(user))
     return AuditEntry.objects.select_related("tenant")
 
 
 def access_service_accounts(user: AccessSubject, tenant: Tenant) -> QuerySet[ServiceAccount]:
-    """The tenant's programs, for any member."""
+    """The tenant's service accounts, for any member."""
     require_role(to_actor(user), tenant, Role.VIEWER)
     return ServiceAccount.objects.filter(tenant=tenant).select_related("tenant")
 
@@ -142,36 +140,33 @@ def access_service_account(user: AccessSubject, tenant: Tenant, pk: int) -> Serv
 
 
 def access_users(user: AccessSubject) -> QuerySet[User]:
-    """Everybody who may log in. `PermissionDenied` for all but operators."""
+    """All users. `PermissionDenied` for all but operators."""
     require_operator(to_actor(user))
     return User.objects.order_by("username")
 
 
 def access_user(user: AccessSubject, pk: int) -> User:
     """Raises `NotFound`, and what `access_users` raises."""
-    found = access_users(user).filter(pk=pk).first()
-    if found is None:
+    row = access_users(user).filter(pk=pk).first()
+    if row is None:
         raise NotFound("User not found.")
-    return found
+    return row
 
 
 def access_invitations(user: AccessSubject, tenant: Tenant) -> QuerySet[Invitation]:
-    """Who was invited, newest first, for admins and owners."""
+    """The tenant's invitations, newest first, for admins and owners."""
     require_role(to_actor(user), tenant, Role.ADMIN)
     return Invitation.objects.filter(tenant=tenant).select_related("tenant", "created_by")
 
 
 def access_invitation(user: AccessSubject, tenant: Tenant, pk: int) -> Invitation:
     """Raises `NotFound`."""
-    found = access_invitations(user, tenant).filter(pk=pk).first()
-    if found is None:
+    invitation = access_invitations(user, tenant).filter(pk=pk).first()
+    if invitation is None:
         raise NotFound("Invitation not found.")
-    return found
-
-
-# -- What access.py takes from console.views.base.
+    return invitation
 
 
 def first_tenant(user: AccessSubject) -> Tenant | None:
-    """The oldest active one that the user may see, or None."""
+    """The oldest active tenant that the user may see, or None."""
     return access_tenants(user).filter(active=True).order_by("pk").first()

@@ -13,9 +13,6 @@ import string
 
 from engine.contract.errors import InvalidRequest
 
-# -- What a key may be used for.
-
-
 INFERENCE = "inference"  # generate, embed, tokenize
 MODELS = "models:read"  # list models
 USAGE = "usage:read"  # read the tenant's own usage

@@ -1,4 +1,4 @@
-"""Writing audit rows."""
+"""The audit log: writing rows, and triggers that protect them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,6 @@ from django.utils.decorators import sync_and_async_middleware
 
 from tenants.actors import Actor
 from tenants.models import AuditEntry, Tenant
-
-# -- What audit.py takes from console.views.audit.
-
 
 COLUMNS = (
     *("id", "at", "actor_kind", "actor", "actor_id", "actor_key_id", "address", "tenant"),
@@ -46,12 +43,10 @@ def as_record(entry: AuditEntry) -> dict[str, Any]:
     }
 
 
-# -- Triggers that keep the audit log as it was written, whoever talks to the database.
-#
-# The model refuses changes in Python; these refuse what goes past it. They are made after every
-# `migrate`, because SQLite drops a table's triggers whenever Django rebuilds the table. Only the
-# log's own retention (`tenants.audit_retention`) may delete, in transactions that say so.
-
+# The model refuses changes in Python; triggers refuse those that bypass it. They are created
+# after every `migrate`, because SQLite drops a table's triggers when Django rebuilds the table.
+# Only the log's retention (`tenants.audit_retention`) may delete rows, in transactions that say
+# so.
 
 TABLE = AuditEntry._meta.db_table
 ERROR_MESSAGE = "Audit entries can neither be changed nor deleted."
@@ -153,9 +148,6 @@ def log_action(
         target_label=str(target)[:250],
         details=details,
     )
-
-
-# -- Notes where a request comes from, for the audit log.
 
 
 @sync_and_async_middleware

@@ -10,8 +10,6 @@ from tenants import api_keys as secrets
 from tenants.actions import LIMITS, OWNER_FIELDS
 from tenants.models import ApiKey, Membership, Role, ServiceAccount, Tenant, User
 
-# -- What cli.py takes from common.commands.
-
 
 def find_tenant(slug: str) -> Tenant:
     """The tenant, or a `CommandError` that names those there are."""

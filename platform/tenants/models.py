@@ -1,4 +1,4 @@
-"""A tenant: whose requests, whose cache, whose bill."""
+"""Tenants, members, API keys, users and the audit log."""
 
 import hashlib
 import hmac
@@ -154,9 +154,6 @@ class Tenant(models.Model):
         return hmac.new(key, b"quire kv cache namespace", hashlib.sha256).hexdigest()[:32]
 
 
-# -- A user's place in a tenant.
-
-
 class Role(models.TextChoices):
     """What a member may do; each includes the ones after it."""
 
@@ -192,9 +189,6 @@ class Membership(models.Model):
         return f"{self.user} in {self.tenant} ({self.role})"
 
 
-# -- An invitation into a tenant: a link that lets one person in.
-
-
 class Invitation(models.Model):
     """A link that lets one person into a tenant, once. The database holds its hash alone."""
 
@@ -228,9 +222,6 @@ class Invitation(models.Model):
         return "expired" if self.expires_at <= (now or timezone.now()) else "open"
 
 
-# -- A program that belongs to a tenant.
-
-
 class ServiceAccount(models.Model):
     """A program that belongs to a tenant: its keys outlive the people who made them."""
 
@@ -251,9 +242,6 @@ class ServiceAccount(models.Model):
 
     def __str__(self) -> str:
         return self.name
-
-
-# -- A key of a tenant. The database holds its hash alone.
 
 
 class ApiKey(models.Model):
@@ -339,9 +327,6 @@ class ApiKey(models.Model):
         return "active"
 
 
-# -- Who did what to what, when. Written in the same transaction as the deed.
-
-
 class AppendOnly(Exception):
     """An audit entry was to be changed or deleted."""
 
@@ -413,9 +398,6 @@ class AuditEntry(models.Model):
 
     def delete(self, *args: Any, **kwargs: Any) -> tuple[int, dict[str, int]]:
         raise AppendOnly("An audit entry can't be deleted.")
-
-
-# -- A person who logs in.
 
 
 class QuireUserManager(UserManager):

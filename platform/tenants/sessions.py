@@ -1,4 +1,4 @@
-"""Which of the sessions that sockets hang on may still go on, asked for many at once."""
+"""Which sessions of open sockets are still valid, and who must have a second factor."""
 
 from __future__ import annotations
 
@@ -12,9 +12,6 @@ from django.contrib.sessions.models import Session
 from django.utils import timezone
 
 from tenants.models import Membership, Role, User
-
-# -- Who must have a second factor, and has none.
-
 
 OPERATOR = "operator"
 ROLES = (OPERATOR, *Role.values)

@@ -1,4 +1,4 @@
-"""A tenant's data as a ZIP archive, made while it's read: nothing is kept, memory is bounded."""
+"""Data stored of a tenant, by kind, and its export as a streamed ZIP archive."""
 
 from __future__ import annotations
 
@@ -17,11 +17,8 @@ from django.utils import timezone
 
 from tenants.models import ApiKey, AuditEntry, Invitation, Membership, ServiceAccount, Tenant
 
-# -- What is kept of a tenant, by kind: for its export, its erasure, and what is kept too long.
-#
-# An app that keeps something of tenants says so when it starts (`register_data_kind`); a test
-# looks whether each model with a tenant is named here.
-
+# Each app that stores data of tenants registers its kinds when it starts (`register_data_kind`),
+# for export, erasure and retention. A test checks that every model with a tenant is covered.
 
 #: Rows that are removed in one transaction: nobody waits for long behind it.
 DELETE_BATCH = 2000
@@ -176,9 +173,6 @@ def export_file(tenant: Tenant, path: Path) -> int:
         for chunk in export_chunks(tenant):
             size += file.write(chunk)
     return size
-
-
-# -- What this app keeps of a tenant.
 
 
 def _delete_keys(tenant: Tenant) -> int:

@@ -68,11 +68,8 @@ def user_of_session(session_key: str | None) -> Any:
     return user if user.is_authenticated and not needs_second_factor(user) else None
 
 
-# -- Looks once a second whether the sessions of this process's open sockets still hold.
-#
-# One look for all sockets: an idle tab costs no query of its own, and closes within two seconds of
-# its user being deactivated, demoted or logged out elsewhere.
-
+# One query a second for all of a process's open sockets: an idle tab costs none of its own, and
+# closes within two seconds of its user being deactivated, demoted or logged out elsewhere.
 
 logger = logging.getLogger(__name__)
 
@@ -119,9 +116,6 @@ class SessionMonitor:
 
 
 session_monitor = SessionMonitor()
-
-
-# -- What websockets.py takes from inference.playground.
 
 
 NOT_LOGGED_IN, FOREIGN_ORIGIN, BAD_MESSAGES = 4401, 4403, 4409

@@ -16,8 +16,6 @@ from tenants.actors import Actor, require_operator, to_actor
 from tenants.audit import log_action
 from tenants.models import Role, User
 
-# -- What stays in replicas' memory.
-
 
 @transaction.atomic
 def pin(*, actor: Actor | User, adapter: Adapter) -> Adapter:

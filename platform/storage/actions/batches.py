@@ -1,4 +1,4 @@
-"""A batch's life, from its making to its end."""
+"""Batches: creating, running, cancelling; and leases of workers."""
 
 from __future__ import annotations
 
@@ -32,10 +32,7 @@ from storage.ownership import actor_of, ownership_fields
 from tenants.audit import log_action
 from tenants.authentication import Caller
 
-# -- Leases: one worker at a time does a piece of work, and another takes over from a dead one.
-#
-# Each is one conditional UPDATE, so that of two workers that try, one wins.
-
+# A lease is taken by one conditional UPDATE, so only one of two workers gets it.
 
 Work = Batch | StoredResponse
 

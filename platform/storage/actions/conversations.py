@@ -1,4 +1,4 @@
-"""Keeping conversations of the playground. Each is one person's; the tenant may switch it off."""
+"""Writing conversations of the playground and of the API."""
 
 from __future__ import annotations
 
@@ -33,9 +33,6 @@ from tenants.actors import to_actor
 from tenants.audit import log_action
 from tenants.authentication import Caller
 from tenants.models import Tenant, User
-
-# -- Keeping the API's conversations: items that responses read and add to.
-
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 

@@ -1,4 +1,4 @@
-"""Keeping files and letting go of them."""
+"""Storing and deleting files, and multipart uploads."""
 
 from __future__ import annotations
 
@@ -176,9 +176,6 @@ def _is_referenced(public_id: str) -> bool:
 def lifetime(seconds: int | None) -> datetime | None:
     """The moment so many seconds from now; None for no end."""
     return None if seconds is None else timezone.now() + timedelta(seconds=seconds)
-
-
-# -- Files that come in parts: an upload is announced, gets its parts, and becomes a file.
 
 
 #: An upload that isn't completed by then is gone, as OpenAI has it.

@@ -1,4 +1,4 @@
-"""Keeping responses."""
+"""Storing responses and chat completions."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from storage.actions.conversations import append_response_turn
 from storage.models import ResponseStatus, StoredCompletion, StoredResponse, json_chars
 from storage.ownership import add_stored_chars, default_expiry, ownership_fields
 from tenants.authentication import Caller
-
-# -- Keeping chat completions.
 
 
 def store_completion(

@@ -1,4 +1,4 @@
-"""Inviting people into a tenant, by a link that is mailed or handed over."""
+"""Inviting people into a tenant, by a link that is mailed or passed on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Making, rotating and revoking API keys."""
+"""Creating, rotating and revoking API keys, and ending a person's access."""
 
 from __future__ import annotations
 
@@ -269,10 +269,8 @@ def _revoke(actor: Actor, key: ApiKey) -> None:
     transaction.on_commit(partial(api_key_changed.send, sender=ApiKey, key=key))
 
 
-# -- Ending what a person has open: sessions, sockets, keys, invitations that they made.
-#
-# Gateways look at sessions at each request, and at keys and open sockets once a second: all of it
-# ends everywhere within two seconds of the commit.
+# Gateways check sessions at each request, and keys and open sockets once a second: access ends
+# everywhere within two seconds of the commit.
 
 
 def end_sessions(user: User) -> None:

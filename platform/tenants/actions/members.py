@@ -1,4 +1,4 @@
-"""Who belongs to a tenant, and as what."""
+"""Members of a tenant, their roles, and its service accounts."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ from tenants.audit import log_action
 from tenants.models import Membership, Role, ServiceAccount, Tenant, User
 from tenants.signals import tenant_changed
 
-# -- Reading the name of a role.
-
 
 def check_role(role: str) -> Role:
     """The role called so. Raises `InvalidRequest`."""
@@ -26,9 +24,6 @@ def check_role(role: str) -> Role:
         known = ", ".join(Role.values)
         raise InvalidRequest(f"{role!r} isn't a role. Roles are {known}.", param="role")
     return Role(role)
-
-
-# -- Programs of a tenant, whose keys are no person's.
 
 
 @transaction.atomic

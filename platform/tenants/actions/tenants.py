@@ -1,4 +1,4 @@
-"""Creating and changing tenants."""
+"""Creating, changing and erasing tenants."""
 
 from __future__ import annotations
 
@@ -21,9 +21,6 @@ from tenants.audit import log_action
 from tenants.models import Membership, Role, Tenant, User, new_salt
 from tenants.signals import tenant_changed
 from tenants.tenant_data import data_kinds
-
-# -- A tenant's data taken along, and erased.
-
 
 ERASE = "tenants.erase"
 #: Usage of requests that ran when a tenant was erased still comes in, and goes too, for so long.
@@ -107,9 +104,6 @@ def _owner(actor: Actor | User, tenant: Tenant) -> Actor:
     if actor.key is not None and not actor.is_operator:
         raise PermissionDenied("Only an owner who is logged in may do this, not a key.")
     return actor
-
-
-# -- What tenants may reserve of the KV caches, all together.
 
 
 #: Of each replica's KV cache, over all active tenants: the rest is everybody's.

@@ -218,9 +218,6 @@ def _deleted(instance: User, **_: object) -> None:
         _check_last_operator()
 
 
-# -- What groups of an identity provider are worth here.
-
-
 logger = logging.getLogger(__name__)
 
 SSO_ACTOR = Actor("single sign-on")
