@@ -1,4 +1,4 @@
-"""Letting a request in: rate limits, budgets, and the reservation of its tokens."""
+"""Admission: rate limits, budgets, and the reservation of a request's tokens."""
 
 from __future__ import annotations
 
@@ -40,14 +40,13 @@ from metering.rules import (
 )
 from tenants.authentication import Caller
 
-#: A bucket is full again after a minute, so a reservation means little beyond a few.
+#: A bucket refills within a minute, so an older reservation has no effect.
 ADMISSION_TTL_S = 3600
-#: How long a request waits for others to give back what they hold of a budget, and between looks.
+#: Maximum wait for others to release their reservations of a budget, and poll intervals.
 WAIT_TIMEOUT_S, POLL_INTERVAL_S, MAX_POLL_INTERVAL_S = 30.0, 0.02, 0.5
-#: How long a request waits for a Redis that went away, unless FAILOVER_WAIT_S says otherwise, and
-#: between two tries.
-REDIS_WAIT_S, REDIS_LOOK_S = 30.0, 0.2
-#: When a place among the running requests may be free: nobody can know, clients ask again.
+#: Maximum wait for an unreachable Redis, unless FAILOVER_WAIT_S is set, and between two attempts.
+REDIS_WAIT_S, REDIS_RETRY_S = 30.0, 0.2
+#: `retry_after` of a concurrency limit: when a request ends isn't known.
 RUNNING_RETRY_S = 1.0
 
 _json = msgspec.json.Encoder()
@@ -55,12 +54,12 @@ _json = msgspec.json.Encoder()
 
 @dataclass(frozen=True)
 class Admission:
-    """What the tightest limits are like after this request; None where there's no limit.
+    """State of the tightest limits after this request; None without a limit.
 
-    `limit_*`: a minute's worth. `remaining_*`: what is left now. `reset_*_s`: seconds until the
-    limit is back to its full. `output_tokens`: what is reserved besides the prompt; more may not
-    be generated. `reserved`: whether `settle` has something to give back. `prices`: the prices that
-    hold for the request. `epochs`: the counters of its budgets, as they were.
+    `limit_*`: capacity per minute. `remaining_*`: left now. `reset_*_s`: seconds until the limit is
+    full again. `output_tokens`: reserved besides the prompt; the maximum that may be generated.
+    `reserved`: whether `settle` must release a reservation. `prices`: the request's prices.
+    `epochs`: versions of its budgets' counters at admission.
     """
 
     limit_requests: int | None = None
@@ -79,13 +78,13 @@ UNLIMITED = Admission()
 
 
 def takeover_key(request_id: str) -> str:
-    """Which gateway goes on with a request that another one had let in."""
+    """Key of the gateway that took over a request from another."""
     return redis_key(f"taken:{request_id}")
 
 
 @dataclass(frozen=True)
 class LimitCheck:
-    """A request with all limits that hold for it."""
+    """A request with all limits that apply to it."""
 
     request_id: str
     model: str
@@ -100,14 +99,14 @@ class LimitCheck:
 
     @property
     def keys(self) -> list[str]:
-        """As `admit.lua` has them."""
+        """Keys of `admit.lua`."""
         limits = (*self.buckets, *self.running, *self.budgets)
         names = [limit.redis_key for limit in limits]
         return [*names, reservation_key(self.request_id), open_key(GATEWAY)]
 
     def arguments(self, costs: Sequence[int], *, partial: bool) -> list[Any]:
-        """As `admit.lua` has them."""
-        told = {
+        """Arguments of `admit.lua`."""
+        values = {
             "id": self.request_id,
             "buckets": [[b.capacity, cost] for b, cost in zip(self.buckets, costs, strict=True)],
             "covered": sum(bucket.kind == "tokens" for bucket in self.buckets),
@@ -120,23 +119,22 @@ class LimitCheck:
             "partial": partial,
             "ttl": RESERVATION_TTL_S if self.budgets or self.running else ADMISSION_TTL_S,
         }
-        return [_json.encode(told), self.open_request]
+        return [_json.encode(values), self.open_request]
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdmissionRequest:
-    """A request that wants to be let in.
+    """A request to admit.
 
     Attributes:
-        prompts: how many tokens each prompt has; () for one with `prompt_tokens`. outputs: of each.
-        started_at: when the request came, seconds since 1970: its budgets' periods and its price
-            are those of that moment.
-        adapter: what it goes through; its price holds before the model's, if it has one, and
-            budgets narrowed to it hold beside those of the model.
-        outbox: the stream that tells what ran, should this gateway die. stream: for the ledger.
-        header_id: the `x-request-id` that it came with.
-        stream_id, billed, known_token_counts: of a stream that another gateway had, see
-        `OpenRequest`.
+        prompts: number of tokens of each prompt; () for one with `prompt_tokens`. outputs: number
+            of outputs per prompt.
+        started_at: arrival in seconds since 1970; decides budget periods and prices.
+        adapter: its price, if any, precedes the model's, and its budgets apply besides the model's.
+        outbox: stream of the outputs, read if this gateway dies. stream: for the ledger.
+        header_id: the client's `x-request-id`.
+        stream_id, billed, known_token_counts: of a stream taken over from another gateway, see
+            `OpenRequest`.
     """
 
     request_id: str
@@ -156,8 +154,8 @@ class AdmissionRequest:
     known_token_counts: Mapping[str, int] = field(default_factory=dict)
 
     def open_request(self, caller: Caller, rates: Rates) -> bytes:
-        """What another gateway bills should this one die."""
-        adapted = self.adapter or AdapterUse("", "")
+        """What another gateway bills if this one dies."""
+        adapter = self.adapter or AdapterUse("", "")
         return OpenRequest(
             request_id=self.request_id,
             tenant_id=caller.tenant_id,
@@ -171,8 +169,8 @@ class AdmissionRequest:
             stream=self.stream,
             rates=rates,
             outbox=self.outbox,
-            adapter=adapted.name,
-            adapter_digest=adapted.digest,
+            adapter=adapter.name,
+            adapter_digest=adapter.digest,
             header_id=self.header_id,
             stream_id=self.stream_id,
             billed=self.billed,
@@ -181,146 +179,144 @@ class AdmissionRequest:
         ).encode()
 
 
-async def admit(caller: Caller, asking: AdmissionRequest) -> Admission:
-    """Count a request and reserve its tokens in every limit that holds for it, or in none.
+async def admit(caller: Caller, request: AdmissionRequest) -> Admission:
+    """Count a request and reserve its tokens in every limit that applies to it, or in none.
 
-    Of a limit a minute the reservation is prompt + `max_output_tokens`, but never more than the
-    minute. Of a budget it's the same, or what is left of it: then `output_tokens` says how many
-    may be generated. While others hold what would be enough, the request waits for
-    `WAIT_TIMEOUT_S` at most
-    before it's content with less. `settle` corrects all of it to what was used.
+    It reserves prompt + `max_output_tokens`, but at most a limit's capacity per minute. Of a budget
+    it may be the rest only: then `output_tokens` limits the output. If running requests have
+    reserved what is missing, it first waits up to `WAIT_TIMEOUT_S` for them. `settle` corrects
+    reservations to what was used.
 
     Raises: `RateLimited` and `BudgetSpent` (429) with `retry_after`; `ServiceUnavailable` (503)
-    without Redis, or without the database while its budgets aren't known.
+    without Redis, or without the database if budget counters must be rebuilt.
     """
-    asked = await _asked(caller, asking)
-    if not (asked.buckets or asked.running or asked.budgets):
-        # Nothing to ask, and nothing to wait for; should this gateway die, another one bills it.
+    check = await _limit_check(caller, request)
+    if not (check.buckets or check.running or check.budgets):
+        # No limits; recorded so that another gateway bills the request if this one dies.
         link = redis_link()
-        link.send("HSET", open_key(GATEWAY), asking.request_id, asked.open_request)
-        link.flush()  # before the engine hears of it, which it does over another connection
-        return replace(UNLIMITED, prices=asked.prices, reserved=True)
-    return await _reserve_with_retry(asked)
+        link.send("HSET", open_key(GATEWAY), request.request_id, check.open_request)
+        link.flush()  # before the engine gets the request, over another connection
+        return replace(UNLIMITED, prices=check.prices, reserved=True)
+    return await _reserve_with_retry(check)
 
 
 async def take_over_request(
-    caller: Caller, asking: AdmissionRequest, *, gateway: str
+    caller: Caller, request: AdmissionRequest, *, gateway: str
 ) -> Admission | None:
-    """Go on with a request that another gateway let in: from now on only this one settles it.
+    """Take over a request that another gateway admitted: from now on only this one settles it.
 
-    What is reserved stays reserved. None when it was settled already. Raises `ServiceUnavailable`
-    without Redis.
+    Reservations remain. Returns None if it was settled already. Raises `ServiceUnavailable` without
+    Redis.
     """
-    asked = await _asked(caller, asking)
-    names = [open_key(gateway), open_key(GATEWAY), takeover_key(asked.request_id)]
-    arguments = [asked.request_id, asked.open_request, GATEWAY, RESERVATION_TTL_S]
+    check = await _limit_check(caller, request)
+    names = [open_key(gateway), open_key(GATEWAY), takeover_key(check.request_id)]
+    arguments = [check.request_id, check.open_request, GATEWAY, RESERVATION_TTL_S]
     try:
         taken = await run_script(redis_link(), "adopt", names, arguments)
     except (RedisError, OSError) as error:
         raise ServiceUnavailable(
             "The stream can't be resumed right now. Try again later."
         ) from error
-    return replace(UNLIMITED, prices=asked.prices, reserved=True) if taken else None
+    return replace(UNLIMITED, prices=check.prices, reserved=True) if taken else None
 
 
-async def _asked(caller: Caller, asking: AdmissionRequest) -> LimitCheck:
-    """A request with the limits and prices that hold for it."""
+async def _limit_check(caller: Caller, request: AdmissionRequest) -> LimitCheck:
+    """A request with the limits and prices that apply to it."""
     rules = await get_rules(caller)
-    moment = moment_of(asking.started_at)
-    model, adapter = asking.model, asking.adapter
+    moment = moment_of(request.started_at)
+    model, adapter = request.model, request.adapter
     names = billing_names(model, adapter.name if adapter is not None else "")
     rates = rules.rates((*(adapter.prices if adapter else ()), model), moment)
-    most = asking.max_output_tokens
     return LimitCheck(
-        request_id=asking.request_id,
+        request_id=request.request_id,
         model=model,
-        prompt_tokens=asking.prompt_tokens,
-        output_tokens=most,
-        min_output=min(most, max(1, len(asking.prompts))),
+        prompt_tokens=request.prompt_tokens,
+        output_tokens=request.max_output_tokens,
+        min_output=min(request.max_output_tokens, max(1, len(request.prompts))),
         prices=rates,
         buckets=get_buckets(caller),
         running=get_concurrency_limits(caller),
         budgets=rules.limits(caller.key_id, names, moment),
-        open_request=asking.open_request(caller, rates),
+        open_request=request.open_request(caller, rates),
     )
 
 
-async def _reserve_with_retry(asked: LimitCheck) -> Admission:
-    """Take, though Redis goes away meanwhile: who came in time isn't turned away for its restart.
+async def _reserve_with_retry(check: LimitCheck) -> Admission:
+    """Reserve, and retry while Redis restarts: the script is idempotent.
 
-    Asking twice takes once. Raises `ServiceUnavailable` when Redis stays away or refuses.
+    Raises `ServiceUnavailable` if Redis stays unreachable or refuses.
     """
-    until = time.monotonic() + settings.QUIRE.get("FAILOVER_WAIT_S", REDIS_WAIT_S)
+    deadline = time.monotonic() + settings.QUIRE.get("FAILOVER_WAIT_S", REDIS_WAIT_S)
     while True:
         try:
-            return await _reserve(asked)
+            return await _reserve(check)
         except (RedisError, OSError) as error:
-            if not _is_transient(error) or time.monotonic() >= until:
+            if not _is_transient(error) or time.monotonic() >= deadline:
                 message = "Limits can't be checked right now. Try again."
                 raise ServiceUnavailable(message) from error
-            await asyncio.sleep(REDIS_LOOK_S)
+            await asyncio.sleep(REDIS_RETRY_S)
 
 
 def _is_transient(error: RedisError | OSError) -> bool:
-    """Whether Redis was cut off or starts; one that refuses commands needs its operator."""
+    """Whether Redis is unreachable or loading; one that refuses commands needs its operator."""
     lost = isinstance(error, OSError | RedisConnectionError | RedisTimeoutError)
     return lost or (isinstance(error, RedisError) and error_code_of(error) == "LOADING")
 
 
-async def _reserve(asked: LimitCheck) -> Admission:
-    """Ask until it's decided: counters are filled, and what others hold is waited for."""
-    costs = [_cost(bucket, asked.prompt_tokens, asked.output_tokens) for bucket in asked.buckets]
-    patient_until, pause = time.monotonic() + WAIT_TIMEOUT_S, POLL_INTERVAL_S
+async def _reserve(check: LimitCheck) -> Admission:
+    """Run the script until it decides: rebuild missing counters, wait for others' reservations."""
+    costs = [_cost(bucket, check.prompt_tokens, check.output_tokens) for bucket in check.buckets]
+    partial_from, interval = time.monotonic() + WAIT_TIMEOUT_S, POLL_INTERVAL_S
     while True:
-        partial = time.monotonic() >= patient_until
+        partial = time.monotonic() >= partial_from
         reply = await run_script(
-            redis_link(), "admit", asked.keys, asked.arguments(costs, partial=partial)
+            redis_link(), "admit", check.keys, check.arguments(costs, partial=partial)
         )
-        what, index, wait, granted, *levels = reply
-        if what == b"unknown":
-            await in_admission_thread(rebuild_counters, asked.budgets[index - 1])
-        elif what == b"wait":
-            await asyncio.sleep(pause)
-            pause = min(MAX_POLL_INTERVAL_S, pause * 1.5)
+        outcome, index, wait, granted, *levels = reply
+        if outcome == b"unknown":
+            await in_admission_thread(rebuild_counters, check.budgets[index - 1])
+        elif outcome == b"wait":
+            await asyncio.sleep(interval)
+            interval = min(MAX_POLL_INTERVAL_S, interval * 1.5)
         else:
             break
-    if what == b"bucket":
-        found = [float(level) for level in levels[: len(asked.buckets)]]
-        raise _rate_limited(asked, costs, found, float(wait), index - 1)
-    if what == b"set":
-        raise _too_many(asked.running[index - 1])
-    if what == b"budget":
-        raise _budget_exceeded(asked, asked.budgets[index - 1], float(wait))
-    return _admitted(asked, costs, levels, granted)
+    if outcome == b"bucket":
+        bucket_levels = [float(level) for level in levels[: len(check.buckets)]]
+        raise _rate_limited(check, costs, bucket_levels, float(wait), index - 1)
+    if outcome == b"set":
+        raise _too_many(check.running[index - 1])
+    if outcome == b"budget":
+        raise _budget_exceeded(check, check.budgets[index - 1], float(wait))
+    return _admitted(check, costs, levels, granted)
 
 
 def _admitted(
-    asked: LimitCheck, costs: Sequence[int], rest: list[bytes], granted: int
+    check: LimitCheck, costs: Sequence[int], levels: list[bytes], granted: int
 ) -> Admission:
-    count = len(asked.buckets)
-    found = _admission(asked.buckets, [float(level) for level in rest[:count]])
+    count = len(check.buckets)
+    admission = _admission(check.buckets, [float(level) for level in levels[:count]])
     caps = [
-        cost - asked.prompt_tokens
-        for bucket, cost in zip(asked.buckets, costs, strict=True)
+        cost - check.prompt_tokens
+        for bucket, cost in zip(check.buckets, costs, strict=True)
         if bucket.kind == "tokens"
     ]
-    if asked.budgets:
+    if check.budgets:
         caps.append(granted)
     epochs = {
         limit.redis_key: epoch.decode()
-        for limit, epoch in zip(asked.budgets, rest[count:], strict=True)
+        for limit, epoch in zip(check.budgets, levels[count:], strict=True)
     }
     return replace(
-        found,
+        admission,
         output_tokens=min(caps) if caps else None,
         reserved=True,
-        prices=asked.prices,
+        prices=check.prices,
         epochs=epochs,
     )
 
 
 def _cost(bucket: TokenBucket, prompt_tokens: int, max_output_tokens: int) -> int:
-    """What a request takes from a bucket. Raises `RateLimited` for a prompt that can never fit."""
+    """Tokens to take from a bucket. Raises `RateLimited` for a prompt that can never fit."""
     if bucket.kind == "requests":
         return 1
     if prompt_tokens > bucket.capacity:
@@ -333,16 +329,16 @@ def _cost(bucket: TokenBucket, prompt_tokens: int, max_output_tokens: int) -> in
 
 
 def _rate_limited(
-    asked: LimitCheck, costs: Sequence[int], levels: list[float], wait: float, index: int
+    check: LimitCheck, costs: Sequence[int], levels: list[float], wait: float, index: int
 ) -> RateLimited:
-    bucket, cost = asked.buckets[index], costs[index]
-    left = max(0, int(levels[index]))
+    bucket, cost = check.buckets[index], costs[index]
+    remaining = max(0, int(levels[index]))
     error = RateLimited(
-        f"Rate limit of this {bucket.owner} reached for {asked.model[:200]}: {bucket.capacity} "
-        f"{bucket.kind} a minute, {left} left, {cost} needed. Try again in {wait:.2f} s.",
+        f"Rate limit of this {bucket.owner} reached for {check.model[:200]}: {bucket.capacity} "
+        f"{bucket.kind} a minute, {remaining} left, {cost} needed. Try again in {wait:.2f} s.",
         retry_after=max(wait, 0.001),
     )
-    error.headers = rate_limit_headers(_admission(asked.buckets, levels))
+    error.headers = rate_limit_headers(_admission(check.buckets, levels))
     return error
 
 
@@ -354,15 +350,15 @@ def _too_many(limit: ConcurrencyLimit) -> RateLimited:
     )
 
 
-def _budget_exceeded(asked: LimitCheck, limit: BudgetLimit, wait: float) -> BudgetSpent:
-    most = []
+def _budget_exceeded(check: LimitCheck, limit: BudgetLimit, wait: float) -> BudgetSpent:
+    amounts = []
     if limit.tokens >= 0:
-        most.append(f"{limit.tokens} tokens")
+        amounts.append(f"{limit.tokens} tokens")
     if limit.nanos >= 0:
-        most.append(amount_text(limit.nanos).rstrip("0").rstrip("."))
+        amounts.append(amount_text(limit.nanos).rstrip("0").rstrip("."))
     return BudgetSpent(
-        f"This {limit.owner} of {' and '.join(most)} a {limit.period} has too little left for a "
-        f"prompt of {asked.prompt_tokens} tokens. It resets at "
+        f"This {limit.owner} of {' and '.join(amounts)} a {limit.period} has too little left for a "
+        f"prompt of {check.prompt_tokens} tokens. It resets at "
         f"{moment_of(limit.end):%Y-%m-%d %H:%M} UTC.",
         retry_after=max(wait, 1.0),
     )
@@ -371,9 +367,9 @@ def _budget_exceeded(asked: LimitCheck, limit: BudgetLimit, wait: float) -> Budg
 def _admission(buckets: Sequence[TokenBucket], levels: list[float]) -> Admission:
     values: dict[str, float] = {}
     for kind in ("requests", "tokens"):
-        mine = [(lvl, b) for b, lvl in zip(buckets, levels, strict=True) if b.kind == kind]
-        if mine:
-            level, bucket = min(mine, key=lambda pair: pair[0])
+        pairs = [(lvl, b) for b, lvl in zip(buckets, levels, strict=True) if b.kind == kind]
+        if pairs:
+            level, bucket = min(pairs, key=lambda pair: pair[0])
             values[f"limit_{kind}"] = bucket.capacity
             values[f"remaining_{kind}"] = max(0, int(level))
             values[f"reset_{kind}_s"] = (bucket.capacity - level) * 60 / bucket.capacity
@@ -381,7 +377,7 @@ def _admission(buckets: Sequence[TokenBucket], levels: list[float]) -> Admission
 
 
 def rate_limit_headers(admission: Admission) -> dict[str, str]:
-    """`x-ratelimit-limit-requests` and its like; none for what has no limit."""
+    """`x-ratelimit-limit-requests` and similar headers, for existing limits only."""
     headers = {}
     for kind in ("requests", "tokens"):
         limit = getattr(admission, f"limit_{kind}")

@@ -1,8 +1,8 @@
-"""Who is asking: from an API key or from a session to a `Caller`.
+"""Authentication: from an API key or a session to a `Caller`.
 
-A key costs a database look-up every second or so and process, shared by the requests that wait for
-it; who asks often waits for none, since the next answer is looked up before the last is too old.
-Every refusal takes the same way: hash, look-up, comparison in constant time.
+Each process looks a key up about once a second; concurrent requests share the look-up, and a key in
+constant use never waits, since its entry is refreshed before it expires. Every refusal takes the
+same path: hash, look-up, comparison in constant time.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-#: A revoked key works at most this long in other processes; in the one that revoked it, no longer.
-#: Streams look every half second, from half of that time on by an answer that is looked up
-#: meanwhile, so that those of a revoked key have ended within two seconds.
+#: Maximum time that a revoked key works in processes other than the one that revoked it. Streams
+#: check every half second, and entries are refreshed from half of this age on, so that streams of a
+#: revoked key end within two seconds.
 TTL_S = 1.6
-#: With the database away, keys seen this recently go on working.
+#: While the database is unreachable, keys used this recently continue to work.
 STALE_S = 60.0
 CACHED_KEYS = 10_000
 LAST_USED_EVERY = timedelta(minutes=1)
@@ -69,18 +69,18 @@ NO_HOLDER = AuthFailure("The holder of this API key may no longer use it.")
 NO_MEMBER = AuthFailure("You are in no active tenant.", forbidden=True)
 
 _key_cache: AsyncTTLCache[str, Caller | AuthFailure] = AsyncTTLCache(ttl=TTL_S, size=CACHED_KEYS)
-# Guesses have a place of their own: a flood of them can't push working keys out.
+# Unknown keys have their own cache, so that a flood of guesses can't evict working keys.
 _guesses: AsyncTTLCache[str, Caller | AuthFailure] = AsyncTTLCache(ttl=TTL_S, size=CACHED_KEYS)
 
 
 class FailureLimiter(Protocol):
-    """Bounds what an address may guess."""
+    """Limits the unknown keys that an address may send."""
 
     async def check(self) -> None:
-        """Raise when it has guessed too much; asked before the database is."""
+        """Raise if the address is over the limit. Called before the database is queried."""
 
     async def count(self) -> None:
-        """It has sent a key that doesn't exist."""
+        """Count a key that doesn't exist."""
 
 
 async def authenticate(
@@ -88,115 +88,118 @@ async def authenticate(
 ) -> Caller:
     """The caller behind an `Authorization: Bearer` header, or behind `x-api-key` without one.
 
-    Raises: `AuthenticationFailed` (401), `PermissionDenied` (403, the tenant is switched off),
-    `ServiceUnavailable` (503, the database is away and the key was not seen lately), what the
-    guard raises for a key that wasn't seen lately.
+    Raises: `AuthenticationFailed` (401), `PermissionDenied` (403, the tenant is disabled),
+    `ServiceUnavailable` (503, the database is unreachable and the key isn't cached), and what
+    the guard raises for a key that isn't cached.
     """
     token = _token(authorization, x_api_key)
     if token is None:
         raise MISSING.error()
     digest = secrets.hash_key(token)
-    # Any text is looked up, whether a key has its name or not: the time tells nothing.
+    # Any text is looked up, whether or not its id exists, so that timing reveals nothing.
     public_id = secrets.lookup_id(token)
-    answer = _get_cached(digest, lambda: _look_up(public_id, digest))
-    if answer is None:
-        # Who had a key that works is no guesser: others behind the same address don't lock it out.
-        guess = guard if _key_cache.get_if_younger(digest, STALE_S) is None else None
-        if guess is not None and _guesses.is_fresh(digest) is None:
-            await guess.check()
-        answer = await _find(digest, lambda: _look_up(public_id, digest), guess)
-    if isinstance(answer, AuthFailure):
-        raise answer.error()
-    return answer
+    result = _get_cached(digest, lambda: _look_up(public_id, digest))
+    if result is None:
+        # A key that worked recently isn't limited by guesses of others at the same address.
+        limiter = guard if _key_cache.get_if_younger(digest, STALE_S) is None else None
+        if limiter is not None and _guesses.is_fresh(digest) is None:
+            await limiter.check()
+        result = await _find(digest, lambda: _look_up(public_id, digest), limiter)
+    return _require_caller(result)
 
 
 def cached_tenant(authorization: str | None, x_api_key: str | None) -> str:
-    """Whose key this was when it was seen lately, without asking anybody; "" where it wasn't.
+    """The cached tenant of a key, "" if there is none. Never queries the database.
 
-    For whose turn it is alone: the key may have been revoked since.
+    Only for fair queueing: the key may have been revoked since.
     """
     token = _token(authorization, x_api_key)
-    known = None if token is None else _key_cache.get_if_younger(secrets.hash_key(token), STALE_S)
-    return known.tenant if isinstance(known, Caller) else ""
+    cached = None if token is None else _key_cache.get_if_younger(secrets.hash_key(token), STALE_S)
+    return cached.tenant if isinstance(cached, Caller) else ""
 
 
 def get_cached_caller(authorization: str | None, x_api_key: str | None) -> Caller | None:
-    """Who `authenticate` would say it is, where that takes no look into the database; None
-    elsewhere, and where it raises.
+    """What `authenticate` returns if that needs no database query; None otherwise, also where it
+    would raise.
     """
     token = _token(authorization, x_api_key)
     if token is None:
         return None
     digest = secrets.hash_key(token)
-    known = _get_cached(digest, lambda: _look_up(secrets.lookup_id(token), digest))
-    return known if isinstance(known, Caller) else None
+    cached = _get_cached(digest, lambda: _look_up(secrets.lookup_id(token), digest))
+    return cached if isinstance(cached, Caller) else None
 
 
 def authenticate_sync(
     authorization: str | None, x_api_key: str | None = None, *, guard: FailureLimiter
 ) -> Caller:
-    """`authenticate` for synchronous views that are seldom asked: nothing is remembered."""
+    """`authenticate` for synchronous views with few requests: nothing is cached."""
     token = _token(authorization, x_api_key)
     if token is None:
         raise MISSING.error()
     async_to_sync(guard.check)()
-    answer = _look_up(secrets.lookup_id(token), secrets.hash_key(token))
-    if isinstance(answer, AuthFailure):
-        if answer is UNKNOWN:
-            async_to_sync(guard.count)()
-        raise answer.error()
-    return answer
+    result = _look_up(secrets.lookup_id(token), secrets.hash_key(token))
+    if result is UNKNOWN:
+        async_to_sync(guard.count)()
+    return _require_caller(result)
+
+
+def _require_caller(result: Caller | AuthFailure) -> Caller:
+    if isinstance(result, AuthFailure):
+        raise result.error()
+    return result
 
 
 async def _find(
     name: str, look_up: Callable[[], Caller | AuthFailure], guard: FailureLimiter | None = None
 ) -> Caller | AuthFailure:
-    """Ask the database, or take what was known lately while it is away."""
+    """Query the database, or use the cached result while it is unreachable."""
 
-    async def ask() -> Caller | AuthFailure:
-        found = await in_admission_thread(look_up)
-        if found is UNKNOWN and guard is not None:
+    async def query() -> Caller | AuthFailure:
+        result = await in_admission_thread(look_up)
+        if result is UNKNOWN and guard is not None:
             await guard.count()
-        return found
+        return result
 
     generation = _key_cache.generation
     try:
-        answer = await _guesses.get(name, ask)
+        result = await _guesses.get(name, query)
     except ServiceUnavailable:
         stale = _key_cache.get_if_younger(name, STALE_S)
         if stale is None:
             raise
         return stale
-    if answer is not UNKNOWN:
+    if result is not UNKNOWN:
         _guesses.forget(name)
-        _key_cache.store(name, answer, generation)
-    return answer
+        _key_cache.store(name, result, generation)
+    return result
 
 
 def _get_cached(
     name: str, look_up: Callable[[], Caller | AuthFailure]
 ) -> Caller | AuthFailure | None:
-    """The answer when it's known and young enough; an older one is looked up anew meanwhile."""
+    """The cached result unless it has expired; one that is about to expire is refreshed."""
     return _key_cache.get_cached(name, lambda: in_admission_thread(look_up))
 
 
 def is_still_valid_cached(caller: Caller) -> bool:
-    """`check_still_valid` where that takes no look into the database; False elsewhere.
+    """`check_still_valid` if that needs no database query; False otherwise.
 
     Raises: what `authenticate` raises.
     """
     if caller.key_id is None and caller.user_id is None:
         return True
-    answer = _get_cached(*_again(caller.key_id, caller.user_id, caller.tenant))
-    if isinstance(answer, AuthFailure):
-        raise answer.error()
-    return answer is not None
+    result = _get_cached(*_cache_entry(caller.key_id, caller.user_id, caller.tenant))
+    if result is None:
+        return False
+    _require_caller(result)
+    return True
 
 
 async def check_still_valid(caller: Caller) -> None:
-    """Whether a caller admitted earlier would be today; cheap enough to ask during a stream.
+    """Check that an admitted caller would be admitted now; cheap enough to call during a stream.
 
-    Raises: what `authenticate` raises. A database that is away refuses nobody.
+    Raises: what `authenticate` raises, but nothing while the database is unreachable.
     """
     if caller.key_id is None and caller.user_id is None:
         return
@@ -207,21 +210,18 @@ async def check_still_valid(caller: Caller) -> None:
 
 
 async def reload_caller(key_id: int | None, user_id: int | None, tenant: str) -> Caller:
-    """The caller behind work that was asked for earlier, with the rights of today.
+    """The caller of an earlier request, with their current rights.
 
     Raises: what `authenticate` raises; `AuthenticationFailed` when key and user are gone.
     """
-    name, look_up = _again(key_id, user_id, tenant)
-    answer = _get_cached(name, look_up) or await _find(name, look_up)
-    if isinstance(answer, AuthFailure):
-        raise answer.error()
-    return answer
+    name, look_up = _cache_entry(key_id, user_id, tenant)
+    return _require_caller(_get_cached(name, look_up) or await _find(name, look_up))
 
 
-def _again(
+def _cache_entry(
     key_id: int | None, user_id: int | None, tenant: str
 ) -> tuple[str, Callable[[], Caller | AuthFailure]]:
-    """Under which name a caller of earlier is remembered, and how it's looked up."""
+    """Cache key of an earlier caller, and the function that looks them up."""
     if key_id is not None:
         return f"#{key_id}", partial(_look_up_id, key_id)
     if user_id is not None:
@@ -230,31 +230,28 @@ def _again(
 
 
 async def caller_for_user(user: User, tenant_slug: str | None = None) -> Caller:
-    """The caller behind a logged-in user, in the tenant named or the first that they joined.
+    """The caller of a logged-in user, in the named tenant or the first that they joined.
 
-    Raises: `AuthenticationFailed` for nobody or a disabled user; `PermissionDenied` for a stranger
-    to the tenant, a viewer's missing right shows in `scopes`.
+    Raises: `AuthenticationFailed` without an active user; `PermissionDenied` for a stranger to the
+    tenant. A viewer's missing rights show in `scopes`.
     """
     if not getattr(user, "is_authenticated", False):
         raise AuthenticationFailed("Log in first.", code="not_logged_in")
-    answer = await in_admission_thread(_look_up_user, user.pk, tenant_slug)
-    if isinstance(answer, AuthFailure):
-        raise answer.error()
-    return answer
+    return _require_caller(await in_admission_thread(_look_up_user, user.pk, tenant_slug))
 
 
 def _token(authorization: str | None, x_api_key: str | None) -> str | None:
-    """The key's text in the headers, or None when there's none."""
+    """The key in the headers, or None."""
     if not authorization:
         return x_api_key or None
     scheme, _, token = authorization[:MAX_HEADER].partition(" ")
     if scheme.lower() != "bearer" or len(authorization) > MAX_HEADER:
-        return f"\0{authorization[:MAX_HEADER]}"  # no key looks like this: it won't be found
+        return f"\0{authorization[:MAX_HEADER]}"  # matches no key
     return token.strip(" ") or None
 
 
 def _look_up(public_id: str, digest: str) -> Caller | AuthFailure:
-    """One indexed query, one comparison, whatever was sent."""
+    """One indexed query and one comparison, whatever was sent."""
     try:
         key = _keys().filter(public_id=public_id).first()
         stored = key.digest if key else _NO_DIGEST
@@ -273,7 +270,7 @@ def _look_up_id(key_id: int) -> Caller | AuthFailure:
 
 
 def _keys() -> QuerySet[ApiKey]:
-    """Keys with all that decides about them: tenant, holder and the holder's role. One query."""
+    """Keys with their tenant, holder and the holder's role, in one query."""
     role = Membership.objects.filter(user=OuterRef("created_by"), tenant=OuterRef("tenant"))
     return ApiKey.objects.select_related("tenant", "created_by", "service_account").annotate(
         holders_role=Subquery(role.values("role")[:1])
@@ -281,13 +278,13 @@ def _keys() -> QuerySet[ApiKey]:
 
 
 def _scopes_of_key(key: ApiKey) -> frozenset[str] | None:
-    """What the key's holder may still use it for; None when they may not use it at all."""
+    """Scopes that the key's holder still has; None if they may not use the key."""
     granted = frozenset(key.scopes)
     account, person = key.service_account, key.created_by
     if account is not None:
         return granted & _scopes_for(Role(account.role)) if account.active else None
     if person is None:
-        return granted  # made by a command: the tenant's own
+        return granted  # created by a command: held by the tenant
     if not person.is_active:
         return None
     if person.is_superuser:
@@ -297,7 +294,7 @@ def _scopes_of_key(key: ApiKey) -> frozenset[str] | None:
 
 
 def _check_key(key: ApiKey) -> Caller | AuthFailure:
-    """Whether a key whose secret was shown may be used."""
+    """The caller of a key whose secret matched, or why it may not be used."""
     state = key.state()
     if state != "active":
         return REVOKED if state == "revoked" else EXPIRED
@@ -323,7 +320,7 @@ def _check_key(key: ApiKey) -> Caller | AuthFailure:
 
 
 def _update_last_used(key: ApiKey) -> None:
-    """Note the use, at most once a minute: a request must not cost a write."""
+    """Record the use, at most once a minute: requests shouldn't cost a write each."""
     now = timezone.now()
     if key.last_used_at is None or now - key.last_used_at > LAST_USED_EVERY:
         try:
@@ -353,7 +350,7 @@ def _look_up_user(user_id: int, tenant_slug: str | None) -> Caller | AuthFailure
 
 
 def _operators_tenant(user: User, tenant_slug: str | None) -> Caller | AuthFailure:
-    """A superuser acts in any tenant, by default the oldest."""
+    """The superuser in the named tenant, by default the oldest."""
     tenants = Tenant.objects.filter(active=True)
     if tenant_slug is not None:
         tenants = tenants.filter(slug=tenant_slug)
@@ -368,7 +365,7 @@ def _scopes_of(user: User, role: Role) -> frozenset[str]:
 
 
 def _scopes_for(role: Role) -> frozenset[str]:
-    """What a key may hold whose holder has this role."""
+    """Scopes that keys of holders with this role may have."""
     if role.rank >= Role.ADMIN.rank:
         return scopes.ALL - {scopes.OPERATOR}
     return scopes.DEFAULT - ({scopes.INFERENCE} if role == Role.VIEWER else set())
@@ -384,10 +381,10 @@ def _caller(
     key_tokens_per_minute: int | None = None,
     max_context_tokens: int | None = None,
     models: Sequence[str] = (),
-    **of_key: Any,
+    **key_fields: Any,
 ) -> Caller:
-    lists = [frozenset(names) for names in (tenant.allowed_models, models) if names]
-    contexts = [most for most in (tenant.max_context_tokens, max_context_tokens) if most]
+    allowed = [frozenset(names) for names in (tenant.allowed_models, models) if names]
+    context_limits = [n for n in (tenant.max_context_tokens, max_context_tokens) if n]
     return Caller(
         tenant_id=tenant.pk,
         tenant=tenant.slug,
@@ -404,12 +401,12 @@ def _caller(
         kv_reserved_fraction=tenant.kv_reserved_fraction,
         kv_max_fraction=tenant.kv_max_fraction,
         max_running_requests=tenant.max_running_requests,
-        max_context_tokens=min(contexts, default=None),
+        max_context_tokens=min(context_limits, default=None),
         store_prompts=tenant.store_prompts,
-        models=frozenset.intersection(*lists) if lists else None,
+        models=frozenset.intersection(*allowed) if allowed else None,
         tenant_models=frozenset(tenant.allowed_models) if tenant.allowed_models else None,
         key_models=frozenset(models) if models else None,
-        **of_key,
+        **key_fields,
     )
 
 
@@ -419,7 +416,7 @@ def _unavailable(error: Exception) -> ServiceUnavailable:
 
 
 def clear_cache(**_: object) -> None:
-    """Look everything up anew in this process: a key or a tenant has changed."""
+    """Forget all results in this process: a key or a tenant has changed."""
     _key_cache.clear()
     _guesses.clear()
 
