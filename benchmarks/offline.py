@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from typing import Any
 
 from benchmarks.ceilings import Ceilings
@@ -14,55 +13,35 @@ from engine.contract.sampling_params import SamplingParams
 from engine.core.engine_core import EngineCore
 
 
-def run_jobs(
-    core: EngineCore,
-    jobs: list[Job],
-    *,
-    at_once: int | None = None,
-    temperature: float = 0,
-    top_p: float = 1,
-) -> dict[str, Any]:
-    """Run all jobs, EOS ignored. Returns seconds, TTFTs, ITLs and step times.
-
-    With `at_once` so many are in flight and others follow; by default all begin together.
-    """
-    start = time.perf_counter()
-    left = deque(enumerate(jobs))
-    added: dict[str, float] = {}
-    last: dict[str, float] = {}
+def run_jobs(core: EngineCore, jobs: list[Job]) -> dict[str, Any]:
+    """Run all jobs at once, greedily and past EOS. Returns seconds, TTFTs, ITLs and step times."""
+    last_token: dict[str, float] = {}
     ttft: list[float] = []
     itl: list[float] = []
     steps: list[float] = []
-
-    def add() -> None:
-        index, job = left.popleft()
-        sampling = SamplingParams(
-            temperature=temperature, top_p=top_p, max_tokens=job.output_tokens, ignore_eos=True
-        )
+    start = time.perf_counter()
+    for index, job in enumerate(jobs):
         core.add_request(
             EngineRequest(
                 request_id=str(index),
                 gateway_id="",
                 prompt_token_ids=job.prompt_token_ids,
-                sampling=sampling,
+                sampling=SamplingParams(
+                    temperature=0, max_tokens=job.output_tokens, ignore_eos=True
+                ),
             )
         )
-        added[str(index)] = start if at_once is None else time.perf_counter()
-
-    while left or core.has_work:
-        while left and (at_once is None or len(added) < at_once):
-            add()
-        began = time.perf_counter()
+    while core.has_work:
+        step_start = time.perf_counter()
         deltas = core.step()
         now = time.perf_counter()
-        steps.append(now - began)
+        steps.append(now - step_start)
         for delta in deltas:
-            before = last.get(delta.request_id)
-            begun = added[delta.request_id]
-            (ttft if before is None else itl).append(now - (before or begun))
-            last[delta.request_id] = now
-            if delta.finish_reason is not None:
-                del added[delta.request_id]
+            if delta.request_id in last_token:
+                itl.append(now - last_token[delta.request_id])
+            else:
+                ttft.append(now - start)
+            last_token[delta.request_id] = now
     return {
         "seconds": time.perf_counter() - start,
         "ttft": ttft,

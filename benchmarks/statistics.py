@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -38,9 +38,3 @@ def _show(value: Any) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     return str(value)
-
-
-def mean(values: Iterable[float]) -> float:
-    """Arithmetic mean; NaN for no values."""
-    found = list(values)
-    return sum(found) / len(found) if found else float("nan")

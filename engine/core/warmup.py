@@ -10,7 +10,6 @@ from engine.contract.sampling_params import SamplingParams
 from engine.core.engine_core import EngineCore
 from engine.scheduler.prefill_budget import PrefillLimits, PrefillPace
 from engine.speculative.drafter import Drafter
-from kernels.ablations import is_on
 
 PROMPT_TOKENS = 8
 
@@ -119,7 +118,7 @@ _OUTPUT_TOKENS = 3
 MAX_PREFILL_SECONDS = 0.09
 #: `PrefillLimits.saturation_decodes` and `PrefillLimits.min_step_tokens`.
 SATURATION_DECODES = 64
-_LEAST_TOKENS = 72
+_MIN_STEP_TOKENS = 72
 #: Prompts to time, each so often, but no more once it has taken so long.
 _TIMED_TOKENS = (32, 128)
 _TIMES = 3
@@ -141,9 +140,7 @@ def warm_up(core: EngineCore) -> None:
         run_warmup_request(core, prompt, output, temperature)
     if _sets_share(core):
         seconds = _seconds_per_token(core, room - 1)
-        full_at = SATURATION_DECODES if is_on("prefill-by-load") else 0
-        least = _LEAST_TOKENS if is_on("prefill-least") else 1
-        core.scheduler.limits.share = PrefillLimits(1, full_at, least)
+        core.scheduler.limits.share = PrefillLimits(1, SATURATION_DECODES, _MIN_STEP_TOKENS)
         per_read = _seconds_per_context_token(core, room - 1, seconds)
         core.prefill_pace = PrefillPace(
             core.scheduler.limits, seconds, MAX_PREFILL_SECONDS, per_read

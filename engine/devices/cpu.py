@@ -23,7 +23,6 @@ from engine.worker.interface import Runner
 from engine.worker.model_runner import ModelRunner
 from engine.worker.pooling_runner import PoolingRunner
 from kernels import KernelSet
-from kernels.ablations import is_on, turned_off
 
 MAPPED_AHEAD_BYTES = 512 << 20
 """KV cache whose pages a serving replica has mapped before they are needed, when cores are idle."""
@@ -70,7 +69,7 @@ class CpuDevice(Device):
     def on_cache_allocated(self, loaded: LoadedModel) -> None:
         """Map pages of the KV cache before they are needed."""
         model = loaded.model
-        if is_on("map-ahead") and isinstance(model, NativeDecoder):
+        if isinstance(model, NativeDecoder):
             caches = {id(kept): kept for cache in model.kv_caches for kept in cache}
             tensors = [kept for kept in caches.values() if kept is not None]
             self._pages = PagePrefaulter(self.kernels, tensors, MAPPED_AHEAD_BYTES)
@@ -97,8 +96,7 @@ class CpuDevice(Device):
         loaded, batch = parts.loaded, parts.batch
         if loaded.pooler is not None:
             return PoolingRunner(loaded.model, batch, loaded.pooler)
-        compiled = is_on("sampling") and self.kernels.name != "reference"
-        ops = self.kernels if compiled else None
+        ops = self.kernels if self.kernels.name != "reference" else None
         sampler = Sampler(
             loaded.eos_token_ids, ops, make_rejection_sampler(self.config), parts.custom
         )
@@ -108,7 +106,7 @@ class CpuDevice(Device):
     def _decodes(self, parts: RunnerInputs, sampler: Sampler) -> CompiledStepRunner | None:
         """What runs decode steps in one call, where model and kernels can."""
         model, batch = parts.loaded.model, parts.batch
-        if not is_on("step") or not isinstance(model, NativeDecoder):
+        if not isinstance(model, NativeDecoder):
             return None
         taps = () if parts.hidden is None else parts.hidden.aux_layers
         step = model.compile_step(tables_of(batch), taps)
@@ -126,11 +124,9 @@ class CpuDevice(Device):
 def kernels_on(device: str, config: EngineConfig) -> KernelSet:
     """The kernels for a device, as the settings and QUIRE_KERNELS ask for them.
 
-    Raises `ConfigError` where the environment asks for kernels that can't run there, or turns off
-    what there isn't.
+    Raises `ConfigError` where the environment asks for kernels that can't run there.
     """
     try:
-        turned_off()  # refuses names that there aren't, whichever kernels are used
         return kernels.get(
             device, use_compiled=config.cpu_kernels, batch_invariant=config.batch_invariant
         )

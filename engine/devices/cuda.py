@@ -38,7 +38,6 @@ from engine.worker.gpu.setup import (
 from engine.worker.interface import Runner
 from engine.worker.pooling_runner import PoolingRunner
 from kernels import KernelSet
-from kernels.ablations import is_on
 from kernels.lora import LoraSlots
 
 # -- `LoraSlotAllocator`: the adapters of a GPU's model, whose steps are recorded with their slots.
@@ -228,8 +227,7 @@ class CudaDevice(Device):
                 return stage_eager(ids, context, device, slots)
 
             return PoolingRunner(loaded.model, batch, loaded.pooler, staged)
-        compiled = is_on("sampling") and self.kernels.name != "reference"
-        ops = self.kernels if compiled else None
+        ops = self.kernels if self.kernels.name != "reference" else None
         sampler = Sampler(loaded.eos_token_ids, ops, custom=parts.custom)
         model = cast(DeviceModel, loaded.model)
         longest, groups = self._max_blocks(loaded), len(parts.layout.groups)
@@ -243,7 +241,7 @@ class CudaDevice(Device):
             warm_up_draft_heads(parts.hidden, parts.token_budget)
         forward = device_forward(model, config, parts.token_budget, longest, groups, taps=taps)
         capture(forward, CudaMeter(device), self._kept_for_graphs.get(parts.is_draft))
-        batch.decodes_first = is_on("split-batches")
+        batch.decodes_first = True
         return GpuModelRunner(model, batch, sampler, forward, device, parts.masks, parts.hidden)
 
 

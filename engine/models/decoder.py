@@ -35,7 +35,6 @@ from engine.models.weight_loader import WeightLoader
 from engine.quantization.packing import make_quant_scheme
 from engine.quantization.report import LayerReport
 from kernels import KernelSet, LinearLayer
-from kernels.ablations import is_on
 from kernels.compiled_decoder import BatchTables, CompiledStep, EmbeddingAndHead
 from kernels.interface import NO_NORM, AuxStateBuffer, CompiledDecoder
 from kernels.lora import LayerLoras, LoraTable
@@ -276,10 +275,9 @@ class NativeDecoder(SupportsLoRA):
             ]
         self.group_of = layout.group_by_layer()
         self._keep_by_layer()
-        if is_on("decoder"):
-            self._compiled = compile_decoder(
-                self.spec, self.ops, self.weights, self.final_norm, self.kv_caches, self.group_of
-            )
+        self._compiled = compile_decoder(
+            self.spec, self.ops, self.weights, self.final_norm, self.kv_caches, self.group_of
+        )
 
     def _keep_by_layer(self) -> None:
         """Note what each layer keeps: keys and values, or states."""

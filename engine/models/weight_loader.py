@@ -47,7 +47,6 @@ from engine.quantization.packing import (
 )
 from engine.quantization.report import LayerReport, layer_report
 from kernels import KernelSet, LinearLayer
-from kernels.ablations import is_on
 from kernels.interface import (
     NO_NORM,
     ActivationSpec,
@@ -58,7 +57,6 @@ from kernels.interface import (
     PerHeadLinear,
     ScanWeights,
 )
-from kernels.moe import SequentialMoe
 
 #: What is added to logits that never win: finite, so that log probabilities are.
 _HIDDEN = -3.0e38
@@ -424,9 +422,7 @@ class WeightLoader:
             shared_down=None if shared is None else shared.down,
             shared_gate=gate,
         )
-        if is_on("experts"):
-            return self.ops.compile_experts(made)
-        return SequentialMoe(self.ops, made)
+        return self.ops.compile_experts(made)
 
     def _keeps_experts(self, at: str, moe: MoeSpec) -> bool:
         """Whether the kernels multiply by the checkpoint's own numbers of experts that have tensors

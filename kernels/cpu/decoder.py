@@ -9,7 +9,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels.ablations import is_on
 from kernels.compiled_decoder import BatchTables, CompiledStep, EmbeddingAndHead
 from kernels.cpu import abi as c
 from kernels.cpu.library import CACHE_DTYPES, Library, address, check, check_dense
@@ -53,7 +52,6 @@ class CpuDecoder(CompiledDecoder):
             raise MemoryError("no memory for the decoder's table of layers")
         self._handle, self._run, self._library = handle, library.decoder_run, library
         self._sizes = [_sizes(layer) for layer in layers]
-        self._skips_rows = is_on("last-rows")
         weakref.finalize(self, library.decoder_free, handle).atexit = False  # as of layers
 
     def __call__(
@@ -82,9 +80,6 @@ class CpuDecoder(CompiledDecoder):
         check_dense("seq_lens", seq_lens, (sequences,), torch.int32)
         check_dense("query_start_loc", query_start_loc, (sequences + 1,), torch.int32)
         wanted, at_rows = -1, None  # no address says "all": an empty tensor has none either
-        if rows is not None and not self._skips_rows:
-            everything = (hidden, positions, slot_mapping, block_tables, seq_lens, query_start_loc)
-            return self(*everything, others=others, adapters=adapters, inputs=inputs)[rows]
         if rows is not None:
             check_dense("rows", rows, rows.shape, torch.int64)
             wanted, at_rows = rows.shape[0], rows.data_ptr()

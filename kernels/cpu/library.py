@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.ablations import OF_THE_LIBRARY, turned_off
 from kernels.cpu.abi import check_structs
 from kernels.errors import CpuKernelsUnavailable
 from kernels.tensors import (
@@ -74,7 +73,6 @@ OTHERS: dict[str, tuple[list[Any], Any]] = {
     "quire_step_free": ([P], None),
     "quire_packed_bytes": ([P], L),
     "quire_bind_threads": ([P, N], N),
-    "quire_set_switch": ([ctypes.c_char_p, N], N),
     "quire_map_pages": ([P, L], None),
     "quire_has_bf16": ([], N),
     "quire_all_numbers": ([P, L, N], N),
@@ -101,8 +99,8 @@ class Library:
     def __init__(self, isa: str | None = None) -> None:
         """Raises `CpuKernelsUnavailable` where nothing can be built or loaded.
 
-        `KernelsUnavailable` for an ISA that this CPU can't run, and for a name that isn't one of
-        `kernels.ablations`; `StructMismatch` for a library that Python's structs don't fit.
+        `KernelsUnavailable` for an ISA that this CPU can't run; `StructMismatch` for a library that
+        Python's structs don't fit.
         """
         from kernels.cpu.build import best_library  # late: `python -m` runs that module anew
 
@@ -124,16 +122,6 @@ class Library:
             self._bind(handle, name, taken, result)
         if handle.quire_vector_bits() != VECTOR_BITS[variant.isa]:
             raise CpuKernelsUnavailable(f"{path} was not compiled for {variant.isa}")
-        off = turned_off()
-        for name in OF_THE_LIBRARY:
-            self.turn(name, on=name not in off)
-        if off:
-            self.description += f"; without {', '.join(off)}"
-
-    def turn(self, name: str, *, on: bool) -> None:
-        """Turn one of `OF_THE_LIBRARY` on or off, for everyone in this process."""
-        if self.set_switch(name.encode(), on):
-            raise ValueError(f"{self.path} has no switch {name}")
 
     def _bind(self, handle: ctypes.CDLL, name: str, types: list[Any], result: Any) -> None:
         function = getattr(handle, name)

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels.ablations import is_on
 from kernels.cpu.library import Library
 
 # -- How many threads the compiled kernels use.
@@ -71,6 +70,6 @@ def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     except (OSError, OverflowError) as error:
         raise MemoryError(f"the system doesn't give {size} bytes: {error}") from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        pages.madvise(mmap.MADV_HUGEPAGE if is_on("huge-pages") else mmap.MADV_NOHUGEPAGE)
+        pages.madvise(mmap.MADV_HUGEPAGE)
     # The tensor holds on to the mapping, which goes when the last view of it does.
     return torch.frombuffer(pages, dtype=dtype).view(shape)

@@ -317,7 +317,7 @@ GROUPS: dict[str, dict[str, str]] = {
 #: What nobody sets for an installation: for developers, tests, and processes among themselves.
 NO_SETTINGS = frozenset(
     {
-        *("QUIRE_ABLATIONS", "QUIRE_CACHE_DIR", "QUIRE_CHAOS_RELAY", "QUIRE_KERNELS"),
+        *("QUIRE_CACHE_DIR", "QUIRE_CHAOS_RELAY", "QUIRE_KERNELS"),
         *("QUIRE_CPU_BUILD_TIMEOUT", "QUIRE_CPU_ISA", "QUIRE_CPU_SANITIZE", "QUIRE_TERMINAL"),
         "QUIRE_STEP_RECORD",
         FROM_FLAGS,

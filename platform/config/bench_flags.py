@@ -11,19 +11,18 @@ from django.conf import settings
 from engine.contract.engine_config import add_cli_args
 
 #: Forms that take an engine's settings.
-WITH_ENGINE = ("latency", "throughput", "ablations")
+WITH_ENGINE = ("latency", "throughput")
 BENCH_FLAGS = frozenset({"model", "served_model_name"})
 
 
 def add_forms(parser: ArgumentParser) -> None:
     """A subcommand for each form."""
     forms = parser.add_subparsers(
-        dest="form", required=True, metavar="latency|throughput|serve|ablations|kernels"
+        dest="form", required=True, metavar="latency|throughput|serve|kernels"
     )
     _latency(forms.add_parser("latency", help="one batch from prompt to last token, here"))
     _throughput(forms.add_parser("throughput", help="many requests at once, here"))
     _serve(forms.add_parser("serve", help="streaming load on a running server"))
-    _ablations(forms.add_parser("ablations", help="what each optimisation brings, here"))
     kernels = "Time a GPU's kernels one by one, then an 8B-shaped model on them."
     forms.add_parser("kernels", help="the GPU's kernels, here", description=kernels)
 
@@ -103,31 +102,6 @@ def _serve(parser: ArgumentParser) -> None:
     )
     _workload(parser, "--random-input-len", "--random-output-len", "--seed")
     _json(parser)
-
-
-def _ablations(parser: ArgumentParser) -> None:
-    parser.description = (
-        "Run the model with each optimisation and without it: two engines, each in a process of "
-        "its own, take turns. A gain is how many times as good the figure is with the part: the "
-        "median of the turns', and their lowest and highest; where these lie on both sides of 1, "
-        "it is noise. What a model or a machine doesn't have is skipped, with the reason: some "
-        "parts need --dtype bfloat16 or --quantization int8. With a small model a part takes 10 s "
-        "to a minute."
-    )
-    parser.add_argument(
-        "--only", metavar="NAME,...", help="these parts, as --list names them (default: all)"
-    )
-    parser.add_argument(
-        "--loads",
-        metavar="NAME,...",
-        help="only these of their loads, such as one or many (default: all)",
-    )
-    parser.add_argument("--list", action="store_true", help="name parts and loads, measure nothing")
-    _count(parser, "--turns", 5, "turns of the two engines for each figure")
-    _count(parser, "--num-prompts", 24, "requests of loads with many", at_least=2)
-    _count(parser, "--output-len", 32, "tokens that a single stream generates", at_least=2)
-    _count(parser, "--context", 3584, "tokens of the long prompt")
-    _engine(parser)
 
 
 def _workload(

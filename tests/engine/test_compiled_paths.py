@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,8 +14,8 @@ from engine import LLM, SamplingParams
 from engine.contract.errors import ConfigError
 from engine.models.decoder import NativeDecoder
 from kernels.cpu.features import cpu_flags
-from tests.engine.ablations import without
 from tests.engine.models import FAMILIES, Oracle
+from tests.engine.plain_paths import layer_by_layer, sampling_by_torch
 from tests.engine.test_token_equality import OUTPUT, make, mixed_prompts, run
 
 Folder = Callable[[str], Path]
@@ -34,12 +36,12 @@ def test_layer_by_layer_and_in_one_call_give_the_same_tokens(
     family: str, model_folder: Folder, oracle: Callable[[str], Oracle]
 ) -> None:
     one_call = make(model_folder(family))
-    with without("decoder", "sampling"):
-        layer_by_layer = make(model_folder(family))
+    with layer_by_layer(), sampling_by_torch():
+        plain = make(model_folder(family))
     assert is_compiled(one_call)
-    assert not is_compiled(layer_by_layer)
+    assert not is_compiled(plain)
     said = run(one_call, PROMPTS)
-    assert said == run(layer_by_layer, PROMPTS)
+    assert said == run(plain, PROMPTS)
     assert said == oracle(family).greedy_all(PROMPTS, OUTPUT, said)
 
 
@@ -72,16 +74,19 @@ def test_sampled_tokens_are_the_same_with_torch_and_with_the_kernels(model_folde
         return [result.outputs[0].token_ids for result in results]
 
     by_kernels = sampled()
-    with without("sampling"):
+    with sampling_by_torch():
         assert sampled() == by_kernels
 
 
-@pytest.mark.parametrize("off", [[], ["decoder"]])
+@pytest.mark.parametrize("path", [nullcontext, layer_by_layer])
 @pytest.mark.parametrize("family", ["llama", "qwen2-window"])
 def test_int8_kv_caches_stay_close_and_batch_like_alone(
-    family: str, off: list[str], model_folder: Folder, oracle: Callable[[str], Oracle]
+    family: str,
+    path: Callable[[], AbstractContextManager[Any]],
+    model_folder: Folder,
+    oracle: Callable[[str], Oracle],
 ) -> None:
-    with without(*off):
+    with path():
         llm = make(model_folder(family), kv_cache_dtype="int8")
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
     prompt = PROMPTS[9]

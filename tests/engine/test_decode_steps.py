@@ -15,8 +15,8 @@ from engine.sampling.sampler import Sampler, SamplerOutput
 from engine.scheduler.plan import StepPlan, StepResult
 from engine.worker.compiled_step import CompiledStepRunner
 from kernels import get
-from tests.engine.ablations import without
 from tests.engine.models import FAMILIES, VOCAB, Oracle
+from tests.engine.plain_paths import without_compiled_steps
 from tests.engine.test_token_equality import OUTPUT, make, mixed_prompts, run
 
 Folder = Callable[[str], Path]
@@ -60,7 +60,7 @@ def test_all_steps_but_the_prompts_run_in_one_call(
     assert sum(taken) >= OUTPUT - 1
     assert not taken[0]
     steps = len(taken)
-    with without("step"):
+    with without_compiled_steps():
         assert run(make(model_folder(family)), PROMPTS) == said
     assert len(taken) == steps
 
@@ -75,7 +75,7 @@ MIXED = [
 
 def test_draws_are_the_same(model_folder: Folder, taken: list[bool]) -> None:
     folder = model_folder("llama")
-    with without("step"):
+    with without_compiled_steps():
         expected = outputs(make(folder), MIXED)
     assert not taken
     assert outputs(make(folder), MIXED) == expected
@@ -114,7 +114,7 @@ def test_one_unusual_sequence_leaves_the_others_in_the_call(
 ) -> None:
     folder = model_folder("llama")
     params = [*MIXED, sampling(seed=9, **wish), sampling(**wish, max_tokens=4)]
-    with without("step"):
+    with without_compiled_steps():
         expected = scored(make(folder), params)
     assert not taken
     assert scored(make(folder), params) == expected
@@ -159,7 +159,7 @@ def test_tokens_are_the_same_under_preemption(model_folder: Folder, taken: list[
     folder = model_folder("llama")
     llm = make(folder, num_gpu_blocks_override=12, block_size=8, max_model_len=64)
     prompts = [prompt[:24] for prompt in PROMPTS]
-    with without("step"):
+    with without_compiled_steps():
         expected = run(make(folder), prompts)
     assert run(llm, prompts) == expected
     assert any(taken)

@@ -19,7 +19,6 @@ from engine.core.warmup import warm_up
 from engine.devices.host_memory import PagePrefaulter
 from engine.scheduler.plan import NewSequence, StepPlan
 from kernels.reference import ReferenceKernels
-from tests.engine.ablations import without
 
 BLOCK_BYTES = 1 << 20
 
@@ -136,16 +135,12 @@ def test_the_thread_ends_with_its_work(ops: Mapped, pages: PagePrefaulter) -> No
     assert ops.blocks == list(range(40))
 
 
-@pytest.mark.parametrize("off", [[], ["map-ahead"]])
-def test_a_replica_maps_ahead(model_folder: Callable[[str], Path], off: list[str]) -> None:
+def test_a_replica_maps_ahead(model_folder: Callable[[str], Path]) -> None:
     folder = str(model_folder("llama"))
     names = [thread.name for thread in threading.enumerate()]
     core = EngineCore(EngineConfig(model=folder, num_gpu_blocks_override=50))
-    with without(*off):
-        warm_up(core)
+    warm_up(core)
     pages = core.executor.device._pages
-    assert (pages is None) is bool(off)
-    if pages is not None:
-        pages.close()
-        pages._thread.join()
+    pages.close()
+    pages._thread.join()
     assert [thread.name for thread in threading.enumerate()] == names

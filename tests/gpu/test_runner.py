@@ -10,7 +10,6 @@ import triton
 
 from engine import LLM, SamplingParams
 from engine.worker.gpu.model_runner import GpuModelRunner
-from tests.engine.ablations import without
 from tests.engine.models import Oracle, make_model
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -82,11 +81,9 @@ def test_nothing_is_compiled_after_the_start(folder, monkeypatch):
     assert made == []
 
 
-@pytest.mark.parametrize("split", [True, False])
-def test_mixed_batches(split, folder):
+def test_mixed_batches(folder):
     oracle = Oracle(folder)
-    with without(*([] if split else ["split-batches"])):
-        llm = make(folder, max_num_batched_tokens=32)
+    llm = make(folder, max_num_batched_tokens=32)
     assert tokens(llm) == [oracle.greedy(prompt, 12) for prompt in prompts()]
 
 

@@ -155,7 +155,6 @@ def test_nobody_there_is_told_with_the_address() -> None:
         (["latency", "--json", "/nowhere/x"], "/nowhere/x can't be written: No such file"),
         (["latency", "--model", "/nowhere"], "/nowhere"),
         (["latency", "--dtype", "float8"], "--dtype: invalid choice: 'float8'"),
-        (["ablations", "--only", "nonsense"], "There is no part 'nonsense'; there are kernels"),
         (["speed"], "invalid choice: 'speed'"),
     ],
 )
@@ -163,13 +162,6 @@ def test_what_is_refused_is_refused_before_anything_runs(args: list[str], messag
     with pytest.raises(CommandError) as refused:
         bench(*args)
     assert message in str(refused.value)
-
-
-def test_parts_are_listed_with_their_switches() -> None:
-    said = bench("ablations", "--list")
-    assert "QUIRE_ABLATIONS=split-kv" in said
-    assert "--prompt-overtaking 0" in said
-    assert "[beside]" in said
 
 
 def test_a_server_without_models_is_told(monkeypatch: pytest.MonkeyPatch, server: str) -> None:
@@ -236,15 +228,6 @@ def test_lengths_beyond_the_context_are_told_with_their_flags(form: str, quick: 
         CommandError, match=r"outputs of 29 tokens \(--input-len, --output-len\) .* context of 128"
     ):
         bench(form, *lengths, *ENGINE)
-
-
-@pytest.mark.system
-def test_a_table_of_gains_names_its_engine(tmp_path: Path) -> None:
-    out = tmp_path / "figures.json"
-    said = bench("ablations", "--only", "experts", *ENGINE, "--json", str(out))
-    row = json.loads(out.read_text())
-    assert f"{row['weights']}, {row['kernels']}\n" in said
-    assert "experts          skipped: " in said
 
 
 def test_engine_settings_may_come_from_a_file(tmp_path: Path, capsys: Any) -> None:

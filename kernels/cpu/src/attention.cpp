@@ -33,9 +33,7 @@ int64_t pieces_of(const AttentionArgs& a, int64_t s, int64_t size) {
 }
 
 // Items that a decoding sequence's KV is cut into under each KV head, or group of them.
-int64_t parts_of(const AttentionArgs& a, int64_t s) {
-  return is_on(kSplitKv) ? pieces_of(a, s, kChunk) : 1;
-}
+int64_t parts_of(const AttentionArgs& a, int64_t s) { return pieces_of(a, s, kChunk); }
 
 // `heads` KV heads at most share an item: they lie side by side in a block.
 void plan_decode(const AttentionArgs& a, int64_t s, int64_t heads, Plan* plan) {
@@ -74,16 +72,6 @@ Plan make_plan(const AttentionArgs& a, int threads) {
     if (a.queries(s) == 1) plan_decode(a, s, heads, &plan);
   }
   return plan;
-}
-
-// A decoding item, chunk by chunk: it has more than one where KV isn't split.
-void decode_chunks(const AttentionArgs& a, const Item& item, char* scratch, float* partials) {
-  Item chunk = item;
-  for (; chunk.from < item.to; chunk.from = chunk.to) {
-    chunk.to = std::min(item.to, end_of_chunk(chunk.from));
-    chunk.partial = item.partial + chunk.from / kTile - item.from / kTile;
-    decode_item(a, chunk, scratch, partials + chunk.partial * partial_size(a));
-  }
 }
 
 // Multiply-adds that the call needs, about.
@@ -127,7 +115,7 @@ int paged_attention(const AttentionArgs& a, int threads) {
     const Item& item = plan.items[i];
     char* own = scratch + slot * each;
     if (item.decodes) {
-      decode_chunks(a, item, own, partials);
+      decode_item(a, item, own, partials + item.partial * partial_size(a));
     } else {
       prefill_item(a, item, own);
     }

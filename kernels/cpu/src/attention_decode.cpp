@@ -32,7 +32,6 @@ class Spans {
     row_bytes_ = a.head_size * static_cast<int64_t>(size_of(a.cache_dtype));
     head_bytes_ = a.block_size * row_bytes_;
     ahead_ = std::max<int64_t>(1, kBytesAhead / head_bytes_);
-    fetches_ = is_on(kPrefetch);
     keys_ = static_cast<const char*>(a.key_cache);
     values_ = static_cast<const char*>(a.value_cache);
     end_ = keys_ + a.num_blocks * a.kv_heads * head_bytes_;
@@ -75,7 +74,7 @@ class Spans {
   }
   // Fetches the tokens [from, from + count) at p.
   QUIRE_INLINE void fetch(const char* p, int64_t from, int64_t count) const {
-    if (!p || !fetches_) return;
+    if (!p) return;
     p += from * row_bytes_;
     for (int64_t i = 0; i < count * row_bytes_; i += 64) __builtin_prefetch(p + i);
   }
@@ -89,7 +88,6 @@ class Spans {
   float* copy_;
   int64_t count_ = 0, heads_, row_bytes_, head_bytes_, ahead_;
   const char *keys_, *values_, *end_;  // end_: of the keys
-  bool fetches_;
 };
 
 // Values of a key that lie in 32 bits, a unit: what is turned as one.

@@ -13,13 +13,11 @@ namespace {
 constexpr int64_t kPage = kHugePage;
 constexpr int64_t kSmallPage = 4096;
 
-bool can_map() {
 #ifdef MADV_POPULATE_WRITE
-  return is_on(kKvAhead) && is_on(kHugePages);
+constexpr bool kCanMap = true;
 #else
-  return false;
+constexpr bool kCanMap = false;
 #endif
-}
 
 }  // namespace
 
@@ -48,7 +46,7 @@ void KvPages::map(const Piece& piece) const {
 }
 
 void KvPages::prepare(const int64_t* slots, int64_t count, int threads) {
-  if (mapped_.empty() || !can_map()) return;
+  if (mapped_.empty() || !kCanMap) return;
   const int64_t all = static_cast<int64_t>(caches_.size());
   int64_t end = 0;
   wanted_.clear();

@@ -187,21 +187,16 @@ void multiply(const Job& job, const Sums& sums, int64_t row, int64_t rows, int64
   const int64_t steps = std::min(w.steps, (block + blocks) * job.block_steps) - first;
   const int64_t tile = job.kernel.tile, tiles = ceil_div(rows, tile);
   const char* b = w.panel(panel) + first * w.step_bytes;
-  // Turned off, what is fetched is what is being read.
-  const bool fetches = is_on(kPrefetch);
-  const int64_t distance = fetches ? kAhead : 0;
-  if (!fetches) next = nullptr;
   const bool done = block + blocks >= job.blocks;
   alignas(64) float wide[kWideBytes / sizeof(float)];
   const bool widens = job.kernel.widen && tiles >= job.kernel.least_tiles;
   if (widens) job.kernel.widen(wide, b, steps, w.group, w.table);
   const LinearMicro* micro = widens ? job.kernel.widened : job.kernel.micro;
   // A tile of a few rows takes nearly as long as a full one.
-  const bool even = is_on(kEvenTiles);
   for (int64_t t = 0; t < tiles; t++) {
-    const int64_t from = even ? rows * t / tiles : t * tile;
-    const int64_t to = even ? rows * (t + 1) / tiles : std::min(rows, from + tile);
-    const char* ahead = next ? next + steps * w.step_bytes * t / tiles : b + distance;
+    const int64_t from = rows * t / tiles;
+    const int64_t to = rows * (t + 1) / tiles;
+    const char* ahead = next ? next + steps * w.step_bytes * t / tiles : b + kAhead;
     float* kept = sums.kept + from * NR;
     micro[to - from - 1](MicroCall{
         job.a + (block * job.rows + row + from) * kRowUnits, job.rows * kRowUnits, job.block_steps,
@@ -249,7 +244,7 @@ int64_t panels_for_few_rows(const Packed& w, int threads) {
 
 void run_rows(Job& job, const void* x, int64_t stride, int threads) {
   const Packed& w = job.w;
-  const int loading = is_on(kSharedLoading) ? worth(threads, job.rows * w.k, kLoadedEach) : 1;
+  const int loading = worth(threads, job.rows * w.k, kLoadedEach);
   // The first round of rows brings what adapters make of all.
   const bool shrinks = job.adapters && job.first_row == 0;
   const int64_t tasks = shrinks ? static_cast<int64_t>(job.adapters->tasks.size()) : 0;

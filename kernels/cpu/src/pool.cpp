@@ -1,7 +1,5 @@
 #include "pool.h"
 
-#include "switches.h"
-
 #include <pthread.h>
 #include <sched.h>
 #include <unistd.h>
@@ -76,8 +74,6 @@ bool move_to(int) { return false; }
 // shorter than what anyone else on the machine would notice.
 constexpr int kSpins = 4000;
 
-int spins_before_sleep() { return is_on(kSpinning) ? kSpins : 0; }
-
 class Pool {
  public:
   // Deals to helpers if no one else does; says whether it did.
@@ -140,7 +136,7 @@ class Pool {
   }
 
   void wait_for_pieces(uint32_t pieces) {
-    for (int spins = spins_before_sleep(); spins > 0; spins--) {
+    for (int spins = kSpins; spins > 0; spins--) {
       if (done_.load(std::memory_order_acquire) == pieces) return;
       relax();
     }
@@ -181,7 +177,7 @@ class Pool {
     uint32_t placed = 0;
     for (;;) {
       uint32_t epoch = call_.load(std::memory_order_acquire);
-      for (int spins = spins_before_sleep(); epoch == seen && spins > 0; spins--) {
+      for (int spins = kSpins; epoch == seen && spins > 0; spins--) {
         relax();
         epoch = call_.load(std::memory_order_acquire);
       }
@@ -248,26 +244,7 @@ Pool* pool() {
 
 }  // namespace
 
-namespace {
-// A call whose pieces are dealt as one share for each thread.
-struct Shared {
-  int64_t pieces, shares;
-  Body body;
-  void* context;
-};
-
-void do_share(void* context, int64_t share, int slot) {
-  const Shared& all = *static_cast<const Shared*>(context);
-  const int64_t end = all.pieces * (share + 1) / all.shares;
-  for (int64_t i = all.pieces * share / all.shares; i < end; i++) all.body(all.context, i, slot);
-}
-}  // namespace
-
 void deal_pieces(int threads, int64_t pieces, Body body, void* context) {
-  if (pieces > threads && !is_on(kDealing)) {
-    Shared all{pieces, threads, body, context};
-    return deal_pieces(threads, threads, do_share, &all);
-  }
   if (pool()->deal(threads, pieces, body, context)) return;
   for (int64_t i = 0; i < pieces; i++) body(context, i, 0);
 }

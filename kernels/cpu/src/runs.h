@@ -10,7 +10,6 @@
 #include <cstdint>
 
 #include "pool.h"
-#include "switches.h"
 
 namespace quire {
 
@@ -61,9 +60,7 @@ class Runs {
 template <class F>
 void deal_runs(int threads, int64_t pieces, F&& f) {
   const bool fits = threads > 1 && threads <= Runs::kMost && pieces < Runs::kMostPieces;
-  if (!fits || pieces <= threads || !is_on(kOwnRuns) || !is_on(kDealing)) {
-    return deal(threads, pieces, f);
-  }
+  if (!fits || pieces <= threads) return deal(threads, pieces, f);
   Runs runs(threads, pieces);
   deal(threads, threads, [&](int64_t own, int slot) {
     for (int64_t piece; (piece = runs.take(own)) >= 0;) f(piece, slot);

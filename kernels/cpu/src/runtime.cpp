@@ -2,35 +2,12 @@
 
 #include <sys/mman.h>
 
-#include <atomic>
 #include <cstdlib>
-#include <cstring>
-#include <iterator>
 #include <memory>
 
 namespace quire {
 
 namespace {
-std::atomic<bool> turned_off[kSwitches];
-
-struct NamedSwitch {
-  Switch which;
-  const char* name;
-};
-constexpr NamedSwitch kNamed[] = {
-    {kPrefetch, "prefetch"},
-    {kHugePages, "huge-pages"},
-    {kDealing, "dealing"},
-    {kSpinning, "spinning"},
-    {kSplitKv, "split-kv"},
-    {kEvenTiles, "even-tiles"},
-    {kSharedPages, "shared-pages"},
-    {kKvAhead, "kv-ahead"},
-    {kSharedLoading, "shared-loading"},
-    {kOwnRuns, "own-runs"},
-};
-static_assert(std::size(kNamed) == kSwitches, "each switch has a name");
-
 struct Free {
   void operator()(char* p) const { std::free(p); }
 };
@@ -41,8 +18,6 @@ struct Block {
 thread_local Block blocks[static_cast<int>(Scratch::kCount)];
 }  // namespace
 
-bool is_on(Switch which) { return !turned_off[which].load(std::memory_order_relaxed); }
-
 char* allocate(size_t bytes, size_t align) {
   char* memory = static_cast<char*>(std::aligned_alloc(align, (bytes + align - 1) & ~(align - 1)));
   if (!memory) throw std::bad_alloc();
@@ -51,8 +26,7 @@ char* allocate(size_t bytes, size_t align) {
   const uintptr_t from = (at + kHugePage - 1) & ~(kHugePage - 1);
   const uintptr_t to = (at + bytes) & ~(kHugePage - 1);
   if (from < to) {
-    madvise(reinterpret_cast<void*>(from), to - from,
-            is_on(kHugePages) ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+    madvise(reinterpret_cast<void*>(from), to - from, MADV_HUGEPAGE);
   }
 #endif
   return memory;
@@ -94,16 +68,6 @@ void write_row(void* p, int64_t offset, const float* x, int64_t n, int dtype) {
 }  // namespace quire
 
 extern "C" {
-// Turns the switch of that name on or off; gives 1 where there is none.
-int quire_set_switch(const char* name, int on) {
-  for (const quire::NamedSwitch& one : quire::kNamed) {
-    if (std::strcmp(one.name, name) != 0) continue;
-    quire::turned_off[one.which].store(on == 0, std::memory_order_relaxed);
-    return 0;
-  }
-  return 1;
-}
-
 // What the build was made for: 512, 256 or 128 bits, and which extras it may use.
 int quire_vector_bits() { return quire::W * 32; }
 int quire_has_bf16() {

@@ -9,7 +9,6 @@
 #include <new>
 
 #include "pool.h"
-#include "switches.h"
 #include "vec.h"
 
 namespace quire {

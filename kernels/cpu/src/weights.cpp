@@ -44,7 +44,7 @@ char* map_pages(int64_t bytes) {
   if (before) munmap(start, before);
   munmap(start + before + bytes, kPage - before);
 #ifdef MADV_HUGEPAGE
-  madvise(start + before, bytes, is_on(kHugePages) ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+  madvise(start + before, bytes, MADV_HUGEPAGE);
 #endif
   return start + before;
 }
@@ -71,7 +71,7 @@ void drop_pages(char* data, int64_t bytes) {
 }  // namespace
 
 char* take_weights(int64_t bytes) {
-  if (bytes < kLeast || !is_on(kSharedPages)) return allocate(bytes);
+  if (bytes < kLeast) return allocate(bytes);
   const std::lock_guard<std::mutex> lock(mutex);
   const int64_t wanted = round_up(bytes, 64);
   Region& region = region_for(wanted);

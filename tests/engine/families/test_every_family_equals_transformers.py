@@ -10,8 +10,8 @@ import pytest
 
 from engine import LLM, SamplingParams
 from engine.models.decoder import NativeDecoder
-from tests.engine.ablations import without
 from tests.engine.families.conftest import NATIVE, OUTPUT, Case
+from tests.engine.plain_paths import expert_by_expert, layer_by_layer
 from tests.survey.recipes import RECIPES
 from tests.survey.tiny import Oracle, make_checkpoint, prompts
 
@@ -57,7 +57,7 @@ def test_prompts_together_and_with_a_warm_prefix_cache(
 @pytest.mark.parametrize("name", ["mixtral", "qwen2_moe"])
 def test_experts_one_by_one(name: str, case: Callable[[str], Case]) -> None:
     expected = case(name)
-    with without("experts"):
+    with expert_by_expert():
         llm = make(expected)
     model = llm.core.executor.loaded.model
     assert isinstance(model, NativeDecoder)
@@ -71,7 +71,7 @@ def test_chunked_prefill_of_16_tokens_and_prompt_logprobs(
     name: str, case: Callable[[str], Case]
 ) -> None:
     expected = case(name)
-    with without("decoder"):
+    with layer_by_layer():
         llm = make(expected, max_num_batched_tokens=16, enable_prefix_caching=False)
     outputs = llm.generate(expected.prompts, GREEDY, use_tqdm=False)
     assert [output.outputs[0].token_ids for output in outputs] == expected.greedy

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from engine import LLM, SamplingParams
 from engine.models import registry as architectures
 from engine.models import registry as plugins
 from engine.models.decoder import NativeDecoder
-from tests.engine.ablations import without
 from tests.engine.pages import install
+from tests.engine.plain_paths import layer_by_layer
 from tests.survey.recipes import RECIPES
 from tests.survey.tiny import Oracle, make_checkpoint, prompts
 
@@ -74,7 +75,7 @@ def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize("compiled", [True, False])
 def test_the_family_gives_the_tokens_of_transformers(checkpoint: Any, compiled: bool) -> None:
     folder, asked, expected = checkpoint
-    with without(*([] if compiled else ["decoder"])):
+    with nullcontext() if compiled else layer_by_layer():
         llm = LLM(
             str(folder), dtype="float32", num_gpu_blocks_override=64, max_model_len=128,
             device="cpu",

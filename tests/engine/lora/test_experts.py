@@ -75,7 +75,7 @@ def test_expert_by_expert_they_give_the_same_tokens(
     options = FAMILIES["qwen2_moe"]
     targets = [*options["target_modules"], "q_proj"]
     adapter = make_adapter(model, tmp_path / "adapter", **{**options, "target_modules": targets})
-    monkeypatch.setattr("engine.models.decoder.is_on", lambda name: False)
+    monkeypatch.setattr("engine.models.decoder.compile_decoder", lambda *args: None)
     check(model, adapter)
     check(model, adapter, cpu_kernels=False)
 
@@ -296,7 +296,7 @@ def test_dora_of_experts_that_are_modules(tmp_path: Path, monkeypatch: pytest.Mo
     got, base = generate(serve(model), wanted, 12)
     assert got == tokens[len(prompt) :] != base
     assert check_adapter(str(model), tmp_path / "adapter", probe=True).error is None
-    monkeypatch.setattr("engine.models.decoder.is_on", lambda name: False)
+    monkeypatch.setattr("engine.models.decoder.compile_decoder", lambda *args: None)
     assert generate(serve(model), wanted, 12) == [got, base]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine import LLM, LoRARequest
-from tests.engine.ablations import without
 from tests.engine.families.conftest import NATIVE
 from tests.engine.lora.peft_oracle import make_adapter
 from tests.engine.lora.test_peft_equality import ALL
 from tests.engine.one_result.conftest import CACHES, FORMATS, KEPT
+from tests.engine.plain_paths import expert_by_expert, layer_by_layer
 from tests.survey.one_result import Cut, Tokens, Watch, differing, run
 from tests.survey.recipes import VOCAB
 
@@ -91,9 +92,9 @@ def test_rows_with_an_adapter_beside_others(
     assert said[0] != said[1]
 
 
-@pytest.mark.parametrize("off", ["decoder", "experts"])
-def test_layer_by_layer(off: str, engine: Engine) -> None:
-    with without(off):
+@pytest.mark.parametrize("path", [layer_by_layer, expert_by_expert])
+def test_layer_by_layer(path: Callable[[], AbstractContextManager[Any]], engine: Engine) -> None:
+    with path():
         llm = engine("mixtral", "bfloat16", "bfloat16")
         assert differing(llm, a_sequence(3), MORE) == 0
 

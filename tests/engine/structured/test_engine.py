@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from engine.contract.sampling_params import SamplingParams
 from engine.core.engine_core import EngineCore
 from engine.offline.llm import LLM
 from engine.scheduler import StepPlan, StepResult
-from tests.engine.ablations import without
+from tests.engine.plain_paths import without_compiled_steps
 from tests.engine.structured.conftest import PROMPT, SETTINGS, finish, params, request, tokens
 
 Folder = Callable[[str], Path]
@@ -270,8 +271,8 @@ def test_a_compiled_step_masks_no_row_but_its_own(
         params(4, temperature=0.0),
     ]
     found = []
-    for off in ([], ["step"]):
-        with without(*off):
+    for path in (nullcontext, without_compiled_steps):
+        with path():
             llm = LLM(str(model_folder("llama")), **SETTINGS)
         results = llm.generate([PROMPT] * len(wanted), wanted, use_tqdm=False)
         found.append([result.outputs[0].token_ids for result in results])

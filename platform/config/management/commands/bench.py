@@ -1,4 +1,4 @@
-"""`manage.py bench latency|throughput|serve|ablations|kernels`: how fast a model runs here."""
+"""`manage.py bench latency|throughput|serve|kernels`: how fast a model runs here."""
 
 from __future__ import annotations
 
@@ -19,15 +19,14 @@ from engine.contract.errors import ConfigError, QuireError
 
 
 class Command(BaseCommand):
-    """Measure latency, throughput, a running server or what each optimisation brings."""
+    """Measure latency, throughput, a running server or a GPU's kernels."""
 
     help = (
         "Measure a model's speed: 'latency' (one batch, in this process), 'throughput' (many "
-        "requests, in this process), 'serve' (streaming load on a running server), 'ablations' "
-        "(with each optimisation and without it) or 'kernels' (a GPU's kernels, and an 8B-shaped "
-        "model on them). Percentages refer to the memory bandwidth and the float32 matrix-product "
-        "rate measured in the same run; a model that fits the caches, or is multiplied in fewer "
-        "bits, can exceed them."
+        "requests, in this process), 'serve' (streaming load on a running server) or 'kernels' (a "
+        "GPU's kernels, and an 8B-shaped model on them). Percentages refer to the memory bandwidth "
+        "and the float32 matrix-product rate measured in the same run; a model that fits the "
+        "caches, or is multiplied in fewer bits, can exceed them."
     )
     requires_system_checks: list[str] = []
 
@@ -49,7 +48,6 @@ class Command(BaseCommand):
             "latency": self._latency,
             "throughput": self._throughput,
             "serve": self._serve,
-            "ablations": self._ablations,
             "kernels": self._kernels,
         }
         try:
@@ -130,47 +128,6 @@ class Command(BaseCommand):
             )
             for failure in found.failures[:3]:
                 self.stderr.write(f"  failed: {failure}")
-
-    def _ablations(self, options: dict[str, Any]) -> None:
-        from benchmarks import compare as loads
-        from benchmarks import compare as parts
-        from benchmarks import compare as turns
-
-        chosen = parts.chosen(options["only"], options["loads"])
-        if options["list"]:
-            for name, part in chosen.items():
-                self.stdout.write(
-                    f"{name:16} {part.switch:36} {part.what} [{', '.join(part.loads)}]"
-                )
-            for name, load in loads.LOADS.items():
-                self.stdout.write(f"  [{name}] {load.what}, {load.unit}")
-            return
-        sizes = loads.Sizes(options["num_prompts"], options["output_len"], options["context"])
-        header = ("part", "load", "unit", "with", "without", "gain", "low to high")
-        line = "{:<16} {:<8} {:<10} {:>9} {:>9} {:>6} {:>14}  {}".format
-        of: dict[str, Any] = {"model": options["model"]}
-
-        def started(facts: parts.Facts) -> None:
-            of.update(weights=facts.quantization or facts.dtype, kernels=facts.kernels)
-            self.stdout.write("Without further flags: " + ", ".join(of.values()))
-            self.stdout.write(line(*header, "switch"))
-
-        told = self._settings(options)
-        for row in turns.compare(chosen, told, sizes, options["turns"], started):
-            figures = of | row.figures(chosen[row.part].switch)
-            if row.skipped:
-                self.stdout.write(f"{row.part:<16} skipped: {row.skipped}")
-            else:
-                spread = f"{figures['gain_low']:.2f} to {figures['gain_high']:.2f}"
-                shown = [f"{figures[name]:,.1f}" for name in ("with", "without")]
-                self.stdout.write(
-                    line(
-                        *(row.part, row.load, figures["unit"], *shown),
-                        *(f"{figures['gain']:.2f}", spread, figures["switch"]),
-                    )
-                )
-            self.stdout.flush()
-            self._keep(figures, options)
 
     def _kernels(self, options: dict[str, Any]) -> None:
         from benchmarks import gpu
