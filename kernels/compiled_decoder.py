@@ -13,8 +13,6 @@ from kernels.attention_args import BlockSparse
 from kernels.layers import NO_NORM, HeadNormWeights, LinearLayer, MixtureOfExperts, NormWeights
 from kernels.lora import LayerLoras, LoraTable, TableSegment
 
-# -- What compiled_decoder.py takes from kernels.layers.
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderShape:

@@ -15,9 +15,6 @@ class KernelsUnavailable(ValueError):
         self.param = param
 
 
-# -- Errors of the compiled kernels.
-
-
 class CpuKernelsUnavailable(KernelsUnavailable):
     """The library can't be built or loaded here; the message says why. Plain torch still works."""
 

@@ -193,9 +193,6 @@ class MixtureOfExperts(ABC):
         return {}
 
 
-# -- The activations of MLPs by their names, on any set of kernels: alone, or gated.
-
-
 Activation = Callable[[Tensor], Tensor]
 
 
@@ -260,9 +257,6 @@ _PLAIN: dict[str, Activation] = {
 }
 ACTIVATIONS = (*_PLAIN, "swiglu_clamped")
 """All that there are."""
-
-
-# -- A linear layer for each head, as one function.
 
 
 class PerHeadLinear:

@@ -12,9 +12,6 @@ from torch import Tensor
 
 from kernels.layers import IntegerRows, LinearLayer
 
-# -- What the implementations of quantised linear layers agree on.
-
-
 GROUP_SIZES = {"int8": 128, "int4": 32}
 """Neighbours of a row that share a scale, by default."""
 
@@ -113,9 +110,6 @@ def concatenate_rows(shape: tuple[int, int], pieces: Iterable[Tensor]) -> Tensor
     if rows != shape[0]:
         raise ValueError(f"the pieces have {rows} rows, the weight {shape[0]}")
     return weight
-
-
-# -- Weights that are codes of floats: what they stand for, and their checks.
 
 
 CodeKind = Literal["e4m3", "e2m1", "table"]

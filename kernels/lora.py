@@ -166,7 +166,6 @@ class TorchLora(PackedLora):
         self.nbytes = self.a.nbytes + sum(part.b.nbytes for part in self.parts)
 
     def add(self, y: Tensor, x: Tensor, rows: Tensor) -> None:
-        """See `KernelSet.add_lora`."""
         rows = rows.to(y.device)
         h = x[rows].float() @ self.a.float().T
         for part in self.parts:
@@ -189,11 +188,8 @@ def add_lora_torch(y: Tensor, x: Tensor, uses: Sequence[LoraSegment]) -> None:
         lora.add(y, x, rows)
 
 
-# -- Adapters of a device whose steps are recorded: each has a slot, and rows say which is theirs.
-#
 # What a step brings is three vectors of rows, sorted by slot on the host and padded to a length
 # that follows from the number of rows alone, so that a graph replays any mixture of adapters.
-
 
 #: The number of a layer, and which of its linear layers. The layer behind the last one is the
 #: model's two ends: an embedding's low ranks, the rows that it replaces, and the output layer.
@@ -378,7 +374,6 @@ class MoeLoraMapping:
         self.slots.add((self.layer, slot), y, x, self.rows)
 
     def slot_by_row(self, count: int) -> Tensor:
-        """See `LoraSlots.slot_by_row`."""
         return self.slots.slot_by_row(self.rows, count)
 
     def place(self, kind: str) -> Place:

@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from kernels.layers import LinearLayer
 
 
-# -- The linear layers of a mixture that runs one expert after the other, with what adapters add.
-
-
 #: By a layer's slot, x and the rows of the mixture's own that x is, ascending: what comes of it.
 ExpertLinears = Callable[[str, Tensor, Tensor], Tensor]
 
@@ -34,8 +31,7 @@ ExpertLinears = Callable[[str, Tensor, Tensor], Tensor]
 class LoraKernels(Protocol):
     """A set of kernels that adds."""
 
-    def add_lora(self, y: Tensor, x: Tensor, uses: Sequence[LoraSegment]) -> None:
-        """See `KernelSet.add_lora`."""
+    def add_lora(self, y: Tensor, x: Tensor, uses: Sequence[LoraSegment]) -> None: ...
 
 
 class AdaptedLinears:
@@ -47,7 +43,6 @@ class AdaptedLinears:
         self._ops, self._layers, self._uses = ops, layers, uses
 
     def __call__(self, slot: str, x: Tensor, tokens: Tensor) -> Tensor:
-        """See `ExpertLinears`."""
         y = self._layers[slot](x)
         own = [
             (loras[slot], torch.isin(tokens, rows).nonzero().flatten())
@@ -68,7 +63,6 @@ class SlottedLinears:
         self._layers, self._rows, self._owners = layers, rows, owners
 
     def __call__(self, slot: str, x: Tensor, tokens: Tensor) -> Tensor:
-        """See `ExpertLinears`."""
         y = self._layers[slot](x)
         kind, _, expert = slot.partition(".")
         if expert:
@@ -139,15 +133,12 @@ class SequentialMoe(MixtureOfExperts):
         self.nbytes = bytes_read(experts)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """See `MixtureOfExperts.__call__`."""
         return self.forward_with_adapters(x, ())
 
     def forward_with_adapters(self, x: Tensor, uses: Sequence[ExpertUse]) -> Tensor:
-        """See `MixtureOfExperts.forward_with_adapters`."""
         return self._run(x, AdaptedLinears(self._ops, self._linears, uses))
 
     def forward_with_slots(self, x: Tensor, rows: MoeLoraMapping) -> Tensor:
-        """See `MixtureOfExperts.forward_with_slots`."""
         return self._run(x, SlottedLinears(self._linears, rows, rows.slot_by_row(len(x))))
 
     def _run(self, x: Tensor, layers: ExpertLinears) -> Tensor:
@@ -168,7 +159,6 @@ class SequentialMoe(MixtureOfExperts):
         return out
 
     def tensors(self) -> dict[str, Tensor]:
-        """See `MixtureOfExperts.tensors`."""
         experts = self._experts
         layers = {
             "router": experts.router,

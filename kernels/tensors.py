@@ -9,8 +9,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# -- Moving what the host has made to where the logits are.
-
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """The CPU tensor on the device, without waiting for the device.

@@ -12,8 +12,6 @@ from engine.sampling.token_bitmask import pack_bits
 from kernels.logit_edits import LogitEdits
 from kernels.tensors import to_device
 
-# -- Token sequences that must not come out.
-
 
 class BadWords:
     """One sequence's bad words.
@@ -45,9 +43,6 @@ class BadWords:
             for prefix, last in self._by_token.get(output[-1], ())
             if output[-len(prefix) :] == prefix
         ]
-
-
-# -- Lists of (row, token) pairs as index tensors.
 
 
 class TokenIndex:

@@ -18,8 +18,6 @@ from engine.sampling.logits_processor import (
 )
 from engine.sampling.request_state import RequestSamplingState
 
-# -- A caller's own functions on logits (offline use only).
-
 
 class RequestLogitsProcessors:
     """The logits processors of a batch."""

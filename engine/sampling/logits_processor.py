@@ -111,11 +111,9 @@ class AdapterLogitsProcessor(LogitsProcessor):
         raise NotImplementedError
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        """See `LogitsProcessor`."""
         process_dict_updates(self.req_info, batch_update, self._new_state)
 
     def apply(self, logits: Tensor) -> Tensor:
-        """See `LogitsProcessor`."""
         for row, function in self.req_info.items():
             given = logits[row]
             if (changed := function(given)) is not given:
@@ -172,9 +170,6 @@ def _put(entries: dict[int, State], row: int, state: State | None) -> None:
         entries.pop(row, None)
     else:
         entries[row] = state
-
-
-# -- Which classes of logits processors an engine has: of packages, and of its settings.
 
 
 log = logging.getLogger(__name__)

@@ -14,19 +14,16 @@ from engine.sampling.request_state import RequestSamplingState
 from kernels.logit_edits import LogitEdits, PenaltyRows, TokenTable
 from kernels.tensors import to_device
 
-# -- Penalties by kernels: which tokens occur is kept on the device, and a step brings what is new.
-
-
 _CAPACITY = 256
 
 
 @dataclass(slots=True)
 class _SlotState:
-    """What a slot has of its sequence.
+    """The part of a sequence's output that the device's table has.
 
     Attributes:
-        sent: tokens of the output that are in it.
-        resets: `TokenCounts.resets` then; another one means that all of it is old.
+        sent: number of output tokens in the slot.
+        resets: `TokenCounts.resets` at that time; another value means that the slot is stale.
     """
 
     slot: int
@@ -35,29 +32,32 @@ class _SlotState:
 
 
 class GpuPenalties:
-    """The penalised sequences of a sampler. A sequence keeps its slot while it is in each batch."""
+    """Penalties by kernels. The table of tokens stays on the device; a step sends what is new.
+
+    A sequence keeps its slot as long as it is in each batch.
+    """
 
     def __init__(self, edits: LogitEdits, vocab_size: int, device: torch.device) -> None:
         self._edits, self._vocab_size, self._device = edits, vocab_size, device
-        self._held: dict[RequestSamplingState, _SlotState] = {}
+        self._slots: dict[RequestSamplingState, _SlotState] = {}
         self._table = self._new_table(0, 0)
         self._states: list[RequestSamplingState] = []
         self._rows: PenaltyRows | None = None
 
     def assign(self, rows: Sequence[int], states: Sequence[RequestSamplingState]) -> None:
-        """From now on `rows[i]` is the logits' row of `states[i]`."""
-        here = set(states)
-        self._held = {state: held for state, held in self._held.items() if state in here}
-        taken = {held.slot for held in self._held.values()}
-        free = (slot for slot in range(len(states) + len(taken)) if slot not in taken)
+        """Set the batch: `rows[i]` is the logits' row of `states[i]`."""
+        batch = set(states)
+        self._slots = {state: slot for state, slot in self._slots.items() if state in batch}
+        used = {slot.slot for slot in self._slots.values()}
+        free = (index for index in range(len(states) + len(used)) if index not in used)
         for state in states:
-            if state not in self._held:
-                self._held[state] = _SlotState(next(free))
+            if state not in self._slots:
+                self._slots[state] = _SlotState(next(free))
         self._states = list(states)
         params = [state.params for state in states]
         self._rows = PenaltyRows(
             self._ints(rows),
-            self._ints([self._held[state].slot for state in states]),
+            self._ints([self._slots[state].slot for state in states]),
             self._floats([p.repetition_penalty for p in params]),
             self._floats([p.frequency_penalty for p in params]),
             self._floats([p.presence_penalty for p in params]),
@@ -72,7 +72,7 @@ class GpuPenalties:
         if self._rows is None:
             return
         lengths = [len(state.token_counts(self._vocab_size).ids) for state in self._states]
-        self._make_room(max(lengths))
+        self._reserve(max(lengths))
         changes = [self._token_updates(state) for state in self._states]
         joined = np.concatenate(changes, axis=1)
         if joined.shape[1]:
@@ -82,26 +82,28 @@ class GpuPenalties:
         self._edits.apply_penalties(logits, self._rows, self._table, self._ints(lengths))
 
     def _token_updates(self, state: RequestSamplingState) -> NDArray[np.int32]:
-        """[4, m]: slot, places, ids and counts of what the slot hasn't got yet."""
-        held, counts = self._held[state], state.token_counts(self._vocab_size)
-        if held.resets != counts.resets:
-            places = np.arange(len(counts.ids))
+        """[4, m]: slot, columns, ids and counts of the tokens that the slot lacks."""
+        slot, counts = self._slots[state], state.token_counts(self._vocab_size)
+        if slot.resets != counts.resets:
+            columns = np.arange(len(counts.ids))
         else:
-            places = counts.places(state.output_token_ids[held.sent :])
-        held.sent, held.resets = len(state.output_token_ids), counts.resets
-        slots = np.full(len(places), held.slot)
-        made = np.stack((slots, places, counts.ids[places], counts.counts[places]))
-        return made.astype(np.int32)
+            columns = counts.places(state.output_token_ids[slot.sent :])
+        slot.sent, slot.resets = len(state.output_token_ids), counts.resets
+        slots = np.full(len(columns), slot.slot)
+        updates = np.stack((slots, columns, counts.ids[columns], counts.counts[columns]))
+        return updates.astype(np.int32)
 
-    def _make_room(self, longest: int) -> None:
-        """Twice as much as is needed, when it's too little; then all slots are written anew."""
-        slots, capacity = self._table.ids.shape
-        wanted = max((held.slot for held in self._held.values()), default=0) + 1
-        if wanted <= slots and longest <= capacity:
+    def _reserve(self, num_tokens: int) -> None:
+        """Grow the table to twice what is needed where it is too small, and rewrite all slots."""
+        num_slots, capacity = self._table.ids.shape
+        required = max((slot.slot for slot in self._slots.values()), default=0) + 1
+        if required <= num_slots and num_tokens <= capacity:
             return
-        self._table = self._new_table(max(slots, 2 * wanted), max(capacity, _CAPACITY, 2 * longest))
-        for held in self._held.values():
-            held.resets = -1
+        self._table = self._new_table(
+            max(num_slots, 2 * required), max(capacity, _CAPACITY, 2 * num_tokens)
+        )
+        for slot in self._slots.values():
+            slot.resets = -1
 
     def _new_table(self, slots: int, capacity: int) -> TokenTable:
         ids = torch.zeros((slots, capacity), dtype=torch.int32, device=self._device)
@@ -127,7 +129,7 @@ def is_penalised(state: RequestSamplingState) -> bool:
 class Penalties:
     """The penalised sequences of a batch.
 
-    Only tokens that occur are touched, so the cost follows the lengths, not the vocabulary.
+    Only tokens that occur are changed, so the cost depends on the lengths, not the vocabulary.
     """
 
     def __init__(self, rows: Sequence[int], states: Sequence[RequestSamplingState]) -> None:
@@ -150,27 +152,16 @@ class Penalties:
         repetition, frequency, presence = np.repeat(self._factors, sizes, axis=0).T
         if logits.device == torch.device("cpu"):
             values = logits.numpy()[rows, ids]
-            with np.errstate(all="ignore"):  # a row that is broken is found where it's chosen from
+            with np.errstate(all="ignore"):  # invalid rows are detected by sampling
                 values = np.where(values > 0, values / repetition, values * repetition)
                 values -= frequency * times + presence * (times > 0)
             logits.numpy()[rows, ids] = values
             return
-        self._apply_there(logits, rows, ids, times, (repetition, frequency, presence))
-
-    @staticmethod
-    def _apply_there(
-        logits: Tensor,
-        rows: NDArray[np.int64],
-        ids: NDArray[np.int64],
-        times: NDArray[np.float32],
-        factors: tuple[NDArray[np.float32], ...],
-    ) -> None:
-        """The same by torch, on another device."""
         device = logits.device
         index = torch.from_numpy(rows).to(device), torch.from_numpy(ids).to(device)
-        repetition, frequency, presence = (torch.tensor(each).to(device) for each in factors)
-        there = torch.from_numpy(times).to(device)
-        values = logits[index]
-        values = torch.where(values > 0, values / repetition, values * repetition)
-        values -= frequency * there + presence * (there > 0)
-        logits[index] = values
+        factor, per_token, once, count = (
+            torch.tensor(array).to(device) for array in (repetition, frequency, presence, times)
+        )
+        old = logits[index]
+        old = torch.where(old > 0, old / factor, old * factor)
+        logits[index] = old - (per_token * count + once * (count > 0))

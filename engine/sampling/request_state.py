@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from engine.contract.sampling_params import SamplingParams
 
-# -- Which tokens a sequence holds and how often, kept up as its output grows.
-
 
 class TokenCounts:
     """Distinct tokens of a sequence as growing arrays, so that penalties touch only those.

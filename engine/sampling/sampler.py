@@ -31,9 +31,6 @@ from kernels import KernelSet
 from kernels.compiled_decoder import LogitEditParams, StepSamplingParams
 from kernels.logit_edits import LogitEdits
 
-# -- What a sequence wishes of its logits, as the kernels of a decode step take it.
-
-
 #: Of a sequence that wishes nothing.
 NO_EDITS = LogitEditParams()
 

@@ -5,7 +5,8 @@ a prefix of that order. min-p keeps tokens at least `min_p` times as likely as t
 the first k; top-p the shortest prefix that holds `top_p` of what min-p and top-k left.
 
 Rows are first tried on their largest few logits, which settles nearly all rows of a trained model,
-then on more of them, and the rest goes through `radix`. All three give the same tokens.
+then on more of them; the rest go through a radix selection over whole rows. All three give the same
+tokens.
 """
 
 from __future__ import annotations
@@ -22,13 +23,6 @@ from engine.sampling.request_state import RequestSamplingState
 from kernels import KernelSet
 from kernels.compiled_decoder import StepSamplingParams
 from kernels.tensors import to_device
-
-# -- Choosing tokens with the kernels: one call for all rows, without sorting any.
-#
-# The semantics are those of `filters` and `sample_inverse_cdf`, on the same random numbers. The
-# sums behind a draw
-# are rounded in another order, so a number that falls within rounding of the border between two
-# tokens may take the other one; nothing else differs.
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +61,12 @@ class RowSettings:
 
 
 class KernelSampler:
-    """Chooses by the kernels what they can, for one sampler."""
+    """Samples with the kernels: one call for all rows, without sorting any.
+
+    The semantics are those of `sample_filtered` and `sample_inverse_cdf` on the same random
+    numbers. Sums are rounded in another order, so a number within rounding of the border between
+    two tokens may take the other one; nothing else differs.
+    """
 
     def __init__(self, ops: KernelSet) -> None:
         self._ops = ops
@@ -87,25 +86,19 @@ class KernelSampler:
         if self._settings is None or self._states is not states:
             settings = RowSettings.from_states(states, logits.shape[-1], logits.device)
             self._states, self._settings = states, settings
-        chosen = self._settings
+        settings = self._settings
         return self._ops.sample(
             logits.contiguous(),
-            chosen.temperature,
-            chosen.top_k,
-            chosen.top_p,
-            chosen.min_p,
+            settings.temperature,
+            settings.top_k,
+            settings.top_p,
+            settings.min_p,
             uniform,
         )
 
 
-# -- Inverse-CDF sampling over weights in vocabulary order.
-#
-# Vocabulary order, because then a small change of the logits moves borders a little, while in order
-# of probability it would swap neighbours.
-
-
 BLOCK = 256
-#: The token of a row that nothing can be drawn from.
+#: Token of a row that can't be sampled from.
 INVALID_TOKEN = -1
 
 
@@ -130,14 +123,17 @@ def sample_candidates(weights: Tensor, uniform: Tensor) -> Tensor:
 
 
 def sample_inverse_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
-    """Tokens drawn from whole rows, in two levels: a block, then a token within it.
+    """Tokens drawn from whole rows in vocabulary order, in two levels: a block, then a token.
+
+    In vocabulary order a small change of the logits moves borders a little; in order of probability
+    it would swap neighbours.
 
     Args:
         weights: [n, vocab] float32, not negative; they needn't add up to 1.
         uniform: [n] float64 in [0, 1).
 
     Returns:
-        [n] int64; `INVALID_TOKEN` where a row's weights add up to nothing, infinity or NaN.
+        [n] int64; `INVALID_TOKEN` where a row's weights add up to 0, infinity or NaN.
     """
     vocab = weights.shape[-1]
     whole = vocab // BLOCK * BLOCK
@@ -156,27 +152,21 @@ def sample_inverse_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
     inside = torch.where(ids < vocab, inside, 0.0).cumsum(dim=-1)
     end = inside[:, -1]
     rest = torch.minimum(target - before, torch.nextafter(end, torch.zeros_like(end)))
-    place = (inside <= rest[:, None]).sum(dim=-1).clamp_(max=BLOCK - 1)
-    tokens = block * BLOCK + place
+    offset = (inside <= rest[:, None]).sum(dim=-1).clamp_(max=BLOCK - 1)
+    tokens = block * BLOCK + offset
     return torch.where((total > 0) & torch.isfinite(total), tokens, INVALID_TOKEN)
 
 
-# -- Exact top-k and top-p over whole rows without sorting them.
-#
-# The float's bits, made to order like an integer, are looked at from the top, eleven at a time:
-# each
-# histogram narrows down where the border lies, the last one to a single value. Three passes, where
-# a sort of 32,000 logits takes many times as long.
-
-
-#: (bits below, number of buckets) of each pass over 32-bit keys.
+#: (bits below, number of buckets) of each pass over 32-bit keys. Each takes eleven bits from the
+#: top, and its histogram narrows down the border, the last one to a single value. A sort of 32,000
+#: logits takes many times as long as the three passes.
 _PASSES = ((21, 1 << 11), (10, 1 << 11), (0, 1 << 10))
-#: Entries that are worked on at once: what is made of them stays in a CPU's cache.
+#: Number of logits processed at once, so that intermediate tensors stay in a CPU's cache.
 _CHUNK = 1 << 18
 
 
 def rows_at_once(vocab_size: int) -> int:
-    """How many rows to work on at once."""
+    """Number of rows to process at once."""
     return max(1, _CHUNK // max(vocab_size, _PASSES[0][1]))
 
 
@@ -208,10 +198,10 @@ def _narrow(
     flat = torch.bincount((digits + offset).flatten(), weights.flatten(), rows * buckets)
     histogram = flat.view(rows, buckets).flip(-1)
     reached = histogram.cumsum(dim=-1) + above[:, None]
-    place = (reached < target[:, None]).sum(dim=-1, keepdim=True).clamp_(max=buckets - 1)
-    before = reached.gather(1, (place - 1).clamp(min=0)).squeeze(-1)
-    place = place.squeeze(-1)
-    return buckets - 1 - place, torch.where(place > 0, before, above)
+    index = (reached < target[:, None]).sum(dim=-1, keepdim=True).clamp_(max=buckets - 1)
+    previous = reached.gather(1, (index - 1).clamp(min=0)).squeeze(-1)
+    index = index.squeeze(-1)
+    return buckets - 1 - index, torch.where(index > 0, previous, above)
 
 
 def find_threshold(keys: Tensor, weights: Tensor, target: Tensor) -> Threshold:
@@ -222,27 +212,21 @@ def find_threshold(keys: Tensor, weights: Tensor, target: Tensor) -> Threshold:
         weights: [n, vocab] float64, not negative.
         target: [n] float64, positive.
     """
-    found = torch.zeros_like(target, dtype=torch.int64)
+    key = torch.zeros_like(target, dtype=torch.int64)
     above = torch.zeros_like(target)
     for shift, buckets in _PASSES:
         digits = (keys >> shift) & (buckets - 1)
         digit, above = _narrow(digits, weights, target, above, buckets)
-        found |= digit << shift
+        key |= digit << shift
         if shift:
-            weights = torch.where((keys >> shift) == (found >> shift)[:, None], weights, 0.0)
-    return Threshold(found, above)
+            weights = torch.where((keys >> shift) == (key >> shift)[:, None], weights, 0.0)
+    return Threshold(key, above)
 
 
 def keep_prefix(keys: Tensor, border: Threshold, ties: Tensor) -> Tensor:
     """[n, vocab] bool: keys above the border, and the first `ties` ([n]) by id of those on it."""
-    on_it = keys == border.key[:, None]
-    return (keys > border.key[:, None]) | (on_it & (on_it.cumsum(dim=-1) <= ties[:, None]))
-
-
-# -- Counter-based randomness: one uniform number for each (seed, output position).
-#
-# A number is a pure function of the two, so a token doesn't depend on the rest of the batch, on how
-# often a sequence was preempted, or on which process goes on with it.
+    on_border = keys == border.key[:, None]
+    return (keys > border.key[:, None]) | (on_border & (on_border.cumsum(dim=-1) <= ties[:, None]))
 
 
 _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
@@ -257,8 +241,8 @@ def philox4x32(counter: tuple[Words, Words, Words, Words], key: tuple[Words, Wor
     """Philox4x32-10 (Salmon et al. 2011), elementwise on arrays of 32-bit words in uint64."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
-    for turn in range(_ROUNDS):
-        if turn:
+    for index in range(_ROUNDS):
+        if index:
             k0, k1 = (k0 + _WEYL[0]) & _LOW, (k1 + _WEYL[1]) & _LOW
         p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
         c0, c1, c2, c3 = (p1 >> _HALF) ^ c1 ^ k0, p1 & _LOW, (p0 >> _HALF) ^ c3 ^ k1, p0 & _LOW
@@ -266,22 +250,25 @@ def philox4x32(counter: tuple[Words, Words, Words, Words], key: tuple[Words, Wor
 
 
 def uniforms(seeds: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Numbers in [0, 1) with 53 random bits.
+    """Numbers in [0, 1) with 53 random bits, each a pure function of seed and position.
+
+    So a token depends neither on the rest of the batch, nor on preemptions, nor on the process that
+    continues its sequence.
 
     Args:
         seeds: any shape; 64-bit seeds.
-        positions: broadcasts with `seeds`; how many tokens came before in the output.
+        positions: broadcasts with `seeds`; number of earlier output tokens.
     """
-    place = positions.astype(np.uint64)
-    zero = np.zeros_like(place)
+    counter = positions.astype(np.uint64)
+    zero = np.zeros_like(counter)
     low, high, _, _ = philox4x32(
-        (place & _LOW, place >> _HALF, zero, zero), (seeds & _LOW, seeds >> _HALF)
+        (counter & _LOW, counter >> _HALF, zero, zero), (seeds & _LOW, seeds >> _HALF)
     )
     bits = ((low >> np.uint64(5)) << np.uint64(26)) | (high >> np.uint64(6))
     return bits.astype(np.float64) * 2.0**-53
 
 
-#: Largest logits that rows without a small top_k are tried on, first and second.
+#: Number of largest logits that rows without a small top_k are tried on, first and second.
 CANDIDATES = 64
 MORE_CANDIDATES = 2048
 
@@ -295,8 +282,8 @@ class FilterParams:
         top_k: [n] int64 in [1, vocab].
         top_p: [n] float64 in (0, 1].
         min_p: [n] float64 in [0, 1].
-        width: how many of the largest logits to look at first; more than any top_k, or CANDIDATES.
-        needs_mass: whether a row's whole probability mass is needed: top_p, and no small top_k.
+        width: number of largest logits to try first; more than any top_k, or CANDIDATES.
+        needs_mass: whether a row's total probability mass is needed: top_p without a small top_k.
     """
 
     temperature: Tensor
@@ -345,14 +332,14 @@ def sample_filtered(logits: Tensor, filters: FilterParams, uniform: Tensor) -> T
 
 
 def _sample_full_rows(logits: Tensor, filters: FilterParams, uniform: Tensor) -> Tensor:
-    """Tokens for rows whose first candidates weren't enough."""
+    """Tokens for rows that the first candidates didn't settle."""
     vocab = logits.shape[-1]
     if filters.width < MORE_CANDIDATES < vocab // 2:
         wider = replace(filters, width=MORE_CANDIDATES)
         return sample_filtered(logits, wider, uniform)
     rows = torch.arange(len(logits), device=logits.device).split(rows_at_once(vocab))
     return torch.cat(
-        [_from_whole_rows(logits[part], filters.select(part), uniform[part]) for part in rows]
+        [_from_whole_rows(logits[chunk], filters.select(chunk), uniform[chunk]) for chunk in rows]
     )
 
 
@@ -371,10 +358,10 @@ def _from_candidates(
     order = torch.arange(width, device=logits.device)
     alive = (order < filters.top_k[:, None]) & (weights >= filters.min_p[:, None])
     weights = weights * alive
-    all_there = (alive.sum(dim=-1) < width) | (width == vocab)
+    complete = (alive.sum(dim=-1) < width) | (width == vocab)
     mass = weights.sum(dim=-1)
     if filters.needs_mass:
-        mass = torch.where(all_there, mass, _total_weight(logits, filters, ids[:, 0]))
+        mass = torch.where(complete, mass, _total_weight(logits, filters, ids[:, 0]))
     before = weights.cumsum(dim=-1) - weights
     inside = alive & ((before < (filters.top_p * mass)[:, None]) | (filters.top_p >= 1.0)[:, None])
     inside[:, 0] = True
@@ -383,42 +370,42 @@ def _from_candidates(
     after = values.gather(1, count.clamp(max=width - 1)[:, None]).squeeze(-1)
     cut = (count < width) & (last == after)  # the border runs through equal logits
     leaks = cut & (last == values[:, -1]) & (width < vocab)
-    # What min-p and a large top-k leave beyond the candidates, and its mass, isn't known here.
-    unknown = ~all_there & ((filters.min_p > 0) | (filters.top_k < vocab))
+    # The mass that min-p and a large top-k leave beyond the candidates isn't known here.
+    unknown = ~complete & ((filters.min_p > 0) | (filters.top_k < vocab))
     settled = ((count < width) | (width == vocab)) & ~leaks & ~unknown
     if bool((cut & settled).any()):
         ids = _ties_by_id(values, ids)
-    kept, places = torch.where(inside, ids, vocab).sort(dim=-1)
-    choice = sample_candidates((weights * inside).gather(1, places), uniform)
-    return kept.gather(1, choice[:, None]).squeeze(-1), settled
+    sorted_ids, order = torch.where(inside, ids, vocab).sort(dim=-1)
+    choice = sample_candidates((weights * inside).gather(1, order), uniform)
+    return sorted_ids.gather(1, choice[:, None]).squeeze(-1), settled
 
 
 def _ties_by_id(values: Tensor, ids: Tensor) -> Tensor:
     """`ids` with those of equal values in ascending order; `values` are sorted downwards."""
-    by_id, places = ids.sort(dim=-1)
-    ranked = values.gather(1, places).sort(dim=-1, descending=True, stable=True).indices
+    by_id, order = ids.sort(dim=-1)
+    ranked = values.gather(1, order).sort(dim=-1, descending=True, stable=True).indices
     return by_id.gather(1, ranked)
 
 
 def _from_whole_rows(logits: Tensor, filters: FilterParams, uniform: Tensor) -> Tensor:
-    """Tokens from all of the logits, for rows that the candidates don't settle."""
+    """Tokens from all logits, for rows that no candidates settle."""
     vocab = logits.shape[-1]
     keys = ordered_keys(logits)
     weights = torch.softmax(logits / filters.temperature, dim=-1).double()
     likeliest = weights.amax(dim=-1, keepdim=True)
-    kept = weights >= filters.min_p[:, None] * likeliest
+    mask = weights >= filters.min_p[:, None] * likeliest
     if bool((filters.top_k < vocab).any()):
-        wanted = torch.minimum(filters.top_k, kept.sum(dim=-1)).double()
-        border = find_threshold(keys, kept.double(), wanted)
-        kept &= keep_prefix(keys, border, wanted - border.above)
-    weights *= kept
+        count = torch.minimum(filters.top_k, mask.sum(dim=-1)).double()
+        border = find_threshold(keys, mask.double(), count)
+        mask &= keep_prefix(keys, border, count - border.above)
+    weights *= mask
     if bool((filters.top_p < 1.0).any()):
         target = weights.sum(dim=-1) * filters.top_p
         border = find_threshold(keys, weights, target)
-        on_it = kept & (keys == border.key[:, None])
-        each = torch.where(on_it, weights, 0.0).amax(dim=-1)
-        ties = torch.ceil((target - border.above) / each).clamp_(min=1.0)
+        on_border = mask & (keys == border.key[:, None])
+        tied_weight = torch.where(on_border, weights, 0.0).amax(dim=-1)
+        ties = torch.ceil((target - border.above) / tied_weight).clamp_(min=1.0)
         ties = torch.where(filters.top_p < 1.0, ties, float(vocab))
-        below = (filters.top_p >= 1.0)[:, None] & kept
-        weights *= keep_prefix(keys, border, ties) | below
+        unfiltered = (filters.top_p >= 1.0)[:, None] & mask
+        weights *= keep_prefix(keys, border, ties) | unfiltered
     return sample_inverse_cdf(weights.float(), uniform)

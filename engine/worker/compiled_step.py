@@ -1,4 +1,4 @@
-"""Steps in which every sequence decodes, run by the kernels from the batch's tables."""
+"""Decode steps that the kernels run in one call, from the batch's tables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from engine.worker.sampling_io import bitmask_rows, collect_outputs, draft_by_lo
 from engine.worker.step_inputs import DraftedRow, SampledRows
 from kernels.compiled_decoder import BatchTables, BoundStep, CompiledStep, StepLogprobs
 
-#: Logits that a step may make; a larger one has less to gain, and they stay in memory.
+#: Logits per step at most: larger steps gain less, and the buffer stays in memory.
 MAX_LOGITS = 1 << 23
 
 
@@ -35,13 +35,11 @@ def tables_of(batch: InputBatch) -> BatchTables:
 class CompiledStepRunner:
     """Runs the steps that need nothing but the kernels.
 
-    Tokens are chosen in the call wherever they can be; the logits of the other rows come out of it,
-    for the sampler. What a step must look at is found out when other sequences come together, and
-    kept for as long as the same ones decode.
+    The call samples the tokens of all rows that it can, and returns the logits of the others for
+    the sampler. It is bound to a set of sequences and used for as long as the same ones decode.
 
     Attributes:
-        keeps: whether the step's hidden states are to be kept; where anybody keeps any, that's told
-            before each one.
+        keeps: whether to save the hidden states of the next step.
     """
 
     def __init__(
@@ -53,8 +51,8 @@ class CompiledStepRunner:
         masks: BitmaskInbox,
         hidden: tuple[HiddenStateStore, int] | None = None,
     ) -> None:
-        """`masks`: where grammars' come. `hidden`: keeps what tokens were drawn from, or what its
-        taps' layers began with, as `step` tells of it, and how wide that is; None: nobody asks.
+        """`masks`: bitmasks of grammars. `hidden`: the store of hidden states and the width of the
+        states that `step` returns; None: no states are saved.
         """
         self._step = step
         self._batch = batch
@@ -62,8 +60,8 @@ class CompiledStepRunner:
         self._hidden, self.keeps = hidden, False
         self._sampler = sampler
         self._vocab_size = vocab_size
-        self._most = MAX_LOGITS // vocab_size
-        #: Of the step before, if that was one of these.
+        self._max_rows = MAX_LOGITS // vocab_size
+        #: What the call is bound to: the sequences of the previous step.
         self._seq_ids: list[int] = []
         self._single_token_counts: list[int] = []
         self._masked = False
@@ -77,12 +75,12 @@ class CompiledStepRunner:
         self._run: BoundStep | None = None
 
     def run(self, plan: StepPlan) -> StepResult | None:
-        """The step's result; None when it must be run as any other. The batch has the plan's
-        changes.
+        """The step's result, or None for a step that the call can't run. The batch must have the
+        plan's changes.
         """
         rewound = plan.rewound and self._sampled
-        fresh = plan.new or plan.appended or rewound or plan.seq_ids != self._seq_ids
-        if fresh or plan.awaits_bitmask != self._masked:
+        changed = plan.new or plan.appended or rewound or plan.seq_ids != self._seq_ids
+        if changed or plan.awaits_bitmask != self._masked:
             self._bind(plan)
         if self._run is None:
             return None
@@ -108,27 +106,30 @@ class CompiledStepRunner:
                 target_index=self._batch.target_index(self._sampled_rows),
             )
             self._sample(plan, sampled, self._logits, result)
-        self._keep(plan, [0] * len(plan.seq_ids), hidden, result)
+        self._save_hidden(plan, [0] * len(plan.seq_ids), hidden, result)
         return result
 
     def _verify_drafts(self, plan: StepPlan, run: BoundStep) -> StepResult | None:
-        """A step in which rows have drafts. None where one has prompt left, or there is no room."""
-        if plan.num_decodes < len(plan.seq_ids) or plan.num_tokens > self._most:
+        """Run a step with drafts; None where a row has prompt tokens left or it is too large."""
+        if plan.num_decodes < len(plan.seq_ids) or plan.num_tokens > self._max_rows:
             return None
         result = StepResult.empty(len(plan.seq_ids))
         order = self._kernel_sampled + self._sampled
         drafts = [plan.drafts.get(plan.seq_ids[index], []) for index in order]
         batch = self._batch
-        for row, own in zip(self._rows, drafts, strict=True):
-            if own:
-                known = batch.num_tokens[row]
-                batch.tokens[row, known : known + len(own)] = own
-        counts, chosen = [len(own) for own in drafts], len(self._kernel_sampled)
-        left = sum(counts[chosen:]) + len(self._sampled)
-        logits = torch.empty((left, self._vocab_size)) if left else None
+        for row, row_drafts in zip(self._rows, drafts, strict=True):
+            if row_drafts:
+                start = batch.num_tokens[row]
+                batch.tokens[row, start : start + len(row_drafts)] = row_drafts
+        counts = [len(row_drafts) for row_drafts in drafts]
+        num_chosen = len(self._kernel_sampled)
+        num_logits = sum(counts[num_chosen:]) + len(self._sampled)
+        logits = torch.empty((num_logits, self._vocab_size)) if num_logits else None
         hidden = self._hidden_buffer(sum(counts) + len(counts))
-        found = run.verify(counts, logits, hidden)
-        for index, state, token_ids in zip(self._kernel_sampled, self._states, found, strict=True):
+        accepted = run.verify(counts, logits, hidden)
+        for index, state, token_ids in zip(
+            self._kernel_sampled, self._states, accepted, strict=True
+        ):
             if token_ids:
                 result.token_ids[index] = token_ids
                 state.output_token_ids += token_ids
@@ -137,56 +138,59 @@ class CompiledStepRunner:
         if run.scores is not None:
             self._score(run.scores, counts, result)
         if logits is not None:
-            sampled, places = self._drafted(drafts[chosen:])
-            self._sample(plan, sampled, logits[places], result)
-        self._keep(plan, counts, hidden, result)
+            sampled, logits_rows = self._drafted(drafts[num_chosen:])
+            self._sample(plan, sampled, logits[logits_rows], result)
+        self._save_hidden(plan, counts, hidden, result)
         return result
 
     def _hidden_buffer(self, tokens: int) -> torch.Tensor | None:
-        """Where the hidden states of so many tokens go, if anybody asks for them."""
+        """A buffer for the hidden states of so many tokens, if they are to be saved."""
         if self._hidden is None or not self.keeps:
             return None
         return torch.empty((tokens, self._hidden[1]))
 
-    def _keep(
+    def _save_hidden(
         self, plan: StepPlan, drafts: list[int], hidden: torch.Tensor | None, result: StepResult
     ) -> None:
-        """Keep those of the newest tokens; `drafts`: how many each row had."""
+        """Save the hidden states of the newest tokens; `drafts`: number of each row's drafts."""
         if self._hidden is not None and hidden is not None:
             order = self._kernel_sampled + self._sampled
             self._hidden[0].save_rows(plan, order, drafts, hidden, result)
 
     def _score(self, scores: StepLogprobs, drafts: list[int], result: StepResult) -> None:
-        """Hand on the log probabilities of the tokens that the call chose."""
-        found: list[list[TokenLogprobs] | None] = [None] * len(result.token_ids)
-        at = 0
+        """Copy the log probabilities of the tokens that the call sampled."""
+        logprobs: list[list[TokenLogprobs] | None] = [None] * len(result.token_ids)
+        start = 0
         for index, state, count in zip(self._kernel_sampled, self._states, drafts, strict=False):
-            wanted, got = state.params.logprobs, len(result.token_ids[index])
-            if wanted is not None and got:
-                rows, top = slice(at, at + got), slice(1 + min(wanted, self._vocab_size))
-                found[index] = [
+            num_logprobs, num_tokens = state.params.logprobs, len(result.token_ids[index])
+            if num_logprobs is not None and num_tokens:
+                rows = slice(start, start + num_tokens)
+                columns = slice(1 + min(num_logprobs, self._vocab_size))
+                logprobs[index] = [
                     TokenLogprobs(*entry)
-                    for entry in zip(*(each[rows, top].tolist() for each in scores), strict=True)
+                    for entry in zip(
+                        *(table[rows, columns].tolist() for table in scores), strict=True
+                    )
                 ]
-            at += 1 + count
-        if any(found):
-            result.logprobs = found
+            start += 1 + count
+        if any(logprobs):
+            result.logprobs = logprobs
 
     def _drafted(self, drafts: list[list[int]]) -> tuple[SampledRows, list[int]]:
-        """What is sampled from the logits that a step left of rows with `drafts`, and where in
-        these what it begins with stands: each row's own, and then those behind drafts.
+        """The rows to sample from the logits of rows with `drafts`, and the order of these logits:
+        the first of each row, then those after drafts.
         """
-        own: list[int] = []
-        behind: list[int] = []
+        first_rows: list[int] = []
+        draft_rows: list[int] = []
         states, drafted = list(self._sampled_states), []
-        at, first = 0, len(drafts)
+        end, first = 0, len(drafts)
         for index, row, state, tokens in zip(
             self._sampled, self._sampled_rows.tolist(), self._sampled_states, drafts, strict=True
         ):
-            own.append(at)
-            at += 1 + len(tokens)
+            first_rows.append(end)
+            end += 1 + len(tokens)
             if tokens:
-                behind += range(at - len(tokens), at)
+                draft_rows += range(end - len(tokens), end)
                 states += state.with_drafts(tokens)
                 drafted.append(DraftedRow(index, row, tokens, first))
                 first += len(tokens)
@@ -196,22 +200,22 @@ class CompiledStepRunner:
             target_index=self._batch.target_index(self._sampled_rows),
             drafted=drafted,
         )
-        return sampled, own + behind
+        return sampled, first_rows + draft_rows
 
     def _sample(
         self, plan: StepPlan, sampled: SampledRows, logits: torch.Tensor, result: StepResult
     ) -> None:
-        """Sample from the logits that the call left."""
+        """Sample from the logits that the call returned."""
         mask = bitmask_rows(plan, sampled, self._masks)
         drafts = draft_by_logits_row(sampled)
         output = self._sampler.sample(logits, sampled.states, mask, drafts)
         collect_outputs(self._batch, plan, sampled, output, result)
 
     def _bind(self, plan: StepPlan) -> None:
-        """Find out whether the step is one of these, and prepare those that follow."""
+        """Bind the call to the plan's sequences, if it can run their steps."""
         self._seq_ids, self._run = [], None
         count = len(plan.seq_ids)
-        if not 0 < count <= self._most or plan.num_decodes < count:
+        if not 0 < count <= self._max_rows or plan.num_decodes < count:
             return
         batch = self._batch
         rows = np.array([batch.row_of[seq_id] for seq_id in plan.seq_ids])
@@ -219,7 +223,10 @@ class CompiledStepRunner:
             return
         states = [batch.state(row) for row in rows.tolist()]
         self._masked = plan.awaits_bitmask
-        plain = [self._is_plain(state) for state in states]
+        plain = [
+            self._sampler.is_plain(state) and not (self._masked and may_be_masked(state.params))
+            for state in states
+        ]
         self._kernel_sampled = [index for index in range(count) if plain[index]]
         self._sampled = [index for index in range(count) if not plain[index]]
         order = rows[self._kernel_sampled + self._sampled]
@@ -240,12 +247,8 @@ class CompiledStepRunner:
         )
         self._seq_ids, self._single_token_counts = list(plan.seq_ids), [1] * count
 
-    def _is_plain(self, state: RequestSamplingState) -> bool:
-        """Whether a sequence's token is chosen in the call."""
-        return not (self._masked and may_be_masked(state.params)) and self._sampler.is_plain(state)
-
 
 def may_be_masked(params: SamplingParams) -> bool:
-    """Whether a grammar, or a limit on reasoning, may forbid tokens."""
-    limited = params.thinking is not None and params.thinking.budget is not None
-    return limited or params.structured_outputs is not None
+    """Whether a grammar or a reasoning budget may forbid tokens."""
+    has_budget = params.thinking is not None and params.thinking.budget is not None
+    return has_budget or params.structured_outputs is not None

@@ -111,7 +111,6 @@ class DraftHeadCache:
     # -- what steps computed ------------------------------------------------------------------
 
     def begin(self, plan: StepPlan) -> bool:
-        """See `HiddenStateStore`."""
         if self._failed:
             return False
         try:
@@ -169,7 +168,6 @@ class DraftHeadCache:
         return np.flatnonzero(np.isin(owner, list(self._tracked_rows)))
 
     def save(self, plan: StepPlan, inputs: StepInputs, hidden: Tensor, result: StepResult) -> None:
-        """See `HiddenStateStore`."""
         self._take(result, lambda: self._keep(plan, inputs, hidden))
 
     def _keep(self, plan: StepPlan, inputs: StepInputs, hidden: Tensor) -> None:
@@ -189,7 +187,6 @@ class DraftHeadCache:
         hidden: Tensor,
         result: StepResult,
     ) -> None:
-        """See `HiddenStateStore`."""
         self._take(result, lambda: self._keep_rows(plan, order, drafts, hidden, result))
 
     def _keep_rows(
@@ -336,7 +333,6 @@ class DraftHeadCache:
     # -- drafts -------------------------------------------------------------------------------
 
     def row_of(self, seq_id: int) -> int | None:
-        """See `HiddenStateStore`."""
         row = self._batch.row_of.get(seq_id)
         if self._failed or row is None:
             return None
@@ -345,12 +341,10 @@ class DraftHeadCache:
         return row
 
     def is_tracked(self, seq_id: int) -> bool:
-        """See `HiddenStateStore`."""
         row = self._batch.row_of.get(seq_id, -1)
         return not self._failed and self._of.get(row, (-1, 0))[0] == seq_id
 
     def start_draft_rounds(self, rows: list[int]) -> LayerDraftRounds:
-        """See `HiddenStateStore`."""
         self.process_pending()
         computed = self._batch.num_tokens[rows] - 1
         tables = self._tables[rows, : -(-int(computed.max()) // self.block_size)]
@@ -419,7 +413,6 @@ class LayerDraftRounds:
         self._states = states
 
     def logits(self, tokens: Tensor) -> Tensor:
-        """See `DraftRounds`."""
         x, residual = self._heads.combine_inputs(tokens, self._states)
         step = AttentionMetadata(
             positions=self._positions,
@@ -434,7 +427,6 @@ class LayerDraftRounds:
         return self._heads.logits(self._states)
 
     def keep(self, rows: list[int]) -> None:
-        """See `DraftRounds`."""
         kept = self._there(np.array(rows))
         self._positions, self._next = self._positions[kept], self._next[kept]
         self._lengths, self._tables = self._lengths[kept], self._tables[kept]

@@ -1,4 +1,4 @@
-"""`LastHiddenStates`: what each sequence's newest token was drawn from."""
+"""Stores of the hidden states that draft heads need."""
 
 from __future__ import annotations
 
@@ -15,14 +15,11 @@ from engine.worker.step_inputs import StepInputs
 
 
 class HiddenStateStore(Protocol):
-    """Keeps what heads need of the model's steps.
+    """Saves what draft heads need of the model's steps.
 
     Attributes:
-        needs_all_tokens: it is given the states of the tokens that it names, not of those whose
-        logits are
-            wanted.
-        aux_layers: layers whose inputs it is given, side by side; (): the states after the final
-        norm.
+        needs_all_tokens: it gets the states of `tokens`, not of the rows of the logits.
+        aux_layers: layers whose inputs it gets, concatenated; (): the states after the final norm.
     """
 
     @property
@@ -32,17 +29,15 @@ class HiddenStateStore(Protocol):
     def aux_layers(self) -> tuple[int, ...]: ...
 
     def begin(self, plan: StepPlan) -> bool:
-        """Whether a step has anything that is to be kept; the batch has taken over what changed for
-        it, and has computed nothing of it.
-        """
+        """Whether a step has states to save. The plan's changes have been applied to the batch."""
 
     def tokens(self, inputs: StepInputs) -> np.ndarray:
-        """With `needs_all_tokens`: int64 [n], ascending, which of the step's tokens it is given."""
+        """With `needs_all_tokens`: int64 [n], ascending, the step's tokens whose states it gets."""
 
     def save(self, plan: StepPlan, inputs: StepInputs, hidden: Tensor, result: StepResult) -> None:
-        """A step was sampled and taken over. `hidden`: in the order of the logits, or with
-        `needs_all_tokens`
-        of `tokens`.
+        """Save the states of a step whose outputs have been collected.
+
+        `hidden`: in the order of the logits, or with `needs_all_tokens` of `tokens`.
         """
 
     def save_rows(
@@ -53,34 +48,32 @@ class HiddenStateStore(Protocol):
         hidden: Tensor,
         result: StepResult,
     ) -> None:
-        """The same of a step in which every row decodes, with a row's tokens behind each other:
-        rows of the plan in `order`, each with so many `drafts`.
+        """As `save` for a step in which every row decodes: `hidden` holds the tokens of the plan's
+        rows in `order`, each with its number of `drafts`.
         """
 
     def row_of(self, seq_id: int) -> int | None:
-        """The row of a sequence whose newest token was drawn from what is kept."""
+        """The row of a sequence if the state that its newest token was drawn from is saved."""
 
     def is_tracked(self, seq_id: int) -> bool:
-        """Whether what a sequence's next tokens are drawn from will be kept."""
+        """Whether the states that a sequence's next tokens are drawn from will be saved."""
 
     def process_pending(self) -> None:
-        """Have the heads read what they put off."""
+        """Run the heads on the tokens that they have deferred."""
 
     def start_draft_rounds(self, rows: list[int]) -> DraftRounds:
-        """Let the heads go on from these rows, once they have caught up."""
+        """Start drafting for these rows; the heads must have processed their tokens."""
 
     def warm_up(self, count: int) -> None:
-        """Compute what so many tokens ask of the heads, and a round of as many rows where there can
-        be one; nothing is kept.
-        """
+        """Run the heads on `count` tokens and, if possible, a round of as many rows."""
 
 
 class _Step(NamedTuple):
-    """States that a step left.
+    """States of a step.
 
     Attributes:
-        seq_ids, rows, lengths, places: of each sequence its row, its tokens, and where in `hidden`
-            its state is; None: nowhere.
+        seq_ids, rows, lengths: each sequence, its row and its number of tokens.
+        places: rows of `hidden` with their states; None: it has none.
         hidden: [n, hidden].
     """
 
@@ -94,11 +87,11 @@ class _Step(NamedTuple):
 class LastHiddenStates:
     """The last hidden state of verified positions, a row of the batch each.
 
-    It belongs to a sequence at a length: a row that another sequence has by now, or whose text went
-    on in another way (a grammar added a token), has none.
+    A state belongs to a sequence at a length: it is gone once another sequence has the row, or the
+    text continued in another way (a grammar added a token).
 
-    Most are never asked for, and beside a small model a copy of a row isn't nothing. So a step's
-    states are put aside as they came, until somebody asks or a step of other sequences follows.
+    Most states are never read, and copies cost time next to a small model. So a step's states stay
+    as they are until one is read or a step of other sequences follows.
     """
 
     needs_all_tokens = False
@@ -111,26 +104,23 @@ class LastHiddenStates:
         self._states = torch.zeros((len(batch.tokens), hidden_size), device=device)
         #: Row -> (sequence, its tokens).
         self._of: dict[int, tuple[int, int]] = {}
-        #: Of the step before.
+        #: The previous step's states, not yet copied.
         self._last: _Step | None = None
 
     def begin(self, plan: StepPlan) -> bool:
-        """See `HiddenStateStore`."""
         return True
 
     def tokens(self, inputs: StepInputs) -> np.ndarray:
-        """See `HiddenStateStore`: it names none."""
         return np.zeros(0, dtype=np.int64)
 
     def save(self, plan: StepPlan, inputs: StepInputs, hidden: Tensor, result: StepResult) -> None:
-        """See `HiddenStateStore`."""
-        first = {each.index: each.first for each in inputs.drafted}
+        first = {drafted.index: drafted.first for drafted in inputs.drafted}
         places: list[int | None] = []
-        for at, index in enumerate(inputs.sampled):
-            more = len(result.token_ids[index]) - 1
-            place = first[index] + more - 1 if more > 0 else at
-            places.append(place if more >= 0 else None)
-        self._put_aside([plan.seq_ids[index] for index in inputs.sampled], places, hidden)
+        for row, index in enumerate(inputs.sampled):
+            num_accepted = len(result.token_ids[index]) - 1
+            place = first[index] + num_accepted - 1 if num_accepted > 0 else row
+            places.append(place if num_accepted >= 0 else None)
+        self._defer([plan.seq_ids[index] for index in inputs.sampled], places, hidden)
 
     def save_rows(
         self,
@@ -140,28 +130,27 @@ class LastHiddenStates:
         hidden: Tensor,
         result: StepResult,
     ) -> None:
-        """See `HiddenStateStore`."""
-        places, at = list[int | None](), 0
+        places, start = list[int | None](), 0
         for index, count in zip(order, drafts, strict=True):
-            more = len(result.token_ids[index]) - 1
-            places.append(at + max(0, more) if more >= 0 else None)
-            at += 1 + count
-        self._put_aside([plan.seq_ids[index] for index in order], places, hidden)
+            num_accepted = len(result.token_ids[index]) - 1
+            places.append(start + num_accepted if num_accepted >= 0 else None)
+            start += 1 + count
+        self._defer([plan.seq_ids[index] for index in order], places, hidden)
 
-    def _put_aside(self, seq_ids: list[int], places: list[int | None], hidden: Tensor) -> None:
-        """`places`: rows of `hidden`; None of a sequence that got no token."""
+    def _defer(self, seq_ids: list[int], places: list[int | None], hidden: Tensor) -> None:
+        """Hold a step's states; `places`: rows of `hidden`, None for a sequence without a token."""
         if self._last is not None and self._last.seq_ids != seq_ids:
-            self._put()
+            self._copy_last()
         rows = [self._batch.row_of[seq_id] for seq_id in seq_ids]
         lengths = self._batch.num_tokens[rows].tolist()
         self._last = _Step(seq_ids, rows, lengths, places, hidden)
 
-    def _put(self) -> None:
-        """Put the last step's states where their rows are."""
+    def _copy_last(self) -> None:
+        """Copy the previous step's states to their rows."""
         last, self._last = self._last, None
         if last is None:
             return
-        rows, found = [], []
+        rows, sources = [], []
         for seq_id, row, length, place in zip(
             last.seq_ids, last.rows, last.lengths, last.places, strict=True
         ):
@@ -169,31 +158,27 @@ class LastHiddenStates:
             if place is not None:
                 self._of[row] = seq_id, length
                 rows.append(row)
-                found.append(place)
+                sources.append(place)
         if rows:
-            self._states[rows] = last.hidden[found].float()
+            self._states[rows] = last.hidden[sources].float()
 
     def row_of(self, seq_id: int) -> int | None:
-        """See `HiddenStateStore`."""
-        self._put()
+        self._copy_last()
         row = self._batch.row_of.get(seq_id)
         if row is None or self._of.get(row) != (seq_id, int(self._batch.num_tokens[row])):
             return None
         return row
 
     def is_tracked(self, seq_id: int) -> bool:
-        """See `HiddenStateStore`: each step's states are enough."""
         return True
 
     def process_pending(self) -> None:
-        """See `HiddenStateStore`: nothing is put off."""
+        """Do nothing: these heads defer nothing."""
 
     def start_draft_rounds(self, rows: list[int]) -> DraftRounds:
-        """See `HiddenStateStore`."""
         return HeadRounds(self._heads, self._states[rows])
 
     def warm_up(self, count: int) -> None:
-        """See `HiddenStateStore`."""
         if count <= len(self._states):
             states = torch.zeros_like(self._states[:count])
             tokens = torch.zeros(count, dtype=torch.int64, device=states.device)

@@ -18,47 +18,43 @@ from engine.scheduler.plan import NewSequence, RewoundSequence, StepPlan, is_dec
 from engine.worker.interface import Attachments
 from engine.worker.step_inputs import DraftedRow, PromptRow, RowAdapters, SampledRows, StepInputs
 
-# -- What input_batch.py takes from engine.worker.sampling_io.
-
 
 def write_drafts(
     batch: InputBatch, plan: StepPlan, order: np.ndarray, rows: np.ndarray, first: np.ndarray
 ) -> tuple[list[DraftedRow], list[np.ndarray]]:
-    """The rows with drafts, which are put behind their tokens; and which of the step's tokens the
-    drafts are.
+    """Write drafts after their rows' tokens; returns the rows that have some, and the indices of
+    the drafts among the step's tokens.
 
-    `order`, `rows`, `first`: of the rows that sample, where in the plan and in the batch they are,
-    and which of the step's tokens is their first to sample behind.
+    `order`, `rows`, `first`: for each row that samples its index in the plan, its row of the batch,
+    and which of the step's tokens is the first that it samples after.
     """
-    found: list[DraftedRow] = []
-    tokens: list[np.ndarray] = []
+    drafted: list[DraftedRow] = []
+    token_indices: list[np.ndarray] = []
     if not plan.drafts:
-        return found, tokens
-    place = len(rows)
-    for index, row, at in zip(order.tolist(), rows.tolist(), first.tolist(), strict=True):
+        return drafted, token_indices
+    logits_row = len(rows)
+    for index, row, token in zip(order.tolist(), rows.tolist(), first.tolist(), strict=True):
         drafts = plan.drafts.get(plan.seq_ids[index])
         if not drafts:
             continue
-        known = batch.num_tokens[row]
-        batch.tokens[row, known : known + len(drafts)] = drafts
-        tokens.append(np.arange(at + 1, at + 1 + len(drafts)))
-        found.append(DraftedRow(index, row, drafts, place))
-        place += len(drafts)
-    return found, tokens
+        start = batch.num_tokens[row]
+        batch.tokens[row, start : start + len(drafts)] = drafts
+        token_indices.append(np.arange(token + 1, token + 1 + len(drafts)))
+        drafted.append(DraftedRow(index, row, drafts, logits_row))
+        logits_row += len(drafts)
+    return drafted, token_indices
 
 
 class InputBatch:
     """Rows of sequences: tokens, block tables, counts.
 
-    `apply_plan` and `prepare_inputs` may run for a step while the step before is still being
-    computed in another
-    thread; that one only reads `tokens` and, with `append_sampled`, writes its new ones there. So
-    the row of
-    a sequence that left is used again one step later.
+    `apply_plan` and `prepare_inputs` may run while the previous step is still computed in another
+    thread, which only reads `tokens` and writes its new ones by `append_sampled`. So the row of a
+    sequence that left is reused one step later.
 
     There is a block table for each of `num_groups` KV cache groups, all of the same length.
 
-    `attachments` hold what plans name by handle, `adapters` those that plans name by digest.
+    `attachments` are the objects that plans name by handle, `adapters` those named by digest.
 
     Raises `ConfigError` where the tables are larger than the system's memory may ever be.
     """
@@ -74,12 +70,12 @@ class InputBatch:
     ) -> None:
         self.block_size = block_size
         self._attachments = Attachments() if attachments is None else attachments
-        #: Put sequences with one token before those with several.
+        #: Whether sequences with one token come before those with several.
         self.decodes_first = False
         num_rows = 2 * max_num_seqs
         max_blocks = -(-max_model_len // block_size)
         try:
-            # Zero pages are only mapped when written, so a long max_model_len costs nothing itself.
+            # Pages are mapped when first written: a long max_model_len alone takes no memory.
             self.tokens = np.zeros((num_rows, max_model_len + 1), dtype=np.int32)
             self.block_tables = np.zeros((num_groups, num_rows, max_blocks), dtype=np.int32)
         except (MemoryError, ValueError) as error:
@@ -89,16 +85,16 @@ class InputBatch:
                 param="max_num_seqs",
             ) from error
         self.num_blocks = np.zeros(num_rows, dtype=np.int64)
-        #: Counts a token that is being sampled as if it were there.
+        #: Includes the token that a step in flight samples.
         self.num_tokens = np.zeros(num_rows, dtype=np.int64)
         self.num_computed = np.zeros(num_rows, dtype=np.int64)
         self.num_prompt = np.zeros(num_rows, dtype=np.int64)
         self.sampling: list[RequestSamplingState | None] = [None] * num_rows
-        #: Whether a sampled token follows by itself; what follows a beam is chosen elsewhere.
+        #: Whether the sampled token is the sequence's next one; beams get theirs from the plan.
         self.appends_sampled = np.ones(num_rows, dtype=bool)
-        #: Row -> vectors in the place of its prompt's embeddings: (first position, [n, hidden]).
+        #: Row -> vectors that replace its prompt's embeddings: (first position, [n, hidden]).
         self.prompt_embeds: dict[int, list[tuple[int, torch.Tensor]]] = {}
-        #: Row -> the first prompt token that is still to be scored.
+        #: Row -> the next prompt token to score.
         self.prompt_logprobs_next: dict[int, int] = {}
         self.adapters = RowAdapters(adapters)
         self.row_of: dict[int, int] = {}
@@ -106,13 +102,13 @@ class InputBatch:
         self.rows_to_recycle: list[int] = []
 
     def apply_plan(self, plan: StepPlan) -> None:
-        """Take over the plan's changes: who left, who came, who got blocks."""
+        """Apply the plan's changes: removed, rewound and new sequences, and new blocks."""
         self._free_rows += self.rows_to_recycle
         self.rows_to_recycle = []
         for seq_id in plan.removed:
             self._remove(seq_id)
-        for each in plan.rewound:
-            self._rewind(each)
+        for rewound in plan.rewound:
+            self._rewind(rewound)
         for seq_id, token_id in plan.appended:
             self._append(seq_id, token_id)
         for sequence in plan.new:
@@ -130,14 +126,14 @@ class InputBatch:
             self.rows_to_recycle.append(row)
 
     def _rewind(self, rewound: RewoundSequence) -> None:
-        row, kept = self.row_of[rewound.seq_id], rewound.num_kept_tokens
-        known = kept + len(rewound.token_ids)
-        self.tokens[row, kept:known] = rewound.token_ids
-        self.num_tokens[row] = known
+        row, start = self.row_of[rewound.seq_id], rewound.num_kept_tokens
+        end = start + len(rewound.token_ids)
+        self.tokens[row, start:end] = rewound.token_ids
+        self.num_tokens[row] = end
         self.num_computed[row] = rewound.num_computed_tokens
         state = self.state(row)
-        state.output_token_ids[kept - int(self.num_prompt[row]) :] = rewound.token_ids
-        if state.counts is not None:  # they only ever grow: count anew
+        state.output_token_ids[start - int(self.num_prompt[row]) :] = rewound.token_ids
+        if state.counts is not None:  # counts only grow, so count from the start
             self.sampling[row] = dataclasses.replace(state)
 
     def _add(self, sequence: NewSequence) -> None:
@@ -153,8 +149,8 @@ class InputBatch:
         vectors = sequence.encoder_inputs
         self.adapters.set(row, sequence.adapter)
         self.sampling[row] = RequestSamplingState(
-            params=self._sampling_of(sequence),
-            # The ids under vectors are nobody's.
+            params=self._sampling_params(sequence),
+            # Ids at the positions of vectors are placeholders.
             prompt_token_ids=() if vectors else sequence.token_ids[:split],
             output_token_ids=sequence.token_ids[split:],
             seed=sequence.seed,
@@ -162,14 +158,14 @@ class InputBatch:
         )
         if vectors:
             self.prompt_embeds[row] = [
-                (each.start, self._attachments.get(each.handle)) for each in vectors
+                (vector.start, self._attachments.get(vector.handle)) for vector in vectors
             ]
         self.appends_sampled[row] = not sequence.sampling.use_beam_search
         if 0 <= sequence.prompt_logprobs_from < split:
             self.prompt_logprobs_next[row] = max(1, sequence.prompt_logprobs_from)
 
-    def _sampling_of(self, sequence: NewSequence) -> SamplingParams:
-        """A sequence's parameters, with the caller's functions."""
+    def _sampling_params(self, sequence: NewSequence) -> SamplingParams:
+        """A sequence's parameters with its logits processors."""
         if sequence.logits_processors is None:
             return sequence.sampling
         functions = self._attachments.get(sequence.logits_processors)
@@ -177,7 +173,7 @@ class InputBatch:
 
     def _append(self, seq_id: int, token_id: int) -> None:
         row = self.row_of.get(seq_id)
-        if row is None:  # it left since, or comes back in this plan with all of its tokens
+        if row is None:  # it has left, or is a new sequence of this plan with all its tokens
             return
         self.tokens[row, self.num_tokens[row]] = token_id
         self.num_tokens[row] += 1
@@ -191,16 +187,18 @@ class InputBatch:
         self.num_blocks[row] = end
 
     def prepare_inputs(self, plan: StepPlan) -> StepInputs:
-        """The step's tensors; the counts move on to the step's end."""
+        """The step's tensors; advances the counts to the step's end."""
         rows = np.fromiter((self.row_of[i] for i in plan.seq_ids), np.int64, len(plan.seq_ids))
         counts = np.asarray(plan.num_scheduled, dtype=np.int64)
-        order = self._order(counts)
+        order = np.arange(len(counts))
+        if self.decodes_first:
+            order = np.argsort(~is_decode(counts), kind="stable")
         rows, counts = rows[order], counts[order]
         starts = self.num_computed[rows]
         ends = starts + counts
         query_start = np.zeros(len(rows) + 1, dtype=np.int32)
         np.cumsum(counts, out=query_start[1:])
-        # Token i of the step belongs to `owner[i]` and stands at `positions[i]` of its sequence.
+        # Token i of the step belongs to row `owner[i]`, at `positions[i]` of its sequence.
         owner = np.repeat(rows, counts)
         offset = np.arange(query_start[-1]) - np.repeat(query_start[:-1], counts)
         positions = np.repeat(starts, counts) + offset
@@ -208,12 +206,10 @@ class InputBatch:
         caught_up = np.flatnonzero(samples)
         prompt_rows, extra = self._prompt_rows(order, rows, starts, ends, query_start)
         first = query_start[1:][caught_up].astype(np.int64) - samples[caught_up]
-        drafted, behind = write_drafts(self, plan, order[caught_up], rows[caught_up], first)
-        extra = [*behind, *extra]
-        wanted = np.concatenate((first, *extra))
-        # Every token's logits, in order: the usual decode step needs no selection.
-        plain = not extra and len(wanted) == len(positions)
-        rows_wanted = None if plain else torch.from_numpy(wanted)
+        drafted, draft_tokens = write_drafts(self, plan, order[caught_up], rows[caught_up], first)
+        logits_rows = np.concatenate((first, *draft_tokens, *extra))
+        # The usual decode step needs the logits of all tokens in order, and no selection.
+        selects = len(logits_rows) != len(positions) or bool(draft_tokens or extra)
         tables = [
             self._tables(group, rows, owner, positions, int(ends.max()))
             for group in range(len(self.block_tables))
@@ -224,10 +220,14 @@ class InputBatch:
             block_tables=tables[0][1],
             seq_lens=torch.from_numpy(ends.astype(np.int32)),
             query_start_loc=torch.from_numpy(query_start),
-            logits_rows=rows_wanted,
+            logits_rows=torch.from_numpy(logits_rows) if selects else None,
             sequence_rows=torch.from_numpy(rows),
         )
-        self._split(context, counts, query_start)
+        num_decodes = int(is_decode(counts).sum()) if self.decodes_first else 0
+        if 0 < num_decodes < len(counts):
+            context.num_decodes = num_decodes
+            prefill_start = query_start[num_decodes:] - query_start[num_decodes]
+            context.prefill_start_loc = torch.from_numpy(prefill_start)
         context.adapters = self.adapters.for_tokens(owner)
         context.other_groups = tuple(
             dataclasses.replace(context, slot_mapping=slots, block_tables=blocks)
@@ -238,8 +238,8 @@ class InputBatch:
         self.num_computed[rows] = ends
         growing = rows[caught_up]
         states = [self.state(row) for row in growing.tolist()]
-        for each in drafted:
-            states += self.state(each.row).with_drafts(each.drafts)
+        for drafted_row in drafted:
+            states += self.state(drafted_row.row).with_drafts(drafted_row.drafts)
         return StepInputs(
             token_index=(owner, positions),
             context=context,
@@ -251,52 +251,37 @@ class InputBatch:
         )
 
     def target_index(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Where the next tokens of rows that have caught up go; they are counted from here on."""
+        """Where the next tokens of rows that have caught up are written; counts these tokens."""
         positions = self.num_tokens[rows]
         self.num_tokens[rows] += self.appends_sampled[rows]
         return rows, positions
 
-    def _order(self, counts: np.ndarray) -> np.ndarray:
-        """Where in the plan each of the step's sequences is."""
-        if self.decodes_first:
-            return np.argsort(~is_decode(counts), kind="stable")
-        return np.arange(len(counts))
-
-    def _split(self, context: AttentionMetadata, counts: np.ndarray, starts: np.ndarray) -> None:
-        """Note where the decodes end, if they are first and not alone."""
-        first = int(is_decode(counts).sum()) if self.decodes_first else 0
-        if 0 < first < len(counts):
-            context.num_decodes = first
-            context.prefill_start_loc = torch.from_numpy(starts[first:] - starts[first])
-
     def state(self, row: int) -> RequestSamplingState:
-        """What the sampler knows of the sequence in a row."""
+        """The sampling state of the sequence in a row."""
         state = self.sampling[row]
         if state is None:
             raise RuntimeError(f"Row {row} holds no sequence.")
         return state
 
     def needs_only_last_token(self, row: int) -> bool:
-        """Whether a row that decodes needs nothing but its last token: neither a vector in the
-        place of that, nor scores of its prompt.
-        """
+        """Whether a decoding row needs no vector for its last token and no prompt logprobs."""
         computed = self.num_computed[row]
         return row not in self.prompt_logprobs_next and not any(
-            computed < start + len(own) for start, own in self.prompt_embeds.get(row, ())
+            computed < start + len(vectors) for start, vectors in self.prompt_embeds.get(row, ())
         )
 
     def token_ids(self, inputs: StepInputs) -> torch.Tensor:
-        """The step's token ids, int64 [num_tokens]; the step before must have run."""
+        """The step's token ids, int64 [num_tokens]; the previous step must have run."""
         return torch.from_numpy(self.tokens[inputs.token_index].astype(np.int64))
 
     def append_sampled(self, inputs: SampledRows, token_ids: list[int]) -> None:
-        """Take over the sampled tokens, one for each of `inputs.sampled`; -1 where none came."""
+        """Write the sampled tokens, one for each of `inputs.sampled`; -1: there is none."""
         rows, positions = inputs.target_index
         states = inputs.states[: len(token_ids)]
         if min(token_ids) < 0:
-            # A step that is prepared already may read them: what is there is an id of the model's.
-            came = [at for at, token_id in enumerate(token_ids) if token_id >= 0]
-            rows, positions = rows[came], positions[came]
+            # The next step may be prepared and read these positions: they must hold valid ids.
+            valid = [index for index, token_id in enumerate(token_ids) if token_id >= 0]
+            rows, positions = rows[valid], positions[valid]
         self.tokens[rows, positions] = [token_id for token_id in token_ids if token_id >= 0]
         for state, token_id in zip(states, token_ids, strict=True):
             if token_id >= 0:
@@ -307,7 +292,7 @@ class InputBatch:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """A KV cache group's slots of the step's tokens, and its block tables.
 
-        Blocks that fell out of a window since they were appended are still named: they aren't read.
+        The tables still name blocks that have left a sliding window; they aren't read.
         """
         table, size = self.block_tables[group], self.block_size
         blocks = table[owner, positions // size].astype(np.int64)
@@ -317,18 +302,17 @@ class InputBatch:
     def _embeds(
         self, rows: np.ndarray, starts: np.ndarray, ends: np.ndarray, query_start: np.ndarray
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Which of the step's tokens have vectors of their own, and these; see the context."""
-        places, values = [], []
+        """`AttentionMetadata.embeds`: indices of the step's tokens that have vectors, and these."""
+        indices, values = [], []
         for index, row in enumerate(rows.tolist()):
-            for start, own in self.prompt_embeds.get(row, ()):
-                # Those of its positions that the step computes.
+            for start, vectors in self.prompt_embeds.get(row, ()):
                 first = max(start, int(starts[index]))
-                last = min(start + len(own), int(ends[index]))
-                if first < last:
-                    at = int(query_start[index]) + first - int(starts[index])
-                    places.append(torch.arange(at, at + last - first))
-                    values.append(own[first - start : last - start])
-        return (torch.cat(places), torch.cat(values)) if places else None
+                end = min(start + len(vectors), int(ends[index]))
+                if first < end:
+                    token = int(query_start[index]) + first - int(starts[index])
+                    indices.append(torch.arange(token, token + end - first))
+                    values.append(vectors[first - start : end - start])
+        return (torch.cat(indices), torch.cat(values)) if indices else None
 
     def _prompt_rows(
         self,
@@ -338,11 +322,11 @@ class InputBatch:
         ends: np.ndarray,
         query_start: np.ndarray,
     ) -> tuple[list[PromptRow], list[np.ndarray]]:
-        """Which of the step's tokens predict a prompt token whose logprob is wanted."""
-        found: list[PromptRow] = []
-        extra: list[np.ndarray] = []
+        """The prompt positions to score, and which of the step's tokens predict them."""
+        prompt_rows: list[PromptRow] = []
+        token_indices: list[np.ndarray] = []
         if not self.prompt_logprobs_next:
-            return found, extra
+            return prompt_rows, token_indices
         for index, row in enumerate(rows.tolist()):
             first = self.prompt_logprobs_next.get(row)
             state = self.sampling[row]
@@ -352,10 +336,10 @@ class InputBatch:
             last = min(int(ends[index]), len(state.prompt_token_ids) - 1)
             count = last - first + 1
             if count > 0:
-                at = int(query_start[index]) + first - 1 - int(starts[index])
-                extra.append(np.arange(at, at + count))
-                found.append((int(order[index]), state, first, count))
+                token = int(query_start[index]) + first - 1 - int(starts[index])
+                token_indices.append(np.arange(token, token + count))
+                prompt_rows.append((int(order[index]), state, first, count))
                 self.prompt_logprobs_next[row] = last + 1
             if last + 1 >= len(state.prompt_token_ids):  # all are scored
                 del self.prompt_logprobs_next[row]
-        return found, extra
+        return prompt_rows, token_indices

@@ -1,4 +1,4 @@
-"""What runs steps: the contract of `ModelRunner`, `PoolingRunner` and those of other devices."""
+"""The contract of runners: `ModelRunner`, `PoolingRunner` and those of other devices."""
 
 from __future__ import annotations
 
@@ -9,61 +9,62 @@ from typing import Any, Protocol
 
 from engine.scheduler.plan import GrammarOutput, StepPlan, StepResult
 
-# -- What plans name by handle: what isn't data, or too large to be sent with every plan.
-
 
 class Attachments:
-    """Objects by handle. Handles are never used twice."""
+    """Objects that plans name by handle: functions, and tensors too large for every plan.
+
+    Handles are never used twice.
+    """
 
     def __init__(self) -> None:
-        self._held: dict[int, Any] = {}
+        self._objects: dict[int, Any] = {}
         self._next = 0
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._objects)
 
     def add(self, value: Any) -> int:
-        """Hold an object; its handle."""
+        """Add an object; returns its handle."""
         handle = self._next
         self._next += 1
-        self._held[handle] = value
+        self._objects[handle] = value
         return handle
 
     def get(self, handle: int) -> Any:
-        """The object. Raises KeyError for a handle that isn't held (any more)."""
-        return self._held[handle]
+        """The object. Raises KeyError for an unknown or removed handle."""
+        return self._objects[handle]
 
     def remove(self, handle: int) -> None:
-        """Let an object go; one that went already is no error."""
-        self._held.pop(handle, None)
-
-
-# -- `BitmaskInbox`: where a step finds its grammar masks, which come while its model runs.
+        """Remove an object; does nothing where it has been removed."""
+        self._objects.pop(handle, None)
 
 
 class BitmaskInbox:
-    """Masks of steps that were begun, by step. `publish` and `wait` may meet in any order."""
+    """Grammar bitmasks by step, which are computed while the model runs.
+
+    `publish` and `wait` may be called in any order.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._outputs: dict[int, Future[GrammarOutput]] = {}
 
-    def _of(self, step: int) -> Future[GrammarOutput]:
+    def _future(self, step: int) -> Future[GrammarOutput]:
         with self._lock:
             return self._outputs.setdefault(step, Future())
 
     def publish(self, output: GrammarOutput) -> None:
-        """A step's masks are there."""
-        self._of(output.step).set_result(output)
+        """Store a step's bitmasks."""
+        self._future(output.step).set_result(output)
 
     def wait(self, step: int) -> GrammarOutput:
-        """A step's masks, once; waits until they are there.
+        """Wait for a step's bitmasks and remove them.
 
-        Raises RuntimeError where they couldn't be made.
+        Raises RuntimeError where they couldn't be computed.
         """
-        output = self._of(step).result()
+        output = self._future(step).result()
         with self._lock:
-            # With those of steps before it that sampled nothing.
+            # Earlier steps that sampled nothing have left theirs.
             for old in [key for key in self._outputs if key <= step]:
                 del self._outputs[old]
         if output.failure:
@@ -71,7 +72,7 @@ class BitmaskInbox:
         return output
 
     def clear(self) -> None:
-        """Forget what steps that failed haven't taken."""
+        """Remove the bitmasks of failed steps."""
         with self._lock:
             self._outputs.clear()
 
@@ -80,17 +81,16 @@ class PendingStep(Protocol):
     """A step that was launched."""
 
     def finish(self) -> StepResult:
-        """Wait for its result and take it over. Raises what the step ran into."""
+        """Wait for the result and write it to the batch. Raises the step's error."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompletedStep:
-    """A step that was run to its end at once."""
+    """A step that has run."""
 
     result: StepResult
 
     def finish(self) -> StepResult:
-        """The step's result."""
         return self.result
 
 
@@ -101,13 +101,13 @@ class Runner(Protocol):
         """Run one step. Raises whatever the model raises; the batch stays usable."""
 
     def prepare(self, plan: StepPlan) -> Any:
-        """Take over the plan's changes; the step's inputs, None for a plan without sequences.
+        """Apply the plan's changes; the step's inputs, or None for a plan without sequences.
 
-        Called before the step before has run to its end, so it asks for none of its tokens.
+        Called before the previous step has finished, so it must not read its tokens.
         """
 
     def launch(self, plan: StepPlan, inputs: Any) -> PendingStep:
-        """Begin a prepared step, after the one before; in the thread that does it for all."""
+        """Start a prepared step after the previous one; always called in the same thread."""
 
     def reset(self) -> None:
-        """A step failed: nothing follows the last one any more."""
+        """Forget the previous step, because a step has failed."""

@@ -28,38 +28,30 @@ from engine.worker.sampling_io import bitmask_rows, collect_outputs, draft_by_lo
 from engine.worker.step_inputs import StepInputs
 from kernels.tensors import to_device
 
-# -- From a step's hidden states to logits and tokens, each row's over its own vocabulary.
-#
-# An adapter may bring tokens that its model hasn't. Its rows' logits have more columns than
-# others',
-# so each vocabulary's rows are a batch of their own here, and nobody's bits depend on who is
-# beside.
-
-
-#: Samplers of other vocabularies than the model's that stay when a step has no row of theirs.
-_KEPT = 16
+#: Number of samplers of adapters' vocabularies that are cached.
+_MAX_CACHED_SAMPLERS = 16
 
 
 class StepLogits:
     """Logits of a step's hidden states, some rows at a time."""
 
     def __init__(self, model: EngineModel, hidden: Tensor, heads: StepAdapters) -> None:
-        """`heads`: the adapters that change logits, by rows of `hidden`."""
+        """`heads`: adapters that change logits, by rows of `hidden`."""
         self._model, self._hidden, self._heads = model, hidden, heads
 
     def rows(self, start: int, end: int) -> Tensor:
-        """Of rows [start, end), which are of one vocabulary."""
+        """Logits of rows [start, end), which have one vocabulary."""
         if not self._heads:
             return self._model.logits(self._hidden[start:end])
         return self._adapted(self._hidden[start:end], self._heads.slice_rows(start, end))
 
     def compute(self, rows: Sequence[int]) -> Tensor:
-        """Of these rows, which are of one vocabulary."""
-        at = torch.tensor(rows)
-        hidden = self._hidden[to_device(at, self._hidden.device)]
+        """Logits of these rows, which have one vocabulary."""
+        index = torch.tensor(rows)
+        hidden = self._hidden[to_device(index, self._hidden.device)]
         if not self._heads:
             return self._model.logits(hidden)
-        return self._adapted(hidden, self._heads.lm_head_adapters(at))
+        return self._adapted(hidden, self._heads.lm_head_adapters(index))
 
     def _adapted(self, hidden: Tensor, heads: StepAdapters) -> Tensor:
         model: Any = self._model  # one that takes adapters
@@ -68,13 +60,17 @@ class StepLogits:
 
 
 class PerVocabularySampler:
-    """Samples a step's tokens, the rows of each vocabulary by a sampler of their own."""
+    """Samples a step's tokens, with a sampler for each vocabulary.
+
+    Adapters may add tokens, so their rows' logits have more columns. The rows of each vocabulary
+    are a batch of their own, and no row's bits depend on the others.
+    """
 
     def __init__(self, sampler: Sampler) -> None:
-        """`sampler`: of rows with the model's vocabulary."""
+        """`sampler`: for the model's vocabulary."""
         self._sampler = sampler
-        #: By vocabulary, used longest ago first.
-        self._others: OrderedDict[int, Sampler] = OrderedDict()
+        #: By vocabulary size, least recently used first.
+        self._adapter_samplers: OrderedDict[int, Sampler] = OrderedDict()
 
     def sample(
         self,
@@ -88,45 +84,42 @@ class PerVocabularySampler:
         for row, state in enumerate(states):
             groups.setdefault(state.vocab_size, []).append(row)
         if len(groups) == 1:
-            (size,) = groups
-            whole = logits.rows(0, len(states))
-            return self._of(size).sample(whole, states, mask, drafts)
-        made = SamplerOutput(torch.empty(len(states), dtype=torch.int64), [None] * len(states))
-        for size, rows in groups.items():
-            at = {row: place for place, row in enumerate(rows)}
-            output = self._of(size).sample(
+            (vocab_size,) = groups
+            sampler = self._get_sampler(vocab_size)
+            return sampler.sample(logits.rows(0, len(states)), states, mask, drafts)
+        merged = SamplerOutput(torch.empty(len(states), dtype=torch.int64), [None] * len(states))
+        for vocab_size, rows in groups.items():
+            index_of = {row: index for index, row in enumerate(rows)}
+            output = self._get_sampler(vocab_size).sample(
                 logits.compute(rows),
                 [states[row] for row in rows],
                 None if mask is None else mask.of(rows),
-                {at[row]: draft for row, draft in drafts.items() if row in at},
+                {index_of[row]: draft for row, draft in drafts.items() if row in index_of},
             )
-            _put(made, rows, output)
-        return made
+            merged.token_ids[rows] = output.token_ids.cpu()
+            for row, scores in zip(rows, output.logprobs, strict=True):
+                merged.logprobs[row] = scores
+            merged.errors |= {rows[index]: error for index, error in output.errors.items()}
+            merged.candidates |= {
+                rows[index]: candidates for index, candidates in output.candidates.items()
+            }
+        return merged
 
-    def _of(self, vocab_size: int) -> Sampler:
-        """The sampler of a vocabulary; it remembers the rows of the step before."""
+    def _get_sampler(self, vocab_size: int) -> Sampler:
+        """The sampler, which caches the previous step's rows; 0: of the model's vocabulary."""
         if not vocab_size:
             return self._sampler
-        found = self._others.pop(vocab_size, None) or self._sampler.for_vocabulary()
-        self._others[vocab_size] = found
-        while len(self._others) > _KEPT:
-            self._others.popitem(last=False)
-        return found
-
-
-def _put(whole: SamplerOutput, rows: Sequence[int], output: SamplerOutput) -> None:
-    """What was sampled for some rows."""
-    whole.token_ids[rows] = output.token_ids.cpu()
-    for row, scores in zip(rows, output.logprobs, strict=True):
-        whole.logprobs[row] = scores
-    whole.errors |= {rows[place]: why for place, why in output.errors.items()}
-    whole.candidates |= {rows[place]: each for place, each in output.candidates.items()}
+        sampler = self._adapter_samplers.pop(vocab_size, None) or self._sampler.for_vocabulary()
+        self._adapter_samplers[vocab_size] = sampler
+        while len(self._adapter_samplers) > _MAX_CACHED_SAMPLERS:
+            self._adapter_samplers.popitem(last=False)
+        return sampler
 
 
 class ModelRunner:
     """Holds the model, its KV cache and the running batch."""
 
-    #: Whether a pass gives the states of all tokens anyway.
+    #: Whether a forward pass returns the states of all tokens in any case.
     _returns_all = False
 
     def __init__(
@@ -138,14 +131,14 @@ class ModelRunner:
         masks: BitmaskInbox | None = None,
         hidden: HiddenStateStore | None = None,
     ) -> None:
-        """`is_decode`: runs the steps that it can in one call. `masks`: where grammars' come.
-        `hidden`: keeps what tokens were drawn from; None: nobody asks.
+        """`decodes`: runs the steps that it can in one call. `masks`: bitmasks of grammars.
+        `hidden`: store of the hidden states that draft heads need.
         """
         self.model = model
         self.batch = batch
         self.sampler = sampler
         self._tokens = PerVocabularySampler(sampler)
-        #: The model's forward pass; on a GPU with what leads the inputs there.
+        #: The model's forward pass; on a GPU it moves the inputs there.
         self.forward: Callable[[torch.Tensor, AttentionMetadata], torch.Tensor] = model.forward
         self._compiled_step = decodes
         self._masks = masks or BitmaskInbox()
@@ -166,22 +159,22 @@ class ModelRunner:
         return self.run(plan, self._inputs(plan)) if result is None else result
 
     def prepare(self, plan: StepPlan) -> StepInputs | None:
-        """The step's inputs, without the tokens that the step before samples. None: no sequence.
+        """The step's inputs, without the tokens that the previous step samples. None: no sequence.
 
-        The batch takes over the plan's changes here, so a step that fails later can be taken back
-        by removing its sequences.
+        The plan's changes are applied to the batch here, so a step that fails later is undone by
+        removing its sequences.
         """
         self._begin(plan)
         return self._inputs(plan)
 
     def _begin(self, plan: StepPlan) -> None:
-        """Take over the plan's changes, and find out whether its states are to be kept."""
+        """Apply the plan's changes, and decide whether its hidden states are saved."""
         self.batch.apply_plan(plan)
         if self._hidden is not None:
             self._saves_hidden = self._hidden.begin(plan)
 
     def _inputs(self, plan: StepPlan) -> StepInputs | None:
-        """As `prepare`, once the batch has the plan's changes."""
+        """As `prepare`, after the plan's changes were applied."""
         if not plan.seq_ids:
             return None
         inputs = self.batch.prepare_inputs(plan)
@@ -191,12 +184,12 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, plan: StepPlan, inputs: StepInputs | None) -> StepResult:
-        """Run a prepared step, after the one before. May be called in another thread."""
+        """Run a prepared step after the previous one. May be called in another thread."""
         if inputs is None:
             return StepResult.empty(0)
         if self._retain_states is not None:
             self._retain_states(inputs.occupied_rows)
-        hidden, kept = self._hidden_states(inputs)
+        hidden, saved = self._hidden_states(inputs)
         result = StepResult.empty(len(plan.seq_ids))
         if len(hidden):
             logits = self._logits_of(inputs, hidden)
@@ -204,72 +197,71 @@ class ModelRunner:
                 self._sample(plan, inputs, logits, result)
             self._score_prompts(plan, inputs, logits, result)
         if self._hidden is not None and self._saves_hidden:
-            self._hidden.save(plan, inputs, kept, result)
+            self._hidden.save(plan, inputs, saved, result)
         return result
 
     def _hidden_states(self, inputs: StepInputs) -> tuple[torch.Tensor, torch.Tensor]:
-        """Those that logits are made from, and those to keep."""
-        tokens, context, keeper = self.batch.token_ids(inputs), inputs.context, self._hidden
+        """Those that logits are computed from, and those to save."""
+        tokens, context, store = self.batch.token_ids(inputs), inputs.context, self._hidden
         if (
-            keeper is None
-            or not keeper.needs_all_tokens
+            store is None
+            or not store.needs_all_tokens
             or not (self._saves_hidden or self._returns_all)
         ):
             hidden = self.forward(tokens, context)
-            copies = (
-                self._saves_hidden and self._returns_all
-            )  # a graph's, which the next step writes
+            # A graph's output is overwritten by the next step.
+            copies = self._saves_hidden and self._returns_all
             return hidden, hidden.clone() if copies else hidden
-        wanted, at = context.logits_rows, keeper.tokens(inputs)
-        if (
-            keeper.aux_layers and not self._returns_all
-        ):  # before the last layer, so it takes no token more
-            hidden, taken = self._forward_with_aux(tokens, context)
-            return hidden, taken[at]
-        computed = self._rows_to_compute(wanted, at, len(tokens))
+        logits_rows, saved_tokens = context.logits_rows, store.tokens(inputs)
+        if store.aux_layers and not self._returns_all:
+            # Inputs of earlier layers: the last layer computes no additional token.
+            hidden, aux = self._forward_with_aux(tokens, context)
+            return hidden, aux[saved_tokens]
+        computed = self._rows_to_compute(logits_rows, saved_tokens, len(tokens))
         context.logits_rows = None if computed is None else torch.from_numpy(computed)
-        if keeper.aux_layers:
-            hidden, taken = self._forward_with_aux(tokens, context)
+        if store.aux_layers:
+            hidden, aux = self._forward_with_aux(tokens, context)
         else:
-            hidden = taken = self.forward(tokens, context)
-        context.logits_rows = wanted
-        kept = _select_rows(taken, computed, at)
-        return hidden if wanted is None else _select_rows(hidden, computed, wanted.numpy()), kept
+            hidden = aux = self.forward(tokens, context)
+        context.logits_rows = logits_rows
+        saved = _select_rows(aux, computed, saved_tokens)
+        if logits_rows is not None:
+            hidden = _select_rows(hidden, computed, logits_rows.numpy())
+        return hidden, saved
 
     def _rows_to_compute(
-        self, wanted: torch.Tensor | None, kept: np.ndarray, count: int
+        self, logits_rows: torch.Tensor | None, saved: np.ndarray, count: int
     ) -> np.ndarray | None:
-        """Of a step's `count` tokens those that the last layer must compute, ascending: whose
-        logits are `wanted` (None: all), and those to be kept. None: all.
+        """Which of a step's `count` tokens the last layer must compute, ascending: `logits_rows`
+        (None: all) and those to save. None: all.
         """
-        if wanted is None or self._returns_all:
+        if logits_rows is None or self._returns_all:
             return None
-        tokens = np.union1d(wanted.numpy(), kept)
+        tokens = np.union1d(logits_rows.numpy(), saved)
         return None if len(tokens) == count else tokens
 
     def _forward_with_aux(
         self, tokens: torch.Tensor, context: AttentionMetadata
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The hidden states of all tokens, and what the keeper's taps took."""
+        """The hidden states of all tokens, and the auxiliary ones that the store asks for."""
         model, taps = cast(NativeDecoder, self.model), self._taps
         if taps is None:
-            raise RuntimeError("Nobody has asked for states between layers.")
+            raise RuntimeError("The store of hidden states has no auxiliary layers.")
         taps.clear()
         return model.forward(tokens, context, taps), taps.states()
 
     def _logits_of(self, inputs: StepInputs, hidden: torch.Tensor) -> StepLogits:
-        """What makes the logits of some of the step's hidden states."""
+        """Logits of the step's hidden states."""
         context = inputs.context
         return StepLogits(
             self.model, hidden, context.adapters.lm_head_adapters(context.logits_rows)
         )
 
     def launch(self, plan: StepPlan, inputs: Any) -> PendingStep:
-        """See `Runner`: here a step is over once it was run."""
         return CompletedStep(self.run(plan, inputs))
 
     def reset(self) -> None:
-        """See `Runner`: no step is under way once one has failed."""
+        """Do nothing: no step is in flight after one has failed."""
 
     def _sample(
         self, plan: StepPlan, inputs: StepInputs, logits: StepLogits, result: StepResult
@@ -282,29 +274,30 @@ class ModelRunner:
     def _score_prompts(
         self, plan: StepPlan, inputs: StepInputs, logits_of: StepLogits, result: StepResult
     ) -> None:
-        """Log probabilities of prompt tokens that were asked for.
+        """Compute the requested log probabilities of prompt tokens.
 
-        Some rows at a time: the logits of a whole step of prompts may not fit beside the model.
+        Some rows at a time: the logits of all prompt tokens of a step may not fit into memory.
         """
-        done = len(inputs.states)
+        offset = len(inputs.states)
         for index, state, first, count in inputs.prompt_logprob_rows:
             following = torch.tensor(state.prompt_token_ids[first : first + count])
-            wanted = state.params.prompt_logprobs or 0
+            num_logprobs = state.params.prompt_logprobs or 0
             scores: list[TokenLogprobs] = []
             for start in range(0, count, CHUNK):
                 end = min(start + CHUNK, count)
-                logits = logits_of.rows(done + start, done + end)
+                logits = logits_of.rows(offset + start, offset + end)
                 ops = self.sampler.ops_for(logits)
-                scores += prompt_logprobs(logits, following[start:end], wanted, ops)
+                scores += prompt_logprobs(logits, following[start:end], num_logprobs, ops)
             result.prompt_logprobs[plan.seq_ids[index]] = scores
-            done += count
+            offset += count
 
 
 def _select_rows(
-    states: torch.Tensor, tokens: np.ndarray | None, wanted: np.ndarray
+    states: torch.Tensor, tokens: np.ndarray | None, selected: np.ndarray
 ) -> torch.Tensor:
-    """A copy of the states of the tokens `wanted`; `states` are those of `tokens`, ascending, or of
-    all of a step's: a graph's, perhaps, which the next step writes.
+    """A copy of the states of the tokens `selected`, for a graph's output is overwritten.
+
+    `states` are those of `tokens`, ascending; None: of all tokens of the step.
     """
-    places = wanted if tokens is None else np.searchsorted(tokens, wanted)
-    return states[to_device(torch.from_numpy(places), states.device)]
+    rows = selected if tokens is None else np.searchsorted(tokens, selected)
+    return states[to_device(torch.from_numpy(rows), states.device)]

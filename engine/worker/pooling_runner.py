@@ -22,16 +22,14 @@ from engine.worker.interface import CompletedStep
 from engine.worker.step_inputs import StepInputs
 from kernels.tensors import to_device
 
-# -- Pooling over a prompt that may come in chunks: what is kept from step to step.
-
 
 @dataclass(slots=True)
 class PoolingState:
-    """One sequence's hidden states so far, as far as its pooling needs them.
+    """The hidden states that pooling needs of a sequence whose prompt may come in chunks.
 
     Attributes:
-        pooling_type: "CLS", "LAST" or "MEAN"; without meaning when `params.by_token`.
-        count: tokens seen.
+        pooling_type: "CLS", "LAST" or "MEAN"; unused when `params.by_token`.
+        count: number of tokens so far.
     """
 
     params: PoolingParams
@@ -41,15 +39,15 @@ class PoolingState:
 
     @property
     def needs_all(self) -> bool:
-        """Whether it must see every token's hidden state, not the last one's alone."""
+        """Whether it needs the hidden state of every token, not only of the last one."""
         return self.params.by_token or self.pooling_type != "LAST"
 
     def append(self, hidden: Tensor) -> None:
-        """Take in the hidden states [n, hidden] of the next n tokens (with LAST: of the last)."""
+        """Add the hidden states [n, hidden] of the next n tokens (with LAST: of the last)."""
         if self.params.by_token:
             self._hidden_states.append(hidden)
         elif self.pooling_type == "MEAN":
-            # In float64: the sum must not depend on how the prompt was cut.
+            # In float64, so that the sum doesn't depend on the chunks of the prompt.
             total = hidden.sum(dim=0, dtype=torch.float64)
             self._hidden_states = [self._hidden_states[0] + total if self._hidden_states else total]
         elif self.pooling_type == "LAST":
@@ -73,9 +71,9 @@ class PoolingInputs:
     """One step's inputs.
 
     Attributes:
-        batch: tokens and places.
-        states: what is kept of each of the plan's sequences.
-        every_token: hidden states of all tokens are wanted, not of the last ones alone.
+        batch: the inputs of the model.
+        states: pooling states of the plan's sequences.
+        every_token: the hidden states of all tokens are needed, not only of the last ones.
     """
 
     batch: StepInputs
@@ -94,7 +92,7 @@ class Staging(Protocol):
 
 
 class PoolingRunner:
-    """Holds the model, the running batch and what pooling keeps of prompts that come in chunks."""
+    """Holds the model, the running batch and the pooling states."""
 
     def __init__(
         self,
@@ -103,7 +101,7 @@ class PoolingRunner:
         pooler: Pooler,
         stage: Callable[[Tensor, AttentionMetadata], Staging] | None = None,
     ) -> None:
-        """`stage` moves a step's inputs to the model's device; None: they are there."""
+        """`stage` moves a step's inputs to the model's device; None: the host."""
         self.model, self.batch, self.pooler = model, batch, pooler
         self._stage = stage
         self._states: dict[int, PoolingState] = {}
@@ -115,11 +113,16 @@ class PoolingRunner:
     def prepare(self, plan: StepPlan) -> PoolingInputs | None:
         """The step's inputs. None: no sequence.
 
-        The batch takes over the plan's changes here, so a step that fails later can be taken back
-        by removing its sequences.
+        The plan's changes are applied to the batch here, so a step that fails later is undone by
+        removing its sequences.
         """
         self.batch.apply_plan(plan)
-        self._take(plan)
+        for seq_id in plan.removed:
+            self._states.pop(seq_id, None)
+        for sequence in plan.new:  # also those that return after a preemption: they start anew
+            self._states[sequence.seq_id] = PoolingState(
+                sequence.pooling or PoolingParams(), self.pooler.settings.pooling_type
+            )
         if not plan.seq_ids:
             return None
         states = [self._states[seq_id] for seq_id in plan.seq_ids]
@@ -131,7 +134,7 @@ class PoolingRunner:
 
     @torch.inference_mode()
     def run(self, plan: StepPlan, inputs: PoolingInputs | None) -> StepResult:
-        """Run a prepared step, after the one before; may be called in another thread.
+        """Run a prepared step after the previous one. May be called in another thread.
 
         `StepResult.pooled` holds the sequences whose prompts the step completed.
         """
@@ -154,23 +157,13 @@ class PoolingRunner:
         return result
 
     def launch(self, plan: StepPlan, inputs: PoolingInputs | None) -> CompletedStep:
-        """See `Runner`."""
         return CompletedStep(self.run(plan, inputs))
 
     def reset(self) -> None:
-        """See `Runner`: no step is under way once one has failed."""
-
-    def _take(self, plan: StepPlan) -> None:
-        """Forget who left; begin anew with who came (or comes again after a preemption)."""
-        for seq_id in plan.removed:
-            self._states.pop(seq_id, None)
-        kind = self.pooler.settings.pooling_type
-        for sequence in plan.new:
-            params = sequence.pooling or PoolingParams()
-            self._states[sequence.seq_id] = PoolingState(params, kind)
+        """Do nothing: no step is in flight after one has failed."""
 
     def _forward(self, inputs: PoolingInputs, starts: list[int]) -> Tensor:
-        """[num_rows, hidden] for the rows that are wanted."""
+        """Hidden states [num_rows, hidden] of the requested rows."""
         token_ids, context = self.batch.token_ids(inputs.batch), inputs.batch.context
         lengths = context.query_start_loc
         if self._stage is not None:
@@ -184,7 +177,7 @@ class PoolingRunner:
         return self.model.forward(token_ids, context)
 
     def _finish(self, seq_id: int, state: PoolingState, result: StepResult) -> None:
-        # What is left is small, and so are the layers that come after: they are on the host.
+        # Heads run on the host: pooled states and their layers are small.
         head = self.batch.adapters.classifier(self.batch.row_of.get(seq_id, -1))
         output = self.pooler(state.result().cpu(), state.params, head)
         if not bool(torch.isfinite(output).all()):

@@ -1,8 +1,6 @@
-"""Rows whose drafts a step checks: where what belongs to them stands, and what they get."""
+"""Between a step and the sampler: grammar bitmasks go in, tokens, drafts and scores come out."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 import numpy as np
 
@@ -11,109 +9,49 @@ from engine.sampling.token_bitmask import TokenBitmask
 from engine.scheduler.plan import StepPlan, StepResult
 from engine.worker.input_batch import InputBatch
 from engine.worker.interface import BitmaskInbox
-from engine.worker.step_inputs import DraftedRow, SampledRows
-
-
-def _settle(batch: InputBatch, drafted: DraftedRow, token_ids: list[int]) -> None:
-    """A row has got these tokens: its own, which `InputBatch.append_sampled` took over, and one
-    behind each
-    draft that held.
-    """
-    row, more = drafted.row, token_ids[1:]
-    known = batch.num_tokens[row]
-    batch.tokens[row, known : known + len(more)] = more
-    batch.num_tokens[row] += len(more)
-    batch.num_computed[row] -= len(drafted.drafts) - len(more)
-    batch.state(row).output_token_ids += more
+from engine.worker.step_inputs import SampledRows
 
 
 def draft_by_logits_row(sampled: SampledRows) -> dict[int, int]:
-    """Row of the logits -> the draft that stands where its token goes."""
-    found: dict[int, int] = {}
+    """Row of the logits -> the draft that is checked against the token of that row."""
+    drafts: dict[int, int] = {}
     if sampled.drafted:
         row_of = {index: row for row, index in enumerate(sampled.sampled)}
-        for each in sampled.drafted:
-            rows = [row_of[each.index], *range(each.first, each.first + len(each.drafts) - 1)]
-            found |= zip(rows, each.drafts, strict=True)
-    return found
-
-
-def bitmask_rows_after_drafts(
-    sampled: SampledRows, plan: StepPlan, masked: list[int], row_of: Mapping[int, int]
-) -> list[tuple[int, int]]:
-    """(row of the logits, row of the masks) behind drafts; `masked`: the sequence of each row of
-    the masks, `row_of`: the first row of each sequence.
-    """
-    found = []
-    for drafted in sampled.drafted:
-        seq_id = plan.seq_ids[drafted.index]
-        own = row_of.get(seq_id)
-        if own is not None:
-            behind = range(masked.count(seq_id) - 1)
-            found += [(drafted.first + at, own + 1 + at) for at in behind]
-    return found
-
-
-def append_accepted(
-    batch: InputBatch,
-    sampled: SampledRows,
-    drawn: list[int],
-    output: SamplerOutput,
-    result: StepResult,
-) -> None:
-    """Give rows with drafts, whose own tokens are in `result`, what they get beyond these; `drawn`:
-    a token for each row of the logits.
-    """
-    for drafted in sampled.drafted:
-        token_ids = result.token_ids[drafted.index]
-        token_ids += accepted_after(drafted.drafts, token_ids, drawn[drafted.first :])
-        _settle(batch, drafted, token_ids)
-        scored = result.logprobs and result.logprobs[drafted.index]
-        if scored:
-            more = output.logprobs[drafted.first : drafted.first + len(token_ids) - 1]
-            scored += [each for each in more if each is not None]
-
-
-def accepted_after(drafts: list[int], sampled: list[int], behind: list[int]) -> list[int]:
-    """The tokens that a row gets beyond its own.
-
-    Args:
-        drafts: in order.
-        sampled: the row's own token; nothing where none could be chosen.
-        behind: what the target draws behind each draft; negative where nothing can be chosen.
-
-    Those behind the drafts that held: a draft holds if it is what was drawn in its place.
-    """
-    found: list[int] = []
-    for drawn, draft, token_id in zip([*sampled, *behind], drafts, behind, strict=False):
-        if not sampled or drawn != draft or token_id < 0:
-            break
-        found.append(token_id)
-    return found
-
-
-# -- Between a step and the sampler: grammar masks go in, tokens and scores come out.
+        for drafted in sampled.drafted:
+            following = range(drafted.first, drafted.first + len(drafted.drafts) - 1)
+            drafts |= zip([row_of[drafted.index], *following], drafted.drafts, strict=True)
+    return drafts
 
 
 def bitmask_rows(plan: StepPlan, sampled: SampledRows, masks: BitmaskInbox) -> TokenBitmask | None:
-    """The step's grammar masks, in the order of the logits; waits until they are there."""
+    """The step's grammar bitmasks in the order of the logits; waits for them."""
     if not plan.awaits_bitmask:
         return None
     output = masks.wait(plan.step)
     if not output.seq_ids:
         return None
-    row_of: dict[int, int] = {}
-    for at, seq_id in enumerate(output.seq_ids):
-        row_of.setdefault(seq_id, at)
-    seq_ids = [plan.seq_ids[index] for index in sampled.sampled]
-    places = [(row, row_of[seq]) for row, seq in enumerate(seq_ids) if seq in row_of]
-    places += bitmask_rows_after_drafts(sampled, plan, output.seq_ids, row_of)
+    first_row: dict[int, int] = {}
+    for mask_row, seq_id in enumerate(output.seq_ids):
+        first_row.setdefault(seq_id, mask_row)
+    #: (row of the logits, row of the bitmasks)
+    pairs = [
+        (row, first_row[plan.seq_ids[index]])
+        for row, index in enumerate(sampled.sampled)
+        if plan.seq_ids[index] in first_row
+    ]
+    for drafted in sampled.drafted:
+        seq_id = plan.seq_ids[drafted.index]
+        if seq_id in first_row:
+            pairs += [
+                (drafted.first + offset, first_row[seq_id] + 1 + offset)
+                for offset in range(output.seq_ids.count(seq_id) - 1)
+            ]
     bits = np.frombuffer(output.bits, dtype="<i4").reshape(len(output.seq_ids), -1)
-    only_eos = set(output.eos_only_sequences)
+    eos_only = set(output.eos_only_sequences)
     return TokenBitmask(
-        rows=[row for row, _ in places],
-        bits=bits[[at for _, at in places]],
-        eos_only=[n for n, (_, at) in enumerate(places) if at in only_eos],
+        rows=[row for row, _ in pairs],
+        bits=bits[[mask_row for _, mask_row in pairs]],
+        eos_only=[n for n, (_, mask_row) in enumerate(pairs) if mask_row in eos_only],
     )
 
 
@@ -124,23 +62,66 @@ def collect_outputs(
     output: SamplerOutput,
     result: StepResult,
 ) -> None:
-    """Take over what was sampled, into the batch and into the step's result."""
+    """Write what was sampled to the batch and to the step's result."""
     seq_ids = [plan.seq_ids[index] for index in sampled.sampled]
-    drawn = output.token_ids.tolist()
-    token_ids = drawn[: len(seq_ids)]
-    for at, candidates in output.candidates.items():
-        token_ids[at] = -1
-        result.candidates[seq_ids[at]] = candidates
+    token_by_logits_row = output.token_ids.tolist()
+    token_ids = token_by_logits_row[: len(seq_ids)]
+    for row, candidates in output.candidates.items():
+        token_ids[row] = -1
+        result.candidates[seq_ids[row]] = candidates
     batch.append_sampled(sampled, token_ids)
     for index, token_id in zip(sampled.sampled, token_ids, strict=True):
         if token_id >= 0:
             result.token_ids[index].append(token_id)
-    # What goes wrong behind a draft goes wrong again once its row comes there.
-    errors = {seq_ids[at]: why for at, why in output.errors.items() if at < len(seq_ids)}
-    result.errors.update(errors)
+    # An error after a draft occurs again once its row is sampled without drafts.
+    result.errors.update(
+        {seq_ids[row]: error for row, error in output.errors.items() if row < len(seq_ids)}
+    )
     if any(output.logprobs):
         if result.logprobs is None:
             result.logprobs = [None] * len(plan.seq_ids)
         for index, scores in zip(sampled.sampled, output.logprobs, strict=False):
             result.logprobs[index] = None if scores is None else [scores]
-    append_accepted(batch, sampled, drawn, output, result)
+    append_accepted(batch, sampled, token_by_logits_row, output, result)
+
+
+def append_accepted(
+    batch: InputBatch,
+    sampled: SampledRows,
+    token_by_logits_row: list[int],
+    output: SamplerOutput,
+    result: StepResult,
+) -> None:
+    """Add the tokens after accepted drafts to rows whose first tokens are in `result`."""
+    for drafted in sampled.drafted:
+        token_ids = result.token_ids[drafted.index]
+        accepted = accepted_after(drafted.drafts, token_ids, token_by_logits_row[drafted.first :])
+        token_ids += accepted
+        # `InputBatch.append_sampled` has written the row's first token.
+        row, start = drafted.row, batch.num_tokens[drafted.row]
+        batch.tokens[row, start : start + len(accepted)] = accepted
+        batch.num_tokens[row] += len(accepted)
+        batch.num_computed[row] -= len(drafted.drafts) - len(accepted)
+        batch.state(row).output_token_ids += accepted
+        scores = result.logprobs and result.logprobs[drafted.index]
+        if scores:
+            following = output.logprobs[drafted.first : drafted.first + len(accepted)]
+            scores += [score for score in following if score is not None]
+
+
+def accepted_after(drafts: list[int], sampled: list[int], following: list[int]) -> list[int]:
+    """The tokens that a row gets after its first one.
+
+    A draft is accepted if the target drew it, and brings the token that the target drew after it.
+
+    Args:
+        drafts: in order.
+        sampled: the row's first token; [] where none could be chosen.
+        following: the token that the target draws after each draft; negative where it can't.
+    """
+    accepted: list[int] = []
+    for drawn, draft, token_id in zip([*sampled, *following], drafts, following, strict=False):
+        if not sampled or drawn != draft or token_id < 0:
+            break
+        accepted.append(token_id)
+    return accepted

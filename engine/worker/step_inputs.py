@@ -1,4 +1,4 @@
-"""`RowAdapters`: which adapter each row of the running batch goes through."""
+"""A step's inputs, and the adapters of the running batch's rows."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from engine.models.lora import NO_ADAPTERS, AdapterWeights, StepAdapters
 from engine.sampling.request_state import RequestSamplingState
 from kernels.lora import TableSegment
 
-# -- What step_inputs.py takes from engine.worker.sampling_io.
-
 
 @dataclass(slots=True, frozen=True)
 class DraftedRow:
@@ -25,7 +23,7 @@ class DraftedRow:
         index: of its sequence in the plan.
         row: in the batch.
         drafts: in order.
-        first: where the logits behind its first draft stand; those behind the others follow.
+        first: row of the logits after its first draft; those after the others follow.
     """
 
     index: int
@@ -34,10 +32,7 @@ class DraftedRow:
     first: int
 
 
-# -- What step_inputs.py takes from engine.worker.input_batch.
-
-
-#: (index into the plan, its state, first prompt position, count) of wanted prompt logprobs.
+#: (index into the plan, its state, first prompt position, count) of requested prompt logprobs.
 PromptRow = tuple[int, RequestSamplingState, int, int]
 
 
@@ -47,8 +42,8 @@ class SampledRows:
 
     Attributes:
         sampled: indices into the plan's sequences that have caught up, in the logits' order.
-        states: theirs, for the sampler; behind them one for each draft of `drafted`, as the
-            sequence is if that one and those before it hold.
+        states: their sampling states, followed by one for each draft of `drafted`: the sequence's
+            state if that draft and those before it are accepted.
         target_index: (rows, positions), int64 [len(sampled)] each: where their new tokens go.
         drafted: rows that may get more than one.
     """
@@ -63,15 +58,15 @@ class SampledRows:
 class StepInputs(SampledRows):
     """One step's inputs and which sequences get a token from it.
 
-    Everything but the token ids is known before the step before has run.
+    Everything but the token ids is known before the previous step has run.
 
     Attributes:
         token_index: (rows, positions), int64 [num_tokens] each: where `InputBatch.tokens` holds the
             step's token ids.
         context: the batch for attention; its `logits_rows` are the tokens to sample from, in the
-            order of `sampled`, followed by those of `prompt_logprob_rows`.
+            order of `sampled`, followed by those after drafts and of `prompt_logprob_rows`.
         prompt_logprob_rows: the prompt positions to score.
-        occupied_rows: all rows that have a sequence, for models that keep a state of each.
+        occupied_rows: all rows that have a sequence, for models with a state for each.
     """
 
     token_index: tuple[np.ndarray, np.ndarray]
@@ -81,29 +76,29 @@ class StepInputs(SampledRows):
 
 
 class RowAdapters:
-    """Most rows go through none."""
+    """The adapter of each row of the running batch; most rows have none."""
 
     def __init__(self, loaded: Mapping[str, AdapterWeights] | None = None) -> None:
-        """`loaded`: those that plans name by digest; None: they name none."""
+        """`loaded`: adapters by digest."""
         self._loaded = {} if loaded is None else loaded
         self._by_row: dict[int, AdapterWeights] = {}
 
     def set(self, row: int, digest: str) -> None:
-        """A sequence came; "": it goes through none."""
+        """Set the adapter of a new sequence's row; "": none."""
         if digest:
             self._by_row[row] = self._loaded[digest]
 
     def clear(self, row: int) -> None:
-        """The row's sequence has left."""
+        """Remove the adapter of a row whose sequence has left."""
         self._by_row.pop(row, None)
 
     def vocab_size(self, row: int) -> int:
-        """Tokens that a row may hold, where its adapter brings some; 0: the model's."""
+        """Vocabulary size of a row whose adapter adds tokens; 0: the model's vocabulary."""
         adapter = self._by_row.get(row)
         return 0 if adapter is None else adapter.vocab_size
 
     def classifier(self, row: int) -> Callable[[Tensor], Tensor] | None:
-        """A pooling model's head of a row in the place of the model's own; None: that one."""
+        """The classification head that a row's adapter brings; None: the model's."""
         adapter = self._by_row.get(row)
         return None if adapter is None else adapter.classifier
 
@@ -111,26 +106,27 @@ class RowAdapters:
         """The adapters of tokens that belong to the rows `owner`."""
         if not self._by_row:
             return NO_ADAPTERS
-        places: dict[str, int] = {}
+        index_of: dict[str, int] = {}
         adapters: list[AdapterWeights] = []
         rows, of_token = np.unique(owner, return_inverse=True)
         group = np.full(len(rows), -1)
-        for at, row in enumerate(rows.tolist()):
+        for position, row in enumerate(rows.tolist()):
             if (adapter := self._by_row.get(row)) is not None:
-                if adapter.digest not in places:
-                    places[adapter.digest] = len(adapters)
+                if adapter.digest not in index_of:
+                    index_of[adapter.digest] = len(adapters)
                     adapters.append(adapter)
-                group[at] = places[adapter.digest]
-        of_token = group[of_token]
-        found = [
-            (adapter, torch.from_numpy(np.flatnonzero(of_token == at)))
-            for at, adapter in enumerate(adapters)
-        ]
-        return StepAdapters(found)
+                group[position] = index_of[adapter.digest]
+        group_of_token = group[of_token]
+        return StepAdapters(
+            [
+                (adapter, torch.from_numpy(np.flatnonzero(group_of_token == index)))
+                for index, adapter in enumerate(adapters)
+            ]
+        )
 
     def for_compiled_step(self, rows: np.ndarray) -> list[TableSegment] | None:
-        """What takes the rows' tokens, one each, through whole steps in one call, by their places;
-        None: one of their adapters can't be run so.
+        """The adapters of rows that decode one token each, for a compiled step; None: a compiled
+        step can't run one of them.
         """
         adapters = self.for_tokens(rows)
         if not all(adapter.is_compiled for adapter, _ in adapters.groups):

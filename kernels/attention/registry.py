@@ -14,9 +14,6 @@ from torch import Tensor
 
 from kernels.attention_args import AttentionArgs, MlaArgs
 
-# -- What a backend states of itself, and what a model asks of one.
-
-
 Forward = Callable[[AttentionArgs], Tensor]
 """`KernelSet.paged_attention`."""
 LatentForward = Callable[[MlaArgs], Tensor]

@@ -23,9 +23,6 @@ from pathlib import Path
 from kernels.cpu.features import Variant, candidates
 from kernels.errors import CpuKernelsUnavailable, KernelsUnavailable, VariantUnavailable
 
-# -- Folders that builds work in, and what killed ones left.
-
-
 PREFIX = "build-"
 STALE_S = 3600.0
 """A folder that nobody holds and nothing was written to for so long is left over."""

@@ -67,7 +67,6 @@ class CpuDecoder(CompiledDecoder):
         adapters: Sequence[TableSegment] = (),
         inputs: AuxStateBuffer | None = None,
     ) -> Tensor:
-        """See `CompiledDecoder.__call__`."""
         tokens, sequences = hidden.shape[0], block_tables.shape[0]
         check_dense("hidden", hidden, (tokens, self.hidden_size), torch.float32)
         check_dense("positions", positions, (tokens,), torch.int64)
@@ -101,14 +100,12 @@ class CpuDecoder(CompiledDecoder):
         return out
 
     def lora_table(self, layers: LayerLoras) -> LoraTable | None:
-        """See `CompiledDecoder.lora_table`."""
         known = all(layer.keys() <= sizes.keys() for layer, sizes in zip(layers, self._sizes))
         return CpuLoraTable(layers, self._sizes) if known else None
 
     def compile_step(
         self, ends: EmbeddingAndHead, tables: BatchTables, taps: Sequence[int] = ()
     ) -> CompiledStep:
-        """See `CompiledDecoder.compile_step`."""
         numbers = layer_indices(taps, len(self._sizes))
         decoder = self._handle, self
         return CpuStep(self._library, decoder, self.hidden_size, ends, tables, numbers)

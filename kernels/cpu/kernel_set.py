@@ -21,16 +21,9 @@ from kernels.cpu.library import (
     Library,
     address,
     check,
-    check_caches,
-    check_logits,
     check_norms,
-    check_rotary,
     check_scales,
-    check_vector,
-    describe,
-    norm_width,
     per_head,
-    token_stride,
 )
 from kernels.cpu.linear import (
     CODINGS,
@@ -60,6 +53,15 @@ from kernels.interface import (
 from kernels.linear_factory import CodeFormat, CodeRows
 from kernels.logit_edits import TopLogprobs
 from kernels.lora import LoraLayout, LoraSegment, LoraTemplate, LoraWeights, PackedLora
+from kernels.tensors import (
+    check_caches,
+    check_logits,
+    check_rotary,
+    check_vector,
+    describe,
+    norm_width,
+    token_stride,
+)
 
 GELU = {"none": 1, "tanh": 2}
 
@@ -92,7 +94,6 @@ class CpuKernels(KernelSet):
     def use_threads(
         self, count: int, cpus: Sequence[int] | None = None, *, spread: bool = True
     ) -> None:
-        """See `KernelSet.use_threads`."""
         use_threads(count)
         if cpus is not None:
             bind_threads(self._library, cpus)
@@ -100,19 +101,15 @@ class CpuKernels(KernelSet):
             leave_threads(self._library)
 
     def num_threads(self) -> int:
-        """See `KernelSet.num_threads`."""
         return num_threads()
 
     def pack_lora(self, lora: LoraWeights) -> PackedLora:
-        """See `KernelSet.pack_lora`."""
         return CpuLora(self._library, lora)
 
     def lora_template(self, plans: Sequence[LoraLayout], dtype: torch.dtype) -> LoraTemplate | None:
-        """See `KernelSet.lora_template`."""
         return CpuLoraTemplate(self._library, plans, dtype)
 
     def add_lora(self, y: Tensor, x: Tensor, uses: Sequence[LoraSegment]) -> None:
-        """See `KernelSet.add_lora`."""
         add_lora(self._library, y, x, uses)
 
     def PackedLinear(
@@ -124,7 +121,6 @@ class CpuKernels(KernelSet):
         group_size: int | None = None,
         round_inputs: bool = False,
     ) -> LinearLayer:
-        """See `KernelSet.PackedLinear`."""
         return packed_linear(self._library, weight, bias, quantization, group_size, round_inputs)
 
     def IntegerLinear(
@@ -137,7 +133,6 @@ class CpuKernels(KernelSet):
         bits: int,
         zeros: Tensor | None = None,
     ) -> LinearLayer:
-        """See `KernelSet.IntegerLinear`."""
         whole = IntegerRows(values, scales, minima, zeros)
         return integer_linear(self._library, whole, bias, bits)
 
@@ -152,7 +147,6 @@ class CpuKernels(KernelSet):
         group_size: int | None = None,
         round_inputs: bool = False,
     ) -> LinearLayer:
-        """See `KernelSet.StreamedLinear`."""
         return streamed_linear(
             self._library, shape, pieces, bias, dtype, quantization, group_size, round_inputs
         )
@@ -169,7 +163,6 @@ class CpuKernels(KernelSet):
         with_zeros: bool = False,
         order: Tensor | None = None,
     ) -> LinearLayer:
-        """See `KernelSet.StreamedIntegerLinear`."""
         return streamed_integer_linear(
             self._library, shape, pieces, bias, bits, group_size, with_minima, with_zeros, order
         )
@@ -182,35 +175,28 @@ class CpuKernels(KernelSet):
         *,
         coding: CodeFormat,
     ) -> LinearLayer:
-        """See `KernelSet.StreamedCodedLinear`."""
         return streamed_coded_linear(self._library, shape, pieces, bias, coding)
 
     def head_linears(self, layers: Sequence[LinearLayer]) -> CpuHeadLinears:
-        """See `KernelSet.head_linears`."""
         return CpuHeadLinears(self._library, layers)
 
     def compile_experts(self, experts: ExpertLayers) -> CpuExperts:
-        """See `KernelSet.compile_experts`."""
         return CpuExperts(self._library, experts)
 
     def compile_decoder(
         self, shape: DecoderShape, layers: list[DecoderLayerWeights], final_norm: NormWeights
     ) -> CompiledDecoder:
-        """See `KernelSet.compile_decoder`."""
         return CpuDecoder(self._library, shape, layers, final_norm)
 
     def new_kv_cache(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """See `KernelSet.new_kv_cache`."""
         return lazy_zeros(shape, dtype)
 
     def map_pages(self, cache: Tensor) -> None:
-        """See `KernelSet.map_pages`."""
         if not cache.is_contiguous():
             raise ValueError(f"the cache must be contiguous, got {describe(cache)}")
         self._library.map_pages(cache.data_ptr(), cache.nbytes)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """See `KernelSet.rms_norm`."""
         if not x.is_contiguous():
             x = x.contiguous()
         out = torch.empty_like(x)
@@ -224,7 +210,6 @@ class CpuKernels(KernelSet):
         return out
 
     def fused_add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """See `KernelSet.fused_add_rms_norm`."""
         if x.shape != residual.shape or x.dtype != residual.dtype:
             raise ValueError(f"x {describe(x)} and residual {describe(residual)} differ")
         if not residual.is_contiguous():
@@ -244,21 +229,17 @@ class CpuKernels(KernelSet):
     def causal_conv(
         self, x: Tensor, states: Tensor, weight: Tensor, bias: Tensor | None, of: StateRows
     ) -> Tensor:
-        """See `KernelSet.causal_conv`."""
         return causal_conv(self._library, x, states, weight, bias, of)
 
     def linear_scan(
         self, inputs: ScanInputs, weights: ScanWeights, states: Tensor, of: StateRows
     ) -> Tensor:
-        """See `KernelSet.linear_scan`."""
         return linear_scan(self._library, inputs, weights, states, of)
 
     def silu_and_mul(self, x: Tensor) -> Tensor:
-        """See `KernelSet.silu_and_mul`."""
         return self._gate(x, 0)
 
     def gelu_and_mul(self, x: Tensor, approximate: str = "none") -> Tensor:
-        """See `KernelSet.gelu_and_mul`."""
         if approximate not in GELU:
             raise ValueError(f'approximate must be "none" or "tanh", got {approximate!r}')
         return self._gate(x, GELU[approximate])
@@ -294,7 +275,6 @@ class CpuKernels(KernelSet):
         key_scales: Tensor | None = None,
         value_scales: Tensor | None = None,
     ) -> None:
-        """See `KernelSet.rope_and_cache`."""
         tokens, q_heads, size = q.shape
         blocks, kv_heads, block_size, _ = check_caches(key_cache, value_cache, size)
         scales = check_scales(key_cache, key_scales, value_scales)
@@ -342,7 +322,6 @@ class CpuKernels(KernelSet):
             check(status)
 
     def paged_attention(self, args: AttentionArgs) -> Tensor:
-        """See `KernelSet.paged_attention`."""
         q, key_cache, tables, out = args.q, args.key_cache, args.block_tables, args.out
         tokens, q_heads, size = q.shape
         blocks, kv_heads, block_size, _ = check_caches(key_cache, args.value_cache, size)
@@ -392,7 +371,6 @@ class CpuKernels(KernelSet):
         return out
 
     def argmax(self, logits: Tensor) -> Tensor:
-        """See `KernelSet.argmax`."""
         rows, vocab = check_logits(logits)
         out = torch.empty(rows, dtype=torch.int64)
         status = self._argmax(out.data_ptr(), logits.data_ptr(), rows, vocab, num_threads())
@@ -409,7 +387,6 @@ class CpuKernels(KernelSet):
         min_p: Tensor,
         uniforms: Tensor,
     ) -> Tensor:
-        """See `KernelSet.sample`."""
         rows, vocab = check_logits(logits)
         check_vector("temperature", temperature, rows, torch.float32)
         check_vector("top_k", top_k, rows, torch.int64)
@@ -427,7 +404,6 @@ class CpuKernels(KernelSet):
         return out
 
     def top_logprobs(self, logits: Tensor, tokens: Tensor, k: int) -> TopLogprobs:
-        """See `KernelSet.top_logprobs`."""
         rows, vocab = check_logits(logits)
         check_vector("tokens", tokens, rows, torch.int64)
         if not 0 <= k <= vocab:

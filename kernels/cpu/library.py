@@ -13,15 +13,7 @@ from torch import Tensor
 
 from kernels.cpu.abi import check_structs
 from kernels.errors import CpuKernelsUnavailable
-from kernels.tensors import (
-    check_caches,
-    check_logits,
-    check_rotary,
-    check_vector,
-    describe,
-    norm_width,
-    token_stride,
-)
+from kernels.tensors import check_vector, describe
 
 P, N, L, F = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
 
@@ -82,13 +74,13 @@ OTHERS: dict[str, tuple[list[Any], Any]] = {
 """Other functions."""
 
 WRONG = {
-    1: "dtypes that go together neither here nor anywhere",
+    1: "the dtypes don't go together",
     2: "a position lies outside of cos_sin",
     3: "a slot lies outside of the KV cache",
     4: "block_tables names a block outside of the KV cache",
     5: "query_start_loc, seq_lens and block_tables contradict each other",
-    7: "a row that is wanted isn't there",
-    8: "pieces of a weight must be whole panels of its format",
+    7: "a requested row doesn't exist",
+    8: "row slices of a weight must be whole panels of its format",
 }
 NO_MEMORY = 6
 
@@ -139,9 +131,6 @@ def check(status: int) -> None:
     raise ValueError(WRONG[status])
 
 
-# -- What must hold of tensors before their addresses go to C++, beside `kernels.tensors`.
-
-
 def address(x: Tensor | None) -> int | None:
     """Where a tensor's values begin."""
     return None if x is None else x.data_ptr()
@@ -183,18 +172,3 @@ def check_dense(name: str, x: Tensor, shape: tuple[int, ...], dtype: torch.dtype
     if x.shape != shape or x.dtype != dtype or not x.is_contiguous():
         wanted = f"{list(shape)} {str(dtype).removeprefix('torch.')}"
         raise ValueError(f"{name} {list(x.shape)} {x.dtype} must be contiguous {wanted}")
-
-
-__all__ = [
-    "address",
-    "check_caches",
-    "check_logits",
-    "check_norms",
-    "check_rotary",
-    "check_scales",
-    "check_vector",
-    "describe",
-    "norm_width",
-    "per_head",
-    "token_stride",
-]

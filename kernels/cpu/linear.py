@@ -48,7 +48,6 @@ class CpuLinear(LinearLayer):
         weakref.finalize(self, library.free_packed, handle).atexit = False
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """See `LinearLayer.__call__`."""
         rows, width = x.shape
         stride, dense = x.stride()
         if width != self.in_features or (dense != 1 and width > 1):
@@ -70,7 +69,6 @@ class CpuLinear(LinearLayer):
         return out
 
     def rows(self, ids: Tensor) -> Tensor:
-        """See `LinearLayer.rows`."""
         if ids.dim() != 1 or ids.dtype != torch.int64 or not ids.is_contiguous():
             raise ValueError("ids must be contiguous int64 [T]")
         out = torch.empty((len(ids), self.in_features))

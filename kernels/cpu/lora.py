@@ -192,9 +192,6 @@ class LoraSegments:
             each.layers, each.rows, each.count = table.address, rows.data_ptr(), len(rows)
 
 
-# -- Adapters of one layout, packed for the CPU's kernels without looking at each tensor.
-
-
 #: Numbers to which what is packed is aligned: 64 bytes at least.
 _ALIGNED = 32
 
@@ -285,7 +282,6 @@ class CpuLoraTemplate(LoraTemplate):
         self._size += -(-count // _ALIGNED) * _ALIGNED
 
     def fill(self, values: Tensor) -> list[PackedLora] | None:
-        """See `LoraTemplate.fill`."""
         if values.dtype != self._dtype or not values.is_contiguous():
             raise ValueError(f"values {values.dtype} must be dense numbers of {self._dtype}")
         if values.numel() < self._least:

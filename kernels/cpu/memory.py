@@ -13,9 +13,6 @@ from torch import Tensor
 
 from kernels.cpu.library import Library
 
-# -- How many threads the compiled kernels use.
-
-
 _count: int | None = None
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.abi import Activation, Experts
-from kernels.cpu.library import DTYPES, Library, address, check, describe
+from kernels.cpu.library import DTYPES, Library, address, check
 from kernels.cpu.linear import CpuLinear
 from kernels.cpu.lora import CpuLoraTable, LoraSegments
 from kernels.cpu.memory import num_threads
@@ -17,8 +17,7 @@ from kernels.interface import ActivationSpec, ExpertLayers, MixtureOfExperts
 from kernels.layers import LinearLayer, PerHeadLinear
 from kernels.lora import ExpertUse
 from kernels.moe import bytes_read, check_experts
-
-# -- `PerHeadLinear` of the CPU: all heads in one call.
+from kernels.tensors import describe
 
 
 class CpuHeadLinears(PerHeadLinear):
@@ -35,7 +34,6 @@ class CpuHeadLinears(PerHeadLinear):
         self._sizes = layers[0].in_features, layers[0].out_features
 
     def __call__(self, x: Tensor, out: Tensor) -> None:
-        """See `PerHeadLinear.__call__`."""
         rows, heads, (k, n) = len(x), len(self.layers), self._sizes
         if x.shape != (rows, heads, k) or out.shape != (rows, heads, n) or x.dtype != out.dtype:
             raise ValueError(
@@ -134,11 +132,9 @@ class CpuExperts(MixtureOfExperts):
         self.nbytes = bytes_read(experts)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """See `MixtureOfExperts.__call__`."""
         return self.forward_with_adapters(x, ())
 
     def forward_with_adapters(self, x: Tensor, uses: Sequence[ExpertUse]) -> Tensor:
-        """See `MixtureOfExperts.forward_with_adapters`."""
         if x.dim() != 2 or x.shape[1] != self.hidden_size or x.dtype != torch.float32:
             raise ValueError(f"x {list(x.shape)} {x.dtype} must be float32 [T, {self.hidden_size}]")
         x = x.contiguous()

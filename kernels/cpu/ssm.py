@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from kernels.cpu import abi as c
-from kernels.cpu.library import Library, address, check, check_dense, check_vector, describe
+from kernels.cpu.library import Library, address, check, check_dense
 from kernels.cpu.memory import num_threads
 from kernels.ssm import ScanInputs, ScanWeights, StateRows, check_conv, check_scan
+from kernels.tensors import check_vector, describe
 
 
 def causal_conv(

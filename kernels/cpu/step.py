@@ -25,8 +25,6 @@ from kernels.cpu.memory import num_threads
 from kernels.cpu.moe import handle_of
 from kernels.lora import TableSegment
 
-# -- `RowEdits` as C++ reads them: arrays, and a table of their addresses.
-
 
 class LogitEditArrays:
     """The edits of a step's rows. Keeps the arrays that they point to.
@@ -123,7 +121,6 @@ class CpuStep(CompiledStep):
         logits: Tensor | None = None,
         adapters: Sequence[TableSegment] = (),
     ) -> BoundStep:
-        """See `CompiledStep.bind`."""
         return CpuBoundStep(self, rows, choice, logits, LoraSegments(adapters))
 
 

@@ -30,13 +30,12 @@ class ReferenceKernels(KernelSet):
     def use_threads(
         self, count: int, cpus: Sequence[int] | None = None, *, spread: bool = True
     ) -> None:
-        """See `KernelSet.use_threads`; torch's threads stay where they are."""
+        """Set torch's number of threads; they aren't bound to CPUs."""
         if count < 1:
             raise ValueError(f"the number of threads must be at least 1, got {count}")
         torch.set_num_threads(count)
 
     def new_kv_cache(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """See `KernelSet.new_kv_cache`."""
         if self.device.type == "cpu":
             return lazy_zeros(shape, dtype)
         return torch.zeros(shape, dtype=dtype, device=self.device)
@@ -44,7 +43,7 @@ class ReferenceKernels(KernelSet):
     def PackedLinear(
         self, weight: torch.Tensor, bias: torch.Tensor | None = None, **options: Any
     ) -> ReferenceLinear:
-        """See `KernelSet.PackedLinear`; the weight goes to this set's device."""
+        """As `KernelSet.PackedLinear`; moves the weight to this set's device."""
         added = None if bias is None else bias.to(self.device)
         return ReferenceLinear(weight.to(self.device), added, **options)
 
@@ -58,7 +57,6 @@ class ReferenceKernels(KernelSet):
         bits: int,
         zeros: torch.Tensor | None = None,
     ) -> ReferenceLinear:
-        """See `KernelSet.IntegerLinear`."""
         layer = integer_linear(values, scales, minima, bias, bits=bits, zeros=zeros)
         return self.PackedLinear(layer.weight, layer.bias)
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# -- RMS norms.
-
 
 def wide(x: Tensor) -> Tensor:
     """`x` in the dtype that sums are done in: float32, or float64 for float64."""
@@ -24,9 +22,6 @@ def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) 
     """residual += x in place, then its norm."""
     residual += x
     return rms_norm(residual, weight, eps)
-
-
-# -- Gated activations.
 
 
 def silu_and_mul(x: Tensor) -> Tensor:

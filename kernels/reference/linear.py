@@ -8,8 +8,6 @@ from torch import Tensor
 from kernels.interface import LinearLayer
 from kernels.linear_factory import check_integer_weight, group_size_for
 
-# -- Rounding of weights to int8 and int4 grids in plain torch.
-
 
 def quantize(weight: Tensor, quantization: str, group: int) -> tuple[Tensor, Tensor]:
     """weight [N, K] -> integers int8 [N, groups * group] and scales float32 [N, groups].
@@ -91,7 +89,6 @@ class ReferenceLinear(LinearLayer):
         self.weight, self.bias = weight, bias
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """See `LinearLayer.__call__`."""
         weight, bias = self.weight, self.bias
         if weight.dtype != x.dtype:
             weight, bias = weight.float(), None if bias is None else bias.float()
@@ -101,12 +98,10 @@ class ReferenceLinear(LinearLayer):
         return result.to(x.dtype) if out is None else out.copy_(result)
 
     def tensors(self) -> dict[str, Tensor]:
-        """See `LinearLayer.tensors`."""
         held = {"weight": self.weight, "bias": self.bias}
         return {name: tensor for name, tensor in held.items() if tensor is not None}
 
     def rows(self, ids: Tensor) -> Tensor:
-        """See `LinearLayer.rows`."""
         if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self.out_features:
             raise ValueError("a row that is wanted isn't there")
         return self.weight[ids].float()

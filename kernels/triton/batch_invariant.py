@@ -87,7 +87,6 @@ class InvariantHeadLinears(BatchedHeadLinears):
     """All heads by the same kernel."""
 
     def __call__(self, x: Tensor, out: Tensor) -> None:
-        """See `PerHeadLinear.__call__`."""
         check_heads(x, out, self.weight)
         multiply(out, x, self.weight, None)
 
@@ -96,7 +95,6 @@ class InvariantLinear(TorchLinear):
     """A layer of floats by one kernel with one tile."""
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """See `LinearLayer.__call__`."""
         if x.dim() != 2 or x.shape[1] != self.in_features:
             raise ValueError(f"x {describe(x)} doesn't go with {self.in_features} columns")
         x = x if x.stride(1) == 1 else x.contiguous()
@@ -131,7 +129,6 @@ class InvariantTritonKernels(TritonKernels):
         group_size: int | None = None,
         round_inputs: bool = False,
     ) -> LinearLayer:
-        """See `KernelSet.PackedLinear`."""
         added = None if bias is None else bias.to(self.device)
         if quantization is not None:
             return self._quantised([weight], added, quantization, group_size)
@@ -156,7 +153,6 @@ class InvariantTritonKernels(TritonKernels):
         bits: int,
         zeros: Tensor | None = None,
     ) -> LinearLayer:
-        """See `KernelSet.IntegerLinear`."""
         return _pin_tile(
             super().IntegerLinear(values, scales, minima, bias, bits=bits, zeros=zeros)
         )
@@ -169,11 +165,9 @@ class InvariantTritonKernels(TritonKernels):
         *,
         coding: CodeFormat,
     ) -> LinearLayer:
-        """See `KernelSet.StreamedCodedLinear`."""
         return _pin_tile(super().StreamedCodedLinear(shape, pieces, bias, coding=coding))
 
     def head_linears(self, layers: Sequence[LinearLayer]) -> PerHeadLinear:
-        """See `KernelSet.head_linears`."""
         return InvariantHeadLinears(layers)
 
     paged_attention = staticmethod(partial(paged_attention, invariant=True))

@@ -10,9 +10,6 @@ from torch import Tensor
 from kernels.tensors import describe, norm_width
 from kernels.triton.launch import launch
 
-# -- Gated activations.
-
-
 KINDS = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
 COLUMNS = 1024
 

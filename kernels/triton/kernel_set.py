@@ -64,26 +64,25 @@ class TritonKernels(KernelSet):
 
     @property
     def compute_capability(self) -> int | None:  # type: ignore[override]
-        """See `KernelSet`; None under the interpreter."""
+        """As `KernelSet.compute_capability`; None under the interpreter."""
         if self.device.type != "cuda":
             return None
         major, minor = torch.cuda.get_device_capability(self.device)
         return major * 10 + minor
 
     def activation_dtype(self, weights: torch.dtype) -> torch.dtype:
-        """See `KernelSet.activation_dtype`: the weights' own."""
+        """The weights' dtype."""
         return weights
 
     def use_threads(
         self, count: int, cpus: Sequence[int] | None = None, *, spread: bool = True
     ) -> None:
-        """See `KernelSet.use_threads`; what runs on this set's CPU threads is torch alone."""
+        """Set torch's number of threads; nothing else runs on the CPU."""
         if count < 1:
             raise ValueError(f"the number of threads must be at least 1, got {count}")
         torch.set_num_threads(count)
 
     def new_kv_cache(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """See `KernelSet.new_kv_cache`."""
         return torch.zeros(shape, dtype=dtype, device=self.device)
 
     def PackedLinear(
@@ -95,7 +94,6 @@ class TritonKernels(KernelSet):
         group_size: int | None = None,
         round_inputs: bool = False,
     ) -> LinearLayer:
-        """See `KernelSet.PackedLinear`."""
         added = None if bias is None else bias.to(self.device)
         if quantization is not None:
             return self._quantised([weight], added, quantization, group_size)
@@ -112,7 +110,7 @@ class TritonKernels(KernelSet):
         group_size: int | None = None,
         round_inputs: bool = False,
     ) -> LinearLayer:
-        """See `KernelSet.StreamedLinear`; each piece is rounded on the device as it comes."""
+        """As `KernelSet.StreamedLinear`; quantizes each row slice on the device."""
         made: Iterable[Tensor] = (piece.to(self.device) for piece in pieces)
         if quantization is None:
             weight = concatenate_rows(shape, (piece.to(dtype) for piece in made))
@@ -148,7 +146,7 @@ class TritonKernels(KernelSet):
         bits: int,
         zeros: Tensor | None = None,
     ) -> LinearLayer:
-        """See `KernelSet.IntegerLinear`; zero points become minima, which are float16."""
+        """As `KernelSet.IntegerLinear`; zero points become float16 minima."""
         if bits == 8 and zeros is not None:
             raise ValueError("these kernels have no zero points of 8 bits")
         shape = check_integer_weight(values, scales, minima, bits, zeros)
@@ -169,7 +167,7 @@ class TritonKernels(KernelSet):
         with_zeros: bool = False,
         order: Tensor | None = None,
     ) -> LinearLayer:
-        """See `KernelSet.StreamedIntegerLinear`; x is sorted once before each product."""
+        """As `KernelSet.StreamedIntegerLinear`; x is sorted once before each product."""
         check_order(order, shape[1])
         layer = super().StreamedIntegerLinear(
             shape, pieces, bias, bits=bits, group_size=group_size, with_minima=with_minima,
@@ -180,7 +178,7 @@ class TritonKernels(KernelSet):
         return layer
 
     def keeps_code_format(self, coding: CodeFormat) -> bool:
-        """See `KernelSet.keeps_code_format`: e4m3, in groups that are whole blocks of a product."""
+        """Whether the codes are e4m3 in groups that are whole blocks of a product."""
         size = coding.group_size
         return coding.kind == "e4m3" and size >= 32 and size & (size - 1) == 0
 
@@ -192,7 +190,7 @@ class TritonKernels(KernelSet):
         *,
         coding: CodeFormat,
     ) -> LinearLayer:
-        """See `KernelSet.StreamedCodedLinear`; x is rounded to e4m3, as with "fp8"."""
+        """As `KernelSet.StreamedCodedLinear`; x is rounded to e4m3, as with "fp8"."""
         check_coding(coding)
         if not self.keeps_code_format(coding):
             return super().StreamedCodedLinear(shape, pieces, bias, coding=coding)
@@ -211,7 +209,7 @@ class TritonKernels(KernelSet):
         return coded_linear(whole, torch.cat(scales), added, coding.group_size)
 
     def compile_experts(self, experts: ExpertLayers) -> MixtureOfExperts:
-        """See `KernelSet.compile_experts`: those of one format in few bits run all at once."""
+        """Experts of one quantized format run in one call, others one after the other."""
         fused = grouped_experts(self, experts, self.expert_rows)
         return super().compile_experts(experts) if fused is None else fused
 
@@ -223,14 +221,12 @@ class TritonKernels(KernelSet):
         dtype: torch.dtype,
         experts: int = 0,
     ) -> LoraSlots:
-        """See `KernelSet.lora_slots`."""
         alike = self.batch_invariant
         return TritonLoraSlots(
             places, most, most_rank, dtype, self.device, alike=alike, experts=experts
         )
 
     def head_linears(self, layers: Sequence[LinearLayer]) -> PerHeadLinear:
-        """See `KernelSet.head_linears`."""
         return BatchedHeadLinears(layers)
 
     rms_norm = staticmethod(rms_norm)

@@ -17,7 +17,6 @@ class TorchLinear(ReferenceLinear):
     """`torch.nn.functional.linear` in x's dtype, without copies where weight and x agree."""
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """See `LinearLayer.__call__`."""
         if x.dtype != self.weight.dtype or out is not None:
             return super().__call__(x, out)
         bias = self.bias
@@ -26,13 +25,10 @@ class TorchLinear(ReferenceLinear):
         return torch.nn.functional.linear(x, self.weight, bias)
 
     def rows(self, ids: Tensor) -> Tensor:
-        """See `LinearLayer.rows`; that each is there can't be checked without waiting for a GPU."""
+        """As `LinearLayer.rows`, but unchecked: a check would wait for the GPU."""
         if ids.device.type == "cpu":
             return super().rows(ids)
         return self.weight[ids].float()
-
-
-# -- A linear layer for each head, as one product of a batch of matrices.
 
 
 class BatchedHeadLinears(PerHeadLinear):
@@ -54,12 +50,11 @@ class BatchedHeadLinears(PerHeadLinear):
             layer.weight = self.weight[head]
 
     def __call__(self, x: Tensor, out: Tensor) -> None:
-        """See `PerHeadLinear.__call__`; x and out are of the weights' dtype."""
+        """As `PerHeadLinear.__call__`; x and out have the weights' dtype."""
         check_heads(x, out, self.weight)
         torch.bmm(x.transpose(0, 1), self.weight.transpose(1, 2), out=out.transpose(0, 1))
 
     def tensors(self) -> dict[str, Tensor]:
-        """See `PerHeadLinear.tensors`."""
         return {"weight": self.weight}
 
 

@@ -10,9 +10,6 @@ from typing import NamedTuple
 
 from kernels.attention import GraphSupport
 
-# -- CUDA graph modes, and what becomes of one that the backend or the model can't do.
-
-
 log = logging.getLogger(__name__)
 
 

@@ -52,19 +52,16 @@ class CudaRecorder:
 
     @contextlib.contextmanager
     def session(self) -> Iterator[None]:
-        """See `GraphRecorder.session`."""
         torch.cuda.synchronize()
         with torch.cuda.stream(self._stream):
             yield
         torch.cuda.current_stream().wait_stream(self._stream)
 
     def begin(self) -> None:
-        """See `GraphRecorder.begin`."""
         self._graph = torch.cuda.CUDAGraph()
         self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
 
     def end(self) -> Replay:
-        """See `GraphRecorder.end`."""
         if self._graph is None:
             raise RuntimeError("No graph is being captured.")
         graph, self._graph = self._graph, None
@@ -162,11 +159,9 @@ class PiecewiseAttention:
         vars(ops)["paged_attention"], vars(ops)["mla_attention"] = self, self.latents
 
     def __call__(self, args: AttentionArgs) -> Tensor:
-        """See `KernelSet.paged_attention`."""
         return self._run(self.attention, args)
 
     def latents(self, args: MlaArgs) -> Tensor:
-        """See `KernelSet.mla_attention`."""
         if self.latent_attention is None:
             raise RuntimeError("There's no attention over latents to stand for.")
         return self._run(self.latent_attention, args)
@@ -223,9 +218,6 @@ class PiecewiseAttention:
                 self._steps = self._static = None
                 steps.append(self._recorder.end())
         return RecordedForward(steps, output)
-
-
-# -- `DeviceForward`: a model's forward pass on a GPU, by graph where there is one.
 
 
 log = logging.getLogger(__name__)

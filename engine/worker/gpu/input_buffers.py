@@ -19,8 +19,6 @@ from engine.worker.gpu.graph_dispatcher import BatchDescriptor
 from kernels.lora import LoraMapping, LoraSlots
 from kernels.tensors import to_device as send_one
 
-# -- `StaticLoraMapping`: which rows of a step go through which adapters, where graphs read it.
-
 
 class StaticLoraMapping:
     """Buffers at fixed addresses; none where the model's adapters have no slots."""
@@ -68,9 +66,6 @@ def slots_of(model: EngineModel) -> LoraSlots | None:
 
 def _parts(rows: LoraMapping) -> list[torch.Tensor]:
     return [rows.order, rows.owners, rows.count]
-
-
-# -- A step's inputs go to the device in one copy, and its results come back beside the next step.
 
 
 _ALIGN = 16

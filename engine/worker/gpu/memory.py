@@ -59,23 +59,19 @@ class CudaMeter:
         self._device = device
 
     def begin(self) -> None:
-        """See `MemoryMeter`."""
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self._device)
 
     def held(self) -> int:
-        """See `MemoryMeter`."""
         torch.cuda.synchronize(self._device)
         return torch.cuda.memory_reserved(self._device)
 
     def peak(self) -> int:
-        """See `MemoryMeter`."""
         torch.cuda.synchronize(self._device)
         return torch.cuda.max_memory_reserved(self._device)
 
     def device(self) -> tuple[int, int]:
-        """See `MemoryMeter`."""
         return torch.cuda.mem_get_info(self._device)
 
 

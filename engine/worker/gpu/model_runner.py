@@ -29,8 +29,6 @@ from engine.worker.sampling_io import bitmask_rows, collect_outputs
 from engine.worker.step_inputs import StepInputs
 from kernels.lora import LoraMapping, LoraSlots, SlotTable
 
-# -- Rows of logits that adapters change, on their way to the device.
-
 
 class LogitsLoraRows:
     """Of a step whose adapters change some of `count` rows of logits, all of one vocabulary.
@@ -93,9 +91,6 @@ class GpuLogits(StepLogits):
     def _adapted(self, hidden: Tensor, heads: StepAdapters) -> Tensor:
         rows = LogitsLoraRows(self._model, heads, len(hidden))
         return rows.logits(hidden, send(rows.arrays, self._device) if rows.arrays else ())
-
-
-# -- What drafts ask of the steps that a GPU records: sizes, and states from between layers.
 
 
 def query_len(config: EngineConfig) -> int:
@@ -217,7 +212,6 @@ class GpuModelRunner(ModelRunner):
         self._last: LaunchedGpuStep | None = None
 
     def prepare(self, plan: StepPlan) -> GpuStepInputs | None:
-        """See `ModelRunner.prepare`."""
         inputs = super().prepare(plan)
         if inputs is None:
             return None
@@ -243,7 +237,6 @@ class GpuModelRunner(ModelRunner):
         return both[:, :size], both[:, size:]
 
     def run(self, plan: StepPlan, inputs: StepInputs | None) -> StepResult:
-        """See `ModelRunner.run`."""
         return self.launch(plan, inputs).finish()
 
     def reset(self) -> None:
@@ -266,7 +259,6 @@ class GpuModelRunner(ModelRunner):
         return pending
 
     def _logits_of(self, inputs: StepInputs, hidden: torch.Tensor) -> StepLogits:
-        """See `ModelRunner._logits_of`."""
         return GpuLogits(self.model, hidden, inputs.context, self._device)
 
     def _launch(

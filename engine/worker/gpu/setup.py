@@ -123,9 +123,6 @@ def capture(forward: DeviceForward, meter: MemoryMeter, kept: int | None) -> Non
     forward.capture(has_room)
 
 
-# -- What a model takes of a GPU's memory beside its KV cache.
-
-
 log = logging.getLogger(__name__)
 
 SAMPLING_COPIES = 4
@@ -207,9 +204,6 @@ def _graphs(forward: DeviceForward | None, meter: MemoryMeter) -> int:
     if len(costs) < min(PROFILED_GRAPHS, wanted):
         costs.append(meter.held() - before)
     return graph_bytes(costs, wanted) + forward.static_bytes
-
-
-# -- Compiling every kernel that serving may need before the first request.
 
 
 @torch.inference_mode()

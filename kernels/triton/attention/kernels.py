@@ -19,8 +19,6 @@ from kernels.triton.attention.tile import (
 from kernels.triton.attention.walk import kv_loop, load_queries, store_state, visible_range
 from kernels.triton.launch import launch
 
-# -- Joining attention over two sets of keys.
-
 
 @triton.jit
 def merge_kernel(

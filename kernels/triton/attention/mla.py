@@ -43,8 +43,6 @@ from kernels.triton.attention.walk import store_state
 from kernels.triton.fp8 import KINDS
 from kernels.triton.launch import INTERPRETED, Target, launch, target_of
 
-# -- The kernels of attention over latents: a tile of queries over all keys, or over splits.
-
 
 @triton.jit
 def load_latent_queries(

@@ -8,10 +8,7 @@ import triton.language as tl
 from kernels.triton.fp8 import decode_fp8
 from kernels.triton.launch import INTERPRETED
 
-# -- Device functions of paged attention: how a batch's keys are shared out among programs.
-#
 # The unit of work is a block of KEYS keys that one tile of queries walks over.
-
 
 #: Keys of a split at least: a shorter one costs more in the reduction than it brings.
 SPLIT_KEYS = tl.constexpr(64 if INTERPRETED else 256)

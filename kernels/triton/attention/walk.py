@@ -13,8 +13,6 @@ from kernels.triton.attention.tile import (
     to_operand,
 )
 
-# -- Device functions of paged attention: a walk in which softmax and products run side by side.
-#
 # A block's keys are multiplied before the values of the block in front of it are, so that this
 # second product is under way while the block's softmax is computed (Shah et al. 2024,
 # "FlashAttention-3"). Only Hopper's products are under way at all; and windows, soft caps, slopes

@@ -9,11 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# -- An adapter's entry in a table of eight numbers each, and what a tile of rows does with it.
-#
 # Linear layers and experts find the entry of a tile's rows in ways of their own; from there on they
 # are alike.
-
 
 #: Numbers of an entry.
 FIELDS = tl.constexpr(8)

@@ -105,10 +105,7 @@ def _meets(part: LoraSlice, first: int, last: int) -> bool:
     return part.first < last and first < part.first + len(part.b)
 
 
-# -- Adapters of an embedding: rows of their own, and what low rank adds to a token's row.
-#
 # What a linear layer's shrink makes of x, each token has for itself here; it is expanded alike.
-
 
 #: Numbers of an entry of rows: addresses of a whole table, of single tokens' names and of their
 #: values, 0 for none; how many such tokens there are, and the largest power of two among that.

@@ -83,17 +83,14 @@ class TritonLoraSlots(LoraSlots):
         self._lock = threading.Lock()
 
     def tile(self, rows: int) -> int:
-        """See `LoraSlots.tile`."""
         return 16 if INTERPRETED or self._alike or rows <= FEW_ROWS else 64
 
     def pack(self, lora: LoraWeights) -> TritonLora:
-        """See `LoraSlots.pack`."""
         if any(part.b.shape[1] > self._most_rank for part in lora.parts):
             raise ValueError(f"ranks above {self._most_rank} don't fit")
         return TritonLora(lora, self._dtype, self._device)
 
     def pack_embedding(self, given: EmbeddingWeights) -> dict[str, PackedLora]:
-        """See `LoraSlots.pack_embedding`."""
         found: dict[str, PackedLora] = {}
         if given.table is not None or given.tokens is not None:
             found[EMBEDDING_ROWS] = TritonEmbeddingRows(given, self._dtype, self._device)
@@ -106,7 +103,6 @@ class TritonLoraSlots(LoraSlots):
         return found
 
     def put(self, layers: LayerLoras) -> SlotTable:
-        """See `LoraSlots.put`."""
         entries = torch.zeros(len(self._index), _FIELDS, dtype=torch.int64)
         #: Of places whose rows have an expert each: what `entries` point to.
         mixtures: dict[int, Tensor] = {}
@@ -144,7 +140,6 @@ class TritonLoraSlots(LoraSlots):
         return there
 
     def add(self, place: Place, y: Tensor, x: Tensor, rows: LoraMapping) -> None:
-        """See `LoraSlots.add`."""
         at = self._index[place]
         if x.dtype != self._dtype or len(x) != len(y) or y.stride(1) != 1:
             raise ValueError(f"y {describe(y)} and x {describe(x)} don't go with these adapters")
@@ -173,7 +168,6 @@ class TritonLoraSlots(LoraSlots):
         )  # fmt: skip
 
     def embed(self, layer: int, x: Tensor, token_ids: Tensor, rows: LoraMapping) -> None:
-        """See `LoraSlots.embed`."""
         at, own = self._index[layer, EMBEDDING], self._index[layer, EMBEDDING_ROWS]
         if x.stride(1) != 1 or token_ids.dtype != torch.int64 or len(token_ids) != len(x):
             raise ValueError(f"x {describe(x)} and token ids {describe(token_ids)} don't fit")
@@ -194,7 +188,6 @@ class TritonLoraSlots(LoraSlots):
         )  # fmt: skip
 
     def slot_by_row(self, rows: LoraMapping, count: int) -> Tensor:
-        """See `LoraSlots.slot_by_row`."""
         return slots_of_rows(rows, count)
 
     def add_experts(
@@ -206,7 +199,6 @@ class TritonLoraSlots(LoraSlots):
         groups: ExpertRowGroups,
         shared: int = 1,
     ) -> None:
-        """See `LoraSlots.add_experts`."""
         at = self._index[place]
         if x.dtype != self._dtype or y.stride(1) != 1 or len(y) != groups.rows:
             raise ValueError(f"y {describe(y)} and x {describe(x)} don't go with these adapters")
@@ -218,5 +210,4 @@ class TritonLoraSlots(LoraSlots):
         )  # fmt: skip
 
     def add_expert(self, place: Place, expert: int, y: Tensor, x: Tensor, owners: Tensor) -> None:
-        """See `LoraSlots.add_expert`."""
         self.add_experts(place, y, x, owners, one_group(len(x), expert, x.device))

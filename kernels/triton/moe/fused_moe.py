@@ -14,9 +14,6 @@ from kernels.triton.elementwise import gate_and_mul
 from kernels.triton.launch import INTERPRETED, launch
 from kernels.triton.moe.grouped_gemm import Groups, align, grouped_gemm, tile_rows
 
-# -- Choosing each token's experts.
-
-
 MOST_EXPERTS = 1024
 
 

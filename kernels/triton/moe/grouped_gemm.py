@@ -97,9 +97,6 @@ def align(ids: Tensor, groups: int, tile: int) -> Groups:
     return Groups(order, group, rows, tile)
 
 
-# -- The grouped product: each tile of rows with the matrix of its group.
-
-
 @dataclass(frozen=True, slots=True)
 class GemmTile:
     """Columns of the result and of the sum that a program takes at once, and its schedule."""

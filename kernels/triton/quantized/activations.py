@@ -10,13 +10,9 @@ from torch import Tensor
 from kernels.triton.fp8 import encode_fp8, round_half_even
 from kernels.triton.launch import INTERPRETED, Target, launch
 
-# -- Products of e4m3 by the GPU vendor's library, by way of torch, where rows are many.
-#
 # There a product is bound by the matrix units, which the library keeps busy with asynchronous
-# copies
-# and warps of their own for them; few rows wait for the weights alone, and our kernel reads those
-# as fast.
-
+# copies and warps of their own for them; few rows wait for the weights alone, and our kernel reads
+# those as fast.
 
 MANY_ROWS = 256
 """From so many on: a guess until it is measured.

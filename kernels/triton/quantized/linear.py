@@ -84,12 +84,10 @@ class QuantisedLinear(LinearLayer):
         self.nbytes += order.nbytes
 
     def tensors(self) -> dict[str, Tensor]:
-        """See `LinearLayer.tensors`."""
         found = {name: getattr(self, name) for name in (*self.packed_tensors, "order")}
         return {name: tensor for name, tensor in found.items() if tensor is not None}
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """See `LinearLayer.__call__`."""
         if x.dim() != 2 or x.shape[1] != self.in_features or x.dtype not in _FLOATS:
             raise ValueError(f"x {describe(x)} doesn't go with {self.in_features} columns")
         if self.order is not None:
@@ -115,7 +113,6 @@ class QuantisedLinear(LinearLayer):
         return out
 
     def rows(self, ids: Tensor) -> Tensor:
-        """See `LinearLayer.rows`."""
         # Of rows that are padded to whole groups only a part is wanted.
         return restore_column_order(self._rows(ids), self.order).contiguous()
 
@@ -183,7 +180,6 @@ class Int8Linear(QuantisedLinear):
         )  # fmt: skip
 
     def _rows(self, ids: Tensor) -> Tensor:
-        """See `QuantisedLinear`."""
         scales = self.scales[:, ids].t()
         return dequantize(self.values[ids], scales, None, 8)[:, : self.in_features]
 
@@ -208,7 +204,7 @@ class Int4Linear(QuantisedLinear):
         self.nbytes = sum(part.nbytes for part in parts if part is not None)
 
     def _fitted(self, tile: ProductTile, rows: int, target: Target | None) -> ProductTile:
-        """See `QuantisedLinear`; experts' rows come in tiles of so many."""
+        """As `QuantisedLinear`; rows of experts come in tiles of this size."""
         fitted = four_bit_tile(tile, rows)
         return fitted if target is not None else replace(fitted, rows=tile.rows)
 
@@ -252,7 +248,6 @@ class Int4Linear(QuantisedLinear):
         )  # fmt: skip
 
     def _rows(self, ids: Tensor) -> Tensor:
-        """See `QuantisedLinear`."""
         packed = self.packed[ids].view(len(ids), -1, self.group)
         values = torch.stack((packed & 15, packed >> 4), 2).flatten(1)
         minima = None if self.minima is None else self.minima[:, ids].t()
@@ -312,7 +307,6 @@ class Fp8Linear(QuantisedLinear):
         return super()._fitted(tile, rows, target)
 
     def _rows(self, ids: Tensor) -> Tensor:
-        """See `QuantisedLinear`."""
         values = self.bits[ids].view(torch.float8_e4m3fn).float()
         if not self.group:
             return values * self.scales[ids, None]

@@ -84,7 +84,6 @@ class GroupedExperts(MixtureOfExperts):
         self._up, self._down = StackedLinear(experts.gate_up), StackedLinear(experts.down)
 
     def shared_linears(self) -> dict[str, LinearLayer]:
-        """See `MixtureOfExperts.shared_linears`."""
         layers = {
             "router": self._router, "shared_up": self._shared_up,
             "shared_down": self._shared_down, "shared_gate": self._shared_gate,
@@ -92,11 +91,9 @@ class GroupedExperts(MixtureOfExperts):
         return {slot: layer for slot, layer in layers.items() if layer is not None}
 
     def __call__(self, x: Tensor) -> Tensor:
-        """See `MixtureOfExperts.__call__`."""
         return self._run(x, None)
 
     def forward_with_slots(self, x: Tensor, rows: MoeLoraMapping) -> Tensor:
-        """See `MixtureOfExperts.forward_with_slots`."""
         return self._run(x, rows)
 
     def _run(self, x: Tensor, lora: MoeLoraMapping | None) -> Tensor:
@@ -130,7 +127,6 @@ class GroupedExperts(MixtureOfExperts):
         return min(MOST_ROWS, tile_rows(rows, self._count))
 
     def tensors(self) -> dict[str, Tensor]:
-        """See `MixtureOfExperts.tensors`."""
         layers: dict[str, LinearLayer | StackedLinear | None] = {
             "router": self._router, "gate_up": self._up, "down": self._down,
             "shared.gate_up": self._shared_up, "shared.down": self._shared_down,

@@ -5,8 +5,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# -- Device functions of single logits: how they order, and what they weigh.
-
 
 @triton.jit
 def ordered_keys(x):
@@ -25,9 +23,6 @@ def floats_of(keys):
 def weigh(x, top, inverse):
     """exp((x - top) / temperature); `inverse` is log2(e) / temperature."""
     return tl.exp2((x - top) * inverse)
-
-
-# -- Sampling by several programs a row: what one pass over the logits says, and what it settles.
 
 
 #: In the place of a threshold: the row's token is chosen.

@@ -11,9 +11,6 @@ from kernels.logit_edits import PenaltyRows, TokenTable
 from kernels.tensors import check_logits, check_vector, describe
 from kernels.triton.launch import launch
 
-# -- Log probabilities of chosen tokens, and their ranks, in one pass.
-
-
 BLOCK = 2048
 #: Blocks of a row that are on their way while one is looked at: a processor has one row, and one
 #: block alone would leave most of the memory's bandwidth unused.
@@ -61,10 +58,7 @@ def token_logprobs(logits: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tens
     return out, normalizers, ranks
 
 
-# -- Repetition, frequency and presence penalties on the tokens that occur.
-#
 # Those are kept on the device from step to step, a slot a sequence; a step brings only what is new.
-
 
 PENALTIES_BLOCK = 512
 

@@ -163,7 +163,7 @@ def test_states_are_put_where_their_rows_are_once_drafts_are_wanted(
     newest: dict[int, torch.Tensor] = {}
     steps, copies, changes, rounds = [0], [0], [0], list[int]()
     aside, put, begin = (
-        LastHiddenStates._put_aside,
+        LastHiddenStates._defer,
         LastHiddenStates._put,
         LastHiddenStates.start_draft_rounds,
     )
@@ -188,7 +188,7 @@ def test_states_are_put_where_their_rows_are_once_drafts_are_wanted(
         assert torch.equal(self._states[rows], torch.stack([newest[row] for row in rows]))
         return begin(self, rows)
 
-    monkeypatch.setattr(LastHiddenStates, "_put_aside", note)
+    monkeypatch.setattr(LastHiddenStates, "_defer", note)
     monkeypatch.setattr(LastHiddenStates, "_put", count)
     monkeypatch.setattr(LastHiddenStates, "start_draft_rounds", compare)
     rng = random.Random(7)
