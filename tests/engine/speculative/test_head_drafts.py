@@ -164,7 +164,7 @@ def test_states_are_put_where_their_rows_are_once_drafts_are_wanted(
     steps, copies, changes, rounds = [0], [0], [0], list[int]()
     aside, put, begin = (
         LastHiddenStates._defer,
-        LastHiddenStates._put,
+        LastHiddenStates._copy_last,
         LastHiddenStates.start_draft_rounds,
     )
     propose = Drafter.propose
@@ -189,7 +189,7 @@ def test_states_are_put_where_their_rows_are_once_drafts_are_wanted(
         return begin(self, rows)
 
     monkeypatch.setattr(LastHiddenStates, "_defer", note)
-    monkeypatch.setattr(LastHiddenStates, "_put", count)
+    monkeypatch.setattr(LastHiddenStates, "_copy_last", count)
     monkeypatch.setattr(LastHiddenStates, "start_draft_rounds", compare)
     rng = random.Random(7)
     monkeypatch.setattr(
