@@ -1,7 +1,7 @@
-"""An engine in a process of its own, for benchmarks that let several take turns.
+"""Engines in processes of their own, for benchmarks in which several take turns.
 
-A process's second engine is some percent slower than its first, whatever it can do, and two that
-share a process share its allocator and threads.
+A process's second engine is some percent slower than its first, and two engines in one process
+share its allocator and threads.
 """
 
 from __future__ import annotations
@@ -18,43 +18,43 @@ from engine.offline.llm import LLM
 
 @dataclass(frozen=True, slots=True)
 class Apart:
-    """What serves a benchmark with an engine, elsewhere: `call` runs a method of it."""
+    """An object with an engine in another process, which takes no processor time while idle."""
 
-    _asked: Connection
+    _connection: Connection
 
     @classmethod
     @contextlib.contextmanager
     def started(
         cls, make: Callable[[LLM], object], model: str, **options: object
     ) -> Iterator[Self]:
-        """`make` of an engine with these options of `LLM`, until the context ends.
+        """`make(LLM(model, **options))` in a process until the context ends.
 
-        Idle it takes no processor time. `make` is of a module's top level.
+        `make` must be at the top level of a module.
         """
-        processes = multiprocessing.get_context("forkserver")
-        processes.set_forkserver_preload([__name__, make.__module__])
-        mine, its = processes.Pipe()
-        process = processes.Process(target=_serve, args=(its, make, model, options), daemon=True)
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([__name__, make.__module__])
+        parent, child = context.Pipe()
+        process = context.Process(target=_serve, args=(child, make, model, options), daemon=True)
         process.start()
-        its.close()
+        child.close()
         try:
-            yield cls(mine)
-            mine.send(None)
+            yield cls(parent)
+            parent.send(None)
         finally:
-            mine.close()
+            parent.close()
             process.join()
 
     def call(self, method: str, *args: object) -> Any:
-        """What the method returns. Raises: `EOFError` when the process has failed."""
-        self._asked.send((method, args))
-        return self._asked.recv()
+        """Call a method of the object. Raises `EOFError` when the process has failed."""
+        self._connection.send((method, args))
+        return self._connection.recv()
 
 
 def _serve(
-    asked: Connection, make: Callable[[LLM], object], model: str, options: dict[str, Any]
+    connection: Connection, make: Callable[[LLM], object], model: str, options: dict[str, Any]
 ) -> None:
-    """Answer calls until there's None."""
-    serving = make(LLM(model, **options))
-    while (call := asked.recv()) is not None:
+    """Answer calls until None is received."""
+    target = make(LLM(model, **options))
+    while (call := connection.recv()) is not None:
         method, args = call
-        asked.send(getattr(serving, method)(*args))
+        connection.send(getattr(target, method)(*args))

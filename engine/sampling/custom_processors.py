@@ -1,4 +1,4 @@
-"""`LogitsProcessors`: the engine's logits processors, and what they know of the rows."""
+"""Logits processors: those of requests (offline only) and those of the engine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from engine.sampling.request_state import RequestSamplingState
 
 
 class RequestLogitsProcessors:
-    """The logits processors of a batch."""
+    """The logits processors that a batch's requests bring."""
 
     def __init__(self, states: Sequence[RequestSamplingState]) -> None:
         self._rows = [
@@ -35,12 +35,12 @@ class RequestLogitsProcessors:
         return not self._rows
 
     def apply(self, logits: Tensor) -> dict[int, str]:
-        """Run them on `logits` ([rows, vocab], float32) in place; returns what failed, by row."""
+        """Run them on `logits` ([rows, vocab], float32) in place; returns errors by row."""
         errors: dict[int, str] = {}
         for row, state, processors in self._rows:
             try:
                 logits[row] = self._run(logits[row].clone(), state, processors)
-            except Exception as error:  # a caller's function may raise anything; its row alone ends
+            except Exception as error:  # a caller's function may raise anything: only its row fails
                 errors[row] = f"A logits processor failed: {type(error).__name__}: {error}"
         return errors
 
@@ -56,47 +56,47 @@ class RequestLogitsProcessors:
                 arguments.insert(0, list(state.prompt_token_ids))
             result = processor(*arguments)
             if not isinstance(result, torch.Tensor) or result.shape != logits.shape:
-                raise ValueError("it must return logits of the shape it was given")
+                raise ValueError("it must return logits of the shape of its argument")
             logits = result
         return logits
 
 
 class LogitsProcessors:
-    """Tells processors of each step's rows, and runs them on its logits.
+    """The engine's logits processors: updates them with each step's rows and runs them.
 
-    What a processor raises fails the step; its sequences then run one by one, so that the request
-    that it can't bear fails alone.
+    An error of a processor fails the step; its sequences then run one by one, so that only the
+    request that causes it fails.
     """
 
     def __init__(
         self,
         processors: Sequence[LogitsProcessor],
-        anew: Callable[[], Sequence[LogitsProcessor]] | None = None,
+        factory: Callable[[], Sequence[LogitsProcessor]] | None = None,
     ) -> None:
-        """`anew`: makes the same once more; None: there are no rows of another vocabulary."""
-        self._anew = anew
-        self._early = [each for each in processors if not each.is_argmax_invariant()]
-        self._late = [each for each in processors if each.is_argmax_invariant()]
+        """`factory`: creates the same processors for rows of another vocabulary."""
+        self._factory = factory
+        self._early = [item for item in processors if not item.is_argmax_invariant()]
+        self._late = [item for item in processors if item.is_argmax_invariant()]
         self._rows: list[RequestSamplingState] = []
-        self._num_told = 0
+        self._max_known_rows = 0
 
     def sibling(self) -> LogitsProcessors:
-        """The same for rows of another vocabulary, of which they are told apart from these."""
-        if self._anew is None:
-            raise RuntimeError("Nothing makes these logits processors once more.")
-        return LogitsProcessors(self._anew(), self._anew)
+        """The same processors for rows of another vocabulary."""
+        if self._factory is None:
+            raise RuntimeError("These logits processors have no factory.")
+        return LogitsProcessors(self._factory(), self._factory)
 
     def update(self, states: Sequence[RequestSamplingState]) -> None:
-        """The step's rows are these sequences."""
+        """Set the step's rows."""
         if (rows := list(states)) == self._rows:
             change = None
         else:
-            change = batch_update(self._rows, rows, self._num_told)
-        # Until all of them know, nothing is known: after a failure they're told anew from scratch.
-        self._rows, self._num_told = [], max(self._num_told, len(rows))
+            change = batch_update(self._rows, rows, self._max_known_rows)
+        # Until all processors are updated no row is known: after a failure all are added again.
+        self._rows, self._max_known_rows = [], max(self._max_known_rows, len(rows))
         for processor in (*self._early, *self._late):
             processor.update_state(change)
-        self._rows, self._num_told = rows, len(rows)
+        self._rows, self._max_known_rows = rows, len(rows)
 
     def apply(self, logits: Tensor) -> None:
         """Change `logits`, float32 [rows, vocab], in place, before penalties."""
@@ -104,13 +104,13 @@ class LogitsProcessors:
             _run(processor, logits)
 
     def apply_to_draws(self, logits: Tensor) -> None:
-        """The same with processors that leave the likeliest token what it is, after penalties."""
+        """As `apply` for processors that don't change the likeliest token, after penalties."""
         params = [state.params for state in self._rows]
-        if not self._late or all(each.greedy for each in params):
+        if not self._late or all(p.greedy for p in params):
             return
-        temperatures = [1.0 if each.greedy else each.temperature for each in params]
+        temperatures = [1.0 if p.greedy else p.temperature for p in params]
         column = torch.tensor(temperatures, device=logits.device)[:, None]
-        logits /= column  # they see what is drawn from; the temperature itself comes later
+        logits /= column  # they see the distribution after temperature, which is applied later
         for processor in self._late:
             _run(processor, logits)
         logits *= column
@@ -121,53 +121,57 @@ def _run(processor: LogitsProcessor, logits: Tensor) -> None:
     if not isinstance(changed, Tensor) or changed.shape != logits.shape:
         raise ValueError(
             f"The logits processor {type(processor).__name__} must return logits of the shape "
-            "it was given."
+            "of its argument."
         )
     if changed is not logits:
         logits.copy_(changed)
 
 
 def batch_update(
-    before: Sequence[RequestSamplingState], after: Sequence[RequestSamplingState], num_told: int
+    previous: Sequence[RequestSamplingState],
+    current: Sequence[RequestSamplingState],
+    max_known_rows: int,
 ) -> BatchUpdate:
-    """What leads from one list of rows to another.
+    """The update that leads from one list of rows to another.
 
-    Newcomers first take the rows of those who left, then those behind; then rows are moved to where
-    they belong, so that what a processor keeps for a sequence goes with it.
+    New sequences first take the rows of those that left, then further ones; then rows are moved, so
+    that a processor's state of a sequence moves with it.
 
-    `num_told`: rows that processors may know something of, of which `before` is all that's sure.
+    `max_known_rows`: number of rows that processors may have state of; `previous` are the certain
+    ones.
     """
-    stays, known = set(map(id, after)), set(map(id, before))
+    staying, known = set(map(id, current)), set(map(id, previous))
     rows: list[RequestSamplingState | None] = [
-        each if id(each) in stays else None for each in before
+        state if id(state) in staying else None for state in previous
     ]
-    rows += [None] * (max(num_told, len(after)) - len(rows))
-    free = [row for row, each in enumerate(rows) if each is None]
+    rows += [None] * (max(max_known_rows, len(current)) - len(rows))
+    free = [row for row, state in enumerate(rows) if state is None]
     added: list[AddedRequest] = []
-    for state in (each for each in after if id(each) not in known):
+    for state in (state for state in current if id(state) not in known):
         row = free.pop(0)
         rows[row] = state
         prompt = list(state.prompt_token_ids) or None
         added.append((row, state.params, prompt, state.output_token_ids))
-    removed = [row for row in reversed(free) if row < num_told]
-    return BatchUpdate(len(after), removed, added, _moves(rows, after))
+    removed = [row for row in reversed(free) if row < max_known_rows]
+    return BatchUpdate(len(current), removed, added, _moves(rows, current))
 
 
 def _moves(
-    rows: list[RequestSamplingState | None], after: Sequence[RequestSamplingState]
+    rows: list[RequestSamplingState | None], order: Sequence[RequestSamplingState]
 ) -> list[MovedRequest]:
-    """Moves that bring `rows` into the order of `after`."""
-    place = {id(state): row for row, state in enumerate(rows) if state is not None}
+    """The moves that bring `rows` into this order."""
+    row_of = {id(state): row for row, state in enumerate(rows) if state is not None}
     moves: list[MovedRequest] = []
-    for target, state in enumerate(after):
-        source, other = place[id(state)], rows[target]
+    for target, state in enumerate(order):
+        source, displaced = row_of[id(state)], rows[target]
         if source == target:
             continue
-        alone = other is None
-        direction = MoveDirectionality.UNIDIRECTIONAL if alone else MoveDirectionality.SWAP
+        if displaced is None:
+            direction = MoveDirectionality.UNIDIRECTIONAL
+        else:
+            direction = MoveDirectionality.SWAP
+            row_of[id(displaced)] = source
         moves.append((source, target, direction))
-        rows[source], rows[target] = other, state
-        place[id(state)] = target
-        if other is not None:
-            place[id(other)] = source
+        rows[source], rows[target] = displaced, state
+        row_of[id(state)] = target
     return moves

@@ -31,16 +31,26 @@ from kernels import KernelSet
 from kernels.compiled_decoder import LogitEditParams, StepSamplingParams
 from kernels.logit_edits import LogitEdits
 
-#: Of a sequence that wishes nothing.
+#: Edits of a sequence whose logits stay as they are.
 NO_EDITS = LogitEditParams()
 
 
 def logit_edits_for(
     state: RequestSamplingState, eos_token_ids: Sequence[int], vocab_size: int
 ) -> LogitEditParams:
-    """As `Constraints`, `Penalties` and `LogprobsComputer` have them; they give the same bits."""
+    """A sequence's edits for a compiled step.
+
+    They give the same bits as `Constraints`, `Penalties` and `LogprobsComputer`.
+    """
     params = state.params
-    if _is_untouched(state):
+    if not (
+        params.logprobs is not None
+        or params.allowed_token_ids is not None
+        or params.bad_words_token_ids
+        or params.logit_bias
+        or params.min_tokens
+        or is_penalised(state)
+    ):
         return NO_EDITS
 
     def known(tokens: Iterable[int]) -> list[int]:
@@ -65,18 +75,6 @@ def logit_edits_for(
     )
 
 
-def _is_untouched(state: RequestSamplingState) -> bool:
-    params = state.params
-    return not (
-        params.logprobs is not None
-        or params.allowed_token_ids is not None
-        or params.bad_words_token_ids
-        or params.logit_bias
-        or params.min_tokens
-        or is_penalised(state)
-    )
-
-
 NON_FINITE_LOGITS = (
     "No token can be chosen: the logits hold NaN or infinity, or every token is forbidden."
 )
@@ -84,14 +82,14 @@ NON_FINITE_LOGITS = (
 
 @dataclass(slots=True)
 class SamplerOutput:
-    """One step's choice.
+    """The sampled tokens of one step.
 
     Attributes:
         token_ids: [rows] int64, on the logits' device; `INVALID_TOKEN` (-1) in rows with an error.
-        logprobs: [rows]; None for a sequence that wants none. They are the model's own, before
+        logprobs: [rows]; None for a sequence that requests none. They are the model's own, before
             temperature, penalties and filters.
-        errors: row to what went wrong with it; the other rows are as if it weren't there.
-        candidates: row of a beam to its likeliest next tokens, best first, by their log
+        errors: row -> error message; other rows are unaffected.
+        candidates: row of a beam -> its likeliest next tokens, best first, by their log
             probabilities after constraints, penalties and temperature. Its token is
             `INVALID_TOKEN`.
     """
@@ -104,7 +102,7 @@ class SamplerOutput:
 
 @dataclass(slots=True)
 class PendingSamplerOutput:
-    """What was chosen, not yet looked at.
+    """A `SamplerOutput` whose tensors may still be computed by the device.
 
     Attributes:
         token_ids: [rows] int64, on the logits' device; `INVALID_TOKEN` where none can be chosen.
@@ -121,21 +119,21 @@ class PendingSamplerOutput:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """What `finalize` must see."""
+        """The tensors that `finalize` needs on the host."""
         return [self.token_ids, *(self.table or ())]
 
     @torch.inference_mode()
     def finalize(self, tensors: Sequence[Tensor]) -> SamplerOutput:
-        """Look at it: `tensors` are those of `tensors`, or copies of them on the host."""
+        """The output, from `self.tensors` or copies of them on the host."""
         token_ids, *table = tensors
         logprobs: list[TokenLogprobs | None] = [None] * len(token_ids)
         errors = dict(self.errors)
         if table:
-            found = LogprobsTensors(*table)
-            entries = found.to_lists(self.counts)
-            for row, entry, good in zip(self.rows, entries, found.finite.tolist(), strict=True):
+            scores = LogprobsTensors(*table)
+            entries = scores.to_lists(self.counts)
+            for row, entry, finite in zip(self.rows, entries, scores.finite.tolist(), strict=True):
                 logprobs[row] = entry
-                if not good and row not in self.candidates:
+                if not finite and row not in self.candidates:
                     errors.setdefault(row, NON_FINITE_LOGITS)
         for row, token_id in enumerate(token_ids.tolist()):
             if token_id < 0 and row not in self.candidates:
@@ -147,18 +145,18 @@ class PendingSamplerOutput:
 
 
 class Sampler:
-    """Chooses tokens. One instance serves one engine; it keeps what it derived of the last batch.
+    """Samples tokens. One instance serves one engine, and caches what it derived of the last batch.
 
-    The order of things: raw log probabilities; allowed_token_ids; bad words; min_tokens;
+    The order of operations: raw log probabilities; allowed_token_ids; bad words; min_tokens;
     logit_bias; logits processors, the engine's and a request's; penalties; grammar masks; then
     greedy rows take the maximum, and the others temperature, the engine's processors that leave the
     maximum what it is, min-p, top-k, top-p and a draw.
 
     Args:
-        eos_token_ids: what `min_tokens` holds back unless `ignore_eos`.
-        ops: kernels to choose with; None: torch.
-        acceptance: which drafts hold beside those that are drawn; None: none.
-        custom: the engine's own logits processors; None: there are none.
+        eos_token_ids: tokens that `min_tokens` forbids unless `ignore_eos`.
+        ops: kernels to sample with; None: torch.
+        acceptance: accepts further drafts than those that are drawn; None: none.
+        custom: the engine's logits processors.
     """
 
     def __init__(
@@ -187,10 +185,10 @@ class Sampler:
 
         Args:
             logits: [rows, vocab], any float type. May be overwritten.
-            states: [rows]. While the same objects come in the same order, what was derived from
-                them is used again.
-            mask: what grammars allow, for some of the rows.
-            drafts: row -> the draft in the place of its token, which it is if that is accepted.
+            states: [rows]. What is derived from them is cached while the same objects come in the
+                same order.
+            mask: bitmasks of grammars, for some of the rows.
+            drafts: row -> the draft that its token is checked against.
 
         Raises:
             ValueError: the number of rows and of states differ.
@@ -207,10 +205,9 @@ class Sampler:
         lengths: NDArray[np.int64] | None = None,
         drafts: Mapping[int, int] | None = None,
     ) -> PendingSamplerOutput:
-        """As `sample`, without looking at what was chosen: the device isn't waited for, unless
-        there are beams or logits processors.
+        """As `sample`, without waiting for the device unless there are beams or logits processors.
 
-        `lengths`: tokens that each has generated before, int64 [rows]; None: as the states say.
+        `lengths`: number of earlier output tokens, int64 [rows]; None: those of the states.
         """
         if logits.dim() != 2 or len(logits) != len(states):
             raise ValueError(f"logits of {tuple(logits.shape)} for {len(states)} sequences")
@@ -222,21 +219,24 @@ class Sampler:
             return PendingSamplerOutput(self._greedy(logits))
         raw = None
         if len(batch.logprobs):
-            own = batch.logprobs.of(logits).float()
-            if not untouched and own.data_ptr() == logits.data_ptr():
-                own = own.clone()  # what follows writes over the logits
-            most = max(batch.num_logprobs)
-            raw = LogprobsComputer(own, most, self.ops_for(own), batch.logprob_token_ids)
+            scored = batch.logprobs.of(logits).float()
+            if not untouched and scored.data_ptr() == logits.data_ptr():
+                scored = scored.clone()  # the logits are changed in place below
+            raw = LogprobsComputer(
+                scored, max(batch.num_logprobs), self.ops_for(scored), batch.logprob_token_ids
+            )
         work = logits.float()
         errors = self._adjust(work, batch)
         if mask is not None:
             mask.apply(work, self.edits_of(work))
         if self._custom is not None:
             self._custom.apply_to_draws(work)
-        held = {} if self._acceptance is None else self._acceptance.accepted(work, states, drafts)
+        accepted = (
+            {} if self._acceptance is None else self._acceptance.accepted(work, states, drafts)
+        )
         choice = PendingSamplerOutput(self._choose(work, batch, lengths), errors)
-        if held:
-            choice.token_ids[list(held)] = torch.tensor(list(held.values()))
+        if accepted:
+            choice.token_ids[list(accepted)] = torch.tensor(list(accepted.values()))
         if raw is not None:
             chosen = batch.logprobs.of(choice.token_ids).clamp(min=0)
             choice.table = raw.table(chosen)
@@ -246,14 +246,14 @@ class Sampler:
         return choice
 
     def for_vocabulary(self) -> Sampler:
-        """One for rows of another vocabulary, with logits processors of its own."""
+        """A sampler for another vocabulary, with logits processors of its own."""
         custom = None if self._custom is None else self._custom.sibling()
         return Sampler(self._eos_token_ids, self._ops, self._acceptance, custom)
 
     def is_plain(self, state: RequestSamplingState) -> bool:
-        """Whether kernels can choose a sequence's next token without Python's help.
+        """Whether kernels can sample a sequence's next token without Python.
 
-        Grammar masks come with a step, so they aren't considered here.
+        Grammar bitmasks come with a step, so they aren't considered here.
         """
         params = state.params
         if self._custom is not None or (self._acceptance is not None and not params.greedy):
@@ -265,23 +265,23 @@ class Sampler:
     def step_choice(
         self, states: Sequence[RequestSamplingState], vocab_size: int
     ) -> StepSamplingParams | None:
-        """How kernels choose for plain sequences; None: the likeliest for each."""
+        """Sampling parameters of plain sequences for the kernels; None: all are greedy."""
         edits = [logit_edits_for(state, self._eos_token_ids, vocab_size) for state in states]
-        odd = any(each is not NO_EDITS for each in edits)
-        if not odd and all(state.params.greedy for state in states):
+        has_edits = any(edit is not NO_EDITS for edit in edits)
+        if not has_edits and all(state.params.greedy for state in states):
             return None
         settings = RowSettings.from_states(states, vocab_size, torch.device("cpu"))
         choice = settings.with_seeds(seeds_of(states))
-        return replace(choice, edits=edits) if odd else choice
+        return replace(choice, edits=edits) if has_edits else choice
 
     def needs_host_sync(self, logits: Tensor, states: Sequence[RequestSamplingState]) -> bool:
-        """Whether choosing for these needs the tokens that they have generated so far."""
+        """Whether sampling for these states reads the tokens that they have generated so far."""
         if not len(states):
             return False
         return self._custom is not None or self._batch_of(states, logits).reads_outputs
 
     def needs_sync_steps(self, states: Sequence[RequestSamplingState]) -> bool:
-        """Whether the host must see what was chosen for these before the next step begins."""
+        """Whether the host must see the sampled tokens before the next step starts."""
         return self._custom is not None or any(
             state.params.use_beam_search or state.params.logits_processors for state in states
         )
@@ -290,16 +290,17 @@ class Sampler:
     def _add_candidates(
         logits: Tensor, batch: SamplingMetadata, choice: PendingSamplerOutput
     ) -> None:
-        """Beams get candidates instead of a token; one without any keeps its error."""
+        """Add the candidates of beams, which get no token; a beam without any keeps its error."""
         rows = batch.beams.rows
         temperatures = [batch.states[row].params.temperature for row in rows]
-        own = batch.beams.of(logits)
+        beam_logits = batch.beams.of(logits)
         if any(temperature not in (0, 1) for temperature in temperatures):
             divisors = [t if t >= GREEDY_EPS else 1.0 for t in temperatures]
-            own = own / torch.tensor(divisors, device=own.device)[:, None]
-        for row, found in zip(rows, best_candidates(own, batch.num_candidates), strict=True):
-            if found.token_ids and row not in choice.errors:
-                choice.candidates[row] = found
+            beam_logits = beam_logits / torch.tensor(divisors, device=logits.device)[:, None]
+        best = best_candidates(beam_logits, batch.num_candidates)
+        for row, candidates in zip(rows, best, strict=True):
+            if candidates.token_ids and row not in choice.errors:
+                choice.candidates[row] = candidates
 
     def _batch_of(self, states: Sequence[RequestSamplingState], logits: Tensor) -> SamplingMetadata:
         batch = self._batch
@@ -318,17 +319,17 @@ class Sampler:
         return batch
 
     def edits_of(self, logits: Tensor) -> LogitEdits | None:
-        """The kernels that change logits like these in place, where there are any."""
+        """The kernels that change logits in place, if there are any for this device."""
         ops = self.ops_for(logits)
         return None if ops is None else ops.edits
 
     def ops_for(self, logits: Tensor) -> KernelSet | None:
-        """The kernels, where they are of the logits' device."""
+        """The kernels, if they are for the logits' device."""
         ops = self._ops
         return None if ops is None or logits.device.type != ops.device.type else ops
 
     def _assign_penalties(self, batch: SamplingMetadata, edits: LogitEdits | None) -> None:
-        """Let the device's penalties know which sequences they are for."""
+        """Assign the batch's sequences to the penalties on the device."""
         if edits is None or not (batch.penalised or self._penalties is not None):
             self._penalties = None
             return
@@ -339,7 +340,7 @@ class Sampler:
         self._penalties.assign(batch.penalties.rows.tolist(), batch.penalties.states)
 
     def _adjust(self, logits: Tensor, batch: SamplingMetadata) -> dict[int, str]:
-        """Apply to `logits`, in place, all that greedy rows see too; returns errors by row."""
+        """Apply everything up to penalties to `logits` in place; returns errors by row."""
         if not batch.constraints.empty:
             batch.constraints.apply(logits)
         if self._custom is not None:
@@ -369,13 +370,12 @@ class Sampler:
             batch.greedy.put(tokens, _greedy(batch.greedy.of(logits)))
         for group in batch.filtered:
             rows = group.rows
-            drawn = sample_filtered(rows.of(logits), group.filters, rows.of(uniform))
-            rows.put(tokens, drawn)
+            rows.put(tokens, sample_filtered(rows.of(logits), group.filters, rows.of(uniform)))
         if len(batch.free):
-            chosen = batch.free.of(logits)
+            free_logits = batch.free.of(logits)
             if batch.free_temperature is not None:
-                chosen = chosen / batch.free_temperature
-            weights = torch.softmax(chosen, dim=-1)
+                free_logits = free_logits / batch.free_temperature
+            weights = torch.softmax(free_logits, dim=-1)
             batch.free.put(tokens, sample_inverse_cdf(weights, batch.free.of(uniform)))
         return tokens
 

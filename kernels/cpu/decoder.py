@@ -31,7 +31,7 @@ NORMS = {"rms": 0, "layer": 1, "none": 2}
 
 
 class CpuDecoder(CompiledDecoder):
-    """See `KernelSet.compile_decoder`. Keeps the tensors and layers that it points to."""
+    """The layers as C++ structs; holds the tensors and layers that these point to."""
 
     def __init__(
         self,
@@ -78,30 +78,32 @@ class CpuDecoder(CompiledDecoder):
             group.table_stride = tables.shape[-1]
         check_dense("seq_lens", seq_lens, (sequences,), torch.int32)
         check_dense("query_start_loc", query_start_loc, (sequences + 1,), torch.int32)
-        wanted, at_rows = -1, None  # no address says "all": an empty tensor has none either
+        # All rows are -1 rows: an empty tensor has no address either.
+        num_rows, rows_address = -1, None
         if rows is not None:
             check_dense("rows", rows, rows.shape, torch.int64)
-            wanted, at_rows = rows.shape[0], rows.data_ptr()
-        loras, taps, tapped = LoraSegments(adapters), layer_indices((), 0), None
+            num_rows, rows_address = rows.shape[0], rows.data_ptr()
+        loras, taps, states_address = LoraSegments(adapters), layer_indices((), 0), None
         if inputs is not None:
             taps = layer_indices(inputs.layers, len(self._sizes))
             check_dense(
                 "inputs", inputs.states, (tokens, len(taps) * self.hidden_size), torch.float32
             )
-            tapped = inputs.states.data_ptr()
-        out = torch.empty((tokens if rows is None else wanted, self.hidden_size))
+            states_address = inputs.states.data_ptr()
+        out = torch.empty((tokens if rows is None else num_rows, self.hidden_size))
         status = self._run(
             self._handle, out.data_ptr(), hidden.data_ptr(), tokens, positions.data_ptr(), groups,
             len(groups), seq_lens.data_ptr(), query_start_loc.data_ptr(), sequences,
-            at_rows, wanted, loras.table, loras.count, taps, len(taps), tapped, num_threads(),
+            rows_address, num_rows, loras.table, loras.count, taps, len(taps), states_address,
+            num_threads(),
         )  # fmt: skip
         if status:
             check(status)
         return out
 
     def lora_table(self, layers: LayerLoras) -> LoraTable | None:
-        known = all(layer.keys() <= sizes.keys() for layer, sizes in zip(layers, self._sizes))
-        return CpuLoraTable(layers, self._sizes) if known else None
+        supported = all(layer.keys() <= sizes.keys() for layer, sizes in zip(layers, self._sizes))
+        return CpuLoraTable(layers, self._sizes) if supported else None
 
     def compile_step(
         self, ends: EmbeddingAndHead, tables: BatchTables, taps: Sequence[int] = ()
@@ -127,7 +129,7 @@ def _shape(shape: DecoderShape, layers: list[DecoderLayerWeights]) -> c.DecoderS
     cache = layers[0].key_cache
     blocks, _, block_size, _ = cache.shape
     table = _rotary_table(layers)
-    most, rotary = (0, 0) if table is None else table.shape
+    max_position, rotary = (0, 0) if table is None else table.shape
     act = ActivationSpec(shape.activation, shape.activation_limit, shape.activation_alpha)
     return c.DecoderShape(
         hidden=shape.hidden_size,
@@ -137,7 +139,7 @@ def _shape(shape: DecoderShape, layers: list[DecoderLayerWeights]) -> c.DecoderS
         inner=shape.intermediate_size,
         num_blocks=blocks,
         block_size=block_size,
-        max_position=most,
+        max_position=max_position,
         rotary=rotary,
         eps=shape.norm_eps,
         scale=shape.scale,
@@ -153,7 +155,7 @@ def _shape(shape: DecoderShape, layers: list[DecoderLayerWeights]) -> c.DecoderS
 
 
 def _vector_address(name: str, x: Tensor | None, size: int) -> int | None:
-    """The address of a float32 vector, checked."""
+    """Address of a float32 vector of `size` values."""
     if x is None:
         return None
     check_dense(name, x, (size,), torch.float32)
@@ -228,7 +230,7 @@ def _experts(shape: DecoderShape, layer: DecoderLayerWeights) -> int | None:
 
 
 def _check(shape: DecoderShape, layers: list[DecoderLayerWeights]) -> None:
-    """Raise ValueError for what doesn't fit together."""
+    """Raise ValueError for layers that don't fit the shape or each other."""
     if not layers or shape.num_heads % shape.num_kv_heads:
         raise ValueError("a decoder needs layers, and query heads that share the key/value heads")
     if min(layer.group for layer in layers) < 0:
@@ -243,7 +245,7 @@ def _check(shape: DecoderShape, layers: list[DecoderLayerWeights]) -> None:
 
 
 def _rotary_table(layers: list[DecoderLayerWeights]) -> Tensor | None:
-    """Of the first layer that rotates; all that do have one of the same shape."""
+    """The table of the first layer that rotates; all tables have the same shape."""
     return next((layer.cos_sin for layer in layers if layer.cos_sin is not None), None)
 
 
@@ -252,14 +254,14 @@ def _check_caches(
 ) -> None:
     cache = first.key_cache
     blocks, _, block_size, _ = cache.shape
-    wanted = (blocks, shape.num_kv_heads, block_size, shape.head_dim)
-    check_dense("key_cache", layer.key_cache, wanted, cache.dtype)
-    check_dense("value_cache", layer.value_cache, wanted, cache.dtype)
+    cache_shape = (blocks, shape.num_kv_heads, block_size, shape.head_dim)
+    check_dense("key_cache", layer.key_cache, cache_shape, cache.dtype)
+    check_dense("value_cache", layer.value_cache, cache_shape, cache.dtype)
     for name, scales in (("key_scales", layer.key_scales), ("value_scales", layer.value_scales)):
         if (scales is None) == (cache.dtype == torch.int8):
             raise ValueError(f"{name} are for int8 caches, which need them")
         if scales is not None:
-            check_dense(name, scales, wanted[:3], torch.float32)
+            check_dense(name, scales, cache_shape[:3], torch.float32)
     if layer.cos_sin is not None:
         rotary = layer.cos_sin.shape[1]
         if rotary % 2 or rotary > shape.head_dim:

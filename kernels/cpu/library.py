@@ -50,14 +50,14 @@ SIGNATURES: dict[str, list[Any]] = {
     "quire_causal_conv": [P, N],
     "quire_linear_scan": [P, N],
 }  # fmt: skip
-"""Functions that give a status."""
+"""Functions that return a status."""
 
 MAKERS: dict[str, list[Any]] = {
     "quire_decoder_new": [P, P, L, P],
     "quire_step_new": [P, P],
     "quire_pack_new": [N, L, L, L, P, N, P, P],
 }
-"""Functions that give a handle, null when memory runs out."""
+"""Functions that return a handle; null when memory runs out."""
 
 OTHERS: dict[str, tuple[list[Any], Any]] = {
     "quire_free_packed": ([P], None),
@@ -73,7 +73,7 @@ OTHERS: dict[str, tuple[list[Any], Any]] = {
 }
 """Other functions."""
 
-WRONG = {
+ERRORS = {
     1: "the dtypes don't go together",
     2: "a position lies outside of cos_sin",
     3: "a slot lies outside of the KV cache",
@@ -110,8 +110,8 @@ class Library:
             self._bind(handle, name, types, ctypes.c_int)
         for name, types in MAKERS.items():
             self._bind(handle, name, types, P)
-        for name, (taken, result) in OTHERS.items():
-            self._bind(handle, name, taken, result)
+        for name, (types, result) in OTHERS.items():
+            self._bind(handle, name, types, result)
         if handle.quire_vector_bits() != VECTOR_BITS[variant.isa]:
             raise CpuKernelsUnavailable(f"{path} was not compiled for {variant.isa}")
 
@@ -125,21 +125,21 @@ class Library:
 
 
 def check(status: int) -> None:
-    """Raise what `status` stands for."""
+    """Raise the error of a status that isn't 0."""
     if status == NO_MEMORY:
         raise MemoryError("the CPU kernels' scratch memory could not be allocated")
-    raise ValueError(WRONG[status])
+    raise ValueError(ERRORS[status])
 
 
 def address(x: Tensor | None) -> int | None:
-    """Where a tensor's values begin."""
+    """Address of a tensor's first value."""
     return None if x is None else x.data_ptr()
 
 
 def check_scales(
     cache: Tensor, key_scales: Tensor | None, value_scales: Tensor | None
 ) -> tuple[int | None, int | None]:
-    """The addresses of an int8 cache's scales; others have none."""
+    """Addresses of an int8 cache's scales; None for other caches."""
     if cache.dtype != torch.int8:
         return None, None
     for scales in (key_scales, value_scales):
@@ -152,11 +152,15 @@ def check_scales(
 
 def check_norms(q_norm: Tensor | None, k_norm: Tensor | None, size: int) -> int:
     """The code of the norm weights' dtype."""
-    given = [weight for weight in (q_norm, k_norm) if weight is not None]
-    for weight in given:
-        if weight.shape != (size,) or weight.dtype != given[0].dtype or not weight.is_contiguous():
+    weights = [weight for weight in (q_norm, k_norm) if weight is not None]
+    for weight in weights:
+        if (
+            weight.shape != (size,)
+            or weight.dtype != weights[0].dtype
+            or not weight.is_contiguous()
+        ):
             raise ValueError(f"norm weight {describe(weight)} doesn't fit heads of {size}")
-    return DTYPES[given[0].dtype] if given else 0
+    return DTYPES[weights[0].dtype] if weights else 0
 
 
 def per_head(name: str, x: Tensor | None, heads: int) -> int | None:
@@ -170,5 +174,5 @@ def per_head(name: str, x: Tensor | None, heads: int) -> int | None:
 def check_dense(name: str, x: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     """Raise ValueError unless x has this shape and dtype, without gaps."""
     if x.shape != shape or x.dtype != dtype or not x.is_contiguous():
-        wanted = f"{list(shape)} {str(dtype).removeprefix('torch.')}"
-        raise ValueError(f"{name} {list(x.shape)} {x.dtype} must be contiguous {wanted}")
+        required = f"{list(shape)} {str(dtype).removeprefix('torch.')}"
+        raise ValueError(f"{name} {list(x.shape)} {x.dtype} must be contiguous {required}")

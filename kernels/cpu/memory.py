@@ -1,4 +1,4 @@
-"""Memory for KV caches."""
+"""Threads and KV cache memory of the compiled kernels."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from torch import Tensor
 
 from kernels.cpu.library import Library
 
-_count: int | None = None
+_num_threads: int | None = None
 
 
 def use_threads(count: int) -> None:
-    """Use `count` threads from now on, and leave torch one.
+    """Use `count` threads from now on, and one for torch.
 
     Raises ValueError unless count is at least 1.
     """
     if count < 1:
         raise ValueError(f"the number of threads must be at least 1, got {count}")
-    global _count
-    _count = count
+    global _num_threads
+    _num_threads = count
     torch.set_num_threads(1)
 
 
 def bind_threads(library: Library, cpus: Sequence[int]) -> None:
-    """Keep the calling thread to cpus[0] and the library's other threads to the following ones.
+    """Bind the calling thread to cpus[0] and the library's other threads to the following ones.
 
     Raises ValueError unless this process may run on all of them.
     """
@@ -42,22 +42,22 @@ def bind_threads(library: Library, cpus: Sequence[int]) -> None:
 
 
 def leave_threads(library: Library) -> None:
-    """From now on let the system place the library's threads."""
+    """Let the system place the library's threads from now on."""
     library.bind_threads(None, 0)
 
 
 def num_threads() -> int:
-    """What `use_threads` said, else as many as torch."""
-    return _count or torch.get_num_threads()
+    """The count of the last `use_threads`; torch's number of threads by default."""
+    return _num_threads or torch.get_num_threads()
 
 
 def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Zeros whose pages the system maps when they are first written, in huge pages where it can.
 
-    A cache is read block after block in any order: with small pages nearly every block costs an
-    address translation, which a decode step of many sequences feels.
+    Blocks of a cache are read in any order: with small pages nearly every block costs an address
+    translation, which slows down decode steps of many sequences.
 
-    Raises MemoryError for more than the system may ever have.
+    Raises MemoryError where the system refuses the size.
     """
     size = math.prod(shape) * dtype.itemsize
     if not size:
@@ -65,8 +65,8 @@ def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     try:
         pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as error:
-        raise MemoryError(f"the system doesn't give {size} bytes: {error}") from error
+        raise MemoryError(f"the system refuses to map {size} bytes: {error}") from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
         pages.madvise(mmap.MADV_HUGEPAGE)
-    # The tensor holds on to the mapping, which goes when the last view of it does.
+    # The tensor keeps the mapping alive until its last view is gone.
     return torch.frombuffer(pages, dtype=dtype).view(shape)

@@ -21,7 +21,7 @@ from kernels.tensors import describe
 
 
 class CpuHeadLinears(PerHeadLinear):
-    """See `KernelSet.head_linears`. Keeps the layers that it points to."""
+    """All heads in one call; holds the layers that its table points to."""
 
     def __init__(self, library: Library, layers: Sequence[LinearLayer]) -> None:
         """Raises ValueError for layers of other kernels, or of several shapes."""
@@ -30,7 +30,7 @@ class CpuHeadLinears(PerHeadLinear):
         if len(handles) != len(layers):
             raise ValueError("the heads' layers are none of these kernels")
         self._table = (ctypes.c_void_p * len(handles))(*handles)
-        self._at, self._run = ctypes.addressof(self._table), library.linear_heads
+        self._address, self._run = ctypes.addressof(self._table), library.linear_heads
         self._sizes = layers[0].in_features, layers[0].out_features
 
     def __call__(self, x: Tensor, out: Tensor) -> None:
@@ -45,7 +45,7 @@ class CpuHeadLinears(PerHeadLinear):
         if (x.stride(2) != 1 and k > 1) or (out.stride(2) != 1 and n > 1):
             raise ValueError("a head's values must lie side by side")
         status = self._run(
-            self._at, heads, out.data_ptr(), out.stride(0), out.stride(1), x.data_ptr(),
+            self._address, heads, out.data_ptr(), out.stride(0), out.stride(1), x.data_ptr(),
             x.stride(0), x.stride(1), rows, DTYPES[x.dtype], num_threads(),
         )  # fmt: skip
         if status:
@@ -59,7 +59,7 @@ KINDS = {
 
 
 def activation_of(spec: ActivationSpec) -> Activation:
-    """Raises ValueError for a name that isn't known."""
+    """The C++ struct. Raises ValueError for an unknown name."""
     if spec.name not in KINDS:
         known = ", ".join(KINDS)
         raise ValueError(f"activation must be one of {known}; got {spec.name!r}")
@@ -85,7 +85,7 @@ def sizes_of(experts: ExpertLayers) -> dict[str, tuple[int, int]]:
 
 
 class CpuExperts(MixtureOfExperts):
-    """See `KernelSet.compile_experts`. Keeps the layers that it points to."""
+    """All experts in one call; holds the layers that its struct points to."""
 
     def __init__(self, library: Library, experts: ExpertLayers) -> None:
         check_experts(experts)
@@ -96,7 +96,7 @@ class CpuExperts(MixtureOfExperts):
         def table(
             name: str, layers: Sequence[LinearLayer], sizes: tuple[int, int]
         ) -> ctypes.Array[ctypes.c_void_p]:
-            return (ctypes.c_void_p * count)(*(handle_of(name, one, sizes) for one in layers))
+            return (ctypes.c_void_p * count)(*(handle_of(name, layer, sizes) for layer in layers))
 
         ups = table("gate_up", experts.gate_up, (hidden, 2 * inner))
         downs = table("down", experts.down, (inner, hidden))
@@ -139,7 +139,7 @@ class CpuExperts(MixtureOfExperts):
             raise ValueError(f"x {list(x.shape)} {x.dtype} must be float32 [T, {self.hidden_size}]")
         x = x.contiguous()
         out = torch.empty_like(x)
-        groups = LoraSegments([(CpuLoraTable([own], [self._sizes]), rows) for own, rows in uses])
+        groups = LoraSegments([(CpuLoraTable([lora], [self._sizes]), rows) for lora, rows in uses])
         status = self._run(
             self.address, out.data_ptr(), x.data_ptr(), len(x), groups.table, groups.count,
             num_threads(),

@@ -102,7 +102,7 @@ class CpuStep(CompiledStep):
         tables: BatchTables,
         taps: ctypes.Array[ctypes.c_int64],
     ) -> None:
-        """`decoder`: its address, and who keeps it; `taps`: layers whose inputs it tells of."""
+        """`decoder`: its address and its owner; `taps`: layers whose inputs the step returns."""
         self._kept = (decoder[1], ends, tables, taps)
         described = _embedding_and_head(decoder[0], hidden_size, ends)
         described.taps, described.num_taps = ctypes.addressof(taps), len(taps)
@@ -111,7 +111,7 @@ class CpuStep(CompiledStep):
             raise MemoryError("no memory for the description of a step")
         self.handle, self.run = handle, library.step_run
         self.vocab_size = ends.head.out_features
-        self.told_size = hidden_size * max(1, len(taps))
+        self.hidden_width = hidden_size * max(1, len(taps))
         weakref.finalize(self, library.step_free, handle).atexit = False  # as of layers
 
     def bind(
@@ -125,7 +125,7 @@ class CpuStep(CompiledStep):
 
 
 class CpuBoundStep(BoundStep):
-    """See `BoundStep`. Keeps the tensors that it points to."""
+    """A step of these rows; holds the tensors that its C++ structs point to."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class CpuBoundStep(BoundStep):
         adapters: LoraSegments,
     ) -> None:
         count, self._vocab_size = len(rows), step.vocab_size
-        self._told_size = step.told_size
+        self._hidden_width = step.hidden_width
         check_dense("rows", rows, (count,), torch.int64)
         chosen = count if logits is None else count - len(logits)
         if logits is not None:
@@ -161,9 +161,8 @@ class CpuBoundStep(BoundStep):
         self._args = (*self._rows, None, *self._rest, ctypes.byref(self._result), *self._adapters)
 
     def __call__(self, hidden: Tensor | None = None) -> list[int]:
-        """See the base."""
         self.scores = self._own_scores
-        self._result.hidden = self._hidden_of(hidden, self._count)
+        self._result.hidden = self._hidden_address(hidden, self._count)
         if status := self._run(*self._args, num_threads()):
             check(status)
         return self._out[:]
@@ -171,32 +170,33 @@ class CpuBoundStep(BoundStep):
     def verify(
         self, drafts: Sequence[int], logits: Tensor | None = None, hidden: Tensor | None = None
     ) -> list[list[int]]:
-        """See the base."""
         counts = (ctypes.c_int64 * self._count)(*drafts)
         drawn = sum(drafts[: self._chosen]) + self._chosen
-        left = sum(drafts) + self._count - drawn
-        if len(drafts) != self._count or (left and (logits is None or len(logits) != left)):
-            raise ValueError(f"drafts of {self._count} rows, and logits of {left} tokens")
+        num_logits = sum(drafts) + self._count - drawn
+        if len(drafts) != self._count or (
+            num_logits and (logits is None or len(logits) != num_logits)
+        ):
+            raise ValueError(f"drafts of {self._count} rows, and logits of {num_logits} tokens")
         if logits is not None:
-            check_dense("logits", logits, (left, self._vocab_size), torch.float32)
+            check_dense("logits", logits, (num_logits, self._vocab_size), torch.float32)
         out, got = (ctypes.c_int64 * drawn)(), (ctypes.c_int64 * self._chosen)()
         self.scores = self._new_scores(drawn)
         result = _result(out, got, logits, self.scores)
-        result.hidden = self._hidden_of(hidden, drawn + left)
+        result.hidden = self._hidden_address(hidden, drawn + num_logits)
         args = (*self._rows, counts, *self._rest, ctypes.byref(result), *self._adapters)
         if status := self._run(*args, num_threads()):
             check(status)
-        found, at = [], 0
+        tokens, start = [], 0
         for row, count in enumerate(got):
-            found.append(out[at : at + count])
-            at += 1 + drafts[row]
-        return found
+            tokens.append(out[start : start + count])
+            start += 1 + drafts[row]
+        return tokens
 
-    def _hidden_of(self, hidden: Tensor | None, tokens: int) -> int | None:
-        """The address of where the head's inputs go, or those of the taps' layers."""
+    def _hidden_address(self, hidden: Tensor | None, tokens: int) -> int | None:
+        """Address of the buffer for the output layer's inputs, or for those of the taps' layers."""
         if hidden is None:
             return None
-        check_dense("hidden", hidden, (tokens, self._told_size), torch.float32)
+        check_dense("hidden", hidden, (tokens, self._hidden_width), torch.float32)
         return hidden.data_ptr()
 
     def _new_scores(self, tokens: int) -> StepLogprobs | None:
@@ -208,11 +208,11 @@ class CpuBoundStep(BoundStep):
 
 
 def layer_indices(layers: Sequence[int], count: int) -> ctypes.Array[ctypes.c_int64]:
-    """Some of a decoder's `count` layers. Raises ValueError unless they ascend and are there."""
-    numbers = list(layers)
-    if numbers != sorted(set(numbers)) or not all(0 <= each < count for each in numbers):
-        raise ValueError(f"layers {numbers} must ascend, of {count}")
-    return (ctypes.c_int64 * len(numbers))(*numbers)
+    """Some of a decoder's `count` layers. Raises ValueError unless they ascend and exist."""
+    indices = list(layers)
+    if indices != sorted(set(indices)) or not all(0 <= index < count for index in indices):
+        raise ValueError(f"layers must ascend and be less than {count}; got {indices}")
+    return (ctypes.c_int64 * len(indices))(*indices)
 
 
 def _result(
@@ -227,7 +227,7 @@ def _result(
         open=None if logits is None else logits.data_ptr(),
     )
     if scores is not None:
-        result.ids, result.values, result.ranks = (each.data_ptr() for each in scores)
+        result.ids, result.values, result.ranks = (table.data_ptr() for table in scores)
         result.most = scores.ids.shape[1] - 1
     return result
 
@@ -252,16 +252,16 @@ def _embedding_and_head(decoder: int, hidden: int, ends: EmbeddingAndHead) -> c.
 
 
 def _tables(tables: BatchTables) -> c.StepTables:
-    rows, longest = tables.tokens.shape
+    rows, max_tokens = tables.tokens.shape
     groups, _, blocks = tables.block_tables.shape
-    check_dense("tokens", tables.tokens, (rows, longest), torch.int32)
+    check_dense("tokens", tables.tokens, (rows, max_tokens), torch.int32)
     check_dense("block_tables", tables.block_tables, (groups, rows, blocks), torch.int32)
     counts = (tables.num_prompt, tables.num_tokens, tables.num_computed)
     for count in counts:
         check_dense("counts", count, (rows,), torch.int64)
     return c.StepTables(
         tokens=tables.tokens.data_ptr(),
-        token_stride=longest,
+        token_stride=max_tokens,
         block_tables=tables.block_tables.data_ptr(),
         num_groups=groups,
         table_stride=blocks,

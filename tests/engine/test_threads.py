@@ -26,7 +26,7 @@ def own_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the kernels' threads be set without a trace."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)  # whatever ran in this process before
-    monkeypatch.setattr(settings, "_count", None)
+    monkeypatch.setattr(settings, "_num_threads", None)
     monkeypatch.setattr(engine_threads, "_own_count", None)
     yield
     torch.set_num_threads(before)

@@ -45,7 +45,7 @@ def compiled(request: pytest.FixtureRequest) -> KernelSet:
 @pytest.fixture(autouse=True)
 def single_thread(monkeypatch: pytest.MonkeyPatch):
     """One thread unless a test asks for more: torch's pool is slow to meet on a busy machine."""
-    monkeypatch.setattr("kernels.cpu.memory._count", None)  # an engine's
+    monkeypatch.setattr("kernels.cpu.memory._num_threads", None)  # an engine's
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

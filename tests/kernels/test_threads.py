@@ -15,7 +15,7 @@ from kernels.cpu import memory as settings
 @pytest.fixture
 def own_threads(monkeypatch):
     """Let `use_threads` be called without a trace."""
-    monkeypatch.setattr(settings, "_count", None)
+    monkeypatch.setattr(settings, "_num_threads", None)
 
 
 def test_any_number_of_threads_gives_the_same(compiled, own_threads):
