@@ -52,8 +52,8 @@ class SpecDecodeStats:
         self, drafter: Drafter | None, scheduler: Scheduler, counters: EngineStatsCollector
     ) -> None:
         """`drafter`: who gives the scheduler's rows drafts; None: nobody does."""
-        self._drafter, self._rows, self._counters = drafter, scheduler.drafts, counters
-        scheduler.drafts.source = drafter
+        self._drafter, self._scheduler, self._counters = drafter, scheduler, counters
+        scheduler.drafter = drafter
         counters.timeline_observers.append(_observe)
 
     def settle(self, plan: StepPlan, scheduled: list[Sequence], result: StepResult) -> None:
@@ -61,7 +61,7 @@ class SpecDecodeStats:
         if self._drafter is not None:
             self._drafter.note_following(result.tracking_seconds)
         if plan.drafts:
-            self._rows.process_accepted(plan, scheduled, result.token_ids)
+            self._scheduler.process_drafts(plan, scheduled, result.token_ids)
             self._count(plan, result)
 
     def _count(self, plan: StepPlan, result: StepResult) -> None:
@@ -309,7 +309,7 @@ class EngineCore:
         deltas = self._admit_ready() if self._entrance.has_pending else []
         deltas += self._process_steps(self._max_concurrent_steps)  # an interrupt may leave one more
         begun = self._start_step()
-        for ended in self.scheduler.take_refused():
+        for ended in self.scheduler.pop_rejected():
             deltas += self._exits.reject(*ended)
         if begun is not None:
             self._steps_in_flight.append(begun)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
-from engine.kv_cache import prefix_cache as cold
+from engine.kv_cache import prefix_cache
 from engine.kv_cache.block import TenantQuota
 from engine.kv_cache.block_pool import BlockPool
 from engine.kv_cache.kv_cache_config import KVCacheConfig
@@ -21,11 +22,24 @@ from engine.kv_cache.single_type_managers import (
 BlockTables = list[BlockTable]
 
 
+class CacheableSequence(Protocol):
+    """The fields of a sequence that its blocks depend on."""
+
+    @property
+    def seq_id(self) -> int: ...
+
+    @property
+    def token_ids(self) -> list[int]: ...
+
+    @property
+    def block_hashes(self) -> BlockHashes: ...
+
+
 class KVCacheCoordinator(ABC):
     """The managers of a model's KV cache groups over their common pool.
 
-    Sequences are known by their ids alone; one has block tables from its first `allocate` until
-    `free`. `docs/prefix-caching.md` walks through the operations with numbers.
+    A sequence has block tables from its first `allocate_slots` until `free`.
+    `docs/prefix-caching.md` walks through the operations with numbers.
     """
 
     def __init__(
@@ -44,7 +58,7 @@ class KVCacheCoordinator(ABC):
         self._trims = any(self.windows)
         #: Sequence id -> how many blocks of its tables, from the first, were offered to the cache.
         self._num_cached: dict[int, int] = {}
-        self._cold_starts = cold.PrefixMissTracker(block_size)
+        self._prefix_misses = prefix_cache.PrefixMissTracker(block_size)
         #: Prompt tokens looked up, and found, since the start.
         self.num_query_tokens = 0
         self.num_hit_tokens = 0
@@ -75,43 +89,90 @@ class KVCacheCoordinator(ABC):
 
     # -- prefixes -----------------------------------------------------------------------------
 
-    def get_computed_blocks(self, token_ids: list[int], hashes: BlockHashes) -> BlockTables:
+    def get_computed_blocks(self, sequence: CacheableSequence) -> BlockTables:
         """The longest run of cached blocks that a sequence's tokens begin with, by group.
 
         At least one token is always left to compute, because its logits are needed. Nothing is
-        allocated; the blocks may be evicted until `allocate` touches them.
+        allocated; the blocks may be evicted until `allocate_slots` adopts them.
         """
         if not self.enable_caching:
             return self.empty_blocks()
-        values = hashes.hash_full_blocks(token_ids, self.block_size)
-        return self._find(values[: (len(token_ids) - 1) // self.block_size])
+        token_ids = sequence.token_ids
+        hashes = sequence.block_hashes.hash_full_blocks(token_ids, self.block_size)
+        return self._longest_prefix(hashes[: (len(token_ids) - 1) // self.block_size])
 
     def empty_blocks(self) -> BlockTables:
         """The prefix of a sequence that must compute all of its tokens."""
         return [[] for _ in self.managers]
 
     @abstractmethod
-    def _find(self, hashes: list[bytes]) -> BlockTables:
-        """Cached blocks of the longest prefix of these that is a hit in every group."""
+    def _longest_prefix(self, hashes: list[bytes]) -> BlockTables:
+        """Cached blocks of the longest prefix of these hashes that is a hit in every group."""
 
-    def miss_reason(self, token_ids: list[int], hashes: BlockHashes, *, reads_cache: bool) -> str:
-        """Why no prefix was found; ask once a sequence, when it starts.
+    def miss_reason(self, sequence: CacheableSequence, *, reads_cache: bool) -> str:
+        """Why a sequence has no cached prefix; called once a sequence, when it starts.
 
-        `reads_cache`: whether one was looked for at all.
+        `reads_cache`: whether a prefix was looked up at all.
         """
         if not self.enable_caching:
-            return cold.CACHING_OFF
-        return (
-            self._cold_starts.miss_reason(token_ids, hashes)
-            if reads_cache
-            else cold.ALL_TOKENS_NEEDED
-        )
+            return prefix_cache.CACHING_OFF
+        if not reads_cache:
+            return prefix_cache.ALL_TOKENS_NEEDED
+        return self._prefix_misses.miss_reason(sequence.token_ids, sequence.block_hashes)
 
     # -- blocks of a sequence -------------------------------------------------------------------
 
     def get_block_tables(self, seq_id: int) -> BlockTables:
         """The block tables of a sequence that holds blocks."""
         return [manager.tables[seq_id] for manager in self.managers]
+
+    def allocate_slots(
+        self,
+        sequence: CacheableSequence,
+        quota: TenantQuota,
+        num_computed: int,
+        num_new: int,
+        prefix: BlockTables | None = None,
+        *,
+        lookahead: bool = False,
+    ) -> BlockTables | None:
+        """Allocate the blocks of a sequence's next tokens, and cache those that they fill.
+
+        Later sequences of the same step may hit these blocks at once. That is sound because a step
+        writes all KV of a layer before any attention reads it. Blocks that have left a window are
+        freed first, even if the others are then too few.
+
+        Args:
+            sequence: the sequence.
+            quota: of its tenant, which is charged.
+            num_computed: its tokens whose KV is computed; with `prefix`, those of the prefix.
+            num_new: tokens after those, computed by the next step; some may not be known yet.
+            prefix: the result of `get_computed_blocks`, for a sequence without blocks; else None.
+            lookahead: the last tokens are drafts, which may be rejected: no block is cached, and
+                none leaves a window.
+
+        Returns the new blocks by group, without the prefix, and an empty list when the sequence
+        needs none; None, with nothing allocated, when the tenant can't have enough.
+        """
+        seq_id, managers = sequence.seq_id, self.managers
+        if prefix is None and not lookahead:
+            self.free_skipped_blocks(seq_id, quota, num_computed)
+        if not self.can_allocate(seq_id, quota, num_computed, num_new, prefix):
+            return None
+        if prefix and prefix[0]:
+            # First, so that new blocks don't evict them.
+            for manager, cached_blocks in zip(managers, prefix, strict=True):
+                manager.adopt_prefix(seq_id, cached_blocks, quota)
+        blocks: BlockTables = []
+        total = self.blocks_for(num_computed + num_new)
+        if total > len(managers[0].tables.get(seq_id, ())):
+            blocks = [
+                manager.allocate_new_blocks(seq_id, total, num_computed, quota)
+                for manager in managers
+            ]
+        if not lookahead:
+            self.cache_full_blocks(sequence, num_computed + num_new)
+        return blocks
 
     def can_allocate(
         self,
@@ -121,85 +182,44 @@ class KVCacheCoordinator(ABC):
         num_new: int,
         prefix: BlockTables | None = None,
     ) -> bool:
-        """Whether `allocate` with the same arguments would succeed."""
-        room = self.pool.num_available_blocks(quota)
-        return self.needed(seq_id, num_computed, num_new, prefix) <= room
+        """Whether the tenant can have the blocks that `allocate_slots` would take."""
+        num_needed = self.num_blocks_to_allocate(seq_id, num_computed, num_new, prefix)
+        return num_needed <= self.pool.num_available_blocks(quota)
 
-    def needed(
+    def num_blocks_to_allocate(
         self, seq_id: int, num_computed: int, num_new: int, prefix: BlockTables | None = None
     ) -> int:
-        """How many blocks `allocate` with the same arguments would take from the free list."""
-        total = -(-(num_computed + num_new) // self.block_size)
-        needed = 0
+        """Number of free blocks that `allocate_slots` would take."""
+        total, num_needed = self.blocks_for(num_computed + num_new), 0
         for group, manager in enumerate(self.managers):
-            found = prefix[group] if prefix is not None else None
-            needed += manager.num_blocks_to_allocate(seq_id, total, num_computed, found)
-        return needed
+            blocks = prefix[group] if prefix is not None else None
+            num_needed += manager.num_blocks_to_allocate(seq_id, total, num_computed, blocks)
+        return num_needed
 
-    def total(
+    def num_blocks_after(
         self, seq_id: int, num_computed: int, num_new: int, prefix: BlockTables | None = None
     ) -> int:
-        """Blocks in the sequence's tables after `allocate`, null blocks left out."""
-        total, held = self.blocks_for(num_computed + num_new), 0
+        """Number of blocks in a sequence's tables after `allocate_slots`, without null blocks."""
+        total, num_held = self.blocks_for(num_computed + num_new), 0
         for group, manager in enumerate(self.managers):
-            found = prefix[group] if prefix is not None else None
-            held += manager.num_blocks_after(seq_id, total, num_computed, found)
-        return held
+            blocks = prefix[group] if prefix is not None else None
+            num_held += manager.num_blocks_after(seq_id, total, num_computed, blocks)
+        return num_held
 
-    def allocate(
-        self,
-        seq_id: int,
-        quota: TenantQuota,
-        num_computed: int,
-        num_new: int,
-        prefix: BlockTables | None = None,
-    ) -> BlockTables | None:
-        """Make room for a sequence's next tokens.
-
-        Args:
-            seq_id: the sequence.
-            quota: of its tenant, who pays.
-            num_computed: its tokens whose KV is there; with `prefix`, that many tokens.
-            num_new: tokens after those, whose KV comes with the next step.
-            prefix: what `get_computed_blocks` returned, for a sequence without blocks; else None.
-
-        Returns the new blocks by group, the prefix left out; None when there is none. Raises
-        RuntimeError when too few blocks are free: callers ask `can_allocate` first.
-        """
-        managers = self.managers
-        if prefix and prefix[0]:
-            # Before allocating, lest the allocation evict what was just found.
-            for manager, found in zip(managers, prefix, strict=True):
-                manager.adopt_prefix(seq_id, found, quota)
-        total = -(-(num_computed + num_new) // self.block_size)
-        if total <= len(managers[0].tables.get(seq_id, ())):
-            return None
-        return [
-            manager.allocate_new_blocks(seq_id, total, num_computed, quota) for manager in managers
-        ]
-
-    def cache_full_blocks(
-        self, seq_id: int, token_ids: list[int], hashes: BlockHashes, num_tokens: int
-    ) -> None:
-        """Cache blocks that this step fills; later requests of the same step may already hit them.
-
-        That is sound because a step writes all KV of a layer before any attention reads it.
-
-        Args:
-            seq_id: the sequence.
-            token_ids: its tokens that are known.
-            hashes: of their blocks.
-            num_tokens: whose KV is in the cache after the step; some may not be known yet.
+    def cache_full_blocks(self, sequence: CacheableSequence, num_tokens: int) -> None:
+        """Cache the blocks that a sequence's first `num_tokens` tokens fill, as far as these are
+        known.
         """
         if not self.enable_caching:
             return
+        seq_id, token_ids = sequence.seq_id, sequence.token_ids
         first = self._num_cached.get(seq_id, 0)
         end = min(num_tokens, len(token_ids)) // self.block_size
         if end <= first:
             return
-        values = hashes.hash_full_blocks(token_ids, self.block_size)
+        hashes = sequence.block_hashes.hash_full_blocks(token_ids, self.block_size)
         for manager in self.managers:
-            manager.cache(seq_id, values, first, end)
+            manager.cache(seq_id, hashes, first, end)
         self._num_cached[seq_id] = end
 
     def free_skipped_blocks(self, seq_id: int, quota: TenantQuota, num_computed: int) -> None:
@@ -280,7 +300,7 @@ class UnitaryKVCacheCoordinator(KVCacheCoordinator):
             return num_blocks * self.block_size
         return super().max_sequence_tokens(num_blocks, chunk, longest)
 
-    def _find(self, hashes: list[bytes]) -> BlockTables:
+    def _longest_prefix(self, hashes: list[bytes]) -> BlockTables:
         """See the base."""
         return [self.managers[0].longest_prefix(hashes)]
 
@@ -302,7 +322,7 @@ class HybridKVCacheCoordinator(KVCacheCoordinator):
         super().__init__(pool, managers, block_size, enable_caching)
         self._types = _attention_types(self.managers)
 
-    def _find(self, hashes: list[bytes]) -> BlockTables:
+    def _longest_prefix(self, hashes: list[bytes]) -> BlockTables:
         """See the base. Blocks that the next token doesn't see are left out."""
         lookup = self.pool.get_cached_block
         hit = longest_common_hit(

@@ -17,7 +17,7 @@ from itertools import zip_longest
 from engine.kv_cache import TenantQuota
 from engine.kv_cache.tenant_quotas import TenantQuotas
 from engine.scheduler.plan import is_decode
-from engine.scheduler.prefill_budget import StepLimits
+from engine.scheduler.prefill_budget import LEAST_OF_A_START, PrefillBudget, StepLimits
 from engine.scheduler.request import Sequence
 from engine.scheduler.request_queue import RequestQueue
 from engine.scheduler.running_queue import RunningQueue
@@ -89,7 +89,31 @@ class DecodeRotation:
         #: Whether others' prompts could take nothing of what the last one left to them.
         self._light_tenants_blocked = False
 
-    def plan_short_step(self, work: StepDemand, room: int) -> ShortStep | None:
+    def plan_prefill(self) -> tuple[PrefillBudget, ShortStep | None]:
+        """The next step's prompt tokens, and how it's kept short, if it is.
+
+        Prompts may take the whole token budget unless a sequence decodes in the step.
+        """
+        share, max_tokens = self._limits.share, self._limits.token_budget
+        if not share.saturation_decodes and share.max_prompt_tokens >= max_tokens:
+            return PrefillBudget(max_tokens), None  # no bound: nothing to count
+        demand = StepDemand.from_running(self._runs.sequences)
+        num_tokens = max_tokens
+        if demand.rows:
+            num_waiting = demand.pending + self._waiting.num_tokens
+            num_tokens = min(share.prompt_tokens(demand.rows, num_waiting), max_tokens)
+        short_step = self._plan_short_step(demand, num_tokens)
+        if short_step is not None:
+            # Its target is measured in steps with all that attention read.
+            min_tokens = num_tokens = short_step.light_tenant_prompt_tokens
+        elif demand.rows:
+            min_tokens = min(share.min_prompt_tokens(demand.rows), max_tokens)
+        else:
+            return PrefillBudget(max_tokens), None
+        budget = PrefillBudget(num_tokens, min_tokens, LEAST_OF_A_START, share.context_cost_tokens)
+        return budget, short_step
+
+    def _plan_short_step(self, work: StepDemand, room: int) -> ShortStep | None:
         """How to keep the step short; None: it's as it would be with one tenant.
 
         Args:

@@ -4,7 +4,7 @@ Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024, arXiv 2401
 has a counter of the service that it got: prompt tokens as they are computed, output tokens as they
 come, weighted by cost and divided by the tenant's weight. The tenant with the smallest counter goes
 first, whether its prompt waits or has begun. No tenant can gain by sending more, an idle engine
-serves whoever is there (work-conserving, but for the seats that `Admitter` keeps), and a tenant
+serves whoever is there (work-conserving, but for reserved seats), and a tenant
 that comes back can't have saved up service: its counter is lifted to the smallest one of those that
 wait. Where counters are equal, whoever was served longest ago goes first.
 

@@ -1,196 +1,235 @@
-"""The sequences that run: they join, get blocks, give them to others, and leave."""
+"""The running sequences, and which of them give blocks or seats to others."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as List
-
+from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import KVPoolTooSmall
 from engine.contract.messages import MAX_RECORDED_CHUNKS
 from engine.kv_cache import BlockTables, KVCacheCoordinator
 from engine.kv_cache.block import TenantQuota
-from engine.kv_cache.tenant_quotas import TenantQuotas
-from engine.scheduler.plan import is_decode
+from engine.scheduler.prefill_budget import StepLimits
 from engine.scheduler.request import Sequence, SequenceStatus
 from engine.scheduler.request_queue import RequestQueue
 from engine.scheduler.step_builder import StepBuilder
 
-# -- Who gives blocks back when there are too few.
-
-
-def choose_victim(
-    running: List[Sequence],
-    quotas: TenantQuotas,
-    for_tenant: TenantQuota,
-    *,
-    ordered_by_priority: bool,
-    same_tenant_only: bool = False,
-    over_share: bool = False,
-    keep_oldest: bool = False,
-    is_pinned: Callable[[Sequence], bool] = lambda sequence: False,
-) -> Sequence | None:
-    """The running sequence to preempt so that a tenant gets blocks.
-
-    The last sequence of the tenant that is most over its share; where priorities count, the lowest
-    goes first. Whoever uses no more than his reserve gives nothing to others. The first that runs
-    never gives but to a reserve: it ends one day, and so everyone's turn comes, while two tenants
-    that took from each other what they had just got would never end.
-
-    Args:
-        running: in order; the last of a tenant goes before its others.
-        quotas: everyone's blocks.
-        for_tenant: for whom.
-        ordered_by_priority: `running` is in order of priority, and only the lowest that can give
-        does.
-        same_tenant_only: the tenant is at its maximum, so that only its own blocks help.
-        over_share: only others who are over their share give, the first that runs too.
-        keep_oldest: it never gives.
-        is_pinned: whether others rely in this step on what a sequence computes; it can't give then.
-
-    Returns None when nobody can give.
-    """
-    chosen: Sequence | None = None
-    most = 0.0
-    seen: set[str] = set()
-    for sequence in reversed(running if over_share and not keep_oldest else running[1:]):
-        urgency = sequence.request.priority
-        if chosen is not None and ordered_by_priority and urgency < chosen.request.priority:
-            break
-        name = sequence.request.message.tenant
-        if name in seen:
-            continue
-        quota = quotas.get(name)
-        own = quota is for_tenant
-        if (own and over_share) or (same_tenant_only and not own):
-            continue
-        if is_pinned(sequence):
-            continue
-        seen.add(name)
-        excess = quotas.usage_ratio(quota, quota.used)
-        if not own and (quota.used <= quota.reserved or (over_share and excess <= 1)):
-            continue
-        if chosen is None or excess > most:
-            chosen, most = sequence, excess
-    return chosen
-
 
 class RunningQueue:
-    """Who runs, and whose blocks go to whom when there are too few.
+    """The running sequences, and which of them are preempted when blocks or seats are short.
 
     Attributes:
-        sequences: in the order in which they are dealt to; the last gives its blocks first.
-        num_preemptions: how often one gave all of its blocks.
-        removed_ids: ids of those that left since the last step; the worker hasn't heard of it.
+        sequences: in scheduling order; the last is preempted first.
+        tenants: tenants that have running sequences.
+        num_preemptions: number of preemptions so far.
+        removed_ids: ids of those that left since the last step; the worker doesn't know it yet.
+        reserved_seats: seats that tenants over their share leave to others.
     """
 
     def __init__(
-        self, kv: KVCacheCoordinator, waiting: RequestQueue, ordered_by_priority: bool
+        self,
+        config: EngineConfig,
+        kv: KVCacheCoordinator,
+        waiting: RequestQueue,
+        limits: StepLimits,
     ) -> None:
-        """`ordered_by_priority`: the list is kept in order of priority, and only the lowest
-        gives."""
+        self._kv, self._waiting, self._limits = kv, waiting, limits
+        self._ordered_by_priority = config.scheduling_policy != "fcfs"
+        self._max_num_seqs = config.max_num_seqs
+        self.reserved_seats = config.reserved_seats
         self.sequences: list[Sequence] = []
-        self.num_preemptions = 0
-        #: Whose they are.
         self.tenants: set[TenantQuota] = set()
-        self._kv, self._waiting, self._ordered_by_priority = kv, waiting, ordered_by_priority
-        self._refused: list[tuple[Sequence, KVPoolTooSmall]] = []
+        self.num_preemptions = 0
         self.removed_ids: list[int] = []
+        self._rejected: list[tuple[Sequence, KVPoolTooSmall]] = []
+
+    @property
+    def is_full(self) -> bool:
+        """Whether all seats are taken."""
+        return len(self.sequences) >= self._max_num_seqs
+
+    def sort(self) -> None:
+        """Order by priority where it counts, so that the lowest is always the last."""
+        if self._ordered_by_priority:
+            self.sequences.sort(key=lambda sequence: (sequence.request.priority, sequence.seq_id))
 
     def quota_of(self, sequence: Sequence) -> TenantQuota:
-        """Who pays for the sequence's blocks."""
+        """The quota that a sequence's blocks are charged to."""
         return self._kv.quotas.get(sequence.request.message.tenant)
 
     def find_cached_prefix(self, sequence: Sequence) -> BlockTables:
         """The cached blocks that a sequence's tokens begin with, if it may use any."""
         if not sequence.reads_cache:
             return self._kv.empty_blocks()
-        return self._kv.get_computed_blocks(sequence.token_ids, sequence.block_hashes)
+        return self._kv.get_computed_blocks(sequence)
+
+    def can_allocate(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Whether a running sequence gets the blocks of its next tokens without a preemption."""
+        quota, num_computed = self.quota_of(sequence), sequence.num_computed_tokens
+        return self._kv.can_allocate(sequence.seq_id, quota, num_computed, num_tokens)
 
     def add(self, sequence: Sequence) -> None:
-        """A sequence, whose first blocks are allocated, runs from now on."""
+        """Add a sequence whose first blocks are allocated."""
         sequence.status = SequenceStatus.RUNNING
         quota = self.quota_of(sequence)
         quota.running += 1
         self.tenants.add(quota)
         self.sequences.append(sequence)
 
-    def allocate_or_preempt(self, builder: StepBuilder, index: int, count: int) -> int:
-        """Deal to a running sequence that may need blocks; the index of the one after it."""
-        sequence = self.sequences[index]
-        seq_id, computed = sequence.seq_id, sequence.num_computed_tokens
-        quota = self.quota_of(sequence)
-        self._kv.free_skipped_blocks(seq_id, quota, computed)
-        while not self._kv.can_allocate(seq_id, quota, computed, count):
-            victim = self._victim_for(builder, sequence, count)
-            if victim is sequence and self.reject_oversized(sequence, count):
-                return index
-            index -= self.sequences.index(victim) < index
-            self.preempt_in_step(builder, victim)
-            if victim is sequence:
-                return index
-        fresh = self._kv.allocate(seq_id, quota, computed, count)
-        self._kv.cache_full_blocks(
-            seq_id, sequence.token_ids, sequence.block_hashes, computed + count
-        )
-        if fresh:
-            builder.add_blocks(sequence, fresh)
-        builder.add(sequence, count)
-        if not is_decode(count):
-            self._waiting.charge_prompt(sequence, count)
-        return index + 1
+    # -- victims ------------------------------------------------------------------------------
 
-    def preempt_in_step(self, builder: StepBuilder, victim: Sequence) -> None:
-        """Preempt a sequence, which this step may hold already."""
-        starts = builder.is_new(victim)
-        if builder.remove(victim):
+    def choose_victim(
+        self,
+        for_tenant: TenantQuota,
+        step: StepBuilder | None = None,
+        *,
+        same_tenant_only: bool = False,
+        over_share: bool = False,
+        keep_oldest: bool = False,
+    ) -> Sequence | None:
+        """The running sequence to preempt so that a tenant gets blocks; None when there is none.
+
+        The last sequence of the tenant that is most over its share; where priorities count, of the
+        lowest priority that can give. Tenants that use no more than their reserve give nothing to
+        others. The oldest running sequence gives only to a reserve: it ends one day, so that every
+        sequence's turn comes, while two tenants that took from each other what they had just got
+        would never end.
+
+        Args:
+            for_tenant: the tenant that needs blocks.
+            step: the step that is being planned, if any.
+            same_tenant_only: the tenant is at its maximum, so that only its own blocks help.
+            over_share: only other tenants that are over their share give, and the oldest too.
+            keep_oldest: the oldest never gives.
+        """
+        quotas, running = self._kv.quotas, self.sequences
+        victim: Sequence | None = None
+        max_excess = 0.0
+        seen: set[str] = set()
+        for sequence in reversed(running if over_share and not keep_oldest else running[1:]):
+            priority = sequence.request.priority
+            if (
+                victim is not None
+                and self._ordered_by_priority
+                and priority < victim.request.priority
+            ):
+                break
+            tenant = sequence.request.message.tenant
+            if tenant in seen:
+                continue
+            quota = quotas.get(tenant)
+            is_same = quota is for_tenant
+            if over_share if is_same else same_tenant_only:
+                continue
+            if step is not None and self._is_read_in_step(step, sequence):
+                continue
+            seen.add(tenant)
+            excess = quotas.usage_ratio(quota, quota.used)
+            if not is_same and (quota.used <= quota.reserved or (over_share and excess <= 1)):
+                continue
+            if victim is None or excess > max_excess:
+                victim, max_excess = sequence, excess
+        return victim
+
+    def victim_for_growth(self, step: StepBuilder, sequence: Sequence, num_tokens: int) -> Sequence:
+        """The victim for a running sequence's next tokens: itself when there is no other."""
+        quota, num_computed = self.quota_of(sequence), sequence.num_computed_tokens
+        num_needed = self._kv.num_blocks_to_allocate(sequence.seq_id, num_computed, num_tokens)
+        same_tenant_only = quota.used + num_needed > quota.maximum
+        return self.choose_victim(quota, step, same_tenant_only=same_tenant_only) or sequence
+
+    def _is_read_in_step(self, step: StepBuilder, sequence: Sequence) -> bool:
+        """Whether a sequence that starts in this step reads what another computes in it.
+
+        The other can't be taken out of the step then: its KV would never come.
+        """
+        count = step.num_scheduled_tokens(sequence) if step.plan.new else 0
+        return count > 0 and self._kv.has_shared_blocks(
+            sequence.seq_id, sequence.num_computed_tokens - count
+        )
+
+    def claim_reserves(self) -> None:
+        """Preempt tenants over their share for blocks that have been reserved since they took them.
+
+        No later allocation dips into a reserve.
+        """
+        kv = self._kv
+        if not kv.quotas.tenants_with_reserve:
+            return
+        for quota in kv.quotas.uncovered_reserves(kv.pool.num_free_blocks):
+            head = self._waiting.peek_tenant(quota.name)
+            if head is None:
+                continue
+            prefix, num_computed, chunk = self._first_chunk(head)
+            num_needed = kv.num_blocks_to_allocate(head.seq_id, num_computed, chunk, prefix)
+            if num_needed > quota.unused_reserve:
+                continue
+            while not kv.can_allocate(head.seq_id, quota, num_computed, chunk, prefix):
+                victim = self.choose_victim(quota, over_share=True)
+                if victim is None:
+                    break
+                self.preempt(victim)
+
+    def _first_chunk(self, head: Sequence) -> tuple[BlockTables, int, int]:
+        """A waiting sequence's cached prefix, its length, and the longest first chunk."""
+        prefix = self.find_cached_prefix(head)
+        num_computed = len(prefix[0]) * self._kv.block_size
+        num_pending = head.num_tokens - num_computed
+        return prefix, num_computed, min(num_pending, self._limits.max_tokens_per_sequence)
+
+    def claim_share(self, step: StepBuilder, head: Sequence, quota: TenantQuota) -> bool:
+        """Preempt tenants over their share of the pool for one that stays within its own.
+
+        False when that doesn't free enough. More urgent sequences give nothing.
+        """
+        if self._kv.quotas.usage_ratio(quota, quota.used + step.num_missing_blocks) > 1:
+            return False
+        while True:
+            prefix, num_computed, chunk = self._first_chunk(head)
+            if self._kv.can_allocate(head.seq_id, quota, num_computed, chunk, prefix):
+                return True
+            victim = self.choose_victim(quota, step, over_share=True, keep_oldest=True)
+            if victim is None or victim.request.priority < head.request.priority:
+                return False
+            self.preempt_in_step(step, victim)
+
+    def claim_seat(self, step: StepBuilder, head: Sequence, quota: TenantQuota) -> bool:
+        """Preempt a sequence of a tenant over its share of seats for a tenant that has few.
+
+        It took them while no other tenant was active; afterwards `must_leave_seats` prevents that.
+        """
+        quotas, seats = self._kv.quotas, self._max_num_seqs
+        max_claimed = min(self.reserved_seats, seats * quotas.weight_fraction(quota))
+        if not self._waiting.fair or quota.running >= max_claimed:
+            return False
+        for victim in reversed(self.sequences[1:]):
+            if victim.request.priority < head.request.priority:
+                return False
+            if self._is_read_in_step(step, victim):
+                continue
+            victim_quota = self.quota_of(victim)
+            if victim_quota.running > seats * quotas.weight_fraction(victim_quota):
+                self.preempt_in_step(step, victim)
+                return True
+        return False
+
+    def must_leave_seats(self, quota: TenantQuota) -> bool:
+        """Whether the last free seats are for other tenants that were active lately."""
+        if len(self.sequences) < self._max_num_seqs - self.reserved_seats:
+            return False
+        return quota.running >= self._max_num_seqs * self._kv.quotas.weight_fraction(quota)
+
+    def preempt_in_step(self, step: StepBuilder, victim: Sequence) -> None:
+        """Preempt a sequence while a step is planned that may hold it already."""
+        is_new = step.is_new(victim)
+        if step.remove(victim):
             self.uncache_from(victim, victim.num_computed_tokens)
-        builder.preempted.add(victim.request.message.tenant)
+        step.preempted.add(victim.request.message.tenant)
         self.preempt(victim)
-        if starts:
+        if is_new:
             self.removed_ids.pop()  # the worker never knew it
 
     def uncache_from(self, sequence: Sequence, num_tokens: int) -> None:
         """Uncache a running sequence's blocks from a token on: their content never came."""
         self._kv.uncache_from(sequence.seq_id, sequence.block_hashes, num_tokens)
-
-    def _victim_for(self, builder: StepBuilder, sequence: Sequence, count: int) -> Sequence:
-        """Whom to preempt so that a sequence can grow; itself when nobody else gives."""
-        quota = self.quota_of(sequence)
-        needed = self._kv.needed(sequence.seq_id, sequence.num_computed_tokens, count)
-        own_only = quota.used + needed > quota.maximum
-        return self.victim(quota, builder, own_only=own_only) or sequence
-
-    def victim(
-        self,
-        taker: TenantQuota,
-        builder: StepBuilder | None = None,
-        *,
-        own_only: bool = False,
-        over_share: bool = False,
-        spares_first: bool = False,
-    ) -> Sequence | None:
-        """Whom to preempt for a tenant, while a step is being dealt or before."""
-        return choose_victim(
-            self.sequences,
-            self._kv.quotas,
-            taker,
-            ordered_by_priority=self._ordered_by_priority,
-            same_tenant_only=own_only,
-            over_share=over_share,
-            keep_oldest=spares_first,
-            is_pinned=lambda sequence: (
-                builder is not None and self.has_shared_blocks_this_step(builder, sequence)
-            ),
-        )
-
-    def has_shared_blocks_this_step(self, builder: StepBuilder, sequence: Sequence) -> bool:
-        """Whether another one, started in this step, reads what the sequence computes in it.
-
-        Then it can't be taken out of the step any more: what the other one reads would never come.
-        """
-        count = builder.num_scheduled_tokens(sequence) if builder.plan.new else 0
-        first = sequence.num_computed_tokens - count
-        return count > 0 and self._kv.has_shared_blocks(sequence.seq_id, first)
 
     def preempt(self, sequence: Sequence) -> None:
         """Free a running sequence's blocks and queue it again; its tokens are recomputed later."""
@@ -204,48 +243,48 @@ class RunningQueue:
         self._waiting.prepend(sequence)
 
     def finish(self, sequence: Sequence, reason: str, stop_reason: int | None = None) -> None:
-        """Take a sequence out wherever it stands and free its blocks at once."""
+        """Remove a sequence in whatever state it is, and free its blocks at once."""
         if sequence.finished:
             return
         was_running = sequence.status is SequenceStatus.RUNNING
-        unknown = sequence.status is SequenceStatus.WAITING_FOR_ADMISSION
+        in_admission = sequence.status is SequenceStatus.WAITING_FOR_ADMISSION
         parked = sequence.status is SequenceStatus.PARKED_BEAM
         sequence.status = SequenceStatus.FINISHED
         sequence.finish_reason = reason
         sequence.stop_reason = stop_reason
         if was_running:
             self.remove(sequence)
-        elif not unknown and not parked:
+        elif not in_admission and not parked:
             self._waiting.remove_finished(sequence)
         quota = self.quota_of(sequence)
-        if not unknown:
+        if not in_admission:
             quota.sequences -= 1
         self._kv.free(sequence.seq_id, quota)
 
     def reject_oversized(
-        self, sequence: Sequence, count: int, prefix: BlockTables | None = None
+        self, sequence: Sequence, num_tokens: int, prefix: BlockTables | None = None
     ) -> bool:
-        """End a sequence whose next `count` tokens wouldn't fit if it were the only one: its
-        tenant's limit shrank.
+        """End a sequence whose next tokens wouldn't fit even if it were the only one, because its
+        tenant's limit has shrunk; whether it did.
         """
         limit = self._kv.quotas.limit(self.quota_of(sequence))
-        computed = sequence.num_computed_tokens
+        num_computed = sequence.num_computed_tokens
         if prefix is not None:
-            computed = len(prefix[0]) * self._kv.block_size
-        if self._kv.total(sequence.seq_id, computed, count, prefix) <= limit:
+            num_computed = len(prefix[0]) * self._kv.block_size
+        if self._kv.num_blocks_after(sequence.seq_id, num_computed, num_tokens, prefix) <= limit:
             return False
         error = KVPoolTooSmall(
             f"The request needs more than the {limit} KV blocks that its tenant may use.",
             param="max_tokens",
         )
         self.finish(sequence, "error")
-        self._refused.append((sequence, error))
+        self._rejected.append((sequence, error))
         return True
 
     def pop_rejected(self) -> list[tuple[Sequence, KVPoolTooSmall]]:
         """Sequences that ended because their tenant's limit can't hold them any more."""
-        refused, self._refused = self._refused, []
-        return refused
+        rejected, self._rejected = self._rejected, []
+        return rejected
 
     def pop_removed(self) -> list[int]:
         """Ids of the sequences that left since the last step, for the worker."""
@@ -253,13 +292,13 @@ class RunningQueue:
         return removed
 
     def free_and_remove(self, sequence: Sequence) -> None:
-        """Free a running sequence's blocks; the worker forgets it."""
+        """Free a running sequence's blocks and remove it from the worker."""
         self.remove(sequence)
         self._kv.free(sequence.seq_id, self.quota_of(sequence))
         sequence.num_computed_tokens = 0
 
     def remove(self, sequence: Sequence) -> None:
-        """Take a sequence off the running list; the worker is told."""
+        """Remove a sequence from the running list and, with the next plan, from the worker."""
         self.sequences.remove(sequence)
         quota = self.quota_of(sequence)
         quota.running -= 1

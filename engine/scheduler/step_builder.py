@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from engine.contract.lora import digest_of
 from engine.contract.messages import MAX_RECORDED_CHUNKS
-from engine.kv_cache import Block
+from engine.kv_cache import Block, TenantQuota
 from engine.scheduler.plan import NewSequence, StepPlan, is_decode
 from engine.scheduler.prefill_budget import PrefillBudget, StepLimits
 from engine.scheduler.request import Sequence
@@ -17,7 +19,9 @@ class StepBuilder:
         budget: tokens that may still be dealt.
         prefill: prompt tokens among them.
         tenant_budgets: tenants that have a part of their own instead, in a step that is held short.
-        preempted: tenants of whose running sequences one had to make room in this step.
+        preempted: tenants of whose running sequences one was preempted in this step.
+        admission_closed: whether no more sequences may start in this step.
+        num_missing_blocks: blocks needed by the last sequence that was too short of them to start.
     """
 
     def __init__(self, step: int, budget: int, prefill: PrefillBudget) -> None:
@@ -27,11 +31,28 @@ class StepBuilder:
         self.prefill = prefill
         self.tenant_budgets: dict[str, PrefillBudget] = {}
         self.preempted: set[str] = set()
+        self.admission_closed = False
+        self.num_missing_blocks = 0
         self._started: set[int] = set()
 
     def __contains__(self, sequence: Sequence) -> bool:
         """Whether the step holds a sequence. It does so once: nobody is dealt to twice."""
         return sequence in self.scheduled
+
+    def split_prompt_budget(self, heavy_tenants: list[TenantQuota], num_tokens: int) -> None:
+        """Give the prompts of heavy tenants a budget of their own, of so many tokens."""
+        budget = replace(self.prefill, remaining=num_tokens, min_tokens=num_tokens)
+        self.tenant_budgets = dict.fromkeys((quota.name for quota in heavy_tenants), budget)
+
+    @property
+    def num_unused_tenant_tokens(self) -> int:
+        """Tokens that the prompts of heavy tenants have left."""
+        budget = next(iter(self.tenant_budgets.values()))
+        return max(0, int(budget.remaining))
+
+    def limit_budget(self, num_tokens: int) -> None:
+        """Leave as much budget as makes a step of `num_tokens`, at most."""
+        self.budget = min(self.budget, max(0, num_tokens - self.plan.num_tokens))
 
     def prompt_budget(self, sequence: Sequence, context: int) -> int:
         """Tokens of a sequence's prompt, behind so many others, that there's room for."""
@@ -162,9 +183,10 @@ class StepBuilder:
             )
         )
 
-    def add_blocks(self, sequence: Sequence, fresh: list[list[Block]]) -> None:
-        """Tell of blocks appended to the tables of a sequence that the worker holds."""
-        self.plan.new_blocks.append((sequence.seq_id, _ids(fresh)))
+    def add_blocks(self, sequence: Sequence, blocks: list[list[Block]]) -> None:
+        """Append new blocks, by KV cache group, to the tables of a sequence that the worker has."""
+        if blocks:
+            self.plan.new_blocks.append((sequence.seq_id, _ids(blocks)))
 
 
 def _ids(tables: list[list[Block]]) -> list[list[int]]:

@@ -205,9 +205,7 @@ class DraftModelProposer:
         for row in rows:
             sequence = row.sequence
             own = min(row.computed, row.num_cached)
-            self.kv.cache_full_blocks(
-                sequence.seq_id, sequence.token_ids, sequence.block_hashes, own
-            )
+            self.kv.cache_full_blocks(sequence, own)
         drawing = [row for row in rows if row.is_up_to_date]
         while drawing := [row for row in drawing if self._goes_on(row)]:
             drawing = self._draw(drawing)
@@ -264,7 +262,7 @@ class DraftModelProposer:
         seq_id, known = sequence.seq_id, sequence.num_tokens
         row, prefix = self._rows.pop(seq_id, None), None
         if row is None:
-            prefix = self.kv.get_computed_blocks(sequence.token_ids, sequence.block_hashes)
+            prefix = self.kv.get_computed_blocks(sequence)
             computed = len(prefix[0]) * self.kv.block_size
         else:
             self._rows[seq_id] = row  # used lately
@@ -272,9 +270,11 @@ class DraftModelProposer:
         behind = min(known - computed, left)
         caught_up = computed + behind == known
         room = behind + (count - 1 if caught_up else 0)
-        if behind < 1 or not self._evict_rows(seq_id, computed, room, busy, prefix):
+        if behind < 1:
             return None
-        fresh = self.kv.allocate(seq_id, self._quota, computed, room, prefix)
+        fresh = self._allocate(sequence, computed, room, busy, prefix)
+        if fresh is None:
+            return None
         if row is None:
             row = self._rows[seq_id] = _Row(sequence)
             plan.new.append(self._described(sequence, computed))
@@ -290,23 +290,26 @@ class DraftModelProposer:
         plan.num_samples.append(int(caught_up))
         return row
 
-    def _evict_rows(
+    def _allocate(
         self,
-        seq_id: int,
+        sequence: Sequence,
         computed: int,
         count: int,
         busy: set[int],
         prefix: BlockTables | None,
-    ) -> bool:
-        """Whether a sequence can have blocks and a row, once those idle longest gave theirs."""
-        while (seq_id not in self._rows and len(self._rows) >= self._most_rows) or (
-            not self.kv.can_allocate(seq_id, self._quota, computed, count, prefix)
-        ):
+    ) -> BlockTables | None:
+        """Blocks for a sequence that has a row or can get one; those idle longest give theirs."""
+        while True:
+            if sequence.seq_id in self._rows or len(self._rows) < self._most_rows:
+                blocks = self.kv.allocate_slots(
+                    sequence, self._quota, computed, count, prefix, lookahead=True
+                )
+                if blocks is not None:
+                    return blocks
             idle = next((row for key, row in self._rows.items() if key not in busy), None)
             if idle is None:
-                return False
+                return None
             self.forget(idle.sequence)
-        return True
 
     def _readable(self, sequence: Sequence, start: int = 0) -> list[int]:
         """A sequence's tokens from `start` on, another one in the place of each that its adapter

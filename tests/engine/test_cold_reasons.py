@@ -62,7 +62,7 @@ def test_a_preempted_sequence_keeps_the_reason_of_its_first_start() -> None:
 def test_memory_is_bounded_and_what_is_forgotten_counts_as_never_shared() -> None:
     driver = Driver(num_blocks=4)
     starts = PrefixMissTracker(block_size=4, remembered=3)
-    driver.scheduler.kv._cold_starts = starts
+    driver.scheduler.kv._prefix_misses = starts
     for start in range(50):
         assert reason(driver, list(range(start * 20, start * 20 + 12))) == "no_shared_prefix"
     assert len(starts._hashes) == 3

@@ -112,8 +112,7 @@ def test_a_tenant_that_was_away_for_an_hour_is_forgotten_and_one_that_runs_or_wa
     driver = Driver(num_blocks=50, max_num_seqs=1)
     queue = FairQueue(clock=lambda: now)
     driver.scheduler.waiting = queue
-    for part in (driver.scheduler._admitter, driver.scheduler._runs):
-        part._waiting = queue
+    driver.scheduler._runs._waiting = queue
     for number in range(1000):
         passing = driver.add([number], tenant=f"t{number}")
         driver.step()

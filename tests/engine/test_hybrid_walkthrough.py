@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from engine.kv_cache import NULL_BLOCK, BlockHashes, make_coordinator
@@ -12,6 +14,11 @@ from engine.kv_cache.single_type_managers import FullAttentionManager, SlidingWi
 from tests.engine.helpers import Driver
 
 LONG = 10**6
+
+
+def uncached(num_tokens: int) -> SimpleNamespace:
+    """A sequence of which nothing is computed."""
+    return SimpleNamespace(seq_id=0, token_ids=list(range(num_tokens)), block_hashes=BlockHashes())
 
 
 def ids(table: list) -> list[int | None]:
@@ -92,8 +99,8 @@ def test_each_group_has_the_manager_of_its_type(
 def test_112_tokens_of_ten_full_and_twenty_sliding_layers_take_eleven_blocks() -> None:
     kv = make_coordinator(make_kv_cache_config((32, 32, 0) * 10, 30, LONG), 20, 16)
     # Every token but the last is computed; the last one's window begins in block 5.
-    assert kv.needed(0, 111, 1) == 11
-    kv.allocate(0, kv.quotas.get(""), 111, 1)
+    assert kv.num_blocks_to_allocate(0, 111, 1) == 11
+    kv.allocate_slots(uncached(0), kv.quotas.get(""), 111, 1, kv.empty_blocks())
     early = [None] * 5
     assert [ids(table) for table in kv.get_block_tables(0)] == [
         [0, 1, 2, 3, 4, 5, 6],
@@ -180,14 +187,14 @@ def test_blocks_that_left_the_window_serve_others_while_the_sequence_runs() -> N
 def hit_length(windows: tuple[int, ...], cached: dict[int, set[int]], num_tokens: int) -> int:
     """Tokens of the prefix found when these blocks (by group) of a prompt are cached."""
     kv = make_coordinator(make_kv_cache_config(windows, len(windows), LONG), 100, 1)
-    token_ids, hashes = list(range(num_tokens)), BlockHashes()
-    keys = hashes.hash_full_blocks(token_ids, 1)
+    sequence = uncached(num_tokens)
+    keys = sequence.block_hashes.hash_full_blocks(sequence.token_ids, 1)
     several = len(kv.managers) > 1
     for group, tokens in cached.items():
         for token in sorted(tokens):
             block = kv.pool.get_new_blocks(1)[0]
             kv.pool.cache_block(block, keys[token] + (group_key(group) if several else b""))
-    found = kv.get_computed_blocks(token_ids, hashes)
+    found = kv.get_computed_blocks(sequence)
     for window, table in zip(kv.windows, found, strict=True):
         first = max(0, len(table) - window + 1) if window else 0
         assert [block is NULL_BLOCK for block in table] == [
@@ -258,5 +265,5 @@ def test_a_cold_prompt_costs_one_look_up_a_window() -> None:
             return lookup(key)  # noqa: B023
 
         kv.pool.get_cached_block = counting  # type: ignore[assignment,method-assign]
-        assert kv.get_computed_blocks(list(range(1024)), BlockHashes())[0] == []
+        assert kv.get_computed_blocks(uncached(1024))[0] == []
         assert calls <= most

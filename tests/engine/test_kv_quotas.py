@@ -78,7 +78,7 @@ def test_what_a_tenants_maximum_can_never_hold_ends_with_a_typed_error_and_not_i
     driver = Driver(num_blocks=20)
     sequence = driver.add(prompt(0, 40), tenant="a", maximum=0.3)
     driver.step()
-    refused = driver.scheduler.take_refused()
+    refused = driver.scheduler.pop_rejected()
     assert [(gone, error.code) for gone, error in refused] == [(sequence, refused[0][1].code)]
     assert "6 KV blocks" in refused[0][1].message
     assert sequence.finished

@@ -113,7 +113,7 @@ class Chaos:
         scheduler = self.driver.scheduler
         plan, scheduled = scheduler.schedule()
         self._check_quotas()
-        for sequence, _ in scheduler.take_refused():
+        for sequence, _ in scheduler.pop_rejected():
             self.live.remove(sequence)
         self.memory.run(plan, scheduled, fails=fails)
         if fails:
@@ -284,7 +284,7 @@ class Crowd(Chaos):
             self._complete_down_to(0)
         plan, scheduled = scheduler.schedule()
         self._check_quotas()
-        for sequence, _ in scheduler.take_refused():
+        for sequence, _ in scheduler.pop_rejected():
             self.live.remove(sequence)
         self.batch.apply_plan(plan)
         inputs = self.batch.prepare_inputs(plan) if scheduled else None

@@ -236,7 +236,7 @@ def test_a_short_step_holds_no_drafts_beyond_its_length() -> None:
 
     driver = machine()
     flood(driver, 200)
-    source = driver.scheduler.drafts.source = Source()
+    source = driver.scheduler.drafter = Source()
     driver.step()
     assert source.room == 512 - 200
     late = driver.add(list(range(30)), tenant="modest")
