@@ -20,8 +20,7 @@ from engine.contract.engine_config import EngineConfig
 from engine.contract.messages import EngineRequest
 from engine.contract.sampling_params import SamplingParams
 from engine.contract.speculative_config import SpeculativeConfig
-from engine.core.engine_core import SpecDecodeStats
-from engine.core.output_processor import Exits, OutputProcessor
+from engine.core.output_processor import OutputProcessor
 from engine.core.stats import EngineStatsCollector
 from engine.sampling.sampler import SamplerOutput
 from engine.scheduler import Request, Scheduler, Sequence, StepResult
@@ -68,12 +67,10 @@ class Host:
         self.scheduler = Scheduler(self.config, blocks, running * prompt_tokens + running)
         self.batch = InputBatch(running, longest, BLOCK_SIZE)
         structured = StructuredOutputManager(None, 1000, [EOS])
-        self._counters = counters = EngineStatsCollector(self.scheduler)
-        requests: dict[str, Request] = {}
-        exits = Exits(self.scheduler, structured, counters, requests, [EOS])
-        self.harvest = OutputProcessor(self.scheduler, structured, counters, exits)
+        counters = EngineStatsCollector(self.scheduler)
+        self.outputs = OutputProcessor(self.scheduler, structured, counters, {}, [EOS])
         self._count = 0
-        self.drafts = SpecDecodeStats(None, self.scheduler, counters)
+        self.drafter: Drafter | None = None
 
     def be_ready_for_drafts(self) -> None:
         """Have drafts asked for in each step, and none pay: a wider step takes as much longer."""
@@ -81,7 +78,7 @@ class Host:
         for width in (1, 4096):
             for _ in range(100):
                 drafter.costs.note(width, 0.001 * width)
-        self.drafts = SpecDecodeStats(drafter, self.scheduler, self._counters)
+        self.drafter = self.scheduler.drafter = drafter
 
     def add(self, prompt_token_ids: list[int], max_tokens: int = 4000) -> Sequence:
         """Queue a request."""
@@ -123,9 +120,11 @@ class Host:
             output = SamplerOutput(drawn, [])
             append_accepted(self.batch, inputs, drawn.tolist(), output, result)
         taken_at = time.perf_counter()
-        self.drafts.settle(plan, scheduled, result)
-        self.harvest.process_outputs(plan, scheduled, result)
-        self.drafts.note_step(plan, 0.001 * plan.num_tokens)
+        if self.drafter is not None:
+            self.drafter.note_following(result.tracking_seconds)
+        self.outputs.process_outputs(plan, scheduled, result)
+        if self.drafter is not None:
+            self.drafter.note_step(plan, 0.001 * plan.num_tokens)
         done_at = time.perf_counter()
         parts.schedule.append(scheduled_at - start)
         parts.prepare.append(prepared_at - scheduled_at)

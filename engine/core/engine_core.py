@@ -20,7 +20,6 @@ from engine.contract.messages import (
     SLEEP_TAGS,
     EngineRequest,
     EngineStats,
-    FlightRecord,
     TokenDelta,
 )
 from engine.core.input_processor import (
@@ -29,7 +28,7 @@ from engine.core.input_processor import (
     resolve_scheduler_config,
     to_tensor,
 )
-from engine.core.output_processor import Exits, OutputProcessor
+from engine.core.output_processor import OutputProcessor
 from engine.core.request_admission import RequestAdmission
 from engine.core.stats import EngineStatsCollector, make_request_spans
 from engine.executor.abstract import StepFuture
@@ -39,84 +38,25 @@ from engine.lora.admission import AdapterAdmission
 from engine.scheduler import GrammarOutput, Request, Scheduler, Sequence, StepPlan, StepResult
 from engine.scheduler.plan import EncoderInput
 from engine.scheduler.prefill_budget import PrefillLimits, PrefillPace
-from engine.speculative.drafter import Drafter, make_drafter
+from engine.speculative.drafter import make_drafter
 from engine.structured_output.manager import StructuredOutputManager
-
-# -- `SpecDecodeStats`: what the core does about drafts, from step to step.
-
-
-class SpecDecodeStats:
-    """Has the drafter hear what it must, and counts what held. Without one nothing happens."""
-
-    def __init__(
-        self, drafter: Drafter | None, scheduler: Scheduler, counters: EngineStatsCollector
-    ) -> None:
-        """`drafter`: who gives the scheduler's rows drafts; None: nobody does."""
-        self._drafter, self._scheduler, self._counters = drafter, scheduler, counters
-        scheduler.drafter = drafter
-        counters.timeline_observers.append(_observe)
-
-    def settle(self, plan: StepPlan, scheduled: list[Sequence], result: StepResult) -> None:
-        """A step was run: what didn't hold is taken back, and counted."""
-        if self._drafter is not None:
-            self._drafter.note_following(result.tracking_seconds)
-        if plan.drafts:
-            self._scheduler.process_drafts(plan, scheduled, result.token_ids)
-            self._count(plan, result)
-
-    def _count(self, plan: StepPlan, result: StepResult) -> None:
-        """Count a step's drafts, and those that held by their place."""
-        stats = self._counters.stats
-        for seq_id, token_ids in zip(plan.seq_ids, result.token_ids, strict=True):
-            drafts = plan.drafts.get(seq_id)
-            if drafts is None:
-                continue
-            accepted = max(0, len(token_ids) - 1)
-            stats.spec_decode_num_drafts_total += 1
-            stats.spec_decode_num_draft_tokens_total += len(drafts)
-            stats.spec_decode_num_accepted_tokens_total += accepted
-            held = stats.spec_decode_num_accepted_tokens_per_pos_total
-            held += [0] * (len(drafts) - len(held))
-            for place in range(accepted):
-                held[place] += 1
-
-    def note_step(self, plan: StepPlan, seconds: float) -> None:
-        """What a step took, its plan and its result included."""
-        if self._drafter is not None:
-            self._drafter.note_step(plan, seconds)
-
-    def reset(self, *, worker_too: bool = False) -> None:
-        """Forget what a draft model has cached; `worker_too`: its memory was given back."""
-        if self._drafter is not None:
-            self._drafter.reset(worker_too=worker_too)
-
-    def check_integrity(self) -> None:
-        """Raise RuntimeError unless a draft model's pool is in order."""
-        if self._drafter is not None:
-            self._drafter.check_integrity()
-
-
-def _observe(flight: FlightRecord, observe: Callable[[str, float], None]) -> None:
-    """What an output that ended says of its drafts."""
-    if flight.num_drafts:
-        observe("request_spec_decode_accepted_length", flight.mean_accepted_length)
-
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class StepInFlight:
-    """A step that was begun: its plan, the plan's sequences in order, and what comes of it.
+    """A step whose result hasn't been processed.
 
     Attributes:
-        masks: its grammars' masks, once they were begun.
+        scheduled: the plan's sequences, in its order.
+        bitmask: the tokens that its grammars allow; None: not started, or not needed.
     """
 
     plan: StepPlan
     scheduled: list[Sequence]
     result: StepFuture
-    masks: Future[GrammarOutput] | None = None
+    bitmask: Future[GrammarOutput] | None = None
 
 
 class EngineCore:
@@ -167,7 +107,7 @@ class EngineCore:
         )
         self._entrance = RequestAdmission(self._admission, self.structured)
         self._counters = EngineStatsCollector(self.scheduler)
-        self._exits = Exits(
+        self._outputs = OutputProcessor(
             self.scheduler,
             self.structured,
             self._counters,
@@ -175,9 +115,6 @@ class EngineCore:
             facts.eos_token_ids,
             executor.detach,
             self._ended,
-        )
-        self._harvest = OutputProcessor(
-            self.scheduler, self.structured, self._counters, self._exits
         )
         self.max_in_flight = 1 if overlaps else 0
         self.drafter = make_drafter(
@@ -187,7 +124,7 @@ class EngineCore:
             possible=self.structured.filter_drafts,
             host=executor.drafts,
         )
-        self._drafts = SpecDecodeStats(self.drafter, self.scheduler, self._counters)
+        self.scheduler.drafter = self.drafter
         #: Follows how long prompts take; set where that bounds them beside decodes.
         self.prefill_pace: PrefillPace | None = None
         #: Hears before each step which sequences those under way hold then.
@@ -287,7 +224,7 @@ class EngineCore:
             # Of a search there is no output before its end, so none to stop alone.
             wanted = index is None or (index == sequence.index and not request.is_beam_search)
             if wanted and not sequence.finished:
-                deltas += self._exits.finish_early(sequence, reason)
+                deltas += self._outputs.finish_early(sequence, reason)
         return deltas
 
     @property
@@ -300,104 +237,96 @@ class EngineCore:
     # -- one step -----------------------------------------------------------------------------
 
     def step(self) -> list[TokenDelta]:
-        """Schedule, execute, update: new tokens of all sequences that got one.
+        """Schedule, execute, process: new tokens of all sequences that got one.
 
-        With async scheduling a step is only begun here, and the one before it updated: the tokens
-        come one call later.
+        With async scheduling a step is only started here, and the one before it processed: the
+        tokens come one call later.
         """
         started = time.perf_counter()
         deltas = self._admit_ready() if self._entrance.has_pending else []
-        deltas += self._process_steps(self._max_concurrent_steps)  # an interrupt may leave one more
-        begun = self._start_step()
-        for ended in self.scheduler.pop_rejected():
-            deltas += self._exits.reject(*ended)
-        if begun is not None:
-            self._steps_in_flight.append(begun)
-        deltas += self._process_steps(self.max_in_flight if begun else 0)
-        self._counters.note_step(started, None if begun is None else begun.plan)
-        if begun is not None and not self.max_in_flight:
+        # A step with an isolated sequence overlaps no other; an interrupt may have left one more.
+        overlaps = self.max_in_flight and not self.scheduler.has_isolated_step
+        deltas += self._process_steps(self.max_in_flight if overlaps else 0)
+        plan, scheduled = self.scheduler.schedule()
+        if self.on_step_start is not None:
+            self.on_step_start([*self.sequences_in_flight, *scheduled])
+        if scheduled:
+            bitmask = self._start_bitmask(plan)
+            step = StepInFlight(plan, scheduled, self._execute(plan), bitmask)
+            self._steps_in_flight.append(step)
+        else:
+            self.executor.apply_plan(plan)
+            if not self._steps_in_flight:
+                self.scheduler.park_idle_beam()
+        for sequence, error in self.scheduler.pop_rejected():
+            deltas += self._outputs.reject(sequence, error)
+        deltas += self._process_steps(self.max_in_flight if scheduled else 0)
+        self._counters.note_step(started, plan if scheduled else None)
+        if scheduled and not self.max_in_flight:
             seconds = time.perf_counter() - started
             if self.prefill_pace is not None:
                 load = self.scheduler.prompt_load
-                self.prefill_pace.update(load, begun.plan.num_decodes, seconds)
-            self._drafts.note_step(begun.plan, seconds)
+                self.prefill_pace.update(load, plan.num_decodes, seconds)
+            if self.drafter is not None:
+                self.drafter.note_step(plan, seconds)
         return deltas
 
     @property
     def sequences_in_flight(self) -> list[Sequence]:
-        """Sequences of the steps that were begun and aren't updated yet."""
-        return [each for step in self._steps_in_flight for each in step.scheduled]
+        """Sequences of the steps whose results haven't been processed."""
+        return [sequence for step in self._steps_in_flight for sequence in step.scheduled]
 
-    @property
-    def _max_concurrent_steps(self) -> int:
-        """Steps that may be in flight while the next one is begun."""
-        if self.max_in_flight and self.scheduler.has_isolated_step:
-            return 0
-        return self.max_in_flight
-
-    def _start_step(self) -> StepInFlight | None:
-        """Schedule a step and have it run; None when there is nothing to compute now."""
-        plan, scheduled = self.scheduler.schedule()
-        if self.on_step_start is not None:
-            self.on_step_start(
-                [*self.sequences_in_flight, *scheduled] if self._steps_in_flight else scheduled
-            )
-        if not scheduled:
-            self.executor.apply_plan(plan)
-            if not self._steps_in_flight:
-                self.scheduler.park_idle_beam()
+    def _start_bitmask(self, plan: StepPlan) -> Future[GrammarOutput] | None:
+        """Start making the bitmask of a new step; after a step in flight it can't start before
+        that one's tokens are known.
+        """
+        if not self.structured.needs_bitmask:
             return None
-        masks = None
-        if self.structured.needs_bitmask:
-            if self._steps_in_flight:  # they can be begun once the step before has been followed
-                plan.awaits_bitmask = True
-            else:
-                masks = self._begin_masks(plan)
-                plan.awaits_bitmask = masks is not None
-        return StepInFlight(plan, scheduled, self._execute(plan), masks)
+        if self._steps_in_flight:
+            plan.awaits_bitmask = True
+            return None
+        bitmask = self._make_bitmask(plan)
+        plan.awaits_bitmask = bitmask is not None
+        return bitmask
 
-    def _begin_masks(self, plan: StepPlan) -> Future[GrammarOutput] | None:
-        """Start on the masks of the step that was scheduled last; they go to the executor."""
-        masks = self.structured.start_bitmask(plan)
-        if masks is not None:
-            masks.add_done_callback(partial(_send_bitmask, self.executor.send_bitmask, plan.step))
-        return masks
+    def _make_bitmask(self, plan: StepPlan) -> Future[GrammarOutput] | None:
+        """Make a step's bitmask, in another thread, and send it to the executor."""
+        bitmask = self.structured.start_bitmask(plan)
+        if bitmask is not None:
+            bitmask.add_done_callback(partial(_send_bitmask, self.executor.send_bitmask, plan.step))
+        return bitmask
 
     def _execute(self, plan: StepPlan) -> StepFuture:
-        """The step's result: to come, or there already without async scheduling."""
+        """The step's result: a future one only with async scheduling."""
         if self.max_in_flight:
             return self.executor.execute_async(plan)
         result: Future[StepResult] = Future()
         try:
             result.set_result(self.executor.execute(plan))
-        except Exception as error:  # `_recover` takes the step back
+        except Exception as error:  # `_recover` rolls the step back
             result.set_exception(error)
         return result
 
-    def _process_steps(self, count: int) -> list[TokenDelta]:
-        """Update the oldest steps until so many are in flight."""
+    def _process_steps(self, max_in_flight: int) -> list[TokenDelta]:
+        """Process the oldest steps until no more than `max_in_flight` are in flight."""
         deltas: list[TokenDelta] = []
-        while len(self._steps_in_flight) > count:
-            deltas += self._process_oldest()
-        return deltas
-
-    def _process_oldest(self) -> list[TokenDelta]:
-        """Wait for the oldest step's result and update; then the next one's masks can be made."""
-        step = self._steps_in_flight[0]
-        try:
-            result = step.result.result()
-        except Exception as error:
-            return self._recover(step, error)
-        # Not before: an interrupt while it waits must leave the step for the next call.
-        self._steps_in_flight.popleft()
-        masks = None if step.masks is None else step.masks.result()
-        self._drafts.settle(step.plan, step.scheduled, result)
-        deltas = self._harvest.process_outputs(step.plan, step.scheduled, result, masks)
-        for later in self._steps_in_flight:
-            if later.plan.awaits_bitmask:
-                later.masks = self._begin_masks(later.plan)
-                if later.masks is None:
-                    self.executor.send_bitmask(GrammarOutput(later.plan.step))
+        while len(self._steps_in_flight) > max_in_flight:
+            step = self._steps_in_flight[0]
+            try:
+                result = step.result.result()
+            except Exception as error:
+                return deltas + self._recover(step, error)
+            # Not before: an interrupt while it waits must leave the step for the next call.
+            self._steps_in_flight.popleft()
+            bitmask = None if step.bitmask is None else step.bitmask.result()
+            if self.drafter is not None:
+                self.drafter.note_following(result.tracking_seconds)
+            deltas += self._outputs.process_outputs(step.plan, step.scheduled, result, bitmask)
+            for later in self._steps_in_flight:
+                if later.plan.awaits_bitmask:
+                    later.bitmask = self._make_bitmask(later.plan)
+                    if later.bitmask is None:
+                        self.executor.send_bitmask(GrammarOutput(later.plan.step))
         return deltas
 
     def _admit_ready(self) -> list[TokenDelta]:
@@ -409,7 +338,7 @@ class EngineCore:
                 continue
             for sequence in request.sequences:
                 if not sequence.finished:  # a search's beams end together
-                    deltas += self._exits.reject(sequence, error)
+                    deltas += self._outputs.reject(sequence, error)
         return deltas
 
     def _is_idle(self) -> bool:
@@ -423,17 +352,19 @@ class EngineCore:
         )
         failed = list(self._steps_in_flight)
         self._steps_in_flight.clear()
-        for each in failed:
-            # Nothing of them may still be at work on the next step.
-            each.result.exception()
-            if each.masks is not None:
-                each.masks.exception()
+        for failed_step in failed:
+            # Wait for them: nothing of theirs may run beside the next step.
+            failed_step.result.exception()
+            if failed_step.bitmask is not None:
+                failed_step.bitmask.exception()
         self.executor.resume()
-        self.scheduler.roll_back(*((each.plan, each.scheduled) for each in failed))
+        self.scheduler.roll_back(
+            *((failed_step.plan, failed_step.scheduled) for failed_step in failed)
+        )
         alive = [sequence for sequence in step.scheduled if not sequence.finished]
         if len(step.scheduled) > 1 or not alive:
             return []
-        return self._exits.finish_with_fault(alive[0], f"{type(error).__name__}: {error}")
+        return self._outputs.finish_with_fault(alive[0], f"{type(error).__name__}: {error}")
 
     # -- for operators ------------------------------------------------------------------------
 
@@ -458,7 +389,8 @@ class EngineCore:
 
     def reset_prefix_cache(self) -> bool:
         """Forget cached prefixes; False while any request holds blocks."""
-        self._drafts.reset()
+        if self.drafter is not None:
+            self.drafter.reset()
         return self.scheduler.kv.pool.reset_prefix_cache()
 
     @property
@@ -495,7 +427,8 @@ class EngineCore:
         if level == 2:
             self.adapters.drop_idle()
         self.executor.sleep(level)
-        self._drafts.reset(worker_too=True)
+        if self.drafter is not None:
+            self.drafter.reset(worker_too=True)
         return deltas
 
     def wake_up(self, tags: Collection[str] | None = None) -> None:
@@ -516,7 +449,8 @@ class EngineCore:
     def check_integrity(self) -> None:
         """Raise RuntimeError unless the pool's books balance."""
         self.scheduler.check_integrity()
-        self._drafts.check_integrity()
+        if self.drafter is not None:
+            self.drafter.check_integrity()
 
     def reset_stats(self) -> None:
         """Start the totals anew."""
@@ -535,8 +469,8 @@ class EngineCore:
 
 
 def _send_bitmask(
-    give: Callable[[GrammarOutput], None], step: int, masks: Future[GrammarOutput]
+    send: Callable[[GrammarOutput], None], step: int, bitmask: Future[GrammarOutput]
 ) -> None:
-    """Give a step its masks, or the reason why there are none."""
-    error = masks.exception()
-    give(masks.result() if error is None else GrammarOutput(step, failure=f"Masks: {error!r}"))
+    """Send a step its bitmask, or the error that it failed with."""
+    error = bitmask.exception()
+    send(bitmask.result() if error is None else GrammarOutput(step, failure=f"Masks: {error!r}"))

@@ -1,4 +1,4 @@
-"""What a step has sampled becomes the sequences' tokens and the clients' deltas."""
+"""Turns the result of a step into the sequences' tokens and the clients' deltas."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from engine.core.stats import EngineStatsCollector
 from engine.scheduler import GrammarOutput, Request, Scheduler, StepPlan, StepResult
 from engine.scheduler.request import Sequence
 from engine.structured_output.manager import StructuredOutputManager
-
-# -- What clients learn of a sequence in a step: its new tokens, its result, its end.
 
 
 def token_delta(
@@ -45,38 +43,15 @@ def token_delta(
     return delta
 
 
-def pooled_delta(sequence: Sequence, pooled: bytes) -> TokenDelta:
-    """The result and the end of a prompt that was pooled."""
-    delta = token_delta(sequence, [], None, first=True)
-    delta.pooled = pooled
-    return delta
+class OutputProcessor:
+    """Appends sampled tokens, ends sequences, and makes the deltas.
 
-
-def error_delta(sequence: Sequence, reason: str) -> TokenDelta:
-    """The end of a sequence whose step failed."""
-    delta = token_delta(sequence, [], None, first=False)
-    delta.error = ErrorInfo(
-        message=f"The engine failed on this request: {reason}", code="engine_fault"
-    )
-    return delta
-
-
-def rejection_delta(sequence: Sequence, error: QuireError) -> TokenDelta:
-    """The end of a sequence whose request turned out to be one that can't be served."""
-    delta = token_delta(sequence, [], None, first=False)
-    delta.error = ErrorInfo.of(error)
-    return delta
-
-
-# -- How sequences end, and how they leave the engine.
-
-
-class Exits:
-    """Ends sequences: their blocks are free, and their requests forgotten, when a method returns.
+    When a method returns, the blocks of sequences that it ended are free and their requests
+    forgotten.
 
     Args:
         requests: the engine's requests by id; one is removed with its last sequence.
-        eos_token_ids: what ends an output unless `ignore_eos`.
+        eos_token_ids: tokens that end an output unless `ignore_eos`.
         detach: called with each handle of a request that is forgotten.
         on_end: called with each request whose last output has ended.
     """
@@ -96,37 +71,183 @@ class Exits:
         self._grammars = structured.states
         self._counters = counters
         self._requests = requests
-        self.eos = frozenset(eos_token_ids)
+        self._eos_token_ids = frozenset(eos_token_ids)
         self._detach = detach
         self._on_end = on_end
+        self._charge = scheduler.waiting.charge_output
+        self._complete_beams: list[BeamGroup] = []
+
+    def process_outputs(
+        self,
+        plan: StepPlan,
+        scheduled: list[Sequence],
+        result: StepResult,
+        bitmask: GrammarOutput | None = None,
+    ) -> list[TokenDelta]:
+        """Append what was sampled, end sequences, and make the deltas.
+
+        `scheduled` are the plan's sequences in its order, `bitmask` the tokens that their grammars
+        allowed. A sequence that has ended since the plan was made gets nothing more.
+        """
+        if plan.drafts:
+            self._scheduler.process_drafts(plan, scheduled, result.token_ids)
+            self._counters.record_drafts(plan, result)
+        self._counters.record_prompts(plan, scheduled)
+        has_special = bool(
+            result.prompt_logprobs or result.errors or result.pooled or result.candidates
+        )
+        logprobs = result.logprobs
+        deltas: list[TokenDelta] = []
+        for row, (sequence, token_ids) in enumerate(zip(scheduled, result.token_ids, strict=True)):
+            if plan.num_samples[row]:
+                sequence.isolated = False
+            if sequence.finished:
+                continue
+            if has_special:
+                deltas += self._process_special(sequence, plan, result)
+            if token_ids:
+                scores = logprobs[row] if logprobs else None
+                self._process_tokens(sequence, token_ids, scores, bitmask, deltas)
+        self._counters.record_output(deltas)
+        for beams in self._complete_beams:
+            if not beams.request.finished and beams.advance(self._scheduler):
+                deltas += self._finish_beam_search(beams)
+        self._complete_beams.clear()
+        return deltas
+
+    def _process_special(
+        self, sequence: Sequence, plan: StepPlan, result: StepResult
+    ) -> list[TokenDelta]:
+        """Process prompt logprobs (sent with the first token), errors, pooled prompts, and the
+        candidates of beams.
+        """
+        seq_id = sequence.seq_id
+        if scores := result.prompt_logprobs.get(seq_id):
+            sequence.prompt_logprobs = [*(sequence.prompt_logprobs or []), *scores]
+        if reason := result.errors.get(seq_id):
+            return self.finish_with_fault(sequence, reason)
+        if pooled := result.pooled.get(seq_id):
+            self._counters.note_prompt(sequence, sequence.num_prompt_tokens)
+            sequence.first_token_at = time.time()
+            self.finish(sequence, "stop")
+            delta = token_delta(sequence, [], None, first=True)
+            delta.pooled = pooled
+            return [delta]
+        request, candidates = sequence.request, result.candidates.get(seq_id)
+        beams = request.beams if isinstance(request, BeamRequest) else None
+        if beams is not None and candidates is not None:
+            self._charge(sequence)
+            self._counters.note_prompt(sequence, sequence.num_prompt_tokens)
+            complete = beams.process_candidates(sequence, candidates, plan, self._scheduler)
+            # A beam that was preempted after it had its candidates brings them once more.
+            if complete and beams not in self._complete_beams:
+                self._complete_beams.append(beams)
+        return []
+
+    def _process_tokens(
+        self,
+        sequence: Sequence,
+        sampled: list[int],
+        scores: list[TokenLogprobs] | None,
+        bitmask: GrammarOutput | None,
+        deltas: list[TokenDelta],
+    ) -> None:
+        """Add a sequence's new tokens, up to the one that ends it, as one delta."""
+        if sequence.num_placeholders:
+            sequence.num_placeholders -= 1
+        self._charge(sequence, len(sampled))
+        first = sequence.first_token_at == 0.0
+        if first:
+            sequence.first_token_at = time.time()
+            self._counters.note_prompt(sequence, sequence.num_prompt_tokens)
+        capped = sequence.request.remaining_tokens is not None
+        if capped or len(sampled) > 1 or sequence.seq_id in self._grammars:
+            deltas += self._append(sequence, sampled, scores, bitmask, first=first)
+            return
+        # The usual row: one token, without grammar, drafts or token cap.
+        sequence.token_ids += sampled
+        end = self.finish_reason(sequence, sampled[0])
+        if end is not None:
+            self.finish(sequence, *end)
+        deltas.append(token_delta(sequence, sampled, scores, first=first))
+
+    def _append(
+        self,
+        sequence: Sequence,
+        sampled: list[int],
+        scores: list[TokenLogprobs] | None,
+        bitmask: GrammarOutput | None,
+        *,
+        first: bool,
+    ) -> list[TokenDelta]:
+        """Append sampled tokens and those that a grammar adds, up to the request's token cap."""
+        num_known, request = len(sequence.token_ids), sequence.request
+        rejection = self._advance_grammar(sequence, sampled, bitmask)
+        token_ids = sequence.token_ids[num_known:]
+        deltas: list[TokenDelta] = []
+        if token_ids or rejection is None:
+            scores = scores and scores[: len(token_ids)]
+            deltas.append(token_delta(sequence, token_ids, scores, first=first))
+        if rejection is not None:
+            deltas += self.reject(sequence, rejection)
+        elif request.remaining_tokens == 0:
+            for other in request.sequences:
+                if not other.finished:
+                    deltas += self.finish_early(other, "budget")
+        return deltas
+
+    def _advance_grammar(
+        self, sequence: Sequence, sampled: list[int], bitmask: GrammarOutput | None
+    ) -> QuireError | None:
+        """Append up to the token that ends the sequence. Returns its grammar's error."""
+        request = sequence.request
+        for token_id in sampled:
+            token_ids = [token_id]
+            if sequence.seq_id in self._grammars:
+                try:
+                    token_ids = self._structured.accept_tokens(sequence, token_id, bitmask)
+                except QuireError as error:
+                    return error
+            if request.remaining_tokens is not None:
+                token_ids = token_ids[: request.remaining_tokens]
+                request.remaining_tokens -= len(token_ids)
+            sequence.token_ids += token_ids
+            end = self.finish_reason(sequence, token_ids[-1])
+            if end is None and request.remaining_tokens == 0:
+                end = ("budget", None)
+            if end is not None:
+                self.finish(sequence, *end)
+                break
+        return None
+
+    # -- ends ---------------------------------------------------------------------------------
 
     def finish_reason(self, sequence: Sequence, token_id: int) -> tuple[str, int | None] | None:
-        """(finish reason, stop token id) when this token, its last, ends the sequence."""
+        """(finish reason, stop token id) if a sequence's last token ends it."""
         params = sequence.request.message.sampling
         generated = len(sequence.token_ids) - sequence.num_prompt_tokens
         if self._grammars and (grammar := self._grammars.get(sequence.seq_id)) is not None:
-            ends = token_id in self.eos or token_id in grammar.stop_token_ids
-            if ends and grammar.complete:
+            is_stop = token_id in self._eos_token_ids or token_id in grammar.stop_token_ids
+            if is_stop and grammar.complete:
                 return "stop", None
         if generated >= params.min_tokens:
-            if token_id in self.eos and not params.ignore_eos:
+            if token_id in self._eos_token_ids and not params.ignore_eos:
                 return "stop", None
             if params.stop_token_ids and token_id in params.stop_token_ids:
                 return "stop", token_id
         if generated >= sequence.max_output_tokens:
             return "length", None
-        circles = params.repetition_detection
-        early = generated < params.min_tokens
+        repetition = params.repetition_detection
         if (
-            circles is not None
-            and not early
-            and circles.is_repeating(sequence.token_ids, generated)
+            repetition is not None
+            and generated >= params.min_tokens
+            and repetition.is_repeating(sequence.token_ids, generated)
         ):
             return "repetition", None
         return None
 
     def finish(self, sequence: Sequence, reason: str, stop_reason: int | None = None) -> None:
-        """Take a sequence out; forget its request when it was the last."""
+        """End a sequence and free its blocks; with its last one, forget the request."""
         self._scheduler.finish(sequence, reason, stop_reason)
         self._structured.leave(sequence)
         self._counters.record_finished(sequence, reason)
@@ -141,39 +262,43 @@ class Exits:
             request.clear_sequences()
 
     def finish_early(self, sequence: Sequence, reason: str) -> list[TokenDelta]:
-        """End a sequence from outside."""
+        """End a sequence at the request of a client or operator."""
         return [
-            token_delta(each, [], None, first=each.first_token_at == 0.0)
-            for each in self._finish_all(sequence, reason)
+            token_delta(ended, [], None, first=ended.first_token_at == 0.0)
+            for ended in self._finish_all(sequence, reason)
         ]
 
     def finish_with_fault(self, sequence: Sequence, reason: str) -> list[TokenDelta]:
-        """End a sequence with an error that its client sees."""
-        return [error_delta(each, reason) for each in self._finish_all(sequence, "error")]
+        """End a sequence whose step failed."""
+        message = f"The engine failed on this request: {reason}"
+        return self._finish_with_error(sequence, ErrorInfo(message=message, code="engine_fault"))
 
     def reject(self, sequence: Sequence, error: QuireError) -> list[TokenDelta]:
-        """End a sequence for a reason that lies in its request."""
-        return [rejection_delta(each, error) for each in self._finish_all(sequence, "error")]
+        """End a sequence whose request turned out to be one that can't be served."""
+        return self._finish_with_error(sequence, ErrorInfo.of(error))
 
-    def finish_pooled(self, sequence: Sequence, pooled: bytes) -> TokenDelta:
-        """End a sequence whose prompt has been pooled."""
-        sequence.first_token_at = time.time()
-        self.finish(sequence, "stop")
-        return pooled_delta(sequence, pooled)
+    def _finish_with_error(self, sequence: Sequence, error: ErrorInfo) -> list[TokenDelta]:
+        deltas = [
+            token_delta(ended, [], None, first=False)
+            for ended in self._finish_all(sequence, "error")
+        ]
+        for delta in deltas:
+            delta.error = error
+        return deltas
 
-    def finish_beam_search(self, beams: BeamGroup) -> list[TokenDelta]:
-        """End the beams of a search that is over."""
+    def _finish_beam_search(self, beams: BeamGroup) -> list[TokenDelta]:
+        """End the beams of a search that is complete."""
         deltas = beams.deltas()
         now = time.time()
-        for place, sequence in enumerate(beams.request.sequences):
+        for index, sequence in enumerate(beams.request.sequences):
             sequence.first_token_at = now
-            reason = deltas[place].finish_reason if place < len(deltas) else None
+            reason = deltas[index].finish_reason if index < len(deltas) else None
             self.finish(sequence, reason or "stop")
         self._counters.stats.generation_tokens_total += sum(len(d.token_ids) for d in deltas)
         return deltas
 
     def _finish_all(self, sequence: Sequence, reason: str) -> list[Sequence]:
-        """End a sequence; of a search, all beams. Returns one for each output that ends so."""
+        """End a sequence; of a beam search, all beams. Returns the sequences of outputs."""
         if not sequence.request.is_beam_search:
             self.finish(sequence, reason)
             return [sequence]
@@ -183,158 +308,3 @@ class Exits:
             # A client has seen none of a beam's tokens.
             beam.token_ids = beam.token_ids[: beam.num_prompt_tokens]
         return sequences[: sequence.request.message.sampling.n]
-
-
-class OutputProcessor:
-    """Takes over the results of steps, in their order."""
-
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        structured: StructuredOutputManager,
-        counters: EngineStatsCollector,
-        exits: Exits,
-    ) -> None:
-        self._structured = structured
-        self._grammars = structured.states
-        self._counters = counters
-        self._exits = exits
-        self._scheduler = scheduler
-        self._charge = scheduler.waiting.charge_output
-        self._complete_beams: list[BeamGroup] = []
-
-    def process_outputs(
-        self,
-        plan: StepPlan,
-        scheduled: list[Sequence],
-        result: StepResult,
-        masks: GrammarOutput | None = None,
-    ) -> list[TokenDelta]:
-        """Append what was sampled, find what has ended, and make the deltas.
-
-        `scheduled` are the plan's sequences in its order, `masks` what their grammars allowed. A
-        sequence that has ended since the plan was made gets nothing more.
-        """
-        deltas: list[TokenDelta] = []
-        special = bool(
-            result.prompt_logprobs or result.errors or result.pooled or result.candidates
-        )
-        logprobs = result.logprobs
-        self._counters.record_prompts(plan, scheduled)
-        for at, (sequence, token_ids) in enumerate(zip(scheduled, result.token_ids, strict=True)):
-            if plan.num_samples[at]:
-                sequence.isolated = False
-            if sequence.finished:
-                continue
-            if special:
-                deltas += self._process_special(sequence, plan, result)
-            if token_ids:
-                scores = logprobs[at] if logprobs else None
-                self._process_tokens(sequence, token_ids, scores, masks, deltas)
-        self._counters.record_output(deltas)
-        for beams in self._complete_beams:
-            if not beams.request.finished and beams.advance(self._scheduler):
-                deltas += self._exits.finish_beam_search(beams)
-        self._complete_beams.clear()
-        return deltas
-
-    def _process_special(
-        self, sequence: Sequence, plan: StepPlan, result: StepResult
-    ) -> list[TokenDelta]:
-        """Prompt logprobs, which wait for the first token; a beam's candidates; the end of what
-        failed or was pooled.
-        """
-        seq_id = sequence.seq_id
-        if scores := result.prompt_logprobs.get(seq_id):
-            sequence.prompt_logprobs = [*(sequence.prompt_logprobs or []), *scores]
-        if reason := result.errors.get(seq_id):
-            return self._exits.finish_with_fault(sequence, reason)
-        if pooled := result.pooled.get(seq_id):
-            self._counters.note_prompt(sequence, sequence.num_prompt_tokens)
-            return [self._exits.finish_pooled(sequence, pooled)]
-        request, candidates = sequence.request, result.candidates.get(seq_id)
-        beams = request.beams if isinstance(request, BeamRequest) else None
-        if beams is not None and candidates is not None:
-            self._charge(sequence)
-            self._counters.note_prompt(sequence, sequence.num_prompt_tokens)
-            complete = beams.process_candidates(sequence, candidates, plan, self._scheduler)
-            # One that was preempted after it had its candidates brings them once more.
-            if complete and beams not in self._complete_beams:
-                self._complete_beams.append(beams)
-        return []
-
-    def _process_tokens(
-        self,
-        sequence: Sequence,
-        sampled: list[int],
-        scores: list[TokenLogprobs] | None,
-        masks: GrammarOutput | None,
-        deltas: list[TokenDelta],
-    ) -> None:
-        """Add a sequence's new tokens, up to the one that ends it, as one delta."""
-        if sequence.num_placeholders:
-            sequence.num_placeholders -= 1
-        self._charge(sequence, len(sampled))
-        first = sequence.first_token_at == 0.0
-        if first:
-            sequence.first_token_at = time.time()
-            self._counters.note_prompt(sequence, sequence.num_prompt_tokens)
-        capped = sequence.request.remaining_tokens is not None
-        if capped or len(sampled) > 1 or sequence.seq_id in self._grammars:
-            deltas += self._append(sequence, sampled, scores, masks, first=first)
-            return
-        # The usual row: one token that nothing adds to or cuts.
-        sequence.token_ids += sampled
-        ended = self._exits.finish_reason(sequence, sampled[0])
-        if ended is not None:
-            self._exits.finish(sequence, *ended)
-        deltas.append(token_delta(sequence, sampled, scores, first=first))
-
-    def _append(
-        self,
-        sequence: Sequence,
-        sampled: list[int],
-        scores: list[TokenLogprobs] | None,
-        masks: GrammarOutput | None,
-        *,
-        first: bool,
-    ) -> list[TokenDelta]:
-        """Append sampled tokens, what a grammar adds to them, and no more than a cap leaves."""
-        before, request = len(sequence.token_ids), sequence.request
-        refused = self._advance_grammar(sequence, sampled, masks)
-        token_ids = sequence.token_ids[before:]
-        deltas: list[TokenDelta] = []
-        if token_ids or refused is None:
-            scores = scores and scores[: len(token_ids)]
-            deltas.append(token_delta(sequence, token_ids, scores, first=first))
-        if refused is not None:
-            deltas += self._exits.reject(sequence, refused)
-        elif request.remaining_tokens == 0:
-            for other in request.sequences:
-                if not other.finished:
-                    deltas += self._exits.finish_early(other, "budget")
-        return deltas
-
-    def _advance_grammar(
-        self, sequence: Sequence, sampled: list[int], masks: GrammarOutput | None
-    ) -> QuireError | None:
-        """Append up to the token that ends the sequence. Returns why its grammar refused one."""
-        request = sequence.request
-        for token_id in sampled:
-            token_ids = [token_id]
-            if sequence.seq_id in self._grammars:
-                try:
-                    token_ids = self._structured.accept_tokens(sequence, token_id, masks)
-                except QuireError as error:
-                    return error
-            if request.remaining_tokens is not None:
-                token_ids = token_ids[: request.remaining_tokens]
-                request.remaining_tokens -= len(token_ids)
-            sequence.token_ids += token_ids
-            ended = self._exits.finish_reason(sequence, token_ids[-1])
-            if ended is None and request.remaining_tokens == 0:
-                ended = ("budget", None)
-            if ended is not None:
-                self._exits.finish(sequence, *ended)
-                break
-        return None

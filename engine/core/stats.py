@@ -12,11 +12,11 @@ from typing import Any
 import msgspec
 
 from engine.contract.engine_config import EngineConfig
-from engine.contract.messages import WARMUP_REQUEST_ID, EngineRequest, FlightRecord, TokenDelta
+from engine.contract.messages import WARMUP_REQUEST_ID, EngineRequest, TokenDelta
 from engine.contract.metrics import Histograms
 from engine.contract.observability import Tracing, context_of
 from engine.contract.replica_state import EngineStats
-from engine.scheduler import Request, Scheduler, Sequence, StepPlan
+from engine.scheduler import Request, Scheduler, Sequence, StepPlan, StepResult
 from engine.scheduler.plan import is_decode
 
 # -- A span for each request that the engine ends, by OpenTelemetry's conventions for gen_ai.
@@ -216,17 +216,12 @@ class EngineStatsCollector:
 
     Attributes:
         stats: the totals; load figures in it are as of the last `snapshot`.
-        timeline_observers: told of each output that began and has ended, and of what histograms
-        observe by.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._histograms = Histograms(*_OF_REQUESTS_AND_STEPS)
         self.stats = EngineStats(num_blocks=scheduler.kv.pool.num_blocks)
-        self.timeline_observers: list[
-            Callable[[FlightRecord, Callable[[str, float], None]], None]
-        ] = []
 
     def record_finished(self, sequence: Sequence, reason: str) -> None:
         """Close the flight record of a sequence that ends, and count it."""
@@ -257,8 +252,8 @@ class EngineStatsCollector:
         observe("request_num_preemptions", flight.num_preemptions)
         computed = sequence.num_prompt_tokens - sequence.num_cached_tokens
         observe("request_prefill_kv_computed_tokens", max(0, computed))
-        for more in self.timeline_observers:
-            more(flight, observe)
+        if flight.num_drafts:
+            observe("request_spec_decode_accepted_length", flight.mean_accepted_length)
 
     def record_prompts(self, plan: StepPlan, scheduled: list[Sequence]) -> None:
         """Count the prompt tokens that a step has computed.
@@ -277,6 +272,21 @@ class EngineStatsCollector:
         sequence.num_prompt_counted += new
         if sequence.index == 0:
             self.stats.prompt_tokens_total += new
+
+    def record_drafts(self, plan: StepPlan, result: StepResult) -> None:
+        """Count a step's drafts, and those that were accepted by their position."""
+        stats = self.stats
+        for seq_id, token_ids in zip(plan.seq_ids, result.token_ids, strict=True):
+            if (drafts := plan.drafts.get(seq_id)) is None:
+                continue
+            num_accepted = max(0, len(token_ids) - 1)
+            stats.spec_decode_num_drafts_total += 1
+            stats.spec_decode_num_draft_tokens_total += len(drafts)
+            stats.spec_decode_num_accepted_tokens_total += num_accepted
+            accepted_per_position = stats.spec_decode_num_accepted_tokens_per_pos_total
+            accepted_per_position += [0] * (len(drafts) - len(accepted_per_position))
+            for position in range(num_accepted):
+                accepted_per_position[position] += 1
 
     def record_output(self, deltas: list[TokenDelta]) -> None:
         """Count the output tokens of a step's deltas."""

@@ -1,4 +1,4 @@
-"""`KVCacheCoordinator`: what the scheduler asks of the KV cache, for all groups of layers."""
+"""`KVCacheCoordinator`: the scheduler's interface to the KV cache, for all groups of layers."""
 
 from __future__ import annotations
 
@@ -55,28 +55,28 @@ class KVCacheCoordinator(ABC):
         self.windows = tuple(manager.window for manager in managers)
         self.block_size = block_size
         self.enable_caching = enable_caching
-        self._trims = any(self.windows)
-        #: Sequence id -> how many blocks of its tables, from the first, were offered to the cache.
+        self._has_windows = any(self.windows)
+        #: Sequence id -> number of its first blocks that have been cached.
         self._num_cached: dict[int, int] = {}
         self._prefix_misses = prefix_cache.PrefixMissTracker(block_size)
-        #: Prompt tokens looked up, and found, since the start.
+        #: Prompt tokens looked up in the cache, and those of them that hit, since the start.
         self.num_query_tokens = 0
         self.num_hit_tokens = 0
 
     # -- sizes --------------------------------------------------------------------------------
 
     def blocks_for(self, num_tokens: int) -> int:
-        """How many blocks hold this many tokens."""
+        """Number of blocks of this many tokens."""
         return -(-num_tokens // self.block_size)
 
     def max_blocks_per_sequence(self, num_tokens: int, chunk: int) -> int:
-        """Most blocks of one sequence that grows to `num_tokens`, at most `chunk` a step."""
+        """Maximum number of blocks of a sequence that grows to `num_tokens`, by `chunk` a step."""
         return sum(manager.most_blocks(num_tokens, chunk) for manager in self.managers)
 
     def max_sequence_tokens(self, num_blocks: int, chunk: int, longest: int = 0) -> int:
-        """Tokens of the longest sequence that can run in so many blocks, at most `chunk` a step.
+        """Length of the longest sequence that can run in `num_blocks`, by `chunk` tokens a step.
 
-        Where only windows are kept there may be no end to it; then `longest`, the model's context.
+        It may be unbounded where all layers have windows; then `longest`, the model's context.
         """
         low, high = 0, max(num_blocks * self.block_size, longest)
         while low < high:
@@ -223,13 +223,13 @@ class KVCacheCoordinator(ABC):
         self._num_cached[seq_id] = end
 
     def free_skipped_blocks(self, seq_id: int, quota: TenantQuota, num_computed: int) -> None:
-        """Free the blocks of a running sequence that none of its coming tokens sees."""
-        if self._trims:
+        """Free blocks of a running sequence that none of its later tokens attends to."""
+        if self._has_windows:
             for manager in self.managers:
                 manager.remove_skipped_blocks(seq_id, num_computed, quota)
 
     def free(self, seq_id: int, quota: TenantQuota) -> None:
-        """Give all of a sequence's blocks back; what is cached stays cached until evicted."""
+        """Free all of a sequence's blocks; cached content stays until it's evicted."""
         for manager in self.managers:
             manager.free(seq_id, quota)
         self._num_cached.pop(seq_id, None)
@@ -241,7 +241,7 @@ class KVCacheCoordinator(ABC):
             manager.uncache_from(seq_id, cached, num_tokens // self.block_size)
 
     def has_shared_blocks(self, seq_id: int, num_tokens: int) -> bool:
-        """Whether others use a sequence's blocks from token `num_tokens` on, too."""
+        """Whether other sequences share a sequence's blocks from token `num_tokens` on."""
         first = num_tokens // self.block_size
         return any(
             block.ref_count > 1
@@ -250,7 +250,7 @@ class KVCacheCoordinator(ABC):
         )
 
     def uncache_all(self, hashes: BlockHashes) -> None:
-        """Uncache all that a sequence, now without blocks, has offered to the cache."""
+        """Uncache all blocks that a sequence, now without blocks, has cached."""
         for block_hash in hashes.values:
             for manager in self.managers:
                 self.pool.uncache_all(block_hash + manager.suffix)
@@ -270,13 +270,10 @@ class KVCacheCoordinator(ABC):
         )
 
 
-# -- The coordinators: for models whose layers all attend alike, and for those of several kinds.
-
-
 def make_coordinator(
     layout: KVCacheConfig | None, num_blocks: int, block_size: int, enable_caching: bool = True
 ) -> KVCacheCoordinator:
-    """The coordinator that fits a layout; no layout: full attention everywhere."""
+    """The coordinator of a layout; None: full attention in all layers."""
     pool = BlockPool(num_blocks, enable_caching)
     windows = layout.windows if layout is not None else (0,)
     # A single group's hashes need no group.
@@ -295,13 +292,11 @@ class UnitaryKVCacheCoordinator(KVCacheCoordinator):
     """One KV cache group."""
 
     def max_sequence_tokens(self, num_blocks: int, chunk: int, longest: int = 0) -> int:
-        """Tokens of the longest sequence that can run in so many blocks; see the base."""
-        if not self._trims:
+        if not self._has_windows:
             return num_blocks * self.block_size
         return super().max_sequence_tokens(num_blocks, chunk, longest)
 
     def _longest_prefix(self, hashes: list[bytes]) -> BlockTables:
-        """See the base."""
         return [self.managers[0].longest_prefix(hashes)]
 
 
@@ -323,7 +318,6 @@ class HybridKVCacheCoordinator(KVCacheCoordinator):
         self._types = _attention_types(self.managers)
 
     def _longest_prefix(self, hashes: list[bytes]) -> BlockTables:
-        """See the base. Blocks that the next token doesn't see are left out."""
         lookup = self.pool.get_cached_block
         hit = longest_common_hit(
             self._types,
@@ -340,7 +334,7 @@ def _attention_types(managers: Sequence[SingleTypeManager]) -> list[HitRequireme
         by_window.setdefault(manager.window, []).append(manager)
     return [
         HitRequirement(
-            alike[0].attention_type.num_required_blocks, tuple(each.suffix for each in alike)
+            alike[0].attention_type.num_required_blocks, tuple(manager.suffix for manager in alike)
         )
         for _, alike in sorted(by_window.items())
     ]

@@ -1,8 +1,6 @@
 """Managers of one KV cache group each: block tables by sequence id, for layers that attend alike.
 
-A table grows at its end and is freed whole. All groups take blocks from one pool. What a manager is
-told of a sequence are its id, counts of tokens and hashes of blocks; what it is told of a tenant is
-its quota.
+A table grows at its end and is freed whole. All groups take blocks from one pool.
 """
 
 from __future__ import annotations
@@ -23,8 +21,8 @@ class SingleTypeManager(ABC):
     """Block tables of all sequences for one group of layers.
 
     Args:
-        window: tokens that a token sees, itself included; 0: all.
-        suffix: what the group adds to a block's hash to make its key in the pool.
+        window: number of tokens that a token attends to, itself included; 0: all.
+        suffix: appended to a block's hash to make the group's key in the pool.
     """
 
     def __init__(self, pool: BlockPool, block_size: int, window: int, suffix: bytes) -> None:
@@ -32,50 +30,50 @@ class SingleTypeManager(ABC):
         self.block_size = block_size
         self.window = window
         self.suffix = suffix
-        #: Of all sequences that hold blocks, by sequence id.
+        #: By sequence id, of all sequences that hold blocks.
         self.tables: dict[int, BlockTable] = {}
 
     @property
     def attention_type(self) -> HitRequirement:
-        """How far back the first token of a block sees."""
+        """The blocks that a prefix hit of this group requires."""
         reach = -(-(self.window - 1) // self.block_size) if self.window else None
         return HitRequirement(reach, (self.suffix,))
 
     def most_blocks(self, num_tokens: int, chunk: int) -> int:
-        """Most blocks of one sequence that grows to `num_tokens`, at most `chunk` a step."""
+        """Maximum number of blocks of a sequence that grows to `num_tokens`, by `chunk` a step."""
         return most_blocks(self.window, num_tokens, chunk, self.block_size)
 
     @abstractmethod
     def longest_prefix(self, hashes: Sequence[bytes]) -> BlockTable:
-        """The longest run of cached blocks that these begin with."""
+        """The cached blocks of the longest prefix of these hashes that is a hit."""
 
     @abstractmethod
     def cached_blocks_of(self, hashes: Sequence[bytes]) -> BlockTable:
-        """The cached blocks of a prefix that is known to be a hit."""
+        """The cached blocks of a prefix that is a hit."""
 
     @abstractmethod
     def num_blocks_to_allocate(
-        self, seq_id: int, total: int, num_computed: int, found: BlockTable | None
+        self, seq_id: int, total: int, num_computed: int, prefix: BlockTable | None
     ) -> int:
-        """How many blocks `adopt_prefix` and `allocate_new_blocks` would take from the free list.
+        """Number of free blocks that `adopt_prefix` and `allocate_new_blocks` would take.
 
         Args:
             seq_id: the sequence.
-            total: blocks that its table is to have.
-            num_computed: tokens whose KV is there.
-            found: the prefix of a sequence that has no table yet.
+            total: length of its table afterwards.
+            num_computed: tokens whose KV is computed.
+            prefix: cached blocks of a sequence that has no table yet.
         """
 
     @abstractmethod
     def num_blocks_after(
-        self, seq_id: int, total: int, num_computed: int, found: BlockTable | None
+        self, seq_id: int, total: int, num_computed: int, prefix: BlockTable | None
     ) -> int:
-        """How many blocks the sequence would hold after `adopt_prefix` and
+        """Number of blocks that the sequence would hold after `adopt_prefix` and
         `allocate_new_blocks`."""
 
     @abstractmethod
-    def adopt_prefix(self, seq_id: int, found: BlockTable, quota: TenantQuota) -> None:
-        """Begin a sequence's table with the blocks of a cached prefix."""
+    def adopt_prefix(self, seq_id: int, prefix: BlockTable, quota: TenantQuota) -> None:
+        """Start a sequence's table with the blocks of a cached prefix."""
 
     @abstractmethod
     def allocate_new_blocks(
@@ -85,74 +83,67 @@ class SingleTypeManager(ABC):
 
     @abstractmethod
     def remove_skipped_blocks(self, seq_id: int, num_computed: int, quota: TenantQuota) -> None:
-        """Free the blocks that no coming token sees; their places become null blocks."""
+        """Free blocks that no later token attends to; null blocks replace them."""
 
     @abstractmethod
     def cache(self, seq_id: int, hashes: Sequence[bytes], first: int, end: int) -> None:
-        """Make the sequence's full blocks [first, end) findable."""
+        """Cache the sequence's full blocks [first, end)."""
 
     @abstractmethod
     def uncache_from(self, seq_id: int, hashes: Sequence[bytes], first: int) -> None:
-        """Uncache the sequence's blocks from number `first` on. `hashes`: all that were cached."""
+        """Uncache the sequence's blocks from index `first` on. `hashes`: of all cached ones."""
 
     @abstractmethod
     def free(self, seq_id: int, quota: TenantQuota) -> None:
-        """Give all blocks of the sequence back, if it has any."""
+        """Free all blocks of the sequence, if it has any."""
 
 
 class FullAttentionManager(SingleTypeManager):
-    """Every token sees all before it, so every block is kept until the sequence gives all back."""
+    """Every token attends to all before it, so a sequence keeps all of its blocks."""
 
     def __init__(self, pool: BlockPool, block_size: int, suffix: bytes = b"") -> None:
         super().__init__(pool, block_size, 0, suffix)
 
     def longest_prefix(self, hashes: Sequence[bytes]) -> BlockTable:
-        """See the base."""
-        found: BlockTable = []
+        prefix: BlockTable = []
         for block_hash in hashes:
             block = self.pool.get_cached_block(block_hash + self.suffix)
             if block is None:
                 break
-            found.append(block)
-        return found
+            prefix.append(block)
+        return prefix
 
     def cached_blocks_of(self, hashes: Sequence[bytes]) -> BlockTable:
-        """See the base."""
-        return [_looked_up(self.pool, block_hash + self.suffix) for block_hash in hashes]
+        return [_get_cached_block(self.pool, block_hash + self.suffix) for block_hash in hashes]
 
     def num_blocks_to_allocate(
-        self, seq_id: int, total: int, num_computed: int, found: BlockTable | None
+        self, seq_id: int, total: int, num_computed: int, prefix: BlockTable | None
     ) -> int:
-        """See the base."""
-        if found is not None:
-            return total - len(found) + sum(block.ref_count == 0 for block in found)
+        if prefix is not None:
+            return total - len(prefix) + sum(block.ref_count == 0 for block in prefix)
         return total - len(self.tables.get(seq_id, ()))
 
     def num_blocks_after(
-        self, seq_id: int, total: int, num_computed: int, found: BlockTable | None
+        self, seq_id: int, total: int, num_computed: int, prefix: BlockTable | None
     ) -> int:
-        """See the base."""
         return total
 
-    def adopt_prefix(self, seq_id: int, found: BlockTable, quota: TenantQuota) -> None:
-        """See the base."""
-        self.pool.touch(found, quota)
-        self.tables[seq_id] = found
+    def adopt_prefix(self, seq_id: int, prefix: BlockTable, quota: TenantQuota) -> None:
+        self.pool.touch(prefix, quota)
+        self.tables[seq_id] = prefix
 
     def allocate_new_blocks(
         self, seq_id: int, total: int, num_computed: int, quota: TenantQuota
     ) -> BlockTable:
-        """See the base."""
         table = self.tables.setdefault(seq_id, [])
-        fresh = self.pool.get_new_blocks(total - len(table), quota)
-        table += fresh
-        return fresh
+        new_blocks = self.pool.get_new_blocks(total - len(table), quota)
+        table += new_blocks
+        return new_blocks
 
     def remove_skipped_blocks(self, seq_id: int, num_computed: int, quota: TenantQuota) -> None:
-        """Nothing: all blocks are seen."""
+        """Do nothing: all blocks are needed."""
 
     def cache(self, seq_id: int, hashes: Sequence[bytes], first: int, end: int) -> None:
-        """See the base."""
         table, suffix = self.tables[seq_id], self.suffix
         for index in range(first, end):
             block = table[index]
@@ -160,26 +151,23 @@ class FullAttentionManager(SingleTypeManager):
                 self.pool.cache_block(block, hashes[index] + suffix)
 
     def uncache_from(self, seq_id: int, hashes: Sequence[bytes], first: int) -> None:
-        """See the base."""
         for block in self.tables[seq_id][first:]:
             self.pool.evict(block)
 
     def free(self, seq_id: int, quota: TenantQuota) -> None:
-        """See the base."""
         table = self.tables.pop(seq_id, None)
         if table is not None:
             self.pool.free_blocks(table, quota)
 
 
 class SlidingWindowManager(SingleTypeManager):
-    """A token sees only the last ones before it.
+    """A token attends to the last ones before it.
 
-    Blocks that fall wholly out of the window are given back while the sequence runs, and a cached
-    prefix takes only those that the next token sees; `NULL_BLOCK` stands in the others' places.
+    Blocks that leave the window are freed while the sequence runs, and a cached prefix takes only
+    those that the next token attends to; `NULL_BLOCK` replaces the others.
     """
 
     def longest_prefix(self, hashes: Sequence[bytes]) -> BlockTable:
-        """See the base."""
         lookup = self.pool.get_cached_block
         hit = longest_common_hit(
             [self.attention_type],
@@ -189,45 +177,41 @@ class SlidingWindowManager(SingleTypeManager):
         return self.cached_blocks_of(hashes[:hit])
 
     def cached_blocks_of(self, hashes: Sequence[bytes]) -> BlockTable:
-        """See the base."""
         first = min(self._first_needed(len(hashes) * self.block_size), len(hashes))
-        blocks = [_looked_up(self.pool, block_hash + self.suffix) for block_hash in hashes[first:]]
+        blocks = [
+            _get_cached_block(self.pool, block_hash + self.suffix) for block_hash in hashes[first:]
+        ]
         return [NULL_BLOCK] * first + blocks
 
     def num_blocks_to_allocate(
-        self, seq_id: int, total: int, num_computed: int, found: BlockTable | None
+        self, seq_id: int, total: int, num_computed: int, prefix: BlockTable | None
     ) -> int:
-        """See the base."""
-        revived = sum(block.ref_count == 0 for block in found or () if block is not NULL_BLOCK)
-        return revived + self._missing(seq_id, total, num_computed, found)
+        num_free = sum(block.ref_count == 0 for block in prefix or () if block is not NULL_BLOCK)
+        return num_free + self._missing(seq_id, total, num_computed, prefix)
 
     def num_blocks_after(
-        self, seq_id: int, total: int, num_computed: int, found: BlockTable | None
+        self, seq_id: int, total: int, num_computed: int, prefix: BlockTable | None
     ) -> int:
-        """See the base."""
-        table = self.tables.get(seq_id, ()) if found is None else found
-        held = sum(block is not NULL_BLOCK for block in table)
-        return held + self._missing(seq_id, total, num_computed, found)
+        table = self.tables.get(seq_id, ()) if prefix is None else prefix
+        num_held = sum(block is not NULL_BLOCK for block in table)
+        return num_held + self._missing(seq_id, total, num_computed, prefix)
 
-    def adopt_prefix(self, seq_id: int, found: BlockTable, quota: TenantQuota) -> None:
-        """See the base."""
-        self.pool.touch([block for block in found if block is not NULL_BLOCK], quota)
-        self.tables[seq_id] = found
+    def adopt_prefix(self, seq_id: int, prefix: BlockTable, quota: TenantQuota) -> None:
+        self.pool.touch([block for block in prefix if block is not NULL_BLOCK], quota)
+        self.tables[seq_id] = prefix
 
     def allocate_new_blocks(
         self, seq_id: int, total: int, num_computed: int, quota: TenantQuota
     ) -> BlockTable:
-        """See the base."""
         table = self.tables.setdefault(seq_id, [])
-        have = len(table)
-        skipped = min(total, max(have, self._first_needed(num_computed))) - have
-        fresh = [NULL_BLOCK] * skipped
-        fresh += self.pool.get_new_blocks(total - have - skipped, quota)
-        table += fresh
-        return fresh
+        length = len(table)
+        skipped = min(total, max(length, self._first_needed(num_computed))) - length
+        new_blocks = [NULL_BLOCK] * skipped
+        new_blocks += self.pool.get_new_blocks(total - length - skipped, quota)
+        table += new_blocks
+        return new_blocks
 
     def remove_skipped_blocks(self, seq_id: int, num_computed: int, quota: TenantQuota) -> None:
-        """See the base."""
         table = self.tables[seq_id]
         end = min(self._first_needed(num_computed), len(table))
         start = end
@@ -238,7 +222,6 @@ class SlidingWindowManager(SingleTypeManager):
             table[start:end] = [NULL_BLOCK] * (end - start)
 
     def cache(self, seq_id: int, hashes: Sequence[bytes], first: int, end: int) -> None:
-        """See the base."""
         table, suffix = self.tables[seq_id], self.suffix
         for index in range(first, end):
             block = table[index]
@@ -246,28 +229,29 @@ class SlidingWindowManager(SingleTypeManager):
                 self.pool.cache_block(block, hashes[index] + suffix)
 
     def uncache_from(self, seq_id: int, hashes: Sequence[bytes], first: int) -> None:
-        """See the base. By their hashes, for some may have fallen out of the window since."""
+        # By their hashes, because some may have left the window since.
         for block_hash in hashes[first:]:
             self.pool.uncache_all(block_hash + self.suffix)
 
     def free(self, seq_id: int, quota: TenantQuota) -> None:
-        """See the base."""
         table = self.tables.pop(seq_id, None)
         if table is not None:
             self.pool.free_blocks([block for block in table if block is not NULL_BLOCK], quota)
 
     def _first_needed(self, num_computed: int) -> int:
-        """The first block that the token after `num_computed` computed ones sees."""
+        """The first block that the token after `num_computed` tokens attends to."""
         return first_needed_block(self.window, num_computed, self.block_size)
 
-    def _missing(self, seq_id: int, total: int, num_computed: int, found: BlockTable | None) -> int:
-        """New blocks beyond the sequence's table, or beyond the prefix."""
-        have = len(self.tables.get(seq_id, ()) if found is None else found)
-        return max(0, total - max(have, self._first_needed(num_computed)))
+    def _missing(
+        self, seq_id: int, total: int, num_computed: int, prefix: BlockTable | None
+    ) -> int:
+        """Number of new blocks after the sequence's table, or after its prefix."""
+        length = len(self.tables.get(seq_id, ()) if prefix is None else prefix)
+        return max(0, total - max(length, self._first_needed(num_computed)))
 
 
-def _looked_up(pool: BlockPool, key: bytes) -> Block:
-    """A cached block that is known to be there."""
+def _get_cached_block(pool: BlockPool, key: bytes) -> Block:
+    """A block that has just been found in the cache."""
     block = pool.get_cached_block(key)
     if block is None:
         raise RuntimeError("A cached block went while it was looked up.")

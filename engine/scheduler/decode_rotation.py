@@ -1,9 +1,9 @@
-"""Short steps while others come and go beside a tenant that holds most of the machine.
+"""Short steps for other tenants while one tenant holds most of the machine.
 
 A step lasts as long as all that it holds, and whoever comes while it runs waits for its end. Where
 one tenant has hundreds of sequences, each of them in every step, that alone is longer than another
-one's request takes. So while others are about, its rows and prompts are dealt as now, but spread
-over several steps: rows take turns, and who sat out comes first in the next step.
+one's request takes. So while other tenants are active, its rows and prompts are spread over several
+steps: rows take turns, and those that a step skips come first in the next one.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from engine.scheduler.request import Sequence
 from engine.scheduler.request_queue import RequestQueue
 from engine.scheduler.running_queue import RunningQueue
 
-#: Steps' worth of tokens that others may be ahead of those over their share.
-_MOST_AHEAD = 8
-#: Those over their share leave others so much at least, whatever the weights.
-_MOST = 0.99
+#: Full steps of tokens that light tenants may be ahead of the heavy ones.
+_MAX_CREDIT_STEPS = 8
+#: The largest fraction of a step that heavy tenants get by their weights.
+_MAX_HEAVY_FRACTION = 0.99
 
 
 @dataclass(frozen=True, slots=True)
 class StepDemand:
-    """What sequences that run would have a step do.
+    """What running sequences would have a step compute.
 
     Attributes:
         rows: sequences that decode.
-        pending: tokens of prompts that have begun.
+        pending: tokens of prompts that have started.
     """
 
     rows: int
@@ -42,28 +42,28 @@ class StepDemand:
 
     @classmethod
     def from_running(cls, running: Iterable[Sequence]) -> StepDemand:
-        """What these would have it do."""
+        """The demand of these sequences."""
         rows, pending = 0, 0
         for sequence in running:
-            left = len(sequence.token_ids) + sequence.num_placeholders
-            left -= sequence.num_computed_tokens
-            if is_decode(left):
+            remaining = len(sequence.token_ids) + sequence.num_placeholders
+            remaining -= sequence.num_computed_tokens
+            if is_decode(remaining):
                 rows += 1
             else:
-                pending += left
+                pending += remaining
         return cls(rows, pending)
 
 
 @dataclass(frozen=True, slots=True)
 class ShortStep:
-    """A step that is held short.
+    """A step that is kept short.
 
     Attributes:
         target_tokens: tokens that it should hold.
-        heavy_tenants: who is over his share.
-        decode_fraction: what they get of all that they'd have in a step as long as it takes.
+        heavy_tenants: tenants that hold more than their share.
+        decode_fraction: fraction of their rows that it holds.
         heavy_tenant_prompt_tokens: tokens of their prompts.
-        light_tenant_prompt_tokens: tokens of others' prompts.
+        light_tenant_prompt_tokens: tokens of other tenants' prompts.
     """
 
     target_tokens: int
@@ -74,19 +74,19 @@ class ShortStep:
 
 
 class DecodeRotation:
-    """Who holds more than its share, and whose rows' turn it is."""
+    """Limits a step's prompt tokens, and takes turns with the rows of heavy tenants."""
 
     def __init__(
         self, quotas: TenantQuotas, waiting: RequestQueue, runs: RunningQueue, limits: StepLimits
     ) -> None:
         self._quotas, self._waiting, self._runs, self._limits = quotas, waiting, runs, limits
-        #: Who was over its share last; one that has nothing running just now may be still.
-        self._over: list[TenantQuota] = []
-        #: Tenant -> its row that was dealt last.
-        self._last: dict[str, int] = {}
-        #: Tokens that others have had in short steps beyond their share.
+        #: The last heavy tenants; one without running sequences may still be heavy.
+        self._heavy: list[TenantQuota] = []
+        #: Tenant -> id of its last row that was scheduled.
+        self._last_seq_id: dict[str, int] = {}
+        #: Tokens that light tenants have had in short steps beyond their share.
         self._light_tenant_credit = 0.0
-        #: Whether others' prompts could take nothing of what the last one left to them.
+        #: Whether prompts of light tenants could use nothing of what the last step left to them.
         self._light_tenants_blocked = False
 
     def plan_prefill(self) -> tuple[PrefillBudget, ShortStep | None]:
@@ -113,121 +113,133 @@ class DecodeRotation:
         budget = PrefillBudget(num_tokens, min_tokens, LEAST_OF_A_START, share.context_cost_tokens)
         return budget, short_step
 
-    def _plan_short_step(self, work: StepDemand, room: int) -> ShortStep | None:
-        """How to keep the step short; None: it's as it would be with one tenant.
+    def _plan_short_step(self, demand: StepDemand, max_prompt_tokens: int) -> ShortStep | None:
+        """How to keep the step short; None where one tenant alone is active, or none is heavy.
 
         Args:
-            work: of all that run.
-            room: prompt tokens that the step may hold otherwise.
+            demand: of all running sequences.
+            max_prompt_tokens: prompt tokens that the step may hold otherwise.
         """
-        whole, waiting = self._limits.share.target_step_tokens, self._waiting
-        if not whole or not waiting.fair:
+        target_tokens, waiting = self._limits.share.target_step_tokens, self._waiting
+        if not target_tokens or not waiting.fair:
             return None
-        wanted = work.pending + waiting.num_tokens
-        if work.rows + min(room, wanted) <= whole or not self._find_over():
+        num_pending = demand.pending + waiting.num_tokens
+        num_tokens = demand.rows + min(max_prompt_tokens, num_pending)
+        if num_tokens <= target_tokens or not self._find_heavy():
             return None
-        over = self._over
-        own = self._work_of(over)
-        prompts = own.pending + sum(waiting.num_tenant_tokens(quota.name) for quota in over)
-        fed = min(room, prompts, max(0, self._limits.token_budget - work.rows))
-        rows, others = work.rows - own.rows, min(wanted - prompts, room)
-        part, others = self._parts(whole, rows, others)
-        if own.rows + fed <= part:
+        names = {quota.name for quota in self._heavy}
+        heavy = StepDemand.from_running(
+            sequence
+            for sequence in self._runs.sequences
+            if sequence.request.message.tenant in names
+        )
+        heavy_pending = heavy.pending + sum(waiting.num_tenant_tokens(name) for name in names)
+        heavy_prompt_tokens = min(
+            max_prompt_tokens, heavy_pending, max(0, self._limits.token_budget - demand.rows)
+        )
+        light_tokens = min(num_pending - heavy_pending, max_prompt_tokens)
+        heavy_tokens, light_tokens = self._split(
+            target_tokens, demand.rows - heavy.rows, light_tokens
+        )
+        if heavy.rows + heavy_prompt_tokens <= heavy_tokens:
             return None
-        portion = part / (own.rows + fed)
-        return ShortStep(whole, over, portion, math.ceil(fed * portion), others)
+        fraction = heavy_tokens / (heavy.rows + heavy_prompt_tokens)
+        heavy_prompt_tokens = math.ceil(heavy_prompt_tokens * fraction)
+        return ShortStep(target_tokens, self._heavy, fraction, heavy_prompt_tokens, light_tokens)
 
-    def _parts(self, whole: int, rows: int, prompts: int) -> tuple[float, int]:
-        """Tokens of a step for those over their share, and for others' prompts.
+    def _split(
+        self, target_tokens: int, light_rows: int, light_prompt_tokens: int
+    ) -> tuple[float, int]:
+        """Split a step: tokens of heavy tenants, and tokens of light tenants' prompts.
 
-        The former get what others leave, and a quarter of their share beside others' prompts: so
-        these meet a step that is shorter still, and rarely need a second one. But where others
-        have been ahead for long, each gets his share. And always as many tokens for each row of
-        others as their weights say.
+        Heavy tenants get what light ones leave, and a quarter of their share beside prompts of
+        light ones: so these meet a step that is shorter still, and rarely need a second one. But
+        where light tenants have been ahead for long, all get their shares. And heavy tenants always
+        get as many tokens for each row of light ones as the weights say.
         """
-        fraction = min(sum(self._quotas.weight_fraction(quota) for quota in self._over), _MOST)
-        as_many = fraction / (1 - fraction)
-        share = fraction * whole
-        if not prompts or self._light_tenants_blocked:
-            taken, prompts, part = 0, min(prompts, whole), max(share, whole - rows)
-        elif self._light_tenant_credit < _MOST_AHEAD * whole:
-            part = share / 4
-            taken = prompts = min(prompts, int(whole + part))
+        fraction = sum(self._quotas.weight_fraction(quota) for quota in self._heavy)
+        fraction = min(fraction, _MAX_HEAVY_FRACTION)
+        heavy_per_light = fraction / (1 - fraction)
+        share = fraction * target_tokens
+        if not light_prompt_tokens or self._light_tenants_blocked:
+            used_tokens, light_prompt_tokens = 0, min(light_prompt_tokens, target_tokens)
+            heavy_tokens = max(share, target_tokens - light_rows)
+        elif self._light_tenant_credit < _MAX_CREDIT_STEPS * target_tokens:
+            heavy_tokens = share / 4
+            light_prompt_tokens = min(light_prompt_tokens, int(target_tokens + heavy_tokens))
+            used_tokens = light_prompt_tokens
         else:
-            taken = prompts = min(prompts, math.ceil(whole - share))
-            part = share
-        part = max(part, rows * as_many)
+            heavy_tokens = share
+            light_prompt_tokens = min(light_prompt_tokens, math.ceil(target_tokens - share))
+            used_tokens = light_prompt_tokens
+        heavy_tokens = max(heavy_tokens, light_rows * heavy_per_light)
         self._light_tenant_credit = max(
-            0.0, self._light_tenant_credit + rows + taken - part / as_many
+            0.0,
+            self._light_tenant_credit + light_rows + used_tokens - heavy_tokens / heavy_per_light,
         )
-        return part, prompts
+        return heavy_tokens, light_prompt_tokens
 
-    def _find_over(self) -> bool:
-        """Whether somebody holds so much that others, who were here lately, are below their share.
+    def _find_heavy(self) -> bool:
+        """Whether tenants hold so much that others, active lately, are below their share.
 
-        By sequences that run (if none does, that wait): one who holds half as much again as its
-        share, or leaves others less than half of theirs. Where all flood seats go by weights, so
-        nobody does, and steps stay long.
+        Heavy is a tenant with half as many running (if none runs, waiting) sequences again as its
+        share, or that leaves others less than half of theirs. Where all flood, seats go by weights:
+        none is heavy, and steps stay long.
         """
-        candidates = dict.fromkeys((*self._runs.tenants, *self._over))
-        self._over = [quota for quota in candidates if self._is_over(quota)]
-        if not self._over:
+        candidates = dict.fromkeys((*self._runs.tenants, *self._heavy))
+        self._heavy = [quota for quota in candidates if self._is_heavy(quota)]
+        if not self._heavy:
             return False
-        beside = any(quota not in self._over for quota in self._runs.tenants)
-        return beside or self._quotas.has_other_recent_tenants(self._over)
+        has_light = any(quota not in self._heavy for quota in self._runs.tenants)
+        return has_light or self._quotas.has_other_recent_tenants(self._heavy)
 
-    def _is_over(self, quota: TenantQuota) -> bool:
+    def _is_heavy(self, quota: TenantQuota) -> bool:
         fraction = self._quotas.weight_fraction(quota)
-        total, held = len(self._runs.sequences), quota.running
+        total, count = len(self._runs.sequences), quota.running
         if not total:
-            total, held = len(self._waiting), quota.sequences
-        return held > total * min(1.5 * fraction, (1 + fraction) / 2)
-
-    def _work_of(self, over: list[TenantQuota]) -> StepDemand:
-        names = {quota.name for quota in over}
-        return StepDemand.from_running(
-            each for each in self._runs.sequences if each.request.message.tenant in names
-        )
+            total, count = len(self._waiting), quota.sequences
+        return count > total * min(1.5 * fraction, (1 + fraction) / 2)
 
     def skipped(self, step: ShortStep) -> list[Sequence]:
-        """Rows that sit out in this step; whoever has waited longest comes first.
+        """Rows that a short step skips, those that have waited longest first.
 
-        Urgent ones never do (`priority` below 0).
+        Urgent ones (`priority` below 0) are never skipped.
         """
-        rows: dict[str, list[Sequence]] = {quota.name: [] for quota in step.heavy_tenants}
+        rows_by_tenant: dict[str, list[Sequence]] = {quota.name: [] for quota in step.heavy_tenants}
         for sequence in self._runs.sequences:
-            own = rows.get(sequence.request.message.tenant)
-            if own is not None and sequence.request.priority >= 0 and _is_row(sequence):
-                own.append(sequence)
-        found = [
-            self._resting(name, own, math.ceil(len(own) * step.decode_fraction))
-            for name, own in rows.items()
+            rows = rows_by_tenant.get(sequence.request.message.tenant)
+            if rows is None or sequence.request.priority < 0:
+                continue
+            num_known = len(sequence.token_ids) + sequence.num_placeholders
+            if is_decode(num_known - sequence.num_computed_tokens):
+                rows.append(sequence)
+        skipped = [
+            self._skip_rows(name, rows, math.ceil(len(rows) * step.decode_fraction))
+            for name, rows in rows_by_tenant.items()
         ]
-        self._last = {name: self._last[name] for name in rows if name in self._last}
-        return [each for turn in zip_longest(*found) for each in turn if each is not None]
+        self._last_seq_id = {
+            name: self._last_seq_id[name] for name in rows_by_tenant if name in self._last_seq_id
+        }
+        return [row for rows in zip_longest(*skipped) for row in rows if row is not None]
 
-    def note_prompts(self, step: ShortStep, left: float) -> None:
-        """So many tokens are left for others' prompts behind it; if that's all that it had for
-        them, they wait for seats or blocks.
-        """
-        self._light_tenants_blocked = 0 < step.light_tenant_prompt_tokens <= left
-
-    def record_decode(self, sequence: Sequence) -> None:
-        """One that was to sit out didn't have to."""
-        self._last[sequence.request.message.tenant] = sequence.seq_id
-
-    def _resting(self, tenant: str, rows: list[Sequence], count: int) -> list[Sequence]:
-        """The rows of a tenant that sit out where so many are dealt: by turns, in order of ids."""
-        if count >= len(rows):
+    def _skip_rows(self, tenant: str, rows: list[Sequence], num_scheduled: int) -> list[Sequence]:
+        """Schedule so many rows of a tenant, in turns by id; the rows that are skipped."""
+        if num_scheduled >= len(rows):
             return []
         rows.sort(key=lambda sequence: sequence.seq_id)
-        first = bisect_right(rows, self._last.get(tenant, -1), key=lambda each: each.seq_id)
+        first = bisect_right(
+            rows, self._last_seq_id.get(tenant, -1), key=lambda sequence: sequence.seq_id
+        )
         rows = rows[first:] + rows[:first]
-        self._last[tenant] = rows[count - 1].seq_id
-        return rows[count:]
+        self._last_seq_id[tenant] = rows[num_scheduled - 1].seq_id
+        return rows[num_scheduled:]
 
+    def record_prompts(self, step: ShortStep, num_unused: float) -> None:
+        """Record the tokens that light tenants' prompts left unused: if that's all of them, they
+        wait for seats or blocks.
+        """
+        self._light_tenants_blocked = 0 < step.light_tenant_prompt_tokens <= num_unused
 
-def _is_row(sequence: Sequence) -> bool:
-    """Whether a running sequence decodes in the next step."""
-    known = len(sequence.token_ids) + sequence.num_placeholders
-    return bool(is_decode(known - sequence.num_computed_tokens))
+    def record_decode(self, sequence: Sequence) -> None:
+        """Record that a row which was to be skipped is scheduled after all."""
+        self._last_seq_id[sequence.request.message.tenant] = sequence.seq_id

@@ -41,9 +41,12 @@ class FairQueue(RequestQueue):
     def __init__(
         self, overtaking: float = 0.0, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`overtaking`: a sequence is due when, since it came, so many tokens for each of its own
-        prompt were served, to prompts or as output; 0: within a tenant first come, first served.
-        `clock`: seconds; only differences matter.
+        """
+        Args:
+            overtaking: a sequence is due when, since it came, so many tokens for each token of its
+                prompt have been served, to prompts or as output; 0: first come, first served
+                within a tenant.
+            clock: seconds; only differences matter.
         """
         super().__init__()
         self._clock = clock
@@ -66,7 +69,7 @@ class FairQueue(RequestQueue):
     # -- service ------------------------------------------------------------------------------
 
     def charge_prompt(self, sequence: Sequence, num_tokens: int) -> None:
-        """A step computes `num_tokens` more of a prompt."""
+        """Count tokens of a prompt that a step computes."""
         self._served_tokens += num_tokens
         self._charge(sequence, PROMPT_COST * num_tokens)
         tenant = sequence.request.message.tenant
@@ -74,12 +77,12 @@ class FairQueue(RequestQueue):
         self._last_served = self.counters[tenant]
 
     def charge_output(self, sequence: Sequence, num_tokens: int = 1) -> None:
-        """A sequence got output tokens: several where drafts held."""
+        """Count output tokens; several at a time where drafts were accepted."""
         self._served_tokens += num_tokens
         self._charge(sequence, OUTPUT_COST * num_tokens)
 
     def charge_rejected_drafts(self, sequence: Sequence, num_tokens: int) -> None:
-        """See `RequestQueue`: as much work as for tokens of a prompt."""
+        """They are as much work as tokens of a prompt."""
         self._charge(sequence, PROMPT_COST * num_tokens)
 
     def _charge(self, sequence: Sequence, cost: float) -> None:
@@ -91,17 +94,19 @@ class FairQueue(RequestQueue):
 
     fair = True
 
-    def next_partial_prefill(self, begun: list[Sequence]) -> int:
+    def next_partial_prefill(self, partial_prefills: list[Sequence]) -> int:
         """The most urgent one, of the tenant with the smallest counter."""
-        if len(begun) == 1:
+        if len(partial_prefills) == 1:
             return 0
-        return min(range(len(begun)), key=lambda at: self._turn(begun[at]))
+        return min(
+            range(len(partial_prefills)), key=lambda index: self._rank(partial_prefills[index])
+        )
 
-    def precedes(self, head: Sequence, begun: Sequence) -> bool:
-        """By urgency, then by counters; a tenant's own prompts aren't interrupted."""
-        return self._turn(head) < self._turn(begun)
+    def precedes(self, head: Sequence, partial_prefill: Sequence) -> bool:
+        """By urgency, then by counters; a tenant doesn't interrupt its own prompts."""
+        return self._rank(head) < self._rank(partial_prefill)
 
-    def _turn(self, sequence: Sequence) -> tuple[float, float, int]:
+    def _rank(self, sequence: Sequence) -> tuple[float, float, int]:
         request = sequence.request
         tenant = request.message.tenant
         served_at = self._served_at.get(tenant, 0)
@@ -114,9 +119,9 @@ class FairQueue(RequestQueue):
         due = self._served_tokens + int(self._overtaking * sequence.num_queued_tokens)
         return (priority, 1, due if self._overtaking else 0, self._pushed)
 
-    def _tenant_key(self, tenant: str, place: SortKey) -> tuple[float, ...]:
+    def _tenant_key(self, tenant: str, key: SortKey) -> tuple[float, ...]:
         served_at = self._served_at.get(tenant, 0)
-        return (place[0], self.counters.get(tenant, 0.0), served_at, *place[1:])
+        return (key[0], self.counters.get(tenant, 0.0), served_at, *key[1:])
 
     def _on_tenant_active(self, tenant: str) -> None:
         """No service is saved up while a tenant has nothing to run: its counter is lifted."""
@@ -130,7 +135,7 @@ class FairQueue(RequestQueue):
         """Drop the counters of those that wait for nothing and got nothing since the last time."""
         then = self._counters_then
         for tenant, counter in list(self.counters.items()):
-            if then.get(tenant) == counter and tenant not in self._lines:
+            if then.get(tenant) == counter and tenant not in self._queues:
                 del self.counters[tenant]
                 self._served_at.pop(tenant, None)
         self._counters_then = self.counters.copy()

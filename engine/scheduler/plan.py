@@ -1,9 +1,9 @@
-"""What the scheduler tells the executor for one step, and what comes back: data, nothing else.
+"""What passes between scheduler and executor for one step: plan, grammar bitmasks and result.
 
-The plan is a diff: a sequence is described whole when it starts or resumes; from then on only its
-new blocks and how many tokens to compute. The worker keeps the rest. Plans, masks and results are
-msgspec structs, so they cross a process as they are. What can't, vectors and a caller's functions,
-is handed to the executor once and goes by handle (`Executor.attach`).
+The plan is a diff: a sequence is described in full when it starts or resumes; afterwards only its
+new blocks and the number of tokens to compute. Plans, bitmasks and results are msgspec structs, so
+that they can cross processes. Vectors and a caller's functions can't: they are attached to the
+executor once and named by handle (`Executor.attach`).
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ Count = TypeVar("Count")
 
 
 def is_decode(count: Count, num_drafts: int = 0) -> Count:
-    """Whether a row that computes `count` tokens decodes: its newest token and the drafts after it.
+    """Whether a row that computes `count` tokens decodes: its last token and the drafts after it.
 
-    Everything longer is a piece of a prompt (or of what is computed again after a preemption).
-    Takes an array as well, and answers for each of its elements.
+    Everything longer is a chunk of a prompt (or of tokens computed again after a preemption). Works
+    elementwise on arrays.
     """
     return count == 1 + num_drafts  # type: ignore[return-value]
 
 
 class EncoderInput(msgspec.Struct, frozen=True):
-    """Vectors in the place of the embeddings of some of a prompt's tokens.
+    """Vectors that replace the embeddings of some of a prompt's tokens.
 
     Attributes:
         start: the first of these tokens, by its position in the prompt.
-        count: how many.
+        count: number of these tokens.
         handle: float32 [count, hidden], see `Executor.attach`.
     """
 
@@ -43,7 +43,7 @@ class EncoderInput(msgspec.Struct, frozen=True):
 
 
 class NewSequence(msgspec.Struct, omit_defaults=True):
-    """A sequence that the worker doesn't hold yet (new, or resumed after a preemption)."""
+    """A sequence that the worker doesn't have: new, or resumed after a preemption."""
 
     seq_id: int
     #: [num_tokens] prompt and output so far.
@@ -68,14 +68,13 @@ class NewSequence(msgspec.Struct, omit_defaults=True):
 
 
 class RewoundSequence(msgspec.Struct, frozen=True):
-    """A sequence that the worker holds, and whose last tokens turned out to be others.
+    """A sequence that the worker has, and whose last tokens were replaced.
 
     Attributes:
         seq_id: the sequence.
-        num_kept_tokens: tokens, from the first, that are as the worker has them; the prompt at
-        least.
-        token_ids: those that stand behind them.
-        num_computed_tokens: tokens whose KV holds.
+        num_kept_tokens: number of first tokens that are unchanged; at least the prompt.
+        token_ids: tokens after them.
+        num_computed_tokens: tokens whose KV is valid.
     """
 
     seq_id: int
@@ -96,31 +95,31 @@ class StepPlan(msgspec.Struct, omit_defaults=True):
     seq_ids: list[int] = msgspec.field(default_factory=list)
     num_scheduled: list[int] = msgspec.field(default_factory=list)
     num_samples: list[int] = msgspec.field(default_factory=list)
-    #: seq_id -> guesses at the tokens that follow its newest one.
+    #: seq_id -> drafts: guesses at the tokens that follow its last one.
     drafts: dict[int, list[int]] = msgspec.field(default_factory=dict)
     new: list[NewSequence] = msgspec.field(default_factory=list)
     #: (seq_id, block ids by KV cache group) appended to the block tables of sequences that the
-    #: worker holds. Blocks that fall out of a window aren't told: no kernel reads them any more.
+    #: worker has. Blocks that leave a window aren't listed: no kernel reads them any more.
     new_blocks: list[tuple[int, list[list[int]]]] = msgspec.field(default_factory=list)
-    #: Finished, aborted or preempted since the last step: the worker forgets them first.
+    #: Finished, aborted or preempted since the last step: the worker removes them first.
     removed: list[int] = msgspec.field(default_factory=list)
-    #: (seq_id, token) that sequences which the worker holds got without sampling it. Before `new`.
+    #: (seq_id, token) that sequences of the worker got without sampling it. Before `new`.
     appended: list[tuple[int, int]] = msgspec.field(default_factory=list)
     #: Sequences of a draft model whose drafts were checked. After `removed`.
     rewound: list[RewoundSequence] = msgspec.field(default_factory=list)
-    #: Sequences of the step of which nobody will want drafts any more: heads needn't follow them.
+    #: Sequences of the step that get no drafts any more: draft heads needn't follow them.
     untracked: list[int] = msgspec.field(default_factory=list)
-    #: A `GrammarOutput` of this step follows, made while the model runs; sampling waits for it.
+    #: A `GrammarOutput` follows, made while the model runs; sampling waits for it.
     awaits_bitmask: bool = False
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the whole step."""
+        """Number of tokens of the step."""
         return sum(self.num_scheduled)
 
     @property
     def num_decodes(self) -> int:
-        """Rows that decode."""
+        """Number of rows that decode."""
         if not self.drafts:
             return self.num_scheduled.count(1)
         return sum(
@@ -130,7 +129,7 @@ class StepPlan(msgspec.Struct, omit_defaults=True):
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Tokens of the rows that don't decode."""
+        """Number of tokens of the rows that don't decode."""
         if not self.drafts:
             return sum(self.num_scheduled) - self.num_scheduled.count(1)
         return sum(

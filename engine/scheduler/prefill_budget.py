@@ -1,55 +1,43 @@
-"""What prompts may take of a step, and what they took."""
+"""How many prompt tokens share a step with decodes, and what they cost.
+
+Each of them makes the step longer, and every stream that decodes waits for it; too few, and prompts
+wait instead. Both waits grow with the load, so the share does too.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
 
-# -- How many prompt tokens share a step with decodes.
-#
-# Each of them makes the step longer, and every stream that decodes waits for it; too few, and
-# prompts wait instead. Both waits grow with the load, so the share does too.
-
-
-#: A prompt that starts beside decodes counts as so many tokens at least: of one that was found in
-#: the cache few are left to compute, but they read all of it, and the worker is told of it whole.
+#: The least that a prompt which starts beside decodes counts as: of one that hits the cache few
+#: tokens are left to compute, but they read all of it, and the worker gets all of its tokens.
 LEAST_OF_A_START = 8
-#: Prompt tokens that wait are computed in about as many steps, if the most allows it.
+#: Waiting prompt tokens are computed in about as many steps, if `max_prompt_tokens` allows it.
 _STEPS_FOR_ALL = 32
-#: Sequences that decode beside which `PrefillLimits.min_step_tokens` is meant; beside more it
-#: grows with them.
-_LEAST_BESIDE = 9
+#: Number of decodes that `PrefillLimits.min_step_tokens` is meant for; it grows with more.
+_MIN_TOKENS_DECODES = 9
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillLimits:
-    """Prompt tokens of one step in which others decode.
+    """Prompt tokens of one step in which other sequences decode.
 
     Attributes:
-        max_prompt_tokens: bounds how long a step takes, except that each sequence that decodes
-        brings prompts
-            some tokens all the same: see `min_step_tokens`.
-        saturation_decodes: with so many sequences that decode in a step, prompts get
-        `max_prompt_tokens`; with fewer their
-            part of it, though they fill the step up to `min_step_tokens`. 0: always
-            `max_prompt_tokens`.
-        min_step_tokens: tokens of a step, those that decode included, where up to 9 sequences
-        decode; few
-            more take nearly as long as few less, for products go by whole tiles of rows. And 8
-            (with 72) for each that decodes, be it more than `max_prompt_tokens`: a request brings
-            some prompt
-            tokens for each that it decodes, and if a step takes in fewer, prompts wait the longer
-            the more wait, for the decodes of others who came before them.
-        context_cost_tokens: attention reads all that stands before a token, and so many tokens of
-        this context
-            take as long as the token itself: a prompt's later tokens count for more than its first
-            ones, and so does a start that was found in the cache. But `min_step_tokens` are
-            tokens, wherever
-            they stand. 0: context counts for nothing.
-        target_step_tokens: tokens of a whole step, of prompts and of those that decode, that take
-        about as long
-            as `max_prompt_tokens` may; `DecodeRotation` holds steps to them while others are
-            about. 0: it doesn't.
+        max_prompt_tokens: bounds the duration of a step, except for `min_step_tokens`.
+        saturation_decodes: number of decodes from which prompts get `max_prompt_tokens`; with fewer
+            they get that fraction of it, and fill the step up to `min_step_tokens` anyway. 0:
+            always `max_prompt_tokens`.
+        min_step_tokens: tokens of a step, decodes included, with up to 9 decodes; a few tokens more
+            take hardly longer, because products go by whole tiles of rows. With more decodes it is
+            8 (of 72) for each, even beyond `max_prompt_tokens`: a request has some prompt tokens
+            for each decode, and if a step takes fewer, prompts wait the longer the more of them
+            wait.
+        context_cost_tokens: number of context tokens that attention reads in the time that a token
+            itself takes. A prompt's later tokens cost more than its first ones, and so does a start
+            that hits the cache. `min_step_tokens` don't count context. 0: context is free.
+        target_step_tokens: tokens of a step, prompts and decodes, that take about as long as
+            `max_prompt_tokens` may; `DecodeRotation` keeps steps to them while other tenants are
+            active. 0: it doesn't.
     """
 
     max_prompt_tokens: int
@@ -59,55 +47,51 @@ class PrefillLimits:
     target_step_tokens: int = 0
 
     def prompt_tokens(self, num_decodes: int, num_waiting_tokens: int) -> int:
-        """The share of a step.
+        """Prompt tokens of a step.
 
         Args:
-            num_decodes: sequences that decode in it.
-            num_waiting_tokens: of prompts that are still to be computed, all together.
+            num_decodes: number of decodes in it.
+            num_waiting_tokens: all prompt tokens that are still to be computed.
         """
         if not self.saturation_decodes:
             return self.max_prompt_tokens
         by_decodes = self.max_prompt_tokens * num_decodes // self.saturation_decodes
         by_prompts = num_waiting_tokens // _STEPS_FOR_ALL
-        wanted = min(self.max_prompt_tokens, max(by_decodes, by_prompts))
-        return max(wanted, self.min_prompt_tokens(num_decodes))
+        num_tokens = min(self.max_prompt_tokens, max(by_decodes, by_prompts))
+        return max(num_tokens, self.min_prompt_tokens(num_decodes))
 
     def min_prompt_tokens(self, num_decodes: int) -> int:
-        """Prompt tokens of a step that go beside so many decodes, whatever they take."""
+        """Prompt tokens of a step with so many decodes that fit whatever they cost."""
         if not self.saturation_decodes:
             return 0
         filled = max(self.min_step_tokens - num_decodes, 1)
-        sustained = self.min_step_tokens * num_decodes // _LEAST_BESIDE - num_decodes
+        sustained = self.min_step_tokens * num_decodes // _MIN_TOKENS_DECODES - num_decodes
         return max(min(self.max_prompt_tokens, filled), sustained)
 
-    def chunk(self, wanted: int, left: int) -> int:
-        """Tokens of a prompt in a step that has room for some of them.
+    def chunk(self, num_pending: int, budget: int) -> int:
+        """Tokens of a prompt that a step computes.
 
-        Where the share follows the load, a prompt goes in parts of one size, and up to an eighth
-        more than there's room for where that spares a step: one for the last few tokens alone
-        takes time as well.
+        Where the share follows the load, a prompt is cut into chunks of equal size, which exceed
+        the budget by up to an eighth where that saves a step for the last few tokens.
 
         Args:
-            wanted: tokens of the prompt that are still to be computed.
-            left: of the step's share.
+            num_pending: tokens of the prompt that are still to be computed.
+            budget: prompt tokens that fit into the step.
         """
-        if wanted <= left or left <= 0 or not self.saturation_decodes:
-            return max(0, min(wanted, left))
-        steps = -(-(8 * wanted - left) // (8 * left))
-        return -(-wanted // steps)
-
-
-# -- `StepLimits`: how much a step may hold.
+        if num_pending <= budget or budget <= 0 or not self.saturation_decodes:
+            return max(0, min(num_pending, budget))
+        steps = -(-(8 * num_pending - budget) // (8 * budget))
+        return -(-num_pending // steps)
 
 
 @dataclass(slots=True)
 class StepLimits:
-    """How much a step may hold; set anew while the engine runs, as its speed is measured.
+    """Limits of a step; `share` changes while the engine runs, as its speed is measured.
 
     Attributes:
-        token_budget: tokens of a step.
-        max_chunk_tokens: tokens of one sequence in a step, where prompts may be cut.
-        chunked: whether they may.
+        token_budget: maximum number of tokens of a step.
+        max_chunk_tokens: maximum number of tokens of one sequence, with chunked prefill.
+        chunked: whether prompts may be split over steps.
         share: prompt tokens of a step in which others decode.
     """
 
@@ -118,7 +102,7 @@ class StepLimits:
 
     @property
     def max_tokens_per_sequence(self) -> int:
-        """Most tokens of one sequence in one step."""
+        """Maximum number of tokens of one sequence in a step."""
         return min(self.token_budget, self.max_chunk_tokens) if self.chunked else self.token_budget
 
 
@@ -127,15 +111,15 @@ class PrefillLoad:
     """Work for a step's prompts.
 
     Attributes:
-        tokens: of prompts; a prompt that starts counts as `LEAST_OF_A_START` at least.
-        context_reads: for each of them the tokens before it, which attention reads, all together.
+        tokens: of prompts; a prompt that starts counts as at least `LEAST_OF_A_START`.
+        context_reads: sum over them of the tokens before each, which attention reads.
     """
 
     tokens: float = 0.0
     context_reads: float = 0.0
 
     def add(self, count: int, context: int) -> None:
-        """`count` tokens behind `context` others; a negative count takes them away again."""
+        """Add `count` tokens after `context` others; a negative count removes them."""
         self.tokens += count
         self.context_reads += count * (context + abs(count) / 2)
 
@@ -145,14 +129,12 @@ class PrefillBudget:
     """Prompt tokens that still fit into a step.
 
     Attributes:
-        remaining: so many, of prompts' first tokens. Each takes longer the more tokens stand
-        before it.
-        min_tokens: so many fit, whatever they take.
-        min_tokens_per_start: a prompt that starts counts as so many tokens, be it fewer.
-        context_tokens_per_token: so many tokens of context take as long to read as a token else
-        takes; 0: context is
-            free.
-        load: what the step's prompts have taken.
+        remaining: in tokens without context; a token costs more the more tokens precede it.
+        min_tokens: tokens that fit whatever they cost.
+        min_tokens_per_start: the least that a prompt which starts counts as.
+        context_tokens_per_token: context tokens that are read in the time of a token without
+            context; 0: context is free.
+        load: work of the step's prompts so far.
     """
 
     remaining: float
@@ -162,11 +144,11 @@ class PrefillBudget:
     load: PrefillLoad = field(default_factory=PrefillLoad)
 
     def tokens(self, context: int) -> int:
-        """How many tokens behind so many others there's room for."""
+        """Number of tokens after `context` others that fit."""
         return max(self.min_tokens, self._affordable(context))
 
     def _affordable(self, context: int) -> int:
-        """The largest count whose `_cost` is `left` at most."""
+        """The largest count whose `_cost` is at most `remaining`."""
         if self.remaining <= 0 or not self.context_tokens_per_token:
             return max(0, int(self.remaining))
         base = self.context_tokens_per_token + context
@@ -175,52 +157,49 @@ class PrefillBudget:
         )
 
     def _cost(self, count: int, context: int) -> float:
-        """What tokens take, in tokens without context."""
+        """Cost of tokens, in tokens without context."""
         if not self.context_tokens_per_token:
             return count
         return count * (1 + (context + count / 2) / self.context_tokens_per_token)
 
     def consume(self, count: int, context: int, *, starts: bool) -> None:
-        """A step computes `count` tokens of a prompt, which starts with them or has begun."""
+        """Count tokens of a prompt that the step computes; `starts`: they are its first."""
         self._count(count, context, starts=starts, sign=1)
 
     def refund(self, count: int, context: int, *, starts: bool) -> None:
-        """It doesn't, after all."""
+        """Undo `consume`."""
         self._count(count, context, starts=starts, sign=-1)
 
     def _count(self, count: int, context: int, *, starts: bool, sign: int) -> None:
-        taken = max(count, self.min_tokens_per_start) if starts else count
-        self.remaining -= sign * self._cost(taken, context)
-        self.min_tokens -= sign * taken
-        told = max(count, LEAST_OF_A_START) if starts else count
-        self.load.add(sign * told, context)
+        num_charged = max(count, self.min_tokens_per_start) if starts else count
+        self.remaining -= sign * self._cost(num_charged, context)
+        self.min_tokens -= sign * num_charged
+        num_loaded = max(count, LEAST_OF_A_START) if starts else count
+        self.load.add(sign * num_loaded, context)
 
 
-# -- How long prompt tokens take here, followed from step to step.
-#
-# A machine's speed at the start says little about an hour later: others share its cores and memory.
-
-
-#: Prompt tokens of a step below which its time says too little of them; and the least share: fewer
+#: Minimum number of a step's prompt tokens for its time to be measured; and the least share: fewer
 #: would waste the weights that a step reads anyway.
 LEAST_TOKENS = 32
 #: The weight of a new step in the averages.
 _NEW = 0.1
 #: A step counts as at most so many times slower or faster than the average.
 _OUTLIER = 2.0
-#: The longest `PrefillLimits.context_cost_tokens`: of a model that reads no context, there's still
-#: some to learn.
-_LONGEST_REACH = 1 << 14
+#: Maximum of `PrefillLimits.context_cost_tokens`, so that the pace of a model that reads no context
+#: can still be measured.
+_MAX_CONTEXT_COST = 1 << 14
 
 
 class PrefillPace:
-    """Keeps prompts beside decodes at what is computed in a given time.
+    """Keeps a step's prompt tokens to what is computed in a given time, measured step by step.
+
+    A machine's speed at the start says little about an hour later: others share its cores and
+    memory.
 
     Attributes:
-        seconds_per_token: of prompts, beside what the decodes of the same step take.
-        seconds_per_context_token: what each token that stands before it adds to that.
-        seconds_per_step_token: what a step takes for each token of it, of a prompt or one that
-        decodes.
+        seconds_per_token: of prompts, without the time of the step's decodes.
+        seconds_per_context_token: added by each token that precedes it.
+        seconds_per_step_token: duration of a step over its tokens, of prompts and decodes.
     """
 
     def __init__(
@@ -230,40 +209,40 @@ class PrefillPace:
         max_seconds: float,
         seconds_per_read: float = 0.0,
     ) -> None:
-        """Both paces are to begin with; `max_seconds`: for the prompt tokens of a step."""
+        """Both paces are initial values; `max_seconds`: for the prompt tokens of a step."""
         self._limits, self._max_seconds = limits, max_seconds
         self.seconds_per_token = seconds_per_token
         self.seconds_per_context_token = seconds_per_read
         self.seconds_per_step_token = seconds_per_token
-        #: Of a step of decodes alone; 0: none yet.
+        #: Duration of a step of decodes alone; 0: not measured yet.
         self._decode_seconds = 0.0
-        self._set()
+        self._set_limits()
 
     def update(self, load: PrefillLoad, num_decodes: int, seconds: float) -> None:
         """Take a step's time into account."""
         if load.tokens + num_decodes >= LEAST_TOKENS:
-            foreseen = (load.tokens + num_decodes) * self.seconds_per_step_token
-            self.seconds_per_step_token *= _step(seconds / foreseen, 1.0)
+            expected = (load.tokens + num_decodes) * self.seconds_per_step_token
+            self.seconds_per_step_token *= _step(seconds / expected, 1.0)
         if not load.tokens:
-            before = self._decode_seconds or seconds
-            self._decode_seconds = before * _step(seconds / before, 1.0)
+            previous = self._decode_seconds or seconds
+            self._decode_seconds = previous * _step(seconds / previous, 1.0)
         elif load.tokens >= LEAST_TOKENS:
-            beside = self._decode_seconds if num_decodes else 0.0
-            self._learn(load, max(0.0, seconds - beside))
-        self._set()
+            decode_seconds = self._decode_seconds if num_decodes else 0.0
+            self._update_paces(load, max(0.0, seconds - decode_seconds))
+        self._set_limits()
 
-    def _learn(self, load: PrefillLoad, seconds: float) -> None:
-        """What was longer or shorter than foreseen goes to both paces, by what each foresaw."""
+    def _update_paces(self, load: PrefillLoad, seconds: float) -> None:
+        """Correct both paces by the ratio to the expected time, in proportion to their parts."""
         reading = load.context_reads * self.seconds_per_context_token
-        foreseen = load.tokens * self.seconds_per_token + reading
-        ratio, part = seconds / foreseen, reading / foreseen
+        expected = load.tokens * self.seconds_per_token + reading
+        ratio, part = seconds / expected, reading / expected
         self.seconds_per_token *= _step(ratio, 1 - part)
         self.seconds_per_context_token *= _step(ratio, part)
 
-    def _set(self) -> None:
+    def _set_limits(self) -> None:
         per_token = self.seconds_per_token
         self.seconds_per_context_token = max(
-            self.seconds_per_context_token, per_token / _LONGEST_REACH
+            self.seconds_per_context_token, per_token / _MAX_CONTEXT_COST
         )
         self._limits.share = replace(
             self._limits.share,
@@ -276,6 +255,6 @@ class PrefillPace:
 
 
 def _step(ratio: float, weight: float) -> float:
-    """By how much an average moves for a value that is so many times as large."""
+    """The factor by which an average changes for a value that is `ratio` times as large."""
     bounded = min(max(ratio, 1 / _OUTLIER), _OUTLIER)
     return 1 + _NEW * weight * (bounded - 1)

@@ -253,7 +253,7 @@ class Scheduler:
         # 3. Tokens that a heavy tenant's prompts couldn't use go to its skipped rows, which preempt
         # nobody.
         if short_step is not None:
-            self._rotation.note_prompts(short_step, step.prefill.remaining)
+            self._rotation.record_prompts(short_step, step.prefill.remaining)
             for sequence in skipped[: step.num_unused_tenant_tokens]:
                 if (
                     step.budget > 0

@@ -1,4 +1,4 @@
-"""A step while it's being dealt, and what the worker is told of it."""
+"""`StepBuilder`: a step while it's planned."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from engine.scheduler.request import Sequence
 
 
 class StepBuilder:
-    """A plan in the making, with its sequences in the plan's order.
+    """An unfinished plan, with its sequences in the plan's order.
 
     Attributes:
-        budget: tokens that may still be dealt.
+        budget: tokens that may still be scheduled.
         prefill: prompt tokens among them.
-        tenant_budgets: tenants that have a part of their own instead, in a step that is held short.
+        tenant_budgets: prompt tokens of heavy tenants instead, in a step that is kept short.
         preempted: tenants of whose running sequences one was preempted in this step.
         admission_closed: whether no more sequences may start in this step.
         num_missing_blocks: blocks needed by the last sequence that was too short of them to start.
@@ -36,7 +36,7 @@ class StepBuilder:
         self._started: set[int] = set()
 
     def __contains__(self, sequence: Sequence) -> bool:
-        """Whether the step holds a sequence. It does so once: nobody is dealt to twice."""
+        """Whether the step holds a sequence, which it does at most once."""
         return sequence in self.scheduled
 
     def split_prompt_budget(self, heavy_tenants: list[TenantQuota], num_tokens: int) -> None:
@@ -55,10 +55,10 @@ class StepBuilder:
         self.budget = min(self.budget, max(0, num_tokens - self.plan.num_tokens))
 
     def prompt_budget(self, sequence: Sequence, context: int) -> int:
-        """Tokens of a sequence's prompt, behind so many others, that there's room for."""
-        return self._room(sequence).tokens(context)
+        """Tokens of a sequence's prompt, after `context` others, that still fit."""
+        return self._budget_of(sequence).tokens(context)
 
-    def _room(self, sequence: Sequence) -> PrefillBudget:
+    def _budget_of(self, sequence: Sequence) -> PrefillBudget:
         if not self.tenant_budgets:
             return self.prefill
         return self.tenant_budgets.get(sequence.request.message.tenant, self.prefill)
@@ -66,7 +66,7 @@ class StepBuilder:
     def prompt_chunk(
         self, limits: StepLimits, sequence: Sequence, num_pending: int, num_computed: int
     ) -> int:
-        """How many of a sequence's next `num_pending` prompt tokens this step may compute.
+        """Number of a sequence's next `num_pending` prompt tokens that this step may compute.
 
         `num_computed`: tokens before them.
         """
@@ -76,7 +76,7 @@ class StepBuilder:
         return min(num_pending, self.budget, limits.max_chunk_tokens, share)
 
     def add(self, sequence: Sequence, count: int) -> None:
-        """Put `count` tokens of a sequence into the step."""
+        """Schedule `count` tokens of a sequence."""
         plan = self.plan
         plan.seq_ids.append(sequence.seq_id)
         plan.num_scheduled.append(count)
@@ -84,23 +84,23 @@ class StepBuilder:
         self.budget -= count
         starts = self.is_new(sequence)
         if starts or not is_decode(count):
-            room = self._room(sequence)
-            room.consume(count, sequence.num_computed_tokens, starts=starts)
+            budget = self._budget_of(sequence)
+            budget.consume(count, sequence.num_computed_tokens, starts=starts)
         sequence.num_computed_tokens += count
         sequence.timeline.num_steps += 1
-        known = len(sequence.token_ids)
-        if known == sequence.num_prompt_tokens and not sequence.num_placeholders:
+        num_known = len(sequence.token_ids)
+        if num_known == sequence.num_prompt_tokens and not sequence.num_placeholders:
             flight = sequence.timeline
             flight.prefill_chunks += 1
             if flight.prefill_chunks <= MAX_RECORDED_CHUNKS:
                 flight.chunks.append((sequence.age_ms, count))
-        caught_up = sequence.num_computed_tokens == known + sequence.num_placeholders
+        caught_up = sequence.num_computed_tokens == num_known + sequence.num_placeholders
         plan.num_samples.append(int(caught_up))
         if sequence.allows_lookahead:
             sequence.num_placeholders += caught_up
 
     def add_decode(self, sequence: Sequence) -> None:
-        """`add` for the usual row: the newest token of a sequence that has begun its output."""
+        """`add` for the usual row: the last token of a sequence that has output."""
         plan = self.plan
         plan.seq_ids.append(sequence.seq_id)
         plan.num_scheduled.append(1)
@@ -112,37 +112,36 @@ class StepBuilder:
         if sequence.allows_lookahead:
             sequence.num_placeholders += 1
 
-    def add_drafts(self, at: int, drafts: list[int]) -> None:
-        """Let row `at`, which decodes, compute drafts behind its newest token."""
-        plan, sequence = self.plan, self.scheduled[at]
+    def add_drafts(self, row: int, drafts: list[int]) -> None:
+        """Schedule drafts after the last token of a row that decodes."""
+        plan, sequence = self.plan, self.scheduled[row]
         plan.drafts[sequence.seq_id] = drafts
-        plan.num_scheduled[at] += len(drafts)
-        plan.num_samples[at] += len(drafts)
+        plan.num_scheduled[row] += len(drafts)
+        plan.num_samples[row] += len(drafts)
         sequence.num_computed_tokens += len(drafts)
         self.budget -= len(drafts)
 
     def remove(self, sequence: Sequence) -> int:
-        """Undo `add`, `start` and `add_blocks` for a sequence; the tokens that it had been
-        dealt."""
+        """Undo `add`, `start` and `add_blocks` for a sequence; the number of its tokens."""
         if sequence not in self:
             return 0
-        at = self.scheduled.index(sequence)
-        starts, count = self.is_new(sequence), self.plan.num_scheduled[at]
+        row = self.scheduled.index(sequence)
+        starts, count = self.is_new(sequence), self.plan.num_scheduled[row]
         if starts or not is_decode(count):
-            room = self._room(sequence)
-            room.refund(count, sequence.num_computed_tokens - count, starts=starts)
-        del self.scheduled[at], self.plan.seq_ids[at], self.plan.num_samples[at]
-        self.plan.new = [each for each in self.plan.new if each.seq_id != sequence.seq_id]
+            budget = self._budget_of(sequence)
+            budget.refund(count, sequence.num_computed_tokens - count, starts=starts)
+        del self.scheduled[row], self.plan.seq_ids[row], self.plan.num_samples[row]
+        del self.plan.num_scheduled[row]
+        self.plan.new = [new for new in self.plan.new if new.seq_id != sequence.seq_id]
         self._started.discard(sequence.seq_id)
-        del self.plan.num_scheduled[at]
         self.plan.new_blocks = [
             entry for entry in self.plan.new_blocks if entry[0] != sequence.seq_id
         ]
-        known = len(sequence.token_ids)
-        ahead = sequence.num_computed_tokens - known + 1
-        if sequence.allows_lookahead and sequence.num_placeholders == ahead > 0:
+        num_known = len(sequence.token_ids)
+        num_ahead = sequence.num_computed_tokens - num_known + 1
+        if sequence.allows_lookahead and sequence.num_placeholders == num_ahead > 0:
             sequence.num_placeholders -= 1
-        if known == sequence.num_prompt_tokens and not sequence.num_placeholders:
+        if num_known == sequence.num_prompt_tokens and not sequence.num_placeholders:
             sequence.timeline.prefill_chunks -= 1
             del sequence.timeline.chunks[sequence.timeline.prefill_chunks :]
         self.budget += count
@@ -151,20 +150,20 @@ class StepBuilder:
         return count
 
     def num_scheduled_tokens(self, sequence: Sequence) -> int:
-        """Tokens of a sequence that the step computes, 0 if none."""
+        """Number of a sequence's tokens that the step computes."""
         if sequence not in self:
             return 0
         return self.plan.num_scheduled[self.scheduled.index(sequence)]
 
     def is_new(self, sequence: Sequence) -> bool:
-        """Whether the worker doesn't know a sequence yet."""
+        """Whether a sequence starts in this step, so that the worker doesn't know it yet."""
         return sequence.seq_id in self._started
 
     def start(self, sequence: Sequence, tables: list[list[Block]]) -> None:
-        """Describe a sequence that the worker doesn't hold, whole."""
+        """Describe a sequence that the worker doesn't have."""
         request = sequence.request
         message = request.message
-        delivered = sequence.prompt_logprobs
+        prompt_logprobs = sequence.prompt_logprobs
         self._started.add(sequence.seq_id)
         self.plan.new.append(
             NewSequence(
@@ -175,7 +174,7 @@ class StepBuilder:
                 block_ids=_ids(tables),
                 sampling=request.sampling,
                 seed=sequence.seed,
-                prompt_logprobs_from=-1 if delivered is None else len(delivered),
+                prompt_logprobs_from=-1 if prompt_logprobs is None else len(prompt_logprobs),
                 adapter=digest_of(message.adapter),
                 encoder_inputs=request.encoder_inputs,
                 logits_processors=request.logits_processors,

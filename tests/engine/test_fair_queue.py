@@ -191,5 +191,5 @@ def test_many_idle_tenants_leave_no_lines_behind() -> None:
         driver.scheduler.finish(sequence, "stop")
     queue = driver.scheduler.waiting
     assert isinstance(queue, FairQueue)
-    assert not queue._lines
+    assert not queue._queues
     assert not queue._order

@@ -268,7 +268,7 @@ def test_a_beam_that_brings_its_candidates_twice_moves_once(model_folder: Folder
     before = beam.num_tokens
     plan = StepPlan(core.scheduler.num_steps + 1, num_samples=[1, 1])
     found = scores(t40=-0.5, t41=-0.7)
-    core._harvest.process_outputs(
+    core._outputs.process_outputs(
         plan, [beam, beam], StepResult([[], []], candidates={beam.seq_id: found})
     )
     assert beam.num_tokens == before + 1
