@@ -18,8 +18,8 @@ from engine.scheduler import Sequence, StepPlan
 from engine.speculative.draft_model import DraftModelProposer
 from engine.speculative.estimates import (
     AcceptanceEstimate,
-    DraftBudgets,
     HeadTracking,
+    LossBound,
     StepTimes,
     TenantAcceptance,
 )
@@ -103,8 +103,6 @@ PROBE_TIME_FRACTION = 0.003
 _REST, _LONG_REST = 8, 32
 #: What a draft model reads of a sequence is to pay within so many tokens: more may never come.
 _GAINING = 64
-#: Most tokens that a sequence keeps of what its drafts brought.
-MAX_ROW_CREDIT = 2.0
 
 
 @dataclass(slots=True)
@@ -114,7 +112,6 @@ class _DraftRow:
     Attributes:
         matched: see `Proposal`, of the newest ones.
         begun: a draft model is reading it, and isn't at its end yet.
-        own: tokens that its drafts brought beyond what they cost and its tenant keeps.
     """
 
     sequence: Sequence
@@ -122,7 +119,6 @@ class _DraftRow:
     chances: AcceptanceEstimate
     matched: int = 0
     begun: bool = False
-    own: float = 0.0
 
 
 class Drafter:
@@ -132,7 +128,7 @@ class Drafter:
     (`AcceptanceEstimate`); a
     step that is one token wider takes longer by what `StepTimes` knows, and what a `DraftProposer`
     takes comes before it. Drafts are added, the likeliest first, up to where tokens per second are
-    highest, or where their tenant could not bear that none of them holds (`DraftBudgets`). In a
+    highest, or where their tenant could not bear that none of them holds (`LossBound`). In a
     full
     batch, where a wider step takes as much longer, none are, none are looked for, and nobody asks
     in each step. Where they'd pay if more of them held than is expected, some are looked for now
@@ -170,7 +166,7 @@ class Drafter:
         self._look_seconds, self._looked, self._unseen = 0.0, 0.0, 0
         #: Seconds that it took to give steps a model's drafts, beside the model's own.
         self._planning = 0.0
-        self._purses = DraftBudgets()
+        self._losses = LossBound()
         #: A batch in which no draft pays: its rows, the last of them, and until which step.
         self._resting = 0, 0, 0
         self.timing = False
@@ -190,9 +186,9 @@ class Drafter:
             return []
         if self.timing:
             return following.untracked_sequences(plan, scheduled, self._may_draft, None, 0.0)
-        self._purses.fill_beside(self._usual.step, _tenants(scheduled))
+        self._losses.begin_step(self._usual.step, _tenants(scheduled))
         price = self._price(len(scheduled))
-        return following.untracked_sequences(plan, scheduled, self._may_draft, self._purses, price)
+        return following.untracked_sequences(plan, scheduled, self._may_draft, self._losses, price)
 
     def _may_draft(self, sequence: Sequence) -> bool:
         """Whether a model may ever draw for a sequence that begins."""
@@ -219,7 +215,7 @@ class Drafter:
         if not decoding or self._rests(decoding):
             return {}
         if not any(map(self._knows, decoding)):
-            self._purses.fill(self._usual.step, _tenants(decoding))
+            self._losses.begin_step(self._usual.step, _tenants(decoding))
             return self._pause_drafting(decoding, _LONG_REST)
         started = self.clock()
         self._take_checked()
@@ -233,12 +229,13 @@ class Drafter:
         if not (due or self._planner.may_pay_off(step) or self._is_timed):
             return self._pause_drafting(decoding, _LONG_REST)
         needed = self._planner.needed_odds(step, width * self._look_seconds)
-        self._purses.fill(self._usual.step, Counter([row.tenant for row in rows]))
+        self._losses.begin_step(self._usual.step, Counter([row.tenant for row in rows]))
         drafts = self._propose_trial(rows, step, needed, due)
         self._looked = self.clock() - started - (self.model.seconds if self.model else 0.0)
         if self.model is not None and self.model.seconds:
             self._planning = self._averaged(self._planning, self._looked, step)
-        self._charge(self._purses.pay_looks, self._looked / width, rows, step)
+        looked = min(self._looked, self.costs.seconds(width))  # else the machine stood still
+        self._charge(self._losses.charge, looked / width, rows, step)
         return drafts
 
     def _propose_trial(
@@ -314,7 +311,7 @@ class Drafter:
         """Those whose tenants can bear that nothing is found."""
         price = self._look_seconds * step.width / self.costs.seconds(step.width)
         prices = {tenant: price * n for tenant, n in Counter([row.tenant for row in rows]).items()}
-        able = {each for each in prices if self._purses.left_for_looks(each) > prices[each]}
+        able = {each for each in prices if self._losses.can_look(each, prices[each])}
         return rows if len(able) == len(prices) else [row for row in rows if row.tenant in able]
 
     def _probe(self, rows: list[_DraftRow], step: DraftStep) -> dict[int, list[int]]:
@@ -385,7 +382,7 @@ class Drafter:
         total = sum(to_read.values())
         for seq_id, expected in to_read.items():
             row, part = self._rows[seq_id], expected / total if total else 1.0 / len(to_read)
-            self._charge(self._purses.pay_reading, seconds * part, [row], step)
+            self._charge(self._losses.charge_reading, seconds * part, [row], step)
             row.begun = seq_id not in drawn
 
     def _possible(self, sequence: Sequence, drafts: list[int]) -> list[int]:
@@ -406,7 +403,7 @@ class Drafter:
         self._watch.drop(sequence.seq_id)
         row = self._row(sequence)
         row.chances.note(row.matched, num_drafts, num_accepted)
-        row.own = min(MAX_ROW_CREDIT, row.own + self._purses.earn(row.tenant, num_accepted))
+        self._losses.charge(row.tenant, -num_accepted)
         self._resting = 0, 0, 0
 
     def note_step(self, plan: StepPlan, seconds: float) -> None:
@@ -418,7 +415,7 @@ class Drafter:
         following, self._following_took = self._following_took, 0.0
         if self._following is not None and not self.timing:
             price = self._price(len(plan.seq_ids)) if plan.seq_ids else 0.0
-            self._following.charge(plan, seconds - following, following, self._purses, price)
+            self._following.charge(plan, seconds - following, following, self._losses, price)
         seconds -= following
         if not plan.num_prompt_tokens and plan.seq_ids:
             self.costs.note(plan.num_tokens, seconds)
@@ -438,10 +435,7 @@ class Drafter:
 
     def _pay(self, seq_id: int, tokens: float) -> None:
         """A sequence's drafts took the time of so many tokens."""
-        row = self._rows[seq_id]
-        own = min(row.own, tokens)
-        row.own -= own
-        self._purses.pay(row.tenant, tokens - own)
+        self._losses.charge(self._rows[seq_id].tenant, tokens)
 
     def reset(self, *, worker_too: bool = False) -> None:
         """Forget what a draft model has cached; `worker_too`: its memory was given back."""
@@ -451,7 +445,7 @@ class Drafter:
     def start_over(self) -> None:
         """Forget what was said and what held so far, but not what steps take."""
         self._rows, self._usual, self._watch = {}, self._unknown_chances(), ShadowVerifier()
-        self._purses, self._resting = DraftBudgets(), (0, 0, 0)
+        self._losses, self._resting = LossBound(), (0, 0, 0)
         self._planner = self._new_planner()
         if self.model is None:
             self._proposer = PROPOSERS[self._config.method](self._config)
@@ -459,7 +453,7 @@ class Drafter:
     def _new_planner(self) -> Planner:
         drawing = None if self.model is None else self.model.costs
         most = self._config.num_speculative_tokens
-        return Planner(self.costs, drawing, self._purses, most)
+        return Planner(self.costs, drawing, self._losses, most)
 
     def _unknown_chances(self) -> TenantAcceptance:
         return TenantAcceptance(self._config.prompt_lookup_max if self.model is None else 0)
@@ -494,7 +488,7 @@ class Drafter:
         for seq_id, count in possible.items():
             row = self._rows[seq_id]
             chances = row.chances.at_worst(row.matched, count)
-            offers.append(DraftOffer(chances, seq_id, row.tenant, *self._reading(row), row.own))
+            offers.append(DraftOffer(chances, seq_id, row.tenant, *self._reading(row)))
         if self._is_timed:
             drafts = [each.seq_id for each in offers for _ in each.chances]
             return Counter(drafts[: step.most])
@@ -513,6 +507,7 @@ class Drafter:
         for seq_id, row in list(self._rows.items()):
             if row.sequence.finished:
                 del self._rows[seq_id]
+                self._losses.end_sequence(row.tenant)
                 self._watch.drop(seq_id)
                 if (source := self.model or self._proposer) is not None:
                     source.forget(row.sequence)

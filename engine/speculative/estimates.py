@@ -169,212 +169,92 @@ def _bounded(odds: float) -> float:
     return min(max(odds, -MAX_LOG_ODDS), MAX_LOG_ODDS)
 
 
-# -- `DraftBudgets`: what a tenant's drafts may cost it, whatever is expected of them.
-
-
-#: Of each token so much may be spent on finding out whether drafts hold, and as much on looking for
-#: them.
-_SHARE = 0.003
-#: Tokens a row that may be owed for drafts, that there are for looks at first, and that a tenant
-#: keeps from better times; the rest is its sequences'.
-_CREDIT, _LOOKS, _MOST = 0.55, 0.1, 0.3
-#: Tokens a row that are owed at most, and for what was read: debts of many rows aren't one row's.
-#: What is beyond that waits until there are more rows again, or is paid: else each batch that ends
-#: row by row would leave the next one new credit.
-_DEEPEST, _DEEPEST_READ = 1.0, 8.0
-#: While no more than so many tokens a row are owed for what was read another may be read, and of
-#: each token so much is forgiven.
-_LENT, _FORGIVEN = 0.4, 0.004
-#: Tokens a row that may be owed before a head reads none of them along any more.
-_FOLLOWED = 0.65
-#: Rows beyond so many are lent this part of what a row is, for drafts and for what is read: whether
-#: drafts hold is known for all after a few.
-_MANY, _MANY_READ, _BEYOND = 16, 8, 0.25
+# Limits of a tenant's loss, in tokens per row.
+#: Up to here drafts may cost something, looks for drafts in text may, and another sequence may be
+#: read.
+_MAX_LOSS, _MAX_LOSS_TO_LOOK, _MAX_LOSS_TO_READ = 0.55, 0.4, 0.4
+#: Savings that count, and those that outlast the sequence whose drafts brought them.
+_MAX_SAVINGS, _MAX_LASTING_SAVINGS = 2.0, 0.3
+#: The loss is reduced by this much with each token, so that drafts are tried again.
+_RECOVERY = 0.006
 
 
 @dataclass(slots=True)
-class DraftBudget:
-    """Attributes:
-    balance: tokens that drafts brought and that were allowed, less those that they cost.
-    looks: tokens that looks may cost beside that.
-    rows: of the tenant, in this step.
-    step: the step that it was filled for last.
-    owed: tokens that it took to read sequences, and that drafts haven't brought yet.
-    longest: what a head's longest one of these takes.
-    aside, owed_aside: what more rows owed, for drafts and for what was read, than those of this
-        step may owe.
+class _Loss:
+    """A tenant's loss.
+
+    Attributes:
+        tokens: per row, at `step`; below 0: savings.
+        max_tokens: up to here drafts may cost something: `_MAX_LOSS`, and the longest reading since
+            there was no loss, for drafts are what brings that back.
+        rows: the tenant's, in this step.
     """
 
-    balance: float
-    looks: float
     rows: int
     step: int
-    owed: float = 0.0
-    longest: float = 0.0
-    aside: float = 0.0
-    owed_aside: float = 0.0
-
-    def borrowers(self, many: int) -> float:
-        """As many rows as something is lent for."""
-        beyond = max(0, self.rows - many)
-        return self.rows - beyond + _BEYOND * beyond
-
-    def fill(self, step: int, count: int) -> None:
-        """`DraftBudgets.fill`, of one tenant's `count` rows."""
-        self._bring_back(count - self.rows)
-        since = count * (step - self.step)
-        beyond = max(0.0, -self.balance - _DEEPEST * count)
-        self.aside += beyond
-        self.balance += beyond + _SHARE * since
-        self.looks = min(max(self.looks, -_DEEPEST * count) + _SHARE * since, _LOOKS * count)
-        self.forgive(_FORGIVEN * since)
-        beyond = max(0.0, self.owed - max(_DEEPEST_READ * count, self.longest))
-        self.owed_aside += beyond
-        self.owed -= beyond
-        repaid = min(self.owed, max(0.0, self.balance))
-        self.owed -= repaid
-        self.balance -= repaid
-        self._pay_back(max(0.0, self.balance - _MOST * count))
-        self.balance = min(self.balance, _MOST * count)
-        self.rows, self.step = count, step
-
-    def forgive(self, tokens: float) -> None:
-        """Of what is owed for reading."""
-        beyond = max(0.0, tokens - self.owed)
-        self.owed = max(0.0, self.owed - tokens)
-        self.owed_aside = max(0.0, self.owed_aside - beyond)
-        if not self.owed:
-            self.longest = 0.0
-
-    def _bring_back(self, more: int) -> None:
-        """So many rows more owe again what so many did."""
-        if more > 0:
-            back = min(self.aside, _DEEPEST * more)
-            self.aside -= back
-            self.balance -= back
-            back = min(self.owed_aside, _DEEPEST_READ * more)
-            self.owed_aside -= back
-            self.owed += back
-
-    def _pay_back(self, tokens: float) -> None:
-        """What these rows have no use for is the others'."""
-        read = min(self.owed_aside, tokens)
-        self.owed_aside -= read
-        self.aside = max(0.0, self.aside - (tokens - read))
+    tokens: float = 0.0
+    max_tokens: float = _MAX_LOSS
 
 
-class DraftBudgets:
-    """Tokens that drafts brought each tenant, less those that would have come in the time that
-    drafts took.
+class LossBound:
+    """Bounds what drafts may cost each tenant, for what is expected of them may be wrong.
 
-    What is expected of drafts may be wrong for as long as texts are made to deceive it. A purse
-    bounds that: drafts cost a sequence what they brought it lately itself, and beyond that its
-    tenant a little that its sequences brought, twice `_SHARE` of its tokens, and a little credit
-    that lets it begin. So what one text brought isn't lost with another. What a draft model reads
-    of a sequence is for all drafts to come and so keeps none of these back; but nothing more is
-    read before drafts have brought it. Nobody pays for another tenant, nor from its purse: so what
-    drafts one has says nothing of another's texts.
+    A tenant's loss is the time that its drafts took less the time that they saved, in tokens per
+    row: many rows lose more than one, but few rows don't begin with the loss of many. No tenant
+    pays for another, nor do one's drafts depend on another's texts.
     """
 
     def __init__(self) -> None:
         #: The tenant that had rows last is the last.
-        self._purses: OrderedDict[str, DraftBudget] = OrderedDict()
+        self._losses: OrderedDict[str, _Loss] = OrderedDict()
 
-    def fill(self, step: int, rows: dict[str, int]) -> None:
-        """So many rows of each tenant are in this step, and were in those since it was filled."""
+    def begin_step(self, step: int, rows: dict[str, int]) -> None:
+        """Note the rows of each tenant in this step."""
         for tenant, count in rows.items():
-            purse = self._purses.get(tenant)
-            if purse is None:
-                self._purses[tenant] = DraftBudget(0.0, _LOOKS * count, count, step)
-                if len(self._purses) > MOST_TENANTS:
-                    self._purses.popitem(last=False)
-                continue
-            purse.fill(step, count)
-            self._purses.move_to_end(tenant)
+            loss = self._losses.setdefault(tenant, _Loss(count, step))
+            loss.tokens = max(loss.tokens - _RECOVERY * (step - loss.step), -_MAX_SAVINGS)
+            if loss.tokens <= 0.0:
+                loss.max_tokens = _MAX_LOSS
+            loss.rows, loss.step = count, step
+            self._losses.move_to_end(tenant)
+            if len(self._losses) > MOST_TENANTS:
+                self._losses.popitem(last=False)
 
-    def fill_beside(self, step: int, rows: dict[str, int]) -> None:
-        """`fill` where some of the rows may be in other steps: a tenant has as many as before, or
-        more.
-        """
-        known = self._purses
-        self.fill(
-            step,
-            {each: max(n, known[each].rows if each in known else 0) for each, n in rows.items()},
-        )
+    def end_sequence(self, tenant: str) -> None:
+        """Take back a finished sequence's part of the savings: the next text may be another."""
+        if (loss := self._losses.get(tenant)) is not None:
+            loss.tokens += max(0.0, -loss.tokens - _MAX_LASTING_SAVINGS) / loss.rows
 
-    def left(self, tenant: str) -> float:
+    def budget(self, tenant: str) -> float:
         """Tokens that its drafts may cost in this step."""
-        purse = self._purses[tenant]
-        return purse.balance + _CREDIT * purse.borrowers(_MANY)
+        loss = self._losses[tenant]
+        return (loss.max_tokens - loss.tokens) * loss.rows
 
-    def left_for_looks(self, tenant: str) -> float:
-        """Tokens that looking for drafts may cost it in this step."""
-        return self.brought(tenant) + self._purses[tenant].looks
+    def can_look(self, tenant: str, tokens: float) -> bool:
+        """Whether looking for drafts may take the time of `tokens`."""
+        loss = self._losses[tenant]
+        return loss.tokens + tokens / loss.rows <= _MAX_LOSS_TO_LOOK
 
-    def brought(self, tenant: str) -> float:
-        """Tokens that its drafts brought beyond what they cost."""
-        return max(0.0, self._purses[tenant].balance)
+    def can_read(self, tenant: str, pending: float = 0.0) -> bool:
+        """Whether one more sequence may be read, beside others that take `pending` tokens."""
+        loss = self._losses[tenant]
+        return loss.tokens + pending / loss.rows <= _MAX_LOSS_TO_READ
 
-    def pay_looks(self, tenant: str, tokens: float) -> None:
-        """Looks took the time of so many tokens: what there is for looks goes first, then what
-        drafts brought.
-        """
-        purse = self._purses[tenant]
-        beyond = max(0.0, tokens - max(0.0, purse.looks))
-        brought = min(beyond, self.brought(tenant))
-        purse.balance -= brought
-        purse.looks -= tokens - brought
+    def can_draft(self, tenant: str) -> bool:
+        """Whether its drafts may cost anything."""
+        loss = self._losses[tenant]
+        return loss.tokens < loss.max_tokens
 
-    def left_to_read(self, tenant: str) -> float:
-        """Tokens that it may cost to read its sequences in this step, and one sequence more; below
-        0: none is to be read.
-        """
-        purse = self._purses[tenant]
-        return self.brought(tenant) + _LENT * purse.borrowers(_MANY_READ) - purse.owed
+    def charge(self, tenant: str, tokens: float) -> None:
+        """Add what its drafts took to its loss; below 0: what they saved."""
+        if (loss := self._losses.get(tenant)) is not None:
+            loss.tokens += tokens / loss.rows
 
-    def may_follow(self, tenant: str, tokens: float, owing: float) -> bool:
-        """Whether a head may read one more of its sequences along, which takes so many tokens;
-        `owing` are owed for others of this step.
-        """
-        if self.left_to_read(tenant) < owing:
-            return False
-        purse = self._purses[tenant]
-        purse.longest = max(purse.longest, tokens)
-        return True
-
-    def may_go_on(self, tenant: str) -> bool:
-        """Whether a head may go on reading its sequences along."""
-        purse = self._purses[tenant]
-        return purse.owed <= self.brought(tenant) + _FOLLOWED * purse.borrowers(_MANY_READ)
-
-    def note_prompt(self, tenant: str, tokens: float) -> None:
-        """Prompts of its took the time of so many tokens: as with tokens, a part is forgiven of
-        what it owes for reading.
-        """
-        if (purse := self._purses.get(tenant)) is not None:
-            purse.forgive(_FORGIVEN * tokens)
-
-    def pay_reading(self, tenant: str, tokens: float) -> None:
-        """Its sequences were read: from what drafts brought, the rest is owed."""
-        purse, there = self._purses[tenant], min(tokens, self.brought(tenant))
-        purse.balance -= there
-        purse.owed += tokens - there
-
-    def pay(self, tenant: str, tokens: float) -> None:
-        """Its drafts took the time of so many tokens."""
-        self._purses[tenant].balance -= tokens
-
-    def earn(self, tenant: str, tokens: float) -> float:
-        """A sequence's drafts brought so many tokens. Those that its tenant has no use for: they
-        are the sequence's own.
-        """
-        purse = self._purses.get(tenant)
-        if purse is None:
-            return 0.0
-        most = _MOST * purse.rows + purse.owed + purse.aside + purse.owed_aside
-        kept = min(tokens, max(0.0, most - purse.balance))
-        purse.balance += kept
-        return tokens - kept
+    def charge_reading(self, tenant: str, tokens: float) -> None:
+        """Add what reading its sequences took; its drafts may still bring that back."""
+        self.charge(tenant, tokens)
+        loss = self._losses[tenant]
+        loss.max_tokens = max(loss.max_tokens, _MAX_LOSS + tokens / loss.rows)
 
 
 # -- `HeadTracking`: which sequences a head reads along, for as long as that pays.
@@ -399,8 +279,8 @@ class HeadTracking:
         self._part = part
         #: Sequences that are followed, and whose they are.
         self._tenants: dict[int, str] = {}
-        #: Prompts' tokens in the step, by tenant: all of them, and those that are followed.
-        self._prompts, self._read = Counter[str](), Counter[str]()
+        #: Tokens of prompts in the step that are followed, by tenant.
+        self._read = Counter[str]()
         #: What a prompt's token takes, in seconds; inf: not known, so one prompt is tried.
         self._token_seconds = inf
 
@@ -419,7 +299,7 @@ class HeadTracking:
         plan: StepPlan,
         scheduled: list[Sequence],
         wanted: Callable[[Sequence], bool],
-        purses: DraftBudgets | None,
+        losses: LossBound | None,
         price: float,
     ) -> list[int]:
         """The sequences of a step that aren't followed from here on.
@@ -428,7 +308,7 @@ class HeadTracking:
             plan: without drafts yet.
             scheduled: its sequences.
             wanted: whether a sequence that begins may get drafts at all.
-            purses: of the tenants, filled for this step; None: nobody pays.
+            losses: of the tenants, in this step; None: nothing is charged.
             price: tokens that a second stands for.
         """
         new = {each.seq_id: len(each.token_ids) - each.num_computed_tokens for each in plan.new}
@@ -440,14 +320,14 @@ class HeadTracking:
             if seq_id not in new:
                 if (tenant := self._tenants.get(seq_id)) is None:
                     continue
-                if purses is None or purses.may_go_on(tenant):
+                if losses is None or losses.can_draft(tenant):
                     continue
                 del self._tenants[seq_id]
             else:
                 tenant = sequence.request.message.tenant
                 takes = new[seq_id] * self._token_seconds * price
                 owing = owed.setdefault(tenant, 0.0)
-                if wanted(sequence) and (purses is None or purses.may_follow(tenant, takes, owing)):
+                if wanted(sequence) and (losses is None or losses.can_read(tenant, owing)):
                     owed[tenant] += takes
                     self._tenants[seq_id] = tenant
                     continue
@@ -457,37 +337,34 @@ class HeadTracking:
         return given_up
 
     def _count_prompts(self, plan: StepPlan, scheduled: list[Sequence]) -> None:
-        self._prompts, self._read = Counter(), Counter()
+        self._read = Counter()
         if not plan.num_prompt_tokens:
             return
         for sequence, count in zip(scheduled, plan.num_scheduled, strict=True):
             if count > 1:
                 tenant = sequence.request.message.tenant
-                self._prompts[tenant] += count
                 self._read[tenant] += count * (sequence.seq_id in self._tenants)
 
     def charge(
-        self, plan: StepPlan, seconds: float, following: float, purses: DraftBudgets, price: float
+        self, plan: StepPlan, seconds: float, following: float, losses: LossBound, price: float
     ) -> None:
         """A step took `seconds`, and `following` of them went into keeping its states."""
         read = self._read.total()
-        for tenant, count in self._prompts.items():
-            purses.note_prompt(tenant, seconds * price * count / plan.num_tokens)
         if following and read:
             took = following + self._part * seconds * read / plan.num_tokens
             if self._token_seconds == inf:
                 self._token_seconds = took / read
             self._token_seconds += _NEW * (took / read - self._token_seconds)
             for tenant, count in self._read.items():
-                purses.pay_reading(tenant, took * price * count / read)
+                losses.charge_reading(tenant, took * price * count / read)
         elif following:
-            self._charge_rows(plan, following * price, purses)
-        self._prompts, self._read = Counter(), Counter()
+            self._charge_rows(plan, following * price, losses)
+        self._read = Counter()
 
-    def _charge_rows(self, plan: StepPlan, tokens: float, purses: DraftBudgets) -> None:
+    def _charge_rows(self, plan: StepPlan, tokens: float, losses: LossBound) -> None:
         rows = Counter(self._tenants[each] for each in plan.seq_ids if each in self._tenants)
         for tenant, count in rows.items():
-            purses.pay_reading(tenant, tokens * count / rows.total())
+            losses.charge(tenant, tokens * count / rows.total())
 
 
 #: The least weight of a new step in its width's average.

@@ -9,7 +9,7 @@ from math import inf, log
 from operator import itemgetter
 from typing import NamedTuple
 
-from engine.speculative.estimates import DraftBudgets, StepTimes
+from engine.speculative.estimates import LossBound, StepTimes
 
 # -- What a `Planner` chooses from, and for which step.
 
@@ -27,8 +27,7 @@ class DraftStep(NamedTuple):
 
 class DraftOffer(NamedTuple):
     """Drafts of a sequence: how likely the first, the first two ... hold; whose it is, and the
-    seconds that go into reading it first, which so many tokens are to pay; and the tokens that its
-    own drafts brought.
+    seconds that go into reading it first, which so many tokens are to pay.
     """
 
     chances: list[float]
@@ -36,7 +35,6 @@ class DraftOffer(NamedTuple):
     tenant: str
     reading: float = 0.0
     gaining: int = 1
-    own: float = 0.0
 
 
 #: Drafts must promise so many times the tokens per second: what is measured is never exact.
@@ -46,15 +44,13 @@ _WORTH = 1.03
 _SURE, _PLAIN_UNSURE, _PLAIN = 1.2, 6, 48
 #: The part of steps' time that may go into seeing what wider ones, and a draft, take by now.
 _TRIALS = 0.003
-#: Tokens that are none.
-_ROUNDING = 1e-9
 #: The chance that a draft holds, its place among its sequence's, and whose it is.
 _Draft = tuple[float, int, DraftOffer]
 
 
 class Planner:
     """Adds drafts, the likeliest first, up to where tokens per second are highest, or where their
-    tenant could not bear that none of them holds (`DraftBudgets`).
+    tenant could not bear that none of them holds (`LossBound`).
 
     Attributes:
         pays: whether any of the drafts that were promised last would pay.
@@ -64,10 +60,10 @@ class Planner:
     """
 
     def __init__(
-        self, costs: StepTimes, drawing: StepTimes | None, purses: DraftBudgets, most: int
+        self, costs: StepTimes, drawing: StepTimes | None, losses: LossBound, most: int
     ) -> None:
         """`drawing`: of a draft model; `most`: drafts of a row."""
-        self._costs, self._model, self._purses, self._most = costs, drawing, purses, most
+        self._costs, self._model, self._losses, self._most = costs, drawing, losses, most
         #: Steps with drafts since one went without, and after how many one is to.
         self._drafted, self._run = 0, 1
         self.paid = Counter[int]()
@@ -149,19 +145,17 @@ class Planner:
         """The offers that nothing has to be read for, and as many of the others, the likeliest, as
         their tenants may owe for; and what drafts may then cost each tenant.
         """
-        purses, tenants = self._purses, {offer.tenant for offer in offers}
-        left = {tenant: purses.left(tenant) for tenant in tenants}
+        losses, tenants = self._losses, {offer.tenant for offer in offers}
+        budgets = {tenant: losses.budget(tenant) for tenant in tenants}
         if not any(offer.reading for offer in offers):
-            return offers, left
+            return offers, budgets
         price, readable = step.width / self._costs.seconds(step.width), list[DraftOffer]()
-        owed = dict.fromkeys(tenants, 0.0)
+        pending = dict.fromkeys(tenants, 0.0)
         for offer in sorted(offers, key=lambda offer: offer.chances[:1], reverse=True):
-            if not offer.reading or owed[offer.tenant] <= purses.left_to_read(offer.tenant):
-                owed[offer.tenant] += offer.reading * price
+            if not offer.reading or losses.can_read(offer.tenant, pending[offer.tenant]):
+                pending[offer.tenant] += offer.reading * price
                 readable.append(offer)
-        for tenant, tokens in owed.items():
-            left[tenant] -= min(tokens, purses.brought(tenant))
-        return readable, left
+        return readable, budgets
 
     def _best(
         self, offers: list[DraftOffer], left: dict[str, float], step: DraftStep, least: float
@@ -194,13 +188,10 @@ class Planner:
                 max(0.0, (seconds + drawn) / now - 1.0) * width / count
                 for count, (seconds, drawn) in enumerate(zip(wide, drawing, strict=False), 1)
             ]
-            ends = _ends(chosen, prices, left)
-            if not ends:
+            drafts = _affordable(chosen, prices, left)
+            if len(drafts) == len(chosen):
                 return chosen, best
-            self.poor, behind = True, len(drafts)
-            drafts = [
-                draft for at, draft in enumerate(drafts) if at < ends.get(draft[2].seq_id, behind)
-            ]
+            self.poor = True
         return [], least
 
     def _before(self, drafts: list[_Draft], step: DraftStep) -> tuple[list[float], list[float]]:
@@ -253,24 +244,16 @@ class Planner:
         return max(0.0, wider / now - 1.0) * step.width / num_drafts
 
 
-def _ends(drafts: list[_Draft], prices: list[float], left: dict[str, float]) -> dict[int, int]:
-    """By sequence: from which of the drafts on its tenant can't bear its own, where there is one.
-    `prices`: of each, if there were no more than it and those before; what a sequence's drafts
-    brought pays for its own alone.
-    """
-    rows, tenants = Counter[int](), Counter[str]()
-    own, owns, ends = dict[int, float](), dict.fromkeys(left, 0.0), dict[int, int]()
-    for at, ((_, _, offer), price) in enumerate(zip(drafts, prices, strict=False)):
-        seq_id, tenant = offer.seq_id, offer.tenant
-        if seq_id in ends:
-            continue
-        paid = min(offer.own, (rows[seq_id] + 1) * price)
-        from_own = owns[tenant] + paid - own.get(seq_id, 0.0)
-        most = max(left[tenant], _ROUNDING) if offer.own else left[tenant]
-        if (tenants[tenant] + 1) * price - from_own > most:
-            ends[seq_id] = at
-            continue
-        rows[seq_id] += 1
-        tenants[tenant] += 1
-        own[seq_id], owns[tenant] = paid, from_own
-    return ends
+def _affordable(
+    drafts: list[_Draft], prices: list[float], budgets: dict[str, float]
+) -> list[_Draft]:
+    """The drafts that their tenants can bear; `prices`: of each of the first one, two ..."""
+    counts, exhausted, affordable = Counter[str](), set[str](), list[_Draft]()
+    for draft, price in zip(drafts, prices, strict=False):
+        tenant = draft[2].tenant
+        if (counts[tenant] + 1) * price > budgets[tenant]:
+            exhausted.add(tenant)
+        if tenant not in exhausted:
+            counts[tenant] += 1
+            affordable.append(draft)
+    return affordable

@@ -10,7 +10,7 @@ from unittest import mock
 from engine.contract.speculative_config import SpeculativeConfig
 from engine.scheduler import Sequence
 from engine.speculative import drafter
-from engine.speculative.estimates import DraftBudgets, StepTimes
+from engine.speculative.estimates import LossBound, StepTimes
 from engine.speculative.ngram import Proposal, Proposer
 from tests.engine.models import VOCAB
 from tests.features.workload import Outputs
@@ -53,10 +53,10 @@ def guessing() -> Iterator[Guesses]:
     with (
         mock.patch.object(StepTimes, "note"),
         mock.patch.object(StepTimes, "widest", 10**6),
-        mock.patch.object(DraftBudgets, "left", return_value=1e9),
-        mock.patch.object(DraftBudgets, "left_for_looks", return_value=1e9),
-        mock.patch.object(DraftBudgets, "may_follow", return_value=True),
-        mock.patch.object(DraftBudgets, "may_go_on", return_value=True),
+        mock.patch.object(LossBound, "budget", return_value=1e9),
+        mock.patch.object(LossBound, "can_look", return_value=True),
+        mock.patch.object(LossBound, "can_read", return_value=True),
+        mock.patch.object(LossBound, "can_draft", return_value=True),
         mock.patch.dict(drafter.PROPOSERS, {"ngram": Guesses}),
     ):
         yield Guesses()

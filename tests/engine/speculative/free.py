@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from engine.core import warmup as draft_timing
-from engine.speculative.estimates import DraftBudgets, StepTimes
+from engine.speculative.estimates import LossBound, StepTimes
 from engine.speculative.planner import Planner
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def make_drafts_free(monkeypatch: pytest.MonkeyPatch, *, timed: bool = False) ->
     monkeypatch.setattr(StepTimes, "note", lambda *_: None)
     monkeypatch.setattr(Planner, "note", lambda *_: None)  # so none goes without, to be compared
     monkeypatch.setattr(StepTimes, "widest", 10**6)
-    monkeypatch.setattr(DraftBudgets, "left", lambda *_: 1e9)
-    monkeypatch.setattr(DraftBudgets, "left_for_looks", lambda *_: 1e9)
-    monkeypatch.setattr(DraftBudgets, "may_follow", lambda *_: True)
-    monkeypatch.setattr(DraftBudgets, "may_go_on", lambda *_: True)
+    monkeypatch.setattr(LossBound, "budget", lambda *_: 1e9)
+    monkeypatch.setattr(LossBound, "can_look", lambda *_: True)
+    monkeypatch.setattr(LossBound, "can_read", lambda *_: True)
+    monkeypatch.setattr(LossBound, "can_draft", lambda *_: True)

@@ -28,8 +28,8 @@ def drafter(*costs: tuple[int, float], config: SpeculativeConfig = CONFIG) -> Dr
 
 def rich(made: Drafter) -> Drafter:
     """What its drafts may cost is no bound."""
-    made._purses.fill(made._usual.step, {"default": 1000})
-    made._purses.earn("default", 1000.0)
+    made._losses.begin_step(made._usual.step, {"default": 1})
+    made._losses.charge("default", -1000.0)
     return made
 
 

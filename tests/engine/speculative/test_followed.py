@@ -16,7 +16,7 @@ from engine import SamplingParams
 from engine.models.decoder import NativeDecoder
 from engine.scheduler import Sequence, StepPlan, StepResult
 from engine.speculative.drafter import Drafter
-from engine.speculative.estimates import DraftBudgets
+from engine.speculative.estimates import LossBound
 from engine.worker.compiled_step import CompiledStepRunner
 from engine.worker.draft_head_cache import DraftHeadCache
 from tests.engine.speculative.eagle_folders import eagle3_parts, eagle_parts
@@ -36,7 +36,7 @@ def wider_steps_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def follow_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """No tenant can bear it."""
-    monkeypatch.setattr(DraftBudgets, "may_follow", lambda *_: False)
+    monkeypatch.setattr(LossBound, "can_read", lambda *_: False)
 
 
 def long(count: int) -> SamplingParams:
@@ -84,8 +84,8 @@ def test_whoever_is_left_drafts_of_the_others_are_the_equations(
     settings = {**few, "max_num_batched_tokens": 24, "max_num_seqs": 6}
     llm = drafting(folder, write(tmp_path, config, tensors), method, **settings)
     watch = watched(llm, folder, tensors)
-    monkeypatch.setattr(DraftBudgets, "may_follow", _coin(seed, 0.6))
-    monkeypatch.setattr(DraftBudgets, "may_go_on", _coin(seed, 0.97))
+    monkeypatch.setattr(LossBound, "can_read", _coin(seed, 0.6))
+    monkeypatch.setattr(LossBound, "can_draft", _coin(seed, 0.97))
     common = list(range(4, 60))
     asked = [[5, 6, 7], common[:17], common[:48], [*common[:32], 9], [*common, 9, 9, 8], [8] * 9]
     expected = [make(folder, **few).generate(asked, BIASED, use_tqdm=False)] * 4
@@ -168,7 +168,7 @@ def test_the_last_layer_computes_no_tokens_of_a_prompt_that_is_not_followed(
     folder = model_folder("llama")
     prompts = [list(range(4, 31)), list(range(31, 58))]
     answers = iter([False, True])
-    monkeypatch.setattr(DraftBudgets, "may_follow", lambda *_: next(answers))
+    monkeypatch.setattr(LossBound, "can_read", lambda *_: next(answers))
     computed: list[int] = []
     forward = NativeDecoder.forward
 
@@ -232,25 +232,23 @@ def test_requests_that_can_have_no_drafts_are_not_followed(
     assert len(llm.core.drafter._following._tenants) <= 1  # those that ended are forgotten
 
 
-def test_turns_whose_drafts_are_set_aside_let_a_tenant_off_nothing_that_it_owes(
+def test_steps_whose_drafts_are_set_aside_change_no_tenants_loss(
     model_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is forgiven for their prompts would be spent in the turns that have drafts."""
+    """What is recovered in them would be spent in the steps that have drafts."""
     llm = drafting(model_folder("llama"), write(tmp_path, *eagle_parts()))
     prompts = [[5, 6, 7], list(range(4, 25))]
     llm.generate(prompts, long(4), use_tqdm=False)
-    forgiven, followed = [], []
-    note, follow = DraftBudgets.note_prompt, DraftBudgets.may_follow
+    charged, followed = [], []
+    charge, follow = LossBound.charge, LossBound.can_read
+    monkeypatch.setattr(LossBound, "charge", lambda *args: (charged.append(args), charge(*args))[1])
     monkeypatch.setattr(
-        DraftBudgets, "note_prompt", lambda *args: (forgiven.append(args), note(*args))[1]
-    )
-    monkeypatch.setattr(
-        DraftBudgets, "may_follow", lambda *args: (followed.append(args), follow(*args))[1]
+        LossBound, "can_read", lambda *args: (followed.append(args), follow(*args))[1]
     )
     with without_drafts(llm):
         llm.generate(prompts, long(4), use_tqdm=False)
-    assert not forgiven
+    assert not charged
     assert not followed
     llm.generate(prompts, long(4), use_tqdm=False)
-    assert forgiven
+    assert charged
     assert followed
