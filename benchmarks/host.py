@@ -77,7 +77,7 @@ class Host:
         drafter = Drafter(SpeculativeConfig(method="ngram"), 1 << 20)
         for width in (1, 4096):
             for _ in range(100):
-                drafter.costs.note(width, 0.001 * width)
+                drafter.costs.record(width, 0.001 * width)
         self.drafter = self.scheduler.drafter = drafter
 
     def add(self, prompt_token_ids: list[int], max_tokens: int = 4000) -> Sequence:

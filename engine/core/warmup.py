@@ -86,8 +86,8 @@ def _time_model(core: EngineCore, drafter: Drafter, prompt: int, room: int) -> N
         return
     drafter.timing = True
     for _ in range(2):
-        drafter.costs.forget()
-        drafter.model.costs.forget()
+        drafter.costs.clear()
+        drafter.model.costs.clear()
         run_warmup_request(core, prompt, room - prompt, max_steps=1 + _DRAFTED_STEPS)
     drafter.timing = False
 

@@ -120,7 +120,7 @@ class DraftModelProposer:
         self._removed: list[int] = []
         self._step = 0
         self._failures = 0
-        self.costs = StepTimes(draws=True)
+        self.costs = StepTimes(is_draft=True)
         self.seconds = self.reading = 0.0
         self.following: HeadTracking | None = None
         #: Of a token that is read, at the pace that the machine had at first.
@@ -159,7 +159,7 @@ class DraftModelProposer:
         """
         row = self._rows.get(sequence.seq_id)
         behind = sequence.num_tokens - (0 if row is None else row.valid())
-        return 0.0 if behind <= 2 else behind * self._token_seconds * self.costs.pace.value
+        return 0.0 if behind <= 2 else behind * self._token_seconds * self.costs.speed.value
 
     def forget(self, sequence: Sequence) -> None:
         """The sequence has left; what was read of it stays cached."""
@@ -197,10 +197,10 @@ class DraftModelProposer:
         rows = self._take(self._execute(plan), rows)
         took = time.perf_counter() - started
         if plan.num_tokens <= 2 * len(plan.seq_ids):  # all of them decode, or nearly so
-            self.costs.note(len(plan.seq_ids), took)
+            self.costs.record(len(plan.seq_ids), took)
         else:
             self.reading = took
-            each = took / plan.num_tokens / self.costs.pace.value
+            each = took / plan.num_tokens / self.costs.speed.value
             self._token_seconds += _NEW * (each - self._token_seconds)
         for row in rows:
             sequence = row.sequence
@@ -224,7 +224,7 @@ class DraftModelProposer:
         for row in rows:
             row.computed += 1
         left = self._take(self._execute(plan), rows)
-        self.costs.note(len(rows), time.perf_counter() - started)
+        self.costs.record(len(rows), time.perf_counter() - started)
         return left
 
     def _take(self, result: StepResult, rows: list[_Row]) -> list[_Row]:

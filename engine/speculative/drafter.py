@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import takewhile
 from math import inf
@@ -28,81 +28,68 @@ from engine.speculative.interface import DraftHost, DraftProposer
 from engine.speculative.ngram import PROPOSERS, Proposer
 from engine.speculative.planner import DraftOffer, DraftStep, Planner
 
-# -- `ShadowVerifier`: guesses that weren't worth checking, compared with what came.
-
 
 class ShadowResult(NamedTuple):
-    """So many of a guess's tokens were compared, of which the first ones came."""
+    """Outcome of drafts that were compared with later tokens instead of being verified."""
 
     sequence: Sequence
-    matched: int
+    match_length: int
     num_drafts: int
     num_accepted: int
 
 
-@dataclass(slots=True)
-class _Watched:
+class _Shadow(NamedTuple):
     sequence: Sequence
-    matched: int
-    tokens: list[int]
-    at: int
+    match_length: int
+    drafts: list[int]
+    position: int
 
 
 class ShadowVerifier:
-    """How often drafts would have held, for nothing: no step is wider for it.
+    """Compares drafts with the tokens that come, without wider steps.
 
-    Where drafts don't pay at the chance that is expected of them, it would never be found out that
-    they hold more often.
+    Where drafts don't pay at their expected chance, nothing else would tell that they hold more
+    often.
     """
 
     def __init__(self) -> None:
-        self._watched: dict[int, _Watched] = {}
+        self._shadows: dict[int, _Shadow] = {}
 
     def __contains__(self, seq_id: int) -> bool:
-        return seq_id in self._watched
+        return seq_id in self._shadows
 
-    def add(self, sequence: Sequence, matched: int, tokens: list[int]) -> None:
-        """What may follow a sequence's newest token."""
-        watched = _Watched(sequence, matched, tokens, len(sequence.token_ids))
-        self._watched[sequence.seq_id] = watched
+    def add(self, sequence: Sequence, match_length: int, drafts: list[int]) -> None:
+        """Watch drafts that may follow a sequence's newest token."""
+        position = len(sequence.token_ids)
+        self._shadows[sequence.seq_id] = _Shadow(sequence, match_length, drafts, position)
 
-    def drop(self, seq_id: int) -> None:
-        """The sequence gets drafts, or has left."""
-        self._watched.pop(seq_id, None)
+    def remove(self, seq_id: int) -> None:
+        """Stop watching a sequence: its drafts are verified, or it has finished."""
+        self._shadows.pop(seq_id, None)
 
-    def take_checked(self) -> list[ShadowResult]:
-        """Those of which it's known by now how many came."""
-        done = []
-        for each in self._watched.values():
-            came = each.sequence.token_ids[each.at : each.at + len(each.tokens)]
-            held = _common(came, each.tokens)
-            if held < len(came) or held == len(each.tokens):
-                compared = min(held + 1, len(each.tokens))
-                done.append(ShadowResult(each.sequence, each.matched, compared, held))
-        for checked in done:
-            del self._watched[checked.sequence.seq_id]
-        return done
-
-
-def _common(a: list[int], b: list[int]) -> int:
-    """How many tokens both begin with."""
-    count = 0
-    for one, other in zip(a, b, strict=False):
-        if one != other:
-            break
-        count += 1
-    return count
+    def pop_results(self) -> list[ShadowResult]:
+        """Remove and return those whose outcome is known."""
+        results = []
+        for sequence, match_length, drafts, position in self._shadows.values():
+            tokens = sequence.token_ids[position : position + len(drafts)]
+            pairs = zip(tokens, drafts, strict=False)
+            num_accepted = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+            if num_accepted < len(tokens) or num_accepted == len(drafts):
+                num_compared = min(num_accepted + 1, len(drafts))
+                results.append(ShadowResult(sequence, match_length, num_compared, num_accepted))
+        for result in results:
+            del self._shadows[result.sequence.seq_id]
+        return results
 
 
 Possible = Callable[[Sequence, list[int]], list[int]]
-#: The part of steps' time that may go into looking for drafts of which it's known only that they'd
-#: pay if all held.
+#: The part of steps' time that lookups may take where drafts don't pay at their expected chance.
 PROBE_TIME_FRACTION = 0.003
-#: A batch in which no draft pays is asked again after so many steps, or once others are in it; one
-#: in which none could pay, whatever is said, or which can't pay for any, later.
-_REST, _LONG_REST = 8, 32
-#: What a draft model reads of a sequence is to pay within so many tokens: more may never come.
-_GAINING = 64
+#: Steps until a batch in which no draft pays is asked again, unless its rows change; and one in
+#: which none could pay at any chance, or no tenant can bear any.
+_PAUSE, _LONG_PAUSE = 8, 32
+#: Tokens within which reading a sequence has to pay: more may never come.
+_MAX_READING_TOKENS = 64
 
 
 @dataclass(slots=True)
@@ -110,32 +97,28 @@ class _DraftRow:
     """A sequence that had drafts.
 
     Attributes:
-        matched: see `Proposal`, of the newest ones.
-        begun: a draft model is reading it, and isn't at its end yet.
+        match_length: see `Proposal`, of the newest drafts.
+        is_reading: a draft model has started to read it and isn't at its end.
     """
 
     sequence: Sequence
     tenant: str
-    chances: AcceptanceEstimate
-    matched: int = 0
-    begun: bool = False
+    acceptance: AcceptanceEstimate
+    match_length: int = 0
+    is_reading: bool = False
 
 
 class Drafter:
     """Gives drafts to the rows where they promise the most tokens for the step's time.
 
-    A draft brings as many tokens as it is likely to hold with all those before it
-    (`AcceptanceEstimate`); a
-    step that is one token wider takes longer by what `StepTimes` knows, and what a `DraftProposer`
-    takes comes before it. Drafts are added, the likeliest first, up to where tokens per second are
-    highest, or where their tenant could not bear that none of them holds (`LossBound`). In a
-    full
-    batch, where a wider step takes as much longer, none are, none are looked for, and nobody asks
-    in each step. Where they'd pay if more of them held than is expected, some are looked for now
-    and then and compared with what comes (`ShadowVerifier`).
+    `AcceptanceEstimate` knows what drafts bring, `StepTimes` what a wider step takes, `LossBound`
+    what each tenant may lose, and `Planner` chooses. In a full batch, where a wider step takes as
+    much longer, there are no drafts and no lookups. Where drafts would pay at a better chance than
+    the expected one, some are looked up now and then and compared with what comes
+    (`ShadowVerifier`).
 
     Attributes:
-        clock: tells seconds.
+        clock: returns seconds.
         timing: while steps are timed a draft model draws whether that pays or not.
         costs: of the model's steps.
     """
@@ -147,316 +130,285 @@ class Drafter:
         possible: Possible | None = None,
         model: DraftProposer | None = None,
     ) -> None:
-        """`possible`: cuts a sequence's drafts to those that what it follows allows; `model`: who
-        computes drafts, where they don't come from text.
+        """`possible`: cuts drafts to those that the sequence's constraints allow; `model`: computes
+        drafts; None: they come from text.
         """
         self._config = config
         self._allowed = possible or (lambda sequence, drafts: drafts)
         self._max_model_len = max_model_len
         self.model = model
         self._proposer: Proposer | None = None
-        if model is None:
-            self._proposer = PROPOSERS[config.method](config)
         self.clock: Callable[[], float] = time.perf_counter
-        self._rows: dict[int, _DraftRow] = {}
-        self._usual = self._unknown_chances()
-        self._watch = ShadowVerifier()
-        #: Of looking for drafts: a row's seconds on average, those since the last step, and steps
-        #: since the last look.
-        self._look_seconds, self._looked, self._unseen = 0.0, 0.0, 0
-        #: Seconds that it took to give steps a model's drafts, beside the model's own.
-        self._planning = 0.0
-        self._losses = LossBound()
-        #: A batch in which no draft pays: its rows, the last of them, and until which step.
-        self._resting = 0, 0, 0
         self.timing = False
-        #: Seconds that it took to follow the last step.
-        self._following_took = 0.0
-        self.costs = StepTimes(pace=None if model is None else model.costs.pace)
-        self._planner = self._new_planner()
+        self.costs = StepTimes(speed=None if model is None else model.costs.speed)
+        #: Average seconds of a row's lookup, seconds of planning since the last step, and steps
+        #: since the last lookup.
+        self._look_seconds, self._looked, self._num_unseen = 0.0, 0.0, 0
+        #: Average seconds of giving a step a model's drafts, drawing excluded.
+        self._planning = 0.0
+        #: Seconds that tracking took in the last step.
+        self._tracking_seconds = 0.0
+        self.start_over()
+
+    def start_over(self) -> None:
+        """Forget texts, acceptance and losses, but not what steps take."""
+        max_match = self._config.prompt_lookup_max if self.model is None else 0
+        self._acceptance = TenantAcceptance(max_match)
+        self._rows: dict[int, _DraftRow] = {}
+        self._shadows, self._losses = ShadowVerifier(), LossBound()
+        #: A batch in which no draft pays: its size, its last row, and until which step.
+        self._pause = 0, 0, 0
+        drawing = None if self.model is None else self.model.costs
+        max_drafts = self._config.num_speculative_tokens
+        self._planner = Planner(self.costs, drawing, self._losses, max_drafts)
+        if self.model is None:
+            self._proposer = PROPOSERS[self._config.method](self._config)
 
     @property
-    def _following(self) -> HeadTracking | None:
+    def _tracking(self) -> HeadTracking | None:
         return None if self.model is None else self.model.following
 
     def untracked_sequences(self, plan: StepPlan, scheduled: list[Sequence]) -> list[int]:
-        """See `DraftProposer`."""
-        following = self._following
-        if following is None or not (plan.new or following):
+        """Sequences of a step that a layer head doesn't track from here on."""
+        tracking = self._tracking
+        if tracking is None or not (plan.new or tracking):
             return []
         if self.timing:
-            return following.untracked_sequences(plan, scheduled, self._may_draft, None, 0.0)
-        self._losses.begin_step(self._usual.step, _tenants(scheduled))
-        price = self._price(len(scheduled))
-        return following.untracked_sequences(plan, scheduled, self._may_draft, self._losses, price)
+            return tracking.untracked_sequences(plan, scheduled, self._can_ever_draft, None, 0.0)
+        self._losses.begin_step(self._acceptance.step, _rows_by_tenant(scheduled))
+        rate = self._token_rate(len(scheduled))
+        return tracking.untracked_sequences(
+            plan, scheduled, self._can_ever_draft, self._losses, rate
+        )
 
-    def _may_draft(self, sequence: Sequence) -> bool:
-        """Whether a model may ever draw for a sequence that begins."""
+    def _can_ever_draft(self, sequence: Sequence) -> bool:
+        """Whether a model may ever draw for a new sequence."""
         model = self.model
-        return model is not None and model.is_healthy and self._most_drawn(sequence, model) > 0
+        return model is not None and model.is_healthy and self._max_drawn(sequence, model) > 0
 
-    def _price(self, width: int) -> float:
-        """Tokens that a second stands for while so many rows decode."""
+    def _token_rate(self, width: int) -> float:
+        """Tokens per second while `width` rows decode without drafts."""
         return width / self.costs.seconds(width)
 
     def note_following(self, seconds: float) -> None:
-        """It took so long to follow the step that was run last."""
-        self._following_took = seconds
+        """Record the seconds that tracking took in the last step."""
+        self._tracking_seconds = seconds
 
     def propose(self, decoding: list[Sequence], room: int, beside: int = 0) -> dict[int, list[int]]:
         """Drafts by sequence id.
 
         Args:
             decoding: the rows of the step that decode.
-            room: most drafts of the step.
+            room: maximum number of drafts of the step.
             beside: tokens of prompts in the step.
         """
-        self._usual.step += 1
-        if not decoding or self._rests(decoding):
+        self._acceptance.step += 1
+        if not decoding or self._is_paused(decoding):
             return {}
-        if not any(map(self._knows, decoding)):
-            self._losses.begin_step(self._usual.step, _tenants(decoding))
-            return self._pause_drafting(decoding, _LONG_REST)
+        if not any(map(self._is_tracked, decoding)):
+            self._losses.begin_step(self._acceptance.step, _rows_by_tenant(decoding))
+            return self._pause_drafting(decoding, _LONG_PAUSE)
         started = self.clock()
-        self._take_checked()
-        self._forget_those_that_left()
-        rows, width = [self._row(each) for each in decoding], len(decoding)
-        step = DraftStep(width, min(room, self.costs.most - width), beside, self._planning)
-        off = 0 < self._config.disable_by_batch_size <= width
-        if off or step.most < 1:
+        for result in self._shadows.pop_results():
+            acceptance = self._row(result.sequence).acceptance
+            acceptance.update(result.match_length, result.num_drafts, result.num_accepted)
+        self._remove_finished()
+        rows, width = [self._row(sequence) for sequence in decoding], len(decoding)
+        step = DraftStep(width, min(room, self.costs.max_width - width), beside, self._planning)
+        is_off = 0 < self._config.disable_by_batch_size <= width
+        if is_off or step.max_drafts < 1:
             return self._pause_drafting(decoding)
-        due = self._planner.num_trial_drafts(step) > 0
-        if not (due or self._planner.may_pay_off(step) or self._is_timed):
-            return self._pause_drafting(decoding, _LONG_REST)
-        needed = self._planner.needed_odds(step, width * self._look_seconds)
-        self._losses.begin_step(self._usual.step, Counter([row.tenant for row in rows]))
-        drafts = self._propose_trial(rows, step, needed, due)
+        is_trial_due = self._planner.num_trial_drafts(step) > 0
+        if not (is_trial_due or self._planner.can_pay(step) or self._is_timed):
+            return self._pause_drafting(decoding, _LONG_PAUSE)
+        self._losses.begin_step(self._acceptance.step, _rows_by_tenant(decoding))
+        drafts = self._propose_paying(rows, step, is_trial_due)
         self._looked = self.clock() - started - (self.model.seconds if self.model else 0.0)
         if self.model is not None and self.model.seconds:
-            self._planning = self._averaged(self._planning, self._looked, step)
-        looked = min(self._looked, self.costs.seconds(width))  # else the machine stood still
-        self._charge(self._losses.charge, looked / width, rows, step)
+            self._planning = self._average(self._planning, self._looked, step)
+        seconds = min(self._looked, self.costs.seconds(width))  # else the machine stood still
+        self._charge(self._losses.charge, seconds / width, rows, step)
         return drafts
 
-    def _propose_trial(
-        self, rows: list[_DraftRow], step: DraftStep, needed: float, due: bool
+    def _propose_paying(
+        self, rows: list[_DraftRow], step: DraftStep, is_trial_due: bool
     ) -> dict[int, list[int]]:
-        """Drafts of those rows whose drafts may pay, for which they need such odds; of any where a
-        trial is due.
-        """
+        """Drafts of the rows whose drafts may pay; of any where a trial is due."""
         if self._is_timed:
-            return self._drawn(rows, step)
-        hopeful = [
+            return self._draw(rows, step)
+        min_odds = self._planner.min_log_odds(step, step.width * self._look_seconds)
+        candidates = [
             row
             for row in rows
-            if (due or row.chances.best_odds() > needed) and self._knows(row.sequence)
+            if (is_trial_due or row.acceptance.best_log_odds() > min_odds)
+            and self._is_tracked(row.sequence)
         ]
+        pause = _LONG_PAUSE if min_odds == inf else _PAUSE
         if self.model is not None:
-            drafts = self._drawn(hopeful, step) if hopeful else {}
-            if not (hopeful and self._planner.pays):
-                long = needed == inf or (hopeful and self._planner.poor)
-                self._pause_drafting([row.sequence for row in rows], _LONG_REST if long else _REST)
-            return drafts
-        if hopeful and (able := self._able_to_look(hopeful, step)):
-            drafts = self._found(able, step)
-            if drafts or not due:
+            drafts = self._draw(candidates, step) if candidates else {}
+            if candidates and self._planner.pays:
                 return drafts
-        self._unseen += 1
-        if self._is_probe_due(step.width * self._look_seconds, step):
-            self._probe(self._able_to_look(rows, step), step)
-        rest = _LONG_REST if needed == inf else _REST
-        return self._pause_drafting([row.sequence for row in rows], rest)
+            if candidates and self._planner.is_exhausted:
+                pause = _LONG_PAUSE
+            self._pause_drafting([row.sequence for row in rows], pause)
+            return drafts
+        if candidates and (affordable := self._rows_that_can_look(candidates, step)):
+            drafts = self._look_up_paying(affordable, step)
+            if drafts or not is_trial_due:
+                return drafts
+        self._num_unseen += 1
+        budget = PROBE_TIME_FRACTION * self._num_unseen * self.costs.seconds(step.width)
+        if step.width * self._look_seconds <= budget:
+            self._look_up(self._rows_that_can_look(rows, step), step)
+        return self._pause_drafting([row.sequence for row in rows], pause)
 
-    def _is_probe_due(self, seconds: float, step: DraftStep) -> bool:
-        """Whether so long since the last look one may take so many seconds."""
-        return seconds <= PROBE_TIME_FRACTION * self._unseen * self.costs.seconds(step.width)
+    def _is_tracked(self, sequence: Sequence) -> bool:
+        """Whether a sequence may have drafts: a layer head has to track it."""
+        return self._tracking is None or sequence.seq_id in self._tracking
 
-    def _knows(self, sequence: Sequence) -> bool:
-        """Whether a sequence may have drafts: whoever draws them may have to follow it."""
-        following = self._following
-        return following is None or sequence.seq_id in following
-
-    def _rests(self, decoding: list[Sequence]) -> bool:
+    def _is_paused(self, decoding: list[Sequence]) -> bool:
         """Whether no draft of this batch paid a few steps ago."""
-        width, last, until = self._resting
-        if self._usual.step >= until or self.timing:
+        width, last, end = self._pause
+        if self._acceptance.step >= end or self.timing:
             return False
-        self._unseen += 1
+        self._num_unseen += 1
         return width == len(decoding) and last == decoding[-1].seq_id
 
-    def _pause_drafting(self, decoding: list[Sequence], steps: int = _REST) -> dict[int, list[int]]:
-        """No drafts for so many steps."""
-        self._resting = len(decoding), decoding[-1].seq_id, self._usual.step + steps
+    def _pause_drafting(
+        self, decoding: list[Sequence], num_steps: int = _PAUSE
+    ) -> dict[int, list[int]]:
+        """Give this batch no drafts for some steps."""
+        self._pause = len(decoding), decoding[-1].seq_id, self._acceptance.step + num_steps
         return {}
-
-    def _take_checked(self) -> None:
-        """Take note of guesses that nobody checked but what came."""
-        for checked in self._watch.take_checked():
-            row = self._row(checked.sequence)
-            row.chances.note(checked.matched, checked.num_drafts, checked.num_accepted)
 
     @property
     def _is_timed(self) -> bool:
         return self.timing and self.model is not None
 
-    def _found(self, rows: list[_DraftRow], step: DraftStep) -> dict[int, list[int]]:
-        """Drafts from text: all that there are, then as many of them as pay."""
-        proposed = self._probe(rows, step)
-        counts = self._worth({seq_id: len(drafts) for seq_id, drafts in proposed.items()}, step)
+    def _rows_that_can_look(self, rows: list[_DraftRow], step: DraftStep) -> list[_DraftRow]:
+        """Rows whose tenants can bear that nothing is found."""
+        price = self._look_seconds * self._token_rate(step.width)
+        counts = Counter([row.tenant for row in rows])
+        able = {tenant for tenant, n in counts.items() if self._losses.can_look(tenant, n * price)}
+        return [row for row in rows if row.tenant in able]
+
+    def _look_up_paying(self, rows: list[_DraftRow], step: DraftStep) -> dict[int, list[int]]:
+        """Drafts from text: all are looked up, and those that pay are returned."""
+        proposed = self._look_up(rows, step)
+        counts = self._num_paying(
+            {seq_id: len(drafts) for seq_id, drafts in proposed.items()}, step
+        )
         for seq_id in counts:
-            self._watch.drop(seq_id)
+            self._shadows.remove(seq_id)
         return {seq_id: proposed[seq_id][:count] for seq_id, count in counts.items()}
 
-    def _able_to_look(self, rows: list[_DraftRow], step: DraftStep) -> list[_DraftRow]:
-        """Those whose tenants can bear that nothing is found."""
-        price = self._look_seconds * step.width / self.costs.seconds(step.width)
-        prices = {tenant: price * n for tenant, n in Counter([row.tenant for row in rows]).items()}
-        able = {each for each in prices if self._losses.can_look(each, prices[each])}
-        return rows if len(able) == len(prices) else [row for row in rows if row.tenant in able]
-
-    def _probe(self, rows: list[_DraftRow], step: DraftStep) -> dict[int, list[int]]:
-        """Drafts that there are, by sequence id; all are watched."""
+    def _look_up(self, rows: list[_DraftRow], step: DraftStep) -> dict[int, list[int]]:
+        """All drafts from text, by sequence id; `ShadowVerifier` gets them."""
         started, proposed = self.clock(), {}
         for row in rows:
             sequence = row.sequence
-            count = self._most(sequence)
+            count = self._max_drafts(sequence)
             if count > 0 and self._proposer is not None:
-                guess = self._proposer.propose(sequence, count)
-                if guess.tokens and (drafts := self._possible(sequence, guess.tokens)):
-                    row.matched = guess.match_length
-                    if sequence.seq_id not in self._watch:
-                        self._watch.add(sequence, guess.match_length, drafts)
+                proposal = self._proposer.propose(sequence, count)
+                if proposal.tokens and (drafts := self._possible(sequence, proposal.tokens)):
+                    row.match_length = proposal.match_length
+                    if sequence.seq_id not in self._shadows:
+                        self._shadows.add(sequence, proposal.match_length, drafts)
                     proposed[sequence.seq_id] = drafts
-        self._unseen = 0
+        self._num_unseen = 0
         if rows:
-            looking = (self.clock() - started) / len(rows) * step.width
-            known = self._look_seconds * step.width
-            self._look_seconds = self._averaged(known, looking, step) / step.width
+            seconds = (self.clock() - started) / len(rows) * step.width
+            average = self._average(self._look_seconds * step.width, seconds, step)
+            self._look_seconds = average / step.width
         return proposed
 
-    def _averaged(self, known: float, new: float, step: DraftStep) -> float:
-        """Seconds of a step's part that took `known` ones; what took longer than the step has met a
-        machine that stood still.
+    def _average(self, average: float, seconds: float, step: DraftStep) -> float:
+        """The moving average of a step's part; if it took longer than the step, the machine stood
+        still.
         """
-        new = min(new, self.costs.seconds(step.width))
-        return known + 0.1 * (new - known)
+        return average + 0.1 * (min(seconds, self.costs.seconds(step.width)) - average)
 
     def _charge(
         self,
-        pay: Callable[[str, float], None],
-        seconds: float,
+        charge: Callable[[str, float], None],
+        row_seconds: float,
         rows: list[_DraftRow],
         step: DraftStep,
     ) -> None:
-        """Have the tenants pay so many seconds for each row, in tokens."""
-        price = seconds * step.width / self.costs.seconds(step.width)
+        """Charge tenants `row_seconds` for each row, in tokens."""
+        tokens = row_seconds * self._token_rate(step.width)
         for tenant, count in Counter([row.tenant for row in rows]).items():
-            pay(tenant, price * count)
+            charge(tenant, tokens * count)
 
-    def _drawn(self, rows: list[_DraftRow], step: DraftStep) -> dict[int, list[int]]:
-        """Drafts of a model, which cost: first as many as pay, and then these are drawn."""
+    def _draw(self, rows: list[_DraftRow], step: DraftStep) -> dict[int, list[int]]:
+        """Drafts of a model: how many pay is chosen before they are drawn."""
         model = self.model
         if model is None or not model.is_healthy:
             return {}
-        possible, own = {}, {}
-        for row in rows:
-            if (count := self._most_drawn(row.sequence, model)) > 0:
-                own[row.sequence.seq_id], possible[row.sequence.seq_id] = row.sequence, count
-        counts = self._worth(possible, step)
+        max_counts = {row.sequence.seq_id: self._max_drawn(row.sequence, model) for row in rows}
+        counts = self._num_paying({key: n for key, n in max_counts.items() if n > 0}, step)
         if not counts:
             return {}
-        to_read = {seq_id: model.num_unread_tokens(own[seq_id]) for seq_id in counts}
-        drawn = model.propose([(own[seq_id], count) for seq_id, count in counts.items()])
-        if not (self._is_timed or self._planner.trying):
-            drawing = (model.seconds - model.reading) * self._price(step.width)
-            for seq_id in counts:
-                self._pay(seq_id, drawing / len(counts))
-            self._charge_reading(model.reading, to_read, drawn, step)
-        found = {seq_id: self._possible(own[seq_id], drafts) for seq_id, drafts in drawn.items()}
-        return {seq_id: drafts for seq_id, drafts in found.items() if drafts}
-
-    def _charge_reading(
-        self, seconds: float, to_read: dict[int, float], drawn: Container[int], step: DraftStep
-    ) -> None:
-        """Have those that were read pay, each for its part; `drawn`: those read to their end."""
-        total = sum(to_read.values())
-        for seq_id, expected in to_read.items():
-            row, part = self._rows[seq_id], expected / total if total else 1.0 / len(to_read)
-            self._charge(self._losses.charge_reading, seconds * part, [row], step)
-            row.begun = seq_id not in drawn
+        sequences = {seq_id: self._rows[seq_id].sequence for seq_id in counts}
+        unread = {key: model.num_unread_tokens(sequence) for key, sequence in sequences.items()}
+        drawn = model.propose([(sequences[seq_id], count) for seq_id, count in counts.items()])
+        if not (self._is_timed or self._planner.is_trial):
+            tokens = (model.seconds - model.reading) * self._token_rate(step.width)
+            total = sum(unread.values())
+            for seq_id, seconds in unread.items():
+                row, part = self._rows[seq_id], seconds / total if total else 1.0 / len(unread)
+                self._losses.charge(row.tenant, tokens / len(counts))
+                self._charge(self._losses.charge_reading, model.reading * part, [row], step)
+                row.is_reading = seq_id not in drawn
+        possible = {key: self._possible(sequences[key], drafts) for key, drafts in drawn.items()}
+        return {seq_id: drafts for seq_id, drafts in possible.items() if drafts}
 
     def _possible(self, sequence: Sequence, drafts: list[int]) -> list[int]:
-        """The first of a sequence's drafts, those that may come: its adapter may have fewer tokens
-        than the model that gave them.
-        """
-        if own := sequence.request.vocab_size:
-            drafts = list(takewhile(own.__gt__, drafts))
+        """The drafts before the first impossible one: an adapter's vocabulary may be smaller."""
+        if vocab_size := sequence.request.vocab_size:
+            drafts = list(takewhile(vocab_size.__gt__, drafts))
         return self._allowed(sequence, drafts)
 
-    def _most_drawn(self, sequence: Sequence, model: DraftProposer) -> int:
-        """Drafts of a model that a sequence can use; below 1: none."""
-        count = min(self._most(sequence), model.max_drafts(sequence))
+    def _max_drawn(self, sequence: Sequence, model: DraftProposer) -> int:
+        """Maximum number of a model's drafts; below 1: none."""
+        count = min(self._max_drafts(sequence), model.max_drafts(sequence))
         return count if count > 0 and model.supports(sequence) else 0
 
     def note(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
-        """A row's drafts were checked."""
-        self._watch.drop(sequence.seq_id)
+        """Record a row's verified drafts."""
+        self._shadows.remove(sequence.seq_id)
         row = self._row(sequence)
-        row.chances.note(row.matched, num_drafts, num_accepted)
+        row.acceptance.update(row.match_length, num_drafts, num_accepted)
         self._losses.charge(row.tenant, -num_accepted)
-        self._resting = 0, 0, 0
+        self._pause = 0, 0, 0
 
     def note_step(self, plan: StepPlan, seconds: float) -> None:
-        """A step was run; the seconds of a draft model's steps before it are no part of it."""
+        """Record a step of `seconds`, planning and drawing included."""
         if self.model is not None:
             seconds -= self.model.seconds
             self.model.seconds = self.model.reading = 0.0
-        seconds, self._looked = seconds - self._looked, 0.0
-        following, self._following_took = self._following_took, 0.0
-        if self._following is not None and not self.timing:
-            price = self._price(len(plan.seq_ids)) if plan.seq_ids else 0.0
-            self._following.charge(plan, seconds - following, following, self._losses, price)
-        seconds -= following
+        tracking_seconds, self._tracking_seconds = self._tracking_seconds, 0.0
+        seconds -= self._looked + tracking_seconds
+        self._looked = 0.0
+        if self._tracking is not None and not self.timing:
+            rate = self._token_rate(len(plan.seq_ids)) if plan.seq_ids else 0.0
+            self._tracking.charge(plan, seconds, tracking_seconds, self._losses, rate)
+        num_drafts = sum(map(len, plan.drafts.values()))
         if not plan.num_prompt_tokens and plan.seq_ids:
-            self.costs.note(plan.num_tokens, seconds)
-            self._planner.note(sum(map(len, plan.drafts.values())))
-        if any(plan.drafts.values()) and not self.timing:
-            self._pay_for_drafts(plan)
-
-    def _pay_for_drafts(self, plan: StepPlan) -> None:
-        """Each draft pays for its part of the wider step, by what is known now that it was run."""
-        total = sum(map(len, plan.drafts.values()))
-        price = self._planner.extra_seconds(
-            DraftStep(plan.num_decodes, total, plan.num_prompt_tokens), total
-        )
-        for seq_id, drafts in plan.drafts.items():
-            if count := min(len(drafts), self._planner.paid[seq_id]):
-                self._pay(seq_id, count * price)
-
-    def _pay(self, seq_id: int, tokens: float) -> None:
-        """A sequence's drafts took the time of so many tokens."""
-        self._losses.charge(self._rows[seq_id].tenant, tokens)
+            self.costs.record(plan.num_tokens, seconds)
+            self._planner.record(num_drafts)
+        if num_drafts and not self.timing:
+            step = DraftStep(plan.num_decodes, num_drafts, plan.num_prompt_tokens)
+            tokens = self._planner.draft_tokens(step)
+            for seq_id, drafts in plan.drafts.items():
+                count = min(len(drafts), self._planner.charged[seq_id])
+                if count:
+                    self._losses.charge(self._rows[seq_id].tenant, count * tokens)
 
     def reset(self, *, worker_too: bool = False) -> None:
         """Forget what a draft model has cached; `worker_too`: its memory was given back."""
         if self.model is not None:
             self.model.reset(worker_too=worker_too)
-
-    def start_over(self) -> None:
-        """Forget what was said and what held so far, but not what steps take."""
-        self._rows, self._usual, self._watch = {}, self._unknown_chances(), ShadowVerifier()
-        self._losses, self._resting = LossBound(), (0, 0, 0)
-        self._planner = self._new_planner()
-        if self.model is None:
-            self._proposer = PROPOSERS[self._config.method](self._config)
-
-    def _new_planner(self) -> Planner:
-        drawing = None if self.model is None else self.model.costs
-        most = self._config.num_speculative_tokens
-        return Planner(self.costs, drawing, self._losses, most)
-
-    def _unknown_chances(self) -> TenantAcceptance:
-        return TenantAcceptance(self._config.prompt_lookup_max if self.model is None else 0)
 
     def check_integrity(self) -> None:
         """Raise RuntimeError unless a draft model's pool is in order."""
@@ -467,64 +419,60 @@ class Drafter:
         row = self._rows.get(sequence.seq_id)
         if row is None:
             tenant = sequence.request.message.tenant
-            row = _DraftRow(sequence, tenant, AcceptanceEstimate(self._usual, tenant))
+            row = _DraftRow(sequence, tenant, AcceptanceEstimate(self._acceptance, tenant))
             self._rows[sequence.seq_id] = row
         return row
 
-    def _most(self, sequence: Sequence) -> int:
-        """Drafts that a sequence can use: a step gives one token more than drafts hold."""
-        left = sequence.max_output_tokens - sequence.num_output_tokens
-        capped = sequence.request.remaining_tokens
-        if capped is not None:
-            left = min(left, capped)
-        left = min(left, self._max_model_len - sequence.num_tokens)
-        return (
-            min(self._config.num_speculative_tokens, left - 1) if can_verify_drafts(sequence) else 0
-        )
+    def _max_drafts(self, sequence: Sequence) -> int:
+        """Maximum number of drafts: a step gives one token beyond the accepted ones."""
+        if not can_verify_drafts(sequence):
+            return 0
+        remaining = sequence.max_output_tokens - sequence.num_output_tokens
+        if sequence.request.remaining_tokens is not None:
+            remaining = min(remaining, sequence.request.remaining_tokens)
+        remaining = min(remaining, self._max_model_len - sequence.num_tokens)
+        return min(self._config.num_speculative_tokens, remaining - 1)
 
-    def _worth(self, possible: dict[int, int], step: DraftStep) -> dict[int, int]:
-        """How many drafts pay, by sequence id, of the first `possible` ones of each."""
+    def _num_paying(self, max_counts: dict[int, int], step: DraftStep) -> dict[int, int]:
+        """Number of drafts that pay by sequence id, of at most `max_counts` each."""
         offers = []
-        for seq_id, count in possible.items():
+        for seq_id, count in max_counts.items():
             row = self._rows[seq_id]
-            chances = row.chances.at_worst(row.matched, count)
+            chances = row.acceptance.cautious_chances(row.match_length, count)
             offers.append(DraftOffer(chances, seq_id, row.tenant, *self._reading(row)))
         if self._is_timed:
-            drafts = [each.seq_id for each in offers for _ in each.chances]
-            return Counter(drafts[: step.most])
+            seq_ids = [offer.seq_id for offer in offers for _ in offer.chances]
+            return Counter(seq_ids[: step.max_drafts])
         return self._planner.choose(offers, step)
 
     def _reading(self, row: _DraftRow) -> tuple[float, int]:
-        """What a draft model must read first, beyond what it has begun to read, and the tokens that
-        gain by it.
+        """Seconds of reading a sequence that a draft model hasn't started to read, and the tokens
+        over which that has to pay.
         """
-        if self.model is None or row.begun:
+        if self.model is None or row.is_reading:
             return 0.0, 1
-        left = row.sequence.max_output_tokens - row.sequence.num_output_tokens
-        return self.model.num_unread_tokens(row.sequence), max(1, min(left, _GAINING))
+        remaining = row.sequence.max_output_tokens - row.sequence.num_output_tokens
+        num_tokens = max(1, min(remaining, _MAX_READING_TOKENS))
+        return self.model.num_unread_tokens(row.sequence), num_tokens
 
-    def _forget_those_that_left(self) -> None:
+    def _remove_finished(self) -> None:
         for seq_id, row in list(self._rows.items()):
             if row.sequence.finished:
                 del self._rows[seq_id]
                 self._losses.end_sequence(row.tenant)
-                self._watch.drop(seq_id)
+                self._shadows.remove(seq_id)
                 if (source := self.model or self._proposer) is not None:
                     source.forget(row.sequence)
 
 
-def _tenants(sequences: list[Sequence]) -> dict[str, int]:
-    """How many are whose."""
-    return Counter([each.request.message.tenant for each in sequences])
+def _rows_by_tenant(sequences: list[Sequence]) -> dict[str, int]:
+    return Counter([sequence.request.message.tenant for sequence in sequences])
 
 
 def can_verify_drafts(sequence: Sequence) -> bool:
-    """Whether a sequence's drafts can be checked: nothing but its own draws chooses its tokens."""
+    """Whether a sequence may have drafts: no beam, no prompt log probabilities to compute."""
     beams = sequence.request.message.sampling.use_beam_search
     return not (beams or sequence.wants_prompt_logprobs)
-
-
-# -- `make_drafter`: who gives drafts, as the settings say.
 
 
 def make_drafter(
@@ -535,14 +483,18 @@ def make_drafter(
     possible: Possible | None = None,
     host: DraftHost,
 ) -> Drafter | None:
-    """As the settings say; None without `speculative_config`. `possible`: see `Drafter`; `host`:
-    what was loaded beside the model.
+    """The drafter of `config`; None without `speculative_config`.
 
-    Raises `ConfigError` where drafts can't be checked.
+    Args:
+        overlaps: whether steps are planned before the last one's tokens are known.
+        possible: see `Drafter`.
+        host: draft model or heads that were loaded with the model.
+
+    Raises `ConfigError` if the model can't verify drafts.
     """
     if not config.speculative_config:
         return None
-    wanted = SpeculativeConfig.from_mapping(config.speculative_config)
+    settings = SpeculativeConfig.from_mapping(config.speculative_config)
     obstacle = ""
     if facts.pooling is not None:
         obstacle = "the model generates no text"
@@ -561,8 +513,7 @@ def make_drafter(
     if host.heads is not None:
         model = HeadProposer(host.heads, host.propose)
     elif host.model is not None:
-        ends = facts.eos_token_ids
         model = DraftModelProposer(
-            host.model, host.execute, config.block_size, config.max_num_seqs, ends
+            host.model, host.execute, config.block_size, config.max_num_seqs, facts.eos_token_ids
         )
-    return Drafter(wanted, facts.max_model_len, possible, model)
+    return Drafter(settings, facts.max_model_len, possible, model)

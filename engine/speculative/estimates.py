@@ -1,4 +1,6 @@
-"""`StepTimes`: how long steps take by their width, as they were measured."""
+"""What drafts are expected to bring and to cost: chances, a loss bound, sequences that heads track,
+step times by width.
+"""
 
 from __future__ import annotations
 
@@ -11,171 +13,153 @@ from statistics import median
 
 from engine.scheduler import Sequence, StepPlan
 
-# -- How likely drafts hold: of a tenant's texts, and of one sequence.
-#
-# A rating as of chess players (Elo): what a draft is like and what its sequence is like add up to
-# the logarithm of its odds, and both move towards what was seen.
-
-
-#: Tenants whose chances are known; those that said nothing for longest are forgotten.
-MOST_TENANTS = 1024
-#: Longer runs of equal tokens, and places further behind, are taken as this one.
-MOST_ALIKE = 16
-#: What is expected of a draft model or head, which was made for it: nothing is learned of these but
-#: by checking some, so a good one must be expected, or it would never be tried.
+#: Maximum number of tenants that are remembered; the least recently used are forgotten.
+MAX_TENANTS = 1024
+#: Longer matches, and later positions, count as this one.
+MAX_KIND = 16
+#: Chance of a draft model's or head's draft before any was checked: only checks tell, so a low one
+#: would keep a good model from ever being tried.
 MODEL_PRIOR = 0.8
-#: How far one checked draft moves the logarithm of odds of all drafts like it, and of its sequence.
-_TENANT_MOVES, _SEQUENCE_MOVES = 0.25, 0.5
-#: The part by which both come back with each step.
-_TENANT_FORGETS, _SEQUENCE_FORGETS = 0.0006, 0.01
-#: So much likelier than they are do those drafts seem that seem likeliest of many.
-_CAUTION = 0.4
-#: Nothing is surer than these odds.
+#: By how much one checked draft moves the log odds of its tenant's drafts of that kind, and of its
+#: sequence; and by which part both return to their priors with each step.
+_TENANT_RATE, _SEQUENCE_RATE = 0.25, 0.5
+_TENANT_DECAY, _SEQUENCE_DECAY = 0.0006, 0.01
+#: The drafts chosen of many seem likelier than they are, by these log odds.
+_SELECTION_BIAS = 0.4
 MAX_LOG_ODDS = 4.0
-#: Drafts that hold less often are none.
-_LEAST = 0.02
-#: For so many steps the best of a tenant's odds is as it was, unless a draft was checked.
-_BEST_HOLDS = 64
+#: Drafts less likely than this are dropped.
+_MIN_CHANCE = 0.02
+#: A tenant's best log odds are cached for this many steps, or until a draft is checked.
+_BEST_CACHED_STEPS = 64
 
 
-def matched_odds(matched: int) -> float:
-    """Logarithm of the odds that text goes on as it did where its newest tokens stood before:
-    `matched` of them, at least 1. Two of `matched` + 2 don't, before any were compared.
+def match_log_odds(match_length: int) -> float:
+    """Log odds that text goes on as it did behind `match_length` >= 1 equal tokens, before any
+    draft was checked: m times in m + 2.
     """
-    return log(matched / 2)
+    return log(match_length / 2)
 
 
-def drawn_odds(_: int) -> float:
-    """The same of what a draft model or head drew, at any place."""
+def model_log_odds(_: int) -> float:
+    """Log odds of a model's draft at any position, before any was checked."""
     return log(MODEL_PRIOR / (1.0 - MODEL_PRIOR))
 
 
 @dataclass(slots=True)
-class _Tenant:
-    """Attributes:
-    log_odds: likeness -> the logarithm of odds, and in which step it was so.
-    best: the highest of all, and in which step it was so; None: not known.
-    """
+class _TenantOdds:
+    """Log odds by kind, and the highest of all, each with the step in which it was updated."""
 
-    log_odds: dict[int, tuple[float, int]] = field(default_factory=dict)
+    by_kind: dict[int, tuple[float, int]] = field(default_factory=dict)
     best: tuple[float, int] | None = None
 
 
 class TenantAcceptance:
-    """How often a tenant's drafts held lately, by what they are like.
+    """Acceptance of each tenant's recent drafts, by kind, as ratings in log odds (Elo).
 
-    Of text: by how many of the newest tokens were found before it, each draft that holds being one
-    more. Of a draft model's: by its place. Short answers that nothing repeats would each pay anew
-    for finding that out. Tenants are kept apart: how many drafts one gets, and so how its steps are
-    cut, says nothing of another's texts.
+    The kind of a draft from text is the number of matching tokens before it, drafts included; that
+    of a model's draft its position. Tenants are kept apart: neither drafts nor their timing tell
+    one what others wrote.
 
     Attributes:
-        step: so many steps were planned; what was found out grows old with them.
+        step: number of steps planned so far, by which ratings decay.
     """
 
-    def __init__(self, longest_match: int) -> None:
-        """`longest_match`: of those that are looked for; 0: a model draws them."""
-        self.drawn = not longest_match
+    def __init__(self, max_match: int) -> None:
+        """`max_match`: longest match that is looked up; 0: a model draws the drafts."""
+        self.is_model = not max_match
         self.step = 0
-        self._prior = drawn_odds if self.drawn else matched_odds
-        self._kinds = range(1) if self.drawn else range(1, longest_match + 1)
-        #: The tenant that noted something last is the last.
-        self._tenants: OrderedDict[str, _Tenant] = OrderedDict()
+        self._prior = model_log_odds if self.is_model else match_log_odds
+        self._kinds = range(1) if self.is_model else range(1, max_match + 1)
+        #: Least recently updated first.
+        self._tenants: OrderedDict[str, _TenantOdds] = OrderedDict()
 
-    def log_odds(self, tenant: str, alike: int) -> float:
-        """Logarithm of the odds of a tenant's next draft of this likeness."""
-        prior, known = self._prior(alike), self._tenants.get(tenant)
-        if known is None or alike not in known.log_odds:
+    def log_odds(self, tenant: str, kind: int) -> float:
+        """Log odds of a tenant's next draft of this kind."""
+        prior, odds = self._prior(kind), self._tenants.get(tenant)
+        if odds is None or kind not in odds.by_kind:
             return prior
-        value, at = known.log_odds[alike]
-        return prior + (value - prior) * exp(_TENANT_FORGETS * (at - self.step))
+        value, step = odds.by_kind[kind]
+        return prior + (value - prior) * exp(_TENANT_DECAY * (step - self.step))
 
     def best(self, tenant: str) -> float:
-        """The highest of its odds, of drafts that there may be."""
-        known = self._tenants.get(tenant)
-        if known is None:
+        """Highest log odds of a tenant's drafts of any kind."""
+        odds = self._tenants.get(tenant)
+        if odds is None:
             return max(map(self._prior, self._kinds))
-        if known.best is None or self.step - known.best[1] > _BEST_HOLDS:
-            kinds = {*self._kinds, *known.log_odds}
-            known.best = max(self.log_odds(tenant, alike) for alike in kinds), self.step
-        return known.best[0]
+        if odds.best is None or self.step - odds.best[1] > _BEST_CACHED_STEPS:
+            kinds = {*self._kinds, *odds.by_kind}
+            odds.best = max(self.log_odds(tenant, kind) for kind in kinds), self.step
+        return odds.best[0]
 
-    def move(self, tenant: str, alike: int, surprise: float) -> None:
-        """A draft held, or didn't, by so much more than was expected, in [-1, 1]."""
-        moved = _bounded(self.log_odds(tenant, alike) + _TENANT_MOVES * surprise)
-        known = self._tenants.setdefault(tenant, _Tenant())
-        known.log_odds[alike], known.best = (moved, self.step), None
+    def update(self, tenant: str, kind: int, error: float) -> None:
+        """Move the log odds by a draft's outcome (0 or 1) less its chance."""
+        value = _clamp(self.log_odds(tenant, kind) + _TENANT_RATE * error)
+        odds = self._tenants.setdefault(tenant, _TenantOdds())
+        odds.by_kind[kind], odds.best = (value, self.step), None
         self._tenants.move_to_end(tenant)
-        if len(self._tenants) > MOST_TENANTS:
+        if len(self._tenants) > MAX_TENANTS:
             self._tenants.popitem(last=False)
 
 
 class AcceptanceEstimate:
-    """Of one sequence's drafts: those of its tenant, and by how much it is better or worse."""
+    """Chances of one sequence's drafts: its tenant's log odds and its own offset."""
 
-    def __init__(self, usual: TenantAcceptance, tenant: str) -> None:
-        self._usual, self._tenant = usual, tenant
-        self._was_better, self._at = 0.0, usual.step
-
-    def best_odds(self) -> float:
-        """Logarithm of the odds of its next draft at best, before anybody looks for one."""
-        return self._usual.best(self._tenant) + self._better
-
-    def of(self, matched: int, count: int, caution: float = 0.0) -> list[float]:
-        """The chances that the first, the first two, ... of `count` drafts hold; as many as may
-        well hold.
-        """
-        held, chances = 1.0, list[float]()
-        better, usual, tenant = self._better - caution, self._usual, self._tenant
-        for alike in self._alike(matched, count):
-            held *= _chance(usual.log_odds(tenant, alike) + better)
-            if held < _LEAST and chances:
-                break
-            chances.append(held)
-        return chances
-
-    def at_worst(self, matched: int, count: int) -> list[float]:
-        """The same, and less: drafts aren't to be checked for seeming likelier than they are."""
-        return self.of(matched, count, _CAUTION)
-
-    def note(self, matched: int, num_drafts: int, num_accepted: int) -> None:
-        """So many of its drafts held; those behind the first that didn't say nothing."""
-        compared = min(num_drafts, num_accepted + 1)
-        for place, alike in enumerate(self._alike(matched, compared)):
-            surprise = (place < num_accepted) - self._next(alike)
-            self._was_better = _bounded(self._better + _SEQUENCE_MOVES * surprise)
-            self._at = self._usual.step
-            self._usual.move(self._tenant, alike, surprise)
+    def __init__(self, acceptance: TenantAcceptance, tenant: str) -> None:
+        self._acceptance, self._tenant = acceptance, tenant
+        self._last_offset, self._last_step = 0.0, acceptance.step
 
     @property
-    def _better(self) -> float:
-        """By so much it is likelier than its tenant's others; less so the longer ago."""
-        return self._was_better * exp(_SEQUENCE_FORGETS * (self._at - self._usual.step))
+    def _offset(self) -> float:
+        decay = exp(_SEQUENCE_DECAY * (self._last_step - self._acceptance.step))
+        return self._last_offset * decay
 
-    def _alike(self, matched: int, count: int) -> Iterable[int]:
-        """What each draft is like."""
-        first = 0 if self._usual.drawn else max(1, matched)
-        return (min(first + place, MOST_ALIKE) for place in range(count))
+    def best_log_odds(self) -> float:
+        """Highest log odds of its next draft, before any is looked for."""
+        return self._acceptance.best(self._tenant) + self._offset
 
-    def _next(self, alike: int) -> float:
-        return _chance(self._usual.log_odds(self._tenant, alike) + self._better)
+    def chances(self, match_length: int, count: int, bias: float = 0.0) -> list[float]:
+        """Chances that the first, the first two ... of at most `count` drafts are accepted."""
+        accepted, chances, offset = 1.0, list[float](), self._offset - bias
+        for kind in self._kinds(match_length, count):
+            accepted *= _chance(self._acceptance.log_odds(self._tenant, kind) + offset)
+            if accepted < _MIN_CHANCE and chances:
+                break
+            chances.append(accepted)
+        return chances
+
+    def cautious_chances(self, match_length: int, count: int) -> list[float]:
+        """`chances` less the bias of choosing the likeliest."""
+        return self.chances(match_length, count, _SELECTION_BIAS)
+
+    def update(self, match_length: int, num_drafts: int, num_accepted: int) -> None:
+        """Record checked drafts; those behind the first rejected one say nothing."""
+        num_compared = min(num_drafts, num_accepted + 1)
+        for position, kind in enumerate(self._kinds(match_length, num_compared)):
+            chance = _chance(self._acceptance.log_odds(self._tenant, kind) + self._offset)
+            error = (position < num_accepted) - chance
+            self._last_offset = _clamp(self._offset + _SEQUENCE_RATE * error)
+            self._last_step = self._acceptance.step
+            self._acceptance.update(self._tenant, kind, error)
+
+    def _kinds(self, match_length: int, count: int) -> Iterable[int]:
+        first = 0 if self._acceptance.is_model else max(1, match_length)
+        return (min(first + position, MAX_KIND) for position in range(count))
 
 
-def _chance(odds: float) -> float:
-    return 1.0 / (1.0 + exp(-odds))
+def _chance(log_odds: float) -> float:
+    return 1.0 / (1.0 + exp(-log_odds))
 
 
-def _bounded(odds: float) -> float:
-    return min(max(odds, -MAX_LOG_ODDS), MAX_LOG_ODDS)
+def _clamp(log_odds: float) -> float:
+    return min(max(log_odds, -MAX_LOG_ODDS), MAX_LOG_ODDS)
 
 
-# Limits of a tenant's loss, in tokens per row.
-#: Up to here drafts may cost something, looks for drafts in text may, and another sequence may be
-#: read.
+# Limits of a tenant's loss, in tokens per row: while it is below, drafts may cost something, looks
+# for drafts in text may, and another sequence may be read.
 _MAX_LOSS, _MAX_LOSS_TO_LOOK, _MAX_LOSS_TO_READ = 0.55, 0.4, 0.4
 #: Savings that count, and those that outlast the sequence whose drafts brought them.
 _MAX_SAVINGS, _MAX_LASTING_SAVINGS = 2.0, 0.3
-#: The loss is reduced by this much with each token, so that drafts are tried again.
+#: The loss is reduced by this part of each token, so that drafts are tried again.
 _RECOVERY = 0.006
 
 
@@ -184,10 +168,10 @@ class _Loss:
     """A tenant's loss.
 
     Attributes:
-        tokens: per row, at `step`; below 0: savings.
-        max_tokens: up to here drafts may cost something: `_MAX_LOSS`, and the longest reading since
-            there was no loss, for drafts are what brings that back.
         rows: the tenant's, in this step.
+        tokens: per row, at `step`; below 0: savings.
+        max_tokens: drafts may cost something up to here: `_MAX_LOSS`, and the longest reading since
+            the loss was 0, for drafts are what brings that back.
     """
 
     rows: int
@@ -197,19 +181,19 @@ class _Loss:
 
 
 class LossBound:
-    """Bounds what drafts may cost each tenant, for what is expected of them may be wrong.
+    """Bounds what drafts cost each tenant, for chances may be wrong for as long as texts deceive.
 
     A tenant's loss is the time that its drafts took less the time that they saved, in tokens per
-    row: many rows lose more than one, but few rows don't begin with the loss of many. No tenant
-    pays for another, nor do one's drafts depend on another's texts.
+    row: many rows may lose more than one, few rows don't start with the loss of many, nor many with
+    new credit. No tenant pays for another, and one's drafts don't depend on another's texts.
     """
 
     def __init__(self) -> None:
-        #: The tenant that had rows last is the last.
+        #: Least recently used first.
         self._losses: OrderedDict[str, _Loss] = OrderedDict()
 
     def begin_step(self, step: int, rows: dict[str, int]) -> None:
-        """Note the rows of each tenant in this step."""
+        """Set the number of each tenant's rows in this step."""
         for tenant, count in rows.items():
             loss = self._losses.setdefault(tenant, _Loss(count, step))
             loss.tokens = max(loss.tokens - _RECOVERY * (step - loss.step), -_MAX_SAVINGS)
@@ -217,7 +201,7 @@ class LossBound:
                 loss.max_tokens = _MAX_LOSS
             loss.rows, loss.step = count, step
             self._losses.move_to_end(tenant)
-            if len(self._losses) > MOST_TENANTS:
+            if len(self._losses) > MAX_TENANTS:
                 self._losses.popitem(last=False)
 
     def end_sequence(self, tenant: str) -> None:
@@ -242,46 +226,42 @@ class LossBound:
 
     def can_draft(self, tenant: str) -> bool:
         """Whether its drafts may cost anything."""
-        loss = self._losses[tenant]
-        return loss.tokens < loss.max_tokens
+        return self.budget(tenant) > 0.0
 
     def charge(self, tenant: str, tokens: float) -> None:
-        """Add what its drafts took to its loss; below 0: what they saved."""
+        """Add what its drafts took; below 0: what they saved."""
         if (loss := self._losses.get(tenant)) is not None:
             loss.tokens += tokens / loss.rows
 
     def charge_reading(self, tenant: str, tokens: float) -> None:
-        """Add what reading its sequences took; its drafts may still bring that back."""
+        """Add what reading its sequences took, which leaves its drafts their budget."""
         self.charge(tenant, tokens)
         loss = self._losses[tenant]
         loss.max_tokens = max(loss.max_tokens, _MAX_LOSS + tokens / loss.rows)
 
 
-# -- `HeadTracking`: which sequences a head reads along, for as long as that pays.
-
-
-#: The weight of a new step in what a prompt's token takes.
-_NEW = 0.3
+#: The weight of a new step in the average time of a prompt's token.
+_PROMPT_RATE = 0.3
 
 
 class HeadTracking:
-    """A head that is a layer can draw for a sequence only while it has had the model's states of
-    all of its tokens. That takes time whether it draws or not: a little of each step, and of a
-    prompt more, for the model's last layer is otherwise computed for its last token alone.
+    """Sequences that a layer head tracks, for as long as that pays.
 
-    So a prompt is followed if its tenant may owe that, as what a draft model reads is owed, and
-    the sequence behind it for as long as drafts bring what it takes, or little is owed. A sequence
-    that was given up isn't followed again before it begins anew.
+    Such a head can draw for a sequence only if it had the model's states of all of its tokens. That
+    takes time whether it draws or not: a little of each step, and more of a prompt, for the model's
+    last layer otherwise computes a prompt's last token alone. So a prompt is tracked while its
+    tenant may read (`LossBound`), and the sequence afterwards while its drafts may cost something.
+    A sequence that was given up isn't tracked again before it is preempted and starts anew.
     """
 
-    def __init__(self, part: float) -> None:
-        """`part`: of a prompt's time, what its states take in the model, which isn't measured."""
-        self._part = part
-        #: Sequences that are followed, and whose they are.
+    def __init__(self, cost_fraction: float) -> None:
+        """`cost_fraction`: the states' part of a prompt's time in the model (not measured)."""
+        self._cost_fraction = cost_fraction
+        #: Tenants of tracked sequences.
         self._tenants: dict[int, str] = {}
-        #: Tokens of prompts in the step that are followed, by tenant.
-        self._read = Counter[str]()
-        #: What a prompt's token takes, in seconds; inf: not known, so one prompt is tried.
+        #: Tracked tokens of prompts in the step, by tenant.
+        self._prompt_tokens = Counter[str]()
+        #: Seconds of a prompt's token; inf: unknown, so one prompt a step is tried.
         self._token_seconds = inf
 
     def __contains__(self, seq_id: int) -> bool:
@@ -290,103 +270,91 @@ class HeadTracking:
     def __bool__(self) -> bool:
         return bool(self._tenants)
 
-    def leave(self, seq_id: int) -> None:
-        """A sequence isn't followed any more."""
+    def remove(self, seq_id: int) -> None:
+        """Stop tracking a sequence."""
         self._tenants.pop(seq_id, None)
 
     def untracked_sequences(
         self,
         plan: StepPlan,
         scheduled: list[Sequence],
-        wanted: Callable[[Sequence], bool],
+        can_draft: Callable[[Sequence], bool],
         losses: LossBound | None,
-        price: float,
+        token_rate: float,
     ) -> list[int]:
-        """The sequences of a step that aren't followed from here on.
+        """The sequences of a step that aren't tracked from here on.
 
         Args:
             plan: without drafts yet.
             scheduled: its sequences.
-            wanted: whether a sequence that begins may get drafts at all.
-            losses: of the tenants, in this step; None: nothing is charged.
-            price: tokens that a second stands for.
+            can_draft: whether a new sequence may get drafts at all.
+            losses: of the tenants, in this step; None: all are tracked.
+            token_rate: tokens per second.
         """
-        new = {each.seq_id: len(each.token_ids) - each.num_computed_tokens for each in plan.new}
+        new = {row.seq_id: len(row.token_ids) - row.num_computed_tokens for row in plan.new}
         for seq_id in plan.removed:
-            self.leave(seq_id)
-        given_up, owed = list[int](), dict[str, float]()
+            self.remove(seq_id)
+        untracked, pending = list[int](), Counter[str]()
         for sequence in scheduled:
-            seq_id = sequence.seq_id
-            if seq_id not in new:
-                if (tenant := self._tenants.get(seq_id)) is None:
-                    continue
-                if losses is None or losses.can_draft(tenant):
-                    continue
-                del self._tenants[seq_id]
-            else:
-                tenant = sequence.request.message.tenant
-                takes = new[seq_id] * self._token_seconds * price
-                owing = owed.setdefault(tenant, 0.0)
-                if wanted(sequence) and (losses is None or losses.can_read(tenant, owing)):
-                    owed[tenant] += takes
+            seq_id, tenant = sequence.seq_id, sequence.request.message.tenant
+            if seq_id in new:
+                if can_draft(sequence) and (
+                    losses is None or losses.can_read(tenant, pending[tenant])
+                ):
+                    pending[tenant] += new[seq_id] * self._token_seconds * token_rate  # type: ignore[assignment]
                     self._tenants[seq_id] = tenant
                     continue
-                self._tenants.pop(seq_id, None)
-            given_up.append(seq_id)
-        self._count_prompts(plan, scheduled)
-        return given_up
-
-    def _count_prompts(self, plan: StepPlan, scheduled: list[Sequence]) -> None:
-        self._read = Counter()
-        if not plan.num_prompt_tokens:
-            return
-        for sequence, count in zip(scheduled, plan.num_scheduled, strict=True):
-            if count > 1:
-                tenant = sequence.request.message.tenant
-                self._read[tenant] += count * (sequence.seq_id in self._tenants)
+            elif seq_id not in self._tenants or losses is None or losses.can_draft(tenant):
+                continue
+            self.remove(seq_id)
+            untracked.append(seq_id)
+        self._prompt_tokens = Counter()
+        if plan.num_prompt_tokens:
+            for sequence, count in zip(scheduled, plan.num_scheduled, strict=True):
+                if count > 1 and sequence.seq_id in self._tenants:
+                    self._prompt_tokens[sequence.request.message.tenant] += count
+        return untracked
 
     def charge(
-        self, plan: StepPlan, seconds: float, following: float, losses: LossBound, price: float
+        self,
+        plan: StepPlan,
+        seconds: float,
+        tracking_seconds: float,
+        losses: LossBound,
+        token_rate: float,
     ) -> None:
-        """A step took `seconds`, and `following` of them went into keeping its states."""
-        read = self._read.total()
-        if following and read:
-            took = following + self._part * seconds * read / plan.num_tokens
+        """Charge a step of `seconds`, and those that went into keeping its states."""
+        tokens = self._prompt_tokens.total()
+        if tracking_seconds and tokens:
+            total = tracking_seconds + self._cost_fraction * seconds * tokens / plan.num_tokens
             if self._token_seconds == inf:
-                self._token_seconds = took / read
-            self._token_seconds += _NEW * (took / read - self._token_seconds)
-            for tenant, count in self._read.items():
-                losses.charge_reading(tenant, took * price * count / read)
-        elif following:
-            self._charge_rows(plan, following * price, losses)
-        self._read = Counter()
-
-    def _charge_rows(self, plan: StepPlan, tokens: float, losses: LossBound) -> None:
-        rows = Counter(self._tenants[each] for each in plan.seq_ids if each in self._tenants)
-        for tenant, count in rows.items():
-            losses.charge(tenant, tokens * count / rows.total())
+                self._token_seconds = total / tokens
+            self._token_seconds += _PROMPT_RATE * (total / tokens - self._token_seconds)
+            for tenant, count in self._prompt_tokens.items():
+                losses.charge_reading(tenant, total * token_rate * count / tokens)
+        elif tracking_seconds:
+            rows = Counter(self._tenants[row] for row in plan.seq_ids if row in self._tenants)
+            for tenant, count in rows.items():
+                losses.charge(tenant, tracking_seconds * token_rate * count / rows.total())
+        self._prompt_tokens = Counter()
 
 
-#: The least weight of a new step in its width's average.
-_estimates_NEW = 0.1
-#: The weight of a new step in the machine's pace.
-_PACE = 0.15
-#: A width is known once so many steps of it were measured: one slow step mustn't end all drafts.
-_KNOWN = 3
-#: A step counts as at most so many times slower or faster than was expected.
-_OUTLIER = 2.0
-#: Steps are at most so much wider than the widest known one, or than it by an eighth: what trying
-#: costs is little, even where each token more takes its time.
-_WIDER = 4
-#: After so many steps of other widths it's old, and to be tried again: the machine may be another
-#: by then. After each trial that goes twice as long, and at most so long.
-_OLD, _OLDEST = 128, 4096
-#: What is old and now takes less than this part of what it took was measured on a busy machine.
+#: The minimum weight of a new step in its width's average, and its weight in the machine's speed.
+_WIDTH_RATE, _SPEED_RATE = 0.1, 0.15
+#: A width is known after this many steps of it: one slow step mustn't end all drafts.
+_MIN_STEPS = 3
+#: A step counts as at most this many times slower or faster than expected.
+_MAX_OUTLIER = 2.0
+#: Steps may be this many tokens wider than the widest known one, or an eighth.
+_MAX_WIDER = 4
+#: A width not seen for so many steps is tried again, for the machine may be another by then; after
+#: each trial it waits twice as long, up to the second bound.
+_TRIAL_INTERVAL, _MAX_TRIAL_INTERVAL = 128, 4096
+#: An old width that now takes less than this part of its time was measured on a busy machine.
 _BUSY = 0.75
-#: By how much steps are off on average, as a part of what they take, before any were measured; the
-#: weight of a new one in that. An average of one step is in doubt by so many times as much, of n
-#: steps by a root of n less.
-_NOISE, _NEW_NOISE, _DOUBT = 0.15, 0.04, 2.0
+#: Mean relative deviation of steps before any were measured, the weight of a new one in it, and by
+#: how many deviations one step is in doubt; n steps are by the root of n less.
+_NOISE, _NOISE_RATE, _DOUBT = 0.15, 0.04, 2.0
 
 
 @dataclass(slots=True)
@@ -394,258 +362,201 @@ class _Width:
     """Steps of one width.
 
     Attributes:
-        seconds: of one, at the pace that the machine had when it was first measured.
-        last: the number of the last one.
-        first: what those took that came before it was known.
-        compared: so often it was seen just behind another width; it was first measured so, too.
-        tried: the number of the step before the last trial.
-        lasts: after so many steps it's to be tried again.
+        seconds: of a step, at the machine's initial speed.
+        last: number of the last such step.
+        first: seconds of the steps before the width was known.
+        num_compared: steps that came directly behind those of another width, the first included.
+        last_trial: number of the step before the last trial.
+        interval: steps until the next trial.
     """
 
     seconds: float
     last: int
     count: int
     first: list[float]
-    compared: int = 1
-    tried: int = 0
-    lasts: int = _OLD
+    num_compared: int = 1
+    last_trial: int = 0
+    interval: int = _TRIAL_INTERVAL
 
 
 @dataclass(slots=True)
 class SpeedFactor:
-    """So many times as long as at first does everything take now.
+    """How many times as long as at first everything takes now.
 
     Attributes:
-        told_by: whose steps told it last, and of which width.
-        steps: so many were run so far, a draft model's left out.
+        num_steps: steps run so far, a draft model's excluded.
+        last_width: the `StepTimes` and width of the step that updated it last.
     """
 
     value: float = 1.0
-    steps: int = 0
-    told_by: tuple[int, int] = (0, 0)
+    num_steps: int = 0
+    last_width: tuple[int, int] = (0, 0)
 
 
 class StepTimes:
-    """Seconds of steps in which all rows decode, by how many tokens they compute.
+    """Seconds of steps in which all rows decode, by width (tokens that they compute).
 
-    A machine is faster and slower with what else it does, and wide steps are rare: what they took
-    is compared with the steps just before them. So each width is known by how much more it takes
-    than others, and one pace, which follows the newest steps, stands for all. A draft model's steps
-    have the same pace: while nobody drafts, those of its target tell it.
+    A machine's speed changes with its other work, and wide steps are rare: so a step is compared
+    with the steps just before it, and one `SpeedFactor`, which follows the newest steps, applies to
+    all widths, and to a draft model's steps, too.
 
-    Widths are kept apart up to 16, then by sixteenths of a power of two. Between two that are known
-    it is as a line goes. Beyond the widest it goes on as from the known one of half that width; as
-    if the rest were free, where there is none: so wider steps are tried, and from then on known.
-
-    What is old is to be tried again (`num_trials_due`). If that takes far less, the machine was
-    busy when it
-    was measured, and the old ones that are wider or seem slower are forgotten.
+    Widths are separate up to 31, then in steps of a sixteenth of a power of two. Between two known
+    widths time grows linearly; beyond the widest known one as from the known one of half that
+    width, or not at all where there is none, so that wider steps are tried and become known.
     """
 
-    def __init__(self, pace: SpeedFactor | None = None, *, draws: bool = False) -> None:
-        """`pace`: of other steps on the machine; `draws`: of a draft model, whose steps are part of
-        another's and seem free before any width is known.
+    def __init__(self, speed: SpeedFactor | None = None, *, is_draft: bool = False) -> None:
+        """`speed`: shared with other steps on the machine; `is_draft`: of a draft model, whose
+        steps are part of another's and seem free before any width is known.
         """
-        self._draws, self._unknown = draws, 0.0 if draws else 1.0
+        self._is_draft, self._unknown = is_draft, 0.0 if is_draft else 1.0
         self._known: list[int] = []
         self._widths: dict[int, _Width] = {}
         self._noise = _NOISE
-        self.pace = pace or SpeedFactor()
+        self.speed = speed or SpeedFactor()
 
-    def note(self, width: int, seconds: float) -> None:
-        """A step of `width` tokens took so long."""
-        place, seconds = _rounded(width), max(seconds, 1e-9)
-        self.pace.steps += not self._draws
-        if not self._was_busy(place, seconds):
-            each = self._widths.setdefault(place, _Width(0.0, 0, 0, []))
-            each.last = self.pace.steps
-            each.count += 1
-            if each.count <= _KNOWN:
-                self._begin(each, place, seconds / self.pace.value)
+    def record(self, width: int, seconds: float) -> None:
+        """Record a step of `width` tokens."""
+        width, seconds = _rounded(width), max(seconds, 1e-9)
+        self.speed.num_steps += not self._is_draft
+        if not self._replace_if_busy(width, seconds):
+            entry = self._widths.setdefault(width, _Width(0.0, 0, 0, []))
+            entry.last = self.speed.num_steps
+            entry.count += 1
+            if entry.count > _MIN_STEPS:
+                self._update(entry, width, seconds / entry.seconds)
             else:
-                self._follow(each, place, seconds / each.seconds)
-        self.pace.told_by = id(self), place
+                entry.first.append(seconds / self.speed.value)
+                if entry.count == _MIN_STEPS:
+                    self._add(entry, width)
+        self.speed.last_width = id(self), width
 
-    def num_trials_due(self, width: int) -> int:
-        """How many steps ago one was measured, or tried, that tells what a step wider than `width`
-        takes; 0: not so many that it's to be tried again, or none was.
+    def trial_age(self, width: int) -> int:
+        """Steps since the next wider known width was measured or tried, if it is to be tried again;
+        else 0.
         """
-        at = bisect_right(self._known, _rounded(width)) if width else 0
-        if at == len(self._known):
+        index = bisect_right(self._known, _rounded(width)) if width else 0
+        if index == len(self._known):
             return 0
-        each = self._widths[self._known[at]]
-        age = self.pace.steps - max(each.last, each.tried)
-        return age if age >= each.lasts else 0
+        entry = self._widths[self._known[index]]
+        age = self.speed.num_steps - max(entry.last, entry.last_trial)
+        return age if age >= entry.interval else 0
 
-    def note_trial(self, width: int, count: int) -> None:
-        """The next step is so many tokens wider than `width` to see what it takes."""
+    def record_trial(self, width: int, count: int) -> None:
+        """The next step is `count` tokens wider than `width`, as a trial."""
         first = bisect_right(self._known, _rounded(width)) if width else 0
         last = bisect_left(self._known, _rounded(width + count))
-        for place in self._known[first : last + 1]:
-            each = self._widths[place]
-            each.tried, each.lasts = self.pace.steps, min(2 * each.lasts, _OLDEST)
+        for known in self._known[first : last + 1]:
+            entry = self._widths[known]
+            entry.last_trial = self.speed.num_steps
+            entry.interval = min(2 * entry.interval, _MAX_TRIAL_INTERVAL)
 
-    def _was_busy(self, place: int, seconds: float) -> bool:
-        """Whether what tells of such steps is old, and was measured on a busy machine; then this
-        step tells it.
+    def _replace_if_busy(self, width: int, seconds: float) -> bool:
+        """Whether the old measurement of such steps came from a busy machine; then this step
+        replaces it, and old ones that are wider or seem slower are forgotten.
         """
-        at, known = bisect_left(self._known, place), self._widths
-        if at == len(self._known) or not self._is_old(self._known[at]):
+        index = bisect_left(self._known, width)
+        if index == len(self._known) or not self._is_old(self._known[index]):
             return False
-        if seconds >= _BUSY * self.seconds(place):
+        if seconds >= _BUSY * self.seconds(width):
             return False
-        usual = seconds / self.pace.value
-        for each in list(self._known):
-            if self._is_old(each) and (each >= place or known[each].seconds > usual):
-                del known[each]
-        known[place] = _Width(usual, self.pace.steps, 1, [usual])
-        self._known = [each for each in self._known if each in known and each != place]
-        insort(self._known, place)
+        seconds /= self.speed.value
+        for known in list(self._known):
+            slower = known >= width or self._widths[known].seconds > seconds
+            if slower and self._is_old(known):
+                del self._widths[known]
+        self._widths[width] = _Width(seconds, self.speed.num_steps, 1, [seconds])
+        self._known = [known for known in self._known if known in self._widths and known != width]
+        insort(self._known, width)
         return True
 
     def _is_old(self, width: int) -> bool:
-        return self.pace.steps - self._widths[width].last >= _OLD
+        return self.speed.num_steps - self._widths[width].last >= _TRIAL_INTERVAL
 
-    def _begin(self, each: _Width, place: int, seconds: float) -> None:
-        each.first.append(seconds)
-        if each.count == _KNOWN:
-            each.seconds = median(each.first)
-            if place not in self._known:
-                at = bisect_left(self._known, place)
-                if at < len(self._known):  # as it was, until it's tried again
-                    each.lasts = self._widths[self._known[at]].lasts
-                self._known.insert(at, place)
+    def _add(self, entry: _Width, width: int) -> None:
+        entry.seconds = median(entry.first)
+        if width not in self._known:
+            index = bisect_left(self._known, width)
+            if index < len(self._known):
+                entry.interval = self._widths[self._known[index]].interval
+            self._known.insert(index, width)
 
-    def _follow(self, each: _Width, place: int, slower: float) -> None:
-        """`slower`: so many times as long as it took at first."""
-        pace = self.pace.value
-        slower = min(max(slower, pace / _OUTLIER), pace * _OUTLIER)
-        self._noise += _NEW_NOISE * (abs(slower / pace - 1.0) - self._noise)
-        if self.pace.told_by != (id(self), place):  # steps of another width have told the pace
-            each.compared += 1
-            more = 1.0 + max(_estimates_NEW, 1.0 / (1 + each.compared)) * (slower / pace - 1.0)
-            each.seconds *= more
-            slower /= more  # the rest is the machine's
-        self.pace.value += _PACE * (slower - self.pace.value)
+    def _update(self, entry: _Width, width: int, factor: float) -> None:
+        """`factor`: the step's seconds over the width's."""
+        speed = self.speed.value
+        factor = min(max(factor, speed / _MAX_OUTLIER), speed * _MAX_OUTLIER)
+        self._noise += _NOISE_RATE * (abs(factor / speed - 1.0) - self._noise)
+        if self.speed.last_width != (id(self), width):  # steps of another width set the speed
+            entry.num_compared += 1
+            rate = max(_WIDTH_RATE, 1.0 / (1 + entry.num_compared))
+            change = 1.0 + rate * (factor / speed - 1.0)
+            entry.seconds *= change
+            factor /= change  # the rest is the machine's
+        self.speed.value += _SPEED_RATE * (factor - self.speed.value)
 
-    def forget(self) -> None:
-        """What was measured so far is no measure."""
-        self._known, self._widths, self._noise, self.pace.value = [], {}, _NOISE, 1.0
+    def clear(self) -> None:
+        """Forget all measurements."""
+        self._known, self._widths, self._noise, self.speed.value = [], {}, _NOISE, 1.0
 
     @property
     def widest(self) -> int:
-        """Of the widths that are known; 0: none."""
+        """Widest known width; 0: none."""
         return self._known[-1] if self._known else 0
 
     @property
-    def most(self) -> int:
-        """The widest step that is worth a trial."""
-        return self.widest + max(_WIDER, self.widest // 8)
+    def max_width(self) -> int:
+        """Maximum width of a step."""
+        return self.widest + max(_MAX_WIDER, self.widest // 8)
 
     def seconds(self, width: int) -> float:
-        """What a step of `width` tokens takes."""
-        if not self._known:
+        """Expected seconds of a step of `width` tokens."""
+        known = self._known
+        if not known:
             return self._unknown
-        return self.pace.value * self._usual(width)
+        index = bisect_left(known, width)
+        if index == len(known):
+            seconds = self._widths[known[-1]].seconds
+            if known[0] <= known[-1] // 2:  # else too near to tell
+                seconds += self._slope() * (width - known[-1])
+            return self.speed.value * seconds
+        above = known[index]
+        seconds = self._widths[above].seconds
+        if above != width and index:
+            below = known[index - 1]
+            low = self._widths[below].seconds
+            seconds = low + (seconds - low) * (width - below) / (above - below)
+        return self.speed.value * seconds
 
-    def seconds_with_drafts(self, width: int, count: int, beside: int = 0) -> float:
-        """What a step of so many rows takes once it has so many drafts. Beside prompts' tokens each
-        takes what a token more takes the widest steps: what all are read for anyway is the
-        prompts' already.
+    def seconds_with_drafts(self, width: int, count: int, prompt_tokens: int = 0) -> float:
+        """Expected seconds of a step of `width` rows with `count` drafts. Beside prompts a draft
+        takes what a token takes in wide steps, for the weights are read for the prompts anyway.
         """
-        if not beside:
+        if not prompt_tokens:
             return self.seconds(width + count)
-        return self.seconds(width) + self.pace.value * count * self._slope()
-
-    def with_each(self, width: int, most: int, beside: int = 0) -> tuple[list[float], list[float]]:
-        """`seconds_with_drafts` of 1, 2, ... `most`, and the most that each may take (`doubt`)."""
-        if not self._known:
-            each = [self.seconds_with_drafts(width, count, beside) for count in range(1, most + 1)]
-            return each, each
-        if beside:
-            now, more = self.seconds(width), self.pace.value * self._slope()
-            each = [now + more * count for count in range(1, most + 1)]
-        else:
-            pace = self.pace.value
-            each = [pace * usual for usual in self._usuals(width + 1, width + most)]
-        doubts = self._doubts(width + 1, width + most)
-        return each, [seconds * more for seconds, more in zip(each, doubts, strict=True)]
-
-    def _doubts(self, first: int, last: int) -> list[float]:
-        """One and `doubt` of all widths from `first` to `last`."""
-        found = [1.0 + _DOUBT * self._noise / sqrt(_KNOWN)] * (last + 1 - first)
-        for place, each in self._widths.items():
-            low, high = max(place, first), min(place + _apart(place) - 1, last)
-            if low <= high and each.count > _KNOWN:
-                doubt = 1.0 + _DOUBT * self._noise / sqrt(each.count)
-                found[low - first : high + 1 - first] = [doubt] * (high + 1 - low)
-        beyond = max(0, self.widest + 1 - first)
-        found[beyond:] = [1.0 + _DOUBT * _NOISE / sqrt(_KNOWN)] * (len(found) - beyond)
-        return found
+        return self.seconds(width) + self.speed.value * count * self._slope()
 
     def uncertainty(self, width: int) -> float:
-        """By so large a part `seconds` may be off: of many widths one always seems faster than it
-        is, and nobody is to choose it for that.
-        """
+        """By which part `seconds` may be off: of many widths one always seems too fast."""
         if not self._known:
             return 0.0
         if width > self.widest:
-            return _DOUBT * _NOISE / sqrt(_KNOWN)
-        each = self._widths.get(_rounded(width))
-        count = _KNOWN if each is None else max(_KNOWN, each.count)
+            return _DOUBT * _NOISE / sqrt(_MIN_STEPS)
+        entry = self._widths.get(_rounded(width))
+        count = _MIN_STEPS if entry is None else max(_MIN_STEPS, entry.count)
         return _DOUBT * self._noise / sqrt(count)
 
-    def _usual(self, width: int) -> float:
-        at = bisect_left(self._known, width)
-        if at == len(self._known):
-            return self._beyond(width)
-        above = self._known[at]
-        high = self._widths[above].seconds
-        if above == width or at == 0:
-            return high
-        below = self._known[at - 1]
-        low = self._widths[below].seconds
-        return low + (high - low) * (width - below) / (above - below)
-
-    def _usuals(self, first: int, last: int) -> list[float]:
-        """`_usual` of all widths from `first` to `last`."""
-        found, width = list[float](), first
-        for at in range(bisect_left(self._known, first), len(self._known)):
-            if width > last:
-                return found
-            above = self._known[at]
-            high, end = self._widths[above].seconds, min(above, last)
-            below = self._known[at - 1] if at else 0
-            low = self._widths[below].seconds if at else high
-            slope = (high - low) / (above - below)
-            found += [low + slope * (each - below) for each in range(width, end + 1)]
-            width = end + 1
-        return found + [self._beyond(each) for each in range(width, last + 1)]
-
-    def _beyond(self, width: int) -> float:
-        widest = self._known[-1]
-        high = self._widths[widest].seconds
-        if self._known[0] > widest // 2:
-            return high  # too near to tell
-        return high + self._slope() * (width - widest)
-
     def _slope(self) -> float:
-        """Of one token more in the widest steps that are known."""
+        """Seconds of one token more in the widest known steps."""
         if not self._known:
             return self._unknown
         widest = self._known[-1]
-        high, at = self._widths[widest].seconds, bisect_right(self._known, widest // 2)
-        if at == 0:
-            return high / widest
-        half = self._known[at - 1]
-        return max(0.0, high - self._widths[half].seconds) / (widest - half)
+        seconds, index = self._widths[widest].seconds, bisect_right(self._known, widest // 2)
+        if index == 0:
+            return seconds / widest
+        half = self._known[index - 1]
+        return max(0.0, seconds - self._widths[half].seconds) / (widest - half)
 
 
 def _rounded(width: int) -> int:
-    """The width that stands for its like."""
-    return width // _apart(width) * _apart(width)
-
-
-def _apart(width: int) -> int:
-    """So many widths from there on are alike."""
-    return 1 << max(0, width.bit_length() - 5)
+    """The width that a width counts as."""
+    return width >> (shift := max(0, width.bit_length() - 5)) << shift

@@ -24,7 +24,7 @@ class HeadProposer:
         self._facts = facts
         self._run = run
         self._failures = 0
-        self.costs = StepTimes(draws=True)
+        self.costs = StepTimes(is_draft=True)
         self.seconds = self.reading = 0.0
         self.following = HeadTracking(facts.cost_fraction) if facts.reads_tokens else None
 
@@ -50,9 +50,9 @@ class HeadProposer:
         self._failures, self.reading, drafts = 0, result.reading, result.drafts
         if self.following is not None:
             for seq_id in result.lost:
-                self.following.leave(seq_id)
+                self.following.remove(seq_id)
         if depth := max(map(len, drafts)):
-            self.costs.note(len(wanted), (self.seconds - self.reading) / depth)
+            self.costs.record(len(wanted), (self.seconds - self.reading) / depth)
         return {seq_id: own for seq_id, own in zip(plan.seq_ids, drafts, strict=True) if own}
 
     def supports(self, sequence: Sequence) -> bool:
@@ -73,7 +73,7 @@ class HeadProposer:
     def forget(self, sequence: Sequence) -> None:
         """See `DraftProposer`."""
         if self.following is not None:
-            self.following.leave(sequence.seq_id)
+            self.following.remove(sequence.seq_id)
 
     def reset(self, *, worker_too: bool = False) -> None:
         """Nothing is held."""

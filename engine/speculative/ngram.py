@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from engine.contract.speculative_config import SpeculativeConfig
 from engine.scheduler import Sequence as EngineSequence
-from engine.speculative.estimates import MOST_ALIKE
+from engine.speculative.estimates import MAX_KIND
 
 # -- What followed the last time that the newest tokens stood in a text, or in one of several.
 
@@ -107,7 +107,7 @@ MOST_TOKENS = 1 << 18
 class Proposal(NamedTuple):
     """Tokens that may follow; `match_length`: how many of the newest stood before those copied, of
     which
-    no more than `MOST_ALIKE` are counted.
+    no more than `MAX_KIND` are counted.
     """
 
     tokens: list[int]
@@ -215,7 +215,7 @@ class SuffixProposer(Proposer):
         """The continuation of the longest run found anywhere; of equals, the sequence's own."""
         own, tokens = self._own.propose(sequence, count), sequence.token_ids
         outputs = self._outputs.get(_namespace(sequence))
-        if own.match_length >= MOST_ALIKE or outputs is None:
+        if own.match_length >= MAX_KIND or outputs is None:
             return own
         found = outputs.find(tokens[-self._lengths[1] :])
         if found is None or (matched := _matched(tokens, *found)) <= own.match_length:
@@ -244,9 +244,9 @@ class SuffixProposer(Proposer):
 
 
 def _matched(newest: list[int], source: list[int], at: int) -> int:
-    """How many tokens before `at` are those that `latest_request_at` ends with, `MOST_ALIKE` at
+    """How many tokens before `at` are those that `latest_request_at` ends with, `MAX_KIND` at
     most."""
-    matched, most = 0, min(MOST_ALIKE, at, len(newest))
+    matched, most = 0, min(MAX_KIND, at, len(newest))
     while matched < most and source[at - matched - 1] == newest[-matched - 1]:
         matched += 1
     return matched

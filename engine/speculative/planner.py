@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from itertools import accumulate
 from math import inf, log
 from operator import itemgetter
@@ -11,237 +10,246 @@ from typing import NamedTuple
 
 from engine.speculative.estimates import LossBound, StepTimes
 
-# -- What a `Planner` chooses from, and for which step.
-
 
 class DraftStep(NamedTuple):
-    """A step that may get drafts: its rows that decode, the most drafts, prompts' tokens, and the
-    seconds that it takes the host to give it drafts of a model.
+    """A step that may get drafts.
+
+    Attributes:
+        width: its rows that decode.
+        max_drafts: maximum number of drafts.
+        prompt_tokens: tokens of prompts in the step.
+        planning: seconds that the host takes to give it a model's drafts.
     """
 
     width: int
-    most: int
-    beside: int
+    max_drafts: int
+    prompt_tokens: int
     planning: float = 0.0
 
 
 class DraftOffer(NamedTuple):
-    """Drafts of a sequence: how likely the first, the first two ... hold; whose it is, and the
-    seconds that go into reading it first, which so many tokens are to pay.
+    """Possible drafts of a sequence.
+
+    Attributes:
+        chances: that the first, the first two ... are accepted.
+        reading: seconds that the draft model takes to read the sequence first.
+        reading_tokens: tokens over which that has to pay.
     """
 
     chances: list[float]
     seq_id: int
     tenant: str
     reading: float = 0.0
-    gaining: int = 1
+    reading_tokens: int = 1
 
 
-#: Drafts must promise so many times the tokens per second: what is measured is never exact.
-_WORTH = 1.03
-#: So many steps have drafts at most before one goes without, to see what it takes: of those in
-#: which drafts promise less than so many times the tokens per second, and of others.
-_SURE, _PLAIN_UNSURE, _PLAIN = 1.2, 6, 48
-#: The part of steps' time that may go into seeing what wider ones, and a draft, take by now.
-_TRIALS = 0.003
-#: The chance that a draft holds, its place among its sequence's, and whose it is.
+#: Drafts must promise this many times the tokens per second, for no measurement is exact.
+_MIN_GAIN = 1.03
+#: After at most this many steps with drafts one goes without, to be compared: where drafts promise
+#: less than `_SURE_GAIN` times the tokens per second, and otherwise.
+_SURE_GAIN, _MAX_UNSURE_RUN, _MAX_RUN = 1.2, 6, 48
+#: The part of steps' time that trials of wider steps, and of draws, may take.
+_TRIAL_SHARE = 0.003
+#: Its chance, its position among its sequence's drafts, and whose it is.
 _Draft = tuple[float, int, DraftOffer]
 
 
 class Planner:
     """Adds drafts, the likeliest first, up to where tokens per second are highest, or where their
-    tenant could not bear that none of them holds (`LossBound`).
+    tenant couldn't bear that none is accepted (`LossBound`).
 
     Attributes:
-        pays: whether any of the drafts that were promised last would pay.
-        poor: whether none was chosen last since a tenant could bear none.
-        trying: whether those chosen last don't pay, and are a trial alone.
-        paid: those chosen last, by sequence, that aren't a trial.
+        pays: whether any of the drafts offered last would pay.
+        is_exhausted: whether none was chosen last because no tenant could bear any.
+        is_trial: whether those chosen last don't pay and are a trial.
+        charged: number of drafts chosen last by sequence, trials excluded.
     """
 
     def __init__(
-        self, costs: StepTimes, drawing: StepTimes | None, losses: LossBound, most: int
+        self, costs: StepTimes, drawing: StepTimes | None, losses: LossBound, max_drafts: int
     ) -> None:
-        """`drawing`: of a draft model; `most`: drafts of a row."""
-        self._costs, self._model, self._losses, self._most = costs, drawing, losses, most
-        #: Steps with drafts since one went without, and after how many one is to.
-        self._drafted, self._run = 0, 1
-        self.paid = Counter[int]()
-        self.pays = self.poor = self.trying = False
+        """`drawing`: steps of a draft model; `max_drafts`: of a row."""
+        self._costs, self._drawing, self._losses = costs, drawing, losses
+        self._max_drafts = max_drafts
+        #: Steps with drafts since one went without, and after how many the next one is to.
+        self._num_drafted, self._run = 0, 1
+        self.charged = Counter[int]()
+        self.pays = self.is_exhausted = self.is_trial = False
 
-    def may_pay_off(self, step: DraftStep) -> bool:
-        """Whether drafts would pay if all held, and nothing but the wider step took time."""
-        return self._needed(step) < 1.0
+    def can_pay(self, step: DraftStep) -> bool:
+        """Whether drafts would pay if all were accepted and only the wider step took time."""
+        return self._min_chance(step, None) < 1.0
 
-    def needed_odds(self, step: DraftStep, looking: float) -> float:
-        """Logarithm of the odds with which each draft would have to hold; inf: they can't pay.
-
-        `looking`: seconds that looking for drafts takes.
-        """
-        needed = self._needed(step, looking + step.planning, self._drawing)
-        if needed <= 0.0:
+    def min_log_odds(self, step: DraftStep, lookup_seconds: float) -> float:
+        """Log odds that each draft needs to pay; inf: none can."""
+        chance = self._min_chance(step, self._drawing, lookup_seconds + step.planning)
+        if chance <= 0.0:
             return -inf
-        return log(needed / (1.0 - needed)) if needed < 1.0 else inf
+        return log(chance / (1.0 - chance)) if chance < 1.0 else inf
 
-    def _needed(
-        self,
-        step: DraftStep,
-        beside: float = 0.0,
-        drawing: Callable[[int, int], float] = lambda depth, rows: 0.0,
+    def _min_chance(
+        self, step: DraftStep, drawing: StepTimes | None, extra_seconds: float = 0.0
     ) -> float:
-        """How often each draft would have to hold, where finding them takes so many seconds."""
+        """Chance that each draft needs, where one is drawn, or as many as possible."""
         width, costs = step.width, self._costs
-        now, count = costs.seconds(width) / _WORTH, min(step.most, width * self._most)
-        needed = 1.0
-        for more, depth in ((1, 1), (count, -(-count // width))):
-            seconds = costs.seconds_with_drafts(width, more, step.beside)
-            seconds += beside + drawing(depth, min(more, width))
-            needed = min(needed, width * (seconds / now - 1.0) / more)
-        return needed
+        now = costs.seconds(width) / _MIN_GAIN
+        count = min(step.max_drafts, width * self._max_drafts)
+        chance = 1.0
+        for num_drafts, depth in ((1, 1), (count, -(-count // width))):
+            seconds = costs.seconds_with_drafts(width, num_drafts, step.prompt_tokens)
+            seconds += extra_seconds
+            if drawing is not None:
+                seconds += depth * drawing.seconds(min(num_drafts, width))
+            chance = min(chance, width * (seconds / now - 1.0) / num_drafts)
+        return chance
 
-    def num_trial_drafts(self, step: DraftStep, taken: int = 0, reading: float = 0.0) -> int:
-        """How many drafts more than the `taken` that pay a step is to have, to see what that takes
-        by now; 0: none. `reading`: seconds that go into reading a sequence for them.
+    def num_trial_drafts(self, step: DraftStep, num_paying: int = 0, reading: float = 0.0) -> int:
+        """Drafts beyond the `num_paying` that a step should have to measure wider steps; 0: none.
 
-        What is old says little. But each row more could have a step of its own instead: so it's
-        taken to cost as much as the others, and no more rows are tried than there are.
+        Each is taken to cost as much as a row, for old measurements say little; so there are no
+        more than rows. `reading`: seconds that reading a sequence for them takes.
         """
-        width, drawn, each = step.width + taken, 0, 0.0
-        if self._model is not None and not taken:
-            drawn, each = self._model.num_trials_due(0), self._drawing(1, 1)
+        width, draw_age, seconds = step.width + num_paying, 0, 0.0
+        if self._drawing is not None and not num_paying:
+            draw_age, seconds = self._drawing.trial_age(0), self._drawing.seconds(1)
             reading += step.planning
-        age = max(self._costs.num_trials_due(width), drawn)
-        if not age or step.beside:
+        age = max(self._costs.trial_age(width), draw_age)
+        if not age or step.prompt_tokens:
             return 0
-        each += self._costs.seconds(width) / width
-        allowed = _TRIALS * age * self._costs.seconds(step.width) - reading
-        return max(0, min(int(allowed / each), width, step.most - taken))
+        seconds += self._costs.seconds(width) / width
+        budget = _TRIAL_SHARE * age * self._costs.seconds(step.width) - reading
+        return max(0, min(int(budget / seconds), width, step.max_drafts - num_paying))
 
     def choose(self, offers: list[DraftOffer], step: DraftStep) -> Counter[int]:
-        """How many of each sequence's first ones pay; a few more may be a trial."""
+        """Number of drafts by sequence: those that pay, and a few more where a trial is due."""
         counts = Counter([offer.seq_id for _, _, offer in self._paying(offers, step)])
-        self.paid = counts.copy()
-        tried = self._tried(offers, counts, step)
-        self.trying = bool(tried and not counts)
-        counts.update(tried)
+        self.charged = counts.copy()
+        trials = self._trials(offers, counts, step)
+        self.is_trial = bool(trials and not counts)
+        counts.update(trials)
         return counts
 
     def _paying(self, offers: list[DraftOffer], step: DraftStep) -> list[_Draft]:
         """The drafts that pay, the likeliest first."""
         costs, width = self._costs, step.width
-        at_best = costs.seconds(width) * (1.0 - costs.uncertainty(width))
-        readable, left = self._readable(offers, step)
-        self.poor = len(readable) < len(offers)
-        drafts, best = self._best(readable, left, step, _WORTH * width / at_best)
-        self.pays, self.poor = bool(drafts), self.poor and not drafts
-        if not drafts:
-            return []
-        often = _PLAIN_UNSURE if best < _SURE * width / at_best else _PLAIN
-        return [] if self._drafted >= min(often, self._run) else drafts
+        budgets = {offer.tenant: self._losses.budget(offer.tenant) for offer in offers}
+        readable = self._readable(offers, step)
+        self.is_exhausted = len(readable) < len(offers)
+        rate = width / (costs.seconds(width) * (1.0 - costs.uncertainty(width)))
+        drafts, best = self._best(readable, budgets, step, _MIN_GAIN * rate)
+        self.pays, self.is_exhausted = bool(drafts), self.is_exhausted and not drafts
+        max_run = _MAX_UNSURE_RUN if best < _SURE_GAIN * rate else _MAX_RUN
+        return [] if self._num_drafted >= min(max_run, self._run) else drafts
 
-    def _readable(
-        self, offers: list[DraftOffer], step: DraftStep
-    ) -> tuple[list[DraftOffer], dict[str, float]]:
-        """The offers that nothing has to be read for, and as many of the others, the likeliest, as
-        their tenants may owe for; and what drafts may then cost each tenant.
-        """
-        losses, tenants = self._losses, {offer.tenant for offer in offers}
-        budgets = {tenant: losses.budget(tenant) for tenant in tenants}
+    def _readable(self, offers: list[DraftOffer], step: DraftStep) -> list[DraftOffer]:
+        """Offers without reading, and as many others, the likeliest, as their tenants may read."""
         if not any(offer.reading for offer in offers):
-            return offers, budgets
-        price, readable = step.width / self._costs.seconds(step.width), list[DraftOffer]()
-        pending = dict.fromkeys(tenants, 0.0)
+            return offers
+        token_rate = step.width / self._costs.seconds(step.width)
+        readable, pending = list[DraftOffer](), dict[str, float]()
         for offer in sorted(offers, key=lambda offer: offer.chances[:1], reverse=True):
-            if not offer.reading or losses.can_read(offer.tenant, pending[offer.tenant]):
-                pending[offer.tenant] += offer.reading * price
+            tokens = pending.get(offer.tenant, 0.0)
+            if not offer.reading or self._losses.can_read(offer.tenant, tokens):
+                pending[offer.tenant] = tokens + offer.reading * token_rate
                 readable.append(offer)
-        return readable, budgets
+        return readable
 
     def _best(
-        self, offers: list[DraftOffer], left: dict[str, float], step: DraftStep, least: float
+        self,
+        offers: list[DraftOffer],
+        budgets: dict[str, float],
+        step: DraftStep,
+        min_rate: float,
     ) -> tuple[list[_Draft], float]:
-        """The drafts that give the most tokens per second, and how many; none where that isn't more
-        than `least`. Those of a tenant cost no more than what it has left.
+        """The drafts that give the most tokens per second within their tenants' budgets, and how
+        many; none if that isn't more than `min_rate`.
         """
         costs, width, now = self._costs, step.width, self._costs.seconds(step.width)
         drafts = [
-            (chance, place, offer) for offer in offers for place, chance in enumerate(offer.chances)
+            (chance, position, offer)
+            for offer in offers
+            for position, chance in enumerate(offer.chances)
         ]
-        drafts.sort(key=itemgetter(0), reverse=True)  # a row's stay in order
-        most = min(step.most, len(drafts))
-        wide, doubted = costs.with_each(width, most, step.beside)
+        drafts.sort(key=itemgetter(0), reverse=True)  # stable: a row's stay in order
+        drafts = drafts[: step.max_drafts]
+        counts = range(1, len(drafts) + 1)
+        verifying = [costs.seconds_with_drafts(width, n, step.prompt_tokens) for n in counts]
+        pessimistic = [
+            seconds * (1.0 + costs.uncertainty(width + n))
+            for n, seconds in zip(counts, verifying, strict=True)
+        ]
         while drafts:
-            drawing, reading = self._before(drafts[:most], step)
-            held = accumulate([draft[0] for draft in drafts[:most]], initial=width)
-            next(held)
+            drawing, reading = self._draft_seconds(drafts, step)
+            tokens = list(accumulate([draft[0] for draft in drafts], initial=width))[1:]
             rates = [
-                tokens / (seconds + drawn + read)
-                for tokens, seconds, drawn, read in zip(
-                    held, doubted, drawing, reading, strict=False
+                n / (verify + draw + read)
+                for n, verify, draw, read in zip(
+                    tokens, pessimistic, drawing, reading, strict=False
                 )
             ]
             best = max(rates)
-            if best <= least:
+            if best <= min_rate:
                 break
             chosen = drafts[: rates.index(best) + 1]
             prices = [
-                max(0.0, (seconds + drawn) / now - 1.0) * width / count
-                for count, (seconds, drawn) in enumerate(zip(wide, drawing, strict=False), 1)
+                max(0.0, (verify + draw) / now - 1.0) * width / n
+                for n, verify, draw in zip(counts, verifying, drawing, strict=False)
             ]
-            drafts = _affordable(chosen, prices, left)
+            drafts = _affordable(chosen, prices, budgets)
             if len(drafts) == len(chosen):
                 return chosen, best
-            self.poor = True
-        return [], least
+            self.is_exhausted = True
+        return [], min_rate
 
-    def _before(self, drafts: list[_Draft], step: DraftStep) -> tuple[list[float], list[float]]:
-        """Of the first one, two ... of these: seconds that planning and drawing them take, and the
+    def _draft_seconds(
+        self, drafts: list[_Draft], step: DraftStep
+    ) -> tuple[list[float], list[float]]:
+        """Seconds of the first draft, the first two ...: of planning and drawing them, and the
         step's part of reading.
         """
-        if self._model is None:
+        if self._drawing is None:
             return [step.planning] * len(drafts), [0.0] * len(drafts)
-        rows = list(accumulate([not place for _, place, _ in drafts]))
-        depths = accumulate([place + 1 for _, place, _ in drafts], max)
-        each = [self._model.seconds(count) for count in range(rows[-1] + 1)]
-        drawing = [step.planning + depth * each[n] for depth, n in zip(depths, rows, strict=True)]
-        reading = [0.0 if place else offer.reading / offer.gaining for _, place, offer in drafts]
+        rows = list(accumulate([not position for _, position, _ in drafts]))
+        depths = accumulate([position + 1 for _, position, _ in drafts], max)
+        draw = [self._drawing.seconds(count) for count in range(rows[-1] + 1)]
+        drawing = [step.planning + depth * draw[n] for depth, n in zip(depths, rows, strict=True)]
+        reading = [
+            0.0 if position else offer.reading / offer.reading_tokens
+            for _, position, offer in drafts
+        ]
         return drawing, list(accumulate(reading))
 
-    def _tried(self, offers: list[DraftOffer], counts: Counter[int], step: DraftStep) -> list[int]:
-        """The sequences whose drafts beyond the first so many are a trial, one by one. A model
-        draws them for one, of which it has to read least.
+    def _trials(self, offers: list[DraftOffer], counts: Counter[int], step: DraftStep) -> list[int]:
+        """Sequences of the drafts that are a trial. A model draws them for one sequence, the one
+        that it has to read least of.
         """
-        taken = counts.total()
-        if not self.num_trial_drafts(step, taken):
+        num_paying = counts.total()
+        if not self.num_trial_drafts(step, num_paying):
             return []
-        rows = sorted((each for each in offers if each.chances), key=lambda each: each.reading)
-        if self._model is not None:
-            rows = [each for each in rows if counts[each.seq_id]] if taken else rows[:1]
-        others = [each.seq_id for each in rows for _ in each.chances[counts[each.seq_id] :]]
-        reading = rows[0].reading if rows and not taken else 0.0
-        others = others[: self.num_trial_drafts(step, taken, reading)]
-        if others:
-            self._costs.note_trial(step.width + taken, len(others))
-        if others and self._model is not None and not taken:
-            self._model.note_trial(0, 1)
-        return others
+        rows = sorted((offer for offer in offers if offer.chances), key=lambda row: row.reading)
+        if self._drawing is not None:
+            rows = [row for row in rows if counts[row.seq_id]] if num_paying else rows[:1]
+        trials = [row.seq_id for row in rows for _ in row.chances[counts[row.seq_id] :]]
+        reading = rows[0].reading if rows and not num_paying else 0.0
+        trials = trials[: self.num_trial_drafts(step, num_paying, reading)]
+        if trials:
+            self._costs.record_trial(step.width + num_paying, len(trials))
+            if self._drawing is not None and not num_paying:
+                self._drawing.record_trial(0, 1)
+        return trials
 
-    def _drawing(self, depth: int, rows: int) -> float:
-        """Seconds that a draft model takes to draw so many drafts for each of `rows`."""
-        return 0.0 if self._model is None else depth * self._model.seconds(rows)
-
-    def note(self, num_drafts: int) -> None:
-        """A step in which all rows decoded was run, with so many drafts."""
+    def record(self, num_drafts: int) -> None:
+        """Record a step in which all rows decoded."""
         if num_drafts:
-            self._drafted += 1
-        elif self._drafted:
-            self._drafted, self._run = 0, min(2 * self._run, _PLAIN)
+            self._num_drafted += 1
+        elif self._num_drafted:
+            self._num_drafted, self._run = 0, min(2 * self._run, _MAX_RUN)
 
-    def extra_seconds(self, step: DraftStep, num_drafts: int) -> float:
-        """Tokens that each of a step's drafts cost."""
-        now = self._costs.seconds(step.width)
-        wider = self._costs.seconds_with_drafts(step.width, num_drafts, step.beside)
-        return max(0.0, wider / now - 1.0) * step.width / num_drafts
+    def draft_tokens(self, step: DraftStep) -> float:
+        """Tokens' time that each draft of a step with `max_drafts` drafts costs."""
+        now, count = self._costs.seconds(step.width), step.max_drafts
+        wider = self._costs.seconds_with_drafts(step.width, count, step.prompt_tokens)
+        return max(0.0, wider / now - 1.0) * step.width / count
 
 
 def _affordable(

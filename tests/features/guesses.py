@@ -51,7 +51,7 @@ class Guesses(Proposer):
 def guessing() -> Iterator[Guesses]:
     """As if wider steps were free, whatever this machine measures."""
     with (
-        mock.patch.object(StepTimes, "note"),
+        mock.patch.object(StepTimes, "record"),
         mock.patch.object(StepTimes, "widest", 10**6),
         mock.patch.object(LossBound, "budget", return_value=1e9),
         mock.patch.object(LossBound, "can_look", return_value=True),

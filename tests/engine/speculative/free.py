@@ -23,8 +23,8 @@ def make_drafts_free(monkeypatch: pytest.MonkeyPatch, *, timed: bool = False) ->
     if not timed:
         monkeypatch.setattr(draft_timing, "_time_model", lambda *_: None)
     monkeypatch.setattr(draft_timing, "_time_widths", lambda *_: None)
-    monkeypatch.setattr(StepTimes, "note", lambda *_: None)
-    monkeypatch.setattr(Planner, "note", lambda *_: None)  # so none goes without, to be compared
+    monkeypatch.setattr(StepTimes, "record", lambda *_: None)
+    monkeypatch.setattr(Planner, "record", lambda *_: None)  # so none goes without, to be compared
     monkeypatch.setattr(StepTimes, "widest", 10**6)
     monkeypatch.setattr(LossBound, "budget", lambda *_: 1e9)
     monkeypatch.setattr(LossBound, "can_look", lambda *_: True)

@@ -92,7 +92,7 @@ class _Model:
     ) -> None:
         self._owner, self._cost, self._look = owner, cost, look
         self._prompt, self._known = prompt, set[int]()
-        self.costs = StepTimes(draws=True)
+        self.costs = StepTimes(is_draft=True)
         self.following = HeadTracking(0.0) if follows else None
 
     def supports(self, sequence: Sequence) -> bool:
@@ -113,7 +113,7 @@ class _Model:
         for depth in range(deepest):
             rows = sum(count > depth for _, count in wanted)
             seconds = owner.noisy(self._cost(rows))
-            self.costs.note(rows, seconds)
+            self.costs.record(rows, seconds)
             owner.now += self._cost(rows)
             self.seconds += seconds
         return {sequence.seq_id: [_RIGHT] * count for sequence, count in wanted}
@@ -125,7 +125,7 @@ class _Model:
     def forget(self, sequence: Sequence) -> None:
         """It isn't followed any more."""
         if self.following is not None:
-            self.following.leave(sequence.seq_id)
+            self.following.remove(sequence.seq_id)
 
 
 class Simulation:
@@ -173,7 +173,7 @@ class Simulation:
             self.drafter._proposer = _Guessing(self, finds, look)  # type: ignore[assignment]
         else:
             for _ in range(6):
-                model.costs.note(1, self.noisy(start * model._cost(1)))
+                model.costs.record(1, self.noisy(start * model._cost(1)))
         for width in 2 * (1, 2, 4, 8, 16, 32, 64):
             for _ in range(3):
                 self._note(list(range(width)), [1] * width)
@@ -194,7 +194,7 @@ class Simulation:
     @property
     def followed(self) -> int:
         """Rows that are."""
-        following = self.drafter._following
+        following = self.drafter._tracking
         return 0 if following is None else sum(each in following for each in self._sequences)
 
     def _read(self, made: list[Sequence], spent: Spent) -> None:

@@ -66,14 +66,14 @@ def test_drafts_set_aside_come_again() -> None:
         answers = Answers(LLM(DEMO_MODEL, speculative_config=wanted, **SMALL))
         questions = ["one two three one two three one two"]
         answers.begin()
-        pace = answers._llm.core.drafter.costs.pace
-        told = pace.steps
+        pace = answers._llm.core.drafter.costs.speed
+        told = pace.num_steps
         plain = answers.without_drafts("ask", questions, 12, "")
         assert answers.counted()["steps"] == answers.counted()["drafts"] == 0
-        assert pace.steps == told  # nothing grows old, to be tried again, for these
+        assert pace.num_steps == told  # nothing grows old, to be tried again, for these
         assert answers.ask(questions, 12, "").texts == plain.texts
         assert answers.counted()["steps"] > 0
-        assert pace.steps > told
+        assert pace.num_steps > told
 
 
 def test_a_turn_is_compared_with_what_ran_around_it() -> None:

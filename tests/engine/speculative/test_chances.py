@@ -11,97 +11,97 @@ from engine.speculative.estimates import AcceptanceEstimate, TenantAcceptance
 
 
 def _chances(usual: TenantAcceptance | None = None) -> AcceptanceEstimate:
-    return AcceptanceEstimate(usual or TenantAcceptance(longest_match=4), "tenant")
+    return AcceptanceEstimate(usual or TenantAcceptance(max_match=4), "tenant")
 
 
 def _best(own: AcceptanceEstimate) -> float:
-    return 1.0 / (1.0 + math.exp(-own.best_odds()))
+    return 1.0 / (1.0 + math.exp(-own.best_log_odds()))
 
 
 def test_the_more_tokens_match_the_likelier_a_draft_holds() -> None:
     own = _chances()
-    first = [own.of(matched, 1)[0] for matched in (1, 2, 4, 8, 16)]
+    first = [own.chances(matched, 1)[0] for matched in (1, 2, 4, 8, 16)]
     assert first == sorted(first)
     assert first[0] == pytest.approx(1 / 3)
 
 
 def test_a_draft_behind_one_that_held_has_a_longer_match() -> None:
     own = _chances()
-    one, two = own.of(2, 2)
-    assert two == pytest.approx(one * own.of(3, 1)[0])
+    one, two = own.chances(2, 2)
+    assert two == pytest.approx(one * own.chances(3, 1)[0])
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
 def test_it_comes_to_what_holds(p: float) -> None:
-    rng, usual, found = random.Random(0), TenantAcceptance(longest_match=4), []
+    rng, usual, found = random.Random(0), TenantAcceptance(max_match=4), []
     for _ in range(300):
         own = _chances(usual)
         for _ in range(10):
-            found.append(own.of(3, 1)[0])
-            own.note(3, 1, int(rng.random() < p))
+            found.append(own.chances(3, 1)[0])
+            own.update(3, 1, int(rng.random() < p))
     assert sum(found[1000:]) / len(found[1000:]) == pytest.approx(p, abs=0.05)
 
 
 def test_a_sequence_that_repeats_itself_is_told_from_its_tenants_others() -> None:
-    usual = TenantAcceptance(longest_match=4)
+    usual = TenantAcceptance(max_match=4)
     dull, lively = _chances(usual), _chances(usual)
     for _ in range(6):
-        dull.note(4, 4, 4)
-        lively.note(4, 4, 0)
-    assert dull.of(1, 1)[0] > 0.6 > 0.2 > lively.of(1, 1)[0]
+        dull.update(4, 4, 4)
+        lively.update(4, 4, 0)
+    assert dull.chances(1, 1)[0] > 0.6 > 0.2 > lively.chances(1, 1)[0]
 
 
 def test_short_matches_that_fail_say_nothing_of_long_ones_to_other_sequences() -> None:
-    usual = TenantAcceptance(longest_match=4)
-    before = _chances(usual).of(8, 1)
+    usual = TenantAcceptance(max_match=4)
+    before = _chances(usual).chances(8, 1)
     for _ in range(40):
-        _chances(usual).note(1, 8, 0)
-    assert _chances(usual).of(8, 1) == before
-    assert _chances(usual).of(1, 1)[0] < 0.1
+        _chances(usual).update(1, 8, 0)
+    assert _chances(usual).chances(8, 1) == before
+    assert _chances(usual).chances(1, 1)[0] < 0.1
 
 
 def test_a_heads_later_drafts_are_known_by_their_place() -> None:
-    usual = TenantAcceptance(longest_match=0)
+    usual = TenantAcceptance(max_match=0)
     for _ in range(40):
-        _chances(usual).note(0, 3, 1)  # the first holds, the second never does
-    one, two, _ = _chances(usual).of(0, 3)
+        _chances(usual).update(0, 3, 1)  # the first holds, the second never does
+    one, two, _ = _chances(usual).chances(0, 3)
     assert one > 0.85
     assert two < 0.2
 
 
 def test_the_best_is_no_less_than_any_that_may_come_and_follows_what_is_seen() -> None:
-    usual = TenantAcceptance(longest_match=4)
+    usual = TenantAcceptance(max_match=4)
     own = _chances(usual)
-    assert _best(own) == max(own.of(matched, 1)[0] for matched in (1, 2, 3, 4))
+    assert _best(own) == max(own.chances(matched, 1)[0] for matched in (1, 2, 3, 4))
     for _ in range(60):
-        _chances(usual).note(4, 1, 0)
-        _chances(usual).note(3, 1, 0)
-    assert _best(own) == pytest.approx(own.of(2, 1)[0])
+        _chances(usual).update(4, 1, 0)
+        _chances(usual).update(3, 1, 0)
+    assert _best(own) == pytest.approx(own.chances(2, 1)[0])
 
 
 def test_what_was_found_out_grows_old() -> None:
-    usual = TenantAcceptance(longest_match=4)
-    own, expected = _chances(usual), _chances().of(2, 1)[0]
+    usual = TenantAcceptance(max_match=4)
+    own, expected = _chances(usual), _chances().chances(2, 1)[0]
     for _ in range(20):
-        own.note(2, 1, 0)
-    low = own.of(2, 1)[0]
+        own.update(2, 1, 0)
+    low = own.chances(2, 1)[0]
     usual.step += 20_000
     assert low < 0.1
-    assert own.of(2, 1)[0] == pytest.approx(expected, abs=0.01)
+    assert own.chances(2, 1)[0] == pytest.approx(expected, abs=0.01)
     assert _best(own) == pytest.approx(_best(_chances()), abs=0.01)
 
 
 def test_the_likeliest_of_many_drafts_are_no_likelier_than_they_were_taken_for() -> None:
     """All rows are alike: those that seem better only had luck so far."""
-    rng, usual = random.Random(0), TenantAcceptance(longest_match=4)
+    rng, usual = random.Random(0), TenantAcceptance(max_match=4)
     rows, seemed, taken, held = [_chances(usual) for _ in range(8)], 0.0, 0.0, 0
     for _ in range(1000):
-        best = max(rows, key=lambda each: each.of(3, 1)[0])
-        seemed += best.of(3, 1)[0]
-        taken += best.at_worst(3, 1)[0]
+        best = max(rows, key=lambda each: each.chances(3, 1)[0])
+        seemed += best.chances(3, 1)[0]
+        taken += best.cautious_chances(3, 1)[0]
         for each in rows:
             holds = int(rng.random() < 0.5)
             held += holds if each is best else 0
-            each.note(3, 1, holds)
+            each.update(3, 1, holds)
     assert seemed > 1.3 * held
     assert taken < 1.2 * held

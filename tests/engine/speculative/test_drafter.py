@@ -28,7 +28,7 @@ def drafter(*costs: tuple[int, float], config: SpeculativeConfig = CONFIG) -> Dr
 
 def rich(made: Drafter) -> Drafter:
     """What its drafts may cost is no bound."""
-    made._losses.begin_step(made._usual.step, {"default": 1})
+    made._losses.begin_step(made._acceptance.step, {"default": 1})
     made._losses.charge("default", -1000.0)
     return made
 
@@ -37,7 +37,7 @@ def know(costs: StepTimes, *steps: tuple[int, float]) -> None:
     """So many steps of each width that nothing about them is in doubt, and none is old."""
     for _ in range(1000):
         for width, seconds in steps:
-            costs.note(width, seconds)
+            costs.record(width, seconds)
 
 
 def test_where_a_wider_step_costs_nothing_a_row_gets_all_drafts() -> None:
@@ -162,16 +162,16 @@ def test_what_held_for_one_tenant_changes_nothing_for_another() -> None:
 
 def _next(made: Drafter, sequence: Sequence) -> float:
     """How likely a draft behind four equal tokens is to hold."""
-    (chance,) = AcceptanceEstimate(made._usual, sequence.request.message.tenant).of(4, 1)
+    (chance,) = AcceptanceEstimate(made._acceptance, sequence.request.message.tenant).chances(4, 1)
     return chance
 
 
 def test_tenants_that_are_long_gone_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chances, "MOST_TENANTS", 3)
-    usual = TenantAcceptance(longest_match=4)
+    monkeypatch.setattr(chances, "MAX_TENANTS", 3)
+    usual = TenantAcceptance(max_match=4)
     expected = usual.log_odds("anybody", 2)
     for tenant in ("a", "b", "a", "c", "d"):
-        usual.move(tenant, 2, -0.5)
+        usual.update(tenant, 2, -0.5)
     known = {tenant for tenant in "abcd" if usual.log_odds(tenant, 2) != expected}
     assert known == {"a", "c", "d"}
 
@@ -182,7 +182,7 @@ class _Counting:
     is_healthy, seconds, reading, unread, following = True, 0.0, 0.0, 0.0, None
 
     def __init__(self, *costs: tuple[int, float]) -> None:
-        self.costs = StepTimes(draws=True)
+        self.costs = StepTimes(is_draft=True)
         know(self.costs, *costs)
 
     def supports(self, sequence: Sequence) -> bool:
@@ -204,7 +204,7 @@ def test_what_a_draft_model_takes_counts() -> None:
         model = _Counting((1, seconds))
         made = Drafter(CONFIG, 100, model=model)  # type: ignore[arg-type]
         know(rich(made).costs, *free.items())
-        model.costs.note(1, seconds)  # it isn't old
+        model.costs.record(1, seconds)  # it isn't old
         assert len(made.propose([repeating()], 100).get(0, [])) == drafts, seconds
 
 
@@ -215,7 +215,7 @@ def test_what_a_draft_model_has_to_read_must_pay_within_the_tokens_that_are_left
         model.unread = unread
         made = Drafter(CONFIG, 200, model=model)  # type: ignore[arg-type]
         know(rich(made).costs, *free.items())
-        model.costs.note(1, 0.01)  # it isn't old
+        model.costs.record(1, 0.01)  # it isn't old
         row = repeating()
         row.max_output_tokens = row.num_output_tokens + left
         assert len(made.propose([row], 100).get(0, [])) == drafts, (unread, left)
@@ -227,7 +227,7 @@ def test_a_draft_model_is_tried_though_steps_are_hardly_known_and_left_alone_onc
     made = Drafter(CONFIG, 100, model=_Counting((1, 0.2)))  # type: ignore[arg-type]
     for width in (1, 2, 3, 4, 5):
         for _ in range(3):
-            made.costs.note(width, 1.0 + 0.02 * width)
+            made.costs.record(width, 1.0 + 0.02 * width)
     row = repeating()
     rich(made)
     assert len(made.propose([row], 100)[0]) >= 3
@@ -257,7 +257,7 @@ class _Measured(_Counting):
         drafts = super().propose(wanted)
         self.seconds = self.really * max(map(len, drafts.values()))
         self.spent += self.seconds
-        self.costs.note(len(wanted), self.really)
+        self.costs.record(len(wanted), self.really)
         return drafts
 
 
@@ -297,7 +297,7 @@ def _lasting(seq_id: int = 0) -> Sequence:
 def test_what_a_draft_model_takes_is_seen_though_it_was_measured_on_a_busy_machine() -> None:
     made, _ = _measured(0.01)
     know(made.costs, *dict.fromkeys((1, 2, 3, 4, 5), 1.0).items())
-    made.model.costs.note(1, 0.9)  # type: ignore[union-attr]
+    made.model.costs.record(1, 0.9)  # type: ignore[union-attr]
     first, *others = _drafted(made, [_lasting()], 1000)
     assert 100 < first < 700
     assert len(others) > 0.9 * (1000 - first)

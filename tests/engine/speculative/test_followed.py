@@ -229,7 +229,7 @@ def test_requests_that_can_have_no_drafts_are_not_followed(
     for _ in range(3):
         llm.generate([[5, 6, 7]], long(9), use_tqdm=False)
     assert not any(each.untracked for each in seen)
-    assert len(llm.core.drafter._following._tenants) <= 1  # those that ended are forgotten
+    assert len(llm.core.drafter._tracking._tenants) <= 1  # those that ended are forgotten
 
 
 def test_steps_whose_drafts_are_set_aside_change_no_tenants_loss(

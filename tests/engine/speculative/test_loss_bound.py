@@ -109,7 +109,7 @@ def test_tenants_pay_for_themselves_alone() -> None:
 
 
 def test_tenants_that_are_long_gone_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_TENANTS", 2)
+    monkeypatch.setattr(module, "MAX_TENANTS", 2)
     losses = started(a=1, b=1)
     losses.charge("b", 2.0)
     losses.begin_step(2, {"a": 1, "c": 1})
@@ -123,11 +123,11 @@ def test_the_time_that_planning_takes_is_a_drafts_too() -> None:
     costs, drawing = StepTimes(), StepTimes()
     for _ in range(100):
         for width in (1, 2, 3, 4):
-            costs.note(width, 0.01)
-        drawing.note(1, 0.001)
-    planner = Planner(costs, drawing, started(a=2), most=1)
+            costs.record(width, 0.01)
+        drawing.record(1, 0.001)
+    planner = Planner(costs, drawing, started(a=2), max_drafts=1)
     for planning, paid in ((0.001, True), (0.02, False)):
         step = DraftStep(2, 4, 0, planning)
         planner.choose([DraftOffer([1.0], 7, "a")], step)
         assert planner.pays is paid
-        assert (planner.needed_odds(step, 0.0) < inf) is paid
+        assert (planner.min_log_odds(step, 0.0) < inf) is paid

@@ -17,7 +17,7 @@ def _costs(rng: random.Random) -> StepTimes:
     costs, slope = StepTimes(), rng.choice([0.0, 0.01, 0.05, 0.3])
     for _ in range(rng.randint(3, 9)):
         for width in (1, 3, 8, 17, 40, 90)[: rng.randint(3, 6)]:
-            costs.note(width, max(0.1, 1.0 + slope * width + rng.gauss(0.0, 0.05)))
+            costs.record(width, max(0.1, 1.0 + slope * width + rng.gauss(0.0, 0.05)))
     return costs
 
 
@@ -46,7 +46,7 @@ def _known(slope: float, widest: int = 64) -> StepTimes:
     costs = StepTimes()
     for _ in range(1000):
         for width in (1, 2, 4, 8, 16, 32, widest):
-            costs.note(width, 1.0 + slope * (width - 1))
+            costs.record(width, 1.0 + slope * (width - 1))
     return costs
 
 
@@ -54,12 +54,16 @@ def _known(slope: float, widest: int = 64) -> StepTimes:
 def test_no_other_choice_gives_more_tokens_per_second(seed: int) -> None:
     rng = random.Random(seed)
     offers, costs = _offers(rng, rng.randint(1, 4), 4, 2), _costs(rng)
-    drawing = StepTimes(draws=True) if seed % 2 else None
+    drawing = StepTimes(is_draft=True) if seed % 2 else None
     for _ in range(50 if drawing else 0):
         for rows in (1, 2, 4):
-            drawing.note(rows, 0.05 * rows)  # type: ignore[union-attr]
+            drawing.record(rows, 0.05 * rows)  # type: ignore[union-attr]
     step = DraftStep(len(offers), rng.choice([3, 100]), rng.choice([0, 30]))
-    _, doubted = costs.with_each(step.width, 100, step.beside)
+    doubted = [
+        costs.seconds_with_drafts(step.width, n, step.prompt_tokens)
+        * (1.0 + costs.uncertainty(step.width + n))
+        for n in range(1, 101)
+    ]
 
     def rate(counts: tuple[int, ...]) -> float:
         taken, depth = sum(counts), max(counts)
@@ -68,14 +72,14 @@ def test_no_other_choice_gives_more_tokens_per_second(seed: int) -> None:
         seconds = doubted[taken - 1] if taken else costs.seconds(step.width)
         return (step.width + held) / (seconds + drawn)
 
-    chosen = Planner(costs, drawing, _rich(offers), most=8)._paying(offers, step)
+    chosen = Planner(costs, drawing, _rich(offers), max_drafts=8)._paying(offers, step)
     counts = Counter(offer.seq_id for _, _, offer in chosen)
     found = tuple(counts[each.seq_id] for each in offers)
     best = max(
         (
             each
             for each in product(*(range(len(offer.chances) + 1) for offer in offers))
-            if sum(each) <= step.most
+            if sum(each) <= step.max_drafts
         ),
         key=rate,
     )
@@ -95,14 +99,14 @@ def test_no_tenants_drafts_cost_more_than_it_has_left(seed: int) -> None:
     for each in range(tenants):
         losses.charge(str(each), -rng.choice([0.0, 0.3, 2.0, 50.0]))
     left = {each.tenant: losses.budget(each.tenant) for each in offers}
-    planner = Planner(costs, None, losses, most=8)
+    planner = Planner(costs, None, losses, max_drafts=8)
     step = DraftStep(len(offers), rng.choice([5, 1000]), rng.choice([0, 0, 30]))
     chosen = planner._paying(offers, step)
-    wide, _ = costs.with_each(step.width, len(chosen), step.beside)
     counts = Counter[str]()
     for count, (_, _, offer) in enumerate(chosen, 1):
         counts[offer.tenant] += 1
-        price = max(0.0, wide[count - 1] / costs.seconds(step.width) - 1.0) * step.width / count
+        wide = costs.seconds_with_drafts(step.width, count, step.prompt_tokens)
+        price = max(0.0, wide / costs.seconds(step.width) - 1.0) * step.width / count
         assert counts[offer.tenant] * price <= left[offer.tenant]
 
 
@@ -111,16 +115,16 @@ def test_a_tenant_that_can_bear_none_keeps_no_others_drafts_back() -> None:
     losses = _rich(offers, 0.0)
     losses.charge("rich", -50.0)
     losses.charge("poor", 0.9)
-    planner = Planner(_known(0.05), None, losses, most=2)
+    planner = Planner(_known(0.05), None, losses, max_drafts=2)
     assert planner.choose(offers, DraftStep(2, 4, 0)) == {1: 2}
     assert planner.pays
-    assert not planner.poor
+    assert not planner.is_exhausted
     losses.charge("rich", 60.0)
     assert planner.choose(offers, DraftStep(2, 4, 0)) == {}
     assert not planner.pays
-    assert planner.poor
+    assert planner.is_exhausted
     assert planner.choose([DraftOffer([0.01], 0, "poor")], DraftStep(2, 4, 0)) == {}
-    assert not planner.poor  # it wouldn't pay, whoever paid
+    assert not planner.is_exhausted  # it wouldn't pay, whoever paid
 
 
 def test_as_many_drafts_as_a_tenant_can_bear_are_the_likeliest() -> None:
@@ -128,15 +132,18 @@ def test_as_many_drafts_as_a_tenant_can_bear_are_the_likeliest() -> None:
     losses, costs = _rich(offers, 0.0), _known(0.1)
     price = (costs.seconds(4) / costs.seconds(2) - 1.0) * 2 / 2
     losses.charge("a", losses.budget("a") - 2.5 * price)
-    assert Planner(costs, None, losses, most=2).choose(offers, DraftStep(2, 4, 0)) == {0: 1, 1: 1}
+    assert Planner(costs, None, losses, max_drafts=2).choose(offers, DraftStep(2, 4, 0)) == {
+        0: 1,
+        1: 1,
+    }
 
 
 def test_the_first_steps_with_drafts_are_followed_by_one_without_and_later_ones_seldom() -> None:
-    planner = Planner(_known(0.0), None, _rich([DraftOffer([], 0, "a")]), most=1)
+    planner = Planner(_known(0.0), None, _rich([DraftOffer([], 0, "a")]), max_drafts=1)
     runs, run = [], 0
     for _ in range(200):
         chosen = planner.choose([DraftOffer([0.9], 0, "a")], DraftStep(1, 1, 0)).total()
-        planner.note(chosen)
+        planner.record(chosen)
         run += chosen
         if not chosen:
             runs, run = [*runs, run], 0
@@ -144,18 +151,18 @@ def test_the_first_steps_with_drafts_are_followed_by_one_without_and_later_ones_
 
 
 def test_the_likeliest_are_read_on_credit_as_far_as_it_goes() -> None:
-    costs, drawing = _known(0.0), StepTimes(draws=True)
-    drawing.note(1, 1e-6)
+    costs, drawing = _known(0.0), StepTimes(is_draft=True)
+    drawing.record(1, 1e-6)
     offers = [
-        *(DraftOffer([0.9 - 0.1 * n], n, "a", reading=0.5, gaining=64) for n in range(3)),
+        *(DraftOffer([0.9 - 0.1 * n], n, "a", reading=0.5, reading_tokens=64) for n in range(3)),
         DraftOffer([0.5], 3, "a"),
-        DraftOffer([0.4], 4, "b", reading=0.5, gaining=64),
+        DraftOffer([0.4], 4, "b", reading=0.5, reading_tokens=64),
     ]
     losses = _rich(offers, 0.0)
-    planner = Planner(costs, drawing, losses, most=1)
+    planner = Planner(costs, drawing, losses, max_drafts=1)
     assert planner.choose(offers, DraftStep(5, 5, 0)) == {0: 1, 3: 1, 4: 1}
     losses.charge_reading("a", 4.0)
     assert planner.choose(offers[:3], DraftStep(5, 5, 0)) == {}
-    assert planner.poor
+    assert planner.is_exhausted
     losses.charge("a", -5.2)
     assert planner.choose(offers[:3], DraftStep(5, 5, 0)) == {0: 1, 1: 1}
