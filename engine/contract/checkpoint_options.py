@@ -1,4 +1,4 @@
-"""`load_format`: how a checkpoint's weights are read, by vLLM's names."""
+"""Settings of how a checkpoint is read: load formats, quantization, generation defaults."""
 
 from __future__ import annotations
 
@@ -7,40 +7,33 @@ from typing import Any
 from engine.contract.errors import ConfigError, InvalidRequest
 from engine.contract.sampling_params import SamplingParams
 
-# -- `override_generation_config`: what stands in the place of a generation_config.json's values.
-
-
 PARAM = "override_generation_config"
-#: What it may preset for requests that don't say, as a generation_config.json may.
+#: Sampling defaults that `override_generation_config` or a generation_config.json may set.
 SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 #: Token ids that end an output.
 _EOS = "eos_token_id"
 
 
-def check_overrides(given: dict[str, Any]) -> None:
-    """Raise `ConfigError` for a name that means nothing here, or a value out of its range."""
-    for name, value in given.items():
+def check_overrides(overrides: dict[str, Any]) -> None:
+    """Raise `ConfigError` for an unsupported name or a value out of its range."""
+    for name, value in overrides.items():
         if name == _EOS:
             ids = value if isinstance(value, list) else [value]
-            if not ids or any(type(each) is not int or each < 0 for each in ids):
+            if not ids or any(type(token_id) is not int or token_id < 0 for token_id in ids):
                 raise ConfigError(f"{PARAM}: {name} must be token ids, got {value!r}.", param=PARAM)
             continue
         if name not in SAMPLING_DEFAULTS:
-            known = ", ".join((*SAMPLING_DEFAULTS, _EOS))
-            raise ConfigError(f"{PARAM} may hold {known}; got {name!r}.", param=PARAM)
+            allowed = ", ".join((*SAMPLING_DEFAULTS, _EOS))
+            raise ConfigError(f"{PARAM} may hold {allowed}; got {name!r}.", param=PARAM)
         try:
             SamplingParams(**{name: value})
         except InvalidRequest as error:
             raise ConfigError(f"{PARAM}: {error.message}", param=PARAM) from None
 
 
-# -- Names of ways to quantise, as the setting `quantization` takes them. Torch-free.
-
-
-#: What weights of any checkpoint are rounded to while they load.
+#: Methods that quantize the weights of any checkpoint while they load.
 ONLINE_METHODS = ("int8", "int4", "fp8")
-#: Formats of checkpoints, by vLLM's names, some of which say which kernel runs them: what the
-#: checkpoint's own format must be among.
+#: vLLM's name of a format, or of a kernel for one -> formats that the checkpoint may have.
 CHECKPOINT_METHODS: dict[str, tuple[str, ...]] = {
     "aqlm": ("aqlm",),
     "auto_awq": ("awq",),
@@ -67,7 +60,7 @@ CHECKPOINT_METHODS: dict[str, tuple[str, ...]] = {
     "torchao": ("torchao",),
 }
 _AT_LOAD = "it rounds plain weights while they load: use int8, or int4 (or fp8 on a GPU)"
-#: Those of vLLM's that nothing here reads, and what to take instead.
+#: Unsupported methods of vLLM's -> what to use instead.
 REFUSED_METHODS = {
     "bitblas": "take the GPTQ checkpoint that it is made of",
     "deepseek_v4_fp8": "take a GPTQ or AWQ checkpoint of the model",
@@ -95,14 +88,14 @@ QUANTIZATIONS = (*ONLINE_METHODS, *CHECKPOINT_METHODS)
 
 
 LOAD_FORMATS = ("auto", "safetensors", "pt", "npcache", "sharded_state", "tensorizer", "dummy")
-#: vLLM's names for other readers of the same files.
+#: vLLM's names of other readers of the same files -> our name.
 SAME_FORMATS = {
     "hf": "auto",
     "fastsafetensors": "safetensors",
     "instanttensor": "safetensors",
     "runai_streamer": "safetensors",
 }
-#: Formats of vLLM's that are something else here.
+#: Unsupported formats of vLLM's -> what to do instead.
 OTHER_FORMATS = {
     "gguf": "leave it out: a GGUF file is known by its name",
     "bitsandbytes": "leave it out: config.json tells of such a checkpoint; --quantization "
@@ -113,8 +106,8 @@ OTHER_FORMATS = {
     "ipc_cache": "put the model to sleep instead of ending it, for fast starts",
     "npccache": "the word is npcache",
 }
-#: Of `model_loader_extra_config`, by load_format.
 _KINDS = {str: "a text", int: "a number from 1 to 64", bool: "true or false"}
+#: Keys of `model_loader_extra_config` by load_format.
 _LOADER_KEYS: dict[str, dict[str, type]] = {
     "sharded_state": {"pattern": str},
     "tensorizer": {
@@ -127,25 +120,29 @@ _LOADER_KEYS: dict[str, dict[str, type]] = {
 
 
 def resolve_load_format(name: Any, extra: Any) -> Any:
-    """The format by our name. Raises `ConfigError` for one that can't be had, and for keys that it
-    lacks.
+    """Return our name of a load format.
 
     Args:
-        extra: `model_loader_extra_config`, as it was given.
+        extra: `model_loader_extra_config`, unchecked.
+
+    Raises:
+        ConfigError: an unsupported format, or a key of `extra` that it doesn't have.
     """
     name = SAME_FORMATS.get(str(name), name)
     other = OTHER_FORMATS.get(str(name))
     if other is not None:
         raise ConfigError(f"load_format={name} can't be used: {other}.", param="load_format")
-    known = _LOADER_KEYS.get(str(name), {})
+    key_types = _LOADER_KEYS.get(str(name), {})
     for key, value in extra.items() if isinstance(extra, dict) else ():
-        kind = known.get(key)
-        number = kind is int and not (type(value) is int and 1 <= value <= 64)
-        if kind is None or type(value) is not kind or number:
-            words = [f"{each} ({_KINDS[known[each]]})" for each in sorted(known)]
+        kind = key_types.get(key)
+        out_of_range = kind is int and not (type(value) is int and 1 <= value <= 64)
+        if kind is None or type(value) is not kind or out_of_range:
+            allowed = [
+                f"{key_name} ({_KINDS[key_types[key_name]]})" for key_name in sorted(key_types)
+            ]
             raise ConfigError(
                 f"model_loader_extra_config: load_format={name} takes "
-                f"{' and '.join(words) or 'no settings'}, not {key}={value!r}.",
+                f"{' and '.join(allowed) or 'no settings'}, not {key}={value!r}.",
                 param="model_loader_extra_config",
             )
     return name

@@ -1,4 +1,4 @@
-"""Command lines as vLLM takes them: underscores, dotted names, a file of settings."""
+"""Settings as dataclass fields and command-line flags, and command lines in vLLM's spellings."""
 
 from __future__ import annotations
 
@@ -14,38 +14,39 @@ from typing import Any, Self
 from engine.contract.errors import ConfigError
 from engine.contract.vllm_flags import VllmFlag
 
-# -- Settings that are fields of a dataclass and flags of a command line at once. Torch-free.
-
 
 def cli_field(default: Any, help: str, **extra: Any) -> Any:
-    """A dataclass field that is also a command-line flag; `choices`, `low`, `high` are checked, and
-    `check`, a function of the value, raises `ConfigError`.
+    """Return a dataclass field that is also a command-line flag.
+
+    `choices`, `low` and `high` are checked; `check(value)` raises `ConfigError`.
     """
     return field(default=default, metadata={"help": help, **extra})
 
 
 @dataclass(kw_only=True)
 class Settings:
-    """A dataclass of options, made from whatever holds them."""
+    """Base of dataclasses of settings."""
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
-        """From settings or JSON. An unknown key is refused by its name."""
-        known = {spec.name for spec in dataclasses.fields(cls)}
+        """Build from settings or JSON. Raises `ConfigError` for an unknown key."""
+        names = {spec.name for spec in dataclasses.fields(cls)}
         for key in values:
-            if key not in known:
+            if key not in names:
                 raise ConfigError(f"{key} is no engine setting.", param=str(key))
         return cls(**values)
 
     @classmethod
     def from_cli_args(cls, args: argparse.Namespace) -> Self:
-        """From parsed flags; what the parser didn't set keeps its default."""
-        known = {spec.name for spec in dataclasses.fields(cls)}
-        given = {k: v for k, v in vars(args).items() if k in known and v is not None}
-        return cls(**given)
+        """Build from parsed flags; unset ones keep their defaults."""
+        names = {spec.name for spec in dataclasses.fields(cls)}
+        values = {
+            name: value for name, value in vars(args).items() if name in names and value is not None
+        }
+        return cls(**values)
 
     def to_mapping(self) -> dict[str, Any]:
-        """Only what differs from the defaults; `from_mapping` takes it back."""
+        """Return the values that differ from the defaults, as `from_mapping` reads them."""
         return {
             spec.name: getattr(self, spec.name)
             for spec in dataclasses.fields(self)
@@ -54,7 +55,7 @@ class Settings:
 
 
 def validate_field(spec: dataclasses.Field[Any], value: Any) -> Any:
-    """A field's value, whole numbers made floats where these belong.
+    """Return a field's value, an integer converted to float for a float field.
 
     Raises `ConfigError` unless it has the field's type and lies in its range.
     """
@@ -73,8 +74,8 @@ def validate_field(spec: dataclasses.Field[Any], value: Any) -> Any:
         return value
     choices, low, high = meta.get("choices"), meta.get("low"), meta.get("high")
     if choices and value not in choices:
-        known = ", ".join(str(choice) for choice in choices)
-        raise ConfigError(f"{name} must be one of {known}; got {value!r}.", param=name)
+        allowed = ", ".join(str(choice) for choice in choices)
+        raise ConfigError(f"{name} must be one of {allowed}; got {value!r}.", param=name)
     if (low is not None and not value >= low) or (high is not None and not value <= high):
         bounds = f"at least {low}" if high is None else f"in [{low}, {high}]"
         raise ConfigError(f"{name} must be {bounds}, got {value!r}.", param=name)
@@ -84,17 +85,17 @@ def validate_field(spec: dataclasses.Field[Any], value: Any) -> Any:
 
 
 def _check_numbers(name: str, values: list[Any], low: int, high: int) -> None:
-    """Raise `ConfigError` unless these are whole numbers from `low` to `high`, at least one."""
+    """Raise `ConfigError` unless this is a non-empty list of integers in [low, high]."""
     for value in values or [None]:
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        if not whole or not low <= value <= high:
+        is_int = isinstance(value, int) and not isinstance(value, bool)
+        if not is_int or not low <= value <= high:
             raise ConfigError(
                 f"{name} must be whole numbers in [{low}, {high}], got {value!r}.", param=name
             )
 
 
 def _check_classes(name: str, values: list[Any]) -> None:
-    """Raise `ConfigError` unless these are classes, or say where they are."""
+    """Raise `ConfigError` unless these are classes or "module:Class" strings."""
     for value in values:
         if not isinstance(value, type) and not (isinstance(value, str) and ":" in value):
             raise ConfigError(
@@ -104,14 +105,14 @@ def _check_classes(name: str, values: list[Any]) -> None:
 
 
 def base_type(annotation: str) -> type:
-    """The plain type behind an annotation such as `int | None`."""
+    """Return the base type of an annotation such as `int | None`."""
     head = annotation.split("|")[0].split("[")[0].strip()
     kinds = {"str": str, "bool": bool, "int": int, "float": float, "dict": dict, "list": list}
     return kinds[head]
 
 
 def _json_object(text: str) -> dict[str, Any]:
-    """A JSON object from a flag's text."""
+    """Parse a flag's value as a JSON object."""
     try:
         value = json.loads(text)
     except ValueError as error:
@@ -122,7 +123,7 @@ def _json_object(text: str) -> dict[str, Any]:
 
 
 def add_flag(group: argparse._ArgumentGroup, spec: dataclasses.Field[Any]) -> None:
-    """A field's flag, `--like-this`; a boolean's also takes `--no-like-this`."""
+    """Add a field's flag, `--like-this`; a boolean also takes `--no-like-this`."""
     flag = "--" + spec.name.replace("_", "-")
     kind = base_type(str(spec.type))
     text = spec.metadata["help"].replace("%", "%%")
@@ -146,35 +147,39 @@ def add_flag(group: argparse._ArgumentGroup, spec: dataclasses.Field[Any]) -> No
 
 
 def _value_options(spec: dataclasses.Field[Any], kind: type) -> dict[str, Any]:
-    """Of a flag with one value: how it's read, what it may be."""
+    """Return the argparse options of a flag with one value."""
     choices = spec.metadata.get("choices")
     if kind is not str:
-        read: Callable[[str], Any] = whole_number if kind is int else kind
+        parse: Callable[[str], Any] = whole_number if kind is int else kind
         if spec.metadata.get("auto"):
-            read = number_or_auto
-        shown = {"metavar": {int: "N", float: "X"}[kind]} if choices is None else {}
-        return {"type": read, "choices": choices, **shown}
+            parse = number_or_auto
+        metavar = {"metavar": {int: "N", float: "X"}[kind]} if choices is None else {}
+        return {"type": parse, "choices": choices, **metavar}
     optional = "None" in str(spec.type)
     if choices is None:
-        return {"type": _word(optional, {}, {}), "metavar": "TEXT"}
+        return {"type": _string_parser(optional, {}, {}), "metavar": "TEXT"}
     meta = spec.metadata
-    words = _word(optional, meta.get("refused") or {}, meta.get("same") or {})
-    return {"type": words, "choices": (*choices, None) if optional else choices}
+    parse_choice = _string_parser(optional, meta.get("refused") or {}, meta.get("same") or {})
+    return {"type": parse_choice, "choices": (*choices, None) if optional else choices}
 
 
-def _word(
+def _string_parser(
     optional: bool, refused: Mapping[str, str], same: Mapping[str, str]
 ) -> Callable[[str], str | None]:
-    """Reads a text: "None" is none where there may be none; what's refused says what to take;
-    `same` are other names.
+    """Return a parser of a string value.
+
+    Args:
+        optional: "None" means None.
+        refused: unsupported values -> what to use instead.
+        same: aliases -> value.
     """
 
-    def text(given: str) -> str | None:
-        if given in refused:
-            raise argparse.ArgumentTypeError(f"{given} can't be used: {refused[given]}.")
-        return None if optional and given == "None" else same.get(given, given)
+    def parse(text: str) -> str | None:
+        if text in refused:
+            raise argparse.ArgumentTypeError(f"{text} can't be used: {refused[text]}.")
+        return None if optional and text == "None" else same.get(text, text)
 
-    return text
+    return parse
 
 
 _UNITS = {unit: 10 ** (3 * power) for power, unit in enumerate("kmgt", 1)} | {
@@ -183,7 +188,7 @@ _UNITS = {unit: 10 ** (3 * power) for power, unit in enumerate("kmgt", 1)} | {
 
 
 def whole_number(text: str) -> int:
-    """A whole number, or one with a unit as vLLM takes it: 8k is 8000, 25.6k is 25600, 8K is 8192.
+    """Parse an integer, with an optional unit as in vLLM: 8k is 8000, 25.6k is 25600, 8K is 8192.
 
     Raises `argparse.ArgumentTypeError`.
     """
@@ -199,25 +204,22 @@ def whole_number(text: str) -> int:
 
 
 def number_or_auto(text: str) -> int:
-    """A whole number, or -1 for "auto"."""
+    """Parse an integer as `whole_number` does; "auto" is -1."""
     return -1 if text == "auto" else whole_number(text)
 
 
-def add_vllm_flag(group: argparse._ArgumentGroup, foreign: VllmFlag) -> None:
-    """A flag of vLLM's, hidden from the help: the table in the docs explains them all."""
-    options: dict[str, Any] = {"dest": foreign.name, "default": None, "help": argparse.SUPPRESS}
-    if foreign.kind is bool:
+def add_vllm_flag(group: argparse._ArgumentGroup, flag: VllmFlag) -> None:
+    """Add a flag of vLLM's, hidden from the help: the docs have a table of them."""
+    options: dict[str, Any] = {"dest": flag.name, "default": None, "help": argparse.SUPPRESS}
+    if flag.kind is bool:
         options["action"] = argparse.BooleanOptionalAction
-    elif foreign.kind is dict:
+    elif flag.kind is dict:
         options["type"] = _json_object
-    elif foreign.kind is list:
+    elif flag.kind is list:
         options["nargs"] = "*"
     else:
-        options["type"] = whole_number if foreign.kind is int else foreign.kind
-    group.add_argument(*foreign.short, "--" + foreign.name.replace("_", "-"), **options)
-
-
-# -- Flags without a value, however they are written: `--flag True`, `--flag=false`, `--disable-x`.
+        options["type"] = whole_number if flag.kind is int else flag.kind
+    group.add_argument(*flag.short, "--" + flag.name.replace("_", "-"), **options)
 
 
 _WORDS = {"true": True, "false": False}
@@ -225,12 +227,13 @@ _OPPOSITE = {"--enable-": "--disable-", "--disable-": "--enable-"}
 
 
 def normalize_switches(words: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
-    """The command line with each of the parser's switches written as argparse wants it.
+    """Return the command line with the parser's switches spelled as argparse expects them.
 
-    Older configurations of vLLM give switches a value, and newer ones write `--disable-x` for
-    `--no-enable-x`.
+    Older configurations of vLLM give switches a value (`--flag True`, `--flag=false`), newer ones
+    write `--disable-x` for `--no-enable-x`.
 
-    Raises: ConfigError: a switch has a value that is neither true nor false.
+    Raises:
+        ConfigError: a switch has a value that is neither true nor false.
     """
     switches = _switches(parser)
     result: list[str] = []
@@ -255,31 +258,31 @@ def normalize_switches(words: Sequence[str], parser: argparse.ArgumentParser) ->
 
 
 def has_option(parser: argparse.ArgumentParser, flag: str) -> bool:
-    """Whether the parser has this very option: argparse would take the beginning of one, too."""
+    """Whether the parser has exactly this option; argparse would also accept a prefix."""
     options = parser._option_string_actions
-    whole = (flag, f"--no-{flag[2:]}", _positive(flag, _switches(parser)))
-    return any(name in options for name in whole)
+    spellings = (flag, f"--no-{flag[2:]}", _positive(flag, _switches(parser)))
+    return any(name in options for name in spellings)
 
 
 def _switches(parser: argparse.ArgumentParser) -> Mapping[str, str]:
-    """The parser's switches, and what says the contrary; "" where leaving it out does."""
-    found: dict[str, str] = {}
+    """Return the parser's switches -> their opposite, "" where that is to omit the switch."""
+    opposites: dict[str, str] = {}
     for name, action in parser._option_string_actions.items():
         if isinstance(action, argparse.BooleanOptionalAction):
             off = name.startswith("--no-")
-            found[name] = f"--{name[5:]}" if off else f"--no-{name[2:]}"
+            opposites[name] = f"--{name[5:]}" if off else f"--no-{name[2:]}"
         elif action.nargs == 0 and action.const is True:
-            found[name] = ""
-    return found
+            opposites[name] = ""
+    return opposites
 
 
 def _positive(name: str, switches: Mapping[str, str]) -> str:
-    """`--no-enable-x` for `--disable-x` where the parser knows `--enable-x` alone."""
-    plain = "--" + name.removeprefix("--no-") if name.startswith("--no-") else name
-    for start, opposite in _OPPOSITE.items():
-        turned = opposite + plain.removeprefix(start)
-        if plain.startswith(start) and turned in switches:
-            return switches[turned] if plain == name else turned
+    """Return `--no-enable-x` for `--disable-x` if the parser only has `--enable-x`."""
+    positive = "--" + name.removeprefix("--no-") if name.startswith("--no-") else name
+    for prefix, opposite in _OPPOSITE.items():
+        candidate = opposite + positive.removeprefix(prefix)
+        if positive.startswith(prefix) and candidate in switches:
+            return switches[candidate] if positive == name else candidate
     return name
 
 
@@ -287,48 +290,48 @@ CONFIG = "--config"
 
 
 def expand_args(words: Sequence[str], parser: argparse.ArgumentParser | None = None) -> list[str]:
-    """The command line with `--config FILE` read, names spelled with hyphens, and `--a.b x` as
-    `--a {"b": x}`; the parser's flags without a value may have one (`--flag true`).
+    """Return the command line with `--config FILE` expanded, names hyphenated, and `--a.b x` as
+    `--a {"b": x}`; with a parser its switches are normalized, see `normalize_switches`.
 
     Flags of the command line come after the file's, so they win.
 
     Raises:
-        ConfigError: the file can't be read, or holds no settings or one that the parser hasn't;
-            a value that is no true or false.
+        ConfigError: the file can't be read, isn't a mapping or has a setting that the parser
+            hasn't; a switch has a value that is neither true nor false.
     """
     words = list(words)
     if "--" in words:
-        place = words.index("--")
-        return [*expand_args(words[:place], parser), *words[place:]]
-    rest, files = _without_config(words)
-    # Behind the words that no flag names: the file's last setting may be a list, which takes words.
-    flags = next((place for place, word in enumerate(rest) if word.startswith("-")), len(rest))
-    given = [word for file in files for word in _file_words(file, parser)]
-    found = [*rest[:flags], *given, *_joined(rest[flags:])]
-    return found if parser is None else normalize_switches(found, parser)
+        separator = words.index("--")
+        return [*expand_args(words[:separator], parser), *words[separator:]]
+    args, files = _without_config(words)
+    # After the positional arguments: the file's last setting may be a list, which would take them.
+    first_flag = next((index for index, word in enumerate(args) if word.startswith("-")), len(args))
+    file_args = [word for file in files for word in _read_config_file(file, parser)]
+    expanded = [*args[:first_flag], *file_args, *_join_dotted_names(args[first_flag:])]
+    return expanded if parser is None else normalize_switches(expanded, parser)
 
 
 def _without_config(words: list[str]) -> tuple[list[str], list[str]]:
     rest, files = [], []
-    each = iter(words)
-    for word in each:
+    remaining = iter(words)
+    for word in remaining:
         name, equals, value = word.partition("=")
         if name != CONFIG:
             rest.append(word)
             continue
-        file = value if equals else next(each, "")
+        file = value if equals else next(remaining, "")
         if not file:
             raise ConfigError("--config needs a file.", param="config")
         files.append(file)
     return rest, files
 
 
-def _joined(words: list[str]) -> list[str]:
-    """Hyphens in names, and dotted names as one JSON object each."""
+def _join_dotted_names(words: list[str]) -> list[str]:
+    """Hyphenate names, and join dotted names into one JSON object per flag."""
     result: list[str] = []
     objects: dict[str, dict[str, Any]] = {}
-    each = iter(words)
-    for word in each:
+    remaining = iter(words)
+    for word in remaining:
         if not word.startswith("-") or word in ("-", "--"):
             result.append(word)
             continue
@@ -339,48 +342,52 @@ def _joined(words: list[str]) -> list[str]:
         if not dot or not head.strip("-") or head.strip("-").isdigit():
             result.append(name + equals + value)
             continue
-        text = value if equals else next(each, "")
-        _put(objects.setdefault(head, {}), path.replace("-", "_").split("."), _value(text))
-    for head, found in objects.items():
-        result += [head, json.dumps(found)]
+        text = value if equals else next(remaining, "")
+        _set_nested(
+            objects.setdefault(head, {}), path.replace("-", "_").split("."), _parse_value(text)
+        )
+    for head, settings in objects.items():
+        result += [head, json.dumps(settings)]
     return result
 
 
-def _put(where: dict[str, Any], path: list[str], value: Any) -> None:
+def _set_nested(target: dict[str, Any], path: list[str], value: Any) -> None:
     for name in path[:-1]:
-        inner = where.setdefault(name, {})
+        inner = target.setdefault(name, {})
         if not isinstance(inner, dict):
             raise ConfigError(f"{'.'.join(path)} is given twice.", param=path[0])
-        where = inner
-    where[path[-1]] = value
+        target = inner
+    target[path[-1]] = value
 
 
-def _value(text: str) -> Any:
+def _parse_value(text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError:
         return text
 
 
-def _file_words(file: str, parser: argparse.ArgumentParser | None) -> list[str]:
-    """The settings of a YAML file as a command line; a setting has its whole name."""
-    import yaml  # not for those who have no such file
+def _read_config_file(file: str, parser: argparse.ArgumentParser | None) -> list[str]:
+    """Return the settings of a YAML file as a command line; names must not be abbreviated."""
+    import yaml  # only needed with a file
 
     try:
-        read = yaml.safe_load(Path(file).expanduser().read_text(encoding="utf-8"))
+        settings = yaml.safe_load(Path(file).expanduser().read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        first = str(error).splitlines()[0]
-        raise ConfigError(f"--config {file} can't be read: {first}", param="config") from error
-    if read is None:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"--config {file} can't be read: {reason}", param="config") from error
+    if settings is None:
         return []
-    if not isinstance(read, dict) or any(not isinstance(name, str) for name in read):
+    if not isinstance(settings, dict) or any(not isinstance(name, str) for name in settings):
         raise ConfigError(f"--config {file} must hold settings, `name: value`.", param="config")
     words: list[str] = []
-    for name, value in read.items():
+    for name, value in settings.items():
         flag = "--" + name.strip("-").replace("_", "-")
         if parser is not None and not has_option(parser, flag):
-            meant = [each[2:] for each in parser._option_string_actions if each.startswith(flag)]
-            hint = f" Did you mean {meant[0]}?" if meant else ""
+            matches = [
+                option[2:] for option in parser._option_string_actions if option.startswith(flag)
+            ]
+            hint = f" Did you mean {matches[0]}?" if matches else ""
             raise ConfigError(f"--config {file}: there is no setting {name!r}.{hint}", param=name)
         if value is None or value == []:
             continue

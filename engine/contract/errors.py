@@ -1,4 +1,4 @@
-"""The one error tree. Every error that a person or a client can meet is a `QuireError`.
+"""The one error tree. Every expected error is a `QuireError`.
 
 `status` and `error_type` follow OpenAI's envelope
 `{"error": {"message", "type", "param", "code"}}`; storeys above the engine subclass these, and one
@@ -14,7 +14,7 @@ class QuireError(Exception):
     Attributes:
         message: one sentence for the client, with the offending value where that helps.
         param: the offending field's name, or None.
-        code: a stable machine-readable word.
+        code: a stable machine-readable identifier.
         status: HTTP status a gateway answers with.
         error_type: OpenAI's `type`.
     """
@@ -31,12 +31,12 @@ class QuireError(Exception):
             self.code = code
 
     def rename(self, theirs: str, **also: str) -> None:
-        """Tell of the field as the client calls it; `also`: of other fields that the text names."""
+        """Use the client's name of the field, and of other fields (`also`) in the message."""
         names = {**also, **({self.param: theirs} if self.param else {})}
-        words = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
-        if words:
-            field = re.compile(rf"(?<![\w.])(?:{words})(?!\w)")
-            self.message = field.sub(lambda found: names[found[0]], self.message)
+        alternatives = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
+        if alternatives:
+            field = re.compile(rf"(?<![\w.])(?:{alternatives})(?!\w)")
+            self.message = field.sub(lambda match: names[match[0]], self.message)
         self.args, self.param = (self.message,), theirs
 
 
@@ -64,7 +64,7 @@ class EngineOverloaded(QuireError):
     """The engine's waiting queue is at its bound, or a tenant's part of it.
 
     Attributes:
-        retry_after: seconds until there's room, where that's known.
+        retry_after: seconds until a retry may succeed, if known.
     """
 
     status = 429
@@ -74,7 +74,7 @@ class EngineOverloaded(QuireError):
 
 
 class BudgetExhausted(QuireError):
-    """The server's cap on a request leaves room for no token."""
+    """The server's cap on a request doesn't allow a single token."""
 
     status = 429
     code = "insufficient_quota"
@@ -90,19 +90,19 @@ class EngineUnavailable(QuireError):
 
 
 class EngineSleeping(EngineUnavailable):
-    """The model's memory is given back for now; an operator wakes it up."""
+    """The model sleeps, its memory released, until an operator wakes it up."""
 
     code = "engine_sleeping"
 
 
 class EnginePaused(EngineUnavailable):
-    """An operator has paused the replica; it takes nothing new until it's resumed."""
+    """An operator has paused the replica; it accepts no requests until it is resumed."""
 
     code = "engine_paused"
 
 
 class ModelReplaced(EngineUnavailable):
-    """An answer had begun, and the replicas that are left have other weights."""
+    """A response was in progress, and the remaining replicas have different weights."""
 
     code = "model_replaced"
 
@@ -114,7 +114,7 @@ class EngineFault(QuireError):
 
 
 class ModelLoadError(QuireError):
-    """A model folder can't be loaded: what is wrong with which file."""
+    """A model folder can't be loaded; the message names the file and the problem."""
 
     status = 400
     code = "model_load_error"
@@ -122,7 +122,7 @@ class ModelLoadError(QuireError):
 
 
 class BadModelConfig(ModelLoadError):
-    """A checkpoint's config.json holds a value that nothing can make sense of."""
+    """A checkpoint's config.json holds an invalid value."""
 
 
 class ConfigError(QuireError, ValueError):

@@ -1,4 +1,4 @@
-"""Histograms that a replica counts, and the bounds that vLLM gives its own. Torch-free."""
+"""A replica's histograms, with vLLM's bucket bounds. Torch-free."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def buckets_1_2_5(limit: float) -> tuple[float, ...]:
 
 
 # fmt: off
-#: Seconds, of whole requests and of their phases.
+#: Seconds, of requests and of their phases.
 REQUEST_LATENCY = (
     0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0,
     480.0, 960.0, 1920.0, 7680.0,
@@ -40,7 +40,7 @@ KV_RESIDENCY = (
 )
 # fmt: on
 ITERATION_TOKENS = (1.0, *(float(2**power) for power in range(3, 15)))
-#: One list for all models: what gateways add up can't change its buckets with a model's context.
+#: The same for all models: gateways add up counts, whatever the model's context.
 REQUEST_TOKENS = buckets_1_2_5(1_000_000)
 NUM_PREEMPTIONS = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
 SMALL_NUMBERS = (1.0, 2.0, 5.0, 10.0, 20.0)
@@ -49,13 +49,13 @@ ACCEPTED_LENGTH = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 20.0
 
 @dataclass(frozen=True)
 class HistogramDef:
-    """What is measured. `buckets`: upper bounds, ascending; +Inf is understood."""
+    """A histogram's help text and bucket bounds, ascending, without +Inf."""
 
     help: str
     buckets: tuple[float, ...]
 
 
-#: By name without the prefix `vllm:`; observed for each output that ends, unless it says otherwise.
+#: By name without the prefix `vllm:`; observed per finished output unless the help says otherwise.
 ENGINE_HISTOGRAMS = {
     "request_queue_time_seconds": HistogramDef(
         "Seconds that a request waited for its first step.", REQUEST_LATENCY
@@ -94,28 +94,28 @@ ENGINE_HISTOGRAMS = {
 
 
 class Histogram(msgspec.Struct, array_like=True):
-    """Counts by bucket, not cumulative, the last for what is above all bounds; and the sum."""
+    """Non-cumulative counts by bucket, the last above all bounds, and the sum of values."""
 
     counts: list[int]
     total: float = 0.0
 
     def observe(self, bounds: tuple[float, ...], value: float, times: int = 1) -> None:
-        """Count a value. `bounds`: those that the counts were made for."""
+        """Count a value `times` times. `bounds`: the histogram's bucket bounds."""
         self.counts[bisect_left(bounds, value)] += times
         self.total += value * times
 
 
 def empty(bounds: tuple[float, ...]) -> Histogram:
-    """A histogram that has seen nothing."""
+    """Return a histogram without observations."""
     return Histogram([0] * (len(bounds) + 1))
 
 
 class Histograms:
-    """Some of `ENGINE_HISTOGRAMS`, filled by name."""
+    """Some of `ENGINE_HISTOGRAMS`, by name."""
 
     def __init__(self, *names: str) -> None:
         self.by_name = {name: empty(ENGINE_HISTOGRAMS[name].buckets) for name in names}
 
     def observe(self, name: str, value: float) -> None:
-        """Count a value of one of them."""
+        """Count a value in a histogram."""
         self.by_name[name].observe(ENGINE_HISTOGRAMS[name].buckets, value)

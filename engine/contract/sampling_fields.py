@@ -1,4 +1,4 @@
-"""The fields of `SamplingParams`, with what follows from them alone."""
+"""The fields of `SamplingParams` and values derived from them. Torch-free."""
 
 from __future__ import annotations
 
@@ -11,36 +11,31 @@ from engine.contract.reasoning import ReasoningParams
 from engine.contract.structured_outputs import StructuredOutputsParams
 from engine.contract.validation import check_int
 
-# -- `RequestOutputKind`: what an offline request's outputs hold. Torch-free.
-
 
 class RequestOutputKind(Enum):
-    """Under vLLM's names and numbers."""
+    """What an offline request's outputs hold; names and numbers are vLLM's."""
 
-    #: All from the output's beginning, each time.
+    #: The full output so far, in every result.
     CUMULATIVE = 0
-    #: What is new since the last time.
+    #: What is new since the previous result.
     DELTA = 1
-    #: All of it, once, when the request has ended.
+    #: One result, once the request has finished.
     FINAL_ONLY = 2
-
-
-# -- `RepetitionDetectionParams`: when an output goes round in circles. Torch-free.
 
 
 MAX_PATTERN = 256
 
 
 class RepetitionDetectionParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
-    """End an output that goes round in circles.
+    """End an output that repeats itself.
 
     It ends once its last tokens are some pattern of `min_pattern_size` to `max_pattern_size` tokens
     for the `min_count`-th time in a row.
 
     Attributes:
-        max_pattern_size: [0, 256]; 0 switches it off.
+        max_pattern_size: [0, 256]; 0 disables it.
         min_pattern_size: [0, max_pattern_size]; 0 means 1.
-        min_count: >= 2, unless it is off.
+        min_count: >= 2, unless disabled.
     """
 
     max_pattern_size: int = 0
@@ -54,15 +49,15 @@ class RepetitionDetectionParams(msgspec.Struct, omit_defaults=True, forbid_unkno
         check_int(f"{name}.min_count", self.min_count, 2 if self.max_pattern_size else 0)
 
     def is_repeating(self, token_ids: list[int], num_output_tokens: int) -> bool:
-        """Whether the output (the last `num_output_tokens` of `token_ids`) ends in a circle."""
+        """Whether the output (the last `num_output_tokens` of `token_ids`) ends in a repetition."""
         for size in range(self.min_pattern_size or 1, self.max_pattern_size + 1):
-            whole = size * self.min_count
-            if whole > num_output_tokens:
+            num_repeated = size * self.min_count
+            if num_repeated > num_output_tokens:
                 return False
-            # Periodic means equal to itself one pattern ago. The last token alone rules most out.
+            # Periodic: equal to itself one pattern earlier. The last token alone rules out most.
             if (
                 token_ids[-1] == token_ids[-1 - size]
-                and token_ids[-whole:-size] == token_ids[-whole + size :]
+                and token_ids[-num_repeated:-size] == token_ids[-num_repeated + size :]
             ):
                 return True
         return False
@@ -76,43 +71,42 @@ class SamplingFields(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=T
 
     Attributes (range; meaning):
         n: [1, 128]; how many outputs to return.
-        best_of: None or [n, 128]; how many to generate, the best n by cumulative log probability
-            return. With use_beam_search the beam width.
+        best_of: None or [n, 128]; how many to generate; the n with the highest cumulative log
+            probability are returned. With use_beam_search the beam width.
         presence_penalty, frequency_penalty: [-2, 2]; on tokens of the output so far.
         repetition_penalty: (0, 2]; on tokens of prompt and output, > 1 discourages.
         temperature: [0, 100]; below 1e-5 is greedy.
         top_p: (0, 1]. top_k: -1 or 0 for all, else >= 1. min_p: [0, 1].
         seed: None or [-2**63, 2**63); with a seed the tokens don't depend on the rest of the batch.
-            -1 is none; another negative one stands for itself plus 2**63.
+            -1 is none; 2**63 is added to any other negative one.
         stop: strings that end the output and aren't part of it (see include_stop_str_in_output).
         stop_token_ids: token ids that end the output.
         bad_words: strings (or token-id lists, see bad_words_token_ids) never generated.
-        ignore_eos: go on after EOS.
-        max_tokens: None (up to the context) or >= 1, cut to what the prompt leaves of the context.
+        ignore_eos: continue after EOS.
+        max_tokens: None (up to the context) or >= 1, cut to what fits the context after the prompt.
         min_tokens: >= 0, before EOS or stop ids.
-        logprobs: None or [0, max_logprobs]; that many top ones beside the sampled token's.
-        logprob_token_ids: up to 128 tokens whose log probabilities come in place of the top ones';
-            `logprobs`, if it's given, is their number.
+        logprobs: None or [0, max_logprobs]; number of top tokens in addition to the sampled one.
+        logprob_token_ids: up to 128 tokens whose log probabilities replace the top ones';
+            `logprobs`, if set, must be their number.
         prompt_logprobs: the same for prompt tokens.
         flat_logprobs: offline only; both come as `FlatLogprobs`, not as lists of dicts.
-        detokenize, skip_special_tokens, spaces_between_special_tokens: of the text.
-        truncate_prompt_tokens: None or >= 1; keep only the last k prompt tokens. -1: what the
-            context holds beside max_tokens.
+        detokenize, skip_special_tokens, spaces_between_special_tokens: how to render the text.
+        truncate_prompt_tokens: None or >= 1; keep only the last k prompt tokens. -1: what
+            fits the context besides max_tokens.
         use_beam_search: search for the n likeliest outputs with `beam_width` beams instead of
-            drawing tokens; seed and the filters don't matter then.
+            sampling; seed and the filters are ignored.
         length_penalty: [-10, 10]; a beam's score is its log probability over its length to this.
         early_stopping: when a search ends that has as many finished outputs as beams. True: at
-            once; False: when the best beam, ending now, couldn't better them; "never": when no beam
-            could within max_tokens.
+            once; False: when the best beam, ending now, wouldn't score higher; "never": when no
+            beam could within max_tokens.
         repetition_detection: end an output that repeats itself (finish reason "repetition").
         logit_bias: {token id: [-100, 100]}. allowed_token_ids: only these may be generated.
         structured_outputs: what the output must look like (a schema, a regex, choices, a grammar).
-        thinking: how to tell the model's reasoning: `structured_outputs` begin after it, and it may
-            have a budget of tokens.
-        output_kind: offline only, of engines that hand outputs over as they grow: all from the
-            beginning, what is new, or the end alone. `LLM` gives the end alone in any case.
+        thinking: how to recognise the model's reasoning: `structured_outputs` begin after it, and
+            it may have a budget of tokens.
+        output_kind: offline only, for engines that stream; `LLM` always returns final outputs.
         logits_processors: offline only, callables on (generated ids, logits).
-        extra_args: for the engine's logits processors, plain data. Over HTTP it is `vllm_xargs`.
+        extra_args: plain data for the engine's logits processors; `vllm_xargs` over HTTP.
     """
 
     n: int = 1
@@ -160,26 +154,26 @@ class SamplingFields(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=T
 
     @property
     def num_sequences(self) -> int:
-        """How many outputs the engine sends for this request."""
+        """Number of outputs that the engine sends for this request."""
         return self.n if self.use_beam_search else self.best_of or self.n
 
     @property
     def num_running(self) -> int:
-        """How many sequences run in the engine for this request, at most."""
+        """Maximum number of sequences that run in the engine for this request."""
         return self.beam_width if self.use_beam_search else self.num_sequences
 
     @property
     def beam_width(self) -> int:
-        """How many beams a search keeps."""
+        """Number of beams of a beam search."""
         return self.best_of or self.n
 
     def prompt_limit(self, max_model_len: int) -> int | None:
-        """`truncate_prompt_tokens` resolved: the most prompt tokens to keep, None for all."""
+        """Return the maximum number of prompt tokens to keep, None for all."""
         if self.truncate_prompt_tokens != -1:
             return self.truncate_prompt_tokens
         return max(1, max_model_len - (self.max_tokens or 1))
 
     def output_budget(self, num_prompt_tokens: int, max_model_len: int) -> int:
-        """The most tokens that may still be generated for a prompt of this length."""
-        room = max_model_len - num_prompt_tokens
-        return room if self.max_tokens is None else min(self.max_tokens, room)
+        """Return the maximum number of tokens to generate for a prompt of this length."""
+        num_free = max_model_len - num_prompt_tokens
+        return num_free if self.max_tokens is None else min(self.max_tokens, num_free)

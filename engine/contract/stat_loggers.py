@@ -1,4 +1,4 @@
-"""`StatLogger`: what a package subclasses to be told a replica's figures. Torch-free."""
+"""`StatLogger`: base class of plug-ins that receive a replica's statistics. Torch-free."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ GROUP = "quire.stat_loggers"
 
 
 class StatLogger(ABC):
-    """One is made in each replica, by the entry points of `quire.stat_loggers`.
+    """Base of stat loggers; each replica creates those of the entry points `quire.stat_loggers`.
 
-    Everything is called in the engine's own thread: return at once, and hand slow work to a thread.
-    A method that raises is told in the replica's log, and the logger isn't called again.
+    Methods are called in the engine's thread: return at once, and hand slow work to a thread. An
+    exception is logged, and the logger isn't called again.
 
     Args:
         config: the replica's settings.
@@ -31,15 +31,12 @@ class StatLogger(ABC):
 
     @abstractmethod
     def record(self, stats: EngineStats) -> None:
-        """About every second: load as of now, totals since the start. Keep nothing of `stats`
-        itself: it goes on to change.
+        """Receive current load and totals since the start, about every second. Copy what you keep:
+        `stats` is changed later.
         """
 
-    def close(self) -> None:  # noqa: B027 - most have nothing to do
-        """The replica ends."""
-
-
-# -- Loggers that installed packages bring, told the replica's figures every second.
+    def close(self) -> None:  # noqa: B027 - optional
+        """Called when the replica ends."""
 
 
 log = logging.getLogger(__name__)
@@ -48,11 +45,11 @@ INTERVAL_S = 1.0
 
 
 class StatLoggers:
-    """Makes those that are wanted. Raises `ConfigError` for one that can't be made."""
+    """The selected stat loggers. Raises `ConfigError` for one that can't be created."""
 
     def __init__(self, config: EngineConfig, replica_id: str) -> None:
         self._loggers: list[StatLogger] = []
-        self._at = 0.0
+        self._last_record_time = 0.0
         for point in selected_entry_points(GROUP):
             kind = load_subclass(point, StatLogger)  # type: ignore[type-abstract]
             try:
@@ -65,23 +62,23 @@ class StatLoggers:
             log.info("Stat logger %s (%s) loaded", point.name, point.value)
 
     def maybe(self, snapshot: Callable[[], EngineStats]) -> None:
-        """Tell them, if there are any and the interval is over."""
+        """Call `record` of all loggers if the interval has passed."""
         now = time.monotonic()
-        if self._loggers and now - self._at >= INTERVAL_S:
-            self._at = now
+        if self._loggers and now - self._last_record_time >= INTERVAL_S:
+            self._last_record_time = now
             stats = snapshot()
-            self._each(lambda each: each.record(stats))
+            self._call_all(lambda logger: logger.record(stats))
 
     def close(self, stats: EngineStats) -> None:
-        """Tell them the last figures, and the end."""
-        self._each(lambda each: each.record(stats))
-        self._each(lambda each: each.close())
+        """Pass on the final statistics and close all loggers."""
+        self._call_all(lambda logger: logger.record(stats))
+        self._call_all(lambda logger: logger.close())
 
-    def _each(self, call: Callable[[StatLogger], None]) -> None:
-        """One that raises is dropped: requests matter more than its figures."""
-        for each in list(self._loggers):
+    def _call_all(self, call: Callable[[StatLogger], None]) -> None:
+        """Drop a logger that raises: requests matter more than its statistics."""
+        for logger in list(self._loggers):
             try:
-                call(each)
+                call(logger)
             except Exception:
-                log.exception("%s failed and isn't called again.", type(each).__name__)
-                self._loggers.remove(each)
+                log.exception("%s failed and isn't called again.", type(logger).__name__)
+                self._loggers.remove(logger)
