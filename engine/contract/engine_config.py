@@ -345,7 +345,7 @@ class EngineConfig(Settings):
                 )
 
     def _check_quantization(self) -> None:
-        """Raise `ConfigError` for a method of vLLM's that nothing here reads."""
+        """Raise `ConfigError` for an unsupported method of vLLM's."""
         other = REFUSED_METHODS.get(str(self.quantization))
         if other is not None:
             raise ConfigError(
@@ -353,7 +353,7 @@ class EngineConfig(Settings):
             )
 
     def _check_kv_scales(self) -> None:
-        """Raise `ConfigError` for a file of scales that nothing would use."""
+        """Raise `ConfigError` if the file of scales would have no effect."""
         path, cache = self.quantization_param_path, self.kv_cache_dtype
         if path is None:
             return
@@ -371,8 +371,9 @@ class EngineConfig(Settings):
             )
 
     def _set_defaults(self) -> None:
-        """A small budget bounds the default number of sequences, never one that was asked for.
-        A context of -1 is the model's: a request is bounded by the pool anyway.
+        """Limit the default of `max_num_seqs` to a small token budget; an explicit value stays.
+
+        A `max_model_len` of -1 means the model's.
         """
         if self.max_model_len == -1:
             self.max_model_len = None
@@ -384,32 +385,32 @@ class EngineConfig(Settings):
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
-        """From settings or JSON, by our names or vLLM's. An unknown name is refused."""
+        """Build from settings or JSON, by our names or vLLM's. Raises `ConfigError` for others."""
         return cls(**translate_vllm_settings(values, SETTINGS))
 
     @classmethod
     def from_cli_args(cls, args: argparse.Namespace) -> Self:
-        """From parsed flags; what the parser didn't set keeps its default."""
+        """Build from parsed flags; unset ones keep their defaults."""
         names = SETTINGS | {foreign.name for foreign in VLLM_FLAGS}
         given = {name: each for name, each in vars(args).items() if name in names}
         return cls.from_mapping({name: each for name, each in given.items() if each is not None})
 
     @property
     def reserved_seats(self) -> int:
-        """Places in a step that tenants over their share leave to others."""
+        """Sequences per step reserved for tenants below their share."""
         if self.scheduling_policy != "fair":
             return 0
         return int(self.kept_seats_fraction * self.max_num_seqs)
 
     def uses_async_scheduling(self, by_default: bool) -> bool:
-        """`async_scheduling`, or what the device does by default where there are no drafts."""
+        """Return `async_scheduling`, or the device's default, which is off with drafts."""
         if self.async_scheduling is None:
             return by_default and not self.speculative_config
         return self.async_scheduling
 
     @property
     def name(self) -> str:
-        """The name clients use."""
+        """The model's name for clients."""
         return self.served_model_name or self.model
 
 
@@ -418,7 +419,7 @@ SETTINGS = frozenset(spec.name for spec in dataclasses.fields(EngineConfig))
 
 
 def add_cli_args(parser: argparse.ArgumentParser, *, skip: frozenset[str] = frozenset()) -> None:
-    """One flag a setting, `--like-this`; booleans also take `--no-like-this`; `-O2` as vLLM's."""
+    """Add a flag per setting, `--like-this`; booleans also take `--no-like-this`."""
     group = parser.add_argument_group("engine settings")
     group.add_argument(
         "--config", metavar="FILE", help="YAML file of settings; the command line wins"
@@ -431,7 +432,7 @@ def add_cli_args(parser: argparse.ArgumentParser, *, skip: frozenset[str] = froz
 
 
 def add_vllm_flags(parser: argparse.ArgumentParser, *, skip: frozenset[str]) -> None:
-    """vLLM's flags for what works otherwise here, but for those in `skip`."""
+    """Add vLLM's flags that aren't settings of ours, except those in `skip`."""
     group = parser.add_argument_group(
         "vLLM's settings",
         "accepted if they change nothing here, else refused with the reason: docs/arguments.md",
@@ -441,13 +442,8 @@ def add_vllm_flags(parser: argparse.ArgumentParser, *, skip: frozenset[str]) -> 
             add_vllm_flag(group, foreign)
 
 
-# -- Which files of a repository on the hub a model needs.
-#
-# Torch-free: what downloads them asks this, and so does who tells beforehand how much that will be.
-
-
 def file_patterns(config: EngineConfig) -> list[str]:
-    """Patterns of names, as `huggingface_hub` takes them for `allow_patterns`."""
+    """Return the `allow_patterns` of a hub download: the files that the model needs."""
     patterns = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
     if config.load_format in ("pt", "npcache"):
         patterns += ["*.bin", "*.pt", "*.pth"]

@@ -1,8 +1,8 @@
-"""What gateways and replicas say to each other about LoRA adapters. Torch-free.
+"""LoRA adapters between gateways and replicas. Torch-free.
 
-An adapter is its content: the sha256 over its configuration, its weights and the tokenizer that it
-brings. Its name is a pointer that a tenant may turn to other content at any time, so nothing is
-cached, billed or resumed by it.
+An adapter is identified by its content: the sha256 over its configuration, weights and tokenizer.
+Its name is a pointer that a tenant may move to other content at any time, so nothing is cached,
+billed or resumed by name.
 """
 
 from __future__ import annotations
@@ -90,18 +90,18 @@ class AdapterStatus(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 def digest_of(adapter: AdapterRef | None) -> str:
-    """The digest of a request's adapter, "" without one."""
+    """Return the digest of a request's adapter, "" without one."""
     return adapter.digest if adapter else ""
 
 
 def adapter_name_of(adapter: AdapterRef | None) -> str:
-    """What a client called its request's adapter, "" without one."""
+    """Return the client's name of its request's adapter, "" without one."""
     return adapter.name if adapter else ""
 
 
 def adapter_files(path: Path) -> list[Path]:
-    """What makes an adapter up: PEFT's two files, there or not, vLLM's one of new tokens if it is
-    there, and what it brings of a tokenizer; or one GGUF file.
+    """Return an adapter's files: PEFT's two, existing or not, and vLLM's file of new tokens and
+    the tokenizer's files, if they exist; or one GGUF file.
     """
     if path.is_file():
         return [path]
@@ -111,27 +111,27 @@ def adapter_files(path: Path) -> list[Path]:
 
 
 def tokenizer_files(path: Path) -> list[Path]:
-    """What an adapter brings of a tokenizer: nothing without the first or the second of them."""
+    """Return an adapter's tokenizer files; none without one of the first two."""
     found = [name for name in TOKENIZER_FILES if (path / name).is_file()]
     return [path / name for name in found] if has_tokenizer(found) else []
 
 
 def has_tokenizer(names: Collection[str]) -> bool:
-    """Whether files of these names are a tokenizer, alone or beside the model's."""
+    """Whether files of these names are a tokenizer, alone or together with the model's."""
     return TOKENIZER_FILE in names or ADDED_TOKENS_FILE in names
 
 
 def adapter_digest(path: Path) -> str:
-    """Sha256 of an adapter's content, 64 hex digits; see `adapter_files`.
+    """Return the sha256 of an adapter's content, 64 hex digits; see `adapter_files`.
 
-    Each file goes in with its name and its size, so no two contents run together.
+    Each file is hashed with its name and size, so that no two contents hash the same bytes.
     Raises InvalidRequest (param `path`) for a folder without the two files, OSError from reading.
     """
     return _digest([(file, "" if path.is_file() else file.name) for file in adapter_files(path)])
 
 
 def tokenizer_digest(path: Path) -> str:
-    """The same of an adapter's tokenizer, "" where it brings none. Raises OSError from reading."""
+    """Return the sha256 of an adapter's tokenizer, "" without one. Raises OSError from reading."""
     files = tokenizer_files(path)
     return _digest([(file, file.name) for file in files]) if files else ""
 
@@ -148,22 +148,18 @@ def _digest(files: list[tuple[Path, str]]) -> str:
     return digest.hexdigest()
 
 
-# -- Digests of adapters by the state of their files: what this process has hashed it needn't hash
-# again while nothing is written there. Torch-free.
-
-
-#: Of each file name, inode, size, and when its content and its entry changed last.
+#: Per file: name, inode, size, mtime and ctime in nanoseconds.
 FileFingerprints = tuple[tuple[str, int, int, int, int], ...]
 
-#: Adapters that are remembered.
+#: Maximum number of cached adapters.
 _MOST = 4096
-#: A file system's clock moves in ticks: who writes twice within one leaves no trace of the second.
-#: Files that were written so lately are hashed again.
+#: File system clocks move in ticks, and a second write within one is invisible: files written more
+#: recently than this are hashed again.
 _TICK_S = 0.1
 
 
 def file_fingerprints(path: Path) -> FileFingerprints:
-    """Changes whenever one of the adapter's files is written or replaced. Raises OSError."""
+    """Return a value that changes with every write to the adapter's files. Raises OSError."""
     stats = [(file.name, file.stat()) for file in adapter_files(path)]
     return tuple(
         (name, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
@@ -172,14 +168,17 @@ def file_fingerprints(path: Path) -> FileFingerprints:
 
 
 class DigestCache:
-    """Of adapters and of their tokenizers, by path. Any thread may ask."""
+    """Digests of adapters and their tokenizers by path, valid while the files don't change.
+
+    Thread-safe.
+    """
 
     def __init__(self) -> None:
         self._known: OrderedDict[Path, tuple[FileFingerprints, str, str]] = OrderedDict()
         self._lock = threading.Lock()
 
     def of(self, path: Path) -> tuple[str, str]:
-        """The digests of what is there now. Raises as `adapter_digest`."""
+        """Return the digests of the current content. Raises as `adapter_digest`."""
         states = file_fingerprints(path)
         found = self.known(path, states)
         if found is None:
@@ -188,7 +187,7 @@ class DigestCache:
         return found
 
     def known(self, path: Path, states: FileFingerprints) -> tuple[str, str] | None:
-        """The digests of files in this state; None where nobody has hashed them."""
+        """Return the cached digests of files with these fingerprints, or None."""
         with self._lock:
             found = self._known.get(path)
             if found is None or found[0] != states:
@@ -197,7 +196,7 @@ class DigestCache:
             return found[1:]
 
     def note(self, path: Path, states: FileFingerprints, digest: str, tokenizer: str) -> None:
-        """Files that were in this state before they were read, and are still, have these."""
+        """Cache digests of files whose fingerprints are the same before and after hashing."""
         written = max((max(state[3:]) for state in states), default=0)
         if file_fingerprints(path) != states or time.time_ns() - written < _TICK_S * 1e9:
             return
@@ -208,26 +207,23 @@ class DigestCache:
                 self._known.popitem(last=False)
 
 
-#: This process's.
+#: The process's cache.
 known_digests = DigestCache()
-
-
-# -- `LoRARequest`: the adapter that a prompt goes through, as offline callers name it. Torch-free.
 
 
 @dataclass(frozen=True)
 class LoRARequest:
-    """An adapter by its folder.
+    """An adapter of an offline request, by its folder.
 
-    It is known by the content of its files: two requests for one content share it, whatever they
-    are called, and files that have changed are another adapter.
+    It is identified by the content of its files: equal content is shared whatever its name, and
+    changed files are another adapter.
 
     Attributes:
-        lora_name: for messages and figures.
-        lora_int_id: a number of the caller's, at least 1; nothing depends on it.
+        lora_name: for messages and metrics.
+        lora_int_id: a number chosen by the caller, at least 1; otherwise unused.
         lora_path: the folder with adapter_config.json and adapter_model.safetensors, or a file of
             GGUF. A tokenizer in it is that of the adapter's prompts and texts.
-        load_inplace: files that have changed are always read anew, so this changes nothing.
+        load_inplace: no effect: changed files are always reloaded.
     """
 
     lora_name: str
@@ -236,7 +232,7 @@ class LoRARequest:
     load_inplace: bool = False
 
     def __post_init__(self) -> None:
-        """Raises `InvalidRequest` for what can't be an adapter."""
+        """Raise `InvalidRequest` for an invalid field."""
         for name in ("lora_name", "lora_path"):
             value = getattr(self, name)
             if not isinstance(value, str | Path) or not str(value):
@@ -252,23 +248,20 @@ class LoRARequest:
 
     @property
     def name(self) -> str:
-        """See `lora_name`."""
         return self.lora_name
 
     @property
     def adapter_id(self) -> int:
-        """See `lora_int_id`."""
         return self.lora_int_id
 
     @property
     def path(self) -> str:
-        """See `lora_path`."""
         return self.lora_path
 
     def ref(self) -> AdapterRef:
-        """The adapter that its folder holds now.
+        """Return the adapter that the folder currently holds.
 
-        Raises `InvalidRequest` (param `lora_request`) where it holds none.
+        Raises `InvalidRequest` (param `lora_request`) if it holds none.
         """
         path = Path(self.lora_path).expanduser().absolute()
         try:
@@ -282,7 +275,7 @@ class LoRARequest:
 
 
 def to_adapter_refs(given: Any, count: int) -> list[AdapterRef | None]:
-    """The adapters of `count` prompts: of `LoRARequest`, one for all, one a prompt, or None.
+    """Return the adapters of `count` prompts from one `LoRARequest` for all, a list, or None.
 
     Raises `InvalidRequest` for anything else, and as `LoRARequest.ref`.
     """

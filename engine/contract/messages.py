@@ -39,15 +39,12 @@ from engine.contract.replica_state import ModelInfo as ModelInfo
 from engine.contract.replica_state import PoolingInfo as PoolingInfo
 from engine.contract.sampling_params import SamplingParams
 
-# -- `PromptEmbeds`: a prompt as vectors, on its way to a replica.
-
-
 #: Types that vectors may come in -> bytes of a number.
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 class PromptEmbeds(msgspec.Struct, array_like=True):
-    """What stands in for the embeddings of a prompt's tokens.
+    """A prompt as vectors that replace its tokens' embeddings.
 
     Attributes:
         dtype: one of `ITEM_BYTES`. rows, size: [num_prompt_tokens, hidden].
@@ -61,14 +58,8 @@ class PromptEmbeds(msgspec.Struct, array_like=True):
 
     @property
     def whole(self) -> bool:
-        """Whether `data` is as long as the rest says."""
+        """Whether `data` has the length that the other fields say."""
         return len(self.data) == self.rows * self.size * ITEM_BYTES.get(self.dtype, 0)
-
-
-# -- Millions of prompt tokens without what the garbage collector makes of them.
-#
-# It goes through every list that it knows, number by number: of a body of 10 MB a tenth of a second
-# each time, in which no stream gets a token.
 
 
 _untrack = ctypes.pythonapi.PyObject_GC_UnTrack
@@ -76,7 +67,11 @@ _untrack.argtypes, _untrack.restype = [ctypes.py_object], None
 
 
 def gc_untracked(token_ids: list[int]) -> list[int]:
-    """The same list, unknown to the collector from now on. Numbers can't be part of a cycle."""
+    """Return the same list, untracked by the garbage collector.
+
+    The collector would visit every number of it, 0.1 s per collection for a body of 10 MB, while
+    no stream gets a token. A list of numbers can't be part of a cycle.
+    """
     _untrack(token_ids)
     return token_ids
 
@@ -88,22 +83,22 @@ CONSUMER_GROUP = "engine"
 STREAM_FIELD = b"m"
 HEARTBEAT_INTERVAL_S = 0.5
 HEARTBEAT_TTL_S = 5.0
-#: After so long without a heartbeat a replica gets nothing new while there's another, and its
-#: requests go to that one.
+#: After this long without a heartbeat a replica gets no new requests while there is another, which
+#: takes over its requests.
 HEARTBEAT_TIMEOUT_S = 2.5
-#: A replica whose loop has not come round for this long is not ready, whatever its port says.
+#: A replica whose loop has made no progress for this long isn't ready, whatever its port says.
 STALL_TIMEOUT_S = 20.0
 #: XADD MAXLEN ~ for an outbox: an abandoned gateway's stream stays bounded.
 OUTBOX_MAXLEN = 100_000
-#: A gateway renews the expiry of its outbox; one that nobody renews is gone after so long.
+#: Expiry of an outbox, renewed by its gateway.
 OUTBOX_TTL_S = 60
-#: What of a replica can sleep and wake up.
+#: Parts of a replica that can sleep and wake up.
 WEIGHTS, KV_CACHE = "weights", "kv_cache"
 SLEEP_TAGS = (WEIGHTS, KV_CACHE)
 SLEEP_LEVELS = (1, 2)
-#: The `stop_reason` of what an operator has aborted: its gateway asks nobody else for it.
+#: `stop_reason` of outputs that an operator has aborted: the gateway doesn't retry them.
 ABORTED_BY_OPERATOR = "operator"
-#: What becomes of running requests while a replica is paused.
+#: How running requests are treated when a replica is paused.
 PAUSE_MODES = ("abort", "wait", "keep")
 
 
@@ -176,7 +171,7 @@ class AbortRequest(msgspec.Struct, tag="abort", omit_defaults=True, kw_only=True
 
 
 class ControlRequest(msgspec.Struct, tag="control", omit_defaults=True, kw_only=True):
-    """An operator's word to a replica.
+    """An operator's command to a replica.
 
     The replica answers with a `ControlReply` in the gateway's outbox when `gateway_id` is set.
 
@@ -240,7 +235,7 @@ class FlightRecord(msgspec.Struct, omit_defaults=True, kw_only=True):
             "shorter_than_a_block", "evicted", "caching_off" or "all_tokens_needed". It follows
             from what its own namespace has sent alone.
         chunks: of the first `MAX_RECORDED_CHUNKS` of them: milliseconds after the request came,
-        and tokens.
+            and tokens.
         preempted_at: of the first `MAX_RECORDED_CHUNKS` preemptions, in milliseconds after it came.
         num_ahead, num_ahead_own: sequences that ran or waited when the first output was queued, all
             of them and its own tenant's.
@@ -286,8 +281,7 @@ class TokenDelta(msgspec.Struct, omit_defaults=True, kw_only=True):
         finish_reason: None while running; "stop", "length", "abort", "error", "repetition" (see
             `RepetitionDetectionParams`) or "budget" (see `EngineRequest.token_cap`).
         stop_reason: the stop token id that ended it, if one did (EOS leaves None);
-        `ABORTED_BY_OPERATOR`
-            with "abort" when an operator did.
+            `ABORTED_BY_OPERATOR` with "abort" when an operator did.
         cumulative_logprob: a beam's, on its only delta.
         num_prompt_tokens, num_cached_tokens: on the first and on the final delta.
         pooled: a pooling model's result on the only delta, little-endian float32: one row, or one a
@@ -323,7 +317,7 @@ class ErrorInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
 
     @classmethod
     def of(cls, error: QuireError) -> ErrorInfo:
-        """What a client learns of an error."""
+        """Return the fields of an error that a client sees."""
         return cls(
             message=error.message,
             status=error.status,
@@ -333,7 +327,7 @@ class ErrorInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
         )
 
     def to_error(self) -> QuireError:
-        """The same to be raised in this process: `InvalidRequest` or `EngineFault`."""
+        """Return an `InvalidRequest` or `EngineFault` to raise in this process."""
         kind = InvalidRequest if self.status == InvalidRequest.status else EngineFault
         return kind(self.message, param=self.param, code=self.code)
 
@@ -357,9 +351,11 @@ class OutboxBatch(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 def written_token_counts(deltas: list[TokenDelta]) -> dict[str, int]:
-    """What deltas say of `written_tokens_key`'s hash. Places in an output, not increments: an
-    output that
-    another replica goes on with is counted once."""
+    """Return the fields of `written_tokens_key`'s hash that deltas update.
+
+    Values are positions in an output, not increments: an output that another replica continues is
+    counted once.
+    """
     found: dict[str, int] = {}
     for delta in deltas:
         request_id = base_request_id(delta.request_id)

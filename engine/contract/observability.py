@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
 
 
-# -- `QUIRE_LOGGING_CONFIG`: logging as an operator's file says. Torch-free.
-
-
 VARIABLE = "QUIRE_LOGGING_CONFIG"
 
 
@@ -62,9 +59,6 @@ def apply_logging_config() -> bool:
         reason = error.__cause__ or error
         raise ConfigError(f"{VARIABLE}: {error} ({reason})") from None
     return True
-
-
-# -- Logging of the engine: one line a record (`LEVEL MM-DD HH:MM:SS file:line] text`), or JSON.
 
 
 class LineFormatter(logging.Formatter):

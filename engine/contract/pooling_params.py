@@ -16,9 +16,6 @@ from numpy.typing import NDArray
 from engine.contract import validation as checks
 from engine.contract.errors import ContextLengthExceeded, InvalidRequest
 
-# -- How alike two embeddings are. Torch-free.
-
-
 Vectors = NDArray[np.float32]
 
 
@@ -61,9 +58,6 @@ def score_pairs(num_first: int, num_second: int) -> list[tuple[int, int]]:
             param="text_2",
         )
     return [(0 if num_first == 1 else place, place) for place in range(num_second)]
-
-
-# -- Vectors as bytes, in the number formats that vLLM's pooling endpoints have. Torch-free.
 
 
 EmbedDtype = Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"]

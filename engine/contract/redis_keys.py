@@ -1,4 +1,4 @@
-"""What redis_keys.py takes from engine.contract.messages."""
+"""Keys, channels and hash fields in Redis."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def owner_key(replica_id: str, prefix: str = KEY_PREFIX) -> str:
 
 
 def replica_events_channel(prefix: str = KEY_PREFIX) -> str:
-    """Channel on which replicas' beginnings and ends are told."""
+    """Channel of `ReplicaEvent`s."""
     return f"{prefix}:news"
 
 
@@ -36,7 +36,7 @@ def log_key(replica_id: str, prefix: str = KEY_PREFIX) -> str:
 
 
 def load_report_key(replica_id: str, prefix: str = KEY_PREFIX) -> str:
-    """Key of what became of a replica's layers at its last load."""
+    """Key of a replica's load report by layer."""
     return f"{prefix}:layers:{replica_id}"
 
 

@@ -1,4 +1,4 @@
-"""What a replica says of itself: its model, its counters, its heartbeat. Torch-free."""
+"""A replica's state for gateways: model, counters, heartbeat, KV map. Torch-free."""
 
 from __future__ import annotations
 
@@ -13,22 +13,19 @@ from engine.contract.lora import AdapterStatus
 from engine.contract.metrics import Histogram
 from engine.contract.redis_keys import KEY_PREFIX
 
-# -- What a replica tells of its KV blocks while somebody watches them.
-#
-# Who watches counts `watch_key` up and renews its expiry; the replica sees that with its heartbeat
-# and publishes `KVMapFrame`s on `frames_key` until the key is gone. A number that it hasn't seen
-# makes it begin with a whole frame. Frames name tenants and requests: whoever passes them on to a
-# tenant leaves all of others' out.
+# An observer increments `watch_key` and renews its expiry; the replica sees that with its heartbeat
+# and publishes `KVMapFrame`s on `frames_key` until the key expires. A new number makes it begin
+# with a full frame. Frames name tenants and requests: other tenants' must be removed from what a
+# tenant is shown.
 
-
-#: A replica goes on for so long after the last word of those who watch.
+#: How long a replica publishes after an observer last renewed its key.
 WATCH_TTL_S = 5
-#: Requests that are named for one block.
+#: Maximum number of requests listed for one block.
 MAX_LISTED_USERS = 4
 
 
 def watch_key(replica_id: str, prefix: str = KEY_PREFIX) -> str:
-    """Key of the number of those who began to watch a replica's blocks."""
+    """Key of the number of observers that have subscribed to a replica's blocks."""
     return f"{prefix}:watch:{replica_id}"
 
 
@@ -68,7 +65,7 @@ class KVMapBlock(msgspec.Struct, array_like=True, gc=False):
 
 
 class KVMapFrame(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """What changed since the frame before.
+    """Changes of the KV map since the previous frame.
 
     Attributes:
         number: from 1, without gaps within a `run`: what begins with each whole frame.
@@ -101,11 +98,6 @@ def decode_frame(data: bytes) -> KVMapFrame:
     return _decoder.decode(data)
 
 
-# -- What a model that loads is doing right now: told by the parts of the loader to whoever watches.
-#
-# Torch-free. Nobody watches in an offline `LLM`: then telling costs a look at a variable.
-
-
 #: In their order. Weights are rounded and packed while they are read, a few megabytes at a time.
 DOWNLOADING, KERNELS, READING, CACHE, WARM_UP = (
     "downloading",
@@ -132,7 +124,7 @@ _watchers: list[LoadPhaseCallback] = []
 
 @contextmanager
 def observe_load_phases(watcher: LoadPhaseCallback) -> Iterator[None]:
-    """Have `watcher` told of all that is noted meanwhile, by any thread."""
+    """Call `watcher` with the load phases that any thread reports meanwhile."""
     _watchers.append(watcher)
     try:
         yield
@@ -141,16 +133,13 @@ def observe_load_phases(watcher: LoadPhaseCallback) -> Iterator[None]:
 
 
 def report_load_phase(phase: str, done: int = 0, total: int = 0) -> None:
-    """Tell whoever watches."""
+    """Report a load phase to all observers."""
     for watcher in _watchers:
         watcher(LoadPhase(phase=phase, done=done, total=total))
 
 
-# -- `Numerics`: what decides the bits of a replica's tokens. Torch-free.
-
-
 class Numerics(msgspec.Struct, omit_defaults=True, kw_only=True, frozen=True):
-    """Two replicas with equal ones make the same tokens of the same request.
+    """What decides the bits of a replica's tokens: equal ones generate equal tokens.
 
     Attributes:
         weights: sha256 over the model's configuration and weights, 64 hex digits.

@@ -1,7 +1,8 @@
 """`SamplingParams`: how to choose tokens. Torch-free; the same struct offline and on the wire.
 
 Names and defaults are vLLM's. Every bad value is refused with the field's name before anything is
-allocated; the checks are in `engine.contract.sampling_params`.
+allocated: `check_values` when the struct is created, `check_against_model` with the vocabulary and
+the context.
 """
 
 from __future__ import annotations
@@ -20,12 +21,6 @@ from engine.contract.sampling_fields import (
 )
 from engine.contract.structured_outputs import StructuredOutputsParams
 from engine.contract.validation import check_int, check_number, check_token_ids, is_valid_utf8
-
-# -- The checks of `SamplingParams`: each bad value is refused with the field's name.
-#
-# What can be told from the values alone is checked as a `SamplingParams` is made (`check_values`),
-# the rest beside the model's vocabulary and context (`check_against_model`).
-
 
 MAX_N = 128
 MAX_STOP = 64

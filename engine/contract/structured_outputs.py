@@ -16,8 +16,6 @@ from engine.contract.validation import (
     is_valid_utf8,
 )
 
-# -- What is done to a JSON schema before it becomes a grammar. Torch-free.
-
 
 def close_objects(schema: Any) -> None:
     """Set `additionalProperties` to false where a schema with properties doesn't say, in place."""

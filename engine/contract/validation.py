@@ -11,9 +11,6 @@ from typing import Any
 
 from engine.contract.errors import InvalidRequest
 
-# -- Regular expressions of a stranger's file, matched without going back over what was tried.
-
-
 #: Of a pattern, in characters.
 _MOST_PATTERN = 512
 #: Groups in groups.
@@ -383,10 +380,9 @@ def is_valid_utf8(text: str) -> bool:
     return not any("\ud800" <= char <= "\udfff" for char in text)
 
 
-# -- Checks of structured output's sources: size, depth, shape. Torch-free; no backend.
-#
-# They bound what reaches the grammar compiler; whether a source means anything is the compiler's to
-# say. Depth is counted without recursion, so that no input can exhaust the stack.
+# Checks of structured outputs' sources bound what reaches the grammar compiler, which decides
+# whether a source is valid. Depth is counted without recursion, so that no input can exhaust the
+# stack.
 
 
 #: Of a schema, regex, grammar or structural tag, as text; of all choices together.

@@ -1,4 +1,8 @@
-"""A setting of vLLM's that Quire has no setting for: what it means here. Torch-free."""
+"""vLLM's engine settings that Quire has no setting of the same name for. Torch-free.
+
+Each is accepted where it changes nothing, becomes a setting of ours, or is refused with a message
+that says what to do.
+"""
 
 from __future__ import annotations
 
@@ -75,23 +79,20 @@ def _same(value: Any, taken: Any) -> bool:
 
 
 def ignored_flag(name: str, kind: Kind, note: str, **more: Any) -> VllmFlag:
-    """One that is taken and changes nothing."""
+    """Return a flag that is accepted and changes nothing."""
     return VllmFlag(name, kind, note, takes=None, **more)
 
 
 def restricted_flag(
     name: str, kind: Kind, takes: tuple[Any, ...], note: str, **more: Any
 ) -> VllmFlag:
-    """One of which some values change nothing, and others are refused."""
+    """Return a flag of which some values change nothing and others are refused."""
     return VllmFlag(name, kind, note, takes=takes, **more)
 
 
 def flags_with_same_meaning(make: Callable[[str], VllmFlag], names: str) -> tuple[VllmFlag, ...]:
-    """Those with one meaning, by their names."""
+    """Return flags with the same meaning, by their names."""
     return tuple(make(name) for name in names.split())
-
-
-# -- vLLM's settings of drafts, which are keys of `speculative_config` here. See `vllm_settings`.
 
 
 _OURS = "speculative_config"
@@ -148,9 +149,6 @@ def check_draft_source(derived: Mapping[str, Any], first_given: Mapping[str, str
         raise ConfigError(
             f"{given} needs speculative_model, which says where drafts come from.", param=given
         )
-
-
-# -- Settings that later releases of vLLM (to 0.33) have beside the manual's. See `vllm_settings`.
 
 
 _NO_MEDIA = "models are served for text alone."
@@ -330,13 +328,6 @@ NEWER: tuple[VllmFlag, ...] = (
     ),
     restricted_flag("enable_return_routed_experts", bool, (False,), "no experts are told of."),
 )
-
-
-# -- vLLM's engine settings that Quire has no setting for: what each means here. Torch-free.
-#
-# Each is taken where it changes nothing here, becomes a setting of ours, or is refused by a
-# sentence
-# that says what to do. A setting that `EngineConfig` has by the same name never comes here.
 
 
 def _attention_config(value: Any) -> dict[str, Any]:
@@ -584,7 +575,7 @@ BY_NAME: Mapping[str, VllmFlag] = {setting.name: setting for setting in VLLM_FLA
 
 
 def translate_vllm_settings(values: Mapping[str, Any], known: frozenset[str]) -> dict[str, Any]:
-    """Settings by vLLM's names, as ours alone.
+    """Translate settings by vLLM's names to ours.
 
     Args:
         known: names of our settings; these are left as they are.
@@ -617,5 +608,5 @@ def translate_vllm_settings(values: Mapping[str, Any], known: frozenset[str]) ->
 
 
 def _first(names: Any) -> Any:
-    """Of several names of a model the first: what outputs and figures are told under."""
+    """Return the first of several model names, which outputs and metrics use."""
     return names[0] if isinstance(names, list | tuple) and names else names

@@ -26,8 +26,6 @@ from engine.offline.metrics import Metric
 from engine.offline.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from engine.offline.tokenizer import OfflineTokenizer
 
-# -- `EnginePause`: an engine of this process that stands still for its caller.
-
 
 class EnginePause(PauseMode):
     """Whether it stands still, how, and who waits to hear that nothing runs any more. Used by the
@@ -98,8 +96,6 @@ class AsyncLLM:
         """An engine with these settings. Other arguments of vLLM's mean nothing here."""
         return cls(engine_args.create_engine_config())
 
-    # -- the engine's thread ------------------------------------------------------------------
-
     def _run(self, config: EngineConfig, made: Future[LLMEngine]) -> None:
         try:
             engine = LLMEngine(config)
@@ -156,8 +152,6 @@ class AsyncLLM:
 
         self._calls.put(call)
         return await asyncio.wrap_future(done)
-
-    # -- requests -----------------------------------------------------------------------------
 
     async def generate(
         self,
@@ -238,8 +232,6 @@ class AsyncLLM:
             if stream is not None:
                 stream.put(EngineFault(f"The request {each} was aborted.", code="aborted"))
 
-    # -- what it knows ------------------------------------------------------------------------
-
     def get_tokenizer(self) -> OfflineTokenizer:
         """The tokenizer. Raises `InvalidRequest` with skip_tokenizer_init."""
         return self.engine.get_tokenizer()
@@ -258,7 +250,6 @@ class AsyncLLM:
 
     @property
     def model_config(self) -> EngineConfig:
-        """See `get_model_config`."""
         return self.engine.get_model_config()
 
     async def do_log_stats(self) -> None:
@@ -290,8 +281,6 @@ class AsyncLLM:
         """Whether it has failed."""
         return self._dead is not None
 
-    # -- for operators ------------------------------------------------------------------------
-
     async def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False
     ) -> bool:
@@ -314,19 +303,15 @@ class AsyncLLM:
         return await self._call_in_engine_thread(self.engine.is_sleeping)
 
     async def add_lora(self, lora_request: LoRARequest) -> bool:
-        """See `LLMEngine.add_lora`."""
         return await self._call_in_engine_thread(lambda: self.engine.add_lora(lora_request))
 
     async def pin_lora(self, lora_id: int) -> bool:
-        """See `LLMEngine.pin_lora`."""
         return await self._call_in_engine_thread(lambda: self.engine.pin_lora(lora_id))
 
     async def remove_lora(self, lora_id: int) -> bool:
-        """See `LLMEngine.remove_lora`."""
         return await self._call_in_engine_thread(lambda: self.engine.remove_lora(lora_id))
 
     async def list_loras(self) -> set[int]:
-        """See `LLMEngine.list_loras`."""
         return await self._call_in_engine_thread(self.engine.list_loras)
 
     async def pause_generation(self, *, mode: str = "abort", clear_cache: bool = True) -> None:
@@ -366,7 +351,6 @@ class AsyncLLM:
         return await self._call_in_engine_thread(self.engine.stop_profile)
 
     async def collective_rpc(self, method: str | Callable[..., Any], **given: Any) -> list[Any]:
-        """See `LLMEngine.collective_rpc`."""
         return await self._call_in_engine_thread(
             lambda: self.engine.collective_rpc(method, **given)
         )

@@ -12,9 +12,6 @@ from engine.contract.engine_config import EngineConfig
 from engine.core.engine_core import EngineCore
 from engine.offline.llm_engine import LLMEngine, TorchThreads
 
-# -- Progress bars of offline batches.
-
-
 #: Whether to show a bar; or a function that makes one, with tqdm's arguments.
 UseTqdm = bool | Callable[..., Any]
 

@@ -18,8 +18,6 @@ from engine.offline.inputs import Prompt
 from engine.offline.outputs import CompletionOutput, Logprob, RequestOutput
 from engine.text.tokenizer import Tokenizer
 
-# -- `BeamSearchParams`: a beam search offline. Torch-free.
-
 
 class BeamSearchParams(msgspec.Struct, forbid_unknown_fields=True, kw_only=False):
     """What to search for. Names and defaults are vLLM's.

@@ -16,8 +16,6 @@ from engine.contract.engine_config import EngineConfig, add_cli_args
 from engine.contract.errors import ConfigError
 from engine.contract.vllm_flags import VLLM_FLAGS
 
-# -- Small things that programs for vLLM import beside its engine.
-
 
 def PoolerConfig(**settings: Any) -> dict[str, Any]:
     """The setting `pooler_config`; what wasn't given stays the model's own."""

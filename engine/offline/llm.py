@@ -85,8 +85,6 @@ class LLM(PoolingMethods, BeamSearchMethods):
         """What requests get that bring no `SamplingParams`: the model's own defaults."""
         return SamplingParams(**self.core.facts.default_sampling)
 
-    # -- generating ---------------------------------------------------------------------------
-
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt] | None = None,
@@ -241,8 +239,6 @@ class LLM(PoolingMethods, BeamSearchMethods):
             prompts.append({"prompt_token_ids": ids, "prompt": text})
         return prompts
 
-    # -- for operators ------------------------------------------------------------------------
-
     def save_quantized(self, path: str | Path) -> list[Path]:
         """Write the model as compressed-tensors; see `LLMEngine.save_quantized`."""
         return self.llm_engine.save_quantized(path)
@@ -315,8 +311,6 @@ class LLM(PoolingMethods, BeamSearchMethods):
     def get_world_size(self, include_dp: bool = True) -> int:
         """How many ranks there are: one."""
         return 1
-
-    # -- the batch ----------------------------------------------------------------------------
 
     def _params_for(
         self, given: SamplingParams | Sequence[SamplingParams] | None, count: int

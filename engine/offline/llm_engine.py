@@ -47,8 +47,6 @@ from engine.text.chat_template import read_template
 from engine.text.stop_strings import bad_word_ids
 from engine.text.tokenizer import Tokenizer, load_tokenizer
 
-# -- `TorchThreads`: an engine in a process that isn't its own leaves torch's threads alone.
-
 
 class TorchThreads:
     """Changes torch's number of threads while the engine works, and sets it back afterwards.
@@ -113,8 +111,6 @@ class LLMEngine:
     def from_engine_args(cls, engine_args: EngineArgs, **_: Any) -> LLMEngine:
         """An engine with these settings. Other arguments of vLLM's mean nothing here."""
         return cls(engine_args.create_engine_config())
-
-    # -- requests -----------------------------------------------------------------------------
 
     def add_request(
         self,
@@ -240,8 +236,6 @@ class LLMEngine:
         """Whether any request waits or runs."""
         return bool(self.collectors or self._pooling)
 
-    # -- steps --------------------------------------------------------------------------------
-
     @property
     def has_work(self) -> bool:
         """Whether `step` would do anything. Requests of a model that sleeps wait."""
@@ -299,8 +293,6 @@ class LLMEngine:
             result.outputs = PoolingOutput(values)
         return result
 
-    # -- what it knows ------------------------------------------------------------------------
-
     @property
     def tokenizer(self) -> OfflineTokenizer | None:
         """The tokenizer; None with skip_tokenizer_init."""
@@ -332,7 +324,6 @@ class LLMEngine:
 
     @property
     def model_config(self) -> EngineConfig:
-        """See `get_model_config`."""
         return self.get_model_config()
 
     @property
@@ -360,8 +351,6 @@ class LLMEngine:
     def is_sleeping(self) -> bool:
         """Whether something sleeps still; until then nothing can be generated."""
         return self.core.is_sleeping
-
-    # -- for operators ------------------------------------------------------------------------
 
     def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False

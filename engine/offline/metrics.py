@@ -19,9 +19,6 @@ from engine.contract.metrics import (
 from engine.contract.metrics import Histogram as Counts
 from engine.contract.replica_state import EngineStats
 
-# -- Histograms of requests that this process answers; of served ones, gateways have them.
-
-
 BUCKETS = {
     "time_to_first_token_seconds": TIME_TO_FIRST_TOKEN,
     "inter_token_latency_seconds": INTER_TOKEN_LATENCY,

@@ -22,8 +22,6 @@ from engine.text.detokenizer import IncrementalDetokenizer
 from engine.text.stop_strings import StopChecker
 from engine.text.tokenizer import Tokenizer
 
-# -- Turns one output's token deltas into text, cut at stop strings.
-
 
 class OutputAssembler:
     """Collects one output: tokens, log probabilities and text."""
@@ -126,9 +124,6 @@ def _texts(scores: TokenLogprobs, tokenizer: Tokenizer | None) -> Sequence[str |
     if tokenizer is None:
         return [None] * len(scores.token_ids)
     return [tokenizer.decode([token], False) for token in scores.token_ids]
-
-
-# -- `DeltaTracker`: what of one request has been handed over, for results that hold what is new.
 
 
 @dataclass(slots=True)

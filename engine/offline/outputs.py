@@ -11,8 +11,6 @@ from engine.contract.errors import EngineFault, QuireError
 from engine.contract.logprobs import FlatLogprobs, Logprob
 from engine.contract.messages import FlightRecord, TokenDelta
 
-# -- What `LLM.embed` and its like return. Names are vLLM's.
-
 
 @dataclass(slots=True)
 class PoolingOutput:

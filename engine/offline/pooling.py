@@ -185,8 +185,6 @@ class PoolingMethods(LLMBase):
         results = self._run_pooling(entries, use_tqdm, lora_request)
         return [_made(raw, lambda data: ScoringOutput(float(data[0, 0]))) for raw in results]
 
-    # -- prompts ------------------------------------------------------------------------------
-
     def _pair(
         self, first: str, second: str, params: PoolingParams, adapter: AdapterRef | None
     ) -> Entry:
@@ -234,8 +232,6 @@ class PoolingMethods(LLMBase):
         if tokenizer is None:
             raise InvalidRequest("This LLM was made with skip_tokenizer_init.", param="tokenizer")
         return tokenizer
-
-    # -- the batch ----------------------------------------------------------------------------
 
     def _pool(
         self,

@@ -26,9 +26,6 @@ from engine.serving.inbox import WRITE_IF_CURRENT, IncarnationReplaced
 from engine.system.redis_client import is_temporary
 from engine.text.chat_template import read_template
 
-# -- The load report by layer, where operators find it.
-
-
 log = logging.getLogger(__name__)
 
 KEPT_S = 30 * 24 * 3600
@@ -53,9 +50,6 @@ def publish_load_report(
         client.set(key, msgspec.json.encode(layers), ex=KEPT_S)
     except redis.RedisError as error:
         log.warning("The load report can't be written (%s).", error)
-
-
-# -- What a replica's heartbeat says of its model.
 
 
 def model_info(config: EngineConfig, core: EngineCore | None) -> ModelInfo:
@@ -117,9 +111,6 @@ def cache_config(config: EngineConfig, core: EngineCore) -> dict[str, str]:
         "swap_space_bytes": 0,
     }
     return {name: str(value) for name, value in values.items()}
-
-
-# -- What the operating system and Python say of this process.
 
 
 _PROC = Path("/proc/self")

@@ -19,12 +19,9 @@ from engine.contract.messages import AbortRequest, EngineRequest, InboxMessage, 
 from engine.system.host import request_short_time_slice
 from engine.system.redis_client import is_temporary
 
-# -- One process at a time serves under a replica's id: who comes later shuts out who was there.
-#
-# A process that stood still (stopped, swapped out, cut off from Redis) and was replaced doesn't
-# know
-# it when it wakes up. So a replica's first heartbeat writes its incarnation down, and all that it
-# writes is written by scripts that look whose id it is by then.
+# One process at a time serves under a replica's id. A process that was suspended (stopped, swapped
+# out, cut off from Redis) and replaced doesn't know it when it resumes. So a replica's first
+# heartbeat stores its incarnation, and all its writes go through scripts that check it.
 
 
 #: The beginning of a script: ends it with 0 unless KEYS[1], the owner, is nobody or ARGV[1].
@@ -66,9 +63,6 @@ class IncarnationFence:
             if owner is not None and owner != self._incarnation.encode():
                 raise IncarnationReplaced(self._replica_id)
         self._looked_at = now
-
-
-# -- What has come from the inbox and waits for the engine's loop: tenants take turns.
 
 
 #: The id of an inbox entry, and what stood in it.

@@ -11,8 +11,6 @@ from engine.core.engine_core import EngineCore
 from engine.core.request_admission import PauseMode
 from engine.lora.adapter_cache import AdapterManager
 
-# -- An operator's words about adapters, and what a heartbeat says of them.
-
 
 class AdapterControls:
     """Loads that operators wait for."""

@@ -55,8 +55,6 @@ from engine.serving.operator_commands import AdapterControls, Pause, abort_reque
 from engine.serving.outbox import OutboxWriter, StepOutput
 from engine.system.step_record import SharedStepWriter
 
-# -- Saying before each step whose requests it holds, should it be the last.
-
 
 class InFlightRecord:
     """What the engine is at: the steps under way, adapters that are read, a request that comes in.
@@ -97,9 +95,6 @@ def _unlike(ids: list[str], sequences: list[Sequence]) -> Iterator[str]:
         if request_id not in known:
             known.add(request_id)
             yield request_id
-
-
-# -- A replica's engine, loaded and warmed up, with a bar and a log of what it is.
 
 
 log = logging.getLogger("engine.serving")
@@ -154,9 +149,6 @@ def _describe(core: EngineCore) -> None:
             capacity.token_budget,
             min(scheduler.limits.share.max_prompt_tokens, capacity.token_budget),
         )
-
-
-# -- What a request is answered that can't run.
 
 
 def rejection_deltas(message: EngineRequest, error: QuireError) -> list[TokenDelta]:
@@ -223,8 +215,6 @@ class EngineService:
         self._stats_log = StatsLogger(enabled=not config.disable_log_stats)
         self._stat_loggers: StatLoggers | None = None
 
-    # -- life ---------------------------------------------------------------------------------
-
     def run(self, drain_timeout: float) -> int:
         """Load, serve until told to drain, drain. Returns the process's exit status."""
         self._heartbeat.start()
@@ -282,8 +272,6 @@ class EngineService:
             core = load_core(self.config, progress)
         self.loading = None
         return core
-
-    # -- the loop -----------------------------------------------------------------------------
 
     def _serve(self, core: EngineCore, drain_timeout: float) -> None:
         deadline = float("inf")
@@ -437,8 +425,6 @@ class EngineService:
                 self._heartbeat.write_now()
         return True, ""
 
-    # -- output -------------------------------------------------------------------------------
-
     def _queue_deltas(self, deltas: list[TokenDelta]) -> None:
         """Put deltas into their gateways' batches."""
         for delta in deltas:
@@ -472,8 +458,6 @@ class EngineService:
         self._recent[request_id] = None
         while len(self._recent) > _REMEMBERED_IDS:
             self._recent.popitem(last=False)
-
-    # -- heartbeat ----------------------------------------------------------------------------
 
     def heartbeat(self) -> Heartbeat:
         """The replica's state as of now."""

@@ -1,7 +1,7 @@
-"""What this process's control groups leave it of memory and of CPU time.
+"""Scheduling, CPU quota and memory limits of this process.
 
-Linux, versions 1 and 2 of control groups: a limit of any group on the way to the root counts. Where
-no file says otherwise there is no limit.
+Of Linux's control groups, versions 1 and 2, a limit of any group on the path to the root counts;
+without a file that sets one there is no limit.
 """
 
 from __future__ import annotations
@@ -15,18 +15,6 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-# -- Threads that have little to do each time, and that others wait for, run as soon as they can.
-#
-# An engine keeps every core busy, so a thread that wakes up beside it (Redis, a gateway's event
-# loop,
-# the thread that writes a step's tokens) may wait until the running one's turn is over, at each
-# hand-over of a token's way: 3.4 ms at p90 beside three busy processes on two cores, 0.1 with short
-# turns. Linux's scheduler (EEVDF) lets a thread ask for them from 6.12 on, as the `sched_runtime`
-# of
-# `sched_setattr(2)` for SCHED_OTHER: it gets no more of the processor, but gets it sooner. It needs
-# no rights. Older kernels have no such wish, and nothing changes there.
-
-
 log = logging.getLogger(__name__)
 
 #: Nanoseconds; the kernel takes 0.1 to 100 ms, and has 2.8 ms where nothing is asked for.
@@ -38,13 +26,19 @@ _ATTR = struct.Struct("<IIQiIQQQ")
 
 
 def request_short_time_slice(thread_id: int = 0) -> bool:
-    """Short turns for a thread, and for those that it starts from now on.
+    """Request short time slices for a thread and those that it starts from now on.
+
+    An engine keeps every core busy, so a thread that wakes up (Redis, a gateway's event loop, the
+    thread that writes a step's tokens) may wait for the running thread's time slice to end: 3.4 ms
+    at p90 next to three busy processes on two cores, 0.1 ms with short slices. Linux's EEVDF takes
+    them from 6.12 on, as `sched_runtime` of `sched_setattr(2)` for SCHED_OTHER: the thread gets no
+    more CPU time, but gets it sooner, and needs no privileges. Older kernels ignore it.
 
     Args:
         thread_id: of a process of the same user (its first thread); 0: the thread that calls.
 
-    Returns whether the kernel took it. A thread that isn't scheduled in the usual way (SCHED_OTHER)
-    stays as its operator wants it.
+    Returns whether the kernel accepted it. A thread with another policy than SCHED_OTHER is left
+    unchanged.
     """
     number = _SCHED_SETATTR.get(platform.machine())
     if number is None or platform.system() != "Linux":
@@ -153,9 +147,6 @@ def _read(path: Path) -> str | None:
 def _number(text: str | None) -> int | None:
     """A whole number; None for "max", -1 and whatever else sets no limit."""
     return int(text) if text is not None and text.isdigit() else None
-
-
-# -- Memory of this machine that an engine may take. Torch-free.
 
 
 def available_memory() -> int:

@@ -1,4 +1,4 @@
-"""Clients of Redis, made in one place. What is asked by the thousand goes by `redis_link`."""
+"""Clients of Redis; `RedisPipeline` is the one for thousands of commands per second."""
 
 from __future__ import annotations
 
@@ -28,18 +28,6 @@ from redis.exceptions import (
     ResponseError,
 )
 from redis.exceptions import TimeoutError as RedisTimeoutError
-
-# -- `RedisPipeline`: one pipelined connection to Redis for an event loop, for commands by the
-# thousand.
-#
-# A redis-py command holds a connection of a pool until its reply is there, and costs an event loop
-# about 0.1 ms. Here all commands share a connection: what is sent in one turn of the loop leaves in
-# one write, replies come back in order, and a command costs a few microseconds. redis-py still
-# makes the connection (TLS, users, databases), and hiredis writes and reads the protocol.
-#
-# Nothing is ever sent twice: when the connection breaks, every command without a reply fails. A
-# server that says it's a replica gets no more: the next ones go to whoever has its address by then.
-
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +77,16 @@ def is_demoted_primary(error: RedisError) -> bool:
 
 
 class RedisPipeline:
-    """Commands over one connection, which is made when needed and again after it broke.
+    """Pipelined commands over one connection, opened when needed and again after it broke.
+
+    A redis-py command holds a pooled connection until its reply arrives, and costs an event loop
+    about 0.1 ms. Here all commands share a connection: commands of one loop iteration leave in one
+    write, replies arrive in order, and a command costs a few microseconds. redis-py still opens the
+    connection (TLS, users, databases); hiredis encodes and parses the protocol.
+
+    Nothing is sent twice: when the connection breaks, every command without a reply fails. A server
+    that reports that it is a replica gets no more commands: the next ones go to the server that
+    has its address by then.
 
     Args:
         url: redis://, rediss:// or unix://, as redis-py reads it.
@@ -175,7 +172,7 @@ class RedisPipeline:
 
 
 class _CallbackFuture(asyncio.Future[Any]):
-    """Tells somebody of its result at once."""
+    """A future that calls `hear` with its result at once."""
 
     def __init__(self, hear: OnReply, *, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop=loop)
@@ -224,8 +221,6 @@ class _RedisProtocol(asyncio.Protocol):
             self._transport.close()
         self._stop_watching()
 
-    # -- asyncio.Protocol -----------------------------------------------------------------------
-
     def data_received(self, data: bytes) -> None:
         reader, pending = self._reader, self.pending
         try:
@@ -259,8 +254,6 @@ class _RedisProtocol(asyncio.Protocol):
         if not self._left and self._loop.time() - self._made_at > _LEFT_AFTER_S:
             self._left = True
             self._on_lost(self)
-
-    # -- a Redis that stands still --------------------------------------------------------------
 
     def _look_again(self) -> None:
         self._watch = self._loop.call_later(self._timeout_s, self._look, self._answered)

@@ -26,10 +26,8 @@ from engine.text.tokenizer import Tokenizer, load_tokenizer
 from engine.text.tokenizer_backend import load_backend
 from engine.text.tokenizer_files import read_object
 
-# -- What a part of a `tokenizer.json` does, however it was written down.
-#
-# Libraries write a tokenizer that they loaded in their own way: with settings that a part has no
-# use for, one step as a sequence of one, nothing as an empty text.
+# Libraries write the tokenizers that they have loaded in different ways: with settings that a
+# component doesn't use, a single step as a sequence of one, nothing as an empty string.
 
 
 #: Settings that say nothing, by the part and its type: offsets are a post-processor's, and a

@@ -10,9 +10,6 @@ from typing import Any
 from engine.contract.errors import InvalidRequest
 from engine.text.jinja_environment import ChatTemplate
 
-# -- Lone surrogates: JSON can carry them, UTF-8 can't.
-
-
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -123,13 +120,11 @@ def _part_text(where: str, part: Any) -> str:
     return text
 
 
-# -- Control tokens that a client typed stay text: nobody forges a role by writing `<|im_start|>`.
-#
+# Control tokens typed by a client stay text: nobody can forge a role by writing `<|im_start|>`.
 # Characters that begin a control token are replaced in the client's strings by stand-ins (code
-# points of a private-use plane that the strings don't hold). What looks like a control token after
-# rendering
-# was therefore written by the template. One character stands for one, so that positions stay, and
-# no template operation can cut a stand-in in half.
+# points of a private-use plane that the strings don't contain), so a control token in the rendered
+# text was written by the template. Each stand-in replaces one character, so positions stay the same
+# and no template operation can cut one in half.
 
 
 #: Where stand-ins are taken from (supplementary private use area B).

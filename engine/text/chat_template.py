@@ -23,9 +23,6 @@ from engine.text.jinja_limits import DEFAULT_LIMITS, RenderLimits
 from engine.text.tokenizer import Tokenizer
 from engine.text.tokenizer_backend import exceeds_limit_error
 
-# -- `continue_final_message`: leave the last message open, so that the model goes on with it.
-
-
 #: Marks the end of the final message; what a template writes after it is cut off. The space shows
 #: whether the template trims messages.
 TAG = "CONTINUE_FINAL_MESSAGE_TAG "

@@ -7,9 +7,6 @@ from collections.abc import Sequence
 
 from engine.text.tokenizer import Tokenizer
 
-# -- Streaming decode for tokenizers whose pieces can't be decoded one by one, like WordPiece.
-
-
 REPLACEMENT = "\ufffd"
 #: Unfinished tokens that are waited for; a character has at most four bytes, so more than these
 #: can't all belong to one.

@@ -6,9 +6,6 @@ from collections.abc import Iterable, Sequence
 
 from engine.text.tokenizer import Tokenizer
 
-# -- Bad words as token ids: what the sampler can forbid.
-
-
 #: Stands before a word that is to be tokenised as in the middle of a text.
 _ANCHOR = "\n"
 

@@ -25,8 +25,6 @@ from engine.text.tokenizer_backend import (
 from engine.text.tokenizer_files import TokenizerSettings, read_settings
 from engine.text.vocabulary import ByteDecoder, byte_decoder
 
-# -- One text, or a pair, as token ids within a limit, special tokens included. Torch-free.
-
 
 class EncodedPair(NamedTuple):
     """Token ids; `second_segment` is the first token of type 1, 0 where there's none."""
@@ -183,8 +181,6 @@ class Tokenizer:
             if len(text) > 1 and not text[0].isalnum() and not text.isspace() and text in source
         )
 
-    # --- text to ids ---------------------------------------------------------------------------
-
     def encode(
         self,
         text: str,
@@ -294,8 +290,6 @@ class Tokenizer:
         """`ids` between the special tokens that the model expects around a text."""
         return with_special_tokens(self._backend, ids)
 
-    # --- ids to text ---------------------------------------------------------------------------
-
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """The text of `ids`; bytes that are no UTF-8 become U+FFFD, unknown ids nothing.
 
@@ -361,8 +355,6 @@ class Tokenizer:
     def to_json(self) -> str:
         """The text of a `tokenizer.json` that makes this tokenizer, declared tokens included."""
         return self._backend.to_str()
-
-    # --- what the files say --------------------------------------------------------------------
 
     @cached_property
     def vocab_size(self) -> int:

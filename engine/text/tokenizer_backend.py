@@ -253,12 +253,11 @@ def _drop_first_prefix(pre_tokenizer: dict[str, Any] | None) -> None:
             part["prepend_scheme"] = "never"
 
 
-# -- Token ids of a text of any length: of a long one piece by piece, the same as of all at once.
-#
-# Of ten megabytes at once the library makes a gigabyte. So a piece is read, then the next one from
-# the beginning of one of its last tokens on. Where both have found the same tokens at the same
-# places, many in a row and far from both cuts, neither cut is felt any more, and what comes behind
-# is taken from the second. Where they don't agree (a word without end) longer pieces are read.
+# Long texts are tokenized in chunks, with the same result as at once: for ten megabytes at once the
+# library allocates a gigabyte. The next chunk starts at one of the last tokens of the previous one.
+# Where both have the same tokens at the same positions, many in a row and far from both cuts, the
+# cuts have no effect any more, and what follows is taken from the second chunk. Where they don't
+# agree (a word without end) longer chunks are used.
 
 
 #: What two pieces have in common, in characters. Of its last eighth nothing is believed.

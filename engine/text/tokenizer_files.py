@@ -19,9 +19,6 @@ from engine.contract.checkpoint_options import SAMPLING_DEFAULTS
 from engine.contract.errors import InvalidRequest, ModelLoadError
 from engine.contract.sampling_params import SamplingParams
 
-# -- Reading a model folder's JSON and template files, with errors that name the file.
-
-
 #: A text file of a model; the largest tokenizers have some 40 million.
 _MOST_BYTES = 1 << 28
 #: Characters of somebody else's text that a message shows.
@@ -69,9 +66,6 @@ def parse_object(text: str, path: Path) -> dict[str, Any]:
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in an optional file; {} where there is no such file."""
     return parse_object(read_text(path), path) if path.exists() else {}
-
-
-# -- What a checkpoint's `generation_config.json` presets: EOS ids and sampling defaults.
 
 
 log = logging.getLogger(__name__)

@@ -13,10 +13,8 @@ from engine.contract.errors import ModelLoadError
 from engine.text.tokenizer import Tokenizer, load_tokenizer
 from engine.text.tokenizer_backend import TOKENIZER_FILE
 
-# -- Make a `tokenizer.json` for a model folder that has only an older tokenizer's files.
-#
-# Only the engine calls this: it needs the `transformers` library (and, for some formats, the
-# `sentencepiece` and `protobuf` packages). Nothing else in `engine.text` imports this module.
+# Only the engine converts: it needs the `transformers` library (and, for some formats, the
+# `sentencepiece` and `protobuf` packages).
 
 
 def convert_tokenizer(
