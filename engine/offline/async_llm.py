@@ -46,12 +46,12 @@ class EnginePause(PauseMode):
         return settled
 
     def complete_when_idle(self, unfinished: bool) -> None:
-        """Tell who waits, unless something still runs."""
+        """Complete the waiting futures unless something still runs."""
         if not unfinished:
             self._notify()
 
     def end(self) -> None:
-        """Go on; nobody needs to wait for anything."""
+        """Resume."""
         self._mode = ""
         self._notify()
 
@@ -93,7 +93,7 @@ class AsyncLLM:
     def from_engine_args(
         cls, engine_args: EngineArgs, start_engine_loop: bool = True, **_: Any
     ) -> AsyncLLM:
-        """An engine with these settings. Other arguments of vLLM's mean nothing here."""
+        """Create an engine with these settings; other arguments of vLLM's are ignored."""
         return cls(engine_args.create_engine_config())
 
     def _run(self, config: EngineConfig, made: Future[LLMEngine]) -> None:
@@ -224,7 +224,7 @@ class AsyncLLM:
                 self._calls.put(lambda: self.engine.abort_request(request_id))
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
-        """Stop one request, or several. Unknown and finished ones are no error."""
+        """Abort one or several requests; unknown and finished ones are ignored."""
         wanted = [request_id] if isinstance(request_id, str) else list(request_id)
         await self._call_in_engine_thread(lambda: self.engine.abort_request(wanted))
         for each in wanted:
@@ -233,19 +233,19 @@ class AsyncLLM:
                 stream.put(EngineFault(f"The request {each} was aborted.", code="aborted"))
 
     def get_tokenizer(self) -> OfflineTokenizer:
-        """The tokenizer. Raises `InvalidRequest` with skip_tokenizer_init."""
+        """Return the tokenizer. Raises `InvalidRequest` with skip_tokenizer_init."""
         return self.engine.get_tokenizer()
 
     async def get_model_config(self) -> EngineConfig:
-        """The settings, with the context length as it is."""
+        """Return the settings, with the resolved context length."""
         return self.engine.get_model_config()
 
     async def get_supported_tasks(self) -> tuple[str, ...]:
-        """ "generate", or what the pooling model does."""
+        """The supported tasks: "generate", or the pooling model's."""
         return self.engine.get_supported_tasks()
 
     async def get_metrics(self) -> list[Metric]:
-        """Load and totals, under vLLM's names."""
+        """Return load and totals, under vLLM's names."""
         return await self._call_in_engine_thread(self.engine.get_metrics)
 
     @property
@@ -253,11 +253,11 @@ class AsyncLLM:
         return self.engine.get_model_config()
 
     async def do_log_stats(self) -> None:
-        """Log a line of figures now; see `LLMEngine.do_log_stats`."""
+        """Log statistics now; see `LLMEngine.do_log_stats`."""
         await self._call_in_engine_thread(self.engine.do_log_stats)
 
     def start_background_loop(self) -> None:
-        """The engine's loop runs from the start: nothing is left to do."""
+        """Do nothing: the engine's loop runs from the start."""
 
     async def check_health(self) -> None:
         """Raises `EngineFault` once the engine has failed or was shut down."""
@@ -273,33 +273,33 @@ class AsyncLLM:
 
     @property
     def is_running(self) -> bool:
-        """Whether it takes requests."""
+        """Whether the engine accepts requests."""
         return not self._gone
 
     @property
     def errored(self) -> bool:
-        """Whether it has failed."""
+        """Whether the engine has failed."""
         return self._dead is not None
 
     async def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False
     ) -> bool:
-        """Forget cached prefixes; see `LLMEngine.reset_prefix_cache`."""
+        """Clear the prefix cache; see `LLMEngine.reset_prefix_cache`."""
         reset = self.engine.reset_prefix_cache
         return await self._call_in_engine_thread(
             lambda: reset(reset_running_requests, reset_connector)
         )
 
     async def sleep(self, level: int = 1) -> None:
-        """Give memory back until `wake_up`; see `LLM.sleep`."""
+        """Release memory until `wake_up`; see `LLM.sleep`."""
         await self._call_in_engine_thread(lambda: self.engine.sleep(level))
 
     async def wake_up(self, tags: list[str] | None = None) -> None:
-        """Take memory again; see `LLM.wake_up`."""
+        """Reallocate memory; see `LLM.wake_up`."""
         await self._call_in_engine_thread(lambda: self.engine.wake_up(tags))
 
     async def is_sleeping(self) -> bool:
-        """Whether something sleeps still."""
+        """Whether weights or KV cache are asleep."""
         return await self._call_in_engine_thread(self.engine.is_sleeping)
 
     async def add_lora(self, lora_request: LoRARequest) -> bool:
@@ -335,19 +335,19 @@ class AsyncLLM:
             await self.reset_prefix_cache()
 
     async def resume_generation(self) -> None:
-        """Go on after `pause_generation`."""
+        """Resume after `pause_generation`."""
         await self._call_in_engine_thread(self._pause.end)
 
     async def is_paused(self) -> bool:
-        """Whether `pause_generation` holds."""
+        """Whether generation is paused."""
         return bool(self._pause)
 
     async def start_profile(self, folder: str | None = None) -> None:
-        """Record what is computed; see `LLMEngine.start_profile`."""
+        """Start a profile; see `LLMEngine.start_profile`."""
         await self._call_in_engine_thread(lambda: self.engine.start_profile(folder))
 
     async def stop_profile(self) -> str:
-        """End the profile; its file."""
+        """Stop the profile and return its file."""
         return await self._call_in_engine_thread(self.engine.stop_profile)
 
     async def collective_rpc(self, method: str | Callable[..., Any], **given: Any) -> list[Any]:
@@ -356,7 +356,7 @@ class AsyncLLM:
         )
 
     def shutdown(self) -> None:
-        """End the engine's thread and give its memory back. Requests that run fail."""
+        """Stop the engine's thread and release its memory. Running requests fail."""
         if self._stopped:
             return
         self._stopped = True
@@ -367,14 +367,14 @@ class AsyncLLM:
 
 
 class _Stream:
-    """What one coroutine waits for; filled from the engine's thread."""
+    """Results for one coroutine, filled by the engine's thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self.results: asyncio.Queue[Any] = asyncio.Queue()
 
     def put(self, result: Any) -> None:
-        """Hand a result over, from any thread."""
+        """Add a result, from any thread."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self.results.put_nowait, result)
 

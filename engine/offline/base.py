@@ -1,4 +1,4 @@
-"""`LLMBase`: what the parts that `LLM` is made of share."""
+"""`LLMBase`: the base of `LLM`'s mixins."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class LLMBase:
     _ids: itertools.count[int]
 
     def _use(self, engine: LLMEngine) -> None:
-        """Work with `engine` from now on."""
+        """Use `engine` from now on."""
         self.llm_engine = engine
         self.config, self.core, self._threads = engine.config, engine.core, engine.threads
         self._ids = itertools.count()

@@ -18,7 +18,7 @@ from engine.contract.vllm_flags import VLLM_FLAGS
 
 
 def PoolerConfig(**settings: Any) -> dict[str, Any]:
-    """The setting `pooler_config`; what wasn't given stays the model's own."""
+    """The setting `pooler_config`; unset fields are the model's own."""
     return {name: value for name, value in settings.items() if value is not None}
 
 
@@ -37,7 +37,7 @@ class FlexibleArgumentParser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Read a command line; sys.argv's for None."""
+        """Parse a command line; None means sys.argv."""
         try:
             words = expand_args(sys.argv[1:] if args is None else args, self)
         except ConfigError as error:
@@ -46,23 +46,23 @@ class FlexibleArgumentParser(argparse.ArgumentParser):
 
 
 class _Methods:
-    """What `EngineArgs` has beside its fields."""
+    """Methods of `EngineArgs`."""
 
     @staticmethod
     def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-        """Add a flag for each setting; the same parser."""
+        """Add a flag for each setting and return the parser."""
         add_cli_args(parser)
         return parser
 
     @classmethod
     def from_cli_args(cls, args: argparse.Namespace) -> Self:
-        """From parsed flags; what wasn't given keeps its default."""
+        """Build from parsed flags; unset ones keep their defaults."""
         names = {spec.name for spec in dataclasses.fields(cls)}  # type: ignore[arg-type]
         given = {name: value for name, value in vars(args).items() if value is not None}
         return cls(**{name: value for name, value in given.items() if name in names})
 
     def create_engine_config(self) -> EngineConfig:
-        """The settings, checked. Raises `ConfigError`."""
+        """Return the validated settings. Raises `ConfigError`."""
         names = [spec.name for spec in dataclasses.fields(self)]  # type: ignore[arg-type]
         given = {name: getattr(self, name) for name in names}
         return offline_config({name: each for name, each in given.items() if each is not None})

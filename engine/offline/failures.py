@@ -1,4 +1,4 @@
-"""What becomes of a batch in which requests failed."""
+"""Errors of a batch of requests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 def check_failures(results: Sequence[RequestOutput | PoolingRequestOutput[Any]]) -> None:
-    """Raise the first error where every request failed, for there is no result to lose then."""
+    """Raise the first error if every request failed: then no result is lost."""
     errors = [result.error for result in results if result.error is not None]
     if not errors:
         return

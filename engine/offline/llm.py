@@ -64,7 +64,7 @@ class LLM(PoolingMethods, BeamSearchMethods):
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> LLM:
-        """An LLM with these settings."""
+        """Create an LLM with these settings."""
         made = cls.__new__(cls)
         made._use(LLMEngine.from_engine_args(engine_args))
         return made
@@ -74,7 +74,7 @@ class LLM(PoolingMethods, BeamSearchMethods):
         self._enqueued: list[RequestOutputCollector] = []
 
     def get_tokenizer(self) -> OfflineTokenizer:
-        """The tokenizer. Raises `InvalidRequest` with skip_tokenizer_init."""
+        """Return the tokenizer. Raises `InvalidRequest` with skip_tokenizer_init."""
         return self.llm_engine.get_tokenizer()
 
     def set_tokenizer(self, tokenizer: Any) -> None:
@@ -82,7 +82,7 @@ class LLM(PoolingMethods, BeamSearchMethods):
         self.llm_engine.set_tokenizer(tokenizer)
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What requests get that bring no `SamplingParams`: the model's own defaults."""
+        """Return the model's default `SamplingParams`."""
         return SamplingParams(**self.core.facts.default_sampling)
 
     def generate(
@@ -265,33 +265,33 @@ class LLM(PoolingMethods, BeamSearchMethods):
         self.llm_engine.wake_up(tags)
 
     def is_sleeping(self) -> bool:
-        """Whether something sleeps still; until then nothing can be generated."""
+        """Whether weights or KV cache are asleep; nothing can be generated meanwhile."""
         return self.llm_engine.is_sleeping()
 
     def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False
     ) -> bool:
-        """Forget cached prefixes; see `LLMEngine.reset_prefix_cache`."""
+        """Clear the prefix cache; see `LLMEngine.reset_prefix_cache`."""
         return self.llm_engine.reset_prefix_cache(reset_running_requests, reset_connector)
 
     def reset_mm_cache(self) -> None:
-        """Nothing is kept of images and audio, so there is nothing to forget."""
+        """Do nothing: there is no cache of images and audio."""
 
     @property
     def model_config(self) -> EngineConfig:
-        """The settings, with the context length as it is."""
+        """The settings, with the resolved context length."""
         return self.llm_engine.get_model_config()
 
     def get_metrics(self) -> list[Metric]:
-        """Load and totals, under vLLM's names."""
+        """Return load and totals, under vLLM's names."""
         return self.llm_engine.get_metrics()
 
     def start_profile(self, folder: str | None = None) -> None:
-        """Record what is computed from now on; see `LLMEngine.start_profile`."""
+        """Start a profile; see `LLMEngine.start_profile`."""
         self.llm_engine.start_profile(folder)
 
     def stop_profile(self) -> str:
-        """End the profile; the file with it."""
+        """Stop the profile and return its file."""
         return self.llm_engine.stop_profile()
 
     def collective_rpc(
@@ -305,17 +305,17 @@ class LLM(PoolingMethods, BeamSearchMethods):
         return self.llm_engine.collective_rpc(method, timeout, args, kwargs)
 
     def apply_model(self, func: Callable[[Any], Any]) -> list[Any]:
-        """Call a function with the model: the results, one a rank, of which there is one."""
+        """Call a function with the model; returns one result per rank, of which there is one."""
         return self.llm_engine.apply_model(func)
 
     def get_world_size(self, include_dp: bool = True) -> int:
-        """How many ranks there are: one."""
+        """Return the number of ranks: one."""
         return 1
 
     def _params_for(
         self, given: SamplingParams | Sequence[SamplingParams] | None, count: int
     ) -> list[SamplingParams]:
-        """One `SamplingParams` a prompt."""
+        """Return one `SamplingParams` per prompt."""
         if given is None:
             given = self.get_default_sampling_params()
         if isinstance(given, SamplingParams):
@@ -328,7 +328,7 @@ class LLM(PoolingMethods, BeamSearchMethods):
         return list(given)
 
     def _priorities(self, given: Sequence[int] | int | None, count: int) -> list[int]:
-        """One priority a prompt."""
+        """Return one priority per prompt."""
         if isinstance(given, int):
             return [given] * count
         if given is not None and len(given) != count:
@@ -338,7 +338,7 @@ class LLM(PoolingMethods, BeamSearchMethods):
     def _submit_all(
         self, entries: list[TokenPrompt], params: list[SamplingParams], priorities: list[int]
     ) -> list[RequestOutputCollector]:
-        """Queue them all, or none."""
+        """Queue all requests, or none."""
         collectors: list[RequestOutputCollector] = []
         try:
             for entry, param, priority in zip(entries, params, priorities, strict=True):
@@ -352,7 +352,7 @@ class LLM(PoolingMethods, BeamSearchMethods):
     def _finish(
         self, collectors: list[RequestOutputCollector], use_tqdm: UseTqdm
     ) -> list[RequestOutput]:
-        """Run requests to their end. Whatever goes wrong, nothing of them stays in the engine."""
+        """Run requests until they finish. On any error none of them remains in the engine."""
         waiting = {each.request_id: each for each in collectors if not each.finished}
         try:
             with self._threads.engine_threads(), progress(use_tqdm, len(collectors)) as bar:

@@ -109,7 +109,7 @@ class LLMEngine:
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs, **_: Any) -> LLMEngine:
-        """An engine with these settings. Other arguments of vLLM's mean nothing here."""
+        """Create an engine with these settings; other arguments of vLLM's are ignored."""
         return cls(engine_args.create_engine_config())
 
     def add_request(
@@ -222,23 +222,23 @@ class LLMEngine:
         )
 
     def abort_request(self, request_id: str | Iterable[str]) -> None:
-        """Stop one request, or several. Unknown and finished ones are no error."""
+        """Abort one or several requests; unknown and finished ones are ignored."""
         for each in [request_id] if isinstance(request_id, str) else list(request_id):
             self.core.abort(each)
             self.collectors.pop(each, None)
             self._pooling.pop(each, None)
 
     def get_num_unfinished_requests(self) -> int:
-        """Requests that wait or run."""
+        """Return the number of waiting and running requests."""
         return len(self.collectors) + len(self._pooling)
 
     def has_unfinished_requests(self) -> bool:
-        """Whether any request waits or runs."""
+        """Whether any request is waiting or running."""
         return bool(self.collectors or self._pooling)
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` would do anything. Requests of a model that sleeps wait."""
+        """Whether `step` would do anything; requests of a sleeping model wait."""
         return bool(self._owed) or self.core.has_work
 
     def step(self) -> list[Result]:
@@ -319,7 +319,7 @@ class LLMEngine:
         self._tokenizer = as_tokenizer(tokenizer)
 
     def get_model_config(self) -> EngineConfig:
-        """The settings, with the context length as it is."""
+        """Return the settings, with the resolved context length."""
         return replace(self.config, max_model_len=self.core.facts.max_model_len)
 
     @property
@@ -332,11 +332,11 @@ class LLMEngine:
         return self.core.executor.vllm_config  # type: ignore[attr-defined]
 
     def do_log_stats(self) -> None:
-        """Log a line of figures now: load, and throughput since the last one."""
+        """Log the load, and the throughput since the last call."""
         self._stats_log.log(self.core.snapshot)
 
     def get_metrics(self) -> list[Metric]:
-        """Load and totals, under vLLM's names."""
+        """Return load and totals, under vLLM's names."""
         states, most = self.core.adapters.states(), self.config.max_loras
         return [
             *metrics_of(self.core.snapshot(), self.config.name),
@@ -349,7 +349,7 @@ class LLMEngine:
         return tuple(self.core.facts.tasks)
 
     def is_sleeping(self) -> bool:
-        """Whether something sleeps still; until then nothing can be generated."""
+        """Whether weights or KV cache are asleep; nothing can be generated meanwhile."""
         return self.core.is_sleeping
 
     def reset_prefix_cache(
@@ -366,12 +366,12 @@ class LLMEngine:
         return self.core.reset_prefix_cache()
 
     def sleep(self, level: int = 1) -> None:
-        """Give memory back until `wake_up`; see `LLM.sleep`."""
+        """Release memory until `wake_up`; see `LLM.sleep`."""
         with self.threads.engine_threads():
             self._owed += self.core.sleep(level)
 
     def wake_up(self, tags: list[str] | None = None) -> None:
-        """Take memory again; see `LLM.wake_up`."""
+        """Reallocate memory; see `LLM.wake_up`."""
         with self.threads.engine_threads():
             self.core.wake_up(tags)
 
@@ -390,11 +390,11 @@ class LLMEngine:
         return self._loaded.pin(lora_id)
 
     def remove_lora(self, lora_id: int) -> bool:
-        """Let an adapter go as soon as nobody uses it, a pinned one too; False: it isn't there."""
+        """Remove an adapter, even a pinned one, once it is unused; False if it isn't loaded."""
         return self._loaded.remove(lora_id)
 
     def list_loras(self) -> set[int]:
-        """The numbers of those that were added and are on the device."""
+        """Return the numbers of added adapters on the device."""
         return self._loaded.numbers()
 
     def start_profile(self, folder: str | None = None) -> None:
@@ -432,7 +432,7 @@ class LLMEngine:
         return [method(executor, *args, **(kwargs or {}))]
 
     def apply_model(self, func: Callable[[Any], Any]) -> list[Any]:
-        """Call a function with the model: the results, one a rank, of which there is one."""
+        """Call a function with the model; returns one result per rank, of which there is one."""
         with self.threads.engine_threads():
             return [func(self.core.executor.loaded.model)]  # type: ignore[attr-defined]
 
@@ -487,7 +487,7 @@ class LLMEngine:
         return save_quantized(weights, model.spec, folder, Path(path), quantization)
 
     def shutdown(self) -> None:
-        """Give all memory and threads back; nothing can be asked any more."""
+        """Release all memory and threads; the engine is unusable afterwards."""
         self.core.shutdown()
 
 

@@ -1,4 +1,4 @@
-"""What comes out: `RequestOutput` for `LLM`. Torch-free."""
+"""Outputs of `LLM`: `RequestOutput` and those of pooling models. Torch-free."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class EmbeddingOutput:
 
     @property
     def hidden_size(self) -> int:
-        """Its length."""
+        """Length of the vector."""
         return len(self.embedding)
 
 
@@ -45,7 +45,7 @@ class ClassificationOutput:
 
     @property
     def num_classes(self) -> int:
-        """How many labels there are."""
+        """Number of labels."""
         return len(self.probs)
 
     @property
@@ -110,7 +110,7 @@ class CompletionOutput:
 
     @property
     def finished(self) -> bool:
-        """Whether it has ended."""
+        """Whether the output has finished."""
         return self.finish_reason is not None
 
 
@@ -142,7 +142,7 @@ class RequestMetrics:
 
     @property
     def time_in_queue(self) -> float | None:
-        """Seconds that it waited."""
+        """Seconds that the request waited."""
         return None if self.scheduled_ts is None else self.scheduled_ts - self.arrival_time
 
     @property

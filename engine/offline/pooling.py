@@ -1,4 +1,4 @@
-"""`PoolingMethods`: what `LLM` offers of pooling models."""
+"""`PoolingMethods`: the methods of `LLM` for pooling models."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Params = PoolingParams | Sequence[PoolingParams] | None
 
 
 class PoolingMethods(LLMBase):
-    """What a pooling model can be asked for."""
+    """Methods of `LLM` for pooling models."""
 
     def embed(
         self,
@@ -268,7 +268,7 @@ class PoolingMethods(LLMBase):
         return scores
 
     def _run_pooling(self, entries: list[Entry], use_tqdm: UseTqdm, lora_request: Any) -> list[Raw]:
-        """Run a batch to its end. Whatever goes wrong, nothing of it stays in the engine."""
+        """Run a batch until it finishes. On any error none of it remains in the engine."""
         results: dict[str, Raw] = {}
         by_token = any(params.by_token for _, params, _ in entries)
         adapters = to_adapter_refs(lora_request, len(entries))
@@ -307,7 +307,7 @@ def _take(result: Raw, delta: TokenDelta, by_token: bool) -> None:
 
 
 def _made(raw: Raw, make: Callable[[torch.Tensor], Made]) -> PoolingRequestOutput[Made]:
-    """The same result with its numbers in another form."""
+    """Return the result with its numbers converted."""
     outputs = None if raw.outputs is None else make(raw.outputs)
     return PoolingRequestOutput(
         raw.request_id, outputs, raw.prompt_token_ids, raw.num_cached_tokens, error=raw.error
@@ -328,7 +328,7 @@ def _score(kind: str, query: Raw, text: Raw) -> ScoringRequestOutput:
 
 
 def _params_for(given: Params, count: int) -> list[PoolingParams]:
-    """One `PoolingParams` a prompt."""
+    """Return one `PoolingParams` per prompt."""
     if given is None or isinstance(given, PoolingParams):
         return [given or PoolingParams()] * count
     if len(given) != count:

@@ -1,4 +1,4 @@
-"""A replica's sign of life."""
+"""A replica's heartbeat: its model, its process, and the thread that writes it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ KEPT_S = 30 * 24 * 3600
 def publish_load_report(
     client: redis.Redis, replica_id: str, prefix: str, core: EngineCore
 ) -> None:
-    """Say what became of each layer's weights. A replica serves without having said so, too."""
+    """Write the load report by layer; a replica serves even if that fails."""
     layers = [
         LayerInfo(
             layer=each.layer,
@@ -53,7 +53,7 @@ def publish_load_report(
 
 
 def model_info(config: EngineConfig, core: EngineCore | None) -> ModelInfo:
-    """The model as gateways must know it; little is known while it loads."""
+    """Return the model's facts for gateways; most are empty while it loads."""
     if core is None:
         return ModelInfo(
             name=config.name, path=config.model, max_model_len=0, vocab_size=0, dtype=""
@@ -141,7 +141,7 @@ def process_stats() -> ProcessStats:
 
 @lru_cache(maxsize=1)
 def _start_time() -> float:
-    """When this process began, in seconds since the epoch."""
+    """Return the start of this process, in seconds since the epoch."""
     try:
         # After the command's name, which may hold anything but its last bracket.
         fields = (_PROC / "stat").read_text().rpartition(")")[2].split()

@@ -34,7 +34,7 @@ _DOUBT_AFTER_S = 1.0
 
 
 class IncarnationReplaced(Exception):
-    """Another process serves under this replica id by now."""
+    """Another process serves under this replica id now."""
 
     def __init__(self, replica_id: str) -> None:
         super().__init__(f"Another process serves as {replica_id} by now; this one ends.")
@@ -123,7 +123,7 @@ class TenantInbox:
         self._places: dict[str, _QueuedRequest] = {}
 
     def put(self, entry: Entry) -> None:
-        """Add a message."""
+        """Queue a message."""
         message = entry[1]
         with self._changed:
             if isinstance(message, EngineRequest):
@@ -155,11 +155,11 @@ class TenantInbox:
             return self._take()
 
     def get_nowait(self) -> Entry:
-        """The next one. Raises `queue.Empty` where there is none."""
+        """Pop the next message. Raises `queue.Empty` if there is none."""
         return self.get(0.0)
 
     def empty(self) -> bool:
-        """Whether nothing waits."""
+        """Whether the queue is empty."""
         with self._changed:
             return not self._has_any()
 
@@ -212,7 +212,7 @@ class InboxReader(threading.Thread):
         self._stopping = threading.Event()
 
     def stop(self) -> None:
-        """Take nothing more from the stream."""
+        """Stop reading the stream."""
         self._stopping.set()
 
     def run(self) -> None:
@@ -245,7 +245,7 @@ class InboxReader(threading.Thread):
                 raise
 
     def _discard_pending_entries(self) -> None:
-        """Delete what a former incarnation had read and not finished."""
+        """Delete entries that a previous incarnation had read and not finished."""
         dropped = 0
         while True:
             pending: Any = self._redis.xpending_range(

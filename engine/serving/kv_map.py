@@ -35,7 +35,7 @@ REMAINDER = 50
 
 
 class KVMapPublisher(threading.Thread):
-    """Publishes frames, one at a time. Those that Redis can't take are lost: the next are there."""
+    """Publishes frames, one at a time. Those that Redis doesn't accept are lost."""
 
     def __init__(self, client: redis.Redis, prefix: str, replica_id: str) -> None:
         super().__init__(name="block-map", daemon=True)
@@ -83,7 +83,7 @@ class KVMapBuilder:
         self.asked = number
 
     def publish_if_due(self, scheduler: Scheduler) -> None:
-        """Publish a frame if somebody watches and it's time."""
+        """Publish a frame if there are observers and the interval has passed."""
         if not self.asked:
             if self._run:
                 self._end(scheduler)
@@ -98,7 +98,7 @@ class KVMapBuilder:
         self._next_at = now + max(FRAME_S, REMAINDER * took)
 
     def _end(self, scheduler: Scheduler) -> None:
-        """Nobody watches any more."""
+        """Stop: there are no observers any more."""
         scheduler.kv.pool.changed_block_ids = None
         self._run = b""
         self._cached.clear()

@@ -1,4 +1,4 @@
-"""A replica that stands still at an operator's word."""
+"""Operators' commands: adapters, pause and abort."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine.lora.adapter_cache import AdapterManager
 
 
 class AdapterControls:
-    """Loads that operators wait for."""
+    """Adapter loads that operators wait for."""
 
     def __init__(self) -> None:
         self._loads: list[tuple[ControlRequest, Future[None]]] = []

@@ -51,13 +51,13 @@ return 1
 
 @dataclass(slots=True)
 class StepOutput:
-    """What one step writes: a batch a gateway, and the inbox entries that it completes."""
+    """Output of one step: a batch per gateway, and the inbox entries that it completes."""
 
     batches: dict[str, OutboxBatch] = field(default_factory=dict)
     done: list[bytes] = field(default_factory=list)
 
     def extend(self, later: StepOutput) -> None:
-        """Take in what a later step writes."""
+        """Merge a later step's output."""
         for gateway_id, batch in later.batches.items():
             mine = self.batches.setdefault(gateway_id, batch)
             if mine is not batch:
@@ -95,7 +95,7 @@ class OutboxWriter(threading.Thread):
         self._queue.put(output)
 
     def close(self, timeout: float) -> None:
-        """Write what is queued, then end."""
+        """Write what is queued, then stop."""
         self._queue.put(None)
         self.join(timeout)
 

@@ -69,7 +69,7 @@ class InFlightRecord:
 
     @property
     def ids(self) -> list[str]:
-        """The requests, in no order."""
+        """The requests, unordered."""
         return self._recorder.held
 
     def record_step(self, under_way: list[Sequence], reading: Iterable[Request]) -> None:
@@ -88,7 +88,7 @@ class InFlightRecord:
 
 
 def _unlike(ids: list[str], sequences: list[Sequence]) -> Iterator[str]:
-    """The sequences' requests, each once, without those."""
+    """Return the sequences' requests without duplicates and without those excluded."""
     known = set(ids)
     for sequence in sequences:
         request_id = sequence.request.message.request_id
@@ -152,7 +152,7 @@ def _describe(core: EngineCore) -> None:
 
 
 def rejection_deltas(message: EngineRequest, error: QuireError) -> list[TokenDelta]:
-    """The typed error, as the end of every output."""
+    """Return final deltas of every output with the typed error."""
     info = ErrorInfo.of(error)
     return [
         TokenDelta(request_id=message.request_id, index=index, finish_reason="error", error=info)
@@ -256,7 +256,7 @@ class EngineService:
         return status
 
     def drain(self) -> None:
-        """Take nothing new, finish what runs, then end."""
+        """Accept no new requests, finish running ones, then stop."""
         self.draining = True
         self.state = "draining"
         self._reader.stop()
@@ -349,7 +349,7 @@ class EngineService:
             self._output.done.append(entry_id)
 
     def _control(self, core: EngineCore, message: ControlRequest) -> None:
-        """An operator's command; answered when a gateway asked."""
+        """Run an operator's command and reply if a gateway asked."""
         ok, detail = True, ""
         if message.command in ("sleep", "wake_up"):
             ok, detail = self._sleep_or_wake(core, message)
@@ -426,7 +426,7 @@ class EngineService:
         return True, ""
 
     def _queue_deltas(self, deltas: list[TokenDelta]) -> None:
-        """Put deltas into their gateways' batches."""
+        """Add deltas to their gateways' batches."""
         for delta in deltas:
             gateway_id = self._gateways.get(delta.request_id)
             if gateway_id is not None:
@@ -441,7 +441,7 @@ class EngineService:
         return batch
 
     def _send_outputs(self, core: EngineCore) -> None:
-        """Hand the step's output to the writer and forget the requests that it ended."""
+        """Queue the step's output for writing and drop finished requests."""
         output = self._output
         if not output.batches and not output.done:
             return
@@ -460,7 +460,7 @@ class EngineService:
             self._recent.popitem(last=False)
 
     def heartbeat(self) -> Heartbeat:
-        """The replica's state as of now."""
+        """Return the replica's current state."""
         core = self.core
         return Heartbeat(
             replica_id=self.replica_id,
@@ -492,5 +492,5 @@ def _freeze() -> None:
 
 
 def _no_memory(error: MemoryError) -> str:
-    """What to tell of an allocation that failed."""
+    """Return the message for a failed allocation."""
     return f"there isn't enough memory: {error}" if str(error) else "there isn't enough memory"

@@ -27,7 +27,7 @@ _LATER = {
 
 
 def __getattr__(name: str) -> Any:
-    """Load it now that it's asked for."""
+    """Import a name on first access."""
     for module, names in _LATER.items():
         if name in names:
             return getattr(import_module(module), name)

@@ -59,13 +59,13 @@ class WindowedDetokenizer:
         return self._decode(self._window)[len(before) :]
 
     def _advance(self, text: str) -> str:
-        """Count the window as read and keep only its end as the next context."""
+        """Mark the window as read and keep only its end as the next context."""
         self._window = self._window[-CONTEXT_TOKENS:]
         self._read = len(self._window)
         return text
 
     def flush(self) -> str:
-        """The rest, finished or not."""
+        """Return the remaining text, even if unfinished."""
         return self._advance(self._new_text())
 
 

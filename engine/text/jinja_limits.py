@@ -36,7 +36,7 @@ _PADDING = frozenset(("center", "expandtabs", "ljust", "rjust", "zfill"))
 
 
 class TemplateLimit(InvalidRequest):
-    """The template took more steps or more time than it may."""
+    """The template exceeded its steps or its time."""
 
     code = "render_timeout"
 
@@ -72,7 +72,7 @@ def budget(limits: RenderLimits) -> Iterator[None]:
 
 
 def count_step() -> str:
-    """One step. Raises `TemplateLimit` when there are no more."""
+    """Count a step. Raises `TemplateLimit` when none remain."""
     _budget.steps -= 1
     if _budget.steps < 0:
         raise TemplateLimit("The chat template takes too many steps.", param="messages")
@@ -170,7 +170,7 @@ def check_call(function: Any, arguments: tuple[Any, ...]) -> None:
 
 
 def check_format(function: Any) -> None:
-    """Weigh `str.format` by its text."""
+    """Limit the size of `str.format`'s result."""
     text = getattr(function, "__self__", None)
     if isinstance(text, str) and getattr(function, "__name__", "") in ("format", "format_map"):
         raise_too_large(_FORMAT_WIDTH.search(text) is not None)

@@ -136,6 +136,6 @@ class StopChecker:
         return text if self._include else text[: len(text) - length]
 
     def flush(self) -> str:
-        """What was held back, now that no more text comes; "" after a match."""
+        """Return the text held back, at the end of the output; "" after a match."""
         held, self._held = self._held, ""
         return held

@@ -91,7 +91,7 @@ def shortened_text(backend: tokenizers.Tokenizer, text: str, limit: int) -> str:
 
 
 def _kept(first: int, second: int, room: int) -> tuple[int, int]:
-    """How many tokens of two texts stay: the longer one is cut first."""
+    """Return the number of tokens to keep of two texts; the longer one is cut first."""
     if first + second <= room:
         return first, second
     short, long = sorted((first, second))
@@ -358,7 +358,7 @@ class Tokenizer:
 
     @cached_property
     def vocab_size(self) -> int:
-        """One more than the largest token id."""
+        """Largest token id plus one."""
         return max(self._backend.get_vocab().values(), default=-1) + 1
 
     @property
