@@ -28,8 +28,9 @@ from engine.offline.tokenizer import OfflineTokenizer
 
 
 class EnginePause(PauseMode):
-    """Whether it stands still, how, and who waits to hear that nothing runs any more. Used by the
-    engine's thread.
+    """Pause mode of an engine, and the futures that complete once nothing runs.
+
+    Used by the engine's thread.
     """
 
     def __init__(self) -> None:
@@ -37,7 +38,7 @@ class EnginePause(PauseMode):
         self._waiting: list[Future[None]] = []
 
     def begin(self, mode: str) -> Future[None]:
-        """Stand still; what is done once nothing runs any more. Raises `InvalidRequest`."""
+        """Pause; the future completes once nothing runs. Raises `InvalidRequest`."""
         if mode not in PAUSE_MODES:
             raise InvalidRequest(f"mode must be one of {', '.join(PAUSE_MODES)}.", param="mode")
         self._mode = mode

@@ -30,27 +30,27 @@ class AdapterControls:
         return ""
 
     def pop_finished(self) -> list[tuple[ControlRequest, str]]:
-        """Loads that have ended since, each with why it failed, or ""."""
-        over = [(message, done) for message, done in self._loads if done.done()]
-        self._loads = [each for each in self._loads if each not in over]
-        return [(message, _reason(done)) for message, done in over]
+        """Pop the finished loads, each with its error message or ""."""
+        finished = [(message, future) for message, future in self._loads if future.done()]
+        self._loads = [load for load in self._loads if load not in finished]
+        return [(message, _reason(future)) for message, future in finished]
 
 
 def unload(pool: AdapterManager, message: ControlRequest) -> tuple[bool, str]:
-    """Let an adapter go: (whether it was there, what to say)."""
+    """Unload an adapter; returns whether it was loaded, and the error message."""
     if message.adapter is None:
         return False, "unload_adapter needs an adapter."
-    there = pool.unload(message.adapter.digest)
-    return there, "" if there else "The adapter isn't loaded."
+    was_loaded = pool.unload(message.adapter.digest)
+    return was_loaded, "" if was_loaded else "The adapter isn't loaded."
 
 
-def _reason(done: Future[None]) -> str:
-    error = done.exception()
+def _reason(future: Future[None]) -> str:
+    error = future.exception()
     return error.message if isinstance(error, QuireError) else str(error or "")
 
 
 class Pause(PauseMode):
-    """Whether a replica is paused, how, and who waits to hear that nothing runs any more."""
+    """Pause mode of a replica, and the commands that wait until nothing runs."""
 
     def __init__(self) -> None:
         super().__init__("The replica is paused until an operator resumes it.")
@@ -59,7 +59,7 @@ class Pause(PauseMode):
     def begin(
         self, core: EngineCore, message: ControlRequest
     ) -> tuple[bool, str, list[TokenDelta]]:
-        """Pause: whether it could be done, why not, and what aborted requests end with."""
+        """Pause; returns success, error message, and the final deltas of aborted requests."""
         if message.mode not in PAUSE_MODES:
             return False, f"mode must be one of {', '.join(PAUSE_MODES)}.", []
         self._mode = message.mode
@@ -69,7 +69,7 @@ class Pause(PauseMode):
         return True, "", deltas
 
     def end(self) -> list[ControlRequest]:
-        """Resume; pauses that nobody needs to wait for any more."""
+        """Resume; returns the pauses that were still waiting."""
         self._mode = ""
         return self._take_waiting()
 

@@ -57,9 +57,9 @@ from engine.system.step_record import SharedStepWriter
 
 
 class InFlightRecord:
-    """What the engine is at: the steps under way, adapters that are read, a request that comes in.
+    """Requests in progress: of steps in flight, with adapters being loaded, or being admitted.
 
-    A request that merely waits, for its turn or for room, isn't held.
+    A request that merely waits isn't among them.
     """
 
     def __init__(self, recorder: SharedStepWriter) -> None:
@@ -73,27 +73,27 @@ class InFlightRecord:
         return self._recorder.held
 
     def record_step(self, under_way: list[Sequence], reading: Iterable[Request]) -> None:
-        """A step begins: sequences of all that are under way, requests whose adapter is read."""
+        """Record a step: sequences in flight, and requests whose adapter is being loaded."""
         ids = [request.request_id for request in reading]
         # Decodes are the same from step to step, mostly.
         if not ids and under_way == self._sequences:
             return
-        self._recorder.write([*dict.fromkeys(ids), *_unlike(ids, under_way)])
+        self._recorder.write([*dict.fromkeys(ids), *_other_request_ids(ids, under_way)])
         self._sequences = None if ids else under_way
 
     def record_request(self, request_id: str, under_way: list[Sequence]) -> None:
-        """A request comes in, beside the steps under way."""
-        self._recorder.write([request_id, *_unlike([request_id], under_way)])
+        """Record a request being admitted, in addition to the steps in flight."""
+        self._recorder.write([request_id, *_other_request_ids([request_id], under_way)])
         self._sequences = None
 
 
-def _unlike(ids: list[str], sequences: list[Sequence]) -> Iterator[str]:
+def _other_request_ids(ids: list[str], sequences: list[Sequence]) -> Iterator[str]:
     """Return the sequences' requests without duplicates and without those excluded."""
-    known = set(ids)
+    seen = set(ids)
     for sequence in sequences:
         request_id = sequence.request.message.request_id
-        if request_id not in known:
-            known.add(request_id)
+        if request_id not in seen:
+            seen.add(request_id)
             yield request_id
 
 
@@ -101,8 +101,7 @@ log = logging.getLogger("engine.serving")
 
 
 def load_core(config: EngineConfig, on_progress: Callable[[float], None]) -> EngineCore:
-    """The engine; `on_progress` is called with the loaded part of its weights, up to 1, now and
-    then."""
+    """Load and warm up the engine; `on_progress` gets the loaded fraction of its weights."""
     started = time.perf_counter()
     # A supervisor whose terminal this ends up on says so; else tqdm looks for itself.
     hidden = False if os.environ.get("QUIRE_TERMINAL") else None

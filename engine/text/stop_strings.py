@@ -16,7 +16,7 @@ def bad_word_ids(tokenizer: Tokenizer, words: Iterable[str]) -> list[list[int]]:
     A word is tokenised differently in these places, and each way has to be forbidden. A model can
     still spell a word in other tokens than its tokenizer would (letter by letter, say).
     """
-    found: list[list[int]] = []
+    sequences: list[list[int]] = []
     for word in words:
         bare = word.lstrip(" ")
         spellings = (
@@ -25,16 +25,16 @@ def bad_word_ids(tokenizer: Tokenizer, words: Iterable[str]) -> list[list[int]]:
             _inside(tokenizer, " " + bare),
         )
         for ids in spellings:
-            if ids and ids not in found:
-                found.append(ids)
-    return found
+            if ids and ids not in sequences:
+                sequences.append(ids)
+    return sequences
 
 
 def _inside(tokenizer: Tokenizer, text: str) -> list[int]:
-    """The ids of `text` in the middle of a text; none where it melts into what's before it."""
-    before = tokenizer.encode_plain(_ANCHOR)
+    """Return the ids of `text` inside a text; none if it merges with the text before it."""
+    prefix = tokenizer.encode_plain(_ANCHOR)
     ids = tokenizer.encode_plain(_ANCHOR + text)
-    return ids[len(before) :] if ids[: len(before)] == before else []
+    return ids[len(prefix) :] if ids[: len(prefix)] == prefix else []
 
 
 class _Matcher:
