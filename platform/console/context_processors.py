@@ -1,4 +1,4 @@
-"""What the frame around every page shows: the navigation."""
+"""Context of every template: navigation and mail settings."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ from django.http import HttpRequest
 
 from console.navigation import navigation
 
-# -- What every page may ask.
-
 
 def mail(request: HttpRequest) -> dict[str, Any]:
-    """`mail_works`: whether a forgotten password can be mailed a new one."""
+    """`mail_works`: whether mail is configured, as password resets require."""
     return {"mail_works": bool(settings.SMTP_URL)}
 
 
 def frame(request: HttpRequest) -> dict[str, Any]:
-    """Context of every template: `sections` of the navigation, for people who are logged in."""
+    """`sections` of the navigation, for logged-in users."""
     user = getattr(request, "user", None)
     if user is None or not user.is_authenticated:
         return {}

@@ -40,7 +40,7 @@ def content_security_policy(get_response: Callable[[HttpRequest], Any]) -> Calla
 
 
 def protect(request: HttpRequest, response: HttpResponse) -> HttpResponse:
-    """The response, with the headers if it's a page of ours."""
+    """Add the headers to HTML responses."""
     html = response.get("Content-Type", "").startswith("text/html")
     # Django's own report of a failure, for developers, has its styles inline.
     debug_report = settings.DEBUG and response.status_code >= 400

@@ -1,18 +1,17 @@
-"""What lies below `/console/models/`."""
+"""Routes below `/console/models/`."""
 
 from django.urls import path
 
-from console.views import models as deeds
-from console.views import models as views
+from console.views import models
 
 urlpatterns = [
-    path("add/", deeds.add, name="add-model"),
-    path("<int:pk>/", views.model, name="model"),
-    path("<int:pk>/settings/", deeds.change, name="model-settings"),
-    path("<int:pk>/load/", deeds.load, name="load-model"),
-    path("<int:pk>/unload/", deeds.unload, name="unload-model"),
-    path("<int:pk>/sleep/", deeds.sleep, name="sleep-model"),
-    path("<int:pk>/wake/", deeds.wake, name="wake-model"),
-    path("<int:pk>/restart/", deeds.restart, name="restart-replica"),
-    path("<int:pk>/delete/", deeds.delete, name="delete-model"),
+    path("add/", models.add, name="add-model"),
+    path("<int:pk>/", models.model, name="model"),
+    path("<int:pk>/settings/", models.change, name="model-settings"),
+    path("<int:pk>/load/", models.load, name="load-model"),
+    path("<int:pk>/unload/", models.unload, name="unload-model"),
+    path("<int:pk>/sleep/", models.sleep, name="sleep-model"),
+    path("<int:pk>/wake/", models.wake, name="wake-model"),
+    path("<int:pk>/restart/", models.restart, name="restart-replica"),
+    path("<int:pk>/delete/", models.delete, name="delete-model"),
 ]

@@ -1,8 +1,8 @@
-"""Addresses of what has no name in `config.urls` to reverse, below `--root-path`."""
+"""Addresses below `--root-path` that have no URL name."""
 
 from django.urls import get_script_prefix
 
 
 def mounted(path: str) -> str:
-    """`path`, such as "/ws/kv/", as browsers reach it."""
+    """Prefix an absolute path, such as "/ws/kv/", with the root path."""
     return get_script_prefix() + path.removeprefix("/")

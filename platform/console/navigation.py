@@ -1,15 +1,11 @@
-"""Every page of the product, in the order of its navigation: the one place that registers pages.
-
-A line says under which name and address a page is, what it's called, its icon in `icons.svg`, who
-sees it, and the view that shows it, by its dotted name. A page without a view isn't built: it has a
-name and an address, but neither a route nor an entry.
-"""
+"""The registry of all pages, in the order of the navigation."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+from itertools import chain
 from typing import Any
 
 from django.urls import URLPattern, URLResolver, include, path, reverse
@@ -20,10 +16,10 @@ from tenants.models import Role
 
 
 class Audience(Enum):
-    """Whose navigation has an entry. What a page shows, and to whom, is its view's to say."""
+    """Whose navigation shows an entry; views check permissions themselves."""
 
     EVERYBODY = "everybody"
-    #: Of some tenant; operators too.
+    #: Admins of any tenant, and operators.
     ADMINS = "admins"
     OWNERS = "owners"
     OPERATORS = "operators"
@@ -35,11 +31,12 @@ class NavPage:
     """One page.
 
     Attributes:
-        name: of its route, as `{% url name %}` takes it.
-        address: below `/`, with a slash at its end.
-        view: where it is, as "package.module.function"; "" while it isn't built.
-        routes: a module with `urlpatterns` below the same address; "" for none.
-        external: its route is made by somebody else; the entry is ours.
+        name: URL name of its route.
+        address: path below `/` with a trailing slash.
+        icon: name in `icons.svg`.
+        view: dotted name of the view; "" for pages with `external` routes.
+        routes: module with `urlpatterns` below the same address; "" for none.
+        external: whether its route is defined elsewhere.
     """
 
     name: str
@@ -53,11 +50,11 @@ class NavPage:
 
     @property
     def has_view(self) -> bool:
-        """Whether there is anything to see."""
+        """Whether the page exists."""
         return bool(self.view) or self.external
 
 
-#: Title of a section: its pages.
+#: Section title: pages.
 NAVIGATION: dict[str, tuple[NavPage, ...]] = {
     "": (
         NavPage("playground", "", "Playground", "chat", "console.views.playground.playground"),
@@ -150,13 +147,12 @@ NAVIGATION: dict[str, tuple[NavPage, ...]] = {
 
 
 def pages() -> Iterator[NavPage]:
-    """All of them."""
-    for found in NAVIGATION.values():
-        yield from found
+    """All pages."""
+    return chain.from_iterable(NAVIGATION.values())
 
 
 def routes() -> Iterator[URLPattern | URLResolver]:
-    """Routes of the pages that are built, for `console.urls`."""
+    """Routes of the pages, for `console.urls`."""
     for page in pages():
         if page.view:
             yield path(page.address, import_string(page.view), name=page.name)
@@ -165,44 +161,51 @@ def routes() -> Iterator[URLPattern | URLResolver]:
 
 
 def navigation(user: Any, here: str) -> list[dict[str, Any]]:
-    """What `user` sees: sections of entries, with the one that `here`, a path, belongs to.
+    """The user's navigation; the entry for the path `here` is marked as current.
 
     Returns: [{"title", "entries": [{"page", "address", "current"}]}].
     """
-    seen = _user_audiences(user)
-    found = [
-        (title, [(page, reverse(page.name)) for page in each if page.has_view and page.who in seen])
-        for title, each in NAVIGATION.items()
+    audiences = _user_audiences(user)
+    sections = [
+        (
+            title,
+            [
+                (page, reverse(page.name))
+                for page in section
+                if page.has_view and page.who in audiences
+            ],
+        )
+        for title, section in NAVIGATION.items()
     ]
-    current = _current(here, [address for _, each in found for _, address in each])
+    current = _current(here, [address for _, entries in sections for _, address in entries])
     return [
         {
             "title": title,
             "entries": [
                 {"page": page, "address": address, "current": address == current}
-                for page, address in each
+                for page, address in entries
             ],
         }
-        for title, each in found
-        if each
+        for title, entries in sections
+        if entries
     ]
 
 
 def _user_audiences(user: Any) -> set[Audience]:
-    """Those that the user belongs to."""
+    """Audiences that include the user."""
     rank = max((role.rank for role in access_roles(user)), default=-1)
-    seen = {
+    membership = {
         Audience.EVERYBODY: True,
         Audience.ADMINS: rank >= Role.ADMIN.rank,
         Audience.OWNERS: rank >= Role.OWNER.rank,
         Audience.OPERATORS: user.is_superuser,
         Audience.STAFF: user.is_staff,
     }
-    return {who for who, sees in seen.items() if sees}
+    return {audience for audience, is_member in membership.items() if is_member}
 
 
 def _current(here: str, addresses: list[str]) -> str | None:
-    """The entry for `here`. Every page lies below the first two, so these stand for themselves."""
+    """Address of the entry for `here`; the first two, above all others, match exactly."""
     roots = {reverse("playground"), reverse("overview")}
     below = [address for address in addresses if here.startswith(address) and address not in roots]
     return here if here in roots else max(below, key=len, default=None)

@@ -1,4 +1,4 @@
-"""What lies below the page of requests."""
+"""Routes below `/console/requests/`."""
 
 from django.urls import path
 

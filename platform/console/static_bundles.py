@@ -1,7 +1,7 @@
-"""Style sheets that pages load as one file: a slow line pays for each one that it waits for.
+"""Style sheets joined into one file per page, which saves requests on slow connections.
 
-There is no build step: the files below `static/` stay as they are written, and a gateway joins them
-in memory. An address has its content's digest, so browsers ask for it once and never again.
+There is no build step: gateways join the files below `static/` in memory. An address contains the
+digest of its content, so browsers cache it forever.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from django.urls import reverse
 from django.utils.cache import patch_vary_headers
 from django.views.decorators.http import require_safe
 
-#: Name: the files that it joins, in their order.
+#: Bundle name: files to join, in order.
 BUNDLES: dict[str, tuple[str, ...]] = {
     name: tuple(f"{path}.css" for path in paths.split())
     for name, paths in {
@@ -43,7 +43,7 @@ BUNDLES: dict[str, tuple[str, ...]] = {
             "console/css/tokens console/css/frame console/css/admin_frame console/css/admin"
             " console/css/admin_lists"
         ),
-        # The admin's forms and lists have all of theirs in one, ours before those of small screens.
+        # One bundle each for the admin's forms and lists; ours precede the responsive sheet.
         "admin-form": (
             "admin/css/base admin/css/dark_mode admin/css/widgets admin/css/forms"
             " console/css/tokens console/css/frame console/css/admin_frame console/css/admin"
@@ -56,16 +56,16 @@ BUNDLES: dict[str, tuple[str, ...]] = {
         ),
     }.items()
 }
-#: Addresses in a sheet, relative to it.
+#: Relative URLs in a sheet.
 RELATIVE = re.compile(r"""url\((["']?)(\.\./[^)"']+)\1\)""")
-#: What a sheet imports stands before it in `BUNDLES`: an import would be a trip of its own.
+#: Imports, removed because `BUNDLES` lists the imported sheets first.
 IMPORT = re.compile(r"""^@import url\([^)]*\);\n""", re.MULTILINE)
 YEAR_S = 31_536_000
 
 
 @dataclass(frozen=True)
 class CssBundle:
-    """Files in one. `packed`: the same, compressed."""
+    """Joined files. `packed`: `text` compressed with gzip."""
 
     text: bytes
     packed: bytes
@@ -73,42 +73,42 @@ class CssBundle:
 
 
 def get_bundle(name: str) -> CssBundle:
-    """The sheet as its files are now. Raises `KeyError` for a name that none has."""
+    """The bundle of the files' current content. Raises: `KeyError` for an unknown name."""
     paths = _paths(name)
     return _joined(name, tuple(path.stat().st_mtime_ns for path in paths))
 
 
 def sheet_address(name: str) -> str:
-    """Where browsers find it."""
+    """URL path of a bundle."""
     return reverse("sheet", args=(name, get_bundle(name).digest))
 
 
 @require_safe
 def joined_sheet(request: HttpRequest, name: str, digest: str) -> HttpResponse:
-    """One of `BUNDLES`, to everybody. For another release's digest: what this one has, for now."""
+    """Serve a bundle; with another release's digest the current content, not to be cached."""
     if name not in BUNDLES:
         raise Http404
-    found = get_bundle(name)
+    bundle = get_bundle(name)
     packed = "gzip" in request.META.get("HTTP_ACCEPT_ENCODING", "")
-    response = HttpResponse(found.packed if packed else found.text, content_type="text/css")
+    response = HttpResponse(bundle.packed if packed else bundle.text, content_type="text/css")
     if packed:
         response["Content-Encoding"] = "gzip"
     patch_vary_headers(response, ("Accept-Encoding",))
-    known = digest == found.digest
-    response["Cache-Control"] = f"public, max-age={YEAR_S}, immutable" if known else "no-cache"
+    is_current = digest == bundle.digest
+    response["Cache-Control"] = f"public, max-age={YEAR_S}, immutable" if is_current else "no-cache"
     return response
 
 
 @cache
 def _paths(name: str) -> tuple[Path, ...]:
-    return tuple(Path(str(finders.find(each))) for each in BUNDLES[name])
+    return tuple(Path(str(finders.find(sheet))) for sheet in BUNDLES[name])
 
 
 @lru_cache(maxsize=2 * len(BUNDLES))
-def _joined(name: str, changed: tuple[int, ...]) -> CssBundle:
+def _joined(name: str, mtimes_ns: tuple[int, ...]) -> CssBundle:
     parts = [
-        RELATIVE.sub(lambda found, at=each: f'url("{urljoin(static(at), found[2])}")', text)
-        for each, text in zip(
+        RELATIVE.sub(lambda match, base=sheet: f'url("{urljoin(static(base), match[2])}")', text)
+        for sheet, text in zip(
             BUNDLES[name],
             (IMPORT.sub("", path.read_text("utf-8")) for path in _paths(name)),
             strict=True,

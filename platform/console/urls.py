@@ -1,24 +1,22 @@
-"""The console's pages, what they do, and the JSON that they ask for.
-
-A page itself is registered in `console.navigation`.
-"""
+"""Routes of the console's actions and JSON; pages are registered in `console.navigation`."""
 
 from django.urls import include, path
 
-from accounts import views as invitation
-from console import static_bundles as sheets
+from accounts.views import invitation
 from console.navigation import routes
-from console.views import adapters, batches, keys, members
-from console.views import billing as budgets
-from console.views import billing as prices
-from console.views import models as models_page
-from console.views import overview as api
-from console.views import overview as overview_fairness
-from console.views import overview as overview_history
-from console.views import playground as conversations
-from console.views import settings as webhook
-from console.views import tenants as tenant_data
-from console.views import tenants as tenants_page
+from console.static_bundles import joined_sheet
+from console.views import (
+    adapters,
+    batches,
+    billing,
+    keys,
+    members,
+    models,
+    overview,
+    playground,
+    settings,
+    tenants,
+)
 
 urlpatterns = [
     *routes(),
@@ -46,21 +44,21 @@ urlpatterns = [
         name="adapter-version",
     ),
     path("console/api/adapters", adapters.adapter_status_json, name="console-adapters"),
-    path("console/budgets/set/", budgets.set_budget, name="set-budget"),
-    path("console/budgets/<int:pk>/delete/", budgets.delete_budget, name="delete-budget"),
-    path("console/prices/set/", prices.set_price, name="set-price"),
-    path("console/prices/<int:pk>/delete/", prices.delete_price, name="delete-price"),
-    path("console/webhook/set/", webhook.set_webhook, name="set-webhook"),
-    path("console/webhook/delete/", webhook.delete_webhook, name="delete-webhook"),
-    path("console/webhook/test/", webhook.try_webhook, name="try-webhook"),
-    path("console/webhook/<int:pk>/again/", webhook.send_again, name="send-again"),
-    path("console/data/keep/", tenant_data.keep, name="keep-data"),
-    path("console/data/export/", tenant_data.export, name="export-data"),
-    path("console/data/erase/", tenant_data.erase, name="erase-data"),
-    path("invitation/<str:token>/", invitation.invitation, name="invitation"),
-    path("console/api/model-states", models_page.states, name="console-model-states"),
-    path("console/api/model", models_page.progress, name="console-model"),
-    path("console/api/replica-log", models_page.log, name="console-log"),
+    path("console/budgets/set/", billing.set_budget, name="set-budget"),
+    path("console/budgets/<int:pk>/delete/", billing.delete_budget, name="delete-budget"),
+    path("console/prices/set/", billing.set_price, name="set-price"),
+    path("console/prices/<int:pk>/delete/", billing.delete_price, name="delete-price"),
+    path("console/webhook/set/", settings.set_webhook, name="set-webhook"),
+    path("console/webhook/delete/", settings.delete_webhook, name="delete-webhook"),
+    path("console/webhook/test/", settings.try_webhook, name="try-webhook"),
+    path("console/webhook/<int:pk>/again/", settings.send_again, name="send-again"),
+    path("console/data/keep/", tenants.keep, name="keep-data"),
+    path("console/data/export/", tenants.export, name="export-data"),
+    path("console/data/erase/", tenants.erase, name="erase-data"),
+    path("invitation/<str:token>/", invitation, name="invitation"),
+    path("console/api/model-states", models.states, name="console-model-states"),
+    path("console/api/model", models.progress, name="console-model"),
+    path("console/api/replica-log", models.log, name="console-log"),
     path("console/batches/add/", batches.add_batch, name="add-batch"),
     path("console/batches/<str:public_id>/", batches.batch, name="batch"),
     path("console/batches/<str:public_id>/cancel/", batches.cancel, name="cancel-batch"),
@@ -68,20 +66,20 @@ urlpatterns = [
     path("console/files/<str:public_id>/", batches.download, name="download-file"),
     path("console/files/<str:public_id>/delete/", batches.delete, name="delete-file"),
     path("console/api/batches", batches.progress, name="console-batches"),
-    path("console/api/models", api.models, name="console-models"),
-    path("console/api/conversations", conversations.conversations, name="console-conversations"),
+    path("console/api/models", overview.models, name="console-models"),
+    path("console/api/conversations", playground.conversations, name="console-conversations"),
     path(
         "console/api/conversations/<str:public_id>",
-        conversations.conversation,
+        playground.conversation,
         name="console-conversation",
     ),
-    path("console/api/overview", api.overview_json, name="console-overview"),
-    path("console/api/history", overview_history.history, name="console-history"),
-    path("console/api/fairness", overview_fairness.figures, name="console-fairness"),
-    path("console/tenants/create/", tenants_page.create, name="create-tenant"),
-    path("console/tenants/<slug:slug>/", tenants_page.tenant, name="tenant"),
-    path("console/tenants/<slug:slug>/limits/", tenants_page.limit, name="limit-tenant"),
-    path("console/api/usage", api.usage, name="console-usage"),
-    path("styles/<slug:name>-<slug:digest>.css", sheets.joined_sheet, name="sheet"),
+    path("console/api/overview", overview.overview_json, name="console-overview"),
+    path("console/api/history", overview.history, name="console-history"),
+    path("console/api/fairness", overview.figures, name="console-fairness"),
+    path("console/tenants/create/", tenants.create, name="create-tenant"),
+    path("console/tenants/<slug:slug>/", tenants.tenant, name="tenant"),
+    path("console/tenants/<slug:slug>/limits/", tenants.limit, name="limit-tenant"),
+    path("console/api/usage", overview.usage, name="console-usage"),
+    path("styles/<slug:name>-<slug:digest>.css", joined_sheet, name="sheet"),
     path("", include("accounts.urls")),
 ]

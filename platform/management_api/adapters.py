@@ -22,7 +22,7 @@ from catalog.models import ServedModel
 from common.errors import NotFound
 from engine.contract.errors import InvalidRequest
 from inference.errors import PayloadTooLarge
-from management_api import serializers as shapes
+from management_api import serializers
 from management_api.people import TenantMixin
 from management_api.serializers import MAX_PIECE_BYTES
 from metering.models import UsageEntry
@@ -53,7 +53,7 @@ class AdapterViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMix
     """A tenant's adapters and those shared with it. Members add versions, admins take them live."""
 
     queryset = Adapter.objects.all()
-    serializer_class = shapes.AdapterSerializer
+    serializer_class = serializers.AdapterSerializer
     filterset_fields = ("name", "served_model__name")
 
     @property
@@ -65,14 +65,15 @@ class AdapterViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMix
         return _full_queryset(access.access_adapters(self.actor, self.owner))
 
     @extend_schema(
-        request=shapes.AdapterCreateSerializer, responses={201: shapes.AdapterVersionSerializer}
+        request=serializers.AdapterCreateSerializer,
+        responses={201: serializers.AdapterVersionSerializer},
     )
     def create(self, request: Request, **where: Any) -> Response:
         """A version from the hub, or for operators from a folder of the server's. It's checked by
         a worker. Files of one's own are uploaded.
         """
         owner = self.owner
-        values = self.validate_body(shapes.AdapterCreateSerializer)
+        values = self.validate_body(serializers.AdapterCreateSerializer)
         path, repository = values.pop("path"), values.pop("repository")
         model = find_model(owner, values.pop("model"))
         common = {"actor": self.actor, "tenant": owner, "served_model": model, **values}
@@ -90,30 +91,34 @@ class AdapterViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMix
         actions.delete_adapter(actor=self.actor, adapter=self.row())
         return Response(status=status.HTTP_204_NO_CONTENT)
 
-    @extend_schema(request=shapes.PromotionSerializer, responses=shapes.AdapterAliasSerializer)
+    @extend_schema(
+        request=serializers.PromotionSerializer, responses=serializers.AdapterAliasSerializer
+    )
     @action(detail=True, methods=["post"])
     def promote(self, request: Request, pk: str, **where: Any) -> Response:
         """Promote a version to live, or to a canary with a share of the requests."""
-        adapter, values = self.row(), self.validate_body(shapes.PromotionSerializer)
+        adapter, values = self.row(), self.validate_body(serializers.PromotionSerializer)
         version = access.access_version(self.actor, adapter, values.pop("version"))
         return self._alias(actions.promote(actor=self.actor, version=version, **values))
 
-    @extend_schema(request=shapes.AliasNameSerializer, responses=shapes.AdapterAliasSerializer)
+    @extend_schema(
+        request=serializers.AliasNameSerializer, responses=serializers.AdapterAliasSerializer
+    )
     @action(detail=True, methods=["post"])
     def rollback(self, request: Request, pk: str, **where: Any) -> Response:
         """End the canary, or roll back to the previous version."""
-        adapter, values = self.row(), self.validate_body(shapes.AliasNameSerializer)
+        adapter, values = self.row(), self.validate_body(serializers.AliasNameSerializer)
         alias = access.access_alias(self.actor, adapter, values["alias"])
         return self._alias(actions.rollback(actor=self.actor, alias=alias))
 
-    @extend_schema(request=None, responses=shapes.AdapterSerializer)
+    @extend_schema(request=None, responses=serializers.AdapterSerializer)
     @action(detail=True, methods=["post"])
     def offline(self, request: Request, pk: str, **where: Any) -> Response:
         """Take all names of the adapter offline; undo with a rollback."""
         actions.take_offline(actor=self.actor, adapter=self.row())
         return Response(self.get_serializer(self.row()).data)
 
-    @extend_schema(request=None, responses=shapes.AdapterSerializer)
+    @extend_schema(request=None, responses=serializers.AdapterSerializer)
     @action(detail=True, methods=["post"])
     def pin(self, request: Request, pk: str, **where: Any) -> Response:
         """Pin the live versions in the memory of every replica. Operators only. 409 if more than
@@ -122,7 +127,7 @@ class AdapterViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMix
         actions.pin(actor=self.actor, adapter=self.row())
         return Response(self.get_serializer(self.row()).data)
 
-    @extend_schema(request=None, responses=shapes.AdapterSerializer)
+    @extend_schema(request=None, responses=serializers.AdapterSerializer)
     @action(detail=True, methods=["post"])
     def unpin(self, request: Request, pk: str, **where: Any) -> Response:
         """Unpin the adapter on all replicas. Operators only."""
@@ -141,7 +146,7 @@ class AdapterViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMix
 
     @extend_schema(
         methods=["GET"],
-        responses=shapes.AdapterVersionSerializer,
+        responses=serializers.AdapterVersionSerializer,
         parameters=[OpenApiParameter("number", int, OpenApiParameter.PATH)],
     )
     @extend_schema(
@@ -160,7 +165,7 @@ class AdapterViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMix
 
     @extend_schema(
         request=None,
-        responses=shapes.AdapterVersionSerializer,
+        responses=serializers.AdapterVersionSerializer,
         parameters=[
             OpenApiParameter("number", int, OpenApiParameter.PATH),
             OpenApiParameter("deed", str, OpenApiParameter.PATH, enum=["check", "retire"]),
@@ -181,10 +186,10 @@ class AdapterViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMix
 
     def _version(self, version: AdapterVersion, code: int = 200) -> Response:
         context = self.get_serializer_context()
-        return Response(shapes.AdapterVersionSerializer(version, context=context).data, code)
+        return Response(serializers.AdapterVersionSerializer(version, context=context).data, code)
 
     def _alias(self, alias: AdapterAlias) -> Response:
-        return Response(shapes.AdapterAliasSerializer(alias).data)
+        return Response(serializers.AdapterAliasSerializer(alias).data)
 
     def get_serializer_context(self) -> dict[str, Any]:
         """Paths on the server are for operators."""
@@ -197,7 +202,7 @@ class AdapterUploadViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Ten
     """Files under way, in pieces: what a dropped connection lost is sent again from `offset` on."""
 
     queryset = AdapterUpload.objects.all()
-    serializer_class = shapes.AdapterUploadSerializer
+    serializer_class = serializers.AdapterUploadSerializer
     lookup_field = "public_id"
     lookup_value_regex = r"upload-[0-9a-f]{32}"
     parser_classes = (JSONParser, RawBodyParser)
@@ -211,12 +216,12 @@ class AdapterUploadViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Ten
         return access.access_uploads(self.actor, self.owner)
 
     @extend_schema(
-        request=shapes.AdapterUploadCreateSerializer,
-        responses={201: shapes.AdapterUploadSerializer},
+        request=serializers.AdapterUploadCreateSerializer,
+        responses={201: serializers.AdapterUploadSerializer},
     )
     def create(self, request: Request, **where: Any) -> Response:
         """Announce an adapter's files with their bytes."""
-        owner, values = self.owner, self.validate_body(shapes.AdapterUploadCreateSerializer)
+        owner, values = self.owner, self.validate_body(serializers.AdapterUploadCreateSerializer)
         model = find_model(owner, values.pop("model"))
         made = actions.begin_upload(
             actor=self.actor,
@@ -235,7 +240,7 @@ class AdapterUploadViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Ten
 
     @extend_schema(
         request={"application/octet-stream": OpenApiTypes.BINARY},
-        responses={200: shapes.AdapterUploadSerializer},
+        responses={200: serializers.AdapterUploadSerializer},
         parameters=[
             OpenApiParameter("file", str, OpenApiParameter.PATH),
             OpenApiParameter("Upload-Offset", int, OpenApiParameter.HEADER, required=True),
@@ -260,12 +265,12 @@ class AdapterUploadViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Ten
         )
         return Response(self.get_serializer(upload).data)
 
-    @extend_schema(request=None, responses={201: shapes.AdapterVersionSerializer})
+    @extend_schema(request=None, responses={201: serializers.AdapterVersionSerializer})
     @action(detail=True, methods=["post"])
     def finish(self, request: Request, **where: Any) -> Response:
         """All bytes are there: make a version, which a worker checks."""
         version = actions.finish_upload(actor=self.actor, upload=self.row())
-        return Response(shapes.AdapterVersionSerializer(version).data, status.HTTP_201_CREATED)
+        return Response(serializers.AdapterVersionSerializer(version).data, status.HTTP_201_CREATED)
 
 
 class SharedAdapterViewSet(AdapterViewSet):
@@ -288,7 +293,7 @@ class RequestStoryViewSet(TenantMixin):
     """What the ledger has of a request, by its id."""
 
     queryset = UsageEntry.objects.all()
-    serializer_class = shapes.RequestSerializer
+    serializer_class = serializers.RequestSerializer
     lookup_field = "request_id"
     lookup_value_regex = r"[^/]{1,200}"
 
@@ -298,7 +303,7 @@ class RequestStoryViewSet(TenantMixin):
     def retrieve(self, request: Request, tenant: str, request_id: str) -> Response:
         """Which model, adapter and digest answered it, and what it used."""
         found = access_request(self.actor, self.tenant, request_id)
-        return Response(shapes.RequestSerializer(found).data)
+        return Response(serializers.RequestSerializer(found).data)
 
 
 def _full_queryset(rows: QuerySet[Adapter]) -> QuerySet[Adapter]:

@@ -31,9 +31,6 @@ from metering.request_log import (
 )
 from tenants.actors import require_operator
 
-# -- What the overview and the page of fairness show, in the management API.
-
-
 WHOSE = OpenApiParameter("tenant", str, description="Tenant slug. Omit for all.")
 STRETCH = OpenApiParameter("range", str, enum=list(RANGES), description="Time range, ending now.")
 
@@ -156,9 +153,6 @@ class RequestEntryViewSet(mixins.ListModelMixin, ManagementViewSet):
         found = access_request_entry(self.actor, id)
         shown: dict[str, Any] = dict(RequestEntrySerializer(found).data)
         return Response({**shown, **request_detail_json(self.actor, found)})
-
-
-# -- Settings in force, in the management API.
 
 
 class SettingSerializer(serializers.Serializer):

@@ -22,7 +22,7 @@ from rest_framework.viewsets import GenericViewSet
 from accounts.invitation_mail import mail_invitation
 from common.errors import NotFound
 from engine.contract.errors import InvalidRequest
-from management_api import serializers as shapes
+from management_api import serializers
 from management_api.base import (
     KeyFilter,
     ManagementKeyAuthentication,
@@ -104,27 +104,31 @@ class UserViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, ManagementVi
     """People who log in. For operators."""
 
     queryset = User.objects.all()
-    serializer_class = shapes.UserSerializer
+    serializer_class = serializers.UserSerializer
     filterset_fields = ("username", "email", "is_active", "is_staff", "is_superuser")
 
     def get_visible_queryset(self) -> QuerySet[User]:
         return access.access_users(self.actor)
 
-    @extend_schema(request=shapes.UserCreateSerializer, responses={201: shapes.UserSerializer})
+    @extend_schema(
+        request=serializers.UserCreateSerializer, responses={201: serializers.UserSerializer}
+    )
     def create(self, request: Request) -> Response:
         """Create a user."""
         made = actions.create_user(
-            actor=self.actor, **self.validate_body(shapes.UserCreateSerializer)
+            actor=self.actor, **self.validate_body(serializers.UserCreateSerializer)
         )
-        return Response(shapes.UserSerializer(made).data, status.HTTP_201_CREATED)
+        return Response(serializers.UserSerializer(made).data, status.HTTP_201_CREATED)
 
-    @extend_schema(request=shapes.UserSerializer(partial=True), responses=shapes.UserSerializer)
+    @extend_schema(
+        request=serializers.UserSerializer(partial=True), responses=serializers.UserSerializer
+    )
     def partial_update(self, request: Request, pk: str) -> Response:
         """Update a user. Deactivating ends sessions and sockets and revokes keys."""
-        given = shapes.UserSerializer(self.row(), data=request.data, partial=True)
+        given = serializers.UserSerializer(self.row(), data=request.data, partial=True)
         values = self.validated(given)
         saved = actions.update_user(actor=self.actor, user=self.row(), **values)
-        return Response(shapes.UserSerializer(saved).data)
+        return Response(serializers.UserSerializer(saved).data)
 
     @extend_schema(responses={204: None})
     def destroy(self, request: Request, pk: str) -> Response:
@@ -132,11 +136,11 @@ class UserViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, ManagementVi
         actions.delete_user(actor=self.actor, user=self.row())
         return Response(status=status.HTTP_204_NO_CONTENT)
 
-    @extend_schema(request=shapes.PasswordSerializer, responses={204: None})
+    @extend_schema(request=serializers.PasswordSerializer, responses={204: None})
     @action(detail=True, methods=["post"])
     def password(self, request: Request, pk: str) -> Response:
         """Set or remove a user's password. Ends the user's sessions."""
-        values = self.validate_body(shapes.PasswordSerializer)
+        values = self.validate_body(serializers.PasswordSerializer)
         actions.set_password(actor=self.actor, user=self.row(), **values)
         return Response(status=status.HTTP_204_NO_CONTENT)
 
@@ -145,30 +149,32 @@ class MemberViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixi
     """A tenant's people. Admins change them, up to their own role."""
 
     queryset = access.Membership.objects.all()
-    serializer_class = shapes.MemberSerializer
+    serializer_class = serializers.MemberSerializer
     filterset_fields = ("role", "user__is_active")
 
     def get_visible_queryset(self) -> QuerySet[Any]:
         return access.access_members(self.actor, self.tenant)
 
-    @extend_schema(request=shapes.MemberCreateSerializer, responses={201: shapes.MemberSerializer})
+    @extend_schema(
+        request=serializers.MemberCreateSerializer, responses={201: serializers.MemberSerializer}
+    )
     def create(self, request: Request, tenant: str) -> Response:
         """Add somebody who has an account: operators' to do. Others invite."""
         where = self.tenant
         require_operator(self.actor)
-        values = self.validate_body(shapes.MemberCreateSerializer)
+        values = self.validate_body(serializers.MemberCreateSerializer)
         user = User.objects.filter(username=values["username"]).first()
         if user is None:
             raise NotFound(f"User {values['username']!r} not found.", param="username")
         made = actions.add_member(actor=self.actor, tenant=where, user=user, role=values["role"])
-        return Response(shapes.MemberSerializer(made).data, status.HTTP_201_CREATED)
+        return Response(serializers.MemberSerializer(made).data, status.HTTP_201_CREATED)
 
-    @extend_schema(request=shapes.RoleSerializer, responses=shapes.MemberSerializer)
+    @extend_schema(request=serializers.RoleSerializer, responses=serializers.MemberSerializer)
     def partial_update(self, request: Request, tenant: str, pk: str) -> Response:
         """Another role; a lower one ends sessions, sockets and keys."""
-        values = self.validate_body(shapes.RoleSerializer)
+        values = self.validate_body(serializers.RoleSerializer)
         saved = actions.change_role(actor=self.actor, membership=self.row(), **values)
-        return Response(shapes.MemberSerializer(saved).data)
+        return Response(serializers.MemberSerializer(saved).data)
 
     @extend_schema(responses={204: None})
     def destroy(self, request: Request, tenant: str, pk: str) -> Response:
@@ -181,23 +187,24 @@ class InvitationViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Tenant
     """Who was invited. For admins."""
 
     queryset = access.Invitation.objects.all()
-    serializer_class = shapes.InvitationSerializer
+    serializer_class = serializers.InvitationSerializer
     filterset_fields = ("email", "role")
 
     def get_visible_queryset(self) -> QuerySet[Any]:
         return access.access_invitations(self.actor, self.tenant)
 
     @extend_schema(
-        request=shapes.InvitationSerializer, responses={201: shapes.InvitationWithLinkSerializer}
+        request=serializers.InvitationSerializer,
+        responses={201: serializers.InvitationWithLinkSerializer},
     )
     def create(self, request: Request, tenant: str) -> Response:
         """A link for somebody, mailed where mail is set up."""
         where = self.tenant
-        values = self.validate_body(shapes.InvitationSerializer)
+        values = self.validate_body(serializers.InvitationSerializer)
         made = actions.invite(actor=self.actor, tenant=where, **values)
         link = request.build_absolute_uri(reverse("invitation", args=[made.token]))
         mailed = mail_invitation(made.invitation, link)
-        shown = shapes.InvitationSerializer(made.invitation).data
+        shown = serializers.InvitationSerializer(made.invitation).data
         return Response({**shown, "link": link, "mailed": mailed}, status.HTTP_201_CREATED)
 
     @extend_schema(responses={204: None})
@@ -211,31 +218,32 @@ class ServiceAccountViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Te
     """A tenant's programs. Admins change them."""
 
     queryset = access.ServiceAccount.objects.all()
-    serializer_class = shapes.ServiceAccountSerializer
+    serializer_class = serializers.ServiceAccountSerializer
     filterset_fields = ("name", "role", "active")
 
     def get_visible_queryset(self) -> QuerySet[Any]:
         return access.access_service_accounts(self.actor, self.tenant)
 
     @extend_schema(
-        request=shapes.ServiceAccountCreateSerializer,
-        responses={201: shapes.ServiceAccountSerializer},
+        request=serializers.ServiceAccountCreateSerializer,
+        responses={201: serializers.ServiceAccountSerializer},
     )
     def create(self, request: Request, tenant: str) -> Response:
         """A program that keys can be made for."""
         where = self.tenant
-        values = self.validate_body(shapes.ServiceAccountCreateSerializer)
+        values = self.validate_body(serializers.ServiceAccountCreateSerializer)
         made = actions.create_service_account(actor=self.actor, tenant=where, **values)
-        return Response(shapes.ServiceAccountSerializer(made).data, status.HTTP_201_CREATED)
+        return Response(serializers.ServiceAccountSerializer(made).data, status.HTTP_201_CREATED)
 
     @extend_schema(
-        request=shapes.ServiceAccountUpdateSerializer, responses=shapes.ServiceAccountSerializer
+        request=serializers.ServiceAccountUpdateSerializer,
+        responses=serializers.ServiceAccountSerializer,
     )
     def partial_update(self, request: Request, tenant: str, pk: str) -> Response:
         """Change what is named; switched off, its keys are refused."""
-        values = self.validate_body(shapes.ServiceAccountUpdateSerializer)
+        values = self.validate_body(serializers.ServiceAccountUpdateSerializer)
         saved = actions.update_service_account(actor=self.actor, account=self.row(), **values)
-        return Response(shapes.ServiceAccountSerializer(saved).data)
+        return Response(serializers.ServiceAccountSerializer(saved).data)
 
     @extend_schema(responses={204: None})
     def destroy(self, request: Request, tenant: str, pk: str) -> Response:
@@ -248,19 +256,20 @@ class ApiKeyViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixi
     """API keys: all for admins, their own for members."""
 
     queryset = access.ApiKey.objects.all()
-    serializer_class = shapes.ApiKeySerializer
+    serializer_class = serializers.ApiKeySerializer
     filterset_class = KeyFilter
 
     def get_visible_queryset(self) -> QuerySet[Any]:
         return access.access_keys(self.actor, self.tenant)
 
     @extend_schema(
-        request=shapes.ApiKeyCreateSerializer, responses={201: shapes.ApiKeyWithSecretSerializer}
+        request=serializers.ApiKeyCreateSerializer,
+        responses={201: serializers.ApiKeyWithSecretSerializer},
     )
     def create(self, request: Request, tenant: str) -> Response:
         """A new key; its secret is in this answer alone."""
         where = self.tenant
-        values = self.validate_body(shapes.ApiKeyCreateSerializer)
+        values = self.validate_body(serializers.ApiKeyCreateSerializer)
         account = values.pop("service_account")
         if account is not None:
             account = access.access_service_account(self.actor, where, account)
@@ -274,19 +283,20 @@ class ApiKeyViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixi
         return Response(status=status.HTTP_204_NO_CONTENT)
 
     @extend_schema(
-        request=shapes.ApiKeyRotationSerializer, responses={201: shapes.ApiKeyWithSecretSerializer}
+        request=serializers.ApiKeyRotationSerializer,
+        responses={201: serializers.ApiKeyWithSecretSerializer},
     )
     @action(detail=True, methods=["post"])
     def rotate(self, request: Request, tenant: str, pk: str) -> Response:
         """Another key in its place; the old one goes on for a while."""
-        hours = self.validate_body(shapes.ApiKeyRotationSerializer)["overlap_hours"]
+        hours = self.validate_body(serializers.ApiKeyRotationSerializer)["overlap_hours"]
         overlap = timedelta(hours=hours)
         return self._created_response(
             actions.rotate_key(actor=self.actor, key=self.row(), overlap=overlap)
         )
 
     def _created_response(self, made: actions.NewKey) -> Response:
-        shown = shapes.ApiKeySerializer(made.key).data
+        shown = serializers.ApiKeySerializer(made.key).data
         return Response({**shown, "secret": made.secret}, status.HTTP_201_CREATED)
 
 
@@ -306,7 +316,7 @@ class AuditEntryViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Tenant
     """A tenant's audit log, newest first. For admins."""
 
     queryset = AuditEntry.objects.all()
-    serializer_class = shapes.AuditEntrySerializer
+    serializer_class = serializers.AuditEntrySerializer
     filterset_class = AuditFilter
 
     def get_visible_queryset(self) -> QuerySet[AuditEntry]:
@@ -317,7 +327,7 @@ class InstallationAuditViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin,
     """The whole installation's audit log, newest first. For operators."""
 
     queryset = AuditEntry.objects.all()
-    serializer_class = shapes.AuditEntrySerializer
+    serializer_class = serializers.AuditEntrySerializer
     filterset_class = AuditFilter
 
     def get_visible_queryset(self) -> QuerySet[AuditEntry]:

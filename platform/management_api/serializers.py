@@ -14,9 +14,6 @@ from tenants import api_keys as scopes
 from tenants.audit import as_record
 from tenants.models import ApiKey, AuditEntry, Invitation, Membership, Role, ServiceAccount, User
 
-# -- What the management API shows and takes of adapters.
-
-
 #: What one piece of an upload may have; larger files come in several.
 MAX_PIECE_BYTES = 32 << 20
 

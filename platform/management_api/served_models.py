@@ -10,8 +10,7 @@ from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from catalog import actions
-from catalog import model_details as look
+from catalog import actions, model_details
 from catalog.access import access_catalog
 from catalog.hub import get_download_info
 from catalog.models import Replica, ServedModel
@@ -61,8 +60,12 @@ class ModelSleepSerializer(serializers.Serializer):
 class MemoryEstimateQuerySerializer(serializers.Serializer):
     """For how many sequences, of how many tokens each; 0: of the longest context."""
 
-    sequences = serializers.IntegerField(default=1, min_value=1, max_value=look.MAX_SEQUENCES)
-    context = serializers.IntegerField(default=0, min_value=0, max_value=look.MAX_CONTEXT_TOKENS)
+    sequences = serializers.IntegerField(
+        default=1, min_value=1, max_value=model_details.MAX_SEQUENCES
+    )
+    context = serializers.IntegerField(
+        default=0, min_value=0, max_value=model_details.MAX_CONTEXT_TOKENS
+    )
 
 
 class DownloadSerializer(serializers.Serializer):
@@ -211,13 +214,13 @@ class ServedModelViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Manag
         if replica is None:
             raise NotFound("Replica not found.", param="replica")
         actions.drain_replica(actor=self.actor, replica=replica)
-        return Response(ReplicaSerializer(look.replica_row(replica, None)).data)
+        return Response(ReplicaSerializer(model_details.replica_row(replica, None)).data)
 
     @extend_schema(responses=ReplicaSerializer(many=True))
     @action(detail=True, methods=["get"], pagination_class=None, filter_backends=[])
     def replicas(self, request: Request, pk: str) -> Response:
         """Its replicas: states, phases of a load, why they ended."""
-        rows = look.replica_status_list(self.row(), look.get_heartbeats())
+        rows = model_details.replica_status_list(self.row(), model_details.get_heartbeats())
         return Response(ReplicaSerializer(rows, many=True).data)
 
     @extend_schema(parameters=[MemoryEstimateQuerySerializer], responses=MemoryEstimateSerializer)
@@ -229,15 +232,15 @@ class ServedModelViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Manag
         row = self.row()
         asked = MemoryEstimateQuerySerializer(data=request.query_params)
         asked.is_valid(raise_exception=True)
-        found = look.checkpoint_of(row.source, row.settings)
-        if found is None and look.is_on_hub(row.source):
+        found = model_details.checkpoint_of(row.source, row.settings)
+        if found is None and model_details.is_on_hub(row.source):
             found = get_download_info(row.source, row.settings).checkpoint
         if found is None:
             raise NotFound("Memory needs are unknown: the model's files are not on this host.")
         values = {name: value or "" for name, value in asked.validated_data.items()}
         return Response(
             MemoryEstimateSerializer(
-                look.estimate_memory_for_form(found, row.settings, values)
+                model_details.estimate_memory_for_form(found, row.settings, values)
             ).data
         )
 
@@ -246,7 +249,7 @@ class ServedModelViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Manag
     def download(self, request: Request, pk: str) -> Response:
         """What a load fetches from the hub, and whether the disk of the gateway's host has room."""
         row = self.row()
-        if not look.is_on_hub(row.source):
+        if not model_details.is_on_hub(row.source):
             raise NotFound("It comes from a folder, not from the hub.")
         return Response(DownloadSerializer(get_download_info(row.source, row.settings)).data)
 
@@ -258,7 +261,7 @@ class ServedModelViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Manag
         asked.is_valid(raise_exception=True)
         given = asked.validated_data
         try:
-            lines = look.log_of(row, given["replica"], given["after"])
+            lines = model_details.log_of(row, given["replica"], given["after"])
         except redis.RedisError as error:
             raise ServiceUnavailable("The log is unavailable: no connection to Redis.") from error
         return Response(LogLineSerializer(lines, many=True).data)

@@ -25,8 +25,6 @@ from tenants import actions as tenants_actions
 from tenants.models import Tenant, User
 from tenants.tenant_data import export_chunks
 
-# -- A tenant's webhook and its deliveries in the management API.
-
 
 class WebhookSerializer(serializers.ModelSerializer):
     """Where the tenant is told."""

@@ -213,7 +213,7 @@ async def test_who_comes_while_rights_are_looked_at_ends_no_look(
         watch._watched[lose_later] = (2, {7})  # as `watch` does in the loop
         return {user: set() for user in users}
 
-    monkeypatch.setattr("console.live.hub._rights", look)
+    monkeypatch.setattr("console.live.hub._allowed_tenants", look)
     monkeypatch.setattr("console.live.hub.POLL_INTERVAL_S", 0.01)
     watch.watch(lose, 1, {7})
     await asyncio.wait_for(lost.wait(), 30)

@@ -32,23 +32,23 @@ TopicRequests = list[tuple[str, str | None]]
 
 
 class ConsoleConsumer(AsyncWebsocketConsumer):
-    """One browser. What isn't sent yet is the newest of each subscription, and no more."""
+    """One browser. Only the newest unsent data of each subscription is buffered."""
 
-    # The hub hears the layer, once for all sockets of the process.
+    # The hub listens to the channel layer, once for all sockets of the process.
     channel_layer_alias = "none"
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._user: Any = None
         self._bad_frames = 0
-        #: What the page calls each key.
+        #: Tenant names that the page used for each key.
         self._names: dict[Key, list[str | None]] = {}
         self._pending: dict[Key, Any] = {}
         self._waiting = asyncio.Event()
         self._writer: asyncio.Task[None] | None = None
 
     async def connect(self) -> None:
-        """Accept, and close at once with a code that the page understands if it's refused."""
+        """Accept, so that a refusal can carry a close code that the page understands."""
         await self.accept()
         if not origin_allowed(dict(self.scope["headers"])):
             await self.close(FOREIGN_ORIGIN)
@@ -62,14 +62,14 @@ class ConsoleConsumer(AsyncWebsocketConsumer):
         self._writer = asyncio.create_task(self._write())
 
     async def disconnect(self, code: int) -> None:
-        """Hear no more."""
+        """End all subscriptions."""
         session_monitor.remove(self._on_access_lost)
         self._unsubscribe_all()
         if self._writer is not None:
             self._writer.cancel()
 
     async def _on_access_lost(self) -> None:
-        """The session was ended elsewhere, or a right to something that is open was lost."""
+        """Close after the session ended or access to a subscribed tenant was lost."""
         self._user = None
         self._unsubscribe_all()
         await self.close(NOT_LOGGED_IN)
@@ -81,12 +81,12 @@ class ConsoleConsumer(AsyncWebsocketConsumer):
         self._names, self._pending = {}, {}
 
     async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
-        """One frame."""
+        """Handle one frame."""
         if text_data is None or len(text_data) > MAX_FRAME_CHARS:
             await self.close(BAD_MESSAGES)
             return
         if self._user is None:
-            return  # refused already: the close is on its way
+            return  # already closing
         try:
             message = parse_object(text_data.encode("utf-8", "surrogatepass"), MAX_DEPTH)
             if message.get("type") == "ping":
@@ -101,11 +101,11 @@ class ConsoleConsumer(AsyncWebsocketConsumer):
             if self._bad_frames >= MAX_BAD_FRAMES:
                 await self.close(BAD_MESSAGES)
 
-    async def _subscribe(self, wanted: TopicRequests) -> None:
-        """From now on exactly these."""
-        found: dict[Key, Any] = {}
+    async def _subscribe(self, requested: TopicRequests) -> None:
+        """Replace the subscriptions with `requested`."""
+        topics: dict[Key, Any] = {}
         names: dict[Key, list[str | None]] = {}
-        for name, tenant in wanted:
+        for name, tenant in requested:
             try:
                 topic, tenant_id = await database_sync_to_async(access_topic)(
                     self._user, name, tenant
@@ -114,27 +114,27 @@ class ConsoleConsumer(AsyncWebsocketConsumer):
                 refused = {"type": "refused", "topic": name, "tenant": tenant}
                 await self._send({**refused, **envelope(error)})
                 continue
-            found[name, tenant_id] = topic
+            topics[name, tenant_id] = topic
             names.setdefault((name, tenant_id), []).append(tenant)
         if self._user is None:
-            return  # ended meanwhile
-        old = set(self._names)
+            return  # the session ended meanwhile
+        previous = set(self._names)
         self._names = names
-        for key in old - set(found):
+        for key in previous - set(topics):
             hub.remove(key, self._sink)
             self._pending.pop(key, None)
-        for key in set(found) - old:
-            hub.add(found[key], key[1], self._sink)
-        # What everybody may have asks for no right.
-        held = {key[1] for key in found if found[key].audience.value != "everybody"}
-        rights.watch(self._on_access_lost, self._user.pk, held)
+        for key in set(topics) - previous:
+            hub.add(topics[key], key[1], self._sink)
+        # Topics for everybody need no permission.
+        tenants = {key[1] for key in topics if topics[key].audience.value != "everybody"}
+        rights.watch(self._on_access_lost, self._user.pk, tenants)
 
     def _sink(self, key: Key, data: Any) -> None:
         self._pending[key] = data
         self._waiting.set()
 
     async def _write(self) -> None:
-        """Send the newest. While a slow reader takes one frame, newer ones replace each other."""
+        """Send pending data; while a slow reader takes a frame, newer data replaces older."""
         while True:
             await self._waiting.wait()
             self._waiting.clear()
@@ -150,16 +150,16 @@ class ConsoleConsumer(AsyncWebsocketConsumer):
 
 
 def _parse_topics(message: dict[str, Any]) -> TopicRequests:
-    """Pairs of a topic and a tenant's slug, or None for all. Raises `InvalidRequest`."""
+    """Pairs of a topic and a tenant's slug (None: all). Raises: `InvalidRequest`."""
     topics = message.get("topics")
     if not isinstance(topics, list) or len(topics) > MAX_TOPICS:
         raise InvalidRequest(f"topics must be a list of {MAX_TOPICS} at most.", param="topics")
-    found: TopicRequests = []
-    for each in topics:
-        if not isinstance(each, list) or len(each) != 2:
+    pairs: TopicRequests = []
+    for pair in topics:
+        if not isinstance(pair, list) or len(pair) != 2:
             raise InvalidRequest("A topic is a pair of its name and a tenant.", param="topics")
-        name, tenant = each
+        name, tenant = pair
         if not isinstance(name, str) or not isinstance(tenant, str | None):
             raise InvalidRequest("A topic's name and tenant are words.", param="topics")
-        found.append((name, tenant))
-    return found
+        pairs.append((name, tenant))
+    return pairs

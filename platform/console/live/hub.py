@@ -1,4 +1,4 @@
-"""`Hub`: what a process's sockets have subscribed to, asked and heard once for all of them."""
+"""Topics of the console's WebSocket and the `Hub` that reads each once for all sockets."""
 
 from __future__ import annotations
 
@@ -25,29 +25,26 @@ from tenants.access import access_tenant
 from tenants.actors import require_operator, to_actor
 from tenants.models import User
 
-# -- Every topic of the console's socket: the one place that registers them.
-
 
 class Audience(Enum):
-    """Who may have a topic."""
+    """Who may subscribe to a topic."""
 
-    #: A tenant's members have their tenant's; operators also all tenants'.
+    #: Members, for their tenant; operators also for all tenants.
     TENANT = "tenant"
-    #: The same for everybody who is logged in: nothing of a tenant may be in it.
+    #: Every logged-in user: the data must not contain anything of a tenant.
     MEMBERS = "everybody"
     OPERATORS = "operators"
 
 
 @dataclass(frozen=True)
 class Topic:
-    """One kind of news.
+    """A subscription that pages may request.
 
     Attributes:
-        read: dotted name of a function from a tenant's id (`ALL_TENANTS`: of all) to what is so
-        now, as
-            plain JSON; asked every `poll_interval_s` seconds, in a thread, while somebody has the
-            topic,
-            and sent when it changed. "": only what `common.messaging.broadcast_sync` tells.
+        read: dotted name of a function from a tenant's id (or `ALL_TENANTS`) to the current data
+            as plain JSON. While the topic has subscribers, it's called in a thread every
+            `poll_interval_s` seconds, and the data is sent if it changed. "": only messages of
+            `common.messaging.broadcast_sync`.
     """
 
     name: str
@@ -59,17 +56,17 @@ class Topic:
 TOPICS = {
     topic.name: topic
     for topic in (
-        # A new piece of history was written.
+        # A new interval of the traffic history was written.
         Topic("history", Audience.MEMBERS),
         Topic("now", Audience.TENANT, "catalog.live_status.now"),
-        # When the newest request that has ended began.
+        # Start of the newest finished request.
         Topic("requests", Audience.TENANT, "console.views.requests.latest_request_at"),
     )
 }
 
 
 def access_topic(user: User, name: str, tenant: str | None) -> tuple[Topic, int]:
-    """The topic, and the id of the tenant it's for. Raises `NotFound`, `PermissionDenied`."""
+    """The topic and the tenant's id. Raises: `NotFound`, `PermissionDenied`."""
     topic = TOPICS.get(name)
     if topic is None:
         raise NotFound(f"Topic {name[:50]!r} not found.", param="topic")
@@ -82,21 +79,21 @@ def access_topic(user: User, name: str, tenant: str | None) -> tuple[Topic, int]
 
 
 logger = logging.getLogger(__name__)
-#: Topic and id of the tenant.
+#: Topic name and tenant id.
 Key = tuple[str, int]
 Subscriber = Callable[[Key, Any], None]
-#: With the query and the close this stays below 2 s.
+#: Together with the query and the close, a lost permission takes effect within 2 s.
 POLL_INTERVAL_S = 1.5
-AGAIN_AFTER_S = 5.0
-#: What doesn't change is asked less often, up to so many times the pause.
-SLOWEST = 3
-#: Heartbeats that say the same as before are no news.
-_WHEN = re.compile(rb'"at":[0-9.e+]+')
+RETRY_INTERVAL_S = 5.0
+#: Maximum factor by which polling of unchanged data slows down.
+MAX_BACKOFF = 3
+#: Timestamps, ignored when data is compared.
+_TIMESTAMPS = re.compile(rb'"at":[0-9.e+]+')
 _encode_canonical = msgspec.json.Encoder(order="deterministic").encode
 
 
 class Hub:
-    """Sinks by key. A key's task and its group of the layer live as long as it has a sink."""
+    """Subscribers by key. A key's task and channel-layer group exist while it has subscribers."""
 
     def __init__(self) -> None:
         self._sinks: dict[Key, set[Subscriber]] = {}
@@ -104,7 +101,7 @@ class Hub:
         self._last: dict[Key, Any] = {}
 
     def add(self, topic: Topic, tenant_id: int, sink: Subscriber) -> None:
-        """Give the sink what is known now, and all news."""
+        """Subscribe `sink`: it gets the last data at once, then every change."""
         key = (topic.name, tenant_id)
         self._sinks.setdefault(key, set()).add(sink)
         if key in self._last:
@@ -115,7 +112,7 @@ class Hub:
             self._tasks[key] = loop.create_task(self._run_topic(topic, key))
 
     def remove(self, key: Key, sink: Subscriber) -> None:
-        """No more of this."""
+        """Unsubscribe `sink`."""
         sinks = self._sinks.get(key, set())
         sinks.discard(sink)
         if not sinks:
@@ -129,11 +126,10 @@ class Hub:
             sink(key, data)
 
     async def _run_topic(self, topic: Topic, key: Key) -> None:
-        following = [self._poll(topic, key)] if topic.read else [self._listen(key)]
-        await asyncio.gather(*following)
+        await (self._poll(topic, key) if topic.read else self._listen(key))
 
     async def _listen(self, key: Key) -> None:
-        """What other processes tell. While the layer is away, nothing comes."""
+        """Deliver messages of the channel layer; reconnect after errors."""
         layer: Any = get_channel_layer()
         while True:
             channel = await layer.new_channel()
@@ -144,30 +140,30 @@ class Hub:
                     self._deliver(key, message["data"])
             except (redis.RedisError, OSError) as error:
                 logger.warning("no news of %s: %s", key[0], error)
-                await asyncio.sleep(AGAIN_AFTER_S)
+                await asyncio.sleep(RETRY_INTERVAL_S)
             finally:
                 with suppress(redis.RedisError, OSError):
                     await layer.group_discard(group_name(*key), channel)
 
     async def _poll(self, topic: Topic, key: Key) -> None:
-        """What is so now, again and again, told when it changed."""
-        read, before, wait = import_string(topic.read), b"", topic.poll_interval_s
+        """Read the topic periodically and deliver its data when it changes."""
+        read, last_encoded, wait = import_string(topic.read), b"", topic.poll_interval_s
         while True:
             try:
                 data = await run_in_db_thread(read, key[1])
             except (QuireError, redis.RedisError, DatabaseError, InterfaceError) as error:
                 logger.debug("%s can't be read: %s", topic.name, error)
                 data = {"unknown": True}
-            now = _WHEN.sub(b"", _encode_canonical(data))
-            wait = min(wait * 1.5, topic.poll_interval_s * SLOWEST)
-            if now != before:
-                before, self._last[key], wait = now, data, topic.poll_interval_s
+            encoded = _TIMESTAMPS.sub(b"", _encode_canonical(data))
+            wait = min(wait * 1.5, topic.poll_interval_s * MAX_BACKOFF)
+            if encoded != last_encoded:
+                last_encoded, self._last[key], wait = encoded, data, topic.poll_interval_s
                 self._deliver(key, data)
             await asyncio.sleep(wait)
 
 
 class PermissionMonitor:
-    """Looks again and again whether people still have the rights that their pages hang on."""
+    """Checks periodically whether users still have access to the tenants of their open sockets."""
 
     def __init__(self) -> None:
         self._watched: dict[Callable[[], Awaitable[None]], tuple[int, set[int]]] = {}
@@ -176,7 +172,7 @@ class PermissionMonitor:
     def watch(
         self, on_lost: Callable[[], Awaitable[None]], user_id: int, tenants: set[int]
     ) -> None:
-        """Call `on_lost` when one of the tenants (0: all of them) isn't the user's any more."""
+        """Call `on_lost` when the user loses access to one of `tenants` (0: all tenants)."""
         if not tenants:
             self._watched.pop(on_lost, None)
             return
@@ -188,38 +184,41 @@ class PermissionMonitor:
     async def _check_permissions(self) -> None:
         while self._watched:
             await asyncio.sleep(POLL_INTERVAL_S)
-            # Who comes during the look wasn't asked after, and has lost nothing.
-            looked_at = dict(self._watched)
+            # Sockets added during the query aren't part of its result.
+            checked = dict(self._watched)
             try:
-                allowed = await run_in_db_thread(_rights, {user for user, _ in looked_at.values()})
+                allowed = await run_in_db_thread(
+                    _allowed_tenants, {user for user, _ in checked.values()}
+                )
             except (DatabaseError, InterfaceError) as error:
                 logger.warning("permission check of open sockets failed: %s", error)
                 continue
             lost = [
                 call
-                for call, held in looked_at.items()
-                if self._watched.get(call) == held and _misses(held[1], allowed[held[0]])
+                for call, watched in checked.items()
+                if self._watched.get(call) == watched
+                and _has_lost_access(watched[1], allowed[watched[0]])
             ]
             for call in lost:
                 self._watched.pop(call, None)
             await asyncio.gather(*(call() for call in lost), return_exceptions=True)
 
 
-def _misses(tenants: set[int], allowed: set[int]) -> bool:
-    """Whether one of these isn't allowed."""
+def _has_lost_access(tenants: set[int], allowed: set[int]) -> bool:
+    """Whether one of `tenants` isn't allowed."""
     return 0 not in allowed and bool(tenants - allowed)
 
 
-def _rights(users: set[int]) -> dict[int, set[int]]:
-    """The tenants of each; 0 among them for operators."""
-    found: dict[int, set[int]] = {user: set() for user in users}
+def _allowed_tenants(users: set[int]) -> dict[int, set[int]]:
+    """Tenant ids by user id; 0 stands for all, for operators."""
+    tenants: dict[int, set[int]] = {user: set() for user in users}
     active = User.objects.filter(pk__in=users, is_active=True)
     for user, operator, tenant in active.values_list(
         "pk", "is_superuser", "memberships__tenant_id"
     ):
         if operator or tenant is not None:
-            found[user].add(0 if operator else tenant)
-    return found
+            tenants[user].add(0 if operator else tenant)
+    return tenants
 
 
 hub = Hub()

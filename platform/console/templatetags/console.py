@@ -1,7 +1,4 @@
-"""Pieces of pages: `{% icon "send" %}`, `{% empty_state "key" "No key yet" %}…{% endempty_state
-%}`,
-`{% module_script "console/js/x.js" %}`, `{% styles "frame" %}`.
-"""
+"""Template tags and filters of the console, such as `{% icon "send" %}`."""
 
 import re
 from decimal import Decimal
@@ -22,7 +19,7 @@ register = template.Library()
 
 @register.simple_tag
 def icon(name: str) -> SafeString:
-    """One of the pictures of `icons.svg`. Decoration only: whatever it's in needs its own name."""
+    """An icon of `icons.svg`, hidden from assistive technology."""
     sprite = static("console/icons.svg")
     return format_html(
         '<svg class="icon" aria-hidden="true"><use href="{}#{}"></use></svg>', sprite, name
@@ -31,7 +28,7 @@ def icon(name: str) -> SafeString:
 
 @register.simple_block_tag
 def empty_state(content: SafeString, picture: str, title: str) -> SafeString:
-    """What stands where nothing is yet: what would be there, and how it gets there."""
+    """Placeholder of an empty list: `{% empty_state "key" "No key yet" %}…{% endempty_state %}`."""
     return format_html(
         '<div class="empty">{}<h3>{}</h3><p>{}</p></div>', icon(picture), title, content
     )
@@ -39,16 +36,16 @@ def empty_state(content: SafeString, picture: str, title: str) -> SafeString:
 
 @register.filter
 def inline_code(text: str) -> SafeString:
-    """Text in which what stands between pairs of `backticks` is code."""
+    """Render text between pairs of `backticks` as code."""
     parts = text.split("`")
-    if len(parts) % 2 == 0:  # one is without its other
+    if len(parts) % 2 == 0:  # an unpaired backtick
         return format_html("{}", text)
-    shapes = ("{}", "<code>{}</code>")
-    pieces = [format_html(shapes[at % 2], part) for at, part in enumerate(parts)]
-    return format_html_join("", "{}", ((piece,) for piece in pieces))
+    formats = ("{}", "<code>{}</code>")
+    rendered = (format_html(formats[index % 2], part) for index, part in enumerate(parts))
+    return format_html_join("", "{}", ((part,) for part in rendered))
 
 
-#: What a browser calls itself -> what people call it: those that also claim to be another first.
+#: Token in `User-Agent`: common name; browsers that also claim to be another come first.
 BROWSERS = {"Edg": "Edge", "OPR": "Opera", "Firefox": "Firefox", "FxiOS": "Firefox"}
 BROWSERS |= {"HeadlessChrome": "Chrome", "CriOS": "Chrome", "Chrome": "Chrome"}
 BROWSERS |= {"Version": "Safari"}
@@ -58,18 +55,20 @@ SYSTEMS |= {"Mac OS X": "macOS", "CrOS": "ChromeOS", "Linux": "Linux"}
 
 @register.filter
 def browser(agent: str) -> str:
-    """A `User-Agent` for people, such as "Firefox 140 on Windows"; the first words of others."""
-    found = (re.search(rf"\b{name}/(\d+)", agent) for name in BROWSERS)
-    known = next((f"{BROWSERS[each[0].partition('/')[0]]} {each[1]}" for each in found if each), "")
-    system = next((called for name, called in SYSTEMS.items() if name in agent), "")
-    if not known:
+    """A readable `User-Agent`, such as "Firefox 140 on Windows"; others are truncated."""
+    matches = (re.search(rf"\b{name}/(\d+)", agent) for name in BROWSERS)
+    product = next(
+        (f"{BROWSERS[match[0].partition('/')[0]]} {match[1]}" for match in matches if match), ""
+    )
+    system = next((label for name, label in SYSTEMS.items() if name in agent), "")
+    if not product:
         return agent[:60]
-    return f"{known} on {system}" if system else known
+    return f"{product} on {system}" if system else product
 
 
 @register.filter
 def money(amount: Decimal | str) -> str:
-    """An amount for people: to the hundredth, or four digits more where it's a price or small."""
+    """An amount with two to four decimals, or all of them below 0.01."""
     number = Decimal(amount)
     if abs(number) >= Decimal("0.01"):
         number = round(number, 4)
@@ -82,8 +81,8 @@ IMPORT = re.compile(r'^(?:import|export)\b[^"]*?"(\.[^"]+)";$', re.MULTILINE)
 
 @register.simple_tag
 def module_script(name: str) -> SafeString:
-    """A script of the page, and a word on each that it imports: they're asked for all at once."""
-    links = ((static(each),) for each in imported(name))
+    """A module script with preloads of all modules that it imports."""
+    links = ((static(module),) for module in imported(name))
     preloads = format_html_join(
         "\n", '<link rel="modulepreload" fetchpriority="low" href="{}">', links
     )
@@ -92,32 +91,33 @@ def module_script(name: str) -> SafeString:
 
 @register.simple_tag
 def styles(name: str) -> SafeString:
-    """Sheets of `console.static_bundles`, as one."""
+    """Link to a bundle of `console.static_bundles`."""
     return format_html('<link rel="stylesheet" href="{}">', sheet_address(name))
 
 
 @register.simple_tag
 def styles_address(name: str) -> str:
-    """Where that is."""
+    """URL path of a bundle."""
     return sheet_address(name)
 
 
 @register.simple_block_tag
 def defer_scripts(content: SafeString) -> SafeString:
-    """Markup whose scripts run when the page is there, in their order: none holds up its paint."""
+    """Add `defer` to the scripts in the content."""
     return mark_safe(content.replace("<script src=", "<script defer src="))  # noqa: S308 - ours
 
 
 @cache
 def imported(name: str) -> tuple[str, ...]:
-    """The modules below `static/` that one imports, those that they import included."""
-    found: dict[str, None] = {}
-    waiting = [name]
-    while waiting:
-        source = finders.find(here := waiting.pop())
-        for each in IMPORT.findall(Path(str(source)).read_text(encoding="utf-8")) if source else ():
-            other = urljoin(f"/{here}", each).lstrip("/")
-            if other not in found and other != name:
-                found[other] = None
-                waiting.append(other)
-    return tuple(found)
+    """Modules below `static/` that a module imports, directly or indirectly."""
+    modules: dict[str, None] = {}
+    pending = [name]
+    while pending:
+        path = finders.find(importer := pending.pop())
+        text = Path(str(path)).read_text(encoding="utf-8") if path else ""
+        for address in IMPORT.findall(text):
+            module = urljoin(f"/{importer}", address).lstrip("/")
+            if module not in modules and module != name:
+                modules[module] = None
+                pending.append(module)
+    return tuple(modules)

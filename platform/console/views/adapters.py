@@ -1,12 +1,13 @@
-"""The pages of LoRA adapters: which there are, what answers under their names, where they lie.
+"""The pages of LoRA adapters: versions, aliases and residency.
 
-They work without scripts but for uploads; each POST answers with a redirect.
+They work without scripts except for uploads; each POST answers with a redirect.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import wraps
+from operator import attrgetter
 from typing import Any
 from urllib.parse import urlencode
 
@@ -35,16 +36,16 @@ from tenants.access import access_role, first_tenant
 from tenants.actors import to_actor
 from tenants.models import Role, Tenant, User
 
-#: Rows that the page shows.
+#: Maximum number of rows on the page.
 MAX_ROWS = 200
-Deed = Callable[..., str]
+Action = Callable[..., str]
 
 
 @require_safe
 @never_cache
 @login_required
 def adapters(request: HttpRequest) -> HttpResponse:
-    """The adapters of one of the user's tenants, and what is shared with it."""
+    """The adapters of one of the user's tenants, and those shared with it."""
     try:
         return _list(request, current_tenant(request))
     except QuireError as error:
@@ -55,7 +56,7 @@ def adapters(request: HttpRequest) -> HttpResponse:
 @never_cache
 @login_required
 def adapter(request: HttpRequest, pk: int) -> HttpResponse:
-    """One adapter: traffic, versions, where it lies, what it was used for."""
+    """One adapter: traffic, versions, residency and usage."""
     try:
         tenant = current_tenant(request)
         if tenant is None:
@@ -67,49 +68,50 @@ def adapter(request: HttpRequest, pk: int) -> HttpResponse:
 
 @json_view
 def adapter_status_json(request: HttpRequest) -> dict[str, Any]:
-    """States and residency of a tenant's adapters, for pages that are open."""
+    """States and residency of a tenant's adapters, for an open page."""
     tenant = current_tenant(request)
     if tenant is None:
         return {"adapters": []}
     rows = _rows(request.user, tenant)
     operator = to_actor(request.user).is_operator
-    where = _residency(rows, operator=operator)
-    return {"adapters": [_figures(row, where) for row in rows]}
+    locations = _residency(rows, operator=operator)
+    return {"adapters": [_figures(row, locations) for row in rows]}
 
 
-def deed(function: Deed) -> Callable[..., HttpResponse]:
-    """A view by POST that does something to an adapter, then shows the page that says so."""
+def post_action(function: Action) -> Callable[..., HttpResponse]:
+    """Turn an action on an adapter into a POST view that redirects to its page."""
 
     @require_POST
     @never_cache
     @login_required
     @wraps(function)
-    def view(request: HttpRequest, **where: Any) -> HttpResponse:
+    def view(request: HttpRequest, **kwargs: Any) -> HttpResponse:
         user: Any = request.user
         tenant = None
         try:
             tenant = current_tenant(request)
             if tenant is None:
                 raise NotFound("You belong to no tenant.")
-            if "pk" in where:
-                where["adapter"] = access.access_adapter(user, tenant, where.pop("pk"))
-            text = function(request, tenant, **where)
+            if "pk" in kwargs:
+                kwargs["adapter"] = access.access_adapter(user, tenant, kwargs.pop("pk"))
+            text = function(request, tenant, **kwargs)
         except QuireError as error:
-            found = where.get("adapter")
-            if tenant is not None and found is not None:
-                return _one(request, tenant, found.pk, error=error)
+            adapter = kwargs.get("adapter")
+            if tenant is not None and adapter is not None:
+                return _one(request, tenant, adapter.pk, error=error)
             return _list(request, tenant or first_tenant(user), error=error)
         store_one_time(request, tenant=tenant.slug, text=text)
-        gone = "adapter" not in where or not Adapter.objects.filter(pk=where["adapter"].pk).exists()
-        page = reverse("adapters") if gone else reverse("adapter", args=[where["adapter"].pk])
+        adapter = kwargs.get("adapter")
+        exists = adapter is not None and Adapter.objects.filter(pk=adapter.pk).exists()
+        page = reverse("adapter", args=[adapter.pk]) if exists else reverse("adapters")
         return redirect(f"{page}?{urlencode({'tenant': tenant.slug})}")
 
     return view
 
 
-@deed
+@post_action
 def fetch(request: HttpRequest, tenant: Tenant) -> str:
-    """A version from the hub, or for operators from a folder of the server's."""
+    """Add a version from the hub, or for operators from a folder on the server."""
     form = request.POST
     model = access_served_models(tenant).filter(name=form.get("model", "")).first()
     if model is None:
@@ -123,44 +125,44 @@ def fetch(request: HttpRequest, tenant: Tenant) -> str:
     }
     source = form.get("source", "").strip()
     if source.startswith(("/", ".", "~")):
-        made = actions.add_from_folder(path=source, **common)
+        version = actions.add_from_folder(path=source, **common)
     else:
-        made = actions.add_from_hub(repository=source, **common)
-    return f"{made} will be checked by a worker soon."
+        version = actions.add_from_hub(repository=source, **common)
+    return f"{version} will be checked by a worker soon."
 
 
-@deed
+@post_action
 def promote(request: HttpRequest, tenant: Tenant, adapter: Adapter) -> str:
-    """Have a version answer: all requests, or a share."""
+    """Route all requests of an alias, or a share of them, to a version."""
     number, percent = post_int(request, "version"), post_int(request, "percent", 100)
     version = access.access_version(request.user, adapter, number)
     alias = request.POST.get("new_alias", "").strip() or request.POST.get("alias", "")
-    found = actions.promote(actor=request.user, version=version, alias=alias, percent=percent)
-    if found.canary is not None:
-        return f"{found.name}: version {number} now gets {percent} % of the requests."
-    return f"{found.name}: version {number} is live. Running requests keep their version."
+    updated = actions.promote(actor=request.user, version=version, alias=alias, percent=percent)
+    if updated.canary is not None:
+        return f"{updated.name}: version {number} now gets {percent} % of the requests."
+    return f"{updated.name}: version {number} is live. Running requests keep their version."
 
 
-@deed
+@post_action
 def rollback(request: HttpRequest, tenant: Tenant, adapter: Adapter) -> str:
-    """End a canary, or turn back to the version before."""
+    """End a canary, or return to the previous version."""
     name = request.POST.get("alias", "")
     alias = access.access_alias(request.user, adapter, name)
-    found = actions.rollback(actor=request.user, alias=alias)
-    number = found.version.number if found.version is not None else "nothing"
-    return f"{found.name}: version {number} answers all requests again."
+    updated = actions.rollback(actor=request.user, alias=alias)
+    number = updated.version.number if updated.version is not None else "nothing"
+    return f"{updated.name}: version {number} answers all requests again."
 
 
-@deed
+@post_action
 def take_offline(request: HttpRequest, tenant: Tenant, adapter: Adapter) -> str:
-    """Have nothing answer under its names."""
+    """Take the adapter offline under all of its names."""
     actions.take_offline(actor=request.user, adapter=adapter)
     return f"{adapter.name} is offline. A rollback brings it back."
 
 
-@deed
+@post_action
 def pin(request: HttpRequest, tenant: Tenant, adapter: Adapter) -> str:
-    """Keep it in replicas' memory, or let that go."""
+    """Pin the adapter in replicas' memory, or unpin it."""
     if request.POST.get("pinned") == "no":
         actions.unpin(actor=request.user, adapter=adapter)
         return f"{adapter.name} isn't pinned any more: it is unloaded when others need the memory."
@@ -168,33 +170,32 @@ def pin(request: HttpRequest, tenant: Tenant, adapter: Adapter) -> str:
     return f"{adapter.name} is pinned: every replica loads it within seconds and keeps it."
 
 
-@deed
+@post_action
 def change(request: HttpRequest, tenant: Tenant, adapter: Adapter, number: int) -> str:
-    """Check a version again, retire it, or let go of it."""
+    """Revalidate, retire or delete a version."""
     version = access.access_version(request.user, adapter, number)
-    what = request.POST.get("deed", "")
-    doing, words = {
+    action, text = {
         "check": (actions.revalidate_version, "waits for its check"),
         "retire": (actions.retire_version, "is retired"),
         "delete": (actions.delete_version, "is deleted"),
-    }.get(what, (None, ""))
-    if doing is None:
+    }.get(request.POST.get("deed", ""), (None, ""))
+    if action is None:
         raise InvalidRequest("deed must be check, retire or delete.", param="deed")
-    doing(actor=request.user, version=version)
-    return f"Version {number} {words}."
+    action(actor=request.user, version=version)
+    return f"Version {number} {text}."
 
 
-@deed
+@post_action
 def delete_alias(request: HttpRequest, tenant: Tenant, adapter: Adapter) -> str:
-    """Take a name away."""
+    """Delete an alias."""
     alias = access.access_alias(request.user, adapter, request.POST.get("alias", ""))
     actions.delete_alias(actor=request.user, alias=alias)
     return f"{alias.name} is no longer a name of this adapter."
 
 
-@deed
+@post_action
 def delete(request: HttpRequest, tenant: Tenant, adapter: Adapter) -> str:
-    """Let go of the adapter with all versions."""
+    """Delete the adapter with all of its versions."""
     name = adapter.name
     actions.delete_adapter(actor=request.user, adapter=adapter)
     return f"{name} is deleted with all of its versions."
@@ -219,7 +220,7 @@ def _prefetch(rows: QuerySet[Adapter]) -> QuerySet[Adapter]:
 
 
 def _residency(rows: Iterable[Adapter], *, operator: bool) -> dict[str, list[dict[str, Any]]]:
-    """By digest; nothing while Redis is away: the page tells what the rows say."""
+    """Locations by digest; empty without Redis, when the page shows only the rows."""
     digests = {v.digest for row in rows for v in row.versions.all() if v.digest}
     try:
         return residency(live_replicas(), digests, operator=operator)
@@ -227,14 +228,14 @@ def _residency(rows: Iterable[Adapter], *, operator: bool) -> dict[str, list[dic
         return {}
 
 
-def _figures(row: Adapter, where: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+def _figures(row: Adapter, locations: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     versions = row.versions.all()
     return {
         "id": row.pk,
         "state": state_of(row),
         "versions": {str(v.number): v.state for v in versions},
         "residency": {
-            v.digest: [spot | {"version": v.number} for spot in where.get(v.digest, [])]
+            v.digest: [spot | {"version": v.number} for spot in locations.get(v.digest, [])]
             for v in versions
             if v.digest
         },
@@ -242,7 +243,7 @@ def _figures(row: Adapter, where: dict[str, list[dict[str, Any]]]) -> dict[str, 
 
 
 def state_of(row: Adapter) -> str:
-    """What the adapter is as a whole: "live", "checking", "ready", "failed", "offline"."""
+    """State of the adapter: "live", "checking", "ready", "failed" or "offline"."""
     states = {version.state for version in row.versions.all()}
     if VersionState.LIVE in states:
         return "live"
@@ -255,8 +256,8 @@ def state_of(row: Adapter) -> str:
 
 
 def _flash(request: HttpRequest, tenant: Tenant | None) -> str:
-    kept = pop_one_time(request) if request.method == "GET" else {}
-    return str(kept.get("text", "")) if tenant and kept.get("tenant") == tenant.slug else ""
+    outcome = pop_one_time(request) if request.method == "GET" else {}
+    return str(outcome.get("text", "")) if tenant and outcome.get("tenant") == tenant.slug else ""
 
 
 def _common(
@@ -283,80 +284,77 @@ def _list(
     if tenant is not None:
         rows = _rows(user, tenant)
         usage = usage_of(user, tenant, rows)
-        where = _residency(rows, operator=context["operator"])
+        locations = _residency(rows, operator=context["operator"])
         context |= {
-            "rows": [_row(row, usage[row.pk], where) for row in rows],
+            "rows": [_row(row, usage[row.pk], locations) for row in rows],
             "most": MAX_ROWS,
             "more": len(rows) == MAX_ROWS,
             "models": access_served_models(tenant).order_by("name"),
             "used": used_bytes(tenant),
             "room": max_tenant_adapter_bytes(),
-            **_looked_up(request, tenant),
+            **_request_context(request, tenant),
         }
     status = error.status if error else 200
     return render(request, "console/adapters.html", context, status=status)
 
 
-def _looked_up(request: HttpRequest, tenant: Tenant) -> dict[str, Any]:
-    """The request that was asked about, from the ledger."""
-    asked = request.GET.get("request", "").strip()
-    found: UsageEntry | None = None
-    if asked:
+def _request_context(request: HttpRequest, tenant: Tenant) -> dict[str, Any]:
+    """Template context of the ledger entry that `?request=` names."""
+    request_id = request.GET.get("request", "").strip()
+    entry: UsageEntry | None = None
+    if request_id:
         try:
-            found = access_request(request.user, tenant, asked)
+            entry = access_request(request.user, tenant, request_id)
         except NotFound:
-            found = None
-    return {"asked": asked, "found": found}
+            entry = None
+    return {"asked": request_id, "found": entry}
 
 
 def _row(
-    row: Adapter, use: dict[str, Any], where: dict[str, list[dict[str, Any]]]
+    row: Adapter, usage: dict[str, Any], locations: dict[str, list[dict[str, Any]]]
 ) -> dict[str, Any]:
     versions, aliases = list(row.versions.all()), list(row.aliases.all())
     served = [alias for alias in aliases if alias.version is not None]
-    lies = [spot for v in versions for spot in where.get(v.digest, [])]
+    spots = [spot for v in versions for spot in locations.get(v.digest, [])]
     return {
         "adapter": row,
         "state": state_of(row),
         "served": served,
         "newest": versions[0] if versions else None,
-        "use": use,
-        "lies": lies,
+        "use": usage,
+        "lies": spots,
         "signature": _signature(row),
     }
 
 
 def _signature(row: Adapter) -> str:
-    """Changes with what the page shows of the versions."""
-    return ",".join(f"{v.number}:{v.state}" for v in sorted(row.versions.all(), key=_number))
-
-
-def _number(version: Any) -> int:
-    return int(version.number)
+    """A text that changes whenever a version's state does."""
+    versions = sorted(row.versions.all(), key=attrgetter("number"))
+    return ",".join(f"{version.number}:{version.state}" for version in versions)
 
 
 def _one(
     request: HttpRequest, tenant: Tenant, pk: int, error: QuireError | None = None
 ) -> HttpResponse:
     user: Any = request.user
-    found = _prefetch(access.access_adapters(user, tenant)).filter(pk=pk).first()
-    if found is None:
+    adapter = _prefetch(access.access_adapters(user, tenant)).filter(pk=pk).first()
+    if adapter is None:
         raise NotFound("Adapter not found.")
     context = _common(request, tenant, error)
-    use = usage_of(user, tenant, [found])[found.pk]
-    where = _residency([found], operator=context["operator"])
-    versions = list(found.versions.all())
-    may_change = context["admin"] if found.tenant is not None else context["operator"]
+    usage = usage_of(user, tenant, [adapter])[adapter.pk]
+    locations = _residency([adapter], operator=context["operator"])
+    versions = list(adapter.versions.all())
+    may_change = context["admin"] if adapter.tenant is not None else context["operator"]
     context |= {
-        "adapter": found,
-        "state": state_of(found),
-        "signature": _signature(found),
-        "versions": [_version(v, use, where, context["operator"]) for v in versions],
+        "adapter": adapter,
+        "state": state_of(adapter),
+        "signature": _signature(adapter),
+        "versions": [_version(v, usage, locations, context["operator"]) for v in versions],
         "passed": [v for v in versions if v.state in PASSED],
-        "aliases": [_traffic(alias) for alias in found.aliases.all()],
-        "use": use,
+        "aliases": [_traffic(alias) for alias in adapter.aliases.all()],
+        "use": usage,
         "may_change": may_change,
-        "may_check": context["may_add"] if found.tenant is not None else context["operator"],
+        "may_check": context["may_add"] if adapter.tenant is not None else context["operator"],
         "base_url": request.build_absolute_uri(mounted("/v1")),
     }
     status = error.status if error else 200
@@ -364,7 +362,7 @@ def _one(
 
 
 def _version(
-    version: Any, use: dict[str, Any], where: dict[str, Any], operator: bool
+    version: Any, usage: dict[str, Any], locations: dict[str, Any], operator: bool
 ) -> dict[str, Any]:
     hidden = version.source.startswith("/") and not operator
     report = version.report if isinstance(version.report, dict) else {}
@@ -373,8 +371,8 @@ def _version(
         "source": "the server" if hidden else version.source,
         "probe": report.get("probe"),
         "modules": report.get("target_modules") or [],
-        "requests": use["by_digest"].get(version.digest, 0),
-        "lies": where.get(version.digest, []),
+        "requests": usage["by_digest"].get(version.digest, 0),
+        "lies": locations.get(version.digest, []),
         "working": version.state in WORKING,
         "again": version.state in ("failed", "ready", "retired"),
         "retirable": version.state in ("failed", "ready"),

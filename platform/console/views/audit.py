@@ -1,4 +1,4 @@
-"""The audit log, for a tenant's admins and for operators: a page, and files to keep."""
+"""The audit log page and its CSV and JSON exports, for a tenant's admins and operators."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from tenants.audit import COLUMNS, as_record
 from tenants.models import AuditEntry
 
 PAGE = 50
-#: What a spreadsheet would take for a formula.
+#: Prefixes that a spreadsheet would evaluate as a formula.
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 class FilterForm(forms.Form):
-    """Which entries."""
+    """Filters of the log."""
 
     q = forms.CharField(
         required=False,
@@ -52,8 +52,8 @@ class FilterForm(forms.Form):
         widget=forms.DateInput(attrs={"class": "input", "type": "date"}),
     )
 
-    def narrow(self, rows: QuerySet[AuditEntry]) -> QuerySet[AuditEntry]:
-        """The entries that fit; all of them while the form is wrong."""
+    def filter_queryset(self, rows: QuerySet[AuditEntry]) -> QuerySet[AuditEntry]:
+        """The matching rows; all of them if the form is invalid."""
         if not self.is_valid():
             return rows
         data = self.cleaned_data
@@ -71,7 +71,7 @@ class FilterForm(forms.Form):
 @never_cache
 @login_required
 def audit(request: HttpRequest) -> HttpResponseBase:
-    """One of the user's tenants', or with `?all=yes` the installation's; `?format=csv|json`."""
+    """The log of one of the user's tenants, or with `?all=yes` of all; `?format=csv|json`."""
     user: Any = request.user
     form = FilterForm(request.GET)
     operator = to_actor(user).is_operator
@@ -86,21 +86,23 @@ def audit(request: HttpRequest) -> HttpResponseBase:
     except QuireError as error:
         context = {**tenant_context(user, None), "form": form, "error": error}
         return render(request, "console/audit.html", context, status=error.status)
-    rows = form.narrow(rows)
-    wanted = request.GET.get("format")
-    if wanted in WRITERS:
+    rows = form.filter_queryset(rows)
+    export_format = request.GET.get("format")
+    if export_format in WRITERS:
         name = "installation" if tenant is None else tenant.slug
-        media = {"csv": "text/csv; charset=utf-8", "json": "application/json"}[wanted]
-        return download(request, WRITERS[wanted](rows), f"audit-{name}.{wanted}", media)
+        media = {"csv": "text/csv; charset=utf-8", "json": "application/json"}[export_format]
+        return download(
+            request, WRITERS[export_format](rows), f"audit-{name}.{export_format}", media
+        )
     page = Paginator(rows, PAGE).get_page(request.GET.get("page"))
-    kept = {k: v for k, v in request.GET.items() if k not in ("page", "format") and v}
+    query = {k: v for k, v in request.GET.items() if k not in ("page", "format") and v}
     context = {
         **tenant_context(user, tenant),
         "form": form,
         "page": page,
         "operator": operator,
         "whole": whole,
-        "query": urlencode(kept),
+        "query": urlencode(query),
     }
     return render(request, "console/audit.html", context)
 

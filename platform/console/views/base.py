@@ -1,8 +1,7 @@
-"""Which of the user's tenants a page is about."""
+"""Helpers shared by the console's views: the current tenant, JSON views and POST actions."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from datetime import UTC, date, datetime, time, timedelta
 from functools import wraps
@@ -26,18 +25,15 @@ from tenants.access import access_tenant, access_tenants, first_tenant
 from tenants.authentication import AuthenticationFailed
 from tenants.models import Tenant, User
 
-# -- What base.py takes from console.views.overview.
-
-
 View = Callable[[HttpRequest], HttpResponse]
 
 
 def json_view(function: Callable[[HttpRequest], dict[str, Any]]) -> View:
-    """A view of a function from a logged-in user's request to JSON; 401 for nobody."""
+    """Turn a function that returns a dict into a JSON view; 401 without a logged-in user."""
 
     @require_safe
     @never_cache
-    @functools.wraps(function)
+    @wraps(function)
     def view(request: HttpRequest) -> HttpResponse:
         try:
             if not request.user.is_authenticated:
@@ -46,57 +42,54 @@ def json_view(function: Callable[[HttpRequest], dict[str, Any]]) -> View:
         except QuireError as error:
             return error_response(error)
         except redis.RedisError as error:
-            told = ServiceUnavailable("Replicas are unknown: no connection to Redis.")
-            told.__cause__ = error
-            return error_response(told)
+            unavailable = ServiceUnavailable("Replicas are unknown: no connection to Redis.")
+            unavailable.__cause__ = error
+            return error_response(unavailable)
 
     return view
 
 
-# -- Days (UTC) that forms name, as moments.
-
-
 def start_of(day: date) -> datetime:
-    """Its midnight."""
+    """The start of a day in UTC."""
     return datetime.combine(day, time.min, UTC)
 
 
 def end_of(day: date) -> datetime:
-    """The next midnight; behind the last day that a date can be there is none."""
+    """The next midnight in UTC, or the last representable moment after `date.max`."""
     if day == date.max:
         return datetime.max.replace(tzinfo=UTC)
     return start_of(day + timedelta(days=1))
 
 
 MAX_TENANTS = 500
-#: Of the session: the tenant that was looked at last. Other pages open with it.
+#: Session key: the tenant viewed last, which other pages open with.
 SESSION_TENANT = "tenant"
 
 
 class RenderPage(Protocol):
-    """Renders a page about a tenant, None for one that can't be shown."""
+    """Render a page about a tenant; None if there is no tenant to show."""
 
     def __call__(
         self,
         request: HttpRequest,
         tenant: Tenant | None,
         *,
-        told: dict[str, Any] | None = None,
+        outcome: dict[str, Any] | None = None,
         error: QuireError | None = None,
     ) -> HttpResponse: ...
 
 
 def current_tenant(request: HttpRequest) -> Tenant | None:
-    """The tenant that is named, else the one looked at last, else the user's first.
+    """The requested tenant, else the one viewed last, else the user's first.
 
-    Raises `NotFound` for a stranger's.
+    Raises: `NotFound` if the user may not access the requested tenant.
     """
     user: Any = request.user
     named = request.POST.get("tenant") or request.GET.get("tenant")
     last = request.session.get(SESSION_TENANT)
     if not named:
-        kept = access_tenants(user).filter(active=True, slug=last).first() if last else None
-        return kept or first_tenant(user)
+        previous = access_tenants(user).filter(active=True, slug=last).first() if last else None
+        return previous or first_tenant(user)
     tenant = access_tenant(user, named)
     if last != tenant.slug:
         request.session[SESSION_TENANT] = tenant.slug
@@ -104,58 +97,55 @@ def current_tenant(request: HttpRequest) -> Tenant | None:
 
 
 def tenant_context(user: User, tenant: Tenant | None) -> dict[str, Any]:
-    """For the choice of a tenant at the top of a page."""
-    found = access_tenants(user).filter(active=True).order_by("name")
-    shown = list(found[:MAX_TENANTS])
-    return {"tenant": tenant, "tenants": shown, "more_tenants": len(shown) > 1}
+    """Template context of the tenant picker at the top of a page."""
+    tenants = list(access_tenants(user).filter(active=True).order_by("name")[:MAX_TENANTS])
+    return {"tenant": tenant, "tenants": tenants, "more_tenants": len(tenants) > 1}
 
 
 def render_page(request: HttpRequest, show: RenderPage) -> HttpResponse:
-    """The page of the tenant that is named, with what the last POST there kept to be told once."""
+    """Render the current tenant's page with the one-time outcome of the last POST."""
     try:
         tenant = current_tenant(request)
     except QuireError as error:
         return show(request, None, error=error)
-    kept = pop_one_time(request) if request.method == "GET" and tenant is not None else {}
-    told = kept if tenant is not None and kept.get("tenant") == tenant.slug else {}
-    return show(request, tenant, told=told)
+    stored = pop_one_time(request) if request.method == "GET" and tenant is not None else {}
+    outcome = stored if tenant is not None and stored.get("tenant") == tenant.slug else {}
+    return show(request, tenant, outcome=outcome)
 
 
 def redirect_with_message(
-    request: HttpRequest, page: str, tenant: Tenant, **kept: Any
+    request: HttpRequest, page: str, tenant: Tenant, **outcome: Any
 ) -> HttpResponse:
-    """On to the page: whoever reloads that does nothing twice. It tells what was kept, once."""
-    store_one_time(request, tenant=tenant.slug, **kept)
+    """Redirect to the page, so that a reload repeats nothing; it shows `outcome` once."""
+    store_one_time(request, tenant=tenant.slug, **outcome)
     return redirect(f"{reverse(page)}?{urlencode({'tenant': tenant.slug})}")
 
 
-# -- What the console's pages have in common that change something by POST.
-
-
-Deed = Callable[..., dict[str, Any]]
+Action = Callable[..., dict[str, Any]]
 Page = Callable[..., HttpResponse]
 
 
-def deed(page: str, show: Page) -> Callable[[Deed], Page]:
-    """Makes a view by POST of a function from request and tenant to what the next page tells.
+def post_action(page: str, show: Page) -> Callable[[Action], Page]:
+    """Turn a function from request and tenant to an outcome into a POST view.
 
-    `page`: the name of the page that follows. `show(request, tenant, error=)`: the same page for
-    what is refused.
+    Args:
+        page: URL name to redirect to, which shows the outcome.
+        show: renders the same page with `error=` if the action is refused.
     """
 
-    def decorate(function: Deed) -> Page:
+    def decorate(function: Action) -> Page:
         @require_POST
         @never_cache
         @login_required
         @wraps(function)
-        def view(request: HttpRequest, **where: Any) -> HttpResponse:
+        def view(request: HttpRequest, **kwargs: Any) -> HttpResponse:
             tenant = None
             try:
                 tenant = current_tenant(request)
                 if tenant is None:
                     raise NotFound("You belong to no tenant.")
                 return redirect_with_message(
-                    request, page, tenant, **function(request, tenant, **where)
+                    request, page, tenant, **function(request, tenant, **kwargs)
                 )
             except QuireError as error:
                 return show(request, tenant, error=error)
@@ -166,20 +156,20 @@ def deed(page: str, show: Page) -> Callable[[Deed], Page]:
 
 
 def cleaned_or_400(form: forms.Form) -> dict[str, Any]:
-    """What the form holds. Raises `InvalidRequest` with the first thing that's wrong."""
+    """The form's cleaned data. Raises: `InvalidRequest` with the first error."""
     if not form.is_valid():
-        field, problems = next(iter(form.errors.items()))
-        raise InvalidRequest(f"{field}: {problems[0]}", param=field)
+        field, errors = next(iter(form.errors.items()))
+        raise InvalidRequest(f"{field}: {errors[0]}", param=field)
     return form.cleaned_data
 
 
 def post_text(request: HttpRequest, name: str) -> str | None:
-    """A field of the form; None when it's empty."""
+    """A stripped POST field; None if empty."""
     return request.POST.get(name, "").strip() or None
 
 
 def post_int(request: HttpRequest, name: str) -> int | None:
-    """The same as a whole number. Raises `InvalidRequest`."""
+    """A POST field as a non-negative integer; None if empty. Raises: `InvalidRequest`."""
     text = post_text(request, name)
     if text is None:
         return None

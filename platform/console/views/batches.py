@@ -1,6 +1,6 @@
-"""The pages of batches and files: of one tenant, with live progress, for its people.
+"""The pages of a tenant's batches and files.
 
-They take the way of the API's endpoints: the same actions, the same bounds, the same words.
+They use the same actions and bounds as the API's endpoints.
 """
 
 from __future__ import annotations
@@ -40,15 +40,14 @@ from tenants.authentication import Caller, caller_for_user
 from tenants.models import Role, Tenant, User
 
 MAX_ROWS = 200
-#: Of a batch's faults that the page shows.
+#: Maximum number of a batch's errors on the page.
 MAX_ERRORS = 50
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 WINDOWS = ("24h", "1h", "7d", "14d")
-Deed = Callable[[HttpRequest, Tenant, Caller], str]
 
 
 def read_caller(request: HttpRequest, tenant: Tenant) -> Caller:
-    """Whose objects are read: any member's tenant's, and an operator's any. It may ask nothing."""
+    """A caller for reads, without scopes: for members of the tenant and operators."""
     user: Any = request.user
     access_role(user, tenant)
     return Caller(
@@ -66,13 +65,13 @@ def read_caller(request: HttpRequest, tenant: Tenant) -> Caller:
 
 
 def may_write(user: User, tenant: Tenant) -> bool:
-    """Whether somebody makes files and batches there, with rights of their own: a member."""
+    """Whether the user has at least the role member in the tenant."""
     role = role_in(user, tenant)
     return role is not None and role.rank >= Role.MEMBER.rank
 
 
 def write_caller(request: HttpRequest, tenant: Tenant) -> Caller:
-    """Who acts. Raises `PermissionDenied` for viewers and for who belongs to no such tenant."""
+    """A caller for writes. Raises: `PermissionDenied` below the role member."""
     user: Any = request.user
     if not may_write(user, tenant):
         raise PermissionDenied(f"Only members of {tenant.slug} upload files and create batches.")
@@ -80,19 +79,19 @@ def write_caller(request: HttpRequest, tenant: Tenant) -> Caller:
 
 
 def page(name: str) -> Callable[..., Callable[..., HttpResponse]]:
-    """A view by GET of one tenant's page, from a function that makes its context."""
+    """Turn a function that returns a template context into the view of a tenant's page."""
 
     def decorate(function: Callable[..., dict[str, Any]]) -> Callable[..., HttpResponse]:
         @require_safe
         @never_cache
         @login_required
         @wraps(function)
-        def view(request: HttpRequest, **where: Any) -> HttpResponse:
+        def view(request: HttpRequest, **kwargs: Any) -> HttpResponse:
             try:
                 tenant = current_tenant(request)
-                if tenant is None and where:
+                if tenant is None and kwargs:
                     raise NotFound("Not found.")
-                return show(request, tenant, name, function, **where)
+                return show(request, tenant, name, function, **kwargs)
             except QuireError as error:
                 return show(request, first_tenant(request.user), name, None, error=error)
 
@@ -108,23 +107,23 @@ def show(
     function: Callable[..., dict[str, Any]] | None,
     *,
     error: QuireError | None = None,
-    **where: Any,
+    **kwargs: Any,
 ) -> HttpResponse:
-    """A page of this tenant, with what was just done or refused."""
+    """Render a tenant's page with the last outcome or error."""
     user: Any = request.user
     context: dict[str, Any] = {**tenant_context(user, tenant), "error": error, "told": {}}
     if tenant is not None:
-        kept = pop_one_time(request) if request.method == "GET" and error is None else {}
-        context["told"] = kept if kept.get("tenant") == tenant.slug else {}
+        outcome = pop_one_time(request) if request.method == "GET" and error is None else {}
+        context["told"] = outcome if outcome.get("tenant") == tenant.slug else {}
         context["may_write"] = may_write(user, tenant)
         if function is not None:
-            context |= function(tenant, read_caller(request, tenant), **where)
+            context |= function(tenant, read_caller(request, tenant), **kwargs)
     status = error.status if error else 200
     return render(request, f"console/{name}.html", context, status=status)
 
 
 def batch_list_context(tenant: Tenant, caller: Caller) -> dict[str, Any]:
-    """The newest batches, and the files that one can be made of."""
+    """Template context: the newest batches, and the files that a new one can use."""
     rows, more = access.page(access.access_batches(caller), limit=MAX_ROWS, after=None)
     files = access.access_files(caller).filter(purpose="batch").order_by("-pk")[:MAX_ROWS]
     return {
@@ -137,7 +136,7 @@ def batch_list_context(tenant: Tenant, caller: Caller) -> dict[str, Any]:
 
 
 def batch_context(tenant: Tenant, caller: Caller, public_id: str) -> dict[str, Any]:
-    """A batch: how far it is, what went wrong, its files."""
+    """Template context of a batch: progress, errors and times."""
     row = access.access_batch(caller, public_id)
     return {
         "batch": row,
@@ -161,7 +160,7 @@ def batch_context(tenant: Tenant, caller: Caller, public_id: str) -> dict[str, A
 
 
 def list_files(tenant: Tenant, caller: Caller) -> dict[str, Any]:
-    """The newest files, and what they take of the tenant's room."""
+    """Template context: the newest files and the tenant's used storage."""
     rows, more = access.page(access.access_files(caller), limit=MAX_ROWS, after=None)
     needed = set(needed_by_batches().filter(tenant=tenant).values_list("input_file_id", flat=True))
     return {
@@ -193,7 +192,7 @@ def figures(row: Batch) -> dict[str, Any]:
 
 
 def _time_left(row: Batch) -> str:
-    """About how long it still takes, at the pace that it had; "" where that can't be told."""
+    """Estimated remaining time at the pace so far; "" if unknown."""
     done = row.completed + row.failed
     if row.status != "in_progress" or not done or row.in_progress_at is None:
         return ""
@@ -211,38 +210,38 @@ files = page("files")(list_files)
 
 @json_view
 def progress(request: HttpRequest) -> dict[str, Any]:
-    """How far a tenant's newest batches are, or the one of `?batch=`."""
+    """Progress of the batch `?batch=`, else of the tenant's newest batches."""
     tenant = current_tenant(request)
     if tenant is None:
         return {"batches": []}
     caller = read_caller(request, tenant)
-    if wanted := request.GET.get("batch", ""):
-        return {"batches": [figures(access.access_batch(caller, wanted))]}
+    if public_id := request.GET.get("batch", ""):
+        return {"batches": [figures(access.access_batch(caller, public_id))]}
     rows, _ = access.page(access.access_batches(caller), limit=MAX_ROWS, after=None)
     return {"batches": [figures(row) for row in rows]}
 
 
-def deed(
-    name: str, function_of_page: Callable[..., dict[str, Any]]
+def post_action(
+    name: str, page_context: Callable[..., dict[str, Any]]
 ) -> Callable[[Callable[..., str]], Callable[..., HttpResponse]]:
-    """A view by POST that does something, then shows the page `name`, which says so."""
+    """Turn a function that returns a message into a POST view that redirects to page `name`."""
 
     def decorate(function: Callable[..., str]) -> Callable[..., HttpResponse]:
         @require_POST
         @never_cache
         @login_required
         @wraps(function)
-        def view(request: HttpRequest, **where: Any) -> HttpResponse:
+        def view(request: HttpRequest, **kwargs: Any) -> HttpResponse:
             tenant: Tenant | None = None
             try:
                 tenant = current_tenant(request)
                 if tenant is None:
                     raise NotFound("You belong to no tenant.")
-                text = function(request, tenant, write_caller(request, tenant), **where)
+                text = function(request, tenant, write_caller(request, tenant), **kwargs)
             except QuireError as error:
-                shown = function_of_page if tenant is not None else None
+                context = page_context if tenant is not None else None
                 tenant = tenant or first_tenant(request.user)
-                return show(request, tenant, name, shown, error=error)
+                return show(request, tenant, name, context, error=error)
             store_one_time(request, tenant=tenant.slug, text=text)
             return redirect(f"{reverse(name)}?{urlencode({'tenant': tenant.slug})}")
 
@@ -251,12 +250,12 @@ def deed(
     return decorate
 
 
-@deed("batches", batch_list_context)
+@post_action("batches", batch_list_context)
 def add_batch(request: HttpRequest, tenant: Tenant, caller: Caller) -> str:
-    """A batch of a file's requests."""
+    """Create a batch from a file of requests."""
     form = request.POST
     try:
-        wanted = BatchRequest(
+        body = BatchRequest(
             input_file_id=form.get("file", ""),
             endpoint=form.get("endpoint", ""),  # type: ignore[arg-type] - it's what is checked
             completion_window=form.get("window", ""),
@@ -264,45 +263,45 @@ def add_batch(request: HttpRequest, tenant: Tenant, caller: Caller) -> str:
     except ValidationError as error:
         first = error.errors()[0]
         field = str(first["loc"][0])
-        told = {"input_file_id": "Choose a file.", "endpoint": "Choose an endpoint."}
-        raise InvalidRequest(told.get(field, first["msg"]), param=field) from error
-    made = actions.create_batch(
+        messages = {"input_file_id": "Choose a file.", "endpoint": "Choose an endpoint."}
+        raise InvalidRequest(messages.get(field, first["msg"]), param=field) from error
+    batch = actions.create_batch(
         caller=caller,
-        input_file_id=wanted.input_file_id,
-        endpoint=wanted.endpoint,
-        completion_window=wanted.completion_window,
-        window_s=wanted.window_s,
+        input_file_id=body.input_file_id,
+        endpoint=body.endpoint,
+        completion_window=body.completion_window,
+        window_s=body.window_s,
         metadata={},
     )
-    _enqueue(made.public_id)
-    return f"{made.public_id} waits for a worker."
+    _enqueue(batch.public_id)
+    return f"{batch.public_id} waits for a worker."
 
 
-@deed("batches", batch_list_context)
+@post_action("batches", batch_list_context)
 def cancel(request: HttpRequest, tenant: Tenant, caller: Caller, public_id: str) -> str:
-    """The end of a batch; what is done is in its files."""
+    """Cancel a batch; results so far stay in its files."""
     row = actions.cancel_batch(caller=caller, public_id=public_id)
     _enqueue(row.public_id)
     return f"{row.public_id} is being cancelled. Answers so far are in its files."
 
 
-@deed("files", list_files)
+@post_action("files", list_files)
 def upload(request: HttpRequest, tenant: Tenant, caller: Caller) -> str:
-    """Keep a file of requests."""
-    sent = request.FILES.getlist("file")
-    if len(sent) != 1:
+    """Upload a file of requests."""
+    files = request.FILES.getlist("file")
+    if len(files) != 1:
         raise InvalidRequest("Choose one file.", param="file")
-    (file,) = sent
-    size, most = file.size or 0, settings.QUIRE["MAX_FILE_BYTES"]
+    (file,) = files
+    size, max_bytes = file.size or 0, settings.QUIRE["MAX_FILE_BYTES"]
     if not size:
         raise InvalidRequest("The file is empty.", param="file")
-    if size > most:
-        raise InvalidRequest(f"The file has {size} bytes; the limit is {most}.", param="file")
+    if size > max_bytes:
+        raise InvalidRequest(f"The file has {size} bytes; the limit is {max_bytes}.", param="file")
     days = request.POST.get("days", "").strip()
     if days and not (days.isascii() and days.isdigit() and 1 <= int(days[:4]) <= 30):
         raise InvalidRequest("Days must be a whole number from 1 to 30.", param="days")
     seconds = min(int(days) * 86_400, MAX_LIFETIME_S) if days else None
-    made = actions.create_file(
+    stored = actions.create_file(
         caller=caller,
         filename=file.name or "",
         purpose="batch",
@@ -310,12 +309,12 @@ def upload(request: HttpRequest, tenant: Tenant, caller: Caller) -> str:
         chunks=file.chunks(),
         expires_at=lifetime(seconds),
     )
-    return f"{made.filename} is uploaded as {made.public_id}."
+    return f"{stored.filename} is uploaded as {stored.public_id}."
 
 
-@deed("files", list_files)
+@post_action("files", list_files)
 def delete(request: HttpRequest, tenant: Tenant, caller: Caller, public_id: str) -> str:
-    """Forget a file and its bytes."""
+    """Delete a file and its content."""
     name = access.access_file(caller, public_id).filename
     actions.delete_file(caller=caller, public_id=public_id)
     return f"{name} is deleted."
@@ -325,7 +324,7 @@ def delete(request: HttpRequest, tenant: Tenant, caller: Caller, public_id: str)
 @never_cache
 @login_required
 def download(request: HttpRequest, public_id: str) -> HttpResponseBase:
-    """A file, always as a download: nothing in it can run in a browser."""
+    """Download a file as an attachment, so that nothing in it runs in a browser."""
     try:
         tenant = current_tenant(request)
         if tenant is None:
@@ -349,7 +348,7 @@ def download(request: HttpRequest, public_id: str) -> HttpResponseBase:
 
 
 def _enqueue(public_id: str) -> None:
-    """Without Redis they find it by themselves, later."""
+    """Start a worker on the batch; without Redis, workers find it later by polling."""
     try:
         send_job("batch", public_id)
     except BROKER_ERRORS:

@@ -1,8 +1,9 @@
-"""The page of budgets: what is spent of each, and setting and lifting them."""
+"""The budgets page, and the prices page, whose prices operators set."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from datetime import UTC, datetime
 from typing import Any
 
 from django.conf import settings
@@ -17,7 +18,7 @@ from django.views.decorators.http import require_POST, require_safe
 from accounts.reauthentication import reauthentication_required
 from adapters.access import access_prices_of, names_for, priceable_names, unknown_name_warning
 from common.errors import NotFound
-from console.views.base import deed, post_int, post_text, render_page, tenant_context
+from console.views.base import post_action, post_int, post_text, render_page, tenant_context
 from engine.contract.errors import InvalidRequest, QuireError
 from metering import actions
 from metering.budgets import BudgetState, access_budget, access_budgets, access_prices, states_of
@@ -42,19 +43,19 @@ def show_budgets(
     request: HttpRequest,
     tenant: Tenant | None,
     *,
-    told: dict[str, Any] | None = None,
+    outcome: dict[str, Any] | None = None,
     error: QuireError | None = None,
 ) -> HttpResponse:
-    """The page, with what was just done or refused."""
+    """Render the page with the last outcome or error."""
     user: Any = request.user
     tenant = tenant or first_tenant(user)
-    context: dict[str, Any] = {**tenant_context(user, tenant), "told": told, "error": error}
+    context: dict[str, Any] = {**tenant_context(user, tenant), "told": outcome, "error": error}
     if tenant is not None:
         role = access_role(user, tenant)
         manages = role.rank >= Role.ADMIN.rank
-        found, known = list(access_budgets(user, tenant)[:MAX_BUDGETS]), names_for(tenant)
+        rows, names = list(access_budgets(user, tenant)[:MAX_BUDGETS]), names_for(tenant)
         context |= {
-            "budgets": [_row(state, known) for state in states_of(found)],
+            "budgets": [_row(state, names) for state in states_of(rows)],
             "manages": manages,
             "operator": to_actor(user).is_operator,
             "keys": access_keys(user, tenant).filter(revoked_at=None)[:MAX_BUDGETS]
@@ -66,13 +67,13 @@ def show_budgets(
     return render(request, "console/budgets.html", context, status=error.status if error else 200)
 
 
-def _row(state: BudgetState, known: Collection[str]) -> dict[str, Any]:
+def _row(state: BudgetState, names: Collection[str]) -> dict[str, Any]:
     budget = state.budget
     return {
         "budget": budget,
         "of": f"key {budget.api_key.prefix}" if budget.api_key else "the tenant",
         "model": budget.model or "all",
-        "warning": unknown_name_warning(budget.model, known),
+        "warning": unknown_name_warning(budget.model, names),
         "spent_amount": amount_text(state.nanos),
         "amount": None if budget.amount is None else f"{budget.amount:f}",
         "tokens": state.tokens,
@@ -82,35 +83,32 @@ def _row(state: BudgetState, known: Collection[str]) -> dict[str, Any]:
 
 
 @reauthentication_required
-@deed("budgets", show_budgets)
+@post_action("budgets", show_budgets)
 def set_budget(request: HttpRequest, tenant: Tenant) -> dict[str, Any]:
-    """Set one; the same key, model and period again changes it."""
-    named = post_int(request, "key")
-    made = actions.set_budget(
+    """Set a budget; one with the same key, model and period is changed."""
+    key_id = post_int(request, "key")
+    budget = actions.set_budget(
         actor=request.user,
         tenant=tenant,
-        key=None if named is None else access_key(request.user, tenant, named),
+        key=None if key_id is None else access_key(request.user, tenant, key_id),
         model=post_text(request, "model") or "",
         period=request.POST.get("period", ""),
         tokens=post_int(request, "tokens"),
         amount=post_text(request, "amount"),
         alert_percent=post_int(request, "alert_percent"),
     )
-    told = unknown_name_warning(made.model, names_for(tenant))
-    return {"text": f"The budget is set: {made}. {told or 'It holds from now on.'}"}
+    warning = unknown_name_warning(budget.model, names_for(tenant))
+    return {"text": f"The budget is set: {budget}. {warning or 'It holds from now on.'}"}
 
 
 @reauthentication_required
-@deed("budgets", show_budgets)
+@post_action("budgets", show_budgets)
 def delete_budget(request: HttpRequest, tenant: Tenant, pk: int) -> dict[str, Any]:
-    """Lift one."""
-    found = access_budget(request.user, tenant, pk)
-    text = f"The budget is removed: {found}."
-    actions.delete_budget(actor=request.user, budget=found)
+    """Delete a budget."""
+    budget = access_budget(request.user, tenant, pk)
+    text = f"The budget is removed: {budget}."
+    actions.delete_budget(actor=request.user, budget=budget)
     return {"text": text}
-
-
-# -- The page of prices: what tokens cost, and since when. Operators set them.
 
 
 MAX_PRICES = 300
@@ -120,17 +118,17 @@ MAX_PRICES = 300
 @never_cache
 @login_required
 def prices(request: HttpRequest) -> HttpResponse:
-    """Prices of what one may use, each model's newest first."""
+    """Prices of the models available to the user, newest first for each model."""
     return show_prices(request)
 
 
 def show_prices(request: HttpRequest, error: QuireError | None = None) -> HttpResponse:
-    """The page, with what was refused."""
+    """Render the page with the last outcome or error."""
     user: Any = request.user
     now = timezone.now()
-    found = list(access_prices_of(user)[:MAX_PRICES])
+    rows = list(access_prices_of(user)[:MAX_PRICES])
     context = {
-        "prices": [(price, _state(price, found, now)) for price in found],
+        "prices": [(price, _state(price, rows, now)) for price in rows],
         "operator": to_actor(request.user).is_operator,
         "currency": settings.QUIRE["CURRENCY"].upper(),
         "error": error,
@@ -155,20 +153,20 @@ def _state(price: Price, all_prices: list[Price], now: Any) -> str:
 @never_cache
 @login_required
 def set_price(request: HttpRequest) -> HttpResponse:
-    """A price from now on, or from a moment (UTC) to come."""
+    """Set a price from now on, or from a future time (UTC)."""
     try:
-        made = actions.set_price(
+        price = actions.set_price(
             actor=request.user,
             model=post_text(request, "model") or "",
             input_per_million=post_text(request, "input") or "",
             cached_per_million=post_text(request, "cached"),
             output_per_million=post_text(request, "output") or "",
-            valid_from=_moment(post_text(request, "valid_from")),
+            valid_from=_parse_time(post_text(request, "valid_from")),
         )
     except QuireError as error:
         return show_prices(request, error)
-    told = unknown_name_warning(made.model, priceable_names())
-    success(request, f"The price is set: {made} UTC. {told}".strip())
+    warning = unknown_name_warning(price.model, priceable_names())
+    success(request, f"The price is set: {price} UTC. {warning}".strip())
     return redirect("prices")
 
 
@@ -177,22 +175,20 @@ def set_price(request: HttpRequest) -> HttpResponse:
 @never_cache
 @login_required
 def delete_price(request: HttpRequest, pk: int) -> HttpResponse:
-    """Take back one that hasn't begun."""
+    """Delete a price that isn't in force yet."""
     try:
-        found = access_prices().filter(pk=pk).first()
-        if found is None:
+        price = access_prices().filter(pk=pk).first()
+        if price is None:
             raise NotFound("Price not found.")
-        actions.delete_price(actor=request.user, price=found)
+        actions.delete_price(actor=request.user, price=price)
     except QuireError as error:
         return show_prices(request, error)
     success(request, "The price is withdrawn.")
     return redirect("prices")
 
 
-def _moment(text: str | None) -> Any:
-    """What `<input type="datetime-local">` sends, as UTC. Raises `InvalidRequest`."""
-    from datetime import UTC, datetime
-
+def _parse_time(text: str | None) -> datetime | None:
+    """Parse the value of `<input type="datetime-local">` as UTC. Raises: `InvalidRequest`."""
     if text is None:
         return None
     try:

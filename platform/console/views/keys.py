@@ -1,4 +1,4 @@
-"""The page where people make, rotate and revoke API keys. It works without scripts."""
+"""The page to create, rotate and revoke API keys. It works without scripts."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from console.views.base import current_tenant, redirect_with_message, tenant_con
 from engine.contract.errors import QuireError
 from metering.actions import set_budget
 from metering.models import Period
-from tenants import actions
-from tenants import api_keys as scopes
+from tenants import actions, api_keys
 from tenants.access import (
     access_key,
     access_keys,
@@ -33,17 +32,14 @@ from tenants.access import (
 from tenants.actors import to_actor
 from tenants.models import ApiKey, Role, ServiceAccount, Tenant, User
 
-# -- The part of the form of keys that narrows a key: models, places, rates, spending.
-
-
-#: Whole numbers, as the form and the model call them.
+#: Integer limits of a key: label in the form.
 AMOUNTS = {
     "requests_per_minute": "Requests a minute",
     "tokens_per_minute": "Tokens a minute",
     "max_running_requests": "Requests at a time",
     "max_context_tokens": "Tokens in one request, prompt and answer",
 }
-#: Lists, by commas or lines.
+#: List limits of a key: label and example in the form.
 LISTS = {
     "allowed_models": ("Models", "small, large"),
     "endpoints": ("Paths", "/v1/embeddings"),
@@ -52,16 +48,16 @@ LISTS = {
 
 
 class WordsField(forms.CharField):
-    """Words between commas or on lines of their own; nothing is an empty list."""
+    """A list of words separated by commas or newlines."""
 
     def clean(self, value: Any) -> list[str]:
-        """The words."""
+        """Split the text; empty gives an empty list."""
         text = super().clean(value).replace("\n", ",")
         return [word.strip() for word in text.split(",") if word.strip()]
 
 
 class LimitsForm(forms.Form):
-    """All empty: no more limits than the tenant's."""
+    """Limits of a key; empty fields leave only the tenant's."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -97,12 +93,12 @@ class LimitsForm(forms.Form):
         )
 
     def limits(self) -> dict[str, Any]:
-        """For `create_key`: what was filled in alone."""
+        """Arguments for `create_key`: only the fields that are filled in."""
         data = self.cleaned_data
         return {name: data[name] for name in (*AMOUNTS, *LISTS) if data[name]}
 
     def budget(self) -> dict[str, Any] | None:
-        """For `set_budget`; None without a limit of spending."""
+        """Arguments for `set_budget`; None without a spending limit."""
         data = self.cleaned_data
         if data["spending"] is None:
             return None
@@ -112,31 +108,31 @@ class LimitsForm(forms.Form):
         }
 
     def narrowing(self) -> list[forms.BoundField]:
-        """The fields of this part, for the template."""
+        """The bound fields of the limits, for the template."""
         return [self[name] for name in (*LISTS, *AMOUNTS, "spending", "spending_period")]
 
     def narrows(self) -> bool:
-        """Whether this part of a form that was sent says anything, so that it's shown open."""
+        """Whether the submitted form sets a limit, so that the section is shown open."""
         return self.is_bound and any(self.data.get(name) for name in (*LISTS, *AMOUNTS, "spending"))
 
 
-#: Rows that the page shows; the newest of a tenant that has more.
+#: Maximum number of rows on the page, newest first.
 MAX_ROWS = 200
-#: What each scope allows, in the order of the form.
+#: Descriptions of scopes, in the order of the form.
 SCOPE_WORDS = {
-    scopes.INFERENCE: "use models",
-    scopes.MODELS: "list models",
-    scopes.USAGE: "read the tenant's usage",
-    scopes.TENANT_ADMIN: "manage members, keys and service accounts of the tenant",
-    scopes.OPERATOR: "operate the installation: caches, load, all tenants",
+    api_keys.INFERENCE: "use models",
+    api_keys.MODELS: "list models",
+    api_keys.USAGE: "read the tenant's usage",
+    api_keys.TENANT_ADMIN: "manage members, keys and service accounts of the tenant",
+    api_keys.OPERATOR: "operate the installation: caches, load, all tenants",
 }
 LIFETIMES = {"": "never", "30": "in 30 days", "90": "in 90 days", "365": "in a year"}
-#: Hours that a key which is being replaced goes on working.
+#: Hours that a rotated key stays valid: label in the form.
 OVERLAPS = {"24": "for a day", "168": "for a week", "1": "for an hour", "0": "no longer"}
 
 
 class NewKeyForm(LimitsForm):
-    """What a new key is for, what it may, and until when."""
+    """Name, scopes, lifetime, holder and limits of a new key."""
 
     name = forms.CharField(
         max_length=100,
@@ -177,17 +173,17 @@ class NewKeyForm(LimitsForm):
             ("", "you: it expires with your membership"),
             *((pk, f"{account} (service account)") for pk, account in self.accounts.items()),
         ]
-        offered = scopes.ALL if operator else scopes.DEFAULT
+        offered = api_keys.ALL if operator else api_keys.DEFAULT
         if admin:
-            offered |= {scopes.TENANT_ADMIN}
-        words = [
+            offered |= {api_keys.TENANT_ADMIN}
+        choices = [
             (name, f"{word} ({name})") for name, word in SCOPE_WORDS.items() if name in offered
         ]
         field: Any = self.fields["scopes"]
-        field.choices, field.initial = words, sorted(scopes.DEFAULT)
+        field.choices, field.initial = choices, sorted(api_keys.DEFAULT)
 
     def values(self) -> dict[str, Any]:
-        """For `create_key`."""
+        """Arguments for `create_key`."""
         data = self.cleaned_data
         days = data["lifetime"]
         until = timezone.now() + timedelta(days=int(days)) if days else None
@@ -201,7 +197,7 @@ class NewKeyForm(LimitsForm):
 
 
 class OverlapForm(forms.Form):
-    """How long the old key goes on working."""
+    """How long the old key stays valid."""
 
     overlap = forms.ChoiceField(choices=list(OVERLAPS.items()))
 
@@ -211,7 +207,7 @@ class OverlapForm(forms.Form):
 @login_required
 @reauthentication_required
 def keys(request: HttpRequest) -> HttpResponse:
-    """The keys of one of the user's tenants, and what the last POST made; by POST a new key."""
+    """List the keys of one of the user's tenants; POST creates one."""
     user: Any = request.user
     form = _form(user, None)
     try:
@@ -220,23 +216,23 @@ def keys(request: HttpRequest) -> HttpResponse:
         if request.method == "POST" and tenant is not None:
             form = _form(user, tenant, request.POST)
             if form.is_valid():
-                made = _make(user, tenant, form)
+                created = _create_key(user, tenant, form)
                 return redirect_with_message(
-                    request, "keys", tenant, made=made.key.pk, secret=made.secret
+                    request, "keys", tenant, made=created.key.pk, secret=created.secret
                 )
     except QuireError as error:
         return _page(request, first_tenant(user), form, error=error)
-    kept = pop_one_time(request) if request.method == "GET" and tenant is not None else {}
-    return _page(request, tenant, form, **_flash_context(user, tenant, kept))
+    outcome = pop_one_time(request) if request.method == "GET" and tenant is not None else {}
+    return _page(request, tenant, form, **_flash_context(user, tenant, outcome))
 
 
 @transaction.atomic
-def _make(user: User, tenant: Tenant, form: NewKeyForm) -> actions.NewKey:
-    """The key with its budget, or neither."""
-    made = actions.create_key(actor=user, tenant=tenant, **form.values())
+def _create_key(user: User, tenant: Tenant, form: NewKeyForm) -> actions.NewKey:
+    """Create the key and its budget in one transaction."""
+    created = actions.create_key(actor=user, tenant=tenant, **form.values())
     if (budget := form.budget()) is not None:
-        set_budget(actor=user, tenant=tenant, key=made.key, **budget)
-    return made
+        set_budget(actor=user, tenant=tenant, key=created.key, **budget)
+    return created
 
 
 @require_POST
@@ -244,47 +240,47 @@ def _make(user: User, tenant: Tenant, form: NewKeyForm) -> actions.NewKey:
 @login_required
 @reauthentication_required
 def rotate(request: HttpRequest, pk: int) -> HttpResponse:
-    """Another key in this one's place, shown on the page that follows and never again."""
+    """Replace a key; the new secret is shown once on the next page."""
 
-    def deed(user: User, key: ApiKey) -> dict[str, Any]:
+    def replace_key(user: User, key: ApiKey) -> dict[str, Any]:
         form = OverlapForm(request.POST)
         hours = int(form.cleaned_data["overlap"]) if form.is_valid() else 24
-        made = actions.rotate_key(actor=user, key=key, overlap=timedelta(hours=hours))
+        created = actions.rotate_key(actor=user, key=key, overlap=timedelta(hours=hours))
         return {
-            "made": made.key.pk,
-            "secret": made.secret,
+            "made": created.key.pk,
+            "secret": created.secret,
             "replaced": key.pk,
             "overlap": OVERLAPS[str(hours)],
         }
 
-    return _change(request, pk, deed)
+    return _change(request, pk, replace_key)
 
 
 @require_POST
 @never_cache
 @login_required
 def revoke(request: HttpRequest, pk: int) -> HttpResponse:
-    """Refuse the key from now on."""
+    """Revoke a key."""
     return _change(
         request, pk, lambda user, key: {"revoked": actions.revoke_key(actor=user, key=key).pk}
     )
 
 
 def _change(
-    request: HttpRequest, pk: int, deed: Callable[[User, ApiKey], dict[str, Any]]
+    request: HttpRequest, pk: int, action: Callable[[User, ApiKey], dict[str, Any]]
 ) -> HttpResponse:
-    """Do something to one of the user's keys, then send them to the page that says so."""
+    """Apply an action to one of the user's keys, then redirect to the page with its outcome."""
     user: Any = request.user
     tenant = None
     try:
         tenant = current_tenant(request)
         if tenant is None:
             return _page(request, None, _form(user, None))
-        kept = deed(user, access_key(user, tenant, pk))
+        outcome = action(user, access_key(user, tenant, pk))
     except QuireError as error:
-        shown = tenant or first_tenant(user)
-        return _page(request, shown, _form(user, shown), error=error)
-    return redirect_with_message(request, "keys", tenant, **kept)
+        fallback_tenant = tenant or first_tenant(user)
+        return _page(request, fallback_tenant, _form(user, fallback_tenant), error=error)
+    return redirect_with_message(request, "keys", tenant, **outcome)
 
 
 def _form(user: User, tenant: Tenant | None, data: Any = None) -> NewKeyForm:
@@ -296,13 +292,16 @@ def _form(user: User, tenant: Tenant | None, data: Any = None) -> NewKeyForm:
     return NewKeyForm(data, operator=operator, admin=admin, accounts=accounts)
 
 
-def _flash_context(user: User, tenant: Tenant | None, kept: dict[str, Any]) -> dict[str, Any]:
-    """What the page says of what was just done."""
-    if tenant is None or kept.get("tenant") != tenant.slug:
+def _flash_context(user: User, tenant: Tenant | None, outcome: dict[str, Any]) -> dict[str, Any]:
+    """Template context of the last action's outcome."""
+    if tenant is None or outcome.get("tenant") != tenant.slug:
         return {}
-    named = {name: kept[name] for name in ("made", "replaced", "revoked") if name in kept}
-    found = {name: access_key(user, tenant, pk) for name, pk in named.items()}
-    return {**found, "secret": kept.get("secret"), "overlap": kept.get("overlap")}
+    affected = {
+        name: access_key(user, tenant, outcome[name])
+        for name in ("made", "replaced", "revoked")
+        if name in outcome
+    }
+    return {**affected, "secret": outcome.get("secret"), "overlap": outcome.get("overlap")}
 
 
 def _page(
@@ -314,18 +313,18 @@ def _page(
     **context: Any,
 ) -> HttpResponse:
     user: Any = request.user
-    found: list[ApiKey] = []
-    may_make = False
+    rows: list[ApiKey] = []
+    may_create = False
     if tenant is not None:
-        found = list(access_keys(user, tenant)[: MAX_ROWS + 1])
-        may_make = access_role(user, tenant).rank >= Role.MEMBER.rank
+        rows = list(access_keys(user, tenant)[: MAX_ROWS + 1])
+        may_create = access_role(user, tenant).rank >= Role.MEMBER.rank
     context |= {
         **tenant_context(user, tenant),
-        "active": [key for key in found[:MAX_ROWS] if key.state() == "active"],
-        "ended": [key for key in found[:MAX_ROWS] if key.state() != "active"],
-        "more": len(found) > MAX_ROWS,
+        "active": [key for key in rows[:MAX_ROWS] if key.state() == "active"],
+        "ended": [key for key in rows[:MAX_ROWS] if key.state() != "active"],
+        "more": len(rows) > MAX_ROWS,
         "most": MAX_ROWS,
-        "may_make": may_make,
+        "may_make": may_create,
         "form": form,
         "error": error,
         "overlaps": OVERLAPS.items(),

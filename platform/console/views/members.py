@@ -1,4 +1,4 @@
-"""The page where owners and admins look after their tenant's people and programs.
+"""The members page: a tenant's members, invitations and service accounts.
 
 It works without scripts; each POST answers with a redirect.
 """
@@ -17,7 +17,7 @@ from django.views.decorators.http import require_safe
 
 from accounts.invitation_mail import mail_invitation
 from accounts.reauthentication import reauthentication_required
-from console.views.base import cleaned_or_400, deed, render_page, tenant_context
+from console.views.base import cleaned_or_400, post_action, render_page, tenant_context
 from engine.contract.errors import QuireError
 from tenants import actions
 from tenants.access import (
@@ -32,7 +32,7 @@ from tenants.access import (
 )
 from tenants.models import Role, Tenant
 
-#: Rows of each kind that the page shows.
+#: Maximum number of rows of each kind on the page.
 MAX_ROWS = 500
 ROLE_WORDS = {
     Role.OWNER: "owner: everything",
@@ -43,7 +43,7 @@ ROLE_WORDS = {
 
 
 class InviteForm(forms.Form):
-    """Whom to invite."""
+    """Email address to invite."""
 
     email = forms.EmailField(max_length=254)
 
@@ -58,7 +58,7 @@ class AccountForm(forms.Form):
 @never_cache
 @login_required
 def members(request: HttpRequest) -> HttpResponse:
-    """The members of one of the user's tenants; for admins also invitations and programs."""
+    """Members of one of the user's tenants; for admins also invitations and service accounts."""
     return render_page(request, _page)
 
 
@@ -66,13 +66,13 @@ def _page(
     request: HttpRequest,
     tenant: Tenant | None,
     *,
-    told: dict[str, Any] | None = None,
+    outcome: dict[str, Any] | None = None,
     error: QuireError | None = None,
 ) -> HttpResponse:
     user: Any = request.user
     if tenant is None:
         tenant = first_tenant(user)
-    context: dict[str, Any] = {**tenant_context(user, tenant), "told": told, "error": error}
+    context: dict[str, Any] = {**tenant_context(user, tenant), "told": outcome, "error": error}
     if tenant is not None:
         role = access_role(user, tenant)
         manages = role.rank >= Role.ADMIN.rank
@@ -91,47 +91,49 @@ def _page(
 
 
 @reauthentication_required
-@deed("members", _page)
+@post_action("members", _page)
 def invite(request: HttpRequest, tenant: Tenant) -> dict[str, Any]:
-    """A link for somebody; mailed where mail is set up, and shown once in any case."""
+    """Create an invitation link, shown once and mailed if mail is configured."""
     email = cleaned_or_400(InviteForm(request.POST))["email"]
     role = request.POST.get("role", "")
-    made = actions.invite(actor=request.user, tenant=tenant, email=email, role=role)
-    link = request.build_absolute_uri(reverse("invitation", args=[made.token]))
-    mailed = mail_invitation(made.invitation, link)
+    created = actions.invite(actor=request.user, tenant=tenant, email=email, role=role)
+    link = request.build_absolute_uri(reverse("invitation", args=[created.token]))
+    mailed = mail_invitation(created.invitation, link)
     return {"invited": email, "link": link, "mailed": mailed}
 
 
-@deed("members", _page)
+@post_action("members", _page)
 def revoke(request: HttpRequest, tenant: Tenant, pk: int) -> dict[str, Any]:
-    """End an invitation."""
-    found = access_invitation(request.user, tenant, pk)
-    actions.revoke_invitation(actor=request.user, invitation=found)
-    return {"text": f"Invitation for {found.email} revoked."}
+    """Revoke an invitation."""
+    invitation = access_invitation(request.user, tenant, pk)
+    actions.revoke_invitation(actor=request.user, invitation=invitation)
+    return {"text": f"Invitation for {invitation.email} revoked."}
 
 
 @reauthentication_required
-@deed("members", _page)
+@post_action("members", _page)
 def change_role(request: HttpRequest, tenant: Tenant, pk: int) -> dict[str, Any]:
-    """Another role; a lower one ends the member's sessions and keys."""
-    found = access_member(request.user, tenant, pk)
+    """Change a member's role; a lower one ends their sessions and revokes their keys."""
+    membership = access_member(request.user, tenant, pk)
     role = request.POST.get("role", "")
-    changed = actions.change_role(actor=request.user, membership=found, role=role)
+    changed = actions.change_role(actor=request.user, membership=membership, role=role)
     return {"text": f"{changed.user} is {changed.get_role_display().lower()} now."}
 
 
 @reauthentication_required
-@deed("members", _page)
+@post_action("members", _page)
 def remove(request: HttpRequest, tenant: Tenant, pk: int) -> dict[str, Any]:
-    """Out of the tenant, with their keys."""
-    found = access_member(request.user, tenant, pk)
-    actions.remove_member(actor=request.user, membership=found)
-    return {"text": f"{found.user} is no longer a member; their keys in this tenant are revoked."}
+    """Remove a member and revoke their keys in the tenant."""
+    membership = access_member(request.user, tenant, pk)
+    actions.remove_member(actor=request.user, membership=membership)
+    return {
+        "text": f"{membership.user} is no longer a member; their keys in this tenant are revoked."
+    }
 
 
-@deed("members", _page)
+@post_action("members", _page)
 def add_account(request: HttpRequest, tenant: Tenant) -> dict[str, Any]:
-    """A program of the tenant's."""
+    """Create a service account."""
     name = cleaned_or_400(AccountForm(request.POST))["name"]
     role = request.POST.get("role", "")
     account = actions.create_service_account(
@@ -141,9 +143,9 @@ def add_account(request: HttpRequest, tenant: Tenant) -> dict[str, Any]:
 
 
 @reauthentication_required
-@deed("members", _page)
+@post_action("members", _page)
 def retire_account(request: HttpRequest, tenant: Tenant, pk: int) -> dict[str, Any]:
-    """Switch a program off and revoke its keys."""
+    """Deactivate a service account and revoke its keys."""
     account = access_service_account(request.user, tenant, pk)
     actions.retire_service_account(actor=request.user, account=account)
     return {"text": f"Service account {account} deactivated; its keys are revoked."}

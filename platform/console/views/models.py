@@ -1,4 +1,4 @@
-"""The pages of models, and the JSON that keeps them live."""
+"""Model pages, their live JSON, and operators' actions on models."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from accounts.reauthentication import reauthentication_required
-from catalog import actions
-from catalog import model_details as look
+from catalog import actions, model_details
 from catalog.checkpoint import read_checkpoint
 from catalog.hub import get_download_info
 from catalog.models import DesiredState, Replica, ServedModel
@@ -35,7 +34,7 @@ MAX_ROWS = 500
 @never_cache
 @login_required
 def models(request: HttpRequest) -> HttpResponse:
-    """The models that one may use; operators see the whole catalogue, and run it."""
+    """The models available to the user; operators see and manage the whole catalogue."""
     return show_list(request)
 
 
@@ -43,51 +42,51 @@ def models(request: HttpRequest) -> HttpResponse:
 @never_cache
 @login_required
 def model(request: HttpRequest, pk: int) -> HttpResponse:
-    """One model."""
+    """A model's page."""
     try:
-        return show_one(request, look.visible_model(request.user, pk))
+        return show_one(request, model_details.visible_model(request.user, pk))
     except QuireError as error:
         return show_list(request, error)
 
 
 @json_view
 def states(request: HttpRequest) -> dict[str, Any]:
-    """How each model is that the user may see, for a page that is open."""
-    beats = look.get_heartbeats()
-    found = look.visible_models(request.user).prefetch_related("replicas")[:MAX_ROWS]
-    return {"models": [_state(row, beats) for row in found]}
+    """States of the visible models, for an open page."""
+    beats = model_details.get_heartbeats()
+    rows = model_details.visible_models(request.user).prefetch_related("replicas")[:MAX_ROWS]
+    return {"models": [_state(row, beats) for row in rows]}
 
 
 @json_view
 def progress(request: HttpRequest) -> dict[str, Any]:
-    """One model's replicas: their phases and ends are for operators."""
-    row = look.visible_model(request.user, _pk(request))
-    beats = look.get_heartbeats()
-    found = _state(row, beats)
+    """One model's state; operators also get its replicas' load phases and last exits."""
+    row = model_details.visible_model(request.user, _pk(request))
+    beats = model_details.get_heartbeats()
+    status = _state(row, beats)
     if to_actor(request.user).is_operator:
-        found["detail"] = look.replica_status_list(row, beats)
-    return found
+        status["detail"] = model_details.replica_status_list(row, beats)
+    return status
 
 
 @json_view
 def log(request: HttpRequest) -> dict[str, Any]:
-    """The end of a replica's log, or what came behind `?after=`. For operators."""
+    """The end of a replica's log, or the lines after `?after=`. Operators only."""
     require_operator(to_actor(request.user))
-    row = look.visible_model(request.user, _pk(request))
-    lines = look.log_of(row, request.GET.get("replica", ""), request.GET.get("after", ""))
+    row = model_details.visible_model(request.user, _pk(request))
+    lines = model_details.log_of(row, request.GET.get("replica", ""), request.GET.get("after", ""))
     return {"lines": [{"id": line.id, "at": line.at, "text": line.text} for line in lines]}
 
 
 def show_list(request: HttpRequest, error: QuireError | None = None) -> HttpResponse:
-    """The list, with what was just done or refused."""
+    """Render the list with the last outcome or error."""
     user: Any = request.user
-    operator, beats = to_actor(user).is_operator, look.get_heartbeats()
-    found = list(look.visible_models(user).prefetch_related("replicas")[:MAX_ROWS])
+    operator, beats = to_actor(user).is_operator, model_details.get_heartbeats()
+    rows = list(model_details.visible_models(user).prefetch_related("replicas")[:MAX_ROWS])
     context = {
-        "rows": [_row(each, beats, operator) for each in found],
+        "rows": [_row(row, beats, operator) for row in rows],
         "operator": operator,
-        # Tenants whose news the page follows; the empty one stands for all.
-        "followed": "" if operator else " ".join(each.slug for each in access_tenants(user)),
+        # Tenants whose events the page follows; empty: all.
+        "followed": "" if operator else " ".join(tenant.slug for tenant in access_tenants(user)),
         "error": error,
         "told": pop_one_time(request) if request.method == "GET" else {},
     }
@@ -96,40 +95,42 @@ def show_list(request: HttpRequest, error: QuireError | None = None) -> HttpResp
 
 
 def show_one(
-    request: HttpRequest, found: ServedModel, error: QuireError | None = None
+    request: HttpRequest, model: ServedModel, error: QuireError | None = None
 ) -> HttpResponse:
-    """A model's page, with what was just done or refused."""
+    """Render a model's page with the last outcome or error."""
     user: Any = request.user
-    operator, beats = to_actor(user).is_operator, look.get_heartbeats()
-    own = [beat for beat in beats if beat.model.name == found.name]
+    operator, beats = to_actor(user).is_operator, model_details.get_heartbeats()
+    model_beats = [beat for beat in beats if beat.model.name == model.name]
     context: dict[str, Any] = {
-        "model": found,
-        "row": _row(found, beats, operator),
+        "model": model,
+        "row": _row(model, beats, operator),
         "operator": operator,
         "error": error,
         "told": pop_one_time(request) if request.method == "GET" and error is None else {},
-        "weights": look.weights_of(own),
-        "live": own[0] if own else None,
+        "weights": model_details.weights_of(model_beats),
+        "live": model_beats[0] if model_beats else None,
     }
     if operator:
-        replicas = look.replica_status_list(found, beats)
+        replicas = model_details.replica_status_list(model, beats)
         context |= {
             "replicas": replicas,
-            "layers": look.layers_of(each["id"] for each in replicas),
-            "in_force": sorted(found.settings.items()),
-            **_need(request, found),
+            "layers": model_details.layers_of(replica["id"] for replica in replicas),
+            "in_force": sorted(model.settings.items()),
+            **_need(request, model),
         }
     status = error.status if error else 200
     return render(request, "console/model.html", context, status=status)
 
 
-def _need(request: HttpRequest, found: ServedModel) -> dict[str, Any]:
-    checkpoint, download = look.checkpoint_of(found.source, found.settings), None
+def _need(request: HttpRequest, model: ServedModel) -> dict[str, Any]:
+    checkpoint, download = model_details.checkpoint_of(model.source, model.settings), None
     try:
-        if checkpoint is None and "hub" in request.GET and look.is_on_hub(found.source):
-            download = get_download_info(found.source, found.settings)
+        if checkpoint is None and "hub" in request.GET and model_details.is_on_hub(model.source):
+            download = get_download_info(model.source, model.settings)
             checkpoint = download.checkpoint
-        need = checkpoint and look.estimate_memory_for_form(checkpoint, found.settings, request.GET)
+        need = checkpoint and model_details.estimate_memory_for_form(
+            checkpoint, model.settings, request.GET
+        )
         return {"need": need, "need_error": None, "download": download}
     except QuireError as error:
         return {"need": None, "need_error": error}
@@ -141,22 +142,22 @@ def _pk(request: HttpRequest) -> int:
 
 
 def _state(row: ServedModel, beats: list[Any]) -> dict[str, Any]:
-    found = look.state_of(row, beats, row.replicas.all())
+    state = model_details.state_of(row, beats, row.replicas.all())
     return {
         "id": row.pk,
         "name": row.name,
-        "state": found["state"],
-        "load_progress": found["load_progress"],
-        "replicas": found["replicas"],
+        "state": state["state"],
+        "load_progress": state["load_progress"],
+        "replicas": state["replicas"],
     }
 
 
 def _row(row: ServedModel, beats: list[Any], operator: bool) -> dict[str, Any]:
     live = next((beat for beat in beats if beat.model.name == row.name), None)
-    checkpoint = look.checkpoint_of(row.source, row.settings)
-    state = look.state_of(row, beats, row.replicas.all())
+    checkpoint = model_details.checkpoint_of(row.source, row.settings)
+    state = model_details.state_of(row, beats, row.replicas.all())
     loaded = live is not None and live.model.weights
-    size = sum(each.nbytes for each in live.model.weights) if live and loaded else None
+    size = sum(weight.nbytes for weight in live.model.weights) if live and loaded else None
     quantization = row.settings.get("quantization") or (
         checkpoint.quantization if checkpoint else ""
     )
@@ -168,7 +169,7 @@ def _row(row: ServedModel, beats: list[Any], operator: bool) -> dict[str, Any]:
         "wanted": row.num_replicas + row.num_spares,
         "architecture": checkpoint.architecture if checkpoint else "",
         "parameters": checkpoint.parameters if checkpoint and not checkpoint.quantization else None,
-        "on_hub": look.is_on_hub(row.source),
+        "on_hub": model_details.is_on_hub(row.source),
         "stored": checkpoint.nbytes if checkpoint else None,
         "size": size,
         "quantization": quantization,
@@ -181,21 +182,18 @@ def _row(row: ServedModel, beats: list[Any], operator: bool) -> dict[str, Any]:
 
 
 def _failure(row: ServedModel) -> str:
-    """Why a replica failed, or how the last one ended."""
+    """Failure detail of the first failed replica; "" if none failed."""
     for replica in row.replicas.all():
         if replica.state == "failed" and replica.detail:
             return str(replica.detail)
     return ""
 
 
-# -- What operators do to models, by POST: through the catalogue's actions, and on to the page.
+Action = Callable[[HttpRequest, ServedModel], str]
 
 
-Deed = Callable[[HttpRequest, ServedModel], str]
-
-
-def deed(function: Deed) -> Callable[..., HttpResponse]:
-    """A view by POST that does something to a model, then shows the page that says so."""
+def post_action(function: Action) -> Callable[..., HttpResponse]:
+    """Turn an operator's action on a model into a POST view that redirects to its page."""
 
     @reauthentication_required
     @require_POST
@@ -203,13 +201,13 @@ def deed(function: Deed) -> Callable[..., HttpResponse]:
     @login_required
     @wraps(function)
     def view(request: HttpRequest, pk: int) -> HttpResponse:
-        found: ServedModel | None = None
+        model: ServedModel | None = None
         try:
-            found = look.visible_model(request.user, pk)
+            model = model_details.visible_model(request.user, pk)
             require_operator(to_actor(request.user))
-            text = function(request, found)
+            text = function(request, model)
         except QuireError as error:
-            return show_list(request, error) if found is None else show_one(request, found, error)
+            return show_list(request, error) if model is None else show_one(request, model, error)
         store_one_time(request, text=text)
         gone = not ServedModel.objects.filter(pk=pk).exists()
         return redirect("models") if gone else redirect("model", pk)
@@ -217,23 +215,23 @@ def deed(function: Deed) -> Callable[..., HttpResponse]:
     return view
 
 
-@deed
+@post_action
 def load(request: HttpRequest, model: ServedModel) -> str:
-    """Have it served."""
+    """Load the model."""
     actions.load_model(actor=request.user, name=model.name)
     return f"{model.name} is being loaded."
 
 
-@deed
+@post_action
 def unload(request: HttpRequest, model: ServedModel) -> str:
-    """Let its replicas finish, then end."""
+    """Drain and stop the model's replicas."""
     actions.unload_model(actor=request.user, model=model)
     return f"{model.name} drains: its replicas finish their requests, then stop."
 
 
-@deed
+@post_action
 def sleep(request: HttpRequest, model: ServedModel) -> str:
-    """Give its memory back for a while."""
+    """Put the model to sleep to free its memory."""
     level = request.POST.get("level", "1")
     if level not in ("1", "2"):
         raise InvalidRequest("level must be 1 or 2.", param="level")
@@ -241,24 +239,24 @@ def sleep(request: HttpRequest, model: ServedModel) -> str:
     return f"{model.name} is going to sleep."
 
 
-@deed
+@post_action
 def wake(request: HttpRequest, model: ServedModel) -> str:
-    """Take its memory again."""
+    """Wake the model."""
     actions.wake_model(actor=request.user, model=model)
     return f"{model.name} is waking up."
 
 
-@deed
+@post_action
 def delete(request: HttpRequest, model: ServedModel) -> str:
-    """Out of the catalogue."""
+    """Remove the model from the catalogue."""
     name = model.name
     actions.delete_model(actor=request.user, model=model)
     return f"{name} is removed from the catalogue. Its files are kept."
 
 
-@deed
+@post_action
 def restart(request: HttpRequest, model: ServedModel) -> str:
-    """One replica finishes what it has, ends, and starts anew."""
+    """Drain and restart one replica."""
     name = request.POST.get("replica", "")
     replica = Replica.objects.filter(served_model=model, replica_id=name).first()
     if replica is None:
@@ -272,7 +270,7 @@ def restart(request: HttpRequest, model: ServedModel) -> str:
 @never_cache
 @login_required
 def add(request: HttpRequest) -> HttpResponse:
-    """A new model: its form, what it would need, and the load."""
+    """Add and load a new model."""
     return _form(request, None)
 
 
@@ -281,9 +279,9 @@ def add(request: HttpRequest) -> HttpResponse:
 @never_cache
 @login_required
 def change(request: HttpRequest, pk: int) -> HttpResponse:
-    """A model's settings."""
+    """Change a model's settings."""
     try:
-        return _form(request, look.visible_model(request.user, pk))
+        return _form(request, model_details.visible_model(request.user, pk))
     except QuireError as error:
         return show_list(request, error)
 
@@ -314,30 +312,30 @@ def _form(request: HttpRequest, model: ServedModel | None) -> HttpResponse:
 def _show_form(
     request: HttpRequest, model: ServedModel | None, form: ServedModelForm, status: int = 200
 ) -> HttpResponse:
-    context: dict[str, Any] = {"model": model, "form": form, **_looked(request, form)}
+    context: dict[str, Any] = {"model": model, "form": form, **_source_context(request, form)}
     return render(request, "console/model_form.html", context, status=status)
 
 
-def _looked(request: HttpRequest, form: ServedModelForm) -> dict[str, Any]:
-    """What the source is and would need, where the form names one that is here."""
+def _source_context(request: HttpRequest, form: ServedModelForm) -> dict[str, Any]:
+    """Template context: the checkpoint of the form's source and its memory estimate."""
     source = post_text(request, "source") or form.values.get("source", "")
     if not source:
         return {}
     try:
         path = actions.check_source(source)
-        checkpoint, found = look.checkpoint_of(path, form.engine_settings), None
-        if checkpoint is None and look.is_on_hub(path):
+        checkpoint, download = model_details.checkpoint_of(path, form.engine_settings), None
+        if checkpoint is None and model_details.is_on_hub(path):
             if "look" not in request.POST:
                 return {"on_hub": path}
-            found = get_download_info(path, form.engine_settings)
-            checkpoint = found.checkpoint
+            download = get_download_info(path, form.engine_settings)
+            checkpoint = download.checkpoint
         elif checkpoint is None:
             read_checkpoint(Path(path))
         if checkpoint is None:
-            return {"on_hub": path, "download": found}
-        need = look.estimate_memory_for_form(
+            return {"on_hub": path, "download": download}
+        need = model_details.estimate_memory_for_form(
             checkpoint, form.engine_settings, request.POST or request.GET
         )
-        return {"checkpoint": checkpoint, "need": need, "download": found}
+        return {"checkpoint": checkpoint, "need": need, "download": download}
     except QuireError as error:
         return {"need_error": error}

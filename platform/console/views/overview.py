@@ -1,4 +1,4 @@
-"""The JSON behind the console's pages, for logged-in people. Errors have the API's envelope."""
+"""The overview and fairness pages, and the JSON behind them in the API's error envelope."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from console.mounting import mounted
 from console.views.base import json_view, tenant_context
 from engine.contract.errors import QuireError
 from engine.contract.pooling_params import GENERATE
-from history.buckets import RANGES, TimeRange
+from history.buckets import RANGES
 from history.queries import (
     GROUP_BY,
     MAX_ROWS,
@@ -40,22 +40,23 @@ from tenants.access import access_tenants
 from tenants.actions.tenants import MAX_RESERVED_FRACTION
 from tenants.actors import to_actor
 from tenants.authentication import caller_for_user
-from tenants.models import Tenant, User
+from tenants.models import Tenant
 
-#: More than that no one chooses from a list.
+#: Maximum number of tenants in a picker.
 MAX_TENANTS = 500
 
 
 @json_view
 def models(request: HttpRequest) -> dict[str, Any]:
-    """The models and adapters that the playground may use as this user, with how each one is.
+    """Models and adapters that the user may use in the playground, with their states.
 
-    For `?tenant=` one of the user's tenants, or else the first they joined: the answer says which,
-    and names them all. Models that are known to embed or score rather than talk are left out.
+    `?tenant=` selects one of the user's tenants (default: the first they joined); the response
+    names it and all others. Models that don't generate text are left out.
     """
-    tenants = _tenants(request.user)
+    active = access_tenants(request.user).filter(active=True).order_by("name", "pk")
+    tenants = [{"id": row.slug, "name": row.name} for row in active[:MAX_TENANTS]]
     named = request.GET.get("tenant", "")
-    tenant = named if named in {each["id"] for each in tenants} else None
+    tenant = named if named in {row["id"] for row in tenants} else None
     try:
         caller = async_to_sync(caller_for_user)(request.user, tenant)
     except PermissionDenied:
@@ -64,7 +65,7 @@ def models(request: HttpRequest) -> dict[str, Any]:
     names = {card.parent or card.id for card in cards}
     rows = Replica.objects.filter(served_model__name__in=names).select_related("served_model")
     states = states_of(names, live_replicas(), rows)
-    found = [
+    available = [
         {
             "id": card.id,
             "parent": card.parent,
@@ -75,61 +76,36 @@ def models(request: HttpRequest) -> dict[str, Any]:
         for state in [states[card.parent or card.id]]
         if GENERATE in (state["tasks"] or [GENERATE])
     ]
-    return {"models": found, "tenant": caller.tenant, "tenants": tenants}
+    return {"models": available, "tenant": caller.tenant, "tenants": tenants}
 
 
 @json_view
 def overview_json(request: HttpRequest) -> dict[str, Any]:
-    """The models that the user's tenants may use, loaded or not, and the replicas behind them.
-
-    With `?tenant=` those of this one.
-    """
+    """Models available to the user's tenants, or to `?tenant=`, and their replicas."""
     return overview_of(request.user, request.GET.get("tenant"))
 
 
 @json_view
 def usage(request: HttpRequest) -> dict[str, Any]:
-    """The last days' usage by tenant and model."""
+    """Recent usage by tenant and model."""
     return recent_usage(request.user)
-
-
-def _tenants(user: User) -> list[dict[str, str]]:
-    """The tenants that the user may act in, by name; the first `MAX_TENANTS` of an operator's."""
-    found = access_tenants(user).filter(active=True).order_by("name", "pk")
-    return [{"id": each.slug, "name": each.name} for each in found[:MAX_TENANTS]]
-
-
-# -- What overview.py takes from history.queries.
 
 
 @json_view
 def history(request: HttpRequest) -> dict[str, Any]:
-    """`get_traffic_history` for the page."""
+    """Traffic history for the overview page."""
     return get_traffic_history(request.user, request.GET)
-
-
-def scope(request: HttpRequest) -> Tenant | None:
-    """The tenant that a page is about; None: all of them, for operators. Raises `NotFound`."""
-    user: Any = request.user
-    return resolve_tenant_scope(user, request.GET)
-
-
-def range_of(request: HttpRequest) -> TimeRange:
-    """Which stretch of time a page is about. Raises `InvalidRequest`."""
-    return resolve_range(request.GET)
-
-
-# -- What overview.py takes from history.queries.
 
 
 @require_safe
 @never_cache
 @login_required
 def fairness(request: HttpRequest) -> HttpResponse:
-    """Operators see every tenant beside the others, others their own beside all of them."""
+    """Service by tenant: all tenants for operators, else the tenant against all others."""
     user: Any = request.user
     try:
-        tenant, stretch = scope(request), range_of(request)
+        tenant = resolve_tenant_scope(user, request.GET)
+        time_range = resolve_range(request.GET)
     except NoTenant:
         context = {**tenant_context(user, None), "none": True}
         return render(request, "console/fairness.html", context)
@@ -137,19 +113,18 @@ def fairness(request: HttpRequest) -> HttpResponse:
         context = {**tenant_context(user, None), "error": error}
         status = error.status if request.GET else 200
         return render(request, "console/fairness.html", context, status=status)
-    rows = _rows(_service(stretch), tenant, told=to_actor(user).is_operator)
-    active = Tenant.objects.filter(active=True)
+    rows = _rows(_service(time_range), tenant, told=to_actor(user).is_operator)
     context = {
         **tenant_context(user, tenant),
         "operator": to_actor(user).is_operator and tenant is None,
         "ranges": RANGES.values(),
-        "range": stretch,
+        "range": time_range,
         "rows": rows[:MAX_ROWS],
         "more": len(rows) > MAX_ROWS,
         "most": MAX_ROWS,
         "served": any(row.tokens_served for row in rows),
         "whole": all(row.tokens_served is not None for row in rows),
-        "reserved": reserved_sum(active),
+        "reserved": reserved_sum(Tenant.objects.filter(active=True)),
         "reserved_most": MAX_RESERVED_FRACTION * 100,
         "defaults": settings.QUIRE,
     }
@@ -158,11 +133,8 @@ def fairness(request: HttpRequest) -> HttpResponse:
 
 @json_view
 def figures(request: HttpRequest) -> dict[str, Any]:
-    """`get_fairness` for the page."""
+    """Fairness figures for the page."""
     return get_fairness(request.user, request.GET)
-
-
-# -- The overview's page.
 
 
 MAX_NAMES = 200
@@ -172,12 +144,13 @@ MAX_NAMES = 200
 @never_cache
 @login_required
 def overview(request: HttpRequest) -> HttpResponse:
-    """Load now, traffic over time, models, replicas, and how to call the API."""
+    """The overview page: current load, traffic, models, replicas and how to call the API."""
     user: Any = request.user
     operator = to_actor(user).is_operator
     base = {"base_url": request.build_absolute_uri(mounted("/v1")), "operator": operator}
     try:
-        tenant, stretch = scope(request), range_of(request)
+        tenant = resolve_tenant_scope(user, request.GET)
+        time_range = resolve_range(request.GET)
     except NoTenant:
         context = {**base, **tenant_context(user, None), "none": True}
         return render(request, "console/overview.html", context)
@@ -190,7 +163,7 @@ def overview(request: HttpRequest) -> HttpResponse:
         **base,
         **tenant_context(user, tenant),
         "ranges": RANGES.values(),
-        "range": stretch,
+        "range": time_range,
         "models": served.order_by("name").values_list("name", flat=True)[:MAX_NAMES],
         "adapters": adapters.order_by("name").values_list("name", flat=True).distinct()[:MAX_NAMES],
         "groups": [name for name in GROUP_BY if name != "tenant" or tenant is None],

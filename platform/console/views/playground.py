@@ -1,4 +1,4 @@
-"""The playground's kept conversations, as JSON for its page. Whoever logged in sees their own."""
+"""The playground's page, its saved conversations as JSON, and its sampling settings."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ Answer = Callable[..., dict[str, Any]]
 View = Callable[..., HttpResponse]
 
 
-def json_deed(*methods: str) -> Callable[[Answer], View]:
-    """A view of a function that answers with JSON. Django's CSRF check guards what it changes."""
+def json_action(*methods: str) -> Callable[[Answer], View]:
+    """Turn a function that returns a dict into a JSON view; 401 without a logged-in user."""
 
     def decorate(function: Answer) -> View:
         @require_http_methods(methods)
         @never_cache
         @wraps(function)
-        def view(request: HttpRequest, **where: Any) -> HttpResponse:
+        def view(request: HttpRequest, **kwargs: Any) -> HttpResponse:
             try:
                 if not request.user.is_authenticated:
                     raise AuthenticationFailed("Log in first.", code="not_logged_in")
-                return JsonResponse(function(request, **where))
+                return JsonResponse(function(request, **kwargs))
             except QuireError as error:
                 return error_response(error)
 
@@ -50,56 +50,56 @@ def json_deed(*methods: str) -> Callable[[Answer], View]:
     return decorate
 
 
-@json_deed("GET", "POST")
+@json_action("GET", "POST")
 def conversations(request: HttpRequest) -> dict[str, Any]:
-    """Those of the user in `?tenant=`, found by `?q=`, a page from `?before=`; POST: a new one."""
+    """The user's conversations in `?tenant=` that match `?q=`, before `?before=`; POST creates."""
     user: Any = request.user
     tenant = current_tenant(request)
     if tenant is None:
         raise NotFound("You belong to no tenant.")
     if request.method == "POST":
-        made = actions.create_conversation(
+        created = actions.create_conversation(
             actor=user, tenant=tenant, document=_body(request, "document")["document"]
         )
-        return to_json(made, user)
+        return to_json(created, user)
     search, before = (request.GET.get(name, "") for name in ("q", "before"))
-    found = access_conversations(user, tenant, search, before)
+    rows = access_conversations(user, tenant, search, before)
     return {
         "kept": tenant.keep_conversations,
-        "conversations": [to_json(row, user) for row in found[:MAX_LISTED]],
-        "more": len(found) > MAX_LISTED,
+        "conversations": [to_json(row, user) for row in rows[:MAX_LISTED]],
+        "more": len(rows) > MAX_LISTED,
     }
 
 
-@json_deed("GET", "PUT", "PATCH", "DELETE")
+@json_action("GET", "PUT", "PATCH", "DELETE")
 def conversation(request: HttpRequest, public_id: str) -> dict[str, Any]:
-    """One: read, written (PUT), renamed or shared (PATCH), deleted."""
+    """One conversation: GET reads, PUT writes, PATCH renames or shares, DELETE deletes."""
     user: Any = request.user
     if request.method == "GET":
         row = access_conversation(user, public_id)
         return {**to_json(row, user), "document": row.document}
-    of = {"actor": user, "public_id": public_id}
+    target = {"actor": user, "public_id": public_id}
     if request.method == "DELETE":
-        actions.delete_conversation(**of)
+        actions.delete_conversation(**target)
         return {"id": public_id, "deleted": True}
     if request.method == "PUT":
         body = _body(request, "document", "version")
         if not isinstance(body["version"], int):
             raise InvalidRequest("version must be a number.", param="version")
-        return to_json(actions.update_conversation(**of, **body), user)
+        return to_json(actions.update_conversation(**target, **body), user)
     body = _body(request)
     row = None
     if isinstance(title := body.get("title"), str):
-        row = actions.rename_conversation(**of, title=title)
+        row = actions.rename_conversation(**target, title=title)
     if isinstance(shared := body.get("shared"), bool):
-        row = actions.share_conversation(**of, shared=shared)
+        row = actions.share_conversation(**target, shared=shared)
     if row is None:
         raise InvalidRequest("Name a title, or whether it's shared.", param="title")
     return to_json(row, user)
 
 
 def to_json(row: SavedConversation, user: Any) -> dict[str, Any]:
-    """What a list tells of it."""
+    """A conversation without its document."""
     return {
         "id": row.public_id,
         "title": row.title,
@@ -113,7 +113,7 @@ def to_json(row: SavedConversation, user: Any) -> dict[str, Any]:
 
 
 def _body(request: HttpRequest, *names: str) -> dict[str, Any]:
-    """The fields of these names, which must be there; all of them for none."""
+    """The named fields of the body, all required; without names the whole body."""
     body = parse_object(request.body, gateway_settings().max_json_depth)
     for name in names:
         if name not in body:
@@ -121,27 +121,22 @@ def _body(request: HttpRequest, *names: str) -> dict[str, Any]:
     return {name: body[name] for name in names} if names else body
 
 
-# -- The playground's sampling settings, with the ranges of `engine.contract.sampling_params`.
-#
-# A test tries both ends of every range, and just beyond, on `SamplingParams` itself.
-
-
-#: Whole numbers that a browser can hold without rounding.
+#: Largest integer that JavaScript represents exactly.
 MAX_SAFE_INTEGER = 2**53 - 1
 _MAX_INT = 2**31 - 1
 
 
 @dataclass(frozen=True)
 class SamplingField:
-    """One field of the form.
+    """A sampling parameter in the playground's form.
 
     Attributes:
-        name: as in `SamplingParams`.
-        kind: "number", "integer" or "strings" (one a line).
-        low, high: the range, both included, unless `low_open`.
-        step: what a key press on the field changes.
-        rest: where its slider stands while the field is empty; None: no slider.
-        slide_to: the slider's upper end, where that's below `high`.
+        name: as in `SamplingParams`, whose ranges `low` and `high` repeat.
+        kind: "number", "integer" or "strings" (one per line).
+        low, high: inclusive range, unless `low_open`.
+        step: increment of the field's arrow keys.
+        rest: position of the slider while the field is empty; None: no slider.
+        slide_to: upper end of the slider, if below `high`.
     """
 
     name: str
@@ -159,7 +154,7 @@ class SamplingField:
 
     @property
     def slider_low(self) -> float | None:
-        """The slider's lower end: the range's, or the first step above it when it's open."""
+        """The slider's lower end: `low`, or `step` if the range is open."""
         return self.step if self.low_open else self.low
 
     @property
@@ -283,13 +278,10 @@ _SEED = Group(
 GROUPS = (_CHOICE, _LENGTH, _REPETITION, _SEED)
 
 
-# -- Pages. What they show comes from `console.views.overview`, asked for by their scripts.
-
-
-#: Where `inference.routing` has the playground's WebSocket.
+#: Path of the playground's WebSocket, as in `inference.routing`.
 SOCKET_PATH = "/ws/playground/"
 
-#: Openings for a blank page, of a kind that a small model can answer too.
+#: Suggested prompts on an empty page, easy enough for small models.
 STARTERS = (
     "What is the capital of Portugal?",
     "What is 17 + 25?",

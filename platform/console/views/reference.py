@@ -1,4 +1,4 @@
-"""What the page shows: groups of operations and the shapes that they name, and the page itself."""
+"""The API reference page: operations in groups, each with a runnable example, and schemas."""
 
 from __future__ import annotations
 
@@ -21,10 +21,7 @@ from console.mounting import mounted
 from inference.openapi.document import document
 from tenants.access import first_tenant
 
-# -- A call of each operation that runs as it is shown, with a key in the environment.
-
-
-#: Stands for a model in all examples; the page puts in one that its reader may use.
+#: Placeholder in the examples, replaced with a model that the reader may use.
 MODEL = "MODEL"
 _CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Say hello."}]}
 _TEXTS = {"model": MODEL, "input": ["A fox ran.", "A fox slept."]}
@@ -111,7 +108,7 @@ BODIES: dict[str, Any] = {
     "/v1/load_lora_adapter": _LORA,
     "/v1/unload_lora_adapter": {"lora_name": "pirate"},
 }
-#: What stands for parts of a path. The ids are nobody's: one's own belong there.
+#: Example values of path parameters; the ids don't exist.
 PARTS = {
     "model": MODEL,
     "batch_id": "batch_00000000000000000000000000000000",
@@ -123,7 +120,7 @@ PARTS = {
     "response_id": "resp_00000000000000000000000000000000",
 }
 _MESSAGE_BATCH = "msgbatch_00000000000000000000000000000000"
-#: What an address needs, as a shell works it out.
+#: Query string that the shell evaluates.
 _SINCE = '"?start_time=$(($(date +%s) - 86400))"'
 _FILE = (
     'echo \'{"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": '
@@ -132,7 +129,7 @@ _FILE = (
 
 
 def curl(method: str, path: str, base: str, *, multipart: bool = False) -> str:
-    """The operation as a shell command. The key comes from QUIRE_API_KEY."""
+    """The operation as a curl command with the key from QUIRE_API_KEY."""
     parts = PARTS if not path.startswith("/v1/messages/") else PARTS | {"batch_id": _MESSAGE_BATCH}
     address = shlex.quote(base + path.format(**parts))
     if path.startswith("/v1/organization/"):
@@ -156,11 +153,8 @@ def _joined(parts: list[str]) -> str:
     return " \\\n  ".join(parts)
 
 
-# -- A JSON schema in words: a row a field, a link to each named shape.
-
-
 PREFIX = "#/components/schemas/"
-#: Bounds that a reader wants to know, and how they're said.
+#: Schema keywords: text for the reader.
 BOUNDS = {
     "minimum": "at least {}",
     "exclusiveMinimum": "over {}",
@@ -176,7 +170,7 @@ MAX_VALUES = 12
 
 @dataclass(frozen=True)
 class Word:
-    """A part of a type: text, or a shape's name that leads there."""
+    """Part of a type: plain text, or the name of a schema to link to."""
 
     text: str
     shape: str = ""
@@ -184,7 +178,7 @@ class Word:
 
 @dataclass(frozen=True)
 class Row:
-    """A field. `kind`: its type. `bounds`: the rest that the schema says of it."""
+    """A field. `kind`: its type. `bounds`: constraints and default."""
 
     name: str
     kind: list[Word]
@@ -197,51 +191,52 @@ def rows_of(schema: dict[str, Any]) -> list[Row]:
     """The fields of an object."""
     required = set(schema.get("required", ()))
     return [
-        Row(name, kind_of(each), name in required, each.get("description", ""), bounds_of(each))
-        for name, each in schema.get("properties", {}).items()
+        Row(name, kind_of(spec), name in required, spec.get("description", ""), bounds_of(spec))
+        for name, spec in schema.get("properties", {}).items()
     ]
 
 
 def kind_of(schema: dict[str, Any]) -> list[Word]:
-    """The type in words. "or null" is left out where something else may stand there."""
+    """The type in words; "null" is omitted among other options."""
     if "$ref" in schema:
         name = schema["$ref"].removeprefix(PREFIX)
         return [Word(name, name)]
     options = schema.get("anyOf") or schema.get("oneOf") or schema.get("allOf")
     if options:
-        told = [each for each in options if each.get("type") != "null"]
-        found: list[Word] = []
-        for each in told:
-            found += [Word(" or "), *kind_of(each)] if found else kind_of(each)
-        return found or [Word("null")]
+        words: list[Word] = []
+        for option in options:
+            if option.get("type") != "null":
+                words += [Word(" or "), *kind_of(option)] if words else kind_of(option)
+        return words or [Word("null")]
     if "const" in schema:
         return [Word(repr(schema["const"]))]
     if values := schema.get("enum"):
-        shown = [str(each) for each in values[:MAX_VALUES]]
-        more = ["…"] if len(values) > MAX_VALUES else []
-        return [Word(" | ".join([*shown, *more]))]
+        texts = [str(value) for value in values[:MAX_VALUES]]
+        if len(values) > MAX_VALUES:
+            texts.append("…")
+        return [Word(" | ".join(texts))]
     kind = schema.get("type", "anything")
     if kind == "array":
         return [Word("list of "), *kind_of(schema.get("items") or {})]
     if isinstance(kind, list):
-        return [Word(" or ".join(each for each in kind if each != "null"))]
+        return [Word(" or ".join(name for name in kind if name != "null"))]
     if schema.get("format") == "binary":
         return [Word("a file")]
     return [Word({"object": "object", "integer": "whole number"}.get(kind, kind))]
 
 
 def bounds_of(schema: dict[str, Any]) -> list[str]:
-    """What else it must be, and what it is when it's left out."""
-    found = []
-    for each in (schema, *schema.get("anyOf", ())):
-        found += [said.format(each[name]) for name, said in BOUNDS.items() if name in each]
+    """Constraints and default of a field, in words."""
+    bounds = []
+    for option in (schema, *schema.get("anyOf", ())):
+        bounds += [text.format(option[name]) for name, text in BOUNDS.items() if name in option]
     default = schema.get("default")
     if default not in (None, "", [], {}):
-        found.append(f"default {json.dumps(default)}")
-    return found
+        bounds.append(f"default {json.dumps(default)}")
+    return bounds
 
 
-#: Stands for this installation's address until it's known.
+#: Placeholder for the server's address in cached markup.
 BASE = "http://BASE"
 JSON, EVENTS = "application/json", "text/event-stream"
 
@@ -287,7 +282,7 @@ class Shape:
 
 @require_safe
 def reference(request: HttpRequest) -> HttpResponse:
-    """The page. Open to all, as the document is; examples name a model of the reader's."""
+    """The page, public like the OpenAPI document; examples name a model of the reader's."""
     described = document()
     context = {
         "info": described["info"],
@@ -307,7 +302,7 @@ def reference(request: HttpRequest) -> HttpResponse:
 
 
 def _model(request: HttpRequest) -> str:
-    """One that the reader may ask."""
+    """A loaded model that the reader may use, or the placeholder."""
     user: Any = request.user
     tenant = first_tenant(user) if user.is_authenticated else None
     if tenant is None:
@@ -318,23 +313,23 @@ def _model(request: HttpRequest) -> str:
 
 @cache
 def operations() -> SafeString:
-    """Most of the page, which takes half a second to render."""
+    """The rendered operations, cached because they take half a second."""
     context = {"groups": groups(), "shapes": shapes(), "base": BASE}
     return render_to_string("console/reference_operations.html", context)
 
 
 @cache
 def groups() -> list[Group]:
-    """All operations, in the document's order of groups."""
+    """All operations, grouped by tag in the order of the document."""
     described = document()
-    found = {
-        each["name"]: Group(each["name"], each["name"].lower(), each["description"])
-        for each in described["tags"]
+    groups = {
+        tag["name"]: Group(tag["name"], tag["name"].lower(), tag["description"])
+        for tag in described["tags"]
     }
     for path, methods in described["paths"].items():
         for method, operation in methods.items():
-            found[operation["tags"][0]].operations.append(_operation(method, path, operation))
-    return [each for each in found.values() if each.operations]
+            groups[operation["tags"][0]].operations.append(_operation(method, path, operation))
+    return [group for group in groups.values() if group.operations]
 
 
 @cache
@@ -351,7 +346,7 @@ def _operation(method: str, path: str, operation: dict[str, Any]) -> Operation:
     kinds = operation.get("requestBody", {}).get("content", {})
     content = kinds.get(JSON) or next(iter(kinds.values()), {})
     answers = operation["responses"]
-    good = next(each for code, each in answers.items() if code.startswith("2"))
+    success = next(answer for code, answer in answers.items() if code.startswith("2"))
     multipart = bool(kinds) and JSON not in kinds
     example = curl(method, path, BASE, multipart=multipart)
     return Operation(
@@ -367,34 +362,36 @@ def _operation(method: str, path: str, operation: dict[str, Any]) -> Operation:
         parts=[(name, PARTS[name]) for name in PARTS if f"{{{name}}}" in path],
         fields=rows_of(_resolved(content.get("schema", {}))),
         answers=[
-            (code, _answer_shape(each)) for code, each in answers.items() if code.startswith("2")
+            (code, _answer_shape(answer))
+            for code, answer in answers.items()
+            if code.startswith("2")
         ],
-        streams=EVENTS in good.get("content", {}),
+        streams=EVENTS in success.get("content", {}),
         multipart=multipart,
     )
 
 
-def _parameters(operation: dict[str, Any], place: str) -> list[Row]:
+def _parameters(operation: dict[str, Any], location: str) -> list[Row]:
     return [
         Row(
-            each["name"],
-            kind_of(each.get("schema", {})),
-            each.get("required", False),
-            each.get("description", ""),
+            parameter["name"],
+            kind_of(parameter.get("schema", {})),
+            parameter.get("required", False),
+            parameter.get("description", ""),
         )
-        for each in operation.get("parameters", ())
-        if each["in"] == place
+        for parameter in operation.get("parameters", ())
+        if parameter["in"] == location
     ]
 
 
 def _resolved(schema: dict[str, Any]) -> dict[str, Any]:
     name = schema.get("$ref", "").removeprefix(PREFIX)
-    found: dict[str, Any] = document()["components"]["schemas"].get(name, schema)
-    return found
+    resolved: dict[str, Any] = document()["components"]["schemas"].get(name, schema)
+    return resolved
 
 
 def _answer_shape(answer: dict[str, Any]) -> str:
-    """The name of the shape of an answer's JSON, "" for none."""
+    """Name of the schema of a JSON response; "" for none."""
     schema = answer.get("content", {}).get(JSON, {}).get("schema", {})
     return str(schema.get("$ref", "")).removeprefix(PREFIX)
 

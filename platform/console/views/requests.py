@@ -1,4 +1,4 @@
-"""The pages of requests: what came in lately, and the story of one."""
+"""The pages of recent requests and of a single request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from django.views.decorators.http import require_safe
 from accounts.reauthentication import reauthentication_required
 from common.messaging import ALL_TENANTS
 from common.one_time import pop_one_time
-from console.views.base import current_tenant, deed, end_of, start_of, tenant_context
+from console.views.base import current_tenant, end_of, post_action, start_of, tenant_context
 from console.views.timeline import is_pooled, timeline_chart, timeline_events
 from engine.contract.errors import QuireError
 from metering.models import RequestEntry
@@ -35,7 +35,7 @@ from tenants.actors import to_actor
 from tenants.models import Role, Tenant
 
 PAGE = 50
-#: Without a search the page looks back so far.
+#: Days that the list covers without a search.
 DAYS = 30
 STATUSES = (
     ("", "any"),
@@ -59,7 +59,7 @@ def _day(label: str) -> forms.DateField:
 
 
 class SearchForm(forms.Form):
-    """Which requests."""
+    """Filters of the list."""
 
     id = _text("Any id", 200)
     model = _text("Model", 200)
@@ -75,7 +75,7 @@ class SearchForm(forms.Form):
     last = _day("To")
 
     def filter_queryset(self, rows: QuerySet[RequestEntry]) -> QuerySet[RequestEntry]:
-        """Those that fit; none while the form is wrong."""
+        """The matching rows; none if the form is invalid."""
         if not self.is_valid():
             return rows.none()
         data = self.cleaned_data
@@ -98,7 +98,7 @@ class SearchForm(forms.Form):
 @never_cache
 @login_required
 def requests(request: HttpRequest) -> HttpResponse:
-    """Those of one of the user's tenants, or with `?all=yes` of all that they may see."""
+    """Requests of one of the user's tenants, or with `?all=yes` all that the user may see."""
     return show(request, None)
 
 
@@ -108,7 +108,7 @@ def show(
     *,
     error: QuireError | None = None,
 ) -> HttpResponse:
-    """The page, with what was just refused."""
+    """Render the list with the last outcome or error."""
     user: Any = request.user
     form, rows = SearchForm(request.GET), RequestEntry.objects.none()
     whole = request.GET.get("all") == "yes"
@@ -121,64 +121,64 @@ def show(
             if tenant is not None:
                 rows = access_requests(user, tenant)
                 context["owns"] = access_role(user, tenant) == Role.OWNER
-                kept = pop_one_time(request) if request.method == "GET" else {}
-                context["told"] = kept if kept.get("tenant") == tenant.slug else {}
+                outcome = pop_one_time(request) if request.method == "GET" else {}
+                context["told"] = outcome if outcome.get("tenant") == tenant.slug else {}
     except QuireError as refusal:
         tenant, error = None, refusal
     page = Paginator(form.filter_queryset(rows), PAGE).get_page(request.GET.get("page"))
-    found = list(page)
-    if form.data.get("id") and len(found) == 1 and request.method == "GET":
-        return redirect("request", name=found[0].request_id)
-    kept = {k: v for k, v in request.GET.items() if k != "page" and v}
+    entries = list(page)
+    if form.data.get("id") and len(entries) == 1 and request.method == "GET":
+        return redirect("request", name=entries[0].request_id)
+    query = {k: v for k, v in request.GET.items() if k != "page" and v}
     context |= {
         **tenant_context(user, tenant),
         "page": page,
         "operator": to_actor(user).is_operator,
-        "searched": any(v for k, v in kept.items() if k not in ("tenant", "all")),
-        "query": urlencode(kept),
-        "newest": _followed(page, found, whole=whole, operator=to_actor(user).is_operator),
+        "searched": any(v for k, v in query.items() if k not in ("tenant", "all")),
+        "query": urlencode(query),
+        "newest": _newest_start(page, entries, whole=whole, operator=to_actor(user).is_operator),
         "error": error,
     }
     return render(request, "console/requests.html", context, status=error.status if error else 200)
 
 
-def _followed(
-    page: Page, found: list[RequestEntry], *, whole: bool, operator: bool
+def _newest_start(
+    page: Page, entries: list[RequestEntry], *, whole: bool, operator: bool
 ) -> float | None:
-    """From when on requests are news to a list; None for one that isn't at its newest end."""
+    """Start of the newest listed request; None if the list doesn't update live."""
     if page.number > 1 or (whole and not operator):
         return None
-    return found[0].started_at.timestamp() if found else 0.0
+    return entries[0].started_at.timestamp() if entries else 0.0
 
 
 def latest_request_at(tenant_id: int) -> dict[str, float]:
-    """When a tenant's newest request came, in seconds since 1970: the topic `requests`."""
+    """Unix time of a tenant's newest request: the topic `requests`."""
     rows = RequestEntry.objects.order_by("-started_at")
     if tenant_id != ALL_TENANTS:
         rows = rows.filter(tenant_id=tenant_id)
-    found = rows.values_list("started_at", flat=True).first()
-    return {"newest": found.timestamp() if found else 0.0}
+    newest = rows.values_list("started_at", flat=True).first()
+    return {"newest": newest.timestamp() if newest else 0.0}
 
 
 @reauthentication_required
-@deed("requests", show)
+@post_action("requests", show)
 def toggle_content_logging(request: HttpRequest, tenant: Tenant) -> dict[str, Any]:
-    """Whether what was asked and answered is kept."""
-    wanted = request.POST.get("store") == "yes"
-    actions.update_tenant(actor=request.user, tenant=tenant, store_prompts=wanted)
-    kept = (
+    """Turn storing prompts and answers on or off."""
+    store_prompts = request.POST.get("store") == "yes"
+    actions.update_tenant(actor=request.user, tenant=tenant, store_prompts=store_prompts)
+    text = (
         "From now on prompts and answers are kept."
-        if wanted
+        if store_prompts
         else "Prompts and answers aren't kept any more."
     )
-    return {"text": kept}
+    return {"text": text}
 
 
 @require_safe
 @never_cache
 @login_required
 def request_detail(request: HttpRequest, name: str) -> HttpResponse:
-    """The story of the request that goes by this id. A stranger's is 404."""
+    """Details of a request by any of its ids; 404 if the user may not see it."""
     user: Any = request.user
     try:
         entry = access_request_entry(user, name)

@@ -1,4 +1,4 @@
-"""The page of a tenant's webhook: where it is, a test event, and the log of what was sent."""
+"""The pages of settings in force and of a tenant's webhook."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from django.views.decorators.http import require_safe
 from accounts.reauthentication import reauthentication_required
 from catalog.access import access_catalog
 from common.effective_settings import in_force
-from console.views.base import deed, post_text, render_page, tenant_context
+from console.views.base import post_action, post_text, render_page, tenant_context
 from engine.contract.errors import QuireError
 from metering import actions
 from metering.budgets import access_deliveries, access_delivery, access_webhooks
@@ -23,24 +23,25 @@ from tenants.access import access_role, first_tenant
 from tenants.actors import to_actor
 from tenants.models import Role, Tenant
 
-# -- The page of settings in force: each with its value and where that came from. For operators.
-
 
 @require_safe
 @never_cache
 @login_required
 def settings(request: HttpRequest) -> HttpResponse:
-    """All settings of this gateway, and what models set. 403 for all but operators."""
+    """Settings in force on this gateway and of each model, with their sources. Operators only."""
     if not to_actor(request.user).is_operator:
         raise PermissionDenied
-    found = in_force()
+    settings = in_force()
     models = [
         (model, sorted(model.settings.items())) for model in access_catalog(request.user)[:200]
     ]
     context = {
-        "groups": [(title, list(each)) for title, each in groupby(found, lambda one: one.group)],
-        "changed": sum(each.source != "default" for each in found),
-        "count": len(found),
+        "groups": [
+            (title, list(group))
+            for title, group in groupby(settings, lambda setting: setting.group)
+        ],
+        "changed": sum(setting.source != "default" for setting in settings),
+        "count": len(settings),
         "models": models,
     }
     return render(request, "console/settings.html", context)
@@ -53,7 +54,7 @@ MAX_ROWS = 100
 @never_cache
 @login_required
 def webhook(request: HttpRequest) -> HttpResponse:
-    """For the admins of one of the user's tenants."""
+    """A tenant's webhook and its deliveries. Admins only."""
     return render_page(request, show)
 
 
@@ -61,13 +62,13 @@ def show(
     request: HttpRequest,
     tenant: Tenant | None,
     *,
-    told: dict[str, Any] | None = None,
+    outcome: dict[str, Any] | None = None,
     error: QuireError | None = None,
 ) -> HttpResponse:
-    """The page, with what was just done or refused."""
+    """Render the page with the last outcome or error."""
     user: Any = request.user
     tenant = tenant or first_tenant(user)
-    context: dict[str, Any] = {**tenant_context(user, tenant), "told": told, "error": error}
+    context: dict[str, Any] = {**tenant_context(user, tenant), "told": outcome, "error": error}
     if tenant is not None and access_role(user, tenant).rank >= Role.ADMIN.rank:
         context |= {
             "manages": True,
@@ -78,32 +79,32 @@ def show(
 
 
 @reauthentication_required
-@deed("webhook", show)
+@post_action("webhook", show)
 def set_webhook(request: HttpRequest, tenant: Tenant) -> dict[str, Any]:
-    """Where it is, with a new secret, shown once."""
+    """Set the webhook's URL and create a new secret, shown once."""
     url = post_text(request, "url") or ""
-    made = actions.set_webhook(actor=request.user, tenant=tenant, url=url)
-    return {"secret": made.secret}
+    webhook = actions.set_webhook(actor=request.user, tenant=tenant, url=url)
+    return {"secret": webhook.secret}
 
 
 @reauthentication_required
-@deed("webhook", show)
+@post_action("webhook", show)
 def delete_webhook(request: HttpRequest, tenant: Tenant) -> dict[str, Any]:
-    """Tell nobody any more."""
+    """Delete the webhook."""
     actions.delete_webhook(actor=request.user, tenant=tenant)
     return {"text": "No more events are sent."}
 
 
-@deed("webhook", show)
+@post_action("webhook", show)
 def try_webhook(request: HttpRequest, tenant: Tenant) -> dict[str, Any]:
-    """A test event."""
+    """Send a test event."""
     actions.send_test_event(actor=request.user, tenant=tenant)
     return {"text": "A test event is being sent. Reload the page in a moment to see the result."}
 
 
-@deed("webhook", show)
+@post_action("webhook", show)
 def send_again(request: HttpRequest, tenant: Tenant, pk: int) -> dict[str, Any]:
-    """An event that was given up."""
-    found = access_delivery(request.user, tenant, pk)
-    actions.redeliver(actor=request.user, delivery=found)
+    """Send an abandoned event again."""
+    delivery = access_delivery(request.user, tenant, pk)
+    actions.redeliver(actor=request.user, delivery=delivery)
     return {"text": "The event is being sent again."}

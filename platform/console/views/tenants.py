@@ -1,4 +1,4 @@
-"""The pages of tenants: all that one may see, and each one's home."""
+"""The pages of tenants: the list, a tenant's home, and its data for owners."""
 
 from __future__ import annotations
 
@@ -23,13 +23,12 @@ from django.views.decorators.http import require_POST, require_safe
 from accounts.reauthentication import reauthentication_required
 from common.errors import NotFound
 from common.files import download
-from common.one_time import pop_one_time
-from common.one_time import store_one_time as store_one_time
+from common.one_time import pop_one_time, store_one_time
 from console.views.base import (
     SESSION_TENANT,
     cleaned_or_400,
     current_tenant,
-    deed,
+    post_action,
     post_int,
     render_page,
     tenant_context,
@@ -54,14 +53,12 @@ from tenants.actors import to_actor
 from tenants.models import ApiKey, Role, Tenant, User
 from tenants.tenant_data import data_kinds, export_chunks
 
-# -- The page of a tenant's data, for its owners: how long it's kept, taking it along, erasing it.
-
 
 @require_safe
 @never_cache
 @login_required
 def data(request: HttpRequest) -> HttpResponse:
-    """What is kept of one of the user's tenants."""
+    """Retention, export and erasure of one of the user's tenants. Owners only."""
     return render_page(request, show)
 
 
@@ -69,15 +66,15 @@ def show(
     request: HttpRequest,
     tenant: Tenant | None,
     *,
-    told: dict[str, Any] | None = None,
+    outcome: dict[str, Any] | None = None,
     error: QuireError | None = None,
 ) -> HttpResponse:
-    """The page, with what was just done or refused."""
+    """Render the page with the last outcome or error."""
     user: Any = request.user
     tenant = tenant or first_tenant(user)
-    context: dict[str, Any] = {**tenant_context(user, tenant), "told": told, "error": error}
+    context: dict[str, Any] = {**tenant_context(user, tenant), "told": outcome, "error": error}
     if tenant is not None and access_role(user, tenant) == Role.OWNER:
-        kinds = [each.name.replace("-", " ") for each in data_kinds() if each.rows]
+        kinds = [kind.name.replace("-", " ") for kind in data_kinds() if kind.rows]
         context |= {"owns": True, "kinds": kinds}
     return render(
         request, "console/tenant_data.html", context, status=error.status if error else 200
@@ -85,12 +82,15 @@ def show(
 
 
 @reauthentication_required
-@deed("data", show)
+@post_action("data", show)
 def keep(request: HttpRequest, tenant: Tenant) -> dict[str, Any]:
-    """How many days content is kept, and whether the playground's conversations are."""
-    days, talks = post_int(request, "days"), request.POST.get("conversations") == "yes"
+    """Set the retention of content, and whether playground conversations are stored."""
+    days = post_int(request, "days")
     actions.update_tenant(
-        actor=request.user, tenant=tenant, keep_content_days=days, keep_conversations=talks
+        actor=request.user,
+        tenant=tenant,
+        keep_content_days=days,
+        keep_conversations=request.POST.get("conversations") == "yes",
     )
     if days is None:
         return {"text": "Each item is kept for its own lifetime."}
@@ -102,10 +102,10 @@ def keep(request: HttpRequest, tenant: Tenant) -> dict[str, Any]:
 @never_cache
 @login_required
 def export(request: HttpRequest) -> HttpResponseBase:
-    """All of it as a ZIP archive."""
+    """Download all of the tenant's data as a ZIP archive."""
     tenant = None
     try:
-        tenant = _named(request)
+        tenant = _require_tenant(request)
         actions.log_export(actor=request.user, tenant=tenant)
     except QuireError as error:
         return show(request, tenant, error=error)
@@ -117,10 +117,10 @@ def export(request: HttpRequest) -> HttpResponseBase:
 @never_cache
 @login_required
 def erase(request: HttpRequest) -> HttpResponse:
-    """For good. Sessions of its members end, so the way leads to the login."""
+    """Erase the tenant. Its members' sessions end, so this redirects to the login."""
     tenant = None
     try:
-        tenant = _named(request)
+        tenant = _require_tenant(request)
         confirm = request.POST.get("confirm", "")
         actions.erase_tenant(actor=request.user, tenant=tenant, confirm=confirm)
     except QuireError as error:
@@ -128,15 +128,12 @@ def erase(request: HttpRequest) -> HttpResponse:
     return redirect("login")
 
 
-def _named(request: HttpRequest) -> Tenant:
-    """Raises `NotFound`."""
+def _require_tenant(request: HttpRequest) -> Tenant:
+    """The current tenant. Raises: `NotFound`."""
     tenant = current_tenant(request)
     if tenant is None:
         raise NotFound("You belong to no tenant.")
     return tenant
-
-
-# -- What a tenant and its keys use: of their limits right now, and in the last days.
 
 
 DAYS = 30
@@ -145,7 +142,7 @@ MAX_KEYS = 200
 
 @dataclass(frozen=True)
 class Limit:
-    """A limit with its present use; `used` None: Redis is away, `maximum` None: no limit."""
+    """A limit with its current use. `used` None: Redis unavailable; `maximum` None: no limit."""
 
     name: str
     maximum: int | None
@@ -153,83 +150,90 @@ class Limit:
 
     @property
     def high(self) -> int:
-        """From here on it's nearly used up."""
+        """Use from which the limit is shown as nearly exhausted."""
         return (self.maximum or 0) * 8 // 10
 
 
 def current_limits(tenant: Tenant) -> list[Limit]:
-    """Requests and tokens a minute, and requests at a time."""
+    """Requests and tokens per minute, and running requests."""
     quire = settings.QUIRE
     default = {
         "requests": quire["DEFAULT_REQUESTS_PER_MINUTE"],
         "tokens": quire["DEFAULT_TOKENS_PER_MINUTE"],
     }
-    own = {"requests": tenant.requests_per_minute, "tokens": tenant.tokens_per_minute}
-    found = []
+    configured = {"requests": tenant.requests_per_minute, "tokens": tenant.tokens_per_minute}
+    limits = []
     client = sync_client()
     try:
         for kind, title in (("requests", "Requests a minute"), ("tokens", "Tokens a minute")):
-            given = own[kind]
-            most = (default[kind] if given is None else given) or None
-            found.append(Limit(title, most, _bucket_used(client, kind, tenant.pk, most)))
-        most = tenant.max_running_requests or None
-        found.append(Limit("Requests at a time", most, _running(client, tenant.pk, most)))
+            value = configured[kind]
+            maximum = (default[kind] if value is None else value) or None
+            limits.append(Limit(title, maximum, _bucket_used(client, kind, tenant.pk, maximum)))
+        maximum = tenant.max_running_requests or None
+        limits.append(Limit("Requests at a time", maximum, _running(client, tenant.pk, maximum)))
     finally:
         client.close()
-    return found
+    return limits
 
 
-def _bucket_used(client: redis.Redis, kind: str, pk: int, most: int | None) -> int | None:
-    """What of a minute's worth is gone: a bucket refills evenly since it was last touched."""
-    if most is None:
+def _bucket_used(client: redis.Redis, kind: str, pk: int, maximum: int | None) -> int | None:
+    """Used part of a minute's quota; the bucket refills linearly since its last update."""
+    if maximum is None:
         return None
     try:
-        level, at = client.hmget(TokenBucket(kind, "tenant", pk, most).redis_key, "level", "at")
+        level, updated_at = client.hmget(
+            TokenBucket(kind, "tenant", pk, maximum).redis_key, "level", "at"
+        )
     except redis.RedisError:
         return None
-    if level is None or at is None:
+    if level is None or updated_at is None:
         return 0
-    now = float(level) + max(0.0, time.time() - float(at)) * most / 60
-    return max(0, min(most, round(most - now)))
+    available = float(level) + max(0.0, time.time() - float(updated_at)) * maximum / 60
+    return max(0, min(maximum, round(maximum - available)))
 
 
-def _running(client: redis.Redis, pk: int, most: int | None) -> int | None:
-    if most is None:
+def _running(client: redis.Redis, pk: int, maximum: int | None) -> int | None:
+    if maximum is None:
         return None
     try:
-        return int(client.scard(ConcurrencyLimit("tenant", pk, most).redis_key))
+        return int(client.scard(ConcurrencyLimit("tenant", pk, maximum).redis_key))
     except redis.RedisError:
         return None
 
 
 def usage_by_tenant(ids: Sequence[int]) -> dict[int, UsageTotals]:
-    """The last `DAYS` days of each, by row."""
+    """Usage of the last `DAYS` days by tenant id."""
     slugs = dict(Tenant.objects.filter(pk__in=ids).values_list("slug", "pk"))
-    found: dict[int, UsageTotals] = {}
+    totals: dict[int, UsageTotals] = {}
     for sums in _report(["project_id"], ids):
         pk = slugs.get(sums.group["project_id"] or "")
         if pk is not None:
-            _add(found.setdefault(pk, UsageTotals(sums.start)), sums)
-    return found
+            _add(totals.setdefault(pk, UsageTotals(sums.start)), sums)
+    return totals
 
 
 def keys_with_usage(user: User, tenant: Tenant) -> list[tuple[ApiKey, UsageTotals | None]]:
-    """The keys that the user may see and that aren't revoked, those used last first."""
+    """The user's visible keys that aren't revoked, most recently used first, with usage."""
     keys = access_keys(user, tenant).filter(revoked_at=None)
-    found: dict[str, UsageTotals] = {}
+    totals: dict[str, UsageTotals] = {}
     for sums in _report(["api_key_id"], [tenant.pk]):
         name = sums.group["api_key_id"]
         if name:
-            _add(found.setdefault(name, UsageTotals(sums.start)), sums)
+            _add(totals.setdefault(name, UsageTotals(sums.start)), sums)
     rows = list(keys.order_by("-last_used_at", "-pk")[:MAX_KEYS])
-    return [(key, found.get(key.public_id)) for key in rows]
+    return [(key, totals.get(key.public_id)) for key in rows]
 
 
 def _report(by: list[str], ids: Sequence[int]) -> list[UsageTotals]:
     today = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
-    question: dict[str, Any] = {"width": "1d", "group_by": by, "tenants": list(ids)}
-    first = today - timedelta(days=DAYS - 1)
-    return report(UsageQuery(start=first, end=today + timedelta(days=1), **question), whole=True)
+    query = UsageQuery(
+        start=today - timedelta(days=DAYS - 1),
+        end=today + timedelta(days=1),
+        width="1d",
+        group_by=by,
+        tenants=list(ids),
+    )
+    return report(query, whole=True)
 
 
 def _add(into: UsageTotals, sums: UsageTotals) -> None:
@@ -238,7 +242,7 @@ def _add(into: UsageTotals, sums: UsageTotals) -> None:
 
 
 MAX_ROWS = 500
-#: What operators set, as the form calls it.
+#: Limits that operators set: label in the form.
 NUMBERS = {
     "requests_per_minute": "Requests a minute",
     "tokens_per_minute": "Tokens a minute",
@@ -248,7 +252,7 @@ NUMBERS = {
 
 
 class NewTenant(forms.Form):
-    """A tenant to be made."""
+    """A new tenant."""
 
     name = forms.CharField(max_length=200, widget=forms.TextInput(attrs={"class": "input"}))
     slug = forms.CharField(
@@ -260,7 +264,7 @@ class NewTenant(forms.Form):
 
 
 class LimitsForm(forms.Form):
-    """Share and limits of a tenant; bounds are checked by what sets them."""
+    """Share and limits of a tenant; `update_tenant` checks their bounds."""
 
     weight = forms.FloatField(label="Weight")
     kv_reserved_fraction = forms.FloatField(label="KV cache reserved")
@@ -282,12 +286,11 @@ class LimitsForm(forms.Form):
 @never_cache
 @login_required
 def tenants(request: HttpRequest) -> HttpResponse:
-    """Those that the user belongs to; operators all. A member of one alone is led to its home."""
+    """The user's tenants, or all for operators; redirects a member of only one to its home."""
     user: Any = request.user
-    own = access_tenants(user)
-    operator = to_actor(user).is_operator
-    if not operator and own.filter(active=True).count() == 1:
-        return redirect("tenant", own.filter(active=True).get().slug)
+    active = access_tenants(user).filter(active=True)
+    if not to_actor(user).is_operator and active.count() == 1:
+        return redirect("tenant", active.get().slug)
     return _list(request)
 
 
@@ -303,27 +306,27 @@ def tenant(request: HttpRequest, slug: str) -> HttpResponse:
 @never_cache
 @login_required
 def create(request: HttpRequest) -> HttpResponse:
-    """A new tenant, by operators."""
+    """Create a tenant. Operators only."""
     user: Any = request.user
     try:
-        made = actions.create_tenant(actor=user, **cleaned_or_400(NewTenant(request.POST)))
+        tenant = actions.create_tenant(actor=user, **cleaned_or_400(NewTenant(request.POST)))
     except QuireError as error:
         return _list(request, error)
     store_one_time(
-        request, tenant=made.slug, text=f"{made.name} is created. Invite its owner next."
+        request, tenant=tenant.slug, text=f"{tenant.name} is created. Invite its owner next."
     )
-    return redirect("tenant", made.slug)
+    return redirect("tenant", tenant.slug)
 
 
 @require_POST
 @never_cache
 @login_required
 def limit(request: HttpRequest, slug: str) -> HttpResponse:
-    """Change a tenant's share and limits, by operators."""
+    """Change a tenant's share and limits. Operators only."""
     user: Any = request.user
     try:
-        found = access_tenant(user, slug)
-        actions.update_tenant(actor=user, tenant=found, **cleaned_or_400(LimitsForm(request.POST)))
+        tenant = access_tenant(user, slug)
+        actions.update_tenant(actor=user, tenant=tenant, **cleaned_or_400(LimitsForm(request.POST)))
     except QuireError as error:
         return _home(request, slug, error)
     store_one_time(request, tenant=slug, text="The limits are set; they apply within seconds.")
@@ -332,14 +335,14 @@ def limit(request: HttpRequest, slug: str) -> HttpResponse:
 
 def _list(request: HttpRequest, error: QuireError | None = None) -> HttpResponse:
     user: Any = request.user
-    found = access_tenants(user).annotate(
+    tenants = access_tenants(user).annotate(
         people=Count("memberships", distinct=True),
         live_keys=Count("api_keys", filter=Q(api_keys__revoked_at=None), distinct=True),
     )
-    rows = list(found.order_by("-active", "name")[:MAX_ROWS])
-    use = usage_by_tenant([row.pk for row in rows])
+    rows = list(tenants.order_by("-active", "name")[:MAX_ROWS])
+    usage = usage_by_tenant([row.pk for row in rows])
     context = {
-        "rows": [(row, *_amounts(use.get(row.pk))) for row in rows],
+        "rows": [(row, *_amounts(usage.get(row.pk))) for row in rows],
         "days": DAYS,
         "operator": to_actor(user).is_operator,
         "form": NewTenant(request.POST if error is not None else None),
@@ -349,52 +352,52 @@ def _list(request: HttpRequest, error: QuireError | None = None) -> HttpResponse
     return render(request, "console/tenants.html", context, status=status)
 
 
-def _amounts(use: UsageTotals | None) -> tuple[int, int]:
-    """Requests and tokens."""
-    return (use.requests, use.prompt_tokens + use.completion_tokens) if use else (0, 0)
+def _amounts(usage: UsageTotals | None) -> tuple[int, int]:
+    """Total requests and tokens."""
+    return (usage.requests, usage.prompt_tokens + usage.completion_tokens) if usage else (0, 0)
 
 
 def _home(request: HttpRequest, slug: str, error: QuireError | None = None) -> HttpResponse:
     user: Any = request.user
     try:
-        found = access_tenant(user, slug)
+        tenant = access_tenant(user, slug)
     except QuireError as missing:
         return render(request, "console/tenant.html", {"error": missing}, status=missing.status)
     if request.session.get(SESSION_TENANT) != slug:
         request.session[SESSION_TENANT] = slug
-    kept = pop_one_time(request) if request.method == "GET" else {}
-    role = access_role(user, found)
+    outcome = pop_one_time(request) if request.method == "GET" else {}
+    role = access_role(user, tenant)
     operator = to_actor(user).is_operator
     context = {
-        "home": found,
+        "home": tenant,
         "role": role,
         "admin": role.rank >= Role.ADMIN.rank,
-        "told": kept if kept.get("tenant") == slug else {},
+        "told": outcome if outcome.get("tenant") == slug else {},
         "error": error,
-        "members": access_members(user, found).order_by("user__username")[:MAX_ROWS],
-        "limits": current_limits(found),
-        "keys": keys_with_usage(user, found),
+        "members": access_members(user, tenant).order_by("user__username")[:MAX_ROWS],
+        "limits": current_limits(tenant),
+        "keys": keys_with_usage(user, tenant),
         "days": DAYS,
-        "budgets": states_of(list(access_budgets(user, found)[:MAX_ROWS])),
-        "usage": usage_by_tenant([found.pk]).get(found.pk),
+        "budgets": states_of(list(access_budgets(user, tenant)[:MAX_ROWS])),
+        "usage": usage_by_tenant([tenant.pk]).get(tenant.pk),
         "operator": operator,
     }
     if operator:
-        context |= _limits(request, found, error)
+        context |= _limits(request, tenant, error)
     status = error.status if error is not None else 200
     return render(request, "console/tenant.html", context, status=status)
 
 
-def _limits(request: HttpRequest, found: Tenant, error: QuireError | None) -> dict[str, Any]:
-    """The form, and beside the reserve what the others have reserved already."""
+def _limits(request: HttpRequest, tenant: Tenant, error: QuireError | None) -> dict[str, Any]:
+    """Template context of the limits form, with the share that other tenants have reserved."""
     names = ("weight", "kv_reserved_fraction", "kv_max_fraction", *NUMBERS)
-    now = {name: getattr(found, name) for name in names}
-    others = reserved_sum(Tenant.objects.filter(active=True).exclude(pk=found.pk))
+    initial = {name: getattr(tenant, name) for name in names}
+    reserved_by_others = reserved_sum(Tenant.objects.filter(active=True).exclude(pk=tenant.pk))
     return {
-        "form": LimitsForm(request.POST if error is not None else None, initial=now),
+        "form": LimitsForm(request.POST if error is not None else None, initial=initial),
         "wrong": error.param if error is not None else None,
-        "others_reserve": others,
-        "left": max(0.0, MAX_RESERVED_FRACTION * 100 - others),
+        "others_reserve": reserved_by_others,
+        "left": max(0.0, MAX_RESERVED_FRACTION * 100 - reserved_by_others),
         "most": MAX_RESERVED_FRACTION * 100,
-        "action": reverse("limit-tenant", args=[found.slug]),
+        "action": reverse("limit-tenant", args=[tenant.slug]),
     }

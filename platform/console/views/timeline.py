@@ -1,4 +1,4 @@
-"""A request's record as a list of what happened, and as a picture."""
+"""A request's record as a list of events and as a chart."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from metering.models import RequestEntry
 
 WIDTH, TOP, BAR = 1000, 8, 22
 GRAPH = 120
-#: Why nothing of a prompt was cached, in a person's words.
+#: Descriptions of `FlightRecord.cold_reason`.
 CACHE_MISS_TEXT = {
     "no_shared_prefix": "no earlier prompt begins like it",
     "shorter_than_a_block": "it is shorter than one cache block",
@@ -25,13 +25,13 @@ REASONS = {
     "budget": "budget or reserved tokens used up",
     "repetition": "repetition detected",
 }
-#: The same for requests that generate nothing.
+#: Replaces the finish reason "stop" of pooling requests.
 POOLED = "result ready"
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened. `links`: ids of requests of the same tenant that it names."""
+    """An event of a request. `links`: ids of the same tenant's requests that it mentions."""
 
     at_ms: float
     title: str
@@ -42,9 +42,9 @@ class Event:
 
 @dataclass(slots=True)
 class TimelineChart:
-    """What the page draws, in units of a picture `WIDTH` wide.
+    """Chart of a request, in SVG units of a drawing `WIDTH` wide.
 
-    `bars`: {kind, title, x, width}. `marks`: {x, title}. `polyline`: points of tokens over time.
+    `bars`: {kind, title, x, width}. `marks`: {x, title}. `polyline`: output tokens over time.
     """
 
     height: int
@@ -57,7 +57,7 @@ class TimelineChart:
 
 
 def timeline_events(entry: RequestEntry, story: dict[str, Any]) -> list[Event]:
-    """In the order of their moments."""
+    """The events of a request in chronological order."""
     events = [Event(0.0, "Received", f"for {entry.model}" if entry.model else "")]
     if story["outputs"] or story["hops"]:
         events.append(Event(story["admitted_ms"], "Limits checked", _limits(story["limits"])))
@@ -68,11 +68,12 @@ def timeline_events(entry: RequestEntry, story: dict[str, Any]) -> list[Event]:
         else:
             events.append(Event(hop["at_ms"], "Sent to a replica", hop["replica"]))
     for output in story["outputs"]:
-        several = f"output {output['number']}.{output['index']}: "
+        name = f"output {output['number']}.{output['index']}: "
         if is_pooled(story):
-            several = f"prompt {output['number']}: "
-        name = several if len(story["outputs"]) > 1 else ""
-        events += _of_output(output, placed_ms(story), name)
+            name = f"prompt {output['number']}: "
+        if len(story["outputs"]) == 1:
+            name = ""
+        events += _output_events(output, placed_ms(story), name)
     if story["numerics_changed"]:
         last = story["hops"][-1]["at_ms"] if story["hops"] else 0.0
         events.append(Event(last, "Other numerics", "the next replica computes other bits", "wait"))
@@ -83,28 +84,28 @@ def timeline_events(entry: RequestEntry, story: dict[str, Any]) -> list[Event]:
 
 
 def is_pooled(story: dict[str, Any]) -> bool:
-    """Whether it asked for vectors, labels or scores, not for text."""
+    """Whether the request asked for embeddings, labels or scores instead of text."""
     return "task" in story["sampling"]
 
 
 def placed_ms(story: dict[str, Any]) -> float:
-    """When a replica first had it."""
+    """Time of the first dispatch to a replica, in milliseconds since arrival."""
     return float(story["hops"][0]["at_ms"]) if story["hops"] else float(story["admitted_ms"])
 
 
 def _limits(limits: dict[str, int]) -> str:
-    told = [
+    parts = [
         f"{limits[f'remaining_{kind}']} of {limits[f'limit_{kind}']} {kind} a minute left"
         for kind in ("requests", "tokens")
         if f"limit_{kind}" in limits
     ]
-    if (most := limits.get("output_tokens")) is not None:
-        told.append(f"at most {most} tokens of output reserved")
-    return ", ".join(told) or "no limit applies"
+    if (max_tokens := limits.get("output_tokens")) is not None:
+        parts.append(f"at most {max_tokens} tokens of output reserved")
+    return ", ".join(parts) or "no limit applies"
 
 
-def _of_output(output: dict[str, Any], placed: float, name: str) -> list[Event]:
-    """What the engine's record of one output says."""
+def _output_events(output: dict[str, Any], placed: float, name: str) -> list[Event]:
+    """The events of one output, from the engine's record."""
     if not output["steps"] and not output["queue_ms"]:
         return []
     events = [
@@ -133,9 +134,9 @@ def _of_output(output: dict[str, Any], placed: float, name: str) -> list[Event]:
         word = "chunk" if output["num_chunks"] == 1 else "chunks"
         text = f"{name}{output['num_chunks']} {word}: {sizes}{more} tokens"
         events.append(Event(placed + output["chunks"][0][0], "Prompt computed", text))
-    for at in output["preempted_at"]:
+    for preempted_ms in output["preempted_at"]:
         text = f"{name}its blocks were given to others; its tokens are computed again"
-        events.append(Event(placed + at, "Preempted", text, "wait"))
+        events.append(Event(placed + preempted_ms, "Preempted", text, "wait"))
     if output["drafts"]:
         text = f"{name}{output['accepted']} of {output['drafts']} draft tokens accepted"
         if output["drafted"]:
@@ -145,7 +146,7 @@ def _of_output(output: dict[str, Any], placed: float, name: str) -> list[Event]:
 
 
 def _queue_text(ahead: dict[str, Any]) -> str:
-    """Behind whom it was: others' work has no names."""
+    """Number of requests ahead in the queue; other tenants' requests stay anonymous."""
     parts = []
     if ahead["own"]:
         parts.append(f"{ahead['own']} of this tenant's own")
@@ -169,55 +170,55 @@ def _end(entry: RequestEntry, story: dict[str, Any]) -> Event:
 
 
 def timeline_chart(entry: RequestEntry, story: dict[str, Any]) -> TimelineChart | None:
-    """Bars for queue, prompt and output of each output, and tokens over time below them."""
-    outputs = [each for each in story["outputs"] if each["steps"]]
+    """Bars for queue, prefill and decode of each output, and tokens over time below them."""
+    outputs = [output for output in story["outputs"] if output["steps"]]
     if not outputs or entry.duration_ms <= 0:
         return None
     end = max(entry.duration_ms, 1.0)
     placed, scale = placed_ms(story), WIDTH / end
     graph = GRAPH if story["tokens_over_time"] else 0
     height = TOP + len(outputs) * (BAR + 6) + graph + 30
-    picture = TimelineChart(height, end, base=height - 22)
+    chart = TimelineChart(height, end, base=height - 22)
     for row, output in enumerate(outputs):
-        at, top = placed, TOP + row * (BAR + 6)
+        start_ms, y = placed, TOP + row * (BAR + 6)
         for kind in ("queue", "prefill", "decode"):
-            long = output[f"{kind}_ms"]
-            picture.bars.append(
+            duration_ms = output[f"{kind}_ms"]
+            chart.bars.append(
                 {
                     "kind": kind,
-                    "x": _n(min(at, end) * scale),
-                    "y": top,
-                    "width": _n(max(1.0, min(long, end - min(at, end)) * scale)),
-                    "title": f"{_NAMES[kind]}: {_ms(long)}",
+                    "x": _n(min(start_ms, end) * scale),
+                    "y": y,
+                    "width": _n(max(1.0, min(duration_ms, end - min(start_ms, end)) * scale)),
+                    "title": f"{_NAMES[kind]}: {_ms(duration_ms)}",
                 }
             )
-            at += long
-        for chunk, tokens in output["chunks"]:
-            mark = {"x": _n(min(placed + chunk, end) * scale), "y": top, "kind": "chunk"}
-            picture.marks.append({**mark, "title": f"{tokens} tokens of the prompt"})
-        for moment in output["preempted_at"]:
-            mark = {"x": _n(min(placed + moment, end) * scale), "y": top, "kind": "preempted"}
-            picture.marks.append({**mark, "title": "preempted"})
-    _draw_tokens(picture, story["tokens_over_time"], scale)
-    return picture
+            start_ms += duration_ms
+        for chunk_ms, tokens in output["chunks"]:
+            mark = {"x": _n(min(placed + chunk_ms, end) * scale), "y": y, "kind": "chunk"}
+            chart.marks.append({**mark, "title": f"{tokens} tokens of the prompt"})
+        for preempted_ms in output["preempted_at"]:
+            mark = {"x": _n(min(placed + preempted_ms, end) * scale), "y": y, "kind": "preempted"}
+            chart.marks.append({**mark, "title": "preempted"})
+    _draw_tokens(chart, story["tokens_over_time"], scale)
+    return chart
 
 
 _NAMES = {"queue": "Queued", "prefill": "Prompt", "decode": "Output"}
 
 
-def _draw_tokens(picture: TimelineChart, points: list[Any], scale: float) -> None:
+def _draw_tokens(chart: TimelineChart, points: list[Any], scale: float) -> None:
     if not points:
         return
-    picture.max_tokens = points[-1][1]
-    high = GRAPH / max(1, picture.max_tokens)
-    picture.polyline = " ".join(
-        f"{_n(min(at, picture.end_ms) * scale)},{_n(picture.base - count * high)}"
+    chart.max_tokens = points[-1][1]
+    y_scale = GRAPH / max(1, chart.max_tokens)
+    chart.polyline = " ".join(
+        f"{_n(min(at, chart.end_ms) * scale)},{_n(chart.base - count * y_scale)}"
         for at, count in [(points[0][0], 0), *points]
     )
 
 
 def _n(value: float) -> str:
-    """A number as SVG takes it, whatever the language."""
+    """Format a number for SVG, independent of the locale."""
     return f"{value:.1f}"
 
 

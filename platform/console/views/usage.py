@@ -1,4 +1,4 @@
-"""The page of usage and costs: by person, key, model or adapter, with a file for spreadsheets."""
+"""The page of usage and cost by person, key, model or adapter, with a CSV export."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tenants.access import access_role
 from tenants.actors import require_operator, to_actor
 from tenants.models import Tenant, User
 
-#: What may be grouped by, as the form calls it.
+#: Columns to group by: label in the form.
 GROUPS = {
     "model": "model",
     "adapter": "adapter",
@@ -39,12 +39,12 @@ GROUPS = {
 }
 DAYS = 30
 MAX_RANGE = timedelta(days=366)
-#: Rows that the page shows; the file has all.
+#: Maximum number of rows on the page; the export has all.
 MAX_ROWS = 500
 
 
 class UsageForm(forms.Form):
-    """Which days (UTC), and in which groups."""
+    """Range of days (UTC) and grouping."""
 
     first = forms.DateField(
         label="From", widget=forms.DateInput(attrs={"class": "input", "type": "date"})
@@ -60,7 +60,7 @@ class UsageForm(forms.Form):
         field.choices = [pair for pair in GROUPS.items() if all_tenants or pair[0] != "project_id"]
 
     def clean(self) -> dict[str, Any]:
-        """At most a year, the first day before the last."""
+        """Check that the range is ordered and at most a year long."""
         data = super().clean() or {}
         first, last = data.get("first"), data.get("last")
         if first and last and not timedelta(0) <= last - first <= MAX_RANGE:
@@ -70,14 +70,14 @@ class UsageForm(forms.Form):
 
 @dataclass
 class Row:
-    """What one group used in all of the days that are shown."""
+    """Total usage of one group over the range."""
 
     names: tuple[str, ...]
     sums: UsageTotals
 
     @property
     def cost(self) -> str:
-        """With all its digits."""
+        """The exact cost."""
         return amount_text(self.sums.cost_nanos)
 
 
@@ -85,13 +85,13 @@ class Row:
 @never_cache
 @login_required
 def usage(request: HttpRequest) -> HttpResponseBase:
-    """Of one of the user's tenants, or with `?all=yes` the installation's; `?format=csv`."""
+    """Usage of one of the user's tenants, or with `?all=yes` of all; `?format=csv` exports it."""
     user: Any = request.user
     whole = request.GET.get("all") == "yes"
     today = datetime.now(UTC).date()
-    start = {"first": today - timedelta(days=DAYS - 1), "last": today, "by": ["model"]}
-    given = "first" in request.GET or "last" in request.GET or "by" in request.GET
-    form = UsageForm(request.GET if given else start, all_tenants=whole)
+    initial = {"first": today - timedelta(days=DAYS - 1), "last": today, "by": ["model"]}
+    is_filtered = not {"first", "last", "by"}.isdisjoint(request.GET)
+    form = UsageForm(request.GET if is_filtered else initial, all_tenants=whole)
     tenant: Tenant | None = None
     context: dict[str, Any] = {"form": form, "whole": whole}
     try:
@@ -104,14 +104,14 @@ def usage(request: HttpRequest) -> HttpResponseBase:
     except QuireError as error:
         context |= {**tenant_context(user, None), "error": error}
         return render(request, "console/usage.html", context, status=error.status)
-    shown: dict[str, Any] = {}
+    table: dict[str, Any] = {}
     if form.is_valid() and (whole or tenant):
-        groups, question = form.cleaned_data["by"], _usage_query(form, tenant)
+        groups, query = form.cleaned_data["by"], _usage_query(form, tenant)
         if request.GET.get("format") == "csv":
             name = f"usage-{'installation' if whole else tenant}.csv"
-            return download(request, _lines(question, groups), name, "text/csv; charset=utf-8")
-        shown = _table_context(question, groups)
-    kept = [
+            return download(request, _csv_lines(query, groups), name, "text/csv; charset=utf-8")
+        table = _table_context(query, groups)
+    parameters = [
         (name, value)
         for name, values in request.GET.lists()
         for value in values
@@ -119,13 +119,13 @@ def usage(request: HttpRequest) -> HttpResponseBase:
     ]
     context |= {
         **tenant_context(user, tenant),
-        **shown,
+        **table,
         "most": MAX_ROWS,
         "currency": settings.QUIRE["CURRENCY"].upper(),
         "operator": to_actor(user).is_operator,
-        "query": urlencode(kept),
-        "rest": urlencode(_next_page_url(form, whole, tenant, shown["until"]))
-        if shown.get("until")
+        "query": urlencode(parameters),
+        "rest": urlencode(_next_page_query(form, whole, tenant, table["until"]))
+        if table.get("until")
         else "",
     }
     return render(request, "console/usage.html", context)
@@ -142,33 +142,33 @@ def _usage_query(form: UsageForm, tenant: Tenant | None) -> UsageQuery:
     )
 
 
-def _table_context(question: UsageQuery, groups: Sequence[str]) -> dict[str, Any]:
-    """The table: as many days as are read at once, the groups that cost most first."""
-    page = first_page(question, whole=True)
-    found = report(page, whole=True)
-    largest = sorted(found, key=_sort_key)[:MAX_ROWS]
+def _table_context(query: UsageQuery, groups: Sequence[str]) -> dict[str, Any]:
+    """Template context of the table: one page of days, the most expensive groups first."""
+    page = first_page(query, whole=True)
+    totals = report(page, whole=True)
+    largest = sorted(totals, key=_sort_key)[:MAX_ROWS]
     people = _people(largest) if "user_id" in groups else {}
     return {
         "rows": [Row(_names(sums, groups, people), sums) for sums in largest],
-        "more": len(found) > MAX_ROWS,
-        "total": _total(found),
+        "more": len(totals) > MAX_ROWS,
+        "total": _total(totals),
         "columns": [GROUPS[name] for name in groups],
-        # The first day that isn't in it.
-        "until": page.end.date() if page.end < question.end else None,
+        # The first day that the table leaves out.
+        "until": page.end.date() if page.end < query.end else None,
     }
 
 
-def _next_page_url(
+def _next_page_query(
     form: UsageForm, all_tenants: bool, tenant: Tenant | None, first: date
 ) -> list[tuple[str, Any]]:
-    """The address of the same page for the days that this one leaves out."""
-    of = ("all", "yes") if all_tenants else ("tenant", tenant)
+    """Query string of the page for the days that this one leaves out."""
+    scope = ("all", "yes") if all_tenants else ("tenant", tenant)
     data = form.cleaned_data
-    return [of, ("first", first), ("last", data["last"]), *(("by", name) for name in data["by"])]
+    return [scope, ("first", first), ("last", data["last"]), *(("by", name) for name in data["by"])]
 
 
-def _people(found: Sequence[UsageTotals]) -> dict[str, str]:
-    ids = {sums.group["user_id"] for sums in found}
+def _people(totals: Sequence[UsageTotals]) -> dict[str, str]:
+    ids = {sums.group["user_id"] for sums in totals}
     rows = User.objects.filter(pk__in=[int(pk) for pk in ids if pk])
     return {str(pk): name for pk, name in rows.values_list("pk", "username")}
 
@@ -183,16 +183,16 @@ def _names(sums: UsageTotals, groups: Sequence[str], people: dict[str, str]) -> 
 
 
 def _sort_key(sums: UsageTotals) -> tuple[Any, ...]:
-    """Most money first, then most tokens."""
+    """Highest cost first, then most tokens."""
     tokens = sums.prompt_tokens + sums.completion_tokens
     return -sums.cost_nanos, -tokens, [value or "" for value in sums.group.values()]
 
 
-def _total(found: Sequence[UsageTotals]) -> Row | None:
-    if not found:
+def _total(totals: Sequence[UsageTotals]) -> Row | None:
+    if not totals:
         return None
-    total = Row((), UsageTotals(found[0].start))
-    for sums in found:
+    total = Row((), UsageTotals(totals[0].start))
+    for sums in totals:
         total.sums.add(_amounts(sums))
     return total
 
@@ -202,16 +202,16 @@ def _amounts(sums: UsageTotals) -> tuple[int, ...]:
     return sums.requests, *tokens, sums.cost_nanos
 
 
-def _lines(question: UsageQuery, groups: Sequence[str]) -> Iterator[str]:
-    """A line a day and group, read a few days at a time."""
+def _csv_lines(query: UsageQuery, groups: Sequence[str]) -> Iterator[str]:
+    """CSV lines, one for each day and group, read a few days at a time."""
     amounts = ("requests", "input_tokens", "cached_tokens", "output_tokens", "cost", "currency")
     yield _csv_line(["day", *(GROUPS[name] for name in groups), *amounts])
-    while question.start < question.end:
-        page = first_page(question)
-        found = report(page)
-        people = _people(found) if "user_id" in groups else {}
-        yield "".join(_csv_line(_cells(sums, groups, people)) for sums in found)
-        question = replace(question, start=page.end)
+    while query.start < query.end:
+        page = first_page(query)
+        totals = report(page)
+        people = _people(totals) if "user_id" in groups else {}
+        yield "".join(_csv_line(_cells(sums, groups, people)) for sums in totals)
+        query = replace(query, start=page.end)
 
 
 def _cells(sums: UsageTotals, groups: Sequence[str], people: dict[str, str]) -> list[object]:

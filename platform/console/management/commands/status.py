@@ -16,12 +16,12 @@ from metering.settlement import spool_key
 from tenants.redaction import without_credentials
 
 HEAD = ("MODEL", "STATE", "REPLICA", "RUNNING", "WAITING", "KV CACHE", "CONTEXT", "WHERE")
-#: What a person asked for is no trouble.
+#: States that don't make the command fail.
 WELL = ("ready", "sleeping")
 
 
 class Command(QuireCommand):
-    """Say how everything is."""
+    """Show the state of the installation."""
 
     help = (
         "Show the state of Redis, the usage spool, models and replicas. The exit status is 1 "
@@ -29,41 +29,42 @@ class Command(QuireCommand):
     )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Print it; raise `CommandError` if something is wrong."""
-        wanted = ServedModel.objects.filter(desired_state=DesiredState.LOADED, idle_since=None)
-        models = list(wanted.prefetch_related("replicas"))
+        """Print the state. Raises: `CommandError` if a loaded model is unavailable."""
+        loaded = ServedModel.objects.filter(desired_state=DesiredState.LOADED, idle_since=None)
+        models = list(loaded.prefetch_related("replicas"))
         beats = live_replicas()
         client = sync_client()
         try:
-            version, waiting = client.info("server")["redis_version"], client.xlen(spool_key())
+            version, num_pending = client.info("server")["redis_version"], client.xlen(spool_key())
         finally:
             client.close()
         self.stdout.write(f"Redis {version} at {without_credentials(settings.REDIS_URL)} answers.")
-        self.stdout.write(f"{waiting} usage records wait to be written.")
+        self.stdout.write(f"{num_pending} usage records wait to be written.")
         if not models:
             raise CommandError("No model is loaded. See manage.py load_model.")
         states = {
-            model.name: model_state(of(model, beats), model.replicas.all()) for model in models
+            model.name: model_state(heartbeats_of(model, beats), model.replicas.all())
+            for model in models
         }
         self.stdout.write("")
         self.table(HEAD, [row for model in models for row in rows(model, beats, states)])
         for beat in beats:
             if beat.detail:
                 self.print_note(f"{beat.replica_id}: {beat.detail}")
-        if bad := [name for name, state in states.items() if state["state"] not in WELL]:
-            raise CommandError(f"These can't answer now: {', '.join(bad)}.")
+        if unavailable := [name for name, state in states.items() if state["state"] not in WELL]:
+            raise CommandError(f"These can't answer now: {', '.join(unavailable)}.")
 
 
-def of(model: ServedModel, beats: list[Heartbeat]) -> list[Heartbeat]:
-    """The heartbeats of the model's replicas."""
+def heartbeats_of(model: ServedModel, beats: list[Heartbeat]) -> list[Heartbeat]:
+    """Heartbeats of the model's replicas."""
     return [beat for beat in beats if beat.model.name == model.name]
 
 
 def rows(
     model: ServedModel, beats: list[Heartbeat], states: dict[str, dict[str, Any]]
 ) -> list[tuple[object, ...]]:
-    """A row for each live replica, or one that says that there is none."""
-    live = of(model, beats)
+    """Table rows of the model's live replicas, or one row without a replica."""
+    live = heartbeats_of(model, beats)
     if not live:
         state = states[model.name]["state"]
         return [(model.name, state, "none", "-", "-", "-", model.max_model_len or "?", "-")]
