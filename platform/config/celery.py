@@ -19,9 +19,6 @@ from django.conf import settings
 from engine.system import redis_client as redis_clients
 from engine.system.redis_client import is_temporary
 
-# -- What of a worker reads messages: it waits while Redis can't serve, and the worker stays.
-
-
 logger = logging.getLogger(__name__)
 
 #: Between two looks whether Redis takes writes again.
@@ -64,9 +61,6 @@ def _refusal(client: redis.Redis) -> redis.RedisError | None:
     except redis.RedisError as error:
         return error if is_temporary(error) else None
     return None
-
-
-# -- The workers' schedule, for machines whose clock is set back.
 
 
 #: Less is how clocks are kept right.

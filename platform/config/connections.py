@@ -10,9 +10,6 @@ from urllib.parse import parse_qs, quote, urlsplit
 import dj_database_url
 from django.core.exceptions import ImproperlyConfigured
 
-# -- The one Redis address in the spellings that its users want.
-
-
 SCHEMES = ("redis", "rediss", "unix")
 #: The kernel's limit on a Unix socket's path is 108 bytes with the closing NUL (104 on macOS).
 MAX_SOCKET_PATH = 100

@@ -23,29 +23,24 @@ from engine.system.host import request_short_time_slice
 from engine.system.redis_client import sync_client
 from tenants.redaction import without_credentials
 
-# -- An embedded Redis whose disk is full goes on without writing, and writes again once there's
-# room.
-#
-# A Redis that can't append to its file refuses every write (MISCONF), and with it every request.
-# What
-# it holds matters for minutes, serving matters now: so persistence is switched off until there's
-# room. Then Redis writes its file anew, beside the old one, and swaps them when it's whole.
-
-
 logger = logging.getLogger(__name__)
 
 EVERY_S = 1.0
-#: Room that there must be before anything is written again, and below which health says so.
+#: Free disk space required to resume persistence, and below which health reports it.
 ENOUGH_BYTES = 64 << 20
 
 
 def free_bytes(folder: Path) -> int:
-    """Room on the folder's disk."""
+    """Free space on the folder's disk."""
     return shutil.disk_usage(folder).free
 
 
 class DiskWatch:
-    """Looks at one server's persistence every second.
+    """Suspends an embedded Redis's persistence while its disk is full.
+
+    A Redis that can't append to its file refuses every write (MISCONF), and with it every request.
+    Its data matters for minutes only, so persistence is switched off until there is space; then
+    Redis rewrites its file and replaces the old one atomically.
 
     Args:
         url: where the server answers.
@@ -91,9 +86,6 @@ class DiskWatch:
     def close(self) -> None:
         """Close the connection."""
         self._redis.close()
-
-
-# -- What embedded_redis.py takes from config.up.stack.
 
 
 #: XAUTOCLAIM came with this one.

@@ -19,11 +19,8 @@ def bad_request(request: HttpRequest, exception: Exception) -> HttpResponseBase:
     return defaults.bad_request(request, exception)
 
 
-# -- 404: a page for browsers, the API's error for everybody else.
-
-
 def not_found(request: HttpRequest, exception: Exception) -> HttpResponseBase:
-    """Browsers say that they read HTML; clients of an API that is looked for elsewhere don't."""
+    """An HTML page for browsers, the API's error for other clients."""
     if "text/html" in request.headers.get("Accept", ""):
         return defaults.page_not_found(request, exception)
     return error_response(path_not_found(request.path_info))

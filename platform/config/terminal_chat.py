@@ -12,8 +12,6 @@ from typing import Any
 
 import httpx
 
-# -- The few calls of the OpenAI API that a chat needs.
-
 
 class ApiError(RuntimeError):
     """The server can't be reached, or refused: the message is for the person."""
@@ -91,9 +89,6 @@ def _check(response: httpx.Response) -> None:
     except (ValueError, KeyError, TypeError):
         message = response.text[:300] or response.reason_phrase
     raise ApiError(f"{response.status_code}: {message}")
-
-
-# -- What has been said, and the commands that change it.
 
 
 HELP = """\

@@ -1,4 +1,4 @@
-"""Who may look at which replica's blocks, and as whom."""
+"""Access to replicas' KV blocks, and one-time snapshots of them."""
 
 from __future__ import annotations
 
@@ -20,16 +20,13 @@ from tenants.access import access_tenant, access_tenants
 from tenants.actors import Actor, to_actor
 from tenants.models import User
 
-# -- One look at a replica's blocks, for those who don't stay.
-
-
 WAIT_S = 3.0
 
 
 def snapshot(replica_id: str, sight: BlockView) -> dict[str, Any]:
-    """What the viewer sees of it now. Blocks until the replica has told, 3 s at most.
+    """A full frame of the replica's blocks. Blocks until the replica publishes one.
 
-    Raises: `EngineUnavailable` when it doesn't; redis.RedisError.
+    Raises: `EngineUnavailable` after `WAIT_S`; redis.RedisError.
     """
     prefix, mirror = settings.QUIRE["KEY_PREFIX"], Mirror()
     with sync_client(settings.REDIS_URL, timeout_s=WAIT_S) as client:
@@ -40,9 +37,9 @@ def snapshot(replica_id: str, sight: BlockView) -> dict[str, Any]:
             pipe.incr(key)
             pipe.expire(key, WATCH_TTL_S)
             pipe.execute()
-        until = time.monotonic() + WAIT_S
-        while (left := until - time.monotonic()) > 0:
-            message = channel.get_message(timeout=left)
+        deadline = time.monotonic() + WAIT_S
+        while (remaining_s := deadline - time.monotonic()) > 0:
+            message = channel.get_message(timeout=remaining_s)
             if message is None:
                 continue
             try:
@@ -73,9 +70,9 @@ def access_watchable_replicas(user: Reader) -> list[Heartbeat]:
 
 
 def access_block_view(user: Reader, replica_id: str, tenant: str) -> BlockView:
-    """What the user sees of a replica; `tenant`: as a member of it, "" as an operator.
+    """The user's view of a replica as a member of `tenant`, or as an operator if "".
 
-    Raises `NotFound` for a replica that they may not see, and for a stranger's tenant.
+    Raises: `NotFound` if the user may not access the replica or the tenant.
     """
     if not any(beat.replica_id == replica_id for beat in access_watchable_replicas(user)):
         raise NotFound("Replica not found.", param="replica")

@@ -1,8 +1,7 @@
-"""What of a replica's blocks a viewer sees.
+"""A mirror of a replica's KV blocks, and the views that operators and tenants get of it.
 
-An operator sees them all. A tenant sees its own, under numbers of their own: where a block lies in
-the pool follows from what others have cached, and so would tell of it. Of everything else it sees
-how much there is, and nothing of what that holds or whether it's in use.
+Operators see all blocks. Tenants see their own blocks under slot numbers of their own, since block
+ids would reveal what others have cached; of all other blocks they see only the total.
 """
 
 from __future__ import annotations
@@ -16,11 +15,9 @@ import msgspec
 
 from engine.contract.replica_state import KVMapBlock, KVMapFrame, TenantBlocks
 
-# -- A replica's blocks as its frames tell them.
-
 
 class Cell(msgspec.Struct, frozen=True, gc=False):
-    """One block. `users`: ids of requests that use it, or some of them; `refs` counts all."""
+    """One block. `users`: ids of some requests that use it; `refs` counts all of them."""
 
     refs: int
     cached: bool
@@ -34,29 +31,25 @@ Cells = dict[int, Cell]
 
 @dataclass(slots=True)
 class Mirror:
-    """All blocks that were ever used; the others are free and empty.
-
-    Attributes:
-        frame: the last one.
-    """
+    """All blocks that were ever used; the others are free and empty. `frame`: the last one."""
 
     cells: Cells = field(default_factory=dict)
     frame: KVMapFrame | None = None
 
     def apply_frame(self, frame: KVMapFrame) -> set[int] | None:
-        """The blocks that changed; None when the frame doesn't follow: a whole one is needed."""
-        told = cells_of(frame, frame.blocks)
+        """Apply a frame; return the changed blocks, or None if a frame was missed."""
+        cells = cells_of(frame, frame.blocks)
         if frame.whole:
-            self.begin(frame, told)
+            self.begin(frame, cells)
         elif self.follows(frame):
             self.frame = frame
-            self.cells.update(told)
+            self.cells.update(cells)
         else:
             return None
-        return set(told)
+        return set(cells)
 
     def follows(self, frame: KVMapFrame) -> bool:
-        """Whether a frame goes on from the last one."""
+        """Whether a frame directly follows the last one."""
         last = self.frame
         return (
             last is not None
@@ -65,17 +58,17 @@ class Mirror:
         )
 
     def begin(self, frame: KVMapFrame, cells: Cells) -> None:
-        """Anew, with all that a whole frame tells."""
+        """Restart from a full frame."""
         self.frame, self.cells = frame, cells
 
     def tenant(self, name: str) -> TenantBlocks | None:
-        """What the last frame says of a tenant."""
-        found = self.frame.tenants if self.frame is not None else []
-        return next((each for each in found if each.name == name), None)
+        """A tenant's counts in the last frame."""
+        tenants = self.frame.tenants if self.frame is not None else []
+        return next((tenant for tenant in tenants if tenant.name == name), None)
 
 
 def cells_of(frame: KVMapFrame, states: Iterable[KVMapBlock]) -> Cells:
-    """Some of a frame's blocks, by their numbers."""
+    """Blocks of a frame by block id."""
     words = frame.words
     return {
         state.block_id: Cell(
@@ -93,35 +86,33 @@ VisibleBlocks = dict[str, Any]
 
 
 class BlockView(Protocol):
-    """One viewer's."""
+    """View of the blocks for one viewer."""
 
     def visible_blocks(self, mirror: Mirror) -> list[int]:
         """The blocks that the viewer may see."""
 
     def full_frame(self, mirror: Mirror, blocks: Iterable[int] | None = None) -> VisibleBlocks:
-        """All that the viewer may see, or so many of `seen`: a page begins anew with it, and gets
-        the others as what changed. `mirror` has had a frame.
+        """A full frame of all visible blocks, or of `blocks`; the rest follows as deltas.
+
+        Raises: ValueError if `mirror` has had no frame yet.
         """
 
     def delta(self, mirror: Mirror, changed: Iterable[int], evicted: int) -> VisibleBlocks | None:
-        """What is new in it; None when nothing is."""
+        """The changes among `changed` blocks; None if nothing visible changed."""
 
 
 class OperatorBlockView:
-    """Everything."""
+    """All blocks."""
 
     def visible_blocks(self, mirror: Mirror) -> list[int]:
-        """All blocks."""
         return list(mirror.cells)
 
     def full_frame(self, mirror: Mirror, blocks: Iterable[int] | None = None) -> VisibleBlocks:
-        """All blocks, or these."""
         return self._frame_json(mirror, mirror.cells if blocks is None else blocks, 0) | {
             "whole": True
         }
 
     def delta(self, mirror: Mirror, changed: Iterable[int], evicted: int) -> VisibleBlocks | None:
-        """Those that changed, and how the tenants stand."""
         return self._frame_json(mirror, changed, evicted)
 
     @staticmethod
@@ -129,21 +120,21 @@ class OperatorBlockView:
         frame = mirror.frame
         if frame is None:
             raise ValueError("There was no frame yet.")
-        told = _cells((block_id, mirror.cells[block_id]) for block_id in blocks)
+        frame_json = _cells((block_id, mirror.cells[block_id]) for block_id in blocks)
         return {
-            **told,
+            **frame_json,
             "at": frame.at,
             "num_cells": frame.num_blocks,
             "block_size": frame.block_size,
             "num_free": frame.num_free,
             "num_cached": frame.num_cached,
             "evicted": evicted,
-            "tenants": [_tenant(each) for each in frame.tenants],
+            "tenants": [_tenant(tenant) for tenant in frame.tenants],
         }
 
 
 class TenantBlockView:
-    """A tenant's own blocks."""
+    """The blocks of one tenant."""
 
     def __init__(self, tenant: str) -> None:
         self._tenant = tenant
@@ -152,56 +143,57 @@ class TenantBlockView:
         self._last: Any = None
 
     def visible_blocks(self, mirror: Mirror) -> list[int]:
-        """Its own: how others' lie between them doesn't show in how many are told at a time."""
+        """The tenant's blocks only, so that the sizes of frames reveal nothing of others."""
         return sorted(block_id for block_id, cell in mirror.cells.items() if self._owns(cell))
 
     def full_frame(self, mirror: Mirror, blocks: Iterable[int] | None = None) -> VisibleBlocks:
-        """All of its blocks, or these."""
         self._slots.clear()
         self._vacant.clear()
-        told = self._frame_json(mirror, self.visible_blocks(mirror) if blocks is None else blocks)
-        told.pop("gone")
-        return {**told, "whole": True, "evicted": 0}
+        frame_json = self._frame_json(
+            mirror, self.visible_blocks(mirror) if blocks is None else blocks
+        )
+        frame_json.pop("gone")
+        return {**frame_json, "whole": True, "evicted": 0}
 
     def delta(self, mirror: Mirror, changed: Iterable[int], evicted: int) -> VisibleBlocks | None:
-        """Those of its own that changed or went. Evictions of others' don't count."""
-        told = self._frame_json(mirror, changed)
-        seen = (told["tenants"], told["num_cells"])
-        if not told["blocks"] and not told["gone"] and seen == self._last:
+        """Changed and removed blocks of the tenant; `evicted` counts only its own."""
+        frame_json = self._frame_json(mirror, changed)
+        seen = (frame_json["tenants"], frame_json["num_cells"])
+        if not frame_json["blocks"] and not frame_json["gone"] and seen == self._last:
             return None
         self._last = seen
-        return {**told, "evicted": len(told["gone"])}
+        return {**frame_json, "evicted": len(frame_json["gone"])}
 
     def _frame_json(self, mirror: Mirror, blocks: Iterable[int]) -> VisibleBlocks:
         frame = mirror.frame
         if frame is None:
             raise ValueError("There was no frame yet.")
-        mine, gone = [], []
+        visible, gone = [], []
         for block_id in blocks:
             cell = mirror.cells[block_id]
             if self._owns(cell):
-                mine.append((self._slot(block_id), cell))
+                visible.append((self._slot(block_id), cell))
             elif block_id in self._slots:
                 slot = self._slots.pop(block_id)
                 heapq.heappush(self._vacant, slot)
                 gone.append(slot)
-        # A slot that was given up and taken again in this frame isn't gone.
-        taken = {slot for slot, _ in mine}
-        own = mirror.tenant(self._tenant)
+        # A slot that was freed and reused in this frame isn't gone.
+        used_slots = {slot for slot, _ in visible}
+        counts = mirror.tenant(self._tenant)
         return {
-            **_cells(mine),
-            "gone": [slot for slot in gone if slot not in taken],
+            **_cells(visible),
+            "gone": [slot for slot in gone if slot not in used_slots],
             "at": frame.at,
             "num_cells": frame.num_blocks,
             "block_size": frame.block_size,
-            "tenants": [_without_recent_cache(own)] if own is not None else [],
+            "tenants": [_without_recent_cache(counts)] if counts is not None else [],
         }
 
     def _owns(self, cell: Cell) -> bool:
         return cell.owner == self._tenant and bool(cell.refs or cell.cached)
 
     def _slot(self, block_id: int) -> int:
-        """The number that the viewer knows the block by: the lowest that is free."""
+        """The viewer's slot of a block; a new block gets the lowest free slot."""
         slot = self._slots.get(block_id)
         if slot is None:
             slot = heapq.heappop(self._vacant) if self._vacant else len(self._slots)
@@ -210,7 +202,7 @@ class TenantBlockView:
 
 
 def _cells(cells: Iterable[tuple[int, Cell]]) -> VisibleBlocks:
-    """Blocks as [number, refs, cached, owner, users, adapter], the last three places in `words`."""
+    """Blocks as [number, refs, cached, owner, users, adapter], the last three index `words`."""
     words: dict[str, int] = {}
     blocks = [
         [
@@ -231,5 +223,5 @@ def _tenant(blocks: TenantBlocks) -> VisibleBlocks:
 
 
 def _without_recent_cache(blocks: TenantBlocks) -> VisibleBlocks:
-    """Without what it keeps cached of late: its cells show that."""
+    """A tenant's counts without `free`, which its cells show already."""
     return {name: value for name, value in _tenant(blocks).items() if name != "free"}

@@ -98,9 +98,6 @@ class IsolationCheckViewSet(ManagementViewSet):
         return Response(async_to_sync(run_isolation_check)(user, **values))
 
 
-# -- The page of the KV map.
-
-
 SOCKET_PATH = "/ws/kv/"
 
 

@@ -1,4 +1,4 @@
-"""Who asks: a session, or a key with the scope `tenant:admin` or `operator`."""
+"""Authentication, permissions, filters, pagination and throttling of the management API."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tenants.models import ApiKey
 
 
 class ApiKeyUser:
-    """Stands for the user where a request came in with a key."""
+    """The request's user if it authenticates with an API key."""
 
     is_authenticated, is_anonymous = True, False
 
@@ -56,15 +56,15 @@ class ManagementKeyAuthentication(BaseAuthentication):
         return ApiKeyUser(key), key_actor(key)
 
     def authenticate_header(self, request: Request) -> str:
-        """For `WWW-Authenticate`."""
+        """Value of `WWW-Authenticate`."""
         return 'Bearer realm="quire"'
 
 
 class RequiresRecentLogin(BasePermission):
-    """Changes by a session need a recent proof of who one is; keys are such a proof."""
+    """Changes by a session require a recent login; API keys don't."""
 
     def has_permission(self, request: Request, view: Any) -> bool:
-        """Raises `PermissionDenied` with a code of its own."""
+        """Raises: `PermissionDenied` with the code `recent_authentication_required`."""
         if request.method in SAFE_METHODS or isinstance(request.auth, Actor):
             return True
         if not is_recently_authenticated(request):
@@ -76,24 +76,22 @@ class RequiresRecentLogin(BasePermission):
 
 
 def get_actor(request: Request) -> Actor:
-    """Who asks."""
+    """The actor of a request."""
     return request.auth if isinstance(request.auth, Actor) else to_actor(request.user)
 
 
-# -- Filters by another row's number, which look at nothing but that number.
-#
-# Those that django-filter makes of a foreign key look the row up first, whosever it is: 400 for one
-# that isn't there and an empty list for a stranger's would tell which numbers are taken.
-
-
-#: The last number that a row can have.
-LAST = 2**63 - 1
+#: Largest primary key.
+MAX_ID = 2**63 - 1
 
 
 def row_number(column: str) -> filters.NumberFilter:
-    """Rows whose column has this number."""
+    """A filter by a foreign key that doesn't look the other row up.
+
+    django-filter's own does: 400 for a missing row but an empty list for another tenant's would
+    reveal which ids exist.
+    """
     return filters.NumberFilter(
-        field_name=column, min_value=1, max_value=LAST, decimal_places=0, max_digits=19
+        field_name=column, min_value=1, max_value=MAX_ID, decimal_places=0, max_digits=19
     )
 
 
@@ -117,9 +115,6 @@ class BudgetFilter(filters.FilterSet):
         fields = ("model", "period")
 
 
-# -- Pages of the management API.
-
-
 class ManagementPagination(LimitOffsetPagination):
     """`?limit=` (50, at most 500) and `?offset=`."""
 
@@ -127,12 +122,12 @@ class ManagementPagination(LimitOffsetPagination):
     max_limit = 500
 
     def get_limit(self, request: Request) -> int:
-        """Raises `InvalidRequest`; more than the most is the most."""
+        """The page size, at most `max_limit`. Raises: `InvalidRequest`."""
         limit = _number(request, "limit", self.default_limit, low=1)
         return min(limit, self.max_limit)
 
     def get_offset(self, request: Request) -> int:
-        """Raises `InvalidRequest`."""
+        """The offset. Raises: `InvalidRequest`."""
         return _number(request, "offset", 0, low=0)
 
 
@@ -145,9 +140,6 @@ def _number(request: Request, name: str, default: int, *, low: int) -> int:
             f"{name} must be a whole number, at least {low}; got {text[:50]!r}.", param=name
         )
     return int(text)
-
-
-# -- How often the management API may be asked.
 
 
 logger = logging.getLogger(__name__)

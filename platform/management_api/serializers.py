@@ -10,11 +10,11 @@ from adapters import actions
 from adapters.models import Adapter, AdapterAlias, AdapterUpload, AdapterVersion
 from adapters.store import max_adapter_bytes
 from metering.models import UsageEntry
-from tenants import api_keys as scopes
+from tenants import api_keys
 from tenants.audit import as_record
 from tenants.models import ApiKey, AuditEntry, Invitation, Membership, Role, ServiceAccount, User
 
-#: What one piece of an upload may have; larger files come in several.
+#: Maximum size of one part of an upload.
 MAX_PIECE_BYTES = 32 << 20
 
 
@@ -284,9 +284,9 @@ class ApiKeyCreateSerializer(serializers.Serializer):
 
     name = serializers.CharField(max_length=100, required=False, allow_blank=True, default="")
     scopes = serializers.ListField(
-        child=serializers.ChoiceField(sorted(scopes.ALL)),
+        child=serializers.ChoiceField(sorted(api_keys.ALL)),
         required=False,
-        default=scopes.default_scopes,
+        default=api_keys.default_scopes,
     )
     expires_at = serializers.DateTimeField(required=False, allow_null=True, default=None)
     service_account = serializers.IntegerField(required=False, allow_null=True, default=None)

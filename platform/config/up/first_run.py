@@ -1,4 +1,4 @@
-"""The adapters that `manage.py up` sees to: the demo's two, and those of `--lora-modules`."""
+"""What `manage.py up` sets up: adapters, the first user, tenant and keys, and the served model."""
 
 from __future__ import annotations
 
@@ -24,9 +24,7 @@ from config.embedded_redis import StartFailed
 from engine.contract.errors import InvalidRequest, ModelLoadError, QuireError
 from engine.contract.lora import CONFIG_FILE, adapter_digest
 from tenants import actions as tenant_actions
-from tenants import api_keys as api_keys
-from tenants import api_keys as key_text
-from tenants import api_keys as scopes
+from tenants import api_keys
 from tenants.actors import CLI_ACTOR, SYSTEM_ACTOR
 from tenants.models import ApiKey, AuditEntry, Membership, Role, Tenant, User
 
@@ -143,9 +141,6 @@ def _ensure(model: ServedModel, name: str, path: Path) -> AdapterVersion:
     return found
 
 
-# -- The first user, tenant and key of an instance, and where their secrets are kept for its owner.
-
-
 FILE = "credentials.json"
 ADMIN = "admin"
 TENANT = "Default"
@@ -228,20 +223,17 @@ def _ensure_tenant(user: User | None) -> Tenant:
 
 def _works(secret: str) -> bool:
     """Whether a key that we kept may still be used, and may be printed: operators' may not."""
-    public_id = key_text.public_id_of(secret)
+    public_id = api_keys.public_id_of(secret)
     key = ApiKey.objects.select_related("tenant").filter(public_id=public_id).first()
-    if key is None or scopes.OPERATOR in key.scopes:
+    if key is None or api_keys.OPERATOR in key.scopes:
         return False
     return key.state() == "active" and key.tenant.active
 
 
 def _new_key(tenant: Tenant) -> str:
     return tenant_actions.create_key(
-        actor=SYSTEM_ACTOR, tenant=tenant, name="made by manage.py up", scopes=scopes.DEFAULT
+        actor=SYSTEM_ACTOR, tenant=tenant, name="made by manage.py up", scopes=api_keys.DEFAULT
     ).secret
-
-
-# -- API keys that an operator brings along: `--api-key`.
 
 
 NAME = "given with --api-key"
@@ -268,9 +260,6 @@ def ensure_given_keys(keys: Sequence[str]) -> None:
         known = ApiKey.objects.filter(public_id=api_keys.lookup_id(key)).first()
         if tenant is not None and (known is None or known.digest != api_keys.hash_key(key)):
             tenant_actions.create_key(actor=SYSTEM_ACTOR, tenant=tenant, name=NAME, secret=key)
-
-
-# -- Which model `manage.py up` serves.
 
 
 DEMO = "quire-demo"

@@ -30,9 +30,6 @@ from catalog.processes import ManagedProcess, kill_when_stopped, spawn
 from catalog.slot import backoff, describe_exit
 from common.settings import note_flags
 
-# -- Proof that a client is served: a token, asked for through HTTP as a client asks.
-
-
 logger = logging.getLogger(__name__)
 
 TRY_EVERY_S = 0.2
@@ -174,9 +171,6 @@ class ProcessGroup:
         return process
 
 
-# -- The gateway processes: an ASGI server each, on one socket that `manage.py up` holds.
-
-
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket; port 0 takes a free one. Raises OSError with the address in its text."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -239,9 +233,6 @@ class Gateways(ProcessGroup):
         """Let open requests finish for `grace` seconds, then end."""
         self._listener.close()
         super().stop(grace)
-
-
-# -- A client certificate for `manage.py up`'s own request, where gateways take none without one.
 
 
 #: A model may take long to download before the first token comes.

@@ -29,8 +29,6 @@ from metering.drain import LedgerWriter, drain_once
 from metering.redis_scripts import sync_client
 from storage.actions import release_leases_of_dead
 
-# -- One `manage.py up` for each data dir.
-
 
 class InUse(RuntimeError):
     """Another process holds the data dir."""
@@ -55,9 +53,6 @@ def exclusive(data_dir: Path) -> Iterator[None]:
         file.write(str(os.getpid()))
         file.flush()
         yield
-
-
-# -- The workers of `manage.py up`, and what becomes of their work when one dies.
 
 
 logger = logging.getLogger(__name__)
