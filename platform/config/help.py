@@ -49,7 +49,6 @@ GROUPS = {
             "migrate",
             "changepassword",
             "openapi",
-            "arguments",
         ),
     ),
 }
@@ -61,8 +60,9 @@ WIDTH = 96
 def overview() -> str:
     """Every command of ours with the first sentence of its help. Django must be set up."""
     lines = ["", "Quire's commands; `manage.py COMMAND --help` explains each."]
+    installed = get_commands()  # an image comes without `chaos`
     for title, names in GROUPS.items():
-        lines += ["", title, *(_command_line(name) for name in names)]
+        lines += ["", title, *(_command_line(name) for name in names if name in installed)]
     others = (
         f"Django's: {', '.join(DJANGO_COMMANDS)} and more; `manage.py help --commands` names all."
     )
