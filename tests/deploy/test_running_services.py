@@ -120,7 +120,7 @@ def test_fault_76_an_adapter_of_the_gateways_is_whole_in_every_service(
     shell = ("manage.py", "shell", "--no-imports", "-c")
     digest = containers.run("gateway", *shell, upload)
     for name in ("replicas", "worker"):
-        whole = f"from adapters import store; print(store.is_whole({digest!r}))"
+        whole = f"from adapters import store; print(store.has_content({digest!r}))"
         assert containers.run(name, *shell, whole) == "True", name
 
 
