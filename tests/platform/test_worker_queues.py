@@ -50,7 +50,7 @@ if what == "tarpits":
     slow = tenant_actions.create_tenant(actor=SYSTEM_ACTOR, name="Slow")
     actions.set_webhook(actor=SYSTEM_ACTOR, tenant=slow, url=address)
     for number in range(EVENTS):
-        actions.try_webhook(actor=SYSTEM_ACTOR, tenant=slow)
+        actions.send_test_event(actor=SYSTEM_ACTOR, tenant=slow)
     sealed = groups._box().encrypt(b"a token").decode()
     for number in range(50):
         user = User.objects.create(username=f"u{number}")
@@ -224,7 +224,7 @@ def hang():
             if sys.argv[2] == "heeds":
                 raise
 
-tasks.remove_old_entries = tasks.check_days = hang
+tasks.delete_expired_usage = tasks.verify_rollups = hang
 call_command("worker", queues="maintenance,identity")
 """
 _SEND = """

@@ -35,7 +35,7 @@ import django
 django.setup()
 import random
 from inference.engine_client import client
-client.choose = lambda replicas, *_: random.choice([r for r in replicas if r.ready] or [None])
+client.choose_replica = lambda replicas, *_: random.choice([r for r in replicas if r.ready] or [None])
 """
 
 
