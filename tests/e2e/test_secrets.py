@@ -228,7 +228,14 @@ def operator(client: Client, walk: Walked) -> None:
         assert ours, module
         os.kill(ours[0], signal.SIGABRT)
         wait_for(lambda ours=ours: not Path(f"/proc/{ours[0]}").exists())
-    wait_for(lambda: httpx.get(f"{product.url}/ping").status_code == 200)
+    wait_for(lambda: answers(f"{product.url}/ping"))
+
+
+def answers(url: str) -> bool:
+    try:
+        return httpx.get(url).status_code == 200
+    except httpx.TransportError:
+        return False  # the connection was the killed gateway's
 
 
 def command_lines() -> Iterator[tuple[int, bytes]]:
