@@ -228,10 +228,10 @@ def operator(client: Client, walk: Walked) -> None:
         assert ours, module
         os.kill(ours[0], signal.SIGABRT)
         wait_for(lambda ours=ours: not Path(f"/proc/{ours[0]}").exists())
-    wait_for(lambda: answers(f"{product.url}/ping"))
+    wait_for(lambda: pings(f"{product.url}/ping"))
 
 
-def answers(url: str) -> bool:
+def pings(url: str) -> bool:
     try:
         return httpx.get(url).status_code == 200
     except httpx.TransportError:

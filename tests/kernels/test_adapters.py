@@ -116,7 +116,7 @@ def test_what_does_not_fit_is_refused(compiled: KernelSet) -> None:
     y = torch.zeros(2, lora.out_features)
     with pytest.raises(ValueError, match="maps"):
         compiled.add_lora(y, torch.zeros(2, K + 1), [(lora, torch.tensor([0]))])
-    with pytest.raises(ValueError, match="isn't there"):
+    with pytest.raises(ValueError, match="row doesn't exist"):
         compiled.add_lora(y, torch.zeros(2, K), [(lora, torch.tensor([2]))])
     weights = make(8)
     with pytest.raises(ValueError, match="ranks"):
@@ -232,5 +232,5 @@ def test_rows_of_experts_get_what_their_adapters_add(compiled: KernelSet, thread
             alone = fused.forward_with_adapters(x[row : row + 1], [(lora, torch.tensor([0]))])
             assert torch.equal(alone[0], together[row])
             assert not torch.equal(alone, fused(x[row : row + 1]))
-    with pytest.raises(ValueError, match="isn't there"):
+    with pytest.raises(ValueError, match="row doesn't exist"):
         fused.forward_with_adapters(x, [(packed[0], torch.tensor([31]))])

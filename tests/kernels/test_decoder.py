@@ -276,7 +276,7 @@ def test_nothing_is_written_when_a_batch_is_refused(compiled):
     refused("slot", slots=slots + 320)
     refused("block outside", tables=tables + 40)
     refused("contradict", lengths=lengths - 10)
-    refused("wanted", rows=torch.tensor([tokens]))
+    refused("requested row", rows=torch.tensor([tokens]))
     refused("hidden", hidden=torch.randn(tokens, 95))
     refused("positions", positions=positions.int())
 

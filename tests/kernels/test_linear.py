@@ -185,7 +185,7 @@ def test_rows_with_minima_come_back(kernels):
 def test_rows_that_are_not_there_are_refused(kernels):
     layer = kernels.PackedLinear(torch.randn(10, 8))
     for wrong in (-1, 10):
-        with pytest.raises(ValueError, match="isn't there"):
+        with pytest.raises(ValueError, match="row doesn't exist"):
             layer.rows(torch.tensor([0, wrong]))
 
 

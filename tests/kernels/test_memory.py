@@ -52,5 +52,5 @@ def test_only_whole_blocks_are_mapped(compiled):
 
 @pytest.mark.parametrize("blocks", [1 << 45, 1 << 70])
 def test_more_than_any_machine_has_is_refused(kernels, blocks):
-    with pytest.raises(MemoryError, match="the system doesn't give"):
+    with pytest.raises(MemoryError, match="the system refuses to map"):
         kernels.new_kv_cache((blocks, 1, 16, 64), torch.float32)

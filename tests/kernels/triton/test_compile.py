@@ -19,9 +19,9 @@ from tools.triton.report import ARCHITECTURES, PROCESSORS
 PLAIN = {
     "merge_kernel", "rope_kernel", "rope_latents_kernel", "rms_norm_kernel", "gate_kernel",
     "scan_kernel",
-    "settle_kernel", "gather_kernel", "choose_kernel", "sort_kernel", "search_kernel",
+    "select_kernel", "gather_kernel", "choose_kernel", "sort_kernel", "search_kernel",
     "first_kernel", "embed_kernel", "penalise_kernel", "logprobs_kernel", "record_kernel",
-    "place_edit_kernel", "bitmask_kernel", "owner_kernel",
+    "place_edit_kernel", "bitmask_kernel", "slot_kernel",
 }  # fmt: skip
 KERNELS = PLAIN | {
     "attention_kernel", "split_attention_kernel", "reduce_kernel",

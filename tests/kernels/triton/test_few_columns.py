@@ -46,5 +46,5 @@ def test_layers_of_few_columns_have_two_programs_for_each_processor(quantization
 
 
 def test_batch_invariant_products_keep_their_one_tile(monkeypatch):
-    ((grid, *rest),) = programs("int8", 4096, 1, monkeypatch, alike=64)
+    ((grid, *rest),) = programs("int8", 4096, 1, monkeypatch, fixed_tile=64)
     assert (*grid, *rest) == (64, 64, 4)
