@@ -103,7 +103,7 @@ class ReferenceLinear(LinearLayer):
 
     def rows(self, ids: Tensor) -> Tensor:
         if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self.out_features:
-            raise ValueError("a row that is wanted isn't there")
+            raise ValueError("a requested row doesn't exist")
         return self.weight[ids].float()
 
 

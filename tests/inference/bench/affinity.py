@@ -35,7 +35,9 @@ import django
 django.setup()
 import random
 from inference.engine_client import client
-client.choose_replica = lambda replicas, *_: random.choice([r for r in replicas if r.ready] or [None])
+def choose_ready(replicas, *_):
+    return random.choice([replica for replica in replicas if replica.ready] or [None])
+client.choose_replica = choose_ready
 """
 
 
