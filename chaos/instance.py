@@ -40,7 +40,7 @@ ADAPTERS = {ADAPTER, OTHER_ADAPTER}
 START_TIMEOUT_S, STOP_TIMEOUT_S = 300.0, 90.0
 #: What a process's command line has, by what it is.
 MARKS = {
-    "replica": "engine.serving",
+    "replica": "--replica-id=",
     "gateway": "config.serve",
     "worker": "manage.py\0worker\0--queues\0jobs",
     "redis": "redis.sock",
