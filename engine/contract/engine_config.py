@@ -31,7 +31,7 @@ from engine.contract.command_line import (
     validate_field,
 )
 from engine.contract.errors import ConfigError
-from engine.contract.observability import OBSERVABILITY_VARIABLE as VARIABLE
+from engine.contract.observability import TRACES_VARIABLE as VARIABLE
 from engine.contract.observability import check_endpoint
 from engine.contract.plugins import check_device
 from engine.contract.speculative_config import check_speculative

@@ -111,7 +111,7 @@ def configure_logging(level: str = "info") -> None:
 
 
 #: What gateways and replicas read the endpoint from where no flag names it.
-OBSERVABILITY_VARIABLE = "QUIRE_OTLP_TRACES_ENDPOINT"
+TRACES_VARIABLE = "QUIRE_OTLP_TRACES_ENDPOINT"
 _PATH = "/v1/traces"
 
 

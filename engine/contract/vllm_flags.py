@@ -385,7 +385,7 @@ def _kv_bytes(value: Any) -> dict[str, Any]:
     return {"cpu_kvcache_space": value / 2**30}
 
 
-_vllm_settings_ONE_DEVICE = (
+_SINGLE_DEVICE = (
     "an engine runs on one device. For more throughput run more replicas "
     "(`manage.py load_model --replicas N`); for a model that doesn't fit, --quantization."
 )
@@ -438,15 +438,11 @@ _OF_THE_MANUAL: tuple[VllmFlag, ...] = (
     restricted_flag("worker_use_ray", bool, (False,), _NO_RAY),
     restricted_flag("engine_use_ray", bool, (False,), _NO_RAY),
     restricted_flag("ray_workers_use_nsight", bool, (False,), _NO_RAY),
-    restricted_flag("pipeline_parallel_size", int, (1,), _vllm_settings_ONE_DEVICE, short=("-pp",)),
-    restricted_flag("tensor_parallel_size", int, (1,), _vllm_settings_ONE_DEVICE, short=("-tp",)),
-    restricted_flag("data_parallel_size", int, (1,), _vllm_settings_ONE_DEVICE, short=("-dp",)),
-    restricted_flag(
-        "decode_context_parallel_size", int, (1,), _vllm_settings_ONE_DEVICE, short=("-dcp",)
-    ),
-    restricted_flag(
-        "enable_expert_parallel", bool, (False,), _vllm_settings_ONE_DEVICE, short=("-ep",)
-    ),
+    restricted_flag("pipeline_parallel_size", int, (1,), _SINGLE_DEVICE, short=("-pp",)),
+    restricted_flag("tensor_parallel_size", int, (1,), _SINGLE_DEVICE, short=("-tp",)),
+    restricted_flag("data_parallel_size", int, (1,), _SINGLE_DEVICE, short=("-dp",)),
+    restricted_flag("decode_context_parallel_size", int, (1,), _SINGLE_DEVICE, short=("-dcp",)),
+    restricted_flag("enable_expert_parallel", bool, (False,), _SINGLE_DEVICE, short=("-ep",)),
     ignored_flag("max_parallel_loading_workers", int, "one process loads the model, part by part."),
     ignored_flag("disable_custom_all_reduce", bool, "one device has nothing to reduce."),
     ignored_flag("use_v2_block_manager", bool, "there is one block manager."),

@@ -117,7 +117,7 @@ def parse_key(name: str) -> Key | None:
 # -- `TensorFile`: the tensors of a safetensors file, read as one.
 
 
-_tensor_file_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_TORCH_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 #: The integer of a float's size, and what infinity is as one.
 _BITS = {
@@ -154,7 +154,7 @@ class TensorFile:
             header = json.loads(raw.read(length))
         header.pop("__metadata__", None)
         kinds = {entry["dtype"] for entry in header.values()}
-        dtype = _tensor_file_DTYPES.get(kinds.pop()) if len(kinds) == 1 else None
+        dtype = _TORCH_DTYPES.get(kinds.pop()) if len(kinds) == 1 else None
         start, end = 8 + length, path.stat().st_size
         if dtype is None or start % dtype.itemsize or end <= start:
             return

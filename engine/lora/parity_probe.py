@@ -167,13 +167,13 @@ def probe_bridged(
     Raises `InvalidRequest` for what can't be merged.
     """
     model.allocate_kv(-(-LENGTH // BLOCK), BLOCK, torch.float32)
-    apart = _bridged_probe_logits(model, pack_adapter(adapter, model, None, None, modules))
+    apart = _transformers_logits(model, pack_adapter(adapter, model, None, None, modules))
     _merge(model, adapter, modules)
-    return compare_logits(apart, _bridged_probe_logits(model, None))
+    return compare_logits(apart, _transformers_logits(model, None))
 
 
 @torch.inference_mode()
-def _bridged_probe_logits(model: TransformersModel, adapter: AdapterWeights | None) -> list[Tensor]:
+def _transformers_logits(model: TransformersModel, adapter: AdapterWeights | None) -> list[Tensor]:
     """Float32 [tokens, vocabulary] of each prompt."""
     found = []
     for prompt in prompts(model.spec.vocab_size):

@@ -153,14 +153,14 @@ def _first(
                 continue
             if scale.numel() not in (1, spec.num_kv_heads):
                 why = f"has {scale.numel()} values, not 1 or {spec.num_kv_heads}"
-                raise _kv_scales_wrong(name, why)
+                raise _invalid_scale(name, why)
             if not bool((torch.isfinite(scale) & (scale > 0)).all()):
-                raise _kv_scales_wrong(name, "isn't positive and finite")
+                raise _invalid_scale(name, "isn't positive and finite")
             return scale.flatten()
     return None
 
 
-def _kv_scales_wrong(name: str, why: str) -> ModelLoadError:
+def _invalid_scale(name: str, why: str) -> ModelLoadError:
     return ModelLoadError(f"{name!r} {why}.", param=name.rpartition(".")[2])
 
 

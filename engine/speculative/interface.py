@@ -102,9 +102,6 @@ class DraftHost(Protocol):
         """Have the heads draw for sequences that decode, between two steps."""
 
 
-# -- What interface.py takes from engine.executor.draft_worker.
-
-
 #: Settings of the model that hold for its draft, too.
 _SHARED = (
     "device", "dtype", "block_size", "max_num_seqs", "num_threads", "cpu_threads_bind",

@@ -246,7 +246,7 @@ def _rope(config: PreTrainedConfig) -> RopeSpec | None:
 _EXPLORED_TOKENS = 8
 _CHOOSING = ("sparse", "indexed", "compressed")
 #: What a model raises that isn't called as it expects.
-_load_FAILURES = (RuntimeError, ValueError, TypeError, AttributeError, LookupError)
+_BUILD_FAILURES = (RuntimeError, ValueError, TypeError, AttributeError, LookupError)
 
 
 def load_bridge(
@@ -272,7 +272,7 @@ def load_bridge(
         raise ModelLoadError(
             f"{type(model).__name__} can't run over the paged KV cache: {error}.", param="model"
         ) from error
-    except _load_FAILURES as error:
+    except _BUILD_FAILURES as error:
         raise ModelLoadError(
             f"{type(model).__name__} can't run over the paged KV cache: its forward pass fails: "
             f"{type(error).__name__}: {error}",

@@ -311,7 +311,7 @@ class TokenizerInfoView(OperatorView):
 
 
 #: Weights may have to be read anew.
-SLEEP_ANSWER_WITHIN_S = 300.0
+SLEEP_TIMEOUT_S = 300.0
 
 
 class SleepView(OperatorView):
@@ -324,9 +324,7 @@ class SleepView(OperatorView):
             raise InvalidRequest(f"level must be 1 or 2, got {level[:40]!r}.", param="level")
         replicas = await target_replicas(request)
         client = get_engine_client()
-        return await broadcast_command(
-            client, replicas, "sleep", SLEEP_ANSWER_WITHIN_S, level=int(level)
-        )
+        return await broadcast_command(client, replicas, "sleep", SLEEP_TIMEOUT_S, level=int(level))
 
 
 class WakeUpView(OperatorView):
@@ -342,7 +340,7 @@ class WakeUpView(OperatorView):
                 )
         replicas = await target_replicas(request)
         return await broadcast_command(
-            get_engine_client(), replicas, "wake_up", SLEEP_ANSWER_WITHIN_S, tags=tags
+            get_engine_client(), replicas, "wake_up", SLEEP_TIMEOUT_S, tags=tags
         )
 
 

@@ -91,8 +91,8 @@ history = TrafficCounters()
 
 Series = tuple[str, tuple[str, ...]]
 #: Between tokens, and under which other name the same is told: it's counted once a token.
-_recorder_GAPS = "vllm:inter_token_latency_seconds"
-_OLDER_NAMES = {_recorder_GAPS: "vllm:time_per_output_token_seconds"}
+_GAP_BUCKETS = "vllm:inter_token_latency_seconds"
+_OLDER_NAMES = {_GAP_BUCKETS: "vllm:time_per_output_token_seconds"}
 _METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
 
 
@@ -145,7 +145,7 @@ class Recorder:
     def token_gap(self, job: Job, engine: str, seconds: float, num_tokens: int) -> None:
         """So many tokens of an output have come, so long after those before."""
         history.gap(job, seconds, num_tokens)
-        self.observe(_recorder_GAPS, (job.model.base, engine), seconds / num_tokens, num_tokens)
+        self.observe(_GAP_BUCKETS, (job.model.base, engine), seconds / num_tokens, num_tokens)
 
     def first_token(self, job: Job, engine: str, seconds: float) -> None:
         """A request's first token has come."""

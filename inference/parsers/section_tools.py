@@ -69,7 +69,7 @@ class DeepSeekV31Parser(DeepSeekV3Parser):
 KIMI_CALLS_BEGIN, KIMI_CALLS_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 KIMI_CALL_BEGIN, KIMI_CALL_END = "<|tool_call_begin|>", "<|tool_call_end|>"
 ARGUMENTS = "<|tool_call_argument_begin|>"
-_kimi_HEADER = re.compile(
+_KIMI_HEADER = re.compile(
     r"\s*(?P<id>(?:functions\.)?(?P<name>[^\s:<>|]{1,128}):[0-9]{1,9})"
     rf"\s*{re.escape(ARGUMENTS)}\s*(?=[{{<])"
 )
@@ -102,7 +102,7 @@ class KimiK2Parser(SectionParser):
     section = (KIMI_CALLS_BEGIN, KIMI_CALLS_END)
     call = (KIMI_CALL_BEGIN, KIMI_CALL_END)
     closing = (KIMI_CALL_END,)
-    header = _kimi_HEADER
+    header = _KIMI_HEADER
 
     def __init__(self, functions: tuple[ToolFunction, ...] = ()) -> None:
         super().__init__(functions)

@@ -214,7 +214,7 @@ def _visible(user: AccessSubject, operator: bool) -> tuple[list[ServedModel], li
     return list(served.distinct()), list(rows.distinct())
 
 
-RESIDENCY_ORDER = {tier: place for place, tier in enumerate(TIERS)}
+TIER_ORDER = {tier: place for place, tier in enumerate(TIERS)}
 
 
 def residency(
@@ -241,7 +241,5 @@ def residency(
                     }
                 )
     for rows in found.values():
-        rows.sort(
-            key=lambda row: (RESIDENCY_ORDER.get(row["tier"], len(RESIDENCY_ORDER)), row["replica"])
-        )
+        rows.sort(key=lambda row: (TIER_ORDER.get(row["tier"], len(TIER_ORDER)), row["replica"]))
     return dict(found)

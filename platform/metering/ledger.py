@@ -125,7 +125,7 @@ def insert_records(records: Sequence[UsageRecord]) -> None:
         for start in range(0, len(records), LEDGER_ROWS):
             part = records[start : start + LEDGER_ROWS]
             values = [value for record in part for value in _row(record, connection, now)]
-            cursor.execute(_ledger_statement(connection, len(part)), values)
+            cursor.execute(_insert_statement(connection, len(part)), values)
             new.update(row[0] for row in cursor.fetchall())
         if new:
             # The first of several with one id is the one that was written.
@@ -133,7 +133,7 @@ def insert_records(records: Sequence[UsageRecord]) -> None:
             update_rollups(written, connection, cursor)
 
 
-def _ledger_statement(connection: BaseDatabaseWrapper, rows: int) -> str:
+def _insert_statement(connection: BaseDatabaseWrapper, rows: int) -> str:
     """`INSERT` that passes over what is there, in the database's own words."""
     ops, meta = connection.ops, UsageEntry._meta
     quote = ops.quote_name

@@ -229,7 +229,7 @@ def _snapshot(client: redis.Redis, days: int) -> Reconciliation:
             of = line(tenant_id, model)
             (of.unbilled if unbilled else of.engine)[kind] += int(count)
     waiting = {record.request_id: record for record in _records(spooled)}
-    for tenant_id, model, prompt, output in _reconciliation_ledger(since, now, waiting):
+    for tenant_id, model, prompt, output in _ledger_sums(since, now, waiting):
         ledger = line(tenant_id, model).ledger
         ledger[0] += prompt
         ledger[1] += output
@@ -246,7 +246,7 @@ def _records(entries: Iterable[tuple[bytes, dict[bytes, bytes]]]) -> Iterator[Us
             continue  # the drainer sets it apart
 
 
-def _reconciliation_ledger(
+def _ledger_sums(
     since: datetime, until: datetime, waiting: dict[str, UsageRecord]
 ) -> Iterator[tuple[int, str, int, int]]:
     """(tenant, model, prompt, output): rows until a moment, with those that waited then, each once.

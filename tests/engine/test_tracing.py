@@ -9,7 +9,7 @@ import pytest
 
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError
-from engine.contract.observability import OBSERVABILITY_VARIABLE as VARIABLE
+from engine.contract.observability import TRACES_VARIABLE as VARIABLE
 from engine.contract.observability import check_endpoint, context_of, headers_of
 from engine.contract.sampling_params import SamplingParams
 from engine.offline.llm import LLM

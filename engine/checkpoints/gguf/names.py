@@ -183,7 +183,7 @@ _WHOLE = {
     "model.final_layernorm": "output_norm",
     "lm_head": "output",
 }
-_gguf_names_LAYER = {
+_LAYER_TENSORS = {
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
     "self_attn.q_proj": "attn_q",
@@ -247,5 +247,5 @@ def gguf_name(name: str, architecture: str) -> str:
         stem, _, kind = name.rpartition(".")
         return f"{_WHOLE.get(stem, stem)}.{kind}"
     layer, stem, kind = match.groups()
-    found = {**_gguf_names_LAYER, **family_of(architecture).names}.get(stem, stem)
+    found = {**_LAYER_TENSORS, **family_of(architecture).names}.get(stem, stem)
     return f"blk.{layer}.{found}.{kind}"

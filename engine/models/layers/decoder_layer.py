@@ -371,7 +371,7 @@ def build_layer(
             neox=spec.rope_neox,
         )
     else:
-        meeting = _plain_layers_attention(spec, ops, attention)
+        meeting = _make_attention(spec, ops, attention)
         meeting.output = finished(attention.o, out_norm)
     block = layer.experts or (mlp_of(ops, layer.mlp) if layer.mlp is not None else None)
     if block is None:
@@ -387,9 +387,7 @@ def build_layer(
     return SequentialLayer(meeting, mlp_norm or NoNorm(), mlp, after)
 
 
-def _plain_layers_attention(
-    spec: DecoderSpec, ops: KernelSet, weights: AttentionWeights
-) -> SelfAttention:
+def _make_attention(spec: DecoderSpec, ops: KernelSet, weights: AttentionWeights) -> SelfAttention:
     return SelfAttention(
         ops=ops,
         project=chain(weights.qkv, *_qkv_transforms(spec, ops, weights)),

@@ -274,7 +274,7 @@ class GroupedMatrix(DequantizedSource):
         return groups.repeat_interleave(self._group, 1)[:, : self.shape[1]]
 
     def _scales_of(self, rows: Rows) -> Tensor:
-        return _matrices_taken(self._scales, rows).float() * self._factor
+        return _select_scales(self._scales, rows).float() * self._factor
 
     def _zeros_of(self, rows: Rows) -> Tensor:
         if isinstance(self._zeros, int):
@@ -405,7 +405,7 @@ def _constant(zeros: Callable[[Rows], Tensor]) -> Callable[[Rows], Tensor] | int
     return int(first) if whole and bool((found == first).all()) else zeros
 
 
-def _matrices_taken(scales: Tensor, rows: Rows) -> Tensor:
+def _select_scales(scales: Tensor, rows: Rows) -> Tensor:
     """Those rows; of 8-bit floats torch takes slices alone."""
     if isinstance(rows, slice) or scales.element_size() > 1:
         return scales[rows]

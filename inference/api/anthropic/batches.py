@@ -301,12 +301,12 @@ class MessageBatchesView(AnthropicView):
 
 def _create(request: GatewayRequest) -> Batch:
     body = request.scope[BODY]
-    lines = _batches_lines(iter_requests(mmap_body(body)))
+    lines = _result_lines(iter_requests(mmap_body(body)))
     size = body.tell()
     return create_message_batch(caller=request.caller, lines=lines, size=size, window_s=WINDOW_S)
 
 
-def _batches_lines(requests: Iterable[BatchItem]) -> Iterator[bytes]:
+def _result_lines(requests: Iterable[BatchItem]) -> Iterator[bytes]:
     """A line for each; what would fail in every case is refused first."""
     most = gateway_settings().max_batch_requests
     seen: set[str] = set()
