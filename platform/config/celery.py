@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import time
+import uuid
 from datetime import datetime, timedelta
 from typing import Any
 
 import redis
 from celery import Celery
-from celery.beat import Scheduler
+from celery.beat import ScheduleEntry, Scheduler
 from celery.schedules import crontab
 from celery.worker.consumer import Consumer
 from celery.worker.state import maybe_shutdown
@@ -88,6 +89,57 @@ class ClockSafeScheduler(Scheduler):  # type: ignore[misc]
         return wait
 
 
+#: A worker that is silent for so long no longer schedules: another one does.
+SCHEDULER_LOCK_S = 10.0
+#: KEYS: the lock. ARGV: a scheduler, the lock's time in ms. Returns whether it is the scheduler's.
+_TAKE_OR_EXTEND = """
+local holder = redis.call('GET', KEYS[1])
+if holder and holder ~= ARGV[1] then return 0 end
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+return 1
+"""
+
+
+class SingleScheduler(ClockSafeScheduler):
+    """One of several workers' schedulers: only the holder of a lock in Redis sends tasks.
+
+    The others follow the schedule in silence, so that one that takes over knows what is due. What
+    came due while no one held the lock is sent then; tasks may run twice, but not never.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._id = uuid.uuid4().hex
+        self._client = redis_clients.sync_client(settings.REDIS_URL)
+        self._holds_lock = False
+        self._unsent: dict[str, tuple[float, ScheduleEntry]] = {}
+        super().__init__(*args, **kwargs)
+
+    def tick(self, *args: Any, **kwargs: Any) -> float:
+        self._holds_lock = self._take_or_extend_lock()
+        if self._holds_lock and self._unsent:
+            oldest = time.monotonic() - SCHEDULER_LOCK_S
+            for since, entry in self._unsent.values():
+                if since >= oldest:
+                    super().apply_entry(entry, producer=self.producer)
+            self._unsent.clear()
+        return min(super().tick(*args, **kwargs), SCHEDULER_LOCK_S / 3)
+
+    def apply_entry(self, entry: ScheduleEntry, producer: Any = None) -> None:
+        if self._holds_lock:
+            super().apply_entry(entry, producer=producer)
+        else:
+            self._unsent[entry.name] = (time.monotonic(), entry)
+
+    def _take_or_extend_lock(self) -> bool:
+        key = f"{settings.QUIRE['KEY_PREFIX']}:celery:scheduler"
+        try:
+            lifetime_ms = int(SCHEDULER_LOCK_S * 1000)
+            return bool(self._client.eval(_TAKE_OR_EXTEND, 1, key, self._id, lifetime_ms))
+        except (redis.RedisError, OSError) as error:
+            logger.debug("the scheduler's lock is out of reach: %s", error)
+            return False
+
+
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
 
 app = Celery("quire")
@@ -98,8 +150,6 @@ app.autodiscover_tasks()
 @app.on_after_configure.connect
 def _schedule(sender: Celery, **_: object) -> None:
     """What beat asks for. A task that comes too late is left: the next is on its way."""
-    from django.conf import settings
-
     every = float(settings.QUIRE["SWEEP_SECONDS"])
     sender.conf.beat_schedule = {
         "sweep": {"task": "inference.sweep", "schedule": every, "options": {"expires": every}},

@@ -264,6 +264,49 @@ def test_fault_70_a_worker_that_is_told_to_end_takes_what_hangs_along(short_tmp:
             until(lambda: not Path(f"/proc/{pid}").exists())
 
 
+#: A worker that writes down who has sent each periodic task, and who runs it.
+_WRITES_SENDERS = """
+import os, sys
+import django
+django.setup()
+from celery import current_task
+from django.core.management import call_command
+from adapters import pins
+
+def sync_pins():
+    with open(sys.argv[1], "a") as file:
+        file.write(f"{current_task.request.origin} {os.getpid()}\\n")
+    return 0
+
+pins.sync_pins = sync_pins
+call_command("worker")
+"""
+
+
+def test_of_two_workers_one_schedules_and_the_other_takes_over_when_it_is_killed(
+    short_tmp: Path,
+) -> None:
+    folder, senders = short_tmp / "schedulers", short_tmp / "senders"
+    folder.mkdir()
+    senders.touch()
+
+    def lines() -> list[list[str]]:
+        return [line.split() for line in senders.read_text().splitlines()]
+
+    with live.instance(folder) as of:
+        of.environment["QUIRE_SWEEP_SECONDS"] = "1"
+        command = [sys.executable, "-c", _WRITES_SENDERS, str(senders)]
+        with live.process(command, of.environment) as first:
+            until(lines)
+            with live.process(command, of.environment) as second:
+                until(lambda: str(second.pid) in [runner for _, runner in lines()])
+                count = len(lines())
+                until(lambda: len(lines()) >= count + 5)
+                assert {sender.partition("@")[0] for sender, _ in lines()} == {f"gen{first.pid}"}
+                first.kill()
+                until(lambda: f"gen{second.pid}" in lines()[-1][0])
+
+
 def test_each_task_has_a_queue_and_what_may_hang_has_limits() -> None:
     app.loader.import_default_modules()
     tasks = {name for name in app.tasks if not name.startswith("celery.")}

@@ -25,7 +25,7 @@ from config.queues import PROCESS_QUEUES, THREAD_QUEUES, THREADS
 from config.shutdown import exit_after_timeout, run_and_exit_fast
 from inference.tracing import set_service_name
 
-SCHEDULER = "config.celery:ClockSafeScheduler"
+SCHEDULER = "config.celery:SingleScheduler"
 #: Less than `manage.py up` and service managers wait. What isn't given back by then is taken over
 #: like a killed worker's.
 ENDS_WITHIN_S = 12.0
