@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from common.redaction import without_tokens
 from engine.contract.observability import Tracing, context_of, headers_of
 from inference.settings import gateway_settings
-from tenants.redaction import without_tokens
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span

@@ -10,12 +10,12 @@ from typing import Any
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from common.redaction import without_tokens
 from inference.metrics.definitions import NONE
 from inference.metrics.recorder import recorder
 from inference.request.context import is_safe_request_id
 from inference.tracing import request_span
 from inference.web.views import ERROR, HANDLER, KEY, RECEIVED, TENANT
-from tenants.redaction import without_tokens
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Scope = MutableMapping[str, Any]

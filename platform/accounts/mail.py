@@ -7,7 +7,7 @@ from urllib.parse import unquote, urlsplit
 
 from django.core.exceptions import ImproperlyConfigured
 
-from config.connections import check_address
+from common.redaction import check_address
 
 SCHEMES = {"smtp": 25, "smtps": 465, "smtp+starttls": 587}
 TIMEOUT_S = 10

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import urlencode
 
 from allauth.account.internal.flows.login import perform_login
 from allauth.account.models import Login
@@ -18,7 +19,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_http_methods, require_POST
 
-from console.views.base import redirect_with_message
+from common.one_time import store_one_time
 from engine.contract.errors import QuireError
 from tenants import actions
 from tenants.actors import to_actor
@@ -45,20 +46,20 @@ def invitation(request: HttpRequest, token: str) -> HttpResponse:
     user: Any = request.user
     form = JoinForm(request.POST if request.method == "POST" and user.is_anonymous else None)
     try:
-        found = actions.get_open_invitation(token)
+        pending = actions.get_open_invitation(token)
         if request.method == "POST" and user.is_authenticated:
             actions.accept_invitation(user=user, token=token)
-            return redirect_with_message(
-                request, "members", found.tenant, text=f"Welcome to {found.tenant.name}."
-            )
+            tenant = pending.tenant
+            store_one_time(request, tenant=tenant.slug, text=f"Welcome to {tenant.name}.")
+            return redirect(f"{reverse('members')}?{urlencode({'tenant': tenant.slug})}")
         if request.method == "POST" and form.is_valid():
-            made = actions.sign_up_with_invitation(token=token, **form.cleaned_data)
-            return perform_login(request, Login(user=made, redirect_url=reverse("playground")))
+            new_user = actions.sign_up_with_invitation(token=token, **form.cleaned_data)
+            return perform_login(request, Login(user=new_user, redirect_url=reverse("playground")))
     except QuireError as error:
         if error.status == 404:
             return render(request, "console/invitation_gone.html", status=404)
         form.add_error(error.param if error.param in form.fields else None, error.message)
-    context = {"invitation": found, "form": form}
+    context = {"invitation": pending, "form": form}
     return render(request, "console/invitation.html", context)
 
 
@@ -67,10 +68,12 @@ def invitation(request: HttpRequest, token: str) -> HttpResponse:
 def end_session(request: HttpRequest, pk: int) -> HttpResponse:
     """End it; its sockets end within two seconds. Raises Http404 for somebody else's."""
     user: Any = request.user
-    found = UserSession.objects.filter(user=user, pk=pk).first()
-    if found is None:
+    session = UserSession.objects.filter(user=user, pk=pk).first()
+    if session is None:
         raise Http404
     with transaction.atomic():
-        log_action(actor=to_actor(user), action="session.end", target=user, ended_address=found.ip)
-        found.end()
+        log_action(
+            actor=to_actor(user), action="session.end", target=user, ended_address=session.ip
+        )
+        session.end()
     return redirect("usersessions_list")

@@ -15,11 +15,9 @@ from django.db import OperationalError, ProgrammingError, connections
 from django.utils import timezone
 from django.utils.dateparse import parse_date, parse_datetime
 
+from common.redaction import without_credentials
 from engine.contract.command_line import expand_args
 from engine.contract.errors import ConfigError, QuireError
-from tenants.access import find_unknown_models
-from tenants.models import Tenant
-from tenants.redaction import without_credentials
 
 UNITS = {"m": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days=1)}
 
@@ -118,15 +116,8 @@ class QuireCommand(BaseCommand):
             line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
             self.stdout.write(line.rstrip())
 
-    def note_unknown_models(self, tenant: Tenant, names: Sequence[str]) -> None:
-        """Name those that are called so by nobody: a slip of the pen, or models yet to come."""
-        for name in find_unknown_models(tenant, names):
-            self.print_note(
-                f"No model or adapter is called {name} today: it applies as soon as one is."
-            )
-
     def print_note(self, text: str) -> None:
-        """Say something to the person, beside the output that a script may read."""
+        """Print to standard error, so that scripts can read standard output."""
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()
 

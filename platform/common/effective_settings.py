@@ -14,9 +14,9 @@ from pathlib import Path
 
 from django.conf import settings
 
+from common.redaction import without_credentials
 from common.settings import ADDRESSES, FROM_FLAGS, GROUPS, READ, SECRETS, words
 from inference.settings import GatewaySettings, gateway_settings
-from tenants.redaction import without_credentials
 
 MAX_VALUE_CHARS = 500
 

@@ -26,12 +26,13 @@ from channels.routing import ProtocolTypeRouter, URLRouter
 from django.urls import get_resolver
 
 import config.celery  # noqa: F401
-from console.routing import websocket_urlpatterns as console_websockets
+import console.routing
+import inference.routing
+import kv_map.routing
 from inference.asgi import http_application
 from inference.asgi import lifespan as gateway_lifespan
 from inference.edge.handler import URLCONF
 from inference.edge.request_log import count_websockets
-from inference.routing import websocket_urlpatterns
 from metering.drain import start_drainer, stop_drainer
 from metering.gateway_recovery import start_gateway_heartbeat, stop_keeper
 from metering.request_log_writer import start_writer, stop_writer
@@ -72,7 +73,15 @@ application = ProtocolTypeRouter(
         # Consumers check the origin themselves: they close with a code that their page understands,
         # where Channels' own validator refuses the handshake without a word.
         "websocket": count_websockets(
-            AuthMiddlewareStack(URLRouter([*websocket_urlpatterns, *console_websockets]))
+            AuthMiddlewareStack(
+                URLRouter(
+                    [
+                        *inference.routing.websocket_urlpatterns,
+                        *console.routing.websocket_urlpatterns,
+                        *kv_map.routing.websocket_urlpatterns,
+                    ]
+                )
+            )
         ),
         "lifespan": lifespan,
     }

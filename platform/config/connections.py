@@ -10,6 +10,8 @@ from urllib.parse import parse_qs, quote, urlsplit
 import dj_database_url
 from django.core.exceptions import ImproperlyConfigured
 
+from common.redaction import check_address
+
 SCHEMES = ("redis", "rediss", "unix")
 #: The kernel's limit on a Unix socket's path is 108 bytes with the closing NUL (104 on macOS).
 MAX_SOCKET_PATH = 100
@@ -44,19 +46,6 @@ def checked_url(url: str) -> str:
         )
     check_address("REDIS_URL", url)
     return url
-
-
-def check_address(name: str, url: str) -> None:
-    """Raise ImproperlyConfigured for an address that can't be taken apart, and don't show it: what
-    stands in the port's place is the rest of a password with a slash, say.
-    """
-    try:
-        urlsplit(url).port  # noqa: B018 - to look is to check
-    except ValueError:
-        raise ImproperlyConfigured(
-            f"{name} is no address that can be read. In a password write /, #, ?, : and @ as "
-            "%2F, %23, %3F, %3A and %40."
-        ) from None
 
 
 def celery_url(redis_url: str) -> str:

@@ -17,11 +17,11 @@ import redis
 
 from catalog.processes import ManagedProcess, spawn
 from common.commands import as_sentence
+from common.redaction import without_credentials
 from config.connections import socket_path, socket_url
 from engine.system import redis_client as redis_clients
 from engine.system.host import request_short_time_slice
 from engine.system.redis_client import sync_client
-from tenants.redaction import without_credentials
 
 logger = logging.getLogger(__name__)
 

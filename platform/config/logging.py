@@ -8,9 +8,9 @@ from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 
+from common.redaction import without_tokens
 from engine.contract.errors import ConfigError
 from engine.contract.observability import apply_logging_config, logging_config
-from tenants.redaction import without_tokens
 
 # C0 and C1 controls, line and paragraph separators, and the marks that reorder or hide text.
 _UNSAFE = re.compile(

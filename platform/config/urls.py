@@ -12,6 +12,7 @@ urlpatterns = [
     path("reference/", reference, name="reference"),
     path("admin/", admin.site.urls),
     path("api/", include("management_api.urls")),
+    path("api/", include("kv_map.urls")),
     path("", include("inference.urls")),
     path("", include("console.urls")),
 ]

@@ -98,9 +98,6 @@ class IsolationCheckViewSet(ManagementViewSet):
         return Response(async_to_sync(run_isolation_check)(user, **values))
 
 
-SOCKET_PATH = "/ws/kv/"
-
-
 @require_safe
 @never_cache
 @login_required
@@ -108,7 +105,7 @@ def kv_map(request: HttpRequest) -> HttpResponse:
     """Every block of a replica; its frames come over a socket."""
     user: Any = request.user
     operator = to_actor(user).is_operator
-    context: dict[str, Any] = {"operator": operator, "socket_path": mounted(SOCKET_PATH)}
+    context: dict[str, Any] = {"operator": operator, "socket_path": mounted("/ws/kv/")}
     error: QuireError | None = None
     tenant = None
     try:

@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 from django.conf import settings
-from django.urls import get_resolver, include, path
+from django.urls import get_resolver
 from drf_spectacular.extensions import OpenApiAuthenticationExtension
 from drf_spectacular.generators import SchemaGenerator
 from drf_spectacular.renderers import OpenApiJsonRenderer
@@ -19,8 +19,8 @@ from rest_framework.views import APIView
 
 from management_api.base import ManagementKeyAuthentication
 
-#: By name: they lead here.
-_URLS = "management_api.urls"
+#: Where the root URLconf includes the apps' routes of the management API.
+PREFIX = "api/"
 
 
 class ManagementKeyScheme(OpenApiAuthenticationExtension):
@@ -36,14 +36,14 @@ class ManagementKeyScheme(OpenApiAuthenticationExtension):
 
 @cache
 def document() -> dict[str, Any]:
-    """The same for everybody: made for the first who asks."""
-    routes = [each for each in get_resolver(_URLS).url_patterns if each.name != "api-document"]
-    generator = SchemaGenerator(patterns=[path("api/", include(routes))])
-    found: dict[str, Any] = generator.get_schema(request=None, public=True)
-    found["info"]["title"] = "Quire: management"
+    """The OpenAPI document of every app's routes below `PREFIX`; the same for all users."""
+    routes = [route for route in get_resolver().url_patterns if str(route.pattern) == PREFIX]
+    generator = SchemaGenerator(patterns=routes)
+    schema: dict[str, Any] = generator.get_schema(request=None, public=True)
+    schema["info"]["title"] = "Quire: management"
     if root := settings.FORCE_SCRIPT_NAME:
-        found["servers"] = [{"url": root}]
-    return found
+        schema["servers"] = [{"url": root}]
+    return schema
 
 
 class OpenApiDocumentView(APIView):

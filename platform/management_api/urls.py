@@ -3,7 +3,6 @@
 from django.urls import path
 from rest_framework.routers import SimpleRouter
 
-from kv_map import views as kv_map
 from management_api import adapters, billing, observability, people, served_models, tenants
 from management_api.schema import OpenApiDocumentView
 
@@ -19,8 +18,6 @@ router.register(f"{TENANT}/members", people.MemberViewSet, "api-members")
 router.register(f"{TENANT}/invitations", people.InvitationViewSet, "api-invitations")
 router.register(f"{TENANT}/service-accounts", people.ServiceAccountViewSet, "api-service-accounts")
 router.register(f"{TENANT}/keys", people.ApiKeyViewSet, "api-keys")
-router.register("blocks", kv_map.BlockMapViewSet, "api-blocks")
-router.register("isolation", kv_map.IsolationCheckViewSet, "api-isolation")
 router.register("overview", observability.OverviewViewSet, "api-overview")
 router.register("history", observability.TrafficHistoryViewSet, "api-history")
 router.register("fairness", observability.FairnessViewSet, "api-fairness")

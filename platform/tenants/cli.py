@@ -1,12 +1,14 @@
 """What the commands for tenants and keys read from their command lines."""
 
 from argparse import BooleanOptionalAction
+from collections.abc import Sequence
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from common.commands import comma_list, yes_or_no
-from tenants import api_keys as secrets
+from common.commands import QuireCommand, comma_list, yes_or_no
+from tenants import api_keys
+from tenants.access import find_unknown_models
 from tenants.actions import LIMITS, OWNER_FIELDS
 from tenants.models import ApiKey, Membership, Role, ServiceAccount, Tenant, User
 
@@ -44,6 +46,14 @@ def find_account(tenant: Tenant, name: str) -> ServiceAccount:
             f"{tenant} has no service account {name!r}. See manage.py list_service_accounts."
         )
     return account
+
+
+def warn_of_unknown_models(command: QuireCommand, tenant: Tenant, names: Sequence[str]) -> None:
+    """Print a note for each name that no model or adapter of the tenant has yet."""
+    for name in find_unknown_models(tenant, names):
+        command.print_note(
+            f"No model or adapter is called {name} today: it applies as soon as one is."
+        )
 
 
 def add_role_option(parser: CommandParser) -> None:
@@ -154,8 +164,8 @@ def add_limit_options(parser: CommandParser, *, defaults: bool) -> None:
 
 def find_key(text: str) -> ApiKey:
     """The key that `KEY_HELP`'s words name, or a `CommandError`."""
-    rest = text.strip().removeprefix(secrets.PREFIX).rstrip(".")
-    public_id = rest[: secrets.PUBLIC_CHARS]
+    rest = text.strip().removeprefix(api_keys.PREFIX).rstrip(".")
+    public_id = rest[: api_keys.PUBLIC_CHARS]
     key = ApiKey.objects.select_related("tenant").filter(public_id=public_id).first()
     if key is None:
         raise CommandError(f"Key {public_id!r} not found. See manage.py list_keys.")

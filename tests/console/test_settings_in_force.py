@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from common.effective_settings import attributes, in_force
+from common.redaction import without_credentials
 from common.settings import ADDRESSES, GROUPS, SECRETS
-from tenants.redaction import without_credentials
 from tests.console.conftest import Login
 
 ROOT = Path(__file__).resolve().parents[2]

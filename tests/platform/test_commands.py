@@ -50,9 +50,10 @@ COMMANDS = {
         *("sleep_model", "wake_model", "restart_model"),
     ),
     "metering": (
-        *("drain_usage", "set_price", "list_prices", "delete_price"),
-        *("set_budget", "list_budgets", "delete_budget", "set_webhook"),
+        *("drain_usage", "list_prices", "delete_price"),
+        *("list_budgets", "delete_budget", "set_webhook"),
     ),
+    "adapters": ("set_budget", "set_price"),
     "console": ("status",),
     "accounts": ("invite",),
     "config": ("up", "chat", "gateway", "load_report", "save_quantized"),

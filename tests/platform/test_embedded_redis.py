@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import redis
 
+from common.redaction import without_credentials
 from config import embedded_redis
 from config.connections import socket_path
 from config.embedded_redis import EmbeddedRedisError, StartFailed, check_redis
-from tenants.redaction import without_credentials
 from tests.services import missing, redis_binary
 
 pytestmark = pytest.mark.service

@@ -10,10 +10,10 @@ from django.core.management.base import CommandError
 from catalog.live_status import live_replicas, model_state, state_of
 from catalog.models import DesiredState, ServedModel
 from common.commands import QuireCommand
+from common.redaction import without_credentials
 from engine.contract.messages import Heartbeat
 from metering.redis_scripts import sync_client
 from metering.settlement import spool_key
-from tenants.redaction import without_credentials
 
 HEAD = ("MODEL", "STATE", "REPLICA", "RUNNING", "WAITING", "KV CACHE", "CONTEXT", "WHERE")
 #: States that don't make the command fail.

@@ -8,7 +8,7 @@ from common.commands import QuireCommand, comma_list, parse_expiry
 from tenants import actions
 from tenants import api_keys as scopes
 from tenants.actors import CLI_ACTOR
-from tenants.cli import find_account, find_tenant
+from tenants.cli import find_account, find_tenant, warn_of_unknown_models
 
 
 class Command(QuireCommand):
@@ -97,7 +97,7 @@ class Command(QuireCommand):
             **{name: options[name] for name in actions.KEY_LIMIT_FIELDS},
         )
         self.stdout.write(made.secret)
-        self.note_unknown_models(tenant, options["allowed_models"])
+        warn_of_unknown_models(self, tenant, options["allowed_models"])
         if not options["plain"]:
             until = made.key.expires_at
             self.print_note(

@@ -7,7 +7,7 @@ from django.core.management.base import CommandError, CommandParser
 from common.commands import QuireCommand
 from tenants import actions
 from tenants.actors import CLI_ACTOR
-from tenants.cli import add_limit_options, limits_of
+from tenants.cli import add_limit_options, limits_of, warn_of_unknown_models
 from tenants.models import User
 
 
@@ -44,5 +44,5 @@ class Command(QuireCommand):
             **limits_of(options),
         )
         self.stdout.write(tenant.slug)
-        self.note_unknown_models(tenant, options["allowed_models"] or [])
+        warn_of_unknown_models(self, tenant, options["allowed_models"] or [])
         self.print_note(f"Its first key: manage.py create_key --tenant {tenant.slug}")

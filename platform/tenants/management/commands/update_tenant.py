@@ -8,7 +8,7 @@ from django.db import transaction
 from common.commands import QuireCommand
 from tenants import actions
 from tenants.actors import CLI_ACTOR
-from tenants.cli import add_limit_options, find_tenant, limits_of
+from tenants.cli import add_limit_options, find_tenant, limits_of, warn_of_unknown_models
 
 
 class Command(QuireCommand):
@@ -46,4 +46,4 @@ class Command(QuireCommand):
             if options["off"] or options["on"]:
                 actions.set_tenant_active(actor=CLI_ACTOR, tenant=tenant, active=not options["off"])
         self.stdout.write(f"{tenant.slug} is changed.")
-        self.note_unknown_models(tenant, options["allowed_models"] or [])
+        warn_of_unknown_models(self, tenant, options["allowed_models"] or [])
