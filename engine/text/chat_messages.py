@@ -8,7 +8,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from engine.contract.errors import InvalidRequest
-from engine.text.jinja_environment import ChatTemplate
+from engine.text.template_formats import (
+    CallFormat,
+    ContentForm,
+    Message,
+    call_format,
+    content_forms,
+    text_part,
+)
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -23,8 +30,12 @@ def without_surrogates(text: str) -> str:
 MAX_DEPTH = 100
 #: Names a message's reasoning goes by; templates read the first, gpt-oss's the second.
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
-Message = dict[str, Any]
-CONTENT_FORMATS = ("auto", "string", "openai")
+#: Values of `content_format`, and the forms of content that each stands for.
+CONTENT_FORMATS: dict[str, frozenset[ContentForm] | None] = {
+    "auto": None,
+    "string": frozenset(("string",)),
+    "openai": frozenset(("parts",)),
+}
 
 
 def plain_value(value: Any, param: str, depth: int = 0) -> Any:
@@ -52,12 +63,13 @@ def plain_value(value: Any, param: str, depth: int = 0) -> Any:
 
 
 def prepare_messages(
-    messages: Sequence[Any], template: ChatTemplate, content_format: str = "auto"
+    messages: Sequence[Any], template: str, content_format: str = "auto"
 ) -> list[Message]:
-    """Messages to render: without absent (None) fields, content as the template reads it.
+    """Messages as the template reads them: without absent (None) fields, content and the arguments
+    of calls in a form that it can read.
 
     `content_format`: "string" or "openai" (a list of parts) for every message; "auto" is what the
-    template's source tells.
+    template can read.
 
     Raises:
         InvalidRequest: none at all, one that's no object with a role, or content of a wrong type.
@@ -68,42 +80,76 @@ def prepare_messages(
         raise InvalidRequest(
             f"The content format must be one of {', '.join(CONTENT_FORMATS)}.", param="messages"
         )
-    wraps = template.iterates_content and not template.tests_content
-    takes_parts = template.iterates_content
-    if content_format != "auto":
-        wraps = takes_parts = content_format == "openai"
-    return [_prepare(k, message, wraps, takes_parts) for k, message in enumerate(messages)]
+    forms = CONTENT_FORMATS[content_format]
+    return [_prepare(k, message, template, forms) for k, message in enumerate(messages)]
 
 
-def _prepare(index: int, message: Any, wraps: bool, takes_parts: bool) -> Message:
+def _prepare(
+    index: int, message: Any, template: str, forms: frozenset[ContentForm] | None
+) -> Message:
     where = f"messages[{index}]"
     if not isinstance(message, dict):
         raise InvalidRequest(f"{where} must be an object.", param="messages")
     prepared: Message = {
         key: plain_value(value, "messages") for key, value in message.items() if value is not None
     }
-    if not isinstance(prepared.get("role"), str):
+    role = prepared.get("role")
+    if not isinstance(role, str):
         raise InvalidRequest(f"{where}.role must be a string.", param="messages")
+    if isinstance(prepared.get("tool_calls"), list) and prepared["tool_calls"]:
+        form = call_format(template)
+        prepared["tool_calls"] = [_prepare_call(call, form) for call in prepared["tool_calls"]]
+        if form.needs_content:
+            prepared.setdefault("content", "")
     if "content" in prepared:
-        prepared["content"] = _content(where, prepared["content"], wraps, takes_parts)
+        role_forms = content_forms(template, role) if forms is None else forms
+        prepared["content"] = _content(where, prepared["content"], role_forms)
     reasoning = next((prepared[name] for name in REASONING_FIELDS if name in prepared), None)
     if reasoning is not None:
         prepared = {"thinking": reasoning, **prepared, "reasoning_content": reasoning}
     return prepared
 
 
-def _content(where: str, content: Any, wraps: bool, takes_parts: bool) -> str | list[Any]:
-    """A string or parts: strings as parts with `wraps`, parts as a string without `takes_parts`."""
-    if isinstance(content, str):
-        return [{"type": "text", "text": content}] if wraps else content
-    if not isinstance(content, list):
+def _content(where: str, content: Any, forms: frozenset[ContentForm]) -> str | list[Any]:
+    """Content in one of the forms; unchanged if it is in one of them."""
+    if isinstance(content, list):
+        parts = [text_part(part) if isinstance(part, str) else part for part in content]
+        if "parts" in forms:
+            return parts
+        content = "\n".join(
+            _part_text(f"{where}.content[{k}]", part) for k, part in enumerate(parts)
+        )
+    if not isinstance(content, str):
         raise InvalidRequest(
             f"{where}.content must be a string or a list of parts.", param="messages"
         )
-    parts = [{"type": "text", "text": part} if isinstance(part, str) else part for part in content]
-    if takes_parts:
-        return parts
-    return "\n".join(_part_text(f"{where}.content[{k}]", part) for k, part in enumerate(parts))
+    return content if "string" in forms or not forms else [text_part(content)]
+
+
+def _prepare_call(call: Any, form: CallFormat) -> Any:
+    """A call with its arguments as the template reads them."""
+    if not isinstance(call, dict) or not isinstance(call.get("function"), dict):
+        return call
+    function = call["function"]
+    arguments = function.get("arguments")
+    if not form.arguments_as_text:
+        arguments = _arguments_object(arguments)
+    elif not isinstance(arguments, str) or arguments.strip() in ("", "null"):
+        arguments = json.dumps(_arguments_object(arguments), ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _arguments_object(arguments: Any) -> dict[str, Any]:
+    """Arguments as an object; what is none, or was cut off, stands in it under one name."""
+    value = arguments
+    if isinstance(arguments, str):
+        try:
+            value = plain_value(json.loads(arguments), "messages") if arguments.strip() else None
+        except (ValueError, RecursionError, InvalidRequest):
+            value = arguments
+    if value is None:
+        return {}
+    return value if isinstance(value, dict) else {"arguments": value}
 
 
 def _part_text(where: str, part: Any) -> str:

@@ -254,7 +254,7 @@ def _chat(
     continued = continue_final_message if isinstance(continue_final_message, str) else "content"
     return _Chat(
         template=template,
-        messages=prepare_messages(messages, template, content_format),
+        messages=prepare_messages(messages, template.source, content_format),
         inputs=inputs,
         named_tokens=tokenizer.settings.named_tokens,
         continued=continued if continue_final_message else "",

@@ -27,7 +27,6 @@ from engine.text.jinja_limits import DEFAULT_LIMITS, RenderLimits
 
 MAX_TEMPLATE_CHARS = 512 * 1024
 CACHED_TEMPLATES = 64
-_TYPE_TESTS = frozenset(("string", "iterable", "sequence", "mapping"))
 
 
 class _GenerationTag(Extension):
@@ -152,18 +151,10 @@ _ENVIRONMENT = _environment()
 
 @dataclass(frozen=True, slots=True)
 class ChatTemplate:
-    """A compiled chat template.
-
-    Attributes:
-        source: its text.
-        iterates_content: it reads a message's content as a list of parts.
-        tests_content: it asks what type something has, so both strings and lists are welcome.
-    """
+    """A compiled chat template and its source."""
 
     source: str
     compiled: jinja2.Template
-    iterates_content: bool
-    tests_content: bool
 
     def render(self, context: Mapping[str, Any], allowed: RenderLimits = DEFAULT_LIMITS) -> str:
         """The text for `context`.
@@ -212,7 +203,6 @@ def compile_template(source: str) -> ChatTemplate:
             param="chat_template",
         )
     try:
-        tree = _ENVIRONMENT.parse(source)
         metered = limits.StepCounter().visit(_ENVIRONMENT.parse(source))
         compiled = _ENVIRONMENT.from_string(metered)
     except jinja2.TemplateSyntaxError as error:
@@ -224,21 +214,4 @@ def compile_template(source: str) -> ChatTemplate:
         raise InvalidRequest(
             "The chat template is nested too deeply.", param="chat_template"
         ) from error
-    return ChatTemplate(
-        source=source,
-        compiled=compiled,
-        iterates_content=any(map(_loops_over_content, tree.find_all(nodes.For))),
-        tests_content=any(test.name in _TYPE_TESTS for test in tree.find_all(nodes.Test)),
-    )
-
-
-def _loops_over_content(loop: nodes.For) -> bool:
-    """Whether a loop goes over `message.content`, `message['content']` or a variable `content`."""
-    target: nodes.Node | None = loop.iter
-    while isinstance(target, nodes.Filter):
-        target = target.node
-    if isinstance(target, nodes.Getattr):
-        return target.attr == "content"
-    if isinstance(target, nodes.Getitem):
-        return isinstance(target.arg, nodes.Const) and target.arg.value == "content"
-    return isinstance(target, nodes.Name) and target.name == "content"
+    return ChatTemplate(source, compiled)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -32,15 +31,13 @@ def template_messages(messages: Sequence[Message], template: str) -> list[Messag
     """The client's (checked) messages, adapted to what the template can read.
 
     OpenAI's newer role "developer" is "system" to templates that don't know it; its oldest way to
-    call, `function_call` and the role "function", becomes today's. A call's arguments are JSON text
-    in OpenAI's format; templates want the object, unless they test for text.
+    call, `function_call` and the role "function", becomes today's.
     """
     knows_developer = "developer" in template
-    takes_text = "is string" in template
-    return [_adapt_message(message, knows_developer, takes_text) for message in messages]
+    return [_adapt_message(message, knows_developer) for message in messages]
 
 
-def _adapt_message(message: Message, knows_developer: bool, takes_text: bool) -> Message:
+def _adapt_message(message: Message, knows_developer: bool) -> Message:
     changes: Message = {}
     if message["role"] == "developer" and not knows_developer:
         changes["role"] = "system"
@@ -49,7 +46,7 @@ def _adapt_message(message: Message, knows_developer: bool, takes_text: bool) ->
     calls = message.get("tool_calls") or _as_tool_calls(message)
     calls = [to_function_call(call) if call.get("type") == "custom" else call for call in calls]
     if calls:
-        changes["tool_calls"] = calls if takes_text else [_with_object(call) for call in calls]
+        changes["tool_calls"] = calls
     content = message.get("content")
     if content is None and not calls:
         changes["content"] = ""
@@ -70,15 +67,6 @@ def _text_part(part: str | Message) -> str | Message:
     if isinstance(part, str) or part["type"] == "text":
         return part
     return {"type": "text", "text": part[TEXT_PARTS[part["type"]]]}
-
-
-def _with_object(call: Message) -> Message:
-    function = call["function"]
-    try:
-        arguments = json.loads(function["arguments"])
-    except (ValueError, RecursionError):
-        return call  # what a model once wrote wrongly is shown to it as it was
-    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def move_system_messages_first(messages: Sequence[Message], tokenizer: Tokenizer) -> list[Message]:

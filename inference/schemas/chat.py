@@ -56,12 +56,12 @@ class ContentPart(BaseModel):
 
 
 class CalledFunction(BaseModel):
-    """A call's function: its name, and its arguments as JSON text."""
+    """A call's function: its name, and its arguments as JSON text (also taken: an object, null)."""
 
     model_config = ConfigDict(strict=True)
 
     name: str
-    arguments: str
+    arguments: str | dict[str, Any] | None = None
 
 
 class ToolCall(BaseModel):

@@ -190,17 +190,6 @@ async def test_a_folder_that_is_not_shared_is_the_servers_fault(tmp_path: Path) 
         await TokenizerCache().get("acme", str(tmp_path / "nowhere"))
 
 
-def test_arguments_of_calls_become_objects_unless_the_template_reads_text() -> None:
-    call = {"id": "c", "function": {"name": "f", "arguments": '{"a": 1}'}}
-    broken = {"id": "d", "function": {"name": "f", "arguments": "{oops"}}
-    messages = [{"role": "assistant", "tool_calls": [call, broken]}]
-    (adapted,) = template_messages(messages, "{{ tool_calls }}")
-    assert adapted["tool_calls"][0]["function"]["arguments"] == {"a": 1}
-    assert adapted["tool_calls"][1] == broken
-    assert template_messages(messages, "{% if x is string %}") == messages
-    assert call["function"]["arguments"] == '{"a": 1}', "the client's own stay as they were"
-
-
 def test_developers_speak_as_the_system_to_older_templates() -> None:
     messages = [{"role": "developer", "content": "x"}]
     assert template_messages(messages, "")[0]["role"] == "system"
