@@ -77,7 +77,7 @@ from inference.api.vllm_compat import (
     LoadAdapterView,
     UnloadAdapterView,
 )
-from inference.openapi.document import OpenApiView
+from inference.openapi import OpenApiView
 
 urlpatterns = [
     path("v1/load_lora_adapter", LoadAdapterView.as_view()),

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 from django.http.response import HttpResponseBase
+from drf_spectacular.utils import OpenApiParameter
 from pydantic import BaseModel, ConfigDict
 
 from common.db import run_in_db_thread
@@ -15,8 +16,9 @@ from engine.contract.errors import InvalidRequest, QuireError
 from inference.api.chat_output import ChatCompletionBuilder, ChatStreamWriter
 from inference.chat.turn import ChatSession, TurnDelta
 from inference.errors import UnsupportedField, as_quire_error
+from inference.schemas import objects
 from inference.schemas.base import Metadata, rename_error_field
-from inference.schemas.chat import ChatRequest
+from inference.schemas.chat import ChatBatchRequest, ChatRequest
 from inference.serving.respond import (
     add_headers,
     add_orca_header,
@@ -29,6 +31,7 @@ from inference.serving.respond import (
 )
 from inference.serving.stream import EventWriter
 from inference.settings import gateway_settings
+from inference.web.endpoint_schema import IDEMPOTENCY_KEY, PAGE_PARAMETERS, Endpoint, EndpointSchema
 from inference.web.report_threads import in_report_thread
 from inference.web.responses import (
     JSON_OR_EVENTS,
@@ -64,6 +67,12 @@ _encode = msgspec.json.Encoder().encode
 class ChatBatchView(GatewayView):
     """Answers a list of conversations with the same settings."""
 
+    schema = EndpointSchema(
+        "Chat",
+        post=Endpoint(
+            "Answer several conversations at once", objects.ChatCompletion, ChatBatchRequest
+        ),
+    )
     generates = True
     queues_for_model = True
 
@@ -245,6 +254,7 @@ class ChatCompletionsView(GatewayView):
 
 _PAIR = re.compile(r"metadata\[(.{1,64})\]")
 MAX_METADATA_PAIRS = 16
+_METADATA_FILTER = {"type": "object", "additionalProperties": {"type": "string"}}
 
 
 def completion_object(row: StoredCompletion) -> dict[str, Any]:
@@ -263,6 +273,26 @@ class CompletionUpdate(BaseModel):
 class StoredCompletionsView(ChatCompletionsView):
     """Make a chat completion, list those that are kept."""
 
+    schema = EndpointSchema(
+        "Chat",
+        get=Endpoint(
+            "List stored answers",
+            objects.ChatCompletionPage,
+            parameters=(
+                *PAGE_PARAMETERS,
+                OpenApiParameter("model", str, description="Those of this model."),
+                OpenApiParameter("metadata", _METADATA_FILTER, style="deepObject", explode=True),
+            ),
+            operation_id="v1_chat_completions_list",
+        ),
+        post=Endpoint(
+            "Answer a conversation",
+            objects.ChatCompletion,
+            ChatRequest,
+            streams=True,
+            parameters=(IDEMPOTENCY_KEY,),
+        ),
+    )
     call_cost = LIST_COST
 
     async def get(self, request: GatewayRequest) -> HttpResponseBase:
@@ -307,6 +337,18 @@ def _parse_metadata_query(request: GatewayRequest) -> dict[str, str]:
 class StoredCompletionView(GatewayView):
     """One stored completion."""
 
+    schema = EndpointSchema(
+        "Chat",
+        get=Endpoint("Read a stored answer", objects.ChatCompletion),
+        post=Endpoint(
+            "Change a stored answer's metadata",
+            objects.ChatCompletion,
+            CompletionUpdate,
+            operation_id="v1_chat_completions_update",
+        ),
+        delete=Endpoint("Delete a stored answer", objects.Deleted),
+    )
+
     async def get(self, request: GatewayRequest, completion_id: str) -> HttpResponseBase:
         """As it was answered."""
         row = await run_in_db_thread(access_completion, request.caller, completion_id)
@@ -332,6 +374,13 @@ class StoredCompletionView(GatewayView):
 
 class CompletionMessagesView(GatewayView):
     """What a stored completion was the answer to."""
+
+    schema = EndpointSchema(
+        "Chat",
+        get=Endpoint(
+            "List the messages of a stored answer", objects.ItemPage, parameters=PAGE_PARAMETERS
+        ),
+    )
 
     async def get(self, request: GatewayRequest, completion_id: str) -> HttpResponseBase:
         """Its messages, the first one first."""

@@ -33,10 +33,12 @@ from inference.rendering.prompts import (
 )
 from inference.request.context import RequestContext
 from inference.request.job import Job, ResolvedModel
+from inference.schemas import objects
 from inference.schemas.completions import CompletionRequest
 from inference.schemas.sampling import OutputConstraint
 from inference.serving.respond import DONE, add_orca_header, parse_offloaded, respond
 from inference.serving.stream import ChunkEncoder, EventWriter
+from inference.web.endpoint_schema import IDEMPOTENCY_KEY, Endpoint, EndpointSchema
 from inference.web.responses import JSON_OR_EVENTS
 from inference.web.views import GatewayRequest, GatewayView
 
@@ -259,6 +261,16 @@ class CompletionStreamWriter(EventWriter[OutputDelta]):
 class CompletionsView(GatewayView):
     """Completes prompts, in one answer or as a stream."""
 
+    schema = EndpointSchema(
+        "Completions",
+        post=Endpoint(
+            "Complete a prompt",
+            objects.Completion,
+            CompletionRequest,
+            streams=True,
+            parameters=(IDEMPOTENCY_KEY,),
+        ),
+    )
     generates = True
     queues_for_model = supports_load_shedding = True
     renderer_classes = JSON_OR_EVENTS

@@ -12,7 +12,9 @@ from common.db import run_in_db_thread
 from engine.contract.errors import InvalidRequest
 from inference.api.responses.conversion import Messages, to_stored_items
 from inference.api.responses.schemas import InputItem
+from inference.schemas import objects
 from inference.schemas.base import BatchMetadata
+from inference.web.endpoint_schema import IDEMPOTENCY_KEY, PAGE_PARAMETERS, Endpoint, EndpointSchema
 from inference.web.report_threads import in_report_thread
 from inference.web.responses import list_response, parse_page_query
 from inference.web.views import GatewayRequest, GatewayView, json_response
@@ -95,6 +97,16 @@ def _item(row: ConversationItem) -> dict[str, Any]:
 class ConversationsView(GatewayView):
     """Begin a conversation."""
 
+    schema = EndpointSchema(
+        "Conversations",
+        post=Endpoint(
+            "Create a conversation",
+            objects.ConversationObject,
+            NewConversation,
+            parameters=(IDEMPOTENCY_KEY,),
+        ),
+    )
+
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """A new one."""
         body = self.read_json(request) if request.body else {}
@@ -110,6 +122,18 @@ class ConversationsView(GatewayView):
 
 class ConversationView(GatewayView):
     """One conversation."""
+
+    schema = EndpointSchema(
+        "Conversations",
+        get=Endpoint("Read a conversation's metadata", objects.ConversationObject),
+        post=Endpoint(
+            "Change a conversation's metadata",
+            objects.ConversationObject,
+            ConversationChange,
+            operation_id="v1_conversations_update",
+        ),
+        delete=Endpoint("Delete a conversation", objects.Deleted),
+    )
 
     async def get(self, request: GatewayRequest, conversation_id: str) -> HttpResponseBase:
         """What it is; its items are listed apart."""
@@ -138,6 +162,17 @@ class ConversationView(GatewayView):
 
 class ConversationItemsView(GatewayView):
     """A conversation's items."""
+
+    schema = EndpointSchema(
+        "Conversations",
+        get=Endpoint(
+            "List a conversation's items",
+            objects.ItemPage,
+            parameters=PAGE_PARAMETERS,
+            operation_id="v1_conversations_items_list",
+        ),
+        post=Endpoint("Add items to a conversation", objects.ItemPage, NewItems),
+    )
 
     async def get(self, request: GatewayRequest, conversation_id: str) -> HttpResponseBase:
         """A page of them, the last one first."""
@@ -169,6 +204,12 @@ class ConversationItemsView(GatewayView):
 
 class ConversationItemView(GatewayView):
     """One item."""
+
+    schema = EndpointSchema(
+        "Conversations",
+        get=Endpoint("Read an item", objects.ConversationItem),
+        delete=Endpoint("Delete an item", objects.ConversationObject),
+    )
 
     async def get(
         self, request: GatewayRequest, conversation_id: str, item_id: str

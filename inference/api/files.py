@@ -15,12 +15,15 @@ from django.http import HttpRequest, StreamingHttpResponse
 from django.http.multipartparser import MultiPartParserError
 from django.http.response import HttpResponseBase
 from django.utils.http import content_disposition_header
+from drf_spectacular.types import OpenApiTypes
 
 from common.db import run_in_db_thread, run_in_file_thread
 from common.errors import NotFound
 from engine.contract.errors import InvalidRequest
 from inference.errors import PayloadTooLarge, UnsupportedMediaType
+from inference.schemas import objects
 from inference.settings import gateway_settings
+from inference.web.endpoint_schema import PAGE_PARAMETERS, Endpoint, EndpointSchema
 from inference.web.report_threads import in_report_thread
 from inference.web.responses import (
     JSON_ONLY,
@@ -144,9 +147,29 @@ def file_object(row: StoredFile) -> dict[str, Any]:
     }
 
 
+_FORM: dict[str, Any] = {
+    "type": "object",
+    "required": ["file", "purpose"],
+    "additionalProperties": False,
+    "properties": {
+        "file": {"type": "string", "format": "binary", "minLength": 1},
+        "purpose": {"type": "string", "enum": ["batch"]},
+        "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
+        "expires_after[seconds]": {"type": "integer", "minimum": 3600, "maximum": 2_592_000},
+    },
+}
+
+
 class FilesView(GatewayView):
     """Upload a file, list files."""
 
+    schema = EndpointSchema(
+        "Files",
+        get=Endpoint(
+            "List files", objects.FilePage, parameters=PAGE_PARAMETERS, operation_id="v1_files_list"
+        ),
+        post=Endpoint("Upload a file", objects.StoredFileObject, {"multipart/form-data": _FORM}),
+    )
     call_cost = LIST_COST
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
@@ -189,6 +212,12 @@ def _listed(caller: Caller, asked: PageQuery, purpose: str | None) -> bytes:
 class FileView(GatewayView):
     """One file."""
 
+    schema = EndpointSchema(
+        "Files",
+        get=Endpoint("Read a file's facts", objects.StoredFileObject),
+        delete=Endpoint("Delete a file", objects.Deleted, responses={409: objects.ErrorAnswer}),
+    )
+
     async def get(self, request: GatewayRequest, file_id: str) -> HttpResponseBase:
         """What it is."""
         row = await run_in_db_thread(access_file, request.caller, file_id)
@@ -203,6 +232,14 @@ class FileView(GatewayView):
 class FileContentView(GatewayView):
     """A file's bytes."""
 
+    schema = EndpointSchema(
+        "Files",
+        get=Endpoint(
+            "Download a file",
+            OpenApiTypes.BINARY,
+            media_types={"application/octet-stream": OpenApiTypes.BINARY},
+        ),
+    )
     renderer_classes = (BinaryRenderer, ApplicationBinaryRenderer, *JSON_ONLY)
 
     async def get(self, request: GatewayRequest, file_id: str) -> HttpResponseBase:

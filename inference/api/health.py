@@ -18,6 +18,7 @@ import msgspec
 from django.conf import settings
 from django.http import HttpResponse
 from django.http.response import HttpResponseBase
+from drf_spectacular.types import OpenApiTypes
 from prometheus_client import CONTENT_TYPE_LATEST
 from redis.exceptions import RedisError
 
@@ -28,8 +29,10 @@ from inference.engine_client.fleet import Replica
 from inference.errors import Overloaded
 from inference.metrics.exposition import exposition, published
 from inference.metrics.flusher import flush, metrics_key
+from inference.schemas import objects
 from inference.settings import gateway_settings
 from inference.web.authentication import has_monitoring_access, require_monitoring_access
+from inference.web.endpoint_schema import Endpoint, EndpointSchema
 from inference.web.responses import JSON_ONLY, PlainTextRenderer
 from inference.web.views import GatewayRequest, GatewayView, json_response
 
@@ -56,6 +59,7 @@ def _version_in_clone() -> str:
 class VersionView(GatewayView):
     """The version of Quire."""
 
+    schema = EndpointSchema("Service", get=Endpoint("The version", objects.Version))
     public = True
 
     async def get(self, request: GatewayRequest) -> HttpResponseBase:
@@ -66,6 +70,15 @@ class VersionView(GatewayView):
 class MetricsView(GatewayView):
     """Prometheus text about the installation, the same from every gateway; for insiders alone."""
 
+    schema = EndpointSchema(
+        "Service",
+        get=Endpoint(
+            "Figures for Prometheus",
+            OpenApiTypes.STR,
+            media_types={"text/plain": OpenApiTypes.STR},
+            responses=dict.fromkeys((401, 403, 429), objects.ErrorAnswer),
+        ),
+    )
     public = True  # no tenant's key is asked for; see `require_monitoring_access`
     renderer_classes = (PlainTextRenderer, *JSON_ONLY)
 
@@ -157,6 +170,12 @@ def _unhealthy_reason(replicas: list[Replica]) -> str:
 class HealthView(GatewayView):
     """200 when every served model can be asked, else 503. Insiders read why, and of which model."""
 
+    schema = EndpointSchema(
+        "Service",
+        get=Endpoint(
+            "Whether all models can answer", objects.Health, responses={503: objects.Health}
+        ),
+    )
     public = True
 
     async def get(self, request: GatewayRequest) -> HttpResponseBase:
@@ -198,6 +217,11 @@ def data_folders() -> list[Path]:
 class PingView(GatewayView):
     """Whether this process answers; says nothing about engines."""
 
+    schema = EndpointSchema(
+        "Service",
+        get=Endpoint("Whether this gateway answers", objects.Status),
+        post=Endpoint("Whether this gateway answers", objects.Status),
+    )
     public = True
 
     async def get(self, request: GatewayRequest) -> HttpResponseBase:

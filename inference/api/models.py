@@ -14,6 +14,8 @@ from adapters.cards import access_models, access_target
 from catalog.access import ModelCard
 from inference.api.anthropic.errors import anthropic_error
 from inference.engine_client.client import get_engine_client
+from inference.schemas import objects
+from inference.web.endpoint_schema import Endpoint, EndpointSchema
 from inference.web.views import GatewayRequest, GatewayView, NotFoundView, json_response
 
 # -- What clients of OpenAI's and of Anthropic's both ask for: `/v1/models`, and what isn't there.
@@ -90,6 +92,9 @@ def model_object(card: ModelCard) -> dict[str, Any]:
 class ModelsView(DualFormatView):
     """The models that the caller may use."""
 
+    schema = EndpointSchema(
+        "Models", get=Endpoint("List models", objects.ModelList, operation_id="v1_models_list")
+    )
     required_scope = "models:read"
 
     async def get(self, request: GatewayRequest) -> HttpResponseBase:
@@ -103,6 +108,7 @@ class ModelsView(DualFormatView):
 class ModelView(DualFormatView):
     """One model."""
 
+    schema = EndpointSchema("Models", get=Endpoint("Read a model's facts", objects.Model))
     required_scope = "models:read"
 
     async def get(self, request: GatewayRequest, model: str) -> HttpResponseBase:

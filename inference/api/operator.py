@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from django.http.response import HttpResponseBase
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import OpenApiParameter
 from pydantic import BaseModel, ConfigDict, Field
 
 from common.errors import NotFound
@@ -17,7 +19,9 @@ from inference.api.health import version
 from inference.engine_client.client import EngineClient, get_engine_client
 from inference.engine_client.fleet import Replica
 from inference.generation.model_resolution import resolve_model
+from inference.schemas import objects
 from inference.settings import GatewaySettings
+from inference.web.endpoint_schema import Endpoint, EndpointSchema
 from inference.web.views import GatewayRequest, GatewayView, json_response
 
 _encode = msgspec.json.Encoder().encode
@@ -35,8 +39,36 @@ class OperatorView(GatewayView):
     required_scope = "operator"
 
 
+MODEL_PARAMETER = OpenApiParameter("model", str, description="Limit to this model's replicas.")
+
+
+def command_endpoint(summary: str, request: Any = None, *parameters: OpenApiParameter) -> Endpoint:
+    """A command to the replicas of all models or of one."""
+    return Endpoint(
+        summary,
+        objects.CommandResult,
+        request,
+        parameters=(*parameters, MODEL_PARAMETER),
+        responses={503: objects.CommandResult},
+    )
+
+
 class ResetPrefixCacheView(OperatorView):
     """Forgets every prefix that replicas keep; none of them while a request uses any."""
+
+    schema = EndpointSchema(
+        "Operator",
+        post=command_endpoint(
+            "Empty the prefix caches",
+            None,
+            OpenApiParameter(
+                "reset_running_requests",
+                bool,
+                default=False,
+                description="Requests that run compute theirs anew.",
+            ),
+        ),
+    )
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """What each replica said; 503 unless all have done it.
@@ -54,6 +86,10 @@ class ResetPrefixCacheView(OperatorView):
 
 class ResetOtherCacheView(OperatorView):
     """Forgets what encoders made of images and sounds: models take text alone, so nothing."""
+
+    schema = EndpointSchema(
+        "Operator", post=Endpoint("Does nothing: there is no such cache", objects.CommandResult)
+    )
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """Done at once: there is no such cache."""
@@ -121,6 +157,10 @@ async def _send_command(
 class LoadView(OperatorView):
     """How busy the replicas are."""
 
+    schema = EndpointSchema(
+        "Operator", get=Endpoint("How many requests run and wait", objects.Load)
+    )
+
     async def get(self, request: GatewayRequest) -> HttpResponseBase:
         """`server_load`: requests that run or wait, over all replicas as last heard, with what this
         gateway gave them since.
@@ -153,6 +193,8 @@ def _shown(settings: GatewaySettings) -> dict[str, Any]:
 class ServerInfoView(OperatorView):
     """What runs here."""
 
+    schema = EndpointSchema("Operator", get=Endpoint("Settings and replicas", objects.ServerInfo))
+
     async def get(self, request: GatewayRequest) -> HttpResponseBase:
         """Version, this gateway's settings, each replica with its model."""
         client = get_engine_client()
@@ -184,6 +226,15 @@ MAX_IDS = 10_000
 class PauseView(OperatorView):
     """Has replicas take nothing new, or stand still."""
 
+    schema = EndpointSchema(
+        "Operator",
+        post=command_endpoint(
+            "Pause replicas",
+            None,
+            OpenApiParameter("mode", str, enum=list(PAUSE_MODES), default="abort"),
+        ),
+    )
+
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """`?mode=abort` (the default), `wait` or `keep`; `&model=` for one model's replicas."""
         mode = request.GET.get("mode", PAUSE_MODES[0])
@@ -199,6 +250,8 @@ class PauseView(OperatorView):
 class ResumeView(OperatorView):
     """Has paused replicas go on."""
 
+    schema = EndpointSchema("Operator", post=command_endpoint("Resume replicas"))
+
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """`?model=` for one model's replicas alone."""
         replicas = await target_replicas(request)
@@ -207,6 +260,13 @@ class ResumeView(OperatorView):
 
 class IsPausedView(OperatorView):
     """Who is paused."""
+
+    schema = EndpointSchema(
+        "Operator",
+        get=Endpoint(
+            "Whether any replica is paused", objects.IsPaused, parameters=(MODEL_PARAMETER,)
+        ),
+    )
 
     async def get(self, request: GatewayRequest) -> HttpResponseBase:
         """`is_paused`: whether any replica is; and each of them, as last heard."""
@@ -227,6 +287,8 @@ class AbortBody(BaseModel):
 
 class AbortRequestsView(OperatorView):
     """Ends requests that run or wait."""
+
+    schema = EndpointSchema("Operator", post=command_endpoint("Abort requests", AbortBody))
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """Their outputs end with the reason "abort"."""
@@ -251,6 +313,8 @@ PATHS = ("vocab_file", "merges_file", "name_or_path")
 class StartProfileView(OperatorView):
     """Begins a profile of what replicas compute."""
 
+    schema = EndpointSchema("Operator", post=command_endpoint("Start a profile"))
+
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """`?model=` for one model's replicas alone."""
         replicas = await target_replicas(request)
@@ -261,6 +325,10 @@ class StartProfileView(OperatorView):
 
 class StopProfileView(OperatorView):
     """Ends it."""
+
+    schema = EndpointSchema(
+        "Operator", post=command_endpoint("Stop the profile and write the trace")
+    )
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """Each replica's `detail` is the file with its trace, on its own machine."""
@@ -284,6 +352,10 @@ class RpcBody(BaseModel):
 class CollectiveRpcView(OperatorView):
     """Has all replicas run a method."""
 
+    schema = EndpointSchema(
+        "Operator", post=command_endpoint("Run a method on all replicas", RpcBody)
+    )
+
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """What each replica said."""
         body = RpcBody.model_validate(self.read_json(request))
@@ -295,6 +367,13 @@ class CollectiveRpcView(OperatorView):
 
 class TokenizerInfoView(OperatorView):
     """What a model's tokenizer files say."""
+
+    schema = EndpointSchema(
+        "Operator",
+        get=Endpoint(
+            "Read a tokenizer's configuration", OpenApiTypes.OBJECT, parameters=(MODEL_PARAMETER,)
+        ),
+    )
 
     async def get(self, request: GatewayRequest) -> HttpResponseBase:
         """`tokenizer_config.json` with the chat template in use, of `?model=`."""
@@ -317,6 +396,15 @@ SLEEP_TIMEOUT_S = 300.0
 class SleepView(OperatorView):
     """Has replicas give their memory back."""
 
+    schema = EndpointSchema(
+        "Operator",
+        post=command_endpoint(
+            "Put replicas to sleep to free their memory",
+            None,
+            OpenApiParameter("level", int, enum=list(SLEEP_LEVELS), default=1),
+        ),
+    )
+
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """`?level=1` (weights go to host memory) or 2; `&model=` for one model's replicas alone."""
         level = request.GET.get("level", "1")
@@ -329,6 +417,15 @@ class SleepView(OperatorView):
 
 class WakeUpView(OperatorView):
     """Has replicas take their memory again."""
+
+    schema = EndpointSchema(
+        "Operator",
+        post=command_endpoint(
+            "Wake replicas up",
+            None,
+            OpenApiParameter("tags", str, enum=list(SLEEP_TAGS), many=True),
+        ),
+    )
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """`?tags=weights&tags=kv_cache`, all by default; `&model=` as in `SleepView`."""
@@ -346,6 +443,13 @@ class WakeUpView(OperatorView):
 
 class IsSleepingView(OperatorView):
     """Who sleeps."""
+
+    schema = EndpointSchema(
+        "Operator",
+        get=Endpoint(
+            "Whether any replica sleeps", objects.IsSleeping, parameters=(MODEL_PARAMETER,)
+        ),
+    )
 
     async def get(self, request: GatewayRequest) -> HttpResponseBase:
         """`is_sleeping`: whether any replica does; and each of them."""

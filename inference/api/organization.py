@@ -15,9 +15,13 @@ import msgspec
 from django.conf import settings
 from django.http import HttpResponse, QueryDict
 from django.http.response import HttpResponseBase
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import OpenApiParameter
 from rest_framework.renderers import JSONRenderer
 
 from engine.contract.errors import InvalidRequest
+from inference.schemas import objects
+from inference.web.endpoint_schema import Endpoint, EndpointSchema
 from inference.web.report_threads import in_report_thread
 from inference.web.responses import EventStreamRenderer
 from inference.web.views import LIST_COST, GatewayRequest, GatewayView, json_response
@@ -179,6 +183,28 @@ class CsvRenderer(EventStreamRenderer):
     format = "csv"
 
 
+def report_schema(summary: str, widths: Sequence[str], groups: Sequence[str]) -> EndpointSchema:
+    """A report over buckets of time."""
+    repeated: dict[str, Any] = {"many": True, "style": "form", "explode": True}
+    filters = ("project_ids", "user_ids", "api_key_ids", "models")
+    endpoint = Endpoint(
+        summary,
+        objects.Report,
+        parameters=(
+            OpenApiParameter("start_time", int, required=True, description="Unix time."),
+            OpenApiParameter("end_time", int, description="Unix seconds, exclusive."),
+            OpenApiParameter("bucket_width", str, enum=list(widths), default="1d"),
+            OpenApiParameter("group_by", str, enum=list(groups), **repeated),
+            *(OpenApiParameter(name, str, **repeated) for name in filters),
+            OpenApiParameter("limit", int, description="Buckets on a page."),
+            OpenApiParameter("page", str, description="`next_page` of the last answer."),
+            OpenApiParameter("format", str, enum=["json", "csv"], default="json"),
+        ),
+        media_types={"text/csv": OpenApiTypes.STR},
+    )
+    return EndpointSchema("Organization", get=endpoint)
+
+
 class ReportView(GatewayView):
     """A report over buckets of time. A key sees its tenant; one with operator scope sees all."""
 
@@ -253,6 +279,9 @@ class ReportView(GatewayView):
 class CompletionsUsageView(ReportView):
     """Tokens of all endpoints that generate."""
 
+    schema = report_schema(
+        "Sum up the usage of generating endpoints", ReportView.widths, ReportView.groups
+    )
     pooling = False
 
     def result(self, sums: UsageTotals) -> dict[str, Any]:
@@ -284,6 +313,9 @@ class CompletionsUsageView(ReportView):
 class EmbeddingsUsageView(ReportView):
     """Tokens of all endpoints that embed, score or classify."""
 
+    schema = report_schema(
+        "Sum up the usage of pooling endpoints", ReportView.widths, ReportView.groups
+    )
     pooling = True
 
     def result(self, sums: UsageTotals) -> dict[str, Any]:
@@ -309,6 +341,7 @@ class CostsView(ReportView):
 
     groups = ("project_id", "user_id", "line_item", "api_key_id", "adapter")
     widths = ("1d",)
+    schema = report_schema("Sum up costs", widths, groups)
     pages: ClassVar[dict[str, tuple[int, int]]] = {"1d": COST_PAGE}
 
     def result(self, sums: UsageTotals) -> dict[str, Any]:

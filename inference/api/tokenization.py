@@ -19,6 +19,7 @@ from inference.api.completions import completion_job
 from inference.api.responses.conversation import load_conversation
 from inference.api.responses.conversion import chat_request as chat_of_response
 from inference.api.responses.conversion import rename_error_fields as in_responses_words
+from inference.api.responses.schemas import ResponsesRequest
 from inference.api.responses.views import parse_request
 from inference.api.tokens import SAMPLING
 from inference.chat.job import build_chat_job, prompt_token_ids
@@ -27,11 +28,13 @@ from inference.generation.model_resolution import resolve_model
 from inference.rendering.prompts import checked_token_ids, text_token_ids
 from inference.request.context import RequestContext
 from inference.request.job import Job, ResolvedModel
+from inference.schemas import objects
 from inference.schemas.base import GenerateRequest, ModelName, RejectedRequest, StrictRequest
 from inference.schemas.chat import ChatRequest, Messages
 from inference.schemas.completions import CompletionRequest
 from inference.schemas.tools import Tools
 from inference.serving.respond import parse, parse_offloaded, set_ignored_fields_header
+from inference.web.endpoint_schema import Endpoint, EndpointSchema
 from inference.web.views import GatewayRequest, GatewayView, json_response
 
 _encode = msgspec.json.Encoder().encode
@@ -90,6 +93,10 @@ async def rendered_chat(chat: ChatRequest, ctx: RequestContext) -> dict[str, Any
 class ChatRenderView(GatewayView):
     """A chat completion's prompt."""
 
+    schema = EndpointSchema(
+        "Tokens", post=Endpoint("See a conversation's tokens", objects.Rendered, ChatRequest)
+    )
+
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """Its token ids and parameters."""
         chat = await parse_offloaded(request.ctx, ChatRequest, self.read_json(request))
@@ -101,6 +108,10 @@ class ChatRenderView(GatewayView):
 
 class CompletionRenderView(GatewayView):
     """A completion's prompts."""
+
+    schema = EndpointSchema(
+        "Tokens", post=Endpoint("See a prompt's tokens", objects.RenderedPrompts, CompletionRequest)
+    )
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """Token ids and parameters of each."""
@@ -115,6 +126,10 @@ class CompletionRenderView(GatewayView):
 
 class ResponseRenderView(GatewayView):
     """A response's prompt."""
+
+    schema = EndpointSchema(
+        "Tokens", post=Endpoint("See an input's tokens", objects.Rendered, ResponsesRequest)
+    )
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """Its token ids and parameters."""
@@ -132,6 +147,10 @@ class ResponseRenderView(GatewayView):
 
 class MessagesRenderView(AnthropicView):
     """A message's prompt."""
+
+    schema = EndpointSchema(
+        "Tokens", post=Endpoint("See a conversation's tokens", objects.Rendered, MessagesRequest)
+    )
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """Its token ids and parameters."""
@@ -205,6 +224,11 @@ class DetokenizeRequest(StrictRequest):
 class TokenizeView(GatewayView):
     """Token ids of a text or a chat, as generation would see them."""
 
+    schema = EndpointSchema(
+        "Tokens",
+        post=Endpoint("Turn text or a conversation into tokens", objects.Tokens, TokenizeRequest),
+    )
+
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """`{"count", "max_model_len", "tokens", "token_strs"}`."""
         body = self.read_json(request)
@@ -230,6 +254,10 @@ class TokenizeView(GatewayView):
 
 class DetokenizeView(GatewayView):
     """The text of token ids."""
+
+    schema = EndpointSchema(
+        "Tokens", post=Endpoint("Turn tokens into text", objects.Text, DetokenizeRequest)
+    )
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """`{"prompt": text}`."""

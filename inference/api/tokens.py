@@ -24,6 +24,7 @@ from inference.generation.logprobs import (
 )
 from inference.generation.model_resolution import check_queue, resolve_model
 from inference.generation.output import Collected, OutputDelta, TokenEntry
+from inference.schemas import objects
 from inference.schemas.base import (
     GenerateRequest,
     ModelName,
@@ -36,6 +37,7 @@ from inference.schemas.completions import CompletionRequest
 from inference.schemas.sampling import SamplingFields
 from inference.serving.respond import DONE, parse, respond
 from inference.serving.stream import EventWriter
+from inference.web.endpoint_schema import IDEMPOTENCY_KEY, Endpoint, EndpointSchema
 from inference.web.responses import JSON_OR_EVENTS
 from inference.web.views import GatewayRequest, GatewayView
 
@@ -288,6 +290,16 @@ class TokensStreamWriter(EventWriter[OutputDelta]):
 class TokensView(GatewayView):
     """Goes on from token ids with token ids; nothing is tokenised and no template is applied."""
 
+    schema = EndpointSchema(
+        "Tokens",
+        post=Endpoint(
+            "Generate token ids from token ids",
+            objects.TokenGeneration,
+            TokensRequest,
+            streams=True,
+            parameters=(IDEMPOTENCY_KEY,),
+        ),
+    )
     generates = True
     queues_for_model = True
     renderer_classes = JSON_OR_EVENTS

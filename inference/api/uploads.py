@@ -13,8 +13,10 @@ from common.db import run_in_db_thread, run_in_file_thread
 from engine.contract.errors import InvalidRequest
 from inference.api.files import checked_purpose, file_object
 from inference.errors import PayloadTooLarge, UnsupportedMediaType
+from inference.schemas import objects
 from inference.schemas.base import OutputExpiresAfter
 from inference.settings import gateway_settings
+from inference.web.endpoint_schema import Endpoint, EndpointSchema
 from inference.web.views import GatewayRequest, GatewayView, json_response
 from storage.access import StoredUpload, UploadPart
 from storage.actions import add_part, cancel_upload, complete_upload, create_upload
@@ -68,6 +70,11 @@ def upload_object(row: StoredUpload) -> dict[str, Any]:
 class UploadsView(GatewayView):
     """Announce a file."""
 
+    schema = EndpointSchema(
+        "Files",
+        post=Endpoint("Announce a file that comes in parts", objects.UploadObject, UploadRequest),
+    )
+
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """A new upload, valid for an hour."""
         wanted = UploadRequest.model_validate(self.read_json(request))
@@ -88,8 +95,25 @@ class UploadsView(GatewayView):
         return json_response(_encode(upload_object(row)))
 
 
+_PART: dict[str, Any] = {
+    "type": "object",
+    "required": ["data"],
+    "additionalProperties": False,
+    "properties": {"data": {"type": "string", "format": "binary", "minLength": 1}},
+}
+
+
 class UploadPartsView(GatewayView):
     """A part's bytes."""
+
+    schema = EndpointSchema(
+        "Files",
+        post=Endpoint(
+            "Send a part of an upload",
+            objects.UploadPartObject,
+            {"multipart/form-data": _PART},
+        ),
+    )
 
     async def post(self, request: GatewayRequest, upload_id: str) -> HttpResponseBase:
         """Keep a part (multipart/form-data: `data`)."""
@@ -133,6 +157,11 @@ def _keep(request: GatewayRequest, upload_id: str) -> UploadPart:
 class UploadCompleteView(GatewayView):
     """The file of an upload's parts."""
 
+    schema = EndpointSchema(
+        "Files",
+        post=Endpoint("Make the file from its parts", objects.UploadObject, CompleteRequest),
+    )
+
     async def post(self, request: GatewayRequest, upload_id: str) -> HttpResponseBase:
         """Make it."""
         wanted = CompleteRequest.model_validate(self.read_json(request))
@@ -148,6 +177,8 @@ def _complete(request: GatewayRequest, upload_id: str, wanted: CompleteRequest) 
 
 class UploadCancelView(GatewayView):
     """The end of an upload."""
+
+    schema = EndpointSchema("Files", post=Endpoint("Cancel an upload", objects.UploadObject))
 
     async def post(self, request: GatewayRequest, upload_id: str) -> HttpResponseBase:
         """Forget its parts."""

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from django.http import HttpResponse
 from django.http.response import HttpResponseBase
+from drf_spectacular.types import OpenApiTypes
 from pydantic import BaseModel
 
 from adapters.cards import SEEN_WITHIN_S
@@ -32,10 +33,12 @@ from inference.generation.generation import Generation
 from inference.generation.logprobs import best_outputs
 from inference.generation.model_resolution import check_queue, resolve_model
 from inference.generation.output import OutputDelta
+from inference.schemas import objects
 from inference.schemas.base import rename_error_field
 from inference.schemas.completions import CompletionRequest
 from inference.serving.respond import parse_offloaded, respond
 from inference.serving.stream import EventWriter
+from inference.web.endpoint_schema import Endpoint, EndpointSchema
 from inference.web.responses import JSON_OR_EVENTS
 from inference.web.views import GatewayRequest, GatewayView
 
@@ -72,6 +75,16 @@ class UnloadBody(BaseModel):
 class LoadAdapterView(OperatorView):
     """Adds an adapter from a folder of the server's."""
 
+    schema = EndpointSchema(
+        "Operator",
+        post=Endpoint(
+            "Load a LoRA adapter for all tenants",
+            OpenApiTypes.STR,
+            LoadBody,
+            media_types={"text/plain": OpenApiTypes.STR},
+        ),
+    )
+
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """`{"lora_name", "lora_path"}`, perhaps `load_inplace` and `model`: which base."""
         body = self.read_json(request)
@@ -96,6 +109,16 @@ class LoadAdapterView(OperatorView):
 
 class UnloadAdapterView(OperatorView):
     """Takes an adapter's names away; the console brings it back."""
+
+    schema = EndpointSchema(
+        "Operator",
+        post=Endpoint(
+            "Unload a LoRA adapter",
+            OpenApiTypes.STR,
+            UnloadBody,
+            media_types={"text/plain": OpenApiTypes.STR},
+        ),
+    )
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """`{"lora_name"}`, perhaps `model`: which base."""
@@ -215,6 +238,15 @@ class _TextsWriter(EventWriter[OutputDelta]):
 class GenerateView(GatewayView):
     """Completes one prompt; sampling parameters stand beside it."""
 
+    schema = EndpointSchema(
+        "Completions",
+        post=Endpoint(
+            "Complete a prompt, as vLLM's oldest server does",
+            objects.Texts,
+            CompletionRequest,
+            media_types={"application/x-ndjson": OpenApiTypes.STR},
+        ),
+    )
     generates = True
     queues_for_model = True
     renderer_classes = JSON_OR_EVENTS
@@ -241,6 +273,15 @@ class GenerateView(GatewayView):
 class InvocationsView(GatewayView):
     """Any of the endpoints that answer at once, told by its fields."""
 
+    schema = EndpointSchema(
+        "Completions",
+        post=Endpoint(
+            "Call any endpoint, recognised by the fields",
+            OpenApiTypes.OBJECT,
+            OpenApiTypes.OBJECT,
+            streams=True,
+        ),
+    )
     generates = True
     renderer_classes = JSON_OR_EVENTS
 

@@ -10,7 +10,8 @@ from pydantic import BaseModel, ConfigDict, RootModel
 class ApiObject(BaseModel):
     """Fields that are named here are always there; more may come."""
 
-    model_config = ConfigDict(extra="allow", protected_namespaces=())
+    # Only the document needs them: a gateway starts without building their validators.
+    model_config = ConfigDict(extra="allow", protected_namespaces=(), defer_build=True)
 
 
 class ErrorDetail(ApiObject):

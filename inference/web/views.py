@@ -18,6 +18,7 @@ from typing import Any, ClassVar, cast
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.urls import Resolver404, resolve
+from pydantic import BaseModel
 from rest_framework.exceptions import MethodNotAllowed
 from rest_framework.renderers import BaseRenderer
 from rest_framework.views import APIView
@@ -35,6 +36,7 @@ from inference.request.context import (
     log_rejected_request,
     sanitize_request_id,
 )
+from inference.schemas.objects import ErrorAnswer
 from inference.settings import gateway_settings
 from inference.web.authentication import ApiKeyAuthentication, HasScope
 from inference.web.idempotency import IdempotencyKey, fingerprint
@@ -146,6 +148,8 @@ class GatewayView(APIView):
     streams_request_body: ClassVar[bool] = False
     #: How any exception becomes a response: OpenAI's envelope.
     render_error = staticmethod(error_response)
+    #: Its schema.
+    error_schema: ClassVar[type[BaseModel]] = ErrorAnswer
 
     async def dispatch(  # type: ignore[override]
         self, request: HttpRequest, *args: Any, **kwargs: Any

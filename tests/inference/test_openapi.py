@@ -17,7 +17,8 @@ import pytest
 from django.test import AsyncClient
 
 from inference import urls
-from inference.openapi.document import SUMMARIES, document, generate, is_described
+from inference.openapi import OpenApiView, document, generate
+from inference.web.views import NotFoundView
 from tests.inference import live
 from tests.inference.conftest import HIGH, LOW, Gateway
 from tests.inference.forms import upload
@@ -39,8 +40,10 @@ def test_the_snapshot_is_the_document() -> None:
 
 def test_every_endpoint_and_method_is_described() -> None:
     paths = document()["paths"]
-    for pattern in filter(is_described, urls.urlpatterns):
+    for pattern in urls.urlpatterns:
         view = pattern.callback.cls
+        if issubclass(view, (NotFoundView, OpenApiView)):
+            continue
         path = "/" + str(pattern.pattern).replace("<str:", "{").replace("<path:", "{")
         methods = {name for name in ("get", "post", "put", "delete") if hasattr(view, name)}
         described = paths[path.replace(">", "}")]
@@ -57,10 +60,6 @@ def test_groups_and_operations_say_what_they_are_for() -> None:
     assert groups[0] == "Chat"
     assert {tag for each in operations for tag in each["tags"]} == set(groups)
     assert all(each["summary"] for each in operations)
-    described = {
-        f"{method} {path}" for path, methods in made["paths"].items() for method in methods
-    }
-    assert described == SUMMARIES.keys()
 
 
 def answer_schema(path: str, method: str) -> dict[str, Any]:

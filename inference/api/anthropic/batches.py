@@ -18,6 +18,8 @@ from typing import IO, Annotated, Any
 import msgspec
 from django.http import StreamingHttpResponse
 from django.http.response import HttpResponseBase
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import OpenApiParameter
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from common.db import run_in_db_thread, run_in_file_thread
@@ -25,7 +27,9 @@ from common.errors import NotFound
 from engine.contract.errors import InvalidRequest
 from inference.api.anthropic.views import AnthropicView
 from inference.errors import PayloadTooLarge, describe_validation_error
+from inference.schemas import objects
 from inference.settings import gateway_settings
+from inference.web.endpoint_schema import IDEMPOTENCY_KEY, Endpoint, EndpointSchema
 from inference.web.json_body import parse_object
 from inference.web.report_threads import in_report_thread
 from inference.web.responses import (
@@ -265,6 +269,25 @@ def _moment(moment: datetime | None) -> str | None:
 class MessageBatchesView(AnthropicView):
     """Create a batch, list batches."""
 
+    schema = EndpointSchema(
+        "Messages",
+        get=Endpoint(
+            "List batches of messages",
+            objects.MessageBatchPage,
+            parameters=(
+                OpenApiParameter("limit", int, description="How many, up to 1000."),
+                OpenApiParameter("before_id", str, description="The page before this batch."),
+                OpenApiParameter("after_id", str, description="The page after this batch."),
+            ),
+            operation_id="v1_messages_batches_list",
+        ),
+        post=Endpoint(
+            "Start a batch of messages",
+            objects.MessageBatchObject,
+            BatchOfMessages,
+            parameters=(IDEMPOTENCY_KEY,),
+        ),
+    )
     call_cost = LIST_COST
     streams_request_body = True
 
@@ -342,6 +365,16 @@ def _get_message_batch(request: GatewayRequest, batch_id: str) -> Batch:
 class MessageBatchView(AnthropicView):
     """One batch."""
 
+    schema = EndpointSchema(
+        "Messages",
+        get=Endpoint("Read a batch's progress", objects.MessageBatchObject),
+        delete=Endpoint(
+            "Delete a batch",
+            objects.DeletedMessageBatch,
+            responses={409: objects.AnthropicErrorAnswer},
+        ),
+    )
+
     async def get(self, request: GatewayRequest, batch_id: str) -> HttpResponseBase:
         """A batch's progress."""
         row = await run_in_db_thread(_get_message_batch, request, batch_id)
@@ -356,6 +389,8 @@ class MessageBatchView(AnthropicView):
 
 class MessageBatchCancelView(AnthropicView):
     """The end of a batch."""
+
+    schema = EndpointSchema("Messages", post=Endpoint("Cancel a batch", objects.MessageBatchObject))
 
     async def post(self, request: GatewayRequest, batch_id: str) -> HttpResponseBase:
         """Stop it: what is done is in its results."""
@@ -377,6 +412,14 @@ class JsonLinesRenderer(EventStreamRenderer):
 class MessageBatchResultsView(AnthropicView):
     """What became of a batch's requests."""
 
+    schema = EndpointSchema(
+        "Messages",
+        get=Endpoint(
+            "Read a batch's results",
+            OpenApiTypes.BINARY,
+            media_types={"application/x-jsonl": OpenApiTypes.STR},
+        ),
+    )
     renderer_classes = (JsonLinesRenderer, ApplicationBinaryRenderer, *JSON_ONLY)
 
     async def get(self, request: GatewayRequest, batch_id: str) -> HttpResponseBase:

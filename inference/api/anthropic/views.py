@@ -16,6 +16,7 @@ from inference.api.anthropic.stream import MessageBuilder, MessageStreamWriter, 
 from inference.chat.job import prompt_token_ids
 from inference.chat.turn import ChatSession
 from inference.generation.model_resolution import resolve_model
+from inference.schemas import objects
 from inference.schemas.base import RejectedRequest
 from inference.serving.respond import (
     add_headers,
@@ -23,6 +24,7 @@ from inference.serving.respond import (
     set_ignored_fields_header,
     stream_response,
 )
+from inference.web.endpoint_schema import IDEMPOTENCY_KEY, Endpoint, EndpointSchema
 from inference.web.responses import JSON_OR_EVENTS
 from inference.web.views import GatewayRequest, GatewayView, NotFoundView, json_response
 
@@ -34,6 +36,7 @@ class AnthropicView(GatewayView):
     """Errors in Anthropic's envelope, and its name for the request id."""
 
     render_error = staticmethod(anthropic_error)
+    error_schema = objects.AnthropicErrorAnswer
 
     async def dispatch(  # type: ignore[override]
         self, request: HttpRequest, *args: Any, **kwargs: Any
@@ -54,6 +57,16 @@ class AnthropicView(GatewayView):
 class MessagesView(AnthropicView):
     """Continues a conversation, in one message or as a stream."""
 
+    schema = EndpointSchema(
+        "Messages",
+        post=Endpoint(
+            "Answer a conversation",
+            objects.AnthropicMessage,
+            MessagesRequest,
+            streams=True,
+            parameters=(IDEMPOTENCY_KEY,),
+        ),
+    )
     generates = True
     queues_for_model = supports_load_shedding = True
     renderer_classes = JSON_OR_EVENTS
@@ -104,6 +117,11 @@ async def _message_response(turn: ChatSession, shown: ThinkingDisplay) -> HttpRe
 
 class CountTokensView(AnthropicView):
     """How many tokens a conversation has."""
+
+    schema = EndpointSchema(
+        "Messages",
+        post=Endpoint("Count a conversation's tokens", objects.TokenCount, CountTokensRequest),
+    )
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """`{"input_tokens": ...}`; nothing is generated."""

@@ -10,8 +10,10 @@ from django.http.response import HttpResponseBase
 
 from common.db import run_in_db_thread
 from inference.api.batches.dispatch import check_endpoint
+from inference.schemas import objects
 from inference.schemas.base import BatchRequest
 from inference.serving.respond import usage_object
+from inference.web.endpoint_schema import IDEMPOTENCY_KEY, PAGE_PARAMETERS, Endpoint, EndpointSchema
 from inference.web.report_threads import in_report_thread
 from inference.web.responses import list_response, parse_page_query
 from inference.web.views import LIST_COST, GatewayRequest, GatewayView, json_response
@@ -64,6 +66,18 @@ def batch_object(row: Batch) -> dict[str, Any]:
 class BatchesView(GatewayView):
     """Create a batch, list batches."""
 
+    schema = EndpointSchema(
+        "Batches",
+        get=Endpoint(
+            "List batches",
+            objects.BatchPage,
+            parameters=PAGE_PARAMETERS[:2],
+            operation_id="v1_batches_list",
+        ),
+        post=Endpoint(
+            "Start a batch", objects.BatchObject, BatchRequest, parameters=(IDEMPOTENCY_KEY,)
+        ),
+    )
     call_cost = LIST_COST
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
@@ -100,6 +114,8 @@ class BatchesView(GatewayView):
 class BatchView(GatewayView):
     """One batch."""
 
+    schema = EndpointSchema("Batches", get=Endpoint("Read a batch's progress", objects.BatchObject))
+
     async def get(self, request: GatewayRequest, batch_id: str) -> HttpResponseBase:
         """A batch's progress."""
         row = await run_in_db_thread(access_batch, request.caller, batch_id)
@@ -108,6 +124,8 @@ class BatchView(GatewayView):
 
 class BatchCancelView(GatewayView):
     """The end of a batch."""
+
+    schema = EndpointSchema("Batches", post=Endpoint("Cancel a batch", objects.BatchObject))
 
     async def post(self, request: GatewayRequest, batch_id: str) -> HttpResponseBase:
         """Stop it: what is done is in its files."""

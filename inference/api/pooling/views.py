@@ -26,8 +26,10 @@ from inference.api.pooling.schemas import (
 )
 from inference.engine_client.client import get_engine_client
 from inference.errors import UnsupportedField
+from inference.schemas import objects
 from inference.serving.respond import parse_offloaded
 from inference.settings import gateway_settings
+from inference.web.endpoint_schema import IDEMPOTENCY_KEY, Endpoint, EndpointSchema
 from inference.web.views import GatewayRequest, GatewayView
 from tenants.authentication import Caller
 
@@ -88,6 +90,15 @@ class ModerationRequest(PoolingBody):
 class ModerationsView(GatewayView):
     """Whether texts are of a kind that a classifier finds."""
 
+    schema = EndpointSchema(
+        "Pooling",
+        post=Endpoint(
+            "Moderate texts with a classifier",
+            objects.Moderation,
+            ModerationRequest,
+            parameters=(IDEMPOTENCY_KEY,),
+        ),
+    )
     generates = True
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
@@ -149,6 +160,12 @@ def moderation_result(labels: list[str], scores: list[float]) -> dict[str, Any]:
 class EmbeddingsView(GatewayView):
     """Vectors of texts, as OpenAI's endpoint gives them."""
 
+    schema = EndpointSchema(
+        "Pooling",
+        post=Endpoint(
+            "Embed texts", objects.PooledList, EmbeddingRequest, parameters=(IDEMPOTENCY_KEY,)
+        ),
+    )
     generates = True
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
@@ -161,6 +178,10 @@ class EmbeddingsView(GatewayView):
 class PoolingView(GatewayView):
     """Whatever the model makes of texts, or what `task` says."""
 
+    schema = EndpointSchema(
+        "Pooling",
+        post=Endpoint("Pool texts by the model's own task", objects.PooledList, PoolingRequest),
+    )
     generates = True
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
@@ -178,6 +199,9 @@ class PoolingView(GatewayView):
 class ClassifyView(GatewayView):
     """Labels of texts."""
 
+    schema = EndpointSchema(
+        "Pooling", post=Endpoint("Classify texts", objects.PooledList, ClassifyRequest)
+    )
     generates = True
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
@@ -201,6 +225,9 @@ class ClassifyView(GatewayView):
 class ScoreView(GatewayView):
     """How well texts fit each other: one against several, or pair by pair."""
 
+    schema = EndpointSchema(
+        "Pooling", post=Endpoint("Score pairs of texts", objects.PooledList, ScoreRequest)
+    )
     generates = True
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
@@ -223,6 +250,9 @@ class ScoreView(GatewayView):
 class RerankView(GatewayView):
     """Documents in the order of how well they answer a query, as Jina's endpoint gives them."""
 
+    schema = EndpointSchema(
+        "Pooling", post=Endpoint("Rank documents for a query", objects.Ranking, RerankRequest)
+    )
     generates = True
     body_schema: ClassVar[type[RerankRequest]] = RerankRequest
 
@@ -253,6 +283,9 @@ class RerankView(GatewayView):
 class RerankV2View(RerankView):
     """The same as Cohere's second version gives it."""
 
+    schema = EndpointSchema(
+        "Pooling", post=Endpoint("Rank documents for a query", objects.Ranking, RerankV2Request)
+    )
     body_schema = RerankV2Request
 
     def more(self, num_documents: int) -> dict[str, Any]:

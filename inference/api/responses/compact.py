@@ -24,9 +24,11 @@ from inference.errors import RequestAborted
 from inference.generation.model_resolution import resolve_model
 from inference.loop.offload import get_render_pool
 from inference.parsers.state_machine import Part
+from inference.schemas import objects
 from inference.schemas.base import ModelName, RejectedRequest, ShortText, StrictRequest
 from inference.serving.respond import add_headers, collect
 from inference.settings import gateway_settings
+from inference.web.endpoint_schema import Endpoint, EndpointSchema
 from inference.web.views import GatewayRequest, GatewayView, json_response
 
 _encode = msgspec.json.Encoder().encode
@@ -64,6 +66,9 @@ class CompactRequest(StrictRequest):
 class CompactView(GatewayView):
     """A conversation made short by its model."""
 
+    schema = EndpointSchema(
+        "Responses", post=Endpoint("Shorten a conversation", objects.Compaction, CompactRequest)
+    )
     generates = True
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 from django.http.response import HttpResponseBase
+from drf_spectacular.utils import OpenApiParameter
 
 from adapters.resolution import get_or_resolve_target
 from common.db import run_in_db_thread
@@ -32,6 +33,7 @@ from inference.chat.turn import ChatSession
 from inference.errors import UnsupportedField
 from inference.generation.model_resolution import resolve_model
 from inference.request.context import RequestContext
+from inference.schemas import objects
 from inference.schemas.base import RejectedRequest
 from inference.serving.respond import (
     HEARTBEAT,
@@ -43,6 +45,7 @@ from inference.serving.respond import (
     stream_events,
 )
 from inference.settings import gateway_settings
+from inference.web.endpoint_schema import IDEMPOTENCY_KEY, PAGE_PARAMETERS, Endpoint, EndpointSchema
 from inference.web.responses import (
     JSON_OR_EVENTS,
     EventStreamResponse,
@@ -137,6 +140,16 @@ async def start_session(ctx: RequestContext, request: ResponsesRequest) -> ChatS
 class ResponsesView(GatewayView):
     """Create a response."""
 
+    schema = EndpointSchema(
+        "Responses",
+        post=Endpoint(
+            "Create a response",
+            objects.ResponseObject,
+            ResponsesRequest,
+            streams=True,
+            parameters=(IDEMPOTENCY_KEY,),
+        ),
+    )
     generates = True
     renderer_classes = JSON_OR_EVENTS
 
@@ -268,6 +281,10 @@ def _starting_after(request: GatewayRequest) -> int | None:
 class InputTokensView(GatewayView):
     """How many tokens a request's input has."""
 
+    schema = EndpointSchema(
+        "Responses", post=Endpoint("Count an input's tokens", objects.InputTokens, ResponsesRequest)
+    )
+
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """OpenAI's count; nothing is generated or kept."""
         wanted = await request.ctx.offload(parse_request, self.read_json(request))
@@ -288,6 +305,19 @@ class InputTokensView(GatewayView):
 class ResponseView(GatewayView):
     """One stored response."""
 
+    schema = EndpointSchema(
+        "Responses",
+        get=Endpoint(
+            "Read a response",
+            objects.ResponseObject,
+            streams=True,
+            parameters=(
+                OpenApiParameter("stream", bool, description="Stream the events."),
+                OpenApiParameter("starting_after", int, description="Last event received."),
+            ),
+        ),
+        delete=Endpoint("Delete a response", objects.Deleted),
+    )
     renderer_classes = JSON_OR_EVENTS
 
     async def get(self, request: GatewayRequest, response_id: str) -> HttpResponseBase:
@@ -313,6 +343,10 @@ class ResponseView(GatewayView):
 class ResponseCancelView(GatewayView):
     """The end of a background response."""
 
+    schema = EndpointSchema(
+        "Responses", post=Endpoint("Cancel a background response", objects.ResponseObject)
+    )
+
     async def post(self, request: GatewayRequest, response_id: str) -> HttpResponseBase:
         """Stop it."""
         row = await run_in_db_thread(cancel_response, caller=request.caller, public_id=response_id)
@@ -321,6 +355,11 @@ class ResponseCancelView(GatewayView):
 
 class ResponseInputItemsView(GatewayView):
     """What a response was the answer to."""
+
+    schema = EndpointSchema(
+        "Responses",
+        get=Endpoint("List a response's input", objects.ItemPage, parameters=PAGE_PARAMETERS),
+    )
 
     async def get(self, request: GatewayRequest, response_id: str) -> HttpResponseBase:
         """Its own input items, the last first."""

@@ -18,7 +18,7 @@ from django.views.decorators.http import require_safe
 from catalog.access import access_served_models
 from catalog.models import DesiredState
 from console.mounting import mounted
-from inference.openapi.document import document
+from inference.openapi import document
 from tenants.access import first_tenant
 
 #: Placeholder in the examples, replaced with a model that the reader may use.

@@ -9,7 +9,7 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from common.commands import QuireCommand
-from inference.openapi.document import generate
+from inference.openapi import generate
 
 
 class Command(QuireCommand):
