@@ -30,7 +30,6 @@ from engine.contract.engine_config import EngineConfig
 from engine.contract.messages import EngineRequest
 from engine.contract.sampling_params import SamplingParams
 from engine.core.engine_core import EngineCore
-from engine.executor.uniproc_executor import unwrap_uniproc
 
 SHAPE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -118,7 +117,8 @@ def idle_share(core: EngineCore, sizes: Sizes) -> float:
 
 def sampling_seconds(core: EngineCore, sizes: Sizes) -> float:
     """Median time of the kernels that choose a token of random logits for all streams."""
-    ops, vocab = unwrap_uniproc(core.executor).kernels, core.facts.vocab_size
+    [ops] = core.executor.collective_rpc(lambda worker: worker.kernels)
+    vocab = core.facts.vocab_size
     device = ops.device
     logits = torch.randn(sizes.streams, vocab, device=device)
 
@@ -200,7 +200,8 @@ def _greedy_tokens(core: EngineCore, sizes: Sizes) -> list[int]:
 
 
 def _prefill_row(core: EngineCore, ceilings: GpuCeilings, sizes: Sizes) -> dict[str, Any]:
-    spec, tokens, shape = unwrap_uniproc(core.executor).loaded.spec, sizes.prefill, sizes.shape
+    [spec] = core.executor.collective_rpc(lambda worker: worker.loaded.spec)
+    tokens, shape = sizes.prefill, sizes.shape
     seconds = []
     for seed in range(4):
         core.reset_prefix_cache()

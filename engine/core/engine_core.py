@@ -40,6 +40,7 @@ from engine.scheduler.plan import EncoderInput
 from engine.scheduler.prefill_budget import PrefillLimits, PrefillPace
 from engine.speculative.drafter import make_drafter
 from engine.structured_output.manager import StructuredOutputManager
+from engine.text.tokenizer import load_tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +69,7 @@ class EngineCore:
 
     Attributes:
         facts: what is known of the model; the model itself is the executor's.
+        tokenizer: None with skip_tokenizer_init.
         capacity: what a step and the KV cache hold.
         drafter: who gives drafts, if anybody does.
     """
@@ -94,8 +96,11 @@ class EngineCore:
             facts.max_model_len,
         )
         self.requests: dict[str, Request] = {}
+        self.tokenizer = (
+            None if config.skip_tokenizer_init else load_tokenizer(facts.tokenizer_folder)
+        )
         self.structured = StructuredOutputManager(
-            facts.tokenizer, facts.vocab_size, facts.eos_token_ids
+            self.tokenizer, facts.vocab_size, facts.eos_token_ids
         )
         overlaps = config.uses_async_scheduling(executor.supports_async_scheduling)
         self.adapters = AdapterManager.of(executor.adapters)

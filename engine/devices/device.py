@@ -33,8 +33,6 @@ from engine.worker.input_batch import InputBatch
 from engine.worker.interface import BitmaskInbox, Runner
 from kernels import KernelSet
 
-# -- Host memory for adapters.
-
 
 def adapter_bytes(part: int, most_gib: int) -> int:
     """A `part`-th of the free memory for adapters, at most so many GiB."""
@@ -154,8 +152,6 @@ class Device(ABC):
         build = f"{self.kernels.name} {self.kernels.version}".strip()
         return self.name, f"{build}, torch {torch.__version__}"
 
-    # -- adapters -----------------------------------------------------------------------------
-
     def prepare_adapters(self, loaded: LoadedModel) -> str:
         """The model was loaded, or its weights were read anew, and may be asked to run adapters:
         why it can't here, or "".
@@ -175,8 +171,6 @@ class Device(ABC):
     def max_adapter_rank(self) -> int | None:
         """The same for their ranks."""
         return self.config.max_lora_rank
-
-    # -- memory -------------------------------------------------------------------------------
 
     @abstractmethod
     def num_blocks(self, need: CacheRequirements) -> int:
@@ -214,8 +208,6 @@ class Device(ABC):
 
     def on_step_failed(self) -> None:
         """A step failed; another will be tried. May raise, as `release_memory`."""
-
-    # -- compute ------------------------------------------------------------------------------
 
     def use_threads_to_load(self) -> None:
         """All threads that the load needs; CPUs are for the thread that will run steps."""

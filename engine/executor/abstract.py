@@ -2,48 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from concurrent.futures import Future
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from engine.contract.replica_state import Numerics
 from engine.kv_cache.kv_cache_config import KVCacheConfig
 from engine.lora.store import AdapterHost
 from engine.models.interface import ModelFacts
 from engine.scheduler.plan import GrammarOutput, StepPlan, StepResult
 from engine.speculative.interface import DraftHost
-from engine.worker.interface import PendingStep
-
-# -- What comes of a step that was begun.
 
 
 class StepFuture(Protocol):
-    """A step's result, which may be still to come; a future is one."""
+    """A step's result, which may be still to come."""
 
     def result(self) -> StepResult:
-        """Wait for it. Raises what the step ran into."""
+        """Wait for the result. Raises the step's error."""
 
     def exception(self) -> BaseException | None:
-        """Wait for it; what the step ran into, if anything."""
-
-
-class LaunchedStep:
-    """A step whose launch comes from a thread, and whose result from the device."""
-
-    def __init__(self, launch: Future[PendingStep]) -> None:
-        self._launch = launch
-
-    def result(self) -> StepResult:
-        """See `StepFuture`."""
-        return self._launch.result().finish()
-
-    def exception(self) -> BaseException | None:
-        """See `StepFuture`."""
-        try:
-            self.result()
-        except Exception as error:  # handed over, as a future does
-            return error
-        return None
+        """Wait for the step; its error, if any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +29,12 @@ class Capacity:
     """What a step and the KV cache hold.
 
     Attributes:
-        num_blocks: of the KV pool.
+        num_blocks: number of blocks of the KV pool.
         layout: the model's KV cache groups.
-        kv_bytes_per_token: what a token takes of the pool, over all layers.
-        token_budget: tokens of a step.
-        max_stateful_sequences: whose states the memory holds at once; None: nothing is carried.
+        kv_bytes_per_token: bytes of the pool that a token takes over all layers.
+        token_budget: maximum number of tokens of a step.
+        max_stateful_sequences: number of sequences whose states fit into memory; None: sequences
+            have no states.
     """
 
     num_blocks: int
@@ -66,19 +45,17 @@ class Capacity:
 
 
 class Executor(Protocol):
-    """Loads a model and runs steps of it: here, in other processes, on other machines.
+    """Runs a model's workers: in this process, in other processes, on other machines.
 
     `load`, `determine_available_blocks` and `allocate_cache` are called once, in this order. One
-    thread calls
-    everything but `send_bitmask`.
+    thread calls everything but `send_bitmask`.
 
     Attributes:
-        supports_async_scheduling: steps are planned while the one before runs, unless the settings
-        say otherwise.
-        measures_prefill_pace: prompts are to be timed at the start, so that they leave room for
-        decodes.
-        is_sleeping: some of the memory is given back, and no step can be run.
-        adapters, drafts: what is on the device beside the model; from `load` on.
+        supports_async_scheduling: steps are planned while the previous one runs, unless the
+            settings say otherwise.
+        measures_prefill_pace: prompts are timed at the start, so that they leave time for decodes.
+        is_sleeping: some memory is released, and no step can be run.
+        adapters, drafts: what is on the device besides the model.
     """
 
     @property
@@ -96,10 +73,6 @@ class Executor(Protocol):
     @property
     def is_sleeping(self) -> bool: ...
 
-    @property
-    def numerics_id(self) -> tuple[str, str]:
-        """What computes: instruction set or GPU, and the kernels' build."""
-
     def load(self, progress: Callable[[int, int], None]) -> ModelFacts:
         """Load the model; `progress(done, total)` is called meanwhile.
 
@@ -107,39 +80,42 @@ class Executor(Protocol):
         """
 
     def determine_available_blocks(self) -> Capacity:
-        """How much KV cache there is room for. Raises `ConfigError` where it is too little."""
+        """Size the KV cache by the free memory. Raises `ConfigError` where that is too little."""
 
     def allocate_cache(self) -> None:
-        """Make the KV cache; from now on steps can be run."""
+        """Allocate the KV cache; steps can be run from now on."""
 
     def on_serving(self) -> None:
-        """The engine is warm: use idle time to prepare for what comes."""
+        """The engine is warm: use idle time to prepare for later steps."""
 
-    # -- steps --------------------------------------------------------------------------------
+    def read_numerics(self) -> Numerics | None:
+        """What decides the bits of the model's tokens, once it is loaded; None, with a warning in
+        the log, where the model's files can't be read any more.
+        """
 
     def attach(self, value: Any) -> int:
-        """Hold what plans name by handle, until `detach`; the handle.
+        """Store an object that plans name by the returned handle, until `detach`.
 
         A tensor, or functions, which only an executor in this process takes (TypeError elsewhere).
         """
 
     def detach(self, handle: int) -> None:
-        """Let an attachment go: no later plan names it."""
+        """Remove an attachment that no later plan names."""
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step. Raises whatever the model raises; the batch stays usable."""
 
     def apply_plan(self, plan: StepPlan) -> None:
-        """Take over the changes of a plan that holds no sequence."""
+        """Apply the changes of a plan that has no sequences to run."""
 
     def execute_async(self, plan: StepPlan) -> StepFuture:
-        """Run a step after those submitted before; what comes of it.
+        """Run a step after those submitted before.
 
         At most one other may be unfinished. After one has failed, all are skipped until `resume`.
         """
 
     def send_bitmask(self, output: GrammarOutput) -> None:
-        """Grammar masks that a step awaits. May be called in any thread."""
+        """Send the grammar bitmasks that a step waits for. May be called in any thread."""
 
     def resume(self) -> None:
         """Run steps again after one has failed; all must be done.
@@ -147,22 +123,31 @@ class Executor(Protocol):
         Raises what a device says that is lost for good: then this process is of no use any more.
         """
 
-    # -- for operators ------------------------------------------------------------------------
-
     def check_sleep(self) -> None:
         """Raise `ConfigError` unless this model can sleep."""
 
     def sleep(self, level: int) -> None:
-        """Give memory back. No step may be under way, and all sequences are lost."""
+        """Release memory. No step may be in flight, and all sequences are lost."""
 
     def wake_up(self, tags: Collection[str]) -> None:
-        """Take the memory of `tags` again; once nothing sleeps any more, steps can be run.
+        """Restore the memory of `tags`; once nothing sleeps any more, steps can be run.
 
-        Raises `ModelLoadError` where the weights can't be read any more; then they still sleep.
+        Raises `ModelLoadError` where the weights can't be read; then they still sleep.
+        """
+
+    def collective_rpc(
+        self,
+        method: str | Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        """Call a method of each worker, or a function with each worker; the results by rank.
+
+        Raises `InvalidRequest` for a method that workers don't have.
         """
 
     def check_health(self) -> None:
         """Raise `EngineFault` when no step can ever be run again."""
 
     def shutdown(self) -> None:
-        """End threads and processes, and let memory go. Nothing else is called afterwards."""
+        """End threads and processes, and release memory. Nothing else is called afterwards."""

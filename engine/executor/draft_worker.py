@@ -135,7 +135,7 @@ def first_vocabulary_mismatch(draft: LoadedModel, target: LoadedModel) -> str:
 
     Without tokenizers (`skip_tokenizer_init`) the sizes alone are compared.
     """
-    ours, theirs = target.tokenizer, draft.tokenizer
+    ours, theirs = target.read_tokenizer(), draft.read_tokenizer()
     if ours is None or theirs is None:
         sizes = draft.spec.vocab_size, target.spec.vocab_size
         if sizes[0] == sizes[1]:
@@ -150,9 +150,6 @@ def _differing_piece(ours: Tokenizer, theirs: Tokenizer) -> str:
         if own != other:
             return f"token {token_id} is {other!r} in its vocabulary and {own!r} in the model's"
     return ""
-
-
-# -- `DraftWorkers`: what computes drafts beside the model of an executor, on the same device.
 
 
 class DraftWorkers:
@@ -188,8 +185,6 @@ class DraftWorkers:
         else:
             self.of_model = DraftWorker(config, wanted, device, loaded)
 
-    # -- for the core -------------------------------------------------------------------------
-
     @property
     def model(self) -> DraftFacts | None:
         """See `DraftHost`."""
@@ -212,8 +207,6 @@ class DraftWorkers:
         if self.of_heads is None:
             raise RuntimeError("There are no heads.")
         return self.of_heads.propose(plan)
-
-    # -- memory -------------------------------------------------------------------------------
 
     def check(self, layout: KVCacheConfig) -> None:
         """Raise `ConfigError` where the model's cache isn't one that heads can go by."""

@@ -1,4 +1,4 @@
-"""What of a replica decides its tokens' bits: gateways look for a stream's next replica by it."""
+"""What decides the bits of a replica's tokens; gateways choose a stream's next replica by it."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import hashlib
 import logging
 from pathlib import Path
 
+import torch
+
 from engine.checkpoints.gguf.folder import find_gguf
 from engine.checkpoints.model_files import model_digest
 from engine.contract.checkpoint_options import ONLINE_METHODS
 from engine.contract.engine_config import EngineConfig
 from engine.contract.replica_state import Numerics
-from engine.executor.abstract import Executor
 from engine.model_loader.loader import resolve_folder
-from engine.models.interface import ModelFacts
 
 log = logging.getLogger(__name__)
 
-#: Settings that change numbers and have no place of their own in `Numerics`.
+#: Settings that change numbers and have no field of their own in `Numerics`.
 _SETTINGS = (
     "attention_backend",
     "batch_invariant",
@@ -33,8 +33,14 @@ _SETTINGS = (
 )
 
 
-def numerics_of(config: EngineConfig, executor: Executor, facts: ModelFacts) -> Numerics | None:
-    """Of a loaded engine; None, and a line in the log, where its files can't be read any more."""
+def read_numerics(
+    config: EngineConfig, arithmetic: tuple[str, str], dtype: torch.dtype
+) -> Numerics | None:
+    """The numerics of a loaded model; None, with a warning in the log, where its files can't be
+    read any more.
+
+    `arithmetic`: instruction set or GPU, and the kernels' build. `dtype`: of the linear weights.
+    """
     try:
         path = Path(config.model).expanduser()
         weights = model_digest(find_gguf(path) or resolve_folder(config))
@@ -43,14 +49,14 @@ def numerics_of(config: EngineConfig, executor: Executor, facts: ModelFacts) -> 
             scales = Path(config.quantization_param_path).expanduser().read_bytes()
             settings["kv_scales"] = hashlib.sha256(scales).hexdigest()
     except OSError as error:
-        log.warning("The weights' digest can't be told: %s", error)
+        log.warning("The weights can't be read for their digest: %s", error)
         return None
-    isa, kernels = executor.numerics_id
+    isa, kernels = arithmetic
     return Numerics(
         weights=weights,
         isa=isa,
         kernels=kernels,
-        dtype=facts.dtype,
+        dtype=str(dtype).removeprefix("torch."),
         # A checkpoint's own format is the weights', named or not.
         quantization=config.quantization if config.quantization in ONLINE_METHODS else "",
         kv_cache_dtype=config.kv_cache_dtype,

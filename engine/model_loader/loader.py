@@ -33,16 +33,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class LoadedModel:
-    """A model, and what the rest of the engine must know of it."""
+    """A loaded model and its facts."""
 
     model: EngineModel
     spec: ModelSpec
     folder: Path
     dtype: torch.dtype
     max_model_len: int
-    #: None with skip_tokenizer_init.
-    tokenizer: Tokenizer | None
     tokenizer_folder: Path
+    #: False with skip_tokenizer_init.
+    has_tokenizer: bool
     eos_token_ids: tuple[int, ...]
     default_sampling: dict[str, Any]
     load_seconds: float
@@ -55,9 +55,13 @@ class LoadedModel:
         """Whether a prompt can't be computed in chunks."""
         return self.pooler is not None and self.pooler.settings.encoder
 
+    def read_tokenizer(self) -> Tokenizer | None:
+        """Read the tokenizer, which isn't needed once the model is loaded; None: it has none."""
+        return load_tokenizer(self.tokenizer_folder) if self.has_tokenizer else None
+
     @property
     def facts(self) -> ModelFacts:
-        """What the engine core is told."""
+        """What the engine core knows of the model."""
         spec, model = self.spec, self.model
         return ModelFacts(
             architecture=spec.architecture,
@@ -69,8 +73,7 @@ class LoadedModel:
             max_model_len=self.max_model_len,
             stateful=model.stateful,
             takes_embeds=getattr(model, "takes_embeds", False),
-            tokenizer=self.tokenizer,
-            tokenizer_folder=self.tokenizer_folder,
+            tokenizer_folder=str(self.tokenizer_folder),
             eos_token_ids=self.eos_token_ids,
             default_sampling=self.default_sampling,
             load_seconds=self.load_seconds,
@@ -108,15 +111,16 @@ def load_model(
     spec = built.spec
     for line in report_lines(getattr(built.model, "load_report", ())):
         log.info("weights: %s", line)
-    _measure_kv_scales(built, config, tokenizer)
+    if config.calculate_kv_scales:
+        _measure_kv_scales(built, config, tokenizer)
     return LoadedModel(
         model=built.model,
         spec=spec,
         folder=folder,
         dtype=built.dtype,
         max_model_len=built.max_model_len,
-        tokenizer=tokenizer,
         tokenizer_folder=files,
+        has_tokenizer=tokenizer is not None,
         eos_token_ids=tuple(
             eos_ids(
                 generation | overrides,
@@ -154,7 +158,8 @@ def reload_model(loaded: LoadedModel, config: EngineConfig, ops: KernelSet) -> N
     built = build_model(BuildRequest(loaded.folder, raw, config, ops, lambda done, total: None))
     if _facts(built.spec, built.max_model_len) != _facts(loaded.spec, loaded.max_model_len):
         raise ModelLoadError(f"{loaded.folder} holds another model by now.", param="model")
-    _measure_kv_scales(built, config, loaded.tokenizer)
+    if config.calculate_kv_scales:
+        _measure_kv_scales(built, config, loaded.read_tokenizer())
     loaded.model, loaded.pooler = built.model, built.pooler
 
 
@@ -167,9 +172,7 @@ def _facts(spec: ModelSpec, max_model_len: int) -> tuple[object, ...]:
 def _measure_kv_scales(
     built: LoadedImpl, config: EngineConfig, tokenizer: Tokenizer | None
 ) -> None:
-    """With `calculate_kv_scales`; refused where it would do nothing."""
-    if not config.calculate_kv_scales:
-        return
+    """Measure the scales of an fp8 KV cache. Raises `ConfigError` where there would be none."""
     name = config.kv_cache_dtype
     if not name.startswith("fp8") or not isinstance(built.model, NativeDecoder):
         raise ConfigError(

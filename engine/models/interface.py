@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -17,10 +16,7 @@ from engine.models.forward_context import AttentionMetadata
 from engine.models.layers.moe import Weights
 from engine.models.rotary_embedding import RopeSpec
 from engine.quantization.report import LayerReport
-from engine.text.tokenizer import Tokenizer
 from kernels import KernelSet
-
-# -- `ModelFacts`: what the rest of the engine knows of a model, wherever the model itself is.
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +38,7 @@ class PoolingFacts:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What the engine plans and answers with.
+    """What the engine knows of a model, wherever the model itself runs. Plain data.
 
     Attributes:
         architecture: as config.json names it.
@@ -54,8 +50,7 @@ class ModelFacts:
         max_model_len: the context that is served, in tokens.
         stateful: sequences carry a state that no block holds.
         takes_embeds: vectors may stand in for a prompt's embeddings.
-        tokenizer: None with skip_tokenizer_init.
-        tokenizer_folder: where gateways find its files.
+        tokenizer_folder: path of the folder with the tokenizer's files.
         eos_token_ids: what ends an output.
         default_sampling: what the checkpoint presets.
         load_seconds: how long the load took.
@@ -73,8 +68,7 @@ class ModelFacts:
     max_model_len: int
     stateful: bool
     takes_embeds: bool
-    tokenizer: Tokenizer | None
-    tokenizer_folder: Path
+    tokenizer_folder: str
     eos_token_ids: tuple[int, ...]
     default_sampling: dict[str, Any]
     load_seconds: float

@@ -301,11 +301,11 @@ class LLM(PoolingMethods, BeamSearchMethods):
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> list[Any]:
-        """Call a method of the executor; see `LLMEngine.collective_rpc`."""
+        """Call a method of each worker; see `LLMEngine.collective_rpc`."""
         return self.llm_engine.collective_rpc(method, timeout, args, kwargs)
 
     def apply_model(self, func: Callable[[Any], Any]) -> list[Any]:
-        """Call a function with the model; returns one result per rank, of which there is one."""
+        """Call a function with each worker's model; the results by rank."""
         return self.llm_engine.apply_model(func)
 
     def get_world_size(self, include_dp: bool = True) -> int:

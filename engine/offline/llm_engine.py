@@ -94,7 +94,7 @@ class LLMEngine:
         with self.threads.engine_threads():
             self.core = EngineCore(config)
             measure_draft_costs(self.core)
-        tokenizer = self.core.facts.tokenizer
+        tokenizer = self.core.tokenizer
         if tokenizer is not None and config.chat_template:
             tokenizer = tokenizer.with_chat_template(read_template(config.chat_template))
         self._tokenizer = None if tokenizer is None else OfflineTokenizer.of(tokenizer)
@@ -329,7 +329,7 @@ class LLMEngine:
     @property
     def vllm_config(self) -> VllmConfig:
         """The settings and the model's facts by vLLM's names."""
-        return self.core.executor.vllm_config  # type: ignore[attr-defined]
+        return self.core.executor.collective_rpc(lambda worker: worker.vllm_config)[0]
 
     def do_log_stats(self) -> None:
         """Log the load, and the throughput since the last call."""
@@ -418,23 +418,17 @@ class LLMEngine:
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> list[Any]:
-        """Call a method of the executor, or a function with the executor first: the results, one a
-        rank, of which there is one. `timeout` means nothing within a process.
+        """Call a method of each worker, or a function with each worker; the results by rank.
 
-        Raises `InvalidRequest` for a method that there isn't.
+        `timeout` has no effect: the worker is in this process. Raises `InvalidRequest` for a method
+        that workers don't have.
         """
-        executor = self.core.executor
-        if isinstance(method, str):
-            found = None if method.startswith("_") else getattr(executor, method, None)
-            if not callable(found):
-                raise InvalidRequest(f"The executor has no method {method!r}.", param="method")
-            return [found(*args, **(kwargs or {}))]
-        return [method(executor, *args, **(kwargs or {}))]
+        return self.core.executor.collective_rpc(method, args, kwargs)
 
     def apply_model(self, func: Callable[[Any], Any]) -> list[Any]:
-        """Call a function with the model; returns one result per rank, of which there is one."""
+        """Call a function with each worker's model; the results by rank."""
         with self.threads.engine_threads():
-            return [func(self.core.executor.loaded.model)]  # type: ignore[attr-defined]
+            return self.core.executor.collective_rpc(lambda worker: func(worker.loaded.model))
 
     @property
     def model_executor(self) -> LLMEngine:
@@ -470,7 +464,7 @@ class LLMEngine:
                 quantised already.
         """
         quantization = self.config.quantization
-        model = self.core.executor.loaded.model  # type: ignore[attr-defined]
+        model = self.core.executor.collective_rpc(lambda worker: worker.loaded.model)[0]
         if quantization not in BITS or not isinstance(model, NativeDecoder):
             raise InvalidRequest(
                 "save_quantized is for models that Quire runs natively, loaded with "

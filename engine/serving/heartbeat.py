@@ -61,7 +61,7 @@ def model_info(config: EngineConfig, core: EngineCore | None) -> ModelInfo:
     facts = core.facts
     return ModelInfo(
         name=config.name,
-        path=str(facts.tokenizer_folder),
+        path=facts.tokenizer_folder,
         max_model_len=facts.max_model_len,
         vocab_size=facts.vocab_size,
         dtype=facts.dtype,

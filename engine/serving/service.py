@@ -46,7 +46,6 @@ from engine.core.engine_core import EngineCore
 from engine.core.profiler import ReplicaProfiler
 from engine.core.stats import RateMeter, StatsLogger
 from engine.core.warmup import warm_up
-from engine.executor.numerics import numerics_of
 from engine.scheduler import Request, Sequence
 from engine.serving.heartbeat import HeartbeatWriter, model_info, process_stats, publish_load_report
 from engine.serving.inbox import InboxReader, IncarnationFence
@@ -228,7 +227,7 @@ class EngineService:
             self._heartbeat.stop(self.replica_id, remove_key=False)
             return 1
         _freeze()
-        self.numerics = numerics_of(self.config, self.core.executor, self.core.facts)
+        self.numerics = self.core.executor.read_numerics()
         publish_load_report(self._redis, self.replica_id, self._prefix, self.core)
         self.state = "ready"
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
@@ -414,7 +413,7 @@ class EngineService:
                 if slept and not core.is_sleeping:
                     _freeze()
                 # It may have read new weights.
-                self.numerics = numerics_of(self.config, core.executor, core.facts)
+                self.numerics = core.executor.read_numerics()
         except QuireError as error:
             log.warning("%s is refused: %s", message.command, error.message)
             return False, error.message

@@ -14,8 +14,6 @@ from engine.scheduler import Sequence
 from engine.scheduler.plan import StepPlan, StepResult
 from engine.speculative.estimates import HeadTracking, StepTimes
 
-# -- `DraftFacts`: what the engine knows of its draft model.
-
 
 @dataclass(frozen=True, slots=True)
 class DraftFacts:
@@ -34,9 +32,6 @@ class DraftFacts:
     num_blocks: int
     layout: KVCacheConfig
     token_budget: int
-
-
-# -- What the core asks of heads on the model's hidden states.
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +71,6 @@ class HeadResult(msgspec.Struct):
     drafts: list[list[int]]
     lost: list[int] = msgspec.field(default_factory=list)
     reading: float = 0.0
-
-
-# -- `DraftHost`: what the core asks of whatever computes drafts beside a model.
 
 
 class DraftHost(Protocol):

@@ -14,7 +14,7 @@ from kernels.cpu import CpuKernels, CpuKernelsUnavailable
 from tests.engine.models import Oracle, make_model
 from tests.engine.speculative.free import make_drafts_free
 from tests.engine.speculative.seer import Seer
-from tests.engine.wire import WireExecutor
+from tests.engine.wire import WireWorker
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -27,7 +27,7 @@ def one_thread() -> None:
 def over_the_wire() -> Iterator[None]:
     """A step is data: all engines of these tests send their plans and results through bytes."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("engine.executor.uniproc_executor.UniProcExecutor", WireExecutor)
+        patch.setattr("engine.executor.uniproc_executor.Worker", WireWorker)
         yield
 
 

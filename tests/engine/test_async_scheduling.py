@@ -213,7 +213,7 @@ def test_aborts_while_steps_run(model_folder: Folder, steps: int) -> None:
 
 def fail_at(core: EngineCore, calls: set[int], monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Make some of the steps of several sequences fail; returns the list of all such steps."""
-    runner, made = core.executor._runner, []
+    runner, made = core.executor.worker._runner, []
     run_step = runner.run
 
     def failing(plan: StepPlan, inputs: StepInputs | None) -> StepResult:
@@ -256,7 +256,7 @@ def test_fault_27_a_request_that_breaks_its_step_fails_alone(
     for message in messages:
         core.add_request(message)
     bad = core.requests["r3"].sequences[0].seq_id
-    prepare = core.executor._runner.prepare
+    prepare = core.executor.worker._runner.prepare
 
     def failing(plan: StepPlan) -> StepInputs | None:
         inputs = prepare(plan)
@@ -264,7 +264,7 @@ def test_fault_27_a_request_that_breaks_its_step_fails_alone(
             raise MemoryError("no memory")
         return inputs
 
-    monkeypatch.setattr(core.executor._runner, "prepare", failing)
+    monkeypatch.setattr(core.executor.worker._runner, "prepare", failing)
     found: dict[tuple[str, int], list[TokenDelta]] = {}
     while core.has_work:
         for delta in core.step():
@@ -335,7 +335,7 @@ def test_fault_27_what_an_aborted_prompt_had_not_computed_is_not_in_the_cache(
     def fail(plan: StepPlan, inputs: StepInputs | None) -> StepResult:
         raise MemoryError("no memory")
 
-    monkeypatch.setattr(core.executor._runner, "run", fail)
+    monkeypatch.setattr(core.executor.worker._runner, "run", fail)
     core.add_request(prompt)
     core.step()
     assert core.scheduler.kv.pool.num_cached == 10

@@ -35,7 +35,7 @@ def test_every_backend_of_a_cpu_gives_the_same_tokens(
     oracle: Callable[[str], Oracle],
 ) -> None:
     llm = make(model_folder(family), attention_backend=backend, max_num_batched_tokens=16)
-    assert llm.core.executor.loaded.model.ops.why.endswith(f"attention: {backend}")
+    assert llm.core.executor.worker.loaded.model.ops.why.endswith(f"attention: {backend}")
     outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
     said = [output.outputs[0].token_ids for output in outputs]
     assert said == oracle(family).greedy_all(PROMPTS, 8, said)

@@ -46,7 +46,7 @@ def test_the_backend_gives_the_tokens_of_transformers(
     model_folder: Callable[[str], Path], oracle: Callable[[str], Oracle]
 ) -> None:
     llm = make(model_folder("llama"))
-    assert llm.core.executor.loaded.model.ops.why.endswith("attention: PLAIN_ATTN")
+    assert llm.core.executor.worker.loaded.model.ops.why.endswith("attention: PLAIN_ATTN")
     outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
     expected = oracle("llama").greedy_all(PROMPTS, 8)
     assert [output.outputs[0].token_ids for output in outputs] == expected

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("compiler")
 
 
 def is_compiled(llm: LLM) -> bool:
-    model = llm.core.executor.loaded.model
+    model = llm.core.executor.worker.loaded.model
     assert isinstance(model, NativeDecoder)
     return model.compiled
 

@@ -258,7 +258,7 @@ def poison(core: EngineCore, seq_id: int, monkeypatch: pytest.MonkeyPatch) -> No
 
     def failing(plan: StepPlan) -> StepResult:
         if seq_id in plan.seq_ids:
-            core.executor._runner.batch.apply_plan(plan)
+            core.executor.worker._runner.batch.apply_plan(plan)
             raise Poison("out of memory")
         return execute(plan)
 
@@ -299,7 +299,7 @@ def test_fault_27_a_request_that_breaks_a_later_step_of_its_prompt_fails_alone(
 
     def failing(plan: StepPlan) -> StepResult:
         if bad.seq_id in plan.seq_ids and bad.num_computed_tokens > 20:
-            core.executor._runner.batch.apply_plan(plan)
+            core.executor.worker._runner.batch.apply_plan(plan)
             raise Poison("out of memory")
         return execute(plan)
 

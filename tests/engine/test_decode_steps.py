@@ -173,6 +173,6 @@ def test_a_larger_step_runs_part_by_part(
     expected = run(make(folder), PROMPTS)
     taken.clear()
     llm = make(folder)
-    monkeypatch.setattr(llm.core.executor._runner._compiled_step, "_max_rows", 3)
+    monkeypatch.setattr(llm.core.executor.worker._runner._compiled_step, "_max_rows", 3)
     assert run(llm, PROMPTS) == expected
     assert not any(taken)

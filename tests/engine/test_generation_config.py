@@ -26,7 +26,7 @@ def test_eos_ids_of_all_three_places_are_taken_once() -> None:
 def test_the_tokenizers_eos_ends_a_chat_whose_config_names_another(tmp_path: Path) -> None:
     folder = make_model("llama", tmp_path / "m", eos_token_id=0)
     llm = LLM(str(folder), num_gpu_blocks_override=16, max_model_len=64)
-    assert set(llm.core.executor.loaded.eos_token_ids) == {0, 2}
+    assert set(llm.core.executor.worker.loaded.eos_token_ids) == {0, 2}
 
 
 def test_defaults_out_of_range_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
@@ -64,7 +64,7 @@ def test_an_operators_values_replace_the_models(tmp_path: Path) -> None:
     }
     made = LLM(str(folder), **settings)
     assert made.get_default_sampling_params() == SamplingParams(temperature=0.5, top_k=3)
-    ends = made.core.executor.loaded.eos_token_ids  # type: ignore[attr-defined]
+    ends = made.core.executor.worker.loaded.eos_token_ids  # type: ignore[attr-defined]
     assert ends[:2] == (7, 8)
     assert 9 not in ends
     alone = LLM(str(folder), generation_config="vllm", **settings)

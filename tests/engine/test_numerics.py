@@ -11,7 +11,6 @@ from engine.checkpoints.model_files import model_digest
 from engine.contract.engine_config import EngineConfig
 from engine.contract.replica_state import Numerics
 from engine.core.engine_core import EngineCore
-from engine.executor.numerics import numerics_of
 from tests.engine.models import make_model
 
 
@@ -56,7 +55,7 @@ def test_equal_replicas_have_equal_numerics_and_others_have_not(
     def of(**more: object) -> Numerics:
         config = EngineConfig(model=str(tmp_path / "m"), cpu_kvcache_space=0.01, **more)
         core = EngineCore(config)
-        found = numerics_of(config, core.executor, core.facts)
+        found = core.executor.read_numerics()
         core.shutdown()
         assert found is not None
         return found

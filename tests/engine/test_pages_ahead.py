@@ -89,7 +89,7 @@ def test_the_thread_ends_with_its_executor(
     folder = str(model_folder("llama"))
     core = EngineCore(EngineConfig(model=folder, num_gpu_blocks_override=20_000))
     warm_up(core)
-    pages = core.executor.device._pages
+    pages = core.executor.worker.device._pages
     assert pages is not None
     assert pages._thread.is_alive()
     del core
@@ -140,7 +140,7 @@ def test_a_replica_maps_ahead(model_folder: Callable[[str], Path]) -> None:
     names = [thread.name for thread in threading.enumerate()]
     core = EngineCore(EngineConfig(model=folder, num_gpu_blocks_override=50))
     warm_up(core)
-    pages = core.executor.device._pages
+    pages = core.executor.worker.device._pages
     pages.close()
     pages._thread.join()
     assert [thread.name for thread in threading.enumerate()] == names

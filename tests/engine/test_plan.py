@@ -20,7 +20,7 @@ from engine.scheduler.plan import (
     StepResult,
     is_decode,
 )
-from tests.engine.wire import WireExecutor, sent
+from tests.engine.wire import WireWorker, sent
 
 NEW = NewSequence(
     seq_id=3,
@@ -107,12 +107,12 @@ def test_a_row_decodes_when_it_computes_its_newest_token_and_its_drafts() -> Non
 
 def test_the_engines_of_these_tests_run_over_the_wire(model_folder) -> None:
     llm = LLM(str(model_folder("llama")), dtype="float32", num_gpu_blocks_override=60)
-    assert isinstance(llm.core.executor, WireExecutor)
+    assert isinstance(llm.core.executor.worker, WireWorker)
 
 
 def test_what_goes_by_handle_is_let_go_with_its_request(model_folder) -> None:
     llm = LLM(str(model_folder("llama")), dtype="float32", num_gpu_blocks_override=60)
-    held = llm.core.executor._attachments
+    held = llm.core.executor.worker._attachments
     calls = []
 
     def note(output_ids, logits):

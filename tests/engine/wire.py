@@ -1,19 +1,22 @@
-"""`WireExecutor`: every plan, mask and result goes through bytes, as between two processes."""
+"""`WireWorker`: plans, bitmasks, results and facts go through bytes, as between two processes."""
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import msgspec
 
 from engine.contract.engine_config import EngineConfig
-from engine.executor.abstract import StepFuture
+from engine.executor.abstract import Capacity
 from engine.executor.draft_worker import DraftWorkers
-from engine.executor.uniproc_executor import UniProcExecutor
+from engine.executor.worker import Worker
+from engine.models.interface import ModelFacts
 from engine.scheduler.plan import GrammarOutput, StepPlan, StepResult
 from engine.speculative.interface import HeadPlan, HeadResult
+from engine.worker.interface import PendingStep
 
-T = TypeVar("T", bound=msgspec.Struct)
+T = TypeVar("T")
 
 
 def sent(message: T) -> T:
@@ -23,17 +26,14 @@ def sent(message: T) -> T:
     return arrived
 
 
-class _Sent:
-    """An outcome whose result comes over the wire."""
+class _SentStep:
+    """A step whose result comes over the wire."""
 
-    def __init__(self, outcome: StepFuture) -> None:
-        self._outcome = outcome
+    def __init__(self, step: PendingStep) -> None:
+        self._step = step
 
-    def result(self) -> StepResult:
-        return sent(self._outcome.result())
-
-    def exception(self) -> BaseException | None:
-        return self._outcome.exception()
+    def finish(self) -> StepResult:
+        return sent(self._step.finish())
 
 
 class _SentDrafts(DraftWorkers):
@@ -46,21 +46,27 @@ class _SentDrafts(DraftWorkers):
         return sent(super().propose(sent(plan)))
 
 
-class WireExecutor(UniProcExecutor):
-    """The executor that engines of the tests run on."""
+class WireWorker(Worker):
+    """The worker that engines of the tests run on."""
 
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(config)
-        self.drafts = _SentDrafts(self._begin)
+        self.drafts = _SentDrafts(self._use_threads)
+
+    def load(self, progress: Callable[[int, int], None]) -> ModelFacts:
+        return sent(super().load(progress))
+
+    def determine_available_blocks(self) -> Capacity:
+        return sent(super().determine_available_blocks())
 
     def execute(self, plan: StepPlan) -> StepResult:
         return sent(super().execute(sent(plan)))
 
-    def apply_plan(self, plan: StepPlan) -> None:
-        super().apply_plan(sent(plan))
+    def prepare(self, plan: StepPlan) -> Any:
+        return super().prepare(sent(plan))
 
-    def execute_async(self, plan: StepPlan) -> StepFuture:
-        return _Sent(super().execute_async(sent(plan)))
+    def launch(self, plan: StepPlan, inputs: Any) -> PendingStep:
+        return _SentStep(super().launch(sent(plan), inputs))
 
     def send_bitmask(self, output: GrammarOutput) -> None:
         super().send_bitmask(sent(output))

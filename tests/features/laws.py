@@ -37,7 +37,7 @@ Law = Callable[[Lab, Run], None]
 
 def _text(run: Run, output: Output) -> str:
     """What a form is for: the text behind the reasoning."""
-    tokens, tokenizer = output.tokens, run.cores[0].facts.tokenizer
+    tokens, tokenizer = output.tokens, run.cores[0].tokenizer
     assert tokenizer is not None
     if "reasoning" in run.features:
         at = next(i for i in range(len(tokens)) if tokens[i : i + len(CLOSE)] == CLOSE)

@@ -34,7 +34,7 @@ def test_bridged_models_equal_transformers(kind, tmp_path):
         str(folder), device="cuda", model_impl="transformers", dtype="float32",
         num_gpu_blocks_override=64, max_model_len=128, max_num_batched_tokens=32,
     )  # fmt: skip
-    assert llm.core.executor.device.type == "cuda"
+    assert llm.core.executor.worker.device.torch_device.type == "cuda"
     outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
     oracle = Oracle(folder)
     for prompt, output in zip(PROMPTS, outputs, strict=True):

@@ -96,7 +96,7 @@ def test_sleep_gives_the_devices_memory_back(level, mode, tmp_path):
     before = torch.cuda.memory_reserved()
     kv = sum(
         cache.keys.nbytes + cache.values.nbytes
-        for cache in llm.core.executor.loaded.model.kv_caches
+        for cache in llm.core.executor.worker.loaded.model.kv_caches
     )
     llm.sleep(level)
     # Weights of some 200 MB and the KV cache; what others of this process hold stays.

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from engine.contract.errors import ModelLoadError, QuireError
 from engine.contract.sampling_params import SamplingParams
-from engine.executor.uniproc_executor import unwrap_uniproc
 from engine.models.decoder import NativeDecoder
 from engine.models.registry import decoder_spec
 from engine.offline.llm import LLM
@@ -87,7 +86,7 @@ def run_recipe(recipe: Recipe, model_impl: str = "auto") -> Result:
         equal = sum(ours == theirs for ours, theirs in zip(given, wanted, strict=True))
         longest = max(mixed, key=len)
         largest = _largest_error(llm, longest, oracle.logprobs(longest))
-        native = isinstance(unwrap_uniproc(llm.core.executor).loaded.model, NativeDecoder)
+        native = isinstance(llm.apply_model(lambda model: model)[0], NativeDecoder)
         runner = "native" if native else "bridge"
         moved = differing(llm, longest, CUT)
         return Result(architecture, equal, largest, runner=runner, moved=moved)

@@ -140,7 +140,7 @@ def test_fault_27_a_search_whose_steps_fail_ends_with_an_error_for_each_output(
     def fail(*_: Any) -> None:
         raise MemoryError("no memory")
 
-    monkeypatch.setattr(core.executor._runner, "forward", fail)
+    monkeypatch.setattr(core.executor.worker._runner, "forward", fail)
     deltas = finish(core)
     assert [(d.index, d.finish_reason) for d in deltas] == [(0, "error"), (1, "error")]
 
@@ -202,7 +202,7 @@ def test_fault_10_a_search_of_nan_ends_with_an_error(
     model_folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     core = make(model_folder)
-    model = core.executor._runner.model
+    model = core.executor.worker._runner.model
     logits = model.logits
     monkeypatch.setattr(model, "logits", lambda hidden: logits(hidden) * float("nan"))
     core.add_request(request(n=2))

@@ -30,7 +30,7 @@ Cases = Callable[[str], Case]
 def test_together_and_with_a_warm_prefix_cache(name: str, case: Cases) -> None:
     expected = case(name)
     llm = make(expected.folder)
-    assert isinstance(llm.core.executor.loaded.model, TransformersModel)
+    assert isinstance(llm.core.executor.worker.loaded.model, TransformersModel)
     for cached in (0, 128):
         outputs = llm.generate(expected.prompts, GREEDY, use_tqdm=False)
         expected.guesses = [output.outputs[0].token_ids for output in outputs]
@@ -68,7 +68,7 @@ def test_states_are_no_prefix_and_go_with_their_sequences(name: str, case: Cases
         outputs = llm.generate(expected.prompts, GREEDY, use_tqdm=False)
         assert [output.outputs[0].token_ids for output in outputs] == expected.greedy
         assert sum(output.num_cached_tokens for output in outputs) == 0
-    model = llm.core.executor.loaded.model
+    model = llm.core.executor.worker.loaded.model
     assert isinstance(model, TransformersModel)
     assert model.stateful
     assert len(model._states) <= 3
@@ -78,7 +78,7 @@ def test_states_are_no_prefix_and_go_with_their_sequences(name: str, case: Cases
 def test_settings_that_the_native_decoder_refuses_go_to_the_bridge(name: str, case: Cases) -> None:
     expected = case(name)
     llm = make(expected.folder, model_impl="auto")
-    assert isinstance(llm.core.executor.loaded.model, TransformersModel)
+    assert isinstance(llm.core.executor.worker.loaded.model, TransformersModel)
     assert tokens(llm, expected.prompts) == expected.greedy
 
 
@@ -94,12 +94,12 @@ def test_a_rotary_base_is_set_in_the_bridge_too(
 
 
 def test_windows_are_read_from_the_models_own_masks(checkpoint: Callable[[str], Path]) -> None:
-    assert make(checkpoint("olmo3")).core.executor.loaded.spec.sliding_windows == (24, 0)
+    assert make(checkpoint("olmo3")).core.executor.worker.loaded.spec.sliding_windows == (24, 0)
     short = make(checkpoint("olmo3"), max_model_len=20)
-    assert short.core.executor.loaded.spec.sliding_windows == (0, 0)
+    assert short.core.executor.worker.loaded.spec.sliding_windows == (0, 0)
     capped = make(checkpoint("olmo3"), disable_sliding_window=True)
-    assert capped.core.executor.loaded.spec.sliding_windows == (0, 0)
-    assert capped.core.executor.loaded.max_model_len == 24
+    assert capped.core.executor.worker.loaded.spec.sliding_windows == (0, 0)
+    assert capped.core.executor.worker.loaded.max_model_len == 24
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
@@ -110,14 +110,14 @@ def test_rounded_weights_say_what_the_native_decoders_do(quantization: str, case
         for impl in ("quire", "transformers")
     )
     assert tokens(bridged, expected.prompts) == tokens(native, expected.prompts)
-    whole = make(expected.folder).core.executor.loaded.model.decode_bytes
-    assert bridged.core.executor.loaded.model.decode_bytes < whole / 2
+    whole = make(expected.folder).core.executor.worker.loaded.model.decode_bytes
+    assert bridged.core.executor.worker.loaded.model.decode_bytes < whole / 2
 
 
 def test_kept_weights_in_bfloat16_stay_close(case: Cases) -> None:
     expected = case("arcee")
     whole, half = (make(expected.folder, dtype=dtype) for dtype in ("float32", "bfloat16"))
-    one, other = (llm.core.executor.loaded.model.decode_bytes for llm in (whole, half))
+    one, other = (llm.core.executor.worker.loaded.model.decode_bytes for llm in (whole, half))
     assert other < 0.7 * one
     prompt = expected.prompts[1]
     found = []

@@ -87,8 +87,8 @@ def test_a_transformers_class_goes_through_the_bridge(
     ModelRegistry.register_model("MineForCausalLM", MineForCausalLM)
     expected = llama("MineForCausalLM")
     llm = make(expected.folder, model_impl="auto")
-    assert isinstance(llm.core.executor.loaded.model, TransformersModel)
-    assert llm.core.executor.loaded.spec.architecture == "MineForCausalLM"
+    assert isinstance(llm.core.executor.worker.loaded.model, TransformersModel)
+    assert llm.core.executor.worker.loaded.spec.architecture == "MineForCausalLM"
     assert first_tokens(llm, expected) == expected.greedy
 
 

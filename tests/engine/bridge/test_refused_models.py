@@ -65,7 +65,7 @@ def test_a_chunk_shorter_than_the_context_is_no_window(
     folder = copy(checkpoint("llama4_text"), tmp_path / "m", attention_chunk_size=64)
     with pytest.raises(ModelLoadError, match="neither causal nor a sliding window"):
         make(folder)
-    assert make(folder, max_model_len=64).core.executor.loaded.spec.sliding_windows == (0, 0)
+    assert make(folder, max_model_len=64).core.executor.worker.loaded.spec.sliding_windows == (0, 0)
 
 
 def test_a_missing_tensor_isnt_made_up(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:

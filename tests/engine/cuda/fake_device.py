@@ -16,7 +16,7 @@ from torch.utils._pytree import register_dataclass, tree_map_only
 
 import kernels
 from engine import LLM
-from engine.executor.uniproc_executor import UniProcExecutor
+from engine.executor.worker import Worker
 from engine.sampling.sampler import Sampler
 from engine.worker.gpu import input_buffers
 from engine.worker.gpu import model_runner as device_runner
@@ -149,11 +149,11 @@ class FakeDevice:
         inline: a step is launched where it is submitted, before the last one's tokens are taken.
         """
 
-        def make_runner(executor: UniProcExecutor, batch: Any) -> GpuModelRunner:
-            custom = executor._logits_processors()
-            return self.runner(executor.loaded, batch, executor._masks, split=split, custom=custom)
+        def make_runner(worker: Worker, batch: Any) -> GpuModelRunner:
+            custom = worker._logits_processors()
+            return self.runner(worker.loaded, batch, worker._masks, split=split, custom=custom)
 
-        self._patch.setattr(UniProcExecutor, "_make_runner", make_runner)
+        self._patch.setattr(Worker, "_make_runner", make_runner)
         defaults = {
             "num_gpu_blocks_override": 64, "max_model_len": 128, "max_num_seqs": 8,
             "async_scheduling": True,

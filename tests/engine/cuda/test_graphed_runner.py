@@ -9,7 +9,7 @@ import pytest
 
 import kernels
 from engine import LLM, SamplingParams
-from engine.executor.uniproc_executor import UniProcExecutor
+from engine.executor.worker import Worker
 from engine.sampling.sampler import Sampler
 from engine.worker.gpu.model_runner import GpuModelRunner
 from engine.worker.gpu.setup import device_forward
@@ -30,16 +30,16 @@ def test_graphs_give_the_tokens_of_transformers(
     monkeypatch.setattr(ops, "attention_backend", "TRITON_ATTN")
     made = []
 
-    def make_runner(executor: UniProcExecutor, batch) -> GpuModelRunner:  # type: ignore[no-untyped-def]
-        model = executor.loaded.model
-        forward = device_forward(model, executor._config, 8, 2, 1, NotingRecorder)
+    def make_runner(worker: Worker, batch) -> GpuModelRunner:  # type: ignore[no-untyped-def]
+        model = worker.loaded.model
+        forward = device_forward(model, worker._config, 8, 2, 1, NotingRecorder)
         forward.capture()
         batch.decodes_first = True
         made.append(forward)
-        sampler = Sampler(executor.loaded.eos_token_ids, ops)
-        return GpuModelRunner(model, batch, sampler, forward, ops.device, executor._masks)
+        sampler = Sampler(worker.loaded.eos_token_ids, ops)
+        return GpuModelRunner(model, batch, sampler, forward, ops.device, worker._masks)
 
-    monkeypatch.setattr(UniProcExecutor, "_make_runner", make_runner)
+    monkeypatch.setattr(Worker, "_make_runner", make_runner)
     llm = LLM(
         str(folder), dtype="float32", num_gpu_blocks_override=20, max_model_len=32, device="cpu",
         max_num_batched_tokens=8, max_num_seqs=4, async_scheduling=True, enable_sleep_mode=True,

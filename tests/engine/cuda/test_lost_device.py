@@ -26,8 +26,8 @@ def test_a_failed_step_ends_the_engine_only_if_the_device_is_lost(
         if lost:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setattr(executor.device, "on_step_failed", give_back)
-    runner = executor._runner
+    monkeypatch.setattr(executor.worker.device, "on_step_failed", give_back)
+    runner = executor.worker._runner
     launch, calls = runner._launch, []
 
     def failing(*args: object) -> object:

@@ -106,7 +106,7 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
 
 def test_full_steps_are_run_and_leave_nothing(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the largest batch, and of one of decodes alone, with room for sampling."""
-    model, made, seen = llm.core.executor.loaded.model, [], []
+    model, made, seen = llm.core.executor.worker.loaded.model, [], []
     forward, empty_like = model.forward, torch.empty_like
     monkeypatch.setattr(model, "forward", lambda ids, b: seen.append((ids, b)) or forward(ids, b))
     monkeypatch.setattr(
@@ -132,7 +132,7 @@ def test_full_steps_are_run_and_leave_nothing(llm: LLM, monkeypatch: pytest.Monk
 def test_without_graphs_none_are_counted(llm: LLM) -> None:
     config = EngineConfig(model="m", max_num_seqs=2)
     meter = FakeMeter(iter([60]), peak=70, free=800, total=1000)
-    model, layout = llm.core.executor.loaded.model, llm.core.capacity.layout
+    model, layout = llm.core.executor.worker.loaded.model, llm.core.capacity.layout
     found = profile(model, config, 8, 4, torch.float32, layout, meter, lambda: None)
     assert found.graphs == 0
 

@@ -188,7 +188,7 @@ def test_logits_that_are_not_finite_fail_their_sequence_alone(
     from engine.contract.errors import EngineFault
 
     llm = device.engine(model_folder("llama"))
-    model = llm.core.executor.loaded.model
+    model = llm.core.executor.worker.loaded.model
     logits = model.logits
 
     def broken(hidden: torch.Tensor) -> torch.Tensor:

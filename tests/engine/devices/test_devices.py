@@ -51,7 +51,7 @@ params = SamplingParams(temperature=0, max_tokens=8)
 def told(device):
     llm = LLM({str(DEMO)!r}, device=device, dtype="float32", max_model_len=256)
     text = llm.generate(["The capital of France is"], params, use_tqdm=False)[0].outputs[0].text
-    return [llm.core.executor.device.name, llm.core.capacity.num_blocks, text]
+    return [llm.core.executor.worker.device.name, llm.core.capacity.num_blocks, text]
 def refusal():
     try:
         LLM({str(DEMO)!r}, device="testdevice", logits_processors=["engine:AdapterLogitsProcessor"])

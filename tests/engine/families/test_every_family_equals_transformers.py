@@ -42,7 +42,7 @@ def test_prompts_together_and_with_a_warm_prefix_cache(
 ) -> None:
     expected = case(name)
     llm = make(expected)
-    model = llm.core.executor.loaded.model
+    model = llm.core.executor.worker.loaded.model
     if isinstance(model, NativeDecoder) and model.ops.name.startswith("cpu-"):
         assert model.compiled == (name not in LAYER_BY_LAYER)
     for cached in (0, 128):
@@ -59,7 +59,7 @@ def test_experts_one_by_one(name: str, case: Callable[[str], Case]) -> None:
     expected = case(name)
     with expert_by_expert():
         llm = make(expected)
-    model = llm.core.executor.loaded.model
+    model = llm.core.executor.worker.loaded.model
     assert isinstance(model, NativeDecoder)
     assert not model.compiled
     outputs = llm.generate(expected.prompts, GREEDY, use_tqdm=False)

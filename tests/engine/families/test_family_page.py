@@ -80,7 +80,7 @@ def test_the_family_gives_the_tokens_of_transformers(checkpoint: Any, compiled: 
             str(folder), dtype="float32", num_gpu_blocks_override=64, max_model_len=128,
             device="cpu",
         )  # fmt: skip
-    model = llm.core.executor.loaded.model
+    model = llm.core.executor.worker.loaded.model
     assert isinstance(model, NativeDecoder)
     assert model.description.layers[1].attention.qkv.parts[0].name == "blocks.1.attn.q"
     params = SamplingParams(temperature=0, max_tokens=OUTPUT, ignore_eos=True)

@@ -124,7 +124,7 @@ def test_the_pool_of_a_hybrid_model_has_smaller_and_more_blocks(case: Cases) -> 
     sizes = [
         {
             id(cache): cache.nbytes
-            for pair in llm.core.executor.loaded.model.kv_caches
+            for pair in llm.core.executor.worker.loaded.model.kv_caches
             for cache in pair[:2]
         }
         for llm in (hybrid, plain)

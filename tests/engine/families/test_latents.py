@@ -40,7 +40,7 @@ def tokens(llm: LLM, mixed: list[list[int]], params: SamplingParams = GREEDY) ->
 
 def model_of(llm: LLM) -> Any:
     executor: Any = llm.core.executor
-    return executor.loaded.model
+    return executor.worker.loaded.model
 
 
 @pytest.mark.parametrize("name", DEEPSEEK)

@@ -34,7 +34,7 @@ def tokens(llm: LLM, mixed: list[list[int]], params: SamplingParams = GREEDY) ->
 
 
 def native(llm: LLM) -> NativeDecoder:
-    model = llm.core.executor.loaded.model
+    model = llm.core.executor.worker.loaded.model
     assert isinstance(model, NativeDecoder)
     return model
 

@@ -103,7 +103,7 @@ def test_mixed_types_in_one_layer(tmp_path: Path) -> None:
     folder = make_model("llama", tmp_path / "m", hidden_size=256, intermediate_size=512)
     file = write_gguf(folder, tmp_path / "mixed.gguf", kind_of)
     compiled, reference = make(file), make(file, cpu_kernels=False)
-    model = compiled.core.executor.loaded.model
+    model = compiled.core.executor.worker.loaded.model
     assert isinstance(model, NativeDecoder)
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
     results = [
@@ -121,8 +121,8 @@ def test_a_file_can_be_rounded_further(tmp_path: Path) -> None:
     llm = LLM(str(file), quantization="int8", num_gpu_blocks_override=500)
     plain = LLM(str(DEMO), num_gpu_blocks_override=500)
     assert (
-        llm.core.executor.loaded.model.decode_bytes
-        < 0.6 * plain.core.executor.loaded.model.decode_bytes
+        llm.core.executor.worker.loaded.model.decode_bytes
+        < 0.6 * plain.core.executor.worker.loaded.model.decode_bytes
     )
     assert perplexity(llm, 40) == pytest.approx(demo_perplexity(count=40), rel=0.005)
 
@@ -133,7 +133,7 @@ def test_text_and_chat_are_those_of_the_checkpoint(tmp_path: Path) -> None:
     texts = ["Hello there, 123 wörld!\n  Bye.", "<|im_start|>user\nhi<|im_end|>", "日本語 ok"]
     for text in texts:
         assert llm.get_tokenizer().encode(text) == plain.get_tokenizer().encode(text)
-    assert llm.core.executor.loaded.eos_token_ids == plain.core.executor.loaded.eos_token_ids
+    assert llm.core.facts.eos_token_ids == plain.core.facts.eos_token_ids
     messages = [{"role": "user", "content": "What is 3 plus 4?"}]
     params = SamplingParams(temperature=0, max_tokens=24)
     said = [m.chat(messages, params, use_tqdm=False)[0].outputs[0].text for m in (llm, plain)]
@@ -183,7 +183,7 @@ def test_quantised_experts_stay_in_few_bits(
 
     rounded = make(write_gguf(folder, tmp_path / "q8.gguf", kind_of))
     floats = make(write_gguf(folder, tmp_path / "f32.gguf", everywhere(Kind.F32)))
-    sizes_of = [llm.core.executor.loaded.model.decode_bytes for llm in (rounded, floats)]
+    sizes_of = [llm.core.executor.worker.loaded.model.decode_bytes for llm in (rounded, floats)]
     experts = 3 * 3 * 2 * 128 * 256  # layers, matrices, chosen experts
     assert sizes_of[1] - sizes_of[0] == pytest.approx(experts * (4 - 34 / 32), rel=0.01)
     agreed = [a[:3] == b[:3] for a, b in zip(tokens(rounded), tokens(floats), strict=True)]

@@ -77,7 +77,7 @@ def test_tokens_are_those_of_peft(tmp_path: Path, recipe: str) -> None:
         for prompt, name in wanted
     ]
     llm = serve(model)
-    assert isinstance(llm.core.executor.loaded.model, TransformersModel)  # type: ignore[attr-defined]
+    assert isinstance(llm.core.executor.worker.loaded.model, TransformersModel)  # type: ignore[attr-defined]
     ours = generate(llm, asked, FEW)
     expected = PeftOracle(model, folders).greedy_all(wanted, FEW, ours)
     assert ours == expected
@@ -137,7 +137,7 @@ def test_other_kernels_and_rounded_weights(tmp_path: Path) -> None:
     assert mixed == [generate(rounded, [one], FEW)[0] for one in asked]
     assert mixed[0] != generate(rounded, [(wanted[0][0], None)], FEW)[0]
     executor: Any = plain.core.executor
-    executor.loaded.model.to_device(executor.kernels)
+    executor.worker.loaded.model.to_device(executor.worker.kernels)
     assert executor.adapters.refusal.endswith("the Transformers bridge run on CPUs alone.")
 
 
@@ -165,7 +165,7 @@ def test_rows_of_drafts_go_through_their_own(tmp_path: Path) -> None:
 
 def test_modules_that_are_given_other_rows_than_tokens_refuse(tmp_path: Path) -> None:
     llm = serve(bridge("arcee", tmp_path / "model"))
-    adapted = llm.core.executor.loaded.model.adapted  # type: ignore[attr-defined]
+    adapted = llm.core.executor.worker.loaded.model.adapted  # type: ignore[attr-defined]
     step = LoraForwardState()
     step.begin((2, 3), NO_ADAPTERS, torch.tensor([0, 5]))
     for shape, strange in {

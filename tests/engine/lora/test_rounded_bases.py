@@ -53,7 +53,7 @@ def test_logits_are_those_of_the_dequantised_base(
     adapter = make_adapter(folder, tmp_path / "adapter", target_modules=ALL, use_dora=dora)
     llm = LLM(str(folder), dtype="float32", skip_tokenizer_init=True, quantization=quantization)
     executor = llm.core.executor
-    model = executor.loaded.model  # type: ignore[attr-defined]
+    model = executor.worker.loaded.model  # type: ignore[attr-defined]
     read = read_adapter(adapter, TargetModules(model.spec))
     ref = AdapterRef(digest=read.digest, path=str(adapter))
     executor.adapters.load(ref)

@@ -37,7 +37,7 @@ from .peft_oracle import checkpoint, make_adapter
 
 def loaded(model: Path | str) -> AdaptableModel:
     llm = LLM(str(model), dtype="float32", skip_tokenizer_init=True, num_gpu_blocks_override=16)
-    found = llm.core.executor.loaded.model  # type: ignore[attr-defined]
+    found = llm.core.executor.worker.loaded.model  # type: ignore[attr-defined]
     assert isinstance(found, NativeDecoder | NativeEncoder)
     return found
 

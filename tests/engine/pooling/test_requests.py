@@ -124,7 +124,7 @@ def test_prompts_of_the_default_context_run_whole(pooling_model: Maker) -> None:
 
 
 def test_weights_that_are_no_numbers_fail_the_request_alone(llm: LLM) -> None:
-    llm.core.executor.loaded.model.embedding[9] = float("nan")  # type: ignore[attr-defined]
+    llm.core.executor.worker.loaded.model.embedding[9] = float("nan")  # type: ignore[attr-defined]
     submit(llm, "bad", [9, 5])
     submit(llm, "good", [5, 6])
     found = {delta.request_id: delta for delta in llm.core.step()}
@@ -138,7 +138,7 @@ BAD = [9, 5]
 @pytest.fixture
 def spoiled(llm: LLM) -> LLM:
     """One whose token 9 has an embedding that is no number."""
-    llm.core.executor.loaded.model.embedding[9] = float("nan")  # type: ignore[attr-defined]
+    llm.core.executor.worker.loaded.model.embedding[9] = float("nan")  # type: ignore[attr-defined]
     return llm
 
 
@@ -172,7 +172,7 @@ def test_fault_64_of_several_pairs_one_fails(spoiled: LLM) -> None:
 def test_fault_64_heads_answer_the_others(pooling_model: Maker, ask: str, num_labels: int) -> None:
     folder = pooling_model("bert", "ForSequenceClassification", num_labels=num_labels)
     llm = LLM(str(folder), max_model_len=64)
-    llm.core.executor.loaded.model.embedding[9] = float("nan")  # type: ignore[attr-defined]
+    llm.core.executor.worker.loaded.model.embedding[9] = float("nan")  # type: ignore[attr-defined]
     bad_word = llm.get_tokenizer().decode([9])
     if ask == "score":
         found = llm.score(TEXTS[0], [TEXTS[3], bad_word, TEXTS[2]], use_tqdm=False)
@@ -195,7 +195,7 @@ def test_fault_64_a_step_hands_over_the_others_vectors(spoiled: LLM) -> None:
 @pytest.mark.asyncio
 async def test_fault_64_an_engine_for_coroutines_lives_on(pooling_model: Maker) -> None:
     engine = AsyncLLM(EngineConfig(model=str(pooling_model("bert")), max_model_len=64))
-    model = engine.engine.core.executor.loaded.model  # type: ignore[attr-defined]
+    model = engine.engine.core.executor.worker.loaded.model  # type: ignore[attr-defined]
     model.embedding[9] = float("nan")
 
     async def encode(prompt: list[int]) -> Any:

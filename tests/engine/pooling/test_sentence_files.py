@@ -62,8 +62,8 @@ def test_the_longest_text_is_theirs(folder: Path) -> None:
     write_sentence_files(folder)
     write(folder / "sentence_bert_config.json", {"max_seq_length": 20, "do_lower_case": False})
     llm = LLM(str(folder))
-    assert llm.core.executor.loaded.max_model_len == 20
-    assert LLM(str(folder), max_model_len=100).core.executor.loaded.max_model_len == 100
+    assert llm.core.executor.worker.loaded.max_model_len == 20
+    assert LLM(str(folder), max_model_len=100).core.executor.worker.loaded.max_model_len == 100
 
 
 def test_similarity_is_theirs(folder: Path) -> None:

@@ -81,7 +81,7 @@ def test_the_layers_are_small_and_the_tables_stay_in_eight_bits(model_folder: Fo
             str(model_folder("llama")), quantization=quantization, num_gpu_blocks_override=8,
             max_model_len=64,
         )  # fmt: skip
-        model = llm.core.executor.loaded.model
+        model = llm.core.executor.worker.loaded.model
         assert isinstance(model, NativeDecoder)
         sizes[quantization] = sum(layer.nbytes for layer in model.weights), model.lm_head.nbytes
     # Groups of 128 are wider than these rows of 64 to 96 values, which are padded.

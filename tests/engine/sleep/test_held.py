@@ -70,7 +70,7 @@ def test_no_closure_of_a_model_or_its_pooler_holds_a_tensor(
     folder = make(kind, tmp_path, head) if kind else make_model("llama", tmp_path)
     impl = "auto" if kind else "transformers"
     llm = LLM(str(folder), dtype="float32", max_model_len=32, cpu_kernels=False, model_impl=impl)
-    loaded = llm.core.executor.loaded
+    loaded = llm.core.executor.worker.loaded
     found = {id(tensor) for tensor in iter_tensors([loaded.model, loaded.pooler])}
     inside = held._reachable
 
@@ -164,7 +164,7 @@ def test_a_deeper_sleep_gives_the_host_memory_of_a_lighter_one_back(tmp_path: Pa
         str(make_model("llama", tmp_path)), dtype="float32", num_gpu_blocks_override=32,
         max_model_len=64, cpu_kernels=False, enable_sleep_mode=True,
     )  # fmt: skip
-    device, prompt = llm.core.executor.device, [[5] * 20]
+    device, prompt = llm.core.executor.worker.device, [[5] * 20]
     expected = llm.generate(prompt, GREEDY, use_tqdm=False)[0].outputs[0].token_ids
 
     def put_away(tensors: Iterator[torch.Tensor]) -> HostCopy:
@@ -225,7 +225,7 @@ def test_a_model_away_and_back_answers_the_same(form: str, impl: str, tmp_path: 
         str(folder), dtype="float32", num_gpu_blocks_override=32, max_model_len=64,
         cpu_kernels=False, model_impl=impl,
     )  # fmt: skip
-    model = llm.core.executor.loaded.model
+    model = llm.core.executor.worker.loaded.model
     model.release_kv()
     for tensor in iter_tensors(model):
         if not tensor.untyped_storage().resizable():  # of a mapped file; on a GPU there are none

@@ -49,7 +49,7 @@ def test_memory_falls_and_answers_are_the_same(level: int, large: Path) -> None:
     llm = make(large, num_gpu_blocks_override=256)
     before = tokens(llm)
     kv = 0
-    for cache in llm.core.executor.loaded.model.kv_caches:  # type: ignore[attr-defined]
+    for cache in llm.core.executor.worker.loaded.model.kv_caches:  # type: ignore[attr-defined]
         for tensor in cache[:2]:
             tensor.fill_(1.0)  # all of its pages, not only those that a few prompts touch
             kv += tensor.nbytes
@@ -138,7 +138,7 @@ def test_sleeping_twice_is_sleeping_deeper(model_folder: Folder) -> None:
     llm.sleep(2)
     llm.sleep(1)
     with pytest.raises(RuntimeError, match="weights sleep"):
-        _ = llm.core.executor.loaded.model.decode_bytes
+        _ = llm.core.executor.worker.loaded.model.decode_bytes
     llm.wake_up()
     llm.wake_up()
     assert tokens(llm) == before
@@ -194,7 +194,7 @@ def test_a_model_that_cannot_give_its_cache_back_is_refused(
     model_folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     llm = make(model_folder("llama"))
-    monkeypatch.delattr(type(llm.core.executor.loaded.model), "release_kv")
+    monkeypatch.delattr(type(llm.core.executor.worker.loaded.model), "release_kv")
     with pytest.raises(ConfigError, match="release_kv"):
         llm.sleep()
     assert len(tokens(llm)) == 3
@@ -216,4 +216,4 @@ def test_int8_caches_and_quantised_weights_wake_up(model_folder: Folder) -> None
     llm.sleep(2)
     llm.wake_up()
     assert tokens(llm) == before
-    assert torch.is_tensor(llm.core.executor.loaded.model.kv_caches[0].key_scales)  # type: ignore[attr-defined]
+    assert torch.is_tensor(llm.core.executor.worker.loaded.model.kv_caches[0].key_scales)  # type: ignore[attr-defined]

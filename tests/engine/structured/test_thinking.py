@@ -140,7 +140,7 @@ def test_marks_outside_of_the_vocabulary_are_refused(llm: LLM) -> None:
 
 
 def thoughtful(seed: int, core: EngineCore, *, form: bool, budget: int | None) -> SamplingParams:
-    tokenizer = core.executor.loaded.tokenizer
+    tokenizer = core.tokenizer
     assert tokenizer is not None
     fields: dict[str, Any] = {"regex": "[ab]{3,9}!"} if form else {}
     sampling = params(seed, max_tokens=40, **fields)

@@ -47,7 +47,7 @@ def test_layers_stay_as_they_are(name, near, tmp_path):
     made = make_pair(source, tmp_path, FORMATS[name].config, FORMATS[name].write)
     llm = LLM(str(made.packed), **SETTINGS)
     assert levels(llm, "_proj") == {"kept"}
-    down = llm.core.executor.loaded.model.weights[0].mlp.down
+    down = llm.core.executor.worker.loaded.model.weights[0].mlp.down
     plain = made.weights["model.layers.0.mlp.down_proj"]
     torch.testing.assert_close(down.rows(torch.arange(len(plain))), plain, rtol=1e-3, atol=1e-3)
     wanted = Oracle(made.plain).logprobs(PROMPT)
@@ -68,7 +68,7 @@ def test_experts_stay_as_they_are_all_at_once(tmp_path):
 
     pair = make_pair(source, tmp_path, GPTQ, writers.gptq(symmetric=False), chosen)
     llm = LLM(str(pair.packed), **SETTINGS)
-    layers = llm.core.executor.loaded.model.weights
+    layers = llm.core.executor.worker.loaded.model.weights
     assert all(isinstance(layer.experts, GroupedExperts) for layer in layers)
     assert levels(llm, ".experts.") == {"kept"}
     said = llm.generate([PROMPT], GREEDY, use_tqdm=False)[0].outputs[0].token_ids
@@ -82,7 +82,7 @@ def test_forms_that_no_kernel_multiplies_are_read(name, tmp_path):
     made = make_pair(source, tmp_path, FORMATS[name].config, FORMATS[name].write)
     llm = LLM(str(made.packed), **SETTINGS)
     assert levels(llm, "_proj") == {"read"}
-    down = llm.core.executor.loaded.model.weights[0].mlp.down
+    down = llm.core.executor.worker.loaded.model.weights[0].mlp.down
     plain = made.weights["model.layers.0.mlp.down_proj"]
     torch.testing.assert_close(down.rows(torch.arange(len(plain))), plain, rtol=1e-3, atol=1e-3)
     said = llm.generate([PROMPT], TWO, use_tqdm=False)[0].outputs[0].token_ids

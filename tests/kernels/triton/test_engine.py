@@ -27,7 +27,7 @@ def test_greedy_tokens_equal_those_of_transformers(family, forced, tmp_path):
         str(folder), dtype="float32", num_gpu_blocks_override=40, max_model_len=64, device="cpu",
         max_num_batched_tokens=16,
     )  # fmt: skip
-    assert isinstance(llm.core.executor.loaded.model.ops, TritonKernels)
+    assert isinstance(llm.core.executor.worker.loaded.model.ops, TritonKernels)
     params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
     outputs = llm.generate(PROMPTS, params, use_tqdm=False)
     oracle = Oracle(folder)
@@ -43,7 +43,7 @@ def test_experts_run_fused(forced, tmp_path):
     llm = LLM(
         str(folder), dtype="float32", num_gpu_blocks_override=40, max_model_len=64, device="cpu"
     )
-    layers = llm.core.executor.loaded.model.weights
+    layers = llm.core.executor.worker.loaded.model.weights
     assert all(isinstance(layer.experts, GroupedMoe) for layer in layers)
     params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
     outputs = llm.generate(PROMPTS, params, use_tqdm=False)
@@ -58,8 +58,8 @@ def test_quantised_weights_stay_small_and_run(quantization, forced, tmp_path):
     folder = make_model("llama", tmp_path, num_hidden_layers=1, **FEW_HEADS)
     settings = {"dtype": "float32", "num_gpu_blocks_override": 40, "max_model_len": 64}
     llm = LLM(str(folder), device="cpu", quantization=quantization, **settings)
-    layers = llm.core.executor.loaded.model.weights
-    whole = LLM(str(folder), device="cpu", **settings).core.executor.loaded.model.weights
+    layers = llm.core.executor.worker.loaded.model.weights
+    whole = LLM(str(folder), device="cpu", **settings).core.executor.worker.loaded.model.weights
     assert layers[0].nbytes < 0.5 * whole[0].nbytes  # rows are padded to groups of 128
     params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
     together = llm.generate(PROMPTS[:2], params, use_tqdm=False)[1].outputs[0].token_ids

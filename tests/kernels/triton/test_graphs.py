@@ -114,7 +114,7 @@ def graphed(folder, monkeypatch):
             str(folder), dtype="float32", num_gpu_blocks_override=40, max_model_len=64,
             device="cpu", max_num_seqs=4, **{"max_num_batched_tokens": 16, **settings},
         )  # fmt: skip
-        model = llm.core.executor.loaded.model
+        model = llm.core.executor.worker.loaded.model
         slots = None
         if adapters:
             slots = model.make_lora_slots(adapters, 16)
@@ -128,7 +128,7 @@ def graphed(folder, monkeypatch):
         forward = DeviceForward(model.forward, CPU, dispatcher, inputs, breaks, slots)
         count = forward.capture()
         assert count == len(dispatcher.keys)
-        llm.core.executor._runner.forward = forward
+        llm.core.executor.worker._runner.forward = forward
         return llm, forward, recorder
 
     return make

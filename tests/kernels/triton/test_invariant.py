@@ -131,7 +131,7 @@ def test_an_engine_gives_one_result(monkeypatch, tmp_path):
         str(make_model("llama", tmp_path, num_hidden_layers=1)), dtype="float32", device="cpu",
         num_gpu_blocks_override=60, max_model_len=128, batch_invariant=True,
     )  # fmt: skip
-    assert llm.core.executor.loaded.model.ops.batch_invariant
+    assert llm.core.executor.worker.loaded.model.ops.batch_invariant
     prompt, watch = tuple(7 * place % 380 for place in range(12)), Watch()
     (whole,) = run(llm, watch, (*prompt, 0, 0), Cut(known=len(prompt)))
     run(llm, watch, whole, Cut(known=len(prompt) + 1, chunk=5, beside=(prompt[:4],)))

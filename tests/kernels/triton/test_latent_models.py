@@ -57,7 +57,7 @@ def make(folder: Path, **settings: Any) -> LLM:
 
 def model_of(llm: LLM) -> Any:
     executor: Any = llm.core.executor
-    model = executor.loaded.model
+    model = executor.worker.loaded.model
     assert isinstance(model, NativeDecoder)
     return model
 
@@ -104,7 +104,7 @@ def graphed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[LLM, Any]]:
         forward = device_forward(model_of(llm), config, 16, 4, 1, NotingRecorder)
         assert forward.capture() > 0
         executor: Any = llm.core.executor
-        executor._runner.forward = forward
+        executor.worker._runner.forward = forward
         return llm, forward
 
     return made

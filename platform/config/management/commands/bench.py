@@ -161,19 +161,24 @@ class Command(BaseCommand):
         facts, capacity = core.facts, core.capacity
         self.stdout.write(
             f"{facts.architecture}, {facts.num_parameters / 1e6:.1f} M parameters, "
-            f"{facts.dtype}, kernels: {core.executor.kernels.name}, "
+            f"{facts.dtype}, kernels: {self._kernels(core).name}, "
             f"{capacity.num_blocks} blocks, budget {capacity.token_budget} tokens a step"
         )
         return core
 
+    @staticmethod
+    def _kernels(core: Any) -> Any:
+        [kernels] = core.executor.collective_rpc(lambda worker: worker.kernels)
+        return kernels
+
     def _engine_of(self, core: Any) -> dict[str, Any]:
         """What the figures are of."""
-        config = core.config
+        config, kernels = core.config, self._kernels(core)
         return {
             "model": config.name,
             "weights": config.quantization or core.facts.dtype,
-            "kernels": core.executor.kernels.name,
-            "threads": core.executor.kernels.num_threads(),
+            "kernels": kernels.name,
+            "threads": kernels.num_threads(),
         }
 
     def _report(self, row: dict[str, Any], options: dict[str, Any]) -> None:

@@ -1,0 +1,365 @@
+"""`Worker`: one rank's model on one device."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection
+from typing import Any, cast
+
+import torch
+
+from engine.contract.engine_config import EngineConfig
+from engine.contract.errors import ConfigError
+from engine.contract.messages import KV_CACHE, WEIGHTS
+from engine.contract.replica_state import CACHE, KERNELS, READING, Numerics, report_load_phase
+from engine.devices.device import CacheRequirements, RunnerInputs
+from engine.devices.host_memory import num_virtual_blocks
+from engine.devices.registry import make_device
+from engine.executor.abstract import Capacity
+from engine.executor.draft_worker import DraftWorkers
+from engine.executor.lora_worker import LoraWorker
+from engine.executor.numerics import read_numerics
+from engine.executor.sleep import SleepController
+from engine.kv_cache.kv_cache_config import KVCacheConfig, make_kv_cache_config, most_blocks
+from engine.model_loader.loader import LoadedModel, load_model
+from engine.model_loader.vllm_config import VllmConfig
+from engine.models.decoder import NativeDecoder
+from engine.models.decoder_spec import DecoderSpec
+from engine.models.interface import ModelFacts
+from engine.sampling.custom_processors import LogitsProcessors
+from engine.sampling.logits_processor import LogitsProcessor, processor_classes
+from engine.scheduler.plan import GrammarOutput, StepPlan, StepResult
+from engine.worker.input_batch import InputBatch
+from engine.worker.interface import Attachments, BitmaskInbox, PendingStep, Runner
+from kernels import KernelSet
+
+log = logging.getLogger(__name__)
+
+#: Default step budget of models other than `NativeDecoder`: a Transformers model computes the
+#: logits of every token that is asked for.
+_OTHER_MODELS_TOKEN_BUDGET = 2048
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "int8": torch.int8,
+    "fp8": torch.float8_e4m3fn,
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
+}
+
+
+class Worker:
+    """Loads a model, sizes and allocates its KV cache, and runs its steps on one device.
+
+    What it takes and returns is plain data (`ModelFacts`, `Capacity`, `StepPlan`, `StepResult`), so
+    an executor may keep it in this process or elsewhere. `load`, `determine_available_blocks` and
+    `allocate_cache` are called once, in this order.
+
+    Attributes:
+        rank: among the workers of the model.
+        device: where the model runs.
+        loaded: the model; from `load` on.
+        capacity: from `determine_available_blocks` on.
+        adapters, drafts: what is on the device besides the model.
+    """
+
+    rank = 0
+    loaded: LoadedModel
+    capacity: Capacity
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        report_load_phase(KERNELS)
+        self.device = make_device(config)
+        self._attachments, self._masks = Attachments(), BitmaskInbox()
+        self.adapters = LoraWorker(config, self.device, _DTYPES)
+        self.drafts = DraftWorkers(self._use_threads)
+        self._is_serving = self._threads_set = False
+        self._runner: Runner = cast(Any, None)
+
+    def load(self, progress: Callable[[int, int], None]) -> ModelFacts:
+        """Load the model; `progress(done, total)` is called meanwhile.
+
+        Raises `ModelLoadError` or `ConfigError`.
+        """
+        report_load_phase(READING)
+        self.device.use_threads_to_load()
+        self.loaded = load_model(self._config, self.device.kernels, progress)
+        self._kv_dtype = _DTYPES.get(self._config.kv_cache_dtype, self.loaded.dtype)
+        self._check_logits_processors()
+        self._sleeper = SleepController(self.loaded, self._config, self.device)
+        self.adapters.prepare(self.loaded)
+        self.drafts.load(
+            self._config, self.device, self.loaded, overlaps=self.supports_async_scheduling
+        )
+        return self.loaded.facts
+
+    def _logits_processor_classes(self) -> list[type[LogitsProcessor]]:
+        return processor_classes(self._config, pools=self.loaded.pooler is not None)
+
+    def _check_logits_processors(self) -> None:
+        """Raise `ConfigError` for logits processors that can't be used, before memory is taken."""
+        classes = self._logits_processor_classes()
+        if classes and not self.device.runs_logits_processors:
+            names = ", ".join(sorted(cls.__name__ for cls in classes))
+            raise ConfigError(
+                f"logits_processors ({names}) aren't supported on the device {self.device.name}. "
+                "Leave them out; those of installed packages by QUIRE_PLUGINS.",
+                param="logits_processors",
+            )
+
+    def determine_available_blocks(self) -> Capacity:
+        """Size the KV cache by the free memory. Raises `ConfigError` where that is too little."""
+        config, budget, layout = self._config, self._token_budget(), self._layout()
+        self.drafts.check(layout)
+        token_bytes = self._token_bytes(layout.layers_per_block)
+        self.capacity = Capacity(
+            num_blocks=self._num_blocks(budget, layout, token_bytes),
+            layout=layout,
+            kv_bytes_per_token=self._token_bytes(),
+            token_budget=budget,
+            max_stateful_sequences=self._max_stateful_sequences(),
+        )
+        self.drafts.size_cache(self.capacity.num_blocks, token_bytes * config.block_size)
+        return self.capacity
+
+    def _layout(self) -> KVCacheConfig:
+        """The model's KV cache groups."""
+        spec = self.loaded.spec
+        hybrid = not self._config.disable_hybrid_kv_cache_manager
+        windows, layers = spec.sliding_windows, spec.num_layers
+        if isinstance(spec, DecoderSpec):
+            windows, layers = spec.kv_windows, len(spec.attention_layers)
+        return make_kv_cache_config(windows, layers, self.loaded.max_model_len, hybrid)
+
+    def _token_bytes(self, num_layers: int | None = None) -> int:
+        """Bytes of KV cache of one token over `num_layers` layers, by default all."""
+        spec = self.loaded.spec
+        size = spec.kv_bytes_per_token(self._kv_dtype.itemsize, num_layers)
+        if self._kv_dtype != torch.int8:
+            return size
+        if not isinstance(spec, DecoderSpec):
+            raise ConfigError(
+                f"kv_cache_dtype='int8' isn't supported for {spec.architecture}.",
+                param="kv_cache_dtype",
+            )
+        return size + size // spec.head_dim * torch.float32.itemsize  # each head's scale
+
+    def _num_blocks(self, token_budget: int, layout: KVCacheConfig, token_bytes: int) -> int:
+        """The pool's size: a block holds `layers_per_block` layers, whatever their group."""
+        config, max_model_len = self._config, self.loaded.max_model_len
+        blocks_per_sequence = sum(
+            most_blocks(window, max_model_len, token_budget, config.block_size)
+            for window in layout.windows
+        )
+        token_bytes += self.drafts.bytes_per_token
+        if token_bytes == 0:
+            return num_virtual_blocks(config, token_budget)
+        return self.device.num_blocks(
+            CacheRequirements(
+                self.loaded,
+                self._kv_dtype,
+                layout,
+                token_bytes,
+                blocks_per_sequence,
+                token_budget,
+                self.drafts.need,
+                self.drafts.taps,
+            )
+        )
+
+    def _max_stateful_sequences(self) -> int | None:
+        """Number of sequences whose states fit into memory; None: sequences have no states."""
+        size: int = getattr(self.loaded.spec, "state_bytes", 0)
+        max_states = self.device.max_states(size) if size else None
+        if max_states is None:
+            return None
+        max_num_seqs = self._config.max_num_seqs
+        if max_states < max_num_seqs:
+            log.info(
+                "%d sequences run at once, not %d: each has a state of %d bytes.",
+                max_states, max_num_seqs, size,
+            )  # fmt: skip
+        return min(max_states, max_num_seqs)
+
+    def _token_budget(self) -> int:
+        """`max_num_batched_tokens`: without chunked prefill a whole prompt must fit."""
+        budget = self._config.max_num_batched_tokens
+        if budget is None:
+            budget = self.device.token_budget
+            if not isinstance(self.loaded.model, NativeDecoder):
+                budget = min(budget, _OTHER_MODELS_TOKEN_BUDGET)
+        if not self._config.enable_chunked_prefill or self.loaded.runs_whole_prompts:
+            budget = max(budget, self.loaded.max_model_len)
+        return budget
+
+    def allocate_cache(self) -> None:
+        """Allocate the KV cache and make the runner; steps can be run from now on."""
+        report_load_phase(CACHE)
+        config, layout = self._config, self.capacity.layout
+        self.loaded.model.allocate_kv(
+            self.capacity.num_blocks, config.block_size, self._kv_dtype, layout
+        )
+        batch = InputBatch(
+            config.max_num_seqs,
+            self.loaded.max_model_len,
+            config.block_size,
+            len(layout.groups),
+            self._attachments,
+            self.adapters.by_digest,
+        )
+        if self._is_serving:
+            self.device.on_cache_allocated(self.loaded)
+        self._runner = self._make_runner(batch)
+        self.drafts.allocate_cache()
+
+    def _make_runner(self, batch: InputBatch) -> Runner:
+        capacity = self.capacity
+        parts = RunnerInputs(
+            self.loaded,
+            batch,
+            self._masks,
+            capacity.layout,
+            capacity.token_budget,
+            self.drafts.attach(batch, capacity.num_blocks, capacity.layout),
+            custom=self._logits_processors(),
+        )
+        return self.device.make_runner(parts)
+
+    def _logits_processors(self) -> LogitsProcessors | None:
+        """The engine's logits processors, one set a runner; None: there are none."""
+        classes = self._logits_processor_classes()
+        if not classes:
+            return None
+        device, pinned, config = self.kernels.device, self.device.pins_memory, self.vllm_config
+
+        def make() -> list[LogitsProcessor]:
+            return [cls(config, device, pinned) for cls in classes]
+
+        return LogitsProcessors(make(), make)
+
+    def on_serving(self) -> None:
+        """The engine is warm: use idle time to prepare for later steps."""
+        self._is_serving = True
+        self.device.on_cache_allocated(self.loaded)
+
+    @property
+    def supports_async_scheduling(self) -> bool:
+        """Whether steps are planned ahead unless the settings say otherwise."""
+        return self.device.overlaps
+
+    @property
+    def measures_prefill_pace(self) -> bool:
+        """Whether prompts are timed at the start, so that they leave time for decodes."""
+        return self.device.times_prompts
+
+    @property
+    def kernels(self) -> KernelSet:
+        """The device's kernels."""
+        return self.device.kernels
+
+    @property
+    def vllm_config(self) -> VllmConfig:
+        """Settings and facts by vLLM's names; from `determine_available_blocks` on."""
+        return VllmConfig.of(
+            self._config,
+            self.loaded,
+            self.device.torch_device,
+            num_blocks=self.capacity.num_blocks,
+            token_budget=self.capacity.token_budget,
+            plans_ahead=self._config.uses_async_scheduling(self.supports_async_scheduling),
+        )
+
+    def read_numerics(self) -> Numerics | None:
+        """What decides the bits of this worker's tokens; None where it can't be read any more."""
+        return read_numerics(self._config, self.device.arithmetic, self.loaded.dtype)
+
+    def attach(self, value: Any) -> int:
+        """Store an object that plans name by the returned handle, until `detach`."""
+        return self._attachments.add(value)
+
+    def detach(self, handle: int) -> None:
+        """Remove an attachment that no later plan names."""
+        self._attachments.remove(handle)
+
+    def send_bitmask(self, output: GrammarOutput) -> None:
+        """Store the grammar bitmasks that a step waits for. May be called in any thread."""
+        self._masks.publish(output)
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Run one step. Raises whatever the model raises; the batch stays usable."""
+        self._use_threads()
+        self.device.note_step(plan)
+        return self._runner.execute(plan)
+
+    def prepare(self, plan: StepPlan) -> Any:
+        """Apply a plan's changes; the step's inputs for `launch`, None without sequences.
+
+        May be called while the previous step runs in another thread.
+        """
+        if plan.seq_ids:
+            self.device.note_step(plan)
+        return self._runner.prepare(plan)
+
+    def launch(self, plan: StepPlan, inputs: Any) -> PendingStep:
+        """Start a prepared step after the previous one; always called in the same thread."""
+        self._use_threads()
+        return self._runner.launch(plan, inputs)
+
+    def reset(self) -> None:
+        """Prepare for other steps after one has failed.
+
+        Raises what a device says that is lost for good.
+        """
+        self.device.on_step_failed()
+        self._runner.reset()
+        self._masks.clear()
+
+    def _use_threads(self) -> None:
+        """Apply the thread settings once, in the thread that runs steps."""
+        if not self._threads_set:
+            self._threads_set = True
+            self.device.use_threads(self.loaded)
+
+    @property
+    def is_sleeping(self) -> bool:
+        """Whether memory is released, so that no step can be run."""
+        return bool(self._sleeper.asleep)
+
+    def check_sleep(self) -> None:
+        """Raise `ConfigError` unless this model can sleep."""
+        self._sleeper.check()
+
+    def sleep(self, level: int) -> None:
+        """Release memory; see `SleepController` for the levels."""
+        self.check_sleep()
+        # Graphs and their buffers go with the runner: they hold addresses of what goes.
+        self._runner = cast(Any, None)
+        self.device.on_cache_released()
+        self.drafts.sleep(level)
+        self._sleeper.sleep(level)
+        self.adapters.clear_host()
+
+    def wake_up(self, tags: Collection[str]) -> None:
+        """Restore `tags`. The KV cache comes after the weights, whichever is woken first.
+
+        Raises `ModelLoadError` where the weights can't be read; then they still sleep.
+        """
+        asleep = self._sleeper.asleep
+        if WEIGHTS in tags:
+            self._sleeper.reload_weights()
+            self.adapters.prepare(self.loaded)
+            self.drafts.wake_weights()
+        if KV_CACHE in tags:
+            asleep.discard(KV_CACHE)
+        if not asleep and self._runner is None:
+            self.allocate_cache()
+
+    def check_health(self) -> None:
+        """Do nothing: a worker that answers is healthy."""
+
+    def shutdown(self) -> None:
+        """End the device's threads and release memory."""
+        self.device.close()
+        self._runner = cast(Any, None)
