@@ -105,7 +105,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing Quire into $(VENV)/ (a few minutes the first time) ..."
 	deploy/system-packages.sh run
 	$(PIP) install -c constraints.txt torch
-	$(PIP) install -c constraints.txt $$($(BIN)/python deploy/requirements.py embedded postgres)
+	$(PIP) install -c constraints.txt $$($(BIN)/python deploy/requirements.py postgres)
 	$(PIP) install --no-deps --editable .  # the command `quire`
 	@touch $@
 
@@ -135,5 +135,5 @@ $(VENV)/.installed-more-clients: pyproject.toml $(CLIENTS)/more-constraints.txt 
 	@touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed
-	$(PIP) install -c constraints.txt $$($(BIN)/python deploy/requirements.py test demo triton)
+	$(PIP) install -c constraints.txt $$($(BIN)/python deploy/requirements.py test demo gpu)
 	@touch $@

@@ -42,7 +42,7 @@ START_TIMEOUT_S, STOP_TIMEOUT_S = 300.0, 90.0
 MARKS = {
     "replica": "--replica-id=",
     "gateway": "config.serve",
-    "worker": "manage.py\0worker\0--queues\0jobs",
+    "worker": "quire\0worker\0--queues\0jobs",
     "redis": "redis.sock",
 }
 _DROPPED = ("DATABASE_URL", "REDIS_URL", "DJANGO_SETTINGS_MODULE")

@@ -2,8 +2,7 @@
 
 With `--alone` first, only those of the extras.
 
-Quire runs from its checkout (`manage.py` stands beside its packages), so only what it needs is
-installed, not Quire itself.
+`make install` and the image run Quire from a checkout, so only what it needs is installed here.
 """
 
 import sys

@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from engine.version import __version__
+
 if TYPE_CHECKING:
     from engine.contract.lora import LoRARequest
     from engine.contract.pooling_params import PoolingParams
@@ -92,6 +94,7 @@ __all__ = [
     "TokensPrompt",
     "Vector",
     "VllmConfig",
+    "__version__",
     "cleanup_dist_env_and_memory",
     "process_dict_updates",
     "tensorize_vllm_model",

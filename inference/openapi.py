@@ -16,7 +16,7 @@ from drf_spectacular.extensions import OpenApiAuthenticationExtension
 from drf_spectacular.generators import SchemaGenerator
 from drf_spectacular.plumbing import ResolvedComponent
 
-from inference.api.health import version
+from engine.version import __version__
 from inference.web.endpoint_schema import EndpointSchema
 from inference.web.views import GatewayRequest, GatewayView, json_response
 
@@ -43,7 +43,7 @@ TAGS = {
 #: As text: the URLs import this module.
 _URLS = "inference.urls"
 #: `manage.py openapi` writes it.
-SNAPSHOT = Path(__file__).resolve().parents[1] / "docs" / "openapi.json"
+SNAPSHOT = Path(settings.BASE_DIR) / "docs" / "openapi.json"
 
 
 class PydanticSchemas(PydanticExtension):
@@ -86,7 +86,7 @@ def document() -> dict[str, Any]:
         snapshot: dict[str, Any] = msgspec.json.decode(SNAPSHOT.read_bytes())
     except FileNotFoundError:
         return generate()
-    snapshot["info"]["version"] = version()
+    snapshot["info"]["version"] = __version__
     if root := settings.FORCE_SCRIPT_NAME:
         snapshot["servers"] = [{"url": root}]
     return snapshot
@@ -102,7 +102,7 @@ def generate() -> dict[str, Any]:
     generated: dict[str, Any] = SchemaGenerator(patterns=patterns).get_schema(
         request=None, public=True
     )
-    generated["info"] |= {"version": version(), "description": INTRODUCTION}
+    generated["info"] |= {"version": __version__, "description": INTRODUCTION}
     generated["tags"] = [{"name": name, "description": text} for name, text in TAGS.items()]
     # Lazy strings become text.
     return msgspec.json.decode(msgspec.json.encode(generated, enc_hook=str))

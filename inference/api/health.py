@@ -9,8 +9,6 @@ import asyncio
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ from redis.exceptions import RedisError
 
 from catalog.access import served_model_names
 from engine.contract.errors import QuireError
+from engine.version import __version__
 from inference.engine_client.client import EngineClient, get_engine_client
 from inference.engine_client.fleet import Replica
 from inference.errors import Overloaded
@@ -39,23 +38,6 @@ from inference.web.views import GatewayRequest, GatewayView, json_response
 # -- `GET /version` and `GET /metrics`.
 
 
-@lru_cache(maxsize=1)
-def version() -> str:
-    """Quire's version, from the installed package or, in a clone, from its project file."""
-    try:
-        return metadata.version("quire")
-    except metadata.PackageNotFoundError:
-        return _version_in_clone()
-
-
-def _version_in_clone() -> str:
-    import tomllib
-    from pathlib import Path
-
-    path = Path(__file__).resolve().parents[2] / "pyproject.toml"
-    return str(tomllib.loads(path.read_text(encoding="utf-8"))["project"]["version"])
-
-
 class VersionView(GatewayView):
     """The version of Quire."""
 
@@ -64,7 +46,7 @@ class VersionView(GatewayView):
 
     async def get(self, request: GatewayRequest) -> HttpResponseBase:
         """`{"version": ...}`."""
-        return json_response(msgspec.json.encode({"version": version()}))
+        return json_response(msgspec.json.encode({"version": __version__}))
 
 
 class MetricsView(GatewayView):

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from common.errors import NotFound
 from engine.contract.errors import EngineUnavailable, InvalidRequest
 from engine.contract.messages import PAUSE_MODES, SLEEP_LEVELS, SLEEP_TAGS
-from inference.api.health import version
+from engine.version import __version__
 from inference.engine_client.client import EngineClient, get_engine_client
 from inference.engine_client.fleet import Replica
 from inference.generation.model_resolution import resolve_model
@@ -200,7 +200,7 @@ class ServerInfoView(OperatorView):
         client = get_engine_client()
         await client.start()
         body = {
-            "version": version(),
+            "version": __version__,
             "gateway": {"id": client.gateway_id, "settings": _shown(client.settings)},
             "replicas": {
                 replica.heartbeat.replica_id: {

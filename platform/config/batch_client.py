@@ -138,7 +138,7 @@ def private_server(flags: Sequence[str]) -> Iterator[tuple[str, str]]:
     with tempfile.TemporaryDirectory(prefix="quire-batch-") as name:
         folder = Path(name)
         ready, log = folder / "ready.json", folder / "log"
-        command = ["manage.py", "up", "--port", "0", "--no-worker", "--ready-file", str(ready)]
+        command = ["-m", "quire", "up", "--port", "0", "--no-worker", "--ready-file", str(ready)]
         with log.open("wb") as output:
             process = subprocess.Popen(
                 [sys.executable, *command, "--data-dir", str(folder / "data"), *flags],

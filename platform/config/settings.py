@@ -17,8 +17,12 @@ from engine.system.light_imports import import_redis
 
 import_redis()
 
-BASE_DIR = Path(__file__).resolve().parent.parent.parent
-DATA_DIR = env.folder("QUIRE_DATA_DIR", BASE_DIR / ".quire")
+#: The folder of the apps: `platform/` of a checkout, `quire/_platform/` of an installed package.
+APPS_DIR = Path(__file__).resolve().parent.parent
+BASE_DIR = APPS_DIR.parent
+IS_INSTALLED = APPS_DIR.name == "_platform"
+DEFAULT_DATA_DIR = (Path.home() if IS_INSTALLED else BASE_DIR) / ".quire"
+DATA_DIR = env.folder("QUIRE_DATA_DIR", DEFAULT_DATA_DIR)
 DEBUG = env.flag("QUIRE_DEBUG")
 DEFAULT_EXCEPTION_REPORTER_FILTER = "config.debug_report.WithoutAddresses"
 
@@ -285,7 +289,9 @@ FORMAT_MODULE_PATH = "config.formats"
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 STATIC_URL = f"{FORCE_SCRIPT_NAME}/static/"
-STATIC_ROOT = env.folder("QUIRE_STATIC_ROOT", BASE_DIR / "staticfiles")
+STATIC_ROOT = env.folder(
+    "QUIRE_STATIC_ROOT", (DATA_DIR if IS_INSTALLED else BASE_DIR) / "staticfiles"
+)
 # Served from the apps' own folders: a fresh clone shows its admin without `collectstatic`.
 SERVESTATIC_USE_FINDERS = True
 SERVESTATIC_USE_STATIC_ROOT = False

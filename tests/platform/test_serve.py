@@ -166,7 +166,7 @@ def test_pages_redirect_to_where_a_proxy_has_mounted_them(served: dict[str, Any]
 
 def test_help_and_both_names_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     ran = subprocess.run(
-        [sys.executable, "quire.py", "serve", "--help"],
+        [sys.executable, "-m", "quire", "serve", "--help"],
         cwd=ROOT,
         capture_output=True,
         text=True,

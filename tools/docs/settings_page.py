@@ -17,7 +17,7 @@ All variables are optional for the embedded default. Paths are relative to the c
 """
 #: Defaults that the code computes from other settings.
 COMPUTED = {
-    "QUIRE_DATA_DIR": "`.quire`",
+    "QUIRE_DATA_DIR": "`.quire`, of an installed package `~/.quire`",
     "DATABASE_URL": "SQLite in DATA",
     "REDIS_URL": "the embedded Redis in DATA",
     "QUIRE_SECRET_KEY": "generated into DATA",

@@ -27,18 +27,20 @@ def write_ready_file(path: Path, url: str, model: str, credentials: Credentials)
 
 
 def command(words: str, data_dir: Path) -> str:
-    """A `manage.py` command that can be pasted into another terminal, where nothing is set.
+    """A command that can be pasted into another terminal, where nothing is set.
 
-    From the checkout's folder when we are there, by its whole path from elsewhere.
+    In a checkout from its folder when we are there, by its whole path from elsewhere.
     """
     root, here = Path(settings.BASE_DIR), Path.cwd()
-    python, program = Path(sys.executable), root / "manage.py"
-    if here == root:
-        program = Path("manage.py")
-        if root in python.parents:
-            python = python.relative_to(root)
-    line = f"{shlex.quote(str(python))} {shlex.quote(str(program))} {words}"
-    if data_dir != root / ".quire":
+    python, program = Path(sys.executable), ["-m", "quire"]
+    if not settings.IS_INSTALLED:
+        program = [str(root / "manage.py")]
+        if here == root:
+            program = ["manage.py"]
+            if root in python.parents:
+                python = python.relative_to(root)
+    line = f"{shlex.join([str(python), *program])} {words}"
+    if data_dir != settings.DEFAULT_DATA_DIR:
         line += f" --data-dir {shlex.quote(str(data_dir))}"
     return line
 

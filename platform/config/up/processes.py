@@ -158,7 +158,7 @@ class ProcessGroup:
 
     def _start(self, index: int) -> ManagedProcess:
         root = Path(settings.BASE_DIR)
-        paths = [str(root), str(root / "platform"), os.environ.get("PYTHONPATH", "")]
+        paths = [str(root), str(settings.APPS_DIR), os.environ.get("PYTHONPATH", "")]
         process = spawn(
             self._command,
             name=f"{self._name} {index}",

@@ -64,13 +64,13 @@ def supervised_workers(count: int) -> ProcessGroup:
     Who has seen one die needn't wait for its leases to run out: another one takes its work at
     once, or the next one at its start.
     """
-    command = ["manage.py", "worker", "--queues", ",".join(THREAD_QUEUES)]
+    command = ["-m", "quire", "worker", "--queues", ",".join(THREAD_QUEUES)]
     return ProcessGroup("worker", command, count, on_exit=give_back)
 
 
 def kept_task_worker() -> ProcessGroup:
     """The worker of tasks that may hang or take long."""
-    command = ["manage.py", "worker", "--queues", ",".join(PROCESS_QUEUES)]
+    command = ["-m", "quire", "worker", "--queues", ",".join(PROCESS_QUEUES)]
     return ProcessGroup("task worker", command)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-import manage
+from quire import command_line
 
 #: Commands under vLLM's names.
 NAMES = {"run-batch": "run_batch", "complete": "chat", "collect-env": "status"}
@@ -12,9 +12,10 @@ NAMES = {"run-batch": "run_batch", "complete": "chat", "collect-env": "status"}
 
 def main() -> None:
     """Run one command; without one, list them."""
+    sys.argv[0] = "quire"  # the program's name in help texts, also under `python -m quire`
     if len(sys.argv) > 1:
         sys.argv[1] = NAMES.get(sys.argv[1], sys.argv[1])
-    manage.main()
+    command_line.main()
 
 
 if __name__ == "__main__":

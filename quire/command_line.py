@@ -1,0 +1,89 @@
+"""Quire's commands, which are Django's: `quire help` and `./manage.py help` list them."""
+
+import gc
+import os
+import sys
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parent
+#: The Django apps, by their own names: a wheel has them in this package, so that names such as
+#: `config` don't lie bare in site-packages. `platform/` of a checkout is a source root, not a
+#: package: the standard library keeps that name.
+APPS = next(
+    folder for folder in (PACKAGE / "_platform", PACKAGE.parent / "platform") if folder.is_dir()
+)
+#: Commands that begin a data dir, or run a process that needs one on this machine.
+MAKERS = (
+    "up",
+    "serve",
+    "migrate",
+    "gateway",
+    "supervise",
+    "engine",
+    "worker",
+    "run_batch",
+    "bench",
+)
+#: Container objects made between two looks of the garbage collector. What a command imports stays:
+#: with Python's own 700 a tenth of its start goes into looking through that again and again.
+GC_THRESHOLD = 10_000
+
+
+def take_data_dir(arguments: list[str]) -> list[str]:
+    """Act on `--data-dir DIR`, which settings need before any command sees its options."""
+    rest: list[str] = []
+    given: str | None = None
+    words = iter(arguments)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name != "--data-dir":
+            rest.append(word)
+            continue
+        folder = value if equals else next(words, "")
+        if not folder or folder.startswith("-"):
+            raise SystemExit("--data-dir needs a folder.")
+        os.environ["QUIRE_DATA_DIR"] = given = folder
+        os.environ["QUIRE_FROM_FLAGS"] = "QUIRE_DATA_DIR"
+    if given is not None:
+        check_data_dir(given, rest[1:])
+    return rest
+
+
+def check_data_dir(folder: str, words: list[str]) -> None:
+    """Refuse a folder that isn't there, but to commands that begin one: settings would make it."""
+    if words and words[0] not in MAKERS and not Path(folder).expanduser().is_dir():
+        raise SystemExit(
+            f"There is no data dir {folder}: is the name right? `manage.py up` begins a new one."
+        )
+
+
+def main() -> None:
+    """Run one management command with the folder of the apps on the path."""
+    gc.set_threshold(GC_THRESHOLD)
+    if str(APPS) not in sys.path:
+        sys.path.insert(0, str(APPS))
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
+    arguments = take_data_dir(sys.argv)
+    try:
+        import django
+        from django.core.exceptions import ImproperlyConfigured
+        from django.core.management import execute_from_command_line
+    except ImportError as error:
+        raise SystemExit(
+            f"Django can't be imported ({error}). Quire's own Python has it: `make install` "
+            "makes it, `.venv/bin/quire ...` uses it."
+        ) from error
+    try:
+        if arguments[1:] in ([], ["help"], ["--help"], ["-h"]):
+            django.setup()
+            from config.help import overview
+
+            print(overview(), flush=True)
+            return
+        execute_from_command_line(arguments)
+    except ImproperlyConfigured as error:
+        raise SystemExit(f"Quire's settings: {error}") from error
+    except BrokenPipeError:
+        # The reader, such as `head`, has seen enough; Python would try to write the rest at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(1) from None
