@@ -54,6 +54,8 @@ TOKEN_PARTS = ("userinfo", "id_token")
 CHECK = "console.check_user"
 #: How often workers look whose time has come.
 LOOK_EVERY_S = 60.0
+CHECKS_PER_S = 10
+MAX_CHECKS = int(CHECKS_PER_S * LOOK_EVERY_S)
 #: What is wrong with one person; the provider has answered.
 _ABOUT_ONE = (OAuth2Error, QuireError, ValueError, KeyError)
 #: A provider that doesn't answer is left in peace: its people keep what they have meanwhile.
@@ -93,8 +95,8 @@ def _bound_session(request: HttpRequest, user: User, **details: Any) -> None:
 
 
 def check_due_users() -> int:
-    """Have workers ask for everybody whose time has come; how many that are."""
-    due = [] if breaker.is_open else list(_due().values_list("pk", flat=True))
+    """Have workers ask for those whose time has come, as many as they can until the next call."""
+    due = [] if breaker.is_open else list(_due().values_list("pk", flat=True)[:MAX_CHECKS])
     for pk in due:
         send_task_best_effort(CHECK, pk, expires=LOOK_EVERY_S)
     return len(due)

@@ -6,11 +6,15 @@ import logging
 from smtplib import SMTPException
 from typing import Any
 
+from allauth.usersessions.models import UserSession
 from celery import shared_task
 from celery.exceptions import SoftTimeLimitExceeded
+from django.contrib.sessions.models import Session
+from django.utils import timezone
 
 from accounts import group_sync as groups
 from accounts.mail_backend import TASK, unpacked
+from tenants.tenant_data import delete_in_batches
 
 logger = logging.getLogger(__name__)
 
@@ -22,10 +26,20 @@ def sign_on() -> None:
         logger.debug("the identity provider is asked for %d people", due)
 
 
-@shared_task(name=groups.CHECK, rate_limit="10/s")
+@shared_task(name=groups.CHECK, rate_limit=f"{groups.CHECKS_PER_S}/s")
 def check_user(pk: int) -> None:
     """See whether somebody who came by single sign-on still is in their groups."""
     groups.check_user(pk)
+
+
+@shared_task(name="accounts.clear_sessions")
+def clear_sessions() -> None:
+    """Remove sessions that have expired, and what people are shown of them."""
+    expired = Session.objects.filter(expire_date__lt=timezone.now())
+    if removed := delete_in_batches(expired):
+        logger.info("removed %d expired sessions", removed)
+    sessions = Session.objects.values("session_key")
+    delete_in_batches(UserSession.objects.exclude(session_key__in=sessions))
 
 
 #: Seconds until the first try again; each later one waits twice as long, half an hour at most.

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import redis
 from django.conf import settings
-from django.db.models import Q
+from django.db.models import Q, QuerySet
 
 from adapters.models import Adapter, AdapterVersion
 from adapters.store import content_path
@@ -58,9 +59,9 @@ def check_capacity(adapter: Adapter) -> None:
     replica tells how much it has, anything may be pinned. Without Redis: `ServiceUnavailable`.
     """
     model = ServedModel.objects.select_for_update().get(pk=adapter.served_model_id)
-    others = Adapter.objects.filter(served_model=model, pinned=True).exclude(pk=adapter.pk)
-    taken = [version for other in others for version in _live_versions(other)]
-    own = list(_live_versions(adapter))
+    others = _live_versions(adapter__served_model=model, adapter__pinned=True)
+    taken = list(others.exclude(adapter=adapter))
+    own = list(_live_versions(adapter=adapter))
     for beat in _beats():
         room = PinCapacity.of(beat)
         elsewhere = beat.model.name != model.name or beat.state != "ready"
@@ -98,19 +99,18 @@ def sync_pins() -> int:
 def _select_fitting(beat: Heartbeat) -> Iterator[AdapterRef]:
     """What this replica is to pin: of more than it has room for, what was made first."""
     room, taken = PinCapacity.of(beat), []
-    rows = Adapter.objects.filter(served_model__name=beat.model.name, pinned=True)
-    for adapter in rows.select_related("tenant").order_by("pk"):
-        for version in _live_versions(adapter):
-            taken.append(version)
-            if not room.holds(taken):
-                return
-            yield _ref(version.digest, adapter.name, adapter.owner)
+    pinned = _live_versions(adapter__served_model__name=beat.model.name, adapter__pinned=True)
+    for version in pinned.select_related("adapter__tenant"):
+        taken.append(version)
+        if not room.holds(taken):
+            return
+        yield _ref(version.digest, version.adapter.name, version.adapter.owner)
 
 
-def _live_versions(adapter: Adapter) -> Iterable[AdapterVersion]:
-    """Versions that one of its names leads to."""
+def _live_versions(**adapters: Any) -> QuerySet[AdapterVersion]:
+    """Versions that a name of these adapters leads to."""
     leads = Q(live_as__isnull=False) | Q(canary_as__isnull=False)
-    return adapter.versions.filter(leads).distinct().order_by("pk")
+    return AdapterVersion.objects.filter(leads, **adapters).distinct().order_by("adapter_id", "pk")
 
 
 def _ref(digest: str, name: str, owner: str) -> AdapterRef:

@@ -10,13 +10,14 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from django.conf import settings
 from django.db.models import Sum
 
 from adapters.models import AdapterUpload, AdapterVersion
+from common.db import pages
 from common.errors import AdapterTooLarge
 from engine.contract.lora import CONFIG_FILE, WEIGHTS_FILE, adapter_digest
 from tenants.models import Tenant
@@ -123,24 +124,44 @@ def has_content(digest: str) -> bool:
     return path.is_file() or all((path / name).is_file() for name in (CONFIG_FILE, WEIGHTS_FILE))
 
 
-def delete_orphans(is_known: Callable[[str], bool], older_than_s: float) -> int:
+def delete_orphans(
+    find_referenced: Callable[[Collection[str]], set[str]], older_than_s: float
+) -> int:
     """Remove content that no version speaks of and nobody touched for so long; how many folders.
+
+    `find_referenced` returns those of up to 500 digests that a version has.
 
     Requests that began with a version may still need its content when its row has gone.
     """
     removed, limit = 0, time.time() - older_than_s
-    for folder in adapters_dir().iterdir():
-        staged = folder.name.startswith(STAGING)
-        if not staged and len(folder.name) != _DIGEST_CHARS:
-            continue
-        try:
-            old = folder.stat().st_mtime < limit
-        except FileNotFoundError:  # another worker sweeps too
-            continue
-        if not old or (not staged and is_known(folder.name)):
-            continue
-        removed += _remove(folder, is_known)
+    folders = (folder for folder in adapters_dir().iterdir() if _is_removable(folder, limit))
+    for page in pages(folders):
+        referenced = find_referenced([folder.name for folder in page])
+        aside = {
+            folder: moved
+            for folder in page
+            if folder.name not in referenced and (moved := _move_aside(folder))
+        }
+        # Away from their names first: a version made in this moment is seen, and gets them back.
+        referenced = find_referenced([folder.name for folder in aside])
+        for folder, moved in aside.items():
+            if folder.name in referenced and not folder.exists():
+                os.replace(moved / "content", folder)
+                moved.rmdir()
+            else:
+                shutil.rmtree(moved)
+                removed += 1
     return removed
+
+
+def _is_removable(folder: Path, limit: float) -> bool:
+    """Whether it is content or staged, and untouched since `limit`, seconds since the epoch."""
+    if not folder.name.startswith(STAGING) and len(folder.name) != _DIGEST_CHARS:
+        return False
+    try:
+        return folder.stat().st_mtime < limit
+    except FileNotFoundError:  # another worker sweeps too
+        return False
 
 
 def mark_used(digest: str) -> None:
@@ -150,20 +171,15 @@ def mark_used(digest: str) -> None:
         os.utime(folder)
 
 
-def _remove(folder: Path, is_known: Callable[[str], bool]) -> int:
-    """Away from its name first: a version made in this moment is seen, and gets it back."""
+def _move_aside(folder: Path) -> Path | None:
+    """Its new path; None where another worker has it already."""
     aside = staging_dir()
     try:
         os.replace(folder, aside / "content")
     except FileNotFoundError:
-        shutil.rmtree(aside, ignore_errors=True)
-        return 0
-    if not folder.name.startswith(STAGING) and is_known(folder.name):
-        os.replace(aside / "content", folder)
         aside.rmdir()
-        return 0
-    shutil.rmtree(aside)
-    return 1
+        return None
+    return aside
 
 
 def _sync(path: Path) -> None:

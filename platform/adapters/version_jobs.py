@@ -134,6 +134,8 @@ CLAIM_TTL = timedelta(seconds=20)
 shutdown_event = threading.Event()
 #: Requests that began with a version have ended by then.
 KEEP_S = 3600.0
+#: Versions that one sweep takes up; the others are taken up by the next ones.
+MAX_WAITING = 100
 
 
 def process_version(pk: int) -> None:
@@ -169,12 +171,12 @@ def waiting(now: Any = None) -> list[int]:
     lost |= Q(state=VersionState.FETCHING, worked_at__lt=now - FETCH_LEASE)
     AdapterVersion.objects.filter(lost).update(state=VersionState.UPLOADED)
     rows = AdapterVersion.objects.filter(state=VersionState.UPLOADED, worked_at__lt=now - CLAIM_TTL)
-    return list(rows.values_list("pk", flat=True))
+    return list(rows.order_by("pk").values_list("pk", flat=True)[:MAX_WAITING])
 
 
 def sweep() -> int:
     """Remove content that no version has, and uploads that were given up; how many."""
-    return actions.expire_uploads() + store.delete_orphans(actions.has_digest, KEEP_S)
+    return actions.expire_uploads() + store.delete_orphans(actions.referenced_digests, KEEP_S)
 
 
 def _claim(pk: int, before: str, after: str, **also: Any) -> AdapterVersion | None:

@@ -8,10 +8,11 @@ outlives a request or is shared by several, such as a cached look-up, must not d
 """
 
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from itertools import islice
 from typing import Any, ParamSpec, TypeVar
 
 from asgiref.sync import sync_to_async
@@ -24,6 +25,8 @@ from engine.contract.errors import InvalidRequest
 P = ParamSpec("P")
 T = TypeVar("T")
 
+#: Rows or ids of one statement: nobody who writes waits for long behind it.
+PAGE = 500
 #: What a statement of a report, a search or a list may take.
 REPORT_LIMIT_S = 10.0
 #: Steps of SQLite's machine between two looks at the time; about a millisecond.
@@ -36,6 +39,13 @@ _threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="quire-db")
 # Writing a large file takes seconds.
 _file_threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="quire-files")
 _admission_threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="quire-admission")
+
+
+def pages(items: Iterable[T]) -> Iterator[list[T]]:
+    """The items in lists of `PAGE` and fewer, so that each list takes one query."""
+    iterator = iter(items)
+    while page := list(islice(iterator, PAGE)):
+        yield page
 
 
 async def run_in_db_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

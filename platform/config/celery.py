@@ -171,6 +171,11 @@ def _schedule(sender: Celery, **_: object) -> None:
             "schedule": 3600.0,
             "options": {"expires": 3600.0},
         },
+        "sessions": {
+            "task": "accounts.clear_sessions",
+            "schedule": 3600.0,
+            "options": {"expires": 3600.0},
+        },
         "erasures": {"task": "tenants.erasures", "schedule": 300.0, "options": {"expires": 300.0}},
         "expire": {"task": "inference.expire", "schedule": 300.0, "options": {"expires": 300.0}},
     }

@@ -31,6 +31,7 @@ ROUTES = {
     "tenants.audit_retention": {"queue": "maintenance"},
     "tenants.erase": {"queue": "maintenance"},
     "tenants.erasures": {"queue": "maintenance"},
+    "accounts.clear_sessions": {"queue": "maintenance"},
     "inference.expire": {"queue": "maintenance"},
 }
 #: Seconds: at the first a task gets SoftTimeLimitExceeded, at the second its process is killed.

@@ -11,14 +11,14 @@ from smtplib import SMTPException
 from django.conf import settings
 from django.core.mail import send_mail
 from django.db import transaction
-from django.db.models import Q
 
+from common.db import pages
 from common.errors import RateLimited
 from metering.budgets import BudgetState, states_of
 from metering.models import Budget
 from metering.money import amount_text
 from metering.webhooks import create_event
-from tenants.models import Membership, Role, Tenant
+from tenants.models import Membership, Role
 
 logger = logging.getLogger(__name__)
 
@@ -29,10 +29,10 @@ def send_budget_alerts() -> int:
     Mail and webhook are noted apart: one that fails is tried again at the next call.
     """
     told = 0
-    tenants = Tenant.objects.filter(Q(budgets__alert_percent__gt=0), active=True).distinct()
-    for tenant in tenants:
-        budgets = Budget.objects.filter(tenant=tenant, alert_percent__gt=0)
-        for state in states_of(list(budgets.select_related("tenant", "api_key"))):
+    watched = Budget.objects.filter(alert_percent__gt=0, tenant__active=True).order_by("pk")
+    for page in pages(list(watched.values_list("pk", flat=True))):
+        budgets = watched.filter(pk__in=page).select_related("tenant", "api_key")
+        for state in states_of(list(budgets)):
             if state.percent >= state.budget.alert_percent:
                 told += _notify(state)
     return told

@@ -21,7 +21,7 @@ from typing import Any
 
 from celery.exceptions import SoftTimeLimitExceeded
 from django.db import transaction
-from django.db.models import F, Min, QuerySet
+from django.db.models import Count, F, Min, QuerySet
 from django.utils import timezone
 
 from common.errors import RateLimited
@@ -144,7 +144,8 @@ def forget_old() -> int:
     """Shorten the log; how many rows went."""
     settled = WebhookDelivery.objects.filter(next_try_at=None)
     removed = remove_rows(settled.filter(created_at__lt=timezone.now() - LOG_RETENTION))
-    for tenant_id in Webhook.objects.values_list("tenant", flat=True):
+    counts = settled.order_by().values("tenant").annotate(count=Count("pk"))
+    for tenant_id in counts.filter(count__gt=MAX_LOGGED).values_list("tenant", flat=True):
         rows = settled.filter(tenant=tenant_id)
         newest = rows.order_by("-pk").values_list("pk", flat=True)
         if last := newest[MAX_LOGGED : MAX_LOGGED + 1]:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from django.conf import settings
 
+from common.db import pages
 from common.errors import NotFound
 from common.files import is_id
 
@@ -73,17 +74,30 @@ def remove_blob(tenant_id: int, public_id: str, suffix: str = "") -> None:
     blob_path(tenant_id, public_id, suffix).unlink(missing_ok=True)
 
 
-def delete_orphan_blobs(is_referenced: Callable[[str], bool], older_than_s: float) -> int:
-    """Remove what no row speaks of and nobody has touched for so long; return how many files."""
+def delete_orphan_blobs(
+    find_referenced: Callable[[set[str]], set[str]], older_than_s: float
+) -> int:
+    """Remove files that no row refers to and nobody has touched for `older_than_s` seconds.
+
+    Args:
+        find_referenced: of up to 500 public ids, those that a row refers to.
+
+    Returns: number of files that were removed.
+    """
     removed, limit = 0, time.time() - older_than_s
-    for path in files_dir().glob("*/*"):
-        try:
-            old = path.stat().st_mtime < limit
-        except FileNotFoundError:  # removed meanwhile by whoever owns it
-            continue
-        if old and (
-            path.name.startswith(PARTIAL) or not is_referenced(path.name.partition(".")[0])
-        ):
-            path.unlink(missing_ok=True)
-            removed += 1
+    for page in pages(path for path in files_dir().glob("*/*") if _is_older(path, limit)):
+        # A partial file's name begins with a dot, so its id is "", which no row has.
+        public_ids = {path: path.name.partition(".")[0] for path in page}
+        referenced = find_referenced(set(public_ids.values()))
+        for path, public_id in public_ids.items():
+            if public_id not in referenced:
+                path.unlink(missing_ok=True)
+                removed += 1
     return removed
+
+
+def _is_older(path: Path, limit: float) -> bool:
+    try:
+        return path.stat().st_mtime < limit
+    except FileNotFoundError:  # removed meanwhile by whoever owns it
+        return False

@@ -10,11 +10,11 @@ from datetime import timedelta
 
 from django.conf import settings
 from django.db import router
-from django.db.models import QuerySet
+from django.db.models import Count, QuerySet
 from django.utils import timezone
 
 from tenants.audit import deletions_allowed
-from tenants.models import AuditEntry, Tenant
+from tenants.models import AuditEntry
 
 ROUTINE = (
     *("file.create", "file.delete", "upload.create", "upload.cancel"),
@@ -35,7 +35,8 @@ def remove_old() -> int:
     """Remove rows that are kept no longer; how many."""
     routine = AuditEntry.objects.filter(action__in=ROUTINE)
     removed = _remove(routine.filter(at__lt=timezone.now() - timedelta(days=ROUTINE_DAYS)))
-    for tenant_id in Tenant.objects.values_list("pk", flat=True):
+    counts = routine.order_by().values("tenant_id").annotate(count=Count("pk"))
+    for tenant_id in counts.filter(count__gt=MAX_ROUTINE).values_list("tenant_id", flat=True):
         rows = routine.filter(tenant_id=tenant_id)
         newest = rows.order_by("-pk").values_list("pk", flat=True)
         if last := newest[MAX_ROUTINE : MAX_ROUTINE + 1]:

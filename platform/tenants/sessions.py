@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TypeVar
 
 from allauth.mfa.models import Authenticator
 from django.conf import settings
 from django.contrib.sessions.models import Session
 from django.utils import timezone
 
+from common.db import pages
 from tenants.models import Membership, Role, User
 
 OPERATOR = "operator"
@@ -28,11 +28,6 @@ def needs_second_factor(user: User) -> bool:
         wanted = Membership.objects.filter(user=user, role__in=roles).exists()
     factors = (Authenticator.Type.TOTP, Authenticator.Type.WEBAUTHN)
     return wanted and not Authenticator.objects.filter(user=user, type__in=factors).exists()
-
-
-#: Of one query.
-ROWS = 500
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -58,17 +53,12 @@ def filter_valid_sessions(seen: Iterable[SessionSnapshot]) -> set[SessionSnapsho
     now = timezone.now()
     keys: set[str] = set()
     hashes: dict[int, str] = {}
-    for part in _parts({each.key for each in wanted}):
+    for part in pages({each.key for each in wanted}):
         rows = Session.objects.filter(session_key__in=part, expire_date__gt=now)
         keys.update(rows.values_list("session_key", flat=True))
-    for ids in _parts({each.user_id for each in wanted}):
+    for ids in pages({each.user_id for each in wanted}):
         for user in User.objects.filter(pk__in=ids, is_active=True):
             hashes[user.pk] = user.get_session_auth_hash()
     return {
         each for each in wanted if each.key in keys and hashes.get(each.user_id) == each.auth_hash
     }
-
-
-def _parts(values: set[T]) -> Iterable[list[T]]:
-    ordered = list(values)
-    return (ordered[start : start + ROWS] for start in range(0, len(ordered), ROWS))

@@ -117,12 +117,12 @@ def test_content_goes_when_no_version_has_it(world: World) -> None:
     theirs = checked(world.outsider, world.rival, model)
     assert mine.digest == theirs.digest
     actions.delete_version(actor=world.owner, version=mine)
-    assert store.delete_orphans(actions.has_digest, -1) == 0
+    assert store.delete_orphans(actions.referenced_digests, -1) == 0
     assert store.has_content(theirs.digest)
     actions.delete_version(actor=world.outsider, version=theirs)
     assert work.sweep() == 0
     assert store.has_content(theirs.digest)
-    assert store.delete_orphans(actions.has_digest, -1) == 1
+    assert store.delete_orphans(actions.referenced_digests, -1) == 1
     assert not store.has_content(theirs.digest)
 
 

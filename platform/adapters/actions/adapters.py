@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 
@@ -305,9 +305,10 @@ def _enqueue_validation(version: AdapterVersion) -> None:
     transaction.on_commit(partial(version_waits.send, AdapterVersion, version=version))
 
 
-def has_digest(digest: str) -> bool:
-    """Whether a version has this content."""
-    return AdapterVersion.objects.filter(digest=digest).exists()
+def referenced_digests(digests: Collection[str]) -> set[str]:
+    """Those of the digests that a version has."""
+    versions = AdapterVersion.objects.filter(digest__in=digests).order_by()
+    return set(versions.values_list("digest", flat=True))
 
 
 def latest_valid_version(adapter: Adapter) -> AdapterVersion | None:

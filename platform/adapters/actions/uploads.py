@@ -20,7 +20,7 @@ from adapters.actions.adapters import add_staged, check_free, check_model
 from adapters.actions.base import require
 from adapters.models import Adapter, AdapterUpload, AdapterVersion, check_name
 from catalog.models import ServedModel
-from common.db import save_valid
+from common.db import PAGE, save_valid
 from common.errors import (
     AdapterInvalid,
     AdapterTooLarge,
@@ -173,12 +173,14 @@ def cancel_upload(*, actor: Actor | User, upload: AdapterUpload) -> None:
 
 def expire_uploads(now: datetime | None = None) -> int:
     """Give up those that nobody added to for long; how many."""
-    limit = (now or timezone.now()) - EXPIRES
-    old = list(AdapterUpload.objects.filter(touched_at__lt=limit))
-    for upload in old:
-        upload.delete()
-        files.remove_staging(_folder(upload))
-    return len(old)
+    limit, removed = (now or timezone.now()) - EXPIRES, 0
+    expired = AdapterUpload.objects.filter(touched_at__lt=limit).order_by("pk")
+    while page := list(expired[:PAGE]):
+        AdapterUpload.objects.filter(pk__in=[upload.pk for upload in page]).delete()
+        for upload in page:
+            files.remove_staging(_folder(upload))
+        removed += len(page)
+    return removed
 
 
 def _check_adapter(tenant: Tenant | None, served_model: ServedModel, name: str) -> None:

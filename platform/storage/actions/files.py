@@ -13,6 +13,7 @@ from django.db import transaction
 from django.db.models import QuerySet, Sum
 from django.utils import timezone
 
+from common.db import PAGE
 from common.errors import Conflict, StorageFull
 from common.files import new_id
 from engine.contract.errors import InvalidRequest
@@ -127,15 +128,23 @@ def remove_expired() -> int:
     """Remove what is past its end, and bytes without an owner; return how many."""
     now, removed = timezone.now(), 0
     needed = needed_by_batches().values("input_file_id")
-    gone = StoredFile.objects.filter(expires_at__lte=now).exclude(public_id__in=needed)
-    for row in gone[:1000]:
-        row.delete()
-        remove_blob(row.tenant_id, row.public_id)
-        removed += 1
+    expired_files = StoredFile.objects.filter(expires_at__lte=now)
+    removed += _delete_files(expired_files.exclude(public_id__in=needed))
     for kind in (StoredResponse, StoredCompletion, SavedConversation, ItemConversation):
-        removed += kind.objects.filter(expires_at__lte=now).delete()[0]
+        removed += delete_in_batches(kind.objects.filter(expires_at__lte=now))
     removed += _remove_kept_too_long()
-    removed += delete_orphan_blobs(_is_referenced, ORPHAN_AFTER_S)
+    removed += delete_orphan_blobs(_find_referenced, ORPHAN_AFTER_S)
+    return removed
+
+
+def _delete_files(rows: QuerySet[StoredFile]) -> int:
+    """Delete files with their bytes, a page at a time; how many."""
+    removed = 0
+    while page := list(rows.order_by("pk").values_list("pk", "tenant_id", "public_id")[:PAGE]):
+        StoredFile.objects.filter(pk__in=[pk for pk, _, _ in page]).delete()
+        for _, tenant_id, public_id in page:
+            remove_blob(tenant_id, public_id)
+        removed += len(page)
     return removed
 
 
@@ -152,10 +161,7 @@ def _remove_kept_too_long() -> int:
         removed += delete_in_batches(Batch.objects.filter(**old).exclude(status__in=OPEN))
         removed += delete_in_batches(StoredCompletion.objects.filter(**old))
         removed += delete_in_batches(StoredResponse.objects.filter(**old, lease_until=None))
-        for row in StoredFile.objects.filter(**old).exclude(public_id__in=needed)[:1000]:
-            row.delete()
-            remove_blob(row.tenant_id, row.public_id)
-            removed += 1
+        removed += _delete_files(StoredFile.objects.filter(**old).exclude(public_id__in=needed))
     return removed
 
 
@@ -164,13 +170,13 @@ def needed_by_batches() -> QuerySet[Batch]:
     return Batch.objects.filter(status__in=OPEN)
 
 
-def _is_referenced(public_id: str) -> bool:
-    """Whether bytes under this name are somebody's: a file's, a part's, a batch's."""
-    if public_id.startswith(("batch_", "msgbatch_")):
-        return needed_by_batches().filter(public_id=public_id).exists()
-    if public_id.startswith("part_"):
-        return UploadPart.objects.filter(public_id=public_id).exists()
-    return StoredFile.objects.filter(public_id=public_id).exists()
+def _find_referenced(public_ids: set[str]) -> set[str]:
+    """Those of the ids that a file has, an upload's part, or a batch that has not ended."""
+    referenced: set[str] = set()
+    for rows in (StoredFile.objects, UploadPart.objects, needed_by_batches()):
+        found = rows.filter(public_id__in=public_ids).order_by()
+        referenced.update(found.values_list("public_id", flat=True))
+    return referenced
 
 
 def lifetime(seconds: int | None) -> datetime | None:
@@ -290,11 +296,14 @@ def cancel_upload(*, caller: Caller, public_id: str) -> StoredUpload:
 
 def remove_ended_uploads() -> int:
     """Remove uploads past their end with the bytes of their parts; how many."""
-    removed = 0
-    for row in StoredUpload.objects.filter(expires_at__lte=timezone.now())[:1000]:
-        _drop_parts(row)
-        row.delete()
-        removed += 1
+    removed, ended = 0, StoredUpload.objects.filter(expires_at__lte=timezone.now())
+    while page := list(ended.order_by("pk").values_list("pk", flat=True)[:PAGE]):
+        parts = UploadPart.objects.filter(upload__in=page).order_by()
+        blobs = list(parts.values_list("upload__tenant_id", "public_id"))
+        StoredUpload.objects.filter(pk__in=page).delete()  # and with them their parts
+        for tenant_id, public_id in blobs:
+            remove_blob(tenant_id, public_id)
+        removed += len(page)
     return removed
 
 
