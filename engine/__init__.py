@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from engine.contract.sampling_fields import RequestOutputKind
     from engine.contract.sampling_params import SamplingParams
     from engine.contract.structured_outputs import StructuredOutputsParams
+    from engine.distributed import cleanup_dist_env_and_memory
     from engine.model_loader.vllm_config import VllmConfig
     from engine.models.registry import ModelRegistry
     from engine.offline.async_llm import AsyncLLM, AsyncLLMEngine
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
         EngineArgs,
         FlexibleArgumentParser,
         PoolerConfig,
-        cleanup_dist_env_and_memory,
     )
     from engine.offline.inputs import (
         EmbedsPrompt,
@@ -107,13 +107,14 @@ _LATER = {
     "engine.contract.pooling_params": ("PoolingParams",),
     "engine.contract.sampling_params": ("SamplingParams",),
     "engine.contract.structured_outputs": ("StructuredOutputsParams",),
+    "engine.distributed": ("cleanup_dist_env_and_memory",),
     "engine.model_loader.vllm_config": ("VllmConfig",),
     "engine.models.registry": ("ModelRegistry",),
     "engine.offline.async_llm": ("AsyncLLM", "AsyncLLMEngine"),
     "engine.offline.beam_search": ("BeamSearchParams",),
     "engine.offline.engine_args": (
         *("AsyncEngineArgs", "EngineArgs", "FlexibleArgumentParser"),
-        *("PoolerConfig", "cleanup_dist_env_and_memory"),
+        "PoolerConfig",
     ),
     "engine.offline.llm": ("LLM",),
     "engine.offline.llm_engine": ("LLMEngine",),

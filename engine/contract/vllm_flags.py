@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from engine.contract.errors import ConfigError
@@ -338,7 +339,7 @@ def _attention_config(value: Any) -> dict[str, Any]:
                 "there is attention_config.backend.",
                 param="attention_config",
             )
-    return {"attention_backend": value["backend"]} if value.get("backend") else {}
+    return {"attention_backend": str(value["backend"])} if value.get("backend") else {}
 
 
 _COMPILED = {
@@ -348,12 +349,12 @@ _COMPILED = {
 
 
 def _compilation_config(value: Any) -> dict[str, Any]:
-    found = {}
+    found: dict[str, Any] = {}
     for key, each in value.items():
         if key in ("level", "mode") and isinstance(each, int) and not isinstance(each, bool):
             found["optimization_level"] = each
         elif key in _COMPILED:
-            found[_COMPILED[key]] = each
+            found[_COMPILED[key]] = each.name if isinstance(each, Enum) else each
         else:
             raise ConfigError(
                 f"compilation_config.{key} can't be used: models aren't compiled by torch; there "

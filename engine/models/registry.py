@@ -229,6 +229,11 @@ class ModelRegistry:
         cls._classes.pop(architecture, None)
 
     @classmethod
+    def get_registered_archs(cls) -> list[str]:
+        """Architectures that run by a registered class."""
+        return sorted(cls._classes)
+
+    @classmethod
     def get_supported_archs(cls) -> list[str]:
         """Architectures that run natively or by a registered class."""
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import gc
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
-
-import torch
 
 from engine.contract.command_line import expand_args
 from engine.contract.engine_config import EngineConfig, add_cli_args
@@ -20,15 +17,6 @@ from engine.contract.vllm_flags import VLLM_FLAGS
 def PoolerConfig(**settings: Any) -> dict[str, Any]:
     """The setting `pooler_config`; unset fields are the model's own."""
     return {name: value for name, value in settings.items() if value is not None}
-
-
-def cleanup_dist_env_and_memory(shutdown_ray: bool = False) -> None:
-    """Free what an engine that was let go of had: its cycles, and a GPU's cached memory. An engine
-    has no other processes here, and no Ray.
-    """
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 class FlexibleArgumentParser(argparse.ArgumentParser):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import shlex
 from functools import cache
 from typing import Any
@@ -27,7 +28,7 @@ def our_options() -> frozenset[str]:
 def _options(parser: Any) -> list[str]:
     found = list(parser._option_string_actions)
     for action in parser._actions:
-        if isinstance(action.choices, dict):
+        if isinstance(action, argparse._SubParsersAction):
             for inner in action.choices.values():
                 found += _options(inner)
     return found

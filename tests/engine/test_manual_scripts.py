@@ -317,7 +317,7 @@ def model(model_folder: Callable[[str], Path]) -> Path:
 
 def run(source: str, monkeypatch: pytest.MonkeyPatch, *words: str, **names: Any) -> dict[str, Any]:
     """Run a program; its names at the end."""
-    source = re.sub(r"from vllm[\w.]* import", "from engine import", source)
+    source = re.sub(r"from vllm\b", "from engine", source)
     monkeypatch.setattr(sys, "argv", ["program", *words])
     found: dict[str, Any] = {"__name__": "__main__", **names}
     exec(compile(source, "program", "exec", dont_inherit=True), found)

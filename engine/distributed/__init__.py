@@ -1,0 +1,16 @@
+"""Names of `vllm.distributed`."""
+
+import gc
+
+import torch
+
+
+def cleanup_dist_env_and_memory(shutdown_ray: bool = False) -> None:
+    """Free what a deleted engine leaves: its reference cycles, and a GPU's cached memory.
+
+    Args:
+        shutdown_ray: no effect; an engine uses no Ray.
+    """
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

@@ -1,0 +1,1 @@
+"""Names of `vllm.entrypoints`: programs that become `quire serve`, and `LLM`."""

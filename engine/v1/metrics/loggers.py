@@ -1,0 +1,5 @@
+"""Names of `vllm.v1.metrics.loggers`."""
+
+from engine.contract.stat_loggers import StatLogger
+
+__all__ = ["StatLogger"]

@@ -1,0 +1,90 @@
+"""vLLM's module paths lead to the same names here, and the documentation lists them."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import engine
+from engine import ModelRegistry
+from engine.contract.engine_config import EngineConfig
+from engine.contract.errors import ConfigError
+from engine.entrypoints.launch import exec_quire
+
+ROOT = Path(__file__).resolve().parents[2]
+ROW = re.compile(r"^\| `vllm\.([\w.]+)` \| `engine\.([\w.]+)` \| (.*) \|$", re.MULTILINE)
+TABLE = {
+    path: (here, re.findall(r"`(\w+)`", names))
+    for path, here, names in ROW.findall((ROOT / "docs" / "from-vllm.md").read_text())
+}
+
+
+@pytest.mark.parametrize("path", TABLE)
+def test_a_documented_path_has_its_names(path: str) -> None:
+    here, names = TABLE[path]
+    assert here == path
+    module = importlib.import_module(f"engine.{here}")
+    assert names
+    for name in names:
+        value = getattr(module, name)
+        if name in engine.__all__ and name not in ("Counter", "Histogram"):
+            assert value is getattr(engine, name)
+
+
+def test_every_path_is_documented() -> None:
+    files = (ROOT / "engine").rglob("*.py")
+    paths = set()
+    for file in files:
+        if found := re.match(r'"""Names of `vllm\.([\w.]+)`\.', file.read_text()):
+            has_names = "import " in file.read_text()
+            paths |= {found[1]} if has_names else set()
+    assert paths <= set(TABLE)
+
+
+def test_configurations_of_vllm_become_settings() -> None:
+    from engine.config import AttentionConfig, CompilationConfig, CUDAGraphMode
+    from engine.v1.attention.backends.registry import AttentionBackendEnum
+
+    config = EngineConfig.from_mapping(
+        {
+            "model": "m",
+            "attention_config": AttentionConfig(backend=AttentionBackendEnum.TORCH_SDPA),
+            "compilation_config": CompilationConfig(
+                mode=1, cudagraph_mode=CUDAGraphMode.FULL_DECODE_ONLY
+            ),
+        }
+    )
+    assert config.attention_backend == "TORCH_SDPA"
+    assert type(config.attention_backend) is str
+    assert (config.optimization_level, config.cudagraph_mode) == (1, "FULL_DECODE_ONLY")
+
+
+def test_a_class_that_replicas_would_not_see_is_refused() -> None:
+    ModelRegistry.register_model("OnlyHereForCausalLM", "somewhere:Class")
+    try:
+        with pytest.raises(ConfigError, match=r"OnlyHereForCausalLM can't be .*quire\.models"):
+            exec_quire(["serve"])
+    finally:
+        ModelRegistry.unregister_model("OnlyHereForCausalLM")
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(
+    "module", ["entrypoints.openai.api_server", "entrypoints.api_server", "entrypoints.cli.main"]
+)
+def test_programs_of_vllm_become_quire(module: str) -> None:
+    words = ["serve", "--help"] if module.endswith("main") else ["--help"]
+    done = subprocess.run(
+        [sys.executable, "-m", f"engine.{module}", *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.startswith("usage: quire serve")
+    assert "--served-model-name" in done.stdout
