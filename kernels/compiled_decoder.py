@@ -165,13 +165,13 @@ class BatchTables:
 
     Attributes:
         tokens: int32 [R, longest + 1], prompt and output.
-        block_tables: int32 [G, R, blocks], by KV cache group.
+        block_tables: int32 [R, blocks] by KV cache group; their lengths may differ.
         num_prompt, num_tokens, num_computed: int64 [R]; of the tokens, those that came with the
             request, all, and those whose KV is there.
     """
 
     tokens: Tensor
-    block_tables: Tensor
+    block_tables: Sequence[Tensor]
     num_prompt: Tensor
     num_tokens: Tensor
     num_computed: Tensor

@@ -19,6 +19,7 @@ from engine.devices.cpu import kernels_on
 from engine.devices.device import DRAFT_CACHE_DIVISOR, CacheRequirements, Device, RunnerInputs
 from engine.devices.host_memory import GIB, num_cpu_blocks
 from engine.devices.offload import HostCopy
+from engine.kv_cache.kv_cache_config import KVCacheConfig
 from engine.model_loader.loader import LoadedModel
 from engine.models.forward_context import AttentionMetadata
 from engine.models.supports_lora import SupportsLoRA
@@ -180,22 +181,21 @@ class CudaDevice(Device):
     def _profile(self, need: CacheRequirements, *, is_draft: bool = False) -> MemoryProfile:
         """What the model takes beside its KV cache."""
         model, layout, budget = cast(DeviceModel, need.loaded.model), need.layout, need.token_budget
-        config, longest = self._settings(is_draft, budget), self._max_blocks(need.loaded)
+        config, lengths = self._settings(is_draft, budget), self._table_lengths(need.loaded, layout)
 
         def make_forward() -> DeviceForward | None:
             if need.loaded.pooler is not None:
                 return None
-            groups = len(layout.groups)
-            return device_forward(model, config, budget, longest, groups, taps=need.taps)
+            return device_forward(model, config, budget, lengths, taps=need.taps)
 
         meter, taps = CudaMeter(self.torch_device), need.taps
         return profile(
-            model, config, budget, longest, need.dtype, layout, meter, make_forward, taps
+            model, config, budget, lengths, need.dtype, layout, meter, make_forward, taps
         )
 
-    def _max_blocks(self, loaded: LoadedModel) -> int:
-        """Blocks of a sequence of full length."""
-        return -(-loaded.max_model_len // self.config.block_size)
+    def _table_lengths(self, loaded: LoadedModel, layout: KVCacheConfig) -> list[int]:
+        """Each group's block table length of a sequence of full length."""
+        return layout.table_lengths(loaded.max_model_len, self.config.block_size)
 
     def _settings(self, is_draft: bool, token_budget: int) -> EngineConfig:
         """Those by which a model's steps are recorded."""
@@ -230,16 +230,16 @@ class CudaDevice(Device):
         ops = self.kernels if self.kernels.name != "reference" else None
         sampler = Sampler(loaded.eos_token_ids, ops, custom=parts.custom)
         model = cast(DeviceModel, loaded.model)
-        longest, groups = self._max_blocks(loaded), len(parts.layout.groups)
+        lengths = self._table_lengths(loaded, parts.layout)
         warm_up_kernels(
-            model, self.config, parts.token_budget, longest, groups, loaded.model.spec.vocab_size
+            model, self.config, parts.token_budget, lengths, loaded.model.spec.vocab_size
         )
         config = self._settings(parts.is_draft, parts.token_budget)
         taps: tuple[int, ...] = ()
         if parts.hidden is not None:
             taps = parts.hidden.aux_layers
             warm_up_draft_heads(parts.hidden, parts.token_budget)
-        forward = device_forward(model, config, parts.token_budget, longest, groups, taps=taps)
+        forward = device_forward(model, config, parts.token_budget, lengths, taps=taps)
         capture(forward, CudaMeter(device), self._kept_for_graphs.get(parts.is_draft))
         batch.decodes_first = True
         return GpuModelRunner(model, batch, sampler, forward, device, parts.masks, parts.hidden)

@@ -12,7 +12,7 @@ from engine.contract.speculative_config import HEADS, SpeculativeConfig
 from engine.devices.device import DRAFT_CACHE_DIVISOR, CacheRequirements, Device, RunnerInputs
 from engine.executor.head_worker import HeadWorker, resolve_head_method
 from engine.executor.sleep import SleepController
-from engine.kv_cache.kv_cache_config import KVCacheConfig, make_kv_cache_config, most_blocks
+from engine.kv_cache.kv_cache_config import KVCacheConfig, make_kv_cache_config
 from engine.model_loader.loader import LoadedModel, load_model
 from engine.scheduler.plan import StepPlan, StepResult
 from engine.speculative.interface import DraftFacts, HeadFacts, HeadPlan, HeadResult, draft_config
@@ -67,10 +67,15 @@ class DraftWorker:
     def cache_requirements(self) -> CacheRequirements:
         """What it asks for, beside the model."""
         loaded, size = self.loaded, self._config.block_size
-        one = most_blocks(0, self._max_model_len, self._max_model_len, size)
-        own = loaded.spec.kv_bytes_per_token(loaded.dtype.itemsize)
         layout = self._layout()
-        return CacheRequirements(loaded, loaded.dtype, layout, max(1, own), one, self._token_budget)
+        return CacheRequirements(
+            loaded,
+            loaded.dtype,
+            layout,
+            max(1, loaded.spec.kv_bytes_per_token(loaded.dtype.itemsize)),
+            layout.max_blocks(self._max_model_len, self._token_budget, size),
+            self._token_budget,
+        )
 
     @property
     def _token_budget(self) -> int:

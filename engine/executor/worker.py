@@ -20,7 +20,7 @@ from engine.executor.draft_worker import DraftWorkers
 from engine.executor.lora_worker import LoraWorker
 from engine.executor.numerics import read_numerics
 from engine.executor.sleep import SleepController
-from engine.kv_cache.kv_cache_config import KVCacheConfig, make_kv_cache_config, most_blocks
+from engine.kv_cache.kv_cache_config import KVCacheConfig, make_kv_cache_config
 from engine.model_loader.loader import LoadedModel, load_model
 from engine.model_loader.vllm_config import VllmConfig
 from engine.models.decoder import NativeDecoder
@@ -149,10 +149,7 @@ class Worker:
     def _num_blocks(self, token_budget: int, layout: KVCacheConfig, token_bytes: int) -> int:
         """The pool's size: a block holds `layers_per_block` layers, whatever their group."""
         config, max_model_len = self._config, self.loaded.max_model_len
-        blocks_per_sequence = sum(
-            most_blocks(window, max_model_len, token_budget, config.block_size)
-            for window in layout.windows
-        )
+        blocks_per_sequence = layout.max_blocks(max_model_len, token_budget, config.block_size)
         token_bytes += self.drafts.bytes_per_token
         if token_bytes == 0:
             return num_virtual_blocks(config, token_budget)
@@ -205,7 +202,7 @@ class Worker:
             config.max_num_seqs,
             self.loaded.max_model_len,
             config.block_size,
-            len(layout.groups),
+            layout,
             self._attachments,
             self.adapters.by_digest,
         )

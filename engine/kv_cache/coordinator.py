@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from engine.kv_cache import prefix_cache
 from engine.kv_cache.block import TenantQuota
 from engine.kv_cache.block_pool import BlockPool
-from engine.kv_cache.kv_cache_config import KVCacheConfig
+from engine.kv_cache.kv_cache_config import KVCacheConfig, KVCacheKind, single_group_config
 from engine.kv_cache.prefix_cache import BlockHashes, HitRequirement, group_key, longest_common_hit
 from engine.kv_cache.single_type_managers import (
     BlockTable,
@@ -18,8 +18,25 @@ from engine.kv_cache.single_type_managers import (
     SlidingWindowManager,
 )
 
-#: Block tables of one sequence, one a KV cache group, all of the same length.
+#: Block tables of one sequence, one a KV cache group; their lengths may differ.
 BlockTables = list[BlockTable]
+
+MANAGERS: dict[KVCacheKind, type[SingleTypeManager]] = {
+    "full": FullAttentionManager,
+    "window": SlidingWindowManager,
+}
+
+
+class CachedPrefix(NamedTuple):
+    """Cached blocks that a sequence begins with.
+
+    Attributes:
+        num_tokens: number of tokens that need not be computed.
+        blocks: by KV cache group.
+    """
+
+    num_tokens: int
+    blocks: BlockTables
 
 
 class CacheableSequence(Protocol):
@@ -63,15 +80,12 @@ class KVCacheCoordinator(ABC):
         self.num_query_tokens = 0
         self.num_hit_tokens = 0
 
-    # -- sizes --------------------------------------------------------------------------------
-
-    def blocks_for(self, num_tokens: int) -> int:
-        """Number of blocks of this many tokens."""
-        return -(-num_tokens // self.block_size)
-
     def max_blocks_per_sequence(self, num_tokens: int, chunk: int) -> int:
         """Maximum number of blocks of a sequence that grows to `num_tokens`, by `chunk` a step."""
-        return sum(manager.most_blocks(num_tokens, chunk) for manager in self.managers)
+        return sum(
+            manager.group.max_blocks(num_tokens, chunk, self.block_size)
+            for manager in self.managers
+        )
 
     def max_sequence_tokens(self, num_blocks: int, chunk: int, longest: int = 0) -> int:
         """Length of the longest sequence that can run in `num_blocks`, by `chunk` tokens a step.
@@ -87,27 +101,28 @@ class KVCacheCoordinator(ABC):
                 high = middle - 1
         return low
 
-    # -- prefixes -----------------------------------------------------------------------------
-
-    def get_computed_blocks(self, sequence: CacheableSequence) -> BlockTables:
-        """The longest run of cached blocks that a sequence's tokens begin with, by group.
+    def get_computed_blocks(self, sequence: CacheableSequence) -> CachedPrefix:
+        """The longest run of cached blocks that a sequence's tokens begin with.
 
         At least one token is always left to compute, because its logits are needed. Nothing is
         allocated; the blocks may be evicted until `allocate_slots` adopts them.
         """
         if not self.enable_caching:
-            return self.empty_blocks()
+            return self.empty_prefix()
         token_ids = sequence.token_ids
         hashes = sequence.block_hashes.hash_full_blocks(token_ids, self.block_size)
-        return self._longest_prefix(hashes[: (len(token_ids) - 1) // self.block_size])
+        num_blocks, tables = self._longest_prefix(hashes[: (len(token_ids) - 1) // self.block_size])
+        return CachedPrefix(num_blocks * self.block_size, tables)
 
-    def empty_blocks(self) -> BlockTables:
+    def empty_prefix(self) -> CachedPrefix:
         """The prefix of a sequence that must compute all of its tokens."""
-        return [[] for _ in self.managers]
+        return CachedPrefix(0, [[] for _ in self.managers])
 
     @abstractmethod
-    def _longest_prefix(self, hashes: list[bytes]) -> BlockTables:
-        """Cached blocks of the longest prefix of these hashes that is a hit in every group."""
+    def _longest_prefix(self, hashes: list[bytes]) -> tuple[int, BlockTables]:
+        """The longest prefix of these hashes that is a hit in every group: its number of hashes,
+        and its cached blocks.
+        """
 
     def miss_reason(self, sequence: CacheableSequence, *, reads_cache: bool) -> str:
         """Why a sequence has no cached prefix; called once a sequence, when it starts.
@@ -120,8 +135,6 @@ class KVCacheCoordinator(ABC):
             return prefix_cache.ALL_TOKENS_NEEDED
         return self._prefix_misses.miss_reason(sequence.token_ids, sequence.block_hashes)
 
-    # -- blocks of a sequence -------------------------------------------------------------------
-
     def get_block_tables(self, seq_id: int) -> BlockTables:
         """The block tables of a sequence that holds blocks."""
         return [manager.tables[seq_id] for manager in self.managers]
@@ -132,7 +145,7 @@ class KVCacheCoordinator(ABC):
         quota: TenantQuota,
         num_computed: int,
         num_new: int,
-        prefix: BlockTables | None = None,
+        prefix: CachedPrefix | None = None,
         *,
         lookahead: bool = False,
     ) -> BlockTables | None:
@@ -157,17 +170,17 @@ class KVCacheCoordinator(ABC):
         seq_id, managers = sequence.seq_id, self.managers
         if prefix is None and not lookahead:
             self.free_skipped_blocks(seq_id, quota, num_computed)
-        if not self.can_allocate(seq_id, quota, num_computed, num_new, prefix):
+        num_needed = self.num_blocks_to_allocate(seq_id, num_computed, num_new, prefix)
+        if num_needed > self.pool.num_available_blocks(quota):
             return None
-        if prefix and prefix[0]:
+        if prefix is not None and prefix.num_tokens:
             # First, so that new blocks don't evict them.
-            for manager, cached_blocks in zip(managers, prefix, strict=True):
+            for manager, cached_blocks in zip(managers, prefix.blocks, strict=True):
                 manager.adopt_prefix(seq_id, cached_blocks, quota)
         blocks: BlockTables = []
-        total = self.blocks_for(num_computed + num_new)
-        if total > len(managers[0].tables.get(seq_id, ())):
+        if num_needed:
             blocks = [
-                manager.allocate_new_blocks(seq_id, total, num_computed, quota)
+                manager.allocate_new_blocks(seq_id, num_computed + num_new, num_computed, quota)
                 for manager in managers
             ]
         if not lookahead:
@@ -180,30 +193,30 @@ class KVCacheCoordinator(ABC):
         quota: TenantQuota,
         num_computed: int,
         num_new: int,
-        prefix: BlockTables | None = None,
+        prefix: CachedPrefix | None = None,
     ) -> bool:
         """Whether the tenant can have the blocks that `allocate_slots` would take."""
         num_needed = self.num_blocks_to_allocate(seq_id, num_computed, num_new, prefix)
         return num_needed <= self.pool.num_available_blocks(quota)
 
     def num_blocks_to_allocate(
-        self, seq_id: int, num_computed: int, num_new: int, prefix: BlockTables | None = None
+        self, seq_id: int, num_computed: int, num_new: int, prefix: CachedPrefix | None = None
     ) -> int:
         """Number of free blocks that `allocate_slots` would take."""
-        total, num_needed = self.blocks_for(num_computed + num_new), 0
+        num_tokens, num_needed = num_computed + num_new, 0
         for group, manager in enumerate(self.managers):
-            blocks = prefix[group] if prefix is not None else None
-            num_needed += manager.num_blocks_to_allocate(seq_id, total, num_computed, blocks)
+            blocks = prefix.blocks[group] if prefix is not None else None
+            num_needed += manager.num_blocks_to_allocate(seq_id, num_tokens, num_computed, blocks)
         return num_needed
 
     def num_blocks_after(
-        self, seq_id: int, num_computed: int, num_new: int, prefix: BlockTables | None = None
+        self, seq_id: int, num_computed: int, num_new: int, prefix: CachedPrefix | None = None
     ) -> int:
         """Number of blocks in a sequence's tables after `allocate_slots`, without null blocks."""
-        total, num_held = self.blocks_for(num_computed + num_new), 0
+        num_tokens, num_held = num_computed + num_new, 0
         for group, manager in enumerate(self.managers):
-            blocks = prefix[group] if prefix is not None else None
-            num_held += manager.num_blocks_after(seq_id, total, num_computed, blocks)
+            blocks = prefix.blocks[group] if prefix is not None else None
+            num_held += manager.num_blocks_after(seq_id, num_tokens, num_computed, blocks)
         return num_held
 
     def cache_full_blocks(self, sequence: CacheableSequence, num_tokens: int) -> None:
@@ -273,16 +286,14 @@ class KVCacheCoordinator(ABC):
 def make_coordinator(
     layout: KVCacheConfig | None, num_blocks: int, block_size: int, enable_caching: bool = True
 ) -> KVCacheCoordinator:
-    """The coordinator of a layout; None: full attention in all layers."""
+    """The coordinator of a layout; None: one group of full attention."""
     pool = BlockPool(num_blocks, enable_caching)
-    windows = layout.windows if layout is not None else (0,)
+    groups = (layout or single_group_config(1)).groups
     # A single group's hashes need no group.
-    suffixes = [group_key(group) if len(windows) > 1 else b"" for group in range(len(windows))]
-    managers: list[SingleTypeManager] = [
-        SlidingWindowManager(pool, block_size, window, suffix)
-        if window
-        else FullAttentionManager(pool, block_size, suffix)
-        for window, suffix in zip(windows, suffixes, strict=True)
+    suffixes = [group_key(index) if len(groups) > 1 else b"" for index in range(len(groups))]
+    managers = [
+        MANAGERS[group.kind](pool, block_size, group, suffix)
+        for group, suffix in zip(groups, suffixes, strict=True)
     ]
     kind = HybridKVCacheCoordinator if len(managers) > 1 else UnitaryKVCacheCoordinator
     return kind(pool, managers, block_size, enable_caching)
@@ -296,15 +307,16 @@ class UnitaryKVCacheCoordinator(KVCacheCoordinator):
             return num_blocks * self.block_size
         return super().max_sequence_tokens(num_blocks, chunk, longest)
 
-    def _longest_prefix(self, hashes: list[bytes]) -> BlockTables:
-        return [self.managers[0].longest_prefix(hashes)]
+    def _longest_prefix(self, hashes: list[bytes]) -> tuple[int, BlockTables]:
+        blocks = self.managers[0].longest_prefix(hashes)
+        return len(blocks), [blocks]
 
 
 class HybridKVCacheCoordinator(KVCacheCoordinator):
     """Several KV cache groups: full attention and sliding windows, or windows of several lengths.
 
-    All tables of a sequence have the same length. A block's key in the pool is its hash and its
-    group: the same tokens are cached, and evicted, group by group.
+    A block's key in the pool is its hash and its group: the same tokens are cached, and evicted,
+    group by group.
     """
 
     def __init__(
@@ -317,14 +329,14 @@ class HybridKVCacheCoordinator(KVCacheCoordinator):
         super().__init__(pool, managers, block_size, enable_caching)
         self._types = _attention_types(self.managers)
 
-    def _longest_prefix(self, hashes: list[bytes]) -> BlockTables:
+    def _longest_prefix(self, hashes: list[bytes]) -> tuple[int, BlockTables]:
         lookup = self.pool.get_cached_block
         hit = longest_common_hit(
             self._types,
             len(hashes),
             lambda index, suffix: lookup(hashes[index] + suffix) is not None,
         )
-        return [manager.cached_blocks_of(hashes[:hit]) for manager in self.managers]
+        return hit, [manager.cached_blocks_of(hashes[:hit]) for manager in self.managers]
 
 
 def _attention_types(managers: Sequence[SingleTypeManager]) -> list[HitRequirement]:

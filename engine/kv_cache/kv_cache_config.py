@@ -8,6 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
+
+#: Which blocks layers need: those of all tokens, or of the last tokens.
+KVCacheKind = Literal["full", "window"]
 
 #: The largest share of a block set that may be padding, where a smaller block would have less.
 _MOST_PADDING = 0.15
@@ -15,20 +19,43 @@ _MOST_PADDING = 0.15
 
 @dataclass(frozen=True, slots=True)
 class KVCacheGroupSpec:
-    """Layers with one block table.
+    """Layers with one block table a sequence, whose length is the group's own.
 
     Attributes:
-        window: tokens that a token sees, itself included; 0: all.
-        layers: their numbers; the one at place i lives in the i-th layer slot of a block.
+        kind: which blocks its layers need.
+        layers: their indices; the i-th is in the i-th layer slot of a block.
+        window: number of tokens that a token attends to, itself included; 0: all.
     """
 
-    window: int
+    kind: KVCacheKind
     layers: tuple[int, ...]
+    window: int = 0
+
+    def table_length(self, num_tokens: int, block_size: int) -> int:
+        """Length of the block table of a sequence of `num_tokens`."""
+        return -(-num_tokens // block_size)
+
+    def first_needed_block(self, num_computed: int, block_size: int) -> int:
+        """The first block that the token after `num_computed` computed ones attends to."""
+        if not self.window:
+            return 0
+        return max(0, num_computed - self.window + 1) // block_size
+
+    def max_blocks(self, num_tokens: int, chunk: int, block_size: int) -> int:
+        """Maximum number of blocks of a sequence that grows to `num_tokens`, by `chunk` a step.
+
+        A step writes the keys of all of its `chunk` tokens before it reads any, so a sliding window
+        is longer by them; and it may begin and end in the middle of a block.
+        """
+        length = self.table_length(num_tokens, block_size)
+        if not self.window:
+            return length
+        return min(length, -(-(self.window - 1 + chunk) // block_size) + 1)
 
 
 @dataclass(frozen=True, slots=True)
 class KVCacheConfig:
-    """The groups of a model. One with a single full-attention group is laid out as ever.
+    """The KV cache groups of a model.
 
     Attributes:
         groups: full attention first.
@@ -47,6 +74,14 @@ class KVCacheConfig:
     def num_layers(self) -> int:
         """Layers of the model."""
         return sum(len(group.layers) for group in self.groups)
+
+    def table_lengths(self, num_tokens: int, block_size: int) -> list[int]:
+        """Each group's length of the block table of a sequence of `num_tokens`."""
+        return [group.table_length(num_tokens, block_size) for group in self.groups]
+
+    def max_blocks(self, num_tokens: int, chunk: int, block_size: int) -> int:
+        """Maximum number of blocks of a sequence that grows to `num_tokens`, by `chunk` a step."""
+        return sum(group.max_blocks(num_tokens, chunk, block_size) for group in self.groups)
 
     def group_by_layer(self) -> list[int]:
         """For each layer the index of its group."""
@@ -67,7 +102,12 @@ class KVCacheConfig:
 
 def single_group_config(num_layers: int, window: int = 0) -> KVCacheConfig:
     """All layers in one group."""
-    return KVCacheConfig((KVCacheGroupSpec(window, tuple(range(num_layers))),), num_layers)
+    return KVCacheConfig((make_group(window, range(num_layers)),), num_layers)
+
+
+def make_group(window: int, layers: Sequence[int]) -> KVCacheGroupSpec:
+    """A group of attention layers; `window`: 0 for full attention."""
+    return KVCacheGroupSpec("window" if window else "full", tuple(layers), window)
 
 
 def make_kv_cache_config(
@@ -88,9 +128,9 @@ def make_kv_cache_config(
         types.setdefault(window if window < max_model_len else 0, []).append(layer)
     size = _layers_per_block([len(layers) for layers in types.values()])
     groups = [
-        KVCacheGroupSpec(window, tuple(layers[at : at + size]))
+        make_group(window, layers[first : first + size])
         for window, layers in sorted(types.items())
-        for at in range(0, len(layers), size)
+        for first in range(0, len(layers), size)
     ]
     return KVCacheConfig(tuple(groups), size)
 
@@ -108,22 +148,3 @@ def _layers_per_block(counts: list[int]) -> int:
         if 1 - sum(counts) / slots <= _MOST_PADDING:
             return size
     return 1
-
-
-def first_needed_block(window: int, num_computed: int, block_size: int) -> int:
-    """The first block that the token after `num_computed` computed ones still sees."""
-    if not window:
-        return 0
-    return max(0, num_computed - window + 1) // block_size
-
-
-def most_blocks(window: int, num_tokens: int, chunk: int, block_size: int) -> int:
-    """Most blocks that a sequence of one group holds while it grows to `num_tokens`.
-
-    A step that computes `chunk` tokens writes them all before it reads any, so for its length a
-    sliding window is as much longer; and it may begin and end in the middle of a block.
-    """
-    whole = -(-num_tokens // block_size)
-    if not window:
-        return whole
-    return min(whole, -(-(window - 1 + chunk) // block_size) + 1)

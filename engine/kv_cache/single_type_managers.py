@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from engine.kv_cache.block import NULL_BLOCK, Block, TenantQuota
 from engine.kv_cache.block_pool import BlockPool
-from engine.kv_cache.kv_cache_config import first_needed_block, most_blocks
+from engine.kv_cache.kv_cache_config import KVCacheGroupSpec
 from engine.kv_cache.prefix_cache import HitRequirement, longest_common_hit
 
 #: One sequence's blocks, in the order of its tokens.
@@ -21,14 +21,17 @@ class SingleTypeManager(ABC):
     """Block tables of all sequences for one group of layers.
 
     Args:
-        window: number of tokens that a token attends to, itself included; 0: all.
+        group: what the layers need.
         suffix: appended to a block's hash to make the group's key in the pool.
     """
 
-    def __init__(self, pool: BlockPool, block_size: int, window: int, suffix: bytes) -> None:
+    def __init__(
+        self, pool: BlockPool, block_size: int, group: KVCacheGroupSpec, suffix: bytes = b""
+    ) -> None:
         self.pool = pool
         self.block_size = block_size
-        self.window = window
+        self.group = group
+        self.window = group.window
         self.suffix = suffix
         #: By sequence id, of all sequences that hold blocks.
         self.tables: dict[int, BlockTable] = {}
@@ -39,9 +42,9 @@ class SingleTypeManager(ABC):
         reach = -(-(self.window - 1) // self.block_size) if self.window else None
         return HitRequirement(reach, (self.suffix,))
 
-    def most_blocks(self, num_tokens: int, chunk: int) -> int:
-        """Maximum number of blocks of a sequence that grows to `num_tokens`, by `chunk` a step."""
-        return most_blocks(self.window, num_tokens, chunk, self.block_size)
+    def table_length(self, num_tokens: int) -> int:
+        """Length of the block table of a sequence of `num_tokens`."""
+        return self.group.table_length(num_tokens, self.block_size)
 
     @abstractmethod
     def longest_prefix(self, hashes: Sequence[bytes]) -> BlockTable:
@@ -53,20 +56,20 @@ class SingleTypeManager(ABC):
 
     @abstractmethod
     def num_blocks_to_allocate(
-        self, seq_id: int, total: int, num_computed: int, prefix: BlockTable | None
+        self, seq_id: int, num_tokens: int, num_computed: int, prefix: BlockTable | None
     ) -> int:
         """Number of free blocks that `adopt_prefix` and `allocate_new_blocks` would take.
 
         Args:
             seq_id: the sequence.
-            total: length of its table afterwards.
+            num_tokens: its tokens after the step.
             num_computed: tokens whose KV is computed.
             prefix: cached blocks of a sequence that has no table yet.
         """
 
     @abstractmethod
     def num_blocks_after(
-        self, seq_id: int, total: int, num_computed: int, prefix: BlockTable | None
+        self, seq_id: int, num_tokens: int, num_computed: int, prefix: BlockTable | None
     ) -> int:
         """Number of blocks that the sequence would hold after `adopt_prefix` and
         `allocate_new_blocks`."""
@@ -77,9 +80,9 @@ class SingleTypeManager(ABC):
 
     @abstractmethod
     def allocate_new_blocks(
-        self, seq_id: int, total: int, num_computed: int, quota: TenantQuota
+        self, seq_id: int, num_tokens: int, num_computed: int, quota: TenantQuota
     ) -> BlockTable:
-        """Append to a table until it has `total` blocks; returns what was appended."""
+        """Append the blocks that `num_tokens` tokens need; returns what was appended."""
 
     @abstractmethod
     def remove_skipped_blocks(self, seq_id: int, num_computed: int, quota: TenantQuota) -> None:
@@ -101,9 +104,6 @@ class SingleTypeManager(ABC):
 class FullAttentionManager(SingleTypeManager):
     """Every token attends to all before it, so a sequence keeps all of its blocks."""
 
-    def __init__(self, pool: BlockPool, block_size: int, suffix: bytes = b"") -> None:
-        super().__init__(pool, block_size, 0, suffix)
-
     def longest_prefix(self, hashes: Sequence[bytes]) -> BlockTable:
         prefix: BlockTable = []
         for block_hash in hashes:
@@ -117,26 +117,29 @@ class FullAttentionManager(SingleTypeManager):
         return [_get_cached_block(self.pool, block_hash + self.suffix) for block_hash in hashes]
 
     def num_blocks_to_allocate(
-        self, seq_id: int, total: int, num_computed: int, prefix: BlockTable | None
+        self, seq_id: int, num_tokens: int, num_computed: int, prefix: BlockTable | None
     ) -> int:
         if prefix is not None:
-            return total - len(prefix) + sum(block.ref_count == 0 for block in prefix)
-        return total - len(self.tables.get(seq_id, ()))
+            num_unused = sum(block.ref_count == 0 for block in prefix)
+            return self.table_length(num_tokens) - len(prefix) + num_unused
+        return max(0, self.table_length(num_tokens) - len(self.tables.get(seq_id, ())))
 
     def num_blocks_after(
-        self, seq_id: int, total: int, num_computed: int, prefix: BlockTable | None
+        self, seq_id: int, num_tokens: int, num_computed: int, prefix: BlockTable | None
     ) -> int:
-        return total
+        return self.table_length(num_tokens)
 
     def adopt_prefix(self, seq_id: int, prefix: BlockTable, quota: TenantQuota) -> None:
         self.pool.touch(prefix, quota)
         self.tables[seq_id] = prefix
 
     def allocate_new_blocks(
-        self, seq_id: int, total: int, num_computed: int, quota: TenantQuota
+        self, seq_id: int, num_tokens: int, num_computed: int, quota: TenantQuota
     ) -> BlockTable:
         table = self.tables.setdefault(seq_id, [])
-        new_blocks = self.pool.get_new_blocks(total - len(table), quota)
+        new_blocks = self.pool.get_new_blocks(
+            max(0, self.table_length(num_tokens) - len(table)), quota
+        )
         table += new_blocks
         return new_blocks
 
@@ -184,27 +187,28 @@ class SlidingWindowManager(SingleTypeManager):
         return [NULL_BLOCK] * first + blocks
 
     def num_blocks_to_allocate(
-        self, seq_id: int, total: int, num_computed: int, prefix: BlockTable | None
+        self, seq_id: int, num_tokens: int, num_computed: int, prefix: BlockTable | None
     ) -> int:
         num_free = sum(block.ref_count == 0 for block in prefix or () if block is not NULL_BLOCK)
-        return num_free + self._missing(seq_id, total, num_computed, prefix)
+        return num_free + self._missing(seq_id, num_tokens, num_computed, prefix)
 
     def num_blocks_after(
-        self, seq_id: int, total: int, num_computed: int, prefix: BlockTable | None
+        self, seq_id: int, num_tokens: int, num_computed: int, prefix: BlockTable | None
     ) -> int:
         table = self.tables.get(seq_id, ()) if prefix is None else prefix
         num_held = sum(block is not NULL_BLOCK for block in table)
-        return num_held + self._missing(seq_id, total, num_computed, prefix)
+        return num_held + self._missing(seq_id, num_tokens, num_computed, prefix)
 
     def adopt_prefix(self, seq_id: int, prefix: BlockTable, quota: TenantQuota) -> None:
         self.pool.touch([block for block in prefix if block is not NULL_BLOCK], quota)
         self.tables[seq_id] = prefix
 
     def allocate_new_blocks(
-        self, seq_id: int, total: int, num_computed: int, quota: TenantQuota
+        self, seq_id: int, num_tokens: int, num_computed: int, quota: TenantQuota
     ) -> BlockTable:
         table = self.tables.setdefault(seq_id, [])
         length = len(table)
+        total = max(length, self.table_length(num_tokens))
         skipped = min(total, max(length, self._first_needed(num_computed))) - length
         new_blocks = [NULL_BLOCK] * skipped
         new_blocks += self.pool.get_new_blocks(total - length - skipped, quota)
@@ -240,14 +244,15 @@ class SlidingWindowManager(SingleTypeManager):
 
     def _first_needed(self, num_computed: int) -> int:
         """The first block that the token after `num_computed` tokens attends to."""
-        return first_needed_block(self.window, num_computed, self.block_size)
+        return self.group.first_needed_block(num_computed, self.block_size)
 
     def _missing(
-        self, seq_id: int, total: int, num_computed: int, prefix: BlockTable | None
+        self, seq_id: int, num_tokens: int, num_computed: int, prefix: BlockTable | None
     ) -> int:
         """Number of new blocks after the sequence's table, or after its prefix."""
         length = len(self.tables.get(seq_id, ()) if prefix is None else prefix)
-        return max(0, total - max(length, self._first_needed(num_computed)))
+        first = max(length, self._first_needed(num_computed))
+        return max(0, self.table_length(num_tokens) - first)
 
 
 def _get_cached_block(pool: BlockPool, key: bytes) -> Block:

@@ -50,7 +50,7 @@ class NewSequence(msgspec.Struct, omit_defaults=True):
     token_ids: list[int]
     num_prompt_tokens: int
     num_computed_tokens: int
-    #: Block tables, one a KV cache group, all of one length.
+    #: Block tables, one a KV cache group; their lengths may differ.
     block_ids: list[list[int]]
     #: Without `logits_processors`, which are functions.
     sampling: SamplingParams

@@ -5,7 +5,7 @@ from __future__ import annotations
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import KVPoolTooSmall
 from engine.contract.messages import MAX_RECORDED_CHUNKS
-from engine.kv_cache import BlockTables, KVCacheCoordinator
+from engine.kv_cache import CachedPrefix, KVCacheCoordinator
 from engine.kv_cache.block import TenantQuota
 from engine.scheduler.prefill_budget import StepLimits
 from engine.scheduler.request import Sequence, SequenceStatus
@@ -55,10 +55,10 @@ class RunningQueue:
         """The quota that a sequence's blocks are charged to."""
         return self._kv.quotas.get(sequence.request.message.tenant)
 
-    def find_cached_prefix(self, sequence: Sequence) -> BlockTables:
+    def find_cached_prefix(self, sequence: Sequence) -> CachedPrefix:
         """The cached blocks that a sequence's tokens begin with, if it may use any."""
         if not sequence.reads_cache:
-            return self._kv.empty_blocks()
+            return self._kv.empty_prefix()
         return self._kv.get_computed_blocks(sequence)
 
     def can_allocate(self, sequence: Sequence, num_tokens: int) -> bool:
@@ -158,22 +158,21 @@ class RunningQueue:
             head = self._waiting.peek_tenant(quota.name)
             if head is None:
                 continue
-            prefix, num_computed, chunk = self._first_chunk(head)
-            num_needed = kv.num_blocks_to_allocate(head.seq_id, num_computed, chunk, prefix)
+            prefix, chunk = self._first_chunk(head)
+            num_needed = kv.num_blocks_to_allocate(head.seq_id, prefix.num_tokens, chunk, prefix)
             if num_needed > quota.unused_reserve:
                 continue
-            while not kv.can_allocate(head.seq_id, quota, num_computed, chunk, prefix):
+            while not kv.can_allocate(head.seq_id, quota, prefix.num_tokens, chunk, prefix):
                 victim = self.choose_victim(quota, over_share=True)
                 if victim is None:
                     break
                 self.preempt(victim)
 
-    def _first_chunk(self, head: Sequence) -> tuple[BlockTables, int, int]:
-        """A waiting sequence's cached prefix, its length, and the longest first chunk."""
+    def _first_chunk(self, head: Sequence) -> tuple[CachedPrefix, int]:
+        """A waiting sequence's cached prefix, and the longest first chunk."""
         prefix = self.find_cached_prefix(head)
-        num_computed = len(prefix[0]) * self._kv.block_size
-        num_pending = head.num_tokens - num_computed
-        return prefix, num_computed, min(num_pending, self._limits.max_tokens_per_sequence)
+        num_pending = head.num_tokens - prefix.num_tokens
+        return prefix, min(num_pending, self._limits.max_tokens_per_sequence)
 
     def claim_share(self, step: StepBuilder, head: Sequence, quota: TenantQuota) -> bool:
         """Preempt tenants over their share of the pool for one that stays within its own.
@@ -183,8 +182,8 @@ class RunningQueue:
         if self._kv.quotas.usage_ratio(quota, quota.used + step.num_missing_blocks) > 1:
             return False
         while True:
-            prefix, num_computed, chunk = self._first_chunk(head)
-            if self._kv.can_allocate(head.seq_id, quota, num_computed, chunk, prefix):
+            prefix, chunk = self._first_chunk(head)
+            if self._kv.can_allocate(head.seq_id, quota, prefix.num_tokens, chunk, prefix):
                 return True
             victim = self.choose_victim(quota, step, over_share=True, keep_oldest=True)
             if victim is None or victim.request.priority < head.request.priority:
@@ -262,7 +261,7 @@ class RunningQueue:
         self._kv.free(sequence.seq_id, quota)
 
     def reject_oversized(
-        self, sequence: Sequence, num_tokens: int, prefix: BlockTables | None = None
+        self, sequence: Sequence, num_tokens: int, prefix: CachedPrefix | None = None
     ) -> bool:
         """End a sequence whose next tokens wouldn't fit even if it were the only one, because its
         tenant's limit has shrunk; whether it did.
@@ -270,7 +269,7 @@ class RunningQueue:
         limit = self._kv.quotas.limit(self.quota_of(sequence))
         num_computed = sequence.num_computed_tokens
         if prefix is not None:
-            num_computed = len(prefix[0]) * self._kv.block_size
+            num_computed = prefix.num_tokens
         if self._kv.num_blocks_after(sequence.seq_id, num_computed, num_tokens, prefix) <= limit:
             return False
         error = KVPoolTooSmall(

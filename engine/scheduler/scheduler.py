@@ -139,7 +139,7 @@ class Scheduler:
         if sequence.index == 0:
             self._record_queue_position(sequence, quota)
         quota.sequences += 1
-        num_cached = len(self._runs.find_cached_prefix(sequence)[0]) * self.kv.block_size
+        num_cached = self._runs.find_cached_prefix(sequence).num_tokens
         self.waiting.push(sequence, num_cached)
 
     def _record_queue_position(self, sequence: Sequence, quota: TenantQuota) -> None:
@@ -404,7 +404,7 @@ class Scheduler:
             return False
         kv, quota = self.kv, self._runs.quota_of(sequence)
         prefix = self._runs.find_cached_prefix(sequence)
-        num_computed = len(prefix[0]) * kv.block_size
+        num_computed = prefix.num_tokens
         num_pending = sequence.num_tokens - num_computed
         chunk = step.prompt_chunk(self.limits, sequence, num_pending, num_computed)
         if chunk == 0 or (chunk < num_pending and not self.limits.chunked):

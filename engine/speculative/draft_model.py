@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from engine.contract.sampling_params import SamplingParams
-from engine.kv_cache import BlockTables, make_coordinator
+from engine.kv_cache import BlockTables, CachedPrefix, make_coordinator
 from engine.scheduler import NewSequence, RewoundSequence, Sequence, StepPlan, StepResult
 from engine.speculative.estimates import HeadTracking, StepTimes
 from engine.speculative.interface import DraftFacts
@@ -263,7 +263,7 @@ class DraftModelProposer:
         row, prefix = self._rows.pop(seq_id, None), None
         if row is None:
             prefix = self.kv.get_computed_blocks(sequence)
-            computed = len(prefix[0]) * self.kv.block_size
+            computed = prefix.num_tokens
         else:
             self._rows[seq_id] = row  # used lately
             computed = row.valid()
@@ -296,7 +296,7 @@ class DraftModelProposer:
         computed: int,
         count: int,
         busy: set[int],
-        prefix: BlockTables | None,
+        prefix: CachedPrefix | None,
     ) -> BlockTables | None:
         """Blocks for a sequence that has a row or can get one; those idle longest give theirs."""
         while True:

@@ -25,7 +25,7 @@ def tables_of(batch: InputBatch) -> BatchTables:
     """The batch's arrays, as tensors on the same memory."""
     return BatchTables(
         torch.from_numpy(batch.tokens),
-        torch.from_numpy(batch.block_tables),
+        [torch.from_numpy(table) for table in batch.block_tables],
         torch.from_numpy(batch.num_prompt),
         torch.from_numpy(batch.num_tokens),
         torch.from_numpy(batch.num_computed),

@@ -11,6 +11,7 @@ import torch
 
 from engine.contract.errors import ConfigError
 from engine.contract.sampling_params import SamplingParams
+from engine.kv_cache.kv_cache_config import KVCacheConfig, single_group_config
 from engine.models.forward_context import AttentionMetadata
 from engine.models.lora import AdapterWeights
 from engine.sampling.request_state import RequestSamplingState
@@ -52,8 +53,7 @@ class InputBatch:
     thread, which only reads `tokens` and writes its new ones by `append_sampled`. So the row of a
     sequence that left is reused one step later.
 
-    There is a block table for each of `num_groups` KV cache groups, all of the same length.
-
+    There is a block table for each KV cache group of `layout`, by default one of full attention.
     `attachments` are the objects that plans name by handle, `adapters` those named by digest.
 
     Raises `ConfigError` where the tables are larger than the system's memory may ever be.
@@ -64,7 +64,7 @@ class InputBatch:
         max_num_seqs: int,
         max_model_len: int,
         block_size: int,
-        num_groups: int = 1,
+        layout: KVCacheConfig | None = None,
         attachments: Attachments | None = None,
         adapters: Mapping[str, AdapterWeights] | None = None,
     ) -> None:
@@ -73,18 +73,22 @@ class InputBatch:
         #: Whether sequences with one token come before those with several.
         self.decodes_first = False
         num_rows = 2 * max_num_seqs
-        max_blocks = -(-max_model_len // block_size)
+        self.groups = (layout or single_group_config(1)).groups
         try:
             # Pages are mapped when first written: a long max_model_len alone takes no memory.
             self.tokens = np.zeros((num_rows, max_model_len + 1), dtype=np.int32)
-            self.block_tables = np.zeros((num_groups, num_rows, max_blocks), dtype=np.int32)
+            #: By KV cache group, [num_rows, its table_length of max_model_len].
+            self.block_tables = [
+                np.zeros((num_rows, group.table_length(max_model_len, block_size)), dtype=np.int32)
+                for group in self.groups
+            ]
         except (MemoryError, ValueError) as error:
             raise ConfigError(
                 f"The system has no room for tables of max_num_seqs ({max_num_seqs}) sequences of "
                 f"max_model_len ({max_model_len}) tokens: {error}.",
                 param="max_num_seqs",
             ) from error
-        self.num_blocks = np.zeros(num_rows, dtype=np.int64)
+        self.num_blocks = np.zeros((len(self.groups), num_rows), dtype=np.int64)
         #: Includes the token that a step in flight samples.
         self.num_tokens = np.zeros(num_rows, dtype=np.int64)
         self.num_computed = np.zeros(num_rows, dtype=np.int64)
@@ -143,7 +147,7 @@ class InputBatch:
         self.tokens[row, :count] = sequence.token_ids
         self.num_tokens[row] = count
         self.num_computed[row] = sequence.num_computed_tokens
-        self.num_blocks[row] = 0
+        self.num_blocks[:, row] = 0
         self._append_blocks(row, sequence.block_ids)
         split = self.num_prompt[row] = sequence.num_prompt_tokens
         vectors = sequence.encoder_inputs
@@ -180,11 +184,10 @@ class InputBatch:
         self.state(row).output_token_ids.append(token_id)
 
     def _append_blocks(self, row: int, block_ids: list[list[int]]) -> None:
-        start = self.num_blocks[row]
-        end = start + len(block_ids[0])
-        for table, ids in zip(self.block_tables, block_ids, strict=True):
+        for table, counts, ids in zip(self.block_tables, self.num_blocks, block_ids, strict=True):
+            start, end = counts[row], counts[row] + len(ids)
             table[row, start:end] = ids
-        self.num_blocks[row] = end
+            counts[row] = end
 
     def prepare_inputs(self, plan: StepPlan) -> StepInputs:
         """The step's tensors; advances the counts to the step's end."""
@@ -212,7 +215,7 @@ class InputBatch:
         selects = len(logits_rows) != len(positions) or bool(draft_tokens or extra)
         tables = [
             self._tables(group, rows, owner, positions, int(ends.max()))
-            for group in range(len(self.block_tables))
+            for group in range(len(self.groups))
         ]
         context = AttentionMetadata(
             positions=torch.from_numpy(positions),
@@ -297,7 +300,8 @@ class InputBatch:
         table, size = self.block_tables[group], self.block_size
         blocks = table[owner, positions // size].astype(np.int64)
         slots = torch.from_numpy(blocks * size + positions % size)
-        return slots, torch.from_numpy(table[rows, : -(-longest // size)])
+        length = self.groups[group].table_length(longest, size)
+        return slots, torch.from_numpy(table[rows, :length])
 
     def _embeds(
         self, rows: np.ndarray, starts: np.ndarray, ends: np.ndarray, query_start: np.ndarray

@@ -157,6 +157,12 @@ class StepEnds(ctypes.Structure):
     ]
 
 
+class BlockTable(ctypes.Structure):
+    """Declared in step.h."""
+
+    _fields_ = [("blocks", P), ("stride", L)]
+
+
 class StepTables(ctypes.Structure):
     """Declared in step.h."""
 
@@ -164,7 +170,7 @@ class StepTables(ctypes.Structure):
         ("tokens", P),
         ("token_stride", L),
         ("block_tables", P),
-        *((name, L) for name in ("num_groups", "table_stride")),
+        ("num_groups", L),
         *((name, P) for name in ("num_prompt", "num_tokens", "num_computed")),
         ("num_rows", L),
     ]
@@ -299,9 +305,9 @@ class LinearScan(ctypes.Structure):
 
 STRUCTS: tuple[type[ctypes.Structure], ...] = (
     Activation, Norm, HeadNorm, Sparse, AttentionArgs, RopeArgs, Experts, DecoderShape,
-    DecoderLayer, DecoderGroup, StepEnds, StepTables, StepChoice, StepResult, RowEdits, LoraPart,
-    LoraLinear, LoraLayer, LoraGroup, LoraUse, LoraInputs, LoraOutputs, StateRows, CausalConv,
-    LinearScan,
+    DecoderLayer, DecoderGroup, StepEnds, BlockTable, StepTables, StepChoice, StepResult, RowEdits,
+    LoraPart, LoraLinear, LoraLayer, LoraGroup, LoraUse, LoraInputs, LoraOutputs, StateRows,
+    CausalConv, LinearScan,
 )  # fmt: skip
 
 

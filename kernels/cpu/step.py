@@ -106,7 +106,12 @@ class CpuStep(CompiledStep):
         self._kept = (decoder[1], ends, tables, taps)
         described = _embedding_and_head(decoder[0], hidden_size, ends)
         described.taps, described.num_taps = ctypes.addressof(taps), len(taps)
-        handle = library.step_new(ctypes.byref(described), ctypes.byref(_tables(tables)))
+        block_tables = (c.BlockTable * len(tables.block_tables))(
+            *(c.BlockTable(table.data_ptr(), table.shape[-1]) for table in tables.block_tables)
+        )
+        handle = library.step_new(
+            ctypes.byref(described), ctypes.byref(_tables(tables, block_tables))
+        )
         if not handle:
             raise MemoryError("no memory for the description of a step")
         self.handle, self.run = handle, library.step_run
@@ -251,20 +256,20 @@ def _embedding_and_head(decoder: int, hidden: int, ends: EmbeddingAndHead) -> c.
     )
 
 
-def _tables(tables: BatchTables) -> c.StepTables:
+def _tables(tables: BatchTables, block_tables: ctypes.Array[c.BlockTable]) -> c.StepTables:
+    """The tables' struct. The library copies `block_tables`, which must live until then."""
     rows, max_tokens = tables.tokens.shape
-    groups, _, blocks = tables.block_tables.shape
     check_dense("tokens", tables.tokens, (rows, max_tokens), torch.int32)
-    check_dense("block_tables", tables.block_tables, (groups, rows, blocks), torch.int32)
+    for table in tables.block_tables:
+        check_dense("block_tables", table, (rows, table.shape[-1]), torch.int32)
     counts = (tables.num_prompt, tables.num_tokens, tables.num_computed)
     for count in counts:
         check_dense("counts", count, (rows,), torch.int64)
     return c.StepTables(
         tokens=tables.tokens.data_ptr(),
         token_stride=max_tokens,
-        block_tables=tables.block_tables.data_ptr(),
-        num_groups=groups,
-        table_stride=blocks,
+        block_tables=ctypes.addressof(block_tables),
+        num_groups=len(block_tables),
         num_prompt=tables.num_prompt.data_ptr(),
         num_tokens=tables.num_tokens.data_ptr(),
         num_computed=tables.num_computed.data_ptr(),

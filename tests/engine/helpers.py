@@ -28,10 +28,10 @@ class Driver:
     ) -> None:
         settings = {"block_size": 4, "max_num_seqs": 64, **settings}
         self.config = EngineConfig(model="m", **settings)
-        layout = make_kv_cache_config(windows, len(windows) or 1, max_model_len=10**6)
+        self.layout = make_kv_cache_config(windows, len(windows) or 1, max_model_len=10**6)
         share = prefill_share or (PrefillLimits(prefill_limit) if prefill_limit else None)
         self.scheduler = Scheduler(
-            self.config, num_blocks, token_budget, share, layout, max_model_len
+            self.config, num_blocks, token_budget, share, self.layout, max_model_len
         )
         self.count = 0
         #: Who got a token in the last step.

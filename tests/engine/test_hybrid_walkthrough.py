@@ -100,7 +100,7 @@ def test_112_tokens_of_ten_full_and_twenty_sliding_layers_take_eleven_blocks() -
     kv = make_coordinator(make_kv_cache_config((32, 32, 0) * 10, 30, LONG), 20, 16)
     # Every token but the last is computed; the last one's window begins in block 5.
     assert kv.num_blocks_to_allocate(0, 111, 1) == 11
-    kv.allocate_slots(uncached(0), kv.quotas.get(""), 111, 1, kv.empty_blocks())
+    kv.allocate_slots(uncached(0), kv.quotas.get(""), 111, 1, kv.empty_prefix())
     early = [None] * 5
     assert [ids(table) for table in kv.get_block_tables(0)] == [
         [0, 1, 2, 3, 4, 5, 6],
@@ -194,13 +194,13 @@ def hit_length(windows: tuple[int, ...], cached: dict[int, set[int]], num_tokens
         for token in sorted(tokens):
             block = kv.pool.get_new_blocks(1)[0]
             kv.pool.cache_block(block, keys[token] + (group_key(group) if several else b""))
-    found = kv.get_computed_blocks(sequence)
-    for window, table in zip(kv.windows, found, strict=True):
+    prefix = kv.get_computed_blocks(sequence)
+    for window, table in zip(kv.windows, prefix.blocks, strict=True):
         first = max(0, len(table) - window + 1) if window else 0
         assert [block is NULL_BLOCK for block in table] == [
             index < first for index in range(len(table))
         ]
-    return len(found[0])
+    return prefix.num_tokens
 
 
 def test_full_attention_hits_from_the_left_until_the_first_miss() -> None:
@@ -265,5 +265,5 @@ def test_a_cold_prompt_costs_one_look_up_a_window() -> None:
             return lookup(key)  # noqa: B023
 
         kv.pool.get_cached_block = counting  # type: ignore[assignment,method-assign]
-        assert kv.get_computed_blocks(uncached(1024))[0] == []
+        assert kv.get_computed_blocks(uncached(1024)).num_tokens == 0
         assert calls <= most

@@ -247,7 +247,7 @@ class Crowd(Chaos):
         super().__init__(seed, windows, True, **settings)
         self.most = min(60, self.driver.scheduler.capacity_tokens // 2)
         self.looks_ahead = draw.random() < 0.2
-        self.batch = InputBatch(settings["max_num_seqs"], 64, BLOCK, max(1, len(windows)))
+        self.batch = InputBatch(settings["max_num_seqs"], 64, BLOCK, self.driver.layout)
         self.in_flight: deque[tuple[StepPlan, list[Sequence], StepInputs | None]] = deque()
 
     def round(self) -> None:
@@ -330,8 +330,11 @@ class Crowd(Chaos):
             assert batch.num_computed[row] == sequence.num_computed_tokens
             assert batch.num_tokens[row] == known + ahead
             assert batch.tokens[row, :known].tolist() == sequence.token_ids
-            for table, own in zip(batch.block_tables, self.driver.tables(sequence), strict=True):
-                assert batch.num_blocks[row] == len(own)
+            tables = zip(
+                batch.block_tables, batch.num_blocks, self.driver.tables(sequence), strict=True
+            )
+            for table, num_blocks, own in tables:
+                assert num_blocks[row] == len(own)
                 blocks = zip(table[row, : len(own)].tolist(), own, strict=True)
                 assert all(there == block for there, block in blocks if block is not None)
 

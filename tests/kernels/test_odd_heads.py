@@ -46,7 +46,7 @@ def test_a_step_of_odd_heads_is_what_its_parts_are(
     tables, at = make_tables(2), (torch.tensor(LENGTHS) - 1)[ROWS]
     for row in ROWS if window else ():
         seen = max(0, LENGTHS[row] - window) // BLOCK_SIZE
-        tables.block_tables[1, row, :seen] = 10**9
+        tables.block_tables[1][row, :seen] = 10**9
     last = norm(shape.hidden_size)
     decoder = compiled.compile_decoder(shape, layers, last)
     assert decoder is not None

@@ -33,12 +33,13 @@ ROWS = [4, 0, 3, 1]
 
 
 def make_tables(groups: int = 1) -> BatchTables:
-    blocks = -(-LONGEST // BLOCK_SIZE)
-    tables = [torch.randperm(40)[: len(LENGTHS) * blocks] for _ in range(groups)]
+    """The second group's block tables are longer than the first's."""
+    widths = [-(-LONGEST // BLOCK_SIZE) + 2 * group for group in range(groups)]
+    tables = [torch.randperm(40)[: len(LENGTHS) * width] for width in widths]
     lengths = torch.tensor(LENGTHS)
     return BatchTables(
         tokens=torch.randint(VOCAB, (len(LENGTHS), LONGEST)).int(),
-        block_tables=torch.stack(tables).view(groups, len(LENGTHS), blocks).int(),
+        block_tables=[table.view(len(LENGTHS), -1).int() for table in tables],
         num_prompt=torch.tensor(PROMPTS),
         num_tokens=lengths.clone(),
         num_computed=lengths - 1,
@@ -282,19 +283,22 @@ def test_drafts_give_what_decoding_one_by_one_gives_to_the_bit(
 
 
 def slots(of: StepSamplingParams | BatchTables) -> list[Tensor]:
-    return [getattr(of, field.name) for field in dataclasses.fields(of)]
+    fields = [getattr(of, field.name) for field in dataclasses.fields(of)]
+    return [
+        tensor for field in fields for tensor in (field if isinstance(field, list) else [field])
+    ]
 
 
 def test_drafts_beyond_the_tables_are_refused(compiled: KernelSet) -> None:
     model = Model(compiled)
     bound = model.step.bind(torch.tensor(ROWS), None)
-    before = [tensor.clone() for tensor in (*model.caches, *dataclasses.astuple(model.tables))]
+    before = [tensor.clone() for tensor in (*model.caches, *slots(model.tables))]
     for drafts in ([LONGEST - LENGTHS[4], 0, 0, 0], [0, -1, 0, 0], [0, 2**20, 0, 0]):
         with pytest.raises(ValueError, match="query"):
             bound.verify(drafts)
     with pytest.raises(ValueError, match="drafts of 4 rows"):
         bound.verify([0, 0])
-    after = [*model.caches, *dataclasses.astuple(model.tables)]
+    after = [*model.caches, *slots(model.tables)]
     assert all(map(torch.equal, before, after))
 
 
@@ -396,7 +400,7 @@ def no_such_token(tables: BatchTables) -> None:
 
 
 def no_such_block(tables: BatchTables) -> None:
-    tables.block_tables[0, 4, 0] = 40
+    tables.block_tables[0][4, 0] = 40
 
 
 @pytest.mark.parametrize(
@@ -407,10 +411,10 @@ def test_it_refuses_what_is_no_decode(
 ) -> None:
     model = Model(compiled)
     spoil(model.tables)
-    before = [tensor.clone() for tensor in (*model.caches, *dataclasses.astuple(model.tables))]
+    before = [tensor.clone() for tensor in (*model.caches, *slots(model.tables))]
     with pytest.raises(ValueError, match=r"block|query|row"):
         model.step.bind(torch.tensor(ROWS), None)()
-    after = [*model.caches, *dataclasses.astuple(model.tables)]
+    after = [*model.caches, *slots(model.tables)]
     assert all(map(torch.equal, before, after))
 
 

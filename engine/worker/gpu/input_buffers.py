@@ -260,13 +260,12 @@ class StaticInputBuffers:
     Args:
         max_tokens: of the largest graph.
         max_seqs: sequences of a batch.
-        max_blocks: of one sequence.
-        groups: KV cache groups.
+        table_lengths: block table length of each KV cache group.
         slots: of adapters; None: the model has none.
     """
 
     def __init__(
-        self, max_tokens: int, max_seqs: int, max_blocks: int, groups: int, device: torch.device,
+        self, max_tokens: int, max_seqs: int, table_lengths: Sequence[int], device: torch.device,
         slots: LoraSlots | None = None,
     ) -> None:  # fmt: skip
         def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
@@ -274,8 +273,8 @@ class StaticInputBuffers:
 
         self.token_ids = zeros(max_tokens, dtype=torch.int64)
         self.positions = zeros(max_tokens, dtype=torch.int64)
-        self.slots = [zeros(max_tokens, dtype=torch.int64).fill_(-1) for _ in range(groups)]
-        self.tables = [zeros(max_seqs, max_blocks, dtype=torch.int32) for _ in range(groups)]
+        self.slots = [zeros(max_tokens, dtype=torch.int64).fill_(-1) for _ in table_lengths]
+        self.tables = [zeros(max_seqs, length, dtype=torch.int32) for length in table_lengths]
         self.seq_lens = zeros(max_seqs, dtype=torch.int32)
         self.query_start_loc = zeros(max_seqs + 1, dtype=torch.int32)
         self._lora = StaticLoraMapping(slots, max_tokens, device)

@@ -68,8 +68,7 @@ def device_forward(
     model: DeviceModel,
     config: EngineConfig,
     token_budget: int,
-    max_blocks: int,
-    groups: int,
+    table_lengths: Sequence[int],
     make_recorder: Callable[[], GraphRecorder] = CudaRecorder,
     taps: tuple[int, ...] = (),
 ) -> DeviceForward:
@@ -103,7 +102,7 @@ def device_forward(
         run,
         device,
         CUDAGraphDispatcher(mode, sizes, config.max_num_seqs, length, adapted=slots is not None),
-        StaticInputBuffers(max(sizes), config.max_num_seqs, max_blocks, groups, device, slots),
+        StaticInputBuffers(max(sizes), config.max_num_seqs, table_lengths, device, slots),
         breaks,
         slots,
     )
@@ -135,7 +134,7 @@ def profile(
     model: DeviceModel,
     config: EngineConfig,
     token_budget: int,
-    max_blocks: int,
+    table_lengths: Sequence[int],
     dtype: torch.dtype,
     layout: KVCacheConfig,
     meter: MemoryMeter,
@@ -145,14 +144,15 @@ def profile(
     """Run steps of full size on a cache of one block a group, and see what they took.
 
     Args:
-        max_blocks: of a sequence of full length: decode kernels need more room for long tables.
+        table_lengths: each group's, of a sequence of full length: decode kernels need more room
+            for long tables.
         make_forward: the model's forward pass, its graphs still to be captured; None: eager.
         taps: layers whose inputs drafts read.
     """
-    groups, run, size = len(layout.groups), tapped(model, taps), model.spec.hidden_size
-    model.allocate_kv(groups, config.block_size, dtype, layout)
+    run, size = tapped(model, taps), model.spec.hidden_size
+    model.allocate_kv(len(layout.groups), config.block_size, dtype, layout)
     meter.begin()
-    for token_ids, batch, reqs in _full_steps(model, config, token_budget, max_blocks, groups):
+    for token_ids, batch, reqs in _full_steps(model, config, token_budget, table_lengths):
         hidden = run(token_ids, batch)
         logits = model.logits(hidden[:reqs, :size])
         copies = [torch.empty_like(logits) for _ in range(SAMPLING_COPIES)]
@@ -167,12 +167,12 @@ def profile(
 
 
 def _full_steps(
-    model: DeviceModel, config: EngineConfig, token_budget: int, max_blocks: int, groups: int
+    model: DeviceModel, config: EngineConfig, token_budget: int, table_lengths: Sequence[int]
 ) -> Iterator[tuple[Tensor, AttentionMetadata, int]]:
     """The largest batch there can be, and the largest one of decodes."""
     reqs = min(config.max_num_seqs, token_budget)
     slots = slots_of(model)
-    inputs = StaticInputBuffers(token_budget, reqs, max_blocks, groups, model.ops.device, slots)
+    inputs = StaticInputBuffers(token_budget, reqs, table_lengths, model.ops.device, slots)
     for tokens in (token_budget, reqs):
         descriptor = BatchDescriptor(tokens, reqs, tokens == reqs, slots is not None)
         token_ids, context = inputs.dummy_inputs(descriptor)
@@ -208,7 +208,7 @@ def _graphs(forward: DeviceForward | None, meter: MemoryMeter) -> int:
 
 @torch.inference_mode()
 def warm_up_kernels(
-    model: DeviceModel, config: EngineConfig, token_budget: int, max_blocks: int, groups: int,
+    model: DeviceModel, config: EngineConfig, token_budget: int, table_lengths: Sequence[int],
     vocab_size: int,
 ) -> None:  # fmt: skip
     """Run prompts and batches of decodes of every size by twos, and all that chooses tokens.
@@ -223,7 +223,7 @@ def warm_up_kernels(
         return
     most = min(config.max_num_seqs, token_budget)
     slots = slots_of(model)
-    inputs = StaticInputBuffers(token_budget, most, max_blocks, groups, model.ops.device, slots)
+    inputs = StaticInputBuffers(token_budget, most, table_lengths, model.ops.device, slots)
     adapted: list[int] = []
     if slots is not None:
         # Adapters of experts have the tiles of these, which go by the number of rows.

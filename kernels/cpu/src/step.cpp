@@ -11,7 +11,15 @@ namespace {
 
 struct Step {
   StepEnds ends;
-  StepTables tables;
+  StepTables tables;  // of the block tables below
+  std::vector<BlockTable> block_tables;
+
+  Step(const StepEnds& ends, const StepTables& tables)
+      : ends(ends),
+        tables(tables),
+        block_tables(tables.block_tables, tables.block_tables + tables.num_groups) {
+    this->tables.block_tables = block_tables.data();
+  }
 };
 
 // Philox4x32-10 (Salmon et al. 2011) of (seed, position): the number that
@@ -63,7 +71,9 @@ int check_rows(const Step& step, const Rows& all) {
     const bool decodes = position >= 0 && position + 1 == t.num_tokens[row];
     if (!decodes || tokens < 1 || tokens >= t.token_stride) return kBadSequence;
     const int64_t last = position + tokens - 1;
-    if (last + 1 >= t.token_stride || last / size >= t.table_stride) return kBadSequence;
+    if (last + 1 >= t.token_stride) return kBadSequence;
+    for (const BlockTable& table : step.block_tables)
+      if (last / size >= table.stride) return kBadSequence;
     const int64_t learned = last + step.ends.position_offset;
     if (step.ends.positions && learned >= step.ends.num_positions) return kBadPosition;
   }
@@ -91,7 +101,7 @@ void gather(const Step& step, const Rows& all, const Inputs& in) {
       in.ids[start + j] = t.tokens[row * t.token_stride + first + j];
     }
     for (int64_t g = 0; g < t.num_groups; g++) {
-      const int32_t* table = t.block_tables + (g * t.num_rows + row) * t.table_stride;
+      const int32_t* table = t.block_tables[g].blocks + row * t.block_tables[g].stride;
       for (int64_t j = 0; j < tokens; j++) {
         const int64_t position = first + j;
         in.slots[g * in.tokens + start + j] = table[position / size] * size + position % size;
@@ -323,7 +333,7 @@ int run_step(const Step& step, const Rows& all, int64_t chosen, const StepChoice
 using namespace quire;
 
 extern "C" void* quire_step_new(const StepEnds* ends, const StepTables* tables) {
-  return new (std::nothrow) Step{*ends, *tables};
+  return new (std::nothrow) Step(*ends, *tables);
 }
 
 extern "C" void quire_step_free(void* step) { delete static_cast<Step*>(step); }

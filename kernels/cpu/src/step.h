@@ -16,11 +16,17 @@ struct StepEnds {
   int64_t num_taps;
 };
 
+// Of one KV cache group.
+struct BlockTable {
+  const int32_t* blocks;  // [num_rows, stride]
+  int64_t stride;
+};
+
 struct StepTables {
   int32_t* tokens;  // [num_rows, token_stride]
   int64_t token_stride;
-  const int32_t* block_tables;  // [num_groups, num_rows, table_stride]
-  int64_t num_groups, table_stride;
+  const BlockTable* block_tables;  // [num_groups]
+  int64_t num_groups;
   const int64_t* num_prompt;           // [num_rows]
   int64_t *num_tokens, *num_computed;  // [num_rows]
   int64_t num_rows;

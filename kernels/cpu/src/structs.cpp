@@ -225,13 +225,18 @@ void list_step_ends(Listing& listing) {
   QUIRE_FIELD(num_taps);
 }
 
+void list_block_table(Listing& listing) {
+  QUIRE_OPEN(BlockTable);
+  QUIRE_FIELD(blocks);
+  QUIRE_FIELD(stride);
+}
+
 void list_step_tables(Listing& listing) {
   QUIRE_OPEN(StepTables);
   QUIRE_FIELD(tokens);
   QUIRE_FIELD(token_stride);
   QUIRE_FIELD(block_tables);
   QUIRE_FIELD(num_groups);
-  QUIRE_FIELD(table_stride);
   QUIRE_FIELD(num_prompt);
   QUIRE_FIELD(num_tokens);
   QUIRE_FIELD(num_computed);
@@ -414,6 +419,7 @@ std::string list_all() {
   list_decoder_layer(listing);
   list_decoder_group(listing);
   list_step_ends(listing);
+  list_block_table(listing);
   list_step_tables(listing);
   list_step_choice(listing);
   list_step_result(listing);

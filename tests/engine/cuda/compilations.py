@@ -152,7 +152,7 @@ def main(folder: Path, quantization: str | None) -> None:
         slots = model.make_lora_slots(8, 16)
         assert slots is not None
         model.use_lora_slots(slots)
-        warm_up_kernels(model, config, BUDGET, LONGEST // BLOCK, 1, model.spec.vocab_size)
+        warm_up_kernels(model, config, BUDGET, [LONGEST // BLOCK], model.spec.vocab_size)
         if (memory := heads_of(folder, model, ops)) is not None:
             warm_up_draft_heads(memory, BUDGET)
         warm = set(seen)

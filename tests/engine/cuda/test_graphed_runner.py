@@ -32,7 +32,7 @@ def test_graphs_give_the_tokens_of_transformers(
 
     def make_runner(worker: Worker, batch) -> GpuModelRunner:  # type: ignore[no-untyped-def]
         model = worker.loaded.model
-        forward = device_forward(model, worker._config, 8, 2, 1, NotingRecorder)
+        forward = device_forward(model, worker._config, 8, [2], NotingRecorder)
         forward.capture()
         batch.decodes_first = True
         made.append(forward)

@@ -117,7 +117,7 @@ def test_full_steps_are_run_and_leave_nothing(llm: LLM, monkeypatch: pytest.Monk
     # Before the graphs; after one, and after another; at the end.
     meter = FakeMeter(iter([100, 100, 900, 950, 60]), peak=70, free=800, total=1000)
     found = profile(
-        model, config, 24, 4, torch.float32, layout, meter, lambda: FakeForward(10)
+        model, config, 24, [4], torch.float32, layout, meter, lambda: FakeForward(10)
     )  # fmt: skip
     assert [(len(ids), len(batch.seq_lens)) for ids, batch in seen] == [(24, 5), (5, 5)]
     assert all(batch.block_tables.shape == (5, 4) for _, batch in seen)
@@ -133,7 +133,7 @@ def test_without_graphs_none_are_counted(llm: LLM) -> None:
     config = EngineConfig(model="m", max_num_seqs=2)
     meter = FakeMeter(iter([60]), peak=70, free=800, total=1000)
     model, layout = llm.core.executor.worker.loaded.model, llm.core.capacity.layout
-    found = profile(model, config, 8, 4, torch.float32, layout, meter, lambda: None)
+    found = profile(model, config, 8, [4], torch.float32, layout, meter, lambda: None)
     assert found.graphs == 0
 
 

@@ -108,7 +108,7 @@ def test_a_graphs_buffers_hold_the_padded_step(reqs: int) -> None:
     """Without sequences, of a graph in pieces, only what belongs to tokens is written."""
     ids, context = batch()
     to = BatchDescriptor(8, reqs, False)
-    static = StaticInputBuffers(16, 6, 3, 2, CPU)
+    static = StaticInputBuffers(16, 6, [3, 3], CPU)
     static.token_ids.fill_(99)
     static.fill(stage_inputs(ids, context, CPU, to), to)
     assert static.token_ids.tolist() == [7, 8, 11, 12, 13, 0, 0, 0] + [99] * 8
@@ -126,7 +126,7 @@ def test_a_rehearsal_reads_no_block_that_its_tables_do_not_have(
 ) -> None:
     """A graph in pieces for many tokens, beside tables for few and short sequences."""
     width = 3
-    static = StaticInputBuffers(16, 6, width, 2, CPU)
+    static = StaticInputBuffers(16, 6, [width, width], CPU)
     ids, context = static.dummy_inputs(BatchDescriptor(tokens, reqs, False))
     assert len(ids) == len(context.positions) == tokens
     assert context.block_tables.shape == (seqs, width)
@@ -155,7 +155,7 @@ def test_rows_of_adapters_go_along_and_into_a_graphs_buffers() -> None:
     ids, context = batch()
     slots, to = Sorted(), BatchDescriptor(8, 4, True, True)
     lora = slots.sort([(2, np.array([0, 3, 4])), (1, np.array([1]))], 8, padded=True)
-    static = StaticInputBuffers(16, 6, 3, 2, CPU, slots)
+    static = StaticInputBuffers(16, 6, [3, 3], CPU, slots)
     _, rehearsed = static.dummy_inputs(to)
     step = stage_inputs(ids, context, CPU, to, lora=lora)
     static.fill(step, to)
@@ -173,4 +173,4 @@ def test_rows_of_adapters_go_along_and_into_a_graphs_buffers() -> None:
     assert largest is not None
     assert (len(largest.order), len(largest.owners), largest.tile) == (24, 6, 4)
     assert largest.count.tolist() == [0]
-    assert static.nbytes > StaticInputBuffers(16, 6, 3, 2, CPU).nbytes
+    assert static.nbytes > StaticInputBuffers(16, 6, [3, 3], CPU).nbytes

@@ -124,7 +124,7 @@ def graphed(folder, monkeypatch):
         # The set is this process's only one: the test puts its own method over it.
         monkeypatch.setitem(vars(model.ops), "paged_attention", breaks)
         dispatcher = CUDAGraphDispatcher(mode, list(sizes), 4, length, adapted=slots is not None)
-        inputs = StaticInputBuffers(max(sizes), 4, 4, 1, CPU, slots)
+        inputs = StaticInputBuffers(max(sizes), 4, [4], CPU, slots)
         forward = DeviceForward(model.forward, CPU, dispatcher, inputs, breaks, slots)
         count = forward.capture()
         assert count == len(dispatcher.keys)
@@ -215,7 +215,7 @@ def test_a_draft_model_draws_in_graphs(folder, monkeypatch):
         model, config = parts.loaded.model, replace(self.config, enforce_eager=True)
         if parts.is_draft:
             config = draft_settings(self.config, parts.token_budget)
-        forward = device_forward(model, config, 16, 4, 1, NotingRecorder)
+        forward = device_forward(model, config, 16, [4], NotingRecorder)
         forward.capture()
         used[parts.is_draft] = replayed(forward)
         parts.batch.decodes_first = True
@@ -263,7 +263,7 @@ def test_what_no_graph_holds_runs_eagerly(graphed):
     _, forward, _ = graphed(CUDAGraphMode.FULL_DECODE_ONLY)
     seen = []
     forward._run, run = (lambda *batch: seen.append(batch) or run(*batch)), forward._run
-    token_ids, context = StaticInputBuffers(16, 4, 4, 1, CPU).dummy_inputs(
+    token_ids, context = StaticInputBuffers(16, 4, [4], CPU).dummy_inputs(
         CUDAGraphDispatcher(CUDAGraphMode.NONE, [], 4).dispatch(9, 1, 9)[1]
     )
     context.query_start_loc = torch.tensor([0, 9], dtype=torch.int32)
@@ -284,7 +284,7 @@ def test_garbage_is_collected_once_for_all_graphs(monkeypatch):
         during.append(gc.isenabled())
         return ids * 2.0
 
-    forward = DeviceForward(run, CPU, dispatcher, StaticInputBuffers(4, 4, 4, 1, CPU), breaks)
+    forward = DeviceForward(run, CPU, dispatcher, StaticInputBuffers(4, 4, [4], CPU), breaks)
     assert forward.capture() == 6
     assert calls == [True]
     assert during == [False] * 12
@@ -296,7 +296,7 @@ def test_graphs_stop_where_memory_does(folder, monkeypatch, caplog):
     dispatcher = CUDAGraphDispatcher(CUDAGraphMode.FULL_AND_PIECEWISE, [1, 2, 4], 4)
     breaks = PiecewiseAttention(lambda *args, **options: args[0], NotingRecorder())
     forward = DeviceForward(
-        lambda ids, context: ids * 2.0, CPU, dispatcher, StaticInputBuffers(4, 4, 4, 1, CPU), breaks
+        lambda ids, context: ids * 2.0, CPU, dispatcher, StaticInputBuffers(4, 4, [4], CPU), breaks
     )
     room = itertools.chain([True, True], itertools.repeat(False))
     assert forward.capture(lambda: next(room)) == 2

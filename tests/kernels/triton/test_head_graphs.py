@@ -48,7 +48,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         assert hidden is not None
         hidden.warm_up(2)
         forward = device_forward(
-            model, self.config, 8, 16, 1, NotingRecorder, taps=hidden.aux_layers  # type: ignore[arg-type]
+            model, self.config, 8, [16], NotingRecorder, taps=hidden.aux_layers  # type: ignore[arg-type]
         )  # fmt: skip
         forward.capture()
         used.append(replayed(forward))

@@ -101,7 +101,7 @@ def graphed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[LLM, Any]]:
             model=str(folder), max_num_seqs=4, cudagraph_mode=mode.name,
             cudagraph_capture_sizes=[4, 8],
         )  # fmt: skip
-        forward = device_forward(model_of(llm), config, 16, 4, 1, NotingRecorder)
+        forward = device_forward(model_of(llm), config, 16, [4], NotingRecorder)
         assert forward.capture() > 0
         executor: Any = llm.core.executor
         executor.worker._runner.forward = forward
