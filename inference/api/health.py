@@ -28,6 +28,7 @@ from inference.engine_client.fleet import Replica
 from inference.errors import Overloaded
 from inference.metrics.exposition import exposition, published
 from inference.metrics.flusher import flush, metrics_key
+from inference.metrics.queues import read_queues
 from inference.schemas import objects
 from inference.settings import gateway_settings
 from inference.web.authentication import has_monitoring_access, require_monitoring_access
@@ -76,11 +77,12 @@ class MetricsView(GatewayView):
                 metrics_key(prefix)
             )
             processes = await published(client.redis, prefix)
+            queues = await read_queues(client.redis)
         except RedisError as error:
             raise Overloaded("Metrics are unavailable: no connection to Redis.") from error
         stored = {field.decode(): float(value) for field, value in raw.items()}
         beats = [replica.heartbeat for replica in client.fleet]
-        body = await asyncio.to_thread(exposition, stored, beats, processes)
+        body = await asyncio.to_thread(exposition, stored, beats, processes, queues)
         return HttpResponse(body, content_type=CONTENT_TYPE_LATEST)
 
 

@@ -136,4 +136,15 @@ _HTTP = {
     "http_response_size_bytes": Family("summary", "Bytes of responses' bodies.", ("handler",)),
 }
 
-FAMILIES = {PREFIX + name: family for name, family in _VLLM.items()} | _TENANTS | _HTTP
+_TASKS = {
+    "quire_tasks": Family(
+        "counter", "Tasks of workers that ended, by Celery's state.", ("task", "state")
+    ),
+    "quire_task_seconds": _histogram(
+        "Seconds that tasks of workers took.",
+        (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0),
+        ("task",),
+    ),
+}
+
+FAMILIES = {PREFIX + name: family for name, family in _VLLM.items()} | _TENANTS | _HTTP | _TASKS

@@ -15,6 +15,7 @@ from redis.asyncio import Redis
 
 from engine.contract.messages import Heartbeat
 from inference.metrics.definitions import FAMILIES, Family, cumulative
+from inference.metrics.queues import TaskQueue, queue_metrics
 from inference.metrics.recorder import split_field
 from inference.metrics.replicas import process_metrics, replica_metrics
 
@@ -104,16 +105,19 @@ def exposition(
     stored: Mapping[str, float],
     beats: Iterable[Heartbeat],
     processes: Mapping[str, bytes] | None = None,
+    queues: Iterable[TaskQueue] = (),
 ) -> bytes:
     """The text.
 
     Args:
         stored: the hash's fields as `Recorder.take` names them.
         beats: of the live replicas.
-        processes: what gateways and workers say of themselves (`processes.published`).
+        processes: what gateways and workers say of themselves (`published`).
+        queues: Celery's.
     """
     live = list(beats)
-    families = [*_stored(stored), *replica_metrics(live), *_processes(live, processes or {})]
+    families = [*_stored(stored), *replica_metrics(live), *queue_metrics(queues)]
+    families += _processes(live, processes or {})
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Ready(families))
     return generate_latest(registry)

@@ -17,6 +17,7 @@ from celery.worker.consumer import Consumer
 from celery.worker.state import maybe_shutdown
 from django.conf import settings
 
+from config import task_metrics  # noqa: F401 - connects Celery's signals
 from engine.system import redis_client as redis_clients
 from engine.system.redis_client import is_temporary
 

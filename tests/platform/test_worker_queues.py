@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ import openai
 import pytest
 from django.core.management import call_command
 from django.core.management.base import CommandError
+from prometheus_client.parser import text_string_to_metric_families
 
 from config import queues
 from config.celery import app
@@ -262,6 +264,49 @@ def test_fault_70_a_worker_that_is_told_to_end_takes_what_hangs_along(short_tmp:
             worker.send_signal(signal.SIGTERM)
             worker.wait(60)
             until(lambda: not Path(f"/proc/{pid}").exists())
+
+
+def scraped(port: int, token: str) -> dict[tuple[str, ...], float]:
+    """Samples of `/metrics` about tasks, by name and values of the sorted labels."""
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/metrics", headers={"Authorization": f"Bearer {token}"}
+    )
+    with urllib.request.urlopen(request, timeout=10) as reply:
+        families = list(text_string_to_metric_families(reply.read().decode()))
+    return {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in families
+        if family.name.startswith("quire_task")
+        for sample in family.samples
+    }
+
+
+def test_metrics_tell_what_waits_in_queues_and_how_tasks_ended(short_tmp: Path) -> None:
+    folder, token = short_tmp / "metrics", "a-token-for-metrics"
+    folder.mkdir()
+    waiting = ("quire_task_queue_length", "maintenance")
+    with live.instance(folder) as of:
+        of.environment["QUIRE_METRICS_TOKEN"] = token
+        with (
+            live.replica(of, "tests.fakes.fake_replica"),
+            live.gateway(of, "uvicorn") as (port, _),
+        ):
+            assert scraped(port, token)[waiting] == 0
+            shell(of, "-c", _SEND, "history.forget", "metering.retention")
+            samples = scraped(port, token)
+            assert samples[waiting] == 2
+            assert samples["quire_task_queue_age_seconds", "maintenance"] > 0
+            assert samples["quire_task_queue_age_seconds", "delivery"] == 0
+            command = [sys.executable, "-c", _HANGS, str(folder / "began"), "ignores"]
+            with live.process(command, of.environment):
+                killed = ("quire_tasks_total", "FAILURE", "metering.retention")
+                until(lambda: killed in scraped(port, token))
+            samples = scraped(port, token)
+    assert samples[waiting] == 0
+    assert samples["quire_tasks_total", "SUCCESS", "history.forget"] == 1
+    assert samples[killed] == 1
+    assert samples["quire_task_seconds_count", "history.forget"] == 1
+    assert ("quire_task_seconds_count", "metering.retention") not in samples
 
 
 #: A worker that writes down who has sent each periodic task, and who runs it.

@@ -1,0 +1,74 @@
+"""How long Celery's tasks take and how they end, for `/metrics`."""
+
+from __future__ import annotations
+
+import logging
+import time
+from bisect import bisect_left
+from collections import deque
+from typing import Any
+
+from celery import Task, states
+from celery.exceptions import TimeLimitExceeded, WorkerLostError
+from celery.signals import before_task_publish, task_failure, task_postrun, task_prerun
+from django.conf import settings
+from redis.exceptions import RedisError
+
+from inference.metrics.definitions import FAMILIES
+from inference.metrics.flusher import metrics_key
+from inference.metrics.queues import SENT_AT
+from inference.metrics.recorder import field_of
+from metering.redis_scripts import sync_client
+
+logger = logging.getLogger(__name__)
+
+TASK_SECONDS, TASKS = "quire_task_seconds", "quire_tasks"
+
+#: When the tasks that run in this process began, by id.
+_began: dict[str, float] = {}
+_killed: deque[str] = deque(maxlen=100)
+
+
+@before_task_publish.connect
+def _note_sending(headers: dict[str, Any], **_: object) -> None:
+    headers[SENT_AT] = time.time()
+
+
+@task_prerun.connect
+def _note_beginning(task_id: str, **_: object) -> None:
+    _began[task_id] = time.monotonic()
+
+
+@task_postrun.connect
+def _record_end(task_id: str, task: Task, state: str | None, **_: object) -> None:
+    began = _began.pop(task_id, None)
+    if state is not None and began is not None:  # None: its process is being killed
+        record_task(task.name, state, time.monotonic() - began)
+
+
+@task_failure.connect
+def _record_killed(sender: Task, task_id: str, exception: Exception, **_: object) -> None:
+    """Count a task that was ended with its process, which its worker may report twice."""
+    if isinstance(exception, TimeLimitExceeded | WorkerLostError) and task_id not in _killed:
+        _killed.append(task_id)
+        record_task(sender.name, states.FAILURE)
+
+
+def record_task(task: str, state: str, seconds: float | None = None) -> None:
+    """Count a task's end, at once: a worker's child process may have no time to do it later.
+
+    Args:
+        state: Celery's name of it, such as "SUCCESS".
+        seconds: how long it ran; None where nobody knows, as its process was killed.
+    """
+    key = metrics_key(settings.QUIRE["KEY_PREFIX"])
+    try:
+        with sync_client() as client, client.pipeline(transaction=True) as pipe:
+            pipe.hincrbyfloat(key, field_of(TASKS, (task, state), ""), 1)
+            if seconds is not None:
+                bucket = str(bisect_left(FAMILIES[TASK_SECONDS].buckets, seconds))
+                pipe.hincrbyfloat(key, field_of(TASK_SECONDS, (task,), bucket), 1)
+                pipe.hincrbyfloat(key, field_of(TASK_SECONDS, (task,), "sum"), seconds)
+            pipe.execute()
+    except (RedisError, OSError) as error:
+        logger.debug("the end of the task %s was not counted: %s", task, error)
