@@ -12,7 +12,8 @@ from typing import Any
 
 from engine.contract.errors import InvalidRequest
 from engine.contract.lora import CONFIG_FILE
-from engine.contract.validation import SafePattern, format_value
+from engine.contract.safe_pattern import SafePattern
+from engine.contract.validation import format_value
 
 # -- Values of modules by the ends of their names, or by patterns of them, as PEFT writes them.
 
@@ -21,8 +22,8 @@ from engine.contract.validation import SafePattern, format_value
 _NAME = re.compile(r"[\w.-]+")
 #: Keys that are patterns: each module's name is held against each.
 _MOST_PATTERNS = 64
-#: Of all of them together, over all names: some ten seconds.
-_MOST_STEPS = 1 << 25
+#: CPU seconds for all of them together, over all names.
+_MAX_MATCH_S = 10.0
 
 
 def ends_in(module: str, name: str) -> bool:
@@ -41,7 +42,7 @@ class NamedValues:
     def __init__(self, values: Mapping[str, float] | None = None) -> None:
         self._names: dict[str, tuple[int, float]] = {}
         self._patterns: list[tuple[int, SafePattern, float]] = []
-        self._left = _MOST_STEPS
+        self._elapsed_s = 0.0
         for place, (key, value) in enumerate((values or {}).items()):
             if _NAME.fullmatch(key):
                 self._names[key] = place, value
@@ -55,7 +56,7 @@ class NamedValues:
             self._patterns.append((place, pattern, value))
 
     def of(self, module: str, default: float) -> float:
-        """A module's value. Raises ValueError once all patterns have taken too many steps."""
+        """A module's value. Raises ValueError once its patterns took too long."""
         parts = module.split(".")
         ends = (".".join(parts[at:]) for at in range(len(parts)))
         named = [self._names[end] for end in ends if end in self._names]
@@ -68,12 +69,12 @@ class NamedValues:
         return value
 
     def _matches(self, pattern: SafePattern, module: str) -> bool:
-        before = pattern.left
-        found = pattern.matches(module)
-        self._left -= before - pattern.left
-        if self._left < 0:
+        previous_s = pattern.elapsed_s
+        is_match = pattern.matches(module)
+        self._elapsed_s += pattern.elapsed_s - previous_s
+        if self._elapsed_s > _MAX_MATCH_S:
             raise ValueError("takes too long to look for")
-        return found
+        return is_match
 
 
 #: Bytes of an adapter_config.json; real ones have a few kilobytes.

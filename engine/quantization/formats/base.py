@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.contract.errors import ModelLoadError
-from engine.contract.validation import SafePattern
+from engine.contract.safe_pattern import SafePattern
 from engine.quantization.packing import WeightSource
 
 # -- Fields of `quantization_config`, each checked as it's read.

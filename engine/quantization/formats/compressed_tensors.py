@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from engine.contract.errors import ModelLoadError
-from engine.contract.validation import SafePattern
+from engine.contract.safe_pattern import SafePattern
 from engine.quantization.formats.base import (
     FLOAT8,
     FLOATS,

@@ -112,7 +112,7 @@ def _setting(name: str, value: Any) -> Callable[..., str]:
         _setting("use_qalora", True), _setting("alora_invocation_tokens", [1]),
         _setting("layer_replication", [[0, 2]]), _setting("a_setting_to_come", {"on": True}),
         _setting("rank_pattern", {"q_proj": 0}), _setting("alpha_pattern", {"q_proj": "8"}),
-        _setting("rank_pattern", {"(": 8}), _setting("rank_pattern", {r"(q)_\1": 8}),
+        _setting("rank_pattern", {"(": 8}), _setting("rank_pattern", {"q{e<=1}": 8}),
         _setting("alpha_pattern", {f"layers.{n}.*": 8 for n in range(65)}),
         _setting("modules_to_save", "lm_head"), _setting("trainable_token_indices", [5, 5]),
         _setting("trainable_token_indices", {"embed_tokens": [-1]}),
@@ -290,19 +290,19 @@ def test_patterns_and_rank_stabilisation_say_the_scale() -> None:
     assert config.scale_of("model.layers.0.mlp.up_proj") == 16 / 8**0.5
 
 
-@pytest.mark.parametrize("key", ["(a+)+b", ".*.*.*.*.*x", "(.|.)" * 35 + "@", "(a|a)*b"])
-def test_fault_20_a_pattern_with_no_end_of_ways_to_match_is_looked_for_in_bounded_steps(
+@pytest.mark.parametrize("key", ["(a+)+b", ".*.*.*.*.*x", "(a|a)*b"])
+def test_fault_20_a_pattern_with_no_end_of_ways_to_match_is_matched_in_bounded_time(
     key: str,
 ) -> None:
     config = parse_adapter_config({"peft_type": "LORA", "r": 8, "rank_pattern": {key: 4}})
     assert config.rank_of("model.layers.1." + 60 * "a") == 8
 
 
-def test_fault_20_patterns_are_looked_for_in_so_many_steps_over_all(
+def test_fault_20_the_time_of_all_patterns_and_names_is_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(named_values, "_MOST_STEPS", 1 << 16)
-    keys = {"(.|.)" * 35 + f"@{number}": 4 for number in range(64)}
+    monkeypatch.setattr(named_values, "_MAX_MATCH_S", 0.02)
+    keys = {f".*(?:.*a)*@{number}": 4 for number in range(64)}
     config = parse_adapter_config({"peft_type": "LORA", "rank_pattern": keys})
     modules = [f"model.layers.{layer}.self_attn.q_proj" for layer in range(1000)]
     with pytest.raises(InvalidRequest, match="rank_pattern"):
