@@ -212,10 +212,12 @@ class _Texts:
 
 
 class _TextsWriter(EventWriter[OutputDelta]):
-    """A line of JSON for each change, with all of the text so far."""
+    """JSON for each change, with all of the text so far, and a NUL behind it: vLLM's clients split
+    there. White space before JSON is part of it.
+    """
 
     heartbeat = b"\n"
-    content_type = "application/x-ndjson"
+    content_type = "text/plain"
 
     def __init__(self, texts: _Texts) -> None:
         self._texts = texts
@@ -224,15 +226,15 @@ class _TextsWriter(EventWriter[OutputDelta]):
         """The texts as they are now."""
         for increment in news:
             self._texts.append(increment)
-        return _encode(self._texts.body()) + b"\n"
+        return _encode(self._texts.body()) + b"\0"
 
     def finish(self) -> bytes:
         """Nothing."""
         return b""
 
     def error(self, error: QuireError) -> bytes:
-        """A line of its own."""
-        return encode_error(error) + b"\n"
+        """In the place of a change."""
+        return encode_error(error) + b"\0"
 
 
 class GenerateView(GatewayView):
@@ -244,7 +246,7 @@ class GenerateView(GatewayView):
             "Complete a prompt, as vLLM's oldest server does",
             objects.Texts,
             CompletionRequest,
-            media_types={"application/x-ndjson": OpenApiTypes.STR},
+            media_types={"text/plain": OpenApiTypes.STR},
         ),
     )
     generates = True
@@ -252,7 +254,7 @@ class GenerateView(GatewayView):
     renderer_classes = JSON_OR_EVENTS
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
-        """`{"text": [prompt and output, ...]}`, or lines of it with `stream`."""
+        """`{"text": [prompt and output, ...]}`, with `stream` several, each followed by a NUL."""
         completion = await parse_offloaded(request.ctx, CompletionRequest, self.read_json(request))
         ignored = completion.ignored_fields()
         prompts = completion.prompts

@@ -2,7 +2,7 @@
 
 OPTIONS is a JSON object: `server` ("uvicorn" or "daphne"), `grace` (seconds that open requests get
 at the end), `ssl_certfile` and `ssl_keyfile` (files, or null); perhaps `ssl_ca_certs`,
-`ssl_cert_reqs`, `ssl_ciphers`, `middleware` (paths of classes).
+`ssl_cert_reqs`, `ssl_ciphers`, `middleware` (paths of classes), `single_user` (see the module).
 """
 
 import gc
@@ -86,6 +86,10 @@ def _wrapped(application: Any, options: dict[str, Any]) -> Any:
     from django.conf import settings
     from django.utils.module_loading import import_string
 
+    if options.get("single_user"):
+        from config.single_user import SingleUser
+
+        application = SingleUser(application)
     for path in reversed(options.get("middleware", [])):
         application = import_string(path)(application)
     root = settings.FORCE_SCRIPT_NAME

@@ -163,8 +163,10 @@ async def test_the_oldest_endpoint_gives_texts_with_their_prompt(
         stream = await gateway.client.post("/generate", body | {"stream": True})
         wrong = await gateway.client.post("/generate", {"prompt": [5, 6]})
     assert whole.json() == {"text": ["the fox jumps", "the fox runs"]}
-    lines = [json.loads(line) for line in stream.body.splitlines() if line]
-    assert stream.headers["content-type"] == "application/x-ndjson"
+    *parts, rest = stream.body.split(b"\0")
+    lines = [json.loads(part) for part in parts]
+    assert rest == b""
+    assert stream.headers["content-type"] == "text/plain"
     assert lines[-1] == whole.json()
     assert len(lines) > 1
     assert (wrong.status, wrong.error["param"]) == (400, "prompt")

@@ -98,15 +98,15 @@ def certificate(folder: Path) -> tuple[str, str]:
 class Instance:
     """One `manage.py up`."""
 
-    def __init__(self, data_dir: Path, *words: str, **extra: str) -> None:
+    def __init__(self, data_dir: Path, *words: str, command: str = "up", **extra: str) -> None:
         self.data_dir = data_dir
         self.ready_file = data_dir.parent / f"{data_dir.name}.ready.json"
         self.ready_file.unlink(missing_ok=True)
         self.log = data_dir.parent / f"{data_dir.name}.log"
-        command = [sys.executable, "manage.py", "up", "--port", "0"]
+        program = [sys.executable, "manage.py", command, "--port", "0"]
         with self.log.open("ab") as output:
             self.process = subprocess.Popen(
-                [*command, "--ready-file", str(self.ready_file), *words],
+                [*program, "--ready-file", str(self.ready_file), *words],
                 cwd=ROOT,
                 env=environment(data_dir, **extra),
                 stdin=subprocess.DEVNULL,

@@ -65,6 +65,10 @@ Quire serves {model} at {url}
 
   Chat in another terminal:
     {command("chat", data_dir)}
-
-  Ctrl-C stops everything.
 """
+
+
+def ready_lines(url: str, server: str) -> str:
+    """Lines that tools wait for, as a server of that kind prints them itself."""
+    running = f"{server.capitalize()} running on {url} (Press CTRL+C to quit)"
+    return f"INFO:     Application startup complete.\nINFO:     {running}\n"

@@ -12,7 +12,11 @@ from config.management.commands import up
 class Command(up.Command):
     """Serve a model."""
 
-    help = "Serve a model, as `manage.py up --model MODEL` does, with vLLM's command line."
+    may_serve_without_key = True
+    help = (
+        "Serve a model, as `manage.py up --model MODEL` does, with vLLM's command line. Without "
+        "--api-key, requests from this machine need no API key while there is one user."
+    )
 
     def add_arguments(self, parser: CommandParser) -> None:
         """What `up` takes, with the model first."""

@@ -18,7 +18,8 @@ from common.commands import QuireCommand
 from common.files import INSTANCE_FILE, make_private
 from common.settings import unknown_variables
 from config.embedded_redis import EmbeddedRedisError, StartFailed
-from config.up.banner import banner, write_ready_file
+from config.single_user import has_single_user, is_loopback
+from config.up.banner import banner, ready_lines, write_ready_file
 from config.up.first_run import (
     check_given_keys,
     ensure_adapters,
@@ -61,6 +62,8 @@ class Command(QuireCommand):
     """Run everything."""
 
     takes_engine_settings = True
+    #: Whether requests of a single user's own machine are answered without a key.
+    may_serve_without_key = False
     help = (
         "Run all of Quire in one group of processes: Redis (unless REDIS_URL is set), migrations, "
         "an engine replica, the web server, a worker. Prints the address, a login, an API key and "
@@ -150,7 +153,16 @@ class Command(QuireCommand):
         self.print_note(f"Using {used} and {database_name()}.")
         call_command("migrate", interactive=False, verbosity=0)
         credentials = ensure_credentials(data_dir)
-        ensure_given_keys(options["api_key"] or keys_from_environment())
+        given_keys = options["api_key"] or keys_from_environment()
+        ensure_given_keys(given_keys)
+        single_user = (
+            self.may_serve_without_key
+            and not given_keys
+            and is_loopback(options["host"])
+            and settings.TLS != "proxy"
+            and not options["root_path"]
+            and has_single_user(credentials.api_key)
+        )
         wanted = ensure_model(
             options["model"],
             options["served_model_name"] or [],
@@ -170,6 +182,7 @@ class Command(QuireCommand):
             {
                 "server": options["asgi_server"],
                 "grace": settings.QUIRE["DRAIN_SECONDS"],
+                "single_user": single_user,
                 "ssl_certfile": options["ssl_certfile"],
                 "ssl_keyfile": options["ssl_keyfile"],
                 **serve_options(options),
@@ -194,6 +207,12 @@ class Command(QuireCommand):
         write_ready_file(instance, url, model.name, credentials)
         try:
             self.stdout.write(banner(url, model.name, credentials, data_dir))
+            if single_user:
+                self.print_note(
+                    "Requests from this machine need no API key (or EMPTY as one) while there is "
+                    "one user, tenant and key; --api-key KEY demands one."
+                )
+            self.stdout.write(ready_lines(url, options["asgi_server"]))
             self.stdout.flush()
             if options["ready_file"]:
                 path = Path(options["ready_file"])

@@ -1,0 +1,110 @@
+"""A server of one user: requests from this machine need no API key.
+
+`quire serve` without `--api-key` on a loopback address answers as the key that was made at the
+first start, as long as there is nobody else: one tenant, one user, no other key.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Awaitable, Callable, MutableMapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from django.conf import settings
+from django.db import DatabaseError, InterfaceError
+
+from common.cached_lookup import AsyncTTLCache
+from common.db import in_admission_thread
+from config.up.first_run import Credentials
+from tenants import api_keys
+from tenants.authentication import STALE_S, TTL_S
+from tenants.models import ApiKey, Tenant, User
+
+Message = MutableMapping[str, Any]
+Application = Callable[[Message, Any, Any], Awaitable[None]]
+
+#: What programs for vLLM send as a key where none is needed.
+NO_KEY = "EMPTY"
+#: Headers that proxies add. Behind one, clients of this machine are anybody.
+_PROXY_HEADERS = frozenset(
+    {b"forwarded", b"via", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip"}
+)
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether an address or name is of this machine alone."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def has_single_user(api_key: str) -> bool:
+    """Return whether there is one tenant, one user and no unrevoked key but this one."""
+    others = ApiKey.objects.filter(revoked_at__isnull=True)
+    others = others.exclude(public_id=api_keys.lookup_id(api_key))
+    return Tenant.objects.count() == 1 and User.objects.count() == 1 and not others.exists()
+
+
+class SingleUser:
+    """ASGI middleware that gives requests without a key the instance's own."""
+
+    def __init__(self, application: Application) -> None:
+        self._application = application
+        self._api_key = Credentials.read(Path(settings.DATA_DIR)).api_key
+        self._answers: AsyncTTLCache[str, bool] = AsyncTTLCache(ttl=TTL_S, size=1)
+
+    async def __call__(self, scope: Message, receive: Any, send: Any) -> None:
+        """Pass the request on."""
+        if scope["type"] != "lifespan" and is_own_request(scope) and await self._has_single_user():
+            kept = [pair for pair in scope["headers"] if pair[0] not in _KEY_HEADERS]
+            key = (b"authorization", f"Bearer {self._api_key}".encode())
+            scope = {**scope, "headers": [*kept, key]}
+        await self._application(scope, receive, send)
+
+    async def _has_single_user(self) -> bool:
+        async def look_up() -> bool:
+            return await in_admission_thread(has_single_user, self._api_key)
+
+        try:
+            return await self._answers.get("", look_up)
+        except (DatabaseError, InterfaceError):
+            return self._answers.get_if_younger("", STALE_S) or False
+
+
+_KEY_HEADERS = frozenset({b"authorization", b"x-api-key"})
+
+
+def is_own_request(scope: Message) -> bool:
+    """Return whether a program of this machine sent a request, and sent no key.
+
+    A page of another site may send requests to this machine, too: a browser then names the site as
+    the `Origin`, or as the `Host` if the site's name leads here. Who is logged in has a cookie.
+    """
+    client, headers = scope.get("client"), dict(scope["headers"])
+    if client is None or not is_loopback(client[0]) or b"cookie" in headers:
+        return False
+    if not _PROXY_HEADERS.isdisjoint(headers):
+        return False
+    origins = [b"//" + headers.get(b"host", b"")]
+    origins += [headers[b"origin"]] if b"origin" in headers else []
+    if not all(is_loopback(_hostname(origin)) for origin in origins):
+        return False
+    sent = [headers[name] for name in _KEY_HEADERS if name in headers]
+    return all(_key_of(value) in ("", NO_KEY) for value in sent)
+
+
+def _hostname(address: bytes) -> str:
+    try:
+        return urlsplit(address.decode("latin-1")).hostname or ""
+    except ValueError:
+        return ""
+
+
+def _key_of(header: bytes) -> str:
+    text = header.decode("latin-1").strip()
+    return text[len("bearer") :].strip() if text.lower().startswith("bearer") else text
