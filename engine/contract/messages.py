@@ -102,6 +102,37 @@ ABORTED_BY_OPERATOR = "operator"
 PAUSE_MODES = ("abort", "wait", "keep")
 
 
+class MediaItem(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A picture in a prompt: which tokens stand for it, and what it is.
+
+    Attributes:
+        kind: "image".
+        digest: sha256 of what the encoder reads and of how it was prepared, whole.
+        ranges: (first position, count) of the placeholder tokens whose embeddings are the encoder's
+            vectors, in their order. A picture that is cut into tiles has several.
+    """
+
+    kind: str
+    digest: bytes
+    ranges: tuple[tuple[int, int], ...]
+
+    @property
+    def start(self) -> int:
+        """Position of its first vector."""
+        return self.ranges[0][0]
+
+    @property
+    def end(self) -> int:
+        """Position after its last vector."""
+        start, count = self.ranges[-1]
+        return start + count
+
+    @property
+    def num_vectors(self) -> int:
+        """Vectors that the encoder makes of it."""
+        return sum(count for _, count in self.ranges)
+
+
 class EngineRequest(msgspec.Struct, tag="request", omit_defaults=True, kw_only=True):
     """One prompt to generate from, or to pool. Everything about identity is set by the server.
 
@@ -110,6 +141,7 @@ class EngineRequest(msgspec.Struct, tag="request", omit_defaults=True, kw_only=T
         gateway_id: whose outbox gets the outputs.
         prompt_token_ids: [num_prompt_tokens], each in [0, vocab_size).
         prompt_embeds: vectors in the place of the ids' own, which mean nothing then; None: none.
+        media: pictures in the order of their positions.
         sampling: validated again by the engine against the vocabulary and the context.
         pooling: what a pooling model is to do instead; `sampling` has no meaning then.
         arrival_time: seconds since the epoch, the gateway's clock.
@@ -148,6 +180,7 @@ class EngineRequest(msgspec.Struct, tag="request", omit_defaults=True, kw_only=T
     token_cap: int | None = None
     trace_headers: dict[str, str] = msgspec.field(default_factory=dict)
     prompt_embeds: PromptEmbeds | None = None
+    media: list[MediaItem] = msgspec.field(default_factory=list)
     isolated: bool = False
 
     @property

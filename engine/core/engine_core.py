@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -35,7 +35,9 @@ from engine.executor.abstract import StepFuture
 from engine.executor.uniproc_executor import make_executor
 from engine.lora.adapter_cache import AdapterManager
 from engine.lora.admission import AdapterAdmission
+from engine.multimodal.inputs import MediaTensors
 from engine.scheduler import GrammarOutput, Request, Scheduler, Sequence, StepPlan, StepResult
+from engine.scheduler.encoder_cache import EncoderItem, encoder_key
 from engine.scheduler.plan import EncoderInput
 from engine.scheduler.prefill_budget import PrefillLimits, PrefillPace
 from engine.speculative.drafter import make_drafter
@@ -144,11 +146,12 @@ class EngineCore:
         on_done: Callable[[], None] | None = None,
         *,
         prompt_embeds: Tensor | None = None,
+        media: Mapping[bytes, MediaTensors] | None = None,
     ) -> Request:
         """Queue a request. Nothing is allocated before all checks have passed.
 
         `prompt_embeds`: float [num_prompt_tokens, hidden] in the place of the prompt ids' own, as
-        the message's are.
+        the message's are. `media`: what the encoder reads of the message's pictures, by digest.
 
         Raises:
             InvalidRequest: a field is out of range for this model, or the id is in use.
@@ -171,12 +174,13 @@ class EngineCore:
         self._admission.check(message)
         if prompt_embeds is not None:
             self._input_processor.check_prompt_embeds(message, prompt_embeds)
+        self._input_processor.check_media(message, media or {})
         waiting = len(self.scheduler.waiting) + self._entrance.num_waiting
         if waiting + message.sampling.num_running > self.config.max_waiting:
             raise EngineOverloaded(f"{waiting} requests wait already.")
         request = self._input_processor.make_request(message, on_done, prompt_embeds)
         ready = self._admit(request)
-        self._attach(request, prompt_embeds)
+        self._attach(request, prompt_embeds, media or {})
         if ready:
             self._queue(request)
         self.requests[message.request_id] = request
@@ -196,12 +200,22 @@ class EngineCore:
             self.adapters.release(request)
             raise
 
-    def _attach(self, request: Request, prompt_embeds: Tensor | None) -> None:
+    def _attach(
+        self,
+        request: Request,
+        prompt_embeds: Tensor | None,
+        media: Mapping[bytes, MediaTensors],
+    ) -> None:
         """Hand to the executor what plans will name by handle."""
         attach = self.executor.attach
         if prompt_embeds is not None:
             handle = attach(prompt_embeds.float().cpu().contiguous())
             request.encoder_inputs = [EncoderInput(0, len(prompt_embeds), handle)]
+        handles = {digest: attach(tensors) for digest, tensors in media.items()}
+        request.media = [
+            EncoderItem(item, encoder_key(request.message, item), handles[item.digest])
+            for item in request.message.media
+        ]
         if (functions := request.message.sampling.logits_processors) is not None:
             request.logits_processors = attach(functions)
 
@@ -427,6 +441,7 @@ class EngineCore:
         """
         self.check_sleep(level)
         deltas = self.preempt_all()
+        self.scheduler.encoder_cache.reset()
         if not self.scheduler.kv.pool.reset_prefix_cache():
             raise RuntimeError("Blocks are in use though nothing runs.")
         if level == 2:

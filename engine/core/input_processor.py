@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import msgspec
@@ -19,6 +19,7 @@ from engine.contract.sampling_params import SamplingParams
 from engine.core.beam_group import BeamGroup, BeamRequest
 from engine.kv_cache.prefix_cache import BlockHashes, ContentKey, namespace_key
 from engine.models.interface import ModelFacts
+from engine.multimodal.inputs import MediaTensors
 from engine.sampling.beam_search import end_tokens
 from engine.sampling.logits_processor import processor_classes
 from engine.scheduler import Request, Sequence
@@ -241,6 +242,23 @@ class InputProcessor:
                 "There are no prompt_logprobs of prompt_embeds.", param="prompt_logprobs"
             )
 
+    def check_media(self, message: EngineRequest, media: Mapping[bytes, MediaTensors]) -> None:
+        """Raise `InvalidRequest` unless the model sees, and its pictures are there and in order."""
+        if not message.media:
+            return
+        if not self._facts.sees:
+            raise InvalidRequest(f"{self._config.name} takes no images.", param="messages")
+        end = 0
+        for item in message.media:
+            for start, count in item.ranges:
+                if start < end or count < 1:
+                    raise InvalidRequest("Ranges of media overlap or are empty.", param="media")
+                end = start + count
+            if item.digest not in media:
+                raise InvalidRequest("An image is missing.", param="media")
+        if end > len(message.prompt_token_ids):
+            raise InvalidRequest("Media reach beyond the prompt.", param="media")
+
     # -- sequences ----------------------------------------------------------------------------
 
     def make_request(
@@ -255,6 +273,7 @@ class InputProcessor:
         request = kind(message, arrival_time=time.time(), on_done=on_done)
         request.remaining_tokens = _tokens_left(message)
         content = _content_keys(prompt_embeds, self._config.block_size)
+        content += [ContentKey(item.start, item.digest) for item in message.media]
         seed = self._seed(message)
         params = message.sampling
         if isinstance(request, BeamRequest):

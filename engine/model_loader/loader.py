@@ -18,7 +18,7 @@ from engine.contract.errors import ConfigError, ModelLoadError
 from engine.contract.plugins import io_processor
 from engine.model_loader.model_impl import BuildRequest, LoadedImpl, build_model, refuse_unknown
 from engine.models.decoder import NativeDecoder
-from engine.models.interface import EngineModel, ModelFacts, ModelSpec
+from engine.models.interface import EngineModel, ModelFacts, ModelSpec, SupportsMultiModal
 from engine.models.kv_scales import calibrate
 from engine.models.registry import load_plugins, read_config
 from engine.pooling.pooler import Pooler
@@ -80,6 +80,7 @@ class LoadedModel:
             pooling=None if self.pooler is None else self.pooler.facts(spec),
             load_report=tuple(getattr(model, "load_report", ())),
             io_processor=self.io_processor,
+            sees=isinstance(model, SupportsMultiModal),
         )
 
 

@@ -26,6 +26,8 @@ from engine.models.interface import EngineModel, ModelSpec
 from engine.models.kv_scales import PARAM, read_kv_scale_file, read_kv_scales
 from engine.models.registry import ModelRegistry, decoder_spec, is_known, is_transformers
 from engine.models.rotary_embedding import RopeSpec
+from engine.models.vision.family import VisionDecoder, VisionFamily, locate_text
+from engine.models.vision.registry import find_vision_family
 from engine.pooling.load import load_pooled, pooled_spec
 from engine.pooling.pooler import Pooler
 from engine.pooling.pooling_config import PoolingModelConfig, read_pooling_config
@@ -218,7 +220,9 @@ def build_model(order: BuildRequest) -> LoadedImpl:
     if config.model_impl == "transformers":
         return _bridged(order)
     if config.model_impl == "quire":
-        return _native(order)
+        return _native(order, vision=find_vision_family(raw))
+    if vision := find_vision_family(raw):
+        return _native(order, vision=vision)
     if not is_known(raw):
         return _bridged(order)
     try:
@@ -233,7 +237,7 @@ def build_model(order: BuildRequest) -> LoadedImpl:
 def refuse_unknown(order: BuildRequest) -> None:
     """Raise `ModelLoadError` for an architecture that nothing here runs; reads no weights."""
     folder, raw, config = order.folder, order.raw, order.config
-    if ModelRegistry.find(raw) is not None or is_known(raw):
+    if ModelRegistry.find(raw) is not None or is_known(raw) or find_vision_family(raw):
         return
     if read_pooling_config(config, folder, raw) is None:
         from engine.transformers_backend.load import Source
@@ -263,10 +267,24 @@ def _check_device_support(spec: DecoderSpec, order: BuildRequest) -> None:
     )
 
 
-def _native(order: BuildRequest, outside: Any = None) -> LoadedImpl:
-    """The native decoder, or a class from outside that keeps to its contract."""
+def _native(
+    order: BuildRequest, outside: Any = None, vision: VisionFamily | None = None
+) -> LoadedImpl:
+    """The native decoder, with an encoder in front of it, or a class from outside that keeps to its
+    contract.
+    """
     folder, raw, config = order.folder, order.raw, order.config
-    spec = decoder_spec(raw) if outside is None else outside.make_spec(raw)
+    if vision is not None:
+        if order.ops.device != HOST:
+            raise ModelLoadError(
+                f"{raw['architectures'][0]} sees on a CPU alone; there is no GPU path yet.",
+                param="model",
+            )
+        spec = dataclasses.replace(
+            decoder_spec(vision.text_config), architecture=raw["architectures"][0]
+        )
+    else:
+        spec = decoder_spec(raw) if outside is None else outside.make_spec(raw)
     if outside is None:
         _check_device_support(spec, order)
     refuse_rope_settings(spec, config)
@@ -277,9 +295,13 @@ def _native(order: BuildRequest, outside: Any = None) -> LoadedImpl:
     ops = order.ops
     form, rounds = order.quantized.form, order.quantized.rounds
     check_online_quantization(rounds, ops)
+    weights = open_weights(folder, config, ops.device, form)
     if outside is None:
         ops = with_attention_backend(ops, spec, dtype, config)
-        model: EngineModel = NativeDecoder(
+        if vision is not None:
+            spec = locate_text(vision, spec, weights)
+        kind = NativeDecoder if vision is None else VisionDecoder
+        model: EngineModel = kind(
             spec,
             ops,
             dtype,
@@ -287,6 +309,8 @@ def _native(order: BuildRequest, outside: Any = None) -> LoadedImpl:
             rounds,
             config.round_activations,
         )
+        if isinstance(model, VisionDecoder) and vision is not None:
+            model.family = vision
     else:
         reject_online_quantization(rounds, spec.architecture)
         model = outside(spec, ops, dtype, max_model_len)
@@ -297,7 +321,6 @@ def _native(order: BuildRequest, outside: Any = None) -> LoadedImpl:
     scales: Sequence[KVScales | None] = ()
     if path:
         scales = read_kv_scale_file(path, model_type, spec.num_layers)
-    weights = open_weights(folder, config, ops.device, form)
     if isinstance(model, NativeDecoder) and not scales:
         read = weights.numbers if isinstance(weights, WeightReader) else None
         scales = read_kv_scales(read, model.spec)  # before layers take memory

@@ -415,6 +415,9 @@ class NativeDecoder(SupportsLoRA):
             x[places.to(x.device)] = values.to(x)
         if self.spec.embedding_scale != 1.0:
             x.mul_(self.spec.embedding_scale)
+        if context.encoder_embeds is not None:
+            indices, vectors = context.encoder_embeds
+            x[indices.to(x.device)] = vectors.to(x)
         if self._positions is not None:
             x.add_(self._positions[positions + self.spec.position_offset])
         x = x.to(self._activations)

@@ -87,6 +87,7 @@ class AttentionMetadata:
             runs: for models that carry a state.
         embeds: (tokens of the step, int64 [n]; float32 [n, hidden] in the place of their rows of
             the embedding table), or None. Only a model with `takes_embeds` gets any.
+        encoder_embeds: the same for an encoder's vectors, which no family scales, or None.
         num_decodes: so many of the first sequences have one token each, and none after them has;
             0 where nobody put them first.
         prefill_start_loc: int32 [num_seqs - num_decodes + 1], where the other sequences' tokens
@@ -110,6 +111,7 @@ class AttentionMetadata:
     prefill_start_loc: Tensor | None = None
     other_groups: tuple[AttentionMetadata, ...] = ()
     embeds: tuple[Tensor, Tensor] | None = None
+    encoder_embeds: tuple[Tensor, Tensor] | None = None
     adapters: StepAdapters = NO_ADAPTERS
     lora_rows: LoraMapping | None = None
     host: AttentionMetadata | None = None

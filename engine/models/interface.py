@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from engine.kv_cache.kv_cache_config import KVCacheConfig
 from engine.models.forward_context import AttentionMetadata
 from engine.models.layers.moe import Weights
 from engine.models.rotary_embedding import RopeSpec
+from engine.multimodal.inputs import MediaTensors
 from engine.quantization.report import LayerReport
 from kernels import KernelSet
 
@@ -56,6 +57,7 @@ class ModelFacts:
         load_seconds: how long the load took.
         pooling: None of a model that generates.
         load_report: what became of each layer's weights; empty where nobody reports it.
+        sees: pictures may stand in its prompts.
         io_processor: plug-in that reads and answers a caller's `data`; "" for none.
     """
 
@@ -75,6 +77,7 @@ class ModelFacts:
     pooling: PoolingFacts | None = None
     load_report: tuple[LayerReport, ...] = ()
     io_processor: str = ""
+    sees: bool = False
 
     @property
     def tasks(self) -> list[str]:
@@ -176,6 +179,19 @@ class EngineModel(Protocol):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 [num_rows, vocab_size]."""
+
+
+@runtime_checkable
+class SupportsMultiModal(Protocol):
+    """A model that sees."""
+
+    def encode(self, kind: str, tensors: MediaTensors) -> Tensor:
+        """[num_vectors, hidden] of one picture: what its placeholder tokens stand for.
+
+        Args:
+            kind: "image".
+            tensors: as the model's `MediaProcessor` prepared them.
+        """
 
 
 class OutsideModel(EngineModel, Protocol):

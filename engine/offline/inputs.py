@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NotRequired, TypedDict
 
+import numpy as np
 from torch import Tensor
 
 from engine.contract.errors import InvalidRequest
 from engine.contract.lora import AdapterRef
+from engine.multimodal.processor import MediaProcessor, PreparedMedia
 from engine.text.tokenizer import Tokenizer
 
 
+class MultiModalDataDict(TypedDict, total=False):
+    """Pictures of a prompt, in the order of their placeholders: PIL images or arrays, uint8
+    [height, width, 3]."""
+
+    image: Any
+
+
 class TextPrompt(TypedDict):
-    """A prompt as text. `cache_salt`: only prompts with the same one share cached prefixes."""
+    """A prompt as text. `cache_salt`: only prompts with the same one share cached prefixes.
+
+    `mm_processor_kwargs`: options of the model's image processor.
+    """
 
     prompt: str
+    multi_modal_data: NotRequired[MultiModalDataDict]
+    mm_processor_kwargs: NotRequired[dict[str, Any]]
     cache_salt: NotRequired[str]
 
 
@@ -24,6 +38,8 @@ class TokensPrompt(TypedDict):
 
     prompt_token_ids: list[int]
     prompt: NotRequired[str]
+    multi_modal_data: NotRequired[MultiModalDataDict]
+    mm_processor_kwargs: NotRequired[dict[str, Any]]
     cache_salt: NotRequired[str]
 
 
@@ -39,12 +55,19 @@ Prompt = str | list[int] | TextPrompt | TokensPrompt | EmbedsPrompt | dict[str, 
 PromptType = Prompt
 PromptInputs = Prompt
 PromptStrictInputs = Prompt
-_KEYS = frozenset({"prompt", "prompt_token_ids", "prompt_embeds", "cache_salt"})
+_KEYS = frozenset(
+    {
+        "prompt",
+        "prompt_token_ids",
+        "prompt_embeds",
+        "multi_modal_data",
+        "mm_processor_kwargs",
+        "cache_salt",
+    }
+)
 #: What vLLM takes beside these, and why it can't be taken here.
 _REFUSED = {
-    "multi_modal_data": "images, audio and video aren't taken; leave multi_modal_data out",
-    "multi_modal_uuids": "images, audio and video aren't taken; leave multi_modal_uuids out",
-    "mm_processor_kwargs": "images, audio and video aren't taken; leave mm_processor_kwargs out",
+    "multi_modal_uuids": "images are told apart by their content; leave multi_modal_uuids out",
     "encoder_prompt": "encoder-decoder models aren't run",
     "decoder_prompt": "encoder-decoder models aren't run",
     "negative_prompt": "there is no negative_prompt",
@@ -57,7 +80,8 @@ class TokenPrompt(NamedTuple):
 
     `embeds`: what stands in for the ids' embeddings, float [num_tokens, hidden]; the ids mean
     nothing then. `cache_salt`: only prompts with the same one share cached prefixes. `adapter`:
-    what it goes through; None: the model alone.
+    what it goes through; None: the model alone. `media`: its pictures; the token ids hold what
+    stands for them.
     """
 
     text: str | None
@@ -65,11 +89,17 @@ class TokenPrompt(NamedTuple):
     embeds: Tensor | None = None
     cache_salt: str = ""
     adapter: AdapterRef | None = None
+    media: tuple[PreparedMedia, ...] = ()
 
     def last(self, count: int | None) -> TokenPrompt:
         """Its last tokens; all of them for None."""
         if count is None:
             return self
+        if self.media and count < len(self.token_ids):
+            raise InvalidRequest(
+                "truncate_prompt_tokens can't cut a prompt with images.",
+                param="truncate_prompt_tokens",
+            )
         embeds = None if self.embeds is None else self.embeds[-count:]
         return self._replace(token_ids=self.token_ids[-count:], embeds=embeds)
 
@@ -97,15 +127,21 @@ def resolve_prompt(prompt: Prompt | None, inputs: Prompt | None) -> Prompt:
     return found
 
 
-def tokenize_prompt(prompt: Prompt, tokenizer: Tokenizer | None) -> TokenPrompt:
+def tokenize_prompt(
+    prompt: Prompt,
+    tokenizer: Tokenizer | None,
+    processor: Callable[[], MediaProcessor] | None = None,
+) -> TokenPrompt:
     """Token ids of a prompt: text, token ids, {"prompt": text}, {"prompt_token_ids": ids} or
     {"prompt_embeds": tensor}. With "cache_salt" beside them only prompts with the same salt share
-    cached prefixes.
+    cached prefixes, and with "multi_modal_data" pictures.
+
+    `processor`: makes the model's; None: it takes no pictures.
 
     Raises `InvalidRequest` for anything else, for another key, and for text without a tokenizer.
     """
     if isinstance(prompt, dict):
-        return _of_dict(dict(prompt), tokenizer)
+        return _of_dict(dict(prompt), tokenizer, processor)
     if isinstance(prompt, list):
         return TokenPrompt(None, _checked(prompt))
     if not isinstance(prompt, str):
@@ -117,7 +153,11 @@ def tokenize_prompt(prompt: Prompt, tokenizer: Tokenizer | None) -> TokenPrompt:
     return TokenPrompt(prompt, tokenizer.encode(prompt))
 
 
-def _of_dict(prompt: dict[str, Any], tokenizer: Tokenizer | None) -> TokenPrompt:
+def _of_dict(
+    prompt: dict[str, Any],
+    tokenizer: Tokenizer | None,
+    processor: Callable[[], MediaProcessor] | None,
+) -> TokenPrompt:
     for key, value in prompt.items():
         if key not in _KEYS and value not in (None, {}):
             why = _REFUSED.get(key, f"there is no {key!r}; there are {', '.join(sorted(_KEYS))}")
@@ -125,7 +165,14 @@ def _of_dict(prompt: dict[str, Any], tokenizer: Tokenizer | None) -> TokenPrompt
     salt = prompt.get("cache_salt")
     if salt is not None and (not isinstance(salt, str) or not salt):
         raise InvalidRequest("cache_salt must be a text that isn't empty.", param="cache_salt")
-    if "prompt_embeds" in prompt:
+    if prompt.get("mm_processor_kwargs") and not prompt.get("multi_modal_data"):
+        raise InvalidRequest(
+            "mm_processor_kwargs belong to multi_modal_data, which is missing.",
+            param="mm_processor_kwargs",
+        )
+    if prompt.get("multi_modal_data"):
+        found = _with_media(prompt, tokenizer, processor)
+    elif "prompt_embeds" in prompt:
         found = _of_embeds(prompt["prompt_embeds"])
     elif "prompt_token_ids" in prompt:
         found = TokenPrompt(prompt.get("prompt"), _checked(prompt["prompt_token_ids"]))
@@ -137,6 +184,67 @@ def _of_dict(prompt: dict[str, Any], tokenizer: Tokenizer | None) -> TokenPrompt
             param="prompt",
         )
     return found._replace(cache_salt=salt or "")
+
+
+def _with_media(
+    prompt: dict[str, Any],
+    tokenizer: Tokenizer | None,
+    make_processor: Callable[[], MediaProcessor] | None,
+) -> TokenPrompt:
+    """A prompt with pictures; each placeholder grows to as many tokens as its picture takes."""
+    if make_processor is None:
+        raise InvalidRequest(
+            "The model takes no images: leave multi_modal_data out.", param="multi_modal_data"
+        )
+    if tokenizer is None:
+        raise InvalidRequest("Images need a tokenizer.", param="multi_modal_data")
+    processor = make_processor()
+    options = prompt.get("mm_processor_kwargs") or {}
+    images = _images(prompt["multi_modal_data"])
+    media = tuple(processor.prepare(image, options) for image in images)
+    text = prompt.get("prompt")
+    if "prompt_token_ids" in prompt:
+        token_ids = _checked(prompt["prompt_token_ids"])
+        if token_ids.count(processor.image_token_id) == len(media):
+            replacements = iter(media)
+            token_ids = [
+                token
+                for known in token_ids
+                for token in (
+                    tokenizer.encode(next(replacements).replacement, add_special_tokens=False)
+                    if known == processor.image_token_id
+                    else [known]
+                )
+            ]
+    elif isinstance(text, str):
+        token_ids = tokenizer.encode(processor.expand(text, media))
+    else:
+        raise InvalidRequest("Images need a prompt or prompt_token_ids.", param="prompt")
+    processor.locate(token_ids, media)
+    return TokenPrompt(text, token_ids, media=media)
+
+
+def _images(data: Any) -> list[Any]:
+    """PIL images from `multi_modal_data`. Raises `InvalidRequest` for anything else."""
+    from PIL import Image
+
+    if not isinstance(data, dict) or set(data) - {"image"}:
+        raise InvalidRequest(
+            "multi_modal_data must be a dict with the key 'image'.", param="multi_modal_data"
+        )
+    values = data.get("image")
+    images = []
+    for value in values if isinstance(values, list | tuple) else [values]:
+        if isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim in (2, 3):
+            value = Image.fromarray(value)
+        if not isinstance(value, Image.Image):
+            raise InvalidRequest(
+                "multi_modal_data's image must be PIL images or uint8 arrays, not "
+                f"{type(value).__name__}.",
+                param="multi_modal_data",
+            )
+        images.append(value)
+    return images
 
 
 def _of_embeds(embeds: Any) -> TokenPrompt:

@@ -160,8 +160,9 @@ class LLM(PoolingMethods, BeamSearchMethods):
             raise InvalidRequest("Either prompts or prompt_token_ids is needed.", param="prompt")
         listed = as_list(prompts)
         refs, known = to_adapter_refs(lora_request, len(listed)), self.llm_engine.tokenizer_of
+        processor = self.llm_engine.media_processor
         return [
-            tokenize_prompt(prompt, known(ref))._replace(adapter=ref)
+            tokenize_prompt(prompt, known(ref), processor)._replace(adapter=ref)
             for prompt, ref in zip(listed, refs, strict=True)
         ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from engine.checkpoints.load_format import MAX_BYTES, open_checkpoint, save_shar
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import EngineSleeping, InvalidRequest
 from engine.contract.lora import AdapterRef, LoRARequest, to_adapter_refs
-from engine.contract.messages import EngineRequest, TokenDelta
+from engine.contract.messages import EngineRequest, MediaItem, TokenDelta
 from engine.contract.pooling_params import PoolingParams, default_task
 from engine.contract.sampling_params import SamplingParams
 from engine.core.engine_core import EngineCore
@@ -29,6 +30,7 @@ from engine.model_loader.save_quantized import BITS, save_quantized
 from engine.model_loader.vllm_config import VllmConfig
 from engine.models.decoder import NativeDecoder
 from engine.models.registry import read_config
+from engine.multimodal.processor import MediaProcessor
 from engine.offline.engine_args import EngineArgs
 from engine.offline.inputs import Prompt, TokenPrompt, resolve_prompt, tokenize_prompt
 from engine.offline.loaded_loras import LoadedLoRAs
@@ -140,7 +142,7 @@ class LLMEngine:
             )
         adapter = to_adapter_refs(lora_request, 1)[0]
         given, tokenizer = resolve_prompt(prompt, inputs), self.tokenizer_of(adapter)
-        entry = tokenize_prompt(given, tokenizer)._replace(adapter=adapter)
+        entry = tokenize_prompt(given, tokenizer, self.media_processor)._replace(adapter=adapter)
         if params is None:
             params = SamplingParams(**self.core.facts.default_sampling)
         if isinstance(params, PoolingParams):
@@ -182,8 +184,10 @@ class LLMEngine:
                 priority=priority,
                 cache_namespace=entry.cache_salt,
                 adapter=entry.adapter,
+                media=self._locate(entry),
             ),
             prompt_embeds=entry.embeds,
+            media={item.digest: item.tensors for item in entry.media},
         )
         known = entry.token_ids if entry.embeds is None else []
         collector = RequestOutputCollector(
@@ -191,6 +195,18 @@ class LLMEngine:
         )
         self.collectors[request_id] = collector
         return collector
+
+    @property
+    def media_processor(self) -> Callable[[], MediaProcessor] | None:
+        """Makes the model's image processor, once; None: it takes no pictures."""
+        return (lambda: self._processor) if self.core.facts.sees else None
+
+    @cached_property
+    def _processor(self) -> MediaProcessor:
+        return MediaProcessor(self.core.facts.tokenizer_folder)
+
+    def _locate(self, entry: TokenPrompt) -> list[MediaItem]:
+        return self._processor.locate(entry.token_ids, entry.media) if entry.media else []
 
     def _on_finished(self, params: SamplingParams, tokenizer: Tokenizer | None) -> SamplingParams:
         """Parameters by which an output also ends on the EOS of an adapter's own tokenizer."""

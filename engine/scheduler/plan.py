@@ -34,11 +34,29 @@ class EncoderInput(msgspec.Struct, frozen=True):
     Attributes:
         start: the first of these tokens, by its position in the prompt.
         count: number of these tokens.
-        handle: float32 [count, hidden], see `Executor.attach`.
+        handle: float32 [count, hidden], see `Executor.attach`; -1: an encoder's output, by its key.
+        key: of the encoder's output in the worker's cache.
+        offset: the first of its vectors that is meant.
     """
 
     start: int
     count: int
+    handle: int = -1
+    key: bytes = b""
+    offset: int = 0
+
+
+class EncodeTask(msgspec.Struct, frozen=True):
+    """A picture for the encoder.
+
+    Attributes:
+        key: under which the worker keeps the vectors.
+        kind: as in `MediaItem`.
+        handle: what the encoder reads, see `Executor.attach`.
+    """
+
+    key: bytes
+    kind: str
     handle: int
 
 
@@ -109,6 +127,10 @@ class StepPlan(msgspec.Struct, omit_defaults=True):
     rewound: list[RewoundSequence] = msgspec.field(default_factory=list)
     #: Sequences of the step that get no drafts any more: draft heads needn't follow them.
     untracked: list[int] = msgspec.field(default_factory=list)
+    #: Encoder outputs that the worker no longer keeps; before `encode`.
+    dropped_encodings: list[bytes] = msgspec.field(default_factory=list)
+    #: What the encoder reads before the step's tokens are computed.
+    encode: list[EncodeTask] = msgspec.field(default_factory=list)
     #: A `GrammarOutput` follows, made while the model runs; sampling waits for it.
     awaits_bitmask: bool = False
 

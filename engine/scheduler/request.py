@@ -12,6 +12,7 @@ import msgspec
 from engine.contract.messages import EngineRequest, FlightRecord, TokenLogprobs
 from engine.contract.sampling_params import SamplingParams
 from engine.kv_cache import BlockHashes
+from engine.scheduler.encoder_cache import EncoderItem
 from engine.scheduler.plan import EncoderInput
 
 
@@ -126,6 +127,8 @@ class Request:
     arrival_time: float = 0.0
     #: Vectors in the place of the prompt ids' embeddings.
     encoder_inputs: list[EncoderInput] = field(default_factory=list)
+    #: Its pictures, once they are there, in the order of their positions.
+    media: list[EncoderItem] = field(default_factory=list)
     #: Handle of the caller's functions on logits.
     logits_processors: int | None = None
     #: Output tokens that may still come, over all outputs; None: no cap.
@@ -157,8 +160,11 @@ class Request:
     @property
     def attachment_handles(self) -> list[int]:
         """What the executor holds for it."""
-        held = [each.handle for each in self.encoder_inputs]
-        return held if self.logits_processors is None else [*held, self.logits_processors]
+        handles = [vectors.handle for vectors in self.encoder_inputs]
+        handles += {entry.handle for entry in self.media}
+        if self.logits_processors is not None:
+            handles.append(self.logits_processors)
+        return handles
 
     @property
     def priority(self) -> int:

@@ -7,6 +7,7 @@ from engine.contract.errors import KVPoolTooSmall
 from engine.contract.messages import MAX_RECORDED_CHUNKS
 from engine.kv_cache import CachedPrefix, KVCacheCoordinator
 from engine.kv_cache.block import TenantQuota
+from engine.scheduler.encoder_cache import EncoderCacheManager
 from engine.scheduler.prefill_budget import StepLimits
 from engine.scheduler.request import Sequence, SequenceStatus
 from engine.scheduler.request_queue import RequestQueue
@@ -30,6 +31,7 @@ class RunningQueue:
         kv: KVCacheCoordinator,
         waiting: RequestQueue,
         limits: StepLimits,
+        encoder_cache: EncoderCacheManager,
     ) -> None:
         self._kv, self._waiting, self._limits = kv, waiting, limits
         self._ordered_by_priority = config.scheduling_policy != "fcfs"
@@ -40,6 +42,7 @@ class RunningQueue:
         self.num_preemptions = 0
         self.removed_ids: list[int] = []
         self._rejected: list[tuple[Sequence, KVPoolTooSmall]] = []
+        self._encoder_cache = encoder_cache
 
     @property
     def is_full(self) -> bool:
@@ -304,3 +307,4 @@ class RunningQueue:
         if not quota.running:
             self.tenants.discard(quota)
         self.removed_ids.append(sequence.seq_id)
+        self._encoder_cache.release(sequence.seq_id)

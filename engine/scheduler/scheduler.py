@@ -16,6 +16,7 @@ from engine.contract.errors import KVPoolTooSmall
 from engine.contract.messages import MOST_NAMED, EngineRequest
 from engine.kv_cache import KVCacheConfig, TenantQuota, make_coordinator
 from engine.scheduler.decode_rotation import DecodeRotation
+from engine.scheduler.encoder_cache import EncoderCacheManager
 from engine.scheduler.fair_queue import make_request_queue
 from engine.scheduler.plan import StepPlan, is_decode
 from engine.scheduler.prefill_budget import PrefillBudget, PrefillLimits, PrefillLoad, StepLimits
@@ -95,7 +96,9 @@ class Scheduler:
             )
             self.kv.quotas.unreservable_blocks = min(num_blocks, longest)
         self.waiting = make_request_queue(config)
-        self._runs = RunningQueue(config, self.kv, self.waiting, self.limits)
+        # A prompt that is all pictures must fit; a step encodes as many vectors as it has tokens.
+        self.encoder_cache = EncoderCacheManager(max(4 * token_budget, max_model_len), token_budget)
+        self._runs = RunningQueue(config, self.kv, self.waiting, self.limits, self.encoder_cache)
         self.running = self._runs.sequences
         self._rotation = DecodeRotation(self.kv.quotas, self.waiting, self._runs, self.limits)
         self.drafter: DraftProposer | None = None
@@ -187,6 +190,7 @@ class Scheduler:
         Their computed counts include the step already.
         """
         self.num_steps += 1
+        self.encoder_cache.start_step()
         self._runs.claim_reserves()
         prefill_budget, short_step = self._rotation.plan_prefill()
         step = StepBuilder(self.num_steps, self.limits.token_budget, prefill_budget)
@@ -219,7 +223,9 @@ class Scheduler:
                 continue
             num_computed = sequence.num_computed_tokens
             num_pending = len(sequence.token_ids) + sequence.num_placeholders - num_computed
-            if num_pending > 1:
+            if num_pending > 1 or (
+                sequence.request.media and num_computed < sequence.num_prompt_tokens
+            ):
                 partial_prefills.append(sequence)
             elif num_pending == 1:
                 has_output = num_computed >= sequence.num_prompt_tokens
@@ -274,6 +280,8 @@ class Scheduler:
         plan = self._plan = step.plan
         self.prompt_load = step.prefill.load
         plan.removed = self._runs.pop_removed()
+        if step.scheduled:
+            plan.dropped_encodings = self.encoder_cache.pop_dropped()
         plan.appended, self._appended = self._appended, []
         if self.drafter is None:
             return plan, step.scheduled
@@ -317,9 +325,17 @@ class Scheduler:
             if victim is sequence:
                 return
         step.add_blocks(sequence, blocks)
+        self._encode(step, sequence, num_tokens)
         step.add(sequence, num_tokens)
         if not is_decode(num_tokens):
             self.waiting.charge_prompt(sequence, num_tokens)
+
+    def _encode(self, step: StepBuilder, sequence: Sequence, num_tokens: int) -> None:
+        """Have the pictures encoded that a sequence's next tokens stand for."""
+        if media := sequence.request.media:
+            step.plan.encode += self.encoder_cache.schedule(
+                sequence.seq_id, media, sequence.num_computed_tokens, num_tokens
+            )
 
     def _continue_prompt(self, step: StepBuilder, sequence: Sequence) -> None:
         """Schedule the next chunk of a prompt that has started, unless it was preempted.
@@ -331,6 +347,8 @@ class Scheduler:
         num_computed = sequence.num_computed_tokens
         num_pending = sequence.num_tokens + sequence.num_placeholders - num_computed
         chunk = step.prompt_chunk(self.limits, sequence, num_pending, num_computed)
+        if media := sequence.request.media:
+            chunk = self.encoder_cache.limit_tokens(media, num_computed, chunk)
         if chunk:
             self._allocate(step, sequence, chunk)
 
@@ -407,6 +425,8 @@ class Scheduler:
         num_computed = prefix.num_tokens
         num_pending = sequence.num_tokens - num_computed
         chunk = step.prompt_chunk(self.limits, sequence, num_pending, num_computed)
+        if media := sequence.request.media:
+            chunk = self.encoder_cache.limit_tokens(media, num_computed, chunk)
         if chunk == 0 or (chunk < num_pending and not self.limits.chunked):
             return False
         blocks = kv.allocate_slots(sequence, quota, num_computed, chunk, prefix)
@@ -431,6 +451,7 @@ class Scheduler:
         sequence.num_computed_tokens = num_computed
         self._runs.add(sequence)
         step.start(sequence, kv.get_block_tables(sequence.seq_id))
+        self._encode(step, sequence, chunk)
         step.add(sequence, chunk)
         self.waiting.charge_prompt(sequence, chunk)
         return True
@@ -568,6 +589,7 @@ class Scheduler:
         """
         counts: dict[Sequence, int] = {}
         for plan, scheduled in steps:
+            self.encoder_cache.forget(plan.encode)
             for sequence, count in zip(scheduled, plan.num_scheduled, strict=True):
                 counts[sequence] = counts.get(sequence, 0) + count
         for sequence, count in reversed(counts.items()):
@@ -587,6 +609,7 @@ class Scheduler:
         seq_ids = self._plan.seq_ids
         if len(set(seq_ids)) != len(seq_ids):
             raise RuntimeError(f"A sequence stands twice in step {self._plan.step}: {seq_ids}.")
+        self.encoder_cache.check_integrity()
         self.kv.check_integrity(
             {sequence.seq_id: sequence.request.message.tenant for sequence in self.running}
         )

@@ -176,7 +176,8 @@ class StepBuilder:
                 seed=sequence.seed,
                 prompt_logprobs_from=-1 if prompt_logprobs is None else len(prompt_logprobs),
                 adapter=digest_of(message.adapter),
-                encoder_inputs=request.encoder_inputs,
+                encoder_inputs=request.encoder_inputs
+                + [each for entry in request.media for each in entry.inputs],
                 logits_processors=request.logits_processors,
                 pooling=message.pooling,
             )

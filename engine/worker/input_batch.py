@@ -15,9 +15,16 @@ from engine.kv_cache.kv_cache_config import KVCacheConfig, single_group_config
 from engine.models.forward_context import AttentionMetadata
 from engine.models.lora import AdapterWeights
 from engine.sampling.request_state import RequestSamplingState
-from engine.scheduler.plan import NewSequence, RewoundSequence, StepPlan, is_decode
+from engine.scheduler.plan import EncoderInput, NewSequence, RewoundSequence, StepPlan, is_decode
 from engine.worker.interface import Attachments
-from engine.worker.step_inputs import DraftedRow, PromptRow, RowAdapters, SampledRows, StepInputs
+from engine.worker.step_inputs import (
+    DraftedRow,
+    EncoderRange,
+    PromptRow,
+    RowAdapters,
+    SampledRows,
+    StepInputs,
+)
 
 
 def write_drafts(
@@ -98,6 +105,8 @@ class InputBatch:
         self.appends_sampled = np.ones(num_rows, dtype=bool)
         #: Row -> vectors that replace its prompt's embeddings: (first position, [n, hidden]).
         self.prompt_embeds: dict[int, list[tuple[int, torch.Tensor]]] = {}
+        #: Row -> tokens of its prompt that an encoder's vectors stand for.
+        self.encoder_inputs: dict[int, list[EncoderInput]] = {}
         #: Row -> the next prompt token to score.
         self.prompt_logprobs_next: dict[int, int] = {}
         self.adapters = RowAdapters(adapters)
@@ -126,6 +135,7 @@ class InputBatch:
             self.sampling[row] = None
             self.prompt_logprobs_next.pop(row, None)
             self.prompt_embeds.pop(row, None)
+            self.encoder_inputs.pop(row, None)
             self.adapters.clear(row)
             self.rows_to_recycle.append(row)
 
@@ -150,7 +160,9 @@ class InputBatch:
         self.num_blocks[:, row] = 0
         self._append_blocks(row, sequence.block_ids)
         split = self.num_prompt[row] = sequence.num_prompt_tokens
-        vectors = sequence.encoder_inputs
+        vectors = [entry for entry in sequence.encoder_inputs if not entry.key]
+        if encoded := [entry for entry in sequence.encoder_inputs if entry.key]:
+            self.encoder_inputs[row] = encoded
         self.adapters.set(row, sequence.adapter)
         self.sampling[row] = RequestSamplingState(
             params=self._sampling_params(sequence),
@@ -238,6 +250,9 @@ class InputBatch:
         )
         if self.prompt_embeds:
             context.embeds = self._embeds(rows, starts, ends, query_start)
+        encoder_ranges: list[EncoderRange] = []
+        if self.encoder_inputs:
+            encoder_ranges = self._encoder_ranges(rows, starts, ends, query_start)
         self.num_computed[rows] = ends
         growing = rows[caught_up]
         states = [self.state(row) for row in growing.tolist()]
@@ -251,6 +266,8 @@ class InputBatch:
             target_index=self.target_index(growing),
             prompt_logprob_rows=prompt_rows,
             drafted=drafted,
+            encode=[(task, self._attachments.get(task.handle)) for task in plan.encode],
+            encoder_ranges=encoder_ranges,
         )
 
     def target_index(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -269,8 +286,15 @@ class InputBatch:
     def needs_only_last_token(self, row: int) -> bool:
         """Whether a decoding row needs no vector for its last token and no prompt logprobs."""
         computed = self.num_computed[row]
-        return row not in self.prompt_logprobs_next and not any(
-            computed < start + len(vectors) for start, vectors in self.prompt_embeds.get(row, ())
+        return (
+            row not in self.prompt_logprobs_next
+            and not any(
+                computed < start + len(vectors)
+                for start, vectors in self.prompt_embeds.get(row, ())
+            )
+            and not any(
+                computed < entry.start + entry.count for entry in self.encoder_inputs.get(row, ())
+            )
         )
 
     def token_ids(self, inputs: StepInputs) -> torch.Tensor:
@@ -317,6 +341,21 @@ class InputBatch:
                     indices.append(torch.arange(token, token + end - first))
                     values.append(vectors[first - start : end - start])
         return (torch.cat(indices), torch.cat(values)) if indices else None
+
+    def _encoder_ranges(
+        self, rows: np.ndarray, starts: np.ndarray, ends: np.ndarray, query_start: np.ndarray
+    ) -> list[EncoderRange]:
+        """Which of the step's tokens an encoder's vectors stand for."""
+        ranges = []
+        for index, row in enumerate(rows.tolist()):
+            for entry in self.encoder_inputs.get(row, ()):
+                first = max(entry.start, int(starts[index]))
+                count = min(entry.start + entry.count, int(ends[index])) - first
+                if count > 0:
+                    token = int(query_start[index]) + first - int(starts[index])
+                    offset = entry.offset + first - entry.start
+                    ranges.append(EncoderRange(token, token + count, entry.key, offset))
+        return ranges
 
     def _prompt_rows(
         self,

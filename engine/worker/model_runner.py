@@ -13,7 +13,7 @@ from torch import Tensor
 from engine.contract.messages import TokenLogprobs
 from engine.models.decoder import AuxHiddenStates, NativeDecoder
 from engine.models.forward_context import AttentionMetadata
-from engine.models.interface import EngineModel
+from engine.models.interface import EngineModel, SupportsMultiModal
 from engine.models.lora import StepAdapters
 from engine.sampling.logprobs import CHUNK, prompt_logprobs
 from engine.sampling.request_state import RequestSamplingState
@@ -21,6 +21,7 @@ from engine.sampling.sampler import Sampler, SamplerOutput
 from engine.sampling.token_bitmask import TokenBitmask
 from engine.scheduler.plan import StepPlan, StepResult
 from engine.worker.compiled_step import CompiledStepRunner
+from engine.worker.encoder_runner import EncoderRunner
 from engine.worker.hidden_states import HiddenStateStore
 from engine.worker.input_batch import InputBatch
 from engine.worker.interface import BitmaskInbox, CompletedStep, PendingStep
@@ -144,6 +145,7 @@ class ModelRunner:
         self._masks = masks or BitmaskInbox()
         self._hidden, self._saves_hidden = hidden, False
         self._taps = self._make_taps(() if hidden is None else hidden.aux_layers)
+        self._encoder = EncoderRunner(model) if isinstance(model, SupportsMultiModal) else None
         self._retain_states = getattr(model, "keep", None) if model.stateful else None
 
     def _make_taps(self, layers: tuple[int, ...]) -> AuxHiddenStates | None:
@@ -151,7 +153,7 @@ class ModelRunner:
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step: inputs, forward, logits, sampling."""
-        if self._compiled_step is None:
+        if self._compiled_step is None or plan.encode or plan.dropped_encodings:
             return self.run(plan, self.prepare(plan))
         self._begin(plan)
         self._compiled_step.keeps = self._saves_hidden
@@ -189,6 +191,10 @@ class ModelRunner:
             return StepResult.empty(0)
         if self._retain_states is not None:
             self._retain_states(inputs.occupied_rows)
+        if self._encoder is not None:
+            inputs.context.encoder_embeds = self._encoder.run(
+                plan.dropped_encodings, inputs.encode, inputs.encoder_ranges
+            )
         hidden, saved = self._hidden_states(inputs)
         result = StepResult.empty(len(plan.seq_ids))
         if len(hidden):

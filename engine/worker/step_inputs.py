@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,7 +12,9 @@ from torch import Tensor
 
 from engine.models.forward_context import AttentionMetadata
 from engine.models.lora import NO_ADAPTERS, AdapterWeights, StepAdapters
+from engine.multimodal.inputs import MediaTensors
 from engine.sampling.request_state import RequestSamplingState
+from engine.scheduler.plan import EncodeTask
 from kernels.lora import TableSegment
 
 
@@ -34,6 +37,15 @@ class DraftedRow:
 
 #: (index into the plan, its state, first prompt position, count) of requested prompt logprobs.
 PromptRow = tuple[int, RequestSamplingState, int, int]
+
+
+class EncoderRange(NamedTuple):
+    """Tokens [start, end) of a step take the vectors from `offset` on of output `key`."""
+
+    start: int
+    end: int
+    key: bytes
+    offset: int
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,12 +78,16 @@ class StepInputs(SampledRows):
         context: the batch for attention; its `logits_rows` are the tokens to sample from, in the
             order of `sampled`, followed by those after drafts and of `prompt_logprob_rows`.
         prompt_logprob_rows: the prompt positions to score.
+        encode: what the encoder reads before the step, with its inputs.
+        encoder_ranges: tokens whose embeddings are an encoder's vectors.
         occupied_rows: all rows that have a sequence, for models with a state for each.
     """
 
     token_index: tuple[np.ndarray, np.ndarray]
     context: AttentionMetadata
     prompt_logprob_rows: list[PromptRow]
+    encode: list[tuple[EncodeTask, MediaTensors]] = field(default_factory=list)
+    encoder_ranges: list[EncoderRange] = field(default_factory=list)
     occupied_rows: set[int] = field(default_factory=set)
 
 

@@ -1,0 +1,1 @@
+"""Models that see: native vision towers, their connectors, and the decoder behind them."""

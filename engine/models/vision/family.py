@@ -1,0 +1,182 @@
+"""What a family of models that see is made of, and the decoder with one in front of it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from engine.contract.errors import InvalidRequest, ModelLoadError
+from engine.models.decoder import NativeDecoder
+from engine.models.decoder_spec import DecoderSpec, WeightNames
+from engine.models.families.common import ACTIVATIONS, Config
+from engine.models.layers.moe import Weights
+from engine.models.vision.tower import VisionSpec
+from engine.models.weight_loader import WeightLoader
+from engine.multimodal.inputs import MediaTensors
+
+#: `model_type` of a text part -> the architecture that runs it.
+_TEXT_ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+    "gemma": "GemmaForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+}
+
+
+class VisionFamily(ABC):
+    """A vision tower, its connector, and how both are found in a checkpoint.
+
+    Attributes:
+        text_prefixes: how names of the text part may begin: what stands before `model.` of a causal
+            language model, and what replaces `model.` itself.
+    """
+
+    text_prefixes: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("language_model.", "language_model.model."),
+        ("", "model.language_model."),
+        ("", "model.text_model."),
+    )
+
+    def __init__(self, config: Config) -> None:
+        """`config`: config.json with the defaults of its parts filled in."""
+        self.config = config
+
+    @abstractmethod
+    def load(self, loader: WeightLoader) -> None:
+        """Read the tower and the connector. Raises `ModelLoadError`."""
+
+    @abstractmethod
+    def encode(self, tensors: dict[str, Tensor]) -> Tensor:
+        """[num_vectors, hidden] of one picture, from what `transformers`' processor makes of it."""
+
+    @property
+    def text_config(self) -> Config:
+        """config.json of the text part, as if it were a checkpoint of its own."""
+        text = dict(self.config["text_config"])
+        kind = str(text.get("model_type"))
+        architecture = _TEXT_ARCHITECTURES.get(kind)
+        if architecture is None:
+            raise ModelLoadError(
+                f"config.json: text_config.model_type {kind!r} isn't supported.",
+                param="text_config",
+            )
+        text["architectures"] = [architecture]
+        for name in ("dtype", "torch_dtype", "eos_token_id", "tie_word_embeddings"):
+            if self.config.get(name) is not None:
+                text[name] = self.config[name]
+        return text
+
+
+class VisionDecoder(NativeDecoder):
+    """A decoder whose prompts may hold pictures."""
+
+    family: VisionFamily
+
+    def load(self, weights: Weights, progress: Callable[[int, int], None]) -> None:
+        super().load(weights, progress)
+        self.family.load(
+            WeightLoader(self.spec, self.ops, self.weight_dtype, self.max_model_len, weights)
+        )
+
+    @torch.inference_mode()
+    def encode(self, kind: str, tensors: MediaTensors) -> Tensor:
+        if kind != "image":
+            raise InvalidRequest(f"{self.spec.architecture} takes no {kind}.", param="messages")
+        device = self.ops.device
+        found = {name: torch.from_numpy(array.copy()).to(device) for name, array in tensors.items()}
+        return self.family.encode(found)
+
+
+def locate_text(family: VisionFamily, spec: DecoderSpec, weights: Any) -> DecoderSpec:
+    """The text part's spec with the names that its weights have in this checkpoint.
+
+    Raises `ModelLoadError` where they are under none that the family knows.
+    """
+    for head_prefix, body_prefix in family.text_prefixes:
+        names = _prefixed(spec.names, head_prefix, body_prefix)
+        if f"{names.embedding}.weight" in weights:
+            return replace(spec, names=names)
+    raise ModelLoadError(f"{spec.architecture}: there is no text model in it.", param="model")
+
+
+def _prefixed(names: WeightNames, head_prefix: str, body_prefix: str) -> WeightNames:
+    """Names of a causal language model that lies in a larger one."""
+
+    def renamed(name: str) -> str:
+        if name.startswith("model."):
+            return body_prefix + name.removeprefix("model.")
+        return head_prefix + name if name else name
+
+    return replace(
+        names,
+        embedding=renamed(names.embedding),
+        positions=renamed(names.positions),
+        embedding_norm=renamed(names.embedding_norm),
+        final_norm=renamed(names.final_norm),
+        lm_head=renamed(names.lm_head),
+        layer=renamed(names.layer),
+    )
+
+
+def clip_tower(vision: Config, prefix: str) -> VisionSpec:
+    """CLIP's vision tower."""
+    return _tower(
+        vision, prefix, class_token=True, patch_bias=False, first_norm="pre_layrnorm", eps=1e-5
+    )
+
+
+def siglip_tower(vision: Config, prefix: str) -> VisionSpec:
+    """SigLIP's vision tower, and those made of it."""
+    return _tower(vision, prefix, last_norm="post_layernorm", eps=1e-6)
+
+
+def _tower(vision: Config, prefix: str, *, eps: float, **particulars: Any) -> VisionSpec:
+    name = str(vision.get("hidden_act", "gelu"))
+    act = "quick_gelu" if name == "quick_gelu" else ACTIVATIONS.get(name)
+    if act is None:
+        raise ModelLoadError(
+            f"config.json: vision_config.hidden_act {name!r} isn't supported.", param="hidden_act"
+        )
+    return VisionSpec(
+        prefix=prefix,
+        hidden_size=int(vision["hidden_size"]),
+        intermediate_size=int(vision["intermediate_size"]),
+        num_layers=int(vision["num_hidden_layers"]),
+        num_heads=int(vision["num_attention_heads"]),
+        image_size=int(vision["image_size"]),
+        patch_size=int(vision["patch_size"]),
+        num_channels=int(vision.get("num_channels", 3)),
+        activation=act,
+        norm_eps=float(vision.get("layer_norm_eps", eps)),
+        **particulars,
+    )
+
+
+def tower_of(config: Config, prefix: str) -> VisionSpec:
+    """The tower that `vision_config` describes."""
+    vision = config["vision_config"]
+    kinds = {"clip_vision_model": clip_tower, "siglip_vision_model": siglip_tower}
+    kind = str(vision.get("model_type"))
+    if kind not in kinds:
+        raise ModelLoadError(
+            f"config.json: vision_config.model_type {kind!r} isn't supported.",
+            param="vision_config",
+        )
+    return kinds[kind](vision, prefix)
+
+
+def find_prefix(weights: Any, *prefixes: str) -> str:
+    """How the names of the tower's weights begin in this checkpoint. Raises `ModelLoadError`."""
+    for prefix in prefixes:
+        if f"{prefix}embeddings.patch_embedding.weight" in weights:
+            return prefix
+    raise ModelLoadError("There is no vision tower in the checkpoint.", param="model")

@@ -1,0 +1,39 @@
+"""Architectures that see, by their names in config.json."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine.contract.errors import ModelLoadError
+from engine.models.vision.family import VisionFamily
+from engine.models.vision.idefics3 import Idefics3
+from engine.models.vision.llava import Llava, LlavaNext
+
+VISION_FAMILIES: dict[str, type[VisionFamily]] = {
+    "LlavaForConditionalGeneration": Llava,
+    "LlavaNextForConditionalGeneration": LlavaNext,
+    "Idefics3ForConditionalGeneration": Idefics3,
+    "SmolVLMForConditionalGeneration": Idefics3,
+}
+
+
+def find_vision_family(config: dict[str, Any]) -> VisionFamily | None:
+    """The family of a config.json; None: it doesn't see, or nothing here runs it natively.
+
+    Raises `ModelLoadError` for a value that can't be.
+    """
+    names = config.get("architectures") or []
+    kind = next((VISION_FAMILIES[name] for name in names if name in VISION_FAMILIES), None)
+    return None if kind is None else kind(_completed(config))
+
+
+def _completed(config: dict[str, Any]) -> dict[str, Any]:
+    """config.json with the defaults that checkpoints leave out; `transformers` knows them."""
+    from transformers import AutoConfig
+
+    given = {name: value for name, value in config.items() if name != "model_type"}
+    try:
+        completed: dict[str, Any] = AutoConfig.for_model(config["model_type"], **given).to_dict()
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ModelLoadError(f"config.json can't be read: {error}", param="model") from error
+    return completed

@@ -1,0 +1,179 @@
+"""`MediaProcessor`: from pictures to what a model's encoder reads, and which tokens stand for them.
+
+How a family resizes, cuts and counts is `transformers`' own processor's business, on Pillow and
+numpy. So every family of its image-text-to-text models has one.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from engine.contract.errors import InvalidRequest, ModelLoadError
+from engine.contract.messages import MediaItem
+from engine.multimodal.inputs import MediaTensors, encode_tensors, media_digest
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+#: Larger pictures are refused before a pixel is decoded: Pillow's own limit, of a bomb.
+MAX_PIXELS = 89_478_485
+_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedMedia:
+    """One picture.
+
+    Attributes:
+        digest: see `MediaItem`.
+        replacement: text that takes the placeholder's place in the prompt.
+        num_vectors: placeholder tokens in it.
+        tensors: what the encoder reads.
+    """
+
+    kind: str
+    digest: bytes
+    replacement: str
+    num_vectors: int
+    tensors: MediaTensors
+
+
+def open_image(data: bytes, param: str = "messages") -> Image:
+    """A picture from a file's bytes, upright, in RGB on white.
+
+    Raises `InvalidRequest` for what is no picture, is damaged, or has too many pixels.
+    """
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
+    try:
+        with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+            width, height = image.size
+            if width * height > MAX_PIXELS:
+                raise InvalidRequest(
+                    f"The image has {width} x {height} pixels; at most {MAX_PIXELS} are taken.",
+                    param=param,
+                )
+            upright = ImageOps.exif_transpose(image)
+            return to_rgb(upright)
+    except UnidentifiedImageError as error:
+        raise InvalidRequest(
+            f"The image can't be read: it is none of {', '.join(_FORMATS)}.", param=param
+        ) from error
+    except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
+        raise InvalidRequest(f"The image can't be read: {error}.", param=param) from error
+
+
+def to_rgb(image: Image) -> Image:
+    """The picture in RGB; what is transparent becomes white."""
+    from PIL import Image
+
+    if image.mode.startswith("I;16") or image.mode == "I":
+        # Pillow would cut off the upper eight of sixteen bits.
+        values = np.asarray(image, dtype=np.float64)
+        image = Image.fromarray((values / 257).clip(0, 255).astype(np.uint8))
+    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+        image = image.convert("RGBA")
+        white = Image.new("RGBA", image.size, (255, 255, 255, 255))
+        image = Image.alpha_composite(white, image)
+    return image.convert("RGB")
+
+
+class MediaProcessor:
+    """Of one model.
+
+    Attributes:
+        image_token: the placeholder in prompts, as text.
+        image_token_id: the same as a token.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        """`folder`: of the model, or of its tokenizer's files.
+
+        Raises `ModelLoadError` where there is no processor.
+        """
+        from transformers import AutoProcessor
+
+        try:
+            self._processor: Any = AutoProcessor.from_pretrained(
+                str(folder), trust_remote_code=False, local_files_only=True, backend="pil"
+            )
+        except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
+            raise ModelLoadError(
+                f"{folder} has no image processor: {error}", param="model"
+            ) from error
+        self.image_token: str = self._processor.image_token
+        self.image_token_id: int = int(self._processor.image_token_id)
+
+    def prepare(self, image: Image, options: dict[str, Any] | None = None) -> PreparedMedia:
+        """What the encoder reads of a picture. `options`: mm_processor_kwargs.
+
+        Raises `InvalidRequest` where the processor refuses them.
+        """
+        try:
+            outputs = self._processor(
+                images=[to_rgb(image)],
+                text=[self.image_token],
+                images_kwargs={**(options or {}), "return_tensors": "np"},
+                return_text_replacement_offsets=True,
+            )
+        except (ValueError, TypeError, KeyError, ZeroDivisionError) as error:
+            raise InvalidRequest(f"The image can't be prepared: {error}", param="image") from error
+        tensors = {
+            name: _plain(np.asarray(outputs[name]))
+            for name in self._processor.image_processor.model_input_names
+            if name in outputs
+        }
+        replacement: str = outputs["text_replacement_offsets"][0][0]["replacement"]
+        digest = media_digest("image", encode_tensors(tensors))
+        count = replacement.count(self.image_token)
+        return PreparedMedia("image", digest, replacement, count, tensors)
+
+    def expand(self, text: str, media: Sequence[PreparedMedia]) -> str:
+        """The prompt with each placeholder replaced by what stands for its picture.
+
+        Raises `InvalidRequest` unless there is one for each.
+        """
+        parts = text.split(self.image_token)
+        if len(parts) - 1 != len(media):
+            raise InvalidRequest(
+                f"The prompt has {len(parts) - 1} placeholders {self.image_token!r} for "
+                f"{len(media)} images.",
+                param="prompt",
+            )
+        pairs = zip(media, parts[1:], strict=True)
+        return parts[0] + "".join(item.replacement + part for item, part in pairs)
+
+    def locate(self, token_ids: Sequence[int], media: Sequence[PreparedMedia]) -> list[MediaItem]:
+        """Which tokens of an expanded prompt stand for which picture.
+
+        Raises `InvalidRequest` where there are more or fewer than the pictures need.
+        """
+        ids = np.asarray(token_ids)
+        positions = np.flatnonzero(ids == self.image_token_id)
+        needed = sum(item.num_vectors for item in media)
+        if len(positions) != needed:
+            raise InvalidRequest(
+                f"The prompt has {len(positions)} image tokens; its images need {needed}.",
+                param="prompt",
+            )
+        items, first = [], 0
+        for item in media:
+            part = positions[first : first + item.num_vectors]
+            first += item.num_vectors
+            runs = np.split(part, np.flatnonzero(np.diff(part) != 1) + 1)
+            ranges = tuple((int(run[0]), len(run)) for run in runs)
+            items.append(MediaItem(item.kind, item.digest, ranges))
+        return items
+
+
+def _plain(values: np.ndarray) -> np.ndarray:
+    """In one of the dtypes that cross processes."""
+    if values.dtype.kind == "f":
+        return values.astype(np.float32, copy=False)
+    return values if values.dtype == np.uint8 else values.astype(np.int64, copy=False)

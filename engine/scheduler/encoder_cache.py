@@ -1,0 +1,197 @@
+"""`EncoderCacheManager`: which encoder outputs the worker keeps, and when one is computed.
+
+A picture is computed once for all sequences of its tenant that need it (after vLLM's
+`EncoderCacheManager`). Sequences refer to an output until the tokens that it stands for are in the
+KV cache; one that nobody refers to stays until its room is needed, the least recently used first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+
+from engine.contract.messages import EngineRequest, MediaItem
+from engine.scheduler.plan import EncoderInput, EncodeTask
+
+
+@dataclass(slots=True, frozen=True)
+class EncoderItem:
+    """A picture of a request.
+
+    Attributes:
+        item: where it stands.
+        key: sha256 of its digest and of its tenant's cache namespace: what one tenant sent is never
+            another's hit.
+        handle: what the encoder reads, see `Executor.attach`.
+    """
+
+    item: MediaItem
+    key: bytes
+    handle: int
+
+    @property
+    def inputs(self) -> list[EncoderInput]:
+        """Which tokens its vectors stand for."""
+        inputs, offset = [], 0
+        for start, count in self.item.ranges:
+            inputs.append(EncoderInput(start, count, key=self.key, offset=offset))
+            offset += count
+        return inputs
+
+
+def encoder_key(message: EngineRequest, item: MediaItem) -> bytes:
+    """Key of an item's encoder output."""
+    namespace = hashlib.sha256(message.cache_namespace.encode()).digest()
+    return hashlib.sha256(namespace + item.digest).digest()
+
+
+def _overlapping(items: Items[EncoderItem], start: int, count: int) -> list[EncoderItem]:
+    """Those of which a vector stands for one of the tokens [start, start + count)."""
+    end = start + count
+    return [entry for entry in items if entry.item.start < end and entry.item.end > start]
+
+
+@dataclass(slots=True)
+class _Entry:
+    num_vectors: int
+    #: Ids of the sequences that still need it.
+    users: set[int] = field(default_factory=set)
+
+
+class EncoderCacheManager:
+    """Books of the worker's encoder outputs.
+
+    Args:
+        capacity: vectors that the worker keeps; at least as many as the longest item has.
+        max_step_vectors: vectors that one step may compute, unless its first item has more: so that
+            no decode waits long for pictures.
+    """
+
+    def __init__(self, capacity: int, max_step_vectors: int) -> None:
+        self.capacity, self._max_step_vectors = capacity, max_step_vectors
+        #: Least recently used first.
+        self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
+        self._num_vectors = 0
+        self._keys_of: dict[int, set[bytes]] = {}
+        self._dropped: list[bytes] = []
+        #: Vectors that the step being planned computes.
+        self._num_step_vectors = 0
+        #: Items that needn't be computed, and all that were asked for.
+        self.num_hits = self.num_queries = 0
+
+    def start_step(self) -> None:
+        """A new step is planned: it computes nothing yet."""
+        self._num_step_vectors = 0
+
+    def limit_tokens(self, items: Items[EncoderItem], start: int, count: int) -> int:
+        """How many of a sequence's next `count` tokens, from `start` on, this step can compute.
+
+        They end before the first item that the step can't afford to encode.
+        """
+        needed: set[bytes] = set()
+        new_vectors = 0
+        for entry in _overlapping(items, start, count):
+            if entry.key in needed:
+                continue
+            needed.add(entry.key)
+            if entry.key in self._entries:
+                continue
+            new_vectors += entry.item.num_vectors
+            is_first = new_vectors == entry.item.num_vectors and not self._num_step_vectors
+            affordable = self._num_step_vectors + new_vectors <= self._max_step_vectors
+            unused = sum(
+                e.num_vectors
+                for key, e in self._entries.items()
+                if key not in needed and not e.users
+            )
+            fits = self._num_vectors - unused + new_vectors <= self.capacity
+            if not fits or not (affordable or is_first):
+                return max(0, entry.item.start - start)
+        return count
+
+    def schedule(
+        self, seq_id: int, items: Items[EncoderItem], start: int, count: int
+    ) -> list[EncodeTask]:
+        """Refer to the items of a sequence's next `count` tokens, as `limit_tokens` allowed them,
+        and to those before no more. Returns what is to be encoded in this step.
+        """
+        for entry in items:
+            if entry.item.end <= start:
+                self._release_one(seq_id, entry.key)
+        needed = {entry.key: entry for entry in _overlapping(items, start, count)}
+        for key in needed:
+            if (cached := self._entries.get(key)) is not None:
+                self.num_hits += seq_id not in cached.users
+                self.num_queries += seq_id not in cached.users
+                self._refer(seq_id, key)
+        tasks: list[EncodeTask] = []
+        for key, entry in needed.items():
+            if key not in self._entries:
+                self.num_queries += 1
+                self._insert(key, entry.item.num_vectors)
+                self._refer(seq_id, key)
+                tasks.append(EncodeTask(key, entry.item.kind, entry.handle))
+        return tasks
+
+    def _refer(self, seq_id: int, key: bytes) -> None:
+        self._entries.move_to_end(key)
+        self._entries[key].users.add(seq_id)
+        self._keys_of.setdefault(seq_id, set()).add(key)
+
+    def _insert(self, key: bytes, size: int) -> None:
+        """Add an entry; drop what nobody refers to until it fits."""
+        for unused in [key for key, entry in self._entries.items() if not entry.users]:
+            if self._num_vectors + size <= self.capacity:
+                break
+            self._drop(unused)
+        self._entries[key] = _Entry(size)
+        self._num_vectors += size
+        self._num_step_vectors += size
+
+    def _drop(self, key: bytes) -> None:
+        self._num_vectors -= self._entries.pop(key).num_vectors
+        self._dropped.append(key)
+
+    def _release_one(self, seq_id: int, key: bytes) -> None:
+        keys = self._keys_of.get(seq_id)
+        if keys is None or key not in keys:
+            return
+        keys.discard(key)
+        self._entries[key].users.discard(seq_id)
+        if not keys:
+            del self._keys_of[seq_id]
+
+    def release(self, seq_id: int) -> None:
+        """A sequence ended or was preempted: it needs nothing any more."""
+        for key in self._keys_of.pop(seq_id, ()):
+            self._entries[key].users.discard(seq_id)
+
+    def forget(self, tasks: Items[EncodeTask]) -> None:
+        """Their step failed, so nobody knows whether the worker has them."""
+        for task in tasks:
+            if task.key in self._entries:
+                for seq_id in self._entries[task.key].users:
+                    self._keys_of[seq_id].discard(task.key)
+                self._drop(task.key)
+
+    def reset(self) -> None:
+        """Forget all outputs; nothing runs."""
+        for key in list(self._entries):
+            self._drop(key)
+        self._keys_of.clear()
+
+    def pop_dropped(self) -> list[bytes]:
+        """Outputs that the worker is to let go, since the last call."""
+        # One that was dropped and is encoded again in the same step is replaced by the worker.
+        dropped, self._dropped = self._dropped, []
+        return dropped
+
+    def check_integrity(self) -> None:
+        """Raise RuntimeError unless the books balance."""
+        if self._num_vectors != sum(entry.num_vectors for entry in self._entries.values()):
+            raise RuntimeError("The encoder cache's number of vectors is off.")
+        users = {(seq_id, key) for key, entry in self._entries.items() for seq_id in entry.users}
+        if users != {(seq_id, key) for seq_id, keys in self._keys_of.items() for key in keys}:
+            raise RuntimeError("The encoder cache's references are off.")

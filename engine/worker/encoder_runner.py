@@ -1,0 +1,48 @@
+"""`EncoderRunner`: runs a model's encoder, and keeps its outputs for as long as the plans say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from engine.models.interface import SupportsMultiModal
+from engine.multimodal.inputs import MediaTensors
+from engine.scheduler.plan import EncodeTask
+from engine.worker.step_inputs import EncoderRange
+
+
+class EncoderRunner:
+    """The worker's side of `engine.scheduler.encoder_cache`."""
+
+    def __init__(self, model: SupportsMultiModal) -> None:
+        self._model = model
+        #: key -> [num_vectors, hidden]
+        self._outputs: dict[bytes, Tensor] = {}
+
+    def run(
+        self,
+        dropped: Sequence[bytes],
+        encode: Sequence[tuple[EncodeTask, MediaTensors]],
+        ranges: Sequence[EncoderRange],
+    ) -> tuple[Tensor, Tensor] | None:
+        """Let outputs go, compute new ones, and gather the vectors of a step's tokens.
+
+        Each picture is computed by itself, so that its bits don't depend on others in the step.
+
+        Returns:
+            Indices of the step's tokens, int64 [n], and their vectors [n, hidden]; None: no token
+            has one.
+        """
+        for key in dropped:
+            self._outputs.pop(key, None)
+        for task, tensors in encode:
+            self._outputs[task.key] = self._model.encode(task.kind, tensors)
+        if not ranges:
+            return None
+        indices = [torch.arange(entry.start, entry.end) for entry in ranges]
+        vectors = [
+            self._outputs[entry.key][entry.offset :][: entry.end - entry.start] for entry in ranges
+        ]
+        return torch.cat(indices), torch.cat(vectors)

@@ -1,0 +1,137 @@
+"""Tiny random models that see, with processors, and `transformers` on the same weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers as tf
+from PIL import Image
+from tokenizers import AddedToken
+
+from tests.engine.models import make_tokenizer
+
+IMAGE_TOKEN = "<image>"
+_TEXT = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+    "initializer_range": 0.3,
+}
+_VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "image_size": 28,
+    "patch_size": 7,
+    "initializer_range": 0.3,
+}
+
+
+def tokenizer_with(*tokens: str) -> tf.PreTrainedTokenizerFast:
+    """The tests' tokenizer with special tokens."""
+    tokenizer = make_tokenizer()
+    tokenizer.add_tokens([AddedToken(token, special=True, normalized=False) for token in tokens])
+    return tokenizer
+
+
+def _sizes(tokenizer: tf.PreTrainedTokenizerFast) -> dict[str, Any]:
+    return _TEXT | {"vocab_size": len(tokenizer), "eos_token_id": None, "bos_token_id": None}
+
+
+def llava(folder: Path) -> Any:
+    """LLaVA-1.5: CLIP, a class token, the last layer but one."""
+    tokenizer = tokenizer_with(IMAGE_TOKEN)
+    config = tf.LlavaConfig(
+        vision_config=tf.CLIPVisionConfig(**_VISION),
+        text_config=tf.LlamaConfig(**_sizes(tokenizer)),
+        image_token_index=tokenizer.convert_tokens_to_ids(IMAGE_TOKEN),
+        vision_feature_layer=-2,
+    )
+    processor = tf.LlavaProcessor(
+        tf.CLIPImageProcessorPil(size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28}),
+        tokenizer,
+        patch_size=7,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+    )
+    return _saved(folder, tf.LlavaForConditionalGeneration, config, processor)
+
+
+def llava_next(folder: Path) -> Any:
+    """LLaVA-NeXT: any size, tiles, rows that end with a vector of their own."""
+    tokenizer = tokenizer_with(IMAGE_TOKEN)
+    pinpoints = [[28, 56], [56, 28], [56, 56], [84, 28]]
+    config = tf.LlavaNextConfig(
+        vision_config=tf.CLIPVisionConfig(**_VISION),
+        text_config=tf.MistralConfig(**_sizes(tokenizer), sliding_window=None),
+        image_token_index=tokenizer.convert_tokens_to_ids(IMAGE_TOKEN),
+        image_grid_pinpoints=pinpoints,
+    )
+    processor = tf.LlavaNextProcessor(
+        tf.LlavaNextImageProcessorPil(
+            size={"shortest_edge": 28},
+            crop_size={"height": 28, "width": 28},
+            image_grid_pinpoints=pinpoints,
+        ),
+        tokenizer,
+        patch_size=7,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+    )
+    return _saved(folder, tf.LlavaNextForConditionalGeneration, config, processor)
+
+
+def idefics3(folder: Path) -> Any:
+    """Idefics3: tiles between tokens that name their row and column, pixels joined."""
+    tiles = [f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)]
+    tokenizer = tokenizer_with(
+        IMAGE_TOKEN, "<fake_token_around_image>", "<global-img>", "<end_of_utterance>", *tiles
+    )
+    config = tf.Idefics3Config(
+        vision_config=tf.Idefics3VisionConfig(**_VISION),
+        text_config=tf.LlamaConfig(**_sizes(tokenizer)),
+        image_token_id=tokenizer.convert_tokens_to_ids(IMAGE_TOKEN),
+        scale_factor=2,
+    )
+    processor = tf.Idefics3Processor(
+        tf.Idefics3ImageProcessorPil(
+            size={"longest_edge": 84}, max_image_size={"longest_edge": 28}
+        ),
+        tokenizer,
+        image_seq_len=4,
+    )
+    return _saved(folder, tf.Idefics3ForConditionalGeneration, config, processor)
+
+
+def _saved(folder: Path, kind: type, config: Any, processor: Any) -> Any:
+    torch.manual_seed(11)
+    model = kind(config).eval().float()
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return model, processor
+
+
+FAMILIES = {"llava": llava, "llava_next": llava_next, "idefics3": idefics3}
+
+
+def picture(seed: int, width: int, height: int) -> Image.Image:
+    """A picture with some structure."""
+    rng = np.random.default_rng(seed)
+    coarse = rng.integers(0, 256, (4, 5, 3), dtype=np.uint8)
+    return Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
+
+
+@torch.inference_mode()
+def expected(model: Any, processor: Any, prompt: str, images: list[Any], count: int) -> list[int]:
+    """What `transformers` generates, greedily."""
+    inputs = processor(images=images or None, text=prompt, return_tensors="pt")
+    inputs.pop("rows", None), inputs.pop("cols", None)
+    ids = model.generate(**inputs, max_new_tokens=count, do_sample=False)
+    return ids[0, inputs["input_ids"].shape[1] :].tolist()

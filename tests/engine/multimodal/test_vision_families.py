@@ -1,0 +1,212 @@
+"""Models that see give `transformers`' tokens, however their prompts are cut, cached or batched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine import LLM, SamplingParams
+from engine.contract.errors import InvalidRequest
+from tests.engine.multimodal.models import FAMILIES, IMAGE_TOKEN, expected, picture
+
+NUM_TOKENS = 12
+
+
+@pytest.fixture(scope="module")
+def family(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Any, Any]]:
+    """name -> folder, model and processor."""
+    made: dict[str, tuple[Path, Any, Any]] = {}
+
+    def get(name: str) -> tuple[Path, Any, Any]:
+        if name not in made:
+            folder = tmp_path_factory.mktemp(name)
+            made[name] = (folder, *FAMILIES[name](folder))
+        return made[name]
+
+    return get
+
+
+def _prompts() -> list[dict[str, Any]]:
+    """Prompts with none, one and several pictures of many shapes."""
+    one, wide, tall = picture(1, 60, 40), picture(2, 100, 30), picture(3, 30, 90)
+    return [
+        {"prompt": "No picture at all", "multi_modal_data": {"image": []}},
+        {"prompt": f"See {IMAGE_TOKEN} here.", "multi_modal_data": {"image": one}},
+        {
+            "prompt": f"{IMAGE_TOKEN} and {IMAGE_TOKEN}{IMAGE_TOKEN}",
+            "multi_modal_data": {"image": [wide, tall, one]},
+        },
+        {"prompt": f"Twice {IMAGE_TOKEN} {IMAGE_TOKEN}", "multi_modal_data": {"image": [one, one]}},
+    ]
+
+
+def _run(llm: LLM, prompts: list[dict[str, Any]]) -> list[list[int]]:
+    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    return [list(result.outputs[0].token_ids) for result in llm.generate(prompts, params)]
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_tokens_equal_those_of_transformers(
+    family: Callable[[str], tuple[Path, Any, Any]], name: str
+) -> None:
+    folder, model, processor = family(name)
+    prompts = _prompts()
+    wanted = [
+        expected(
+            model,
+            processor,
+            prompt["prompt"],
+            images if isinstance(images := prompt["multi_modal_data"]["image"], list) else [images],
+            NUM_TOKENS,
+        )
+        for prompt in prompts
+    ]
+    llm = LLM(str(folder), dtype="float32", num_gpu_blocks_override=256, max_num_batched_tokens=512)
+    assert _run(llm, prompts) == wanted  # together
+    assert _run(llm, prompts) == wanted  # from the cache
+    assert llm.llm_engine.core.scheduler.kv.num_hit_tokens
+    for prompt, tokens in zip(prompts, wanted, strict=True):
+        llm.reset_prefix_cache()
+        assert _run(llm, [prompt]) == [tokens]  # alone
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_cut_prompts_and_preempted_sequences_give_the_same_tokens(
+    family: Callable[[str], tuple[Path, Any, Any]], name: str
+) -> None:
+    folder, _, _ = family(name)
+    prompts = _prompts()[1:]
+    wanted = _run(LLM(str(folder), dtype="float32", num_gpu_blocks_override=256), prompts)
+    cut = LLM(str(folder), dtype="float32", num_gpu_blocks_override=256, max_num_batched_tokens=16)
+    assert _run(cut, prompts) == wanted
+    cut.reset_prefix_cache()
+    core = cut.llm_engine.core
+    step, calls = core.step, 0
+
+    def step_with_preemptions() -> Any:
+        nonlocal calls
+        calls += 1
+        return core.preempt_all() if calls % 4 == 0 else step()
+
+    core.step = step_with_preemptions  # type: ignore[method-assign]
+    assert _run(cut, prompts) == wanted
+    assert core.scheduler.num_preemptions
+    core.check_integrity()
+
+
+def test_a_picture_is_encoded_once_for_a_tenant_and_never_shared_with_another(
+    family: Callable[[str], tuple[Path, Any, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _, _ = family("llava")
+    llm = LLM(str(folder), dtype="float32", num_gpu_blocks_override=256)
+    encoded = _count_encodings(llm, monkeypatch)
+    picture_of = {"image": picture(5, 64, 64)}
+    first = {"prompt": f"{IMAGE_TOKEN} What?", "multi_modal_data": picture_of, "cache_salt": "a"}
+    other_question = first | {"prompt": f"So {IMAGE_TOKEN} why?"}
+    answer = _run(llm, [first])
+    assert _run(llm, [first]) == answer
+    _run(llm, [other_question, other_question])
+    assert len(encoded) == 1
+    hits = llm.llm_engine.core.scheduler.kv.num_hit_tokens
+    assert _run(llm, [first | {"cache_salt": "b"}]) == answer
+    assert len(encoded) == 2
+    assert llm.llm_engine.core.scheduler.kv.num_hit_tokens == hits
+
+
+def test_same_prompt_with_another_picture_is_another_prompt(
+    family: Callable[[str], tuple[Path, Any, Any]],
+) -> None:
+    folder, model, processor = family("llava")
+    llm = LLM(str(folder), dtype="float32", num_gpu_blocks_override=256)
+    prompt = f"A long question about what is in {IMAGE_TOKEN} please."
+    for seed in (7, 8, 7):
+        image = picture(seed, 50, 50)
+        tokens = _run(llm, [{"prompt": prompt, "multi_modal_data": {"image": image}}])
+        assert tokens == [expected(model, processor, prompt, [image], NUM_TOKENS)]
+
+
+def test_a_step_that_fails_in_the_encoder_fails_its_request_alone(
+    family: Callable[[str], tuple[Path, Any, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _, _ = family("llava")
+    llm = LLM(str(folder), dtype="float32", num_gpu_blocks_override=256)
+    good, bad = picture(1, 40, 40), picture(2, 40, 40)
+    prompt = f"See {IMAGE_TOKEN}"
+    wanted = _run(llm, [{"prompt": prompt, "multi_modal_data": {"image": good}}])
+    llm.reset_prefix_cache()
+    engine = llm.llm_engine
+    marked = engine.media_processor().prepare(bad).tensors["pixel_values"]
+    model = engine.core.executor.worker.loaded.model
+    encode = model.encode
+
+    def failing(kind: str, tensors: Any) -> Any:
+        if (tensors["pixel_values"] == marked).all():
+            raise RuntimeError("The encoder broke.")
+        return encode(kind, tensors)
+
+    monkeypatch.setattr(model, "encode", failing)
+    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    for name, image in (("bad", bad), ("good", good)):
+        engine.add_request(name, {"prompt": prompt, "multi_modal_data": {"image": image}}, params)
+    results = {}
+    while engine.has_unfinished_requests():
+        results |= {result.request_id: result for result in engine.step()}
+    assert list(results["good"].outputs[0].token_ids) == wanted[0]
+    assert "The encoder broke." in str(results["bad"].error)
+    engine.core.check_integrity()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "param"),
+    [
+        ({"prompt": "none", "multi_modal_data": {"image": [picture(1, 9, 9)]}}, "prompt"),
+        ({"prompt": IMAGE_TOKEN, "multi_modal_data": {"video": 1}}, "multi_modal_data"),
+        ({"prompt": IMAGE_TOKEN, "multi_modal_data": {"image": ["x"]}}, "multi_modal_data"),
+        (
+            {
+                "prompt": IMAGE_TOKEN,
+                "multi_modal_data": {"image": picture(1, 9, 9)},
+                "multi_modal_uuids": {"image": ["a"]},
+            },
+            "multi_modal_uuids",
+        ),
+        (
+            {
+                "prompt_token_ids": [5, 6],
+                "multi_modal_data": {"image": picture(1, 9, 9)},
+            },
+            "prompt",
+        ),
+    ],
+)
+def test_pictures_that_cannot_be_placed_are_refused_by_field(
+    family: Callable[[str], tuple[Path, Any, Any]], prompt: dict[str, Any], param: str
+) -> None:
+    llm = LLM(str(family("llava")[0]), dtype="float32", num_gpu_blocks_override=64)
+    with pytest.raises(InvalidRequest) as refused:
+        llm.generate(prompt)
+    assert refused.value.param == param
+    llm.llm_engine.core.check_integrity()
+
+
+def test_a_model_of_text_refuses_pictures(model_folder: Callable[[str], Path]) -> None:
+    llm = LLM(str(model_folder("llama")), num_gpu_blocks_override=64)
+    with pytest.raises(InvalidRequest, match="no images") as refused:
+        llm.generate({"prompt": "x", "multi_modal_data": {"image": picture(1, 9, 9)}})
+    assert refused.value.param == "multi_modal_data"
+
+
+def _count_encodings(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The kinds that the model encodes from now on."""
+    model = llm.llm_engine.core.executor.worker.loaded.model
+    encode, encoded = model.encode, list[str]()
+
+    def counted(kind: str, tensors: Any) -> Any:
+        encoded.append(kind)
+        return encode(kind, tensors)
+
+    monkeypatch.setattr(model, "encode", counted)
+    return encoded
