@@ -10,8 +10,10 @@ import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
+import stamina.instrumentation
 from django.db import DatabaseError, InterfaceError
 from redis.exceptions import RedisError
+from stamina.instrumentation import RetryDetails
 
 from common.db import run_in_db_thread
 from common.task_queue import BROKER_ERRORS, send_task
@@ -33,6 +35,15 @@ logger = logging.getLogger(__name__)
 
 #: The longest completion window, and time for what waits beyond it.
 KEEP_S = 3 * 24 * 3600
+
+
+def _log_retry(details: RetryDetails) -> None:
+    cause = details.caused_by
+    logger.warning("%s is retried in %.1f s: %s", details.name, details.wait_for, cause)
+
+
+# Stamina's own hook logs the arguments, which hold tenants' prompts.
+stamina.instrumentation.set_on_retry_hooks([_log_retry])
 
 
 def _name(public_id: str) -> str:

@@ -42,7 +42,7 @@ def test_fault_56_a_full_disk_is_told_as_something_that_passes(trouble: Exceptio
 
 
 async def test_fault_56_a_background_response_outlives_a_disk_that_is_full_for_a_while(
-    served: Gateway, monkeypatch: pytest.MonkeyPatch
+    served: Gateway, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(queue, "send_job", lambda kind, public_id: None)
     body = {"model": "fake", "input": "hello", "background": True}
@@ -57,9 +57,10 @@ async def test_fault_56_a_background_response_outlives_a_disk_that_is_full_for_a
         return update(**given)
 
     monkeypatch.setattr(runner, "update_response", updated)
-    monkeypatch.setattr(runner, "STORAGE_PAUSE_S", 0.01)
     await runner.run_response(made["id"], "worker")
     assert len(tries) == 2
+    assert "ResponseRun._update is retried" in caplog.text
+    assert "hello" not in caplog.text
     found = (await served.client.get(f"{URL}/{made['id']}")).json()
     assert found["status"] in ("completed", "incomplete")
 

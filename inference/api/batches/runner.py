@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import stamina
 from django.db import DatabaseError, InterfaceError
 from django.utils import timezone
 
@@ -89,8 +90,6 @@ MAX_PAUSE_S = 30.0
 #: How often a request is sent again for a fault. A limit of the tenant's is none, and neither is
 #: a queue that is full: batches stand back for all others, be it for hours.
 MAX_SERVER_ERRORS = 10
-#: Between two tries to write what the disk didn't take.
-STORAGE_PAUSE_S = 1.0
 
 
 class BatchStopped(Exception):
@@ -249,18 +248,17 @@ class BatchRun:
             set_span_result(span, outcome.status, outcome.request_id, outcome.error)
         return outcome
 
+    @stamina.retry(on=ServiceUnavailable, attempts=None, timeout=None)
     async def _caller(self) -> Caller:
         """Who made the batch, with the rights of today. Raises `BatchStopped` when they have
         none."""
         row = self._row
-        while True:
-            try:
-                return await reload_caller(row.key_id, row.user_id, row.tenant.slug)
-            except (AuthenticationFailed, PermissionDenied) as refusal:
-                raise BatchStopped(BatchStatus.FAILED, refusal) from None
-            except ServiceUnavailable:
-                await asyncio.sleep(MAX_PAUSE_S / 10)
+        try:
+            return await reload_caller(row.key_id, row.user_id, row.tenant.slug)
+        except (AuthenticationFailed, PermissionDenied) as refusal:
+            raise BatchStopped(BatchStatus.FAILED, refusal) from None
 
+    @stamina.retry(on=is_about_storage, attempts=None, timeout=None)
     async def _keep(self, line: BatchLine, outcome: DispatchResult) -> None:
         """Write the result down; a full disk is waited for, or it would have run for nothing."""
         journal = self._output if outcome.status == 200 else self._errors
@@ -271,15 +269,7 @@ class BatchRun:
         }
         result: dict[str, Any] = {"id": outcome.request_id, "custom_id": line.custom_id}
         result |= {"response": response, "error": None}
-        while True:
-            try:
-                journal.append(result)
-                return
-            except OSError as error:
-                if not is_about_storage(error):
-                    raise
-                logger.warning("a result of %s waits for the disk: %s", self._row, error)
-            await asyncio.sleep(STORAGE_PAUSE_S)
+        journal.append(result)
 
     def _write_expired(self) -> None:
         """A line in the error file for each request that didn't get its turn."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import logging
 import time
 from typing import Any
+
+import stamina
 
 from common.db import run_in_db_thread
 from engine.contract.errors import QuireError
@@ -25,8 +26,6 @@ from storage.access import StoredResponse
 from storage.actions import claim_response, update_response
 from tenants.authentication import reload_caller
 
-logger = logging.getLogger(__name__)
-
 #: Seconds between two checks whether a running response was cancelled.
 CANCEL_POLL_INTERVAL_S = 1.0
 #: Seconds between two batches of events; deltas in between are merged.
@@ -34,8 +33,6 @@ EVENT_FLUSH_S = 0.1
 #: How long a response waits for a replica, or for its tenant's limit.
 WAIT_S = 600.0
 MAX_PAUSE_S = 10.0
-#: Seconds between two attempts to write to a full disk.
-STORAGE_PAUSE_S = 1.0
 
 
 async def run_response(public_id: str, owner: str) -> None:
@@ -49,6 +46,14 @@ async def run_response(public_id: str, owner: str) -> None:
         origin = await load_trace_parent(public_id)
         with background_span("background POST /v1/responses", origin, response_id=row.public_id):
             await ResponseRun(row, owner).run()
+
+
+def _retry_delay(error: BaseException) -> bool | float:
+    """Seconds until a retry; False for an error that a retry can't help."""
+    is_temporary = isinstance(error, QuireError) and error.status in (429, 503)
+    if not is_temporary or isinstance(error, ResumeMismatch):
+        return False
+    return min(getattr(error, "retry_after", None) or 1.0, MAX_PAUSE_S)
 
 
 class ResponseRun:
@@ -78,22 +83,12 @@ class ResponseRun:
                 end = {"type": f"response.{body['status']}", "response": body}
                 await self._publish_events([*events, end])
 
+    @stamina.retry(on=_retry_delay, attempts=None, timeout=WAIT_S)
     async def _answer(self) -> ResponseAnswer | None:
         """All of it but its end; None when it was cancelled.
 
         It's generated again when its replicas were lost for too long: with its seed it's the same.
         """
-        deadline = time.monotonic() + WAIT_S
-        while True:
-            try:
-                return await self._attempt()
-            except QuireError as error:
-                wait = _retry_delay(error)
-                if wait is None or time.monotonic() + wait > deadline:
-                    raise
-                await asyncio.sleep(wait)
-
-    async def _attempt(self) -> ResponseAnswer | None:
         row = self._row
         told = await self._event_store.acquire() if self._event_store else []
         request = parse_request(row.request)
@@ -119,20 +114,15 @@ class ResponseRun:
         finally:
             turn.release()
 
+    @stamina.retry(on=_retry_delay, attempts=None, timeout=WAIT_S)
     async def _start(self, request: ResponsesRequest) -> ChatSession | None:
         """The session, once a replica and the limits allow it; None when it's cancelled."""
-        row, deadline = self._row, time.monotonic() + WAIT_S
-        while await self._update({**row.body, "status": "in_progress"}):
-            caller = await reload_caller(row.key_id, row.user_id, row.tenant.slug)
-            try:
-                record = RequestRecord("responses", answer_id=row.public_id)
-                return await start_session(RequestContext(caller=caller, record=record), request)
-            except QuireError as error:
-                wait = _retry_delay(error)
-                if wait is None or time.monotonic() + wait > deadline:
-                    raise
-                await asyncio.sleep(wait)
-        return None
+        row = self._row
+        if not await self._update({**row.body, "status": "in_progress"}):
+            return None
+        caller = await reload_caller(row.key_id, row.user_id, row.tenant.slug)
+        record = RequestRecord("responses", answer_id=row.public_id)
+        return await start_session(RequestContext(caller=caller, record=record), request)
 
     async def _collect(self, turn: ChatSession, answer: ResponseAnswer) -> bool:
         """Run to the end; False when it was cancelled."""
@@ -150,25 +140,12 @@ class ResponseRun:
                 await asyncio.sleep(EVENT_FLUSH_S)
         return True
 
+    @stamina.retry(on=is_about_storage, attempts=None, timeout=None)
     async def _update(self, body: dict[str, Any]) -> bool:
         """Store it; wait for a full disk as long as the lease is held."""
         row, state = self._row, {"status": body["status"], "body": body, "owner": self._owner}
-        while True:
-            try:
-                return await run_in_db_thread(update_response, row=row, **state)
-            except Exception as error:
-                if not is_about_storage(error):
-                    raise
-                logger.warning("%s can't be kept yet: %s", row.public_id, error)
-            await asyncio.sleep(STORAGE_PAUSE_S)
+        return await run_in_db_thread(update_response, row=row, **state)
 
     async def _publish_events(self, events: list[Event]) -> None:
         if self._event_store:
             await self._event_store.add(events)
-
-
-def _retry_delay(error: QuireError) -> float | None:
-    """Seconds until a retry; None for an error that a retry can't help."""
-    if error.status not in (429, 503) or isinstance(error, ResumeMismatch):
-        return None
-    return min(getattr(error, "retry_after", None) or 1.0, MAX_PAUSE_S)
