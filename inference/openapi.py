@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from django.conf import settings
@@ -97,7 +97,7 @@ def generate() -> dict[str, Any]:
     patterns = [
         pattern
         for pattern in get_resolver(_URLS).url_patterns
-        if isinstance(pattern.callback.cls.schema, EndpointSchema)
+        if isinstance(cast(Any, pattern.callback).cls.schema, EndpointSchema)
     ]
     generated: dict[str, Any] = SchemaGenerator(patterns=patterns).get_schema(
         request=None, public=True

@@ -32,6 +32,7 @@ from inference.web.responses import (
     PageQuery,
     list_response,
     parse_page_query,
+    resource_closers,
 )
 from inference.web.views import LIST_COST, GatewayRequest, GatewayView, json_response
 from storage.access import StoredFile, access_file, access_files, blob_path, page
@@ -254,7 +255,7 @@ class FileContentView(GatewayView):
         response["Content-Length"] = str(row.size)
         response["Content-Disposition"] = content_disposition_header(True, row.filename)
         response["X-Content-Type-Options"] = "nosniff"
-        response._resource_closers.append(file.close)
+        resource_closers(response).append(file.close)
         return response
 
 

@@ -81,7 +81,7 @@ def parse_report_request(
         raise InvalidRequest("start_time is required: seconds since 1970.", param="start_time")
     first = _bucket_start(_integer(query, "start_time", 0, 0, LAST_SECOND), step)
     if query.get("page") is not None:
-        first = _bucket_start(_page(query["page"]), step)
+        first = _bucket_start(_page(str(query["page"])), step)
     now = int(datetime.now(UTC).timestamp())
     end = _integer(query, "end_time", min(LAST_SECOND, now + 1), 0, LAST_SECOND)
     seconds = int(step.total_seconds())

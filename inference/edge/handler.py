@@ -35,7 +35,7 @@ from inference.request.context import (
     log_rejected_request,
     sanitize_request_id,
 )
-from inference.web.responses import EventStreamResponse, LastChunk
+from inference.web.responses import EventStreamResponse, LastChunk, resource_closers
 from inference.web.views import (
     ARRIVED,
     ERROR,
@@ -104,9 +104,11 @@ class GatewayHandler(ASGIHandler):
     def load_middleware(self, is_async: bool = False) -> None:
         """None: views authenticate, limit and render errors themselves."""
         self._view_middleware: list[Any] = []
-        self._middleware_chain = self._get_response_async
+        self._middleware_chain = self._get_response_async  # type: ignore[attr-defined]  # no stub
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(  # type: ignore[override]  # Django's messages are read-only
+        self, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         """Serve one request; return when the response is sent or the client is gone."""
         try:
             if is_upload(scope, gateway_path(scope)):
@@ -130,7 +132,7 @@ class GatewayHandler(ASGIHandler):
                 await start_dispatch.current().wait(tenant_hint(scope))
             request, response = self.create_request(scope, body)
             if request is None:
-                await self.send_response(response, send)
+                await self.send_response(cast(HttpResponseBase, response), send)
                 return
             await self._serve_while_connected(request, receive, send)
 
@@ -189,7 +191,7 @@ class GatewayHandler(ASGIHandler):
         """The answer to a request whose body wasn't read: it has met no view."""
         request, response = self.create_request(scope, io.BytesIO())
         if request is None:
-            return response
+            return cast(HttpResponseBase, response)
         scope[ERROR] = error.code
         refusal = _told(gateway_path(scope), error, _request_id(scope))
         # The rest of the body is not read: the connection can't be used again.
@@ -248,7 +250,8 @@ class GatewayHandler(ASGIHandler):
             match = _resolve(request.path_info)
             request.resolver_match = match
             if not match.route.startswith("^"):  # else it's one for what doesn't exist
-                cast(ASGIRequest, request).scope[HANDLER] = f"/{match.route}"
+                scope = cast(Scope, cast(ASGIRequest, request).scope)
+                scope[HANDLER] = f"/{match.route}"
             return await match.func(request, *match.args, **match.kwargs)
         except Exception as error:
             return error_response(error)
@@ -256,7 +259,7 @@ class GatewayHandler(ASGIHandler):
     async def send_response(self, response: HttpResponseBase, send: Send) -> None:
         """Streams are written chunk by chunk, each as soon as it's there."""
         if not isinstance(response, EventStreamResponse):
-            await super().send_response(response, send)
+            await super().send_response(response, cast(Any, send))
             return
         headers = [(k.encode("ascii"), v.encode("latin1")) for k, v in response.items()]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -296,7 +299,7 @@ def _resolve(path: str) -> ResolverMatch:
 
 def _run_closers(response: HttpResponseBase) -> None:
     """Run the response's closers. Django's `close` would fire a signal besides."""
-    for closer in response._resource_closers:
+    for closer in resource_closers(response):
         closer()
 
 

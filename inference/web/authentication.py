@@ -98,7 +98,10 @@ def client_network(address: str) -> str:
 class ApiKeyAuthentication(BaseAuthentication):
     """Asks `tenants.authentication`, which holds the one cached look-up."""
 
-    async def authenticate(self, request: HttpRequest) -> tuple[Caller, None]:
+    # DRF's is synchronous; `GatewayView` awaits this one.
+    async def authenticate(  # type: ignore[override]
+        self, request: HttpRequest
+    ) -> tuple[Caller, None]:
         """The caller. Raises `AuthenticationFailed` (401), `RateLimited` (429) for guessing."""
         headers = request.META
         address = headers.get("REMOTE_ADDR") or ""

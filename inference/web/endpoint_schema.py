@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import uritemplate
 from drf_spectacular.openapi import AutoSchema
@@ -90,13 +90,13 @@ class EndpointSchema(AutoSchema):
     def get_request_serializer(self) -> Any:
         return self.endpoint.request
 
-    def get_response_serializers(self) -> dict[tuple[int, str], Any]:
+    def get_response_serializers(self) -> Any:
         endpoint = self.endpoint
         media_types = {JSON: endpoint.response, **endpoint.media_types}
         if endpoint.streams:
             media_types[EVENT_STREAM] = OpenApiTypes.STR
         responses = {
-            **dict.fromkeys(self._error_statuses(), self.view.error_schema),
+            **dict.fromkeys(self._error_statuses(), cast(Any, self.view).error_schema),
             **endpoint.responses,
         }
         return {(200, media_type): schema for media_type, schema in media_types.items()} | {
@@ -104,7 +104,7 @@ class EndpointSchema(AutoSchema):
         }
 
     def _error_statuses(self) -> tuple[int, ...]:
-        if self.view.public:
+        if cast(Any, self.view).public:
             return PUBLIC_ERRORS
         if self.method == "POST":
             return KEY_ERRORS + BODY_ERRORS

@@ -28,7 +28,7 @@ from inference.engine_client.client import get_engine_client
 from inference.errors import Overloaded
 from inference.request.context import PendingIdempotentResponse
 from inference.settings import gateway_settings
-from inference.web.responses import EventStreamResponse
+from inference.web.responses import EventStreamResponse, resource_closers
 from metering.access import ANSWERED_S, response_stored_key
 
 _KEY = re.compile(r"[\x21-\x7e][\x20-\x7e]{0,254}")
@@ -226,7 +226,7 @@ class IdempotencyKey:
         """The same stream, kept once it has ended well."""
         recorded = EventStreamResponse(self._record(response), self._stop_extending)
         recorded.headers = response.headers
-        recorded._resource_closers += response._resource_closers
+        resource_closers(recorded).extend(resource_closers(response))
         return recorded
 
     async def _record(self, response: EventStreamResponse) -> AsyncGenerator[bytes, None]:

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from django.http import HttpRequest, StreamingHttpResponse
+from django.http.response import HttpResponseBase
 from rest_framework import exceptions
 from rest_framework.negotiation import DefaultContentNegotiation
 from rest_framework.parsers import JSONParser
@@ -18,7 +19,8 @@ from common.errors import NotFound
 from engine.contract.errors import InvalidRequest
 from inference.errors import UnsupportedMediaType
 
-_negotiator = DefaultContentNegotiation()
+#: Reads only those attributes of a request that are set below.
+_negotiator: Any = DefaultContentNegotiation()
 
 
 class EventStreamRenderer(BaseRenderer):
@@ -157,6 +159,12 @@ class LastChunk(bytes):
     """A stream's last chunk: the end of the response can leave in the same write."""
 
 
+def resource_closers(response: HttpResponseBase) -> list[Callable[[], object]]:
+    """Functions that Django calls when it closes the response."""
+    closers: list[Callable[[], object]] = response._resource_closers  # type: ignore[attr-defined]
+    return closers
+
+
 class EventStreamResponse(StreamingHttpResponse):
     """Server-sent events from an asynchronous generator of whole chunks.
 
@@ -175,7 +183,7 @@ class EventStreamResponse(StreamingHttpResponse):
         self._forgotten = release
         super().__init__(events, content_type=content_type)
         self.events = events
-        self._resource_closers.append(release)
+        resource_closers(self).append(release)
         self["Cache-Control"] = "no-cache"
         # nginx would collect the stream before it passes it on.
         self["X-Accel-Buffering"] = "no"

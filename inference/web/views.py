@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import replace
 from http import HTTPStatus
 from typing import Any, ClassVar, cast
@@ -136,7 +136,7 @@ class GatewayView(APIView):
     authentication_classes = (ApiKeyAuthentication,)
     permission_classes = (HasScope,)
     throttle_classes = (KeyRateThrottle,)
-    renderer_classes: ClassVar[tuple[type[BaseRenderer], ...]] = JSON_ONLY
+    renderer_classes: Sequence[type[BaseRenderer]] = JSON_ONLY
     # Django would derive it from the handlers, and a view may have none.
     view_is_async = True
     required_scope: ClassVar[str] = "inference"
@@ -224,7 +224,8 @@ class GatewayView(APIView):
         return (await run_in_file_thread(hashlib.file_digest, file, "sha256")).digest()
 
     async def _authenticate(self, request: GatewayRequest, timeout: ClientTimeout) -> None:
-        for authenticator in self.get_authenticators():
+        authenticators = cast(list[ApiKeyAuthentication], self.get_authenticators())
+        for authenticator in authenticators:
             request.caller, _ = await authenticator.authenticate(request)
         # Only requests to models are logged, not reads.
         logged = request.method == "POST" and self.required_scope == scopes.INFERENCE
@@ -242,11 +243,11 @@ class GatewayView(APIView):
         request.scope[TENANT] = request.caller.tenant
         request.scope[KEY] = str(request.caller.key_id or "")
         for permission in self.get_permissions():
-            permission.check(request.caller, self.required_scope)
+            cast(HasScope, permission).check(request.caller, self.required_scope)
         request.caller.check_endpoint(request.path_info)
         if not (self.generates and request.method == "POST"):
             for throttle in self.get_throttles():
-                await throttle.check(request.caller, self.call_cost)
+                await cast(KeyRateThrottle, throttle).check(request.caller, self.call_cost)
 
     async def _parse_large_body(self, request: GatewayRequest) -> None:
         """Parse a large body in a thread, so that it doesn't block other streams."""

@@ -13,7 +13,7 @@ from allauth.account.internal.flows.reauthentication import get_reauthentication
 from allauth.core.exceptions import ReauthenticationRequired
 from django.contrib.auth.signals import user_logged_in
 from django.dispatch import receiver
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponseBase
 
 SESSION_KEY = "quire_authenticated_at"
 
@@ -24,9 +24,9 @@ def _record_login(request: HttpRequest, **_: object) -> None:
 
 
 def is_recently_authenticated(request: HttpRequest) -> bool:
-    """Whether this session's person proved who they are within the last minutes.
+    """Whether the session's user has logged in, or confirmed it, within the last minutes.
 
-    Who has neither password nor second factor (single sign-on alone) can't be asked again here.
+    Users without a password and second factor (single sign-on) can't confirm it here.
     """
     user: Any = request.user
     moments = [request.session.get(SESSION_KEY) or 0.0]
@@ -37,15 +37,15 @@ def is_recently_authenticated(request: HttpRequest) -> bool:
 
 
 def reauthentication_required(
-    view: Callable[..., HttpResponse],
-) -> Callable[..., HttpResponse]:
-    """By POST only with a recent proof; the request goes on by itself once it's given."""
+    view: Callable[..., HttpResponseBase],
+) -> Callable[..., HttpResponseBase]:
+    """Require a recent login for a POST, which is repeated once the user has logged in again."""
 
     @wraps(view)
-    def asked(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
-        asks = request.method == "POST" and request.user.is_authenticated
-        if asks and not is_recently_authenticated(request):
+    def checked(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        changes = request.method == "POST" and request.user.is_authenticated
+        if changes and not is_recently_authenticated(request):
             raise ReauthenticationRequired
         return view(request, *args, **kwargs)
 
-    return asked
+    return checked

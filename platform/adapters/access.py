@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -195,7 +195,7 @@ def access_request(user: AccessSubject, tenant: Tenant, request_id: str) -> Usag
     return found
 
 
-def _sums(rows: QuerySet[UsageEntry], since: datetime) -> QuerySet[Any, dict[str, Any]]:
+def _sums(rows: QuerySet[UsageEntry], since: datetime) -> Iterable[Mapping[str, Any]]:
     used = rows.filter(~Q(adapter=""), started_at__gte=since).order_by()
     return used.values("model", "adapter", "adapter_digest").annotate(
         requests=Count("pk"), prompt=Sum("prompt_tokens"), completion=Sum("completion_tokens")

@@ -57,8 +57,10 @@ class AdapterVersionAdmin(ActionsAdmin):
     """Versions with their reports."""
 
     console_page = "adapters"
-    list_display = ("adapter", "number", "state", "short_digest", "rank", "num_bytes", "created_by")
-    list_display += ("created_at",)
+    list_display = (
+        *("adapter", "number", "state", "short_digest"),
+        *("rank", "num_bytes", "created_by", "created_at"),
+    )
     list_filter = ("state", "adapter__served_model", "adapter__tenant")
     search_fields = ("digest", "adapter__name", "source")
     list_select_related = ("adapter__served_model", "adapter__tenant")

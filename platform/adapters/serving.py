@@ -101,7 +101,7 @@ def _base(name: str) -> ServedModel:
 def _actor(key_id: int | None) -> Actor:
     """The operator's key. Raises `PermissionDenied` when it's gone meanwhile."""
     rows = ApiKey.objects.select_related("tenant", "created_by", "service_account")
-    key = rows.filter(pk=key_id).first()
+    key = rows.filter(pk=key_id).first() if key_id is not None else None
     if key is None:
         raise PermissionDenied("This needs an operator's key.")
     return key_actor(key)

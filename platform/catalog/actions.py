@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from django.db import transaction
 from django.db.models import ProtectedError
@@ -161,7 +161,8 @@ def delete_model(*, actor: Actor | User, model: ServedModel) -> None:
         model.delete()
     except ProtectedError as error:
         # Adapters may be a tenant's own work: they never go unasked.
-        names = sorted({row.name for row in error.protected_objects})
+        adapters = cast("set[Any]", error.protected_objects)
+        names = sorted({adapter.name for adapter in adapters})
         raise Conflict(
             f"{model.name} has adapters ({', '.join(names)}): delete them first."
         ) from error

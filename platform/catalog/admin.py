@@ -20,13 +20,17 @@ class ServedModelAdmin(ActionsAdmin):
     """Served models. The console adds and changes them."""
 
     console_page = "models"
-    list_display = ("name", "source", "desired_state", "num_replicas", "max_model_len", "public")
-    list_display += ("node", "changed_at")
+    list_display = (
+        *("name", "source", "desired_state", "num_replicas"),
+        *("max_model_len", "public", "node", "changed_at"),
+    )
     list_filter = ("desired_state", "public", "managed")
     search_fields = ("name", "source")
-    fields = ("name", "source", "num_replicas", "num_spares", "idle_minutes", "node", "managed")
-    fields += ("public", "tenants", "aliases", "fallbacks", "settings")
-    fields += ("desired_state", "max_model_len", "created_at", "changed_at")
+    fields = (
+        *("name", "source", "num_replicas", "num_spares", "idle_minutes", "node", "managed"),
+        *("public", "tenants", "aliases", "fallbacks", "settings"),
+        *("desired_state", "max_model_len", "created_at", "changed_at"),
+    )
     inlines = (ReplicaInline,)
     actions = ("load", "unload")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import redis
@@ -48,9 +48,9 @@ def read_heartbeats(
     ids = list(replica_ids)
     if not ids:
         return {}
-    found = client.mget([redis_keys.replica_key(replica_id, prefix) for replica_id in ids])
+    values = client.mget([redis_keys.replica_key(replica_id, prefix) for replica_id in ids])
     beats = {}
-    for replica_id, data in zip(ids, found, strict=True):
+    for replica_id, data in zip(ids, cast("list[bytes | None]", values), strict=True):
         if data is not None and (beat := read_heartbeat(replica_id, data)) is not None:
             beats[replica_id] = beat
     return beats
@@ -114,13 +114,12 @@ def publish_replica_exit(
     A heartbeat that says why the replica failed stays. Raises redis.RedisError.
     """
     key = redis_keys.replica_key(replica_id, prefix)
-    data: bytes | None = client.get(key)
+    data = cast("bytes | None", client.get(key))
     beat = None if data is None else read_heartbeat(replica_id, data)
-    own = beat if beat is not None and beat.pid == pid else None
-    if own is not None and own.state != "failed":
-        client.eval(DELETE_HEARTBEAT_SCRIPT, 1, key, data)
-    if own is not None:
-        incarnation = own.incarnation
+    if data is not None and beat is not None and beat.pid == pid:
+        incarnation = beat.incarnation
+        if beat.state != "failed":
+            client.eval(DELETE_HEARTBEAT_SCRIPT, 1, key, data)
     elif last is not None:  # its heartbeat ran out, and streams have left it for that
         incarnation = last.incarnation
     else:

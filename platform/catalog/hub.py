@@ -117,7 +117,7 @@ def hub_errors(
     repository: str, wrong: type[InvalidRequest] = InvalidRequest, param: str = "source"
 ) -> Iterator[None]:
     """What the hub's client raises becomes `HubUnavailable`, or `wrong` for a name."""
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+    from huggingface_hub.errors import HFValidationError, OfflineModeIsEnabled
 
     try:
         yield
@@ -125,17 +125,19 @@ def hub_errors(
         raise HubUnavailable("Access to the hub is disabled (HF_HUB_OFFLINE).") from error
     except HFValidationError as error:
         raise wrong(str(error), param=param) from error
-    except (HfHubHTTPError, *_http_errors(), OSError) as error:
-        said = " ".join(str(error).split())[:300]
+    except _connection_errors() as error:
+        reason = " ".join(str(error).split())[:300]
         raise HubUnavailable(
-            f"The hub is unreachable or has no repository {repository}: {said}"
+            f"The hub is unreachable or has no repository {repository}: {reason}"
         ) from error
 
 
-def _http_errors() -> list[type[Exception]]:
-    """Of the client that the hub's library brought along: its versions have different ones."""
-    there = (sys.modules.get(name) for name in ("httpx", "httpx2"))
-    return [module.HTTPError for module in there if module is not None]
+def _connection_errors() -> tuple[type[Exception], ...]:
+    """Errors of the hub and of the loaded HTTP clients, of which its library uses one."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    clients = (sys.modules.get(name) for name in ("httpx", "httpx2"))
+    return (HfHubHTTPError, OSError, *(module.HTTPError for module in clients if module))
 
 
 def _checkpoint(

@@ -214,22 +214,23 @@ def _visible(user: AccessSubject, operator: bool) -> tuple[list[ServedModel], li
     return list(served.distinct()), list(rows.distinct())
 
 
-TIER_ORDER = {tier: place for place, tier in enumerate(TIERS)}
+TIER_ORDER: dict[str, int] = {tier: index for index, tier in enumerate(TIERS)}
 
 
 def residency(
     beats: Iterable[Heartbeat], digests: Iterable[str], *, operator: bool
 ) -> dict[str, list[dict[str, Any]]]:
-    """{digest: [what each replica has of it]}, nearest to the kernels first.
+    """Return {digest: [an adapter's state on each replica]}, the fastest tier first.
 
-    Only of the digests that are asked for: others are other tenants'. Who isn't the operator sees
-    replicas by their model's name and a number.
+    Only of `digests`, since others belong to other tenants. Users who are no operators see replicas
+    by number.
     """
-    wanted, found = set(digests), defaultdict(list)
+    requested = set(digests)
+    by_digest: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     for number, beat in enumerate(sorted(beats, key=lambda beat: beat.replica_id), 1):
         for state in beat.adapters:
-            if state.digest in wanted:
-                found[state.digest].append(
+            if state.digest in requested:
+                by_digest[state.digest].append(
                     {
                         "replica": beat.replica_id if operator else f"replica {number}",
                         "tier": state.tier,
@@ -240,6 +241,6 @@ def residency(
                         "load_seconds": round(state.load_seconds, 4),
                     }
                 )
-    for rows in found.values():
+    for rows in by_digest.values():
         rows.sort(key=lambda row: (TIER_ORDER.get(row["tier"], len(TIER_ORDER)), row["replica"]))
-    return dict(found)
+    return dict(by_digest)

@@ -1,6 +1,6 @@
 """Served models and their replicas."""
 
-from typing import Any
+from typing import Any, cast
 
 from django.core.exceptions import ValidationError
 from django.core.validators import MaxValueValidator, MinValueValidator, RegexValidator
@@ -112,34 +112,34 @@ class ServedModel(models.Model):
 
     def _check_aliases(self) -> None:
         """Raise ValidationError unless these are names that no other model has."""
-        given = self.aliases
-        if not isinstance(given, list) or any(not isinstance(name, str) for name in given):
+        aliases = self.aliases
+        if not isinstance(aliases, list) or any(not isinstance(name, str) for name in aliases):
             raise ValidationError({"aliases": "Must be a JSON list of names."})
-        check_name = self._meta.get_field("name").run_validators
-        for name in given:
+        name_field = cast("models.CharField[str, str]", self._meta.get_field("name"))
+        for name in aliases:
             try:
-                check_name(name)
+                name_field.run_validators(name)
             except ValidationError as error:
                 raise ValidationError({"aliases": error.messages}) from error
-        wanted = {self.name, *given}
-        if len(wanted) != 1 + len(given):
+        names = {self.name, *aliases}
+        if len(names) != 1 + len(aliases):
             raise ValidationError({"aliases": "A name is given twice."})
-        # Another of this very name was made a moment ago: that's a conflict, which saving it tells.
+        # A model of the same name was created a moment ago: saving raises that conflict.
         for other in ServedModel.objects.exclude(pk=self.pk).exclude(name=self.name):
-            if taken := wanted & {other.name, *other.aliases}:
+            if duplicates := names & {other.name, *other.aliases}:
                 raise ValidationError(
-                    {"aliases": f"{min(taken)} is a name of the model {other.name}."}
+                    {"aliases": f"{min(duplicates)} is a name of the model {other.name}."}
                 )
 
     def _check_fallbacks(self) -> None:
         """Raise ValidationError unless these are other models of the catalogue."""
-        given = self.fallbacks
-        if not isinstance(given, list) or any(not isinstance(name, str) for name in given):
+        fallbacks = self.fallbacks
+        if not isinstance(fallbacks, list) or any(not isinstance(name, str) for name in fallbacks):
             raise ValidationError({"fallbacks": "Must be a list of models' names."})
-        if self.name in given or len(set(given)) != len(given):
+        if self.name in fallbacks or len(set(fallbacks)) != len(fallbacks):
             raise ValidationError({"fallbacks": "Each must be another model, named once."})
-        known = set(ServedModel.objects.filter(name__in=given).values_list("name", flat=True))
-        if unknown := [name for name in given if name not in known]:
+        models = set(ServedModel.objects.filter(name__in=fallbacks).values_list("name", flat=True))
+        if unknown := [name for name in fallbacks if name not in models]:
             raise ValidationError({"fallbacks": f"Model {unknown[0]!r} not found."})
 
     @property

@@ -64,7 +64,7 @@ CONNECT_TIMEOUT_S = 10
 class QuireCommand(BaseCommand):
     """Turns expected errors into one clear line, and takes `--data-dir`."""
 
-    requires_system_checks: Sequence[str] = ()
+    requires_system_checks: list[str] | tuple[str, ...] = ()
     #: Whether nothing can be done while the database is away.
     needs_database = True
     #: Whether the command line is spelled as an engine's: see `engine.contract.command_line`.

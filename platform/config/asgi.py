@@ -5,7 +5,7 @@
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from typing import Any, cast
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
 
@@ -69,7 +69,7 @@ async def lifespan(
 
 application = ProtocolTypeRouter(
     {
-        "http": http_application(django_application),
+        "http": http_application(cast(Any, django_application)),
         # Consumers check the origin themselves: they close with a code that their page understands,
         # where Channels' own validator refuses the handshake without a word.
         "websocket": count_websockets(

@@ -129,7 +129,7 @@ class SingleScheduler(ClockSafeScheduler):
         if self._holds_lock:
             super().apply_entry(entry, producer=producer)
         else:
-            self._unsent[entry.name] = (time.monotonic(), entry)
+            self._unsent[str(entry.name)] = (time.monotonic(), entry)
 
     def _take_or_extend_lock(self) -> bool:
         key = f"{settings.QUIRE['KEY_PREFIX']}:celery:scheduler"

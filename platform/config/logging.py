@@ -30,13 +30,11 @@ def escape_control_chars(text: str) -> str:
 class LineFormatter(logging.Formatter):
     """`2026-01-31T12:00:00.000Z INFO logger: message`, always a single line."""
 
-    converter = time.gmtime
-
     def __init__(self) -> None:
         super().__init__("{asctime} {levelname} {name}: {message}", style="{")
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
-        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", self.converter(record.created))
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         return f"{stamp}.{int(record.msecs):03d}Z"
 
     def format(self, record: logging.LogRecord) -> str:

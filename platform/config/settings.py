@@ -5,6 +5,7 @@ Embedded: SQLite and an embedded Redis in the data dir. Production: `DATABASE_UR
 
 import sys
 from pathlib import Path
+from typing import Any
 
 from accounts.mail import mail_settings
 from accounts.settings import identity_settings
@@ -40,7 +41,7 @@ DATABASES = {"default": database(DATABASE_URL, DATA_DIR)}
 REDIS_URL = checked_url(env.text("REDIS_URL", socket_url(DATA_DIR)))
 
 #: What Quire's own apps read.
-QUIRE = {
+QUIRE: dict[str, Any] = {
     "DATA_DIR": DATA_DIR,
     # Every key in Redis starts with this: several instances may share a server.
     "KEY_PREFIX": env.text("QUIRE_KEY_PREFIX", "quire"),

@@ -6,7 +6,7 @@ import json
 import re
 import ssl
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,8 +46,8 @@ class ChatApi:
 
     def answer(
         self, model: str, messages: list[dict[str, str]], sampling: dict[str, Any]
-    ) -> Iterator[str]:
-        """The pieces of an answer as they come; closing stops it. Raises `ApiError`."""
+    ) -> Generator[str]:
+        """Yield an answer's text as it comes; closing stops it. Raises `ApiError`."""
         body = {"model": model, "messages": messages, "stream": True, **sampling}
         try:
             with self._client.stream("POST", "/v1/chat/completions", json=body) as response:
@@ -198,18 +198,18 @@ class Terminal:
         """Ask, and print what comes; Ctrl-C keeps what has come so far. False: it went wrong."""
         fine = True
         self.talk.ask(question)
-        said: list[str] = []
-        pieces = self.api.answer(self.model, self.talk.messages, self.sampling)
+        output: list[str] = []
+        deltas = self.api.answer(self.model, self.talk.messages, self.sampling)
         try:
-            for piece in pieces:
-                said.append(piece)
-                print(safe(piece), end="", flush=True)
+            for delta in deltas:
+                output.append(delta)
+                print(safe(delta), end="", flush=True)
         except KeyboardInterrupt:
-            pieces.close()  # closes the connection, and with it the engine's work
+            deltas.close()  # closes the connection, and with it the engine's work
             print(" [stopped]", end="")
         except ApiError as error:
             fine = False
-            print(safe(f"\n{error}") if said else safe(str(error)), end="")
+            print(safe(f"\n{error}") if output else safe(str(error)), end="")
         print()
-        self.talk.reply("".join(said))
+        self.talk.reply("".join(output))
         return fine

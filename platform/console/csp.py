@@ -12,8 +12,8 @@ from typing import Any
 
 from asgiref.sync import iscoroutinefunction
 from django.conf import settings
+from django.core.exceptions import DisallowedHost
 from django.http import HttpRequest, HttpResponse
-from django.http.request import DisallowedHost
 from django.urls import reverse
 from django.utils.decorators import sync_and_async_middleware
 

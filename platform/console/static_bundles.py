@@ -10,7 +10,7 @@ import gzip
 import hashlib
 import re
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from urllib.parse import urljoin
 
@@ -104,10 +104,14 @@ def _paths(name: str) -> tuple[Path, ...]:
     return tuple(Path(str(finders.find(sheet))) for sheet in BUNDLES[name])
 
 
+def _absolute_url(sheet: str, match: re.Match[str]) -> str:
+    return f'url("{urljoin(static(sheet), match[2])}")'
+
+
 @lru_cache(maxsize=2 * len(BUNDLES))
 def _joined(name: str, mtimes_ns: tuple[int, ...]) -> CssBundle:
     parts = [
-        RELATIVE.sub(lambda match, base=sheet: f'url("{urljoin(static(base), match[2])}")', text)
+        RELATIVE.sub(partial(_absolute_url, sheet), text)
         for sheet, text in zip(
             BUNDLES[name],
             (IMPORT.sub("", path.read_text("utf-8")) for path in _paths(name)),

@@ -9,7 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import redis
 from django.conf import settings
@@ -44,11 +44,11 @@ def write_history(client: redis.Redis, now: float | None = None) -> list[int]:
     """
     now = time.time() if now is None else now
     prefix = settings.QUIRE["KEY_PREFIX"]
-    over = client.zrangebyscore(index_key(prefix), "-inf", now - MIN_WIDTH_S - GRACE_S)
-    starts = [int(each) for each in over]
+    members = client.zrangebyscore(index_key(prefix), "-inf", now - MIN_WIDTH_S - GRACE_S)
+    starts = [int(start) for start in cast("list[bytes]", members)]
     for start in starts:
         key = bucket_key(start, prefix)
-        _insert(TrafficSample, _samples(start, client.hgetall(key)))
+        _insert(TrafficSample, _samples(start, cast("dict[bytes, bytes]", client.hgetall(key))))
         client.zrem(index_key(prefix), str(start))
         client.delete(key)
     beats = read_heartbeats(client, prefix, sorted(registered_replicas(client, prefix))).values()

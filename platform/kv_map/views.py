@@ -8,7 +8,7 @@ import redis
 from asgiref.sync import async_to_sync
 from django.contrib.auth.decorators import login_required
 from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpResponse
 from django.shortcuts import render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
@@ -28,6 +28,7 @@ from kv_map.access import access_block_view, access_watchable_replicas, snapshot
 from kv_map.isolation import can_run_isolation_check, check_prover, generates, run_isolation_check
 from management_api.people import ManagementViewSet
 from tenants.actors import to_actor
+from tenants.sessions import UserRequest
 
 
 class BlockMapViewSet(ManagementViewSet):
@@ -101,9 +102,9 @@ class IsolationCheckViewSet(ManagementViewSet):
 @require_safe
 @never_cache
 @login_required
-def kv_map(request: HttpRequest) -> HttpResponse:
+def kv_map(request: UserRequest) -> HttpResponse:
     """Every block of a replica; its frames come over a socket."""
-    user: Any = request.user
+    user = request.user
     operator = to_actor(user).is_operator
     context: dict[str, Any] = {"operator": operator, "socket_path": mounted("/ws/kv/")}
     error: QuireError | None = None

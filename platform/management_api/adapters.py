@@ -192,10 +192,11 @@ class AdapterViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMix
         return Response(serializers.AdapterAliasSerializer(alias).data)
 
     def get_serializer_context(self) -> dict[str, Any]:
-        """Paths on the server are for operators."""
+        """Add `operator`: only operators see paths on the server."""
+        context = dict(super().get_serializer_context())
         if getattr(self, "swagger_fake_view", False):
-            return super().get_serializer_context()
-        return {**super().get_serializer_context(), "operator": self.actor.is_operator}
+            return context
+        return {**context, "operator": self.actor.is_operator}
 
 
 class AdapterUploadViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixin):

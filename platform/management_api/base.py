@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, cast
 
 from django_filters import rest_framework as filters
 from redis.exceptions import RedisError
@@ -23,7 +23,7 @@ from metering.models import Budget
 from tenants import api_keys as scopes
 from tenants.actors import Actor, key_actor, to_actor
 from tenants.authentication import authenticate_sync
-from tenants.models import ApiKey
+from tenants.models import ApiKey, User
 
 
 class ApiKeyUser:
@@ -50,7 +50,7 @@ class ManagementKeyAuthentication(BaseAuthentication):
         if not caller.scopes & {scopes.TENANT_ADMIN, scopes.OPERATOR}:
             caller.require(scopes.TENANT_ADMIN)
         rows = ApiKey.objects.select_related("tenant", "created_by", "service_account")
-        key = rows.get(pk=caller.key_id)
+        key = rows.get(pk=cast(int, caller.key_id))
         if key.endpoints:
             raise PermissionDenied("This key is limited to other endpoints.")
         return ApiKeyUser(key), key_actor(key)
@@ -77,7 +77,9 @@ class RequiresRecentLogin(BasePermission):
 
 def get_actor(request: Request) -> Actor:
     """The actor of a request."""
-    return request.auth if isinstance(request.auth, Actor) else to_actor(request.user)
+    if isinstance(request.auth, Actor):
+        return request.auth
+    return to_actor(cast(User, request.user))
 
 
 #: Largest primary key.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from django.db.models import QuerySet
 from drf_spectacular.utils import extend_schema
@@ -51,9 +51,11 @@ class _BudgetList(serializers.ListSerializer):
     """Budgets of one tenant: their counters are read at once."""
 
     def to_representation(self, data: Any) -> list[Any]:
-        """Each row."""
+        """Read the counters of all rows at once."""
         rows = list(data)
-        self.context["states"] = {state.budget.pk: state for state in states_of(rows)}
+        cast(dict[str, Any], self.context)["states"] = {
+            state.budget.pk: state for state in states_of(rows)
+        }
         return super().to_representation(rows)
 
 
@@ -73,15 +75,17 @@ class BudgetSerializer(serializers.ModelSerializer):
     class Meta:
         model = Budget
         list_serializer_class = _BudgetList
-        fields = ("id", "key", "model", "period", "tokens", "amount", "alert_percent")
-        fields += ("spent_tokens", "spent_amount", "starts_at", "ends_at", "warning")
+        fields = (
+            *("id", "key", "model", "period", "tokens", "amount", "alert_percent"),
+            *("spent_tokens", "spent_amount", "starts_at", "ends_at", "warning"),
+        )
 
     def to_representation(self, instance: Budget) -> dict[str, Any]:
         """The row, and its counters."""
         known = self.context.get("states", {})
         state = known.get(instance.pk) or states_of([instance])[0]
         if "known_names" not in self.context:  # once for all rows of an answer: one tenant's
-            self.context["known_names"] = names_for(instance.tenant)
+            cast(dict[str, Any], self.context)["known_names"] = names_for(instance.tenant)
         return {
             **{name: getattr(instance, name) for name in ("id", "model", "period", "tokens")},
             "key": instance.api_key_id,

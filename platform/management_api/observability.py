@@ -96,10 +96,12 @@ class RequestEntrySerializer(serializers.ModelSerializer):
 
     class Meta:
         model = RequestEntry
-        fields = ("id", "request_id", "answer_id", "tenant", "api_key_id", "user", "endpoint")
-        fields += ("model", "adapter", "adapter_digest", "status", "code", "times")
-        fields += ("finish_reason", "stream", "started_at", "duration_ms", "ttft_ms", "queue_ms")
-        fields += ("prompt_tokens", "cached_tokens", "completion_tokens", "cost_nanos", "replica")
+        fields = (
+            *("id", "request_id", "answer_id", "tenant", "api_key_id", "user", "endpoint"),
+            *("model", "adapter", "adapter_digest", "status", "code", "times"),
+            *("finish_reason", "stream", "started_at", "duration_ms", "ttft_ms", "queue_ms"),
+            *("prompt_tokens", "cached_tokens", "completion_tokens", "cost_nanos", "replica"),
+        )
 
 
 class RequestFilter(filters.FilterSet):
@@ -163,7 +165,7 @@ class SettingSerializer(serializers.Serializer):
     help = serializers.CharField()
     value = serializers.CharField()
     default = serializers.CharField()
-    source = serializers.CharField()
+    source = serializers.CharField()  # type: ignore[assignment]  # a JSON field
     secret = serializers.BooleanField()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -13,7 +13,9 @@ from drf_spectacular.utils import extend_schema
 from rest_framework import mixins, status
 from rest_framework.authentication import SessionAuthentication
 from rest_framework.decorators import action
-from rest_framework.permissions import IsAuthenticated
+from rest_framework.filters import BaseFilterBackend
+from rest_framework.pagination import BasePagination
+from rest_framework.permissions import BasePermission, IsAuthenticated
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.serializers import Serializer
@@ -40,11 +42,11 @@ class ManagementViewSet(GenericViewSet):
     """Who may ask, how often, and how rows are found."""
 
     authentication_classes = (ManagementKeyAuthentication, SessionAuthentication)
-    permission_classes = (IsAuthenticated, RequiresRecentLogin)
+    permission_classes: Sequence[type[BasePermission]] = (IsAuthenticated, RequiresRecentLogin)
     throttle_classes = (ManagementThrottle,)
     throttle_scope = "management"
-    pagination_class = ManagementPagination
-    filter_backends = (filters.DjangoFilterBackend,)
+    pagination_class: type[BasePagination] | None = ManagementPagination
+    filter_backends: Sequence[type[BaseFilterBackend]] = (filters.DjangoFilterBackend,)
     lookup_value_regex = r"[0-9]{1,18}"
     #: For the document alone; rows come from `get_visible_queryset`.
     queryset: Any = None

@@ -22,13 +22,15 @@ class AdapterVersionSerializer(serializers.ModelSerializer):
     """A version with what its check found."""
 
     report = serializers.SerializerMethodField()
-    source = serializers.SerializerMethodField()
+    source = serializers.SerializerMethodField()  # type: ignore[assignment]  # a JSON field
     error = serializers.CharField(source="problem", read_only=True)
 
     class Meta:
         model = AdapterVersion
-        fields = ("number", "state", "digest", "rank", "num_bytes", "source", "error", "report")
-        fields += ("created_by", "created_at")
+        fields = (
+            *("number", "state", "digest", "rank", "num_bytes", "source", "error", "report"),
+            *("created_by", "created_at"),
+        )
 
     def get_report(self, version: AdapterVersion) -> dict[str, Any]:
         """The check's own words."""
@@ -64,8 +66,10 @@ class AdapterSerializer(serializers.ModelSerializer):
 
     class Meta:
         model = Adapter
-        fields = ("id", "name", "model", "tenant", "shared", "description", "pinned", "aliases")
-        fields += ("versions", "created_at")
+        fields = (
+            *("id", "name", "model", "tenant", "shared", "description", "pinned", "aliases"),
+            *("versions", "created_at"),
+        )
 
     def get_shared(self, adapter: Adapter) -> bool:
         """Whether all who may use the model may use it."""
@@ -145,9 +149,11 @@ class RequestSerializer(serializers.ModelSerializer):
 
     class Meta:
         model = UsageEntry
-        fields = ("id", "endpoint", "model", "adapter", "adapter_digest", "status", "finish_reason")
-        fields += ("prompt_tokens", "cached_tokens", "completion_tokens", "started_at", "ttft_ms")
-        fields += ("duration_ms", "stream", "api_key_id")
+        fields = (
+            *("id", "endpoint", "model", "adapter", "adapter_digest", "status", "finish_reason"),
+            *("prompt_tokens", "cached_tokens", "completion_tokens", "started_at", "ttft_ms"),
+            *("duration_ms", "stream", "api_key_id"),
+        )
 
 
 ROLES = Role.choices
@@ -158,11 +164,13 @@ class UserSerializer(serializers.ModelSerializer):
 
     class Meta:
         model = User
-        fields = ("id", "username", "email", "first_name", "last_name", "is_active", "is_staff")
-        fields += ("is_superuser", "last_login", "date_joined")
+        fields = (
+            *("id", "username", "email", "first_name", "last_name", "is_active", "is_staff"),
+            *("is_superuser", "last_login", "date_joined"),
+        )
         read_only_fields = ("last_login", "date_joined")
         # The actions check these, under a lock.
-        extra_kwargs = {"username": {"validators": []}}
+        extra_kwargs: dict[str, Any] = {"username": {"validators": []}}
 
 
 class UserCreateSerializer(serializers.Serializer):
@@ -214,7 +222,10 @@ class InvitationSerializer(serializers.ModelSerializer):
 
     class Meta:
         model = Invitation
-        fields = ("id", "email", "role", "state", "created_by", "created_at", "expires_at")
+        fields: tuple[str, ...] = (
+            *("id", "email", "role", "state"),
+            *("created_by", "created_at", "expires_at"),
+        )
         read_only_fields = ("created_at", "expires_at")
 
 
@@ -264,10 +275,12 @@ class ApiKeySerializer(serializers.ModelSerializer):
 
     class Meta:
         model = ApiKey
-        fields = ("id", "prefix", "name", "state", "scopes", "service_account", "created_by")
-        fields += ("requests_per_minute", "tokens_per_minute", "max_running_requests")
-        fields += ("max_context_tokens", "allowed_models", "endpoints", "addresses")
-        fields += ("created_at", "expires_at", "last_used_at")
+        fields: tuple[str, ...] = (
+            *("id", "prefix", "name", "state", "scopes", "service_account", "created_by"),
+            *("requests_per_minute", "tokens_per_minute", "max_running_requests"),
+            *("max_context_tokens", "allowed_models", "endpoints", "addresses"),
+            *("created_at", "expires_at", "last_used_at"),
+        )
 
 
 class ApiKeyWithSecretSerializer(ApiKeySerializer):

@@ -19,21 +19,29 @@ from management_api.people import ManagementViewSet
 from tenants.access import access_tenant, require_operator
 from tenants.models import Tenant
 
-COLUMNS = ("num_replicas", "num_spares", "node", "managed", "public", "aliases", "fallbacks")
-COLUMNS += ("idle_minutes",)
+COLUMNS = (
+    *("num_replicas", "num_spares", "node", "managed", "public", "aliases", "fallbacks"),
+    "idle_minutes",
+)
 
 
 class ServedModelSerializer(serializers.ModelSerializer):
     """A served model; `tenants` are those that may use it where it isn't public."""
 
-    tenants = serializers.SlugRelatedField("slug", many=True, read_only=True)
+    tenants: serializers.SlugRelatedField[Tenant] = serializers.SlugRelatedField(
+        "slug", many=True, read_only=True
+    )
 
     class Meta:
         model = ServedModel
-        fields = ("id", "name", "source", "settings", "desired_state", *COLUMNS, "tenants")
-        fields += ("idle_since", "max_model_len", "created_at", "changed_at")
-        read_only_fields = ("desired_state", "idle_since", "max_model_len", "created_at")
-        read_only_fields += ("changed_at",)
+        fields = (
+            *("id", "name", "source", "settings", "desired_state", *COLUMNS, "tenants"),
+            *("idle_since", "max_model_len", "created_at", "changed_at"),
+        )
+        read_only_fields = (
+            *("desired_state", "idle_since", "max_model_len", "created_at"),
+            "changed_at",
+        )
         extra_kwargs = {
             "name": {"validators": []},
             "aliases": {"required": False},
@@ -63,7 +71,7 @@ class MemoryEstimateQuerySerializer(serializers.Serializer):
     sequences = serializers.IntegerField(
         default=1, min_value=1, max_value=model_details.MAX_SEQUENCES
     )
-    context = serializers.IntegerField(
+    context = serializers.IntegerField(  # type: ignore[assignment]  # a JSON field
         default=0, min_value=0, max_value=model_details.MAX_CONTEXT_TOKENS
     )
 
@@ -87,7 +95,7 @@ class MemoryEstimateSerializer(serializers.Serializer):
 
     weights = serializers.IntegerField()
     kv_per_token = serializers.IntegerField(allow_null=True)
-    context = serializers.IntegerField()
+    context = serializers.IntegerField()  # type: ignore[assignment]  # a JSON field
     sequences = serializers.IntegerField()
     kv = serializers.IntegerField()
     kv_pool = serializers.IntegerField()

@@ -31,7 +31,7 @@ class WebhookSerializer(serializers.ModelSerializer):
 
     class Meta:
         model = Webhook
-        fields = ("id", "url", "created_at")
+        fields: tuple[str, ...] = ("id", "url", "created_at")
         read_only_fields = ("created_at",)
 
 
@@ -51,8 +51,10 @@ class WebhookDeliverySerializer(serializers.ModelSerializer):
 
     class Meta:
         model = WebhookDelivery
-        fields = ("id", "event_id", "kind", "url", "body", "state", "attempts", "status", "error")
-        fields += ("created_at", "next_try_at", "delivered_at")
+        fields = (
+            *("id", "event_id", "kind", "url", "body", "state", "attempts", "status", "error"),
+            *("created_at", "next_try_at", "delivered_at"),
+        )
 
 
 class WebhookViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixin):

@@ -6,6 +6,7 @@ import secrets
 from datetime import datetime, timedelta
 from decimal import Decimal, InvalidOperation
 from functools import partial
+from typing import Any, cast
 
 from django.db import transaction
 from django.db.models import QuerySet
@@ -84,7 +85,7 @@ def set_price(
         action="price.set",
         target=price,
         valid_from=price.valid_from,
-        **{name: str(value) for name, value in values.items()},
+        **cast("dict[str, Any]", {name: str(value) for name, value in values.items()}),
     )
     _announce()
     return price

@@ -14,8 +14,10 @@ class UsageEntryAdmin(ReadOnlyModelAdmin):
     """What each request used."""
 
     console_page = "usage"
-    list_display = ("started_at", "tenant", "model", "endpoint", "status", "prompt_tokens")
-    list_display += ("cached_tokens", "completion_tokens", "ttft_ms", "duration_ms")
+    list_display = (
+        *("started_at", "tenant", "model", "endpoint", "status"),
+        *("prompt_tokens", "cached_tokens", "completion_tokens", "ttft_ms", "duration_ms"),
+    )
     list_filter = ("stream", "tenant")
     search_fields = ("request_id", "tenant__slug", "model")
     list_select_related = ("tenant",)

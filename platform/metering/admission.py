@@ -100,7 +100,8 @@ class LimitCheck:
     @property
     def keys(self) -> list[str]:
         """Keys of `admit.lua`."""
-        limits = (*self.buckets, *self.running, *self.budgets)
+        limits: list[TokenBucket | ConcurrencyLimit | BudgetLimit]
+        limits = [*self.buckets, *self.running, *self.budgets]
         names = [limit.redis_key for limit in limits]
         return [*names, reservation_key(self.request_id), open_key(GATEWAY)]
 

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import redis
@@ -54,7 +54,7 @@ def rebuild_counters(limit: BudgetLimit) -> None:
             tokens, nanos = spent_from_ledger(limit, waiting)
             forget_at = int((moment_of(limit.end) + COUNTER_GRACE).timestamp())
             running = msgspec.json.encode(_running(client, limit))
-            values = [
+            values: list[Any] = [
                 last_id,
                 tokens,
                 nanos,
@@ -119,9 +119,10 @@ def _running(client: redis.Redis, limit: BudgetLimit) -> list[list[Any]]:
     """
     start, end = moment_of(limit.start), moment_of(limit.end)
     found: list[list[Any]] = []
-    for gateway in {GATEWAY.encode(), *client.zrange(gateways_key(), 0, -1)}:
+    gateways = cast("list[bytes]", client.zrange(gateways_key(), 0, -1))
+    for gateway in {GATEWAY.encode(), *gateways}:
         name = open_key(gateway.decode())
-        for data in client.hvals(name):
+        for data in cast("list[bytes]", client.hvals(name)):
             try:
                 request = OpenRequest.decode(data)
             except (msgspec.DecodeError, msgspec.ValidationError):
@@ -155,9 +156,9 @@ def _sums(limit: BudgetLimit, start: datetime, end: datetime) -> list[dict[str, 
     parts: list[Any] = []
     if first_day < last_day:
         parts.append(UsageDay.objects.filter(by_key, start__gte=first_day, start__lt=last_day))
-        hours = ((first_hour, first_day), (last_day, last_hour))
+        hours = [(first_hour, first_day), (last_day, last_hour)]
     else:
-        hours = ((first_hour, last_hour),) if first_hour < last_hour else ()
+        hours = [(first_hour, last_hour)] if first_hour < last_hour else []
     for begin, until in hours:
         parts.append(UsageHour.objects.filter(by_key, start__gte=begin, start__lt=until))
     edges = ((start, first_hour), (last_hour, end)) if hours else ((start, end),)
@@ -192,7 +193,7 @@ def _spooled(client: redis.Redis) -> tuple[str, dict[str, UsageRecord]]:
     found: dict[str, UsageRecord] = {}
     after = "-"
     while entries := client.xrange(name, min=after, max=last_id, count=1000):
-        for entry_id, fields in entries:
+        for entry_id, fields in cast("list[tuple[bytes, dict[bytes, bytes]]]", entries):
             after = f"({entry_id.decode()}"
             try:
                 record = decode_record(fields[b"r"])

@@ -16,7 +16,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import redis
@@ -93,23 +93,24 @@ class Spool:
 
     def claim(self, idle_ms: int, watch: PendingAge | None = None) -> Entries:
         """Take over what dead consumers left: by Redis's clock, or by the watch's."""
-        found = self.client.xpending_range(self.key, GROUP, "-", "+", BATCH)
-        others = [one for one in found if one["consumer"].decode() != self.consumer]
+        pending: list[dict[str, Any]]
+        pending = list(self.client.xpending_range(self.key, GROUP, "-", "+", BATCH))
+        others = [entry for entry in pending if entry["consumer"].decode() != self.consumer]
         watched = watch.idle_ms(others) if watch is not None else {}
-        left = [
-            one["message_id"]
-            for one in others
-            if max(one["time_since_delivered"], watched.get(one["message_id"], 0)) >= idle_ms
+        idle = [
+            entry["message_id"]
+            for entry in others
+            if max(entry["time_since_delivered"], watched.get(entry["message_id"], 0)) >= idle_ms
         ]
-        # Nothing is asked of their idleness again: a row is there once, however many write it.
-        return self._read_entries(left) if left else []
+        # XCLAIM doesn't check their idleness again: a ledger row is unique, however many write it.
+        return self._read_entries(idle) if idle else []
 
     def _read_entries(self, ids: list[bytes]) -> Entries:
-        reply = self.client.xclaim(self.key, GROUP, self.consumer, 0, ids)
-        taken = [(name, fields) for name, fields in reply if fields]
-        if trimmed := set(ids) - {name for name, _ in taken}:
+        reply = self.client.xclaim(self.key, GROUP, self.consumer, 0, list(ids))
+        entries: Entries = [entry for entry in cast("Entries", reply) if entry[1]]
+        if trimmed := set(ids) - {name for name, _ in entries}:
             self.done(list(trimmed))
-        return taken
+        return entries
 
     def done(self, ids: Sequence[bytes]) -> None:
         """Acknowledge and delete."""

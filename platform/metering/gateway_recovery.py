@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from typing import Any, cast
 
 import msgspec
 import redis
@@ -38,7 +39,10 @@ BEAT_S = 2.0
 DEAD_AFTER_S = 10.0
 LOCK_S = 60
 #: What the records of a dead gateway's requests say.
-_LOST = {"code": "gateway_lost", "message": "The gateway that served it ended."}
+_LOST: dict[str, Any] = {
+    "code": "gateway_lost",
+    "message": "The gateway that served it ended.",
+}
 
 
 class GatewayHeartbeat(threading.Thread):
@@ -90,7 +94,7 @@ def settle_dead_gateway(client: redis.Redis, gateway: str) -> int:
     """Settle all that a dead gateway had open, unless another does; how many that were."""
     if not client.set(redis_key(f"burying:{gateway}"), GATEWAY, nx=True, ex=LOCK_S):
         return 0
-    left: dict[bytes, bytes] = client.hgetall(open_key(gateway))
+    left = cast("dict[bytes, bytes]", client.hgetall(open_key(gateway)))
     counts: dict[str, dict[str, int]] = {}
     for data in left.values():
         try:
@@ -132,7 +136,7 @@ def _mark_billed(client: redis.Redis, request: OpenRequest, record: UsageRecord)
     name = redis_keys.stream_key(request.root_request_id, settings.QUIRE["KEY_PREFIX"])
     if client.exists(name):
         prompt, output = request.billed
-        counts = {
+        counts: dict[Any, Any] = {
             "prompt": prompt + record.prompt_tokens,
             "billed": output + record.completion_tokens,
         }
@@ -142,9 +146,10 @@ def _mark_billed(client: redis.Redis, request: OpenRequest, record: UsageRecord)
 def outputs_of(client: redis.Redis, outbox: str) -> dict[str, int]:
     """Tokens by "engine request/output": those read and those that wait."""
     prefix = settings.QUIRE["KEY_PREFIX"]
-    read: dict[bytes, bytes] = client.hgetall(redis_keys.progress_key(outbox, prefix))
-    outputs = {name.decode(): int(count) for name, count in read.items()}
-    for _, fields in client.xrange(redis_keys.outbox_key(outbox, prefix)):
+    progress = cast("dict[bytes, bytes]", client.hgetall(redis_keys.progress_key(outbox, prefix)))
+    outputs = {name.decode(): int(count) for name, count in progress.items()}
+    unread = client.xrange(redis_keys.outbox_key(outbox, prefix))
+    for _, fields in cast("list[tuple[bytes, dict[bytes, bytes]]]", unread):
         try:
             batch = protocol.decode_outbox(fields[protocol.STREAM_FIELD])
         except (msgspec.DecodeError, msgspec.ValidationError, KeyError):

@@ -137,7 +137,8 @@ def _insert_statement(connection: BaseDatabaseWrapper, rows: int) -> str:
     """`INSERT` that passes over what is there, in the database's own words."""
     ops, meta = connection.ops, UsageEntry._meta
     quote = ops.quote_name
-    columns = ", ".join(quote(str(meta.get_field(name).column)) for name in _FIELDS)
+    column_by_field = {field.name: str(field.column) for field in meta.concrete_fields}
+    columns = ", ".join(quote(column_by_field[name]) for name in _FIELDS)
     row = f"({', '.join(['%s'] * len(_FIELDS))})"
     insert = f"{ops.insert_statement(OnConflict.IGNORE)} {quote(meta.db_table)}"
     suffix = ops.on_conflict_suffix_sql(meta.fields, OnConflict.IGNORE, [], [])

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import redis
@@ -190,7 +190,7 @@ def prune_counters(client: redis.Redis, lost: Iterable[str] = ()) -> None:
     oldest = f"{datetime.now(UTC) - timedelta(days=MAX_DAYS + 5):%Y-%m-%d}"
     erased = set(Tenant.objects.exclude(erased_at=None).values_list("pk", flat=True))
     old = []
-    for name in (name.decode() for name in client.hkeys(sums_key())):
+    for name in (name.decode() for name in cast("list[bytes]", client.hkeys(sums_key()))):
         day, tenant_id, _, _ = parse_usage_field(name)
         if day < oldest or tenant_id in erased:
             old.append(name)
@@ -198,8 +198,9 @@ def prune_counters(client: redis.Redis, lost: Iterable[str] = ()) -> None:
         client.hdel(sums_key(), *old)
     written = written_tokens_key(settings.QUIRE["KEY_PREFIX"])
     gone = set(lost)
-    if fields := [f for f in client.hkeys(written) if _request_of(f) in gone]:
-        client.hdel(written, *fields)
+    fields = cast("list[bytes]", client.hkeys(written))
+    if lost_fields := [field for field in fields if _request_of(field) in gone]:
+        client.hdel(written, *lost_fields)
 
 
 def _snapshot(client: redis.Redis, days: int) -> Reconciliation:
@@ -271,13 +272,12 @@ def _count_open_requests(client: redis.Redis, waiting: set[str]) -> tuple[int, l
     What it wrote after a request was settled, until the abort reached it, is forgotten here.
     """
     written = written_tokens_key(settings.QUIRE["KEY_PREFIX"])
-    fields = client.hkeys(written)
+    fields = cast("list[bytes]", client.hkeys(written))
     names = {_request_of(name) for name in fields}
     running: set[str] = set()
-    for gateway in client.zrange(gateways_key(), 0, -1):
-        running.update(
-            _SUFFIX.sub("", n.decode()) for n in client.hkeys(open_key(gateway.decode()))
-        )
+    for gateway in cast("list[bytes]", client.zrange(gateways_key(), 0, -1)):
+        open_requests = cast("list[bytes]", client.hkeys(open_key(gateway.decode())))
+        running.update(_SUFFIX.sub("", name.decode()) for name in open_requests)
     settled = names & waiting
     for part in _parts(names - running - waiting):
         found = UsageEntry.objects.filter(request_id__in=part)

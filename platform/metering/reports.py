@@ -9,7 +9,16 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.db import connections
-from django.db.models import BigIntegerField, Count, Func, QuerySet, Sum, TextField, Value
+from django.db.models import (
+    Aggregate,
+    BigIntegerField,
+    Count,
+    Func,
+    QuerySet,
+    Sum,
+    TextField,
+    Value,
+)
 from django.db.models.functions import Coalesce
 
 from common.errors import NotFound
@@ -134,13 +143,15 @@ def _rows(question: UsageQuery, grouped: Sequence[str], *, whole: bool) -> list[
     A bucket is what `GroupNames.moment` reads; buckets sort by time.
     """
     query: QuerySet[Any]
+    sums: dict[str, Aggregate]
     if question.width == "1m":
         query = UsageEntry.objects.filter(
             started_at__gte=question.start, started_at__lt=question.end
         ).annotate(bucket=_Seconds("started_at"), key_id=Coalesce("api_key_id", Value(0)))
         # The ledger's own column may be NULL where the roll-ups have 0.
-        sums = {f"sum_{name}": Sum(name) for name in SUM_FIELDS if name != "requests"}
-        sums = {"sum_requests": Count("pk"), **sums}
+        sums = {
+            f"sum_{name}": Count("pk") if name == "requests" else Sum(name) for name in SUM_FIELDS
+        }
     else:
         table = UsageHour if question.width == "1h" else UsageDay
         query = table.objects.filter(start__gte=question.start, start__lt=question.end)
@@ -161,7 +172,7 @@ def _rows(question: UsageQuery, grouped: Sequence[str], *, whole: bool) -> list[
     elif question.pooling is False:
         query = query.exclude(endpoint__in=POOLING)
     if whole:
-        query = query.annotate(bucket=Value(0))
+        query = query.annotate(bucket=Value(0))  # type: ignore[no-redef]  # replaced
     if not sums:
         return list(query.values_list("bucket", *grouped, *SUM_FIELDS))
     found = query.order_by().values("bucket", *grouped).annotate(**sums)
@@ -303,7 +314,8 @@ def first_page(question: UsageQuery, *, whole: bool = False) -> UsageQuery:
     left = MAX_ROWS_AGGREGATED if SMALL_TABLE_ROWS.issuperset(question.group_by) else MAX_ROWS
     if whole:
         left = MAX_ROWS_EXPORT
-    table, count = UsageDay if question.width == "1d" else UsageHour, Count("pk")
+    table = UsageDay if question.width == "1d" else UsageHour
+    count: Aggregate = Count("pk")
     if question.width == "1m":
         # Sums by hour say how many of the ledger's rows there are without a look at it.
         left, count = MAX_REQUESTS, Sum("requests")

@@ -294,7 +294,8 @@ def _insert(model: type[Model], names: Sequence[str], rows: Iterable[tuple[Any, 
     """`INSERT` that passes over what is there; `bulk_create` takes ten times as long."""
     connection = connections[router.db_for_write(model)]
     ops, meta = connection.ops, model._meta
-    columns = ", ".join(ops.quote_name(str(meta.get_field(name).column)) for name in names)
+    column_by_field = {field.name: str(field.column) for field in meta.concrete_fields}
+    columns = ", ".join(ops.quote_name(column_by_field[name]) for name in names)
     row = f"({', '.join(['%s'] * len(names))})"
     insert = f"{ops.insert_statement(OnConflict.IGNORE)} {ops.quote_name(meta.db_table)}"
     suffix = ops.on_conflict_suffix_sql(meta.fields, OnConflict.IGNORE, [], [])

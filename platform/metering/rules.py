@@ -250,11 +250,11 @@ def key_families(key_ids: Collection[int]) -> dict[int, tuple[int, ...]]:
     """Each of these keys -> it and those that followed it by rotation."""
     if not key_ids:
         return {}
-    found = {key_id: [key_id] for key_id in key_ids}
-    later = ApiKey.objects.filter(first__in=key_ids).values_list("first", "pk")
-    for first, pk in later:
-        found[first].append(pk)
-    return {first: tuple(pks) for first, pks in found.items()}
+    by_first = {key_id: [key_id] for key_id in key_ids}
+    for key in ApiKey.objects.filter(first__in=key_ids).only("first"):
+        if key.first_id is not None:
+            by_first[key.first_id].append(key.pk)
+    return {first: tuple(pks) for first, pks in by_first.items()}
 
 
 def _read_prices() -> dict[str, list[tuple[datetime, Rates]]]:

@@ -8,7 +8,7 @@ from datetime import UTC, date, datetime, time, timedelta
 from django.db.models import QuerySet, Sum
 
 from metering.models import UsageDay, UsageEntry
-from tenants.access import access_role
+from tenants.access import AccessSubject, access_role
 from tenants.actors import require_operator, to_actor
 from tenants.models import Tenant, User
 
@@ -53,7 +53,7 @@ def access_all_usage(
     return _sums(UsageDay.objects.all(), first, last)
 
 
-def access_usage_entries(user: User, tenant: Tenant) -> QuerySet[UsageEntry]:
+def access_usage_entries(user: AccessSubject, tenant: Tenant) -> QuerySet[UsageEntry]:
     """A tenant's single entries, newest first. Raises `NotFound` for a stranger."""
     access_role(user, tenant)
     return UsageEntry.objects.filter(tenant=tenant).select_related("api_key")

@@ -164,29 +164,29 @@ def access_response(caller: Caller, public_id: str, param: str = "response_id") 
     return _get_or_404(rows, public_id, "response", param)
 
 
-def access_response_chain(caller: Caller, public_id: str) -> list[StoredResponse]:
-    """The response and those before it, oldest first, without the requests that made them.
+def access_response_chain(caller: Caller, public_id: str) -> tuple[list[StoredResponse], int]:
+    """The response and those before it, oldest first, without their requests; and their characters.
 
     Raises: `NotFound` naming `previous_response_id` when one of them is gone; `InvalidRequest` for
     more than is read into memory.
     """
-    found: list[StoredResponse] = []
-    wanted, size = public_id, 0
-    while wanted:
-        if len(found) >= MAX_TURNS or size > MAX_CONVERSATION_CHARS:
+    responses: list[StoredResponse] = []
+    next_id, num_chars = public_id, 0
+    while next_id:
+        if len(responses) >= MAX_TURNS or num_chars > MAX_CONVERSATION_CHARS:
             raise InvalidRequest(
                 f"A conversation may hold at most {MAX_TURNS} responses and "
                 f"{MAX_CONVERSATION_CHARS} characters.",
                 param="previous_response_id",
             )
-        row = _previous(caller, wanted)
-        found.append(row)
-        wanted, size = row.previous_id, size + row.chars
-    return found[::-1]
+        row = _previous(caller, next_id)
+        responses.append(row)
+        next_id, num_chars = row.previous_id, num_chars + row.chars
+    return responses[::-1], num_chars
 
 
 def _previous(caller: Caller, public_id: str) -> Any:
-    """A response, and as `chars` how long it is, which the database knows without reading it."""
+    """A response annotated with `chars`, its length, which the database computes."""
     rows = _not_expired(_for_tenant(StoredResponse, caller.tenant_id)).defer("request")
     rows = rows.annotate(chars=Length("input_items") + Length("body"))
     try:

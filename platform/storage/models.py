@@ -23,6 +23,10 @@ class JsonTextField(models.TextField):
     characters of its escape. Nothing looks inside these columns, so nothing is lost.
     """
 
+    # The types that django-stubs gives the column's attribute.
+    _pyi_private_set_type: Any
+    _pyi_private_get_type: Any
+
     def from_db_value(self, value: str | None, expression: Any, connection: Any) -> Any:
         """Text from the database."""
         return None if value is None else json.loads(value)

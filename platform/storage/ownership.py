@@ -33,7 +33,7 @@ def actor_of(caller: Caller) -> Actor:
         user = User.objects.filter(pk=caller.user_id).first()
         if user is not None:
             return to_actor(user)
-    key = ApiKey.objects.filter(pk=caller.key_id).first()
+    key = None if caller.key_id is None else ApiKey.objects.filter(pk=caller.key_id).first()
     return Actor(f"API key {key or caller.key_id}", kind=ActorKind.KEY, key=key)
 
 

@@ -1,8 +1,8 @@
 """Django's admin: rows to look at, and actions on them that go through `actions.py`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import Any
+from typing import Any, cast
 
 from django.contrib import admin, messages
 from django.db import models
@@ -18,7 +18,7 @@ from tenants.models import ApiKey, AuditEntry, Membership, Tenant, User
 class ReadOnlyModelAdmin(admin.ModelAdmin):
     """Rows to look at, for operators and for staff with the right to view them."""
 
-    actions = None
+    actions: Sequence[str] | None = None
     show_full_result_count = False
     #: URL name of the console's page where these rows are changed.
     console_page = ""
@@ -82,7 +82,7 @@ class ActionsAdmin(ReadOnlyModelAdmin):
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
         changes = {name: form.cleaned_data[name] for name in form.changed_data}
         if changes:
-            self.save_changes(request.user, obj, changes)
+            self.save_changes(cast(User, request.user), obj, changes)
 
     def save_related(self, request: HttpRequest, form: Any, formsets: Any, change: bool) -> None:
         """The action has saved many-to-many fields; inlines are read-only."""
@@ -140,8 +140,10 @@ class ApiKeyAdmin(ActionsAdmin):
     """API keys by their prefix."""
 
     console_page = "keys"
-    list_display = ("prefix", "name", "tenant", "state", "created_by", "created_at", "expires_at")
-    list_display += ("last_used_at",)
+    list_display = (
+        *("prefix", "name", "tenant", "state"),
+        *("created_by", "created_at", "expires_at", "last_used_at"),
+    )
     list_filter = (StateFilter, "tenant")
     search_fields = ("public_id", "name", "tenant__slug", "created_by__username")
     list_select_related = ("tenant", "created_by")
@@ -163,11 +165,15 @@ class AuditEntryAdmin(ReadOnlyModelAdmin):
     """The audit log."""
 
     console_page = "audit"
-    list_display = ("at", "actor_label", "actor_kind", "address", "action", "target_type")
-    list_display += ("target_label", "tenant")
+    list_display = (
+        *("at", "actor_label", "actor_kind", "address"),
+        *("action", "target_type", "target_label", "tenant"),
+    )
     list_filter = ("actor_kind", "tenant")
-    search_fields = ("actor_label", "action", "address", "target_label", "target_id")
-    search_fields += ("tenant__slug",)
+    search_fields = (
+        *("actor_label", "action", "address"),
+        *("target_label", "target_id", "tenant__slug"),
+    )
     exclude = ("actor", "actor_key")  # their rows may be gone; the label stays
     list_select_related = ("tenant",)
     date_hierarchy = "at"
@@ -196,9 +202,11 @@ class TenantAdmin(ActionsAdmin):
     """Tenants with their share, limits and cache."""
 
     console_page = "tenants"
-    list_display = ("slug", "name", "active")
-    list_display += tuple(name for name in actions.LIMITS if name != "keep_usage_days")
-    list_display += ("created_at",)
+    list_display = (
+        *("slug", "name", "active"),
+        *(name for name in actions.LIMITS if name != "keep_usage_days"),
+        "created_at",
+    )
     list_filter = ("active",)
     search_fields = ("slug", "name")
     editable = ("name", *actions.LIMITS, *actions.OWNER_FIELDS)
@@ -236,14 +244,18 @@ class UserAdmin(ActionsAdmin):
     """Users. Operators set here what staff may view in the admin."""
 
     console_page = "members"
-    list_display = ("username", "email", "is_active", "is_staff", "is_superuser", "last_login")
-    list_display += ("date_joined",)
+    list_display = (
+        *("username", "email", "is_active", "is_staff"),
+        *("is_superuser", "last_login", "date_joined"),
+    )
     list_filter = ("is_active", "is_staff", "is_superuser", "groups")
     search_fields = ("username", "first_name", "last_name", "email")
     ordering = ("username",)
     editable = filter_horizontal = ("groups", "user_permissions")
-    fields = ("username", "email", "first_name", "last_name", "is_active", "is_staff")
-    fields += ("is_superuser", *editable, "last_login", "date_joined")
+    fields = (
+        *("username", "email", "first_name", "last_name", "is_active", "is_staff"),
+        *("is_superuser", *editable, "last_login", "date_joined"),
+    )
     inlines = (UserMembershipInline,)
 
     def save_changes(self, actor: User, row: User, changes: dict[str, Any]) -> None:

@@ -5,7 +5,7 @@ import hmac
 import math
 import secrets
 from datetime import datetime
-from typing import Any
+from typing import Any, ClassVar
 
 from django.conf import settings
 from django.contrib.auth.models import AbstractUser, UserManager
@@ -422,7 +422,7 @@ class QuireUserManager(UserManager):
 class User(AbstractUser):
     """Django's user, whose sessions can all be ended at once."""
 
-    objects = QuireUserManager()
+    objects: ClassVar[QuireUserManager] = QuireUserManager()
 
     operator_by_sign_on = models.BooleanField(
         default=False,

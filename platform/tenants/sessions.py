@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from allauth.mfa.models import Authenticator
 from django.conf import settings
 from django.contrib.sessions.models import Session
+from django.http import HttpRequest
 from django.utils import timezone
 
 from common.db import pages
@@ -28,6 +29,12 @@ def needs_second_factor(user: User) -> bool:
         wanted = Membership.objects.filter(user=user, role__in=roles).exists()
     factors = (Authenticator.Type.TOTP, Authenticator.Type.WEBAUTHN)
     return wanted and not Authenticator.objects.filter(user=user, type__in=factors).exists()
+
+
+class UserRequest(HttpRequest):
+    """The request of a view with `login_required`, for type checking."""
+
+    user: User
 
 
 @dataclass(frozen=True)

@@ -177,7 +177,7 @@ def test_what_a_dead_process_held_is_free_at_once(acme: Caller) -> None:
 def test_a_conversation_goes_back_to_its_beginning(acme: Caller) -> None:
     first = response_of(acme, 1)
     second = response_of(acme, 2, first.public_id)
-    rows = access_response_chain(acme, second.public_id)
+    rows, _ = access_response_chain(acme, second.public_id)
     assert [row.public_id for row in rows] == [first.public_id, second.public_id]
     assert rows[0].input_items == [{"content": "nul \0"}]
     actions.delete_response(caller=acme, public_id=first.public_id)
@@ -190,9 +190,9 @@ def test_a_conversation_goes_back_to_its_beginning(acme: Caller) -> None:
 def test_a_conversation_is_read_only_so_far(acme: Caller, monkeypatch: Any) -> None:
     first = response_of(acme, 1)
     second = response_of(acme, 2, first.public_id)
-    (row,) = access_response_chain(acme, first.public_id)
+    (row,), _ = access_response_chain(acme, first.public_id)
     monkeypatch.setattr("storage.access.MAX_CONVERSATION_CHARS", row.chars - 1)
-    assert len(access_response_chain(acme, first.public_id)) == 1
+    assert len(access_response_chain(acme, first.public_id)[0]) == 1
     with pytest.raises(InvalidRequest) as caught:
         access_response_chain(acme, second.public_id)
     assert caught.value.param == "previous_response_id"

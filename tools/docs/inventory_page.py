@@ -6,6 +6,7 @@ The data file names them; what becomes of each is asked of the schemas, the URLs
 from __future__ import annotations
 
 import re
+from typing import Any, cast
 
 from django.urls import Resolver404, resolve
 
@@ -61,7 +62,7 @@ def field_outcome(schema: type[GenerateRequest], name: str) -> str:
 def has_route(method: str, path: str) -> bool:
     """Whether an endpoint answers this method at this very path."""
     try:
-        view = resolve(path, "inference.urls").func.cls
+        view = cast(Any, resolve(path, "inference.urls").func).cls
     except Resolver404:
         return False
     return not getattr(view, "is_not_found_view", False) and hasattr(view, method.lower())

@@ -90,8 +90,10 @@ async def load_conversation(
         ctx = replace(ctx, read_until=rows[-1].pk if rows else 0)
         before, chars = [row.item for row in rows], sum(row.size for row in rows)
     elif request.previous_response_id is not None:
-        rows = await run_in_db_thread(access_response_chain, caller, request.previous_response_id)
-        before, chars = _items_of(rows), sum(row.chars for row in rows)
+        chain, chars = await run_in_db_thread(
+            access_response_chain, caller, request.previous_response_id
+        )
+        before = _items_of(chain)
     if len(before) > INLINE_MAX_ITEMS or chars > MAX_INLINE_CHARS:
         ctx = replace(ctx, is_large=True)
     return ctx, await ctx.offload(_said, before, request, caller.tenant_id)

@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 import redis
 from django.contrib.auth.decorators import login_required
 from django.db.models import Prefetch, QuerySet
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.cache import never_cache
@@ -35,6 +35,7 @@ from metering.models import UsageEntry
 from tenants.access import access_role, first_tenant
 from tenants.actors import to_actor
 from tenants.models import Role, Tenant, User
+from tenants.sessions import UserRequest
 
 #: Maximum number of rows on the page.
 MAX_ROWS = 200
@@ -44,7 +45,7 @@ Action = Callable[..., str]
 @require_safe
 @never_cache
 @login_required
-def adapters(request: HttpRequest) -> HttpResponse:
+def adapters(request: UserRequest) -> HttpResponse:
     """The adapters of one of the user's tenants, and those shared with it."""
     try:
         return _list(request, current_tenant(request))
@@ -55,7 +56,7 @@ def adapters(request: HttpRequest) -> HttpResponse:
 @require_safe
 @never_cache
 @login_required
-def adapter(request: HttpRequest, pk: int) -> HttpResponse:
+def adapter(request: UserRequest, pk: int) -> HttpResponse:
     """One adapter: traffic, versions, residency and usage."""
     try:
         tenant = current_tenant(request)
@@ -67,7 +68,7 @@ def adapter(request: HttpRequest, pk: int) -> HttpResponse:
 
 
 @json_view
-def adapter_status_json(request: HttpRequest) -> dict[str, Any]:
+def adapter_status_json(request: UserRequest) -> dict[str, Any]:
     """States and residency of a tenant's adapters, for an open page."""
     tenant = current_tenant(request)
     if tenant is None:
@@ -85,8 +86,8 @@ def post_action(function: Action) -> Callable[..., HttpResponse]:
     @never_cache
     @login_required
     @wraps(function)
-    def view(request: HttpRequest, **kwargs: Any) -> HttpResponse:
-        user: Any = request.user
+    def view(request: UserRequest, **kwargs: Any) -> HttpResponse:
+        user = request.user
         tenant = None
         try:
             tenant = current_tenant(request)
@@ -101,16 +102,16 @@ def post_action(function: Action) -> Callable[..., HttpResponse]:
                 return _one(request, tenant, adapter.pk, error=error)
             return _list(request, tenant or first_tenant(user), error=error)
         store_one_time(request, tenant=tenant.slug, text=text)
-        adapter = kwargs.get("adapter")
-        exists = adapter is not None and Adapter.objects.filter(pk=adapter.pk).exists()
-        page = reverse("adapter", args=[adapter.pk]) if exists else reverse("adapters")
+        adapter, page = kwargs.get("adapter"), reverse("adapters")
+        if adapter is not None and Adapter.objects.filter(pk=adapter.pk).exists():
+            page = reverse("adapter", args=[adapter.pk])
         return redirect(f"{page}?{urlencode({'tenant': tenant.slug})}")
 
     return view
 
 
 @post_action
-def fetch(request: HttpRequest, tenant: Tenant) -> str:
+def fetch(request: UserRequest, tenant: Tenant) -> str:
     """Add a version from the hub, or for operators from a folder on the server."""
     form = request.POST
     model = access_served_models(tenant).filter(name=form.get("model", "")).first()
@@ -132,7 +133,7 @@ def fetch(request: HttpRequest, tenant: Tenant) -> str:
 
 
 @post_action
-def promote(request: HttpRequest, tenant: Tenant, adapter: Adapter) -> str:
+def promote(request: UserRequest, tenant: Tenant, adapter: Adapter) -> str:
     """Route all requests of an alias, or a share of them, to a version."""
     number, percent = post_int(request, "version"), post_int(request, "percent", 100)
     version = access.access_version(request.user, adapter, number)
@@ -144,7 +145,7 @@ def promote(request: HttpRequest, tenant: Tenant, adapter: Adapter) -> str:
 
 
 @post_action
-def rollback(request: HttpRequest, tenant: Tenant, adapter: Adapter) -> str:
+def rollback(request: UserRequest, tenant: Tenant, adapter: Adapter) -> str:
     """End a canary, or return to the previous version."""
     name = request.POST.get("alias", "")
     alias = access.access_alias(request.user, adapter, name)
@@ -154,14 +155,14 @@ def rollback(request: HttpRequest, tenant: Tenant, adapter: Adapter) -> str:
 
 
 @post_action
-def take_offline(request: HttpRequest, tenant: Tenant, adapter: Adapter) -> str:
+def take_offline(request: UserRequest, tenant: Tenant, adapter: Adapter) -> str:
     """Take the adapter offline under all of its names."""
     actions.take_offline(actor=request.user, adapter=adapter)
     return f"{adapter.name} is offline. A rollback brings it back."
 
 
 @post_action
-def pin(request: HttpRequest, tenant: Tenant, adapter: Adapter) -> str:
+def pin(request: UserRequest, tenant: Tenant, adapter: Adapter) -> str:
     """Pin the adapter in replicas' memory, or unpin it."""
     if request.POST.get("pinned") == "no":
         actions.unpin(actor=request.user, adapter=adapter)
@@ -171,7 +172,7 @@ def pin(request: HttpRequest, tenant: Tenant, adapter: Adapter) -> str:
 
 
 @post_action
-def change(request: HttpRequest, tenant: Tenant, adapter: Adapter, number: int) -> str:
+def change(request: UserRequest, tenant: Tenant, adapter: Adapter, number: int) -> str:
     """Revalidate, retire or delete a version."""
     version = access.access_version(request.user, adapter, number)
     action, text = {
@@ -186,7 +187,7 @@ def change(request: HttpRequest, tenant: Tenant, adapter: Adapter, number: int) 
 
 
 @post_action
-def delete_alias(request: HttpRequest, tenant: Tenant, adapter: Adapter) -> str:
+def delete_alias(request: UserRequest, tenant: Tenant, adapter: Adapter) -> str:
     """Delete an alias."""
     alias = access.access_alias(request.user, adapter, request.POST.get("alias", ""))
     actions.delete_alias(actor=request.user, alias=alias)
@@ -194,14 +195,14 @@ def delete_alias(request: HttpRequest, tenant: Tenant, adapter: Adapter) -> str:
 
 
 @post_action
-def delete(request: HttpRequest, tenant: Tenant, adapter: Adapter) -> str:
+def delete(request: UserRequest, tenant: Tenant, adapter: Adapter) -> str:
     """Delete the adapter with all of its versions."""
     name = adapter.name
     actions.delete_adapter(actor=request.user, adapter=adapter)
     return f"{name} is deleted with all of its versions."
 
 
-def post_int(request: HttpRequest, name: str, default: int | None = None) -> int:
+def post_int(request: UserRequest, name: str, default: int | None = None) -> int:
     text = request.POST.get(name, "")
     if not text and default is not None:
         return default
@@ -255,15 +256,15 @@ def state_of(row: Adapter) -> str:
     return "offline"
 
 
-def _flash(request: HttpRequest, tenant: Tenant | None) -> str:
+def _flash(request: UserRequest, tenant: Tenant | None) -> str:
     outcome = pop_one_time(request) if request.method == "GET" else {}
     return str(outcome.get("text", "")) if tenant and outcome.get("tenant") == tenant.slug else ""
 
 
 def _common(
-    request: HttpRequest, tenant: Tenant | None, error: QuireError | None
+    request: UserRequest, tenant: Tenant | None, error: QuireError | None
 ) -> dict[str, Any]:
-    user: Any = request.user
+    user = request.user
     context = {**tenant_context(user, tenant), "error": error, "told": _flash(request, tenant)}
     if tenant is not None:
         role = access_role(user, tenant)
@@ -277,9 +278,9 @@ def _common(
 
 
 def _list(
-    request: HttpRequest, tenant: Tenant | None, error: QuireError | None = None
+    request: UserRequest, tenant: Tenant | None, error: QuireError | None = None
 ) -> HttpResponse:
-    user: Any = request.user
+    user = request.user
     context = _common(request, tenant, error)
     if tenant is not None:
         rows = _rows(user, tenant)
@@ -298,7 +299,7 @@ def _list(
     return render(request, "console/adapters.html", context, status=status)
 
 
-def _request_context(request: HttpRequest, tenant: Tenant) -> dict[str, Any]:
+def _request_context(request: UserRequest, tenant: Tenant) -> dict[str, Any]:
     """Template context of the ledger entry that `?request=` names."""
     request_id = request.GET.get("request", "").strip()
     entry: UsageEntry | None = None
@@ -334,9 +335,9 @@ def _signature(row: Adapter) -> str:
 
 
 def _one(
-    request: HttpRequest, tenant: Tenant, pk: int, error: QuireError | None = None
+    request: UserRequest, tenant: Tenant, pk: int, error: QuireError | None = None
 ) -> HttpResponse:
-    user: Any = request.user
+    user = request.user
     adapter = _prefetch(access.access_adapters(user, tenant)).filter(pk=pk).first()
     if adapter is None:
         raise NotFound("Adapter not found.")

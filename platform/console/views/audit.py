@@ -13,7 +13,6 @@ from django import forms
 from django.contrib.auth.decorators import login_required
 from django.core.paginator import Paginator
 from django.db.models import Q, QuerySet
-from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from django.shortcuts import render
 from django.views.decorators.cache import never_cache
@@ -26,6 +25,7 @@ from tenants.access import access_all_audit, access_audit
 from tenants.actors import to_actor
 from tenants.audit import COLUMNS, as_record
 from tenants.models import AuditEntry
+from tenants.sessions import UserRequest
 
 PAGE = 50
 #: Prefixes that a spreadsheet would evaluate as a formula.
@@ -70,9 +70,9 @@ class FilterForm(forms.Form):
 @require_safe
 @never_cache
 @login_required
-def audit(request: HttpRequest) -> HttpResponseBase:
+def audit(request: UserRequest) -> HttpResponseBase:
     """The log of one of the user's tenants, or with `?all=yes` of all; `?format=csv|json`."""
-    user: Any = request.user
+    user = request.user
     form = FilterForm(request.GET)
     operator = to_actor(user).is_operator
     whole = request.GET.get("all") == "yes"

@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 import redis
 from django import forms
 from django.contrib.auth.decorators import login_required
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http import HttpResponse, JsonResponse
 from django.shortcuts import redirect
 from django.urls import reverse
 from django.views.decorators.cache import never_cache
@@ -24,17 +24,18 @@ from inference.errors import error_response
 from tenants.access import access_tenant, access_tenants, first_tenant
 from tenants.authentication import AuthenticationFailed
 from tenants.models import Tenant, User
+from tenants.sessions import UserRequest
 
-View = Callable[[HttpRequest], HttpResponse]
+View = Callable[[UserRequest], HttpResponse]
 
 
-def json_view(function: Callable[[HttpRequest], dict[str, Any]]) -> View:
+def json_view(function: Callable[[UserRequest], dict[str, Any]]) -> View:
     """Turn a function that returns a dict into a JSON view; 401 without a logged-in user."""
 
     @require_safe
     @never_cache
     @wraps(function)
-    def view(request: HttpRequest) -> HttpResponse:
+    def view(request: UserRequest) -> HttpResponse:
         try:
             if not request.user.is_authenticated:
                 raise AuthenticationFailed("Log in first.", code="not_logged_in")
@@ -71,7 +72,7 @@ class RenderPage(Protocol):
 
     def __call__(
         self,
-        request: HttpRequest,
+        request: UserRequest,
         tenant: Tenant | None,
         *,
         outcome: dict[str, Any] | None = None,
@@ -79,12 +80,12 @@ class RenderPage(Protocol):
     ) -> HttpResponse: ...
 
 
-def current_tenant(request: HttpRequest) -> Tenant | None:
+def current_tenant(request: UserRequest) -> Tenant | None:
     """The requested tenant, else the one viewed last, else the user's first.
 
     Raises: `NotFound` if the user may not access the requested tenant.
     """
-    user: Any = request.user
+    user = request.user
     named = request.POST.get("tenant") or request.GET.get("tenant")
     last = request.session.get(SESSION_TENANT)
     if not named:
@@ -102,7 +103,7 @@ def tenant_context(user: User, tenant: Tenant | None) -> dict[str, Any]:
     return {"tenant": tenant, "tenants": tenants, "more_tenants": len(tenants) > 1}
 
 
-def render_page(request: HttpRequest, show: RenderPage) -> HttpResponse:
+def render_page(request: UserRequest, show: RenderPage) -> HttpResponse:
     """Render the current tenant's page with the one-time outcome of the last POST."""
     try:
         tenant = current_tenant(request)
@@ -114,7 +115,7 @@ def render_page(request: HttpRequest, show: RenderPage) -> HttpResponse:
 
 
 def redirect_with_message(
-    request: HttpRequest, page: str, tenant: Tenant, **outcome: Any
+    request: UserRequest, page: str, tenant: Tenant, **outcome: Any
 ) -> HttpResponse:
     """Redirect to the page, so that a reload repeats nothing; it shows `outcome` once."""
     store_one_time(request, tenant=tenant.slug, **outcome)
@@ -138,7 +139,7 @@ def post_action(page: str, show: Page) -> Callable[[Action], Page]:
         @never_cache
         @login_required
         @wraps(function)
-        def view(request: HttpRequest, **kwargs: Any) -> HttpResponse:
+        def view(request: UserRequest, **kwargs: Any) -> HttpResponse:
             tenant = None
             try:
                 tenant = current_tenant(request)
@@ -163,12 +164,12 @@ def cleaned_or_400(form: forms.Form) -> dict[str, Any]:
     return form.cleaned_data
 
 
-def post_text(request: HttpRequest, name: str) -> str | None:
+def post_text(request: UserRequest, name: str) -> str | None:
     """A stripped POST field; None if empty."""
     return request.POST.get(name, "").strip() or None
 
 
-def post_int(request: HttpRequest, name: str) -> int | None:
+def post_int(request: UserRequest, name: str) -> int | None:
     """A POST field as a non-negative integer; None if empty. Raises: `InvalidRequest`."""
     text = post_text(request, name)
     if text is None:

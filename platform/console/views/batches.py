@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from typing import Any, cast
 
 from asgiref.sync import async_to_sync
 from django.conf import settings
 from django.contrib.auth.decorators import login_required
-from django.http import FileResponse, HttpRequest, HttpResponse
+from django.http import FileResponse, HttpResponse
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
 from django.urls import reverse
@@ -38,6 +38,7 @@ from tenants.access import access_role, first_tenant
 from tenants.actors import role_in
 from tenants.authentication import Caller, caller_for_user
 from tenants.models import Role, Tenant, User
+from tenants.sessions import UserRequest
 
 MAX_ROWS = 200
 #: Maximum number of a batch's errors on the page.
@@ -46,9 +47,9 @@ ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/r
 WINDOWS = ("24h", "1h", "7d", "14d")
 
 
-def read_caller(request: HttpRequest, tenant: Tenant) -> Caller:
+def read_caller(request: UserRequest, tenant: Tenant) -> Caller:
     """A caller for reads, without scopes: for members of the tenant and operators."""
-    user: Any = request.user
+    user = request.user
     access_role(user, tenant)
     return Caller(
         tenant_id=tenant.pk,
@@ -70,9 +71,9 @@ def may_write(user: User, tenant: Tenant) -> bool:
     return role is not None and role.rank >= Role.MEMBER.rank
 
 
-def write_caller(request: HttpRequest, tenant: Tenant) -> Caller:
+def write_caller(request: UserRequest, tenant: Tenant) -> Caller:
     """A caller for writes. Raises: `PermissionDenied` below the role member."""
-    user: Any = request.user
+    user = request.user
     if not may_write(user, tenant):
         raise PermissionDenied(f"Only members of {tenant.slug} upload files and create batches.")
     return async_to_sync(caller_for_user)(user, tenant.slug)
@@ -86,7 +87,7 @@ def page(name: str) -> Callable[..., Callable[..., HttpResponse]]:
         @never_cache
         @login_required
         @wraps(function)
-        def view(request: HttpRequest, **kwargs: Any) -> HttpResponse:
+        def view(request: UserRequest, **kwargs: Any) -> HttpResponse:
             try:
                 tenant = current_tenant(request)
                 if tenant is None and kwargs:
@@ -101,7 +102,7 @@ def page(name: str) -> Callable[..., Callable[..., HttpResponse]]:
 
 
 def show(
-    request: HttpRequest,
+    request: UserRequest,
     tenant: Tenant | None,
     name: str,
     function: Callable[..., dict[str, Any]] | None,
@@ -110,7 +111,7 @@ def show(
     **kwargs: Any,
 ) -> HttpResponse:
     """Render a tenant's page with the last outcome or error."""
-    user: Any = request.user
+    user = request.user
     context: dict[str, Any] = {**tenant_context(user, tenant), "error": error, "told": {}}
     if tenant is not None:
         outcome = pop_one_time(request) if request.method == "GET" and error is None else {}
@@ -209,7 +210,7 @@ files = page("files")(list_files)
 
 
 @json_view
-def progress(request: HttpRequest) -> dict[str, Any]:
+def progress(request: UserRequest) -> dict[str, Any]:
     """Progress of the batch `?batch=`, else of the tenant's newest batches."""
     tenant = current_tenant(request)
     if tenant is None:
@@ -231,7 +232,7 @@ def post_action(
         @never_cache
         @login_required
         @wraps(function)
-        def view(request: HttpRequest, **kwargs: Any) -> HttpResponse:
+        def view(request: UserRequest, **kwargs: Any) -> HttpResponse:
             tenant: Tenant | None = None
             try:
                 tenant = current_tenant(request)
@@ -251,13 +252,13 @@ def post_action(
 
 
 @post_action("batches", batch_list_context)
-def add_batch(request: HttpRequest, tenant: Tenant, caller: Caller) -> str:
+def add_batch(request: UserRequest, tenant: Tenant, caller: Caller) -> str:
     """Create a batch from a file of requests."""
     form = request.POST
     try:
         body = BatchRequest(
             input_file_id=form.get("file", ""),
-            endpoint=form.get("endpoint", ""),  # type: ignore[arg-type] - it's what is checked
+            endpoint=cast(Any, form.get("endpoint", "")),  # checked by pydantic
             completion_window=form.get("window", ""),
         )
     except ValidationError as error:
@@ -278,7 +279,7 @@ def add_batch(request: HttpRequest, tenant: Tenant, caller: Caller) -> str:
 
 
 @post_action("batches", batch_list_context)
-def cancel(request: HttpRequest, tenant: Tenant, caller: Caller, public_id: str) -> str:
+def cancel(request: UserRequest, tenant: Tenant, caller: Caller, public_id: str) -> str:
     """Cancel a batch; results so far stay in its files."""
     row = actions.cancel_batch(caller=caller, public_id=public_id)
     _enqueue(row.public_id)
@@ -286,7 +287,7 @@ def cancel(request: HttpRequest, tenant: Tenant, caller: Caller, public_id: str)
 
 
 @post_action("files", list_files)
-def upload(request: HttpRequest, tenant: Tenant, caller: Caller) -> str:
+def upload(request: UserRequest, tenant: Tenant, caller: Caller) -> str:
     """Upload a file of requests."""
     files = request.FILES.getlist("file")
     if len(files) != 1:
@@ -313,7 +314,7 @@ def upload(request: HttpRequest, tenant: Tenant, caller: Caller) -> str:
 
 
 @post_action("files", list_files)
-def delete(request: HttpRequest, tenant: Tenant, caller: Caller, public_id: str) -> str:
+def delete(request: UserRequest, tenant: Tenant, caller: Caller, public_id: str) -> str:
     """Delete a file and its content."""
     name = access.access_file(caller, public_id).filename
     actions.delete_file(caller=caller, public_id=public_id)
@@ -323,7 +324,7 @@ def delete(request: HttpRequest, tenant: Tenant, caller: Caller, public_id: str)
 @require_safe
 @never_cache
 @login_required
-def download(request: HttpRequest, public_id: str) -> HttpResponseBase:
+def download(request: UserRequest, public_id: str) -> HttpResponseBase:
     """Download a file as an attachment, so that nothing in it runs in a browser."""
     try:
         tenant = current_tenant(request)

@@ -9,7 +9,7 @@ from typing import Any
 from django.conf import settings
 from django.contrib.auth.decorators import login_required
 from django.contrib.messages import get_messages, success
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpResponse
 from django.shortcuts import redirect, render
 from django.utils import timezone
 from django.views.decorators.cache import never_cache
@@ -27,6 +27,7 @@ from metering.money import amount_text
 from tenants.access import access_key, access_keys, access_role, first_tenant
 from tenants.actors import to_actor
 from tenants.models import Role, Tenant
+from tenants.sessions import UserRequest
 
 MAX_BUDGETS = 200
 
@@ -34,20 +35,20 @@ MAX_BUDGETS = 200
 @require_safe
 @never_cache
 @login_required
-def budgets(request: HttpRequest) -> HttpResponse:
+def budgets(request: UserRequest) -> HttpResponse:
     """The budgets of one of the user's tenants."""
     return render_page(request, show_budgets)
 
 
 def show_budgets(
-    request: HttpRequest,
+    request: UserRequest,
     tenant: Tenant | None,
     *,
     outcome: dict[str, Any] | None = None,
     error: QuireError | None = None,
 ) -> HttpResponse:
     """Render the page with the last outcome or error."""
-    user: Any = request.user
+    user = request.user
     tenant = tenant or first_tenant(user)
     context: dict[str, Any] = {**tenant_context(user, tenant), "told": outcome, "error": error}
     if tenant is not None:
@@ -84,7 +85,7 @@ def _row(state: BudgetState, names: Collection[str]) -> dict[str, Any]:
 
 @reauthentication_required
 @post_action("budgets", show_budgets)
-def set_budget(request: HttpRequest, tenant: Tenant) -> dict[str, Any]:
+def set_budget(request: UserRequest, tenant: Tenant) -> dict[str, Any]:
     """Set a budget; one with the same key, model and period is changed."""
     key_id = post_int(request, "key")
     budget = actions.set_budget(
@@ -103,7 +104,7 @@ def set_budget(request: HttpRequest, tenant: Tenant) -> dict[str, Any]:
 
 @reauthentication_required
 @post_action("budgets", show_budgets)
-def delete_budget(request: HttpRequest, tenant: Tenant, pk: int) -> dict[str, Any]:
+def delete_budget(request: UserRequest, tenant: Tenant, pk: int) -> dict[str, Any]:
     """Delete a budget."""
     budget = access_budget(request.user, tenant, pk)
     text = f"The budget is removed: {budget}."
@@ -117,14 +118,14 @@ MAX_PRICES = 300
 @require_safe
 @never_cache
 @login_required
-def prices(request: HttpRequest) -> HttpResponse:
+def prices(request: UserRequest) -> HttpResponse:
     """Prices of the models available to the user, newest first for each model."""
     return show_prices(request)
 
 
-def show_prices(request: HttpRequest, error: QuireError | None = None) -> HttpResponse:
+def show_prices(request: UserRequest, error: QuireError | None = None) -> HttpResponse:
     """Render the page with the last outcome or error."""
-    user: Any = request.user
+    user = request.user
     now = timezone.now()
     rows = list(access_prices_of(user)[:MAX_PRICES])
     context = {
@@ -152,7 +153,7 @@ def _state(price: Price, all_prices: list[Price], now: Any) -> str:
 @require_POST
 @never_cache
 @login_required
-def set_price(request: HttpRequest) -> HttpResponse:
+def set_price(request: UserRequest) -> HttpResponse:
     """Set a price from now on, or from a future time (UTC)."""
     try:
         price = actions.set_price(
@@ -174,7 +175,7 @@ def set_price(request: HttpRequest) -> HttpResponse:
 @require_POST
 @never_cache
 @login_required
-def delete_price(request: HttpRequest, pk: int) -> HttpResponse:
+def delete_price(request: UserRequest, pk: int) -> HttpResponse:
     """Delete a price that isn't in force yet."""
     try:
         price = access_prices().filter(pk=pk).first()

@@ -9,7 +9,7 @@ from typing import Any
 from django import forms
 from django.contrib.auth.decorators import login_required
 from django.db import transaction
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpResponse
 from django.shortcuts import render
 from django.utils import timezone
 from django.views.decorators.cache import never_cache
@@ -31,6 +31,7 @@ from tenants.access import (
 )
 from tenants.actors import to_actor
 from tenants.models import ApiKey, Role, ServiceAccount, Tenant, User
+from tenants.sessions import UserRequest
 
 #: Integer limits of a key: label in the form.
 AMOUNTS = {
@@ -206,9 +207,9 @@ class OverlapForm(forms.Form):
 @never_cache
 @login_required
 @reauthentication_required
-def keys(request: HttpRequest) -> HttpResponse:
+def keys(request: UserRequest) -> HttpResponse:
     """List the keys of one of the user's tenants; POST creates one."""
-    user: Any = request.user
+    user = request.user
     form = _form(user, None)
     try:
         tenant = current_tenant(request)
@@ -239,7 +240,7 @@ def _create_key(user: User, tenant: Tenant, form: NewKeyForm) -> actions.NewKey:
 @never_cache
 @login_required
 @reauthentication_required
-def rotate(request: HttpRequest, pk: int) -> HttpResponse:
+def rotate(request: UserRequest, pk: int) -> HttpResponse:
     """Replace a key; the new secret is shown once on the next page."""
 
     def replace_key(user: User, key: ApiKey) -> dict[str, Any]:
@@ -259,7 +260,7 @@ def rotate(request: HttpRequest, pk: int) -> HttpResponse:
 @require_POST
 @never_cache
 @login_required
-def revoke(request: HttpRequest, pk: int) -> HttpResponse:
+def revoke(request: UserRequest, pk: int) -> HttpResponse:
     """Revoke a key."""
     return _change(
         request, pk, lambda user, key: {"revoked": actions.revoke_key(actor=user, key=key).pk}
@@ -267,10 +268,10 @@ def revoke(request: HttpRequest, pk: int) -> HttpResponse:
 
 
 def _change(
-    request: HttpRequest, pk: int, action: Callable[[User, ApiKey], dict[str, Any]]
+    request: UserRequest, pk: int, action: Callable[[User, ApiKey], dict[str, Any]]
 ) -> HttpResponse:
     """Apply an action to one of the user's keys, then redirect to the page with its outcome."""
-    user: Any = request.user
+    user = request.user
     tenant = None
     try:
         tenant = current_tenant(request)
@@ -296,7 +297,7 @@ def _flash_context(user: User, tenant: Tenant | None, outcome: dict[str, Any]) -
     """Template context of the last action's outcome."""
     if tenant is None or outcome.get("tenant") != tenant.slug:
         return {}
-    affected = {
+    affected: dict[str, Any] = {
         name: access_key(user, tenant, outcome[name])
         for name in ("made", "replaced", "revoked")
         if name in outcome
@@ -305,14 +306,14 @@ def _flash_context(user: User, tenant: Tenant | None, outcome: dict[str, Any]) -
 
 
 def _page(
-    request: HttpRequest,
+    request: UserRequest,
     tenant: Tenant | None,
     form: NewKeyForm,
     *,
     error: QuireError | None = None,
     **context: Any,
 ) -> HttpResponse:
-    user: Any = request.user
+    user = request.user
     rows: list[ApiKey] = []
     may_create = False
     if tenant is not None:

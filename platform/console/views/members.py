@@ -9,7 +9,7 @@ from typing import Any
 
 from django import forms
 from django.contrib.auth.decorators import login_required
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpResponse
 from django.shortcuts import render
 from django.urls import reverse
 from django.views.decorators.cache import never_cache
@@ -31,6 +31,7 @@ from tenants.access import (
     first_tenant,
 )
 from tenants.models import Role, Tenant
+from tenants.sessions import UserRequest
 
 #: Maximum number of rows of each kind on the page.
 MAX_ROWS = 500
@@ -57,19 +58,19 @@ class AccountForm(forms.Form):
 @require_safe
 @never_cache
 @login_required
-def members(request: HttpRequest) -> HttpResponse:
+def members(request: UserRequest) -> HttpResponse:
     """Members of one of the user's tenants; for admins also invitations and service accounts."""
     return render_page(request, _page)
 
 
 def _page(
-    request: HttpRequest,
+    request: UserRequest,
     tenant: Tenant | None,
     *,
     outcome: dict[str, Any] | None = None,
     error: QuireError | None = None,
 ) -> HttpResponse:
-    user: Any = request.user
+    user = request.user
     if tenant is None:
         tenant = first_tenant(user)
     context: dict[str, Any] = {**tenant_context(user, tenant), "told": outcome, "error": error}
@@ -92,7 +93,7 @@ def _page(
 
 @reauthentication_required
 @post_action("members", _page)
-def invite(request: HttpRequest, tenant: Tenant) -> dict[str, Any]:
+def invite(request: UserRequest, tenant: Tenant) -> dict[str, Any]:
     """Create an invitation link, shown once and mailed if mail is configured."""
     email = cleaned_or_400(InviteForm(request.POST))["email"]
     role = request.POST.get("role", "")
@@ -103,7 +104,7 @@ def invite(request: HttpRequest, tenant: Tenant) -> dict[str, Any]:
 
 
 @post_action("members", _page)
-def revoke(request: HttpRequest, tenant: Tenant, pk: int) -> dict[str, Any]:
+def revoke(request: UserRequest, tenant: Tenant, pk: int) -> dict[str, Any]:
     """Revoke an invitation."""
     invitation = access_invitation(request.user, tenant, pk)
     actions.revoke_invitation(actor=request.user, invitation=invitation)
@@ -112,7 +113,7 @@ def revoke(request: HttpRequest, tenant: Tenant, pk: int) -> dict[str, Any]:
 
 @reauthentication_required
 @post_action("members", _page)
-def change_role(request: HttpRequest, tenant: Tenant, pk: int) -> dict[str, Any]:
+def change_role(request: UserRequest, tenant: Tenant, pk: int) -> dict[str, Any]:
     """Change a member's role; a lower one ends their sessions and revokes their keys."""
     membership = access_member(request.user, tenant, pk)
     role = request.POST.get("role", "")
@@ -122,7 +123,7 @@ def change_role(request: HttpRequest, tenant: Tenant, pk: int) -> dict[str, Any]
 
 @reauthentication_required
 @post_action("members", _page)
-def remove(request: HttpRequest, tenant: Tenant, pk: int) -> dict[str, Any]:
+def remove(request: UserRequest, tenant: Tenant, pk: int) -> dict[str, Any]:
     """Remove a member and revoke their keys in the tenant."""
     membership = access_member(request.user, tenant, pk)
     actions.remove_member(actor=request.user, membership=membership)
@@ -132,7 +133,7 @@ def remove(request: HttpRequest, tenant: Tenant, pk: int) -> dict[str, Any]:
 
 
 @post_action("members", _page)
-def add_account(request: HttpRequest, tenant: Tenant) -> dict[str, Any]:
+def add_account(request: UserRequest, tenant: Tenant) -> dict[str, Any]:
     """Create a service account."""
     name = cleaned_or_400(AccountForm(request.POST))["name"]
     role = request.POST.get("role", "")
@@ -144,7 +145,7 @@ def add_account(request: HttpRequest, tenant: Tenant) -> dict[str, Any]:
 
 @reauthentication_required
 @post_action("members", _page)
-def retire_account(request: HttpRequest, tenant: Tenant, pk: int) -> dict[str, Any]:
+def retire_account(request: UserRequest, tenant: Tenant, pk: int) -> dict[str, Any]:
     """Deactivate a service account and revoke its keys."""
     account = access_service_account(request.user, tenant, pk)
     actions.retire_service_account(actor=request.user, account=account)

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from django.contrib.auth.decorators import login_required
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpResponse
+from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.cache import never_cache
@@ -26,6 +27,7 @@ from console.views.model_forms import ServedModelForm
 from engine.contract.errors import InvalidRequest, QuireError
 from tenants.access import access_tenants
 from tenants.actors import require_operator, to_actor
+from tenants.sessions import UserRequest
 
 MAX_ROWS = 500
 
@@ -33,7 +35,7 @@ MAX_ROWS = 500
 @require_safe
 @never_cache
 @login_required
-def models(request: HttpRequest) -> HttpResponse:
+def models(request: UserRequest) -> HttpResponse:
     """The models available to the user; operators see and manage the whole catalogue."""
     return show_list(request)
 
@@ -41,7 +43,7 @@ def models(request: HttpRequest) -> HttpResponse:
 @require_safe
 @never_cache
 @login_required
-def model(request: HttpRequest, pk: int) -> HttpResponse:
+def model(request: UserRequest, pk: int) -> HttpResponse:
     """A model's page."""
     try:
         return show_one(request, model_details.visible_model(request.user, pk))
@@ -50,7 +52,7 @@ def model(request: HttpRequest, pk: int) -> HttpResponse:
 
 
 @json_view
-def states(request: HttpRequest) -> dict[str, Any]:
+def states(request: UserRequest) -> dict[str, Any]:
     """States of the visible models, for an open page."""
     beats = model_details.get_heartbeats()
     rows = model_details.visible_models(request.user).prefetch_related("replicas")[:MAX_ROWS]
@@ -58,7 +60,7 @@ def states(request: HttpRequest) -> dict[str, Any]:
 
 
 @json_view
-def progress(request: HttpRequest) -> dict[str, Any]:
+def progress(request: UserRequest) -> dict[str, Any]:
     """One model's state; operators also get its replicas' load phases and last exits."""
     row = model_details.visible_model(request.user, _pk(request))
     beats = model_details.get_heartbeats()
@@ -69,7 +71,7 @@ def progress(request: HttpRequest) -> dict[str, Any]:
 
 
 @json_view
-def log(request: HttpRequest) -> dict[str, Any]:
+def log(request: UserRequest) -> dict[str, Any]:
     """The end of a replica's log, or the lines after `?after=`. Operators only."""
     require_operator(to_actor(request.user))
     row = model_details.visible_model(request.user, _pk(request))
@@ -77,9 +79,9 @@ def log(request: HttpRequest) -> dict[str, Any]:
     return {"lines": [{"id": line.id, "at": line.at, "text": line.text} for line in lines]}
 
 
-def show_list(request: HttpRequest, error: QuireError | None = None) -> HttpResponse:
+def show_list(request: UserRequest, error: QuireError | None = None) -> HttpResponse:
     """Render the list with the last outcome or error."""
-    user: Any = request.user
+    user = request.user
     operator, beats = to_actor(user).is_operator, model_details.get_heartbeats()
     rows = list(model_details.visible_models(user).prefetch_related("replicas")[:MAX_ROWS])
     context = {
@@ -95,10 +97,10 @@ def show_list(request: HttpRequest, error: QuireError | None = None) -> HttpResp
 
 
 def show_one(
-    request: HttpRequest, model: ServedModel, error: QuireError | None = None
+    request: UserRequest, model: ServedModel, error: QuireError | None = None
 ) -> HttpResponse:
     """Render a model's page with the last outcome or error."""
-    user: Any = request.user
+    user = request.user
     operator, beats = to_actor(user).is_operator, model_details.get_heartbeats()
     model_beats = [beat for beat in beats if beat.model.name == model.name]
     context: dict[str, Any] = {
@@ -122,7 +124,7 @@ def show_one(
     return render(request, "console/model.html", context, status=status)
 
 
-def _need(request: HttpRequest, model: ServedModel) -> dict[str, Any]:
+def _need(request: UserRequest, model: ServedModel) -> dict[str, Any]:
     checkpoint, download = model_details.checkpoint_of(model.source, model.settings), None
     try:
         if checkpoint is None and "hub" in request.GET and model_details.is_on_hub(model.source):
@@ -136,7 +138,7 @@ def _need(request: HttpRequest, model: ServedModel) -> dict[str, Any]:
         return {"need": None, "need_error": error}
 
 
-def _pk(request: HttpRequest) -> int:
+def _pk(request: UserRequest) -> int:
     text = request.GET.get("model", "")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 18 else 0
 
@@ -189,10 +191,10 @@ def _failure(row: ServedModel) -> str:
     return ""
 
 
-Action = Callable[[HttpRequest, ServedModel], str]
+Action = Callable[[UserRequest, ServedModel], str]
 
 
-def post_action(function: Action) -> Callable[..., HttpResponse]:
+def post_action(function: Action) -> Callable[..., HttpResponseBase]:
     """Turn an operator's action on a model into a POST view that redirects to its page."""
 
     @reauthentication_required
@@ -200,7 +202,7 @@ def post_action(function: Action) -> Callable[..., HttpResponse]:
     @never_cache
     @login_required
     @wraps(function)
-    def view(request: HttpRequest, pk: int) -> HttpResponse:
+    def view(request: UserRequest, pk: int) -> HttpResponse:
         model: ServedModel | None = None
         try:
             model = model_details.visible_model(request.user, pk)
@@ -216,21 +218,21 @@ def post_action(function: Action) -> Callable[..., HttpResponse]:
 
 
 @post_action
-def load(request: HttpRequest, model: ServedModel) -> str:
+def load(request: UserRequest, model: ServedModel) -> str:
     """Load the model."""
     actions.load_model(actor=request.user, name=model.name)
     return f"{model.name} is being loaded."
 
 
 @post_action
-def unload(request: HttpRequest, model: ServedModel) -> str:
+def unload(request: UserRequest, model: ServedModel) -> str:
     """Drain and stop the model's replicas."""
     actions.unload_model(actor=request.user, model=model)
     return f"{model.name} drains: its replicas finish their requests, then stop."
 
 
 @post_action
-def sleep(request: HttpRequest, model: ServedModel) -> str:
+def sleep(request: UserRequest, model: ServedModel) -> str:
     """Put the model to sleep to free its memory."""
     level = request.POST.get("level", "1")
     if level not in ("1", "2"):
@@ -240,14 +242,14 @@ def sleep(request: HttpRequest, model: ServedModel) -> str:
 
 
 @post_action
-def wake(request: HttpRequest, model: ServedModel) -> str:
+def wake(request: UserRequest, model: ServedModel) -> str:
     """Wake the model."""
     actions.wake_model(actor=request.user, model=model)
     return f"{model.name} is waking up."
 
 
 @post_action
-def delete(request: HttpRequest, model: ServedModel) -> str:
+def delete(request: UserRequest, model: ServedModel) -> str:
     """Remove the model from the catalogue."""
     name = model.name
     actions.delete_model(actor=request.user, model=model)
@@ -255,7 +257,7 @@ def delete(request: HttpRequest, model: ServedModel) -> str:
 
 
 @post_action
-def restart(request: HttpRequest, model: ServedModel) -> str:
+def restart(request: UserRequest, model: ServedModel) -> str:
     """Drain and restart one replica."""
     name = request.POST.get("replica", "")
     replica = Replica.objects.filter(served_model=model, replica_id=name).first()
@@ -269,7 +271,7 @@ def restart(request: HttpRequest, model: ServedModel) -> str:
 @require_http_methods(["GET", "HEAD", "POST"])
 @never_cache
 @login_required
-def add(request: HttpRequest) -> HttpResponse:
+def add(request: UserRequest) -> HttpResponse:
     """Add and load a new model."""
     return _form(request, None)
 
@@ -278,7 +280,7 @@ def add(request: HttpRequest) -> HttpResponse:
 @require_http_methods(["GET", "HEAD", "POST"])
 @never_cache
 @login_required
-def change(request: HttpRequest, pk: int) -> HttpResponse:
+def change(request: UserRequest, pk: int) -> HttpResponse:
     """Change a model's settings."""
     try:
         return _form(request, model_details.visible_model(request.user, pk))
@@ -286,7 +288,7 @@ def change(request: HttpRequest, pk: int) -> HttpResponse:
         return show_list(request, error)
 
 
-def _form(request: HttpRequest, model: ServedModel | None) -> HttpResponse:
+def _form(request: UserRequest, model: ServedModel | None) -> HttpResponse:
     try:
         require_operator(to_actor(request.user))
     except QuireError as error:
@@ -310,13 +312,16 @@ def _form(request: HttpRequest, model: ServedModel | None) -> HttpResponse:
 
 
 def _show_form(
-    request: HttpRequest, model: ServedModel | None, form: ServedModelForm, status: int = 200
+    request: UserRequest,
+    model: ServedModel | None,
+    form: ServedModelForm,
+    status: int = 200,
 ) -> HttpResponse:
     context: dict[str, Any] = {"model": model, "form": form, **_source_context(request, form)}
     return render(request, "console/model_form.html", context, status=status)
 
 
-def _source_context(request: HttpRequest, form: ServedModelForm) -> dict[str, Any]:
+def _source_context(request: UserRequest, form: ServedModelForm) -> dict[str, Any]:
     """Template context: the checkpoint of the form's source and its memory estimate."""
     source = post_text(request, "source") or form.values.get("source", "")
     if not source:

@@ -7,7 +7,7 @@ from typing import Any
 from asgiref.sync import async_to_sync
 from django.conf import settings
 from django.contrib.auth.decorators import login_required
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpResponse
 from django.shortcuts import render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
@@ -41,13 +41,14 @@ from tenants.actions.tenants import MAX_RESERVED_FRACTION
 from tenants.actors import to_actor
 from tenants.authentication import caller_for_user
 from tenants.models import Tenant
+from tenants.sessions import UserRequest
 
 #: Maximum number of tenants in a picker.
 MAX_TENANTS = 500
 
 
 @json_view
-def models(request: HttpRequest) -> dict[str, Any]:
+def models(request: UserRequest) -> dict[str, Any]:
     """Models and adapters that the user may use in the playground, with their states.
 
     `?tenant=` selects one of the user's tenants (default: the first they joined); the response
@@ -80,19 +81,19 @@ def models(request: HttpRequest) -> dict[str, Any]:
 
 
 @json_view
-def overview_json(request: HttpRequest) -> dict[str, Any]:
+def overview_json(request: UserRequest) -> dict[str, Any]:
     """Models available to the user's tenants, or to `?tenant=`, and their replicas."""
     return overview_of(request.user, request.GET.get("tenant"))
 
 
 @json_view
-def usage(request: HttpRequest) -> dict[str, Any]:
+def usage(request: UserRequest) -> dict[str, Any]:
     """Recent usage by tenant and model."""
     return recent_usage(request.user)
 
 
 @json_view
-def history(request: HttpRequest) -> dict[str, Any]:
+def history(request: UserRequest) -> dict[str, Any]:
     """Traffic history for the overview page."""
     return get_traffic_history(request.user, request.GET)
 
@@ -100,9 +101,9 @@ def history(request: HttpRequest) -> dict[str, Any]:
 @require_safe
 @never_cache
 @login_required
-def fairness(request: HttpRequest) -> HttpResponse:
+def fairness(request: UserRequest) -> HttpResponse:
     """Service by tenant: all tenants for operators, else the tenant against all others."""
-    user: Any = request.user
+    user = request.user
     try:
         tenant = resolve_tenant_scope(user, request.GET)
         time_range = resolve_range(request.GET)
@@ -132,7 +133,7 @@ def fairness(request: HttpRequest) -> HttpResponse:
 
 
 @json_view
-def figures(request: HttpRequest) -> dict[str, Any]:
+def figures(request: UserRequest) -> dict[str, Any]:
     """Fairness figures for the page."""
     return get_fairness(request.user, request.GET)
 
@@ -143,9 +144,9 @@ MAX_NAMES = 200
 @require_safe
 @never_cache
 @login_required
-def overview(request: HttpRequest) -> HttpResponse:
+def overview(request: UserRequest) -> HttpResponse:
     """The overview page: current load, traffic, models, replicas and how to call the API."""
-    user: Any = request.user
+    user = request.user
     operator = to_actor(user).is_operator
     base = {"base_url": request.build_absolute_uri(mounted("/v1")), "operator": operator}
     try:

@@ -8,7 +8,7 @@ from functools import wraps
 from typing import Any
 
 from django.contrib.auth.decorators import login_required
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http import HttpResponse, JsonResponse
 from django.shortcuts import render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_safe
@@ -25,6 +25,8 @@ from storage import actions
 from storage.access import MAX_LISTED, access_conversation, access_conversations
 from storage.models import SavedConversation
 from tenants.authentication import AuthenticationFailed
+from tenants.models import User
+from tenants.sessions import UserRequest
 
 Answer = Callable[..., dict[str, Any]]
 View = Callable[..., HttpResponse]
@@ -37,7 +39,7 @@ def json_action(*methods: str) -> Callable[[Answer], View]:
         @require_http_methods(methods)
         @never_cache
         @wraps(function)
-        def view(request: HttpRequest, **kwargs: Any) -> HttpResponse:
+        def view(request: UserRequest, **kwargs: Any) -> HttpResponse:
             try:
                 if not request.user.is_authenticated:
                     raise AuthenticationFailed("Log in first.", code="not_logged_in")
@@ -51,9 +53,9 @@ def json_action(*methods: str) -> Callable[[Answer], View]:
 
 
 @json_action("GET", "POST")
-def conversations(request: HttpRequest) -> dict[str, Any]:
+def conversations(request: UserRequest) -> dict[str, Any]:
     """The user's conversations in `?tenant=` that match `?q=`, before `?before=`; POST creates."""
-    user: Any = request.user
+    user = request.user
     tenant = current_tenant(request)
     if tenant is None:
         raise NotFound("You belong to no tenant.")
@@ -72,13 +74,13 @@ def conversations(request: HttpRequest) -> dict[str, Any]:
 
 
 @json_action("GET", "PUT", "PATCH", "DELETE")
-def conversation(request: HttpRequest, public_id: str) -> dict[str, Any]:
+def conversation(request: UserRequest, public_id: str) -> dict[str, Any]:
     """One conversation: GET reads, PUT writes, PATCH renames or shares, DELETE deletes."""
-    user: Any = request.user
+    user = request.user
     if request.method == "GET":
         row = access_conversation(user, public_id)
         return {**to_json(row, user), "document": row.document}
-    target = {"actor": user, "public_id": public_id}
+    target: dict[str, Any] = {"actor": user, "public_id": public_id}
     if request.method == "DELETE":
         actions.delete_conversation(**target)
         return {"id": public_id, "deleted": True}
@@ -87,18 +89,17 @@ def conversation(request: HttpRequest, public_id: str) -> dict[str, Any]:
         if not isinstance(body["version"], int):
             raise InvalidRequest("version must be a number.", param="version")
         return to_json(actions.update_conversation(**target, **body), user)
-    body = _body(request)
-    row = None
+    body, renamed = _body(request), None
     if isinstance(title := body.get("title"), str):
-        row = actions.rename_conversation(**target, title=title)
+        renamed = actions.rename_conversation(**target, title=title)
     if isinstance(shared := body.get("shared"), bool):
-        row = actions.share_conversation(**target, shared=shared)
-    if row is None:
+        renamed = actions.share_conversation(**target, shared=shared)
+    if renamed is None:
         raise InvalidRequest("Name a title, or whether it's shared.", param="title")
-    return to_json(row, user)
+    return to_json(renamed, user)
 
 
-def to_json(row: SavedConversation, user: Any) -> dict[str, Any]:
+def to_json(row: SavedConversation, user: User) -> dict[str, Any]:
     """A conversation without its document."""
     return {
         "id": row.public_id,
@@ -112,7 +113,7 @@ def to_json(row: SavedConversation, user: Any) -> dict[str, Any]:
     }
 
 
-def _body(request: HttpRequest, *names: str) -> dict[str, Any]:
+def _body(request: UserRequest, *names: str) -> dict[str, Any]:
     """The named fields of the body, all required; without names the whole body."""
     body = parse_object(request.body, gateway_settings().max_json_depth)
     for name in names:
@@ -292,7 +293,7 @@ STARTERS = (
 @require_safe
 @never_cache
 @login_required
-def playground(request: HttpRequest) -> HttpResponse:
+def playground(request: UserRequest) -> HttpResponse:
     """Chat with a model over a WebSocket."""
     context = {"groups": GROUPS, "socket_path": mounted(SOCKET_PATH), "starters": STARTERS}
     return render(request, "console/playground.html", context)

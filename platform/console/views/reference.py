@@ -343,8 +343,8 @@ def shapes() -> list[Shape]:
 
 
 def _operation(method: str, path: str, operation: dict[str, Any]) -> Operation:
-    kinds = operation.get("requestBody", {}).get("content", {})
-    content = kinds.get(JSON) or next(iter(kinds.values()), {})
+    kinds: dict[str, Any] = operation.get("requestBody", {}).get("content", {})
+    content: dict[str, Any] = kinds.get(JSON) or next(iter(kinds.values()), {})
     answers = operation["responses"]
     success = next(answer for code, answer in answers.items() if code.startswith("2"))
     multipart = bool(kinds) and JSON not in kinds

@@ -9,7 +9,7 @@ from django import forms
 from django.contrib.auth.decorators import login_required
 from django.core.paginator import Page, Paginator
 from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
@@ -33,6 +33,7 @@ from tenants import actions
 from tenants.access import access_role
 from tenants.actors import to_actor
 from tenants.models import Role, Tenant
+from tenants.sessions import UserRequest
 
 PAGE = 50
 #: Days that the list covers without a search.
@@ -97,19 +98,19 @@ class SearchForm(forms.Form):
 @require_safe
 @never_cache
 @login_required
-def requests(request: HttpRequest) -> HttpResponse:
+def requests(request: UserRequest) -> HttpResponse:
     """Requests of one of the user's tenants, or with `?all=yes` all that the user may see."""
     return show(request, None)
 
 
 def show(
-    request: HttpRequest,
+    request: UserRequest,
     tenant: Tenant | None,
     *,
     error: QuireError | None = None,
 ) -> HttpResponse:
     """Render the list with the last outcome or error."""
-    user: Any = request.user
+    user = request.user
     form, rows = SearchForm(request.GET), RequestEntry.objects.none()
     whole = request.GET.get("all") == "yes"
     context: dict[str, Any] = {"form": form, "whole": whole}
@@ -162,7 +163,7 @@ def latest_request_at(tenant_id: int) -> dict[str, float]:
 
 @reauthentication_required
 @post_action("requests", show)
-def toggle_content_logging(request: HttpRequest, tenant: Tenant) -> dict[str, Any]:
+def toggle_content_logging(request: UserRequest, tenant: Tenant) -> dict[str, Any]:
     """Turn storing prompts and answers on or off."""
     store_prompts = request.POST.get("store") == "yes"
     actions.update_tenant(actor=request.user, tenant=tenant, store_prompts=store_prompts)
@@ -177,9 +178,9 @@ def toggle_content_logging(request: HttpRequest, tenant: Tenant) -> dict[str, An
 @require_safe
 @never_cache
 @login_required
-def request_detail(request: HttpRequest, name: str) -> HttpResponse:
+def request_detail(request: UserRequest, name: str) -> HttpResponse:
     """Details of a request by any of its ids; 404 if the user may not see it."""
-    user: Any = request.user
+    user = request.user
     try:
         entry = access_request_entry(user, name)
     except QuireError as error:

@@ -7,7 +7,7 @@ from typing import Any
 
 from django.contrib.auth.decorators import login_required
 from django.core.exceptions import PermissionDenied
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpResponse
 from django.shortcuts import render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
@@ -22,12 +22,13 @@ from metering.budgets import access_deliveries, access_delivery, access_webhooks
 from tenants.access import access_role, first_tenant
 from tenants.actors import to_actor
 from tenants.models import Role, Tenant
+from tenants.sessions import UserRequest
 
 
 @require_safe
 @never_cache
 @login_required
-def settings(request: HttpRequest) -> HttpResponse:
+def settings(request: UserRequest) -> HttpResponse:
     """Settings in force on this gateway and of each model, with their sources. Operators only."""
     if not to_actor(request.user).is_operator:
         raise PermissionDenied
@@ -53,20 +54,20 @@ MAX_ROWS = 100
 @require_safe
 @never_cache
 @login_required
-def webhook(request: HttpRequest) -> HttpResponse:
+def webhook(request: UserRequest) -> HttpResponse:
     """A tenant's webhook and its deliveries. Admins only."""
     return render_page(request, show)
 
 
 def show(
-    request: HttpRequest,
+    request: UserRequest,
     tenant: Tenant | None,
     *,
     outcome: dict[str, Any] | None = None,
     error: QuireError | None = None,
 ) -> HttpResponse:
     """Render the page with the last outcome or error."""
-    user: Any = request.user
+    user = request.user
     tenant = tenant or first_tenant(user)
     context: dict[str, Any] = {**tenant_context(user, tenant), "told": outcome, "error": error}
     if tenant is not None and access_role(user, tenant).rank >= Role.ADMIN.rank:
@@ -80,7 +81,7 @@ def show(
 
 @reauthentication_required
 @post_action("webhook", show)
-def set_webhook(request: HttpRequest, tenant: Tenant) -> dict[str, Any]:
+def set_webhook(request: UserRequest, tenant: Tenant) -> dict[str, Any]:
     """Set the webhook's URL and create a new secret, shown once."""
     url = post_text(request, "url") or ""
     webhook = actions.set_webhook(actor=request.user, tenant=tenant, url=url)
@@ -89,21 +90,21 @@ def set_webhook(request: HttpRequest, tenant: Tenant) -> dict[str, Any]:
 
 @reauthentication_required
 @post_action("webhook", show)
-def delete_webhook(request: HttpRequest, tenant: Tenant) -> dict[str, Any]:
+def delete_webhook(request: UserRequest, tenant: Tenant) -> dict[str, Any]:
     """Delete the webhook."""
     actions.delete_webhook(actor=request.user, tenant=tenant)
     return {"text": "No more events are sent."}
 
 
 @post_action("webhook", show)
-def try_webhook(request: HttpRequest, tenant: Tenant) -> dict[str, Any]:
+def try_webhook(request: UserRequest, tenant: Tenant) -> dict[str, Any]:
     """Send a test event."""
     actions.send_test_event(actor=request.user, tenant=tenant)
     return {"text": "A test event is being sent. Reload the page in a moment to see the result."}
 
 
 @post_action("webhook", show)
-def send_again(request: HttpRequest, tenant: Tenant, pk: int) -> dict[str, Any]:
+def send_again(request: UserRequest, tenant: Tenant, pk: int) -> dict[str, Any]:
     """Send an abandoned event again."""
     delivery = access_delivery(request.user, tenant, pk)
     actions.redeliver(actor=request.user, delivery=delivery)

@@ -13,7 +13,7 @@ from django import forms
 from django.conf import settings
 from django.contrib.auth.decorators import login_required
 from django.db.models import Count, Q
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpResponse
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
 from django.urls import reverse
@@ -51,26 +51,27 @@ from tenants.access import (
 from tenants.actions.tenants import MAX_RESERVED_FRACTION
 from tenants.actors import to_actor
 from tenants.models import ApiKey, Role, Tenant, User
+from tenants.sessions import UserRequest
 from tenants.tenant_data import data_kinds, export_chunks
 
 
 @require_safe
 @never_cache
 @login_required
-def data(request: HttpRequest) -> HttpResponse:
+def data(request: UserRequest) -> HttpResponse:
     """Retention, export and erasure of one of the user's tenants. Owners only."""
     return render_page(request, show)
 
 
 def show(
-    request: HttpRequest,
+    request: UserRequest,
     tenant: Tenant | None,
     *,
     outcome: dict[str, Any] | None = None,
     error: QuireError | None = None,
 ) -> HttpResponse:
     """Render the page with the last outcome or error."""
-    user: Any = request.user
+    user = request.user
     tenant = tenant or first_tenant(user)
     context: dict[str, Any] = {**tenant_context(user, tenant), "told": outcome, "error": error}
     if tenant is not None and access_role(user, tenant) == Role.OWNER:
@@ -83,7 +84,7 @@ def show(
 
 @reauthentication_required
 @post_action("data", show)
-def keep(request: HttpRequest, tenant: Tenant) -> dict[str, Any]:
+def keep(request: UserRequest, tenant: Tenant) -> dict[str, Any]:
     """Set the retention of content, and whether playground conversations are stored."""
     days = post_int(request, "days")
     actions.update_tenant(
@@ -101,7 +102,7 @@ def keep(request: HttpRequest, tenant: Tenant) -> dict[str, Any]:
 @require_POST
 @never_cache
 @login_required
-def export(request: HttpRequest) -> HttpResponseBase:
+def export(request: UserRequest) -> HttpResponseBase:
     """Download all of the tenant's data as a ZIP archive."""
     tenant = None
     try:
@@ -116,7 +117,7 @@ def export(request: HttpRequest) -> HttpResponseBase:
 @require_POST
 @never_cache
 @login_required
-def erase(request: HttpRequest) -> HttpResponse:
+def erase(request: UserRequest) -> HttpResponse:
     """Erase the tenant. Its members' sessions end, so this redirects to the login."""
     tenant = None
     try:
@@ -128,7 +129,7 @@ def erase(request: HttpRequest) -> HttpResponse:
     return redirect("login")
 
 
-def _require_tenant(request: HttpRequest) -> Tenant:
+def _require_tenant(request: UserRequest) -> Tenant:
     """The current tenant. Raises: `NotFound`."""
     tenant = current_tenant(request)
     if tenant is None:
@@ -285,9 +286,9 @@ class LimitsForm(forms.Form):
 @require_safe
 @never_cache
 @login_required
-def tenants(request: HttpRequest) -> HttpResponse:
+def tenants(request: UserRequest) -> HttpResponse:
     """The user's tenants, or all for operators; redirects a member of only one to its home."""
-    user: Any = request.user
+    user = request.user
     active = access_tenants(user).filter(active=True)
     if not to_actor(user).is_operator and active.count() == 1:
         return redirect("tenant", active.get().slug)
@@ -297,7 +298,7 @@ def tenants(request: HttpRequest) -> HttpResponse:
 @require_safe
 @never_cache
 @login_required
-def tenant(request: HttpRequest, slug: str) -> HttpResponse:
+def tenant(request: UserRequest, slug: str) -> HttpResponse:
     """A tenant's home."""
     return _home(request, slug)
 
@@ -305,9 +306,9 @@ def tenant(request: HttpRequest, slug: str) -> HttpResponse:
 @require_POST
 @never_cache
 @login_required
-def create(request: HttpRequest) -> HttpResponse:
+def create(request: UserRequest) -> HttpResponse:
     """Create a tenant. Operators only."""
-    user: Any = request.user
+    user = request.user
     try:
         tenant = actions.create_tenant(actor=user, **cleaned_or_400(NewTenant(request.POST)))
     except QuireError as error:
@@ -321,9 +322,9 @@ def create(request: HttpRequest) -> HttpResponse:
 @require_POST
 @never_cache
 @login_required
-def limit(request: HttpRequest, slug: str) -> HttpResponse:
+def limit(request: UserRequest, slug: str) -> HttpResponse:
     """Change a tenant's share and limits. Operators only."""
-    user: Any = request.user
+    user = request.user
     try:
         tenant = access_tenant(user, slug)
         actions.update_tenant(actor=user, tenant=tenant, **cleaned_or_400(LimitsForm(request.POST)))
@@ -333,8 +334,8 @@ def limit(request: HttpRequest, slug: str) -> HttpResponse:
     return redirect("tenant", slug)
 
 
-def _list(request: HttpRequest, error: QuireError | None = None) -> HttpResponse:
-    user: Any = request.user
+def _list(request: UserRequest, error: QuireError | None = None) -> HttpResponse:
+    user = request.user
     tenants = access_tenants(user).annotate(
         people=Count("memberships", distinct=True),
         live_keys=Count("api_keys", filter=Q(api_keys__revoked_at=None), distinct=True),
@@ -357,8 +358,8 @@ def _amounts(usage: UsageTotals | None) -> tuple[int, int]:
     return (usage.requests, usage.prompt_tokens + usage.completion_tokens) if usage else (0, 0)
 
 
-def _home(request: HttpRequest, slug: str, error: QuireError | None = None) -> HttpResponse:
-    user: Any = request.user
+def _home(request: UserRequest, slug: str, error: QuireError | None = None) -> HttpResponse:
+    user = request.user
     try:
         tenant = access_tenant(user, slug)
     except QuireError as missing:
@@ -388,7 +389,7 @@ def _home(request: HttpRequest, slug: str, error: QuireError | None = None) -> H
     return render(request, "console/tenant.html", context, status=status)
 
 
-def _limits(request: HttpRequest, tenant: Tenant, error: QuireError | None) -> dict[str, Any]:
+def _limits(request: UserRequest, tenant: Tenant, error: QuireError | None) -> dict[str, Any]:
     """Template context of the limits form, with the share that other tenants have reserved."""
     names = ("weight", "kv_reserved_fraction", "kv_max_fraction", *NUMBERS)
     initial = {name: getattr(tenant, name) for name in names}

@@ -13,7 +13,6 @@ from urllib.parse import urlencode
 from django import forms
 from django.conf import settings
 from django.contrib.auth.decorators import login_required
-from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from django.shortcuts import render
 from django.views.decorators.cache import never_cache
@@ -28,6 +27,7 @@ from metering.money import amount_text
 from tenants.access import access_role
 from tenants.actors import require_operator, to_actor
 from tenants.models import Tenant, User
+from tenants.sessions import UserRequest
 
 #: Columns to group by: label in the form.
 GROUPS = {
@@ -84,9 +84,9 @@ class Row:
 @require_safe
 @never_cache
 @login_required
-def usage(request: HttpRequest) -> HttpResponseBase:
+def usage(request: UserRequest) -> HttpResponseBase:
     """Usage of one of the user's tenants, or with `?all=yes` of all; `?format=csv` exports it."""
-    user: Any = request.user
+    user = request.user
     whole = request.GET.get("all") == "yes"
     today = datetime.now(UTC).date()
     initial = {"first": today - timedelta(days=DAYS - 1), "last": today, "by": ["model"]}

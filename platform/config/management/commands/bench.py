@@ -18,6 +18,12 @@ from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError, QuireError
 
 
+def _kernel_set(core: Any) -> Any:
+    """The `KernelSet` of the engine's worker."""
+    [kernels] = core.executor.collective_rpc(lambda worker: worker.kernels)
+    return kernels
+
+
 class Command(BaseCommand):
     """Measure latency, throughput, a running server or a GPU's kernels."""
 
@@ -161,19 +167,14 @@ class Command(BaseCommand):
         facts, capacity = core.facts, core.capacity
         self.stdout.write(
             f"{facts.architecture}, {facts.num_parameters / 1e6:.1f} M parameters, "
-            f"{facts.dtype}, kernels: {self._kernels(core).name}, "
+            f"{facts.dtype}, kernels: {_kernel_set(core).name}, "
             f"{capacity.num_blocks} blocks, budget {capacity.token_budget} tokens a step"
         )
         return core
 
-    @staticmethod
-    def _kernels(core: Any) -> Any:
-        [kernels] = core.executor.collective_rpc(lambda worker: worker.kernels)
-        return kernels
-
     def _engine_of(self, core: Any) -> dict[str, Any]:
         """What the figures are of."""
-        config, kernels = core.config, self._kernels(core)
+        config, kernels = core.config, _kernel_set(core)
         return {
             "model": config.name,
             "weights": config.quantization or core.facts.dtype,

@@ -8,7 +8,7 @@ import multiprocessing.connection
 import signal
 import threading
 import warnings
-from typing import Any
+from typing import Any, cast
 
 from celery.beat import EmbeddedService
 from celery.exceptions import SecurityWarning
@@ -79,7 +79,7 @@ def run_threads(queues: list[str], *, beats: bool) -> None:
     if beats:
         # Its own schedule file would be a pickle; nothing of it needs to outlive the process.
         beat = EmbeddedService(app, thread=True, scheduler_cls=SCHEDULER)
-        worker_ready.connect(lambda **_: start(beat), weak=False)
+        worker_ready.connect(lambda **_: start(cast(threading.Thread, beat)), weak=False)
     _work(queues, "--pool=threads", f"--concurrency={THREADS}")
 
 

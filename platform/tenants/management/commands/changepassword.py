@@ -24,8 +24,10 @@ class Command(changepassword.Command):
         user = find_user(options["username"] or getpass.getuser())
         self.stdout.write(f"Changing password for user '{user}'")
         for _ in range(TRIES):
-            password = self._get_pass()
-            if password != self._get_pass("Password (again): "):
+            # Methods that django-stubs leaves out.
+            password = self._get_pass()  # type: ignore[attr-defined]
+            again = self._get_pass("Password (again): ")  # type: ignore[attr-defined]
+            if password != again:
                 self.stdout.write("Passwords do not match. Please try again.")
                 continue
             try:
