@@ -28,7 +28,7 @@ help:
 	@echo "make sanitize        the CPU kernels' tests, watched for stray memory accesses and races"
 	@echo "make lint            ruff (with bandit's rules), mypy, import contracts, what audit found"
 	@echo "make audit           known vulnerabilities of what is pinned, where the data can be reached"
-	@echo "make docs            write the generated pages of docs/"
+	@echo "make docs            write the generated pages of docs/, and kernels/cpu/abi.py from its header"
 	@echo "make bench [ARGS=..] measure latency and throughput here"
 	@echo "make clean           remove the virtual environment and caches (data in .quire/ stays)"
 
@@ -88,6 +88,7 @@ format: $(VENV)/.installed-test
 	$(BIN)/ruff format .
 
 docs: $(VENV)/.installed-test
+	$(BIN)/python -m tools.abi
 	$(BIN)/python -m tools.docs
 	$(BIN)/python manage.py openapi -o docs/openapi.json
 

@@ -21,21 +21,3 @@ class CpuKernelsUnavailable(KernelsUnavailable):
 
 class VariantUnavailable(CpuKernelsUnavailable):
     """One variant can't be had here; a lesser one may."""
-
-
-class StructMismatch(KernelsUnavailable):
-    """A struct of the library isn't laid out as Python fills it in.
-
-    The two come from different versions: nothing falls back, since only a new installation helps.
-
-    Attributes:
-        struct: its name in C++.
-        field: the first field that differs, or None where the whole struct does.
-    """
-
-    def __init__(self, struct: str, field: str | None, told: str) -> None:
-        name = struct if field is None else f"{struct}.{field}"
-        super().__init__(
-            f"the CPU kernels' library doesn't go with this version of Quire: {name} is {told}"
-        )
-        self.struct, self.field = struct, field

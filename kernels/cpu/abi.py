@@ -1,368 +1,247 @@
-"""The structs that Python fills in and C++ reads, each named as in C++.
-
-Their fields, sizes and offsets must be those that the compiler chose: `check_structs` compares them
-when the library is loaded, so that no field is ever read as another.
-"""
+"""The library's structs and functions: `python -m tools.abi` writes this from abi.h."""
+# fmt: off
 
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
-from kernels.attention_args import BlockSparse
-from kernels.errors import StructMismatch
-
-L, N, F, P = ctypes.c_int64, ctypes.c_int32, ctypes.c_float, ctypes.c_void_p
-
-Field = tuple[int, int, str]
-"""Offset and size in bytes; "pointer", "integer", "float" or "struct"."""
+L, N, F, D, P = ctypes.c_int64, ctypes.c_int32, ctypes.c_float, ctypes.c_double, ctypes.c_void_p
 
 
 class Activation(ctypes.Structure):
-    """Declared in gate.h."""
-
-    _fields_ = [("kind", N), ("limit", F), ("alpha", F)]
+    _fields_ = [
+        ("kind", N), ("limit", F), ("alpha", F),
+    ]
 
 
 class Norm(ctypes.Structure):
-    """Declared in ops.h."""
-
-    _fields_ = [("weight", P), ("bias", P), ("kind", L)]
+    _fields_ = [
+        ("weight", P), ("bias", P), ("kind", L),
+    ]
 
 
 class HeadNorm(ctypes.Structure):
-    """Declared in decoder.h."""
-
-    _fields_ = [("weight", P), ("bias", P), ("stride", L)]
+    _fields_ = [
+        ("weight", P), ("bias", P), ("stride", L),
+    ]
 
 
 class Sparse(ctypes.Structure):
-    """Declared in attention.h."""
-
-    _fields_ = [(name, L) for name in ("block", "local", "stride", "head_step")]
-
-    @classmethod
-    def of(cls, sparse: BlockSparse | None) -> Sparse:
-        """The same; without a block: all tokens are seen.
-
-        Raises ValueError for sizes that name no blocks.
-        """
-        if sparse is None:
-            return cls(0, 0, 0, 0)
-        sizes = (sparse.block, sparse.local, sparse.stride)
-        if min(sizes) < 1 or sparse.head_step < 0 or max(*sizes, sparse.head_step) >= 1 << 31:
-            raise ValueError(f"{sparse} must have sizes from 1 to 2^31")
-        return cls(sparse.block, sparse.local, sparse.stride, sparse.head_step)
+    _fields_ = [
+        ("block", L), ("local", L), ("stride", L), ("head_step", L),
+    ]
 
 
 class AttentionArgs(ctypes.Structure):
-    """Declared in attention.h."""
-
     _fields_ = [
-        *((name, P) for name in ("q", "out")),
-        *((name, L) for name in ("q_stride", "tokens", "q_heads", "kv_heads", "head_size")),
-        *((name, P) for name in ("key_cache", "value_cache", "key_scales", "value_scales")),
-        *((name, L) for name in ("num_blocks", "block_size")),
-        ("block_tables", P),
-        ("table_stride", L),
-        *((name, P) for name in ("seq_lens", "starts")),
-        ("num_seqs", L),
-        *((name, P) for name in ("alibi", "sinks")),
-        ("window", L),
-        ("sparse", Sparse),
-        *((name, F) for name in ("scale", "soft_cap")),
-        *((name, N) for name in ("dtype", "cache_dtype")),
-        ("rows", P),
-        ("num_rows", L),
+        ("q", P), ("out", P), ("q_stride", L), ("tokens", L), ("q_heads", L), ("kv_heads", L),
+        ("head_size", L), ("key_cache", P), ("value_cache", P), ("key_scales", P),
+        ("value_scales", P), ("num_blocks", L), ("block_size", L), ("block_tables", P),
+        ("table_stride", L), ("seq_lens", P), ("starts", P), ("num_seqs", L), ("alibi", P),
+        ("sinks", P), ("window", L), ("sparse", Sparse), ("scale", F), ("soft_cap", F),
+        ("dtype", N), ("cache_dtype", N), ("rows", P), ("num_rows", L),
     ]
 
 
 class RopeArgs(ctypes.Structure):
-    """Declared in ops.h."""
-
     _fields_ = [
-        *((name, P) for name in ("q", "k", "v")),
-        *((name, L) for name in ("q_stride", "k_stride", "v_stride")),
-        *((name, L) for name in ("tokens", "q_heads", "kv_heads", "head_size")),
-        *((name, P) for name in ("positions", "cos_sin")),
-        *((name, L) for name in ("max_position", "rotary")),
-        *((name, P) for name in ("key_cache", "value_cache", "key_scales", "value_scales")),
-        *((name, L) for name in ("num_blocks", "block_size")),
-        *((name, P) for name in ("slots", "q_norm", "k_norm")),
-        ("eps", F),
-        *((name, N) for name in ("norm_dtype", "neox", "dtype", "cache_dtype")),
+        ("q", P), ("k", P), ("v", P), ("q_stride", L), ("k_stride", L), ("v_stride", L),
+        ("tokens", L), ("q_heads", L), ("kv_heads", L), ("head_size", L), ("positions", P),
+        ("cos_sin", P), ("max_position", L), ("rotary", L), ("key_cache", P), ("value_cache", P),
+        ("key_scales", P), ("value_scales", P), ("num_blocks", L), ("block_size", L), ("slots", P),
+        ("q_norm", P), ("k_norm", P), ("eps", F), ("norm_dtype", N), ("neox", N), ("dtype", N),
+        ("cache_dtype", N),
     ]
 
 
 class Experts(ctypes.Structure):
-    """Declared in experts.h."""
-
     _fields_ = [
-        *((name, L) for name in ("hidden", "count", "top_k", "inner", "shared_inner")),
-        *((name, L) for name in ("groups", "top_groups", "group_best")),
-        *((name, P) for name in ("router", "gate_up", "down", "shared_gate_up", "shared_down")),
-        *((name, P) for name in ("shared_gate", "choice_bias")),
-        *((name, N) for name in ("softmax_first", "sigmoid", "renormalize")),
-        ("scale", F),
-        ("act", Activation),
+        ("hidden", L), ("count", L), ("top_k", L), ("inner", L), ("shared_inner", L), ("groups", L),
+        ("top_groups", L), ("group_best", L), ("router", P), ("gate_up", P), ("down", P),
+        ("shared_gate_up", P), ("shared_down", P), ("shared_gate", P), ("choice_bias", P),
+        ("softmax_first", N), ("sigmoid", N), ("renormalize", N), ("scale", F), ("act", Activation),
+    ]
+
+
+class LoraPart(ctypes.Structure):
+    _fields_ = [
+        ("b", P), ("first", L), ("columns", L), ("start", L), ("rank", L), ("scale", F),
+    ]
+
+
+class LoraLinear(ctypes.Structure):
+    _fields_ = [
+        ("a", P), ("n", L), ("rank", L), ("k", L), ("parts", P), ("num_parts", L), ("gain", P),
+        ("shift", P), ("dtype", N), ("pairs", N),
+    ]
+
+
+class LoraLayer(ctypes.Structure):
+    _fields_ = [
+        ("qkv", P), ("o", P), ("up", P), ("down", P), ("router", P), ("shared_up", P),
+        ("shared_down", P), ("shared_gate", P), ("expert_ups", P), ("expert_downs", P),
+    ]
+
+
+class LoraGroup(ctypes.Structure):
+    _fields_ = [
+        ("layers", P), ("rows", P), ("count", L),
+    ]
+
+
+class LoraUse(ctypes.Structure):
+    _fields_ = [
+        ("linear", P), ("rows", P), ("count", L),
+    ]
+
+
+class LoraInputs(ctypes.Structure):
+    _fields_ = [
+        ("from", L), ("to", L), ("rank", L), ("first", L), ("count", L), ("k", L),
+    ]
+
+
+class LoraOutputs(ctypes.Structure):
+    _fields_ = [
+        ("from", L), ("to", L), ("columns", L), ("rank", L), ("pairs", L),
     ]
 
 
 class DecoderShape(ctypes.Structure):
-    """Declared in decoder.h."""
-
     _fields_ = [
-        *((name, L) for name in ("hidden", "q_heads", "kv_heads", "head_size", "inner")),
-        *((name, L) for name in ("num_blocks", "block_size", "max_position", "rotary")),
-        *((name, F) for name in ("eps", "scale", "soft_cap", "residual_scale")),
-        *((name, N) for name in ("cache_dtype", "neox", "gated", "parallel")),
-        ("act", Activation),
-        ("clip_qkv", F),
+        ("hidden", L), ("q_heads", L), ("kv_heads", L), ("head_size", L), ("inner", L),
+        ("num_blocks", L), ("block_size", L), ("max_position", L), ("rotary", L), ("eps", F),
+        ("scale", F), ("soft_cap", F), ("residual_scale", F), ("cache_dtype", N), ("neox", N),
+        ("gated", N), ("parallel", N), ("act", Activation), ("clip_qkv", F),
     ]
 
 
 class DecoderLayer(ctypes.Structure):
-    """Declared in decoder.h."""
-
     _fields_ = [
-        ("input_norm", Norm),
-        *((name, P) for name in ("qkv", "q_norm", "k_norm", "q_full_norm", "k_full_norm")),
-        *((name, HeadNorm) for name in ("q_head_norm", "k_head_norm")),
-        *((name, P) for name in ("cos_sin", "key_cache", "value_cache", "key_scales")),
-        ("value_scales", P),
-        ("window", L),
-        ("sparse", Sparse),
-        *((name, P) for name in ("alibi", "sinks", "o")),
-        *((name, Norm) for name in ("attention_out_norm", "mlp_norm")),
-        *((name, P) for name in ("gate_up", "down", "experts")),
-        ("mlp_out_norm", Norm),
+        ("input_norm", Norm), ("qkv", P), ("q_norm", P), ("k_norm", P), ("q_full_norm", P),
+        ("k_full_norm", P), ("q_head_norm", HeadNorm), ("k_head_norm", HeadNorm), ("cos_sin", P),
+        ("key_cache", P), ("value_cache", P), ("key_scales", P), ("value_scales", P), ("window", L),
+        ("sparse", Sparse), ("alibi", P), ("sinks", P), ("o", P), ("attention_out_norm", Norm),
+        ("mlp_norm", Norm), ("gate_up", P), ("down", P), ("experts", P), ("mlp_out_norm", Norm),
         ("group", L),
     ]
 
 
 class DecoderGroup(ctypes.Structure):
-    """Declared in decoder.h."""
-
-    _fields_ = [("slots", P), ("block_tables", P), ("table_stride", L)]
+    _fields_ = [
+        ("slots", P), ("block_tables", P), ("table_stride", L),
+    ]
 
 
 class StepEnds(ctypes.Structure):
-    """Declared in step.h."""
-
     _fields_ = [
-        *((name, P) for name in ("decoder", "embedding", "head", "positions")),
-        *((name, L) for name in ("num_positions", "position_offset")),
-        *((name, F) for name in ("embedding_scale", "logit_scale")),
-        ("taps", P),
+        ("decoder", P), ("embedding", P), ("head", P), ("positions", P), ("num_positions", L),
+        ("position_offset", L), ("embedding_scale", F), ("logit_scale", F), ("taps", P),
         ("num_taps", L),
     ]
 
 
 class BlockTable(ctypes.Structure):
-    """Declared in step.h."""
-
-    _fields_ = [("blocks", P), ("stride", L)]
-
-
-class StepTables(ctypes.Structure):
-    """Declared in step.h."""
-
     _fields_ = [
-        ("tokens", P),
-        ("token_stride", L),
-        ("block_tables", P),
-        ("num_groups", L),
-        *((name, P) for name in ("num_prompt", "num_tokens", "num_computed")),
-        ("num_rows", L),
+        ("blocks", P), ("stride", L),
     ]
 
 
-class StepChoice(ctypes.Structure):
-    """Declared in step.h."""
-
-    _fields_ = [(name, P) for name in ("temperature", "top_k", "top_p", "min_p", "seeds", "edits")]
-
-
-class StepResult(ctypes.Structure):
-    """Declared in step.h."""
-
+class StepTables(ctypes.Structure):
     _fields_ = [
-        *((name, P) for name in ("out", "got", "open", "ids", "values", "ranks")),
-        ("most", L),
-        ("hidden", P),
+        ("tokens", P), ("token_stride", L), ("block_tables", P), ("num_groups", L),
+        ("num_prompt", P), ("num_tokens", P), ("num_computed", P), ("num_rows", L),
     ]
 
 
 class RowEdits(ctypes.Structure):
-    """Declared in edits.h."""
-
     _fields_ = [
-        ("allowed", P),
-        ("forbidden", P),
-        ("num_forbidden", L),
-        *((name, P) for name in ("words", "word_starts")),
-        ("num_words", L),
-        ("ends", P),
-        *((name, L) for name in ("num_ends", "min_tokens")),
-        *((name, P) for name in ("biased", "biases")),
-        ("num_biased", L),
-        *((name, F) for name in ("repetition", "frequency", "presence")),
-        ("counts_prompt", N),
-        ("num_logprobs", L),
+        ("allowed", P), ("forbidden", P), ("num_forbidden", L), ("words", P), ("word_starts", P),
+        ("num_words", L), ("ends", P), ("num_ends", L), ("min_tokens", L), ("biased", P),
+        ("biases", P), ("num_biased", L), ("repetition", F), ("frequency", F), ("presence", F),
+        ("counts_prompt", N), ("num_logprobs", L),
     ]
 
 
-class LoraPart(ctypes.Structure):
-    """Declared in lora.h."""
-
+class StepChoice(ctypes.Structure):
     _fields_ = [
-        ("b", P),
-        *((name, L) for name in ("first", "columns", "start", "rank")),
-        ("scale", F),
+        ("temperature", P), ("top_k", P), ("top_p", P), ("min_p", P), ("seeds", P), ("edits", P),
     ]
 
 
-class LoraLinear(ctypes.Structure):
-    """Declared in lora.h."""
-
+class StepResult(ctypes.Structure):
     _fields_ = [
-        ("a", P),
-        *((name, L) for name in ("n", "rank", "k")),
-        ("parts", P),
-        ("num_parts", L),
-        *((name, P) for name in ("gain", "shift")),
-        *((name, N) for name in ("dtype", "pairs")),
+        ("out", P), ("got", P), ("open", P), ("ids", P), ("values", P), ("ranks", P), ("most", L),
+        ("hidden", P),
     ]
-
-
-class LoraLayer(ctypes.Structure):
-    """Declared in lora.h."""
-
-    _fields_ = [
-        *((name, P) for name in ("qkv", "o", "up", "down")),
-        *((name, P) for name in ("router", "shared_up", "shared_down", "shared_gate")),
-        *((name, P) for name in ("expert_ups", "expert_downs")),
-    ]
-
-
-class LoraGroup(ctypes.Structure):
-    """Declared in lora.h."""
-
-    _fields_ = [("layers", P), ("rows", P), ("count", L)]
-
-
-class LoraUse(ctypes.Structure):
-    """Declared in lora.h."""
-
-    _fields_ = [("linear", P), ("rows", P), ("count", L)]
-
-
-class LoraInputs(ctypes.Structure):
-    """Declared in lora.h."""
-
-    _fields_ = [(name, L) for name in ("from", "to", "rank", "first", "count", "k")]
-
-
-class LoraOutputs(ctypes.Structure):
-    """Declared in lora.h."""
-
-    _fields_ = [(name, L) for name in ("from", "to", "columns", "rank", "pairs")]
 
 
 class StateRows(ctypes.Structure):
-    """Declared in states.h."""
-
     _fields_ = [
-        *((name, P) for name in ("starts", "rows")),
-        *((name, L) for name in ("num_seqs", "tokens", "num_rows")),
+        ("starts", P), ("rows", P), ("num_seqs", L), ("tokens", L), ("num_rows", L),
     ]
 
 
 class CausalConv(ctypes.Structure):
-    """Declared in states.h."""
-
     _fields_ = [
-        *((name, P) for name in ("out", "x")),
-        *((name, L) for name in ("stride", "channels", "width")),
-        *((name, P) for name in ("states", "weight", "bias")),
-        ("of", StateRows),
+        ("out", P), ("x", P), ("stride", L), ("channels", L), ("width", L), ("states", P),
+        ("weight", P), ("bias", P), ("of", StateRows),
     ]
 
 
 class LinearScan(ctypes.Structure):
-    """Declared in states.h."""
-
     _fields_ = [
-        *((name, P) for name in ("out", "q", "k", "v", "rate", "beta")),
-        *((name, L) for name in ("q_stride", "k_stride", "v_stride")),
-        *((name, L) for name in ("rate_stride", "beta_stride")),
-        *((name, P) for name in ("decay", "rate_bias", "skip", "states")),
-        *((name, L) for name in ("heads", "key_heads", "value_size", "key_size")),
-        *((name, F) for name in ("least_rate", "most_rate")),
-        ("delta", N),
+        ("out", P), ("q", P), ("k", P), ("v", P), ("rate", P), ("beta", P), ("q_stride", L),
+        ("k_stride", L), ("v_stride", L), ("rate_stride", L), ("beta_stride", L), ("decay", P),
+        ("rate_bias", P), ("skip", P), ("states", P), ("heads", L), ("key_heads", L),
+        ("value_size", L), ("key_size", L), ("least_rate", F), ("most_rate", F), ("delta", N),
         ("of", StateRows),
     ]
 
 
-STRUCTS: tuple[type[ctypes.Structure], ...] = (
-    Activation, Norm, HeadNorm, Sparse, AttentionArgs, RopeArgs, Experts, DecoderShape,
-    DecoderLayer, DecoderGroup, StepEnds, BlockTable, StepTables, StepChoice, StepResult, RowEdits,
-    LoraPart, LoraLinear, LoraLayer, LoraGroup, LoraUse, LoraInputs, LoraOutputs, StateRows,
-    CausalConv, LinearScan,
-)  # fmt: skip
-
-
-def check_structs(listing: str) -> None:
-    """Compare `STRUCTS` with what the library says of its own (structs.cpp).
-
-    Raises `StructMismatch`, which names the first struct and field that differ.
-    """
-    sizes, fields = _parse(listing)
-    for struct in STRUCTS:
-        name = struct.__name__
-        if name not in sizes:
-            raise StructMismatch(name, None, "missing in the library")
-        ours, theirs = _fields(struct), fields[name]
-        for field in (*ours, *theirs):
-            if ours.get(field) != theirs.get(field):
-                told = f"{_told(theirs, field)} in the library, {_told(ours, field)} in Python"
-                raise StructMismatch(name, field, told)
-        if sizes[name] != ctypes.sizeof(struct):
-            told = f"{sizes[name]} bytes in the library, {ctypes.sizeof(struct)} in Python"
-            raise StructMismatch(name, None, told)
-    for name in sizes.keys() - {struct.__name__ for struct in STRUCTS}:
-        raise StructMismatch(name, None, "missing in Python")
-
-
-def _parse(listing: str) -> tuple[dict[str, int], dict[str, dict[str, Field]]]:
-    sizes: dict[str, int] = {}
-    fields: dict[str, dict[str, Field]] = {}
-    for line in listing.splitlines():
-        name, *facts = line.split()
-        struct, _, field = name.partition(".")
-        if field:
-            offset, size, kind = facts
-            fields[struct][field] = int(offset), int(size), kind
-        else:
-            sizes[struct], fields[struct] = int(facts[0]), {}
-    return sizes, fields
-
-
-def _fields(struct: type[ctypes.Structure]) -> dict[str, Field]:
-    def one(name: str, of: type) -> Field:
-        place = getattr(struct, name)
-        return place.offset, place.size, _kind(of)
-
-    return {name: one(name, of) for name, of, *_ in struct._fields_}
-
-
-def _kind(of: type) -> str:
-    if issubclass(of, ctypes.Structure):
-        return "struct"
-    return "pointer" if of is P else "float" if of in (F, ctypes.c_double) else "integer"
-
-
-def _told(fields: dict[str, Field], name: str) -> str:
-    if name not in fields:
-        return "missing"
-    offset, size, kind = fields[name]
-    return f"{size} bytes at {offset} ({kind})"
+#: Result and arguments of each function.
+FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
+    "quire_gate_and_mul": (N, [P, P, L, L, N, N, N]),
+    "quire_paged_attention": (N, [P, N]),
+    "quire_read_memory": (N, [P, L, N]),
+    "quire_multiply": (N, [L, N]),
+    "quire_decoder_new": (P, [P, P, L, P]),
+    "quire_decoder_free": (None, [P]),
+    "quire_decoder_run": (N, [P, P, P, L, P, P, L, P, P, L, P, L, P, L, P, L, P, N]),
+    "quire_run_experts": (N, [P, P, P, L, P, L, N]),
+    "quire_linear": (N, [P, P, P, L, L, N, N]),
+    "quire_linear_heads": (N, [P, L, P, L, L, P, L, L, L, N, N]),
+    "quire_pack_new": (P, [N, L, L, L, P, N, P, P]),
+    "quire_pack_rows": (N, [P, L, L, P, L, N, N]),
+    "quire_pack_quantized_rows": (N, [P, L, L, P, L, N, N]),
+    "quire_pack_integer_rows": (N, [P, L, L, P, P, P, N]),
+    "quire_pack_float8_rows": (N, [P, L, L, P, P, N]),
+    "quire_free_packed": (None, [P]),
+    "quire_packed_bytes": (L, [P]),
+    "quire_linear_rows": (N, [P, P, P, L, N]),
+    "quire_add_lora": (N, [P, L, P, L, L, P, L, N]),
+    "quire_pack_lora_outputs": (N, [P, P, L, L, N, N]),
+    "quire_pack_lora_inputs": (N, [P, P, L, L, N]),
+    "quire_fill_lora": (N, [P, P, P, L, P, L, N]),
+    "quire_all_numbers": (N, [P, L, N]),
+    "quire_allocate_lora": (P, [L]),
+    "quire_free_lora": (None, [P]),
+    "quire_rms_norm": (N, [P, P, P, L, L, F, N, N, N]),
+    "quire_add_rms_norm": (N, [P, P, P, P, L, L, F, N, N, N]),
+    "quire_bind_threads": (N, [P, N]),
+    "quire_rope_and_cache": (N, [P, N]),
+    "quire_vector_bits": (N, []),
+    "quire_has_bf16": (N, []),
+    "quire_has_vnni": (N, []),
+    "quire_map_pages": (None, [P, L]),
+    "quire_nothing": (N, [P, P, L, L, F, N]),
+    "quire_argmax": (N, [P, P, L, L, N]),
+    "quire_sample": (N, [P, P, L, L, P, P, P, P, P, N]),
+    "quire_top_logprobs": (N, [P, P, P, P, P, L, L, P, L, N]),
+    "quire_causal_conv": (N, [P, N]),
+    "quire_linear_scan": (N, [P, N]),
+    "quire_step_new": (P, [P, P]),
+    "quire_step_free": (None, [P]),
+    "quire_step_run": (N, [P, P, P, L, L, P, P, P, L, N]),
+}

@@ -11,7 +11,14 @@ from torch import Tensor
 
 from kernels.compiled_decoder import BatchTables, CompiledStep, EmbeddingAndHead
 from kernels.cpu import abi as c
-from kernels.cpu.library import CACHE_DTYPES, Library, address, check, check_dense
+from kernels.cpu.library import (
+    CACHE_DTYPES,
+    Library,
+    address,
+    check,
+    check_dense,
+    sparse_args,
+)
 from kernels.cpu.lora import CpuLoraTable, LoraSegments
 from kernels.cpu.memory import num_threads
 from kernels.cpu.moe import CpuExperts, activation_of, handle_of, sizes_of
@@ -202,7 +209,7 @@ def _layer(shape: DecoderShape, layer: DecoderLayerWeights) -> c.DecoderLayer:
         key_scales=address(layer.key_scales),
         value_scales=address(layer.value_scales),
         window=layer.sliding_window,
-        sparse=c.Sparse.of(layer.sparse),
+        sparse=sparse_args(layer.sparse),
         alibi=_vector_address("alibi", layer.alibi, shape.num_heads),
         sinks=_vector_address("sinks", layer.sinks, shape.num_heads),
         o=handle_of("o", layer.o, (q, hidden)),

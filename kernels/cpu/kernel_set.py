@@ -24,6 +24,7 @@ from kernels.cpu.library import (
     check_norms,
     check_scales,
     per_head,
+    sparse_args,
 )
 from kernels.cpu.linear import (
     CODINGS,
@@ -359,7 +360,7 @@ class CpuKernels(KernelSet):
             alibi=per_head("alibi_slopes", args.alibi_slopes, q_heads),
             sinks=per_head("sinks", args.sinks, q_heads),
             window=args.sliding_window,
-            sparse=c.Sparse.of(args.sparse),
+            sparse=sparse_args(args.sparse),
             scale=args.scale,
             soft_cap=args.soft_cap,
             dtype=DTYPES[q.dtype],

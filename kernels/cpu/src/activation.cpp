@@ -66,8 +66,6 @@ void activate(float* out, const float* x, int64_t rows, int64_t width, const Act
 
 }  // namespace quire
 
-using namespace quire;
-
 extern "C" int quire_gate_and_mul(void* out, const void* x, int64_t rows, int64_t width, int kind,
                                   int dtype, int threads) {
   return with_float(dtype, [&](auto* t) {

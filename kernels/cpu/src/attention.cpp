@@ -130,8 +130,6 @@ int paged_attention(const AttentionArgs& a, int threads) {
 
 }  // namespace quire
 
-using namespace quire;
-
 extern "C" int quire_paged_attention(const AttentionArgs* args, int threads) {
   return guarded([&] { return paged_attention(*args, threads); });
 }

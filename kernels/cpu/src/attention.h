@@ -21,55 +21,24 @@ constexpr int64_t kTile = 128;
 // Tokens of KV, whole tiles of them, that one piece of decode work covers.
 constexpr int64_t kChunk = 2 * kTile;
 
-// Blocks of tokens that a query sees, see kernels/attention_args.py; block 0: all of them.
-struct Sparse {
-  int64_t block, local, stride, head_step;
-
-  bool shows(int64_t head, int64_t query, int64_t key) const {
-    return query / block - key / block < local || (key / block + head * head_step + 1) % stride == 0;
-  }
-};
-
-// kernels/attention_args.py says what each is.
-struct AttentionArgs {
-  const void* q;
-  void* out;         // [tokens, q_heads, head_size], dense
-  int64_t q_stride;  // elements from token to token
-  int64_t tokens, q_heads, kv_heads, head_size;
-  const void *key_cache, *value_cache;     // [num_blocks, kv_heads, block_size, head_size]
-  const float *key_scales, *value_scales;  // [num_blocks, kv_heads, block_size], int8 caches only
-  int64_t num_blocks, block_size;
-  const int32_t* block_tables;  // [num_seqs, table_stride]
-  int64_t table_stride;
-  const int32_t *seq_lens, *starts;
-  int64_t num_seqs;
-  const float *alibi, *sinks;  // [q_heads] or null
-  int64_t window;              // 0: none
-  Sparse sparse;
-  float scale, soft_cap;       // soft_cap 0: none
-  int32_t dtype, cache_dtype;
-  const int64_t* rows;  // of the tokens whose results are wanted, in any order
-  int64_t num_rows;     // -1: all
-
-  // Whether any token of [from, to) is wanted; the others' results may be left undone.
-  bool wants(int64_t from, int64_t to) const {
-    bool found = num_rows < 0;
-    for (int64_t i = 0; i < num_rows && !found; i++) found = rows[i] >= from && rows[i] < to;
-    return found;
-  }
-  int64_t group() const { return q_heads / kv_heads; }
-  int64_t padded() const { return (head_size + W - 1) / W * W; }
-  int64_t queries(int64_t seq) const { return starts[seq + 1] - starts[seq]; }
-  // The first token that a query at `position` sees.
-  int64_t first_seen(int64_t position) const {
-    return window > 0 && position >= window ? position - window + 1 : 0;
-  }
-  // Index of a token's row of head_size values in either cache.
-  int64_t row(int64_t seq, int64_t head, int64_t token) const {
-    const int64_t block = block_tables[seq * table_stride + token / block_size];
-    return (block * kv_heads + head) * block_size + token % block_size;
-  }
-};
+inline bool Sparse::shows(int64_t head, int64_t query, int64_t key) const {
+  return query / block - key / block < local || (key / block + head * head_step + 1) % stride == 0;
+}
+inline bool AttentionArgs::wants(int64_t from, int64_t to) const {
+  bool found = num_rows < 0;
+  for (int64_t i = 0; i < num_rows && !found; i++) found = rows[i] >= from && rows[i] < to;
+  return found;
+}
+inline int64_t AttentionArgs::group() const { return q_heads / kv_heads; }
+inline int64_t AttentionArgs::padded() const { return (head_size + W - 1) / W * W; }
+inline int64_t AttentionArgs::queries(int64_t seq) const { return starts[seq + 1] - starts[seq]; }
+inline int64_t AttentionArgs::first_seen(int64_t position) const {
+  return window > 0 && position >= window ? position - window + 1 : 0;
+}
+inline int64_t AttentionArgs::row(int64_t seq, int64_t head, int64_t token) const {
+  const int64_t block = block_tables[seq * table_stride + token / block_size];
+  return (block * kv_heads + head) * block_size + token % block_size;
+}
 
 // A piece of work: the queries [from, to) of a sequence under one KV head, or, when it decodes,
 // its single query under KV heads [head, head + heads) over the KV tokens [from, to).

@@ -38,8 +38,6 @@ float multiply_piece(int64_t rounds) {
 }  // namespace
 }  // namespace quire
 
-using namespace quire;
-
 // Reads `bytes` (a multiple of a MiB) of float32 on all threads.
 extern "C" int quire_read_memory(const void* p, int64_t bytes, int threads) {
   volatile float sink = 0;

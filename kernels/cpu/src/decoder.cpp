@@ -336,8 +336,6 @@ std::vector<KvPages> pages_of(const DecoderShape& s, const std::vector<DecoderLa
 }  // namespace
 }  // namespace quire
 
-using namespace quire;
-
 extern "C" void* quire_decoder_new(const DecoderShape* shape, const DecoderLayer* layers,
                                    int64_t count, const Norm* final_norm) {
   try {

@@ -5,29 +5,10 @@
 
 namespace quire {
 
-// In the order in which they act. Ids are those of the vocabulary, biased ones named once.
-struct RowEdits {
-  const int32_t* allowed;    // a bit a token, those that may come; null: all
-  const int32_t* forbidden;  // [num_forbidden]
-  int64_t num_forbidden;
-  // Bad words of two tokens and more, one behind the other; word i begins at word_starts[i].
-  const int32_t* words;
-  const int64_t* word_starts;  // [num_words + 1]
-  int64_t num_words;
-  const int32_t* ends;  // [num_ends], forbidden before there are min_tokens
-  int64_t num_ends, min_tokens;
-  const int32_t* biased;  // [num_biased]
-  const float* biases;
-  int64_t num_biased;
-  float repetition, frequency, presence;  // 1, 0, 0: no penalty
-  int32_t counts_prompt;                  // for the repetition penalty
-  int64_t num_logprobs;                   // told of the likeliest tokens; -1: of none, nor the chosen
-
-  bool penalises() const { return repetition != 1.0f || frequency != 0.0f || presence != 0.0f; }
-  bool changes() const {
-    return allowed || num_forbidden || num_words || num_ends || num_biased || penalises();
-  }
-};
+inline bool RowEdits::penalises() const { return repetition != 1.0f || frequency != 0.0f || presence != 0.0f; }
+inline bool RowEdits::changes() const {
+  return allowed || num_forbidden || num_words || num_ends || num_biased || penalises();
+}
 
 // What a sequence has so far: its prompt, and what was generated.
 struct Text {

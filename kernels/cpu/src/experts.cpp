@@ -284,8 +284,6 @@ int run_experts(const Experts& e, float* out, const float* x, int64_t rows,
 
 }  // namespace quire
 
-using namespace quire;
-
 // out, x [rows, hidden] float32. Rows of `groups`, whose tables are of one layer, are in [0, rows).
 extern "C" int quire_run_experts(const void* experts, float* out, const float* x, int64_t rows,
                                  const LoraGroup* groups, int64_t num_groups, int threads) {

@@ -3,6 +3,7 @@
 
 #include <type_traits>
 
+#include "abi.h"
 #include "vec.h"
 
 namespace quire {
@@ -14,12 +15,6 @@ enum Gate : int {
   kRelu = 3,
   kRelu2 = 4,
   kSwigluClamped = 5,  // gated only
-};
-
-// What an MLP does between its products.
-struct Activation {
-  int kind;
-  float limit, alpha;  // kSwigluClamped: both halves are clamped to the limit, the second counts from 1
 };
 
 template <int GATE>

@@ -327,8 +327,6 @@ bool can_gate(const Packed& w, int64_t rows) { return rows > kMostTile && w.n % 
 
 }  // namespace quire
 
-using namespace quire;
-
 extern "C" int quire_linear(const void* packed, void* out, const void* x, int64_t stride,
                             int64_t rows, int dtype, int threads) {
   return guarded([&] {

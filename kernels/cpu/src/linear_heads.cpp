@@ -55,8 +55,6 @@ int linear_heads(const HeadLinears& h, int threads) {
 }  // namespace
 }  // namespace quire
 
-using namespace quire;
-
 extern "C" int quire_linear_heads(const void* const* layers, int64_t heads, void* out,
                                   int64_t out_stride, int64_t out_head, const void* x,
                                   int64_t x_stride, int64_t x_head, int64_t rows, int dtype,

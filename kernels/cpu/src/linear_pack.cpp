@@ -138,8 +138,6 @@ std::unique_ptr<Packed, Freed> make(Format format, int64_t n, int64_t k, int64_t
 }  // namespace
 }  // namespace quire
 
-using namespace quire;
-
 // Room for weights [n, k], which the functions below fill, rows by rows. Gives null when memory runs
 // out. `group` is for integers and codes, `table` [16] for codes of one. With `order` [k] value i of a
 // row meets value order[i] of x; each must be within k.

@@ -77,8 +77,6 @@ int unpack_rows(const Packed& w, float* out, const int64_t* ids, int64_t count, 
 
 }  // namespace quire
 
-using namespace quire;
-
 // out [count, k] float32: the rows `ids` of W.
 extern "C" int quire_linear_rows(const void* packed, float* out, const int64_t* ids, int64_t count,
                                  int threads) {

@@ -448,8 +448,6 @@ void adapt(const LayerAdapters& adapters, const LoraLinear* LoraLayer::* slot, f
 
 }  // namespace quire
 
-using namespace quire;
-
 // Rows of `uses` must be in [0, rows).
 extern "C" int quire_add_lora(float* y, int64_t n, const float* x, int64_t stride, int64_t rows,
                               const LoraUse* uses, int64_t num_uses, int threads) {

@@ -81,8 +81,6 @@ int with_size(int size, F&& f) {
 }  // namespace
 }  // namespace quire
 
-using namespace quire;
-
 // See pack_outputs; b of two bytes or four a value.
 extern "C" int quire_pack_lora_outputs(void* out, const void* b, int64_t columns, int64_t rank,
                                        int pairs, int size) {

@@ -131,8 +131,6 @@ void add_norm(const Norm& n, float* out, const float* x, float* residual, int64_
 
 }  // namespace quire
 
-using namespace quire;
-
 extern "C" int quire_rms_norm(void* out, const void* x, const void* weight, int64_t rows,
                               int64_t width, float eps, int dtype, int weight_dtype, int threads) {
   return with_weight(dtype, weight_dtype, [&](auto* t, auto* g) {

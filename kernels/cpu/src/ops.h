@@ -10,11 +10,6 @@ namespace quire {
 
 enum NormKind : int64_t { kRms = 0, kLayer = 1, kNoNorm = 2 };
 
-struct Norm {
-  const float *weight, *bias;  // null: 1 and 0; RMS has a weight
-  int64_t kind;
-};
-
 // out = norm(x) * weight; with `residual`, which may not be null, residual += x comes first and is
 // what is normed.
 void rms_norm(float* out, const float* x, const float* weight, int64_t rows, int64_t width,
@@ -53,24 +48,6 @@ int run_mlp(const Mlp& w, float* out, const float* x, int64_t rows, float* inner
 // out [rows, width] = act(x), which may be out.
 void activate(float* out, const float* x, int64_t rows, int64_t width, const Activation& how,
               int threads);
-
-// kernels/interface.py says what each is.
-struct RopeArgs {
-  void *q, *k;
-  const void* v;
-  int64_t q_stride, k_stride, v_stride;  // elements from token to token
-  int64_t tokens, q_heads, kv_heads, head_size;
-  const int64_t* positions;
-  const float* cos_sin;  // [max_position, rotary]; null: no rotation
-  int64_t max_position, rotary;
-  void *key_cache, *value_cache;
-  float *key_scales, *value_scales;  // int8 caches only
-  int64_t num_blocks, block_size;
-  const int64_t* slots;
-  const void *q_norm, *k_norm;  // null: no norm
-  float eps;
-  int32_t norm_dtype, neox, dtype, cache_dtype;
-};
 
 int rope_and_cache(const RopeArgs& r, int threads);
 // What rope_and_cache would refuse.

@@ -1,3 +1,4 @@
+#include "abi.h"
 #include "pool.h"
 
 #include <pthread.h>

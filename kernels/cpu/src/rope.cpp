@@ -127,8 +127,6 @@ int rope_and_cache(const RopeArgs& r, int threads) {
 
 }  // namespace quire
 
-using namespace quire;
-
 extern "C" int quire_rope_and_cache(const RopeArgs* args, int threads) {
   return guarded([&] { return rope_and_cache(*args, threads); });
 }

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <new>
 
+#include "abi.h"
 #include "pool.h"
 #include "vec.h"
 

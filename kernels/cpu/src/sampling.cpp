@@ -353,8 +353,6 @@ int choose_sampled(int64_t* out, const float* logits, int64_t rows, int64_t voca
 
 }  // namespace quire
 
-using namespace quire;
-
 extern "C" int quire_argmax(int64_t* out, const float* logits, int64_t rows, int64_t vocab,
                             int threads) {
   return choose_likeliest(out, logits, rows, vocab, threads);

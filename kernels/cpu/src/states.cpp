@@ -166,8 +166,6 @@ int linear_scan(const LinearScan& s, int threads) {
 
 }  // namespace quire
 
-using namespace quire;
-
 extern "C" int quire_causal_conv(const CausalConv* c, int threads) {
   return causal_conv(*c, threads);
 }

@@ -330,8 +330,6 @@ int run_step(const Step& step, const Rows& all, int64_t chosen, const StepChoice
 }  // namespace
 }  // namespace quire
 
-using namespace quire;
-
 extern "C" void* quire_step_new(const StepEnds* ends, const StepTables* tables) {
   return new (std::nothrow) Step(*ends, *tables);
 }

@@ -1,0 +1,402 @@
+// What crosses between Python and C++: structs that Python fills in, and the library's functions.
+//
+// `python -m tools.abi` writes kernels/cpu/abi.py and abi_layout.h from this file, which therefore is
+// plain C outside of `#ifdef __cplusplus`: structs in the order of their use, integers by their size.
+// Functions that return int return kOk or another Status of runtime.h, unless they say otherwise.
+#pragma once
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+namespace quire {
+#endif
+
+struct Packed;
+struct Decoder;
+
+// What an MLP does between its products.
+struct Activation {
+  int kind;
+  float limit, alpha;  // kSwigluClamped: both halves are clamped to the limit, the second counts from 1
+};
+
+struct Norm {
+  const float *weight, *bias;  // null: 1 and 0; RMS has a weight
+  int64_t kind;
+};
+
+// LayerNorm of heads side by side.
+struct HeadNorm {
+  const float *weight, *bias;  // [heads or 1, head_size], [head_size] or null; no weight: no norm
+  int64_t stride;              // from a head's weight to the next one's: head_size or 0
+};
+
+// Blocks of tokens that a query sees, see kernels/attention_args.py; block 0: all of them.
+struct Sparse {
+  int64_t block, local, stride, head_step;
+#ifdef __cplusplus
+  bool shows(int64_t head, int64_t query, int64_t key) const;
+#endif
+};
+
+// kernels/attention_args.py says what each is.
+struct AttentionArgs {
+  const void* q;
+  void* out;         // [tokens, q_heads, head_size], dense
+  int64_t q_stride;  // elements from token to token
+  int64_t tokens, q_heads, kv_heads, head_size;
+  const void *key_cache, *value_cache;     // [num_blocks, kv_heads, block_size, head_size]
+  const float *key_scales, *value_scales;  // [num_blocks, kv_heads, block_size], int8 caches only
+  int64_t num_blocks, block_size;
+  const int32_t* block_tables;  // [num_seqs, table_stride]
+  int64_t table_stride;
+  const int32_t *seq_lens, *starts;
+  int64_t num_seqs;
+  const float *alibi, *sinks;  // [q_heads] or null
+  int64_t window;              // 0: none
+  Sparse sparse;
+  float scale, soft_cap;       // soft_cap 0: none
+  int32_t dtype, cache_dtype;
+  const int64_t* rows;  // of the tokens whose results are wanted, in any order
+  int64_t num_rows;     // -1: all
+#ifdef __cplusplus
+  // Whether any token of [from, to) is wanted; the others' results may be left undone.
+  bool wants(int64_t from, int64_t to) const;
+  int64_t group() const;
+  int64_t padded() const;
+  int64_t queries(int64_t seq) const;
+  // The first token that a query at `position` sees.
+  int64_t first_seen(int64_t position) const;
+  // Index of a token's row of head_size values in either cache.
+  int64_t row(int64_t seq, int64_t head, int64_t token) const;
+#endif
+};
+
+// kernels/interface.py says what each is.
+struct RopeArgs {
+  void *q, *k;
+  const void* v;
+  int64_t q_stride, k_stride, v_stride;  // elements from token to token
+  int64_t tokens, q_heads, kv_heads, head_size;
+  const int64_t* positions;
+  const float* cos_sin;  // [max_position, rotary]; null: no rotation
+  int64_t max_position, rotary;
+  void *key_cache, *value_cache;
+  float *key_scales, *value_scales;  // int8 caches only
+  int64_t num_blocks, block_size;
+  const int64_t* slots;
+  const void *q_norm, *k_norm;  // null: no norm
+  float eps;
+  int32_t norm_dtype, neox, dtype, cache_dtype;
+};
+
+struct Experts {
+  int64_t hidden, count, top_k, inner, shared_inner;
+  int64_t groups, top_groups;     // of experts that lie side by side, and those a token may go to
+  int64_t group_best;             // 1 or 2: so many of a group's scores are what it is chosen by
+  const Packed* router;           // [count, hidden]
+  const Packed* const* gate_up;   // [count] of [2 inner, hidden]
+  const Packed* const* down;      // [count] of [hidden, inner]
+  const Packed *shared_gate_up, *shared_down;  // the expert of all tokens, or null
+  const Packed* shared_gate;      // its sigmoid [1, hidden], or null
+  const float* choice_bias;       // [count], added to what experts are chosen by, or null
+  int32_t softmax_first;          // softmax over all experts, then choose; or over the chosen ones
+  int32_t sigmoid;                // of each score, in the place of the softmax over all
+  int32_t renormalize;            // then divide by the sum of the chosen ones'
+  float scale;                    // of the chosen ones' weights
+  Activation act;
+};
+
+// What an adapter adds to neighbouring columns of y: (x A^T)[start, start + rank) times B^T.
+struct LoraPart {
+  const void* b;           // see pack_outputs
+  int64_t first, columns;  // of y
+  int64_t start, rank;     // rows of A; 0 of them: nothing is added
+  float scale;             // of what is added
+};
+
+// What an adapter does to one linear layer: y = gain * (y + added) + shift.
+struct LoraLinear {
+  const void* a;  // [rank / kLoraRanks, rounded up][lora_depth(k) / kLoraLanes][ranks][kLoraLanes]
+  int64_t n, rank, k;
+  const LoraPart* parts;
+  int64_t num_parts;
+  const float *gain, *shift;  // [n] or null: 1 and 0; only columns of a part are changed
+  int32_t dtype;              // of a and b
+  int32_t pairs;              // bf16: x and h are rounded to it, and b lies in pairs of ranks
+};
+
+// Of one layer of a decoder; null where the adapter leaves one as it is.
+struct LoraLayer {
+  const LoraLinear *qkv, *o, *up, *down;
+  const LoraLinear *router, *shared_up, *shared_down, *shared_gate;
+  const LoraLinear *const *expert_ups, *const *expert_downs;  // by expert, or null
+};
+
+// The rows of a step that go through one adapter, in ascending order.
+struct LoraGroup {
+  const LoraLayer* layers;
+  const int64_t* rows;
+  int64_t count;
+};
+
+// Rows of one linear layer's x and y that meet an adapter.
+struct LoraUse {
+  const LoraLinear* linear;
+  const int64_t* rows;
+  int64_t count;
+};
+
+// Where the values of A's rows [first, first + count) of `rank` are in a file, and where they go.
+struct LoraInputs {
+  int64_t from, to;  // values; `to`: where A begins
+  int64_t rank, first, count, k;
+};
+
+// Where a part's B is in a file, [columns, rank], and where it goes.
+struct LoraOutputs {
+  int64_t from, to;
+  int64_t columns, rank, pairs;
+};
+
+struct DecoderShape {
+  int64_t hidden, q_heads, kv_heads, head_size, inner;
+  int64_t num_blocks, block_size;
+  int64_t max_position, rotary;
+  float eps, scale, soft_cap, residual_scale;
+  int32_t cache_dtype, neox, gated, parallel;
+  Activation act;
+  float clip_qkv;  // 0: none
+};
+
+struct DecoderLayer {
+  Norm input_norm;
+  const Packed* qkv;
+  const float *q_norm, *k_norm;            // RMS of heads, [head_size] or null
+  const float *q_full_norm, *k_full_norm;  // RMS of all heads together, or null
+  HeadNorm q_head_norm, k_head_norm;
+  const float* cos_sin;                // [max_position, rotary] or null
+  void *key_cache, *value_cache;
+  float *key_scales, *value_scales;    // int8 caches only
+  int64_t window;
+  Sparse sparse;
+  const float *alibi, *sinks;          // [q_heads] or null
+  const Packed* o;
+  Norm attention_out_norm;             // of what attention adds to the residual
+  Norm mlp_norm;                       // parallel: kNoNorm takes what attention took
+  const Packed *gate_up, *down;
+  const Experts* experts;              // in place of both; or null
+  Norm mlp_out_norm;                   // of what the MLP adds to the residual
+  int64_t group;                       // whose slots and block table are this layer's
+};
+
+// Where the layers of one group keep the step's tokens, and find those before.
+struct DecoderGroup {
+  const int64_t* slots;         // [tokens]
+  const int32_t* block_tables;  // [num_seqs, table_stride]
+  int64_t table_stride;
+};
+
+struct StepEnds {
+  const Decoder* decoder;
+  const Packed *embedding, *head;
+  const float* positions;  // [num_positions, hidden], added to the embeddings; or null
+  int64_t num_positions, position_offset;
+  float embedding_scale, logit_scale;
+  const int64_t* taps;  // layers, ascending, whose inputs a step tells of; or null
+  int64_t num_taps;
+};
+
+// Of one KV cache group.
+struct BlockTable {
+  const int32_t* blocks;  // [num_rows, stride]
+  int64_t stride;
+};
+
+struct StepTables {
+  int32_t* tokens;  // [num_rows, token_stride]
+  int64_t token_stride;
+  const BlockTable* block_tables;  // [num_groups]
+  int64_t num_groups;
+  const int64_t* num_prompt;           // [num_rows]
+  int64_t *num_tokens, *num_computed;  // [num_rows]
+  int64_t num_rows;
+};
+
+// In the order in which they act. Ids are those of the vocabulary, biased ones named once.
+struct RowEdits {
+  const int32_t* allowed;    // a bit a token, those that may come; null: all
+  const int32_t* forbidden;  // [num_forbidden]
+  int64_t num_forbidden;
+  // Bad words of two tokens and more, one behind the other; word i begins at word_starts[i].
+  const int32_t* words;
+  const int64_t* word_starts;  // [num_words + 1]
+  int64_t num_words;
+  const int32_t* ends;  // [num_ends], forbidden before there are min_tokens
+  int64_t num_ends, min_tokens;
+  const int32_t* biased;  // [num_biased]
+  const float* biases;
+  int64_t num_biased;
+  float repetition, frequency, presence;  // 1, 0, 0: no penalty
+  int32_t counts_prompt;                  // for the repetition penalty
+  int64_t num_logprobs;                   // told of the likeliest tokens; -1: of none, nor the chosen
+#ifdef __cplusplus
+  bool penalises() const;
+  bool changes() const;
+#endif
+};
+
+// For each of the step's rows; without temperatures all take the likeliest token.
+struct StepChoice {
+  const float* temperature;
+  const int64_t* top_k;
+  const double *top_p, *min_p;
+  const uint64_t* seeds;
+  const RowEdits* edits;  // null: no row has any
+};
+
+// What a step gives.
+struct StepResult {
+  int64_t* out;  // by token of the rows that it chooses for: the next one, or -1
+  int64_t* got;  // by row: how many tokens it got; or null
+  float* open;   // by token of the other rows: its logits
+  // By token of the rows that it chooses for, as `Told`, where the row's edits ask for it.
+  int64_t* ids;  // [tokens, 1 + the most that any is told of]
+  float* values;
+  int64_t* ranks;
+  int64_t most;
+  // [tokens of all rows, hidden]: what the head takes; with taps [.., num_taps * hidden], what those
+  // layers begin with; or null
+  float* hidden;
+};
+
+// Whose tokens a call is about: sequence i has tokens [starts[i], starts[i + 1]) and state rows[i].
+struct StateRows {
+  const int32_t* starts;
+  const int64_t* rows;
+  int64_t num_seqs, tokens, num_rows;
+};
+
+struct CausalConv {
+  float* out;      // [tokens, channels]
+  const float* x;  // `stride` elements from token to token
+  int64_t stride, channels, width;
+  float* states;  // [num_rows, width - 1, channels]: each sequence's last inputs
+  const float *weight, *bias;  // [width, channels], [channels] or null
+  StateRows of;
+};
+
+struct LinearScan {
+  float* out;  // [tokens, heads, value_size]
+  const float *q, *k, *v, *rate, *beta;  // beta null: the rate takes its place
+  int64_t q_stride, k_stride, v_stride, rate_stride, beta_stride;  // from token to token
+  const float *decay, *rate_bias, *skip;  // [heads]; skip may be null
+  float* states;  // [num_rows, heads, value_size, key_size]
+  int64_t heads, key_heads, value_size, key_size;
+  float least_rate, most_rate;
+  int32_t delta;
+  StateRows of;
+};
+
+#ifdef __cplusplus
+}  // namespace quire
+
+// Where they are defined, so that the compiler refuses what differs.
+using namespace quire;
+extern "C" {
+#endif
+
+int quire_gate_and_mul(void* out, const void* x, int64_t rows, int64_t width, int kind, int dtype,
+                       int threads);
+
+int quire_paged_attention(const AttentionArgs* args, int threads);
+
+int quire_read_memory(const void* p, int64_t bytes, int threads);
+int quire_multiply(int64_t pieces, int threads);
+
+void* quire_decoder_new(const DecoderShape* shape, const DecoderLayer* layers, int64_t count, const
+                        Norm* final_norm);
+void quire_decoder_free(void* decoder);
+int quire_decoder_run(const void* decoder, float* out, float* residual, int64_t tokens, const
+                      int64_t* positions, const DecoderGroup* groups, int64_t num_groups, const
+                      int32_t* seq_lens, const int32_t* starts, int64_t num_seqs, const int64_t*
+                      rows, int64_t num_rows, const LoraGroup* adapters, int64_t num_adapters, const
+                      int64_t* taps, int64_t num_taps, float* tapped, int threads);
+
+int quire_run_experts(const void* experts, float* out, const float* x, int64_t rows, const
+                      LoraGroup* groups, int64_t num_groups, int threads);
+
+int quire_linear(const void* packed, void* out, const void* x, int64_t stride, int64_t rows, int
+                 dtype, int threads);
+
+int quire_linear_heads(const void* const* layers, int64_t heads, void* out, int64_t out_stride,
+                       int64_t out_head, const void* x, int64_t x_stride, int64_t x_head, int64_t
+                       rows, int dtype, int threads);
+
+void* quire_pack_new(int format, int64_t n, int64_t k, int64_t group, const float* bias, int
+                     round_inputs, const float* table, const int32_t* order);
+int quire_pack_rows(void* packed, int64_t first, int64_t rows, const void* weight, int64_t
+                    row_stride, int dtype, int threads);
+int quire_pack_quantized_rows(void* packed, int64_t first, int64_t rows, const void* weight, int64_t
+                              row_stride, int dtype, int threads);
+int quire_pack_integer_rows(void* packed, int64_t first, int64_t rows, const int8_t* q, const float*
+                            scales, const float* minima, int threads);
+int quire_pack_float8_rows(void* packed, int64_t first, int64_t rows, const uint8_t* codes, const
+                           float* scales, int threads);
+void quire_free_packed(void* packed);
+int64_t quire_packed_bytes(const void* packed);
+
+int quire_linear_rows(const void* packed, float* out, const int64_t* ids, int64_t count, int
+                      threads);
+
+int quire_add_lora(float* y, int64_t n, const float* x, int64_t stride, int64_t rows, const LoraUse*
+                   uses, int64_t num_uses, int threads);
+
+int quire_pack_lora_outputs(void* out, const void* b, int64_t columns, int64_t rank, int pairs, int
+                            size);
+int quire_pack_lora_inputs(void* out, const void* a, int64_t rank, int64_t k, int size);
+int quire_fill_lora(void* out, const void* values, const LoraInputs* inputs, int64_t num_inputs,
+                    const LoraOutputs* outputs, int64_t num_outputs, int size);
+int quire_all_numbers(const void* values, int64_t count, int dtype);
+void* quire_allocate_lora(int64_t bytes);
+void quire_free_lora(void* memory);
+
+int quire_rms_norm(void* out, const void* x, const void* weight, int64_t rows, int64_t width, float
+                   eps, int dtype, int weight_dtype, int threads);
+int quire_add_rms_norm(void* out, const void* x, void* residual, const void* weight, int64_t rows,
+                       int64_t width, float eps, int dtype, int weight_dtype, int threads);
+
+int quire_bind_threads(const int* cpus, int count);
+
+int quire_rope_and_cache(const RopeArgs* args, int threads);
+
+// What the build was made for, and which extras it may use.
+int quire_vector_bits(void);
+int quire_has_bf16(void);
+int quire_has_vnni(void);
+void quire_map_pages(void* memory, int64_t bytes);
+// Does nothing: what a call costs.
+int quire_nothing(const void* a, const void* b, int64_t c, int64_t d, float e, int f);
+
+int quire_argmax(int64_t* out, const float* logits, int64_t rows, int64_t vocab, int threads);
+int quire_sample(int64_t* out, const float* logits, int64_t rows, int64_t vocab, const float*
+                 temperature, const int64_t* top_k, const double* top_p, const double* min_p, const
+                 double* uniforms, int threads);
+int quire_top_logprobs(int64_t* ids, float* values, int64_t* ranks, float* normalizers, const float*
+                       logits, int64_t rows, int64_t vocab, const int64_t* tokens, int64_t k, int
+                       threads);
+
+int quire_causal_conv(const CausalConv* c, int threads);
+int quire_linear_scan(const LinearScan* s, int threads);
+
+void* quire_step_new(const StepEnds* ends, const StepTables* tables);
+void quire_step_free(void* step);
+int quire_step_run(const void* step, const int64_t* rows, const int64_t* drafts, int64_t count,
+                   int64_t chosen, const StepChoice* choice, const StepResult* result, const
+                   LoraGroup* adapters, int64_t num_adapters, int threads);
+
+#ifdef __cplusplus
+}
+
+#include "abi_layout.h"
+#endif
