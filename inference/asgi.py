@@ -13,10 +13,12 @@ import asyncio
 import gc
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from django.urls.base import set_script_prefix
 
 from adapters.resolvers import lora_resolvers
+from common.loops import keep_running
 from inference.edge.body import BodyLimitMiddleware
 from inference.edge.handler import GatewayHandler, Send, gateway_path, is_gateway_path
 from inference.edge.request_log import RequestLog
@@ -109,7 +111,8 @@ async def lifespan(scope: Scope, receive: Receive, send: Send) -> None:
                 client = get_engine_client()
                 await client.start()
                 set_gc_thresholds(gateway_settings().gc_threshold)
-                client.spawn(collect_when_idle(client.is_idle))
+                collect = partial(collect_when_idle, client.is_idle)
+                client.spawn(keep_running("idle garbage collection", collect))
             except Exception as error:
                 logger.exception("The engine client did not start.")
                 await send({"type": "lifespan.startup.failed", "message": str(error)})

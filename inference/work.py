@@ -110,7 +110,7 @@ class Lease:
                 held = await run_in_db_thread(
                     renew_lease, row=self._row, owner=self._owner, seconds=lease_s
                 )
-            except (DatabaseError, InterfaceError) as error:
+            except Exception as error:  # whatever it is, nobody else knows that this worker lives
                 missed += lease_s / 6
                 logger.warning("the lease of %s was not renewed: %s", self._row, error)
                 continue

@@ -21,6 +21,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from redis.exceptions import RedisError
 
 from catalog.access import served_model_names
+from common.loops import failure_warnings
 from engine.contract.errors import QuireError
 from engine.version import __version__
 from inference.engine_client.client import EngineClient, get_engine_client
@@ -169,7 +170,7 @@ class HealthView(GatewayView):
         health = await check_health(client)
         body: dict[str, Any] = {"status": "ok" if health.ok else "unhealthy"}
         if await has_monitoring_access(request):
-            warnings = disk_warnings(data_folders())
+            warnings = disk_warnings(data_folders()) + failure_warnings()
             body |= {"reasons": health.reasons, "models": health.models, "warnings": warnings}
         return json_response(_encode(body), 200 if health.ok else 503)
 

@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from common.loops import keep_running
 from engine.contract.errors import EngineFault, EngineOverloaded, EngineUnavailable, QuireError
 from engine.contract.lora import digest_of
 from engine.contract.messages import (
@@ -117,12 +118,16 @@ class EngineClient:
 
     async def _start(self) -> None:
         await self.watchman.tick()
-        self.spawn(self.watchman.run())
-        self.spawn(self.outbox.run())
-        self.spawn(self.outbox.trim_forever())
-        self.spawn(self._news.run())
         name = f"gateway-{self.gateway_id[:12]}"
-        self.spawn(Flusher(self._redis, self.settings.key_prefix, name).run())
+        flusher = Flusher(self._redis, self.settings.key_prefix, name)
+        for loop, run in (
+            ("watchman", self.watchman.run),
+            ("outbox reader", self.outbox.run),
+            ("outbox trimmer", self.outbox.trim_forever),
+            ("replica events", self._news.run),
+            ("metrics flusher", flusher.run),
+        ):
+            self.spawn(keep_running(loop, run))
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run work in the background until it ends or the client is closed."""

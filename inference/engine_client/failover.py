@@ -71,10 +71,7 @@ class FailoverMonitor:
         """Look every heartbeat interval."""
         while True:
             await asyncio.sleep(HEARTBEAT_INTERVAL_S)
-            try:
-                await self.tick()
-            except Exception:  # a watchman that dies of one bad look would leave all unwatched
-                logger.exception("replica check failed")
+            await self.tick()
 
     def mark_redis_suspect(self) -> None:
         """A connection broke: at the next look, see whether it's still the same Redis."""

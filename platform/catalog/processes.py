@@ -18,6 +18,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO
 
+from common.loops import LoopThread
+
 PR_SET_PDEATHSIG = 1
 POLL_S = 0.02
 #: A killed process with much memory, or on a busy machine, is there for a while: who looks after
@@ -177,11 +179,11 @@ FROZEN_AFTER_S = 1.0
 POLL_INTERVAL_S = 0.2
 
 
-class StoppedProcessMonitor(threading.Thread):
+class StoppedProcessMonitor(LoopThread):
     """Looks at processes until they have ended."""
 
     def __init__(self) -> None:
-        super().__init__(name="quire-frozen", daemon=True)
+        super().__init__("quire-frozen")
         self._lock = threading.Lock()
         self._since: dict[ManagedProcess, float | None] = {}
 
@@ -192,10 +194,8 @@ class StoppedProcessMonitor(threading.Thread):
             if self.ident is None:
                 self.start()
 
-    def run(self) -> None:
-        """Look for ever."""
-        while True:
-            time.sleep(POLL_INTERVAL_S)
+    def loop(self) -> None:
+        while not self.stopping.wait(POLL_INTERVAL_S):
             with self._lock:
                 self._since = {p: at for p, at in self._since.items() if not p.exit_status}
                 looked_at = list(self._since)

@@ -26,6 +26,7 @@ from catalog.replica_log import ReplicaLog
 from catalog.replica_rows import ReplicaSnapshot, sync_replica_rows
 from catalog.slot import ReplicaSlot
 from common.commands import as_sentence
+from common.loops import record_failure
 from engine.contract import messages as protocol
 from engine.contract import redis_keys
 from engine.contract.messages import Heartbeat, ModelInfo
@@ -148,6 +149,8 @@ class Supervisor:
             for slot in self.slots.values():
                 slot.reset_failures()
             self._warn_once(f"model catalogue unavailable, retrying: {as_sentence(error)}")
+        except Exception as error:  # replicas must not end with the process that watches them
+            record_failure("supervisor", error)
         finally:
             close_old_connections()
 

@@ -17,7 +17,15 @@ from typing import Any, ParamSpec, TypeVar
 
 from asgiref.sync import sync_to_async
 from django.core.exceptions import ValidationError
-from django.db import IntegrityError, OperationalError, connection, connections, models, transaction
+from django.db import (
+    DataError,
+    IntegrityError,
+    OperationalError,
+    connection,
+    connections,
+    models,
+    transaction,
+)
 
 from common.errors import Conflict, QueryTimeout
 from engine.contract.errors import InvalidRequest
@@ -25,6 +33,8 @@ from engine.contract.errors import InvalidRequest
 P = ParamSpec("P")
 T = TypeVar("T")
 
+#: What a row raises that the database won't take at the next try either.
+ROW_ERRORS = (DataError, IntegrityError, ValueError, TypeError, OverflowError)
 #: Rows or ids of one statement: nobody who writes waits for long behind it.
 PAGE = 500
 #: What a statement of a report, a search or a list may take.

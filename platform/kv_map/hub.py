@@ -16,6 +16,7 @@ from django.conf import settings
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from common.loops import keep_running
 from engine.contract.replica_state import (
     WATCH_TTL_S,
     KVMapFrame,
@@ -130,7 +131,7 @@ class BlockHub:
         watch = self._watches.get(name)
         if watch is None:
             watch = self._watches[name] = Watch(replica_id)
-            watch.task = loop.create_task(watch.run())
+            watch.task = loop.create_task(keep_running("block map", watch.run))
         watch.listeners.add(listener)
         return watch.mirror
 

@@ -12,7 +12,6 @@ import asyncio
 import logging
 import os
 import socket
-import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +22,8 @@ import redis
 from django.db import DatabaseError, InterfaceError, close_old_connections
 from redis.exceptions import ResponseError
 
+from common.db import ROW_ERRORS
+from common.loops import LoopThread
 from metering.ledger import insert_records
 from metering.redis_scripts import redis_key, sync_client
 from metering.settlement import pop_buffered, requeue, spool_key
@@ -142,7 +143,11 @@ class Spool:
 
 
 def write(spool: Spool, entries: Entries) -> int:
-    """Put entries into the ledger and take them off the spool. Raises DatabaseError, RedisError."""
+    """Put entries into the ledger and take them off the spool; how many.
+
+    What is no record, or one that no database takes, goes to the dead letters. Raises
+    DatabaseError, RedisError.
+    """
     records: list[UsageRecord] = []
     ids: list[bytes] = []
     for entry_id, fields in entries:
@@ -154,9 +159,17 @@ def write(spool: Spool, entries: Entries) -> int:
             ids.append(entry_id)
         except (msgspec.DecodeError, msgspec.ValidationError, KeyError) as error:
             spool.dead_letter(entry_id, fields, repr(error))
-    if ids:
+    if not ids:
+        return 0
+    try:
         insert_records(records)
-        spool.done(ids)
+    except ROW_ERRORS as error:
+        if len(ids) == 1:
+            spool.dead_letter(ids[0], dict(entries)[ids[0]], repr(error))
+            return 0
+        # Each by itself, so that one record holds up no other.
+        return sum(write(spool, [entry]) for entry in entries if entry[0] in set(ids))
+    spool.done(ids)
     return len(ids)
 
 
@@ -185,7 +198,7 @@ def write_waiting() -> int:
     return len(records)
 
 
-class LedgerWriter(threading.Thread):
+class LedgerWriter(LoopThread):
     """Drains until told to stop; waits longer and longer while the database or Redis is away.
 
     Its thread keeps its connection to the database while all goes well: opening SQLite for each
@@ -193,22 +206,18 @@ class LedgerWriter(threading.Thread):
     """
 
     def __init__(self, *, claim_idle_ms: int = CLAIM_AFTER_MS) -> None:
-        super().__init__(name="quire-usage", daemon=True)
-        self._stopping = threading.Event()
+        super().__init__("quire-usage")
         self._claim_idle_ms = claim_idle_ms
+        #: Its name in the group: what it has taken is its to write, whatever goes wrong meanwhile.
+        self._consumer = ""
         self._watch = PendingAge()
 
-    def stop(self, timeout: float = 10.0) -> None:
-        """Finish the batch at hand and end."""
-        self._stopping.set()
-        self.join(timeout)
-
-    def run(self) -> None:
-        pause, consumer = 0.0, ""
-        while not self._stopping.wait(pause):
+    def loop(self) -> None:
+        pause = 0.0
+        while not self.stopping.wait(pause):
             client = sync_client(block_s=BLOCK_MS / 1000)
-            spool = Spool(client, consumer)
-            consumer = spool.consumer
+            spool = Spool(client, self._consumer)
+            self._consumer = spool.consumer
             try:
                 self._drain(spool)
             except (DatabaseError, InterfaceError, redis.RedisError, OSError) as error:
@@ -223,10 +232,10 @@ class LedgerWriter(threading.Thread):
     def _drain(self, spool: Spool) -> None:
         """Work until something fails or the end is asked for."""
         spool.ensure_group()
-        while not self._stopping.is_set() and (mine := spool.own_pending()):
+        while not self.stopping.is_set() and (mine := spool.own_pending()):
             self._write(spool, mine)
         rounds = 0
-        while not self._stopping.is_set():
+        while not self.stopping.is_set():
             write_waiting()
             if rounds % 10 == 0:
                 if claimed := spool.claim(self._claim_idle_ms, self._watch):
@@ -235,7 +244,7 @@ class LedgerWriter(threading.Thread):
             rounds += 1
             entries = spool.read(block_ms=BLOCK_MS)
             if entries:
-                if len(entries) < BATCH and not self._stopping.wait(GATHER_S):
+                if len(entries) < BATCH and not self.stopping.wait(GATHER_S):
                     entries += spool.read(block_ms=None)
                 self._write(spool, entries)
         spool.remove_consumer()
@@ -250,7 +259,7 @@ class LedgerWriter(threading.Thread):
             except (DatabaseError, InterfaceError) as error:
                 logger.warning("usage waits in the spool, next try in %.1f s: %s", pause, error)
                 close_old_connections()
-                if self._stopping.wait(pause):
+                if self.stopping.wait(pause):
                     return  # another drainer claims them
                 pause = min(MAX_PAUSE_S, pause * 2)
 

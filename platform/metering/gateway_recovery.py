@@ -16,6 +16,7 @@ import msgspec
 import redis
 from django.conf import settings
 
+from common.loops import LoopThread
 from engine.contract import messages as protocol
 from engine.contract import redis_keys
 from metering.open_requests import GATEWAY, OpenRequest, gateways_key, open_key, response_stored_key
@@ -45,29 +46,20 @@ _LOST: dict[str, Any] = {
 }
 
 
-class GatewayHeartbeat(threading.Thread):
+class GatewayHeartbeat(LoopThread):
     """Beats until the process ends."""
 
     def __init__(self) -> None:
-        super().__init__(name="quire-keeper", daemon=True)
-        self._stopping = threading.Event()
+        super().__init__("quire-keeper")
 
-    def stop(self) -> None:
-        """End after the beat at hand."""
-        self._stopping.set()
-        self.join(10.0)
-
-    def run(self) -> None:
-        client = sync_client()
-        while not self._stopping.is_set():
-            try:
-                send_heartbeat(client)
-            except (redis.RedisError, OSError) as error:
-                logger.debug("gateway heartbeat failed: %s", error)
-            except Exception:
-                logger.exception("settling the open requests of a dead gateway failed")
-            self._stopping.wait(BEAT_S)
-        client.close()
+    def loop(self) -> None:
+        with sync_client() as client:
+            while not self.stopping.is_set():
+                try:
+                    send_heartbeat(client)
+                except (redis.RedisError, OSError) as error:
+                    logger.debug("gateway heartbeat failed: %s", error)
+                self.stopping.wait(BEAT_S)
 
 
 def send_heartbeat(

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 
 from django.db import DatabaseError, InterfaceError, close_old_connections
 
+from common.db import ROW_ERRORS
+from common.loops import LoopThread
 from metering.request_log import Content, RequestRow, RequestTrace, insert_rows
 from metering.retention import trim_requests
 from metering.usage_record import UsageRecord
@@ -126,13 +128,24 @@ def write_waiting(*, at_once: bool = False) -> int:
     while _waiting:
         part = [_waiting.popleft() for _ in range(min(PART, len(_waiting)))]
         try:
-            insert_rows(part)
+            _insert(part)
         except BaseException:
             _waiting.extendleft(reversed(part[: MAX_PENDING - len(_waiting)]))
             raise
         written += len(part)
         _prune_tenant(part)
     return written
+
+
+def _insert(part: list[RequestRow | Content]) -> None:
+    try:
+        insert_rows(part)
+    except ROW_ERRORS as error:
+        if len(part) == 1:
+            logger.error("a record of a request was dropped: no database takes it", exc_info=error)
+            return
+        for item in part:  # each by itself, so that one holds up no other
+            _insert([item])
 
 
 def _prune_tenant(part: list[RequestRow | Content]) -> None:
@@ -144,22 +157,16 @@ def _prune_tenant(part: list[RequestRow | Content]) -> None:
             trim_requests(tenant)
 
 
-class RequestLogWriter(threading.Thread):
+class RequestLogWriter(LoopThread):
     """Writes until told to stop."""
 
     def __init__(self) -> None:
-        super().__init__(name="quire-requests", daemon=True)
-        self._stopping = threading.Event()
+        super().__init__("quire-requests")
 
-    def stop(self) -> None:
-        """Write what is there, and end."""
-        self._stopping.set()
-        self.join(10.0)
-
-    def run(self) -> None:
+    def loop(self) -> None:
         stopping = late = False
         while not stopping:
-            stopping = self._stopping.wait(EVERY_S)
+            stopping = self.stopping.wait(EVERY_S)
             try:
                 written = write_waiting(at_once=stopping)
             except (DatabaseError, InterfaceError) as error:

@@ -17,6 +17,7 @@ from django.http import HttpRequest
 from django.http.request import split_domain_port, validate_host
 
 from common.db import run_in_db_thread
+from common.loops import keep_running
 from tenants.sessions import SessionSnapshot, filter_valid_sessions, needs_second_factor
 
 #: What Django allows while DEBUG is on and no hosts are named.
@@ -89,7 +90,7 @@ class SessionMonitor:
         self._sockets[ended] = seen
         loop = asyncio.get_running_loop()
         if self._task is None or self._task.done() or self._task.get_loop() is not loop:
-            self._task = loop.create_task(self._poll())
+            self._task = loop.create_task(keep_running("session monitor", self._poll))
 
     def remove(self, ended: OnSessionEnd) -> None:
         """The socket is closed."""

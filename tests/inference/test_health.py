@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import shutil
@@ -13,9 +14,15 @@ from unittest.mock import patch
 import pytest
 from asgiref.sync import sync_to_async
 
+from common import loops
 from engine.contract import messages as protocol
+from engine.contract.redis_keys import replica_events_channel
 from inference.api import health
 from inference.engine_client.client import get_engine_client
+from inference.engine_client.failover import FailoverMonitor
+from inference.engine_client.fleet import ReplicaEventReader
+from inference.engine_client.redis_streams import OutboxReader
+from inference.metrics.flusher import Flusher
 from tenants import actions
 from tenants.actors import SYSTEM_ACTOR
 from tests.inference.asgi_client import AsgiClient
@@ -190,3 +197,43 @@ async def test_tokenize_and_detokenize(served: Gateway, tokenizer: Any) -> None:
     for tokens in ([-1], [10**9], ["x"], [True]):
         reply = await served.client.post("/detokenize", {"model": "fake", "tokens": tokens})
         assert reply.status == 400
+
+
+@pytest.mark.parametrize(
+    ("loop", "owner", "function"),
+    [
+        ("watchman", FailoverMonitor, "tick"),
+        ("outbox reader", OutboxReader, "_read"),
+        ("outbox trimmer", OutboxReader, "_trim"),
+        ("replica events", ReplicaEventReader, "_dispatch"),
+        ("metrics flusher", Flusher, "_tick"),
+    ],
+)
+async def test_fault_78_a_loop_of_the_engine_client_goes_on_after_an_error_and_health_tells_of_it(
+    loop: str,
+    owner: type,
+    function: str,
+    served: Gateway,
+    insider: AsgiClient,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(loops, "RESTART_DELAY_S", 0.01)
+    monkeypatch.setattr(loops, "_latest", {})
+    original, calls = getattr(owner, function), []
+
+    async def call(self: Any, *args: Any) -> Any:
+        calls.append(function)
+        if len(calls) == 1:
+            raise RuntimeError("nobody foresaw this")
+        return await original(self, *args)
+
+    monkeypatch.setattr(owner, function, call)
+    client = get_engine_client()
+    channel = replica_events_channel(client.settings.key_prefix)
+    while len(calls) < 2:
+        await client.redis.publish(channel, b"unreadable")
+        assert (await served.client.chat(max_tokens=2)).status == 200
+        await asyncio.sleep(0.05)
+    reply = await insider.get("/health")
+    assert reply.status == 200
+    assert [text for text in reply.json()["warnings"] if text.startswith(f"{loop} failed")]

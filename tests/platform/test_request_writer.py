@@ -21,7 +21,7 @@ def test_records_that_wait_are_told_of_once_and_so_is_their_end(
     def write(*, at_once: bool) -> int:
         tries.append(at_once)
         if len(tries) == 4:
-            thread._stopping.set()
+            thread.stopping.set()
         if len(tries) in (2, 3) or (len(tries) > 3 and not heals):
             raise OperationalError("database is locked")
         return 9

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -19,6 +20,7 @@ from django.utils.module_loading import import_string
 
 from common.db import run_in_db_thread
 from common.errors import NotFound
+from common.loops import keep_running
 from common.messaging import ALL_TENANTS, group_name
 from engine.contract.errors import QuireError
 from tenants.access import access_tenant
@@ -109,7 +111,9 @@ class Hub:
         task = self._tasks.get(key)
         loop = asyncio.get_running_loop()
         if task is None or task.done() or task.get_loop() is not loop:
-            self._tasks[key] = loop.create_task(self._run_topic(topic, key))
+            self._tasks[key] = loop.create_task(
+                keep_running(f"topic {topic.name}", partial(self._run_topic, topic, key))
+            )
 
     def remove(self, key: Key, sink: Subscriber) -> None:
         """Unsubscribe `sink`."""
@@ -179,7 +183,7 @@ class PermissionMonitor:
         self._watched[on_lost] = (user_id, tenants)
         loop = asyncio.get_running_loop()
         if self._task is None or self._task.done() or self._task.get_loop() is not loop:
-            self._task = loop.create_task(self._check_permissions())
+            self._task = loop.create_task(keep_running("permissions", self._check_permissions))
 
     async def _check_permissions(self) -> None:
         while self._watched:
