@@ -8,35 +8,36 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from inference.parsers.custom_tools import INPUT
+from inference.parsers.parameter_schemas import ALL_TYPES, ParameterSchema
 from inference.parsers.state_machine import partial_suffix_length
 from inference.parsers.tool_grammar import (
     ToolCallFormat,
     ToolFunction,
     checked_key,
+    in_any_number,
+    json_value,
     lark_literal,
     lark_text_until,
     quoted,
     raw_input,
+    text_pattern,
 )
 from inference.parsers.tool_parser import ToolCallParser
-from inference.parsers.tool_values import (
-    ValueEnd,
-    coerce_to_schema,
-    json_types,
-    property_schema,
-    read_value,
-)
+from inference.parsers.tool_values import ValueEnd, coerce_to_schema, read_value
 
 _KEY = re.compile(r"[A-Za-z_][\w.-]{0,127}")
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _HEADER = re.compile(r"\s*(?:call)?:\s*(?P<name>[^\s{}<>|:]{1,128})\s*\{")
-_RULE_OF_TYPE = {
-    "string": "gemma_string",
-    "integer": "GEMMA_INTEGER",
-    "number": "GEMMA_NUMBER",
-    "boolean": "gemma_boolean",
-    "array": "gemma_list",
-    "object": "gemma_dict",
-}
+#: A value of any kind, for a text between marks `MARK`.
+_ANY_VALUE = (
+    'gemma_list: "[" (gemma_value ("," gemma_value)*)? "]"',
+    'gemma_dict: "{" (gemma_item ("," gemma_item)*)? "}"',
+    'gemma_item: GEMMA_KEY ":" gemma_value',
+    "GEMMA_KEY: /[A-Za-z_][A-Za-z0-9_]{0,63}/",
+    r"GEMMA_NUMBER: /-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?/",
+    'gemma_value: gemma_string | GEMMA_NUMBER | "true" | "false" | "null" | gemma_list'
+    " | gemma_dict",
+)
 
 
 class GemmaArguments:
@@ -55,52 +56,89 @@ class GemmaArguments:
             mark, text = lark_literal(self._mark, special), f"{rule}_text"
             opening = quoted(f"{INPUT}:")
             return [f"{rule}: {opening} {mark} {text} {mark}", *raw_input(text, function)]
-        properties = function.parameters.get("properties") or {}
-        required = [key for key in properties if key in (function.parameters.get("required") or [])]
-        others = [key for key in properties if key not in required]
-        parts = [self._pair(function, key, special) for key in required]
-        more = [self._pair(function, key, special) for key in others]
-        if not parts:  # the first one has no comma before it
-            tails = [f"{part}{_rest(more[place + 1 :])}" for place, part in enumerate(more)]
-            return [f"{rule}: {' | '.join([*tails, quoted('')])}"]
-        comma = ' "," '
-        return [f"{rule}: {comma.join(parts)}{_rest(more)}"]
+        values = _GemmaValues(rule, self._mark, function, special)
+        return [f"{rule}: {values.pairs(function.schema)}", *values.rules]
 
     def shared(self, special: Mapping[str, int]) -> Sequence[str]:
-        """Rules for values of each type."""
-        mark = lark_literal(self._mark, special)
+        """Rules for values of any kind."""
         text, rules = lark_text_until(self._mark, "gemma_text", special)
-        return (
-            f"gemma_string: {mark} {text}",
-            *rules,
-            "GEMMA_INTEGER: /-?(0|[1-9][0-9]{0,17})/",
-            r"GEMMA_NUMBER: /-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?/",
-            'gemma_boolean: "true" | "false"',
-            'gemma_list: "[" (gemma_value ("," gemma_value)*)? "]"',
-            'gemma_dict: "{" (gemma_item ("," gemma_item)*)? "}"',
-            'gemma_item: GEMMA_KEY ":" gemma_value',
-            "GEMMA_KEY: /[A-Za-z_][A-Za-z0-9_]{0,63}/",
-            'gemma_value: gemma_string | GEMMA_NUMBER | gemma_boolean | "null"'
-            " | gemma_list | gemma_dict",
-        )
+        return (f"gemma_string: {lark_literal(self._mark, special)} {text}", *rules, *_ANY_VALUE)
 
-    def _pair(self, function: ToolFunction, key: str, special: Mapping[str, int]) -> str:
-        value = self._value(property_schema(function, key), special)
-        return f"{quoted(f'{checked_key(key, _KEY)}:')} {value}"
 
-    def _value(self, schema: Any, special: Mapping[str, int]) -> str:
-        if isinstance(schema, dict) and isinstance(schema.get("enum"), list):
-            choices = (self._written(item) for item in schema["enum"])
-            return f"({' | '.join(lark_literal(choice, special) for choice in choices)})"
-        kinds = json_types(schema)
-        return _RULE_OF_TYPE.get(kinds[0], "gemma_value") if len(kinds) == 1 else "gemma_value"
+class _GemmaValues:
+    """Rules for the values that a function's schema allows, one for each schema inside it."""
+
+    def __init__(
+        self, rule: str, mark: str, function: ToolFunction, special: Mapping[str, int]
+    ) -> None:
+        self.rules: list[str] = []
+        self._names: dict[int, str] = {}
+        self._rule, self._mark, self._function, self._special = rule, mark, function, special
+
+    def pairs(self, schema: ParameterSchema) -> str:
+        """An object's pairs, without its braces."""
+        forms = []
+        for properties, required in schema.forms:
+            pairs = {
+                key: f"{quoted(f'{checked_key(key, _KEY)}:')} {self.value(schema.nested(value))}"
+                for key, value in properties.items()
+            }
+            forms.append(in_any_number(pairs, required, ","))
+        return " | ".join(forms)
+
+    def value(self, schema: ParameterSchema) -> str:
+        """The name of the rule for a value."""
+        name = self._names.get(id(schema))
+        if name is None:
+            name = self._names[id(schema)] = f"{self._rule}_{len(self._names)}"
+            self.rules.append(f"{name}: {self._alternatives(name, schema)}")
+        return name
+
+    def _alternatives(self, name: str, schema: ParameterSchema) -> str:
+        if schema.choices:
+            texts = (self._written(choice) for choice in schema.choices)
+            return " | ".join(lark_literal(text, self._special) for text in texts)
+        if schema.types == ALL_TYPES:
+            return "gemma_value"
+        options = schema.options
+        if options:
+            return " | ".join(self.value(option) for option in options)
+        kinds = sorted(schema.types - ({"integer"} if "number" in schema.types else set()))
+        return " | ".join(self._of_type(kind, name, schema) for kind in kinds)
+
+    def _of_type(self, kind: str, name: str, schema: ParameterSchema) -> str:
+        if kind == "string":
+            pattern = text_pattern(schema, self._function)
+            text, rules = lark_text_until(self._mark, f"{name}_text", self._special, pattern)
+            self.rules += rules
+            return f"{lark_literal(self._mark, self._special)} {text}"
+        if kind == "boolean":
+            return '"true" | "false"'
+        if kind == "null":
+            return '"null"'
+        if kind == "array":
+            items = schema.keyword("items")
+            if not isinstance(items, dict):
+                return "gemma_list"
+            return f'"[" {self._items(self.value(schema.nested(items)), schema)} "]"'
+        if kind == "object":
+            known = any(properties for properties, _ in schema.forms)
+            return f'"{{" ({self.pairs(schema)}) "}}"' if known else "gemma_dict"
+        bounds = {key: schema.keyword(key) for key in _BOUNDS if schema.keyword(key) is not None}
+        number = ParameterSchema({"type": kind, **bounds})
+        self.rules.append(json_value(f"{name}_{kind}", number, self._function))
+        return f"{name}_{kind}"
+
+    def _items(self, item: str, schema: ParameterSchema) -> str:
+        """As many items as the schema allows."""
+        low, high = schema.keyword("minItems") or 0, schema.keyword("maxItems")
+        if high == 0:
+            return '""'
+        more = f'("," {item}){{{max(low - 1, 0)},{"" if high is None else high - 1}}}'
+        return f"{item} {more}" if low else f"({item} {more})?"
 
     def _written(self, value: Any) -> str:
         return f"{self._mark}{value}{self._mark}" if isinstance(value, str) else json.dumps(value)
-
-
-def _rest(parts: list[str]) -> str:
-    return "".join(f' ("," {part})?' for part in parts)
 
 
 class Gemma4Parser(ToolCallParser):
@@ -127,10 +165,12 @@ class Gemma4Parser(ToolCallParser):
     )
 
     _function: ToolFunction | None = None
-    _schema: Any = None
+    _parameter: ParameterSchema | None = None
     _num_values = 0
     _read = ""
     _value_end: ValueEnd
+    _search_from = 0
+    _doubtful_end: tuple[int, int] | None = None
 
     def _text(self) -> bool:
         return bool(self._find_marker(self.opener)) and self._goto(self._name)
@@ -162,7 +202,8 @@ class Gemma4Parser(ToolCallParser):
             return self._goto(self._close)
         self._arguments(f"{', ' if self._num_values else '{'}{quoted(header['key'])}: ")
         self._num_values += 1
-        self._schema = property_schema(self._function, header["key"])
+        function = self._function
+        self._parameter = None if function is None else function.schema.property(header["key"])
         return self._goto(self._value_start)
 
     def _value_start(self) -> bool:
@@ -177,24 +218,45 @@ class Gemma4Parser(ToolCallParser):
 
     def _is_text(self) -> bool:
         """Whether a string is one by its schema too."""
-        kinds = json_types(self._schema)
-        return not kinds or "string" in kinds
+        return self._parameter is None or "string" in self._parameter.types
 
     def _string(self) -> bool:
-        place = self._buffer.find(self.mark)
-        keep = (
-            0
-            if self._is_finished or place >= 0
-            else partial_suffix_length(self._buffer, (self.mark,))
+        """A string may hold marks: one ends it where the call goes on, or if no other does."""
+        place, end = self._end_of_string()
+        if end is None and not self._is_finished:
+            if self._doubtful_end is None:
+                self._arguments(quoted(self._buffer[:place])[1:-1])
+                self._buffer, self._search_from = self._buffer[place:], 0
+            return False
+        self._search_from, self._doubtful_end = 0, None
+        self._arguments(quoted(self._buffer[:place])[1:-1] + ('"' if end else ""))
+        self._buffer = self._buffer[end:] if end else ""
+        return self._goto(self._key if end else self._text)
+
+    def _end_of_string(self) -> tuple[int, int | None]:
+        """Where the string and its mark end; without an end, up to where there is none."""
+        mark = re.escape(self.mark)
+        goes_on = re.compile(
+            rf"(?:{mark}\s*)+(?=[,}}]|{re.escape(self.closer)}|(?:{mark})?[\w.-]{{1,128}}(?:{mark})?\s*:)"
         )
-        size = place if place >= 0 else len(self._buffer) - keep
-        self._arguments(quoted(self._buffer[:size])[1:-1] + ('"' if place >= 0 else ""))
-        self._buffer = (
-            self._buffer[size:].removeprefix(self.mark) if place >= 0 else self._buffer[size:]
-        )
-        if place >= 0:
-            return self._goto(self._key)
-        return self._is_finished and self._goto(self._text)
+        may_go_on = re.compile(rf"(?:{mark}\s*)+[\w.-]{{0,128}}\s*")
+        while (place := self._buffer.find(self.mark, self._search_from)) >= 0:
+            match = goes_on.match(self._buffer, place)
+            if match is not None:
+                return place, match.end()
+            match = may_go_on.match(self._buffer, place)
+            rest = self._buffer[match.end() :] if match else ""
+            if not self._is_finished and (
+                self.mark.startswith(rest) or self.closer.startswith(rest)
+            ):
+                return place, None
+            self._doubtful_end = self._doubtful_end or (place, place + len(self.mark))
+            self._search_from = place + len(self.mark)
+        if self._is_finished:
+            return self._doubtful_end or (len(self._buffer), None)
+        keep = partial_suffix_length(self._buffer, (self.mark,))
+        self._search_from = len(self._buffer) - keep
+        return self._search_from, None
 
     def _value(self) -> bool:
         size, found = self._value_end.feed(self._buffer)
@@ -212,12 +274,11 @@ class Gemma4Parser(ToolCallParser):
         if text.startswith(self.mark) and text.endswith(self.mark):
             inner = text[len(self.mark) : -len(self.mark)]
             if self.mark not in inner:
-                return coerce_to_schema(inner, self._schema)
+                return coerce_to_schema(inner, self._parameter)
         value = read_value(text, self.mark)
-        kinds = json_types(self._schema)
-        if isinstance(value, dict | list) or not kinds:
+        if isinstance(value, dict | list) or self._parameter is None:
             return json.dumps(value, ensure_ascii=False)
-        return coerce_to_schema(text, self._schema)
+        return coerce_to_schema(text, self._parameter)
 
     def _close(self) -> bool:
         if self._skip_text(self.closer) is None:

@@ -4,82 +4,56 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from inference.parsers.custom_tools import INPUT
+from inference.parsers.parameter_schemas import ParameterSchema
 from inference.parsers.tool_grammar import (
     ToolCallFormat,
     ToolFunction,
     checked_key,
+    in_any_number,
+    json_value,
     quoted,
     quoted_input,
 )
 from inference.parsers.tool_parser import ToolCallParser
-from inference.parsers.tool_values import (
-    LiteralScanner,
-    json_types,
-    property_schema,
-    python_as_json,
-)
+from inference.parsers.tool_values import LiteralScanner, literal_as_json
 
 _CALL = r"(?P<name>[A-Za-z_][\w.-]{0,127})\("
 _KEY = re.compile(r"[\s,]*(?:(?P<key>[A-Za-z_]\w{0,127})\s*=\s*|(?P<end>\)))")
 _NAME = re.compile(r"[A-Za-z_]\w{0,127}")
-_VALUE_RULES = (
-    r'PY_STRING: /"([^"\\\n\x00-\x1f]|\\["\\nt])*"/',
-    r"PY_INTEGER: /-?(0|[1-9][0-9]{0,17})/",
-    r"PY_NUMBER: /-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?/",
-    'py_boolean: "True" | "False"',
-    'py_list: "[" (py_value (", " py_value)*)? "]"',
-    'py_dict: "{" (py_item (", " py_item)*)? "}"',
-    'py_item: PY_STRING ": " py_value',
-    'py_value: PY_STRING | PY_NUMBER | py_boolean | "None" | py_list | py_dict',
-)
-_RULE_OF_TYPE = {
-    "string": "PY_STRING",
-    "integer": "PY_INTEGER",
-    "number": "PY_NUMBER",
-    "boolean": "py_boolean",
-    "array": "py_list",
-    "object": "py_dict",
-}
 
 
 def _keywords(rule: str, function: ToolFunction, special: Mapping[str, int]) -> list[str]:
-    """`a=1, b="x"`: required parameters first, each of its type; others may follow."""
+    """`a=1, b="x"`: required parameters first, each as its schema has it; others may follow."""
     if function.grammar:  # a JSON string is one of Python's too
         text = f"{rule}_text"
         return [f"{rule}: {_opening(INPUT)} {text}", *quoted_input(text, function)]
-    properties = function.parameters.get("properties") or {}
-    required = [key for key in properties if key in (function.parameters.get("required") or [])]
-    others = [key for key in properties if key not in required]
-    parts = [f"{_opening(key)} {_value_rule(property_schema(function, key))}" for key in required]
-    more = [f"{_opening(key)} {_value_rule(property_schema(function, key))}" for key in others]
-    if not parts:  # the first one has no comma before it
-        tails = [f"{part}{_rest(more[place + 1 :])}" for place, part in enumerate(more)]
-        return [f"{rule}: {' | '.join([*tails, json.dumps('')])}"]
-    comma = ' ", " '
-    return [f"{rule}: {comma.join(parts)}{_rest(more)}"]
-
-
-def _shared(special: Mapping[str, int]) -> Sequence[str]:
-    return _VALUE_RULES
+    forms: list[str] = []
+    rules: list[str] = []
+    for number, (properties, required) in enumerate(function.schema.forms):
+        pairs = {}
+        for place, (key, schema) in enumerate(properties.items()):
+            value = f"{rule}_{number}_{place}"
+            rules.append(_value_rule(value, function.schema.nested(schema), function))
+            pairs[key] = f"{_opening(key)} {value}"
+        forms.append(in_any_number(pairs, required, ", "))
+    return [f"{rule}: {' | '.join(forms)}", *rules]
 
 
 def _opening(key: str) -> str:
     return quoted(f"{checked_key(key, _NAME)}=")
 
 
-def _rest(parts: list[str]) -> str:
-    return "".join(f' (", " {part})?' for part in parts)
-
-
-def _value_rule(schema: Any) -> str:
-    if isinstance(schema, dict) and isinstance(schema.get("enum"), list):
-        return f"({' | '.join(quoted(repr_of(item)) for item in schema['enum'])})"
-    kinds = json_types(schema)
-    return _RULE_OF_TYPE.get(kinds[0], "py_value") if len(kinds) == 1 else "py_value"
+def _value_rule(rule: str, schema: ParameterSchema, function: ToolFunction) -> str:
+    """A value: JSON, which is read as well, but Python's names where these stand alone."""
+    if schema.choices:
+        return f"{rule}: {' | '.join(quoted(repr_of(item)) for item in schema.choices)}"
+    if schema.types == {"boolean"}:
+        return f'{rule}: "True" | "False"'
+    return json_value(rule, schema, function)
 
 
 def repr_of(value: Any) -> str:
@@ -110,10 +84,11 @@ class PythonicParser(ToolCallParser):
         separator=", ",
         close="]",
         arguments=_keywords,
-        shared=_shared,
     )
 
+    _function: ToolFunction | None = None
     _num_values = 0
+    _key = ""
     _literal: LiteralScanner
     _read = ""
 
@@ -129,6 +104,7 @@ class PythonicParser(ToolCallParser):
         return self._begin(header["name"])
 
     def _begin(self, name: str) -> bool:
+        self._function = self.functions.get(name)
         self._call(name)
         self._num_values = 0
         return self._goto(self._keyword)
@@ -152,6 +128,7 @@ class PythonicParser(ToolCallParser):
             return self._goto(self._between)
         self._arguments(f"{', ' if self._num_values else '{'}{quoted(header['key'])}: ")
         self._num_values += 1
+        self._key = header["key"]
         self._literal, self._read = LiteralScanner(self.follows), ""
         return self._goto(self._value)
 
@@ -161,7 +138,8 @@ class PythonicParser(ToolCallParser):
         self._buffer = self._buffer[size:]
         if not found:
             return False
-        self._arguments(python_as_json(self._read))
+        schema = None if self._function is None else self._function.schema.property(self._key)
+        self._arguments(literal_as_json(self._read, schema))
         return self._goto(self._keyword)
 
     def _between(self) -> bool:
@@ -221,7 +199,6 @@ class Lfm2Parser(BracketedPythonicParser):
         close=f"]{closer}",
         trigger=opener,
         arguments=_keywords,
-        shared=_shared,
     )
 
 
@@ -245,7 +222,6 @@ class Olmo3Parser(BracketedPythonicParser):
         close=closer,
         trigger=opener,
         arguments=_keywords,
-        shared=_shared,
     )
 
 

@@ -5,25 +5,25 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from functools import cache
+from typing import Any, ClassVar, Literal
 
-from inference.parsers.state_machine import find_first, partial_suffix_length
+from inference.parsers.json_stream import ValueScanner
+from inference.parsers.parameter_schemas import ParameterSchema
+from inference.parsers.state_machine import partial_suffix_length
 from inference.parsers.tool_grammar import (
     ToolCallFormat,
     ToolFunction,
     checked_key,
+    json_value,
     lark_literal,
     lark_text_until,
     quoted,
     raw_input,
+    text_pattern,
 )
-from inference.parsers.tool_parser import ToolCallParser
-from inference.parsers.tool_values import (
-    coerce_to_schema,
-    is_text,
-    parse_lenient_json,
-    property_schema,
-)
+from inference.parsers.tool_parser import MAX_HEADER, ToolCallParser
+from inference.parsers.tool_values import coerce_to_schema
 
 #: A parameter's name in a tag.
 KEY = re.compile(r"[^<>\"\n]{1,128}")
@@ -37,9 +37,8 @@ class TaggedParser(ToolCallParser):
         function_mark: what `function_tag` begins with, in an opener or after another call.
         parameter_tag: begins a parameter (`key`; `text`, where the model says whether the value
             is text: "true" or "false") or ends the function.
-        value_ends: end a value; the first is its own tag, the others come where that is missing.
-        unclosed: a tag (`key`) that ends a value whose own tag is missing, if it's a parameter's;
-            `unclosed_mark` is what it begins with.
+        value_ends: end a value; the first is its own tag, the others come where that is missing
+            and are what `parameter_tag` begins with.
         closers: what may follow a call. line_breaks: whether one on each side of a value is none
             of it.
     """
@@ -49,13 +48,11 @@ class TaggedParser(ToolCallParser):
     function_tag: ClassVar[re.Pattern[str]]
     parameter_tag: ClassVar[re.Pattern[str]]
     value_ends: ClassVar[tuple[str, ...]]
-    unclosed: ClassVar[re.Pattern[str] | None] = None
-    unclosed_mark: ClassVar[str] = ""
     closers: ClassVar[tuple[str, ...]]
     line_breaks: ClassVar[bool] = False
 
     _function: ToolFunction | None = None
-    _schema: Any = None
+    _parameter: ParameterSchema | None = None
     _opening = ""
     _num_values = 0
     _streams = False
@@ -98,9 +95,8 @@ class TaggedParser(ToolCallParser):
         self._as_text = header.groupdict().get("text")
         self._arguments(f"{', ' if self._num_values else '{'}{quoted(key)}: ")
         self._num_values += 1
-        self._schema = property_schema(self._function, key)
-        known = self._schema is not None
-        self._streams = is_text(self._schema) if known else self._as_text != "false"
+        self._parameter = self._schema_of(key)
+        self._streams = self._as_text != "false" and self._may_be_text()
         if self._streams:
             self._arguments('"')
         self._state = self._value_start
@@ -115,65 +111,135 @@ class TaggedParser(ToolCallParser):
         self._state = self._value
         return True
 
+    def _schema_of(self, key: str) -> ParameterSchema | None:
+        return None if self._function is None else self._function.schema.property(key)
+
+    def _may_be_text(self) -> bool:
+        """Whether the value is text as it stands: by its schema, or where the model says so too."""
+        if self._parameter is None:
+            return True
+        if self._as_text == "true":
+            return "string" in self._parameter.types
+        return self._parameter.types == {"string"}
+
     def _value(self) -> bool:
-        place, mark = self._end_of_value()
-        if place < 0 and not self._is_finished:
-            return self._part_of_value()
-        value = self._buffer[:place] if place >= 0 else self._buffer
-        self._buffer = self._buffer[len(value) :]
-        if mark == self.value_ends[0]:
-            self._buffer = self._buffer.removeprefix(mark)
-        if self.line_breaks and (place < 0 or mark in self.value_ends):
+        end = self._end_of_value()
+        if end is None and not self._is_finished:
+            return False
+        place, mark = end or (len(self._buffer), "")
+        value = self._buffer[:place]
+        self._buffer = self._buffer[place:]
+        self._search_from, self._num_repeated, self._doubtful_end = 0, 0, None
+        self._json, self._num_scanned = None, 0
+        while self._buffer.lstrip().startswith(self.value_ends[0]):  # it may come twice
+            self._buffer = self._buffer.lstrip().removeprefix(self.value_ends[0])
+        if self.line_breaks and not mark.startswith("\n"):
             value = value.removesuffix("\n")
         if self._streams:
-            self._arguments(quoted(value)[1:-1] + ('"' if place >= 0 else ""))
-        elif place >= 0:
-            self._arguments(self._read_value(value))
-        self._state = self._parameter_tag if place >= 0 else self._text
+            self._arguments(quoted(value)[1:-1] + ('"' if end else ""))
+        elif end:
+            is_json = self._as_text == "false"
+            self._arguments(coerce_to_schema(value, self._parameter, is_json=is_json))
+        self._state = self._parameter_tag if end else self._text
         return True
 
-    def _read_value(self, value: str) -> str:
-        if self._schema is None and self._as_text == "false":
-            return parse_lenient_json(value)
-        return coerce_to_schema(value, self._schema)
+    #: Where to look for the value's end: before it there is none.
+    _search_from = 0
+    #: The first mark, and its place, that ends the value unless a better end comes.
+    _doubtful_end: tuple[int, str] | None = None
+    #: Characters behind the mark in question that repeat it.
+    _num_repeated = 0
+    #: Tells whether a value in JSON has ended, from its first `_num_scanned` characters.
+    _json: ValueScanner | None = None
+    _json_is_open = False
+    _num_scanned = 0
 
-    def _end_of_value(self) -> tuple[int, str]:
-        """Where the value ends and by what; -1 while it goes on."""
-        place, mark = find_first(self._buffer, self.value_ends)
-        if self.unclosed is None:
-            return place, mark
-        for found in self.unclosed.finditer(self._buffer):
-            if 0 <= place < found.start():
+    def _end_of_value(self) -> tuple[int, str] | None:
+        """Where the value ends and by which mark; None while it goes on.
+
+        A value may hold the marks themselves. So one of them ends it only where the call goes on
+        behind it as calls do, or if no such place comes before the next call or the text's end.
+        """
+        openers = (*self.openers, *filter(None, (self.function_mark,)))
+        marks = _any_of((*self.value_ends, *openers))
+        while (match := marks.search(self._buffer, self._search_from)) is not None:
+            place, mark = match.start(), match[0]
+            if mark in self.value_ends:
+                verdict = self._ends_value(mark, place)
+                if verdict == "end":
+                    return place, mark
+                if verdict == "unsure" and not self._is_finished:
+                    self._stream_value(place)
+                    return None
+                if verdict == "doubtful" and self._doubtful_end is None:
+                    self._doubtful_end = place, mark
+            elif self._doubtful_end is not None:
                 break
-            if self._function is None or self._is_parameter(found["key"]):
-                return found.start(), found[0]
-        return place, mark
+            self._search_from = match.end() + self._num_repeated
+            self._num_repeated = 0
+        if match is not None or self._is_finished:
+            return self._doubtful_end
+        keep = partial_suffix_length(self._buffer, (*self.value_ends, *openers))
+        self._search_from = max(self._search_from, len(self._buffer) - keep)
+        self._stream_value(len(self._buffer) - keep)
+        return None
 
-    def _is_parameter(self, key: str) -> bool:
-        return property_schema(self._function, key.strip()) is not None
+    def _ends_value(self, mark: str, place: int) -> Literal["end", "doubtful", "no", "unsure"]:
+        """Whether a mark ends the value."""
+        if not self._streams and self._is_open_json(place):
+            return "doubtful"
+        after = place + len(mark)
+        if mark != self.value_ends[0]:
+            header = self.parameter_tag.match(self._buffer, place, place + MAX_HEADER)
+            if header is None:
+                return "unsure" if len(self._buffer) < place + MAX_HEADER else "no"
+            if header["key"] is not None:
+                known = self._function is None or self._schema_of(header["key"].strip()) is not None
+                return "end" if known else "doubtful"
+            after = max(header.end(), after)
+        goes_on = self._goes_on(after)
+        return "unsure" if goes_on is None else "end" if goes_on else "doubtful"
 
-    def _part_of_value(self) -> bool:
-        if not self._streams:
-            return False
-        ends = self.value_ends
-        if self.line_breaks:
-            ends += tuple(f"\n{end}" for end in ends)
-        keep = partial_suffix_length(self._buffer, ends)
-        if self.unclosed is not None:
-            keep = max(keep, self._open_tag_at_end())
-        part = self._buffer[: len(self._buffer) - keep]
-        self._buffer = self._buffer[len(part) :]
-        self._arguments(quoted(part)[1:-1])
-        return False
+    def _goes_on(self, place: int) -> bool | None:
+        """Whether a call goes on or ends at this place; None while more text is needed to tell."""
+        own = self.value_ends[0]
+        marks = (*self.value_ends, *self.closers, *self.openers, self.function_mark)
+        while True:
+            start = place + self._num_repeated
+            window = self._buffer[start : start + MAX_HEADER]
+            rest = window.lstrip()
+            if not rest.startswith(own):
+                break
+            self._num_repeated += len(window) - len(rest) + len(own)
+        may_grow = len(window) < MAX_HEADER and not self._is_finished
+        if not rest:
+            return None if may_grow else len(window) < MAX_HEADER
+        if self.parameter_tag.match(rest) or any(mark and rest.startswith(mark) for mark in marks):
+            return True
+        if any(mark.startswith(rest) for mark in marks):
+            return None if may_grow else True
+        return None if may_grow and rest.startswith("<") and ">" not in rest else False
 
-    def _open_tag_at_end(self) -> int:
-        """How many characters at the end may begin a tag that ends the value."""
-        mark = self.unclosed_mark
-        place = self._buffer.rfind(mark)
-        tail = self._buffer[place + len(mark) :]
-        if place >= 0 and ">" not in tail and "\n" not in tail and len(tail) <= 128:
-            return len(self._buffer) - place
-        return partial_suffix_length(self._buffer, (mark,))
+    def _is_open_json(self, place: int) -> bool:
+        """Whether the value so far begins like a JSON string, list or object and hasn't ended."""
+        text = self._buffer[self._num_scanned : place]
+        if self._json is None:
+            text = text.lstrip()
+            self._json = ValueScanner()
+            self._json_is_open = text.startswith(("{", "[", '"'))
+        self._num_scanned = place
+        self._json_is_open = self._json_is_open and self._json.feed(text) is None
+        return self._json_is_open
+
+    def _stream_value(self, end: int) -> None:
+        """Pass on what is certain of a text before `end`."""
+        if not self._streams or self._doubtful_end is not None:
+            return
+        if self.line_breaks and self._buffer[:end].endswith("\n"):
+            end -= 1
+        self._arguments(quoted(self._buffer[:end])[1:-1])
+        self._buffer = self._buffer[end:]
+        self._search_from = max(0, self._search_from - end)
 
     def _after_call_tags(self) -> bool:
         """Closing tags, each optional; perhaps another call."""
@@ -195,6 +261,12 @@ class TaggedParser(ToolCallParser):
         return True
 
 
+@cache
+def _any_of(marks: tuple[str, ...]) -> re.Pattern[str]:
+    """Any of the marks; of two that begin at one place the longer one."""
+    return re.compile("|".join(map(re.escape, sorted(marks, key=len, reverse=True))))
+
+
 class TaggedArguments:
     """Grammar rules of parameters in tags, in the schema's order; optional ones may be missing.
 
@@ -208,35 +280,41 @@ class TaggedArguments:
 
     def __call__(self, rule: str, function: ToolFunction, special: Mapping[str, int]) -> list[str]:
         """The rules. Raises `InvalidRequest` for a name that a tag can't hold."""
-        schema = function.parameters
-        required = schema.get("required") or []
-        shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-        parts, rules = [], []
-        for number, (key, value) in enumerate((schema.get("properties") or {}).items()):
-            name = f"{rule}_{number}"
-            parts.append(name if key in required else f"{name}?")
-            string = isinstance(value, dict) and value.get("type") == "string"
-            before = self._prefix.replace("KEY", checked_key(key, KEY))
-            opening = lark_literal(before.replace("TEXT", "true" if string else "false"), special)
-            closing = lark_literal(self._suffix, special)
-            if function.grammar:
-                rules += [f"{name}: {opening} {name}_text {closing}"]
-                rules += raw_input(f"{name}_text", function)
-            elif string and "enum" not in value:
-                text, text_rules = lark_text_until(self._suffix, f"{name}_text", special)
-                rules += [f"{name}: {opening} {text}", *text_rules]
-            elif string:
-                choices = " | ".join(lark_literal(str(choice), special) for choice in value["enum"])
-                rules.append(f"{name}: {opening} ({choices}) {closing}")
-            else:
-                nested = {**value, **shared} if isinstance(value, dict) else {}
-                nested["x-guidance"] = {
-                    "whitespace_flexible": False,
-                    "lenient": not function.strict,
-                }
-                rules.append(f"{name}: {opening} {name}_json {closing}")
-                rules.append(f"{name}_json: %json {json.dumps(nested)}")
-        return [f"{rule}: {' '.join(parts)}", *rules]
+        forms: list[str] = []
+        rules: list[str] = []
+        for number, (properties, required) in enumerate(function.schema.forms):
+            names = {key: f"{rule}_{number}_{place}" for place, key in enumerate(properties)}
+            parts = [name if key in required else f"{name}?" for key, name in names.items()]
+            forms.append(" ".join(parts) or '""')
+            for key, name in names.items():
+                rules += self._parameter(name, key, properties[key], function, special)
+        return [f"{rule}: {' | '.join(forms)}", *rules]
+
+    def _parameter(
+        self, rule: str, key: str, schema: Any, function: ToolFunction, special: Mapping[str, int]
+    ) -> list[str]:
+        """A tag, the value as `coerce_to_schema` reads it, and the tag that closes it."""
+        parameter, value = function.schema.property(key), function.schema.nested(schema)
+        as_text = parameter is None or parameter.is_text
+        before = self._prefix.replace("KEY", checked_key(key, KEY))
+        opening = lark_literal(before.replace("TEXT", "true" if as_text else "false"), special)
+        closing = lark_literal(self._suffix, special)
+        text = f"{rule}_text"
+        if function.grammar:
+            return [f"{rule}: {opening} {text} {closing}", *raw_input(text, function)]
+        if value.choices:
+            written = (
+                choice if as_text and isinstance(choice, str) else json.dumps(choice)
+                for choice in value.choices
+            )
+            choices = " | ".join(lark_literal(choice, special) or '""' for choice in written)
+            return [f"{rule}: {opening} ({choices}) {closing}"]
+        if not as_text:
+            return [f"{rule}: {opening} {text} {closing}", json_value(text, value, function)]
+        pattern = text_pattern(value, function)
+        name, rules = lark_text_until(self._suffix, text, special, pattern)
+        null = f' | "null" {closing}' if "null" in value.types else ""
+        return [f"{rule}: {opening} ({name}{null})", *rules]
 
 
 # -- GLM's ways, and others': a name, then pairs of tags for each parameter's name and value.
@@ -350,9 +428,7 @@ class QwenCoderParser(TaggedParser):
     parameter_tag = re.compile(
         r"\s*(?:<parameter=(?P<key>[^>\n]{1,128})>|</function>|(?=</tool_call>))"
     )
-    value_ends = ("</parameter>", "</function>")
-    unclosed = re.compile(r"\n<parameter=(?P<key>[^>\n]{1,128})>")
-    unclosed_mark = "\n<parameter="
+    value_ends = ("</parameter>", "</function>", "\n<parameter=")
     closers = (CLOSE,)
     line_breaks = True
     layout = ToolCallFormat(

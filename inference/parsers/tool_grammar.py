@@ -6,9 +6,11 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 from engine.contract.errors import InvalidRequest
+from inference.parsers.parameter_schemas import ParameterSchema
 from inference.parsers.state_machine import find_first
 
 # -- A Lark grammar of a text, as the grammar of that text inside a JSON string.
@@ -67,8 +69,12 @@ def escape_lark_for_json(grammar: str) -> str:
 
 def regex_to_lark(pattern: str) -> str:
     """A regular expression as a Lark grammar."""
-    inside = re.sub(r"\\(.)|/", lambda found: found[0] if found[1] else r"\/", pattern, flags=re.S)
-    return f"start: /{inside.replace(chr(10), '[' + chr(92) + 'n]')}/"
+    return f"start: {_lark_regex(pattern)}"
+
+
+def _lark_regex(pattern: str) -> str:
+    inside = re.sub(r"\\(.)|/", lambda match: match[0] if match[1] else r"\/", pattern, flags=re.S)
+    return f"/{inside.replace(chr(10), '[' + chr(92) + 'n]')}/"
 
 
 def _escaped_token(found: re.Match[str]) -> str:
@@ -212,6 +218,11 @@ class ToolFunction:
     strict: bool = False
     grammar: str = ""
 
+    @cached_property
+    def schema(self) -> ParameterSchema:
+        """What `parameters` says."""
+        return ParameterSchema(self.parameters)
+
 
 #: Calls in one answer that a grammar allows: a weak model would go on for ever.
 MAX_PARALLEL_CALLS = 16
@@ -257,6 +268,21 @@ def no_shared_rules(special: Mapping[str, int]) -> Sequence[str]:
     return ()
 
 
+def in_any_number(pairs: Mapping[str, str], required: Sequence[str], separator: str) -> str:
+    """Lark for an object's pairs: the required ones in their order, then any of the others.
+
+    `pairs`: the Lark of each by its key.
+    """
+    comma = f" {quoted(separator)} "
+    first = [pair for key, pair in pairs.items() if key in required]
+    others = [pair for key, pair in pairs.items() if key not in required]
+    tails = [f"({comma}{pair})?" for pair in others]
+    if first:
+        return " ".join([comma.join(first), *tails])
+    starts = [" ".join([pair, *tails[place + 1 :]]) for place, pair in enumerate(others)]
+    return " | ".join([*starts, quoted("")])
+
+
 def checked_key(key: str, pattern: re.Pattern[str]) -> str:
     """A parameter's name that this way of writing calls can hold. Raises `InvalidRequest`."""
     if not pattern.fullmatch(key):
@@ -268,8 +294,16 @@ def checked_key(key: str, pattern: re.Pattern[str]) -> str:
 
 def closed_schema(function: ToolFunction) -> dict[str, object]:
     """The schema of a function's arguments. With `strict` each of its keywords counts."""
-    options = {**_PYTHON_SPACES, "lenient": not function.strict}
-    return {"type": "object", **function.parameters, "x-guidance": options}
+    return {"type": "object", **function.parameters, **_json_options(function)}
+
+
+def json_value(rule: str, schema: ParameterSchema, function: ToolFunction) -> str:
+    """A rule for a value in JSON. With `strict` each keyword of its schema counts."""
+    return f"{rule}: %json {json.dumps({**schema.standalone(), **_json_options(function)})}"
+
+
+def _json_options(function: ToolFunction) -> dict[str, object]:
+    return {"x-guidance": {**_PYTHON_SPACES, "lenient": not function.strict}}
 
 
 @dataclass(frozen=True)
@@ -369,13 +403,52 @@ def quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def lark_text_until(closing: str, rule: str, special: Mapping[str, int]) -> tuple[str, list[str]]:
-    """Any text up to `closing` and that itself: what to write for it, and the rules behind it."""
+def lark_text_until(
+    closing: str, rule: str, special: Mapping[str, int], pattern: str = r"/(.|\n)*/"
+) -> tuple[str, list[str]]:
+    """Text up to `closing` and that itself: what to write for it, and the rules behind it.
+
+    `pattern`: what the text is, a terminal's definition in Lark.
+    """
+    text = f"{rule.upper()}_CHARS"
+    rules = [f"{text}: {pattern}"]
     place = find_first(closing, list(special))[0]
     if place < 0:
-        return rule, [rf"{rule}[lazy]: /(.|\n)*/ {quoted(closing)}"]
+        return rule, [f"{rule}[lazy]: {text} {quoted(closing)}", *rules]
     # A control token is none of the text's characters; white space before it counts as text.
-    return rule, [rf"{rule}: /(.|\n)*/ {lark_literal(closing[place:], special)}"]
+    return rule, [f"{rule}: {text} {lark_literal(closing[place:], special)}", *rules]
+
+
+#: Regular expressions that Lark's have no counterpart for: look-around, references, anchors inside.
+_UNSUPPORTED_REGEX = re.compile(r"\(\?(?!:)|\\[bBAzZkG1-9]|(?<![\\\[])\^|(?<!\\)\$")
+
+
+def text_pattern(schema: ParameterSchema, function: ToolFunction) -> str:
+    """A terminal in Lark for the strings that a schema allows.
+
+    Raises:
+        InvalidRequest: the function is strict and the schema's pattern can't be enforced in text.
+    """
+    low, high = schema.keyword("minLength"), schema.keyword("maxLength")
+    low = low if isinstance(low, int) and low > 0 else 0
+    high = high if isinstance(high, int) and high >= low else ""
+    terminals = [f"/(?s:.{{{low},{high}}})/"] if low or high != "" else []
+    pattern = schema.keyword("pattern")
+    if isinstance(pattern, str):
+        inside = pattern.removeprefix("^")
+        anchored_end = re.search(r"(?<!\\)(\\\\)*\$$", inside) is not None
+        inside = inside[:-1] if anchored_end else inside
+        if _UNSUPPORTED_REGEX.search(inside) is None:
+            before = "" if pattern.startswith("^") else "(?s:.*)"
+            after = "" if anchored_end else "(?s:.*)"
+            terminals.append(_lark_regex(f"{before}(?:{inside}){after}"))
+        elif function.strict:
+            raise InvalidRequest(
+                f"This model writes strings as text, where the pattern {pattern[:50]!r} can't be "
+                "enforced. Leave it out, or use a function without strict.",
+                param="tools",
+            )
+    return " & ".join(terminals) or r"/(.|\n)*/"
 
 
 def lark_literal(text: str, special: Mapping[str, int]) -> str:

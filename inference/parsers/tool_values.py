@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Mapping
 from typing import Any
 
+from inference.parsers.parameter_schemas import ParameterSchema, type_of
 from inference.parsers.state_machine import partial_suffix_length
-from inference.parsers.tool_grammar import ToolFunction
+from inference.parsers.tool_grammar import quoted
 
 #: A value inside more others than this stays text.
 MAX_DEPTH = 64
@@ -49,7 +49,10 @@ class ValueEnd:
 
 
 def read_value(text: str, mark: str) -> Any:
-    """The value of a whole text; what can't be read stays text."""
+    """The value of a text, JSON too; what can't be read stays text."""
+    value = _json_or_python(text) if mark not in text else None
+    if isinstance(value, dict | list):
+        return value
     reader = _Reader(text, mark)
     try:
         value = reader.value(MAX_DEPTH)
@@ -142,7 +145,8 @@ def _scalar(word: str) -> Any:
 LOOKAHEAD_CHARS = 160
 _ESCAPE = re.compile(r"\\(['\"\\ntrbf])")
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
-_LEADING_ZEROS = re.compile(r"(-?)0+([0-9]+)")
+_INTEGER = re.compile(r"-?[0-9]+")
+_LEADING_ZEROS = re.compile(r"(-?)0+([0-9]{1,300})")
 _JSON_NAMES = {"true": True, "false": False, "null": None, "none": None}
 #: A value inside more others than this stays text.
 _MAX_DEPTH = 64
@@ -240,108 +244,78 @@ def _key(node: ast.expr | None, depth: int) -> str:
     return key if isinstance(key, str) else json.dumps(key)
 
 
-# -- Values that a model wrote as plain text, read by the schema of their parameter.
+# -- Values that a model wrote in some way, as JSON of a type that their schema allows.
 
 
-#: Spellings of types that schemas made by hand use.
-TYPE_ALIASES = {
-    "str": "string",
-    "int": "integer",
-    "float": "number",
-    "bool": "boolean",
-    "list": "array",
-    "dict": "object",
-}
-#: References followed before a schema counts as one that says nothing.
-_MAX_REFERENCES = 16
-#: Alternatives inside each other that are looked at.
-_MAX_NESTING = 4
-_JSON_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number"}
+_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 
 
-def property_schema(function: ToolFunction | None, key: str) -> Any:
-    """The schema of a parameter, its reference resolved; None for a parameter that isn't known."""
-    if function is None:
-        return None
-    schema = (function.parameters.get("properties") or {}).get(key)
-    for _ in range(_MAX_REFERENCES):
-        if not (isinstance(schema, dict) and isinstance(schema.get("$ref"), str)):
-            return schema
-        schema = _resolved(function.parameters, schema["$ref"])
-    return {}
-
-
-def _resolved(parameters: Mapping[str, Any], reference: str) -> Any:
-    found: Any = parameters
-    for name in reference.removeprefix("#/").split("/"):
-        found = found.get(name) if isinstance(found, dict) else None
-    return {} if found is None else found
-
-
-def json_types(schema: Any, depth: int = _MAX_NESTING) -> tuple[str, ...]:
-    """JSON types that a schema allows, in its order; () when it doesn't say within `depth`."""
-    found: dict[str, None] = {}
-    if not isinstance(schema, dict) or not depth:
-        return ()
-    named = schema.get("type")
-    for kind in named if isinstance(named, list) else [named]:
-        if isinstance(kind, str):
-            found[TYPE_ALIASES.get(kind, kind)] = None
-    for choice in ("anyOf", "oneOf", "allOf"):
-        options = schema.get(choice)
-        for option in options if isinstance(options, list) else []:
-            found.update(dict.fromkeys(json_types(option, depth - 1)))
-    if not found:
-        values = schema.get("enum") if isinstance(schema.get("enum"), list) else []
-        for value in [*(values or []), *([schema["const"]] if "const" in schema else [])]:
-            found[_JSON_TYPES.get(type(value), "null" if value is None else "object")] = None
-    return tuple(found)
-
-
-def is_text(schema: Any) -> bool:
-    """Whether a value is text whatever it looks like: its parameter is a string, or not known."""
-    return schema is None or json_types(schema) == ("string",)
-
-
-def coerce_to_schema(text: str, schema: Any) -> str:
+def coerce_to_schema(text: str, parameter: ParameterSchema | None, *, is_json: bool = False) -> str:
     """A value as JSON of a type that the schema allows; text that fits none stays text.
 
+    Plain text is what the schema has as text alone. Other values are JSON; Python's way of writing
+    constants, lists and objects is read as well.
+
     Args:
-        text: as the model wrote it. schema: the parameter's, None for one that isn't known.
+        text: as the model wrote it. parameter: None for one that isn't known. is_json: the model
+            said that the value is JSON.
     """
-    kinds = json_types(schema)
-    bare = text.strip()
-    if "null" in kinds and bare.lower() == "null":
-        return "null"
-    if schema is None or "string" in kinds:
-        return json.dumps(text, ensure_ascii=False)
-    if "boolean" in kinds and bare.lower() in ("true", "false"):
-        return bare.lower()
-    if {"integer", "number"} & set(kinds):
-        number = _number(bare)
-        if number is not None:
-            return number
-    return parse_lenient_json(text)
+    if parameter is None and is_json:
+        parameter = ParameterSchema({})
+    if parameter is None or parameter.is_text:
+        value = _json_or_python(text.strip()) if is_json else None
+        text = value if isinstance(value, str) else text
+        is_null = parameter is not None and "null" in parameter.types
+        return "null" if is_null and text.strip().lower() == "null" else quoted(text)
+    bare, types = text.strip(), parameter.types
+    if _NUMBER.fullmatch(bare):
+        return _number(bare, types) or quoted(text)
+    if bare.lower() in _JSON_NAMES:
+        constant = _JSON_NAMES[bare.lower()]
+        fits = type_of(constant) in types or "string" not in types
+        return json.dumps(constant) if fits else quoted(text)
+    value = _json_or_python(bare)
+    if isinstance(value, str):
+        # A string where none may be holds the value: `"5"`.
+        return quoted(value) if "string" in types else coerce_to_schema(value, parameter)
+    if value is None or ("string" in types and type_of(value) not in types):
+        return quoted(text)
+    return json.dumps(value, ensure_ascii=False)
 
 
-def _number(text: str) -> str | None:
-    """A finite number, whole ones without a fraction."""
-    try:
-        return json.dumps(int(text))
-    except ValueError:
-        pass
-    try:
-        value = float(text)
-        return json.dumps(int(value) if value.is_integer() else value, allow_nan=False)
-    except (ValueError, OverflowError):
+def _number(text: str, types: frozenset[str]) -> str | None:
+    """A number as it was written, a whole one without a fraction; None for what is too large."""
+    if types.isdisjoint(("integer", "number")) and "string" in types:
         return None
+    value = float(text)
+    if value in (float("inf"), float("-inf")):
+        return None
+    if "number" not in types and value.is_integer() and _INTEGER.fullmatch(text) is None:
+        return str(int(value))
+    return text
 
 
-def parse_lenient_json(text: str) -> str:
-    """Text that is JSON, or a Python literal, as JSON; any other as a string."""
-    for read in (json.loads, ast.literal_eval):
+def _json_or_python(text: str) -> Any:
+    """The string, list or object in a text; None for any other."""
+    try:
+        value = json.loads(text)
+        json.dumps(value, allow_nan=False)
+    except (ValueError, RecursionError):
+        if text[:1] not in ("[", "{", "("):
+            return None
         try:
-            return json.dumps(read(text.strip()), ensure_ascii=False, allow_nan=False)
+            value = _value(ast.parse(text, mode="eval").body)
+            json.dumps(value, allow_nan=False)
         except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
-            continue
-    return json.dumps(text, ensure_ascii=False)
+            return None
+    return value if isinstance(value, str | list | dict) else None
+
+
+def literal_as_json(text: str, parameter: ParameterSchema | None) -> str:
+    """A Python value as JSON; one of a type that the schema doesn't allow is made to fit it."""
+    read = _json_or_python(text.strip())
+    value = python_as_json(text) if read is None else json.dumps(read, ensure_ascii=False)
+    if parameter is None or type_of(json.loads(value)) in parameter.types:
+        return value
+    inner = json.loads(value)
+    return coerce_to_schema(inner if isinstance(inner, str) else text.strip(), parameter)

@@ -1,0 +1,275 @@
+"""What a function's JSON schema says about a parameter, wherever in the schema it says so."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from itertools import product
+from typing import Any
+from urllib.parse import unquote
+
+#: Spellings of types that schemas made by hand use.
+TYPE_ALIASES = {
+    "str": "string",
+    "int": "integer",
+    "float": "number",
+    "bool": "boolean",
+    "list": "array",
+    "dict": "object",
+}
+#: Every type of JSON; "number" always comes with "integer".
+ALL_TYPES = frozenset(("string", "integer", "number", "boolean", "array", "object", "null"))
+#: References and alternatives inside each other that are followed.
+_MAX_NESTING = 32
+#: Forms of a function's arguments that a grammar tells apart; more are taken as one.
+_MAX_FORMS = 16
+_UNIONS = ("anyOf", "oneOf")
+
+#: Properties of an object, and the names of those that must be there.
+ObjectForm = tuple[dict[str, Any], list[str]]
+
+
+class ParameterSchema:
+    """The schema of a function's arguments, of one of them, or of a value inside.
+
+    What it says may stand in `$ref`, `allOf`, `anyOf` and `oneOf`. Schemas may be recursive; each
+    is looked at once.
+
+    Args:
+        root: the function's schema, into which references point.
+        schema: this one; the root by default.
+    """
+
+    def __init__(self, root: Mapping[str, Any], schema: Any = None) -> None:
+        self.schema = root if schema is None else schema
+        self._root, self._nesting = root, 0
+        self._nodes: dict[int, ParameterSchema] = {id(self.schema): self}
+        self._answers: dict[Any, Any] = {}
+
+    @property
+    def types(self) -> frozenset[str]:
+        """JSON types of allowed values; all of them where the schema says nothing."""
+        return self._answer("types", ALL_TYPES, self._find_types)
+
+    @property
+    def is_text(self) -> bool:
+        """Whether a value stands as plain text: it is a string (or null, written `null`)."""
+        return "string" in self.types and self.types <= {"string", "null"}
+
+    @property
+    def choices(self) -> list[Any] | None:
+        """The allowed values, where the schema lists them."""
+        return self._answer("choices", None, self._find_choices)
+
+    @property
+    def options(self) -> list[ParameterSchema]:
+        """The schemas of which one says all: alternatives, or what a reference means."""
+        return self._answer("options", [], self._find_options)
+
+    def keyword(self, name: str) -> Any:
+        """A keyword's value, from the schema itself or where only one schema can say it."""
+        return self._answer(("keyword", name), None, lambda: self._find_keyword(name))
+
+    @property
+    def forms(self) -> list[ObjectForm]:
+        """Alternative forms of an object; at least one."""
+        return self._answer("forms", [({}, [])], self._find_forms)
+
+    def property(self, key: str) -> ParameterSchema | None:
+        """The schema of an object's property; None for one that isn't known."""
+        return self._answer(("property", key), None, lambda: self._find_property(key))
+
+    def nested(self, schema: Any) -> ParameterSchema:
+        """A schema inside this one."""
+        schema = {} if schema is None else schema
+        node = self._nodes.get(id(schema))
+        if node is None:
+            node = self._nodes[id(schema)] = ParameterSchema(self._root, schema)
+            node._nodes, node._nesting = self._nodes, self._nesting + 1
+        return node
+
+    def standalone(self) -> dict[str, Any]:
+        """The same schema with what its references point to."""
+        if not isinstance(self.schema, dict):
+            return {}
+        schema = _moved(self.schema)
+        return (
+            schema if schema == self.schema else {**schema, "$defs": {"root": _moved(self._root)}}
+        )
+
+    def _answer(self, question: Any, default: Any, find: Callable[[], Any]) -> Any:
+        """What `find` returns, once; the default inside of itself, and where nothing is said."""
+        if question not in self._answers:
+            self._answers[question] = default
+            if isinstance(self.schema, dict) and self._nesting < _MAX_NESTING:
+                self._answers[question] = find()
+        return self._answers[question]
+
+    def _conjuncts(self) -> list[ParameterSchema]:
+        """Schemas that hold besides this one."""
+        parts = list(_list_of(self.schema.get("allOf")))
+        if isinstance(self.schema.get("$ref"), str):
+            parts.append(_resolve(self._root, self.schema["$ref"]))
+        return [self.nested(part) for part in parts]
+
+    def _unions(self) -> list[list[ParameterSchema]]:
+        """For each union the schemas of which one holds."""
+        lists = [_list_of(self.schema.get(name)) for name in _UNIONS]
+        return [[self.nested(option) for option in options] for options in lists if options]
+
+    def _find_types(self) -> frozenset[str]:
+        schema = self.schema
+        types = _named_types(schema.get("type"))
+        if "const" in schema:
+            types &= {type_of(schema["const"])}
+        if isinstance(schema.get("enum"), list):
+            types &= {type_of(value) for value in schema["enum"]}
+        for part in self._conjuncts():
+            types &= part.types
+        for options in self._unions():
+            types &= frozenset[str]().union(*(option.types for option in options))
+        if types == ALL_TYPES:
+            hints = {"properties": "object", "items": "array"}
+            types = frozenset(hints[key] for key in hints if key in schema) or ALL_TYPES
+        return types | {"null"} if schema.get("nullable") is True else types
+
+    def _find_choices(self) -> list[Any] | None:
+        if "const" in self.schema:
+            return [self.schema["const"]]
+        if isinstance(self.schema.get("enum"), list):
+            return [value for value in self.schema["enum"] if type_of(value) in self.types]
+        for part in self._conjuncts():
+            if part.choices is not None:
+                return part.choices
+        for options in self._unions():
+            lists = [[None] if each.types == {"null"} else each.choices for each in options]
+            if all(lists):
+                return [value for values in lists for value in values or ()]
+        return None
+
+    def _find_options(self) -> list[ParameterSchema]:
+        conjuncts, unions = self._conjuncts(), self._unions()
+        if "properties" in self.schema or len(conjuncts) + len(unions) != 1:
+            return []
+        return conjuncts or unions[0]
+
+    def _find_keyword(self, name: str) -> Any:
+        if name in self.schema:
+            return self.schema[name]
+        parts = self._conjuncts()
+        for options in self._unions():
+            options = [option for option in options if option.types != {"null"}]
+            parts += options if len(options) == 1 else []
+        values = (part.keyword(name) for part in parts)
+        return next((value for value in values if value is not None), None)
+
+    def _find_forms(self) -> list[ObjectForm]:
+        properties, required = self.schema.get("properties"), self.schema.get("required")
+        own = properties if isinstance(properties, dict) else {}
+        forms: list[ObjectForm] = [(dict(own), list(_list_of(required)))]
+        for alternatives in (
+            *(part.forms for part in self._conjuncts()),
+            *([form for option in options for form in option.forms] for options in self._unions()),
+        ):
+            forms = [_both(*pair) for pair in product(forms, alternatives)]
+            if len(forms) > _MAX_FORMS:
+                forms = [_any_of(forms)]
+        return forms
+
+    def _find_property(self, key: str) -> ParameterSchema | None:
+        schemas = []
+        properties, patterns = self.schema.get("properties"), self.schema.get("patternProperties")
+        if isinstance(properties, dict) and key in properties:
+            schemas.append(self.nested(properties[key]))
+        for pattern, schema in patterns.items() if isinstance(patterns, dict) else ():
+            if _matches(pattern, key):
+                schemas.append(self.nested(schema))
+        schemas += [each for part in self._conjuncts() if (each := part.property(key)) is not None]
+        branches = [
+            self.nested(self.schema[name]) for name in ("then", "else") if name in self.schema
+        ]
+        for options in (*self._unions(), branches):
+            known = [each for option in options if (each := option.property(key)) is not None]
+            if known:
+                schemas.append(self.nested({"anyOf": [each.schema for each in known]}))
+        if not schemas:
+            others = self.schema.get("additionalProperties")
+            return self.nested(others) if isinstance(others, dict) and others else None
+        if len(schemas) == 1:
+            return schemas[0]
+        return self.nested({"allOf": [each.schema for each in schemas]})
+
+
+def type_of(value: Any) -> str:
+    """The JSON type of a value; of a whole number "integer", as `1.0` is one."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, int | float):
+        return "integer" if isinstance(value, int) or value.is_integer() else "number"
+    return "string" if isinstance(value, str) else "array" if isinstance(value, list) else "object"
+
+
+def _named_types(named: Any) -> frozenset[str]:
+    names = named if isinstance(named, list) else [named]
+    types = {TYPE_ALIASES.get(name, name) for name in names if isinstance(name, str)} & ALL_TYPES
+    if "number" in types:
+        types.add("integer")
+    return frozenset(types) or ALL_TYPES
+
+
+def _list_of(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _matches(pattern: Any, key: str) -> bool:
+    try:
+        return re.search(pattern, key) is not None
+    except (re.error, TypeError):
+        return False
+
+
+def _both(first: ObjectForm, second: ObjectForm) -> ObjectForm:
+    """The object that has the properties of two forms."""
+    properties = dict(first[0])
+    for key, schema in second[0].items():
+        properties[key] = {"allOf": [properties[key], schema]} if key in properties else schema
+    return properties, [*first[1], *(key for key in second[1] if key not in first[1])]
+
+
+def _any_of(forms: list[ObjectForm]) -> ObjectForm:
+    """One form that has the properties of all, and requires what each of them requires."""
+    schemas: dict[str, list[Any]] = {}
+    for properties, _ in forms:
+        for key, schema in properties.items():
+            if schema not in schemas.setdefault(key, []):
+                schemas[key].append(schema)
+    merged = {key: {"anyOf": each} if len(each) > 1 else each[0] for key, each in schemas.items()}
+    return merged, [key for key in forms[0][1] if all(key in required for _, required in forms)]
+
+
+def _resolve(root: Mapping[str, Any], reference: str) -> Any:
+    """What a JSON pointer in the root names; True (anything) where it names nothing."""
+    target: Any = root
+    for name in reference.removeprefix("#").split("/")[1:]:
+        name = unquote(name).replace("~1", "/").replace("~0", "~")
+        if isinstance(target, list) and name.isdecimal() and int(name) < len(target):
+            target = target[int(name)]
+        else:
+            target = target.get(name, True) if isinstance(target, dict) else True
+    return target if reference.startswith("#") else True
+
+
+def _moved(schema: Any) -> Any:
+    """A copy whose references begin at `#/$defs/root`."""
+    if isinstance(schema, list):
+        return [_moved(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: f"#/$defs/root{value[1:]}"
+        if key == "$ref" and isinstance(value, str) and value.startswith("#")
+        else _moved(value)
+        for key, value in schema.items()
+    }
