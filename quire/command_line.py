@@ -5,6 +5,8 @@ import os
 import sys
 from pathlib import Path
 
+from engine.contract.vllm_variables import use_vllm_variables
+
 PACKAGE = Path(__file__).resolve().parent
 #: The Django apps, by their own names: a wheel has them in this package, so that names such as
 #: `config` don't lie bare in site-packages. `platform/` of a checkout is a source root, not a
@@ -63,6 +65,7 @@ def main() -> None:
     if str(APPS) not in sys.path:
         sys.path.insert(0, str(APPS))
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
+    use_vllm_variables()
     arguments = take_data_dir(sys.argv)
     try:
         import django

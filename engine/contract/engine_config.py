@@ -36,6 +36,7 @@ from engine.contract.observability import check_endpoint
 from engine.contract.plugins import check_device
 from engine.contract.speculative_config import check_speculative
 from engine.contract.vllm_flags import VLLM_FLAGS, translate_vllm_settings
+from engine.contract.vllm_variables import settings_from_variables
 
 DEFAULT_NUM_SEQS = 256
 DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
@@ -112,6 +113,7 @@ class EngineConfig(Settings):
         "checkpoint has them",
         choices=QUANTIZATIONS,
         refused=REFUSED_METHODS,
+        same={name.upper(): name for name in QUANTIZATIONS},
         short="-q",
     )
     kv_cache_dtype: str = cli_field(
@@ -345,7 +347,9 @@ class EngineConfig(Settings):
                 )
 
     def _check_quantization(self) -> None:
-        """Raise `ConfigError` for an unsupported method of vLLM's."""
+        """Raise `ConfigError` for an unsupported method of vLLM's; names are in any case."""
+        if isinstance(self.quantization, str):
+            self.quantization = self.quantization.lower()
         other = REFUSED_METHODS.get(str(self.quantization))
         if other is not None:
             raise ConfigError(
@@ -386,7 +390,7 @@ class EngineConfig(Settings):
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
         """Build from settings or JSON, by our names or vLLM's. Raises `ConfigError` for others."""
-        return cls(**translate_vllm_settings(values, SETTINGS))
+        return cls(**settings_from_variables() | translate_vllm_settings(values, SETTINGS))
 
     @classmethod
     def from_cli_args(cls, args: argparse.Namespace) -> Self:

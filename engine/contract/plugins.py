@@ -1,6 +1,7 @@
 """Entry points of installed packages that plug into Quire. Torch-free; imports none of them.
 
-QUIRE_PLUGINS, if set, is a comma-separated list of the plug-ins to load; "" means none.
+QUIRE_PLUGINS (or vLLM's VLLM_PLUGINS), if set, is a comma-separated list of the plug-ins to load;
+"" means none.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _BUILT_IN_DEVICES = ("auto", "cpu", "cuda")
 
 def is_wanted(name: str) -> bool:
     """Whether QUIRE_PLUGINS is unset or has this name."""
-    names = os.environ.get("QUIRE_PLUGINS")
+    names = os.environ.get("QUIRE_PLUGINS", os.environ.get("VLLM_PLUGINS"))
     return names is None or name in {part.strip() for part in names.split(",")}
 
 

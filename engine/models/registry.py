@@ -39,6 +39,13 @@ _FAMILIES: dict[str, Family] = {
     **states.FAMILIES,
     **latent.FAMILIES,
 }
+#: Spellings of checkpoints older than their support in transformers -> the spelling there.
+_SPELLINGS = {
+    "AquilaModel": "AquilaForCausalLM",
+    "LLaMAForCausalLM": "LlamaForCausalLM",
+    "MPTForCausalLM": "MptForCausalLM",
+}
+_FAMILIES |= {spelling: _FAMILIES[name] for spelling, name in _SPELLINGS.items()}
 _MOST_LAYERS = 10_000
 _POSITIVE = (
     "hidden_size",

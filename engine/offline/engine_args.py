@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import logging
 import sys
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, Self
 
 from engine.contract.command_line import expand_args
 from engine.contract.engine_config import EngineConfig, add_cli_args
 from engine.contract.errors import ConfigError
 from engine.contract.vllm_flags import VLLM_FLAGS
+from engine.contract.vllm_variables import unused_variables
+
+log = logging.getLogger(__name__)
 
 
 def PoolerConfig(**settings: Any) -> dict[str, Any]:
@@ -67,7 +72,14 @@ def offline_config(settings: dict[str, Any]) -> EngineConfig:
     elif isinstance(extra, dict):  # perhaps one that `dataclasses.asdict` took apart
         extra = {name: each for name, each in extra.items() if each is not None}
         settings = {**settings, "model_loader_extra_config": extra}
+    _warn_of_variables()
     return EngineConfig.from_mapping({"max_waiting": sys.maxsize, **settings})
+
+
+@cache
+def _warn_of_variables() -> None:
+    for sentence in unused_variables():
+        log.warning("%s", sentence)
 
 
 #: What programs for vLLM compare with numbers, and what it is here.

@@ -26,7 +26,7 @@ from inference.schemas.base import GenerateRequest
 
 _FORMAT_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 #: There is one backend; these names mean it.
-_BACKENDS = ("auto", "guidance", "llguidance")
+_BACKENDS = ("auto", "guidance", "llguidance", "lm-format-enforcer", "outlines", "xgrammar")
 LEGACY_FIELDS = ("json", "regex", "choice", "grammar", "json_object")
 KNOWN_FIELDS = tuple(spec.name for spec in msgspec.structs.fields(StructuredOutputsParams))
 

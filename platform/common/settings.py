@@ -18,6 +18,8 @@ from typing import Any, TypeVar
 from django.core.checks import CheckMessage, Warning
 from django.core.exceptions import ImproperlyConfigured
 
+from engine.contract.vllm_variables import unused_variables
+
 # Values that are read are recorded with their defaults: `common.effective_settings` shows them to
 # operators.
 
@@ -328,7 +330,7 @@ OF_TESTS = ("TEST", "SUITE")
 
 
 def unknown_variables(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """A sentence for each variable that begins as a setting does and isn't one."""
+    """A sentence for each variable that begins as one of Quire's or vLLM's and does nothing."""
     known = {name for group in GROUPS.values() for name in group}
     found = sorted(
         name
@@ -337,7 +339,10 @@ def unknown_variables(environment: Mapping[str, str] = os.environ) -> list[str]:
         and name.split("_")[1] not in OF_TESTS
         and name not in known | NO_SETTINGS
     )
-    return [f"{name} is no setting and changes nothing.{_meant(name, known)}" for name in found]
+    sentences = [
+        f"{name} is no setting and changes nothing.{_meant(name, known)}" for name in found
+    ]
+    return [*sentences, *unused_variables(environment)]
 
 
 def check_variables(**_: Any) -> list[CheckMessage]:

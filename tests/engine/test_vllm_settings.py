@@ -313,3 +313,14 @@ def test_each_switch_of_vllms_takes_a_value() -> None:
         for text, value in (("True", True), ("false", False)):
             read = parser.parse_args(expand_args([flag, text], parser))
             assert getattr(read, foreign.name) is value, flag
+
+
+@pytest.mark.parametrize("name", ["AWQ", "Gptq", "FP8"])
+def test_a_method_of_quantization_is_known_in_any_case(name: str) -> None:
+    assert EngineConfig.from_mapping({"quantization": name}).quantization == name.lower()
+
+
+def test_the_command_line_knows_methods_in_capitals_too() -> None:
+    parser = argparse.ArgumentParser()
+    add_cli_args(parser)
+    assert parser.parse_args(["--quantization", "AWQ"]).quantization == "awq"

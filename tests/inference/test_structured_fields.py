@@ -63,6 +63,14 @@ FIELDS: list[tuple[dict[str, Any], StructuredOutputsParams | None]] = [
         {"guided_regex": "a|b", "guided_decoding_backend": "auto"},
         StructuredOutputsParams(regex="a|b"),
     ),
+    (
+        {"guided_regex": "a|b", "guided_decoding_backend": "outlines"},
+        StructuredOutputsParams(regex="a|b"),
+    ),
+    (
+        {"guided_regex": "a|b", "guided_decoding_backend": "lm-format-enforcer"},
+        StructuredOutputsParams(regex="a|b"),
+    ),
     ({"guided_choice": ["yes", "no"]}, StructuredOutputsParams(choice=["yes", "no"])),
     ({"guided_grammar": 'root ::= "x"'}, StructuredOutputsParams(grammar='root ::= "x"')),
 ]
@@ -81,7 +89,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"guided_json": "{"}, "guided_json"),
     ({"guided_choice": []}, "guided_choice"),
     ({"guided_regex": ""}, "guided_regex"),
-    ({"guided_regex": "a", "guided_decoding_backend": "outlines"}, "guided_decoding_backend"),
+    ({"guided_regex": "a", "guided_decoding_backend": "other"}, "guided_decoding_backend"),
     ({"guided_regex": "a", "guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
     ({"guided_json": SCHEMA, "guided_regex": "a"}, "guided_regex"),
     ({"response_format": json_schema(), "guided_json": SCHEMA}, "guided_json"),

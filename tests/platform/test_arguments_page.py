@@ -9,9 +9,9 @@ import pytest
 
 from catalog.cli import NAMED
 from config.management.commands.serve import Command
+from engine.contract.vllm_variables import VARIABLES, Variable
 from tests.engine.test_vllm_settings import MANUAL
 from tools.docs.arguments_page import page
-from tools.docs.vllm_variables import VARIABLES, Variable
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Of the server, from the same manual as the engine's.

@@ -1,8 +1,13 @@
-"""vLLM's environment variables, and what there is in their place: data for docs/arguments.md."""
+"""vLLM's environment variables: those with a counterpart act, the others say that they don't."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
+from typing import Any
+
+from engine.contract.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -13,11 +18,19 @@ class Variable:
         name: vLLM's. ours: flags (`--x`), variables (`X`) or commands (`manage.py x`) that do the
             same, comma-separated; "" for none.
         note: what to know, or why there is none.
+        acts: whether it has the effect of the first of `ours`: a variable of Quire's, or the flag
+            of an engine setting, where these aren't set.
     """
 
     name: str
     ours: str = ""
     note: str = ""
+    acts: bool = False
+
+    @property
+    def counterpart(self) -> str:
+        """The first of `ours`."""
+        return self.ours.partition(", ")[0]
 
 
 _BUILD = "kernels are built at first use, for the CPU that is there; nothing is installed with them"
@@ -53,7 +66,10 @@ VARIABLES: tuple[Variable, ...] = (
         "VLLM_ENGINE_ITERATION_TIMEOUT_S", "", "`/health` is red once a replica's steps stand still"
     ),
     Variable(
-        "VLLM_API_KEY", "--api-key, QUIRE_API_KEYS", "keys are made by `manage.py create_key`, too"
+        "VLLM_API_KEY",
+        "QUIRE_API_KEYS, --api-key",
+        "keys are made by `manage.py create_key`, too",
+        acts=True,
     ),
     Variable("S3_ACCESS_KEY_ID", "", "models are read from folders; mount the bucket"),
     Variable("S3_SECRET_ACCESS_KEY", "", "models are read from folders; mount the bucket"),
@@ -64,12 +80,13 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("DO_NOT_TRACK", "", _NONE_SENT),
     Variable("VLLM_USAGE_SOURCE", "", _NONE_SENT),
     Variable("VLLM_CONFIGURE_LOGGING", "QUIRE_LOG_STYLE"),
-    Variable("VLLM_LOGGING_CONFIG_PATH", "QUIRE_LOGGING_CONFIG"),
-    Variable("VLLM_LOGGING_LEVEL", "QUIRE_LOG_LEVEL"),
+    Variable("VLLM_LOGGING_CONFIG_PATH", "QUIRE_LOGGING_CONFIG", acts=True),
+    Variable("VLLM_LOGGING_LEVEL", "QUIRE_LOG_LEVEL", acts=True),
     Variable("VLLM_TRACE_FUNCTION", "", "use `LLM.start_profile`, or py-spy on the process"),
-    Variable("VLLM_ATTENTION_BACKEND", "--attention-backend"),
-    Variable("VLLM_BATCH_INVARIANT", "--batch-invariant"),
-    Variable("VLLM_CPU_KVCACHE_SPACE", "--cpu-kvcache-space", "GiB, as there"),
+    Variable("VLLM_ATTENTION_BACKEND", "--attention-backend", acts=True),
+    Variable("VLLM_BATCH_INVARIANT", "--batch-invariant", acts=True),
+    Variable("VLLM_CPU_OMP_THREADS_BIND", "--cpu-threads-bind", acts=True),
+    Variable("VLLM_CPU_KVCACHE_SPACE", "--cpu-kvcache-space", "GiB, as there", acts=True),
     Variable("VLLM_OPENVINO_KVCACHE_SPACE", "--cpu-kvcache-space", _OPENVINO),
     Variable("VLLM_OPENVINO_CPU_KV_CACHE_PRECISION", "--kv-cache-dtype", _OPENVINO),
     Variable("VLLM_OPENVINO_ENABLE_QUANTIZED_WEIGHTS", "--quantization", _OPENVINO),
@@ -88,7 +105,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "VLLM_FUSED_MOE_CHUNK_SIZE", "--max-num-batched-tokens", "a step's tokens are one chunk"
     ),
-    Variable("VLLM_PLUGINS", "QUIRE_PLUGINS"),
+    Variable("VLLM_PLUGINS", "QUIRE_PLUGINS", acts=True),
     Variable(
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING",
         "QUIRE_ADAPTER_DIRS",
@@ -98,11 +115,13 @@ VARIABLES: tuple[Variable, ...] = (
         "VLLM_LORA_RESOLVER_CACHE_DIR",
         "QUIRE_LORA_RESOLVER_CACHE_DIR",
         "without `VLLM_ALLOW_RUNTIME_LORA_UPDATING`: naming the folder is enough",
+        acts=True,
     ),
     Variable(
         "VLLM_LORA_RESOLVER_HF_REPO_LIST",
         "QUIRE_LORA_RESOLVER_HF_REPO_LIST",
         "a revision may follow: `owner/name@revision`",
+        acts=True,
     ),
     Variable("HF_TOKEN", "HF_TOKEN", _MACHINE),
     Variable("HUGGING_FACE_HUB_TOKEN", "HF_TOKEN", "its old name"),
@@ -116,3 +135,57 @@ VARIABLES: tuple[Variable, ...] = (
         "OPENAI_API_KEY", "OPENAI_API_KEY", "the client library's: a key of Quire's goes there"
     ),
 )
+
+
+def use_vllm_variables(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Set variables of Quire that are unset to those of vLLM's that mean the same."""
+    for variable in VARIABLES:
+        value = environment.get(variable.name)
+        if value and variable.acts and not variable.counterpart.startswith("--"):
+            environment.setdefault(variable.counterpart, value)
+
+
+def settings_from_variables(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """Return the engine settings that variables of vLLM give. Raises `ConfigError`."""
+    settings: dict[str, Any] = {}
+    for variable in VARIABLES:
+        value = environment.get(variable.name)
+        if value and variable.acts and variable.counterpart.startswith("--"):
+            setting = variable.counterpart.removeprefix("--").replace("-", "_")
+            settings[setting] = _PARSERS.get(setting, _text)(variable.name, value)
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def unused_variables(environment: Mapping[str, str] = os.environ) -> list[str]:
+    """Return a sentence for each variable of vLLM that is set and changes nothing."""
+    by_name = {variable.name: variable for variable in VARIABLES}
+    sentences = []
+    for name in sorted(name for name in environment if name.startswith("VLLM_")):
+        variable = by_name.get(name, Variable(name))
+        if not variable.acts:
+            instead = f" Quire has {variable.ours}." if variable.ours else ""
+            reason = f": {variable.note}" if variable.note else ""
+            sentences.append(f"{name} changes nothing{reason}.{instead}")
+    return sentences
+
+
+def _gibibytes(name: str, value: str) -> float | None:
+    """0 is vLLM's own default."""
+    try:
+        return float(value) or None
+    except ValueError:
+        raise ConfigError(f"{name} must be a number of GiB; got {value!r}.", param=name) from None
+
+
+def _switch(name: str, value: str) -> bool:
+    if value.lower() not in ("0", "1", "true", "false"):
+        raise ConfigError(f"{name} must be 0 or 1; got {value!r}.", param=name)
+    return value.lower() in ("1", "true")
+
+
+def _text(name: str, value: str) -> str:
+    return value
+
+
+#: By the engine setting.
+_PARSERS = {"cpu_kvcache_space": _gibibytes, "batch_invariant": _switch}
