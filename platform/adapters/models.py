@@ -3,6 +3,7 @@
 from django.conf import settings
 from django.core.validators import MaxValueValidator, RegexValidator
 from django.db import models
+from django_prometheus.models import ExportModelOperationsMixin
 
 from catalog.models import ServedModel
 from tenants.models import Tenant
@@ -117,7 +118,10 @@ WORKING = (
 )
 
 
-class AdapterVersion(models.Model):
+class AdapterVersion(
+    ExportModelOperationsMixin("adapterversion"),  # type: ignore[misc]
+    models.Model,
+):
     """Weights as they were given once. What is stored under its digest never changes."""
 
     adapter = models.ForeignKey(Adapter, models.CASCADE, related_name="versions")

@@ -5,6 +5,7 @@ from typing import Any, cast
 from django.core.exceptions import ValidationError
 from django.core.validators import MaxValueValidator, MinValueValidator, RegexValidator
 from django.db import models
+from django_prometheus.models import ExportModelOperationsMixin
 
 from catalog.engine_settings import validate_engine_settings
 from engine.contract.errors import ConfigError
@@ -33,7 +34,7 @@ def check_engine_settings(settings: Any) -> None:
         raise ValidationError(error.message) from error
 
 
-class ServedModel(models.Model):
+class ServedModel(ExportModelOperationsMixin("servedmodel"), models.Model):  # type: ignore[misc]
     """A model under the name that clients use. Its replicas follow `desired_state`."""
 
     name = models.CharField(

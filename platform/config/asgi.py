@@ -3,6 +3,7 @@
 # ruff: noqa: E402 - Django must be set up before its apps are imported
 
 import asyncio
+import logging
 import os
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, cast
@@ -23,12 +24,16 @@ if connection.vendor != "postgresql":  # or Django REST framework would load its
 # Now, and not when the first request hands something to a worker.
 from channels.auth import AuthMiddlewareStack
 from channels.routing import ProtocolTypeRouter, URLRouter
+from django.core.cache import caches
+from django.db import DatabaseError, InterfaceError
 from django.urls import get_resolver
+from django_prometheus.migrations import ExportMigrations
 
 import config.celery  # noqa: F401
 import console.routing
 import inference.routing
 import kv_map.routing
+from common.db import run_in_db_thread
 from inference.asgi import http_application
 from inference.asgi import lifespan as gateway_lifespan
 from inference.edge.handler import URLCONF
@@ -38,6 +43,7 @@ from metering.gateway_recovery import start_gateway_heartbeat, stop_keeper
 from metering.request_log_writer import start_writer, stop_writer
 
 Message = MutableMapping[str, Any]
+logger = logging.getLogger(__name__)
 
 
 def load_views() -> None:
@@ -48,6 +54,15 @@ def load_views() -> None:
     """
     for urlconf in (URLCONF, None):
         get_resolver(urlconf).url_patterns  # noqa: B018 - looking is loading
+    caches["default"]  # `/metrics` has its counters from the start
+
+
+async def export_migrations() -> None:
+    """Count migrations that aren't applied, for `/metrics`."""
+    try:
+        await run_in_db_thread(ExportMigrations)
+    except (DatabaseError, InterfaceError) as error:
+        logger.warning("migrations can't be counted: %s", error)
 
 
 async def lifespan(
@@ -56,12 +71,14 @@ async def lifespan(
     """Every gateway process helps to move usage from its spool into the ledger, and says that it's
     alive: of those that aren't the others settle what they left."""
     load_views()
+    migrations = asyncio.create_task(export_migrations())
     start_drainer()
     start_gateway_heartbeat()
     start_writer()
     try:
         await gateway_lifespan(scope, receive, send)
     finally:
+        migrations.cancel()
         await asyncio.to_thread(stop_keeper)
         await stop_drainer()
         await asyncio.to_thread(stop_writer)

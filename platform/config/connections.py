@@ -90,6 +90,8 @@ def database(url: str, data_dir: Path, *, pool: bool = True) -> dict[str, Any]:
     settings: dict[str, Any] = dict(
         dj_database_url.parse(url or f"sqlite:///{data_dir / 'quire.sqlite3'}")
     )
+    # The same backend, with counters of connections, statements and errors for `/metrics`.
+    settings["ENGINE"] = settings["ENGINE"].replace("django.", "django_prometheus.", 1)
     options = dict(settings.get("OPTIONS") or {})
     if settings["ENGINE"].endswith("sqlite3"):
         options = SQLITE_OPTIONS | options

@@ -224,7 +224,7 @@ TEMPLATES = [
 
 CACHES = {
     "default": {
-        "BACKEND": "django.core.cache.backends.redis.RedisCache",
+        "BACKEND": "config.cache.CountedRedisCache",
         "LOCATION": REDIS_URL,
         "KEY_PREFIX": f"{QUIRE['KEY_PREFIX']}:cache",
         "OPTIONS": {

@@ -15,6 +15,7 @@ from django.core.validators import MaxValueValidator, MinValueValidator, RegexVa
 from django.db import models, transaction
 from django.utils import timezone
 from django.utils.crypto import salted_hmac
+from django_prometheus.models import ExportModelOperationsMixin
 
 from tenants import api_keys as api_keys
 from tenants.api_keys import default_scopes
@@ -41,7 +42,7 @@ def check_finite(value: float) -> None:
         raise ValidationError("Must be a finite number.")
 
 
-class Tenant(models.Model):
+class Tenant(ExportModelOperationsMixin("tenant"), models.Model):  # type: ignore[misc]
     """Whose requests, cache and bill. Never deleted, only deactivated: the ledger names it."""
 
     slug = models.CharField(
@@ -244,7 +245,7 @@ class ServiceAccount(models.Model):
         return self.name
 
 
-class ApiKey(models.Model):
+class ApiKey(ExportModelOperationsMixin("apikey"), models.Model):  # type: ignore[misc]
     """A key of a tenant: `tenants.api_keys` says how it's made and why a fast hash is enough.
 
     It's held by a service account, or else by the person who made it and ends with them, or else

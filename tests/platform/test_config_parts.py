@@ -184,7 +184,7 @@ def test_sqlite_is_the_default_in_wal_mode_with_write_locks_first(tmp_path: Path
 
 def test_postgresql_comes_from_its_url_with_a_pool(tmp_path: Path) -> None:
     found = database("postgres://user:p%40ss@db.example:5433/quire?sslmode=require", tmp_path)
-    assert found["ENGINE"] == "django.db.backends.postgresql"
+    assert found["ENGINE"] == "django_prometheus.db.backends.postgresql"
     assert (found["HOST"], found["PORT"], found["NAME"]) == ("db.example", 5433, "quire")
     assert found["PASSWORD"] == "p@ss"
     assert found["OPTIONS"]["sslmode"] == "require"

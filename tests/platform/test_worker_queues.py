@@ -267,18 +267,22 @@ def test_fault_70_a_worker_that_is_told_to_end_takes_what_hangs_along(short_tmp:
 
 
 def scraped(port: int, token: str) -> dict[tuple[str, ...], float]:
-    """Samples of `/metrics` about tasks, by name and values of the sorted labels."""
+    """Samples of `/metrics` about tasks, by name and values of the sorted labels, and sums over
+    processes of Django's.
+    """
     request = urllib.request.Request(
         f"http://127.0.0.1:{port}/metrics", headers={"Authorization": f"Bearer {token}"}
     )
     with urllib.request.urlopen(request, timeout=10) as reply:
         families = list(text_string_to_metric_families(reply.read().decode()))
-    return {
-        (sample.name, *sample.labels.values()): sample.value
-        for family in families
-        if family.name.startswith("quire_task")
-        for sample in family.samples
-    }
+    samples: dict[tuple[str, ...], float] = {}
+    for family in families:
+        for sample in family.samples:
+            if sample.name.startswith(("quire_task", "django_")):
+                labels = [value for name, value in sample.labels.items() if name != "process"]
+                key = (sample.name, *labels)
+                samples[key] = samples.get(key, 0.0) + sample.value
+    return samples
 
 
 def test_metrics_tell_what_waits_in_queues_and_how_tasks_ended(short_tmp: Path) -> None:
@@ -292,6 +296,8 @@ def test_metrics_tell_what_waits_in_queues_and_how_tasks_ended(short_tmp: Path) 
             live.gateway(of, "uvicorn") as (port, _),
         ):
             assert scraped(port, token)[waiting] == 0
+            until(lambda: ("django_db_execute_total", "default", "sqlite") in scraped(port, token))
+            until(lambda: ("django_migrations_applied_total", "default") in scraped(port, token))
             shell(of, "-c", _SEND, "history.forget", "metering.retention")
             samples = scraped(port, token)
             assert samples[waiting] == 2
@@ -302,6 +308,14 @@ def test_metrics_tell_what_waits_in_queues_and_how_tasks_ended(short_tmp: Path) 
                 killed = ("quire_tasks_total", "FAILURE", "metering.retention")
                 until(lambda: killed in scraped(port, token))
             samples = scraped(port, token)
+    assert samples["django_migrations_unapplied_total", "default"] == 0
+    assert samples["django_migrations_applied_total", "default"] > 0
+    assert samples["django_db_query_duration_seconds_count", "default", "sqlite"] > 0
+    assert samples["django_db_new_connections_total", "default", "sqlite"] > 0
+    assert ("django_cache_get_total", "redis") in samples
+    assert ("django_cache_get_hits_total", "redis") in samples
+    for model in ("tenant", "apikey", "servedmodel", "adapterversion"):
+        assert ("django_model_inserts_total", model) in samples
     assert samples[waiting] == 0
     assert samples["quire_tasks_total", "SUCCESS", "history.forget"] == 1
     assert samples[killed] == 1
