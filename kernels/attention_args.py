@@ -60,6 +60,8 @@ class AttentionArgs:
         out: where results go, contiguous and else like q; None: a new tensor.
         key_scales, value_scales: float32 [num_blocks, Hk, block_size] of int8 caches, else None.
         sparse: blocks that queries see; None: all.
+        round_inputs: let queries, and the weights of values, be rounded to bfloat16, where that is
+            faster.
     """
 
     q: Tensor
@@ -77,6 +79,7 @@ class AttentionArgs:
     key_scales: Tensor | None = None
     value_scales: Tensor | None = None
     sparse: BlockSparse | None = None
+    round_inputs: bool = False
 
     def new_out(self) -> Tensor:
         """Room for results."""
@@ -100,7 +103,7 @@ class MlaArgs:
         scales: float32 [num_blocks, 1, block_size] of an int8 cache; of fp8 caches float32 [1], or
             None for 1; else None.
         out: where results go, contiguous [T, Hq, latent] of q's dtype; None: a new tensor.
-        block_tables, seq_lens, query_start_loc, scale: as of `AttentionArgs`.
+        block_tables, seq_lens, query_start_loc, scale, round_inputs: as of `AttentionArgs`.
     """
 
     q: Tensor
@@ -112,6 +115,7 @@ class MlaArgs:
     scale: float
     scales: Tensor | None = None
     out: Tensor | None = None
+    round_inputs: bool = False
 
     def new_out(self) -> Tensor:
         """Room for results."""
@@ -130,4 +134,5 @@ class MlaArgs:
             self.scale,
             key_scales=self.scales,
             value_scales=self.scales,
+            round_inputs=self.round_inputs,
         )

@@ -24,6 +24,7 @@ class DecoderShape:
         parallel: attention and MLP both add to the residual that the layer began with.
         residual_scale: of what either adds.
         clip_qkv: queries, keys and values are clamped to +- this before rotation; 0: they aren't.
+        round_inputs: see `AttentionArgs`.
     """
 
     hidden_size: int
@@ -42,6 +43,7 @@ class DecoderShape:
     parallel: bool = False
     residual_scale: float = 1.0
     clip_qkv: float = 0.0
+    round_inputs: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -122,7 +122,8 @@ class EngineConfig(Settings):
     batch_invariant: bool = cli_field(
         False,
         "on a GPU: make logits the same to the bit whatever else is in the batch and however "
-        "prompts are cut, at the price of speed; on a CPU they always are",
+        "prompts are cut, at the price of speed; on a CPU they always are, and attention stays in "
+        "float32",
     )
     calculate_kv_scales: bool = cli_field(
         False,
@@ -286,8 +287,9 @@ class EngineConfig(Settings):
     cpu_kernels: bool = cli_field(True, "use the compiled CPU kernels; off: plain torch")
     round_activations: bool = cli_field(
         True,
-        "multiply bfloat16 weights with activations rounded to bfloat16, as such a model was "
-        "trained, where the CPU has instructions for it; off: with float32",
+        "of bfloat16 models: multiply weights, keys and values with activations rounded to "
+        "bfloat16, as such a model was trained, where the CPU has instructions for it; off: with "
+        "float32",
     )
     rope_scaling: dict[str, Any] | None = cli_field(  # noqa: RUF009
         None, "JSON that replaces the model's rope_scaling", json=True

@@ -298,6 +298,10 @@ def _native(
     weights = open_weights(folder, config, ops.device, form)
     if outside is None:
         ops = with_attention_backend(ops, spec, dtype, config)
+        rounds_attention = config.round_activations and not config.batch_invariant
+        spec = dataclasses.replace(
+            spec, round_attention=rounds_attention and dtype == torch.bfloat16
+        )
         if vision is not None:
             spec = locate_text(vision, spec, weights)
         kind = NativeDecoder if vision is None else VisionDecoder

@@ -92,6 +92,7 @@ def _shape(spec: DecoderSpec) -> DecoderShape:
         parallel=spec.wiring == "parallel",
         residual_scale=spec.residual_scale,
         clip_qkv=spec.clip_qkv,
+        round_inputs=spec.round_attention,
     )
 
 

@@ -260,6 +260,7 @@ class DecoderSpec:
             values both; None: over keys and values.
         sinks: each head has a learned logit that takes part in the softmax.
         attention_scale: of q.k; 0: 1 / sqrt(head_dim).
+        round_attention: attention may round queries, and the weights of values, to bfloat16.
         num_positions, position_offset: learned positions, rows of the table and its first row.
         activation: "silu", "gelu", "gelu_tanh", "relu", "relu2" or "swiglu_clamped".
         residual_size: intermediate size of an MLP that runs after attention, beside a layer's
@@ -303,6 +304,7 @@ class DecoderSpec:
     sparse: BlockSparse | None = None
     sparse_layers: tuple[bool, ...] = ()
     attention_scale: float = 0.0
+    round_attention: bool = False
     attention_soft_cap: float = 0.0
     alibi_slopes: tuple[float, ...] = ()
     sinks: bool = False

@@ -40,7 +40,7 @@ class AttentionArgs(ctypes.Structure):
         ("value_scales", P), ("num_blocks", L), ("block_size", L), ("block_tables", P),
         ("table_stride", L), ("seq_lens", P), ("starts", P), ("num_seqs", L), ("alibi", P),
         ("sinks", P), ("window", L), ("sparse", Sparse), ("scale", F), ("soft_cap", F),
-        ("dtype", N), ("cache_dtype", N), ("rows", P), ("num_rows", L),
+        ("dtype", N), ("cache_dtype", N), ("rows", P), ("num_rows", L), ("round_inputs", N),
     ]
 
 
@@ -113,7 +113,7 @@ class DecoderShape(ctypes.Structure):
         ("hidden", L), ("q_heads", L), ("kv_heads", L), ("head_size", L), ("inner", L),
         ("num_blocks", L), ("block_size", L), ("max_position", L), ("rotary", L), ("eps", F),
         ("scale", F), ("soft_cap", F), ("residual_scale", F), ("cache_dtype", N), ("neox", N),
-        ("gated", N), ("parallel", N), ("act", Activation), ("clip_qkv", F),
+        ("gated", N), ("parallel", N), ("round_inputs", N), ("act", Activation), ("clip_qkv", F),
     ]
 
 

@@ -156,6 +156,7 @@ def _shape(shape: DecoderShape, layers: list[DecoderLayerWeights]) -> c.DecoderS
         neox=shape.neox,
         gated=shape.gated,
         parallel=shape.parallel,
+        round_inputs=shape.round_inputs,
         act=activation_of(act),
         clip_qkv=shape.clip_qkv,
     )

@@ -366,6 +366,7 @@ class CpuKernels(KernelSet):
             dtype=DTYPES[q.dtype],
             cache_dtype=CACHE_DTYPES[key_cache.dtype],
             num_rows=-1,
+            round_inputs=args.round_inputs,
         )
         if status := self._paged_attention(ctypes.byref(given), num_threads()):
             check(status)

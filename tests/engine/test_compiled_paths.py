@@ -121,20 +121,36 @@ def test_fp8_caches_need_a_gpu(name: str, model_folder: Folder) -> None:
     assert error.value.param == "kv_cache_dtype"
 
 
+def top_scores(llm: LLM) -> dict[int, float]:
+    """Log probabilities of the likeliest tokens after the first prompt."""
+    first = SamplingParams(temperature=0, max_tokens=1, logprobs=5)
+    (result,) = llm.generate(PROMPTS[:1], first, use_tqdm=False)
+    (scores,) = result.outputs[0].logprobs or ({},)
+    return {token: score.logprob for token, score in scores.items()}
+
+
 def test_rounded_activations_keep_scores_and_a_row_apart_from_its_batch(
     model_folder: Folder,
 ) -> None:
     """bf16 weights: scores stay within bf16's precision, tokens don't depend on the neighbours."""
-    first = SamplingParams(temperature=0, max_tokens=1, logprobs=5)
     scores = []
     for rounded in (True, False):
         llm = make(model_folder("llama"), dtype="bfloat16", round_activations=rounded)
         alone = [run(llm, [prompt])[0] for prompt in PROMPTS[:3]]
         assert run(llm, PROMPTS)[:3] == alone
-        (result,) = llm.generate(PROMPTS[:1], first, use_tqdm=False)
-        found = result.outputs[0].logprobs
-        assert found
-        scores.append({token: score.logprob for token, score in found[0].items()})
+        scores.append(top_scores(llm))
     for token in scores[0].keys() & scores[1].keys():
         assert scores[0][token] == pytest.approx(scores[1][token], abs=0.2)
     assert ("avx512_bf16" in cpu_flags()) == (scores[0] != scores[1])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_attention_is_rounded_in_bfloat16_models_unless_batch_invariant(
+    dtype: str, model_folder: Folder
+) -> None:
+    settings = {"dtype": dtype, "kv_cache_dtype": "bfloat16"}
+    scores = top_scores(make(model_folder("llama"), **settings))
+    with layer_by_layer():
+        assert top_scores(make(model_folder("llama"), **settings)) == scores
+    invariant = top_scores(make(model_folder("llama"), **settings, batch_invariant=True))
+    assert (invariant != scores) == (dtype == "bfloat16" and "avx512_bf16" in cpu_flags())

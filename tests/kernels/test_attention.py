@@ -3,16 +3,34 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
 
 from kernels.attention_args import AttentionArgs, BlockSparse
+from kernels.cpu.features import cpu_flags
 from tests.kernels import oracle
 from tests.kernels.batches import make_batch
 from tests.kernels.tolerance import assert_close
 
 MIX = [(1, 1), (7, 7), (1, 33), (15, 50), (1, 17), (16, 16), (0, 9), (33, 40), (2, 19)]
+VARIATIONS: list[dict[str, Any]] = [
+    {"sliding_window": 1},
+    {"sliding_window": 9},
+    {"sliding_window": 100},
+    {"soft_cap": 5.0},
+    {"alibi_slopes": torch.tensor([0.5, 0.25, 0.125, 0.0625])},
+    {"sinks": torch.tensor([-3.0, 0.0, 2.0, 9.0])},
+    {"sparse": BlockSparse(4, 1, 3, 1)},
+    {"sparse": BlockSparse(5, 2, 50, 0), "sliding_window": 20},
+    {
+        "sliding_window": 20,
+        "soft_cap": 3.0,
+        "alibi_slopes": torch.tensor([0.1, 0.2, 0.3, 0.4]),
+        "sinks": torch.tensor([0.5, -0.5, 1.0, 0.0]),
+    },
+]
 
 
 def check(kernels, batch, slack=4.0, **options):
@@ -48,26 +66,7 @@ def test_dtypes(kernels, dtype, cache_dtype):
     check(kernels, make_batch(MIX, dtype=dtype, cache_dtype=cache_dtype))
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"sliding_window": 1},
-        {"sliding_window": 9},
-        {"sliding_window": 100},
-        {"soft_cap": 5.0},
-        {"alibi_slopes": torch.tensor([0.5, 0.25, 0.125, 0.0625])},
-        {"sinks": torch.tensor([-3.0, 0.0, 2.0, 9.0])},
-        {"sparse": BlockSparse(4, 1, 3, 1)},
-        {"sparse": BlockSparse(5, 2, 50, 0), "sliding_window": 20},
-        {
-            "sliding_window": 20,
-            "soft_cap": 3.0,
-            "alibi_slopes": torch.tensor([0.1, 0.2, 0.3, 0.4]),
-            "sinks": torch.tensor([0.5, -0.5, 1.0, 0.0]),
-        },
-    ],
-    ids=lambda options: "+".join(options),
-)
+@pytest.mark.parametrize("options", VARIATIONS, ids="+".join)
 def test_variations(kernels, threads, options):
     check(kernels, make_batch(MIX), **options)
 
@@ -78,23 +77,73 @@ def test_long_sequences(kernels, threads, options):
     check(kernels, make_batch(lengths, heads=2, kv_heads=1, size=32), **options)
 
 
+def int8_cache(batch):
+    """The batch with caches that int8 holds, and the arguments that have these in int8."""
+    arguments = {}
+    for name in ("key", "value"):
+        cache = getattr(batch, f"{name}_cache").nan_to_num()
+        scales = cache.abs().amax(-1) / 127
+        whole = (cache / scales[..., None]).nan_to_num().round().to(torch.int8)
+        setattr(batch, f"{name}_cache", whole * scales[..., None])
+        arguments |= {f"{name}_cache": whole, f"{name}_scales": scales}
+    return {**batch.arguments(), **arguments}
+
+
+@pytest.mark.parametrize("rounds", [False, True])
 @pytest.mark.parametrize("options", [{}, {"sliding_window": 30, "soft_cap": 4.0}])
 @pytest.mark.parametrize("size", [32, 80])
-def test_int8_cache(kernels, threads, size, options):
+def test_int8_cache(kernels, threads, size, options, rounds):
     batch = make_batch([*MIX, (1, 300), (40, 280)], size=size, heads=6)
-    scales = []
-    for name in ("key_cache", "value_cache"):
-        cache = getattr(batch, name).nan_to_num()
-        scales.append(cache.abs().amax(-1) / 127)
-        whole = (cache / scales[-1][..., None]).nan_to_num().round().to(torch.int8)
-        setattr(batch, name, whole * scales[-1][..., None])
-        scales.append(whole)
+    arguments = int8_cache(batch)
     expected = oracle.paged_attention(AttentionArgs(**batch.arguments(), **options))
-    arguments = {**batch.arguments(), "key_cache": scales[1], "value_cache": scales[3]}
-    got = kernels.paged_attention(
-        AttentionArgs(**arguments, **options, key_scales=scales[0], value_scales=scales[2])
+    got = kernels.paged_attention(AttentionArgs(**arguments, **options, round_inputs=rounds))
+    if rounds:
+        assert_near(got, expected)
+    else:
+        assert_close(got, expected, torch.float32, 4.0)
+
+
+def assert_near(got, expected):
+    """As precise as queries and weights in bfloat16, which has 8 bits."""
+    assert_close(got, expected, torch.bfloat16, 4.0)
+    assert float((got - expected).norm() / expected.norm()) < 1 / 256
+
+
+def check_rounded(kernels, batch, **options):
+    arguments = {**batch.arguments(), **options, "round_inputs": True}
+    expected = oracle.paged_attention(AttentionArgs(**arguments))
+    assert_near(kernels.paged_attention(AttentionArgs(**arguments)), expected)
+
+
+@pytest.mark.parametrize("options", VARIATIONS, ids="+".join)
+def test_rounded_variations(kernels, options):
+    check_rounded(kernels, make_batch(MIX, cache_dtype=torch.bfloat16), **options)
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 16, 48])
+@pytest.mark.parametrize("size", [20, 33, 64, 128, 576])
+def test_rounded_shapes(kernels, size, block_size):
+    lengths = [*MIX, (1, 300), (40, 280), (130, 131)]
+    batch = make_batch(
+        lengths, heads=8, kv_heads=1, size=size, block_size=block_size, cache_dtype=torch.bfloat16
     )
-    assert_close(got, expected, torch.float32, 4.0)
+    check_rounded(kernels, batch)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int8])
+def test_only_caches_that_lose_nothing_are_multiplied_in_bfloat16(compiled, dtype):
+    batch = make_batch(MIX)
+    arguments = int8_cache(batch)
+    if dtype != torch.int8:
+        arguments = batch.arguments()
+        for name in ("key_cache", "value_cache"):
+            arguments[name] = arguments[name].to(dtype)
+    results = [
+        compiled.paged_attention(AttentionArgs(**arguments, round_inputs=rounds))
+        for rounds in (False, True)
+    ]
+    rounds = "-avx512-" in compiled.version and dtype in (torch.bfloat16, torch.int8)
+    assert torch.equal(*results) != (rounds and "avx512_bf16" in cpu_flags())
 
 
 def test_an_int8_cache_needs_its_scales(compiled):

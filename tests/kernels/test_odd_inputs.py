@@ -116,9 +116,12 @@ def test_weights_too_large_for_their_scale_show(compiled):
     assert torch.isfinite(got).sum() == 2 * 39
 
 
+@pytest.mark.parametrize("rounds", [False, True])
 @pytest.mark.parametrize("cache_dtype", [torch.float32, torch.bfloat16, torch.int8])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_keys_and_values_that_are_no_numbers_stay_in_their_sequence(compiled, cache_dtype, bad):
+def test_keys_and_values_that_are_no_numbers_stay_in_their_sequence(
+    compiled, cache_dtype, rounds, bad
+):
     """From the write to the cache to the result; a sequence's earlier tokens may notice."""
     heads, size, block = 2, 40, 8
     tokens = torch.randn(12, 3 * heads, size)
@@ -139,6 +142,7 @@ def test_keys_and_values_that_are_no_numbers_stay_in_their_sequence(compiled, ca
             seq_lens=torch.tensor([4, 2, 3, 3], dtype=torch.int32),
             query_start_loc=torch.tensor([0, 4, 6, 9, 12], dtype=torch.int32),
             scale=size**-0.5,
+            round_inputs=rounds,
             **of_scales,
         ),
     )

@@ -32,6 +32,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
 }
 CACHES = [torch.float32, torch.bfloat16, torch.float16, torch.int8]
+#: Cache dtypes, and whether queries and weights may be rounded.
+FORMATS = [*((dtype, False) for dtype in CACHES), (torch.bfloat16, True), (torch.int8, True)]
 
 
 def cached(batch: Batch, dtype: torch.dtype, options: dict[str, Any]) -> dict[str, Any]:
@@ -76,24 +78,46 @@ def check(kernels: KernelSet, whole: dict[str, Any], length: int, spans: list[tu
             assert torch.equal(got, expected[begin:end]), (begin, end, threads)
 
 
-@pytest.mark.parametrize("dtype", CACHES, ids=str)
+@pytest.mark.parametrize(("dtype", "rounds"), FORMATS, ids=str)
 @pytest.mark.parametrize("name", OPTIONS)
-def test_a_decode_gives_what_a_chunk_gives(compiled, name, dtype):
+def test_a_decode_gives_what_a_chunk_gives(compiled, name, dtype, rounds):
     length = 421
-    whole = cached(make_batch([(length, length)], heads=6, kv_heads=2), dtype, OPTIONS[name])
+    batch = make_batch([(length, length)], heads=6, kv_heads=2)
+    whole = cached(batch, dtype, {**OPTIONS[name], "round_inputs": rounds})
     decodes = [(at, at + 1) for at in (0, 1, 15, 16, 127, 128, 129, 255, 256, 300, 420)]
     check(compiled, whole, length, [*decodes, (7, 300), (420, 421), (100, 102), (119, 400)])
 
 
+@pytest.mark.parametrize(("dtype", "rounds"), FORMATS, ids=str)
+@pytest.mark.parametrize("options", [{}, {"sliding_window": 70}], ids=str)
+@pytest.mark.parametrize("bad", [130, 131])
+def test_a_value_that_is_no_number_shows_where_it_is_seen(compiled, dtype, rounds, options, bad):
+    length = 300
+    batch = make_batch([(length, length)], heads=6, kv_heads=2)
+    whole = cached(batch, dtype, {**options, "round_inputs": rounds})
+    expected = run(compiled, whole, [(0, length)])[0]
+    spoilt = "value_scales" if dtype == torch.int8 else "value_cache"
+    whole[spoilt] = whole[spoilt].clone()
+    whole[spoilt][batch.block_tables[0, bad // 16], :, bad % 16] = float("nan")
+    seen = range(bad, min(length, bad + options.get("sliding_window", length)))
+    unseen = [at for at in range(length) if at not in seen]
+    chunk = run(compiled, whole, [(0, length)])[0]
+    decodes = torch.cat(run(compiled, whole, [(at, at + 1) for at in range(length)]))
+    for got in (chunk, decodes):
+        assert torch.equal(got[unseen], expected[unseen])
+        assert not torch.isfinite(got[list(seen)]).any()
+
+
 @covering(
-    dtype=CACHES, size=[4, 20, 36, 40, 72, 80, 96, 128, 160, 200, 256],
+    form=FORMATS, size=[4, 20, 33, 36, 40, 72, 80, 96, 128, 160, 200, 256],
     shape=[(3, 3, 16), (5, 1, 8), (9, 1, 32), (28, 4, 1)],
 )  # fmt: skip
-def test_odd_heads(compiled, dtype, size, shape):
+def test_odd_heads(compiled, form, size, shape):
     heads, kv_heads, block = shape
+    dtype, rounds = form
     batch = make_batch([(150, 150)], heads=heads, kv_heads=kv_heads, size=size, block_size=block)
     check(
-        compiled, cached(batch, dtype, {}), 150,
+        compiled, cached(batch, dtype, {"round_inputs": rounds}), 150,
         [(149, 150), (128, 129), (60, 61), (2, 149), (148, 150)],
     )  # fmt: skip
 
@@ -108,8 +132,8 @@ def test_narrow_activations(compiled, dtype):
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_any_cut(isa, data):
-    dtype = data.draw(st.sampled_from(CACHES))
-    options = OPTIONS[data.draw(st.sampled_from(sorted(OPTIONS)))]
+    dtype, rounds = data.draw(st.sampled_from(FORMATS))
+    options = {**OPTIONS[data.draw(st.sampled_from(sorted(OPTIONS)))], "round_inputs": rounds}
     length = data.draw(st.integers(2, 700))
     batch = make_batch(
         [(length, length)], heads=6, kv_heads=data.draw(st.sampled_from([1, 2, 3, 6])),

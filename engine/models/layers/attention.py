@@ -44,6 +44,7 @@ class SelfAttention:
     soft_cap: float = 0.0
     alibi_slopes: Tensor | None = None
     sinks: Tensor | None = None
+    round_inputs: bool = False
 
     def __call__(self, x: Tensor, context: AttentionMetadata, cache: LayerCache) -> Tensor:
         """[num_tokens, hidden] of the same. First writes the step's keys and values."""
@@ -87,6 +88,7 @@ class SelfAttention:
                 key_scales=key_scales,
                 value_scales=value_scales,
                 sparse=self.sparse,
+                round_inputs=self.round_inputs,
             )
         )
         if gate is not None:

@@ -369,6 +369,7 @@ def build_layer(
             heads=spec.num_heads,
             scale=spec.attention_scale,
             neox=spec.rope_neox,
+            round_inputs=spec.round_attention,
         )
     else:
         meeting = _make_attention(spec, ops, attention)
@@ -410,6 +411,7 @@ def _make_attention(spec: DecoderSpec, ops: KernelSet, weights: AttentionWeights
         soft_cap=spec.attention_soft_cap,
         alibi_slopes=weights.alibi,
         sinks=weights.sinks,
+        round_inputs=spec.round_attention,
     )
 
 

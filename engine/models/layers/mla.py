@@ -37,6 +37,7 @@ class MlaAttention:
     heads: int
     scale: float
     neox: bool
+    round_inputs: bool = False
 
     def __call__(self, x: Tensor, context: AttentionMetadata, cache: LayerCache) -> Tensor:
         """[num_tokens, hidden] of the same. First writes the step's latents."""
@@ -57,6 +58,7 @@ class MlaAttention:
                 query_start_loc=context.query_start_loc,
                 scale=self.scale,
                 scales=cache.key_scales,
+                round_inputs=self.round_inputs,
             )
         )
         out = found.new_empty((len(x), self.heads, sizes.value_size))

@@ -59,7 +59,11 @@ struct AttentionArgs {
   int32_t dtype, cache_dtype;
   const int64_t* rows;  // of the tokens whose results are wanted, in any order
   int64_t num_rows;     // -1: all
+  int32_t round_inputs; // queries and weights may be rounded to bfloat16
 #ifdef __cplusplus
+  // Whether products are of pairs of bfloat16: where that loses nothing of keys and values, and no
+  // pair lies in two blocks.
+  bool in_pairs() const;
   // Whether any token of [from, to) is wanted; the others' results may be left undone.
   bool wants(int64_t from, int64_t to) const;
   int64_t group() const;
@@ -164,7 +168,7 @@ struct DecoderShape {
   int64_t num_blocks, block_size;
   int64_t max_position, rotary;
   float eps, scale, soft_cap, residual_scale;
-  int32_t cache_dtype, neox, gated, parallel;
+  int32_t cache_dtype, neox, gated, parallel, round_inputs;
   Activation act;
   float clip_qkv;  // 0: none
 };

@@ -31,7 +31,7 @@ QUIRE_OFFSET(Sparse, local, 8);
 QUIRE_OFFSET(Sparse, stride, 16);
 QUIRE_OFFSET(Sparse, head_step, 24);
 
-QUIRE_SIZE(AttentionArgs, 232);
+QUIRE_SIZE(AttentionArgs, 240);
 QUIRE_OFFSET(AttentionArgs, q, 0);
 QUIRE_OFFSET(AttentionArgs, out, 8);
 QUIRE_OFFSET(AttentionArgs, q_stride, 16);
@@ -60,6 +60,7 @@ QUIRE_OFFSET(AttentionArgs, dtype, 208);
 QUIRE_OFFSET(AttentionArgs, cache_dtype, 212);
 QUIRE_OFFSET(AttentionArgs, rows, 216);
 QUIRE_OFFSET(AttentionArgs, num_rows, 224);
+QUIRE_OFFSET(AttentionArgs, round_inputs, 232);
 
 QUIRE_SIZE(RopeArgs, 208);
 QUIRE_OFFSET(RopeArgs, q, 0);
@@ -170,7 +171,7 @@ QUIRE_OFFSET(LoraOutputs, columns, 16);
 QUIRE_OFFSET(LoraOutputs, rank, 24);
 QUIRE_OFFSET(LoraOutputs, pairs, 32);
 
-QUIRE_SIZE(DecoderShape, 120);
+QUIRE_SIZE(DecoderShape, 128);
 QUIRE_OFFSET(DecoderShape, hidden, 0);
 QUIRE_OFFSET(DecoderShape, q_heads, 8);
 QUIRE_OFFSET(DecoderShape, kv_heads, 16);
@@ -188,8 +189,9 @@ QUIRE_OFFSET(DecoderShape, cache_dtype, 88);
 QUIRE_OFFSET(DecoderShape, neox, 92);
 QUIRE_OFFSET(DecoderShape, gated, 96);
 QUIRE_OFFSET(DecoderShape, parallel, 100);
-QUIRE_OFFSET(DecoderShape, act, 104);
-QUIRE_OFFSET(DecoderShape, clip_qkv, 116);
+QUIRE_OFFSET(DecoderShape, round_inputs, 104);
+QUIRE_OFFSET(DecoderShape, act, 108);
+QUIRE_OFFSET(DecoderShape, clip_qkv, 120);
 
 QUIRE_SIZE(DecoderLayer, 320);
 QUIRE_OFFSET(DecoderLayer, input_norm, 0);

@@ -8,10 +8,15 @@
 //     i, i + W, ... of the tile, and then the lanes;
 //   - the weighted sum of values is one chain along the tokens.
 // Tiles are merged from the first one on, two at a time: merge_weights() says how.
+//
+// Products are float32, or pairs of bfloat16 that are summed in float32 (see in_pairs()). A pair is
+// two values of a head, or two tokens at an even position and the next one. Weights are rounded after
+// they are summed; a token of a pair that isn't seen weighs 0 and counts as zeros.
 #pragma once
 
 #include <limits>
 
+#include "micro.h"
 #include "runtime.h"
 
 namespace quire {
@@ -23,6 +28,9 @@ constexpr int64_t kChunk = 2 * kTile;
 
 inline bool Sparse::shows(int64_t head, int64_t query, int64_t key) const {
   return query / block - key / block < local || (key / block + head * head_step + 1) % stride == 0;
+}
+inline bool AttentionArgs::in_pairs() const {
+  return round_inputs && (cache_dtype == kBF16 || cache_dtype == kI8) && block_size % 2 == 0;
 }
 inline bool AttentionArgs::wants(int64_t from, int64_t to) const {
   bool found = num_rows < 0;
@@ -65,11 +73,21 @@ size_t prefill_scratch(const AttentionArgs& a);
 int64_t tile_queries(const AttentionArgs& a);
 void prefill_item(const AttentionArgs& a, const Item& item, char* scratch);
 
-// Calls f(T*) with a null pointer of the cache's type.
-template <class F>
-int with_cache(int dtype, F&& f) {
-  if (dtype == kI8) return f(static_cast<int8_t*>(nullptr));
-  return with_float(dtype, f);
+// Calls f(the products' format, a null pointer of the cache's type).
+template <class Fn>
+void with_formats(const AttentionArgs& a, Fn&& f) {
+  const int8_t* integers = nullptr;
+#ifdef QUIRE_BF16_DOT
+  if (a.in_pairs()) {
+    if (a.cache_dtype == kI8) return f(Pairs{}, integers);
+    return f(Pairs{}, static_cast<const bf16*>(nullptr));
+  }
+#endif
+  if (a.cache_dtype == kI8) return f(Floats{}, integers);
+  with_float(a.cache_dtype, [&](auto* tag) {
+    f(Floats{}, tag);
+    return 0;
+  });
 }
 
 // Hides the keys from position `first` on whose blocks the query at `position` doesn't see.
@@ -105,46 +123,50 @@ inline void finish_scores(const AttentionArgs& a, int64_t q_head, float* scores,
 // The maximum of what has seen nothing: -infinity less itself would be NaN.
 constexpr float kNoTop = -std::numeric_limits<float>::max();
 
-// The columns [low, high) of a tile, not none of them, as whole vectors from the tile's first one on.
+// The columns [low, high) of a tile, and the whole vectors that hold them.
 struct Lanes {
   int64_t low, high;
+  bool empty() const { return low >= high; }
   int64_t from() const { return low / W * W; }
   int64_t to() const { return (high + W - 1) / W * W; }
 };
 
-// The logits `seen` of a tile -> e^(logit - their maximum), and 0 up to whole vectors. Gives the
-// maximum and the weights' sum.
-inline void weigh_tile(float* row, const Lanes& seen, float* top, float* weight) {
+// One query's scores of the keys `seen` of the tile at token `begin` -> logits, -infinity for the
+// other keys in their vectors. Gives the maximum. `scales`: of the tile's int8 keys, or null.
+QUIRE_INLINE float finish_tile(const AttentionArgs& a, int64_t q_head, int64_t position,
+                               int64_t begin, Lanes seen, const float* scales, float* row) {
   const int64_t from = seen.from(), to = seen.to();
-  const vf none = vset(-INFINITY);
+  if (scales) {
+    for (int64_t i = from; i < to; i += W) vstore(row + i, vload(row + i) * vload(scales + i));
+  }
+  finish_scores(a, q_head, row + seen.low, seen.high - seen.low, begin + seen.low, position);
   if (from < seen.low) std::fill(row + from, row + seen.low, -INFINITY);
   if (to > seen.high) {
     vstore(row + to - W, vfill(vload(row + to - W), static_cast<int>(seen.high % W), -INFINITY));
   }
-  vf most = none, other = none;
-  int64_t i = from;
-  for (; i + 2 * W <= to; i += 2 * W) {
-    most = vmax(most, vload(row + i));
-    other = vmax(other, vload(row + i + W));
-  }
-  if (i < to) most = vmax(most, vload(row + i));
-  *top = vmaximum(vmax(most, other));
-  if (*top == -INFINITY) *top = kNoTop;  // nothing of the tile is seen
-  vf sum = vset(0.0f);
-  const vf shift = vset(*top);
-  for (i = from; i < to; i += W) {
-    const vf x = vexp(vload(row + i) - shift);
-    vstore(row + i, x);
-    sum = sum + x;
-  }
-  *weight = vsum(sum);
+  vf tops = vset(-INFINITY);
+  for (int64_t i = from; i < to; i += W) tops = vmax(tops, vload(row + i));
+  const float top = vmaximum(tops);
+  return top == -INFINITY ? kNoTop : top;  // nothing of the tile is seen
 }
 
-// row <- row * scales in the vectors of `seen`: what makes int8 keys or values whole.
-inline void scale_tile(float* row, const Lanes& seen, const float* scales) {
+// The logits -> weights e^(logit - top), times `scales` (of the tile's int8 values, or null), in the
+// products' format, and 0 for the other keys in the vectors of `all`. Gives the sum of what isn't
+// scaled or rounded yet.
+template <class F>
+QUIRE_INLINE float weigh_tile(Lanes seen, Lanes all, float top, const float* scales, float* row) {
+  // Pairs fill the row's first half: each vector is read before it's written over.
+  using Value = typename F::Value;
+  Value* weights = reinterpret_cast<Value*>(row);
+  vf sum = vset(0.0f);
   for (int64_t i = seen.from(); i < seen.to(); i += W) {
-    vstore(row + i, vload(row + i) * vload(scales + i));
+    const vf x = vexp(vload(row + i) - vset(top));
+    sum = sum + x;
+    vstore(weights + i, scales ? x * vload(scales + i) : x);
   }
+  std::memset(weights + all.from(), 0, (seen.low - all.from()) * sizeof(Value));
+  std::memset(weights + seen.high, 0, (all.to() - seen.high) * sizeof(Value));
+  return vsum(sum);
 }
 
 // W merges, of sums so far and a tile's: what the old and the tile's sum of values are multiplied by

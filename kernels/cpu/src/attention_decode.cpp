@@ -26,9 +26,9 @@ struct Span {
 // An item's tokens, as they lie in the caches, and what of them to fetch when.
 class Spans {
  public:
-  // `room` for the spans, and for W keys.
-  Spans(const AttentionArgs& a, const Item& item, Span* room, float* copy)
-      : spans_(room), copy_(copy), heads_(item.heads) {
+  // `spans`: room for them; `copy`: for W keys.
+  Spans(const AttentionArgs& a, const Item& item, Span* spans, float* copy)
+      : spans_(spans), copy_(copy), heads_(item.heads) {
     row_bytes_ = a.head_size * static_cast<int64_t>(size_of(a.cache_dtype));
     head_bytes_ = a.block_size * row_bytes_;
     ahead_ = std::max<int64_t>(1, kBytesAhead / head_bytes_);
@@ -90,43 +90,58 @@ class Spans {
   const char *keys_, *values_, *end_;  // end_: of the keys
 };
 
-// Values of a key that lie in 32 bits, a unit: what is turned as one.
+// Values of a key that lie in 32 bits, which is what is turned as one.
 template <class T>
-constexpr int kUnitValues = 4 / sizeof(T);
+constexpr int kTurnedValues = 4 / sizeof(T);
 
-// acc[h] = the chain of q[h]'s values times those of `unit`'s lanes.
-template <class T, int HEADS, int... I>
-QUIRE_INLINE void add_unit(const float* q, int64_t q_ld, vf unit, vf (&acc)[HEADS],
-                           std::integer_sequence<int, I...>) {
+// Unit I of the products' format, of those that 32 bits of W keys hold.
+template <class F, class T, int I>
+QUIRE_INLINE vf key_unit(vf turned) {
+  if constexpr (F::kValues == kTurnedValues<T>) return turned;
+  else return F::join(vunit<T, I * F::kValues>(turned), vunit<T, (I + 1) * F::kValues - 1>(turned));
+}
+
+// acc[h] += q[h]'s units times those of W keys' 32 bits.
+template <class F, class T, int HEADS, int... I>
+QUIRE_INLINE void add_turned(const float* q, int64_t q_ld, vf turned, vf (&acc)[HEADS],
+                             std::integer_sequence<int, I...>) {
   const auto add = [&](int i, vf key) __attribute__((always_inline)) {
 #pragma GCC unroll 4
-    for (int h = 0; h < HEADS; h++) acc[h] = vfma(vset(q[h * q_ld + i]), key, acc[h]);
+    for (int h = 0; h < HEADS; h++) acc[h] = F::add(acc[h], vset(q[h * q_ld + i]), key);
   };
-  (add(I, vunit<T, I>(unit)), ...);
+  (add(I, key_unit<F, T, I>(turned)), ...);
+}
+
+// Value d of W keys.
+template <class T>
+QUIRE_INLINE vf gather_value(const T* k, int64_t size, int64_t d) {
+  float values[W];
+  for (int i = 0; i < W; i++) values[i] = d < size ? to_float(k[i * size + d]) : 0.0f;
+  return vload(values);
 }
 
 // scores[h][t] = q[h] . k[t] for HEADS heads and `count` tokens, W at most; of W keys all is read.
-template <class T, int HEADS>
+template <class F, class T, int HEADS>
 QUIRE_INLINE void score_run(const float* q, int64_t q_ld, const T* k, int64_t size, int count,
                             float* scores) {
-  constexpr int64_t kStep = 4 * kUnitValues<T>;
+  constexpr int kUnits = kTurnedValues<T> / F::kValues;
   vf acc[HEADS];
 #pragma GCC unroll 4
   for (int h = 0; h < HEADS; h++) acc[h] = vset(0.0f);
   int64_t d = 0;
-  for (; d + kStep <= size; d += kStep) {
-    vf units[4];
-    vload_turned(k + d, size, units);
+  for (; d + 4 * kTurnedValues<T> <= size; d += 4 * kTurnedValues<T>, q += 4 * kUnits) {
+    vf turned[4];
+    vload_turned(k + d, size, turned);
 #pragma GCC unroll 4
-    for (int u = 0; u < 4; u++) {
-      add_unit<T, HEADS>(q + d + u * kUnitValues<T>, q_ld, units[u], acc,
-                         std::make_integer_sequence<int, kUnitValues<T>>{});
+    for (int i = 0; i < 4; i++) {
+      add_turned<F, T, HEADS>(q + i * kUnits, q_ld, turned[i], acc,
+                              std::make_integer_sequence<int, kUnits>{});
     }
   }
-  for (; d < size; d++) {
-    float key[W];
-    for (int i = 0; i < W; i++) key[i] = to_float(k[i * size + d]);
-    for (int h = 0; h < HEADS; h++) acc[h] = vfma(vset(q[h * q_ld + d]), vload(key), acc[h]);
+  for (; d < size; d += F::kValues, q++) {
+    const vf last = gather_value(k, size, d + F::kValues - 1);
+    const vf key = F::join(gather_value(k, size, d), last);
+    for (int h = 0; h < HEADS; h++) acc[h] = F::add(acc[h], vset(q[h * q_ld]), key);
   }
 #pragma GCC unroll 4
   for (int h = 0; h < HEADS; h++) vstore_some(scores + h * kChunk, acc[h], count);
@@ -150,7 +165,7 @@ QUIRE_INLINE void over_heads(int64_t group, F&& f) {
 }
 
 // scores[h][t] of one span and KV head.
-template <class T, int HEADS>
+template <class F, class T, int HEADS>
 void score_span(const AttentionArgs& a, const Spans& spans, const char* next, const float* q,
                 const char* keys, int64_t count, float* scores) {
   const int64_t ld = a.padded(), size = a.head_size;
@@ -159,67 +174,66 @@ void score_span(const AttentionArgs& a, const Spans& spans, const char* next, co
     const int n = static_cast<int>(std::min<int64_t>(W, count - t));
     spans.fetch(next, t, n);
     const T* run = spans.whole_run(k, n * size, W * size);
-    score_run<T, HEADS>(q, ld, run, size, n, scores + t);
+    score_run<F, T, HEADS>(q, ld, run, size, n, scores + t);
   }
 }
 
-// sums[h][0 .. COLS * W) += sum over the span of weight[h][t] * v[t]; `n` lanes of the last vector.
-template <class T, int HEADS, int COLS>
-void sum_columns(const AttentionArgs& a, const Spans& spans, const char* next, const T* v,
-                 const float* weights, int64_t count, int n, float* sums) {
+// A span's values and weights under one KV head, and where to fetch from meanwhile.
+template <class T>
+struct Weighted {
+  const T* values;       // of the first unit's first token, which may lie before the span
+  int64_t first, count;  // tokens before the span, and with the span's
+  const T* zeros;        // instead of what isn't in the span
+  const float* weights;  // units
+  const char* next;
+};
+
+// sums[h][0 .. COLS * W) += sum over the span of weight[h][t] * v[t], from column d on; `n` lanes of
+// the last vector.
+template <class F, class T, int HEADS, int COLS>
+void sum_columns(const AttentionArgs& a, const Spans& spans, const Weighted<T>& span, int64_t d,
+                 int n, float* sums) {
   const int64_t size = a.head_size, ld = a.padded() + 16;
+  const float* weights = span.weights;
   vf acc[HEADS][COLS];
 #pragma GCC unroll 16
   for (int h = 0; h < HEADS; h++)
 #pragma GCC unroll 16
-    for (int c = 0; c < COLS; c++) acc[h][c] = vload(sums + h * ld + c * W);
-  for (int64_t t = 0; t < count; t++, v += size) {
-    spans.fetch(next, t, 1);
+    for (int c = 0; c < COLS; c++) acc[h][c] = vload(sums + h * ld + d + c * W);
+  for (int64_t t = 0; t < span.count; t += F::kValues, weights++) {
+    if (d == 0) spans.fetch(span.next, t, F::kValues);
+    const int64_t last = t + F::kValues - 1;
+    const T* v = (t < span.first ? span.zeros : span.values + t * size) + d;
+    const T* v_last = (last < span.count ? span.values + last * size : span.zeros) + d;
     vf by[HEADS];
 #pragma GCC unroll 16
-    for (int h = 0; h < HEADS; h++) by[h] = vset(weights[h * kChunk + t]);
+    for (int h = 0; h < HEADS; h++) by[h] = vset(weights[h * kChunk]);
 #pragma GCC unroll 16
     for (int c = 0; c < COLS; c++) {
-      const vf x = c + 1 < COLS ? vload(v + c * W) : vload_some(v + c * W, n);
+      const int lanes = c + 1 < COLS ? W : n;
+      const vf x = F::join(vload_some(v + c * W, lanes), vload_some(v_last + c * W, lanes));
 #pragma GCC unroll 16
-      for (int h = 0; h < HEADS; h++) acc[h][c] = vfma(by[h], x, acc[h][c]);
+      for (int h = 0; h < HEADS; h++) acc[h][c] = F::add(acc[h][c], by[h], x);
     }
   }
 #pragma GCC unroll 16
   for (int h = 0; h < HEADS; h++)
 #pragma GCC unroll 16
-    for (int c = 0; c < COLS; c++) vstore(sums + h * ld + c * W, acc[h][c]);
+    for (int c = 0; c < COLS; c++) vstore(sums + h * ld + d + c * W, acc[h][c]);
 }
 
-template <class T, int HEADS>
-void sum_span(const AttentionArgs& a, const Spans& spans, const char* next, const char* values,
-              const float* weights, int64_t count, float* sums) {
+template <class F, class T, int HEADS>
+void sum_span(const AttentionArgs& a, const Spans& spans, const Weighted<T>& span, float* sums) {
   constexpr int kCols = W == 16 ? (HEADS > 2 ? 4 : 8) : HEADS > 3 ? 2 : 4;
-  const T* v = reinterpret_cast<const T*>(values);
   const int64_t size = a.head_size;
   int64_t d = 0;
-  for (; d + kCols * W <= size; d += kCols * W, next = nullptr)
-    sum_columns<T, HEADS, kCols>(a, spans, next, v + d, weights, count, W, sums + d);
-  for (; d + kCols / 2 * W <= size; d += kCols / 2 * W, next = nullptr)
-    sum_columns<T, HEADS, kCols / 2>(a, spans, next, v + d, weights, count, W, sums + d);
-  for (; d < size; d += W, next = nullptr) {
+  for (; d + kCols * W <= size; d += kCols * W)
+    sum_columns<F, T, HEADS, kCols>(a, spans, span, d, W, sums);
+  for (; d + kCols / 2 * W <= size; d += kCols / 2 * W)
+    sum_columns<F, T, HEADS, kCols / 2>(a, spans, span, d, W, sums);
+  for (; d < size; d += W) {
     const int n = static_cast<int>(std::min<int64_t>(W, size - d));
-    sum_columns<T, HEADS, 1>(a, spans, next, v + d, weights, count, n, sums + d);
-  }
-}
-
-// scores[h][t] *= scale of token t: what makes int8 keys or values whole again.
-void apply_scales(const AttentionArgs& a, const Item& item, const Spans& spans, const float* scales,
-                  float* scores) {
-  for (int64_t i = 0; i < spans.count(); i++) {
-    const Span& span = spans[i];
-    for (int64_t h = 0; h < item.heads * a.group(); h++) {
-      const float* of = scales + span.row + h / a.group() * a.block_size;
-      float* row = scores + h * kChunk + span.at;
-      for_lanes(span.count, [&](int64_t t, int n) {
-        vstore_some(row + t, vload_some(row + t, n) * vload_some(of + t, n), n);
-      });
-    }
+    sum_columns<F, T, HEADS, 1>(a, spans, span, d, n, sums);
   }
 }
 
@@ -239,14 +253,17 @@ QUIRE_INLINE void over_spans(const AttentionArgs& a, const Item& item, const Spa
   }
 }
 
-// The item's queries, scaled, in rows of padded() values.
+// The item's queries, scaled, as units in rows of padded().
+template <class F>
 void load_queries(const AttentionArgs& a, const Item& item, float* q) {
   const int64_t ld = a.padded(), first = item.head * a.group();
   for (int64_t h = 0; h < item.heads * a.group(); h++, q += ld) {
     vstore(q + ld - W, vset(0.0f));
-    const int64_t at = a.starts[item.seq] * a.q_stride + (first + h) * a.head_size;
-    read_row(q, a.q, at, a.head_size, a.dtype);
-    for (int64_t i = 0; i < ld; i += W) vstore(q + i, vload(q + i) * vset(a.scale));
+    const int64_t offset = a.starts[item.seq] * a.q_stride + (first + h) * a.head_size;
+    read_row(q, a.q, offset, a.head_size, a.dtype);
+    // Pairs fill the row's first half: each vector is read before it's written over.
+    auto* values = reinterpret_cast<typename F::Value*>(q);
+    for (int64_t i = 0; i < ld; i += W) vstore(values + i, vload(q + i) * vset(a.scale));
   }
 }
 
@@ -259,43 +276,65 @@ QUIRE_INLINE void over_tiles(const Item& item, F&& f) {
   }
 }
 
+// Gathers the scales of a head's int8 keys or values from where they lie in the cache.
+void gather_scales(const AttentionArgs& a, const Spans& spans, int64_t head, const float* cache,
+                   float* scales) {
+  std::fill(scales, scales + kChunk, 1.0f);
+  for (int64_t i = 0; i < spans.count(); i++) {
+    const float* from = cache + spans[i].row + head * a.block_size;
+    std::copy(from, from + spans[i].count, scales + spans[i].at);
+  }
+}
+
 // Scores -> weights, with their maxima and sums in the partial results.
-void weigh(const AttentionArgs& a, const Item& item, float* scores, float* partials) {
+template <class F>
+void weigh(const AttentionArgs& a, const Item& item, const Spans& spans, float* scores,
+           float* partials) {
   const int64_t ld = a.padded(), group = a.group(), low = item.from / kTile * kTile;
   const int64_t position = a.seq_lens[item.seq] - 1, stride = item.stride * partial_size(a);
+  float key_scales[kChunk], value_scales[kChunk];
   for (int64_t h = 0; h < item.heads * group; h++) {
-    float* own = partials + h / group * stride + h % group * (ld + 16);
+    if (a.key_scales && h % group == 0) {
+      gather_scales(a, spans, h / group, a.key_scales, key_scales);
+      gather_scales(a, spans, h / group, a.value_scales, value_scales);
+    }
+    float* head_partials = partials + h / group * stride + h % group * (ld + 16);
     over_tiles(item, [&](int64_t tile, const Lanes& seen) {
-      float* row = scores + h * kChunk + tile * kTile;
-      float* partial = own + tile * partial_size(a);
-      finish_scores(a, item.head * group + h, row + seen.low, seen.high - seen.low,
-                    low + tile * kTile + seen.low, position);
-      weigh_tile(row, seen, partial + ld, partial + ld + 1);
+      const int64_t in_chunk = tile * kTile;
+      float* row = scores + h * kChunk + in_chunk;
+      float* partial = head_partials + tile * partial_size(a);
+      partial[ld] = finish_tile(a, item.head * group + h, position, low + in_chunk, seen,
+                                a.key_scales ? key_scales + in_chunk : nullptr, row);
+      partial[ld + 1] = weigh_tile<F>(seen, seen, partial[ld],
+                                      a.value_scales ? value_scales + in_chunk : nullptr, row);
       std::fill(partial, partial + ld, 0.0f);
     });
   }
 }
 
-template <class T>
-void run(const AttentionArgs& a, const Item& item, const Spans& spans, float* q, float* scores,
-         float* partials) {
+template <class F, class T>
+void run(const AttentionArgs& a, const Item& item, const Spans& spans, const float* zeros, float* q,
+         float* scores, float* partials) {
   const int64_t ld = a.padded(), group = a.group(), stride = item.stride * partial_size(a);
-  load_queries(a, item, q);
+  load_queries<F>(a, item, q);
   spans.begin();
   over_spans(a, item, spans, false,
              [&](int64_t i, int64_t head, const char* next, int64_t h, auto heads) {
-               score_span<T, heads>(a, spans, next, q + h * ld, spans.keys(i, head),
-                                    spans[i].count, scores + h * kChunk + spans[i].at);
+               score_span<F, T, heads>(a, spans, next, q + h * ld, spans.keys(i, head),
+                                       spans[i].count, scores + h * kChunk + spans[i].at);
              });
-  if (a.key_scales) apply_scales(a, item, spans, a.key_scales, scores);
-  weigh(a, item, scores, partials);
-  if (a.value_scales) apply_scales(a, item, spans, a.value_scales, scores);
+  weigh<F>(a, item, spans, scores, partials);
   over_spans(a, item, spans, true,
              [&](int64_t i, int64_t head, const char* next, int64_t h, auto heads) {
-               float* partial = partials + spans[i].at / kTile * partial_size(a) + head * stride;
-               sum_span<T, heads>(a, spans, next, spans.values(i, head),
-                                  scores + h * kChunk + spans[i].at, spans[i].count,
-                                  partial + (h - head * group) * (ld + 16));
+               const int64_t tile = spans[i].at / kTile, in_tile = spans[i].at % kTile;
+               const int64_t first = in_tile % F::kValues;
+               const T* values = reinterpret_cast<const T*>(spans.values(i, head));
+               const Weighted<T> span{values - first * a.head_size, first, first + spans[i].count,
+                                      reinterpret_cast<const T*>(zeros),
+                                      scores + h * kChunk + tile * kTile + in_tile / F::kValues,
+                                      next};
+               float* partial = partials + tile * partial_size(a) + head * stride;
+               sum_span<F, T, heads>(a, spans, span, partial + (h - head * group) * (ld + 16));
              });
 }
 
@@ -324,17 +363,20 @@ void merge_some(const float* first, int64_t distance, int64_t count, int64_t ld,
 }  // namespace
 
 size_t decode_scratch(const AttentionArgs& a) {
-  return kChunk * sizeof(Span) + (a.q_heads * (a.padded() + kChunk) + W * a.padded()) * sizeof(float);
+  return kChunk * sizeof(Span) +
+         (a.q_heads * (a.padded() + kChunk) + (W + 1) * a.padded()) * sizeof(float);
 }
 
 void decode_item(const AttentionArgs& a, const Item& item, char* scratch, float* partials) {
   float* copy = reinterpret_cast<float*>(scratch + kChunk * sizeof(Span));
   const Spans spans(a, item, reinterpret_cast<Span*>(scratch), copy);
-  float* q = copy + W * a.padded();
+  float* zeros = copy + W * a.padded();
+  float* q = zeros + a.padded();
   float* scores = q + item.heads * a.group() * a.padded();
-  with_cache(a.cache_dtype, [&](auto* tag) {
-    run<std::remove_pointer_t<decltype(tag)>>(a, item, spans, q, scores, partials);
-    return 0;
+  std::fill(zeros, q, 0.0f);
+  with_formats(a, [&](auto format, auto* cache) {
+    using T = std::remove_cv_t<std::remove_pointer_t<decltype(cache)>>;
+    run<decltype(format), T>(a, item, spans, zeros, q, scores, partials);
   });
 }
 

@@ -111,6 +111,7 @@ AttentionArgs attention_of(const Run& run, const DecoderLayer& layer, bool last)
   a.scale = s.scale, a.soft_cap = s.soft_cap;
   a.dtype = kF32, a.cache_dtype = s.cache_dtype;
   a.rows = b.rows, a.num_rows = last ? b.num_rows : -1;
+  a.round_inputs = s.round_inputs;
   return a;
 }
 

@@ -65,19 +65,14 @@ QUIRE_INLINE Pairs look_up(const char* p, const Lookup& lookup) {
   return {{vpairs_first(low, all), vpairs_last(low, all)}};
 }
 
-QUIRE_INLINE void vdot_pairs(vf& sum, vi x, vi b) {
-  // As an intrinsic, GCC wraps each of these into two copies of its sum.
-  asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(x), "v"(b));
-}
-
 // sums[r] += two k of a row.
 template <int ROWS>
 QUIRE_INLINE void add_pair(vf (&sums)[ROWS][2], const uint32_t* a, vi b0, vi b1) {
 #pragma GCC unroll 16
   for (int r = 0; r < ROWS; r++) {
     const vi x = vset_int(int(a[r * kRowUnits]));
-    vdot_pairs(sums[r][0], x, b0);
-    vdot_pairs(sums[r][1], x, b1);
+    add_pairs(sums[r][0], x, b0);
+    add_pairs(sums[r][1], x, b1);
   }
 }
 

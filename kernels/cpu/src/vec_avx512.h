@@ -124,6 +124,11 @@ QUIRE_INLINE void add_pairs(vf& sum, __m512i x, __m512i b) {
   // As an intrinsic, GCC wraps each of these into two copies of its sum.
   asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(x), "v"(b));
 }
+// Lane i: the pair of first[i] and second[i], which must be exact in bf16.
+QUIRE_INLINE vf vpair(vf first, vf second) {
+  const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(first), 16);
+  return _mm512_castsi512_ps(_mm512_or_si512(low, _mm512_castps_si512(second)));
+}
 #endif
 QUIRE_INLINE vf vmax(vf a, vf b) { return _mm512_max_ps(a, b); }
 QUIRE_INLINE vf vmin(vf a, vf b) { return _mm512_min_ps(a, b); }
