@@ -29,6 +29,7 @@ from chaos.disk import Disk
 from chaos.ending import MARK, end_all, to_its_end
 from chaos.kinds import ADAPTER, OTHER_ADAPTER, POOLING_MODEL
 from chaos.relay import Relay
+from common.settings import INTERNAL
 from config.connections import socket_path, socket_url
 from engine.contract import messages as protocol
 from engine.contract import redis_keys
@@ -259,8 +260,8 @@ def _up(
 ) -> subprocess.Popen[bytes]:
     """The process of the whole instance."""
     flags = ["--replicas", str(REPLICAS), "--workers", str(GATEWAYS), "--reasoning-parser", "qwen3"]
-    command = ",".join([sys.executable, behind_relay.__file__])
-    more |= {behind_relay.NAME: f"unix://{relay.path}", "QUIRE_ENGINE_COMMAND": command}
+    fields = {"engine_command": [sys.executable, behind_relay.__file__]}
+    more |= {behind_relay.NAME: f"unix://{relay.path}", INTERNAL: json.dumps(fields)}
     with log.open("wb") as output:
         return subprocess.Popen(
             [
@@ -276,7 +277,7 @@ def _up(
 
 
 def _load_pooling_model(instance: Instance) -> None:
-    source = str(settings.QUIRE["DEMO_MODEL"])
+    source = str(settings.QUIRE.demo_model)
     instance.manage("load_model", source, "--name", POOLING_MODEL, "--runner=pooling")
 
 

@@ -6,30 +6,27 @@ from collections.abc import Mapping
 from typing import Any
 
 from django.apps import AppConfig
+from django.conf import settings
 from django.core import checks
 from django.core.checks import CheckMessage, Error
+from django.core.exceptions import ImproperlyConfigured
 
-from engine.text.chat_messages import CONTENT_FORMATS
+from engine.contract.errors import InvalidRequest
+from inference.parsers.plugins import ParserRegistry
 from inference.parsers.registry import reasoning_parsers, tool_parsers
-from inference.settings import gateway_settings
 
 # -- What Django looks at before the gateway starts: settings that would only fail at a request.
 
 
 def check_gateway(**_: Any) -> list[CheckMessage]:
-    """Parsers that can't be loaded, and a content format that doesn't exist."""
+    """Parsers that can't be loaded."""
     found: list[CheckMessage] = []
-    registries = {"TOOL_PARSERS": tool_parsers.all, "REASONING_PARSERS": reasoning_parsers.all}
-    for number, (name, load) in enumerate(registries.items(), start=1):
+    registries: tuple[ParserRegistry[Any], ...] = (tool_parsers, reasoning_parsers)
+    for number, registry in enumerate(registries, start=1):
         try:
-            load()
+            registry.all()
         except (ImportError, TypeError) as error:
-            found.append(Error(f"QUIRE['{name}']: {error}", id=f"inference.E00{number}"))
-    chosen = gateway_settings().chat_template_content_format
-    if chosen not in CONTENT_FORMATS:
-        known = ", ".join(CONTENT_FORMATS)
-        message = f"QUIRE['CHAT_TEMPLATE_CONTENT_FORMAT'] must be one of {known}; got {chosen!r}."
-        found.append(Error(message, id="inference.E003"))
+            found.append(Error(f"QUIRE.{registry.kind}: {error}", id=f"inference.E00{number}"))
     return found
 
 
@@ -45,10 +42,24 @@ class InferenceConfig(AppConfig):
         from inference.web.idempotent_responses import delete_idempotent_responses
         from tenants.tenant_data import TenantDataKind, register_data_kind
 
+        _check_template_kwargs()
         checks.register(_check)
         register_data_kind(TenantDataKind("idempotency", erase=delete_idempotent_responses))
         register_settings_check(_check_parser_names)
         register_settings_check(_check_io_processor)
+
+
+def _check_template_kwargs() -> None:
+    """Raise ImproperlyConfigured for variables that no chat template may be given."""
+    if kwargs := settings.QUIRE.default_chat_template_kwargs:
+        from inference.template_kwargs import check_template_kwargs
+
+        try:
+            check_template_kwargs(kwargs)
+        except InvalidRequest as error:
+            raise ImproperlyConfigured(
+                f"QUIRE_DEFAULT_CHAT_TEMPLATE_KWARGS: {error.message}"
+            ) from error
 
 
 def _check_parser_names(settings: Mapping[str, Any]) -> None:

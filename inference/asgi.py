@@ -15,6 +15,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 
+from django.conf import settings
 from django.urls.base import set_script_prefix
 
 from adapters.resolvers import lora_resolvers
@@ -24,7 +25,6 @@ from inference.edge.handler import GatewayHandler, Send, gateway_path, is_gatewa
 from inference.edge.request_log import RequestLog
 from inference.engine_client.client import close_engine_client, get_engine_client
 from inference.generation import background
-from inference.settings import gateway_settings
 from inference.tracing import close_tracing, tracing
 from inference.web.views import Receive, Scope
 
@@ -110,7 +110,7 @@ async def lifespan(scope: Scope, receive: Receive, send: Send) -> None:
                 lora_resolvers()  # refuses a package that can't be loaded
                 client = get_engine_client()
                 await client.start()
-                set_gc_thresholds(gateway_settings().gc_threshold)
+                set_gc_thresholds(settings.QUIRE.gc_threshold)
                 collect = partial(collect_when_idle, client.is_idle)
                 client.spawn(keep_running("idle garbage collection", collect))
             except Exception as error:

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 from channels.generic.websocket import AsyncWebsocketConsumer
+from django.conf import settings
 
 from engine.contract.errors import InvalidRequest, QuireError
 from inference.chat.turn import ChatSession, TurnDelta
@@ -23,7 +24,6 @@ from inference.request.context import RequestContext, RequestRecord, log_rejecte
 from inference.request.job import Usage
 from inference.schemas.chat import ChatRequest
 from inference.serving.respond import parse
-from inference.settings import gateway_settings
 from inference.web.json_body import parse_object
 from tenants.authentication import Caller, caller_for_user
 from tenants.sessions import snapshot_session
@@ -287,7 +287,7 @@ class PlaygroundConsumer(AsyncWebsocketConsumer):
             return  # already rejected and closing
         try:
             message = parse_object(
-                text_data.encode("utf-8", "surrogatepass"), gateway_settings().max_json_depth
+                text_data.encode("utf-8", "surrogatepass"), settings.QUIRE.max_json_depth
             )
             await self._handle(message)
         except SessionEnded:

@@ -12,9 +12,10 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from django.conf import settings
+
 from common.redaction import without_tokens
 from engine.contract.observability import Tracing, context_of, headers_of
-from inference.settings import gateway_settings
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -41,7 +42,7 @@ def set_service_name(service: str) -> None:
 @lru_cache(maxsize=1)
 def tracing() -> Tracing | None:
     """What sends this process's spans; None where no endpoint is set. Raises `ConfigError`."""
-    endpoint = gateway_settings().otlp_traces_endpoint
+    endpoint = settings.QUIRE.otlp_traces_endpoint
     if not endpoint:
         return None
     return Tracing(endpoint, _service[0], f"{socket.gethostname()}-{os.getpid()}")

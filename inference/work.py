@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
 import stamina.instrumentation
+from django.conf import settings
 from django.db import DatabaseError, InterfaceError
 from redis.exceptions import RedisError
 from stamina.instrumentation import RetryDetails
@@ -19,7 +20,6 @@ from common.db import run_in_db_thread
 from common.task_queue import BROKER_ERRORS, send_task
 from inference.engine_client.client import close_engine_client
 from inference.generation import background
-from inference.settings import gateway_settings
 from inference.tracing import current_traceparent, tracing
 from metering.gateway_recovery import start_gateway_heartbeat, stop_keeper
 from metering.redis_scripts import close_redis_link, redis_key, redis_link
@@ -75,7 +75,7 @@ async def load_trace_parent(public_id: str) -> str:
 
 def lease_seconds() -> float:
     """A worker that is silent for so long has lost its work to whoever asks for it."""
-    return gateway_settings().lease_seconds
+    return settings.QUIRE.lease_seconds
 
 
 class Lease:

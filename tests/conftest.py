@@ -92,7 +92,7 @@ def key_prefix() -> str:
 def live_redis(redis_url: str, key_prefix: str, settings: Any) -> str:
     """`settings` that point to the real Redis under a fresh prefix; returns the URL."""
     settings.REDIS_URL = redis_url
-    settings.QUIRE = {**settings.QUIRE, "KEY_PREFIX": key_prefix}
+    settings.QUIRE = settings.QUIRE.replace(key_prefix=key_prefix)
     return redis_url
 
 
@@ -157,13 +157,12 @@ def adapters_here(tmp_path: Path, settings: Any) -> Iterator[Path]:
     """
     from adapters import cards
 
-    settings.QUIRE = {
-        **settings.QUIRE,
-        "ADAPTERS_DIR": tmp_path / "adapters",
-        "ADAPTER_DIRS": [tmp_path / "allowed"],
-        "ADAPTER_CHECK_COMMAND": [sys.executable, "-m", "tests.fakes.adapter_check"],
-        "CELERY_APP": "tests.fakes.no_celery.application",
-    }
+    settings.QUIRE = settings.QUIRE.replace(
+        storage_dir=tmp_path,
+        adapter_dirs=[tmp_path / "allowed"],
+        adapter_check_command=[sys.executable, "-m", "tests.fakes.adapter_check"],
+        celery_app="tests.fakes.no_celery.application",
+    )
     cards.forget()
     yield tmp_path / "allowed"
     cards.forget()

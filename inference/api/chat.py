@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
+from django.conf import settings
 from django.http.response import HttpResponseBase
 from drf_spectacular.utils import OpenApiParameter
 from pydantic import BaseModel, ConfigDict
@@ -30,7 +31,6 @@ from inference.serving.respond import (
     store_before_last_event,
 )
 from inference.serving.stream import EventWriter
-from inference.settings import gateway_settings
 from inference.web.endpoint_schema import IDEMPOTENCY_KEY, PAGE_PARAMETERS, Endpoint, EndpointSchema
 from inference.web.report_threads import in_report_thread
 from inference.web.responses import (
@@ -108,7 +108,7 @@ def _conversations(body: dict[str, Any]) -> list[ChatRequest]:
         raise InvalidRequest(
             "messages must be a list of at least one conversation.", param="messages"
         )
-    limit = gateway_settings().max_prompts
+    limit = settings.QUIRE.max_prompts
     if len(messages) > limit:
         raise InvalidRequest(
             f"messages holds {len(messages)} conversations; at most {limit} may be sent at once.",
@@ -172,7 +172,7 @@ async def respond_and_store(
     try:
         if turn.job.stream:
             writer = StoringChatWriter(turn)
-            first = await turn.next(gateway_settings().stream_start_wait_s)
+            first = await turn.next(settings.QUIRE.stream_start_wait_s)
             events = store_before_last_event(turn, writer, first, writer, keep)
             response = EventStreamResponse(events, turn.release)
         else:

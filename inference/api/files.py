@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import msgspec
+from django.conf import settings
 from django.core.files.uploadedfile import UploadedFile
 from django.http import HttpRequest, StreamingHttpResponse
 from django.http.multipartparser import MultiPartParserError
@@ -22,7 +23,6 @@ from common.errors import NotFound
 from engine.contract.errors import InvalidRequest
 from inference.errors import PayloadTooLarge, UnsupportedMediaType
 from inference.schemas import objects
-from inference.settings import gateway_settings
 from inference.web.endpoint_schema import PAGE_PARAMETERS, Endpoint, EndpointSchema
 from inference.web.report_threads import in_report_thread
 from inference.web.responses import (
@@ -88,7 +88,7 @@ def _checked(fields: Any, files: Any) -> UploadForm:
         raise InvalidRequest(
             f"The form must hold one file in the field 'file', got {len(parts)}.", param="file"
         )
-    size, limit = parts[0].size, gateway_settings().max_file_bytes
+    size, limit = parts[0].size, settings.QUIRE.max_file_bytes
     if not size:
         raise InvalidRequest("The file is empty.", param="file")
     if size > limit:

@@ -31,7 +31,6 @@ from inference.metrics.exposition import exposition, published
 from inference.metrics.flusher import flush, metrics_key
 from inference.metrics.queues import read_queues
 from inference.schemas import objects
-from inference.settings import gateway_settings
 from inference.web.authentication import has_monitoring_access, require_monitoring_access
 from inference.web.endpoint_schema import Endpoint, EndpointSchema
 from inference.web.responses import JSON_ONLY, PlainTextRenderer
@@ -135,7 +134,7 @@ def _model_health(replicas: list[Replica]) -> dict[str, Any]:
 
 def _is_progressing(replica: Replica) -> bool:
     beat = replica.heartbeat
-    return beat.at - beat.progress_at <= gateway_settings().health_grace_s
+    return beat.at - beat.progress_at <= settings.QUIRE.health_grace_s
 
 
 def _unhealthy_reason(replicas: list[Replica]) -> str:
@@ -195,8 +194,7 @@ def disk_warnings(folders: Iterable[Path]) -> list[str]:
 
 def data_folders() -> list[Path]:
     """Where this installation writes."""
-    names = ("DATA_DIR", "FILES_DIR", "ADAPTERS_DIR")
-    return [Path(settings.QUIRE[name]) for name in names if name in settings.QUIRE]
+    return [settings.QUIRE.data_dir, settings.QUIRE.files_dir, settings.QUIRE.adapters_dir]
 
 
 class PingView(GatewayView):

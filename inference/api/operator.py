@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -13,6 +12,7 @@ from drf_spectacular.utils import OpenApiParameter
 from pydantic import BaseModel, ConfigDict, Field
 
 from common.errors import NotFound
+from common.settings import QuireSettings, is_secret
 from engine.contract.errors import EngineUnavailable, InvalidRequest
 from engine.contract.messages import PAUSE_MODES, SLEEP_LEVELS, SLEEP_TAGS
 from engine.version import __version__
@@ -20,7 +20,6 @@ from inference.engine_client.client import EngineClient, get_engine_client
 from inference.engine_client.fleet import Replica
 from inference.generation.model_resolution import resolve_model
 from inference.schemas import objects
-from inference.settings import GatewaySettings
 from inference.web.endpoint_schema import Endpoint, EndpointSchema
 from inference.web.views import GatewayRequest, GatewayView, json_response
 
@@ -184,10 +183,11 @@ def _load(replica: Replica) -> dict[str, Any]:
     }
 
 
-def _shown(settings: GatewaySettings) -> dict[str, Any]:
-    """All but the secret ones, which their `repr` leaves out too."""
-    specs = dataclasses.fields(settings)
-    return {spec.name: getattr(settings, spec.name) for spec in specs if spec.repr}
+def _public_settings(settings: QuireSettings) -> dict[str, Any]:
+    """All but secrets, and addresses, which may hold one."""
+    fields = QuireSettings.model_fields
+    hidden = {name for name, field in fields.items() if is_secret(field) or not field.repr}
+    return settings.model_dump(mode="json", exclude=hidden)
 
 
 class ServerInfoView(OperatorView):
@@ -201,7 +201,7 @@ class ServerInfoView(OperatorView):
         await client.start()
         body = {
             "version": __version__,
-            "gateway": {"id": client.gateway_id, "settings": _shown(client.settings)},
+            "gateway": {"id": client.gateway_id, "settings": _public_settings(client.settings)},
             "replicas": {
                 replica.heartbeat.replica_id: {
                     "host": replica.heartbeat.host,

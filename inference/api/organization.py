@@ -348,13 +348,13 @@ class CostsView(ReportView):
         """OpenAI's `organization.costs.result`."""
         return {
             "object": "organization.costs.result",
-            "amount": {"value": sums.cost_nanos / NANOS, "currency": settings.QUIRE["CURRENCY"]},
+            "amount": {"value": sums.cost_nanos / NANOS, "currency": settings.QUIRE.currency},
             **{name: sums.group.get(name) for name in self.groups},
         }
 
     def columns(self, sums: UsageTotals) -> dict[str, Any]:
         """The amount, exact."""
-        return {"amount": decimal_text(sums.cost_nanos), "currency": settings.QUIRE["CURRENCY"]}
+        return {"amount": decimal_text(sums.cost_nanos), "currency": settings.QUIRE.currency}
 
 
 def decimal_text(nanos: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import msgspec
+from django.conf import settings
 from django.http.multipartparser import MultiPartParserError
 from django.http.response import HttpResponseBase
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
@@ -15,7 +16,6 @@ from inference.api.files import checked_purpose, file_object
 from inference.errors import PayloadTooLarge, UnsupportedMediaType
 from inference.schemas import objects
 from inference.schemas.base import OutputExpiresAfter
-from inference.settings import gateway_settings
 from inference.web.endpoint_schema import Endpoint, EndpointSchema
 from inference.web.views import GatewayRequest, GatewayView, json_response
 from storage.access import StoredUpload, UploadPart
@@ -78,7 +78,7 @@ class UploadsView(GatewayView):
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """A new upload, valid for an hour."""
         wanted = UploadRequest.model_validate(self.read_json(request))
-        limit = gateway_settings().max_file_bytes
+        limit = settings.QUIRE.max_file_bytes
         if wanted.bytes > limit:
             raise PayloadTooLarge(
                 f"The file has {wanted.bytes} bytes; the limit is {limit}.", param="bytes"

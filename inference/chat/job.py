@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from django.conf import settings
+
 from engine.contract.errors import InvalidRequest
 from engine.contract.messages import ModelInfo
 from engine.contract.sampling_params import SamplingParams
@@ -30,7 +32,6 @@ from inference.request.context import RequestContext
 from inference.request.job import Job, ResolvedModel
 from inference.schemas.chat import ChatRequest
 from inference.schemas.sampling import OutputConstraint
-from inference.settings import gateway_settings
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class ChatOptions:
     ) -> ChatOptions:
         """The options of a checked request."""
         last = chat.messages[-1]
-        role = gateway_settings().response_role if chat.add_generation_prompt else last.role
+        role = settings.QUIRE.response_role if chat.add_generation_prompt else last.role
         echoes = chat.echo and last.role == role and isinstance(last.content, str)
         return cls(
             n=chat.n or 1,

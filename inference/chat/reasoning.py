@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.conf import settings
+
 from engine.contract.sampling_params import ReasoningParams
 from engine.text import Tokenizer
 from inference.chat.parsers import ModelParsers
 from inference.parsers.reasoning_parser import ReasoningMarkers, ReasoningParser
 from inference.schemas.chat import ChatRequest
-from inference.settings import gateway_settings
 
 #: What a `reasoning_effort` means to models whose templates know nothing of it; None: no limit.
 BUDGETS: dict[str, int | None] = {
@@ -47,7 +48,7 @@ def unsupported_reasoning_fields(
 def template_variables(chat: ChatRequest, template: str) -> dict[str, Any]:
     """Variables for the chat template: the operator's, what `reasoning_effort` sets, the chat's."""
     return {
-        **gateway_settings().default_chat_template_kwargs,
+        **settings.QUIRE.default_chat_template_kwargs,
         **_switches(chat, chat.chat_template or template),
         **(chat.chat_template_kwargs or {}),
     }

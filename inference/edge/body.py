@@ -20,7 +20,6 @@ from django.template.loader import render_to_string
 
 from engine.contract.errors import QuireError
 from inference.errors import PayloadTooLarge, RequestTimeout, error_response
-from inference.settings import gateway_settings
 from inference.web.authentication import FailedKeyLimiter
 from inference.web.views import BODY, UPLOADS, Check, ClientDisconnected, Receive, Scope
 from tenants.authentication import Caller, authenticate, cached_tenant
@@ -49,14 +48,14 @@ async def read_body(scope: Scope, receive: Receive, check: Check | None = None) 
         RequestTimeout: not complete within `body_timeout_s`, be it begun or not.
         ClientGone: the connection closed first.
     """
-    settings = gateway_settings()
-    announced = check_content_length(scope, settings.max_body_bytes)
+    quire = settings.QUIRE
+    announced = check_content_length(scope, quire.max_body_bytes)
     if check is not None and announced > ANONYMOUS_MAX_BYTES:
         await check()
         check = None
     body = io.BytesIO()  # gives its bytes away uncopied: of 10 MB a copy takes milliseconds
-    async with _read_timeout(settings.body_timeout_s):
-        async for part in _parts(receive, settings.max_body_bytes):
+    async with _read_timeout(quire.body_timeout_s):
+        async for part in _parts(receive, quire.max_body_bytes):
             body.write(part)
             if check is not None and body.tell() > ANONYMOUS_MAX_BYTES:
                 await check()
@@ -94,14 +93,14 @@ async def read_upload(scope: Scope, receive: Receive) -> IO[bytes]:
     Raises: what `read_body` raises, within `max_file_bytes` and `upload_timeout_s`; what
     `authenticate` raises, before anything is read.
     """
-    settings = gateway_settings()
+    quire = settings.QUIRE
     await authenticate_scope(scope)
     # Boundaries and the other fields of the form come on top of the file.
-    limit = settings.max_file_bytes + SPOOL_BYTES
+    limit = quire.max_file_bytes + SPOOL_BYTES
     check_content_length(scope, limit)
     file: IO[bytes] = tempfile.SpooledTemporaryFile(SPOOL_BYTES)  # noqa: SIM115 - the caller closes
     try:
-        async with _read_timeout(settings.upload_timeout_s):
+        async with _read_timeout(quire.upload_timeout_s):
             async for part in _parts(receive, limit):
                 file.write(part)
     except BaseException:
@@ -217,7 +216,7 @@ class _LimitedBody:
     """One body: how much of it came, and how much may."""
 
     def __init__(self, scope: Scope, receive: Receive, path: str) -> None:
-        found = gateway_settings()
+        found = settings.QUIRE
         self._scope, self._receive = scope, receive
         file = FILES.fullmatch(path) is not None
         self._limit = found.max_file_bytes + SPOOL_BYTES if file else found.max_body_bytes

@@ -14,6 +14,7 @@ from itertools import islice
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from django.conf import settings
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
@@ -51,7 +52,6 @@ from inference.engine_client.submission import Submission
 from inference.errors import Overloaded, RemoteError
 from inference.loop.fair_dispatch import iterate_cooperatively
 from inference.metrics.flusher import Flusher, flush
-from inference.settings import GatewaySettings, gateway_settings, redis_url
 
 logger = logging.getLogger(__name__)
 
@@ -71,13 +71,13 @@ class EngineClient:
     Attributes:
         gateway_id: this process's name; its outbox is called after it.
         fleet: the replicas as last heard.
-        settings: the gateway's.
+        settings: those that it started with.
     """
 
-    def __init__(self, url: str | None = None, settings: GatewaySettings | None = None) -> None:
-        self.settings = settings or gateway_settings()
+    def __init__(self, url: str | None = None) -> None:
+        self.settings = settings.QUIRE
         self.gateway_id = uuid.uuid4().hex
-        url = url or redis_url()
+        url = url or settings.REDIS_URL
         self._redis = async_client(url)
         self._link, self._reading = short_link(url), reading_link(url)
         prefix = self.settings.key_prefix

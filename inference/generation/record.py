@@ -5,11 +5,12 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from django.conf import settings
+
 from engine.contract.messages import FlightRecord
 from inference.engine_client.flight import InFlightRequest
 from inference.errors import as_quire_error
 from inference.loop.offload import get_render_pool
-from inference.settings import gateway_settings
 from metering.access import (
     MAX_HOPS,
     MAX_OUTPUTS,
@@ -33,9 +34,7 @@ def response_metrics(flights: list[InFlightRequest]) -> dict[str, dict[str, floa
     them (`PER_REQUEST_METRICS`).
     """
     return (
-        {"metrics": compute_request_metrics(flights)}
-        if gateway_settings().per_request_metrics
-        else {}
+        {"metrics": compute_request_metrics(flights)} if settings.QUIRE.per_request_metrics else {}
     )
 
 

@@ -11,9 +11,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache, partial
 from typing import Any, ParamSpec, TypeVar
 
+from django.conf import settings
+
 from engine.contract.errors import InvalidRequest
 from inference.errors import Overloaded
-from inference.settings import gateway_settings
 
 T = TypeVar("T")
 
@@ -124,10 +125,10 @@ class RenderPool:
             InvalidRequest: it took longer than `render_timeout_s`.
             Overloaded: too many jobs of the tenant wait.
         """
-        settings = gateway_settings()
-        if chars <= settings.inline_render_chars:
+        quire = settings.QUIRE
+        if chars <= quire.inline_render_chars:
             return function(*args, **kwargs)
-        limit_s = settings.render_timeout_s
+        limit_s = quire.render_timeout_s
         return await self.run_in_thread(tenant, limit_s, function, *args, **kwargs)
 
     async def run_in_thread(
@@ -151,4 +152,4 @@ class RenderPool:
 @lru_cache(maxsize=1)
 def get_render_pool() -> RenderPool:
     """This process's pool."""
-    return RenderPool(gateway_settings().render_threads)
+    return RenderPool(settings.QUIRE.render_threads)

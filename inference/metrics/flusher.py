@@ -7,6 +7,7 @@ import logging
 import time
 from typing import Any
 
+from django.conf import settings
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
@@ -14,7 +15,6 @@ from history.buckets import add_counts
 from inference.metrics.definitions import ENGINE, FAMILIES, OTHER, TENANT
 from inference.metrics.exposition import EVERY_S, process_metric_families, publish
 from inference.metrics.recorder import field_of, history, recorder, split_field
-from inference.settings import gateway_settings
 
 # -- A bound on the values of labels: tenants and replicas come and go, series must not pile up.
 
@@ -123,7 +123,7 @@ async def flush(redis: Redis, prefix: str) -> None:
     key = metrics_key(prefix)
     try:
         counted = await limit_label_values(
-            redis, prefix, increments, gateway_settings().metrics_tenants
+            redis, prefix, increments, settings.QUIRE.metrics_tenants
         )
         pipeline = redis.pipeline(transaction=True)
         for field, amount in counted.items():

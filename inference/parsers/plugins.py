@@ -30,8 +30,8 @@ class ParserRegistry(Generic[P]):
     """Our own parsers, then those of installed packages, then those of the settings; later ones
     replace earlier ones of the same name.
 
-    A package names its classes under the entry point group `quire.<kind>`; `settings.QUIRE` has
-    `{"<KIND>": {"name": "dotted.path.Class"}}`.
+    A package names its classes under the entry point group `quire.<kind>`; the field of this
+    name of `settings.QUIRE` is `{"name": "dotted.path.Class"}`.
 
     Args:
         kind: "tool_parsers" or "reasoning_parsers". base: what every class is a subclass of.
@@ -93,8 +93,7 @@ class ParserRegistry(Generic[P]):
 
     def _paths(self) -> dict[str, str]:
         """Dotted paths of the plug-ins."""
-        given = getattr(settings, "QUIRE", {}).get(self.kind.upper(), {})
-        return {**_installed(f"quire.{self.kind}"), **given}
+        return {**_installed(f"quire.{self.kind}"), **getattr(settings.QUIRE, self.kind)}
 
     def _checked(self, path: str) -> type[P]:
         found = import_string(path)

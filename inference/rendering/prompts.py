@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
+from django.conf import settings
+
 from engine.contract.errors import ContextLengthExceeded, InvalidRequest
 from engine.contract.messages import ModelInfo, gc_untracked
 from engine.contract.sampling_params import check_context
@@ -16,7 +18,6 @@ from inference.errors import UnsupportedField
 from inference.loop.offload import get_render_pool
 from inference.parsers.custom_tools import to_function_call
 from inference.schemas.chat import TEXT_PARTS
-from inference.settings import gateway_settings
 
 # -- Chat messages as a model's template understands them.
 
@@ -116,16 +117,16 @@ async def chat_token_ids(
         InvalidRequest, ContextLengthExceeded: what the chat template or the tokeniser refuses.
     """
     check_prompt_length(chars, model, "messages")
-    settings = gateway_settings()
-    options["content_format"] = settings.chat_template_content_format
+    quire = settings.QUIRE
+    options["content_format"] = quire.chat_template_content_format
     token_ids: list[int] | None = None
-    if chars <= settings.inline_render_chars and options.get("chat_template") is None:
+    if chars <= quire.inline_render_chars and options.get("chat_template") is None:
         try:
             token_ids = render_chat(tokenizer, messages, limits=INLINE_LIMITS, **options)
         except TemplateLimit:
             token_ids = None  # a template that takes its time does so in a thread
     if token_ids is None:
-        limit_s = settings.render_timeout_s
+        limit_s = quire.render_timeout_s
         options["limits"] = RenderLimits(seconds=limit_s)
         token_ids = await get_render_pool().run_in_thread(
             tenant, limit_s, render_chat, tokenizer, messages, **options

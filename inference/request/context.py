@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import ParamSpec, TypeVar
 
+from django.conf import settings
+
 from engine.contract.errors import InvalidRequest, QuireError
 from inference.errors import as_quire_error
 from inference.loop.offload import get_render_pool
 from inference.request.position import StreamPosition
-from inference.settings import gateway_settings
 from metering.access import RequestTrace, UsageRecord, log_rejection
 from tenants.authentication import Caller
 
@@ -192,7 +193,7 @@ class RequestContext:
         """
         if not self.is_large:
             return function(*args, **kwargs)
-        limit_s, tenant = gateway_settings().render_timeout_s, self.caller.tenant
+        limit_s, tenant = settings.QUIRE.render_timeout_s, self.caller.tenant
         return await get_render_pool().run_in_thread(tenant, limit_s, function, *args, **kwargs)
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, cast
 
+from django.conf import settings
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -22,7 +23,6 @@ from pydantic_core import CoreSchema
 from engine.contract.errors import InvalidRequest, QuireError
 from engine.contract.validation import INT_LIMIT
 from inference.errors import UnsupportedField
-from inference.settings import gateway_settings
 
 # -- Validation of lists that ends with the first wrong element.
 #
@@ -249,7 +249,7 @@ class GenerateRequest(FailFastModel):
     def include_usage(self) -> bool:
         """A last chunk with the usage."""
         asked = self.stream_options is not None and self.stream_options.include_usage
-        return bool(asked) or gateway_settings().force_include_usage
+        return bool(asked) or settings.QUIRE.force_include_usage
 
     @property
     def continuous_usage(self) -> bool:
@@ -261,7 +261,7 @@ class GenerateRequest(FailFastModel):
     def tokens_as_ids(self) -> bool:
         """Whether log probabilities name tokens by id."""
         asked = self.return_tokens_as_token_ids
-        return gateway_settings().return_tokens_as_token_ids if asked is None else asked
+        return settings.QUIRE.return_tokens_as_token_ids if asked is None else asked
 
     def ignored_fields(self) -> list[str]:
         """Fields without effect: see `unsupported_field_names`."""
@@ -277,7 +277,7 @@ def unsupported_field_names(extra: Mapping[str, Any], neutral: Collection[str]) 
     """
     given = sorted(name for name, value in extra.items() if value is not None)
     unknown = [name for name in given if name not in neutral and name not in IGNORED_HINTS]
-    if unknown and gateway_settings().strict:
+    if unknown and settings.QUIRE.strict:
         raise InvalidRequest(
             f"Unrecognized request argument supplied: {unknown[0][:100]}.",
             param=unknown[0][:100],

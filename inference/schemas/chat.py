@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
+from django.conf import settings
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -21,7 +22,7 @@ from inference.parsers.tool_grammar import ToolFunction
 from inference.schemas.base import UNSUPPORTED, FailFastModel, RejectedRequest
 from inference.schemas.sampling import SamplingFields
 from inference.schemas.tools import AllowedTools, AnyTool, Tools, named_tool
-from inference.settings import check_template_kwargs, gateway_settings
+from inference.template_kwargs import check_template_kwargs
 
 # -- Chat messages, as far as they can be checked without the model.
 
@@ -193,7 +194,7 @@ class ChatRequest(SamplingFields):
         return self
 
     def _check_template(self) -> None:
-        allowed = gateway_settings().request_chat_templates
+        allowed = settings.QUIRE.request_chat_templates
         if self.chat_template is not None and not allowed:
             raise UnsupportedField(
                 "This server accepts no chat templates from requests.", param="chat_template"

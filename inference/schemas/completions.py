@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
+from django.conf import settings
 from pydantic import model_validator
 
 from engine.contract.errors import InvalidRequest
 from inference.errors import UnsupportedField
 from inference.schemas.base import UNSUPPORTED, RejectedRequest
 from inference.schemas.sampling import SamplingFields
-from inference.settings import gateway_settings
 
 DEFAULT_MAX_TOKENS = 16
 #: Fields of chats, which a completion can't take.
@@ -64,7 +64,7 @@ class CompletionRequest(SamplingFields):
             raise InvalidRequest("best_of over n can't be streamed.", param="best_of")
         name = "best_of" if (self.best_of or 1) > (self.n or 1) else "n"
         choices = (len(self._embeds) + len(self._prompts)) * (getattr(self, name) or 1)
-        limit = gateway_settings().max_choices
+        limit = settings.QUIRE.max_choices
         if choices > limit:
             raise InvalidRequest(
                 f"A request may ask for at most {limit} outputs, over all its prompts.",
@@ -75,7 +75,7 @@ class CompletionRequest(SamplingFields):
         """`prompt_embeds` as a list. Raises `InvalidRequest` for what doesn't go with them."""
         given = self.prompt_embeds
         found = [given] if isinstance(given, str) else given or []
-        limit = gateway_settings().max_prompts
+        limit = settings.QUIRE.max_prompts
         if len(found) > limit:
             raise InvalidRequest(
                 f"prompt_embeds hold {len(found)} prompts; at most {limit} may be sent at once.",
@@ -139,7 +139,7 @@ def split_prompts(prompt: Any) -> list[Prompt]:
         raise InvalidRequest("prompt must not be empty.", param="prompt")
     if not isinstance(prompt[0], str | list):
         return [prompt]
-    limit = gateway_settings().max_prompts
+    limit = settings.QUIRE.max_prompts
     if len(prompt) > limit:
         raise InvalidRequest(
             f"prompt holds {len(prompt)} prompts; at most {limit} may be sent at once.",

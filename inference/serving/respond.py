@@ -8,6 +8,7 @@ from contextlib import aclosing
 from typing import Any, Protocol, TypeVar
 
 import msgspec
+from django.conf import settings
 from django.http.response import HttpResponseBase
 
 from common.db import run_in_db_thread
@@ -23,7 +24,6 @@ from inference.schemas.base import GenerateRequest, RejectedRequest
 from inference.serving.stream import DONE as DONE
 from inference.serving.stream import HEARTBEAT as HEARTBEAT
 from inference.serving.stream import EventWriter, with_event_ids
-from inference.settings import gateway_settings
 from inference.web.authentication import has_monitoring_access
 from inference.web.responses import EventStreamResponse, LastChunk
 from inference.web.views import GatewayRequest, json_response
@@ -176,7 +176,7 @@ async def stream_response(source: OutputStream[N], writer: EventWriter[N]) -> Ev
 
     Waits for the first news, but not for ever: until then errors are HTTP errors.
     """
-    first = await source.next(gateway_settings().stream_start_wait_s)
+    first = await source.next(settings.QUIRE.stream_start_wait_s)
     events = stream_events(source, writer, first)
     return EventStreamResponse(events, source.release, writer.content_type)
 
@@ -186,7 +186,7 @@ async def stream_events(
 ) -> AsyncGenerator[bytes, None]:
     """The events of a stream, beginning with news that are there already."""
     writer = with_event_ids(source, writer)
-    heartbeat_s = gateway_settings().sse_heartbeat_s or None
+    heartbeat_s = settings.QUIRE.sse_heartbeat_s or None
     written_at = time.monotonic()
     try:
         chunk = writer.start() + writer.write(deltas)

@@ -8,12 +8,12 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
+from django.conf import settings
 from redis.exceptions import RedisError
 from rest_framework.authentication import BaseAuthentication
 from rest_framework.permissions import BasePermission
 
 from engine.contract.errors import QuireError
-from inference.settings import gateway_settings
 from metering.access import RateLimited
 from metering.redis_scripts import redis_key, redis_link
 from tenants import api_keys as scopes
@@ -157,7 +157,7 @@ async def has_monitoring_access(request: HttpRequest) -> bool:
 
 
 def _is_allowed_address(request: HttpRequest) -> bool:
-    networks = gateway_settings().metrics_addresses
+    networks = settings.QUIRE.metrics_addresses
     if not networks:
         return False
     try:
@@ -170,7 +170,7 @@ def _is_allowed_address(request: HttpRequest) -> bool:
 
 
 def _metrics_token(request: HttpRequest) -> bool:
-    token = gateway_settings().metrics_token
+    token = settings.QUIRE.metrics_token.get_secret_value()
     header = request.META.get("HTTP_AUTHORIZATION") or ""
     if not token or header[: len(BEARER)].lower() != BEARER:
         return False

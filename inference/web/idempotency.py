@@ -17,6 +17,7 @@ from contextlib import aclosing
 from typing import Any
 
 import msgspec
+from django.conf import settings
 from django.http import HttpResponse
 from django.http.response import HttpResponseBase
 from redis.asyncio import Redis
@@ -27,7 +28,6 @@ from engine.contract.errors import InvalidRequest
 from inference.engine_client.client import get_engine_client
 from inference.errors import Overloaded
 from inference.request.context import PendingIdempotentResponse
-from inference.settings import gateway_settings
 from inference.web.responses import EventStreamResponse, resource_closers
 from metering.access import ANSWERED_S, response_stored_key
 
@@ -195,7 +195,8 @@ class IdempotencyKey:
         self._entry.content_type, self._entry.body = content_type, body
         data = msgspec.msgpack.encode(self._entry)
         self._stop_extending()
-        size, most = len(data) + ENTRY_OVERHEAD_BYTES, gateway_settings().tenant_idempotency_bytes
+        size = len(data) + ENTRY_OVERHEAD_BYTES
+        most = settings.QUIRE.tenant_quotas.idempotency_bytes
         names = [self._name, f"{self._prefix}index", f"{self._prefix}sum", *marks]
         values: list[Any] = [
             self._encoded_entry,

@@ -15,6 +15,7 @@ from dataclasses import replace
 from http import HTTPStatus
 from typing import Any, ClassVar, cast
 
+from django.conf import settings
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.urls import Resolver404, resolve
@@ -37,7 +38,6 @@ from inference.request.context import (
     sanitize_request_id,
 )
 from inference.schemas.objects import ErrorAnswer
-from inference.settings import gateway_settings
 from inference.web.authentication import ApiKeyAuthentication, HasScope
 from inference.web.idempotency import IdempotencyKey, fingerprint
 from inference.web.json_body import LARGE_BYTES, parse_object
@@ -254,10 +254,10 @@ class GatewayView(APIView):
         if self.streams_request_body:
             return
         body = request.body if request.content_type == "application/json" else b""
-        settings = gateway_settings()
-        if LARGE_BYTES < len(body) <= settings.max_body_bytes:
+        quire = settings.QUIRE
+        if LARGE_BYTES < len(body) <= quire.max_body_bytes:
             request.ctx = replace(request.ctx, is_large=True)
-            request.parsed = await request.ctx.offload(parse_object, body, settings.max_json_depth)
+            request.parsed = await request.ctx.offload(parse_object, body, quire.max_json_depth)
 
     def read_json(self, request: GatewayRequest) -> dict[str, Any]:
         """The body as a JSON object. Raises 413, 415 and 400 errors.
@@ -266,15 +266,15 @@ class GatewayView(APIView):
         """
         check_content_type(request.content_type or "")
         check_content_encoding(request.META.get("HTTP_CONTENT_ENCODING"))
-        settings = gateway_settings()
+        quire = settings.QUIRE
         body = request.body
-        if len(body) > settings.max_body_bytes:
+        if len(body) > quire.max_body_bytes:
             raise PayloadTooLarge(
-                f"The request body is over the limit of {settings.max_body_bytes} bytes."
+                f"The request body is over the limit of {quire.max_body_bytes} bytes."
             )
         parsed: dict[str, Any] | None = getattr(request, "parsed", None)
         if parsed is None:
-            parsed = parse_object(body, settings.max_json_depth)
+            parsed = parse_object(body, quire.max_json_depth)
         if (record := request.ctx.record) is not None:
             model = parsed.get("model")
             record.model = model[:200] if isinstance(model, str) else ""

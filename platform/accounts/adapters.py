@@ -51,7 +51,7 @@ class AccountAdapter(DefaultAccountAdapter):
 
     def send_mail(self, template_prefix: str, email: str, context: dict[str, Any]) -> None:
         """Only where mail is set up."""
-        if settings.SMTP_URL:
+        if settings.QUIRE.smtp_url:
             super().send_mail(template_prefix, email, context)
 
 
@@ -72,7 +72,7 @@ class SocialAccountAdapter(DefaultSocialAccountAdapter):
 
     def is_open_for_signup(self, request: HttpRequest, sociallogin: SocialLogin) -> bool:
         """Whether somebody new may come in: their groups give them something."""
-        return bool(roles_from_groups(groups_of(sociallogin), settings.OIDC_ROLES))
+        return bool(roles_from_groups(groups_of(sociallogin), settings.QUIRE.oidc_roles))
 
     def is_auto_signup_allowed(self, request: HttpRequest, sociallogin: SocialLogin) -> bool:
         """Never by a form: an address that somebody else has is left out, not asked for."""
@@ -103,7 +103,8 @@ class SocialAccountAdapter(DefaultSocialAccountAdapter):
                 raise ImmediateHttpResponse(taken)
             return
         user = sociallogin.user
-        sync_roles_from_groups(user=user, groups=groups_of(sociallogin), roles=settings.OIDC_ROLES)
+        roles = settings.QUIRE.oidc_roles
+        sync_roles_from_groups(user=user, groups=groups_of(sociallogin), roles=roles)
         user.refresh_from_db()
         if not user.is_superuser and not Membership.objects.filter(user=user).exists():
             refused = render(request, "account/signup_closed.html", status=403)
@@ -122,7 +123,7 @@ class SocialAccountAdapter(DefaultSocialAccountAdapter):
             changes = {"username": [None, user.username], "email": [None, user.email]}
             log_action(actor=SSO_ACTOR, action="user.create", target=user, changes=changes)
             sync_roles_from_groups(
-                user=user, groups=groups_of(sociallogin), roles=settings.OIDC_ROLES
+                user=user, groups=groups_of(sociallogin), roles=settings.QUIRE.oidc_roles
             )
             store_refresh_token(sociallogin)
         user.refresh_from_db()

@@ -66,7 +66,7 @@ def groups_in(data: dict[str, Any]) -> set[str]:
     """The groups that the provider names, in the id token or the user's own data."""
     found: set[str] = set()
     for part in TOKEN_PARTS:
-        named = (data.get(part) or {}).get(settings.OIDC_GROUPS_CLAIM)
+        named = (data.get(part) or {}).get(settings.QUIRE.oidc_groups_claim)
         if isinstance(named, str):
             found.add(named)
         elif isinstance(named, list):
@@ -147,7 +147,9 @@ def _check(token: SocialToken) -> None:
     if not _provider_lists_groups(account, data):
         logger.warning("The provider names no groups of %s between sign-ins.", account.user)
         return
-    sync_roles_from_groups(user=account.user, groups=groups_in(data), roles=settings.OIDC_ROLES)
+    sync_roles_from_groups(
+        user=account.user, groups=groups_in(data), roles=settings.QUIRE.oidc_roles
+    )
 
 
 def _refreshed(provider: OpenIDConnectOAuth2Adapter, secret: str) -> dict[str, Any] | None:
@@ -182,7 +184,7 @@ def _provider_lists_groups(account: SocialAccount, data: dict[str, Any]) -> bool
 
     Some providers put them into the id token alone, and send none when they are asked again.
     """
-    claim = settings.OIDC_GROUPS_CLAIM
+    claim = settings.QUIRE.oidc_groups_claim
     before = {part for part in TOKEN_PARTS if claim in (account.extra_data.get(part) or {})}
     return bool(groups_in(data)) or not before or bool(before & data.keys())
 
@@ -197,7 +199,7 @@ def _handle_revoked(token: SocialToken) -> None:
     app = get_adapter().get_app(None, provider=PROVIDER)
     if OFFLINE in app.settings.get("scope", ()):
         with transaction.atomic():
-            sync_roles_from_groups(user=user, groups=(), roles=settings.OIDC_ROLES)
+            sync_roles_from_groups(user=user, groups=(), roles=settings.QUIRE.oidc_roles)
             _sign_out(token)
     else:
         _sign_out(token)

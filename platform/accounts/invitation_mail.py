@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 def mail_invitation(invitation: Invitation, link: str) -> bool:
     """Whether the link is on its way: mail may be off, or its server away."""
-    if not settings.SMTP_URL:
+    if not settings.QUIRE.smtp_url:
         return False
     inviter = invitation.created_by
     who = inviter.get_username() if inviter else "An operator"

@@ -122,7 +122,7 @@ def _bytes(versions: Iterable[AdapterVersion]) -> int:
 
 
 def _beats() -> list[Heartbeat]:
-    client, prefix = sync_client(settings.REDIS_URL), settings.QUIRE["KEY_PREFIX"]
+    client, prefix = sync_client(settings.REDIS_URL), settings.QUIRE.key_prefix
     try:
         ids = sorted(registered_replicas(client, prefix))
         return list(read_heartbeats(client, prefix, ids).values())

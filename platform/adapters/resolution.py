@@ -143,8 +143,8 @@ def _allowed(path: str, resolver: str) -> Path:
     fetched. Never in the store: what is there is some tenant's. Raises `AdapterInvalid`, whose
     words tell a tenant nothing about the server.
     """
-    places = [*settings.QUIRE["ADAPTER_DIRS"], settings.QUIRE["LORA_RESOLVER_CACHE_DIR"]]
-    allowed = [Path(place).expanduser().resolve() for place in places if place]
+    places = [*settings.QUIRE.adapter_dirs, settings.QUIRE.lora_resolver_cache_dir]
+    allowed = [place.resolve() for place in places if place is not None]
     found = Path(path).expanduser().resolve()
     inside = any(found.is_relative_to(place) for place in allowed)
     fetched = resolver == HUB_RESOLVER and is_fetched(found)

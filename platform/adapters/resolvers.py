@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -41,7 +42,7 @@ class HubResolver(LoRAResolver):
             token: naming one is to let everybody use it who may use its base model.
     """
 
-    def __init__(self, repositories: list[str]) -> None:
+    def __init__(self, repositories: Sequence[str]) -> None:
         self._named = {each.partition("@")[0]: each for each in repositories}
         self._fetching: dict[tuple[str, str, str], asyncio.Task[Path | None]] = {}
         self._fetched: dict[tuple[str, str, str], Path] = {}
@@ -170,20 +171,19 @@ def lora_resolvers() -> dict[str, LoRAResolver]:
 
 
 def _of_folder() -> dict[str, LoRAResolver]:
-    named = str(settings.QUIRE["LORA_RESOLVER_CACHE_DIR"])
-    if not named or not is_wanted(FOLDER_RESOLVER):
+    folder = settings.QUIRE.lora_resolver_cache_dir
+    if folder is None or not is_wanted(FOLDER_RESOLVER):
         return {}
-    folder = Path(named).expanduser()
     if not folder.is_dir():
         raise ConfigError(
-            f"QUIRE_LORA_RESOLVER_CACHE_DIR must be a folder; {named} is none.",
+            f"QUIRE_LORA_RESOLVER_CACHE_DIR must be a folder; {folder} is none.",
             param="QUIRE_LORA_RESOLVER_CACHE_DIR",
         )
     return {FOLDER_RESOLVER: FolderResolver(folder)}
 
 
 def _of_hub() -> dict[str, LoRAResolver]:
-    named: list[str] = settings.QUIRE["LORA_RESOLVER_HF_REPO_LIST"]
+    named = settings.QUIRE.lora_resolver_hf_repo_list
     if not named or not is_wanted(HUB_RESOLVER):
         return {}
     for repository in named:

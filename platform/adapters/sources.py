@@ -56,7 +56,7 @@ def check_path(text: str, *, anywhere: bool = False) -> Path:
     """
     if not text.strip() or "\0" in text:
         raise InvalidRequest("path must be an adapter's folder.", param="path")
-    allowed = [Path(folder).resolve() for folder in settings.QUIRE["ADAPTER_DIRS"]]
+    allowed = [Path(folder).resolve() for folder in settings.QUIRE.adapter_dirs]
     with _telling(text):
         found = _resolved(Path(text).expanduser(), allowed)
     if not anywhere and not any(found.is_relative_to(folder) for folder in allowed):

@@ -28,12 +28,12 @@ FULL = "adapter_storage_full"
 
 def max_adapter_bytes() -> int:
     """Bytes that one adapter may have."""
-    return int(settings.QUIRE["MAX_ADAPTER_BYTES"])
+    return settings.QUIRE.max_adapter_bytes
 
 
 def max_tenant_adapter_bytes() -> int:
     """Bytes that all of a tenant's may have together; 0 is no limit."""
-    return int(settings.QUIRE["TENANT_ADAPTER_BYTES"])
+    return settings.QUIRE.tenant_quotas.adapter_bytes
 
 
 def used_bytes(tenant: Tenant) -> int:
@@ -74,7 +74,7 @@ _DIGEST_CHARS = 64
 
 def adapters_dir() -> Path:
     """Where adapters are, mode 0700."""
-    folder = Path(settings.QUIRE["ADAPTERS_DIR"])
+    folder = settings.QUIRE.adapters_dir
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return folder
 

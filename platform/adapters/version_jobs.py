@@ -64,7 +64,7 @@ def run_validation(
         read: called once when all but prompts has been looked at and is well.
     Raises: `ValidationAborted`.
     """
-    program = settings.QUIRE["ADAPTER_CHECK_COMMAND"] or [sys.executable, "-m", "engine.lora.check"]
+    program = settings.QUIRE.adapter_check_command or [sys.executable, "-m", "engine.lora.check"]
     command = [*program, "--model", model, "--adapter", str(adapter), "--probe"]
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as said:
         child = spawn(command, name="adapter check", cwd=str(_ROOT), stdout=out, stderr=said)

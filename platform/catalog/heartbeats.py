@@ -23,7 +23,7 @@ from engine.system.step_record import LastStep, SharedStepRecord
 def send_control(replica_id: str, command: str, **details: Any) -> None:
     """Put a `ControlRequest` into the replica's inbox. Raises `ServiceUnavailable` without
     Redis."""
-    prefix = settings.QUIRE["KEY_PREFIX"]
+    prefix = settings.QUIRE.key_prefix
     client = sync_client(settings.REDIS_URL)
     try:
         client.xadd(

@@ -43,14 +43,14 @@ def client_of(url: str) -> redis.Redis:
 
 def live_replicas() -> list[Heartbeat]:
     """Every replica with a heartbeat, by id. Raises redis.RedisError."""
-    client, prefix = client_of(settings.REDIS_URL), settings.QUIRE["KEY_PREFIX"]
+    client, prefix = client_of(settings.REDIS_URL), settings.QUIRE.key_prefix
     beats = read_heartbeats(client, prefix, sorted(registered_replicas(client, prefix)))
     return list(beats.values())
 
 
 def log_tail(replica_id: str) -> str:
     """The last lines of a replica's log. Raises redis.RedisError."""
-    client, prefix = client_of(settings.REDIS_URL), settings.QUIRE["KEY_PREFIX"]
+    client, prefix = client_of(settings.REDIS_URL), settings.QUIRE.key_prefix
     return "\n".join(line.text for line in read_log(client, prefix, replica_id, most=TAIL_LINES))
 
 

@@ -180,7 +180,7 @@ def weights_of(beats: Iterable[Heartbeat]) -> list[dict[str, Any]]:
 
 def layers_of(replica_ids: Iterable[str]) -> list[LayerInfo]:
     """The load report by layer, of the first of these replicas that has one."""
-    prefix = settings.QUIRE["KEY_PREFIX"]
+    prefix = settings.QUIRE.key_prefix
     for replica_id in replica_ids:
         try:
             data: Any = client_of(settings.REDIS_URL).get(
@@ -200,5 +200,5 @@ def log_of(model: ServedModel, replica_id: str, after: str) -> list[LogLine]:
         raise NotFound("Replica not found.", param="replica")
     if after and not all(part.isdigit() for part in after.split("-", 1)):
         raise InvalidRequest("after must be a line's id.", param="after")
-    prefix = settings.QUIRE["KEY_PREFIX"]
+    prefix = settings.QUIRE.key_prefix
     return read_log(client_of(settings.REDIS_URL), prefix, replica_id, after=after[:64], most=500)

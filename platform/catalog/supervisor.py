@@ -114,10 +114,10 @@ class Supervisor:
     ) -> None:
         quire = settings.QUIRE
         self.redis_url = redis_url or settings.REDIS_URL
-        self.prefix = key_prefix or quire["KEY_PREFIX"]
+        self.prefix = key_prefix or quire.key_prefix
         self.node = node or socket.gethostname()
-        self.program = list(program or quire["ENGINE_COMMAND"])
-        self.drain_seconds = quire["DRAIN_SECONDS"] if drain_seconds is None else drain_seconds
+        self.program = list(program or quire.engine_command)
+        self.drain_seconds = quire.drain_seconds if drain_seconds is None else drain_seconds
         self.slots: dict[str, ReplicaSlot] = {}
         self._slots: dict[str, ReplicaSlot] = {}
         self._unmanaged: dict[str, int] = {}

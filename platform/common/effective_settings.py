@@ -5,18 +5,26 @@ What is secret is never shown, here or anywhere: only whether it is set.
 
 from __future__ import annotations
 
-import dataclasses
 import os
-import re
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from django.conf import settings
+from pydantic import SecretStr
 
 from common.redaction import without_credentials
-from common.settings import ADDRESSES, FROM_FLAGS, GROUPS, READ, SECRETS, words
-from inference.settings import GatewaySettings, gateway_settings
+from common.settings import (
+    WITHOUT_VARIABLE,
+    QuireSettings,
+    TenantQuotas,
+    group_of,
+    internal_fields,
+    is_secret,
+    variable_of,
+    variables_from_flags,
+)
 
 MAX_VALUE_CHARS = 500
 
@@ -41,76 +49,58 @@ class InForce:
 
 def in_force() -> list[InForce]:
     """All of them, in the order of their groups."""
-    return [*_variables(), *_gateway()]
+    return [_in_force(name) for name in QuireSettings.model_fields]
 
 
-def _variables() -> Iterator[InForce]:
-    flags = set(words(FROM_FLAGS, []))
-    for group, found in GROUPS.items():
-        for name, text in found.items():
-            given = bool(os.environ.get(name, "").strip())
-            reading = READ.get(name)
-            value = reading.value if reading is not None else os.environ.get(name, "")
-            default = reading.default if reading is not None else ""
-            source = "default"
-            if given:
-                source = "flag" if name in flags else "environment"
-            elif name == "QUIRE_SECRET_KEY":
-                source = "data dir"
-            secret = name in SECRETS
-            if secret:
-                shown = "set" if given or source == "data dir" else "not set"
-                yield InForce(name, group, text, shown, "not set", source, secret=True)
-                continue
-            yield InForce(name, group, text, _words(name, value), _words(name, default), source)
+def _in_force(name: str) -> InForce:
+    field, quire = QuireSettings.model_fields[name], settings.QUIRE
+    group, variable = group_of(field), variable_of(name)
+    value = getattr(quire, name)
+    default: Any = field.get_default(call_default_factory=True, validated_data=dict(quire))
+    source = "default"
+    if group == WITHOUT_VARIABLE:
+        variable = f"QUIRE.{name}"
+        source = "flag" if name in internal_fields() else source
+    elif os.environ.get(variable, "").strip():
+        source = "flag" if variable in variables_from_flags() else "environment"
+    if source == "default" and value != default:
+        source = "settings module"
+    if is_secret(field):
+        if name == "secret_key" and source == "default":
+            source = "data dir"
+        is_set = value not in (SecretStr(""), ()) or source == "data dir"
+        value, default = "set" if is_set else "not set", "not set"
+    return InForce(
+        name=variable,
+        group=group,
+        help=field.description or "",
+        value=_format(name, value),
+        default=_format(name, default),
+        source=source,
+        secret=is_secret(field),
+    )
 
 
-def _gateway() -> Iterator[InForce]:
-    """Fields of `settings.QUIRE` that no variable sets."""
-    told = getattr(settings, "QUIRE", {})
-    by_variable = {
-        name.removeprefix("QUIRE_").lower() for found in GROUPS.values() for name in found
-    }
-    now, helps = gateway_settings(), attributes(GatewaySettings.__doc__ or "")
-    for spec in dataclasses.fields(GatewaySettings):
-        if spec.name in by_variable or not spec.repr:
-            continue
-        source = "settings module" if spec.name.upper() in told else "default"
-        value, default = getattr(now, spec.name), spec.default
-        name = f"QUIRE[{spec.name.upper()!r}]"
-        text = helps.get(spec.name, "")
-        yield InForce(name, "Gateway", text, _words(name, value), _words(name, default), source)
-
-
-def attributes(docstring: str) -> dict[str, str]:
-    """The lines below "Attributes:" of a docstring, by name."""
-    _, _, below = docstring.partition("Attributes:")
-    found: dict[str, str] = {}
-    name = ""
-    for line in below.splitlines():
-        if begun := re.match(r"        (\w+): (.*)", line):
-            name, found[begun[1]] = begun[1], begun[2]
-        elif name and line.startswith("            "):
-            found[name] += " " + line.strip()
-    return found
-
-
-def _words(name: str, value: object) -> str:
+def _format(name: str, value: object) -> str:
     """A value for people. Addresses lose what lets one in."""
-    if value is None or value == "" or value == [] or value == ():
-        return ""
     if isinstance(value, bool):
         return "on" if value else "off"
-    if isinstance(value, int) and not isinstance(value, bool) and "BYTES" in name:
-        return f"{value:,} ({size(value)})" if value >= 1024 else str(value)
+    if isinstance(value, int) and "bytes" in name and value >= 1024:
+        return f"{value:,} ({size(value)})"
     if isinstance(value, int):
         return f"{value:,}"
+    if value is None:
+        return ""
+    if isinstance(value, TenantQuotas):
+        value = {key: size(item) if "bytes" in key else item for key, item in value}
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}={item}" for key, item in value.items())[:MAX_VALUE_CHARS]
     if isinstance(value, list | tuple):
-        return ", ".join(str(each) for each in value)[:MAX_VALUE_CHARS]
+        return ", ".join(str(item) for item in value)[:MAX_VALUE_CHARS]
     if isinstance(value, Path):
         return str(value)
     text = str(value)
-    return (without_credentials(text) if name in ADDRESSES else text)[:MAX_VALUE_CHARS]
+    return (without_credentials(text) if "://" in text else text)[:MAX_VALUE_CHARS]
 
 
 def size(nbytes: int) -> str:

@@ -164,7 +164,7 @@ def resolve(host: str, port: int) -> Address:
 def is_allowed_address(address: Address) -> bool:
     """Whether an address is public, or in a network that the operator allows."""
     plain = unwrap_ipv6(address)
-    allowed = networks_of(settings.QUIRE["EGRESS_NETWORKS"])
+    allowed = networks_of(settings.QUIRE.egress_networks)
     if any(plain in network or address in network for network in allowed):
         return True
     return plain.is_global and not plain.is_multicast

@@ -1,6 +1,6 @@
-"""Environment variables that this installation reads: in groups, with what each one means.
+"""The settings of an installation: each one declared once, read from the environment.
 
-How one is read, and its default, is where it's read (`common.settings` remembers both).
+`settings.QUIRE` is a `QuireSettings`. Engine processes read their few variables by themselves.
 """
 
 from __future__ import annotations
@@ -10,329 +10,755 @@ import ipaddress
 import json
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
 from django.core.checks import CheckMessage, Warning
 from django.core.exceptions import ImproperlyConfigured
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ByteSize,
+    Field,
+    SecretStr,
+    ValidationError,
+    model_validator,
+)
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
 
+from engine.contract.errors import ConfigError
+from engine.contract.observability import check_endpoint
 from engine.contract.vllm_variables import unused_variables
 
-# Values that are read are recorded with their defaults: `common.effective_settings` shows them to
-# operators.
+#: The folder of the apps: `platform/` of a checkout, `quire/_platform/` of an installed package.
+APPS_DIR = Path(__file__).resolve().parent.parent
+BASE_DIR = APPS_DIR.parent
+IS_INSTALLED = APPS_DIR.name == "_platform"
+DEFAULT_DATA_DIR = (Path.home() if IS_INSTALLED else BASE_DIR) / ".quire"
+MIB, GIB = 1 << 20, 1 << 30
+ROLES = ("owner", "admin", "member", "viewer")
+OPERATOR = "operator"
 
-TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
+# -- Types of settings.
 
-#: Names of variables that flags of a command line have set, for the processes that it starts.
-FROM_FLAGS = "QUIRE_FROM_FLAGS"
-T = TypeVar("T")
-#: Segments without "." and "..", and none that is empty: "//host" would lead to another one.
+
+def _split(value: object) -> object:
+    """The words of a comma-separated text."""
+    if not isinstance(value, str):
+        return value
+    return tuple(word.strip() for word in value.split(",") if word.strip())
+
+
+def _split_pairs(value: object) -> object:
+    """`name=value,...` as a dictionary; names may hold "=", values can't."""
+    if not isinstance(value, str):
+        return value
+    pairs = {}
+    for word in value.split(","):
+        if not word.strip():
+            continue
+        name, equals, target = word.strip().rpartition("=")
+        if not (equals and name and target):
+            raise ValueError("must be a list such as name=value,name=value")
+        pairs[name.strip()] = target.strip()
+    return pairs
+
+
+def _parse_object(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    try:
+        parsed = json.loads(value)
+    except ValueError:
+        parsed = None
+    if not isinstance(parsed, dict):
+        raise ValueError("must be a JSON object")
+    return parsed
+
+
+def _check_network(text: str) -> str:
+    try:
+        return str(ipaddress.ip_network(text))
+    except ValueError as error:
+        raise ValueError(f"must be IP addresses or networks: {error}") from None
+
+
+def _check_currency(text: str) -> str:
+    if not (len(text) == 3 and text.isascii() and text.isalpha()):
+        raise ValueError("must be three letters such as usd")
+    return text.lower()
+
+
+#: Segments without "." and "..", and none that is empty: "//host" would lead to another host.
 ROOT_PATH = re.compile(r"(/(?!\.{1,2}(/|$))[A-Za-z0-9._~-]+)*")
 
 
-@dataclass(frozen=True)
-class Reading:
-    """A variable as it was read."""
-
-    value: object = field(repr=False)
-    default: object
+def _check_root_path(text: str) -> str:
+    if not ROOT_PATH.fullmatch(text):
+        raise ValueError("must be a path such as /quire")
+    return text
 
 
-READ: dict[str, Reading] = {}
-
-
-def _noted(name: str, value: T, default: object) -> T:
-    READ[name] = Reading(value, default)
-    return value
-
-
-def note_flags(names: list[str]) -> None:
-    """Say of variables that flags have set them."""
-    known = words(FROM_FLAGS, [])
-    os.environ[FROM_FLAGS] = ",".join(dict.fromkeys([*known, *names]))
-
-
-def secret(name: str) -> str:
-    """Something that nobody may read but this process; "" when it's unset."""
-    value = os.environ.get(name, "")
-    _noted(name, bool(value), False)
-    return value
-
-
-def flag(name: str, default: bool = False) -> bool:
-    """A switch. Raises ImproperlyConfigured unless it's 1/0, true/false, yes/no or on/off."""
-    text = os.environ.get(name)
-    if text is None:
-        return _noted(name, default, default)
-    word = text.strip().lower()
-    if word not in TRUE + FALSE:
-        raise ImproperlyConfigured(f"{name} must be true or false, got {text!r}.")
-    return _noted(name, word in TRUE, default)
-
-
-def integer(name: str, default: int, *, low: int = 0, high: int = 2**63 - 1) -> int:
-    """A whole number in [low, high]. Raises ImproperlyConfigured otherwise."""
-    text = os.environ.get(name)
-    if text is None or not text.strip():
-        return _noted(name, default, default)
+def check_address(url: str) -> str:
+    """The URL. Raises ValueError, without the URL, for one that can't be parsed: what stands in the
+    port's position may be the rest of a password with a slash.
+    """
     try:
-        value = int(text)
+        urlsplit(url).port  # noqa: B018 - to look is to check
     except ValueError:
-        raise ImproperlyConfigured(f"{name} must be a whole number, got {text!r}.") from None
-    if not low <= value <= high:
-        raise ImproperlyConfigured(f"{name} must be in [{low}, {high}], got {value}.")
-    return _noted(name, value, default)
+        raise ValueError(
+            "must be a URL. In a password write /, #, ?, : and @ as %2F, %23, %3F, %3A and %40"
+        ) from None
+    return url
 
 
-def currency(name: str, default: str) -> str:
-    """Three letters, made small. Raises ImproperlyConfigured otherwise."""
-    value = (os.environ.get(name) or default).strip().lower()
-    if not (len(value) == 3 and value.isascii() and value.isalpha()):
-        raise ImproperlyConfigured(f"{name} must be three letters such as usd, got {value!r}.")
-    return _noted(name, value, default)
+def _check_scheme(*schemes: str, hint: str = "") -> Callable[[str], str]:
+    known = " or ".join(f"{scheme}://" for scheme in schemes)
+
+    def check(url: str) -> str:
+        if url and urlsplit(url).scheme not in schemes:
+            raise ValueError(f"must start with {known}{hint}")
+        return check_address(url)
+
+    return check
 
 
-def choice(name: str, default: str, allowed: tuple[str, ...]) -> str:
-    """One of some words. Raises ImproperlyConfigured otherwise."""
-    value = os.environ.get(name, default).strip().lower()
-    if value not in allowed:
-        raise ImproperlyConfigured(f"{name} must be one of {', '.join(allowed)}; got {value!r}.")
-    return _noted(name, value, default)
+def _check_redis_url(url: str) -> str:
+    if "sentinel" in url.partition(":")[0]:
+        raise ValueError(
+            "must name one server: Sentinels aren't asked who the primary is. Name an address that "
+            "follows it, such as a proxy's"
+        )
+    hint = ". Unset, `manage.py up` runs a Redis of its own"
+    return _check_scheme("redis", "rediss", "unix", hint=hint)(url)
 
 
-def text(name: str, default: str) -> str:
-    """Some text; set but empty counts as unset."""
-    return _noted(name, os.environ.get(name, "").strip() or default, default)
+def _check_smtp_url(url: str) -> str:
+    check = _check_scheme("smtp", "smtps", "smtp+starttls", hint=" and name a host")
+    if url and not urlsplit(check(url)).hostname:
+        raise ValueError("must name a host")
+    return url
 
 
-def root_path(name: str) -> str:
-    """A path such as "/quire", or "". Raises ImproperlyConfigured for anything else."""
-    path = os.environ.get(name, "").strip()
-    if not ROOT_PATH.fullmatch(path):
-        raise ImproperlyConfigured(f"{name} must be a path such as /quire, got {path!r}.")
-    return _noted(name, path, "")
+def _check_issuer(url: str) -> str:
+    if url and not url.startswith(("https://", "http://localhost", "http://127.0.0.1")):
+        raise ValueError("must be an https:// address")
+    return url
 
 
-def words(name: str, default: list[str]) -> list[str]:
-    """A comma-separated list without empty entries."""
-    text = os.environ.get(name)
-    if text is None:
-        return _noted(name, default, default)
-    return _noted(name, [word.strip() for word in text.split(",") if word.strip()], default)
-
-
-def mapping(name: str) -> dict[str, Any]:
-    """A JSON object; unset: an empty one. Raises ImproperlyConfigured for anything else."""
+def _check_traces_endpoint(url: str) -> str:
     try:
-        found = json.loads(os.environ.get(name, "").strip() or "{}")
-    except ValueError as error:
-        raise ImproperlyConfigured(f"{name} must be a JSON object: {error}.") from None
-    if not isinstance(found, dict):
-        raise ImproperlyConfigured(f"{name} must be a JSON object.")
-    return _noted(name, found, {})
+        return check_endpoint(url) if url else url
+    except ConfigError:
+        raise ValueError(
+            "must be an address such as http://127.0.0.1:4318 or grpc://127.0.0.1:4317"
+        ) from None
 
 
-def networks(name: str) -> tuple[str, ...]:
-    """Comma-separated IP addresses or networks. Raises ImproperlyConfigured for anything else."""
-    found = []
-    for word in words(name, []):
-        try:
-            found.append(str(ipaddress.ip_network(word)))
-        except ValueError as error:
-            raise ImproperlyConfigured(f"{name}: {error}.") from None
-    return _noted(name, tuple(found), ())
+def _check_role(name: str) -> str:
+    if name not in (OPERATOR, *ROLES):
+        raise ValueError(f"must be one of {', '.join((OPERATOR, *ROLES))}")
+    return name
 
 
-def folder(name: str, default: Path) -> Path:
-    """An absolute path; nothing is created."""
-    return _noted(name, Path(os.environ.get(name) or default).expanduser().resolve(), default)
+def _check_group_target(target: str) -> str:
+    tenant, colon, role = target.partition(":")
+    if target != OPERATOR and not (colon and tenant and role in ROLES):
+        raise ValueError(f"must be {OPERATOR} or tenant:role, with a role of {', '.join(ROLES)}")
+    return target
 
 
-def folders(name: str, default: list[Path]) -> list[Path]:
-    """A comma-separated list of folders, as absolute paths; nothing is created."""
-    given = words(name, [])
-    found = [Path(word).expanduser().resolve() for word in given] if given else default
-    return _noted(name, found, default)
+Words = Annotated[tuple[str, ...], BeforeValidator(_split)]
+Secrets = Annotated[tuple[SecretStr, ...], BeforeValidator(_split)]
+JsonObject = Annotated[dict[str, Any], BeforeValidator(_parse_object)]
+Directory = Annotated[Path, AfterValidator(lambda path: path.expanduser().resolve())]
+Directories = Annotated[tuple[Directory, ...], BeforeValidator(_split)]
+Networks = Annotated[
+    tuple[Annotated[str, AfterValidator(_check_network)], ...], BeforeValidator(_split)
+]
+Roles = Annotated[tuple[Annotated[str, AfterValidator(_check_role)], ...], BeforeValidator(_split)]
+GroupRoles = Annotated[
+    dict[str, Annotated[str, AfterValidator(_check_group_target)]], BeforeValidator(_split_pairs)
+]
+#: In bytes; a text may have a unit: 10MiB.
+Bytes = Annotated[ByteSize, AfterValidator(int), Field(ge=1)]
+#: A URL that may hold a password: never in a `repr`, shown without it.
+Address = Annotated[str, Field(repr=False)]
 
 
-#: Never shown, only whether they are set.
-SECRETS = frozenset(
-    {
-        *("QUIRE_SECRET_KEY", "QUIRE_SECRET_KEY_FALLBACKS", "QUIRE_API_KEYS", "QUIRE_API_KEY"),
-        *("QUIRE_METRICS_TOKEN", "QUIRE_OIDC_CLIENT_SECRET"),
-    }
-)
-#: Addresses, which may hold a password: shown without it.
-ADDRESSES = frozenset(
-    {
-        *("DATABASE_URL", "REDIS_URL", "QUIRE_SMTP_URL", "QUIRE_OTLP_TRACES_ENDPOINT"),
-        *("QUIRE_OIDC_ISSUER", "QUIRE_URL"),
-    }
-)
+class TenantQuotas(BaseModel, frozen=True, extra="forbid"):
+    """Quotas of every tenant. 0 is no limit, where a minimum doesn't say otherwise."""
 
-GROUPS: dict[str, dict[str, str]] = {
-    "Where things are": {
-        "QUIRE_DATA_DIR": "Directory for the files of an instance.",
-        "DATABASE_URL": "PostgreSQL URL. Default: SQLite in the data directory.",
-        "REDIS_URL": "Redis URL. Without it, `up` starts an embedded Redis.",
-        "QUIRE_KEY_PREFIX": (
-            "Prefix of every Redis key. Lets several instances share one Redis server."
+    running_batches: int = Field(default=4, ge=1)
+    running_responses: int = Field(default=16, ge=1)
+    open_batches: int = Field(default=100, ge=0)
+    open_responses: int = Field(default=1000, ge=0)
+    stored_chars: int = Field(default=10 * GIB, ge=0)
+    file_bytes: ByteSize = Field(default=ByteSize(10 * GIB), ge=0)
+    adapter_bytes: ByteSize = Field(default=ByteSize(10 * GIB), ge=0)
+    idempotency_bytes: ByteSize = Field(default=ByteSize(16 * MIB), ge=1)
+
+
+# -- The settings.
+
+
+def _group(name: str) -> Callable[..., Any]:
+    """`Field` for the settings of one group."""
+    return partial(Field, json_schema_extra={"group": name})
+
+
+_storage = _group("Storage and services")
+_http = _group("HTTP")
+_users = _group("Users and keys")
+_limits = _group("Limits and billing")
+_responses = _group("Responses")
+_workers = _group("Workers and replicas")
+_monitoring = _group("Monitoring and logs")
+_mail = _group("Mail")
+_client = _group("Command line")
+#: Not read from a variable of their own: a settings module, a test or the command that starts a
+#: process sets them.
+WITHOUT_VARIABLE = "Fields without a variable"
+_internal = _group(WITHOUT_VARIABLE)
+
+
+class _Variables(EnvSettingsSource):
+    """The environment. A variable that is empty or blank counts as unset."""
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        if group_of(field) == WITHOUT_VARIABLE:
+            return None, field_name, False
+        value, key, is_complex = super().get_field_value(field, field_name)
+        return (value or "").strip() or None, key, is_complex
+
+
+class QuireSettings(BaseSettings):
+    """Settings of gateways, workers and commands. Raises pydantic's `ValidationError`."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="QUIRE_",
+        enable_decoding=False,
+        extra="forbid",
+        frozen=True,
+        hide_input_in_errors=True,
+        validate_by_name=True,
+    )
+
+    data_dir: Directory = _storage(
+        DEFAULT_DATA_DIR, description="Directory for the files of an instance."
+    )
+    database_url: Annotated[
+        Address,
+        AfterValidator(
+            _check_scheme(
+                "postgres",
+                "postgresql",
+                "sqlite",
+                hint=". Unset, Quire keeps SQLite in its data directory",
+            )
         ),
-        "QUIRE_FILES_DIR": (
-            "Directory for tenants' files. Must be shared by all gateways and workers."
-        ),
-        "QUIRE_ADAPTER_STORE": (
-            "Directory of LoRA adapters. Must be shared by gateways, workers and replicas."
-        ),
-        "QUIRE_ADAPTER_DIRS": "Directories that operators may load adapters from.",
-        "QUIRE_PLUGINS": "Comma-separated plug-ins to load from installed packages. Default: all.",
-        "QUIRE_LORA_RESOLVER_CACHE_DIR": (
-            "Directory of LoRA adapters that are loaded when a request names them."
-        ),
-        "QUIRE_LORA_RESOLVER_HF_REPO_LIST": (
-            "Hub repositories of LoRA adapters that are loaded when a request names them."
-        ),
-        "QUIRE_STATIC_ROOT": "Target directory of `collectstatic`, if a proxy serves static files.",
+    ] = _storage(
+        "",
+        validation_alias="DATABASE_URL",
+        description="PostgreSQL URL. Default: SQLite in the data directory.",
+    )
+    database_pool_size: int = _storage(
+        20, ge=1, description="Maximum number of PostgreSQL connections per process."
+    )
+    redis_url: Annotated[Address, AfterValidator(_check_redis_url)] = _storage(
+        "",
+        validation_alias="REDIS_URL",
+        description="Redis URL. Without it, `up` starts an embedded Redis.",
+    )
+    key_prefix: str = _storage(
+        "quire",
+        description="Prefix of every Redis key. Lets several instances share one Redis server.",
+    )
+    storage_dir: Directory = _storage(
+        default_factory=lambda data: data["data_dir"],
+        description="Directory of tenants' files (`files/`) and LoRA adapters (`adapters/`). Must "
+        "be shared by all gateways, workers and replicas. Default: the data directory.",
+    )
+    adapter_dirs: Directories = _storage(
+        default_factory=lambda data: (data["data_dir"], BASE_DIR / "demo" / "adapters"),
+        description="Directories that operators may load adapters from.",
+    )
+    plugins: Words | None = _storage(
+        None, description="Comma-separated plug-ins to load from installed packages. Default: all."
+    )
+    lora_resolver_cache_dir: Directory | None = _storage(
+        None,
+        description="Directory of LoRA adapters that are loaded when a request names them.",
+    )
+    lora_resolver_hf_repo_list: Words = _storage(
+        (),
+        description="Hub repositories of LoRA adapters that are loaded when a request names them.",
+    )
+
+    allowed_hosts: Words = _http(
+        ("localhost", "127.0.0.1", "[::1]"),
+        description="Comma-separated host names that the web interface answers to.",
+    )
+    trusted_origins: Words = _http(
+        (), description="Origins allowed to submit forms, if a proxy changes the host name."
+    )
+    root_path: Annotated[str, AfterValidator(_check_root_path)] = _http(
+        "", description="Path below which a proxy serves Quire, such as /quire."
+    )
+    tls: Literal["off", "proxy", "direct"] = _http(
+        "off",
+        description='Where TLS ends: "off", "proxy" (a proxy terminates it) or "direct" (Quire '
+        "does).",
+    )
+    hsts_seconds: int = _http(
+        31_536_000, ge=0, description="HSTS max-age, in seconds. Sent only over TLS."
+    )
+    max_body_bytes: Bytes = _http(10 * MIB, description="Largest accepted request body, in bytes.")
+    cors_origins: Words = _http(
+        (),
+        description='Comma-separated origins allowed to call the API from a browser. "*" allows '
+        "all.",
+    )
+
+    secret_key: SecretStr = _users(
+        SecretStr(""),
+        description="Django's secret key: signs sessions and encrypts second factors. Must be "
+        "equal on all gateways and workers.",
+    )
+    secret_key_fallbacks: Secrets = _users(
+        (), description="Old secret keys that are still accepted during a rotation."
+    )
+    api_keys: Secrets = _users(
+        (), description="API keys to create at the first start, comma-separated."
+    )
+    login_attempts: int = _users(
+        10, ge=1, description="Failed logins per username before a five-minute lockout."
+    )
+    mfa_roles: Roles = _users(
+        (), description="Comma-separated roles that must use a second factor."
+    )
+    oidc_issuer: Annotated[Address, AfterValidator(_check_issuer)] = _users(
+        "", description="The OpenID Connect provider to log in with."
+    )
+    oidc_client_id: str = _users("", description="OAuth client ID at the identity provider.")
+    oidc_client_secret: SecretStr = _users(
+        SecretStr(""), description="OAuth client secret at the identity provider."
+    )
+    oidc_name: str = _users("single sign-on", description="Provider name on the login page.")
+    oidc_scopes: Words = _users(
+        (), description="OAuth scopes to request in addition to openid, profile and email."
+    )
+    oidc_groups_claim: str = _users("groups", description="Claim that lists a user's groups.")
+    oidc_roles: GroupRoles = _users(
+        {}, description='Group-to-role mapping, such as "ml=acme:member,ops=operator".'
+    )
+
+    requests_per_minute: int = _limits(
+        0, ge=0, description="Default request limit per tenant and minute (0 = unlimited)."
+    )
+    tokens_per_minute: int = _limits(
+        0, ge=0, description="Default token limit per tenant and minute (0 = unlimited)."
+    )
+    currency: Annotated[str, AfterValidator(_check_currency)] = _limits(
+        "usd", description="Currency of prices and costs (ISO 4217 code)."
+    )
+    max_file_bytes: Bytes = _limits(200 * MIB, description="Largest accepted file, in bytes.")
+    max_adapter_bytes: Bytes = _limits(
+        2 * GIB, description="Largest accepted LoRA adapter, in bytes."
+    )
+    tenant_quotas: Annotated[TenantQuotas, BeforeValidator(_split_pairs)] = _limits(
+        TenantQuotas(),
+        description="Quotas per tenant (0 = unlimited), such as "
+        '"file_bytes=10GiB,open_batches=100": `running_batches` and `running_responses` '
+        "(background) at a time, at least 1; `open_batches` and `open_responses`, running and "
+        "waiting; `stored_chars` of stored responses; `file_bytes`; `adapter_bytes`; "
+        "`idempotency_bytes` of answers kept for idempotency keys, at least 1.",
+    )
+    audit_days: int = _limits(
+        730,
+        ge=0,
+        le=36_500,
+        description="Days to keep audit rows that aren't routine (0 = forever).",
+    )
+    response_days: int = _limits(
+        30, ge=0, le=36_500, description="Days to keep stored responses (0 = forever)."
+    )
+    egress_networks: Networks = _limits(
+        (), description="Private networks (CIDR) that webhooks may call."
+    )
+
+    strict: bool = _responses(
+        False,
+        description="Reject requests with unknown fields (default: ignore them and name them in a "
+        "header).",
+    )
+    request_chat_templates: bool = _responses(
+        False, description="Allow requests to contain a chat template."
+    )
+    chat_template_content_format: Literal["auto", "string", "openai"] = _responses(
+        "auto",
+        description='Message content passed to chat templates: "auto", "string" or "openai" (list '
+        "of parts).",
+    )
+    response_role: str = _responses("assistant", description="Role of generated chat messages.")
+    default_chat_template_kwargs: JsonObject = _responses(
+        {}, description="Default variables for chat templates, as JSON."
+    )
+    return_tokens_as_token_ids: bool = _responses(
+        False, description='Return tokens in logprobs as "token_id:N".'
+    )
+    force_include_usage: bool = _responses(
+        False, description="Send a usage chunk at the end of every stream."
+    )
+    per_request_metrics: bool = _responses(
+        False, description="Add timing metrics to every response."
+    )
+
+    batch_concurrency: int = _workers(
+        8, ge=1, le=1024, description="Maximum concurrent requests of one batch."
+    )
+    drain_seconds: int = _workers(
+        30, ge=0, description="Seconds that open streams get to finish on shutdown."
+    )
+
+    metrics_token: SecretStr = _monitoring(
+        SecretStr(""),
+        description="Bearer token that grants access to /metrics and the details of /health.",
+    )
+    metrics_addresses: Networks = _monitoring(
+        (),
+        description="Networks allowed to read /metrics and the details of /health without a key.",
+    )
+    metrics_tenants: int = _monitoring(
+        100,
+        ge=0,
+        description='Maximum tenants with their own label in /metrics; the rest are "other".',
+    )
+    otlp_traces_endpoint: Annotated[Address, AfterValidator(_check_traces_endpoint)] = _monitoring(
+        "", description="OTLP endpoint that receives trace spans."
+    )
+    debug: bool = _monitoring(False, description="Django's debug mode.")
+    log_level: Annotated[
+        Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"],
+        BeforeValidator(lambda value: value.upper() if isinstance(value, str) else value),
+    ] = _monitoring("INFO", description="Minimum level of log messages.")
+    log_style: Literal["line", "json", "debug"] = _monitoring(
+        default_factory=lambda data: "debug" if data.get("debug") else "line",
+        description='Log format: "line", "json" or "debug".',
+    )
+
+    smtp_url: Annotated[Address, AfterValidator(_check_smtp_url)] = _mail(
+        "", description="SMTP server for outgoing mail. Without it, no mail is sent."
+    )
+    mail_from: str = _mail("", description="Sender address of outgoing mail.")
+
+    url: Address = _client("", description="Server URL for `manage.py chat`.")
+    api_key: SecretStr = _client(
+        SecretStr(""), description="API key for `manage.py chat`, `run_batch` and `bench`."
+    )
+
+    cors_methods: Words = _internal(
+        ("*",), description="HTTP methods allowed in cross-origin requests."
+    )
+    cors_headers: Words = _internal(
+        ("*",), description="Request headers allowed in cross-origin requests."
+    )
+    cors_credentials: bool = _internal(
+        False, description="Whether cross-origin requests may carry credentials."
+    )
+    tool_parsers: dict[str, str] = _internal(
+        {}, description="Tool call parsers by name, as dotted paths of classes."
+    )
+    reasoning_parsers: dict[str, str] = _internal(
+        {}, description="Reasoning parsers by name, as dotted paths of classes."
+    )
+    engine_command: tuple[str, ...] = _internal(
+        (), description="Command that starts a replica. Empty: `python -m engine.serving`."
+    )
+    adapter_check_command: tuple[str, ...] = _internal(
+        (), description="Command that checks an adapter. Empty: `python -m engine.lora.check`."
+    )
+    celery_app: str = _internal(
+        "config.celery.app", description="Dotted path of the application that takes tasks."
+    )
+    demo_model: Path = _internal(
+        BASE_DIR / "demo" / "model", description="Directory of the model that `up` serves first."
+    )
+    demo_adapters: Path = _internal(
+        BASE_DIR / "demo" / "adapters", description="Directory of the adapters of that model."
+    )
+    usage_spool_max: int = _internal(
+        1_000_000,
+        ge=1,
+        description="Maximum usage records buffered in Redis while the database is unreachable.",
+    )
+    lease_seconds: float = _internal(
+        30.0,
+        gt=0,
+        description="Seconds without a heartbeat after which another worker takes over a job.",
+    )
+    sweep_seconds: float = _internal(
+        10.0, gt=0, description="Interval of the check for abandoned jobs, in seconds."
+    )
+    upload_timeout_s: float = _internal(
+        1800.0, gt=0, description="Time that the body of a file may take to arrive."
+    )
+    body_timeout_s: float = _internal(
+        60.0, gt=0, description="Time that any other body may take to arrive."
+    )
+    max_json_depth: int = _internal(
+        64, ge=1, description="Maximum nesting of arrays and objects in a body."
+    )
+    batch_priority: int = _internal(
+        100, description="Lowest priority number of a batch's requests; larger runs later."
+    )
+    max_batch_requests: int = _internal(
+        50_000, ge=1, description="Maximum number of lines in a batch's file."
+    )
+    max_prompts: int = _internal(
+        2048, ge=1, description="Maximum number of prompts in one request."
+    )
+    max_choices: int = _internal(
+        2048, ge=1, description="Maximum number of prompts times `n` in one request."
+    )
+    max_pooling_tokens: int = _internal(
+        300_000,
+        ge=1,
+        description="Maximum number of tokens of all texts in one pooling request.",
+    )
+    max_pooling_result_bytes: int = _internal(
+        48 * MIB, ge=1, description="Maximum size of all vectors in one answer, as float32."
+    )
+    failover_wait_s: float = _internal(
+        30.0, ge=0, description="Time that a request waits for a replica to start or return."
+    )
+    max_attempts: int = _internal(
+        5,
+        ge=1,
+        description="Replicas in a row that may die while they run a request, before it is taken "
+        "for the cause.",
+    )
+    stream_start_wait_s: float = _internal(
+        10.0,
+        ge=0,
+        description="Time without a token after which a stream sends its headers. Until then an "
+        "error is an HTTP status.",
+    )
+    sse_heartbeat_s: float = _internal(
+        15.0, ge=0, description="Time without a token after which a comment is sent; 0: never."
+    )
+    render_timeout_s: float = _internal(
+        20.0, gt=0, description="Time for one prompt's template and tokenization."
+    )
+    render_threads: int = _internal(
+        2, ge=1, description="Number of threads that render long prompts."
+    )
+    inline_render_chars: int = _internal(
+        4096, ge=0, description="Maximum length of prompts that are rendered on the event loop."
+    )
+    affinity_slack: int = _internal(
+        8,
+        ge=0,
+        description="Number of requests that a replica may be ahead of the least loaded one and "
+        "still be chosen for the prefixes it has cached.",
+    )
+    gc_threshold: int = _internal(
+        1_000,
+        ge=0,
+        description="Allocations between collections of the youngest generation; 0: Python's.",
+    )
+    health_grace_s: float = _internal(
+        20.0, gt=0, description="Time without progress after which a replica isn't healthy."
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, _Variables(settings_cls)
+
+    @model_validator(mode="after")
+    def _check_pairs(self) -> Self:
+        """Settings that need each other."""
+        if self.smtp_url and not self.mail_from:
+            raise ValueError("QUIRE_MAIL_FROM must be set where QUIRE_SMTP_URL is")
+        client = self.oidc_client_id and self.oidc_client_secret.get_secret_value()
+        if self.oidc_issuer and not client:
+            raise ValueError(
+                "QUIRE_OIDC_ISSUER needs QUIRE_OIDC_CLIENT_ID and QUIRE_OIDC_CLIENT_SECRET too"
+            )
+        return self
+
+    @property
+    def files_dir(self) -> Path:
+        """Directory of tenants' files."""
+        return self.storage_dir / "files"
+
+    @property
+    def adapters_dir(self) -> Path:
+        """Directory of LoRA adapters."""
+        return self.storage_dir / "adapters"
+
+    def replace(self, **changes: Any) -> QuireSettings:
+        """A copy with these fields changed. Raises `ValidationError`."""
+        return QuireSettings(**(dict(self) | changes))
+
+
+def group_of(field: FieldInfo) -> str:
+    """The group that a setting belongs to."""
+    extra = field.json_schema_extra
+    assert isinstance(extra, dict)  # noqa: S101 - every field above is made by `_group`
+    return str(extra["group"])
+
+
+def variable_of(name: str) -> str:
+    """The variable that sets the field `name`."""
+    return str(QuireSettings.model_fields[name].validation_alias or f"QUIRE_{name.upper()}")
+
+
+def is_secret(field: FieldInfo) -> bool:
+    """Whether a setting is only ever shown as set or not."""
+    return field.annotation in (SecretStr, tuple[SecretStr, ...])
+
+
+# -- Reading them.
+
+#: Variables that are no more, and what to do instead.
+REPLACED = {
+    "QUIRE_FILES_DIR": "was replaced by QUIRE_STORAGE_DIR, whose `files/` it is now",
+    "QUIRE_ADAPTER_STORE": "was replaced by QUIRE_STORAGE_DIR, whose `adapters/` it is now",
+    **{
+        f"QUIRE_TENANT_{name.upper()}": f"was replaced by {name} of QUIRE_TENANT_QUOTAS"
+        for name in TenantQuotas.model_fields
     },
-    "The web": {
-        "QUIRE_ALLOWED_HOSTS": "Comma-separated host names that the web interface answers to.",
-        "QUIRE_TRUSTED_ORIGINS": (
-            "Origins allowed to submit forms, if a proxy changes the host name."
-        ),
-        "QUIRE_ROOT_PATH": "Path below which a proxy serves Quire, such as /quire.",
-        "QUIRE_TLS": (
-            'Where TLS ends: "off", "proxy" (a proxy terminates it) or "direct" (Quire does).'
-        ),
-        "QUIRE_HSTS_SECONDS": "HSTS max-age, in seconds.",
-        "QUIRE_HSTS_SUBDOMAINS": "Add includeSubDomains to the HSTS header.",
-        "QUIRE_SESSION_COOKIE": "Name of the session cookie.",
-        "QUIRE_CSRF_COOKIE": "Name of the CSRF cookie.",
-        "QUIRE_MAX_BODY_BYTES": "Largest accepted request body, in bytes.",
-        "QUIRE_CORS_ORIGINS": (
-            'Comma-separated origins allowed to call the API from a browser. "*" allows all.'
-        ),
-        "QUIRE_CORS_METHODS": "HTTP methods allowed in cross-origin requests.",
-        "QUIRE_CORS_HEADERS": "Request headers allowed in cross-origin requests.",
-        "QUIRE_CORS_CREDENTIALS": "Allow credentials in cross-origin requests.",
+    "QUIRE_CORS_METHODS": "was replaced by the flag --allowed-methods",
+    "QUIRE_CORS_HEADERS": "was replaced by the flag --allowed-headers",
+    "QUIRE_CORS_CREDENTIALS": "was replaced by the flag --allow-credentials",
+    "QUIRE_HSTS_SUBDOMAINS": "was removed: have the proxy send a header for all subdomains",
+    "QUIRE_SESSION_COOKIE": "was removed: instances have different names of cookies by themselves",
+    "QUIRE_CSRF_COOKIE": "was removed: instances have different names of cookies by themselves",
+    **{
+        f"QUIRE_{name.upper()}": f"was replaced by the field {name} of QUIRE in a settings module"
+        for name in ("engine_command", "lease_seconds", "sweep_seconds", "usage_spool_max")
     },
-    "People and keys": {
-        "QUIRE_SECRET_KEY": (
-            "Django's secret key: signs sessions and encrypts second factors. Must be equal on "
-            "all gateways and workers."
-        ),
-        "QUIRE_SECRET_KEY_FALLBACKS": "Old secret keys that are still accepted during a rotation.",
-        "QUIRE_API_KEYS": "API keys to create at the first start, comma-separated.",
-        "QUIRE_LOGIN_ATTEMPTS": "Failed logins per username before a five-minute lockout.",
-        "QUIRE_MFA_ROLES": "Comma-separated roles that must use a second factor.",
-        "QUIRE_OIDC_ISSUER": "The OpenID Connect provider to log in with.",
-        "QUIRE_OIDC_CLIENT_ID": "OAuth client ID at the identity provider.",
-        "QUIRE_OIDC_CLIENT_SECRET": "OAuth client secret at the identity provider.",
-        "QUIRE_OIDC_NAME": "Provider name on the login page.",
-        "QUIRE_OIDC_SCOPES": "OAuth scopes to request in addition to openid, profile and email.",
-        "QUIRE_OIDC_GROUPS_CLAIM": "Claim that lists a user's groups.",
-        "QUIRE_OIDC_ROLES": 'Group-to-role mapping, such as "ml=acme:member,ops=operator".',
-    },
-    "Limits and money": {
-        "QUIRE_REQUESTS_PER_MINUTE": "Default request limit per tenant and minute (0 = unlimited).",
-        "QUIRE_TOKENS_PER_MINUTE": "Default token limit per tenant and minute (0 = unlimited).",
-        "QUIRE_CURRENCY": "Currency of prices and costs (ISO 4217 code).",
-        "QUIRE_USAGE_SPOOL_MAX": (
-            "Maximum usage records buffered in Redis while the database is unreachable."
-        ),
-        "QUIRE_MAX_FILE_BYTES": "Largest accepted file, in bytes.",
-        "QUIRE_TENANT_FILE_BYTES": "File storage per tenant, in bytes (0 = unlimited).",
-        "QUIRE_MAX_ADAPTER_BYTES": "Largest accepted LoRA adapter, in bytes.",
-        "QUIRE_TENANT_ADAPTER_BYTES": "Adapter storage per tenant, in bytes (0 = unlimited).",
-        "QUIRE_TENANT_IDEMPOTENCY_BYTES": (
-            "Redis memory per tenant for stored idempotent responses, in bytes."
-        ),
-        "QUIRE_TENANT_STORED_CHARS": "Stored responses per tenant, in characters (0 = unlimited).",
-        "QUIRE_AUDIT_DAYS": "That the audit log keeps a row that isn't routine; 0: for ever.",
-        "QUIRE_RESPONSE_DAYS": "Days to keep stored responses (0 = forever).",
-        "QUIRE_EGRESS_NETWORKS": "Private networks (CIDR) that webhooks may call.",
-    },
-    "Answers": {
-        "QUIRE_STRICT": (
-            "Reject requests with unknown fields (default: ignore them and name them in a header)."
-        ),
-        "QUIRE_REQUEST_CHAT_TEMPLATES": "Allow requests to contain a chat template.",
-        "QUIRE_CHAT_TEMPLATE_CONTENT_FORMAT": (
-            'Message content passed to chat templates: "auto", "string" or "openai" (list of '
-            "parts)."
-        ),
-        "QUIRE_RESPONSE_ROLE": "Role of generated chat messages.",
-        "QUIRE_DEFAULT_CHAT_TEMPLATE_KWARGS": "Default variables for chat templates, as JSON.",
-        "QUIRE_RETURN_TOKENS_AS_TOKEN_IDS": 'Return tokens in logprobs as "token_id:N".',
-        "QUIRE_FORCE_INCLUDE_USAGE": "Send a usage chunk at the end of every stream.",
-        "QUIRE_PER_REQUEST_METRICS": "Add timing metrics to every response.",
-    },
-    "Work behind the scenes": {
-        "QUIRE_TENANT_RUNNING_BATCHES": "Maximum batches of one tenant that run at once.",
-        "QUIRE_TENANT_RUNNING_RESPONSES": (
-            "Maximum background responses of one tenant that run at once."
-        ),
-        "QUIRE_TENANT_OPEN_BATCHES": "Maximum unfinished batches per tenant (0 = unlimited).",
-        "QUIRE_TENANT_OPEN_RESPONSES": (
-            "Maximum unfinished background responses per tenant (0 = unlimited)."
-        ),
-        "QUIRE_BATCH_CONCURRENCY": "Maximum concurrent requests of one batch.",
-        "QUIRE_LEASE_SECONDS": (
-            "Seconds without a heartbeat after which another worker takes over a job."
-        ),
-        "QUIRE_SWEEP_SECONDS": "Interval of the check for abandoned jobs, in seconds.",
-        "QUIRE_DRAIN_SECONDS": "Seconds that open streams get to finish on shutdown.",
-        "QUIRE_ENGINE_COMMAND": (
-            "Command that starts a replica (default: `python -m engine.serving`)."
-        ),
-    },
-    "Looking in": {
-        "QUIRE_METRICS_TOKEN": (
-            "Bearer token that grants access to /metrics and the details of /health."
-        ),
-        "QUIRE_METRICS_ADDRESSES": (
-            "Networks allowed to read /metrics and the details of /health without a key."
-        ),
-        "QUIRE_METRICS_TENANTS": (
-            'Maximum tenants with their own label in /metrics; the rest are "other".'
-        ),
-        "QUIRE_OTLP_TRACES_ENDPOINT": "OTLP endpoint that receives trace spans.",
-        "QUIRE_LOG_LEVEL": "Minimum level of log messages.",
-        "QUIRE_LOG_STYLE": 'Log format: "line", "json" or "debug".',
-        "QUIRE_LOGGING_CONFIG": (
-            "JSON file with a `logging.config` dictionary; overrides level and style."
-        ),
-        "QUIRE_DEBUG": "Django's debug mode.",
-    },
-    "Mail": {
-        "QUIRE_SMTP_URL": "SMTP server for outgoing mail. Without it, no mail is sent.",
-        "QUIRE_MAIL_FROM": "Sender address of outgoing mail.",
-    },
-    "The command line": {
-        "QUIRE_URL": "Server URL for `manage.py chat`.",
-        "QUIRE_API_KEY": "API key for `manage.py chat`.",
-    },
+    "QUIRE_STATIC_ROOT": "was replaced by STATIC_ROOT in a settings module",
 }
-
-
+#: Names of variables that flags of a command line have set, for the processes that it starts.
+FROM_FLAGS = "QUIRE_FROM_FLAGS"
+#: Fields without a variable, as JSON: how a command hands them to the processes that it starts.
+INTERNAL = "QUIRE_INTERNAL"
 #: What nobody sets for an installation: for developers, tests, and processes among themselves.
 NO_SETTINGS = frozenset(
     {
-        *("QUIRE_CACHE_DIR", "QUIRE_CHAOS_RELAY", "QUIRE_KERNELS"),
+        *("QUIRE_CACHE_DIR", "QUIRE_CHAOS_RELAY", "QUIRE_KERNELS", "QUIRE_LOGGING_CONFIG"),
         *("QUIRE_CPU_BUILD_TIMEOUT", "QUIRE_CPU_ISA", "QUIRE_CPU_SANITIZE", "QUIRE_TERMINAL"),
-        "QUIRE_STEP_RECORD",
-        FROM_FLAGS,
+        *("QUIRE_STEP_RECORD", FROM_FLAGS, INTERNAL),
     }
 )
-#: QUIRE_TEST_..., QUIRE_SUITE_...: of the tests' own.
+#: QUIRE_TEST_..., QUIRE_SUITE_...: the tests' own.
 OF_TESTS = ("TEST", "SUITE")
+
+
+def load_settings() -> QuireSettings:
+    """The settings of this process. Raises ImproperlyConfigured with one line for each mistake."""
+    problems = [f"{name} {note}." for name, note in REPLACED.items() if name in os.environ]
+    try:
+        loaded = QuireSettings()
+        if internal := internal_fields():
+            loaded = loaded.replace(**internal)
+    except ValidationError as error:
+        # A default that follows another setting is missing where that one is wrong.
+        details = error.errors(include_url=False)
+        problems += [_describe(d) for d in details if d["type"] != "default_factory_not_called"]
+    if problems:
+        raise ImproperlyConfigured("\n".join(problems))
+    return loaded
+
+
+#: What is allowed, by pydantic's names of errors.
+_RULES = {
+    "bool_parsing": "must be true or false",
+    "int_parsing": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_parsing": "must be a number",
+    "byte_size": "must be a size in bytes such as 10485760 or 10MiB",
+    "byte_size_unit": "must be a size in bytes such as 10485760 or 10MiB",
+    "literal_error": "must be {expected}",
+    "greater_than": "must be greater than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than_equal": "must be at most {le}",
+    "extra_forbidden": "is no setting",
+}
+
+
+def _describe(error: ErrorDetails) -> str:
+    """One sentence with the variable, what is allowed, and the value unless it may be secret."""
+    context = error.get("ctx", {})
+    rule = _RULES.get(error["type"], error["msg"]).format_map(context)
+    if "error" in context:
+        rule = str(context["error"])
+    if not error["loc"]:
+        return f"{rule}."
+    name, *parts = error["loc"]
+    by_variable = {variable_of(field): field for field in QuireSettings.model_fields}
+    field = QuireSettings.model_fields.get(by_variable.get(str(name), str(name)))
+    variable = str(name) if field is None or name in by_variable else variable_of(str(name))
+    # Of `name=value,...` the name; positions in a list say nothing that the value doesn't.
+    keys = [part for part in parts if isinstance(part, str)]
+    sentence = ": ".join([variable, *keys]) + f" {rule}"
+    if field is None or not field.repr or is_secret(field):
+        return f"{sentence}."
+    return f"{sentence}; got {error['input']!r}."
+
+
+def internal_fields() -> dict[str, Any]:
+    """Fields that the command that started this process has set."""
+    return dict(json.loads(os.environ.get(INTERNAL) or "{}"))
+
+
+def set_internal_fields(fields: dict[str, Any]) -> None:
+    """Hand these fields to the processes that are started from here."""
+    if fields:
+        os.environ[INTERNAL] = json.dumps(internal_fields() | fields)
+
+
+def note_flags(names: list[str]) -> None:
+    """Record that flags have set these variables."""
+    os.environ[FROM_FLAGS] = ",".join(dict.fromkeys([*variables_from_flags(), *names]))
+
+
+def variables_from_flags() -> list[str]:
+    """Variables that flags have set."""
+    return [name for name in os.environ.get(FROM_FLAGS, "").split(",") if name]
+
+
+def variables() -> Iterator[str]:
+    """Every variable that is a setting."""
+    for name, field in QuireSettings.model_fields.items():
+        if group_of(field) != WITHOUT_VARIABLE:
+            yield variable_of(name)
 
 
 def unknown_variables(environment: Mapping[str, str] = os.environ) -> list[str]:
     """A sentence for each variable that begins as one of Quire's or vLLM's and does nothing."""
-    known = {name for group in GROUPS.values() for name in group}
-    found = sorted(
+    known = set(variables())
+    unknown = sorted(
         name
         for name in environment
         if name.startswith("QUIRE_")
@@ -340,7 +766,7 @@ def unknown_variables(environment: Mapping[str, str] = os.environ) -> list[str]:
         and name not in known | NO_SETTINGS
     )
     sentences = [
-        f"{name} is no setting and changes nothing.{_meant(name, known)}" for name in found
+        f"{name} is no setting and changes nothing.{_suggest(name, known)}" for name in unknown
     ]
     return [*sentences, *unused_variables(environment)]
 
@@ -350,6 +776,6 @@ def check_variables(**_: Any) -> list[CheckMessage]:
     return [Warning(sentence, id="config.W001") for sentence in unknown_variables()]
 
 
-def _meant(name: str, known: set[str]) -> str:
+def _suggest(name: str, known: set[str]) -> str:
     close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.8)
     return f" Did you mean {close[0]}?" if close else ""

@@ -24,7 +24,7 @@ def send_task(name: str, *arguments: Any, expires: float | None = None) -> None:
 
     May block; raises kombu's OperationalError without a broker.
     """
-    application = import_string(settings.QUIRE["CELERY_APP"])
+    application = import_string(settings.QUIRE.celery_app)
     application.send_task(name, args=arguments, expires=expires, retry=False)
 
 

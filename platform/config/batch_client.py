@@ -161,7 +161,9 @@ def private_server(flags: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 def _environment() -> dict[str, str]:
     """Without what points to other instances."""
-    dropped = ("DATABASE_URL", "REDIS_URL", "QUIRE_DATA_DIR", "QUIRE_KEY_PREFIX", "QUIRE_FILES_DIR")
+    dropped = (
+        *("DATABASE_URL", "REDIS_URL", "QUIRE_DATA_DIR", "QUIRE_KEY_PREFIX", "QUIRE_STORAGE_DIR"),
+    )
     return {name: value for name, value in os.environ.items() if name not in dropped}
 
 

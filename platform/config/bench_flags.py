@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from argparse import ArgumentParser, ArgumentTypeError
 from pathlib import Path
 
@@ -70,7 +69,7 @@ def _serve(parser: ArgumentParser) -> None:
     )
     parser.add_argument(
         "--api-key",
-        default=os.environ.get("QUIRE_API_KEY", ""),
+        default=settings.QUIRE.api_key.get_secret_value(),
         help="API key; `manage.py up` prints one (default: the variable QUIRE_API_KEY)",
     )
     parser.add_argument(

@@ -59,7 +59,7 @@ def wait_for_writes(url: str) -> None:
 
 def _refusal(client: redis.Redis) -> redis.RedisError | None:
     try:
-        client.set(f"{settings.QUIRE['KEY_PREFIX']}:celery:takes-writes", "", px=1000)
+        client.set(f"{settings.QUIRE.key_prefix}:celery:takes-writes", "", px=1000)
     except redis.RedisError as error:
         return error if is_temporary(error) else None
     return None
@@ -132,7 +132,7 @@ class SingleScheduler(ClockSafeScheduler):
             self._unsent[str(entry.name)] = (time.monotonic(), entry)
 
     def _take_or_extend_lock(self) -> bool:
-        key = f"{settings.QUIRE['KEY_PREFIX']}:celery:scheduler"
+        key = f"{settings.QUIRE.key_prefix}:celery:scheduler"
         try:
             lifetime_ms = int(SCHEDULER_LOCK_S * 1000)
             return bool(self._client.eval(_TAKE_OR_EXTEND, 1, key, self._id, lifetime_ms))
@@ -151,7 +151,7 @@ app.autodiscover_tasks()
 @app.on_after_configure.connect
 def _schedule(sender: Celery, **_: object) -> None:
     """What beat asks for. A task that comes too late is left: the next is on its way."""
-    every = float(settings.QUIRE["SWEEP_SECONDS"])
+    every = settings.QUIRE.sweep_seconds
     sender.conf.beat_schedule = {
         "sweep": {"task": "inference.sweep", "schedule": every, "options": {"expires": every}},
         "adapters": {"task": "adapters.sweep", "schedule": every, "options": {"expires": every}},

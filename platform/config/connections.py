@@ -8,11 +8,7 @@ from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
 
 import dj_database_url
-from django.core.exceptions import ImproperlyConfigured
 
-from common.redaction import check_address
-
-SCHEMES = ("redis", "rediss", "unix")
 #: The kernel's limit on a Unix socket's path is 108 bytes with the closing NUL (104 on macOS).
 MAX_SOCKET_PATH = 100
 
@@ -31,23 +27,6 @@ def socket_url(data_dir: Path) -> str:
     return f"unix://{quote(str(socket_path(data_dir)))}"
 
 
-def checked_url(url: str) -> str:
-    """`REDIS_URL` as it is. Raises ImproperlyConfigured for what is no Redis's address."""
-    scheme = urlsplit(url).scheme
-    if "sentinel" in scheme:
-        raise ImproperlyConfigured(
-            "REDIS_URL names one server: Sentinels aren't asked who the primary is. Name an "
-            "address that follows it, such as a proxy's."
-        )
-    if scheme not in SCHEMES:
-        raise ImproperlyConfigured(
-            f"REDIS_URL must start with redis://, rediss:// or unix://, not {scheme!r}. "
-            "Unset, `manage.py up` runs a Redis of its own."
-        )
-    check_address("REDIS_URL", url)
-    return url
-
-
 def celery_url(redis_url: str) -> str:
     """Celery's spelling: a Unix socket is `redis+socket://`, its database `virtual_host`."""
     parts = urlsplit(redis_url)
@@ -56,8 +35,6 @@ def celery_url(redis_url: str) -> str:
     database = parse_qs(parts.query).get("db", ["0"])[0]
     return f"redis+socket://{parts.path}?virtual_host={database}"
 
-
-DATABASES_SCHEMES = ("postgres", "postgresql", "sqlite")
 
 #: Readers never wait for the writer; a writer waits for another instead of failing.
 SQLITE_OPTIONS: dict[str, Any] = {
@@ -72,21 +49,14 @@ SQLITE_OPTIONS: dict[str, Any] = {
 }
 
 
-def database(url: str, data_dir: Path, *, pool: bool = True) -> dict[str, Any]:
+def database(url: str, data_dir: Path, *, pool_size: int = 20) -> dict[str, Any]:
     """Django's settings of one database.
 
     Args:
         url: `postgres://...`, `sqlite:///...`, or "" for SQLite in `data_dir`.
-        pool: keep PostgreSQL connections in a pool. An async request runs its queries in a thread
-            of its own, so connections kept by thread would be opened anew for each request.
-    Raises: ImproperlyConfigured for other databases, and for what is no address.
+        pool_size: maximum number of PostgreSQL connections in a pool. An async request runs its
+            queries in a thread of its own, so connections by thread would be opened anew for each.
     """
-    if url and urlsplit(url).scheme not in DATABASES_SCHEMES:
-        raise ImproperlyConfigured(
-            f"DATABASE_URL must start with postgres:// (or sqlite:///), not {url.split(':')[0]!r}. "
-            "Unset, Quire keeps SQLite in its data dir."
-        )
-    check_address("DATABASE_URL", url)
     settings: dict[str, Any] = dict(
         dj_database_url.parse(url or f"sqlite:///{data_dir / 'quire.sqlite3'}")
     )
@@ -95,8 +65,8 @@ def database(url: str, data_dir: Path, *, pool: bool = True) -> dict[str, Any]:
     options = dict(settings.get("OPTIONS") or {})
     if settings["ENGINE"].endswith("sqlite3"):
         options = SQLITE_OPTIONS | options
-    elif settings["ENGINE"].endswith("postgresql") and pool:
-        options.setdefault("pool", {"min_size": 1, "max_size": 20, "timeout": 10})
+    elif settings["ENGINE"].endswith("postgresql"):
+        options.setdefault("pool", {"min_size": 1, "max_size": pool_size, "timeout": 10})
         # After a restart of the server no request gets a connection that had broken before it.
         settings["CONN_HEALTH_CHECKS"] = True
         _poll_every_second()

@@ -118,7 +118,7 @@ def _is_behind_proxy() -> bool:
     """Whether `X-Forwarded-*` comes from a proxy of ours and not from a client."""
     from django.conf import settings
 
-    return settings.TLS == "proxy"
+    return settings.QUIRE.tls == "proxy"
 
 
 def _load() -> None:

@@ -61,7 +61,7 @@ def record_task(task: str, state: str, seconds: float | None = None) -> None:
         state: Celery's name of it, such as "SUCCESS".
         seconds: how long it ran; None where nobody knows, as its process was killed.
     """
-    key = metrics_key(settings.QUIRE["KEY_PREFIX"])
+    key = metrics_key(settings.QUIRE.key_prefix)
     try:
         with sync_client() as client, client.pipeline(transaction=True) as pipe:
             pipe.hincrbyfloat(key, field_of(TASKS, (task, state), ""), 1)

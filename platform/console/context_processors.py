@@ -12,7 +12,7 @@ from console.navigation import navigation
 
 def mail(request: HttpRequest) -> dict[str, Any]:
     """`mail_works`: whether mail is configured, as password resets require."""
-    return {"mail_works": bool(settings.SMTP_URL)}
+    return {"mail_works": bool(settings.QUIRE.smtp_url)}
 
 
 def frame(request: HttpRequest) -> dict[str, Any]:

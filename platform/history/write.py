@@ -43,7 +43,7 @@ def write_history(client: redis.Redis, now: float | None = None) -> list[int]:
     Raises: redis.RedisError, DatabaseError; then the next time takes it up.
     """
     now = time.time() if now is None else now
-    prefix = settings.QUIRE["KEY_PREFIX"]
+    prefix = settings.QUIRE.key_prefix
     members = client.zrangebyscore(index_key(prefix), "-inf", now - MIN_WIDTH_S - GRACE_S)
     starts = [int(start) for start in cast("list[bytes]", members)]
     for start in starts:

@@ -28,7 +28,7 @@ def snapshot(replica_id: str, sight: BlockView) -> dict[str, Any]:
 
     Raises: `EngineUnavailable` after `WAIT_S`; redis.RedisError.
     """
-    prefix, mirror = settings.QUIRE["KEY_PREFIX"], Mirror()
+    prefix, mirror = settings.QUIRE.key_prefix, Mirror()
     with sync_client(settings.REDIS_URL, timeout_s=WAIT_S) as client:
         channel = client.pubsub(ignore_subscribe_messages=True)
         channel.subscribe(frames_key(replica_id, prefix))

@@ -45,7 +45,7 @@ class Watch:
     """One replica's frames, for its listeners."""
 
     def __init__(self, replica_id: str) -> None:
-        prefix = settings.QUIRE["KEY_PREFIX"]
+        prefix = settings.QUIRE.key_prefix
         self._key = watch_key(replica_id, prefix)
         self._channel = frames_key(replica_id, prefix)
         self.mirror = Mirror()

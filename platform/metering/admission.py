@@ -45,7 +45,7 @@ ADMISSION_TTL_S = 3600
 #: Maximum wait for others to release their reservations of a budget, and poll intervals.
 WAIT_TIMEOUT_S, POLL_INTERVAL_S, MAX_POLL_INTERVAL_S = 30.0, 0.02, 0.5
 #: Maximum wait for an unreachable Redis, unless FAILOVER_WAIT_S is set, and between two attempts.
-REDIS_WAIT_S, REDIS_RETRY_S = 30.0, 0.2
+REDIS_RETRY_S = 0.2
 #: `retry_after` of a concurrency limit: when a request ends isn't known.
 RUNNING_RETRY_S = 1.0
 
@@ -247,7 +247,7 @@ async def _reserve_with_retry(check: LimitCheck) -> Admission:
 
     Raises `ServiceUnavailable` if Redis stays unreachable or refuses.
     """
-    deadline = time.monotonic() + settings.QUIRE.get("FAILOVER_WAIT_S", REDIS_WAIT_S)
+    deadline = time.monotonic() + settings.QUIRE.failover_wait_s
     while True:
         try:
             return await _reserve(check)

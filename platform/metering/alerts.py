@@ -56,7 +56,7 @@ def _notify(state: BudgetState) -> bool:
 
 
 def _mail(state: BudgetState) -> bool:
-    if not settings.SMTP_URL:
+    if not settings.QUIRE.smtp_url:
         return False
     members = Membership.objects.filter(
         tenant=state.budget.tenant, role__in=(Role.OWNER, Role.ADMIN), user__is_active=True
@@ -67,7 +67,7 @@ def _mail(state: BudgetState) -> bool:
     subject = f"{state.percent:.0f} % of a budget of {state.budget.tenant.slug} is spent"
     text = (
         f"Of the budget ({state.budget}) {state.tokens:,} tokens and {amount_text(state.nanos)} "
-        f"{settings.QUIRE['CURRENCY']} are spent.\nIt resets at "
+        f"{settings.QUIRE.currency} are spent.\nIt resets at "
         f"{state.end:%Y-%m-%d %H:%M} UTC; requests that it can't pay are refused until then.\n"
     )
     try:
@@ -94,6 +94,6 @@ def alert_payload(state: BudgetState) -> dict[str, object]:
         "amount": {
             "spent": amount_text(state.nanos),
             "limit": None if budget.amount is None else f"{budget.amount:f}",
-            "currency": settings.QUIRE["CURRENCY"],
+            "currency": settings.QUIRE.currency,
         },
     }

@@ -118,14 +118,14 @@ def _was_delivered(client: redis.Redis, request: OpenRequest) -> bool:
         return bool(client.exists(response_stored_key(request.request_id)))
     if request.stream_id or request.known:  # its client was at another gateway before
         return True
-    name = redis_keys.stream_key(request.root_request_id, settings.QUIRE["KEY_PREFIX"])
+    name = redis_keys.stream_key(request.root_request_id, settings.QUIRE.key_prefix)
     is_kept, told = client.hmget(name, "open", "told")
     return is_kept is None or told is not None
 
 
 def _mark_billed(client: redis.Redis, request: OpenRequest, record: UsageRecord) -> None:
     """Whoever goes on with the stream, if anybody does, bills what comes then."""
-    name = redis_keys.stream_key(request.root_request_id, settings.QUIRE["KEY_PREFIX"])
+    name = redis_keys.stream_key(request.root_request_id, settings.QUIRE.key_prefix)
     if client.exists(name):
         prompt, output = request.billed
         counts: dict[Any, Any] = {
@@ -137,7 +137,7 @@ def _mark_billed(client: redis.Redis, request: OpenRequest, record: UsageRecord)
 
 def outputs_of(client: redis.Redis, outbox: str) -> dict[str, int]:
     """Tokens by "engine request/output": those read and those that wait."""
-    prefix = settings.QUIRE["KEY_PREFIX"]
+    prefix = settings.QUIRE.key_prefix
     progress = cast("dict[bytes, bytes]", client.hgetall(redis_keys.progress_key(outbox, prefix)))
     outputs = {name.decode(): int(count) for name, count in progress.items()}
     unread = client.xrange(redis_keys.outbox_key(outbox, prefix))

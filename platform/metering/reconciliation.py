@@ -196,7 +196,7 @@ def prune_counters(client: redis.Redis, lost: Iterable[str] = ()) -> None:
             old.append(name)
     if old:
         client.hdel(sums_key(), *old)
-    written = written_tokens_key(settings.QUIRE["KEY_PREFIX"])
+    written = written_tokens_key(settings.QUIRE.key_prefix)
     gone = set(lost)
     fields = cast("list[bytes]", client.hkeys(written))
     if lost_fields := [field for field in fields if _request_of(field) in gone]:
@@ -271,7 +271,7 @@ def _count_open_requests(client: redis.Redis, waiting: set[str]) -> tuple[int, l
 
     What it wrote after a request was settled, until the abort reached it, is forgotten here.
     """
-    written = written_tokens_key(settings.QUIRE["KEY_PREFIX"])
+    written = written_tokens_key(settings.QUIRE.key_prefix)
     fields = cast("list[bytes]", client.hkeys(written))
     names = {_request_of(name) for name in fields}
     running: set[str] = set()

@@ -50,7 +50,7 @@ def sync_client(*, block_s: float = 0.0) -> redis.Redis:
 
 def redis_key(name: str) -> str:
     """A key under the installation's prefix."""
-    return f"{settings.QUIRE['KEY_PREFIX']}:{name}"
+    return f"{settings.QUIRE.key_prefix}:{name}"
 
 
 @cache

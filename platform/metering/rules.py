@@ -60,9 +60,9 @@ def get_buckets(caller: Caller) -> list[TokenBucket]:
     """The caller's limits, those of tokens first. 0 is no limit; None for a tenant the default."""
     quire = settings.QUIRE
     found = [
-        ("tokens", "tenant", caller.tokens_per_minute, quire["DEFAULT_TOKENS_PER_MINUTE"]),
+        ("tokens", "tenant", caller.tokens_per_minute, quire.tokens_per_minute),
         ("tokens", "key", caller.key_tokens_per_minute, 0),
-        ("requests", "tenant", caller.requests_per_minute, quire["DEFAULT_REQUESTS_PER_MINUTE"]),
+        ("requests", "tenant", caller.requests_per_minute, quire.requests_per_minute),
         ("requests", "key", caller.key_requests_per_minute, 0),
     ]
     # Keys that followed each other by rotation share what the first had.

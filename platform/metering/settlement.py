@@ -119,7 +119,7 @@ def settle_keys(request_id: str, gateway: str = GATEWAY) -> list[str]:
         spool_key(),
         open_key(gateway),
         takeover_key(request_id),
-        written_tokens_key(settings.QUIRE["KEY_PREFIX"]),
+        written_tokens_key(settings.QUIRE.key_prefix),
         sums_key(),
         reconciliation_start_key(),
     ]
@@ -133,7 +133,7 @@ def settle_arguments(
     account: EngineUsage | None = None,
 ) -> list[Any]:
     """As `settle.lua` has them."""
-    most = settings.QUIRE["USAGE_SPOOL_MAX"]
+    most = settings.QUIRE.usage_spool_max
     known = msgspec.json.encode(dict(epochs))
     told = account.encode(record) if account is not None else b""
     numbers = [record.total_tokens, entry, most, record.request_id, record.cost_nanos]
@@ -153,7 +153,7 @@ async def settle(
     its answer, and what can't be kept is in the log.
     """
     admission = admission or RESERVED_ADMISSION
-    entry, most = encode_record(record), settings.QUIRE["USAGE_SPOOL_MAX"]
+    entry, most = encode_record(record), settings.QUIRE.usage_spool_max
     try:
         if admission.reserved:
             keys = settle_keys(record.request_id)

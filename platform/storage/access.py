@@ -246,12 +246,12 @@ def open_responses() -> QuerySet[StoredResponse]:
 
 def claimable_batches() -> list[str]:
     """Ids of batches that want a worker, have none and may run now, in the order of their turns."""
-    return _unclaimed(open_batches(), settings.QUIRE["TENANT_RUNNING_BATCHES"])
+    return _unclaimed(open_batches(), settings.QUIRE.tenant_quotas.running_batches)
 
 
 def unclaimed_responses() -> list[str]:
     """The same of background responses."""
-    return _unclaimed(open_responses(), settings.QUIRE["TENANT_RUNNING_RESPONSES"])
+    return _unclaimed(open_responses(), settings.QUIRE.tenant_quotas.running_responses)
 
 
 def lease_is_free() -> Q:

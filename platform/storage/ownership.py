@@ -39,7 +39,7 @@ def actor_of(caller: Caller) -> Actor:
 
 def default_expiry() -> datetime | None:
     """When what is kept from now on is forgotten; None for never."""
-    days = settings.QUIRE["RESPONSE_DAYS"]
+    days = settings.QUIRE.response_days
     return timezone.now() + timedelta(days=days) if days else None
 
 
@@ -59,7 +59,7 @@ _usage_cache: dict[int, _CachedUsage] = {}
 
 def limit() -> int:
     """The most that a tenant's answers may take; 0 is no limit."""
-    return int(settings.QUIRE["TENANT_STORED_CHARS"])
+    return settings.QUIRE.tenant_quotas.stored_chars
 
 
 def is_usage_cached(tenant_id: int) -> bool:

@@ -41,7 +41,7 @@ def remove_old() -> int:
         newest = rows.order_by("-pk").values_list("pk", flat=True)
         if last := newest[MAX_ROUTINE : MAX_ROUTINE + 1]:
             removed += _remove(rows.filter(pk__lte=last[0]))
-    if days := settings.QUIRE["AUDIT_DAYS"]:
+    if days := settings.QUIRE.audit_days:
         before = timezone.now() - timedelta(days=days)
         removed += _remove(AuditEntry.objects.filter(at__lt=before))
     return removed

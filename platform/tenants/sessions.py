@@ -20,7 +20,7 @@ ROLES = (OPERATOR, *Role.values)
 
 def needs_second_factor(user: User) -> bool:
     """Whether one of the user's roles asks for a second factor that they haven't set up."""
-    asked = settings.MFA_REQUIRED_ROLES
+    asked = settings.QUIRE.mfa_roles
     if not asked or not user.is_active:
         return False
     wanted = OPERATOR in asked and user.is_superuser

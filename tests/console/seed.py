@@ -54,9 +54,10 @@ def make_key() -> str:
 
 
 def logged_in(name: str) -> str:
-    """The value of this user's session cookie. To log in with a password in a browser takes a
+    """This user's session cookie as name=value. To log in with a password in a browser takes a
     second of a core; that it works is shown in `test_identity` and `test_keyboard`.
     """
+    from django.conf import settings
     from django.contrib.sessions.backends.db import SessionStore
 
     from accounts.reauthentication import SESSION_KEY
@@ -65,7 +66,7 @@ def logged_in(name: str) -> str:
     session = SessionStore(session_of(name))
     session[SESSION_KEY] += LATER_S
     session.save()
-    return str(session.session_key)
+    return f"{settings.SESSION_COOKIE_NAME}={session.session_key}"
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def folder(settings: Any, tmp_path: Any) -> None:
-    settings.QUIRE = {**settings.QUIRE, "FILES_DIR": tmp_path}
+    settings.QUIRE = settings.QUIRE.replace(storage_dir=tmp_path)
 
 
 def upload(client: Client, content: bytes = LINE, name: str = "in.jsonl", **more: str) -> Any:
@@ -127,7 +127,7 @@ def test_strangers_find_nothing_and_viewers_only_look(login: Login) -> None:
 @pytest.mark.usefixtures("committed", "folder")
 def test_what_is_wrong_is_said(login: Login, settings: Any) -> None:
     ada = login("ada")
-    settings.QUIRE = {**settings.QUIRE, "MAX_FILE_BYTES": 100}
+    settings.QUIRE = settings.QUIRE.replace(max_file_bytes=100)
     assert "The file is empty." in upload(ada, b"").content.decode()
     assert "the limit is 100" in upload(ada, b"x" * 101).content.decode()
     assert "Days must be" in upload(ada, days="31").content.decode()

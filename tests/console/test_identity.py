@@ -37,7 +37,7 @@ def provider(settings: Any) -> Iterator[Provider]:
     settings.SOCIALACCOUNT_PROVIDERS = {
         "openid_connect": {"APPS": [app], "OAUTH_PKCE_ENABLED": True}
     }
-    settings.OIDC_ROLES = ROLES
+    settings.QUIRE = settings.QUIRE.replace(oidc_roles=ROLES)
     yield running
     running.close()
 
@@ -272,7 +272,7 @@ def test_a_code_may_come_a_step_late_and_works_once(
 def test_a_role_may_ask_for_a_second_factor(
     login: Login, settings: Any, asked: list[str], name: str, held: bool
 ) -> None:
-    settings.MFA_REQUIRED_ROLES = asked
+    settings.QUIRE = settings.QUIRE.replace(mfa_roles=asked)
     client = login(name)
     answer = client.get("/console/")
     if held:
@@ -344,7 +344,9 @@ def test_one_session_is_ended_and_the_others_go_on(rows: None) -> None:
 
 
 def test_a_forgotten_password_is_set_anew_by_mail(login: Login, settings: Any) -> None:
-    settings.SMTP_URL = "smtp://mail.example"
+    settings.QUIRE = settings.QUIRE.replace(
+        smtp_url="smtp://mail.example", mail_from="quire@mail.example"
+    )
     there = login("ada")
     for address in ("ada@example.org", "stranger@example.org"):
         assert Client().post("/account/password/reset/", {"email": address}).status_code == 302

@@ -291,7 +291,7 @@ def test_a_tenants_data_is_its_owners(login: Login, acme: Tenant, name: str) -> 
 def test_an_owner_keeps_takes_along_and_erases(
     login: Login, acme: Tenant, tmp_path: Path, settings: Any
 ) -> None:
-    settings.QUIRE = {**settings.QUIRE, "FILES_DIR": tmp_path}
+    settings.QUIRE = settings.QUIRE.replace(storage_dir=tmp_path)
     client = login("ada")
     use(acme)
     assert client.post("/console/data/keep/", {"tenant": "acme", "days": "30"}).status_code == 302

@@ -209,7 +209,9 @@ def test_an_invitation_goes_by_mail_where_there_is_a_server(
 ) -> None:
     invite(people["owner"])
     assert mail.outbox == []
-    settings.SMTP_URL = "smtp://mail.example"
+    settings.QUIRE = settings.QUIRE.replace(
+        smtp_url="smtp://mail.example", mail_from="quire@mail.example"
+    )
     link = invite(people["owner"])
     (sent,) = mail.outbox
     assert sent.to == ["new@example.org"]

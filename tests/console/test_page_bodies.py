@@ -53,7 +53,7 @@ async def test_a_browser_gets_a_page_and_a_wrong_key_is_401(pages: AsgiClient) -
 async def test_whoever_is_logged_in_may_send_more_and_files_more_still(
     pages: AsgiClient, settings: Any
 ) -> None:
-    settings.QUIRE = {**settings.QUIRE, "MAX_BODY_BYTES": 64 << 10, "MAX_FILE_BYTES": 128 << 10}
+    settings.QUIRE = settings.QUIRE.replace(max_body_bytes=64 << 10, max_file_bytes=128 << 10)
     session = await sync_to_async(session_of)("ada")
     cookie = {**FORM, "cookie": f"{django_settings.SESSION_COOKIE_NAME}={session}"}
     statuses = [
@@ -71,7 +71,7 @@ async def test_whoever_is_logged_in_may_send_more_and_files_more_still(
 async def test_fault_52_a_form_that_never_comes_is_given_up(
     pages: AsgiClient, settings: Any
 ) -> None:
-    settings.QUIRE = {**settings.QUIRE, "BODY_TIMEOUT_S": 0.05}
+    settings.QUIRE = settings.QUIRE.replace(body_timeout_s=0.05)
     headers = {**FORM, "content-length": "10"}
     reply = await pages.open("POST", "/login/", parts=[], headers=headers).reply()
     assert (reply.status, reply.error["code"]) == (408, "request_timeout")

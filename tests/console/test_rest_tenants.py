@@ -23,7 +23,7 @@ ACME, HOOKS = "/api/tenants/acme/", "/api/tenants/acme/webhooks/"
 
 @pytest.fixture
 def world(live_redis: str, tmp_path: Path, settings: Any) -> World:
-    settings.QUIRE = {**settings.QUIRE, "FILES_DIR": tmp_path}
+    settings.QUIRE = settings.QUIRE.replace(storage_dir=tmp_path)
     return make_world()
 
 

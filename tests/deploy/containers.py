@@ -14,7 +14,7 @@ import yaml
 
 from catalog.processes import ManagedProcess, spawn
 from tests.deploy.variables import KNOWN, ROOT
-from tests.platform.instance import FAKE
+from tests.platform.instance import FAKE, internal
 
 DEPLOY = ROOT / "deploy"
 COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
@@ -84,7 +84,7 @@ class Containers:
             **{name: substituted(str(value), example()) for name, value in given.items()},
             **self.reached,
             "FORWARDED_ALLOW_IPS": given["FORWARDED_ALLOW_IPS"].replace(bridge(), BRIDGE_HERE),
-            "QUIRE_ENGINE_COMMAND": FAKE,
+            **internal(engine_command=FAKE),
             "QUIRE_DRAIN_SECONDS": "1",
             "PYTHONPATH": str(ROOT / "platform"),
         }

@@ -40,7 +40,6 @@ def test_the_production_check_is_clean(tmp_path: Path) -> None:
     values = dict(re.findall(r"^([A-Z_]+)=(\S+)$", EXAMPLE, re.M))
     values |= {
         "QUIRE_SECRET_KEY": "k3Jq" * 16 + "Zx81-_",
-        "QUIRE_HSTS_SUBDOMAINS": "on",
         "QUIRE_DATA_DIR": str(tmp_path),
     }
     clean = {name: value for name, value in os.environ.items() if name not in KNOWN}

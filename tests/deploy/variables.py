@@ -5,12 +5,17 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from common.settings import REPLACED, variables
+
 ROOT = Path(__file__).resolve().parents[2]
 NAME = re.compile(r"\b(QUIRE_[A-Z0-9_]+|DATABASE_URL|REDIS_URL)\b")
 #: Of the tests alone.
 OF_TESTS = {"QUIRE_TEST_CHROMIUM", "QUIRE_TEST_REQUIRE_SERVICES"}
 #: What a process of ours tells those that it starts: none is an operator's to set.
-BETWEEN_PROCESSES = {"QUIRE_FROM_FLAGS", "QUIRE_TERMINAL", "QUIRE_CHAOS_RELAY", "QUIRE_STEP_RECORD"}
+BETWEEN_PROCESSES = {
+    *("QUIRE_FROM_FLAGS", "QUIRE_INTERNAL", "QUIRE_TERMINAL", "QUIRE_CHAOS_RELAY"),
+    "QUIRE_STEP_RECORD",
+}
 
 
 def named_in(text: str) -> set[str]:
@@ -20,12 +25,12 @@ def named_in(text: str) -> set[str]:
 
 def _read_by_the_code() -> frozenset[str]:
     quoted = re.compile(rf"[\"']{NAME.pattern}[\"']")
-    found: set[str] = set()
+    found = {*variables()}
     for folder in ("platform", "inference", "engine", "kernels"):
         for path in (ROOT / folder).rglob("*"):
             if path.suffix in (".py", ".cpp", ".h"):
                 found.update(quoted.findall(path.read_text(encoding="utf-8")))
-    return frozenset(found - BETWEEN_PROCESSES)
+    return frozenset(found - BETWEEN_PROCESSES - REPLACED.keys())
 
 
 #: Every variable whose name stands as a string in the product's code, or is made there.

@@ -5,4 +5,4 @@ than half a minute to start.
 from config.settings import *  # noqa: F403
 from config.settings import QUIRE as _QUIRE
 
-QUIRE = {**_QUIRE, "FAILOVER_WAIT_S": 300.0}
+QUIRE = _QUIRE.replace(failover_wait_s=300.0)

@@ -8,8 +8,4 @@ from tests.e2e.patient_settings import *  # noqa: F403
 from tests.e2e.patient_settings import QUIRE as _QUIRE
 
 MAX_ATTEMPTS = 3
-QUIRE = {
-    **_QUIRE,
-    "DEMO_ADAPTERS": Path(__file__).parent / "none",
-    "MAX_ATTEMPTS": MAX_ATTEMPTS,
-}
+QUIRE = _QUIRE.replace(demo_adapters=Path(__file__).parent / "none", max_attempts=MAX_ATTEMPTS)

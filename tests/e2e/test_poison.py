@@ -13,6 +13,7 @@ import pytest
 from tests.e2e.poisoned_replica import POISON
 from tests.e2e.poisoned_settings import MAX_ATTEMPTS
 from tests.e2e.product import ROOT, Product, running
+from tests.platform.instance import internal
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -48,8 +49,8 @@ async def test_a_request_that_kills_replicas_ends_alone_and_its_neighbours_go_on
 ) -> None:
     deaths = tmp_path / "deaths"
     deaths.touch()
-    command = f"{sys.executable},-m,tests.e2e.poisoned_replica"
-    environment = {"QUIRE_ENGINE_COMMAND": command, "QUIRE_TEST_DEATHS": str(deaths)}
+    environment = internal(engine_command=[sys.executable, "-m", "tests.e2e.poisoned_replica"])
+    environment["QUIRE_TEST_DEATHS"] = str(deaths)
     environment["PYTHONPATH"] = f"{ROOT}:{ROOT / 'platform'}"
     environment["DJANGO_SETTINGS_MODULE"] = "tests.e2e.poisoned_settings"
     with running(tmp_path, "--replicas", "2", "--no-worker", **environment) as product:

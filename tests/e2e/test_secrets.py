@@ -348,12 +348,9 @@ django.setup()
 from django.apps import apps
 from django.conf import settings
 from django.views.debug import get_default_exception_reporter_filter
-from common.settings import READ
 from config.up.first_run import Credentials
-from inference.settings import gateway_settings
 print(repr(settings))
-print(repr(READ))
-print(repr(gateway_settings()))
+print(repr(settings.QUIRE), settings.QUIRE)
 print(repr(Credentials.read(settings.DATA_DIR)))
 # What Django's page of a fault shows with QUIRE_DEBUG.
 print(get_default_exception_reporter_filter().get_safe_settings())

@@ -173,7 +173,7 @@ async def gateway(
     rows: Rows, live_redis: str, key_prefix: str, model_folder: Path, settings: Any
 ) -> AsyncIterator[Gateway]:
     """A gateway without replicas."""
-    settings.QUIRE = {**settings.QUIRE, "FAILOVER_WAIT_S": 5.0}
+    settings.QUIRE = settings.QUIRE.replace(failover_wait_s=5.0)
     redis = aioredis.from_url(live_redis)
     client = AsgiClient(GatewayHandler(), rows.secret)
     yield Gateway(client, redis, live_redis, key_prefix, model_folder, rows)
@@ -193,7 +193,7 @@ async def served(gateway: Gateway) -> AsyncIterator[Gateway]:
 @pytest.fixture
 def rendered_for(settings: Any, monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """In whose turns prompts are rendered: all of them are in threads here."""
-    settings.QUIRE = {**settings.QUIRE, "INLINE_RENDER_CHARS": 0}
+    settings.QUIRE = settings.QUIRE.replace(inline_render_chars=0)
     tenants: set[str] = set()
     submit = FairThreadPool.submit
 

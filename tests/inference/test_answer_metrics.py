@@ -50,7 +50,7 @@ def test_what_isnt_known_is_left_out() -> None:
 
 @pytest.mark.parametrize("wanted", [True, False])
 async def test_answers_have_them(gateway: Gateway, settings: Any, *, wanted: bool) -> None:
-    settings.QUIRE = {**settings.QUIRE, "PER_REQUEST_METRICS": wanted}
+    settings.QUIRE = settings.QUIRE.replace(per_request_metrics=wanted)
     replica = gateway.fake()
     replica.flight = FLIGHT
     chat = {"model": "fake", "messages": [{"role": "user", "content": "x"}], "max_tokens": 5}

@@ -330,7 +330,7 @@ async def test_x_api_key_opens_and_errors_are_anthropics(gateway: Gateway) -> No
 async def test_fault_01_a_body_over_the_limit_is_refused_in_the_envelope(
     gateway: Gateway, settings: Any
 ) -> None:
-    settings.QUIRE = {**settings.QUIRE, "MAX_BODY_BYTES": 1000}
+    settings.QUIRE = settings.QUIRE.replace(max_body_bytes=1000)
     reply = await ask(gateway, "x" * 2000)
     assert (reply.status, reply.json()["error"]["type"]) == (413, "request_too_large")
 

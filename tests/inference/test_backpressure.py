@@ -38,7 +38,7 @@ async def test_fault_26_a_reader_that_stands_still_gets_all_of_it_in_few_chunks(
 
 
 async def test_a_silent_engine_is_bridged_by_heartbeats(gateway: Gateway, settings: Any) -> None:
-    settings.QUIRE = {**settings.QUIRE, "SSE_HEARTBEAT_S": 0.05, "STREAM_START_WAIT_S": 0.05}
+    settings.QUIRE = settings.QUIRE.replace(sse_heartbeat_s=0.05, stream_start_wait_s=0.05)
     async with gateway.serving(gateway.fake(token_delay=0.2, eos_after=2)):
         chat, message, response = await asyncio.gather(
             gateway.client.chat(stream=True),

@@ -64,7 +64,7 @@ async def test_fault_01_fifty_megabytes_are_refused_while_they_come_in(served: G
 
 
 async def test_a_body_that_never_ends_times_out(served: Gateway, settings: Any) -> None:
-    settings.QUIRE = {**settings.QUIRE, "BODY_TIMEOUT_S": 0.05}
+    settings.QUIRE = settings.QUIRE.replace(body_timeout_s=0.05)
     exchange = served.client.open("POST", CHAT, parts=[b"{", b" "])
     exchange.parts[:] = []
     pending = asyncio.Event()
@@ -82,7 +82,7 @@ async def test_a_body_that_never_ends_times_out(served: Gateway, settings: Any) 
 
 
 async def test_fault_52_a_body_that_never_begins_times_out(served: Gateway, settings: Any) -> None:
-    settings.QUIRE = {**settings.QUIRE, "BODY_TIMEOUT_S": 0.05}
+    settings.QUIRE = settings.QUIRE.replace(body_timeout_s=0.05)
     exchange = served.client.open("POST", CHAT, parts=[], headers={"content-length": "10"})
     reply = await exchange.reply()
     assert (reply.status, reply.error["code"]) == (408, "request_timeout")
@@ -488,7 +488,7 @@ async def test_template_kwargs_can_not_replace_what_the_server_passes(served: Ga
 async def test_a_chat_template_is_taken_where_the_operator_allows_it(
     gateway: Gateway, tokenizer: Tokenizer, settings: Any
 ) -> None:
-    settings.QUIRE = {**settings.QUIRE, "REQUEST_CHAT_TEMPLATES": True}
+    settings.QUIRE = settings.QUIRE.replace(request_chat_templates=True)
     replica = gateway.scripted(says(tokenizer, "x"))
     async with gateway.serving(replica):
         reply = await gateway.client.chat(chat_template="Q: {{ messages[0].content }}")

@@ -29,7 +29,7 @@ async def test_a_request_whose_replicas_all_vanish_is_given_up(
     gateway: Gateway, settings: Any
 ) -> None:
     """Nobody says what they were at: it may be the request."""
-    settings.QUIRE = {**settings.QUIRE, "MAX_ATTEMPTS": 3}
+    settings.QUIRE = settings.QUIRE.replace(max_attempts=3)
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(gateway.fake(die_after=0, replica_id="r0"))
         await gateway.look()
@@ -87,7 +87,7 @@ async def deaths(gateway: Gateway) -> AsyncIterator[Deaths]:
 async def test_replicas_that_die_over_other_requests_are_no_fault_of_one_that_waits(
     gateway: Gateway, deaths: Deaths, tokenizer: Tokenizer, settings: Any
 ) -> None:
-    settings.QUIRE = {**settings.QUIRE, "MAX_ATTEMPTS": 2}
+    settings.QUIRE = settings.QUIRE.replace(max_attempts=2)
     await deaths.next()
     exchange = start(gateway)
     for _ in range(5):
@@ -100,7 +100,7 @@ async def test_replicas_that_die_over_other_requests_are_no_fault_of_one_that_wa
 async def test_after_two_deaths_in_company_a_request_runs_alone_and_a_token_clears_it(
     gateway: Gateway, deaths: Deaths, tokenizer: Tokenizer, settings: Any
 ) -> None:
-    settings.QUIRE = {**settings.QUIRE, "MAX_ATTEMPTS": 2}
+    settings.QUIRE = settings.QUIRE.replace(max_attempts=2)
     await deaths.next()
     exchange = start(gateway)
     await deaths.next("it", "another")
@@ -116,7 +116,7 @@ async def test_a_request_over_which_replicas_die_alone_is_given_up(
     gateway: Gateway, deaths: Deaths, settings: Any
 ) -> None:
     """Two die in company, which may be anybody's fault, and then `MAX_ATTEMPTS` of it alone."""
-    settings.QUIRE = {**settings.QUIRE, "MAX_ATTEMPTS": 3}
+    settings.QUIRE = settings.QUIRE.replace(max_attempts=3)
     await deaths.next()
     asking = asyncio.create_task(gateway.client.chat())
     await deaths.next("it", "another")
@@ -133,7 +133,7 @@ async def test_what_is_told_late_of_a_death_still_clears_who_only_waited(
     gateway: Gateway, deaths: Deaths, tokenizer: Tokenizer, settings: Any
 ) -> None:
     """A replica that is cut off from Redis is left for that, and its supervisor ends it later."""
-    settings.QUIRE = {**settings.QUIRE, "MAX_ATTEMPTS": 2}
+    settings.QUIRE = settings.QUIRE.replace(max_attempts=2)
     await deaths.next()
     exchange = start(gateway)
     await until(lambda: deaths.replicas[0].received)
@@ -201,7 +201,7 @@ async def test_replicas_that_were_only_slow_are_no_fault_of_a_request(
     gateway: Gateway, settings: Any
 ) -> None:
     """On a machine that is slow everywhere a stream wanders, and isn't given up."""
-    settings.QUIRE = {**settings.QUIRE, "MAX_ATTEMPTS": 2}
+    settings.QUIRE = settings.QUIRE.replace(max_attempts=2)
     async with gateway.fake(token_delay=600), gateway.fake(token_delay=600):
         await gateway.look()
         exchange = start(gateway)
@@ -229,7 +229,7 @@ async def test_replicas_that_were_only_slow_are_no_fault_of_a_request(
 async def test_a_stream_that_gets_on_outlives_more_replicas_than_a_request_may_kill(
     gateway: Gateway, tokenizer: Tokenizer, settings: Any
 ) -> None:
-    settings.QUIRE = {**settings.QUIRE, "MAX_ATTEMPTS": 2}
+    settings.QUIRE = settings.QUIRE.replace(max_attempts=2)
     async with contextlib.AsyncExitStack() as stack:
         replica = await stack.enter_async_context(gateway.fake(die_after=10))
         await gateway.look()

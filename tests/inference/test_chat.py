@@ -375,7 +375,7 @@ async def test_headers_tell_id_time_and_what_was_ignored(
 
 
 async def test_strict_mode_refuses_unknown_fields(gateway: Gateway, settings: Any) -> None:
-    settings.QUIRE = {**settings.QUIRE, "STRICT": True}
+    settings.QUIRE = settings.QUIRE.replace(strict=True)
     reply = await gateway.client.chat(frobnicate=1)
     assert reply.status == 400
     assert reply.error["param"] == "frobnicate"

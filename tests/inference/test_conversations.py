@@ -183,7 +183,7 @@ async def test_one_place_to_go_on_from(served: Gateway) -> None:
 
 
 async def test_a_tenants_room_holds_for_conversations_too(gateway: Gateway, settings: Any) -> None:
-    settings.QUIRE = {**settings.QUIRE, "TENANT_STORED_CHARS": 500}
+    settings.QUIRE = settings.QUIRE.replace(tenant_quotas={"stored_chars": 500})
     await begin(gateway, items=[HELLO | {"content": "x" * 600}])
     room.forget()
     reply = await gateway.client.post(URL, {})

@@ -44,7 +44,7 @@ async def test_what_is_refused_before_its_body_is_read_may_be_read_too(
     served: Gateway, settings: Any
 ) -> None:
     settings.CORS_ALLOWED_ORIGINS = [SITE]
-    settings.QUIRE = {**settings.QUIRE, "MAX_BODY_BYTES": 1024}
+    settings.QUIRE = settings.QUIRE.replace(max_body_bytes=1024)
     headers = {"origin": SITE, "x-request-id": "mine"}
     for path in ("/v1/chat/completions", "/v1/messages"):
         reply = await served.client.post(path, {"user": "x" * 2000}, headers=headers)

@@ -46,7 +46,7 @@ async def test_answers_and_errors_are_the_same(gateway: Gateway, tokenizer: Toke
 
 
 async def test_a_body_over_the_limit_is_refused(gateway: Gateway, settings: Any) -> None:
-    settings.QUIRE = {**settings.QUIRE, "MAX_BODY_BYTES": 1000}
+    settings.QUIRE = settings.QUIRE.replace(max_body_bytes=1000)
     reply = await AsyncClient().post(
         CHAT, chat_body("x" * 2000), content_type="application/json", headers=headers(gateway)
     )

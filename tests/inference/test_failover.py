@@ -104,7 +104,7 @@ async def test_a_request_waits_for_a_replica_that_is_being_restarted(
 async def test_without_a_replica_the_wait_ends_with_a_typed_error(
     gateway: Gateway, settings: Any
 ) -> None:
-    settings.QUIRE = {**settings.QUIRE, "FAILOVER_WAIT_S": 0.3}
+    settings.QUIRE = settings.QUIRE.replace(failover_wait_s=0.3)
     async with gateway.serving(gateway.fake()):
         pass
     await gateway.look()
@@ -119,7 +119,7 @@ async def test_without_a_replica_the_wait_ends_with_a_typed_error(
 async def test_who_waited_for_a_model_that_loads_again_is_told_so(
     gateway: Gateway, settings: Any
 ) -> None:
-    settings.QUIRE = {**settings.QUIRE, "FAILOVER_WAIT_S": 0.3}
+    settings.QUIRE = settings.QUIRE.replace(failover_wait_s=0.3)
     async with gateway.serving(gateway.fake()):
         pass
     async with gateway.serving(gateway.fake(load_seconds=60)):
@@ -137,7 +137,7 @@ async def test_a_model_that_no_replica_ever_served_is_refused_at_once(gateway: G
 async def test_an_error_after_the_first_byte_is_the_streams_last_event(
     gateway: Gateway, tokenizer: Tokenizer, settings: Any
 ) -> None:
-    settings.QUIRE = {**settings.QUIRE, "FAILOVER_WAIT_S": 0.3}
+    settings.QUIRE = settings.QUIRE.replace(failover_wait_s=0.3)
     replica = gateway.fake(die_after=9)
     async with replica:
         await gateway.look()
@@ -160,7 +160,7 @@ async def test_an_error_after_the_first_byte_is_the_streams_last_event(
 async def test_a_stream_that_has_begun_waits_longer_while_a_replica_loads(
     gateway: Gateway, tokenizer: Tokenizer, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings.QUIRE = {**settings.QUIRE, "FAILOVER_WAIT_S": 0.3}
+    settings.QUIRE = settings.QUIRE.replace(failover_wait_s=0.3)
     monkeypatch.setattr(failover, "LOADING_IS_WORTH", 1000)
     first = gateway.fake(die_after=9)
     async with first:
@@ -426,9 +426,8 @@ async def test_two_gateways_do_not_get_each_others_tokens(
     gateway: Gateway, tokenizer: Tokenizer, redis_url: str
 ) -> None:
     from inference.engine_client.client import EngineClient
-    from inference.settings import gateway_settings
 
-    other = EngineClient(redis_url, gateway_settings())
+    other = EngineClient(redis_url)
     async with gateway.serving(gateway.fake(token_delay=0.005)):
         await other.start()
         exchange = start(gateway)
@@ -556,7 +555,7 @@ async def test_fault_60_a_replica_of_another_kind_takes_over_and_it_is_said(
 async def test_fault_60_other_weights_never_go_on_with_a_stream(
     gateway: Gateway, tokenizer: Tokenizer, settings: Any
 ) -> None:
-    settings.QUIRE = {**settings.QUIRE, "FAILOVER_WAIT_S": 0.3}
+    settings.QUIRE = settings.QUIRE.replace(failover_wait_s=0.3)
     other = gateway.fake(numerics=kind("others"))
     events = await resumed_by(gateway, gateway.fake(die_after=10, numerics=kind()), other)
     assert events[-1]["error"]["code"] == "model_replaced"
@@ -584,7 +583,7 @@ async def test_a_spare_takes_requests_only_while_nobody_else_does(
 
 
 async def test_fault_57_what_no_client_got_is_not_billed(gateway: Gateway, settings: Any) -> None:
-    settings.QUIRE = {**settings.QUIRE, "FAILOVER_WAIT_S": 0.3}
+    settings.QUIRE = settings.QUIRE.replace(failover_wait_s=0.3)
     replica = gateway.fake(die_after=9)
     async with replica:
         await gateway.look()

@@ -20,7 +20,7 @@ from tests.inference.strangers import stranger
 
 @pytest.fixture(autouse=True)
 def files_dir(tmp_path: Path, settings: Any) -> Path:
-    settings.QUIRE = {**settings.QUIRE, "FILES_DIR": tmp_path / "files"}
+    settings.QUIRE = settings.QUIRE.replace(storage_dir=tmp_path)
     return tmp_path / "files"
 
 
@@ -154,7 +154,7 @@ async def test_what_is_no_upload_is_refused(gateway: Gateway) -> None:
 async def test_fault_01_a_file_over_the_limit_is_refused_while_it_comes_in(
     gateway: Gateway, settings: Any, files_dir: Path
 ) -> None:
-    settings.QUIRE = {**settings.QUIRE, "MAX_FILE_BYTES": 10_000}
+    settings.QUIRE = settings.QUIRE.replace(max_file_bytes=10_000)
     reply = await upload(gateway.client, b"x" * 20_000)
     assert reply.status == 413
     parts = [b"x" * 500_000 for _ in range(20)]
@@ -173,7 +173,7 @@ async def test_a_strangers_upload_is_not_even_read(gateway: Gateway) -> None:
 
 
 async def test_a_tenant_has_only_so_much_room(gateway: Gateway, settings: Any) -> None:
-    settings.QUIRE = {**settings.QUIRE, "TENANT_FILE_BYTES": 100}
+    settings.QUIRE = settings.QUIRE.replace(tenant_quotas={"file_bytes": 100})
     assert (await upload(gateway.client, b"x" * 60)).status == 200
     refused = await upload(gateway.client, b"x" * 60)
     assert (refused.status, refused.error["code"]) == (413, "storage_full")

@@ -54,7 +54,7 @@ async def test_health_is_green_when_every_model_can_be_asked(
 async def test_fault_56_health_names_a_full_disk_and_stays_green_while_all_is_served(
     insider: AsgiClient, served: Gateway, settings: Any, tmp_path: Path
 ) -> None:
-    settings.QUIRE = {**settings.QUIRE, "DATA_DIR": tmp_path}
+    settings.QUIRE = settings.QUIRE.replace(data_dir=tmp_path)
     assert (await insider.get("/health")).json()["warnings"] == []
     with patch.object(health, "MIN_FREE_BYTES", shutil.disk_usage(tmp_path).total * 2):
         reply = await insider.get("/health")
@@ -148,13 +148,13 @@ async def test_a_metrics_token_or_a_named_address_is_an_insider(
     served: Gateway, settings: Any
 ) -> None:
     app = served.client.app
-    settings.QUIRE = {**settings.QUIRE, "METRICS_TOKEN": "a token of our own"}
+    settings.QUIRE = settings.QUIRE.replace(metrics_token="a token of our own")
     for path in ("/metrics", "/health"):
         assert b"fake" in (await AsgiClient(app, "a token of our own").get(path)).body
     assert (await AsgiClient(app, "another token").get("/metrics")).status == 401
-    settings.QUIRE = {**settings.QUIRE, "METRICS_ADDRESSES": ("10.0.0.0/8",)}
+    settings.QUIRE = settings.QUIRE.replace(metrics_addresses=("10.0.0.0/8",))
     assert (await AsgiClient(app).get("/metrics")).status == 401
-    settings.QUIRE = {**settings.QUIRE, "METRICS_ADDRESSES": ("10.0.0.0/8", "127.0.0.1/32")}
+    settings.QUIRE = settings.QUIRE.replace(metrics_addresses=("10.0.0.0/8", "127.0.0.1/32"))
     for path in ("/metrics", "/health"):
         assert b"fake" in (await AsgiClient(app).get(path)).body
 

@@ -62,7 +62,7 @@ async def test_a_wish_that_nothing_can_follow_is_named(
 ) -> None:
     """Whatever is strict: it's no field that isn't known."""
     for strict, stream in itertools.product((False, path != "/v1/completions"), (False, True)):
-        settings.QUIRE = {**settings.QUIRE, "STRICT": strict}
+        settings.QUIRE = settings.QUIRE.replace(strict=strict)
         reply = await ask(served, path, stream=stream, **fields)
         assert reply.status == 200, reply.body
         assert reply.headers["x-quire-ignored-fields"].startswith(named)
@@ -86,7 +86,7 @@ async def test_a_wish_for_nothing_is_not(
 
 
 async def test_strict_mode_refuses_only_what_nobody_knows(served: Gateway, settings: Any) -> None:
-    settings.QUIRE = {**settings.QUIRE, "STRICT": True}
+    settings.QUIRE = settings.QUIRE.replace(strict=True)
     reply = await ask(served, CHAT, verbosity="low", verbostiy="low")
     assert (reply.status, reply.error["param"]) == (400, "verbostiy")
 

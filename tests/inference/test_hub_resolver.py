@@ -29,7 +29,7 @@ def named(settings: Any) -> Callable[..., None]:
     """Has the operator name repositories."""
 
     def name(*repositories: str) -> None:
-        settings.QUIRE = {**settings.QUIRE, "LORA_RESOLVER_HF_REPO_LIST": list(repositories)}
+        settings.QUIRE = settings.QUIRE.replace(lora_resolver_hf_repo_list=list(repositories))
         resolving.forget()
 
     return name
@@ -116,7 +116,7 @@ async def test_what_is_no_adapter_is_told_and_a_hub_in_trouble_is_no_404(
     (hub.folder / "tokens" / "new_embeddings.bin").write_bytes(b"")
     lora(hub.folder / "large")
     (hub.folder / "large" / WEIGHTS_FILE).write_bytes(b"\0" * 2000)
-    settings.QUIRE = {**settings.QUIRE, "MAX_ADAPTER_BYTES": 1024}
+    settings.QUIRE = settings.QUIRE.replace(max_adapter_bytes=1024)
     async with gateway.serving(gateway.fake()):
         for name, words in (
             ("pickled", "adapter_model.bin is a pickle"),

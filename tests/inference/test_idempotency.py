@@ -161,7 +161,7 @@ async def test_fault_55_what_is_kept_is_bounded_by_tenant_and_the_oldest_gives_w
     gateway: Gateway, settings: Any
 ) -> None:
     most = 6000
-    settings.QUIRE = {**settings.QUIRE, "TENANT_IDEMPOTENCY_BYTES": most}
+    settings.QUIRE = settings.QUIRE.replace(tenant_quotas={"idempotency_bytes": most})
     prefix = f"{gateway.prefix}:idempotency:{gateway.rows.tenant.pk}:"
     async with gateway.serving(gateway.fake(eos_after=5)) as replica:
         for number in range(20):
@@ -180,7 +180,7 @@ async def test_fault_55_what_is_kept_is_bounded_by_tenant_and_the_oldest_gives_w
 async def test_fault_55_an_answer_beyond_the_tenants_room_is_not_kept(
     gateway: Gateway, settings: Any
 ) -> None:
-    settings.QUIRE = {**settings.QUIRE, "TENANT_IDEMPOTENCY_BYTES": 300}
+    settings.QUIRE = settings.QUIRE.replace(tenant_quotas={"idempotency_bytes": 300})
     async with gateway.serving(gateway.fake(eos_after=5)) as replica:
         assert (await ask(gateway)).status == (await ask(gateway)).status == 200
         assert len(replica.received) == 2

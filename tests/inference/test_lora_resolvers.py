@@ -56,7 +56,7 @@ def folder(tmp_path: Path, settings: Any) -> Path:
     """The folder that the operator named."""
     made = tmp_path / "resolved"
     made.mkdir()
-    settings.QUIRE = {**settings.QUIRE, "LORA_RESOLVER_CACHE_DIR": str(made)}
+    settings.QUIRE = settings.QUIRE.replace(lora_resolver_cache_dir=str(made))
     return made
 
 
@@ -217,7 +217,7 @@ async def test_a_resolver_that_names_a_strangers_files_gets_nothing(
     gateway: Gateway, package: Callable[..., None], tmp_path: Path, settings: Any
 ) -> None:
     """The store may lie inside a folder that is allowed: by default it does."""
-    settings.QUIRE = {**settings.QUIRE, "ADAPTER_DIRS": [tmp_path]}
+    settings.QUIRE = settings.QUIRE.replace(adapter_dirs=[tmp_path])
     rival, _ = await run_in_db_thread(newcomer)
     model = await run_in_db_thread(ServedModel.objects.get)
     theirs = await run_in_db_thread(added, SYSTEM_ACTOR, rival, model, "secret")

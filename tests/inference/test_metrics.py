@@ -320,7 +320,7 @@ def test_cold_prefixes_are_counted_by_reason() -> None:
 async def test_tenants_have_series_of_their_own_up_to_a_bound(
     served: Gateway, insider: AsgiClient, settings: Any
 ) -> None:
-    settings.QUIRE = {**settings.QUIRE, "METRICS_TENANTS": 2}
+    settings.QUIRE = settings.QUIRE.replace(metrics_tenants=2)
     for name in ("ants", "bees", "cats", "dogs", "ants"):
         the_recorder.count("quire:tenant_requests", (name, "fake", "stop"))
         await flush(served.redis, served.prefix)

@@ -70,7 +70,7 @@ def answer_schema(path: str, method: str) -> dict[str, Any]:
 async def test_real_answers_are_as_described(
     gateway: Gateway, settings: Any, tmp_path: Path
 ) -> None:
-    settings.QUIRE = {**settings.QUIRE, "FILES_DIR": tmp_path}
+    settings.QUIRE = settings.QUIRE.replace(storage_dir=tmp_path)
     client = gateway.client
     message = {"role": "user", "content": "x"}
     asked: list[tuple[str, str, str, Any]] = [

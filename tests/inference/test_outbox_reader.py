@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 
+from django.conf import settings
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from engine.contract import messages as protocol
@@ -17,7 +18,6 @@ from inference.engine_client.redis_streams import (
     reading_link,
     short_link,
 )
-from inference.settings import redis_url
 from tests.inference.conftest import Gateway, until
 
 
@@ -32,7 +32,7 @@ async def reading(
     async def deliver(batch: OutboxBatch) -> None:
         steps.append(batch.step)
 
-    short, long = short_link(redis_url()), reading_link(redis_url())
+    short, long = short_link(settings.REDIS_URL), reading_link(settings.REDIS_URL)
     reader = OutboxReader(
         *(long, short, "reader", gateway.prefix, begin, deliver, save),
         lambda: errors.append("doubt"),

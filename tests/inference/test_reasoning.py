@@ -191,7 +191,7 @@ async def test_a_templates_switch_tells_where_its_prompt_does_not(
 async def test_a_stream_that_shows_nothing_for_long_says_so(
     gateway: Gateway, thinker: Any, settings: Any
 ) -> None:
-    settings.QUIRE = {**settings.QUIRE, "SSE_HEARTBEAT_S": 0.01}
+    settings.QUIRE = settings.QUIRE.replace(sse_heartbeat_s=0.01)
     replica = thinker(f"<think>{'hm ' * 20}</think>Yes.")
     replica.token_delay = 0.005
     async with gateway.serving(replica):

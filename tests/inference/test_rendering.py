@@ -60,7 +60,7 @@ async def test_the_loop_goes_on_while_a_long_prompt_is_rendered(tokenizer: Token
 
 
 async def test_work_that_takes_too_long_is_given_up(settings: Any) -> None:
-    settings.QUIRE = {**settings.QUIRE, "RENDER_TIMEOUT_S": 0.05}
+    settings.QUIRE = settings.QUIRE.replace(render_timeout_s=0.05)
     release = threading.Event()
     with pytest.raises(InvalidRequest) as caught:
         await RenderPool(1).run("acme", 10**6, release.wait, 10)
@@ -247,7 +247,7 @@ async def test_content_formats(tokenizer: Tokenizer, settings: Any, given: Any) 
     source = "{{ messages[0].content if messages[0].content is string else 'parts' }}"
     found = {}
     for content_format in ("string", "openai", "auto"):
-        settings.QUIRE = {**settings.QUIRE, "CHAT_TEMPLATE_CONTENT_FORMAT": content_format}
+        settings.QUIRE = settings.QUIRE.replace(chat_template_content_format=content_format)
         messages = [{"role": "user", "content": given}]
         ids = await chat_ids(tokenizer, INFO, messages, chat_template=source)
         found[content_format] = tokenizer.decode(ids)

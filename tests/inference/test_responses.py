@@ -235,7 +235,7 @@ async def test_fault_23_a_strangers_response_is_404_on_every_verb(served: Gatewa
 
 
 async def test_responses_expire(served: Gateway, settings: Any, tmp_path: Any) -> None:
-    settings.QUIRE = {**settings.QUIRE, "FILES_DIR": tmp_path}
+    settings.QUIRE = settings.QUIRE.replace(storage_dir=tmp_path)
     made = (await ask(served)).json()["id"]
     await StoredResponse.objects.aupdate(expires_at=timezone.now() - timedelta(seconds=1))
     assert (await served.client.get(f"{URL}/{made}")).status == 404
@@ -391,7 +391,7 @@ async def test_a_background_response_of_no_model_is_refused_at_once(
 async def test_a_tenant_may_have_only_so_many_waiting(
     served: Gateway, sent: list[tuple[str, str]], settings: Any
 ) -> None:
-    settings.QUIRE = {**settings.QUIRE, "TENANT_OPEN_RESPONSES": 2}
+    settings.QUIRE = settings.QUIRE.replace(tenant_quotas={"open_responses": 2})
     codes = [(await ask(served, background=True)).status for _ in range(3)]
     assert codes == [200, 200, 429]
     refused = await ask(served, background=True)
@@ -490,6 +490,6 @@ async def test_fault_18_a_tenant_in_a_header_changes_nothing(served: Gateway) ->
 async def test_unknown_fields_are_named_or_refused(served: Gateway, settings: Any) -> None:
     reply = await ask(served, frobnicate=1)
     assert reply.headers["x-quire-ignored-fields"] == "frobnicate"
-    settings.QUIRE = {**settings.QUIRE, "STRICT": True}
+    settings.QUIRE = settings.QUIRE.replace(strict=True)
     refused = await ask(served, frobnicate=1)
     assert (refused.status, refused.error["param"]) == (400, "frobnicate")

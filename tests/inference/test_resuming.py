@@ -269,7 +269,7 @@ async def test_fault_60_a_stream_that_another_gateway_goes_on_with_keeps_its_bit
 async def test_fault_60_other_weights_never_go_on_with_a_stream_of_another_gateway(
     gateway: Gateway, tokenizer: Tokenizer, settings: Any
 ) -> None:
-    settings.QUIRE = {**settings.QUIRE, "FAILOVER_WAIT_S": 0.3}
+    settings.QUIRE = settings.QUIRE.replace(failover_wait_s=0.3)
     script = says(tokenizer, TEXT)
     async with gateway.scripted(script, token_delay=0.02, numerics=numerics("w avx2")):
         await gateway.look()

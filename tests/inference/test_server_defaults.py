@@ -17,7 +17,7 @@ TEMPLATE = "{% if enable_thinking %}on{% else %}off{% endif %}{{ mood }}{{ reaso
 
 @pytest.mark.parametrize("forced", [True, False])
 async def test_streams_end_with_their_usage(gateway: Gateway, settings: Any, forced: bool) -> None:
-    settings.QUIRE = {**settings.QUIRE, "FORCE_INCLUDE_USAGE": forced}
+    settings.QUIRE = settings.QUIRE.replace(force_include_usage=forced)
     async with gateway.serving(gateway.fake()):
         for path, body in BOTH:
             for options in (None, {"include_usage": False}):
@@ -36,7 +36,7 @@ async def test_streams_end_with_their_usage(gateway: Gateway, settings: Any, for
 async def test_tokens_are_named_by_id_unless_a_request_says_otherwise(
     gateway: Gateway, settings: Any
 ) -> None:
-    settings.QUIRE = {**settings.QUIRE, "RETURN_TOKENS_AS_TOKEN_IDS": True}
+    settings.QUIRE = settings.QUIRE.replace(return_tokens_as_token_ids=True)
     fields: dict[str, Any] = {"logprobs": 0}
     async with gateway.serving(gateway.fake()):
         named = await gateway.client.complete("x", **fields)
@@ -50,8 +50,8 @@ async def test_a_chats_own_template_variables_go_before_the_servers(
     gateway: Gateway, settings: Any, tokenizer: Tokenizer
 ) -> None:
     given = {"enable_thinking": True, "mood": "calm", "reasoning_effort": "high"}
-    settings.QUIRE = {**settings.QUIRE, "DEFAULT_CHAT_TEMPLATE_KWARGS": given}
-    settings.QUIRE = {**settings.QUIRE, "REQUEST_CHAT_TEMPLATES": True}
+    settings.QUIRE = settings.QUIRE.replace(default_chat_template_kwargs=given)
+    settings.QUIRE = settings.QUIRE.replace(request_chat_templates=True)
     own = {"chat_template_kwargs": {"enable_thinking": False}}
     async with gateway.serving(replica := gateway.fake(eos_after=5)):
         await gateway.client.chat(chat_template=TEMPLATE)

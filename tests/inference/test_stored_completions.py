@@ -115,7 +115,7 @@ async def test_fault_23_a_strangers_completion_is_404_on_every_verb(served: Gate
 
 
 async def test_they_expire(served: Gateway, settings: Any, tmp_path: Any) -> None:
-    settings.QUIRE = {**settings.QUIRE, "FILES_DIR": tmp_path}
+    settings.QUIRE = settings.QUIRE.replace(storage_dir=tmp_path)
     made = (await ask(served)).json()["id"]
     await StoredCompletion.objects.aupdate(expires_at=timezone.now() - timedelta(seconds=1))
     assert (await served.client.get(f"{URL}/{made}")).status == 404
@@ -136,7 +136,7 @@ async def test_what_can_not_be_kept_is_an_error(
 
 async def test_without_room_nothing_is_made(served: Gateway, settings: Any) -> None:
     await ask(served)
-    settings.QUIRE = {**settings.QUIRE, "TENANT_STORED_CHARS": 10}
+    settings.QUIRE = settings.QUIRE.replace(tenant_quotas={"stored_chars": 10})
     response = {"model": "fake", "input": "x"}
     for reply in (await ask(served), await served.client.post("/v1/responses", response)):
         assert (reply.status, reply.error["code"]) == (413, "storage_full")

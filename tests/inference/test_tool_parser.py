@@ -177,24 +177,17 @@ class OurParser(HermesParser):
 
 def test_an_operator_adds_a_parser_by_a_setting(settings: Any) -> None:
     path = f"{__name__}.OurParser"
-    settings.QUIRE = {**settings.QUIRE, "TOOL_PARSERS": {"ours": path}}
+    settings.QUIRE = settings.QUIRE.replace(tool_parsers={"ours": path})
     assert tool_parsers.get("ours") is OurParser
     assert parser_for_template("<ours> <tool_call>") is OurParser
-    settings.QUIRE = {**settings.QUIRE, "TOOL_PARSERS": {"ours": "json.dumps"}}
+    settings.QUIRE = settings.QUIRE.replace(tool_parsers={"ours": "json.dumps"})
     with pytest.raises(TypeError, match="ToolCallParser"):
         tool_parsers.get("ours")
 
 
 def test_bad_settings_show_before_the_start(settings: Any) -> None:
     assert check_gateway() == []
-    settings.QUIRE = {
-        **settings.QUIRE,
-        "TOOL_PARSERS": {"ours": "json.dumps"},
-        "REASONING_PARSERS": {"ours": "nowhere.Parser"},
-        "CHAT_TEMPLATE_CONTENT_FORMAT": "xml",
-    }
-    assert [error.id for error in check_gateway()] == [
-        "inference.E001",
-        "inference.E002",
-        "inference.E003",
-    ]
+    settings.QUIRE = settings.QUIRE.replace(
+        tool_parsers={"ours": "json.dumps"}, reasoning_parsers={"ours": "nowhere.Parser"}
+    )
+    assert [error.id for error in check_gateway()] == ["inference.E001", "inference.E002"]

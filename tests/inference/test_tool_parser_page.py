@@ -33,7 +33,7 @@ def page(tmp_path: Path, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iter
     monkeypatch.syspath_prepend(str(tmp_path))
     given: dict[str, Any] = {}
     exec(SETTING, given)
-    settings.QUIRE = {**settings.QUIRE, **given["QUIRE"]}
+    settings.QUIRE = given["QUIRE"]
     yield
     sys.modules.pop("shouting", None)
 

@@ -25,7 +25,7 @@ URL = "/v1/uploads"
 
 @pytest.fixture(autouse=True)
 def files_dir(tmp_path: Path, settings: Any) -> Path:
-    settings.QUIRE = {**settings.QUIRE, "FILES_DIR": tmp_path / "files"}
+    settings.QUIRE = settings.QUIRE.replace(storage_dir=tmp_path)
     return tmp_path / "files"
 
 
@@ -129,7 +129,7 @@ async def test_what_is_not_as_announced_is_refused(gateway: Gateway) -> None:
 async def test_a_tenants_bytes_are_bounded_parts_among_them(
     gateway: Gateway, settings: Any
 ) -> None:
-    settings.QUIRE = {**settings.QUIRE, "TENANT_FILE_BYTES": 10, "MAX_FILE_BYTES": 1000}
+    settings.QUIRE = settings.QUIRE.replace(max_file_bytes=1000, tenant_quotas={"file_bytes": 10})
     client = gateway.client
     assert (await announce(client, 11)).error["code"] == "storage_full"
     made = [(await announce(client, 8)).json()["id"] for _ in range(2)]

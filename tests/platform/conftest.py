@@ -87,7 +87,7 @@ def each_redis_url(request: pytest.FixtureRequest, short_tmp: Path) -> Iterator[
 def each_redis(each_redis_url: str, key_prefix: str, settings: Any) -> str:
     """`settings` that point to a server of each kind, under a fresh prefix."""
     settings.REDIS_URL = each_redis_url
-    settings.QUIRE = {**settings.QUIRE, "KEY_PREFIX": key_prefix}
+    settings.QUIRE = settings.QUIRE.replace(key_prefix=key_prefix)
     return each_redis_url
 
 

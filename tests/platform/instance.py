@@ -18,10 +18,11 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from common.settings import INTERNAL
 from tests.platform.test_processes import gone
 
 ROOT = Path(__file__).resolve().parents[2]
-FAKE = f"{sys.executable},-m,tests.fakes.fake_replica"
+FAKE = [sys.executable, "-m", "tests.fakes.fake_replica"]
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -45,6 +46,11 @@ def tiny_model_folder(folder: Path) -> Path:
     return folder
 
 
+def internal(**fields: Any) -> dict[str, str]:
+    """The variable that sets fields without a variable of their own."""
+    return {INTERNAL: json.dumps(fields)}
+
+
 def environment(data_dir: Path, **extra: str) -> dict[str, str]:
     """This process's environment without what belongs to another instance."""
     kept = {
@@ -55,7 +61,7 @@ def environment(data_dir: Path, **extra: str) -> dict[str, str]:
     return {
         **kept,
         "QUIRE_DATA_DIR": str(data_dir),
-        "QUIRE_ENGINE_COMMAND": FAKE,
+        **internal(engine_command=FAKE),
         "QUIRE_DRAIN_SECONDS": "3",
         **extra,
     }

@@ -113,7 +113,7 @@ def test_modules_of_another_model_are_refused(world: World, tmp_path: Path) -> N
 
 def test_the_demos_adapters_are_there_once(world: World, settings: Any) -> None:
     model = served(name="demo")
-    model.source = str(settings.QUIRE["DEMO_MODEL"])
+    model.source = str(settings.QUIRE.demo_model)
     model.save()
     ensure_adapters(model, None)
     names = Adapter.objects.values_list("name", "tenant", "description")

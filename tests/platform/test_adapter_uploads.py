@@ -112,13 +112,13 @@ def test_more_than_was_announced_is_refused(world: World, model: ServedModel) ->
 
 @pytest.mark.database
 def test_room_is_kept_while_it_comes(world: World, model: ServedModel, settings: Any) -> None:
-    settings.QUIRE = {**settings.QUIRE, "TENANT_ADAPTER_BYTES": 400}
+    settings.QUIRE = settings.QUIRE.replace(tenant_quotas={"adapter_bytes": 400})
     upload = begun(world, model, adapter_bytes())
     with pytest.raises(AdapterTooLarge):
         begun(world, model, adapter_bytes(1))
     actions.cancel_upload(actor=world.member, upload=upload)
     begun(world, model, adapter_bytes(1))
-    settings.QUIRE = {**settings.QUIRE, "MAX_ADAPTER_BYTES": 100}
+    settings.QUIRE = settings.QUIRE.replace(max_adapter_bytes=100)
     with pytest.raises(AdapterTooLarge):
         begun(world, model, adapter_bytes(1))
 
@@ -293,7 +293,7 @@ def test_archives_that_mean_harm(
 
 
 def test_a_bomb_is_put_out(world: World, model: ServedModel, settings: Any) -> None:
-    settings.QUIRE = {**settings.QUIRE, "MAX_ADAPTER_BYTES": 1 << 20}
+    settings.QUIRE = settings.QUIRE.replace(max_adapter_bytes=1 << 20)
     packed = archive({WEIGHTS_FILE: b"\0" * (64 << 20)}, zipfile.ZIP_DEFLATED)
     assert len(packed) < 1 << 20
     with pytest.raises(AdapterTooLarge):

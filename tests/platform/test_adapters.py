@@ -225,7 +225,7 @@ def test_the_same_content_is_no_second_version(world: World) -> None:
 
 @database
 def test_a_tenant_has_so_much_room(world: World, settings: Any) -> None:
-    settings.QUIRE = {**settings.QUIRE, "TENANT_ADAPTER_BYTES": 300}
+    settings.QUIRE = settings.QUIRE.replace(tenant_quotas={"adapter_bytes": 300})
     model = served()
     added(world.owner, world.acme, model)
     with pytest.raises(AdapterTooLarge, match="delete a version first"):

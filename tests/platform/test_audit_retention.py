@@ -101,11 +101,11 @@ def test_fault_72_routine_goes_after_a_month_and_the_rest_when_the_operator_says
     rows(world, 3, "file.create", days=29)
     rows(world, 4, "api_key.revoke", days=100)
     rows(world, 5, "api_key.revoke", days=731)
-    settings.QUIRE = {**settings.QUIRE, "AUDIT_DAYS": 0}
+    settings.QUIRE = settings.QUIRE.replace(audit_days=0)
     assert audit_retention.remove_old() == 30
     assert count("file.create", world.acme) == 3
     assert count("api_key.revoke", world.acme) == 9
-    settings.QUIRE = {**settings.QUIRE, "AUDIT_DAYS": 730}
+    settings.QUIRE = settings.QUIRE.replace(audit_days=730)
     assert audit_retention.remove_old() == 5
     assert count("api_key.revoke", world.acme) == 4
     assert audit_retention.remove_old() == 0

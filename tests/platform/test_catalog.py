@@ -318,12 +318,12 @@ def test_sharing_is_audited_with_the_tenants_names(world: World, folder: str) ->
 @pytest.mark.django_db
 def test_a_parser_may_be_a_plug_in_another_name_or_none(folder: str, settings: Any) -> None:
     parser = "inference.parsers.reasoning_families.Qwen3Parser"
-    settings.QUIRE = {**settings.QUIRE, "REASONING_PARSERS": {"ours": parser}}
+    settings.QUIRE = settings.QUIRE.replace(reasoning_parsers={"ours": parser})
     for name in ("ours", "olmo3", "none"):
         wanted = {"reasoning_parser": name, "tool_call_parser": "openai"}
         model = actions.load_model(actor=SYSTEM_ACTOR, name=name, source=folder, settings=wanted)
         assert model.settings == wanted
-    settings.QUIRE = {**settings.QUIRE, "REASONING_PARSERS": {}}
+    settings.QUIRE = settings.QUIRE.replace(reasoning_parsers={})
     ours = ServedModel.objects.get(name="ours")
     with pytest.raises(InvalidRequest, match=r"'ours' here\. There are: none, cohere_command3,"):
         actions.update_model(actor=SYSTEM_ACTOR, model=ours, num_replicas=2)

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
+from pydantic import ValidationError
 
-from common import settings as environment
 from common.files import make_private, secret_key, write_private
+from common.settings import INTERNAL, REPLACED, TenantQuotas, load_settings, variables
 from config.connections import MAX_SOCKET_PATH, celery_url, database, socket_path, socket_url
 from config.logging import (
     MAX_CHARS,
@@ -31,39 +32,132 @@ def mode(path: Path) -> int:
 # -- environment ------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def env(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """An environment without settings."""
+    for name in [*variables(), INTERNAL, *REPLACED]:
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
 @pytest.mark.parametrize(
-    ("text", "value"), [("1", True), ("TRUE", True), (" yes ", True), ("0", False), ("", False)]
+    ("text", "value"),
+    [("1", True), ("TRUE", True), (" yes ", True), ("0", False), ("off", False), (" ", False)],
 )
-def test_flags(monkeypatch: pytest.MonkeyPatch, text: str, value: bool) -> None:
-    monkeypatch.setenv("QUIRE_X", text)
-    assert environment.flag("QUIRE_X") is value
+def test_flags(env: pytest.MonkeyPatch, text: str, value: bool) -> None:
+    env.setenv("QUIRE_STRICT", text)
+    assert load_settings().strict is value
 
 
-def test_bad_values_name_their_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("QUIRE_X", "perhaps")
-    for read in (
-        lambda: environment.flag("QUIRE_X"),
-        lambda: environment.integer("QUIRE_X", 1),
-        lambda: environment.choice("QUIRE_X", "a", ("a", "b")),
-    ):
-        with pytest.raises(ImproperlyConfigured, match="QUIRE_X"):
-            read()
+WRONG = {
+    "QUIRE_STRICT": ("perhaps", "must be true or false; got 'perhaps'."),
+    "QUIRE_BATCH_CONCURRENCY": ("many", "must be a whole number; got 'many'."),
+    "QUIRE_LOGIN_ATTEMPTS": ("0", "must be at least 1; got '0'."),
+    "QUIRE_AUDIT_DAYS": ("40000", "must be at most 36500; got '40000'."),
+    "QUIRE_LOG_STYLE": ("xml", "must be 'line', 'json' or 'debug'; got 'xml'."),
+    "QUIRE_CURRENCY": ("dollar", "must be three letters such as usd; got 'dollar'."),
+    "QUIRE_ROOT_PATH": ("//x", "must be a path such as /quire; got '//x'."),
+    "QUIRE_MAX_BODY_BYTES": (
+        "plenty",
+        "must be a size in bytes such as 10485760 or 10MiB; got 'plenty'.",
+    ),
+    "QUIRE_DEFAULT_CHAT_TEMPLATE_KWARGS": ("[]", "must be a JSON object; got '[]'."),
+    "QUIRE_EGRESS_NETWORKS": (
+        "10.0.0.0/8,10.0.0.1/8",
+        "must be IP addresses or networks: 10.0.0.1/8 has host bits set; got '10.0.0.1/8'.",
+    ),
+}
 
 
-def test_integers_keep_to_their_range(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("QUIRE_X", "5")
-    assert environment.integer("QUIRE_X", 1, low=5, high=5) == 5
-    with pytest.raises(ImproperlyConfigured, match=r"\[6, 9\]"):
-        environment.integer("QUIRE_X", 7, low=6, high=9)
-    monkeypatch.delenv("QUIRE_X")
-    assert environment.integer("QUIRE_X", 7) == 7
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_value_is_told_with_its_variable_and_what_is_allowed(
+    env: pytest.MonkeyPatch, name: str
+) -> None:
+    value, sentence = WRONG[name]
+    env.setenv(name, value)
+    with pytest.raises(ImproperlyConfigured) as refused:
+        load_settings()
+    assert str(refused.value) == f"{name} {sentence}"
 
 
-def test_lists_have_no_empty_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("QUIRE_X", " a, ,b,")
-    assert environment.words("QUIRE_X", []) == ["a", "b"]
-    monkeypatch.delenv("QUIRE_X")
-    assert environment.words("QUIRE_X", ["z"]) == ["z"]
+def test_all_mistakes_are_told_at_once_in_a_line_each(env: pytest.MonkeyPatch) -> None:
+    for name, (value, _) in WRONG.items():
+        env.setenv(name, value)
+    env.setenv("QUIRE_FILES_DIR", "/files")
+    with pytest.raises(ImproperlyConfigured) as refused:
+        load_settings()
+    told = str(refused.value).splitlines()
+    assert {line.split()[0] for line in told} == {*WRONG, "QUIRE_FILES_DIR"}
+    assert len(told) == len(WRONG) + 1
+
+
+@pytest.mark.parametrize("name", REPLACED)
+def test_a_variable_that_is_no_more_is_refused_with_what_to_do(
+    env: pytest.MonkeyPatch, name: str
+) -> None:
+    env.setenv(name, "")
+    with pytest.raises(ImproperlyConfigured, match=rf"^{name} was (replaced by|removed: ).+\.$"):
+        load_settings()
+
+
+@pytest.mark.parametrize("name", ["DATABASE_URL", "REDIS_URL", "QUIRE_SMTP_URL"])
+@pytest.mark.parametrize("url", ["//:hush@host", "no://:hush@host", "{}://:hu/hush@host:1"])
+def test_a_wrong_address_is_told_without_it(env: pytest.MonkeyPatch, name: str, url: str) -> None:
+    scheme = {"DATABASE_URL": "postgres", "REDIS_URL": "redis", "QUIRE_SMTP_URL": "smtp"}[name]
+    env.setenv(name, url.format(scheme))
+    with pytest.raises(ImproperlyConfigured, match=f"^{name} must ") as refused:
+        load_settings()
+    assert "hush" not in str(refused.value)
+
+
+def test_lists_have_no_empty_words_and_an_empty_variable_is_none(env: pytest.MonkeyPatch) -> None:
+    env.setenv("QUIRE_ALLOWED_HOSTS", " a, ,b,")
+    assert load_settings().allowed_hosts == ("a", "b")
+    env.setenv("QUIRE_ALLOWED_HOSTS", " ")
+    assert load_settings().allowed_hosts == ("localhost", "127.0.0.1", "[::1]")
+
+
+def test_sizes_may_have_a_unit(env: pytest.MonkeyPatch) -> None:
+    env.setenv("QUIRE_MAX_FILE_BYTES", "3MiB")
+    assert load_settings().max_file_bytes == 3 << 20
+
+
+def test_quotas_are_named_in_one_variable(env: pytest.MonkeyPatch) -> None:
+    env.setenv("QUIRE_TENANT_QUOTAS", "file_bytes=1GiB, open_batches=0")
+    quotas = load_settings().tenant_quotas
+    assert quotas == TenantQuotas(file_bytes=1 << 30, open_batches=0)
+    env.setenv("QUIRE_TENANT_QUOTAS", "files=3,running_batches=0")
+    with pytest.raises(ImproperlyConfigured) as refused:
+        load_settings()
+    assert str(refused.value).splitlines() == [
+        "QUIRE_TENANT_QUOTAS: running_batches must be at least 1; got '0'.",
+        "QUIRE_TENANT_QUOTAS: files is no setting; got '3'.",
+    ]
+
+
+def test_fields_without_a_variable_are_not_read_from_one(env: pytest.MonkeyPatch) -> None:
+    env.setenv("QUIRE_FAILOVER_WAIT_S", "1")
+    assert load_settings().failover_wait_s == 30
+
+
+def test_settings_can_be_replaced_and_not_changed(env: pytest.MonkeyPatch) -> None:
+    env.setenv("QUIRE_KEY_PREFIX", "blue")
+    quire = load_settings()
+    assert quire.replace(strict=True).key_prefix == "blue"
+    with pytest.raises(ValidationError, match="max_attempts"):
+        quire.replace(max_attempts=0)
+    with pytest.raises(ValidationError, match="no_such_field"):
+        quire.replace(no_such_field=1)
+    with pytest.raises(ValidationError, match="frozen"):
+        quire.strict = True  # type: ignore[misc]
+
+
+def test_files_and_adapters_are_in_one_directory(env: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    env.setenv("QUIRE_DATA_DIR", str(tmp_path / "data"))
+    assert load_settings().files_dir == tmp_path / "data" / "files"
+    env.setenv("QUIRE_STORAGE_DIR", str(tmp_path / "shared"))
+    assert load_settings().files_dir == tmp_path / "shared" / "files"
+    assert load_settings().adapters_dir == tmp_path / "shared" / "adapters"
 
 
 # -- data dir ---------------------------------------------------------------------------------

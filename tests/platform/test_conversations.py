@@ -141,7 +141,7 @@ def test_a_conversation_goes_with_its_person(world: World) -> None:
 
 def test_what_a_tenant_keeps_is_bounded(world: World, settings: Any) -> None:
     room.forget()
-    settings.QUIRE = {**settings.QUIRE, "TENANT_STORED_CHARS": 500}
+    settings.QUIRE = settings.QUIRE.replace(tenant_quotas={"stored_chars": 500})
     of = {"actor": world.member, "tenant": world.acme, "document": talk("x", "y" * 100)}
     for _ in range(2):
         actions.create_conversation(**of)

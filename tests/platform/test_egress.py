@@ -56,7 +56,7 @@ def server() -> Iterator[HTTPServer]:
 
 @pytest.fixture
 def allowed(settings: Any) -> None:
-    settings.QUIRE = {**settings.QUIRE, "EGRESS_NETWORKS": ("127.0.0.0/8",)}
+    settings.QUIRE = settings.QUIRE.replace(egress_networks=("127.0.0.0/8",))
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
@@ -164,7 +164,7 @@ def test_fault_62_a_private_address_in_numbers_is_not_kept(host: str, settings: 
     with pytest.raises(InvalidRequest, match="private network") as caught:
         check_public(f"https://{host}/in")
     assert caught.value.param == "url"
-    settings.QUIRE = {**settings.QUIRE, "EGRESS_NETWORKS": ("0.0.0.0/0", "::/0")}
+    settings.QUIRE = settings.QUIRE.replace(egress_networks=("0.0.0.0/0", "::/0"))
     check_public(f"https://{host}/in")
 
 

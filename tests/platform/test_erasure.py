@@ -43,11 +43,7 @@ REVIEWED = {
 
 @pytest.fixture(autouse=True)
 def _files_dir(tmp_path: Path, settings: Any, live_redis: str) -> None:
-    settings.QUIRE = {
-        **settings.QUIRE,
-        "FILES_DIR": tmp_path / "files",
-        "ADAPTERS_DIR": tmp_path / "adapters",
-    }
+    settings.QUIRE = settings.QUIRE.replace(storage_dir=tmp_path)
 
 
 def fill(world: World, tenant: Tenant, key: ApiKey) -> StoredFile:

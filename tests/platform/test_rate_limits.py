@@ -171,7 +171,7 @@ async def test_two_tenants_do_not_share_a_bucket() -> None:
 
 
 async def test_the_installations_default_holds_for_tenants_without_limits(settings) -> None:
-    settings.QUIRE = {**settings.QUIRE, "DEFAULT_REQUESTS_PER_MINUTE": 1}
+    settings.QUIRE = settings.QUIRE.replace(requests_per_minute=1)
     await enter(caller())
     with pytest.raises(RateLimited):
         await enter(caller())
@@ -255,7 +255,7 @@ async def test_fault_28_scripts_survive_a_restart_of_redis() -> None:
 
 async def test_without_redis_a_limited_caller_gets_503(settings) -> None:
     settings.REDIS_URL = "unix:///nowhere/redis.sock"
-    settings.QUIRE = {**settings.QUIRE, "FAILOVER_WAIT_S": 0.5}
+    settings.QUIRE = settings.QUIRE.replace(failover_wait_s=0.5)
     with pytest.raises(ServiceUnavailable) as caught:
         await enter(caller(requests_per_minute=1))
     assert caught.value.status == 503

@@ -63,7 +63,7 @@ def engine_writes(client: redis.Redis, name: str, prompt: int, *outputs: int) ->
                 num_prompt_tokens=prompt,
             )
             fields = written_token_counts([delta])
-            client.hset(written_tokens_key(settings.QUIRE["KEY_PREFIX"]), mapping=fields)
+            client.hset(written_tokens_key(settings.QUIRE.key_prefix), mapping=fields)
 
 
 def bill(world: World, name: str, prompt: int, output: int, account: EngineUsage | None) -> None:
@@ -182,7 +182,7 @@ def test_what_comes_after_the_end_is_no_loss(world: World, client: redis.Redis) 
     engine_writes(client, "r", 10, 8)  # until the abort has reached it
     found = look(client)
     assert found.is_balanced
-    assert client.hlen(written_tokens_key(settings.QUIRE["KEY_PREFIX"])) == 0
+    assert client.hlen(written_tokens_key(settings.QUIRE.key_prefix)) == 0
 
 
 def test_settling_again_counts_nothing_twice(world: World, client: redis.Redis) -> None:
@@ -239,7 +239,7 @@ async def test_fault_49_what_two_dead_gateways_left_of_a_stream_is_billed_once(
         outbox="gone",
         stream=True,
     )
-    stream = stream_key("r", settings.QUIRE["KEY_PREFIX"])
+    stream = stream_key("r", settings.QUIRE.key_prefix)
     client.hset(stream, mapping={"open": b"", "told": 1})
     await run_in_db_thread(budget, world, tokens=1000)
     await admit(caller(world), whole)
@@ -291,7 +291,7 @@ async def test_fault_49_a_stream_is_billed_once_any_of_it_has_left_its_gateway(
         stream=True,
     )
     if marks:
-        client.hset(stream_key("r", settings.QUIRE["KEY_PREFIX"]), mapping=marks)
+        client.hset(stream_key("r", settings.QUIRE.key_prefix), mapping=marks)
     await run_in_db_thread(budget, world, tokens=1000)
     await admit(caller(world), asking)
     await close_redis_link()

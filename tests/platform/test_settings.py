@@ -11,6 +11,7 @@ from unittest import mock
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
+from pydantic import BaseModel
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -21,12 +22,16 @@ def settings_with(tmp_path: Path, *names: str, **env: str) -> dict[str, Any]:
     given = {**clean, "QUIRE_DATA_DIR": str(tmp_path), **env}
     with mock.patch.dict(os.environ, given, clear=True):
         values = runpy.run_path(str(ROOT / "platform" / "config" / "settings.py"))
-    return json.loads(json.dumps({name: values[name] for name in names}, default=str))
+    return json.loads(json.dumps({name: values[name] for name in names}, default=_to_json))
+
+
+def _to_json(value: object) -> object:
+    return value.model_dump(mode="json") if isinstance(value, BaseModel) else str(value)
 
 
 def test_the_embedded_default_needs_no_variable_and_is_closed(tmp_path: Path) -> None:
     found = settings_with(
-        tmp_path, "DEBUG", "ALLOWED_HOSTS", "REDIS_URL", "SECRET_KEY", "TLS", "DATABASES"
+        tmp_path, "DEBUG", "ALLOWED_HOSTS", "REDIS_URL", "SECRET_KEY", "DATABASES"
     )
     assert found["DEBUG"] is False
     assert found["ALLOWED_HOSTS"] == ["localhost", "127.0.0.1", "[::1]"]
@@ -51,7 +56,7 @@ def test_production_is_made_of_variables_and_leaves_the_data_dir_alone(tmp_path:
     assert found["REDIS_URL"] == found["CELERY_BROKER_URL"] == "redis://cache:6379/1"
     assert found["DATABASES"]["default"]["HOST"] == "db"
     assert found["ALLOWED_HOSTS"] == ["llm.example.org", ".internal"]
-    assert found["QUIRE"]["KEY_PREFIX"] == "blue"
+    assert found["QUIRE"]["key_prefix"] == "blue"
     assert not data_dir.exists()
 
 
@@ -74,8 +79,8 @@ def test_a_clients_own_forwarded_header_counts_only_behind_a_proxy(tmp_path: Pat
 
 
 def test_a_wrong_value_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ImproperlyConfigured, match="QUIRE_TLS must be one of off, proxy, direct"):
-        settings_with(tmp_path, "TLS", QUIRE_TLS="yes")
+    with pytest.raises(ImproperlyConfigured, match="QUIRE_TLS must be 'off', 'proxy' or 'direct'"):
+        settings_with(tmp_path, QUIRE_TLS="yes")
 
 
 def test_nothing_is_pickled(tmp_path: Path) -> None:
@@ -98,7 +103,6 @@ def test_djangos_deployment_check_is_clean_behind_tls(tmp_path: Path) -> None:
             **os.environ,
             "QUIRE_DATA_DIR": str(tmp_path),
             "QUIRE_TLS": "proxy",
-            "QUIRE_HSTS_SUBDOMAINS": "1",
         },
         capture_output=True,
         text=True,
@@ -120,7 +124,7 @@ def test_mail_needs_a_server_and_a_sender(tmp_path: Path) -> None:
 
 def test_addresses_that_read_metrics_are_addresses(tmp_path: Path) -> None:
     found = settings_with(tmp_path, "QUIRE", QUIRE_METRICS_ADDRESSES="10.0.0.0/8, 127.0.0.1")
-    assert found["QUIRE"]["METRICS_ADDRESSES"] == ["10.0.0.0/8", "127.0.0.1/32"]
+    assert found["QUIRE"]["metrics_addresses"] == ["10.0.0.0/8", "127.0.0.1/32"]
     with pytest.raises(ImproperlyConfigured, match="QUIRE_METRICS_ADDRESSES"):
         settings_with(tmp_path, "QUIRE", QUIRE_METRICS_ADDRESSES="10.0.0.1/8")
 
@@ -135,11 +139,11 @@ PROVIDER = {
 def test_an_identity_provider_and_its_groups_are_read(tmp_path: Path) -> None:
     roles = "a=b=acme:owner, ops=operator"
     found = settings_with(
-        tmp_path, "SOCIALACCOUNT_PROVIDERS", "OIDC_ROLES", **PROVIDER, QUIRE_OIDC_ROLES=roles
+        tmp_path, "SOCIALACCOUNT_PROVIDERS", "QUIRE", **PROVIDER, QUIRE_OIDC_ROLES=roles
     )
     (app,) = found["SOCIALACCOUNT_PROVIDERS"]["openid_connect"]["APPS"]
     assert (app["client_id"], app["settings"]["server_url"]) == ("quire", "https://id.example")
-    assert found["OIDC_ROLES"] == {"a=b": "acme:owner", "ops": "operator"}
+    assert found["QUIRE"]["oidc_roles"] == {"a=b": "acme:owner", "ops": "operator"}
 
 
 @pytest.mark.parametrize(
@@ -156,7 +160,7 @@ def test_an_identity_provider_and_its_groups_are_read(tmp_path: Path) -> None:
 )
 def test_wrong_identity_settings_are_named(tmp_path: Path, name: str, value: str) -> None:
     with pytest.raises(ImproperlyConfigured, match=name):
-        settings_with(tmp_path, "OIDC_ROLES", **{**PROVIDER, name: value})
+        settings_with(tmp_path, **{**PROVIDER, name: value})
 
 
 @pytest.mark.system
@@ -174,3 +178,31 @@ def test_a_mistyped_data_dir_of_a_command_that_reads_makes_nothing(tmp_path: Pat
         assert done.returncode != 0
         assert done.stderr.startswith(f"There is no data dir {wrong}: is the name right?")
     assert not wrong.exists()
+
+
+def test_instances_have_different_cookies_which_outlive_a_rotation_of_the_key(
+    tmp_path: Path,
+) -> None:
+    names = ("SESSION_COOKIE_NAME", "CSRF_COOKIE_NAME")
+    before = settings_with(tmp_path, *names, QUIRE_SECRET_KEY="old")
+    other = settings_with(tmp_path, *names, QUIRE_SECRET_KEY="other")
+    rotating = settings_with(
+        tmp_path, *names, QUIRE_SECRET_KEY="new", QUIRE_SECRET_KEY_FALLBACKS="old"
+    )
+    assert before == rotating
+    assert not {*before.values()} & {*other.values()}
+    assert before["SESSION_COOKIE_NAME"] != before["CSRF_COOKIE_NAME"]
+
+
+def test_the_pool_of_connections_has_a_size(tmp_path: Path) -> None:
+    found = settings_with(
+        tmp_path, "DATABASES", DATABASE_URL="postgres://db/quire", QUIRE_DATABASE_POOL_SIZE="7"
+    )
+    assert found["DATABASES"]["default"]["OPTIONS"]["pool"]["max_size"] == 7
+
+
+def test_a_command_hands_fields_without_a_variable_to_what_it_starts(tmp_path: Path) -> None:
+    fields = json.dumps({"cors_methods": ["GET"], "engine_command": ["replica"]})
+    found = settings_with(tmp_path, "QUIRE", "CORS_ALLOW_METHODS", QUIRE_INTERNAL=fields)
+    assert found["QUIRE"]["engine_command"] == ["replica"]
+    assert found["CORS_ALLOW_METHODS"] == ["GET"]

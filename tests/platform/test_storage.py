@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.django_db, pytest.mark.database]
 
 @pytest.fixture(autouse=True)
 def _files_dir(tmp_path: Path, settings: Any) -> None:
-    settings.QUIRE = {**settings.QUIRE, "FILES_DIR": tmp_path}
+    settings.QUIRE = settings.QUIRE.replace(storage_dir=tmp_path)
 
 
 def caller_of(tenant: Any, key: Any = None) -> Caller:
@@ -120,7 +120,7 @@ def test_a_batch_from_its_making_to_its_end(acme: Caller) -> None:
 
 
 def test_tenants_take_turns_at_the_workers(world: World, acme: Caller, settings: Any) -> None:
-    settings.QUIRE = {**settings.QUIRE, "TENANT_RUNNING_BATCHES": 2}
+    settings.QUIRE = settings.QUIRE.replace(tenant_quotas={"running_batches": 2})
     mine = [batch_of(acme).public_id for _ in range(4)]
     theirs = batch_of(caller_of(world.rival)).public_id
     assert claimable_batches() == [mine[0], theirs, mine[1]]
@@ -135,7 +135,7 @@ def test_tenants_take_turns_at_the_workers(world: World, acme: Caller, settings:
 
 
 def test_a_tenant_may_have_only_so_much_waiting(acme: Caller, settings: Any) -> None:
-    settings.QUIRE = {**settings.QUIRE, "TENANT_OPEN_BATCHES": 1}
+    settings.QUIRE = settings.QUIRE.replace(tenant_quotas={"open_batches": 1})
     first = batch_of(acme)
     with pytest.raises(TooManyPending) as caught:
         batch_of(acme)
@@ -200,7 +200,7 @@ def test_a_conversation_is_read_only_so_far(acme: Caller, monkeypatch: Any) -> N
 
 def test_a_tenants_answers_may_take_only_so_much(acme: Caller, settings: Any) -> None:
     first = response_of(acme, 1)
-    settings.QUIRE = {**settings.QUIRE, "TENANT_STORED_CHARS": 2 * first.size}
+    settings.QUIRE = settings.QUIRE.replace(tenant_quotas={"stored_chars": 2 * first.size})
     room.check_storage_quota(acme.tenant_id)
     assert room.is_usage_cached(acme.tenant_id)
     second = response_of(acme, 2, background=True)
@@ -213,7 +213,7 @@ def test_a_tenants_answers_may_take_only_so_much(acme: Caller, settings: Any) ->
     assert second.size > first.size + 100
     actions.delete_response(caller=acme, public_id=second.public_id)
     room.check_storage_quota(acme.tenant_id)  # who is full is looked at each time
-    settings.QUIRE = {**settings.QUIRE, "TENANT_STORED_CHARS": 0}
+    settings.QUIRE = settings.QUIRE.replace(tenant_quotas={"stored_chars": 0})
     room.check_storage_quota(acme.tenant_id)
 
 
@@ -221,7 +221,7 @@ def test_a_tenant_without_room_makes_no_batches(acme: Caller, settings: Any) -> 
     file = actions.create_file(
         caller=acme, filename="in.jsonl", purpose="batch", size=3, chunks=[b"{}\n"]
     )
-    settings.QUIRE = {**settings.QUIRE, "TENANT_FILE_BYTES": 2}
+    settings.QUIRE = settings.QUIRE.replace(tenant_quotas={"file_bytes": 2})
     with pytest.raises(StorageFull):
         actions.create_batch(
             caller=acme,

@@ -38,7 +38,7 @@ HOUR_AGO = 2 * actions.files.ORPHAN_AFTER_S
 
 @pytest.fixture(autouse=True)
 def _files_dir(adapters_here: Path, tmp_path: Path, settings: Any) -> None:
-    settings.QUIRE = {**settings.QUIRE, "FILES_DIR": tmp_path / "files"}
+    settings.QUIRE = settings.QUIRE.replace(storage_dir=tmp_path)
 
 
 def write_blob(tenant: Tenant, public_id: str) -> Path:

@@ -31,6 +31,7 @@ from tests.platform.instance import (
     Instance,
     certificate,
     environment,
+    internal,
     manage,
     tiny_model_folder,
 )
@@ -271,10 +272,8 @@ def test_a_restart_keeps_its_secrets_and_a_kill_leaves_no_orphans(
 def test_a_model_that_cannot_be_loaded_ends_the_start_with_its_reason(
     short_tmp: Path, model: str
 ) -> None:
-    broken = f"{sys.executable},-c,raise SystemExit(3)"
-    with Instance(
-        with_tables(short_tmp / "bad"), "--model", model, QUIRE_ENGINE_COMMAND=broken
-    ) as up:
+    broken = internal(engine_command=[sys.executable, "-c", "raise SystemExit(3)"])
+    with Instance(with_tables(short_tmp / "bad"), "--model", model, **broken) as up:
         assert up.process.wait(60) == 1
         assert "tiny can't be served: the replica exited with status 3" in up.text()
         assert "Traceback" not in up.text()

@@ -235,7 +235,7 @@ def test_fault_29_with_the_database_down_usage_waits_and_is_then_written(
 
 
 def test_fault_29_the_spool_is_bounded(world: World, client: redis.Redis, settings: Any) -> None:
-    settings.QUIRE = {**settings.QUIRE, "USAGE_SPOOL_MAX": 100}
+    settings.QUIRE = settings.QUIRE.replace(usage_spool_max=100)
 
     async def settle_many() -> None:
         for number in range(1000):
@@ -319,7 +319,7 @@ def test_fault_28_a_restarted_redis_is_found_again(
     world: World, short_tmp: Path, settings: Any, key_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(drain, "BLOCK_MS", 20)
-    settings.QUIRE = {**settings.QUIRE, "KEY_PREFIX": key_prefix}
+    settings.QUIRE = settings.QUIRE.replace(key_prefix=key_prefix)
     with running_redis(short_tmp / "restart") as url:
         settings.REDIS_URL = url
         drainer = LedgerWriter()

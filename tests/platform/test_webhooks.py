@@ -104,7 +104,9 @@ def due_now() -> None:
 def test_a_tenant_is_told_once_a_period_by_mail_and_signed_webhook(
     world: World, settings: Any, mailoutbox: Any, receiver: Any
 ) -> None:
-    settings.SMTP_URL = "smtp://mail.example.org"
+    settings.QUIRE = settings.QUIRE.replace(
+        smtp_url="smtp://mail.example.org", mail_from="quire@mail.example"
+    )
     hook = actions.set_webhook(actor=world.admin, tenant=world.acme, url="https://x.example/in")
     of = budget(world, tokens=100)
     spend(world, of, 79)
@@ -230,7 +232,7 @@ def test_fault_62_a_webhook_into_the_private_network_is_never_called(
         private = settings.QUIRE
         with pytest.raises(InvalidRequest, match="private network"):
             actions.set_webhook(actor=world.owner, tenant=world.acme, url=url)
-        settings.QUIRE = {**private, "EGRESS_NETWORKS": ("127.0.0.0/8",)}
+        settings.QUIRE = private.replace(egress_networks=("127.0.0.0/8",))
         actions.set_webhook(actor=world.owner, tenant=world.acme, url=url)
         settings.QUIRE = private
         spend(world, budget(world, tokens=100), 100)
@@ -239,7 +241,7 @@ def test_fault_62_a_webhook_into_the_private_network_is_never_called(
         assert asked == []
         assert "private network" in WebhookDelivery.objects.get().error
         due_now()
-        settings.QUIRE = {**settings.QUIRE, "EGRESS_NETWORKS": ("127.0.0.0/8",)}
+        settings.QUIRE = settings.QUIRE.replace(egress_networks=("127.0.0.0/8",))
         assert deliver_due() == 1
         assert asked == ["/in"]
     finally:

@@ -25,6 +25,7 @@ from config import queues
 from config.celery import app
 from tests.inference import live
 from tests.inference.batches.conftest import as_lines, request_line
+from tests.platform.instance import internal
 
 WORKER = [sys.executable, "manage.py", "worker"]
 TASK_WORKER = [*WORKER, "--queues", "delivery,identity,maintenance"]
@@ -353,7 +354,7 @@ def test_of_two_workers_one_schedules_and_the_other_takes_over_when_it_is_killed
         return [line.split() for line in senders.read_text().splitlines()]
 
     with live.instance(folder) as of:
-        of.environment["QUIRE_SWEEP_SECONDS"] = "1"
+        of.environment |= internal(sweep_seconds=1)
         command = [sys.executable, "-c", _WRITES_SENDERS, str(senders)]
         with live.process(command, of.environment) as first:
             until(lines)

@@ -16,8 +16,7 @@ from django.db import OperationalError
 
 from common.commands import raise_database_error
 from common.files import make_private
-from common.settings import check_variables, unknown_variables
-from config.connections import checked_url, database
+from common.settings import check_variables, load_settings, unknown_variables
 from config.logging import SettingNameFilter
 from tests.platform.instance import ROOT, environment
 
@@ -37,16 +36,22 @@ def test_a_data_dir_of_somebody_else_is_named(
 
 
 @pytest.mark.parametrize("url", ["nonsense", "mysql://u:secret@host/name", "http://host"])
-def test_other_databases_are_refused_without_their_passwords(url: str, tmp_path: Path) -> None:
+def test_other_databases_are_refused_without_their_passwords(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DATABASE_URL", url)
     with pytest.raises(ImproperlyConfigured, match="DATABASE_URL must start with") as refused:
-        database(url, tmp_path)
+        load_settings()
     assert "secret" not in str(refused.value)
 
 
 @pytest.mark.parametrize("url", ["localhost:6379", "http://host", "//host"])
-def test_what_is_no_address_of_a_redis_is_refused(url: str) -> None:
+def test_what_is_no_address_of_a_redis_is_refused(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REDIS_URL", url)
     with pytest.raises(ImproperlyConfigured, match="REDIS_URL must start with redis://"):
-        checked_url(url)
+        load_settings()
 
 
 def test_a_slip_in_a_variables_name_is_told_with_the_name_that_was_meant() -> None:
@@ -91,15 +96,17 @@ def test_a_refused_host_is_logged_with_our_variable() -> None:
     assert record.getMessage() == "You may need to add 'a' to QUIRE_ALLOWED_HOSTS."
 
 
-def test_sentinels_are_refused_with_what_to_name_instead() -> None:
+def test_sentinels_are_refused_with_what_to_name_instead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REDIS_URL", "redis+sentinel://:secret@a:26379,b:26379/mymaster/0")
     with pytest.raises(ImproperlyConfigured, match="Sentinels aren't asked") as refused:
-        checked_url("redis+sentinel://:secret@a:26379,b:26379/mymaster/0")
+        load_settings()
     assert "secret" not in str(refused.value)
 
 
 @pytest.mark.parametrize("url", ["redis://h", "rediss://:p@h:1/2", "unix:///run/redis.sock"])
-def test_addresses_of_a_redis_stay_as_they_are(url: str) -> None:
-    assert checked_url(url) == url
+def test_addresses_of_a_redis_stay_as_they_are(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REDIS_URL", url)
+    assert load_settings().redis_url == url
 
 
 def test_a_database_that_is_away_is_told_with_where_to_look() -> None:
@@ -113,17 +120,19 @@ def test_fault_30_a_full_disk_is_told_as_one() -> None:
 
 
 @pytest.mark.system
-def test_a_wrong_setting_ends_a_command_with_one_line(tmp_path: Path) -> None:
+def test_wrong_settings_end_a_command_with_a_line_for_each(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "manage.py", "list_models"],
         cwd=ROOT,
-        env=environment(tmp_path, QUIRE_MAX_BODY_BYTES="plenty"),
+        env=environment(tmp_path, QUIRE_MAX_BODY_BYTES="plenty", QUIRE_TLS="maybe"),
         capture_output=True,
         text=True,
     )
     assert done.returncode == 1
-    expected = "QUIRE_MAX_BODY_BYTES must be a whole number, got 'plenty'."
-    assert done.stderr == f"Quire's settings: {expected}\n"
+    assert done.stderr.splitlines() == [
+        "Quire's settings: QUIRE_TLS must be 'off', 'proxy' or 'direct'; got 'maybe'.",
+        "QUIRE_MAX_BODY_BYTES must be a size in bytes such as 10485760 or 10MiB; got 'plenty'.",
+    ]
 
 
 @pytest.mark.system

@@ -5,6 +5,7 @@ from __future__ import annotations
 from django.conf import settings
 
 from common.effective_settings import InForce, in_force
+from common.settings import WITHOUT_VARIABLE
 from tools.docs.markdown import item
 
 HEAD = """# Settings
@@ -21,13 +22,11 @@ COMPUTED = {
     "DATABASE_URL": "SQLite in DATA",
     "REDIS_URL": "the embedded Redis in DATA",
     "QUIRE_SECRET_KEY": "generated into DATA",
-    "QUIRE_LOG_STYLE": "`line`",
-    "QUIRE_HSTS_SECONDS": "`31,536,000`",
 }
-GATEWAY = """
-## Gateway fields without a variable
+WITHOUT = f"""
+## {WITHOUT_VARIABLE}
 
-Keys of `settings.QUIRE` in Django's settings. An environment variable doesn't set them.
+A settings module sets them: `QUIRE = QUIRE.replace(max_attempts=3)` ([how](configuration.md)).
 """
 
 
@@ -37,7 +36,7 @@ def page() -> str:
     for setting in in_force():
         if setting.group != group:
             group = setting.group
-            lines.append(GATEWAY if group == "Gateway" else f"\n## {group}\n")
+            lines.append(WITHOUT if group == WITHOUT_VARIABLE else f"\n## {group}\n")
         default = COMPUTED.get(setting.name) or _default(setting)
         note = f" (default: {default})" if default else ""
         lines.append(item(f"**`{setting.name}`**{note}: {setting.help}"))

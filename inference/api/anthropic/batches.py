@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Annotated, Any
 
 import msgspec
+from django.conf import settings
 from django.http import StreamingHttpResponse
 from django.http.response import HttpResponseBase
 from drf_spectacular.types import OpenApiTypes
@@ -28,7 +29,6 @@ from engine.contract.errors import InvalidRequest
 from inference.api.anthropic.views import AnthropicView
 from inference.errors import PayloadTooLarge, describe_validation_error
 from inference.schemas import objects
-from inference.settings import gateway_settings
 from inference.web.endpoint_schema import IDEMPOTENCY_KEY, Endpoint, EndpointSchema
 from inference.web.json_body import parse_object
 from inference.web.report_threads import in_report_thread
@@ -119,7 +119,7 @@ def iter_requests(data: Bytes) -> Iterator[BatchItem]:
 
 def _find_object_end(data: Bytes, start: int, number: int) -> int:
     """Behind the object that begins there."""
-    most, depth = gateway_settings().max_body_bytes, 0
+    most, depth = settings.QUIRE.max_body_bytes, 0
     for mark in _MARK.finditer(data, start, start + most):
         sign = data[mark.start()]
         if sign in _OPENING:
@@ -138,7 +138,7 @@ def _find_object_end(data: Bytes, start: int, number: int) -> int:
 
 
 def _request(text: bytes, number: int) -> BatchItem:
-    parsed = parse_object(text, gateway_settings().max_json_depth)
+    parsed = parse_object(text, settings.QUIRE.max_json_depth)
     try:
         return BatchItem.model_validate(parsed)
     except ValidationError as error:
@@ -149,9 +149,9 @@ def _request(text: bytes, number: int) -> BatchItem:
 
 def _refusal(data: Bytes) -> InvalidRequest:
     """Why this body is no batch. Raises what says it better."""
-    settings = gateway_settings()
+    quire = settings.QUIRE
     if len(data) <= SMALL_BYTES:
-        BatchOfMessages.model_validate(parse_object(bytes(data), settings.max_json_depth))
+        BatchOfMessages.model_validate(parse_object(bytes(data), quire.max_json_depth))
     return _invalid_json()
 
 
@@ -331,7 +331,7 @@ def _create(request: GatewayRequest) -> Batch:
 
 def _result_lines(requests: Iterable[BatchItem]) -> Iterator[bytes]:
     """A line for each; what would fail in every case is refused first."""
-    most = gateway_settings().max_batch_requests
+    most = settings.QUIRE.max_batch_requests
     seen: set[str] = set()
     for place, each in enumerate(requests):
         if place >= most:

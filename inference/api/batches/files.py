@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from django.conf import settings
+
 from engine.contract.errors import InvalidRequest
-from inference.settings import gateway_settings
 from inference.web.json_body import parse_object
 
 # -- A running batch's results on disk: what is in a journal is done and is never done again.
@@ -108,7 +109,7 @@ def index_lines(path: Path, endpoint: str) -> tuple[list[BatchLine], list[dict[s
     lines: list[BatchLine] = []
     errors: list[dict[str, Any]] = []
     seen: set[str] = set()
-    limit, longest = gateway_settings().max_batch_requests, gateway_settings().max_body_bytes
+    limit, longest = settings.QUIRE.max_batch_requests, settings.QUIRE.max_body_bytes
     offset = 0
     with path.open("rb") as file:
         for number, raw in enumerate(_bounded_lines(file), start=1):
@@ -134,7 +135,7 @@ def index_lines(path: Path, endpoint: str) -> tuple[list[BatchLine], list[dict[s
 
 def _bounded_lines(file: IO[bytes]) -> Iterator[bytes]:
     """The lines, none read further than is needed to see that it's too long: the last then."""
-    limit = gateway_settings().max_body_bytes
+    limit = settings.QUIRE.max_body_bytes
     while raw := file.readline(limit + 2):
         yield raw
         if len(raw) > limit and not raw.endswith(b"\n"):
@@ -176,12 +177,10 @@ def _check(raw: bytes, endpoint: str, seen: set[str]) -> str:
 
 def parse_line(raw: bytes) -> dict[str, Any]:
     """A line as strictly as a request's body. Raises `InvalidRequest`."""
-    settings = gateway_settings()
-    if len(raw) > settings.max_body_bytes:
-        raise InvalidRequest(
-            f"The line is longer than the limit of {settings.max_body_bytes} bytes."
-        )
-    return parse_object(raw.strip(), settings.max_json_depth)
+    quire = settings.QUIRE
+    if len(raw) > quire.max_body_bytes:
+        raise InvalidRequest(f"The line is longer than the limit of {quire.max_body_bytes} bytes.")
+    return parse_object(raw.strip(), quire.max_json_depth)
 
 
 def read_body(path: Path, line: BatchLine) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import stamina
+from django.conf import settings
 from django.db import DatabaseError, InterfaceError
 from django.utils import timezone
 
@@ -30,7 +31,6 @@ from inference.api.batches.files import (
 )
 from inference.errors import is_about_storage
 from inference.request.context import new_id
-from inference.settings import gateway_settings
 from inference.tracing import background_span, set_span_result
 from inference.work import Lease, lease_seconds, load_trace_parent
 from storage.access import Batch, BatchStatus, blob_path
@@ -191,8 +191,7 @@ class BatchRun:
         async with asyncio.TaskGroup() as group:
             watch = group.create_task(self._watch_status())
             workers = [
-                group.create_task(self._work(todo))
-                for _ in range(gateway_settings().batch_concurrency)
+                group.create_task(self._work(todo)) for _ in range(settings.QUIRE.batch_concurrency)
             ]
             await asyncio.wait(workers)
             watch.cancel()
@@ -223,7 +222,7 @@ class BatchRun:
     async def _work(self, todo: Iterator[BatchLine]) -> None:
         for line in todo:
             body = await asyncio.to_thread(read_body, self._source, line)
-            body["priority"] = max(gateway_settings().batch_priority, _number(body.get("priority")))
+            body["priority"] = max(settings.QUIRE.batch_priority, _number(body.get("priority")))
             await self._keep(line, await self._send(body))
 
     async def _send(self, body: dict[str, Any]) -> DispatchResult:

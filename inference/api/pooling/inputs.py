@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 import msgspec
+from django.conf import settings
 
 from engine.contract.errors import InvalidRequest
 from engine.contract.messages import gc_untracked
@@ -16,7 +17,6 @@ from inference.rendering.prompts import check_vocabulary, truncate_tokens
 from inference.request.context import RequestContext
 from inference.request.job import ResolvedModel
 from inference.schemas.chat import ChatRequest
-from inference.settings import gateway_settings
 
 T = TypeVar("T")
 
@@ -124,7 +124,7 @@ async def pair_entries(
 
 async def _rendered(ctx: RequestContext, texts: Sequence[str], encode_all: Callable[[], T]) -> T:
     """`encode_all()` off the event loop, unless the texts are too long together."""
-    chars, limit = sum(map(len, texts)), gateway_settings().max_body_bytes
+    chars, limit = sum(map(len, texts)), settings.QUIRE.max_body_bytes
     if chars > limit:
         # One query beside each of many documents may be far more text than the body was.
         raise InvalidRequest(
@@ -140,7 +140,7 @@ def _within_total(prompts: Iterable[list[int]]) -> Iterator[list[int]]:
     Raises `InvalidRequest` at the first that is too much: of a body of 10 MB nobody counts, or has
     to free, the millions of tokens behind it.
     """
-    total, limit = 0, gateway_settings().max_pooling_tokens
+    total, limit = 0, settings.QUIRE.max_pooling_tokens
     for prompt in prompts:
         total += len(prompt)
         if total > limit:

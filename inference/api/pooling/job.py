@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from django.conf import settings
 from django.http.response import HttpResponse, HttpResponseBase
 
 from engine.contract.errors import EngineFault, InvalidRequest
@@ -24,7 +25,6 @@ from inference.generation.takeover import TakenOverStream
 from inference.loop.offload import get_render_pool
 from inference.request.job import Job, ResolvedModel, Usage
 from inference.serving.respond import add_headers
-from inference.settings import gateway_settings
 from inference.web.views import GatewayRequest, json_response
 from metering.access import Admission
 
@@ -75,7 +75,7 @@ class PoolingJob(Job):
             (params.dimensions or width) * (len(prompt) if params.by_token else 1)
             for prompt, params in zip(self.prompts, self.pooling, strict=True)
         )
-        limit = gateway_settings().max_pooling_result_bytes
+        limit = settings.QUIRE.max_pooling_result_bytes
         if elements * ELEMENT_BYTES > limit:
             raise InvalidRequest(
                 f"The answer would have {elements * ELEMENT_BYTES} bytes of vectors; at most "

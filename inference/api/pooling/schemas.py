@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal, Self
 
+from django.conf import settings
 from pydantic import AliasChoices, Field, model_validator
 
 from engine.contract.errors import InvalidRequest
@@ -18,7 +19,6 @@ from inference.request.job import ResolvedModel
 from inference.schemas.base import GenerateRequest, RejectedRequest
 from inference.schemas.chat import ChatRequest
 from inference.serving.respond import parse
-from inference.settings import gateway_settings
 
 # -- Chats as input of the pooling endpoints: rendered by the model's template, then pooled.
 
@@ -49,7 +49,7 @@ def parsed_chats(messages: Any, rendering: dict[str, Any]) -> list[ChatRequest]:
     """
     several = isinstance(messages, list) and bool(messages) and isinstance(messages[0], list)
     chats = messages if several else [messages]
-    limit = gateway_settings().max_prompts
+    limit = settings.QUIRE.max_prompts
     if len(chats) > limit:
         raise InvalidRequest(
             f"messages holds {len(chats)} chats; at most {limit} may be sent at once.",
@@ -127,7 +127,7 @@ def texts_of(value: Any, param: str) -> list[str]:
 
 
 def _check_count(items: list[Any], param: str) -> None:
-    limit = gateway_settings().max_prompts
+    limit = settings.QUIRE.max_prompts
     if not items:
         raise InvalidRequest(f"{param} must not be empty.", param=param)
     if len(items) > limit:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from django.conf import settings
 from django.http.response import HttpResponseBase
 from pydantic import BaseModel, ConfigDict
 
@@ -28,7 +29,6 @@ from inference.engine_client.client import get_engine_client
 from inference.errors import UnsupportedField
 from inference.schemas import objects
 from inference.serving.respond import parse_offloaded
-from inference.settings import gateway_settings
 from inference.web.endpoint_schema import IDEMPOTENCY_KEY, Endpoint, EndpointSchema
 from inference.web.views import GatewayRequest, GatewayView
 from tenants.authentication import Caller
@@ -66,7 +66,7 @@ class ModerationRequest(PoolingBody):
 
     def check_fields(self) -> None:
         """See `PoolingBody`."""
-        limit = gateway_settings().max_prompts
+        limit = settings.QUIRE.max_prompts
         if not self.input or (len(self.input) > limit and not isinstance(self.input, str)):
             raise InvalidRequest(f"input must hold 1 to {limit} texts.", param="input")
         for place, part in enumerate(self.input):

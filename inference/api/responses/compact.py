@@ -8,6 +8,7 @@ import time
 from typing import Annotated, Any
 
 import msgspec
+from django.conf import settings
 from django.http.response import HttpResponseBase
 from pydantic import StringConstraints
 
@@ -27,7 +28,6 @@ from inference.parsers.state_machine import Part
 from inference.schemas import objects
 from inference.schemas.base import ModelName, RejectedRequest, ShortText, StrictRequest
 from inference.serving.respond import add_headers, collect
-from inference.settings import gateway_settings
 from inference.web.endpoint_schema import Endpoint, EndpointSchema
 from inference.web.views import GatewayRequest, GatewayView, json_response
 
@@ -82,7 +82,7 @@ class CompactView(GatewayView):
         _, said = await load_conversation(request.ctx, asking)
         asked = await get_render_pool().run_in_thread(
             request.caller.tenant,
-            gateway_settings().render_timeout_s,
+            settings.QUIRE.render_timeout_s,
             _recent_user_messages,
             [*said.history, *said.new_items[:-1]],
             served.tokenizer,

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import msgspec
+from django.conf import settings
 from django.http.response import HttpResponseBase
 from drf_spectacular.utils import OpenApiParameter
 
@@ -44,7 +45,6 @@ from inference.serving.respond import (
     store_before_last_event,
     stream_events,
 )
-from inference.settings import gateway_settings
 from inference.web.endpoint_schema import IDEMPOTENCY_KEY, PAGE_PARAMETERS, Endpoint, EndpointSchema
 from inference.web.responses import (
     JSON_OR_EVENTS,
@@ -74,7 +74,7 @@ async def tail_response_events(
     """Events behind number `after`, as they come, to the last; nothing more when it's cancelled."""
     kept = ResponseEventStore(public_id)
     pause, heard, written = SOON_S, 0.0, time.monotonic()
-    heartbeat_s = gateway_settings().sse_heartbeat_s
+    heartbeat_s = settings.QUIRE.sse_heartbeat_s
     while True:
         found = await kept.read_after(after)
         now = time.monotonic()
@@ -227,7 +227,7 @@ class ResponseHandler:
         """The answer as it comes. Whichever gateway goes on with it calls it the same."""
         self._set_id(derived_id("resp_", turn.job.request_id))
         writer = ResponseStreamWriter(turn, self._request, self.public_id)
-        first = await turn.next(gateway_settings().stream_start_wait_s)
+        first = await turn.next(settings.QUIRE.stream_start_wait_s)
         if self._request.store is False and not self._request.conversation_id:
             events = stream_events(turn, writer, first)
         else:

@@ -10,6 +10,7 @@ from pathlib import Path
 from django.conf import settings
 
 from common.files import write_private
+from common.settings import DEFAULT_DATA_DIR, IS_INSTALLED
 from config.up.first_run import Credentials
 
 
@@ -33,14 +34,14 @@ def command(words: str, data_dir: Path) -> str:
     """
     root, here = Path(settings.BASE_DIR), Path.cwd()
     python, program = Path(sys.executable), ["-m", "quire"]
-    if not settings.IS_INSTALLED:
+    if not IS_INSTALLED:
         program = [str(root / "manage.py")]
         if here == root:
             program = ["manage.py"]
             if root in python.parents:
                 python = python.relative_to(root)
     line = f"{shlex.join([str(python), *program])} {words}"
-    if data_dir != settings.DEFAULT_DATA_DIR:
+    if data_dir != DEFAULT_DATA_DIR:
         line += f" --data-dir {shlex.quote(str(data_dir))}"
     return line
 

@@ -19,7 +19,6 @@ from adapters.models import WORKING, Adapter, AdapterVersion, VersionState
 from catalog import actions as catalog_actions
 from catalog.models import DesiredState, Replica, ReplicaState, ServedModel
 from common.files import write_private
-from common.settings import words
 from config.embedded_redis import StartFailed
 from engine.contract.errors import InvalidRequest, ModelLoadError, QuireError
 from engine.contract.lora import CONFIG_FILE, adapter_digest
@@ -93,8 +92,8 @@ def ensure_adapters(model: ServedModel, words: Sequence[str] | None) -> list[Ada
             given.append(_ensure(model, module.name, path))
         except QuireError as error:
             raise CommandError(f"--lora-modules {module.name}: {error.message}") from error
-    if Path(model.source) == Path(settings.QUIRE["DEMO_MODEL"]):
-        for folder in sorted(Path(settings.QUIRE["DEMO_ADAPTERS"]).glob("*/")):
+    if Path(model.source) == Path(settings.QUIRE.demo_model):
+        for folder in sorted(Path(settings.QUIRE.demo_adapters).glob("*/")):
             if (folder / CONFIG_FILE).is_file():
                 _ensure_demo(model, folder)
     return given
@@ -241,7 +240,7 @@ NAME = "given with --api-key"
 
 def keys_from_environment() -> list[str]:
     """Keys of `QUIRE_API_KEYS`."""
-    return words("QUIRE_API_KEYS", [])
+    return [key.get_secret_value() for key in settings.QUIRE.api_keys]
 
 
 def check_given_keys(keys: Sequence[str]) -> None:
@@ -343,7 +342,7 @@ def _loaded(
 
 
 def _demo_model() -> Path:
-    folder: Path = settings.QUIRE["DEMO_MODEL"]
+    folder: Path = settings.QUIRE.demo_model
     if not (folder / "config.json").is_file():
         raise ModelLoadError(
             f"The bundled demo model is not in {folder}. Name another with --model FOLDER."

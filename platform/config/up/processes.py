@@ -28,7 +28,7 @@ from django.core.management.base import CommandError
 
 from catalog.processes import ManagedProcess, kill_when_stopped, spawn
 from catalog.slot import backoff, describe_exit
-from common.settings import note_flags
+from common.settings import APPS_DIR, note_flags
 
 logger = logging.getLogger(__name__)
 
@@ -158,7 +158,7 @@ class ProcessGroup:
 
     def _start(self, index: int) -> ManagedProcess:
         root = Path(settings.BASE_DIR)
-        paths = [str(root), str(settings.APPS_DIR), os.environ.get("PYTHONPATH", "")]
+        paths = [str(root), str(APPS_DIR), os.environ.get("PYTHONPATH", "")]
         process = spawn(
             self._command,
             name=f"{self._name} {index}",

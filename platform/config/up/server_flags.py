@@ -13,12 +13,12 @@ from typing import Any
 from django.core.management.base import CommandError
 from django.utils.module_loading import import_string
 
-from common.settings import ROOT_PATH, note_flags
+from common.settings import ROOT_PATH, note_flags, set_internal_fields
 from config.up.first_run import parse_lora_modules
 from engine.contract.errors import ConfigError, InvalidRequest
 from engine.contract.observability import check_endpoint
 from engine.text.chat_messages import CONTENT_FORMATS
-from inference.settings import check_template_kwargs
+from inference.template_kwargs import check_template_kwargs
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ UNCONFIGURABLE_FLAGS = (
     ),
     ServerFlag(
         "--tool-parser-plugin",
-        "name the class in settings.QUIRE['TOOL_PARSERS']; see docs/extending.md.",
+        "name the class in QUIRE.tool_parsers; see docs/extending.md.",
         refuse=True,
         words="1",
     ),
@@ -228,9 +228,6 @@ def environment(options: Mapping[str, Any]) -> dict[str, str]:
         "QUIRE_REQUEST_CHAT_TEMPLATES": "1" if options["trust_request_chat_template"] else None,
         "QUIRE_PER_REQUEST_METRICS": "1" if options["enable_per_request_metrics"] else None,
         "QUIRE_CORS_ORIGINS": _words(options, "allowed_origins"),
-        "QUIRE_CORS_METHODS": _words(options, "allowed_methods"),
-        "QUIRE_CORS_HEADERS": _words(options, "allowed_headers"),
-        "QUIRE_CORS_CREDENTIALS": "1" if options["allow_credentials"] else None,
         "QUIRE_OTLP_TRACES_ENDPOINT": options["otlp_traces_endpoint"],
         "QUIRE_LOG_LEVEL": _LOG_LEVELS.get(options["uvicorn_log_level"] or ""),
     }
@@ -276,6 +273,12 @@ def use_server_flags(options: Mapping[str, Any]) -> None:
     found = environment(options)
     os.environ.update(found)
     note_flags(list(found))
+    fields = {
+        "cors_methods": _words(options, "allowed_methods"),
+        "cors_headers": _words(options, "allowed_headers"),
+        "cors_credentials": options["allow_credentials"],
+    }
+    set_internal_fields({name: value for name, value in fields.items() if value is not None})
 
 
 def serve_options(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -128,7 +128,7 @@ class Stack:
 
     def start_redis(self) -> str:
         """Start the embedded server, unless REDIS_URL names another; return what is used."""
-        if os.environ.get("REDIS_URL"):
+        if settings.QUIRE.redis_url:
             check_redis(settings.REDIS_URL)
             return "your Redis"
         self.redis, url = embedded_redis.start(self.data_dir)

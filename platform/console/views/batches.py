@@ -168,8 +168,8 @@ def list_files(tenant: Tenant, caller: Caller) -> dict[str, Any]:
         "files": [(row, row.public_id in needed) for row in rows],
         "more": more,
         "used": access.stored_bytes(tenant.pk),
-        "room": settings.QUIRE["TENANT_FILE_BYTES"],
-        "most": settings.QUIRE["MAX_FILE_BYTES"],
+        "room": settings.QUIRE.tenant_quotas.file_bytes,
+        "most": settings.QUIRE.max_file_bytes,
     }
 
 
@@ -293,7 +293,7 @@ def upload(request: UserRequest, tenant: Tenant, caller: Caller) -> str:
     if len(files) != 1:
         raise InvalidRequest("Choose one file.", param="file")
     (file,) = files
-    size, max_bytes = file.size or 0, settings.QUIRE["MAX_FILE_BYTES"]
+    size, max_bytes = file.size or 0, settings.QUIRE.max_file_bytes
     if not size:
         raise InvalidRequest("The file is empty.", param="file")
     if size > max_bytes:

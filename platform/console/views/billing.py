@@ -63,7 +63,7 @@ def show_budgets(
             if manages
             else (),
             "periods": Period.choices,
-            "currency": settings.QUIRE["CURRENCY"].upper(),
+            "currency": settings.QUIRE.currency.upper(),
         }
     return render(request, "console/budgets.html", context, status=error.status if error else 200)
 
@@ -131,7 +131,7 @@ def show_prices(request: UserRequest, error: QuireError | None = None) -> HttpRe
     context = {
         "prices": [(price, _state(price, rows, now)) for price in rows],
         "operator": to_actor(request.user).is_operator,
-        "currency": settings.QUIRE["CURRENCY"].upper(),
+        "currency": settings.QUIRE.currency.upper(),
         "error": error,
         "told": [str(message) for message in get_messages(request)],
     }

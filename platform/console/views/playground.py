@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import Any
 
+from django.conf import settings
 from django.contrib.auth.decorators import login_required
 from django.http import HttpResponse, JsonResponse
 from django.shortcuts import render
@@ -19,7 +20,6 @@ from console.views.base import current_tenant
 from engine.contract.errors import InvalidRequest, QuireError
 from engine.contract.sampling_params import MAX_STOP, MAX_STOP_CHARS
 from inference.errors import error_response
-from inference.settings import gateway_settings
 from inference.web.json_body import parse_object
 from storage import actions
 from storage.access import MAX_LISTED, access_conversation, access_conversations
@@ -115,7 +115,7 @@ def to_json(row: SavedConversation, user: User) -> dict[str, Any]:
 
 def _body(request: UserRequest, *names: str) -> dict[str, Any]:
     """The named fields of the body, all required; without names the whole body."""
-    body = parse_object(request.body, gateway_settings().max_json_depth)
+    body = parse_object(request.body, settings.QUIRE.max_json_depth)
     for name in names:
         if name not in body:
             raise InvalidRequest(f"{name} is missing.", param=name)

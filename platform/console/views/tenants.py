@@ -159,8 +159,8 @@ def current_limits(tenant: Tenant) -> list[Limit]:
     """Requests and tokens per minute, and running requests."""
     quire = settings.QUIRE
     default = {
-        "requests": quire["DEFAULT_REQUESTS_PER_MINUTE"],
-        "tokens": quire["DEFAULT_TOKENS_PER_MINUTE"],
+        "requests": quire.requests_per_minute,
+        "tokens": quire.tokens_per_minute,
     }
     configured = {"requests": tenant.requests_per_minute, "tokens": tenant.tokens_per_minute}
     limits = []

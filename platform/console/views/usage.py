@@ -121,7 +121,7 @@ def usage(request: UserRequest) -> HttpResponseBase:
         **tenant_context(user, tenant),
         **table,
         "most": MAX_ROWS,
-        "currency": settings.QUIRE["CURRENCY"].upper(),
+        "currency": settings.QUIRE.currency.upper(),
         "operator": to_actor(user).is_operator,
         "query": urlencode(parameters),
         "rest": urlencode(_next_page_query(form, whole, tenant, table["until"]))
@@ -219,7 +219,7 @@ def _cells(sums: UsageTotals, groups: Sequence[str], people: dict[str, str]) -> 
     names = [
         f"'{name}" if name.startswith(FORMULA) else name for name in _names(sums, groups, people)
     ]
-    money = (amount_text(nanos), settings.QUIRE["CURRENCY"])
+    money = (amount_text(nanos), settings.QUIRE.currency)
     return [sums.start.date().isoformat(), *names, *counts, *money]
 
 

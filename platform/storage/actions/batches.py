@@ -39,25 +39,27 @@ Work = Batch | StoredResponse
 
 def claim_batch(*, public_id: str, owner: str, seconds: float) -> Batch | None:
     """The batch if it's open, nobody else holds it and its tenant has room, else None."""
-    if not _claim(open_batches(), public_id, owner, seconds, "TENANT_RUNNING_BATCHES"):
+    limit = settings.QUIRE.tenant_quotas.running_batches
+    if not _claim(open_batches(), public_id, owner, seconds, limit):
         return None
     return Batch.objects.select_related("tenant").get(public_id=public_id)
 
 
 def claim_response(*, public_id: str, owner: str, seconds: float) -> StoredResponse | None:
     """The background response if it's to be made, free, and its tenant has room, else None."""
-    if not _claim(open_responses(), public_id, owner, seconds, "TENANT_RUNNING_RESPONSES"):
+    limit = settings.QUIRE.tenant_quotas.running_responses
+    if not _claim(open_responses(), public_id, owner, seconds, limit):
         return None
     return StoredResponse.objects.select_related("tenant").get(public_id=public_id)
 
 
 def _claim(
-    rows: QuerySet[Any], public_id: str, owner: str, seconds: float, per_tenant: str
+    rows: QuerySet[Any], public_id: str, owner: str, seconds: float, max_per_tenant: int
 ) -> bool:
     """Take the lease. Workers that count at once may run some more than a tenant's share."""
     mine = rows.filter(public_id=public_id)
     tenant = mine.values_list("tenant_id", flat=True).first()
-    if rows.filter(~lease_is_free(), tenant_id=tenant).count() >= settings.QUIRE[per_tenant]:
+    if rows.filter(~lease_is_free(), tenant_id=tenant).count() >= max_per_tenant:
         return False
     until = timezone.now() + timedelta(seconds=seconds)
     return bool(mine.filter(lease_is_free()).update(lease_owner=owner, lease_until=until))
@@ -111,9 +113,9 @@ def create_batch(
     Raises: `NotFound` for the file, `InvalidRequest` for one of another purpose, `TooManyPending`,
     `StorageFull` when the tenant's files take more than they may: its results would take more.
     """
-    check_file_quota(caller.tenant_id, 0, settings.QUIRE["TENANT_FILE_BYTES"], "input_file_id")
+    check_file_quota(caller.tenant_id, 0, settings.QUIRE.tenant_quotas.file_bytes, "input_file_id")
     waiting = open_batches().filter(tenant_id=caller.tenant_id).count()
-    check_pending_limit(waiting, settings.QUIRE["TENANT_OPEN_BATCHES"], "batches")
+    check_pending_limit(waiting, settings.QUIRE.tenant_quotas.open_batches, "batches")
     source = access_file(caller, input_file_id, "input_file_id")
     if source.purpose != "batch":
         raise InvalidRequest(
@@ -152,7 +154,7 @@ def create_message_batch(
     Raises: `TooManyPending`, `StorageFull`, what reading `lines` raises; then nothing is kept.
     """
     waiting = open_batches().filter(tenant_id=caller.tenant_id).count()
-    check_pending_limit(waiting, settings.QUIRE["TENANT_OPEN_BATCHES"], "batches")
+    check_pending_limit(waiting, settings.QUIRE.tenant_quotas.open_batches, "batches")
     total = 0
 
     def counted() -> Iterator[bytes]:

@@ -62,7 +62,7 @@ def create_file(
         then: what happens together with the file or not at all; what it raises undoes both.
     Raises: `StorageFull` (413); OSError when the disk doesn't take it.
     """
-    room = settings.QUIRE["TENANT_FILE_BYTES"]
+    room = settings.QUIRE.tenant_quotas.file_bytes
     public_id = new_id("file-")
     check_file_quota(caller.tenant_id, size - frees, room)
     written = write_blob(caller.tenant_id, public_id, chunks)
@@ -200,7 +200,7 @@ def create_upload(
     lifetime_s: int | None = None,
 ) -> StoredUpload:
     """Announce a file of `size` bytes. Raises `StorageFull` where it wouldn't fit."""
-    check_file_quota(caller.tenant_id, size, settings.QUIRE["TENANT_FILE_BYTES"], "bytes")
+    check_file_quota(caller.tenant_id, size, settings.QUIRE.tenant_quotas.file_bytes, "bytes")
     row = StoredUpload.objects.create(
         public_id=new_id("upload_"),
         filename=clean_filename(filename),
@@ -224,7 +224,7 @@ def add_part(*, caller: Caller, public_id: str, size: int, chunks: Iterable[byte
     for more than was announced.
     """
     row = _pending(access_upload(caller, public_id))
-    room = settings.QUIRE["TENANT_FILE_BYTES"]
+    room = settings.QUIRE.tenant_quotas.file_bytes
     _check_parts(row, size)
     check_file_quota(caller.tenant_id, size, room, "data")
     name = new_id("part_")

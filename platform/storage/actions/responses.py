@@ -86,7 +86,7 @@ def store_response(
     """
     if background:
         waiting = open_responses().filter(tenant_id=caller.tenant_id).count()
-        most = settings.QUIRE["TENANT_OPEN_RESPONSES"]
+        most = settings.QUIRE.tenant_quotas.open_responses
         check_pending_limit(waiting, most, "background responses")
     kept = StoredResponse.objects.filter(public_id=public_id, tenant_id=caller.tenant_id).first()
     if kept is not None:

@@ -106,9 +106,13 @@ def sessions(seeded: Seeded) -> dict[str, Any]:
 
 
 def states_of(cookies: dict[str, str]) -> dict[str, Any]:
-    """The same of names and the values of their session cookies."""
-    where = {"name": "quire_session", "domain": "127.0.0.1", "path": "/"}
-    return {name: {"cookies": [where | {"value": value}]} for name, value in cookies.items()}
+    """The same of names and their session cookies as name=value."""
+    states = {}
+    for user, text in cookies.items():
+        name, _, value = text.partition("=")
+        cookie = {"name": name, "value": value, "domain": "127.0.0.1", "path": "/"}
+        states[user] = {"cookies": [cookie]}
+    return states
 
 
 @pytest.fixture(scope="package")

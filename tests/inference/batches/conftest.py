@@ -72,7 +72,7 @@ def batches(
     gateway: Gateway, tmp_path: Path, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> Batches:
     """The gateway with a folder for files; messages to workers are noted and not sent."""
-    settings.QUIRE = {**settings.QUIRE, "FILES_DIR": tmp_path / "files"}
+    settings.QUIRE = settings.QUIRE.replace(storage_dir=tmp_path)
     sent: list[tuple[str, str]] = []
     monkeypatch.setattr(queue, "send_job", lambda kind, public_id: sent.append((kind, public_id)))
     return Batches(gateway, sent)

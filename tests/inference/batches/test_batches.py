@@ -111,7 +111,7 @@ async def test_fault_01_a_bad_file_fails_the_batch_and_runs_nothing(
 async def test_fault_36_a_line_without_an_end_is_not_read_to_its_end(
     batches: Batches, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings.QUIRE = {**settings.QUIRE, "MAX_BODY_BYTES": 1000}
+    settings.QUIRE = settings.QUIRE.replace(max_body_bytes=1000)
     sizes: list[int] = []
 
     def parse(raw: bytes) -> Any:
@@ -122,7 +122,7 @@ async def test_fault_36_a_line_without_an_end_is_not_read_to_its_end(
         "inference.api.batches.files._check", lambda raw, *_: parse(raw)["custom_id"]
     )
     data = as_lines([request_line(1)]) + b" " * 100_000 + as_lines([request_line(2)])
-    path = Path(str(settings.QUIRE["FILES_DIR"])).with_name("huge.jsonl")
+    path = Path(str(settings.QUIRE.files_dir)).with_name("huge.jsonl")
     path.write_bytes(data)
     found, errors = lines.index_lines(path, CHAT)
     assert [line.custom_id for line in found] == ["r1"]
@@ -142,7 +142,7 @@ async def test_one_that_is_cancelled_before_it_begins_runs_nothing(batches: Batc
 
 
 async def test_a_batch_has_only_so_many_requests(batches: Batches, settings: Any) -> None:
-    settings.QUIRE = {**settings.QUIRE, "MAX_BATCH_REQUESTS": 2}
+    settings.QUIRE = settings.QUIRE.replace(max_batch_requests=2)
     failed = await batches.run(await batches.create([request_line(n) for n in range(3)]))
     assert "at most 2" in failed["errors"]["data"][0]["message"]
 
@@ -196,7 +196,7 @@ async def test_batches_are_listed_in_pages(batches: Batches) -> None:
 
 
 async def test_a_cancelled_batch_keeps_what_is_done(batches: Batches, settings: Any) -> None:
-    settings.QUIRE = {**settings.QUIRE, "BATCH_CONCURRENCY": 1}
+    settings.QUIRE = settings.QUIRE.replace(batch_concurrency=1)
     requests = [request_line(n, body={"max_tokens": 3}) for n in range(3)]
     requests.append(request_line(9, body={"max_tokens": 2000}))
     gateway = batches.gateway
@@ -248,7 +248,7 @@ async def test_its_files_expire_when_it_was_asked_for(batches: Batches) -> None:
 async def test_a_killed_workers_successor_neither_repeats_nor_loses_a_request(
     batches: Batches, settings: Any
 ) -> None:
-    settings.QUIRE = {**settings.QUIRE, "BATCH_CONCURRENCY": 3, "LEASE_SECONDS": 1}
+    settings.QUIRE = settings.QUIRE.replace(batch_concurrency=3, lease_seconds=1)
     gateway = batches.gateway
     async with gateway.serving(gateway.fake(token_delay=0.002)) as replica:
         made = await batches.create([request_line(n) for n in range(30)])

@@ -87,7 +87,7 @@ async def test_messages_come_back_a_line_each(batches: Batches, served: Gateway)
 async def test_a_batch_may_be_larger_than_a_request(
     batches: Batches, served: Gateway, settings: Any
 ) -> None:
-    settings.QUIRE = {**settings.QUIRE, "MAX_BODY_BYTES": 4096, "MAX_FILE_BYTES": 3 << 20}
+    settings.QUIRE = settings.QUIRE.replace(max_body_bytes=4096, max_file_bytes=3 << 20)
     many = [request(number, system='a \\ and "]}" ' * 100) for number in range(1500)]
     batch = await made(served, many)  # on disk, beyond a megabyte
     row = await asyncio.to_thread(Batch.objects.get)

@@ -18,6 +18,7 @@ import redis
 
 from tests.inference import live
 from tests.inference.batches.conftest import as_lines, request_line
+from tests.platform.instance import internal
 
 pytestmark = pytest.mark.system
 
@@ -31,7 +32,7 @@ def client(short_tmp: Path) -> Iterator[tuple[openai.OpenAI, live.Instance]]:
     folder = short_tmp / "worker"
     folder.mkdir()
     with live.instance(folder) as of:
-        of.environment |= {"QUIRE_LEASE_SECONDS": "1", "QUIRE_SWEEP_SECONDS": "1"}
+        of.environment |= internal(lease_seconds=1, sweep_seconds=1)
         flags = ("--token-delay", "0.02", "--low", "10", "--high", "90", "--vocab-size", "512")
         with (
             live.replica(of, "tests.fakes.fake_replica", *flags),

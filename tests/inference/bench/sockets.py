@@ -28,7 +28,7 @@ from tests.inference import live
 from tests.inference.bench import ROOT
 from tests.inference.bench.gaps import COMPLETIONS, PACE_MS, Listener, head
 
-#: Prints the key of a session of somebody who may use the playground.
+#: Prints the session cookie of somebody who may use the playground.
 _SESSION = """
 import django
 django.setup()
@@ -46,12 +46,12 @@ store[SESSION_KEY] = str(user.pk)
 store[BACKEND_SESSION_KEY] = "django.contrib.auth.backends.ModelBackend"
 store[HASH_SESSION_KEY] = user.get_session_auth_hash()
 store.create()
-print(store.session_key)
+print(f"{settings.SESSION_COOKIE_NAME}={store.session_key}")
 """
 
 
 def session(of: live.Instance) -> str:
-    """A session's key."""
+    """A session cookie as name=value."""
     made = subprocess.run(
         [sys.executable, "-c", _SESSION],
         env=of.environment,
@@ -108,7 +108,7 @@ async def measure(port: int, key: str, cookie: str, pid: int, args: argparse.Nam
     await look("nothing", port, key, pid, args)
     address, headers = (
         f"ws://127.0.0.1:{port}/ws/playground/",
-        {"Cookie": f"quire_session={cookie}"},
+        {"Cookie": cookie},
     )
     origin = websockets.Origin(f"http://127.0.0.1:{port}")
     pages = [

@@ -82,7 +82,7 @@ async def test_fault_04_too_many_inputs(gateway: Gateway, embedder: FakeReplica)
 async def test_fault_04_too_many_tokens_in_all(
     gateway: Gateway, embedder: FakeReplica, settings: Any
 ) -> None:
-    settings.QUIRE = {**settings.QUIRE, "MAX_POOLING_TOKENS": 10}
+    settings.QUIRE = settings.QUIRE.replace(max_pooling_tokens=10)
     bodies: list[tuple[str, dict[str, Any], str]] = [
         ("/v1/embeddings", {"input": [[5] * 6, [5] * 6]}, "input"),
         ("/v1/embeddings", {"input": ["a text of tokens"] * 9}, "input"),
@@ -97,7 +97,7 @@ async def test_fault_04_too_many_tokens_in_all(
 async def test_fault_53_texts_behind_what_is_too_much_are_never_tokenised(
     gateway: Gateway, embedder: FakeReplica, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings.QUIRE = {**settings.QUIRE, "MAX_POOLING_TOKENS": 10}
+    settings.QUIRE = settings.QUIRE.replace(max_pooling_tokens=10)
     read: list[str] = []
     encode_parts = Tokenizer.encode_parts
 
@@ -113,7 +113,7 @@ async def test_fault_53_texts_behind_what_is_too_much_are_never_tokenised(
 async def test_fault_04_more_vectors_than_can_be_carried(
     gateway: Gateway, embedder: FakeReplica, settings: Any
 ) -> None:
-    settings.QUIRE = {**settings.QUIRE, "MAX_POOLING_RESULT_BYTES": 1000}
+    settings.QUIRE = settings.QUIRE.replace(max_pooling_result_bytes=1000)
     body = {"input": [[5] * 8], "task": "token_embed"}
     error = await refused(gateway, "/pooling", body)
     assert "1024 bytes of vectors; at most 1000" in error["message"]
@@ -123,7 +123,7 @@ async def test_fault_04_more_vectors_than_can_be_carried(
 async def test_fault_04_a_query_is_counted_beside_each_document(
     gateway: Gateway, settings: Any
 ) -> None:
-    settings.QUIRE = {**settings.QUIRE, "MAX_BODY_BYTES": 2000}
+    settings.QUIRE = settings.QUIRE.replace(max_body_bytes=2000)
     ranker = gateway.fake()
     ranker.model.tasks = ["classify", "score"]
     ranker.model.pooling = PoolingInfo(embedding_size=1, labels=["LABEL_0"])

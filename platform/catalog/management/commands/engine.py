@@ -43,9 +43,9 @@ class Command(QuireCommand):
         command = replica_command(
             {**model.engine_settings, **parse_engine_settings(options)},
             replica_id=replica_id,
-            key_prefix=settings.QUIRE["KEY_PREFIX"],
-            drain_seconds=settings.QUIRE["DRAIN_SECONDS"],
-            program=settings.QUIRE["ENGINE_COMMAND"],
+            key_prefix=settings.QUIRE.key_prefix,
+            drain_seconds=settings.QUIRE.drain_seconds,
+            program=settings.QUIRE.engine_command,
         )
         self.print_note(f"Replica {replica_id} of {model.name}; Ctrl-C drains and ends it.")
         os.chdir(settings.BASE_DIR)

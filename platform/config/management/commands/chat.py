@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import ssl
 from pathlib import Path
 from typing import Any
@@ -98,8 +97,8 @@ def find_server(data_dir: Path, url: str | None, api_key: str | None) -> tuple[s
 
     A key from the data dir is only sent to that data dir's own address.
     """
-    url = url or os.environ.get("QUIRE_URL")
-    api_key = api_key or os.environ.get("QUIRE_API_KEY")
+    url = url or settings.QUIRE.url or None
+    api_key = api_key or settings.QUIRE.api_key.get_secret_value() or None
     try:
         running = json.loads((data_dir / INSTANCE_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):

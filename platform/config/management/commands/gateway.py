@@ -71,7 +71,7 @@ class Command(QuireCommand):
             listener = listen(options["host"], options["port"])
         except (StartFailed, OSError) as error:
             raise CommandError(getattr(error, "strerror", None) or str(error)) from error
-        grace = settings.QUIRE["DRAIN_SECONDS"]
+        grace = settings.QUIRE.drain_seconds
         names = ("ssl_certfile", "ssl_keyfile")
         gateways = Gateways(
             listener,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import ssl
 from pathlib import Path
 from typing import Any
@@ -137,7 +136,7 @@ class Command(QuireCommand):
         use_server_flags(options)
         data_dir = make_private(Path(settings.DATA_DIR))
         try:
-            with exclusive(data_dir), Stack(data_dir, settings.QUIRE["DRAIN_SECONDS"]) as stack:
+            with exclusive(data_dir), Stack(data_dir, settings.QUIRE.drain_seconds) as stack:
                 self._serve(stack, data_dir, options)
         except Stopped:
             self.print_note("Stopped.")
@@ -148,7 +147,7 @@ class Command(QuireCommand):
         engine = parse_engine_settings(options)
         listener = self._listen(options)
         url = url_of(options["host"], listener.getsockname()[1], tls=bool(options["ssl_certfile"]))
-        url += os.environ.get("QUIRE_ROOT_PATH", "")
+        url += options["root_path"] or settings.QUIRE.root_path
         used = stack.start_redis()
         self.print_note(f"Using {used} and {database_name()}.")
         call_command("migrate", interactive=False, verbosity=0)
@@ -159,7 +158,7 @@ class Command(QuireCommand):
             self.may_serve_without_key
             and not given_keys
             and is_loopback(options["host"])
-            and settings.TLS != "proxy"
+            and settings.QUIRE.tls != "proxy"
             and not options["root_path"]
             and has_single_user(credentials.api_key)
         )
@@ -181,7 +180,7 @@ class Command(QuireCommand):
             options["workers"],
             {
                 "server": options["asgi_server"],
-                "grace": settings.QUIRE["DRAIN_SECONDS"],
+                "grace": settings.QUIRE.drain_seconds,
                 "single_user": single_user,
                 "ssl_certfile": options["ssl_certfile"],
                 "ssl_keyfile": options["ssl_keyfile"],
@@ -224,7 +223,7 @@ class Command(QuireCommand):
 
     def print_note(self, text: str) -> None:
         """Tell the person; a collector of JSON lines gets a record like any other."""
-        if settings.LOG_STYLE == "json":
+        if settings.QUIRE.log_style == "json":
             logger.info("%s", text)
         else:
             super().print_note(text)

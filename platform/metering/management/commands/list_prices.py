@@ -46,7 +46,7 @@ class Command(QuireCommand):
                 "FROM (UTC)",
                 "INPUT",
                 "CACHED",
-                f"OUTPUT ({settings.QUIRE['CURRENCY']})",
+                f"OUTPUT ({settings.QUIRE.currency})",
             ),
             rows,
         )
