@@ -5,86 +5,93 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from kernels.attention_args import BlockSparse
-from kernels.layers import NO_NORM, HeadNormWeights, LinearLayer, MixtureOfExperts, NormWeights
+from kernels.layers import LinearLayer, MixtureOfExperts, MlpWeights, NormWeights
 from kernels.lora import LayerLoras, LoraTable, TableSegment
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecoderShape:
-    """What all layers of a `CompiledDecoder` have in common.
+class DecoderShape(Protocol):
+    """The fields of a decoder's spec that all layers of a `CompiledDecoder` have in common.
 
     Attributes:
+        attention_scale: of q.k; 0: 1 / sqrt(head_dim).
         activation, activation_limit, activation_alpha: see `ActivationSpec`.
         gated: MLPs multiply the activated half with another one.
-        parallel: attention and MLP both add to the residual that the layer began with.
+        wiring: "sequential" or "parallel": attention and MLP both add to the residual that the
+            layer began with.
         residual_scale: of what either adds.
         clip_qkv: queries, keys and values are clamped to +- this before rotation; 0: they aren't.
-        round_inputs: see `AttentionArgs`.
+        round_attention: see `AttentionArgs.round_inputs`.
     """
 
-    hidden_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    intermediate_size: int
-    norm_eps: float
-    scale: float
-    soft_cap: float = 0.0
-    neox: bool = True
-    activation: str = "silu"
-    activation_limit: float = 0.0
-    activation_alpha: float = 0.0
-    gated: bool = True
-    parallel: bool = False
-    residual_scale: float = 1.0
-    clip_qkv: float = 0.0
-    round_inputs: bool = False
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def num_heads(self) -> int: ...
+    @property
+    def num_kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def intermediate_size(self) -> int: ...
+    @property
+    def norm_eps(self) -> float: ...
+    @property
+    def attention_scale(self) -> float: ...
+    @property
+    def attention_soft_cap(self) -> float: ...
+    @property
+    def rope_neox(self) -> bool: ...
+    @property
+    def activation(self) -> str: ...
+    @property
+    def activation_limit(self) -> float: ...
+    @property
+    def activation_alpha(self) -> float: ...
+    @property
+    def gated(self) -> bool: ...
+    @property
+    def wiring(self) -> str: ...
+    @property
+    def residual_scale(self) -> float: ...
+    @property
+    def clip_qkv(self) -> float: ...
+    @property
+    def round_attention(self) -> bool: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecoderLayerWeights:
+class DecoderLayer(Protocol):
     """One layer: norm, attention, norm, MLP or experts.
 
-    `attention_out_norm` and `mlp_out_norm` are norms of what attention and MLP give, before it is
-    added to the residual; of a parallel layer `mlp_norm` may be none: the MLP then takes what
-    attention takes. `sliding_window`, `sparse`, `alibi` and `sinks` are those of `paged_attention`.
-    Queries
-    and keys may be normed by head (`q_norm`, `k_norm`: RMS, float32 [D]; `q_head_norm`,
-    `k_head_norm`: LayerNorm) or all heads together (`q_full_norm`, `k_full_norm`: RMS, float32
-    [heads * D]). `group` says which slots and block tables are the layer's, where layers keep their
-    tokens in different ones.
+    Attributes:
+        attention: `AttentionWeights`; no other kind can be compiled.
+        attention_out_norm, mlp_out_norm: norms of what attention and MLP give, before it is added
+            to the residual.
+        mlp_norm: None in a parallel layer: the MLP takes what attention takes.
+        mlp, experts: one of the two.
     """
 
-    input_norm: NormWeights
-    qkv: LinearLayer
-    q_norm: Tensor | None = None
-    k_norm: Tensor | None = None
-    q_full_norm: Tensor | None = None
-    k_full_norm: Tensor | None = None
-    q_head_norm: HeadNormWeights | None = None
-    k_head_norm: HeadNormWeights | None = None
-    cos_sin: Tensor | None
-    key_cache: Tensor
-    value_cache: Tensor
-    key_scales: Tensor | None = None
-    value_scales: Tensor | None = None
-    sliding_window: int = 0
-    sparse: BlockSparse | None = None
-    alibi: Tensor | None = None
-    sinks: Tensor | None = None
-    o: LinearLayer
-    attention_out_norm: NormWeights = NO_NORM
-    mlp_norm: NormWeights
-    gate_up: LinearLayer | None = None
-    down: LinearLayer | None = None
-    experts: MixtureOfExperts | None = None
-    mlp_out_norm: NormWeights = NO_NORM
-    group: int = 0
+    @property
+    def input_norm(self) -> NormWeights: ...
+    @property
+    def attention(self) -> object: ...
+    @property
+    def attention_out_norm(self) -> NormWeights: ...
+    @property
+    def mlp_norm(self) -> NormWeights | None: ...
+    @property
+    def mlp(self) -> MlpWeights | None: ...
+    @property
+    def experts(self) -> MixtureOfExperts | None: ...
+    @property
+    def mlp_out_norm(self) -> NormWeights: ...
+
+
+#: Keys, values and their scales: see `rope_and_cache`.
+KVCache = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
 
 
 class AuxStateBuffer(NamedTuple):

@@ -19,18 +19,21 @@ from kernels.attention_args import AttentionArgs, MlaArgs
 from kernels.compiled_decoder import (
     AuxStateBuffer,
     CompiledDecoder,
-    DecoderLayerWeights,
+    DecoderLayer,
     DecoderShape,
+    KVCache,
 )
 from kernels.layers import (
     NO_NORM,
     SLICE_ROWS,
     ActivationSpec,
+    AttentionWeights,
     ExpertLayers,
     HeadNormWeights,
     IntegerRows,
     LinearLayer,
     MixtureOfExperts,
+    MlpWeights,
     NormWeights,
     PerHeadLinear,
 )
@@ -56,9 +59,10 @@ __all__ = [
     "SLICE_ROWS",
     "ActivationSpec",
     "AttentionArgs",
+    "AttentionWeights",
     "AuxStateBuffer",
     "CompiledDecoder",
-    "DecoderLayerWeights",
+    "DecoderLayer",
     "DecoderShape",
     "ExpertLayers",
     "HeadNormWeights",
@@ -67,6 +71,7 @@ __all__ = [
     "LinearLayer",
     "MixtureOfExperts",
     "MlaArgs",
+    "MlpWeights",
     "NormWeights",
     "PerHeadLinear",
     "ScanInputs",
@@ -135,9 +140,17 @@ class KernelSet(LinearFactory):
         return SequentialMoe(self, experts)
 
     def compile_decoder(
-        self, shape: DecoderShape, layers: list[DecoderLayerWeights], final_norm: NormWeights
+        self,
+        shape: DecoderShape,
+        layers: Sequence[DecoderLayer],
+        caches: Sequence[KVCache],
+        groups: Sequence[int],
+        final_norm: NormWeights,
     ) -> CompiledDecoder | None:
         """A decoder that runs all layers in one call, where this set has one; else None.
+
+        `caches` and `groups` are each layer's; a group says which slots and block tables are the
+        layer's, where layers keep their tokens in different ones.
 
         It does what the separate operations do, to the bit (LayerNorm and activations without a
         gate have none, and are near torch's). The linear layers and experts must be of this set.

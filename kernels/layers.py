@@ -8,15 +8,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from kernels.attention_args import BlockSparse
 from kernels.lora import ExpertUse, MoeLoraMapping
-
-if TYPE_CHECKING:
-    pass
 
 
 class LinearLayer(ABC):
@@ -105,6 +103,55 @@ class ActivationSpec:
     name: str = "silu"
     limit: float = 0.0
     alpha: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionWeights:
+    """Attention of one layer over keys and values.
+
+    Attributes:
+        qkv, o: the projections before and after.
+        q_norm, k_norm: RMSNorm of each head, float32 [D]; None: there is none.
+        q_full_norm, k_full_norm: RMSNorm of all heads together, float32 [heads * D], or None.
+        q_head_norm, k_head_norm: LayerNorm of each head, or None.
+        cos_sin: float32 [positions, rotary dimensions]; None: no rotation.
+        window: number of tokens that a token attends to, itself included; 0: all.
+        sparse, alibi, sinks: see `AttentionArgs`.
+    """
+
+    qkv: LinearLayer
+    o: LinearLayer
+    q_norm: Tensor | None = None
+    k_norm: Tensor | None = None
+    q_full_norm: Tensor | None = None
+    k_full_norm: Tensor | None = None
+    q_head_norm: HeadNormWeights | None = None
+    k_head_norm: HeadNormWeights | None = None
+    cos_sin: Tensor | None = None
+    window: int = 0
+    sparse: BlockSparse | None = None
+    alibi: Tensor | None = None
+    sinks: Tensor | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a pass over one token reads."""
+        return self.qkv.nbytes + self.o.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class MlpWeights:
+    """up (gate over up where `gated`), the activation, down."""
+
+    up: LinearLayer
+    down: LinearLayer
+    activation: ActivationSpec
+    gated: bool
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a pass over one token reads."""
+        return self.up.nbytes + self.down.nbytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

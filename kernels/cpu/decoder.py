@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels.compiled_decoder import BatchTables, CompiledStep, EmbeddingAndHead
+from kernels.compiled_decoder import BatchTables, CompiledStep, EmbeddingAndHead, KVCache
 from kernels.cpu import abi as c
 from kernels.cpu.library import (
     CACHE_DTYPES,
@@ -24,10 +24,12 @@ from kernels.cpu.memory import num_threads
 from kernels.cpu.moe import CpuExperts, activation_of, handle_of, sizes_of
 from kernels.cpu.step import CpuStep, layer_indices
 from kernels.interface import (
+    NO_NORM,
     ActivationSpec,
+    AttentionWeights,
     AuxStateBuffer,
     CompiledDecoder,
-    DecoderLayerWeights,
+    DecoderLayer,
     DecoderShape,
     HeadNormWeights,
     NormWeights,
@@ -44,21 +46,30 @@ class CpuDecoder(CompiledDecoder):
         self,
         library: Library,
         shape: DecoderShape,
-        layers: list[DecoderLayerWeights],
+        layers: Sequence[DecoderLayer],
+        caches: Sequence[KVCache],
+        groups: Sequence[int],
         final_norm: NormWeights,
     ) -> None:
-        _check(shape, layers)
+        attentions = [_attention(layer) for layer in layers]
+        _check(shape, attentions, caches, groups)
         self.hidden_size = shape.hidden_size
-        self._kept = (layers, final_norm)
-        table = (c.DecoderLayer * len(layers))(*(_layer(shape, layer) for layer in layers))
+        self._kept = (layers, caches, final_norm)
+        table = (c.DecoderLayer * len(layers))(
+            *(
+                _layer(shape, layer, attention, cache, group)
+                for layer, attention, cache, group in zip(layers, attentions, caches, groups)
+            )
+        )
         last = _norm("final_norm", final_norm, shape.hidden_size)
+        described = _shape(shape, attentions, caches[0])
         handle = library.decoder_new(
-            ctypes.byref(_shape(shape, layers)), table, len(layers), ctypes.byref(last)
+            ctypes.byref(described), table, len(layers), ctypes.byref(last)
         )
         if not handle:
             raise MemoryError("no memory for the decoder's table of layers")
         self._handle, self._run, self._library = handle, library.decoder_run, library
-        self._sizes = [_sizes(layer) for layer in layers]
+        self._sizes = [_sizes(layer, of) for layer, of in zip(layers, attentions)]
         weakref.finalize(self, library.decoder_free, handle).atexit = False  # as of layers
 
     def __call__(
@@ -120,22 +131,28 @@ class CpuDecoder(CompiledDecoder):
         return CpuStep(self._library, decoder, self.hidden_size, ends, tables, numbers)
 
 
-def _sizes(layer: DecoderLayerWeights) -> dict[str, tuple[int, int]]:
+def _sizes(layer: DecoderLayer, attention: AttentionWeights) -> dict[str, tuple[int, int]]:
     """Inputs and outputs of the linear layers that adapters may change."""
-    slots = {"qkv": layer.qkv, "o": layer.o, "up": layer.gate_up, "down": layer.down}
-    sizes = {
-        slot: (linear.in_features, linear.out_features)
-        for slot, linear in slots.items()
-        if linear is not None
-    }
+    slots = {"qkv": attention.qkv, "o": attention.o}
+    if layer.mlp is not None:
+        slots |= {"up": layer.mlp.up, "down": layer.mlp.down}
+    sizes = {slot: (linear.in_features, linear.out_features) for slot, linear in slots.items()}
     experts = None if layer.experts is None else layer.experts.layers
     return sizes if experts is None else sizes | sizes_of(experts)
 
 
-def _shape(shape: DecoderShape, layers: list[DecoderLayerWeights]) -> c.DecoderShape:
-    cache = layers[0].key_cache
-    blocks, _, block_size, _ = cache.shape
-    table = _rotary_table(layers)
+def _attention(layer: DecoderLayer) -> AttentionWeights:
+    if not isinstance(layer.attention, AttentionWeights):
+        raise ValueError("some layers have no keys and values")
+    return layer.attention
+
+
+def _shape(
+    shape: DecoderShape, attentions: list[AttentionWeights], cache: KVCache
+) -> c.DecoderShape:
+    keys = cache[0]
+    blocks, _, block_size, _ = keys.shape
+    table = _rotary_table(attentions)
     max_position, rotary = (0, 0) if table is None else table.shape
     act = ActivationSpec(shape.activation, shape.activation_limit, shape.activation_alpha)
     return c.DecoderShape(
@@ -149,14 +166,14 @@ def _shape(shape: DecoderShape, layers: list[DecoderLayerWeights]) -> c.DecoderS
         max_position=max_position,
         rotary=rotary,
         eps=shape.norm_eps,
-        scale=shape.scale,
-        soft_cap=shape.soft_cap,
+        scale=shape.attention_scale or shape.head_dim**-0.5,
+        soft_cap=shape.attention_soft_cap,
         residual_scale=shape.residual_scale,
-        cache_dtype=CACHE_DTYPES[cache.dtype],
-        neox=shape.neox,
+        cache_dtype=CACHE_DTYPES[keys.dtype],
+        neox=shape.rope_neox,
         gated=shape.gated,
-        parallel=shape.parallel,
-        round_inputs=shape.round_inputs,
+        parallel=shape.wiring == "parallel",
+        round_inputs=shape.round_attention,
         act=activation_of(act),
         clip_qkv=shape.clip_qkv,
     )
@@ -192,87 +209,100 @@ def _head_norm(name: str, norm: HeadNormWeights | None, heads: int, size: int) -
     return c.HeadNorm(weight=norm.weight.data_ptr(), bias=bias, stride=stride)
 
 
-def _layer(shape: DecoderShape, layer: DecoderLayerWeights) -> c.DecoderLayer:
+def _layer(
+    shape: DecoderShape,
+    layer: DecoderLayer,
+    attention: AttentionWeights,
+    cache: KVCache,
+    group: int,
+) -> c.DecoderLayer:
+    keys, values, key_scales, value_scales = cache
+    mlp, mlp_norm = layer.mlp, layer.mlp_norm or NO_NORM
     hidden, size, inner = shape.hidden_size, shape.head_dim, shape.intermediate_size
     q, kv = shape.num_heads * size, shape.num_kv_heads * size
     return c.DecoderLayer(
         input_norm=_norm("input_norm", layer.input_norm, hidden),
-        qkv=handle_of("qkv", layer.qkv, (hidden, q + 2 * kv)),
-        q_norm=_vector_address("q_norm", layer.q_norm, size),
-        k_norm=_vector_address("k_norm", layer.k_norm, size),
-        q_full_norm=_vector_address("q_full_norm", layer.q_full_norm, q),
-        k_full_norm=_vector_address("k_full_norm", layer.k_full_norm, kv),
-        q_head_norm=_head_norm("q_head_norm", layer.q_head_norm, shape.num_heads, size),
-        k_head_norm=_head_norm("k_head_norm", layer.k_head_norm, shape.num_kv_heads, size),
-        cos_sin=address(layer.cos_sin),
-        key_cache=address(layer.key_cache),
-        value_cache=address(layer.value_cache),
-        key_scales=address(layer.key_scales),
-        value_scales=address(layer.value_scales),
-        window=layer.sliding_window,
-        sparse=sparse_args(layer.sparse),
-        alibi=_vector_address("alibi", layer.alibi, shape.num_heads),
-        sinks=_vector_address("sinks", layer.sinks, shape.num_heads),
-        o=handle_of("o", layer.o, (q, hidden)),
+        qkv=handle_of("qkv", attention.qkv, (hidden, q + 2 * kv)),
+        q_norm=_vector_address("q_norm", attention.q_norm, size),
+        k_norm=_vector_address("k_norm", attention.k_norm, size),
+        q_full_norm=_vector_address("q_full_norm", attention.q_full_norm, q),
+        k_full_norm=_vector_address("k_full_norm", attention.k_full_norm, kv),
+        q_head_norm=_head_norm("q_head_norm", attention.q_head_norm, shape.num_heads, size),
+        k_head_norm=_head_norm("k_head_norm", attention.k_head_norm, shape.num_kv_heads, size),
+        cos_sin=address(attention.cos_sin),
+        key_cache=address(keys),
+        value_cache=address(values),
+        key_scales=address(key_scales),
+        value_scales=address(value_scales),
+        window=attention.window,
+        sparse=sparse_args(attention.sparse),
+        alibi=_vector_address("alibi", attention.alibi, shape.num_heads),
+        sinks=_vector_address("sinks", attention.sinks, shape.num_heads),
+        o=handle_of("o", attention.o, (q, hidden)),
         attention_out_norm=_norm("attention_out_norm", layer.attention_out_norm, hidden),
-        mlp_norm=_norm("mlp_norm", layer.mlp_norm, hidden),
-        gate_up=handle_of("gate_up", layer.gate_up, (hidden, inner * (2 if shape.gated else 1))),
-        down=handle_of("down", layer.down, (inner, hidden)),
+        mlp_norm=_norm("mlp_norm", mlp_norm, hidden),
+        gate_up=handle_of(
+            "gate_up", None if mlp is None else mlp.up, (hidden, inner * (2 if shape.gated else 1))
+        ),
+        down=handle_of("down", None if mlp is None else mlp.down, (inner, hidden)),
         experts=_experts(shape, layer),
         mlp_out_norm=_norm("mlp_out_norm", layer.mlp_out_norm, hidden),
-        group=layer.group,
+        group=group,
     )
 
 
-def _experts(shape: DecoderShape, layer: DecoderLayerWeights) -> int | None:
+def _experts(shape: DecoderShape, layer: DecoderLayer) -> int | None:
     experts = layer.experts
-    if (experts is None) == (layer.down is None) or (layer.down is None) != (layer.gate_up is None):
-        raise ValueError("a layer has either gate_up and down or experts")
+    if (experts is None) == (layer.mlp is None):
+        raise ValueError("a layer has either an MLP or experts")
     if experts is None:
         return None
     if not isinstance(experts, CpuExperts) or experts.hidden_size != shape.hidden_size:
         raise ValueError(f"experts must be of these kernels, over {shape.hidden_size} values")
-    if shape.parallel:
+    if shape.wiring == "parallel":
         raise ValueError("a parallel layer has no experts")
     return experts.address
 
 
-def _check(shape: DecoderShape, layers: list[DecoderLayerWeights]) -> None:
-    """Raise ValueError for layers that don't fit the shape or each other."""
-    if not layers or shape.num_heads % shape.num_kv_heads:
-        raise ValueError("a decoder needs layers, and query heads that share the key/value heads")
-    if min(layer.group for layer in layers) < 0:
-        raise ValueError("a layer's group must not be negative")
-    table = _rotary_table(layers)
-    for layer in layers:
-        if (layer.q_full_norm is None) != (layer.k_full_norm is None):
-            raise ValueError("q_full_norm and k_full_norm go together")
-        _check_caches(shape, layer, layers[0])
-        if table is not None and layer.cos_sin is not None:
-            check_dense("cos_sin", layer.cos_sin, table.shape, torch.float32)
-
-
-def _rotary_table(layers: list[DecoderLayerWeights]) -> Tensor | None:
-    """The table of the first layer that rotates; all tables have the same shape."""
-    return next((layer.cos_sin for layer in layers if layer.cos_sin is not None), None)
-
-
-def _check_caches(
-    shape: DecoderShape, layer: DecoderLayerWeights, first: DecoderLayerWeights
+def _check(
+    shape: DecoderShape,
+    attentions: list[AttentionWeights],
+    caches: Sequence[KVCache],
+    groups: Sequence[int],
 ) -> None:
-    cache = first.key_cache
-    blocks, _, block_size, _ = cache.shape
-    cache_shape = (blocks, shape.num_kv_heads, block_size, shape.head_dim)
-    check_dense("key_cache", layer.key_cache, cache_shape, cache.dtype)
-    check_dense("value_cache", layer.value_cache, cache_shape, cache.dtype)
-    for name, scales in (("key_scales", layer.key_scales), ("value_scales", layer.value_scales)):
-        if (scales is None) == (cache.dtype == torch.int8):
+    """Raise ValueError for layers that don't fit the shape or each other."""
+    if not attentions or shape.num_heads % shape.num_kv_heads:
+        raise ValueError("a decoder needs layers, and query heads that share the key/value heads")
+    if not len(attentions) == len(caches) == len(groups):
+        raise ValueError("each layer has a cache and a group")
+    if min(groups) < 0:
+        raise ValueError("a layer's group must not be negative")
+    table = _rotary_table(attentions)
+    for attention, cache in zip(attentions, caches):
+        if (attention.q_full_norm is None) != (attention.k_full_norm is None):
+            raise ValueError("q_full_norm and k_full_norm go together")
+        _check_cache(shape, cache, caches[0][0])
+        cos_sin = attention.cos_sin
+        if table is None or cos_sin is None:
+            continue
+        check_dense("cos_sin", cos_sin, table.shape, torch.float32)
+        if cos_sin.shape[1] % 2 or cos_sin.shape[1] > shape.head_dim:
+            raise ValueError(f"cos_sin {list(cos_sin.shape)} doesn't fit heads of {shape.head_dim}")
+
+
+def _rotary_table(attentions: list[AttentionWeights]) -> Tensor | None:
+    """The table of the first layer that rotates; all tables have the same shape."""
+    return next((each.cos_sin for each in attentions if each.cos_sin is not None), None)
+
+
+def _check_cache(shape: DecoderShape, cache: KVCache, first: Tensor) -> None:
+    """Raise ValueError for a cache that doesn't fit the heads, or the first layer's keys."""
+    keys, values, key_scales, value_scales = cache
+    cache_shape = (first.shape[0], shape.num_kv_heads, first.shape[2], shape.head_dim)
+    check_dense("key_cache", keys, cache_shape, first.dtype)
+    check_dense("value_cache", values, cache_shape, first.dtype)
+    for name, scales in (("key_scales", key_scales), ("value_scales", value_scales)):
+        if (scales is None) == (first.dtype == torch.int8):
             raise ValueError(f"{name} are for int8 caches, which need them")
         if scales is not None:
             check_dense(name, scales, cache_shape[:3], torch.float32)
-    if layer.cos_sin is not None:
-        rotary = layer.cos_sin.shape[1]
-        if rotary % 2 or rotary > shape.head_dim:
-            raise ValueError(
-                f"cos_sin {list(layer.cos_sin.shape)} doesn't fit heads of {shape.head_dim}"
-            )

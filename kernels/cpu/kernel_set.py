@@ -40,11 +40,12 @@ from kernels.cpu.moe import CpuExperts, CpuHeadLinears
 from kernels.cpu.ssm import causal_conv, linear_scan
 from kernels.interface import (
     CompiledDecoder,
-    DecoderLayerWeights,
+    DecoderLayer,
     DecoderShape,
     ExpertLayers,
     IntegerRows,
     KernelSet,
+    KVCache,
     LinearLayer,
     NormWeights,
     ScanInputs,
@@ -185,9 +186,14 @@ class CpuKernels(KernelSet):
         return CpuExperts(self._library, experts)
 
     def compile_decoder(
-        self, shape: DecoderShape, layers: list[DecoderLayerWeights], final_norm: NormWeights
+        self,
+        shape: DecoderShape,
+        layers: Sequence[DecoderLayer],
+        caches: Sequence[KVCache],
+        groups: Sequence[int],
+        final_norm: NormWeights,
     ) -> CompiledDecoder:
-        return CpuDecoder(self._library, shape, layers, final_norm)
+        return CpuDecoder(self._library, shape, layers, caches, groups, final_norm)
 
     def new_kv_cache(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return lazy_zeros(shape, dtype)

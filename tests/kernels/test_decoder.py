@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from kernels.attention_args import AttentionArgs
-from kernels.interface import AuxStateBuffer, DecoderLayerWeights, DecoderShape, NormWeights
+from kernels.interface import AuxStateBuffer, NormWeights
+from tests.kernels.decoder_layers import Layer, Shape, compile_layers
 
-SHAPE = DecoderShape(
+SHAPE = Shape(
     hidden_size=96, num_heads=6, num_kv_heads=2, head_dim=32, intermediate_size=160,
-    norm_eps=1e-5, scale=0.2,
+    norm_eps=1e-5, attention_scale=0.2,
 )  # fmt: skip
 SEQUENCES = [(1, 40), (9, 30), (1, 1), (20, 20)]  # queries, length
 BLOCK_SIZE = 8
@@ -46,7 +47,7 @@ def make_layer(kernels, *, quantization=None, dtype=torch.float32, **options):
     caches = [kernels.new_kv_cache(shape, torch.bfloat16).normal_() for _ in range(2)]
     angle = torch.rand(64, 8)
     width, q = SHAPE.hidden_size, SHAPE.num_heads * SHAPE.head_dim
-    return DecoderLayerWeights(
+    return Layer(
         **{
             "input_norm": norm(width),
             "qkv": linear(q + 2 * SHAPE.num_kv_heads * SHAPE.head_dim, width),
@@ -97,7 +98,7 @@ def one_by_one(kernels, shape, layers, final_norm, hidden, batch, rows, others=(
         q, k, v = (part.unflatten(-1, (-1, shape.head_dim)) for part in (q, k, v))
         kernels.rope_and_cache(
             q, k, v, positions, layer.cos_sin, layer.key_cache, layer.value_cache, slots,
-            layer.q_norm, layer.k_norm, eps, shape.neox, layer.key_scales, layer.value_scales,
+            layer.q_norm, layer.k_norm, eps, shape.rope_neox, layer.key_scales, layer.value_scales,
         )  # fmt: skip
         x = kernels.paged_attention(
             AttentionArgs(
@@ -107,9 +108,9 @@ def one_by_one(kernels, shape, layers, final_norm, hidden, batch, rows, others=(
                 tables,
                 lengths,
                 starts,
-                shape.scale,
-                layer.sliding_window,
-                shape.soft_cap,
+                shape.attention_scale,
+                layer.window,
+                shape.attention_soft_cap,
                 sinks=layer.sinks,
                 key_scales=layer.key_scales,
                 value_scales=layer.value_scales,
@@ -140,7 +141,7 @@ def check(kernels, shape, layers, rows=None, num_groups=1):
     for layer, (keys, values) in zip(layers, before):
         layer.key_cache.copy_(keys)
         layer.value_cache.copy_(values)
-    decoder = kernels.compile_decoder(shape, layers, final_norm)
+    decoder = compile_layers(kernels, shape, layers, final_norm)
     assert torch.equal(decoder(hidden, *batch, rows, others), expected)
     for layer, (keys, values) in zip(layers, written):
         assert torch.equal(layer.key_cache, keys)
@@ -153,8 +154,8 @@ def test_it_tells_what_some_layers_begin_with(compiled, threads, rows):
     final_norm, (batch, tokens) = norm(SHAPE.hidden_size), make_batch()
     hidden = torch.randn(tokens, SHAPE.hidden_size)
     behind = hidden.clone()
-    compiled.compile_decoder(SHAPE, layers[:2], final_norm)(behind, *batch)  # overwrites it
-    decoder = compiled.compile_decoder(SHAPE, layers, final_norm)
+    compile_layers(compiled, SHAPE, layers[:2], final_norm)(behind, *batch)  # overwrites it
+    decoder = compile_layers(compiled, SHAPE, layers, final_norm)
     states = torch.full((tokens, 2 * SHAPE.hidden_size), torch.nan)
     told = decoder(hidden.clone(), *batch, rows, inputs=AuxStateBuffer((0, 2), states))
     assert torch.equal(told, decoder(hidden.clone(), *batch, rows))
@@ -164,7 +165,7 @@ def test_it_tells_what_some_layers_begin_with(compiled, threads, rows):
 def test_inputs_of_layers_that_are_not_there_are_refused(compiled):
     batch, tokens = make_batch()
     layers = [make_layer(compiled) for _ in range(2)]
-    decoder = compiled.compile_decoder(SHAPE, layers, norm(SHAPE.hidden_size))
+    decoder = compile_layers(compiled, SHAPE, layers, norm(SHAPE.hidden_size))
     hidden = torch.randn(tokens, SHAPE.hidden_size)
     before = [layer.key_cache.clone() for layer in layers]
     for taps in ((0, 2), (1, 0), (1, 1), (-1, 0)):
@@ -188,8 +189,8 @@ def test_plain_layers(compiled, threads, quantization, dtype):
     ("shape", "layer"),
     [
         ({"activation": "gelu"}, {}),
-        ({"activation": "gelu_tanh", "soft_cap": 5.0}, {}),
-        ({"neox": False}, {"sliding_window": 6}),
+        ({"activation": "gelu_tanh", "attention_soft_cap": 5.0}, {}),
+        ({"rope_neox": False}, {"window": 6}),
         ({}, {"q_norm": vector(32), "k_norm": vector(32)}),
         ({}, {"sinks": torch.randn(6), "cos_sin": None}),
         ({}, {"attention_out_norm": norm(96), "mlp_out_norm": norm(96)}),
@@ -211,7 +212,7 @@ def test_some_layers_rotate_and_others_do_not(compiled, threads):
 def test_layers_of_several_groups(compiled, threads):
     torch.manual_seed(6)
     layers = [
-        make_layer(compiled, group=group, sliding_window=window)
+        make_layer(compiled, group=group, window=window)
         for group, window in ((1, 6), (2, 6), (0, 0), (1, 6))
     ]
     check(compiled, SHAPE, layers, num_groups=3)
@@ -248,19 +249,19 @@ def test_more_tokens_than_an_mlp_takes_at_once(compiled, monkeypatch):
     batch = [torch.zeros(tokens).long(), slots, tables, torch.ones(tokens).int(), starts]
     hidden, final_norm = torch.randn(tokens, 96), norm(96)
     expected = one_by_one(compiled, SHAPE, [layer], final_norm, hidden, batch, None)
-    decoder = compiled.compile_decoder(SHAPE, [layer], final_norm)
+    decoder = compile_layers(compiled, SHAPE, [layer], final_norm)
     assert torch.equal(decoder(hidden, *batch), expected)
 
 
 def test_the_reference_has_none():
     from kernels.reference import ReferenceKernels
 
-    assert ReferenceKernels().compile_decoder(SHAPE, [], norm(96)) is None
+    assert compile_layers(ReferenceKernels(), SHAPE, [], norm(96)) is None
 
 
 def test_nothing_is_written_when_a_batch_is_refused(compiled):
     layer = make_layer(compiled)
-    decoder = compiled.compile_decoder(SHAPE, [layer], norm(96))
+    decoder = compile_layers(compiled, SHAPE, [layer], norm(96))
     keys = layer.key_cache.clone()
 
     def refused(words, **changes):
@@ -282,7 +283,7 @@ def test_nothing_is_written_when_a_batch_is_refused(compiled):
 
     # What is wrong with another group's table is seen before the first group's is written, too.
     layers = [make_layer(compiled, group=group) for group in (1, 0)]
-    decoder, keys = compiled.compile_decoder(SHAPE, layers, norm(96)), layers[0].key_cache.clone()
+    decoder, keys = compile_layers(compiled, SHAPE, layers, norm(96)), layers[0].key_cache.clone()
     batch, tokens = make_batch()
     good, wrong = (slots, tables), (slots, tables + 40)
     for own, other in ((wrong, good), (good, wrong)):
@@ -301,8 +302,8 @@ def test_layers_that_do_not_fit_are_refused(compiled):
 
     def refused(words, shape=SHAPE, **changes):
         with pytest.raises(ValueError, match=words):
-            compiled.compile_decoder(
-                shape, [layer, dataclasses.replace(layer, **changes)], norm(96)
+            compile_layers(
+                compiled, shape, [layer, dataclasses.replace(layer, **changes)], norm(96)
             )
 
     foreign = ReferenceKernels().PackedLinear(torch.randn(96, 160))
@@ -312,13 +313,13 @@ def test_layers_that_do_not_fit_are_refused(compiled):
     refused("key_cache", key_cache=layer.key_cache.float())
     refused("key_scales", key_scales=torch.ones(40, 2, 8))
     refused("cos_sin", cos_sin=torch.ones(64, 10))
-    refused("either gate_up and down or experts", down=None)
+    refused("either an MLP or experts", down=None)
     refused("go together", q_full_norm=vector(192))
     refused("must be one of", mlp_norm=NormWeights("batch"))
     refused("negative", group=-1)
     refused("activation", shape=dataclasses.replace(SHAPE, activation="tanh"))
     with pytest.raises(ValueError, match="needs layers"):
-        compiled.compile_decoder(SHAPE, [], norm(96))
+        compile_layers(compiled, SHAPE, [], norm(96))
 
 
 def can_populate() -> bool:
@@ -353,7 +354,7 @@ def test_pages_of_the_cache_are_mapped_ahead(compiled, threads, blocks, pages):
         o = compiled.PackedLinear(torch.randn(size.hidden_size, q))
         names = ("key_cache", "value_cache", "qkv", "o")
         layers.append(make_layer(compiled, **dict(zip(names, [*caches, qkv, o]))))
-    decoder = compiled.compile_decoder(size, layers, norm(size.hidden_size))
+    decoder = compile_layers(compiled, size, layers, norm(size.hidden_size))
     slot, one = torch.tensor([blocks * BLOCK_SIZE - 1]), torch.ones(1, dtype=torch.int32)
     table = torch.tensor([[blocks - 1]], dtype=torch.int32)
     starts = torch.tensor([0, 1], dtype=torch.int32)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from kernels.lora import LoraSlice, LoraWeights
+from tests.kernels.decoder_layers import compile_layers
 
 from .test_decoder import SHAPE, make_batch, make_layer, norm, one_by_one
 
@@ -79,7 +80,7 @@ def check(kernels, layers, adapters, rows=None, owner=None):
     for layer, (keys, values) in zip(layers, before):
         layer.key_cache.copy_(keys)
         layer.value_cache.copy_(values)
-    decoder = kernels.compile_decoder(SHAPE, layers, final_norm)
+    decoder = compile_layers(kernels, SHAPE, layers, final_norm)
     tables = [(decoder.lora_table(adapter), of) for adapter, of in zip(packed, own)]
     got = decoder(hidden, *batch, rows, adapters=tables)
     assert torch.equal(got, expected)

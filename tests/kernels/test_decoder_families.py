@@ -11,17 +11,16 @@ from torch.nn import functional
 from kernels.interface import (
     NO_NORM,
     ActivationSpec,
-    DecoderLayerWeights,
-    DecoderShape,
     ExpertLayers,
     HeadNormWeights,
     NormWeights,
 )
+from tests.kernels.decoder_layers import Layer, Shape, compile_layers
 
 HIDDEN, HEADS, KV_HEADS, DIM, INNER = 72, 6, 2, 20, 50
-SHAPE = DecoderShape(
+SHAPE = Shape(
     hidden_size=HIDDEN, num_heads=HEADS, num_kv_heads=KV_HEADS, head_dim=DIM,
-    intermediate_size=INNER, norm_eps=1e-5, scale=0.2,
+    intermediate_size=INNER, norm_eps=1e-5, attention_scale=0.2,
 )  # fmt: skip
 LENGTH = 37  # tokens of one sequence, all of them queries
 
@@ -75,7 +74,7 @@ def gated(both, spec):
 def attend(q, k, v, alibi):
     """[T, heads, D] of the same, causal."""
     k, v = (x.repeat_interleave(HEADS // KV_HEADS, 1) for x in (k, v))
-    scores = torch.einsum("qhd,khd->hqk", q, k) * SHAPE.scale
+    scores = torch.einsum("qhd,khd->hqk", q, k) * SHAPE.attention_scale
     places = torch.arange(LENGTH)
     distance = places - places[:, None]
     if alibi is not None:
@@ -101,7 +100,7 @@ def expected(shape, layer, dense, residual, final):
         q, k, v = (part.clamp(-shape.clip_qkv, shape.clip_qkv) for part in (q, k, v))
     attended = dense["o"](attend(q, k, v, layer.alibi).flatten(1))
     attended = normed(attended, layer.attention_out_norm) * shape.residual_scale
-    if shape.parallel:
+    if shape.wiring == "parallel":
         inside = x if layer.mlp_norm.kind == "none" else normed(residual, layer.mlp_norm)
     else:
         residual = residual + attended
@@ -110,7 +109,7 @@ def expected(shape, layer, dense, residual, final):
     between = dense["gate_up"](inside)
     between = gated(between, spec) if shape.gated else activated(between, shape.activation)
     added = normed(dense["down"](between), layer.mlp_out_norm) * shape.residual_scale
-    if shape.parallel:
+    if shape.wiring == "parallel":
         added = added + attended
     return normed(residual + added, final)
 
@@ -140,8 +139,12 @@ def options():
     )
     yield "relu", {"gated": False, "activation": "relu"}, {"alibi": torch.rand(HEADS)}
     yield "relu2", {"gated": False, "activation": "relu2"}, {}
-    yield "parallel, one norm", {"parallel": True}, {**layers, "mlp_norm": NO_NORM}
-    yield "parallel, two norms", {"parallel": True, "gated": False, "activation": "silu"}, layers
+    yield "parallel, one norm", {"wiring": "parallel"}, {**layers, "mlp_norm": NO_NORM}
+    yield (
+        "parallel, two norms",
+        {"wiring": "parallel", "gated": False, "activation": "silu"},
+        layers,
+    )
     yield "heads", {"residual_scale": 0.3}, heads
     yield "all heads", {"clip_qkv": 0.8}, full
     yield "clamped", clamped, {}
@@ -163,7 +166,7 @@ def test_a_layer(compiled, name):
     }  # fmt: skip
     dense = {key: Dense(compiled, *size) for key, size in sizes.items()}
     caches = [compiled.new_kv_cache((12, KV_HEADS, 4, DIM), torch.float32) for _ in range(2)]
-    layer = DecoderLayerWeights(
+    layer = Layer(
         **{
             "input_norm": NormWeights("rms", torch.rand(HIDDEN)),
             "mlp_norm": NormWeights("rms", torch.rand(HIDDEN)),
@@ -172,7 +175,7 @@ def test_a_layer(compiled, name):
         }
     )  # fmt: skip
     final, hidden = layer_norm(HIDDEN), torch.randn(LENGTH, HIDDEN)
-    decoder = compiled.compile_decoder(shape, [layer], final)
+    decoder = compile_layers(compiled, shape, [layer], final)
     wanted = expected(shape, layer, dense, hidden, final)
     rows = torch.tensor([30, 0, 36])
     kept = decoder(hidden.clone(), *batch(), rows)

@@ -11,6 +11,7 @@ from kernels.compiled_decoder import EmbeddingAndHead
 from kernels.interface import KernelSet
 from tests.covering import covering
 from tests.kernels import test_decoder, test_step
+from tests.kernels.decoder_layers import compile_layers
 from tests.kernels.test_decoder import BLOCK_SIZE, SHAPE, make_layer, norm, one_by_one
 from tests.kernels.test_step import LENGTHS, ROWS, VOCAB, make_tables
 
@@ -37,7 +38,7 @@ def test_a_step_of_odd_heads_is_what_its_parts_are(
         make_layer(
             compiled,
             group=index % 2,
-            sliding_window=window * (index % 2),
+            window=window * (index % 2),
             **options,
             **(test_decoder.int8_caches() if cache == "int8" else {}),
         )
@@ -48,7 +49,7 @@ def test_a_step_of_odd_heads_is_what_its_parts_are(
         seen = max(0, LENGTHS[row] - window) // BLOCK_SIZE
         tables.block_tables[1][row, :seen] = 10**9
     last = norm(shape.hidden_size)
-    decoder = compiled.compile_decoder(shape, layers, last)
+    decoder = compile_layers(compiled, shape, layers, last)
     assert decoder is not None
     embedding, head = (
         compiled.PackedLinear(torch.randn(VOCAB, shape.hidden_size)) for _ in range(2)
@@ -77,4 +78,4 @@ def test_a_step_of_odd_heads_is_what_its_parts_are(
 def test_query_heads_that_do_not_share_the_others_evenly_are_refused(compiled: KernelSet) -> None:
     shape = dataclasses.replace(SHAPE, num_heads=7)
     with pytest.raises(ValueError, match="share the key/value heads"):
-        compiled.compile_decoder(shape, [make_layer(compiled)], norm(SHAPE.hidden_size))
+        compile_layers(compiled, shape, [make_layer(compiled)], norm(SHAPE.hidden_size))

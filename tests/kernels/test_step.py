@@ -23,6 +23,7 @@ from kernels.compiled_decoder import (
     StepSamplingParams,
 )
 from kernels.interface import KernelSet, LinearLayer
+from tests.kernels.decoder_layers import compile_layers
 from tests.kernels.test_decoder import BLOCK_SIZE, SHAPE, make_layer, norm
 
 VOCAB, LONGEST = 77, 41
@@ -54,7 +55,7 @@ class Model:
         layers = [make_layer(kernels, group=index % groups) for index in range(2)]
         self.layers = layers
         self.caches = [cache for layer in layers for cache in (layer.key_cache, layer.value_cache)]
-        decoder = kernels.compile_decoder(SHAPE, layers, norm(SHAPE.hidden_size))
+        decoder = compile_layers(kernels, SHAPE, layers, norm(SHAPE.hidden_size))
         assert decoder is not None
         self.decoder = decoder
 
@@ -160,7 +161,7 @@ def test_with_taps_it_tells_what_these_layers_began_with(
     )
     assert torch.equal(wide[own, :size], embedded)
     # Behind its first layer a model of one is where the second begins.
-    first = compiled.compile_decoder(SHAPE, model.layers[:1], norm(size))
+    first = compile_layers(compiled, SHAPE, model.layers[:1], norm(size))
     assert first is not None
     at, residual = model.tables.num_computed[ROWS], embedded.clone()
     table = model.tables.block_tables[0][ROWS].contiguous()

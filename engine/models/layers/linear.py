@@ -21,8 +21,9 @@ from kernels.attention import BlockSparse
 from kernels.interface import (
     NO_NORM,
     ActivationSpec,
-    HeadNormWeights,
+    AttentionWeights,
     MixtureOfExperts,
+    MlpWeights,
     NormWeights,
     PerHeadLinear,
     ScanWeights,
@@ -292,35 +293,6 @@ def experts_of(experts: MoeBlock) -> Iterator[tuple[str, FusedLinear]]:
         )
 
 
-# -- A layer's weights as they were loaded, from which both plain and compiled layers are made.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionWeights:
-    """See `AttentionDescription`. Queries and keys are normed in one of the kernels' ways, see
-    `kernels.interface.DecoderLayerWeights`; no weight: they aren't.
-    """
-
-    qkv: LinearLayer
-    o: LinearLayer
-    q_norm: Tensor | None = None
-    k_norm: Tensor | None = None
-    q_full_norm: Tensor | None = None
-    k_full_norm: Tensor | None = None
-    q_head_norm: HeadNormWeights | None = None
-    k_head_norm: HeadNormWeights | None = None
-    cos_sin: Tensor | None = None
-    window: int = 0
-    sparse: BlockSparse | None = None
-    alibi: Tensor | None = None
-    sinks: Tensor | None = None
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that a pass over one token reads."""
-        return self.qkv.nbytes + self.o.nbytes
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateWeights:
     """See `StateDescription`. `conv` [width, channels] and what follows are float32."""
@@ -367,27 +339,15 @@ class LatentWeights:
         return sum(part.nbytes for part in parts if part is not None)
 
 
-@dataclass(frozen=True, slots=True)
-class MlpWeights:
-    """See `MlpDescription`."""
-
-    up: LinearLayer
-    down: LinearLayer
-    activation: ActivationSpec
-    gated: bool
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that a pass over one token reads."""
-        return self.up.nbytes + self.down.nbytes
-
-
 MeetingWeights = AttentionWeights | StateWeights | LatentWeights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWeights:
-    """See `LayerDescription`. It has either an `mlp` or `experts`."""
+    """See `LayerDescription`: what layers that run one by one and compiled ones are made of.
+
+    It has either an `mlp` or `experts`.
+    """
 
     wiring: Wiring
     input_norm: NormWeights
