@@ -153,6 +153,7 @@ class Gemma4Parser(ToolCallParser):
     template_marks: ClassVar[tuple[str, ...]] = ("<|tool_call>",)
     opener: ClassVar[str] = "<|tool_call>"
     closer: ClassVar[str] = "<tool_call|>"
+    closers = (closer,)
     mark: ClassVar[str] = '<|"|>'
     markers = (opener, closer, mark)
     layout = ToolCallFormat(
@@ -173,14 +174,18 @@ class Gemma4Parser(ToolCallParser):
     _doubtful_end: tuple[int, int] | None = None
 
     def _text(self) -> bool:
-        return bool(self._find_marker(self.opener)) and self._goto(self._name)
+        self._opening = self._find_marker(self.opener)
+        return bool(self._opening) and self._goto(self._name)
 
     def _name(self) -> bool:
+        repeated = self._skip_repeated((self.opener,))
+        if repeated is not False:
+            return bool(repeated)
         header = self._header(_HEADER)
         if header is None:
             return False
         if header is False:
-            return self._fail(self.opener)
+            return self._fail(self._opening)
         self._function = self.functions.get(header["name"])
         self._call(header["name"])
         self._num_values = 0
@@ -293,6 +298,7 @@ class FunctionGemmaParser(Gemma4Parser):
     template_marks: ClassVar[tuple[str, ...]] = ("<start_function_call>",)
     opener: ClassVar[str] = "<start_function_call>"
     closer: ClassVar[str] = "<end_function_call>"
+    closers = (closer,)
     mark: ClassVar[str] = "<escape>"
     markers = (opener, closer, mark)
     layout = ToolCallFormat(

@@ -2,121 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar
 
 from inference.parsers.tool_grammar import ToolCallFormat
-from inference.parsers.tool_parser import ToolCallParser
+from inference.parsers.tool_parser import FENCE, ToolCallParser
 
-# -- Hermes's way, which Qwen 2.5 and our demo model share: `<tool_call>` JSON `</tool_call>`.
-
-
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
-
-
-class HermesParser(ToolCallParser):
-    """A closing tag that is missing is forgiven.
-
-    Attributes:
-        opens: each begins a call. close: what may end it, "" for nothing.
-    """
-
-    name = "hermes"
-    template_marks: ClassVar[tuple[str, ...]] = (OPEN,)
-    markers: ClassVar[tuple[str, ...]] = (OPEN, CLOSE)
-    opens: ClassVar[tuple[str, ...]] = (OPEN,)
-    close: ClassVar[str] = CLOSE
-    _opening = OPEN
-    layout = ToolCallFormat(
-        call_start=f'{OPEN}\n{{"name": "NAME", "arguments": ', call_end=f"}}\n{CLOSE}", trigger=OPEN
-    )
-
-    def _text(self) -> bool:
-        self._opening = self._find_marker(*self.opens)
-        return bool(self._opening) and self._goto(self._call_object)
-
-    def _call_object(self) -> bool:
-        return self._parse_object(self._opening, self._close)
-
-    def _close(self) -> bool:
-        if self.close and self._skip_text(self.close) is None:
-            return False
-        return self._goto(self._text)
-
-
-class Ernie45Parser(HermesParser):
-    """ERNIE 4.5: the same, and its text stands between `<response>` tags, which are left out."""
-
-    name = "ernie45"
-    template_marks: ClassVar[tuple[str, ...]] = (OPEN, "<response>")
-    markers = (OPEN, CLOSE, "<response>", "</response>")
-
-    def _text(self) -> bool:
-        found = self._find_marker(OPEN, "<response>", "</response>")
-        if found == OPEN:
-            self._opening = OPEN
-            return self._goto(self._call_object)
-        self._after_call = self._after_call or bool(found)  # white space next to a tag is none
-        return bool(found)
-
-
-class LongcatParser(HermesParser):
-    """LongCat: the same between tags of its own."""
-
-    name = "longcat"
-    template_marks = ("<longcat_tool_call>",)
-    opens = ("<longcat_tool_call>",)
-    close = "</longcat_tool_call>"
-    markers = (*opens, close)
-    layout = ToolCallFormat(
-        call_start='<longcat_tool_call>\n{"name": "NAME", "arguments": ',
-        call_end="}\n</longcat_tool_call>",
-        trigger="<longcat_tool_call>",
-    )
-
-
-class Granite20bParser(HermesParser):
-    """Granite 20B function calling: `<function_call> {...}`, without an end."""
-
-    name = "granite-20b-fc"
-    template_marks = ()
-    opens = markers = ("<function_call>",)
-    close = ""
-    layout = ToolCallFormat(
-        call_start='<function_call> {"name": "NAME", "arguments": ',
-        call_end="}",
-        trigger="<function_call>",
-    )
-
-
-class GigaChat3Parser(HermesParser):
-    """GigaChat 3: a message of the role `function call`, or one mark, then the object."""
-
-    name = "gigachat3"
-    template_marks = ("<|role_sep|>", "function call")
-    close = "<|message_sep|>"
-    opens = (
-        "<|function_call|>",
-        f"{close}\n\nfunction call<|role_sep|>\n",
-        "function call<|role_sep|>\n",
-    )
-    markers = ("<|function_call|>", "<|role_sep|>", close)
-    layout = ToolCallFormat(
-        call_start='<|function_call|>{"name": "NAME", "arguments": ',
-        call_end="}",
-        separator="",
-        trigger="<|function_call|>",
-    )
+#: A fence that stands before the list, or the language behind one that was read.
+_FENCE_START = re.compile(r"\s*(```)?[a-z_]*\s*")
 
 
 class ObjectListParser(ToolCallParser):
-    """A list of call objects (or one object) after an opening text.
+    """Call objects after an opening text: one, several, or a list of them, perhaps in a fence.
 
     Attributes:
         openers: each opens a list. closers: what may stand after it.
     """
 
     openers: ClassVar[tuple[str, ...]]
-    closers: ClassVar[tuple[str, ...]] = ()
+
+    #: Whether the list has had a call.
+    _began = False
 
     def _text(self) -> bool:
         self._opening, self._began = self._find_marker(*self.openers), False
@@ -126,8 +32,18 @@ class ObjectListParser(ToolCallParser):
 
     def _list_start(self) -> bool:
         """The list's bracket, or the brace of an object without a list."""
+        repeated = self._skip_repeated([opener for opener in self.openers if opener != "["])
+        if repeated is not False:
+            return bool(repeated)
+        fence = _FENCE_START.match(self._buffer)
+        if fence is not None and (fence[1] or self._opening.endswith(FENCE)):
+            if fence.end() == len(self._buffer) and not self._is_finished:
+                return False
+            if fence.end():
+                self._consume_opening(fence.end())
+                return True
         rest = self._buffer.lstrip()
-        if not rest and not self._is_finished:
+        if not self._is_finished and FENCE.startswith(rest):
             return False
         if rest.startswith("{"):
             self._state = self._call_object
@@ -151,45 +67,116 @@ class ObjectListParser(ToolCallParser):
         rest = self._buffer.lstrip(", \t\r\n")
         if not rest and not self._is_finished:
             return False
-        self._consume_opening(len(self._buffer) - len(rest))
         if rest.startswith("{"):
-            self._state = self._call_object
-        elif rest.startswith("]") and self._began:
-            self._buffer = rest[1:]
-            self._end_list()
-        elif self._began:
-            self._end_list()
-        else:
+            self._consume_opening(len(self._buffer) - len(rest))
+            return self._goto(self._call_object)
+        if not self._began:
             return self._fail(self._opening)
-        return True
+        rest = self._buffer.lstrip()
+        if rest.startswith("]"):
+            self._buffer = rest[1:]
+        return self._goto(self._after_list)
 
     def _call_object(self) -> bool:
         before = self._num_calls
-        going = self._parse_object("" if self._began else self._opening, self._next)
+        going = self._parse_object("" if self._began else self._opening, self._item)
         self._began = self._began or self._num_calls > before
         return going
 
-    #: Whether the list has had a call.
-    _began = False
-    _opening = ""
-
-    def _next(self) -> bool:
-        self._state = self._item
-        return True
-
-    def _end_list(self) -> None:
-        self._opening = ""
-        self._state = self._after_list
-
     def _after_list(self) -> bool:
         """What closes the list, in the model's own way."""
-        for mark in self.closers:
+        for mark in (FENCE, *self.closers) if FENCE in self._opening else self.closers:
             found = self._skip_text(mark)
             if found is None:
                 return False
             if found:
+                self._opening = self._opening.replace(FENCE, "")
                 return True
         return self._goto(self._text)
+
+
+# -- Hermes's way, which Qwen 2.5 and our demo model share: `<tool_call>` JSON `</tool_call>`.
+
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+
+
+class HermesParser(ObjectListParser):
+    """A closing tag that is missing is forgiven."""
+
+    name = "hermes"
+    template_marks: ClassVar[tuple[str, ...]] = (OPEN,)
+    markers: ClassVar[tuple[str, ...]] = (OPEN, CLOSE)
+    openers: ClassVar[tuple[str, ...]] = (OPEN,)
+    closers: ClassVar[tuple[str, ...]] = (CLOSE,)
+    layout = ToolCallFormat(
+        call_start=f'{OPEN}\n{{"name": "NAME", "arguments": ', call_end=f"}}\n{CLOSE}", trigger=OPEN
+    )
+
+
+class Ernie45Parser(HermesParser):
+    """ERNIE 4.5: the same, and its text stands between `<response>` tags, which are left out."""
+
+    name = "ernie45"
+    template_marks: ClassVar[tuple[str, ...]] = (OPEN, "<response>")
+    markers = (OPEN, CLOSE, "<response>", "</response>")
+
+    def _text(self) -> bool:
+        found = self._find_marker(OPEN, "<response>", "</response>")
+        if found == OPEN:
+            self._opening, self._began = OPEN, False
+            return self._goto(self._list_start)
+        self._after_call = self._after_call or bool(found)  # white space next to a tag is none
+        return bool(found)
+
+
+class LongcatParser(HermesParser):
+    """LongCat: the same between tags of its own."""
+
+    name = "longcat"
+    template_marks = ("<longcat_tool_call>",)
+    openers = ("<longcat_tool_call>",)
+    closers = ("</longcat_tool_call>",)
+    markers = openers + closers
+    layout = ToolCallFormat(
+        call_start='<longcat_tool_call>\n{"name": "NAME", "arguments": ',
+        call_end="}\n</longcat_tool_call>",
+        trigger="<longcat_tool_call>",
+    )
+
+
+class Granite20bParser(HermesParser):
+    """Granite 20B function calling: `<function_call> {...}`, without an end."""
+
+    name = "granite-20b-fc"
+    template_marks = ()
+    openers = markers = ("<function_call>",)
+    closers = ()
+    layout = ToolCallFormat(
+        call_start='<function_call> {"name": "NAME", "arguments": ',
+        call_end="}",
+        trigger="<function_call>",
+    )
+
+
+class GigaChat3Parser(HermesParser):
+    """GigaChat 3: a message of the role `function call`, or one mark, then the object."""
+
+    name = "gigachat3"
+    template_marks = ("<|role_sep|>", "function call")
+    closers = ("<|message_sep|>",)
+    openers = (
+        "<|function_call|>",
+        "<|message_sep|>\n\nfunction call<|role_sep|>\n",
+        "function call<|role_sep|>\n",
+    )
+    markers = ("<|function_call|>", "<|role_sep|>", "<|message_sep|>")
+    layout = ToolCallFormat(
+        call_start='<|function_call|>{"name": "NAME", "arguments": ',
+        call_end="}",
+        separator="",
+        trigger="<|function_call|>",
+    )
 
 
 class GraniteParser(ObjectListParser):
@@ -329,13 +316,3 @@ class XlamParser(ObjectListParser):
         if self._opening == "[":
             self._buffer, self._opening = "[" + self._buffer, ""
         return found
-
-    def _parse_without_list(self) -> bool:
-        """A fence may say what it holds."""
-        if self._opening == "```":
-            if self._buffer.startswith("json"):
-                self._consume_opening(len("json"))
-                return True
-            if not self._is_finished and "json".startswith(self._buffer):
-                return False
-        return super()._parse_without_list()

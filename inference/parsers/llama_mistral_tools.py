@@ -25,7 +25,6 @@ class Llama3JsonParser(ToolCallParser):
         call_start='{"name": "NAME", "parameters": ', call_end="}", separator="; "
     )
 
-    _opening = ""
     _has_text = False
 
     def _text(self) -> bool:

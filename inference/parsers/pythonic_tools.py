@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from inference.parsers.custom_tools import INPUT
+from inference.parsers.json_tools import ObjectListParser
 from inference.parsers.parameter_schemas import ParameterSchema
+from inference.parsers.state_machine import is_prefix
 from inference.parsers.tool_grammar import (
     ToolCallFormat,
     ToolFunction,
@@ -24,6 +26,7 @@ from inference.parsers.tool_values import LiteralScanner, literal_as_json
 _CALL = r"(?P<name>[A-Za-z_][\w.-]{0,127})\("
 _KEY = re.compile(r"[\s,]*(?:(?P<key>[A-Za-z_]\w{0,127})\s*=\s*|(?P<end>\)))")
 _NAME = re.compile(r"[A-Za-z_]\w{0,127}")
+_OBJECTS = re.compile(r"\[?\s*\{")
 
 
 def _keywords(rule: str, function: ToolFunction, special: Mapping[str, int]) -> list[str]:
@@ -162,14 +165,18 @@ class BracketedPythonicParser(PythonicParser):
     closer: ClassVar[str]
 
     def _text(self) -> bool:
-        return bool(self._find_marker(self.opener)) and self._goto(self._first)
+        self._opening = self._find_marker(self.opener)
+        return bool(self._opening) and self._goto(self._first)
 
     def _first(self) -> bool:
+        repeated = self._skip_repeated((self.opener,))
+        if repeated is not False:
+            return bool(repeated)
         header = self._header(self.first)
         if header is None:
             return False
         if header is False:
-            return self._fail(self.opener)
+            return self._fail(self._opening)
         return self._begin(header["name"])
 
     def _broken(self) -> bool:
@@ -190,7 +197,7 @@ class Lfm2Parser(BracketedPythonicParser):
     name = "lfm2"
     template_marks: ClassVar[tuple[str, ...]] = ("<|tool_call_start|>",)
     opener, closer = "<|tool_call_start|>", "<|tool_call_end|>"
-    markers = (opener, closer)
+    markers, closers = (opener, closer), (closer,)
     layout = ToolCallFormat(
         open=f"{opener}[",
         call_start="NAME(",
@@ -208,7 +215,7 @@ class Olmo3Parser(BracketedPythonicParser):
     name = "olmo3"
     template_marks: ClassVar[tuple[str, ...]] = ("<function_calls>",)
     opener, closer = "<function_calls>", "</function_calls>"
-    markers = (opener, closer)
+    markers, closers = (opener, closer), (closer,)
     first = re.compile(rf"\s*{_CALL}")
     next = re.compile(rf"\s*(?:{_CALL}|(?=</function_calls>))")
     follows = re.compile(
@@ -225,32 +232,53 @@ class Olmo3Parser(BracketedPythonicParser):
     )
 
 
-class Llama4PythonicParser(PythonicParser):
-    """Llama 4: the whole answer is the list, between two marks or without them."""
+class Llama4PythonicParser(PythonicParser, ObjectListParser):
+    """Llama 4: the whole answer is the list, between two marks or without them.
+
+    Call objects in JSON are read too; without the marks only of functions on offer, since an answer
+    may be JSON.
+    """
 
     name = "llama4_pythonic"
     template_marks: ClassVar[tuple[str, ...]] = ("<|python_start|>",)
     markers = ("<|python_start|>", "<|python_end|>")
+    openers = markers[:1]
+    closers = markers[1:]
 
     def _text(self) -> bool:
+        if self._num_calls:
+            return self._plain_text()
         rest, mark = self._buffer.lstrip(), self.markers[0]
-        if not rest.startswith(mark):
-            return not (mark.startswith(rest) and not self._is_finished) and self._goto(
-                super()._text
-            )
-        self._buffer = rest[len(mark) :]
-        return self._goto(self._marked)
+        if rest.startswith(mark):
+            self._opening, self._buffer = mark, rest[len(mark) :]
+            return self._goto(self._marked)
+        if is_prefix(rest, self.openers) and not self._is_finished:
+            return False
+        return self._goto(self._marked if rest.startswith(("[", "{")) else self._plain_text)
 
     def _marked(self) -> bool:
+        repeated = self._skip_repeated(self.openers) if self._opening else False
+        if repeated is not False:
+            return bool(repeated)
+        rest = self._buffer.lstrip()
+        if rest in ("", "[") and not self._is_finished:
+            return False
+        if _OBJECTS.match(rest):
+            self._gap = self._buffer[: len(self._buffer) - len(rest)] if not self._opening else ""
+            self._buffer = rest if not self._opening else self._buffer
+            return self._goto(self._list_start)
         header = self._header(self.first)
         if header is None:
             return False
         if header is False:
-            self._emit(self.markers[0])
-            return self._goto(self._plain_text)
+            return self._fail(self._opening)
         return self._begin(header["name"])
 
-    def _end(self) -> bool:
-        if self._skip_text(self.markers[1]) is None:
-            return False
+    def _is_function(self, name: str) -> bool:
+        return bool(self._opening.strip("[ \r\n\t")) or name in self.functions
+
+    def _after_failure(self) -> bool:
         return self._goto(self._plain_text)
+
+    def _end(self) -> bool:
+        return self._goto(self._after_list)

@@ -43,6 +43,7 @@ class DeepSeekV3Parser(SectionParser):
 
     section = (CALLS_BEGIN, CALLS_END)
     call = (CALL_BEGIN, CALL_END)
+    closers = (CALL_END, CALLS_END)
     closing = (FENCE, CALL_END)
     header = _HEADER
 
@@ -70,7 +71,7 @@ KIMI_CALLS_BEGIN, KIMI_CALLS_END = "<|tool_calls_section_begin|>", "<|tool_calls
 KIMI_CALL_BEGIN, KIMI_CALL_END = "<|tool_call_begin|>", "<|tool_call_end|>"
 ARGUMENTS = "<|tool_call_argument_begin|>"
 _KIMI_HEADER = re.compile(
-    r"\s*(?P<id>(?:functions\.)?(?P<name>[^\s:<>|]{1,128}):[0-9]{1,9})"
+    r"\s*(?P<id>(?:functions\.)?(?P<name>[^\s:<>|]{1,128})(?P<number>:[0-9]{1,9})?)"
     rf"\s*{re.escape(ARGUMENTS)}\s*(?=[{{<])"
 )
 
@@ -101,6 +102,7 @@ class KimiK2Parser(SectionParser):
 
     section = (KIMI_CALLS_BEGIN, KIMI_CALLS_END)
     call = (KIMI_CALL_BEGIN, KIMI_CALL_END)
+    closers = (KIMI_CALL_END, KIMI_CALLS_END)
     closing = (KIMI_CALL_END,)
     header = _KIMI_HEADER
 
@@ -109,9 +111,9 @@ class KimiK2Parser(SectionParser):
         self._ids: set[str] = set()
 
     def _begin(self, header: re.Match[str]) -> bool:
-        known = header["id"] in self._ids
+        is_new = header["number"] is not None and header["id"] not in self._ids
         self._ids.add(header["id"])
-        self._call(header["name"], "" if known else header["id"])
+        self._call(header["name"], header["id"] if is_new else "")
         if self._buffer.startswith("<"):  # no arguments at all
             self._arguments("{}")
             return False
@@ -151,6 +153,7 @@ class Plamo3Parser(SectionParser):
     )
     section = (PLAMO_CALLS_BEGIN, PLAMO_CALLS_END)
     call = (PLAMO_CALL_BEGIN, PLAMO_CALL_END)
+    closers = (PLAMO_CALL_END, PLAMO_CALLS_END)
     closing = (ARGUMENTS_END, PLAMO_CALL_END)
     header = re.compile(
         rf"\s*{re.escape(NAME_BEGIN)}\s*(?P<name>[^<\n]{{1,128}}?)\s*{re.escape(NAME_END)}"

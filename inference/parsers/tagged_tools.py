@@ -48,12 +48,10 @@ class TaggedParser(ToolCallParser):
     function_tag: ClassVar[re.Pattern[str]]
     parameter_tag: ClassVar[re.Pattern[str]]
     value_ends: ClassVar[tuple[str, ...]]
-    closers: ClassVar[tuple[str, ...]]
     line_breaks: ClassVar[bool] = False
 
     _function: ToolFunction | None = None
     _parameter: ParameterSchema | None = None
-    _opening = ""
     _num_values = 0
     _streams = False
     _as_text: str | None = None
@@ -68,6 +66,11 @@ class TaggedParser(ToolCallParser):
         return True
 
     def _function_tag(self) -> bool:
+        repeated = self._skip_repeated(
+            [opener for opener in self.openers if opener != self.function_mark]
+        )
+        if repeated is not False:
+            return bool(repeated)
         header = self._header(self.function_tag)
         if header is None:
             return False

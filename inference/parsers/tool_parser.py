@@ -8,36 +8,61 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar, Literal
 
 from inference.parsers.json_stream import CallObject, ValueScanner
-from inference.parsers.state_machine import Part, StateMachine, find_first, partial_suffix_length
+from inference.parsers.state_machine import (
+    Part,
+    StateMachine,
+    find_first,
+    is_prefix,
+    partial_suffix_length,
+)
 from inference.parsers.tool_grammar import ToolCallFormat, ToolFunction
 
 #: What stands between a call's opening and its arguments is shorter, or it is no call.
 MAX_HEADER = 256
+#: Stands around code; models put it around their calls too.
+FENCE = "```"
+_FENCE_END = re.compile(r"(?<!`)```[A-Za-z_]{0,16}\Z")
+#: What may become one.
+_MAYBE_FENCE_END = re.compile(r"(?<!`)(?:``?|```[A-Za-z_]{0,16})\Z")
+
+
+def _before_gap(text: str, fence: re.Pattern[str]) -> str:
+    """Text without white space, and a fence, at its end: these may stand before a call."""
+    shown = text.rstrip()
+    match = fence.search(shown, max(0, len(shown) - 20))
+    return shown[: match.start()].rstrip() if match else shown
 
 
 class ToolCallParser(StateMachine):
     """Takes one output's text apart into content and calls.
 
     Arguments come out as the model writes them. Nothing is lost: what begins like a call and isn't
-    one comes out as content. White space right before and right after a call belongs to neither.
+    one comes out as content. White space right before and right after a call belongs to neither,
+    and so do a code fence around it and a closing mark that comes once more.
 
     Attributes:
         name: in settings. template_marks: texts, all of which a chat template writes whose models
             are read by this parser; () for one that isn't told by templates.
         markers: control tokens that must stay in the text.
+        closers: what may follow a call.
         layout: how a call that is enforced looks.
     """
 
     name: ClassVar[str]
     template_marks: ClassVar[tuple[str, ...]] = ()
     markers: ClassVar[tuple[str, ...]] = ()
+    closers: ClassVar[tuple[str, ...]] = ()
     layout: ClassVar[ToolCallFormat]
+
+    _opening = ""
 
     def __init__(self, functions: Sequence[ToolFunction] = ()) -> None:
         super().__init__(self._text)
         self.functions = {function.name: function for function in functions}
-        self._gap = ""
+        self._gap = ""  # white space, and a code fence, before what may be a call
+        self._in_fence = False
         self._after_call = False
+        self._has_open_text = False  # an opening that began no call stands in the content
         self._num_calls = 0
         self._object: CallObject | None = None
         self._scanner = ValueScanner()
@@ -65,7 +90,7 @@ class ToolCallParser(StateMachine):
             return False
         self._object, self._no_call = None, ""
         if not reader.certain:
-            self._no_call = reader.raw
+            self._no_call, self._has_open_text = reader.raw, bool(opening)
             self._emit(self._gap + opening + reader.raw)
         self._state = then if reader.done else self._after_failure
         return True
@@ -93,6 +118,7 @@ class ToolCallParser(StateMachine):
     def _fail(self, opening: str) -> bool:
         """What `opening` began is no call."""
         self._emit(self._gap + opening)
+        self._has_open_text = True
         return self._after_failure()
 
     def _in_value(self, then: Callable[[], bool]) -> bool:
@@ -116,24 +142,47 @@ class ToolCallParser(StateMachine):
 
     def _find_marker(self, *openers: str) -> str:
         """Emit content up to the first of `openers` and take that; "" while there is none."""
-        place, opener = find_first(self._buffer, openers)
-        if opener:
+        if self._in_fence:
+            closes_fence = self._skip_text(FENCE)
+            if closes_fence is None:
+                return ""
+            self._in_fence = not closes_fence
+        closers = [closer for closer in self.closers if self._num_calls and closer in self.markers]
+        marks = (*openers, *closers)
+        while (found := find_first(self._buffer, marks))[1]:
+            place, mark = found
             before = self._buffer[:place]
-            shown = before.rstrip()
-            self._gap = before[len(shown) :]
-            self._emit(shown)
-            self._buffer = self._buffer[place + len(opener) :]
-            return opener
+            self._buffer = self._buffer[place + len(mark) :]
+            if mark in openers:
+                shown = _before_gap(before, _FENCE_END)
+                self._gap = before[len(shown) :]
+                self._emit(shown)
+                return mark
+            # A closing mark that closes no call: content, if what it closes is content.
+            self._emit(before + mark if self._has_open_text else before.rstrip())
+            self._after_call = not self._has_open_text
+            self._has_open_text = False
         if self._is_finished:
             held, self._buffer = self._buffer, ""
             self._emit(held)
             return ""
-        keep = partial_suffix_length(self._buffer, openers)
+        keep = partial_suffix_length(self._buffer, marks)
         head = self._buffer[: len(self._buffer) - keep]
-        shown = head.rstrip()  # white space at the end may turn out to stand before a call
+        shown = _before_gap(head, _MAYBE_FENCE_END)
         self._emit(shown)
         self._buffer = self._buffer[len(shown) :]
         return ""
+
+    def _skip_repeated(self, openers: Sequence[str]) -> bool | None:
+        """Take an opening that comes once more; None while that can't be told."""
+        rest = self._buffer.lstrip()
+        mark = next((opener for opener in openers if rest.startswith(opener)), "")
+        if mark:
+            size = len(self._buffer) - len(rest) + len(mark)
+            self._opening += self._buffer[:size]
+            self._buffer = self._buffer[size:]
+            return True
+        return None if is_prefix(rest, openers) and not self._is_finished else False
 
     def _skip_text(self, text: str) -> bool | None:
         """Take white space and then `text`, if that comes next; None while that can't be told.
@@ -150,11 +199,12 @@ class ToolCallParser(StateMachine):
         if self._after_call:
             text = text.lstrip()
         if text:
-            self._after_call = False
+            self._after_call = self._in_fence = False
             self._out.append(Part("content", text))
 
     def _call(self, name: str, call_id: str = "") -> None:
-        self._after_call = True
+        self._after_call, self._in_fence = True, self._in_fence or FENCE in self._gap
+        self._gap, self._has_open_text = "", False
         call_id = call_id or f"call_{secrets.token_hex(12)}"
         self._out.append(Part("call", name, self._num_calls, call_id))
         self._num_calls += 1
@@ -183,8 +233,6 @@ class SectionParser(ToolCallParser):
     closing: ClassVar[tuple[str, ...]]
     header: ClassVar[re.Pattern[str]]
 
-    _opening = ""
-
     def _begin(self, header: re.Match[str]) -> bool:
         """A call's header was read: tell of the call. Whether its arguments follow."""
         raise NotImplementedError
@@ -197,6 +245,9 @@ class SectionParser(ToolCallParser):
         return bool(self._opening)
 
     def _before_call_start(self) -> bool:
+        repeated = self._skip_repeated(self.section[:1])
+        if repeated is not False:
+            return bool(repeated)
         found = self._skip_text(self.call[0])
         if found is None:
             return False
@@ -206,6 +257,9 @@ class SectionParser(ToolCallParser):
         return self._goto(self._name)
 
     def _name(self) -> bool:
+        repeated = self._skip_repeated((self.section[0], self.call[0]))
+        if repeated is not False:
+            return bool(repeated)
         header = self._header(self.header)
         if header is None:
             return False
