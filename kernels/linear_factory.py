@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -29,66 +29,70 @@ def group_size_for(quantization: str, group_size: int | None) -> int:
     return group
 
 
-def group_of(values: Tensor, scales: Tensor) -> int:
-    """The group size that whole values and scales have; raises ValueError where there is none."""
-    if values.dim() != 2 or scales.dim() != 2:
-        raise ValueError("values must be int8 [N, K], scales [N, K / group]")
-    width, groups = values.shape[1], scales.shape[1]
-    if not groups or width % groups:
-        raise ValueError(f"scales {list(scales.shape)} don't fit values {list(values.shape)}")
-    return width // groups
+@dataclass(frozen=True, slots=True)
+class FloatFormat:
+    """Floats that are kept in `dtype` or, with `quantization`, rounded; see `PackedLinear`."""
+
+    dtype: torch.dtype
+    quantization: str | None = None
+    group_size: int | None = None
+    round_inputs: bool = False
 
 
-def check_integer_groups(
-    shape: tuple[int, int], bits: int, group_size: int, with_minima: bool
-) -> None:
-    """Raise ValueError for integers that no kernel has."""
-    if bits not in (4, 8):
-        raise ValueError(f"bits must be 4 or 8, got {bits}")
-    if with_minima and bits != 4:
-        raise ValueError("minima are for 4 bits")
-    if shape[1] % group_size_for(f"int{bits}", group_size):
-        raise ValueError(f"rows of {shape[1]} values have no whole groups of {group_size}")
+@dataclass(frozen=True, slots=True)
+class IntegerFormat:
+    """Integers as they are; see `IntegerRows`.
 
+    Attributes:
+        bits: 4 or 8.
+        group_size: number of neighbours of a row that share a scale.
+        with_minima, with_zeros: all rows have minima (of 4 bits), or zero points.
+        order: int64 [K] as bytes: column i of the rows meets value order[i] of x; b"": as they
+            come. Only where `supports_act_order` holds.
+    """
 
-def check_integers(
-    piece: IntegerRows,
-    width: int,
-    bits: int,
-    group_size: int,
-    with_minima: bool,
-    with_zeros: bool = False,
-) -> None:
-    """Raise ValueError unless a piece's tensors fit each other and their layer."""
-    values, scales, second = piece.values, piece.scales, piece.second
-    if values.dtype != torch.int8 or values.dim() != 2 or values.shape[1] != width:
-        raise ValueError(f"values must be int8 [N, {width}]")
-    if scales.shape != (len(values), width // group_size):
-        raise ValueError(f"scales {list(scales.shape)} don't fit values {list(values.shape)}")
-    there = piece.minima is not None, piece.zeros is not None
-    if there != (with_minima, with_zeros) or (second is not None and second.shape != scales.shape):
-        raise ValueError(
-            "minima or zero points are for layers that have them, and have the shape of the scales"
-        )
-    low, high = (-128, 127) if bits == 8 else (0, 15)
-    if values.numel() and (int(values.min()) < low or int(values.max()) > high):
-        raise ValueError(f"values of {bits} bits must lie in [{low}, {high}]")
+    bits: int
+    group_size: int
+    with_minima: bool = False
+    with_zeros: bool = False
+    order: bytes = b""
 
+    def check(self, width: int) -> None:
+        """Raise ValueError where no kernel has rows of `width` values like that."""
+        if self.bits not in (4, 8):
+            raise ValueError(f"bits must be 4 or 8, got {self.bits}")
+        if self.with_minima and self.bits != 4:
+            raise ValueError("minima are for 4 bits")
+        if width % group_size_for(f"int{self.bits}", self.group_size):
+            raise ValueError(f"rows of {width} values have no whole groups of {self.group_size}")
 
-def check_integer_weight(
-    values: Tensor,
-    scales: Tensor,
-    minima: Tensor | None,
-    bits: int,
-    zeros: Tensor | None = None,
-) -> tuple[int, int]:
-    """The shape of an integer weight; raises ValueError unless its parts fit each other."""
-    group, shape = group_of(values, scales), (values.shape[0], values.shape[1])
-    with_minima, with_zeros = minima is not None, zeros is not None
-    check_integer_groups(shape, bits, group, with_minima)
-    whole = IntegerRows(values, scales, minima, zeros)
-    check_integers(whole, shape[1], bits, group, with_minima, with_zeros)
-    return shape
+    def check_rows(self, rows: IntegerRows, width: int) -> None:
+        """Raise ValueError unless the tensors fit each other, the format and the layer's width."""
+        values, scales, second = rows.values, rows.scales, rows.second
+        if values.dtype != torch.int8 or values.dim() != 2 or values.shape[1] != width:
+            raise ValueError(f"values must be int8 [N, {width}]")
+        if scales.shape != (len(values), width // self.group_size):
+            raise ValueError(f"scales {list(scales.shape)} don't fit values {list(values.shape)}")
+        present = rows.minima is not None, rows.zeros is not None
+        if present != (self.with_minima, self.with_zeros) or (
+            second is not None and second.shape != scales.shape
+        ):
+            raise ValueError(
+                "minima or zero points are for layers that have them, and have the shape of the "
+                "scales"
+            )
+        low, high = (-128, 127) if self.bits == 8 else (0, 15)
+        if values.numel() and (int(values.min()) < low or int(values.max()) > high):
+            raise ValueError(f"values of {self.bits} bits must lie in [{low}, {high}]")
+
+    def column_order(self, width: int) -> Tensor | None:
+        """`order` as int64 [K]. Raises ValueError unless it names each of `width` inputs once."""
+        if not self.order:
+            return None
+        order = torch.frombuffer(bytearray(self.order), dtype=torch.int64)
+        if order.shape != (width,) or not torch.equal(order.sort().values, torch.arange(width)):
+            raise ValueError(f"order must name each of the {width} inputs once")
+        return order
 
 
 def check_piece(piece: Tensor, shape: tuple[int, int]) -> None:
@@ -181,14 +185,6 @@ def dequantize_codes(piece: CodeRows, coding: CodeFormat) -> Tensor:
     return values * scales
 
 
-def check_order(order: Tensor | None, width: int) -> None:
-    """Raise ValueError unless it names each of `width` inputs once."""
-    if order is None:
-        return
-    if order.shape != (width,) or not torch.equal(order.sort().values, torch.arange(width)):
-        raise ValueError(f"order must name each of the {width} inputs once")
-
-
 def restore_column_order(weight: Tensor, order: Tensor | None) -> Tensor:
     """Columns that are sorted by `order`, where they belong."""
     if order is None:
@@ -198,26 +194,80 @@ def restore_column_order(weight: Tensor, order: Tensor | None) -> Tensor:
     return placed
 
 
+WeightFormat = FloatFormat | IntegerFormat | CodeFormat
+RowSlice = Tensor | IntegerRows | CodeRows
+"""Rows of a weight: floats [N, K], or what `IntegerFormat` and `CodeFormat` have."""
+
+
+def join_integers(
+    shape: tuple[int, int], slices: Iterable[IntegerRows], form: IntegerFormat
+) -> IntegerRows:
+    """The whole weight. Raises ValueError for slices that don't make up `shape`."""
+    form.check(shape[1])
+    parts = list(slices)
+    for part in parts:
+        form.check_rows(part, shape[1])
+    minima = [part.minima for part in parts if part.minima is not None]
+    zeros = [part.zeros for part in parts if part.zeros is not None]
+    return IntegerRows(
+        concatenate_rows(shape, (part.values for part in parts)),
+        torch.cat([part.scales for part in parts]),
+        torch.cat(minima) if minima else None,
+        torch.cat(zeros) if zeros else None,
+    )
+
+
+def join_dequantized(
+    shape: tuple[int, int], slices: Iterable[CodeRows], form: CodeFormat
+) -> Tensor:
+    """The whole weight in float32. Raises ValueError for slices that don't make up `shape`."""
+    check_coding(form)
+
+    def dequantized() -> Iterator[Tensor]:
+        for part in slices:
+            check_codes(part, shape[1], form)
+            yield dequantize_codes(part, form)
+
+    return concatenate_rows(shape, dequantized())
+
+
 class LinearFactory(ABC):
-    """Packs weights, whole or in pieces, as they are or in few bits."""
+    """Makes linear layers of weights as they are, or in few bits."""
 
     quantizations: tuple[str, ...] = ("int8", "int4")
-    """What `PackedLinear` takes as `quantization`."""
+    """Values of `quantization`."""
 
     codings: frozenset[CodeKind] = frozenset()
-    """Of which kinds `StreamedCodedLinear` keeps codes; others become float32."""
+    """Kinds of codes that are kept; others become float32."""
 
     supports_act_order: bool = False
-    """Whether `StreamedIntegerLinear` takes an order of the inputs."""
+    """Whether `IntegerFormat.order` may be given."""
 
     supports_int8_zero_points: bool = False
     """Whether integers of 8 bits may have zero points."""
 
     def keeps_code_format(self, coding: CodeFormat) -> bool:
-        """Whether `StreamedCodedLinear` keeps codes of that kind, in groups of that size."""
+        """Whether codes of that kind, in groups of that size, are kept."""
         return coding.kind in self.codings
 
     @abstractmethod
+    def make_linear(
+        self,
+        shape: tuple[int, int],
+        slices: Iterable[RowSlice],
+        form: WeightFormat,
+        bias: Tensor | None = None,
+    ) -> LinearLayer:
+        """A linear layer of a weight [N, K] = `shape` in `form`, and of bias [N].
+
+        `slices` are its rows from the first to the last, each of a multiple of `SLICE_ROWS` rows
+        but the last. Each is packed as it comes and nothing refers to it afterwards: its memory may
+        be used again for the next. Scales and minima are kept in float16. Sums are float32; codes
+        of kind "e2m1" and integers meet x rounded to 8 bits for each group, the others x as it is.
+
+        Raises ValueError for slices that don't make up `shape`, or a form that no kernel has.
+        """
+
     def PackedLinear(
         self,
         weight: Tensor,
@@ -227,7 +277,7 @@ class LinearFactory(ABC):
         group_size: int | None = None,
         round_inputs: bool = False,
     ) -> LinearLayer:
-        """A linear layer of weight [N, K] and bias [N].
+        """A linear layer of a whole weight [N, K] and bias [N].
 
         Nothing refers to `weight` afterwards where a packed copy is made, so the caller can free
         it layer by layer. `quantization` is None or one of `quantizations`: "int8" or "int4", with
@@ -236,103 +286,5 @@ class LinearFactory(ABC):
         weights meet x rounded to bf16, as a bf16 model would, where that is faster (AVX512-BF16:
         twice as fast for many rows); sums stay float32.
         """
-
-    @abstractmethod
-    def IntegerLinear(
-        self,
-        values: Tensor,
-        scales: Tensor,
-        minima: Tensor | None = None,
-        bias: Tensor | None = None,
-        *,
-        bits: int,
-        zeros: Tensor | None = None,
-    ) -> LinearLayer:
-        """A linear layer of weights that are quantised already, see `IntegerRows`.
-
-        Scales and minima are kept in float16.
-        """
-
-    def StreamedLinear(
-        self,
-        shape: tuple[int, int],
-        pieces: Iterable[Tensor],
-        bias: Tensor | None = None,
-        *,
-        dtype: torch.dtype,
-        quantization: str | None = None,
-        group_size: int | None = None,
-        round_inputs: bool = False,
-    ) -> LinearLayer:
-        """`PackedLinear` of a weight [N, K] = `shape` that comes in pieces.
-
-        `pieces` are its rows, one piece over the other, each of a multiple of `SLICE_ROWS` rows but
-        the last. Each is packed as it comes and nothing of it is kept: its memory may be used again
-        for the next. The weight is kept in `dtype` unless it is quantised. Raises
-        ValueError for pieces that don't make up `shape`.
-        """
-        return self.PackedLinear(
-            concatenate_rows(shape, pieces).to(dtype),
-            bias,
-            quantization=quantization,
-            group_size=group_size,
-            round_inputs=round_inputs,
-        )
-
-    def StreamedIntegerLinear(
-        self,
-        shape: tuple[int, int],
-        pieces: Iterable[IntegerRows],
-        bias: Tensor | None = None,
-        *,
-        bits: int,
-        group_size: int,
-        with_minima: bool = False,
-        with_zeros: bool = False,
-        order: Tensor | None = None,
-    ) -> LinearLayer:
-        """`IntegerLinear` of a weight [N, K] = `shape` that comes in pieces.
-
-        They are as for `StreamedLinear`; K must be a multiple of `group_size`, and either all
-        pieces have minima (or zero points) or none has. With `order` int64 [K], where
-        `supports_act_order` holds, column i of the pieces meets value order[i] of x.
-        """
-        if order is not None:
-            raise ValueError("these kernels have no order of inputs")
-        check_integer_groups(shape, bits, group_size, with_minima)
-        parts = list(pieces)
-        for part in parts:
-            check_integers(part, shape[1], bits, group_size, with_minima, with_zeros)
-        minima = [part.minima for part in parts if part.minima is not None]
-        zeros = [part.zeros for part in parts if part.zeros is not None]
-        return self.IntegerLinear(
-            concatenate_rows(shape, (part.values for part in parts)),
-            torch.cat([part.scales for part in parts]),
-            torch.cat(minima) if minima else None,
-            bias,
-            bits=bits,
-            zeros=torch.cat(zeros) if zeros else None,
-        )
-
-    def StreamedCodedLinear(
-        self,
-        shape: tuple[int, int],
-        pieces: Iterable[CodeRows],
-        bias: Tensor | None = None,
-        *,
-        coding: CodeFormat,
-    ) -> LinearLayer:
-        """A linear layer of weights that are codes of floats, see `CodeRows`; the last group may be
-        shorter.
-
-        They come in pieces as for `StreamedLinear`. Sums are float32; x stays as it is, but for
-        "e2m1", where it's rounded to 8 bits for each group as for integers, and scales are kept in
-        float16.
-        """
-        check_coding(coding)
-        parts = list(pieces)
-        for part in parts:
-            check_codes(part, shape[1], coding)
-        return self.PackedLinear(
-            concatenate_rows(shape, (dequantize_codes(part, coding) for part in parts)), bias
-        )
+        form = FloatFormat(weight.dtype, quantization, group_size, round_inputs)
+        return self.make_linear((weight.shape[0], weight.shape[1]), [weight], form, bias)

@@ -66,7 +66,7 @@ def _rows_of(
 def _coded(kernels: KernelSet, n: int, k: int, coding: CodeFormat) -> LinearLayer:
     codes = torch.randint(0, 120 if coding.bits == 8 else 16, (n, k), dtype=torch.uint8)
     scales = torch.rand(n, -(-k // coding.group_size))
-    return kernels.StreamedCodedLinear((n, k), [CodeRows(codes, scales)], coding=coding)
+    return kernels.make_linear((n, k), [CodeRows(codes, scales)], coding)
 
 
 FORMATS = {

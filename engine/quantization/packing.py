@@ -13,24 +13,10 @@ from torch import Tensor
 
 from kernels import LinearLayer
 from kernels.interface import SLICE_ROWS, IntegerRows, KernelSet
-from kernels.linear_factory import CodeFormat, CodeRows
-
-# -- Weights as they lie in a checkpoint, read some rows at a time.
-
+from kernels.linear_factory import CodeFormat, CodeRows, FloatFormat, IntegerFormat
 
 Rows = slice | Tensor
 """Which rows: a slice, or their numbers int64 [n]."""
-
-
-@dataclass(frozen=True, slots=True)
-class IntegerFormat:
-    """A format of `KernelSet.StreamedIntegerLinear`; `order`: of the inputs, int64 in bytes."""
-
-    bits: int
-    group_size: int
-    with_minima: bool = False
-    with_zeros: bool = False
-    order: bytes = b""
 
 
 Own = IntegerFormat | CodeFormat
@@ -122,9 +108,6 @@ class DenseSource(DequantizedSource):
         return self.tensor[rows]
 
 
-# -- What `quantization` means for each part of a model.
-
-
 @dataclass(frozen=True, slots=True)
 class QuantScheme:
     """How weights are kept (None: in the model's dtype) and multiplied.
@@ -153,9 +136,6 @@ _SCHEMES = {
 def make_quant_scheme(quantization: str | None, round_inputs: bool = False) -> QuantScheme:
     """The scheme of `EngineConfig.quantization`."""
     return replace(_SCHEMES[quantization], bf16_inputs=round_inputs)
-
-
-# -- Memory that a load works in.
 
 
 class LoadBuffer:
@@ -239,15 +219,16 @@ class LinearPacker:
         in few bits stays so, without being rounded again where the kernels have its format; and
         floats are kept in `dtype`. `round_inputs`: see `KernelSet.PackedLinear`.
         """
-        own = self._pack_native(ops, quantization)
-        if isinstance(own, CodeFormat):
-            return self._pack_codes(ops, bias, own)
-        only = own or self._integers(quantization)
-        if only is not None:
-            return self._pack_integers(ops, bias, only)
+        form = self._pack_native(ops, quantization) or self._integers(quantization)
+        if isinstance(form, CodeFormat):
+            return ops.make_linear(self.shape, self._code_pieces(), form, bias)
+        if form is not None:
+            return ops.make_linear(self.shape, self._integer_pieces(form), form, bias)
+        floats = FloatFormat(dtype, quantization, round_inputs=round_inputs)
         if quantization is None and any(matrix.quantized for matrix in self._matrices):
-            return self._pack_floats(ops, bias, dtype, "int8", _MIXED_GROUP, False)
-        return self._pack_floats(ops, bias, dtype, quantization, None, round_inputs)
+            floats = FloatFormat(dtype, "int8", _MIXED_GROUP)
+        pieces = self._float_pieces(None if floats.quantization else dtype)
+        return ops.make_linear(self.shape, pieces, floats, bias)
 
     def _pack_native(self, ops: KernelSet, quantization: str | None) -> Own | None:
         """The form of their own that all matrices have and these kernels keep."""
@@ -267,42 +248,6 @@ class LinearPacker:
             return all(matrix.bits == kind.bits for matrix in self._matrices)
         plain = str(dtype).removeprefix("torch.")
         return quantization is None and all(each.source == plain for each in self._matrices)
-
-    def _pack_floats(
-        self,
-        ops: KernelSet,
-        bias: Tensor | None,
-        dtype: torch.dtype,
-        quantization: str | None,
-        group_size: int | None,
-        round_inputs: bool,
-    ) -> LinearLayer:
-        return ops.StreamedLinear(
-            self.shape,
-            self._float_pieces(None if quantization else dtype),
-            bias,
-            dtype=dtype,
-            quantization=quantization,
-            group_size=group_size,
-            round_inputs=round_inputs,
-        )
-
-    def _pack_integers(
-        self, ops: KernelSet, bias: Tensor | None, kind: IntegerFormat
-    ) -> LinearLayer:
-        return ops.StreamedIntegerLinear(
-            self.shape,
-            self._integer_pieces(kind),
-            bias,
-            bits=kind.bits,
-            group_size=kind.group_size,
-            with_minima=kind.with_minima,
-            with_zeros=kind.with_zeros,
-            order=_order_of(kind),
-        )
-
-    def _pack_codes(self, ops: KernelSet, bias: Tensor | None, coding: CodeFormat) -> LinearLayer:
-        return ops.StreamedCodedLinear(self.shape, self._code_pieces(), bias, coding=coding)
 
     def _float_pieces(self, dtype: torch.dtype | None) -> Iterator[Tensor]:
         """The stack's rows, in `dtype` or as they are; each piece valid until the next."""
@@ -350,10 +295,6 @@ class LinearPacker:
             if low < high:
                 yield matrix, slice(low - above, high - above)
             above += matrix.shape[0]
-
-
-def _order_of(kind: IntegerFormat) -> Tensor | None:
-    return torch.frombuffer(bytearray(kind.order), dtype=torch.int64) if kind.order else None
 
 
 def _joined(pieces: list[IntegerRows]) -> IntegerRows:

@@ -26,14 +26,7 @@ from kernels.cpu.library import (
     per_head,
     sparse_args,
 )
-from kernels.cpu.linear import (
-    CODINGS,
-    integer_linear,
-    packed_linear,
-    streamed_coded_linear,
-    streamed_integer_linear,
-    streamed_linear,
-)
+from kernels.cpu.linear import CODINGS, make_linear
 from kernels.cpu.lora import CpuLora, CpuLoraTemplate, add_lora
 from kernels.cpu.memory import bind_threads, lazy_zeros, leave_threads, num_threads, use_threads
 from kernels.cpu.moe import CpuExperts, CpuHeadLinears
@@ -43,7 +36,6 @@ from kernels.interface import (
     DecoderLayer,
     DecoderShape,
     ExpertLayers,
-    IntegerRows,
     KernelSet,
     KVCache,
     LinearLayer,
@@ -52,7 +44,7 @@ from kernels.interface import (
     ScanWeights,
     StateRows,
 )
-from kernels.linear_factory import CodeFormat, CodeRows
+from kernels.linear_factory import RowSlice, WeightFormat
 from kernels.logit_edits import TopLogprobs
 from kernels.lora import LoraLayout, LoraSegment, LoraTemplate, LoraWeights, PackedLora
 from kernels.tensors import (
@@ -114,70 +106,14 @@ class CpuKernels(KernelSet):
     def add_lora(self, y: Tensor, x: Tensor, uses: Sequence[LoraSegment]) -> None:
         add_lora(self._library, y, x, uses)
 
-    def PackedLinear(
-        self,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        *,
-        quantization: str | None = None,
-        group_size: int | None = None,
-        round_inputs: bool = False,
-    ) -> LinearLayer:
-        return packed_linear(self._library, weight, bias, quantization, group_size, round_inputs)
-
-    def IntegerLinear(
-        self,
-        values: Tensor,
-        scales: Tensor,
-        minima: Tensor | None = None,
-        bias: Tensor | None = None,
-        *,
-        bits: int,
-        zeros: Tensor | None = None,
-    ) -> LinearLayer:
-        whole = IntegerRows(values, scales, minima, zeros)
-        return integer_linear(self._library, whole, bias, bits)
-
-    def StreamedLinear(
+    def make_linear(
         self,
         shape: tuple[int, int],
-        pieces: Iterable[Tensor],
+        slices: Iterable[RowSlice],
+        form: WeightFormat,
         bias: Tensor | None = None,
-        *,
-        dtype: torch.dtype,
-        quantization: str | None = None,
-        group_size: int | None = None,
-        round_inputs: bool = False,
     ) -> LinearLayer:
-        return streamed_linear(
-            self._library, shape, pieces, bias, dtype, quantization, group_size, round_inputs
-        )
-
-    def StreamedIntegerLinear(
-        self,
-        shape: tuple[int, int],
-        pieces: Iterable[IntegerRows],
-        bias: Tensor | None = None,
-        *,
-        bits: int,
-        group_size: int,
-        with_minima: bool = False,
-        with_zeros: bool = False,
-        order: Tensor | None = None,
-    ) -> LinearLayer:
-        return streamed_integer_linear(
-            self._library, shape, pieces, bias, bits, group_size, with_minima, with_zeros, order
-        )
-
-    def StreamedCodedLinear(
-        self,
-        shape: tuple[int, int],
-        pieces: Iterable[CodeRows],
-        bias: Tensor | None = None,
-        *,
-        coding: CodeFormat,
-    ) -> LinearLayer:
-        return streamed_coded_linear(self._library, shape, pieces, bias, coding)
+        return make_linear(self._library, shape, slices, form, bias)
 
     def head_linears(self, layers: Sequence[LinearLayer]) -> CpuHeadLinears:
         return CpuHeadLinears(self._library, layers)

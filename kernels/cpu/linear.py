@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,13 +16,13 @@ from kernels.linear_factory import (
     CodeFormat,
     CodeKind,
     CodeRows,
+    FloatFormat,
+    IntegerFormat,
+    RowSlice,
+    WeightFormat,
     check_codes,
     check_coding,
-    check_integer_groups,
-    check_integers,
-    check_order,
     check_piece,
-    group_of,
     group_size_for,
 )
 
@@ -30,7 +30,8 @@ FORMATS = {"int8": 3, "int4": 4}
 INT4_WITH_MINIMA = 5
 WITH_ZEROS = {4: 6, 8: 10}
 CODINGS: dict[CodeKind, int] = {"e2m1": 7, "table": 8, "e4m3": 9}
-Piece = TypeVar("Piece")
+PackSlice = Callable[[int, Any], int]
+"""Packs a slice of rows from a row on; returns a status."""
 
 
 class CpuLinear(LinearLayer):
@@ -78,143 +79,113 @@ class CpuLinear(LinearLayer):
         return out
 
 
-def streamed_linear(
+def make_linear(
     library: Library,
     shape: tuple[int, int],
-    pieces: Iterable[Tensor],
+    slices: Iterable[RowSlice],
+    form: WeightFormat,
     bias: Tensor | None,
-    dtype: torch.dtype,
-    quantization: str | None,
-    group_size: int | None,
-    round_inputs: bool,
 ) -> CpuLinear:
-    """See `KernelSet.StreamedLinear`."""
-    kind, group, pack = DTYPES[dtype], 0, library.pack_rows
-    if quantization is not None:
-        group = group_size_for(quantization, group_size)
-        kind = FORMATS[quantization]
-        pack = library.pack_quantized_rows
-    layer = _room(library, shape, bias, kind, group, round_inputs)
-
-    def put(first: int, piece: Tensor) -> None:
-        if quantization is None:
-            piece = piece.to(dtype)
-        check_piece(piece, shape)
-        if piece.stride(1) != 1 and piece.shape[1] > 1:
-            piece = piece.contiguous()
-        status = pack(
-            layer.handle, first, piece.shape[0], piece.data_ptr(), piece.stride(0),
-            DTYPES[piece.dtype], num_threads(),
-        )  # fmt: skip
-        if status:
+    """See `LinearFactory.make_linear`. Raises MemoryError where there is no room for the weight."""
+    if isinstance(form, FloatFormat):
+        layer, pack = _float_layer(library, shape, form, bias)
+    elif isinstance(form, IntegerFormat):
+        layer, pack = _integer_layer(library, shape, form, bias)
+    else:
+        layer, pack = _coded_layer(library, shape, form, bias)
+    first, rows = 0, shape[0]
+    for part in slices:
+        count = len(_values(part))
+        if first + count > rows:
+            raise ValueError(f"the pieces have more than the weight's {rows} rows")
+        if status := pack(first, part):
             check(status)
-
-    _fill(shape[0], pieces, put, len)
+        first += count
+    if first != rows:
+        raise ValueError(f"the pieces have {first} rows, the weight {rows}")
     return layer
 
 
-def streamed_integer_linear(
-    library: Library,
-    shape: tuple[int, int],
-    pieces: Iterable[IntegerRows],
-    bias: Tensor | None,
-    bits: int,
-    group_size: int,
-    with_minima: bool,
-    with_zeros: bool = False,
-    order: Tensor | None = None,
-) -> CpuLinear:
-    """See `KernelSet.StreamedIntegerLinear`."""
-    check_order(order, shape[1])
-    check_integer_groups(shape, bits, group_size, with_minima)
-    kind = INT4_WITH_MINIMA if with_minima else FORMATS[f"int{bits}"]
-    kind = WITH_ZEROS[bits] if with_zeros else kind
-    layer = _room(library, shape, bias, kind, group_size, False, order=order)
+def _values(part: RowSlice) -> Tensor:
+    if isinstance(part, IntegerRows):
+        return part.values
+    return part.codes if isinstance(part, CodeRows) else part
 
-    def put(first: int, piece: IntegerRows) -> None:
-        check_integers(piece, shape[1], bits, group_size, with_minima, with_zeros)
-        values, scales = piece.values.contiguous(), piece.scales.float().contiguous()
-        second = None if piece.second is None else piece.second.float().contiguous()
-        status = library.pack_integer_rows(
+
+def _float_layer(
+    library: Library, shape: tuple[int, int], form: FloatFormat, bias: Tensor | None
+) -> tuple[CpuLinear, PackSlice]:
+    kind, group, pack_rows = DTYPES[form.dtype], 0, library.pack_rows
+    if form.quantization is not None:
+        group = group_size_for(form.quantization, form.group_size)
+        kind = FORMATS[form.quantization]
+        pack_rows = library.pack_quantized_rows
+    layer = _new_layer(library, shape, bias, kind, group, form.round_inputs)
+
+    def pack(first: int, part: Tensor) -> int:
+        if form.quantization is None:
+            part = part.to(form.dtype)
+        check_piece(part, shape)
+        if part.stride(1) != 1 and part.shape[1] > 1:
+            part = part.contiguous()
+        return pack_rows(
+            layer.handle, first, part.shape[0], part.data_ptr(), part.stride(0),
+            DTYPES[part.dtype], num_threads(),
+        )  # fmt: skip
+
+    return layer, pack
+
+
+def _integer_layer(
+    library: Library, shape: tuple[int, int], form: IntegerFormat, bias: Tensor | None
+) -> tuple[CpuLinear, PackSlice]:
+    order = form.column_order(shape[1])
+    form.check(shape[1])
+    kind = INT4_WITH_MINIMA if form.with_minima else FORMATS[f"int{form.bits}"]
+    kind = WITH_ZEROS[form.bits] if form.with_zeros else kind
+    layer = _new_layer(library, shape, bias, kind, form.group_size, order=order)
+
+    def pack(first: int, part: IntegerRows) -> int:
+        form.check_rows(part, shape[1])
+        values, scales = part.values.contiguous(), part.scales.float().contiguous()
+        second = None if part.second is None else part.second.float().contiguous()
+        return library.pack_integer_rows(
             layer.handle, first, len(values), values.data_ptr(), scales.data_ptr(), address(second),
             num_threads(),
         )  # fmt: skip
-        if status:
-            check(status)
 
-    _fill(shape[0], pieces, put, lambda piece: len(piece.values))
-    return layer
+    return layer, pack
 
 
-def streamed_coded_linear(
-    library: Library,
-    shape: tuple[int, int],
-    pieces: Iterable[CodeRows],
-    bias: Tensor | None,
-    coding: CodeFormat,
-) -> CpuLinear:
-    """See `KernelSet.StreamedCodedLinear`."""
-    check_coding(coding)
-    if coding.bits == 4 and shape[1] % coding.group_size:
-        raise ValueError(f"rows of {shape[1]} values have no whole groups of {coding.group_size}")
-    table = torch.tensor(coding.table, dtype=torch.float32) if coding.table else None
-    kind = CODINGS[coding.kind]
-    layer = _room(library, shape, bias, kind, coding.group_size, False, table=table)
+def _coded_layer(
+    library: Library, shape: tuple[int, int], form: CodeFormat, bias: Tensor | None
+) -> tuple[CpuLinear, PackSlice]:
+    check_coding(form)
+    if form.bits == 4 and shape[1] % form.group_size:
+        raise ValueError(f"rows of {shape[1]} values have no whole groups of {form.group_size}")
+    table = torch.tensor(form.table, dtype=torch.float32) if form.table else None
+    layer = _new_layer(library, shape, bias, CODINGS[form.kind], form.group_size, table=table)
 
-    def put(first: int, piece: CodeRows) -> None:
-        check_codes(piece, shape[1], coding)
-        codes, scales = piece.codes.contiguous(), piece.scales.float().contiguous()
-        if coding.kind == "e2m1":
+    def pack(first: int, part: CodeRows) -> int:
+        check_codes(part, shape[1], form)
+        codes, scales = part.codes.contiguous(), part.scales.float().contiguous()
+        if form.kind == "e2m1":
             scales = scales * 0.5  # the kernel's integers are twice the floats
-        at, by = codes.data_ptr(), scales.data_ptr()
-        if coding.kind == "e4m3":
-            status = library.pack_float8_rows(
-                layer.handle, first, len(codes), at, by, num_threads()
-            )
-        else:
-            status = library.pack_integer_rows(
-                layer.handle, first, len(codes), at, by, None, num_threads()
-            )
-        if status:
-            check(status)
+        where = layer.handle, first, len(codes), codes.data_ptr(), scales.data_ptr()
+        if form.kind == "e4m3":
+            return library.pack_float8_rows(*where, num_threads())
+        return library.pack_integer_rows(*where, None, num_threads())
 
-    _fill(shape[0], pieces, put, lambda piece: len(piece.codes))
-    return layer
+    return layer, pack
 
 
-def packed_linear(
-    library: Library,
-    weight: Tensor,
-    bias: Tensor | None,
-    quantization: str | None,
-    group_size: int | None,
-    round_inputs: bool,
-) -> CpuLinear:
-    """See `KernelSet.PackedLinear`."""
-    rows, width = weight.shape
-    return streamed_linear(
-        library, (rows, width), [weight], bias, weight.dtype, quantization, group_size, round_inputs
-    )
-
-
-def integer_linear(
-    library: Library, whole: IntegerRows, bias: Tensor | None, bits: int
-) -> CpuLinear:
-    """See `KernelSet.IntegerLinear`."""
-    group, (rows, width) = group_of(whole.values, whole.scales), whole.values.shape
-    with_minima, with_zeros = whole.minima is not None, whole.zeros is not None
-    return streamed_integer_linear(
-        library, (rows, width), [whole], bias, bits, group, with_minima, with_zeros
-    )
-
-
-def _room(
+def _new_layer(
     library: Library,
     shape: tuple[int, int],
     bias: Tensor | None,
     kind: int,
     group: int,
-    round_inputs: bool,
+    round_inputs: bool = False,
     table: Tensor | None = None,
     order: Tensor | None = None,
 ) -> CpuLinear:
@@ -225,23 +196,6 @@ def _room(
         kind, *shape, group, address(kept), round_inputs, address(table), address(numbers)
     )
     return CpuLinear(library, handle, *shape)
-
-
-def _fill(
-    rows: int,
-    pieces: Iterable[Piece],
-    put: Callable[[int, Piece], None],
-    size: Callable[[Piece], int],
-) -> None:
-    """Put each piece behind the one before. Raises ValueError unless they make up all rows."""
-    first = 0
-    for piece in pieces:
-        if first + size(piece) > rows:
-            raise ValueError(f"the pieces have more than the weight's {rows} rows")
-        put(first, piece)
-        first += size(piece)
-    if first != rows:
-        raise ValueError(f"the pieces have {first} rows, the weight {rows}")
 
 
 def _bias(bias: Tensor | None, rows: int) -> Tensor | None:

@@ -6,15 +6,25 @@ any device.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
 
 import torch
 
 from kernels.cpu.memory import lazy_zeros
-from kernels.interface import KernelSet
+from kernels.interface import IntegerRows, KernelSet
+from kernels.linear_factory import (
+    CodeFormat,
+    CodeRows,
+    FloatFormat,
+    RowSlice,
+    WeightFormat,
+    concatenate_rows,
+    join_dequantized,
+    join_integers,
+)
 from kernels.reference import attention, elementwise, sampling
-from kernels.reference.linear import ReferenceLinear, integer_linear
+from kernels.reference.linear import ReferenceLinear, dequantize
 
 
 class ReferenceKernels(KernelSet):
@@ -47,18 +57,26 @@ class ReferenceKernels(KernelSet):
         added = None if bias is None else bias.to(self.device)
         return ReferenceLinear(weight.to(self.device), added, **options)
 
-    def IntegerLinear(
+    def make_linear(
         self,
-        values: torch.Tensor,
-        scales: torch.Tensor,
-        minima: torch.Tensor | None = None,
+        shape: tuple[int, int],
+        slices: Iterable[RowSlice],
+        form: WeightFormat,
         bias: torch.Tensor | None = None,
-        *,
-        bits: int,
-        zeros: torch.Tensor | None = None,
     ) -> ReferenceLinear:
-        layer = integer_linear(values, scales, minima, bias, bits=bits, zeros=zeros)
-        return self.PackedLinear(layer.weight, layer.bias)
+        if isinstance(form, FloatFormat):
+            weight = concatenate_rows(shape, cast(Iterable[torch.Tensor], slices)).to(form.dtype)
+            return self.PackedLinear(
+                weight, bias, quantization=form.quantization, group_size=form.group_size
+            )
+        if isinstance(form, CodeFormat):
+            weight = join_dequantized(shape, cast(Iterable[CodeRows], slices), form)
+            return self.PackedLinear(weight, bias)
+        if form.order:
+            raise ValueError("these kernels have no order of inputs")
+        rows = join_integers(shape, cast(Iterable[IntegerRows], slices), form)
+        weight = dequantize(rows.values, rows.scales, rows.minima, form.bits, rows.zeros)
+        return self.PackedLinear(weight, bias)
 
     rms_norm = staticmethod(elementwise.rms_norm)
     fused_add_rms_norm = staticmethod(elementwise.fused_add_rms_norm)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels.interface import LinearLayer
-from kernels.linear_factory import check_integer_weight, group_size_for
+from kernels.linear_factory import group_size_for
 
 
 def quantize(weight: Tensor, quantization: str, group: int) -> tuple[Tensor, Tensor]:
@@ -53,7 +53,7 @@ def dequantize(
     bits: int,
     zeros: Tensor | None = None,
 ) -> Tensor:
-    """The float32 weights [N, K] that integers stand for; see `KernelSet.IntegerLinear`."""
+    """The float32 weights [N, K] that integers stand for; see `IntegerRows`."""
     rows, groups = scales.shape
     grouped = values.view(rows, groups, -1).float()
     kept = as_stored(scales.float())[..., None]
@@ -105,17 +105,3 @@ class ReferenceLinear(LinearLayer):
         if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self.out_features:
             raise ValueError("a requested row doesn't exist")
         return self.weight[ids].float()
-
-
-def integer_linear(
-    values: Tensor,
-    scales: Tensor,
-    minima: Tensor | None = None,
-    bias: Tensor | None = None,
-    *,
-    bits: int,
-    zeros: Tensor | None = None,
-) -> ReferenceLinear:
-    """See `KernelSet.IntegerLinear`."""
-    check_integer_weight(values, scales, minima, bits, zeros)
-    return ReferenceLinear(dequantize(values, scales, minima, bits, zeros), bias)

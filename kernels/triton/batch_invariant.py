@@ -19,7 +19,7 @@ from torch import Tensor
 
 from kernels.interface import LinearLayer
 from kernels.layers import PerHeadLinear
-from kernels.linear_factory import CodeFormat, CodeRows
+from kernels.linear_factory import RowSlice, WeightFormat
 from kernels.tensors import describe
 from kernels.triton.attention import latent_attention, paged_attention
 from kernels.triton.kernel_set import TritonKernels
@@ -131,41 +131,17 @@ class InvariantTritonKernels(TritonKernels):
     ) -> LinearLayer:
         added = None if bias is None else bias.to(self.device)
         if quantization is not None:
-            return self._quantised([weight], added, quantization, group_size)
+            return _pin_tile(self._quantised([weight], added, quantization, group_size))
         return InvariantLinear(weight.to(self.device), added, round_inputs=round_inputs)
 
-    def _quantised(
-        self,
-        pieces: Iterable[Tensor],
-        bias: Tensor | None,
-        quantization: str,
-        group_size: int | None,
-    ) -> LinearLayer:
-        return _pin_tile(super()._quantised(pieces, bias, quantization, group_size))
-
-    def IntegerLinear(
-        self,
-        values: Tensor,
-        scales: Tensor,
-        minima: Tensor | None = None,
-        bias: Tensor | None = None,
-        *,
-        bits: int,
-        zeros: Tensor | None = None,
-    ) -> LinearLayer:
-        return _pin_tile(
-            super().IntegerLinear(values, scales, minima, bias, bits=bits, zeros=zeros)
-        )
-
-    def StreamedCodedLinear(
+    def make_linear(
         self,
         shape: tuple[int, int],
-        pieces: Iterable[CodeRows],
+        slices: Iterable[RowSlice],
+        form: WeightFormat,
         bias: Tensor | None = None,
-        *,
-        coding: CodeFormat,
     ) -> LinearLayer:
-        return _pin_tile(super().StreamedCodedLinear(shape, pieces, bias, coding=coding))
+        return _pin_tile(super().make_linear(shape, slices, form, bias))
 
     def head_linears(self, layers: Sequence[LinearLayer]) -> PerHeadLinear:
         return InvariantHeadLinears(layers)

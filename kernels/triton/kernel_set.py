@@ -14,12 +14,16 @@ from kernels.layers import PerHeadLinear
 from kernels.linear_factory import (
     CodeFormat,
     CodeRows,
+    FloatFormat,
+    IntegerFormat,
+    RowSlice,
+    WeightFormat,
     check_codes,
     check_coding,
-    check_integer_weight,
-    check_order,
     concatenate_rows,
     group_size_for,
+    join_dequantized,
+    join_integers,
 )
 from kernels.lora import LoraSlots, Place
 from kernels.triton.attention import latent_attention, paged_attention
@@ -31,7 +35,6 @@ from kernels.triton.moe import fused_experts, route
 from kernels.triton.quantized import (
     Int4Linear,
     Int8Linear,
-    QuantisedLinear,
     coded_linear,
     grouped_experts,
     quantised_linear,
@@ -99,24 +102,33 @@ class TritonKernels(KernelSet):
             return self._quantised([weight], added, quantization, group_size)
         return TorchLinear(weight.to(self.device), added, round_inputs=round_inputs)
 
-    def StreamedLinear(
+    def make_linear(
         self,
         shape: tuple[int, int],
-        pieces: Iterable[Tensor],
+        slices: Iterable[RowSlice],
+        form: WeightFormat,
         bias: Tensor | None = None,
-        *,
-        dtype: torch.dtype,
-        quantization: str | None = None,
-        group_size: int | None = None,
-        round_inputs: bool = False,
     ) -> LinearLayer:
-        """As `KernelSet.StreamedLinear`; quantizes each row slice on the device."""
-        made: Iterable[Tensor] = (piece.to(self.device) for piece in pieces)
-        if quantization is None:
-            weight = concatenate_rows(shape, (piece.to(dtype) for piece in made))
-            return self.PackedLinear(weight, bias, round_inputs=round_inputs)
+        if isinstance(form, FloatFormat):
+            return self._float_linear(shape, cast(Iterable[Tensor], slices), form, bias)
+        if isinstance(form, IntegerFormat):
+            return self._integer_linear(shape, cast(Iterable[IntegerRows], slices), form, bias)
+        return self._coded_linear(shape, cast(Iterable[CodeRows], slices), form, bias)
+
+    def _float_linear(
+        self,
+        shape: tuple[int, int],
+        slices: Iterable[Tensor],
+        form: FloatFormat,
+        bias: Tensor | None,
+    ) -> LinearLayer:
+        """Quantizes each row slice on the device."""
+        moved = (part.to(self.device) for part in slices)
+        if form.quantization is None:
+            weight = concatenate_rows(shape, (part.to(form.dtype) for part in moved))
+            return self.PackedLinear(weight, bias, round_inputs=form.round_inputs)
         added = None if bias is None else bias.to(self.device)
-        layer = self._quantised(made, added, quantization, group_size)
+        layer = self._quantised(moved, added, form.quantization, form.group_size)
         if (layer.out_features, layer.in_features) != shape:
             rows = layer.out_features
             raise ValueError(f"the pieces have {rows} rows, the weight {list(shape)}")
@@ -136,45 +148,27 @@ class TritonKernels(KernelSet):
         moved = (piece.to(self.device) for piece in pieces)
         return quantised_linear(moved, bias, quantization, group)
 
-    def IntegerLinear(
-        self,
-        values: Tensor,
-        scales: Tensor,
-        minima: Tensor | None = None,
-        bias: Tensor | None = None,
-        *,
-        bits: int,
-        zeros: Tensor | None = None,
-    ) -> LinearLayer:
-        """As `KernelSet.IntegerLinear`; zero points become float16 minima."""
-        if bits == 8 and zeros is not None:
-            raise ValueError("these kernels have no zero points of 8 bits")
-        shape = check_integer_weight(values, scales, minima, bits, zeros)
-        minima = minima if zeros is None else scales.float() * zeros.float()
-        there = [None if x is None else x.to(self.device) for x in (values, scales, minima, bias)]
-        kind = Int8Linear if bits == 8 else Int4Linear
-        return kind(IntegerRows(*there[:3]), shape[1], there[3])  # type: ignore[arg-type]
-
-    def StreamedIntegerLinear(
+    def _integer_linear(
         self,
         shape: tuple[int, int],
-        pieces: Iterable[IntegerRows],
-        bias: Tensor | None = None,
-        *,
-        bits: int,
-        group_size: int,
-        with_minima: bool = False,
-        with_zeros: bool = False,
-        order: Tensor | None = None,
+        slices: Iterable[IntegerRows],
+        form: IntegerFormat,
+        bias: Tensor | None,
     ) -> LinearLayer:
-        """As `KernelSet.StreamedIntegerLinear`; x is sorted once before each product."""
-        check_order(order, shape[1])
-        layer = super().StreamedIntegerLinear(
-            shape, pieces, bias, bits=bits, group_size=group_size, with_minima=with_minima,
-            with_zeros=with_zeros,
-        )  # fmt: skip
+        """Zero points become float16 minima; x is sorted by the order before each product."""
+        order = form.column_order(shape[1])
+        if form.bits == 8 and form.with_zeros:
+            raise ValueError("these kernels have no zero points of 8 bits")
+        rows = join_integers(shape, slices, form)
+        minima = rows.minima if rows.zeros is None else rows.scales.float() * rows.zeros.float()
+        moved = [
+            None if x is None else x.to(self.device)
+            for x in (rows.values, rows.scales, minima, bias)
+        ]
+        kind = Int8Linear if form.bits == 8 else Int4Linear
+        layer = kind(IntegerRows(*moved[:3]), shape[1], moved[3])  # type: ignore[arg-type]
         if order is not None:
-            cast(QuantisedLinear, layer).sort_inputs(order.to(self.device, copy=True))
+            layer.sort_inputs(order.to(self.device, copy=True))
         return layer
 
     def keeps_code_format(self, coding: CodeFormat) -> bool:
@@ -182,31 +176,30 @@ class TritonKernels(KernelSet):
         size = coding.group_size
         return coding.kind == "e4m3" and size >= 32 and size & (size - 1) == 0
 
-    def StreamedCodedLinear(
+    def _coded_linear(
         self,
         shape: tuple[int, int],
-        pieces: Iterable[CodeRows],
-        bias: Tensor | None = None,
-        *,
-        coding: CodeFormat,
+        slices: Iterable[CodeRows],
+        form: CodeFormat,
+        bias: Tensor | None,
     ) -> LinearLayer:
-        """As `KernelSet.StreamedCodedLinear`; x is rounded to e4m3, as with "fp8"."""
-        check_coding(coding)
-        if not self.keeps_code_format(coding):
-            return super().StreamedCodedLinear(shape, pieces, bias, coding=coding)
+        """x is rounded to e4m3, as with "fp8"."""
+        check_coding(form)
+        if not self.keeps_code_format(form):
+            return self.PackedLinear(join_dequantized(shape, slices, form), bias)
         scales: list[Tensor] = []
 
         def codes() -> Iterator[Tensor]:
-            for piece in pieces:
-                check_codes(piece, shape[1], coding)
-                scales.append(piece.scales.to(self.device, torch.float32, copy=True))
-                yield piece.codes.to(self.device)
+            for part in slices:
+                check_codes(part, shape[1], form)
+                scales.append(part.scales.to(self.device, torch.float32, copy=True))
+                yield part.codes.to(self.device)
 
-        whole, added = (
+        weight, added = (
             concatenate_rows(shape, codes()),
             None if bias is None else bias.to(self.device),
         )
-        return coded_linear(whole, torch.cat(scales), added, coding.group_size)
+        return coded_linear(weight, torch.cat(scales), added, form.group_size)
 
     def compile_experts(self, experts: ExpertLayers) -> MixtureOfExperts:
         """Experts of one quantized format run in one call, others one after the other."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from kernels.reference import ReferenceKernels
+from tests.kernels.linears import integer_linear
 
 
 def test_the_reference_packs_weights_on_its_device():
@@ -12,6 +13,6 @@ def test_the_reference_packs_weights_on_its_device():
     layer = there.PackedLinear(torch.randn(4, 32), torch.randn(4))
     assert layer.weight.device.type == layer.bias.device.type == "meta"
     values = torch.zeros((4, 32), dtype=torch.int8)
-    layer = there.IntegerLinear(values, torch.ones(4, 2), bits=8)
+    layer = integer_linear(there, values, torch.ones(4, 2), bits=8)
     assert layer.weight.device.type == "meta"
     assert there.new_kv_cache((1, 1, 4, 8), torch.float32).device.type == "meta"

@@ -12,6 +12,7 @@ from kernels.cpu.features import choose
 from kernels.interface import IntegerRows, KernelSet, LinearLayer
 from kernels.linear_factory import CodeFormat, CodeRows, dequantize_codes
 from tests.covering import covering
+from tests.kernels.linears import sliced_integers
 from tests.kernels.tolerance import assert_close
 
 TABLE = tuple(float(x) for x in torch.linspace(-1, 1, 16) ** 3)
@@ -36,7 +37,7 @@ def packed(
     cut = [
         CodeRows(codes.codes[at : at + 32], codes.scales[at : at + 32]) for at in range(0, n, 32)
     ]
-    return ops.StreamedCodedLinear((n, k), cut, bias, coding=coding)
+    return ops.make_linear((n, k), cut, coding, bias)
 
 
 def multiplies_bf16(ops: KernelSet) -> bool:
@@ -196,9 +197,7 @@ def test_sorted_inputs(compiled, threads, form: dict[str, Any], dtype):
     x = torch.randn(40, k).to(dtype)
 
     def made(order: Tensor | None) -> LinearLayer:
-        return compiled.StreamedIntegerLinear(
-            (n, k), [whole], group_size=group, order=order, **form
-        )
+        return sliced_integers(compiled, (n, k), [whole], group_size=group, order=order, **form)
 
     plain, layer = made(None), made(order)
     expected = plain(x[:, order].contiguous())
@@ -216,14 +215,14 @@ def test_what_does_not_fit_is_refused(kernels):
         CodeFormat("e2m1", 32), CodeFormat("e4m3", 16),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=r"group_size|table|coding|lie in|scales"):
-            kernels.StreamedCodedLinear((4, 32), [codes], coding=wrong)
+            kernels.make_linear((4, 32), [codes], wrong)
 
 
 def test_an_order_that_leaves_inputs_out_is_refused(compiled):
     whole = IntegerRows(torch.zeros(4, 32, dtype=torch.int8), torch.ones(4, 1))
     for order in (torch.zeros(32, dtype=torch.int64), torch.arange(31), torch.arange(1, 33)):
         with pytest.raises(ValueError, match="order"):
-            compiled.StreamedIntegerLinear((4, 32), [whole], bits=8, group_size=32, order=order)
+            sliced_integers(compiled, (4, 32), [whole], bits=8, group_size=32, order=order)
 
 
 def test_sizes_in_memory(compiled):

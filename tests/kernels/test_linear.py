@@ -11,6 +11,7 @@ import torch
 from kernels.interface import IntegerRows
 from kernels.reference.linear import dequantize, quantize
 from tests.covering import covering
+from tests.kernels.linears import integer_linear, sliced_floats, sliced_integers
 from tests.kernels.tolerance import assert_close
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -86,7 +87,7 @@ def test_integers_with_scales_and_minima(kernels, threads):
     scales, minima = torch.rand(50, 3).half(), torch.rand(50, 3).half()
     weight = values.double() * scales.double().repeat_interleave(32, 1)
     weight -= minima.double().repeat_interleave(32, 1)
-    layer = kernels.IntegerLinear(values, scales, minima, bits=4)
+    layer = integer_linear(kernels, values, scales, minima, bits=4)
     x = torch.randint(-127, 128, (9, 96)).float()
     x[:, ::32] = 127
     assert_close(layer(x), product(x, weight), torch.float32, slack=8.0)
@@ -102,7 +103,7 @@ def test_integers_with_zero_points(kernels, threads, bits):
     scales, zeros = torch.rand(50, 3).half(), torch.randint(*RANGES[bits], (50, 3))
     weight = values.double() - zeros.double().repeat_interleave(32, 1)
     weight *= scales.double().repeat_interleave(32, 1)
-    layer = kernels.IntegerLinear(values, scales, bits=bits, zeros=zeros)
+    layer = integer_linear(kernels, values, scales, bits=bits, zeros=zeros)
     x = torch.randint(-127, 128, (9, 96)).float()
     x[:, ::32] = 127
     assert_close(layer(x), product(x, weight), torch.float32, slack=8.0)
@@ -114,7 +115,7 @@ def test_rows_of_integers_with_zero_points_are_independent_of_the_batch(compiled
     torch.manual_seed(12)
     values = torch.randint(*RANGES[bits], (96, 640), dtype=torch.int8)
     scales, zeros = torch.rand(96, 5).half(), torch.randint(*RANGES[bits], (96, 5))
-    layer = compiled.IntegerLinear(values, scales, bits=bits, zeros=zeros)
+    layer = integer_linear(compiled, values, scales, bits=bits, zeros=zeros)
     x = torch.randn(150, 640)
     whole = layer(x)
     for low, high in ((0, 1), (7, 9), (20, 33), (40, 140)):
@@ -128,7 +129,7 @@ def test_integers_with_scales(kernels, bits):
     values = torch.randint(low, high, (33, 64), dtype=torch.int8)
     scales, bias = torch.rand(33, 4), torch.randn(33)
     weight = dequantize(values, scales, None, bits)
-    layer = kernels.IntegerLinear(values, scales, bias=bias, bits=bits)
+    layer = integer_linear(kernels, values, scales, bias=bias, bits=bits)
     x = torch.randint(-127, 128, (4, 64)).float()
     x[:, ::16] = 127
     assert_close(layer(x), product(x, weight, bias), torch.float32, slack=8.0)
@@ -177,7 +178,7 @@ def test_rows_come_back(kernels, k):
 def test_rows_with_minima_come_back(kernels):
     values = torch.randint(0, 16, (40, 64), dtype=torch.int8)
     scales, minima = torch.rand(40, 2).half(), torch.rand(40, 2).half()
-    layer = kernels.IntegerLinear(values, scales, minima, bits=4)
+    layer = integer_linear(kernels, values, scales, minima, bits=4)
     expected = dequantize(values, scales, minima, 4)
     torch.testing.assert_close(layer.rows(torch.arange(40)), expected)
 
@@ -198,8 +199,13 @@ def cut(weight, *sizes):
 def test_a_weight_in_pieces_equals_the_whole(kernels, quantization):
     torch.manual_seed(11)
     weight, bias, x = torch.randn(141, 70).bfloat16(), torch.randn(141), torch.randn(3, 70)
-    streamed = kernels.StreamedLinear(
-        (141, 70), iter(cut(weight, 32, 96)), bias, dtype=torch.bfloat16, quantization=quantization
+    streamed = sliced_floats(
+        kernels,
+        (141, 70),
+        iter(cut(weight, 32, 96)),
+        bias,
+        dtype=torch.bfloat16,
+        quantization=quantization,
     )
     assert torch.equal(
         streamed(x), kernels.PackedLinear(weight, bias, quantization=quantization)(x)
@@ -208,7 +214,7 @@ def test_a_weight_in_pieces_equals_the_whole(kernels, quantization):
 
 def test_pieces_take_the_dtype_of_the_layer(kernels):
     weight, x = torch.randn(70, 33), torch.randn(2, 33)
-    streamed = kernels.StreamedLinear((70, 33), cut(weight, 64), dtype=torch.bfloat16)
+    streamed = sliced_floats(kernels, (70, 33), cut(weight, 64), dtype=torch.bfloat16)
     assert torch.equal(streamed(x), kernels.PackedLinear(weight.bfloat16())(x))
 
 
@@ -221,28 +227,28 @@ def test_integers_in_pieces_equal_the_whole(kernels, with_minima):
         IntegerRows(values[rows], scales[rows], None if minima is None else minima[rows])
         for rows in (slice(0, 32), slice(32, 64), slice(64, 75))
     ]
-    streamed = kernels.StreamedIntegerLinear(
-        (75, 64), pieces, bits=4, group_size=32, with_minima=with_minima
+    streamed = sliced_integers(
+        kernels, (75, 64), pieces, bits=4, group_size=32, with_minima=with_minima
     )
     x = torch.randn(2, 64)
-    assert torch.equal(streamed(x), kernels.IntegerLinear(values, scales, minima, bits=4)(x))
+    assert torch.equal(streamed(x), integer_linear(kernels, values, scales, minima, bits=4)(x))
 
 
 def test_pieces_that_do_not_make_up_the_weight_are_refused(kernels):
     weight = torch.randn(96, 16)
     for pieces in ([weight[:64]], [weight, weight], [weight[:, :8]], [weight[0]], []):
         with pytest.raises(ValueError, match="piece"):
-            kernels.StreamedLinear((96, 16), pieces, dtype=torch.float32)
+            sliced_floats(kernels, (96, 16), pieces, dtype=torch.float32)
     values, scales = torch.zeros(96, 32, dtype=torch.int8), torch.ones(96, 1)
     for piece in (IntegerRows(values, scales, scales), IntegerRows(values, scales[:5])):
         with pytest.raises(ValueError, match=r"minima|scales"):
-            kernels.StreamedIntegerLinear((96, 32), [piece], bits=8, group_size=32)
+            sliced_integers(kernels, (96, 32), [piece], bits=8, group_size=32)
 
 
 def test_pieces_that_end_within_a_panel_are_refused(compiled):
     weight = torch.randn(70, 16)
     with pytest.raises(ValueError, match="whole panels"):
-        compiled.StreamedLinear((70, 16), cut(weight, 5), dtype=torch.float32)
+        sliced_floats(compiled, (70, 16), cut(weight, 5), dtype=torch.float32)
 
 
 def test_zero_weights_stay_zero(compiled):
@@ -287,13 +293,13 @@ def test_what_does_not_fit_is_refused(kernels):
             kernels.PackedLinear(weight, quantization="int8", group_size=group_size)
     values = torch.full((4, 32), 16, dtype=torch.int8)
     with pytest.raises(ValueError, match="lie in"):
-        kernels.IntegerLinear(values, torch.ones(4, 1), bits=4)
+        integer_linear(kernels, values, torch.ones(4, 1), bits=4)
     with pytest.raises(ValueError, match="bits"):
-        kernels.IntegerLinear(values, torch.ones(4, 1), bits=5)
+        integer_linear(kernels, values, torch.ones(4, 1), bits=5)
     with pytest.raises(ValueError, match="minima are for 4 bits"):
-        kernels.IntegerLinear(values, torch.ones(4, 1), torch.ones(4, 1), bits=8)
+        integer_linear(kernels, values, torch.ones(4, 1), torch.ones(4, 1), bits=8)
     with pytest.raises(ValueError, match="don't fit"):
-        kernels.IntegerLinear(values, torch.ones(3, 1), bits=8)
+        integer_linear(kernels, values, torch.ones(3, 1), bits=8)
 
 
 def test_what_does_not_fit_a_packed_layer_is_refused(compiled):

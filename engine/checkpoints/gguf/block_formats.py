@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from engine.checkpoints.gguf import file as types
-from engine.quantization.packing import IntegerFormat
 from kernels.interface import IntegerRows
+from kernels.linear_factory import IntegerFormat
 
 
 class Blocks(NamedTuple):

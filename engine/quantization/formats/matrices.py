@@ -8,9 +8,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from engine.quantization.packing import DequantizedSource, IntegerFormat, Own, Rows
+from engine.quantization.packing import DequantizedSource, Own, Rows
 from kernels.interface import IntegerRows
-from kernels.linear_factory import MAX_VALUE, CodeFormat, CodeRows
+from kernels.linear_factory import MAX_VALUE, CodeFormat, CodeRows, IntegerFormat
 
 # -- Integers of a few bits, out of the words that checkpoints keep them in.
 

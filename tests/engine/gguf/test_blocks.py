@@ -13,6 +13,7 @@ from engine.checkpoints.gguf.block_formats import FORMATS, READERS
 from engine.checkpoints.gguf.file import BLOCKS
 from kernels.reference import ReferenceKernels
 from tests.engine.gguf.files import random_blocks
+from tests.kernels.linears import sliced_integers
 
 QUANTIZED = [
     Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q2_K, Kind.Q3_K, Kind.Q4_K,
@@ -44,7 +45,8 @@ def test_the_kernels_hold_them_as_they_are(kind: Kind, compiled: bool) -> None:
     raw = random_blocks(kind, 40, 512, seed=4)
     blocks = READERS[int(kind)](blocks_of(raw, kind))
     ops = kernels.get("cpu") if compiled else ReferenceKernels()
-    layer = ops.StreamedIntegerLinear(
+    layer = sliced_integers(
+        ops,
         (40, 512), [blocks.integers()], bits=found.bits, group_size=found.group_size,
         with_minima=found.with_minima,
     )  # fmt: skip

@@ -16,6 +16,7 @@ from kernels.triton.moe import align
 from kernels.triton.quantized import GroupedExperts
 from kernels.triton.quantized.linear import SortedRows
 from kernels.triton.quantized.moe import StackedLinear, stackable
+from tests.kernels.linears import integer_linear
 
 OPS = TritonKernels("cpu", "a test")
 HIDDEN, INNER = 48, 32
@@ -128,7 +129,7 @@ def test_minima_of_a_checkpoint_are_kept():
     def layer(rows, columns):
         values = torch.randint(0, 16, (rows, columns), dtype=torch.int8)
         scales, least = torch.rand(rows, columns // 16) / 64, torch.rand(rows, columns // 16) / 8
-        return OPS.IntegerLinear(values, scales, least, bits=4)
+        return integer_linear(OPS, values, scales, least, bits=4)
 
     up, down = (
         [layer(*shape) for _ in range(3)] for shape in ((2 * INNER, HIDDEN), (HIDDEN, INNER))

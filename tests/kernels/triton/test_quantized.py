@@ -15,6 +15,7 @@ from kernels.triton.quantized import Fp8Linear, Int4Linear, Int8Linear
 from kernels.triton.quantized import tile_sizes as tiles
 from kernels.triton.quantized.activations import round_groups, round_rows
 from kernels.triton.quantized.moe import stackable
+from tests.kernels.linears import integer_linear, sliced_floats, sliced_integers
 
 OPS = TritonKernels("cpu", "a test")
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -53,7 +54,7 @@ def test_integers_as_a_checkpoint_has_them(bits, group, minima):
     values = torch.randint(low, high, (20, 3 * group), dtype=torch.int8)
     scales = torch.rand(20, 3) / high
     least = torch.rand(20, 3) / 2 if minima else None
-    layer = OPS.IntegerLinear(values, scales, least, torch.randn(20), bits=bits)
+    layer = integer_linear(OPS, values, scales, least, torch.randn(20), bits=bits)
     assert isinstance(layer, Int8Linear if bits == 8 else Int4Linear)
     meant = dequantize(values, scales, least, bits)
     ids = torch.tensor([19, 0, 7, 7])
@@ -81,7 +82,7 @@ def test_floats_of_a_checkpoint_stay_as_they_are(dtype, depth, group):
         CodeRows(whole.codes[32:], whole.scales[32:]),
     ]
     bias = torch.randn(40)
-    layer = OPS.StreamedCodedLinear((40, depth), pieces, bias, coding=coding)
+    layer = OPS.make_linear((40, depth), pieces, coding, bias)
     assert isinstance(layer, Fp8Linear)
     assert layer.nbytes == 40 * (depth + 4 * (-(-depth // group) if group else 1))
     meant = dequantize_codes(whole, coding)
@@ -94,7 +95,7 @@ def test_floats_of_a_checkpoint_stay_as_they_are(dtype, depth, group):
 def test_a_weight_that_is_no_number_breaks_its_column_alone():
     whole, coding = coded(96, 32)
     whole.codes[7, 40] = 0xFF
-    layer = OPS.StreamedCodedLinear((40, 96), [whole], coding=coding)
+    layer = OPS.make_linear((40, 96), [whole], coding)
     got = layer(torch.randn(3, 96))
     assert got[:, 7].isnan().all()
     assert got[:, :7].isfinite().all()
@@ -115,8 +116,8 @@ def test_sorted_inputs_meet_their_columns(bits):
     values = torch.randint(0, 16, (24, 128), dtype=torch.int8)
     whole = IntegerRows(values, torch.rand(24, 4) / 16)
     form = {"bits": bits, "group_size": 32}
-    plain = OPS.StreamedIntegerLinear((24, 128), [whole], **form)
-    layer = OPS.StreamedIntegerLinear((24, 128), [whole], order=order, **form)
+    plain = sliced_integers(OPS, (24, 128), [whole], **form)
+    layer = sliced_integers(OPS, (24, 128), [whole], order=order, **form)
     wide = torch.randn(3, 200)
     assert torch.equal(layer(wide[:, :128]), plain(wide[:, order]))
     ids = torch.tensor([23, 1, 1])
@@ -126,13 +127,14 @@ def test_sorted_inputs_meet_their_columns(bits):
     assert stackable([plain, plain])
     assert not stackable([layer, layer])
     with pytest.raises(ValueError, match="order"):
-        OPS.StreamedIntegerLinear((24, 128), [whole], order=order[:5], **form)
+        sliced_integers(OPS, (24, 128), [whole], order=order[:5], **form)
 
 
 def test_layers_of_checkpoints_are_batch_invariant_where_asked():
     ops, (whole, coding) = InvariantTritonKernels("cpu", "a test"), coded(96, 32)
-    floats = ops.StreamedCodedLinear((40, 96), [whole], coding=coding)
-    integers = ops.StreamedIntegerLinear(
+    floats = ops.make_linear((40, 96), [whole], coding)
+    integers = sliced_integers(
+        ops,
         (8, 32), [IntegerRows(torch.zeros(8, 32, dtype=torch.int8), torch.ones(8, 1))], bits=8,
         group_size=32, order=torch.randperm(32),
     )  # fmt: skip
@@ -142,7 +144,7 @@ def test_layers_of_checkpoints_are_batch_invariant_where_asked():
 def test_zero_points_become_minima_of_float16():
     values = torch.randint(0, 16, (20, 96), dtype=torch.int8)
     scales, zeros = (torch.rand(20, 3) / 16).half(), torch.randint(0, 16, (20, 3))
-    layer = OPS.IntegerLinear(values, scales, bits=4, zeros=zeros)
+    layer = integer_linear(OPS, values, scales, bits=4, zeros=zeros)
     meant = dequantize(values, scales, None, 4, zeros)
     largest = float(scales.max()) * 15
     torch.testing.assert_close(
@@ -154,12 +156,12 @@ def test_zero_points_become_minima_of_float16():
 def test_pieces_make_the_same_layer(quantization):
     weight, x = torch.randn(96, 64), torch.randn(3, 64)
     whole = OPS.PackedLinear(weight, quantization=quantization)
-    streamed = OPS.StreamedLinear(
-        (96, 64), iter(weight.split(32)), dtype=torch.float32, quantization=quantization
+    streamed = sliced_floats(
+        OPS, (96, 64), iter(weight.split(32)), dtype=torch.float32, quantization=quantization
     )
     assert torch.equal(streamed(x), whole(x))
     with pytest.raises(ValueError, match="rows"):
-        OPS.StreamedLinear((97, 64), [weight], dtype=torch.float32, quantization=quantization)
+        sliced_floats(OPS, (97, 64), [weight], dtype=torch.float32, quantization=quantization)
 
 
 def test_few_bits_take_little_memory():
@@ -248,7 +250,7 @@ def test_what_does_not_fit_is_refused():
         OPS.PackedLinear(torch.randn(8, 32), quantization="nf4")
     assert isinstance(OPS.PackedLinear(torch.randn(8, 32), quantization="fp8"), Fp8Linear)
     with pytest.raises(ValueError, match="must lie in"):
-        OPS.IntegerLinear(torch.full((2, 32), 99, dtype=torch.int8), torch.ones(2, 1), bits=4)
+        integer_linear(OPS, torch.full((2, 32), 99, dtype=torch.int8), torch.ones(2, 1), bits=4)
     values, ones = torch.zeros(2, 32, dtype=torch.int8), torch.ones(2, 1)
     with pytest.raises(ValueError, match="no zero points of 8 bits"):
-        OPS.IntegerLinear(values, ones, bits=8, zeros=ones)
+        integer_linear(OPS, values, ones, bits=8, zeros=ones)
