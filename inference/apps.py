@@ -52,7 +52,7 @@ class InferenceConfig(AppConfig):
 def _check_template_kwargs() -> None:
     """Raise ImproperlyConfigured for variables that no chat template may be given."""
     if kwargs := settings.QUIRE.default_chat_template_kwargs:
-        from inference.template_kwargs import check_template_kwargs
+        from engine.text.chat_messages import check_template_kwargs
 
         try:
             check_template_kwargs(kwargs)

@@ -89,11 +89,6 @@ class AdapterStatus(msgspec.Struct, omit_defaults=True, kw_only=True):
     load_seconds: float = 0.0
 
 
-def digest_of(adapter: AdapterRef | None) -> str:
-    """Return the digest of a request's adapter, "" without one."""
-    return adapter.digest if adapter else ""
-
-
 def adapter_name_of(adapter: AdapterRef | None) -> str:
     """Return the client's name of its request's adapter, "" without one."""
     return adapter.name if adapter else ""

@@ -30,7 +30,7 @@ from typing import TypeVar
 import msgspec
 
 from engine.contract.errors import EngineFault, InvalidRequest, QuireError
-from engine.contract.lora import AdapterRef, digest_of
+from engine.contract.lora import AdapterRef
 from engine.contract.pooling_params import PoolingParams
 from engine.contract.redis_keys import base_request_id, output_field, prompt_field
 from engine.contract.replica_state import EngineStats as EngineStats
@@ -184,11 +184,16 @@ class EngineRequest(msgspec.Struct, tag="request", omit_defaults=True, kw_only=T
     isolated: bool = False
 
     @property
+    def adapter_digest(self) -> str:
+        """Digest of the adapter, "" without one."""
+        return self.adapter.digest if self.adapter else ""
+
+    @property
     def cache_scope(self) -> tuple[str, str]:
         """Namespace, and digest of the adapter or "": who differs in either shares nothing that was
         computed or said.
         """
-        return self.cache_namespace, digest_of(self.adapter)
+        return self.cache_namespace, self.adapter_digest
 
 
 class AbortRequest(msgspec.Struct, tag="abort", omit_defaults=True, kw_only=True):

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from engine.contract import validation as checks
 from engine.contract.errors import ContextLengthExceeded, InvalidRequest
+from engine.contract.validation import check_task
 
 Vectors = NDArray[np.float32]
 
@@ -210,16 +211,6 @@ class PoolingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
                 f"got {self.dimensions}.",
                 param="dimensions",
             )
-
-
-def check_task(model: str, tasks: Sequence[str], task: str) -> None:
-    """Raise `InvalidRequest`, naming what the model does, when `task` isn't among it."""
-    if task not in tasks:
-        raise InvalidRequest(
-            f"The model '{model}' doesn't do '{task}'. It does: {', '.join(tasks)}.",
-            param="model",
-            code="unsupported_task",
-        )
 
 
 def check_length(num_tokens: int, max_model_len: int) -> None:

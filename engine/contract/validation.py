@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from engine.contract.errors import InvalidRequest
@@ -50,6 +51,16 @@ def check_token_ids(name: str, ids: Any, limit: int) -> None:
         raise InvalidRequest(f"{name} must be a list of at most {limit} token ids.", param=name)
     for token in ids:
         check_int(name, token, 0)
+
+
+def check_task(model: str, tasks: Sequence[str], task: str) -> None:
+    """Raise `InvalidRequest`, naming what the model does, when `task` isn't among it."""
+    if task not in tasks:
+        raise InvalidRequest(
+            f"The model '{model}' doesn't do '{task}'. It does: {', '.join(tasks)}.",
+            param="model",
+            code="unsupported_task",
+        )
 
 
 def is_valid_utf8(text: str) -> bool:

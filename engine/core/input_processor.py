@@ -14,8 +14,9 @@ from torch import Tensor
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import BudgetExhausted, InvalidRequest, KVPoolTooSmall, QuireError
 from engine.contract.messages import EngineRequest, PromptEmbeds, gc_untracked
-from engine.contract.pooling_params import GENERATE, PoolingParams, check_length, check_task
+from engine.contract.pooling_params import GENERATE, PoolingParams, check_length
 from engine.contract.sampling_params import SamplingParams
+from engine.contract.validation import check_task
 from engine.core.beam_group import BeamGroup, BeamRequest
 from engine.kv_cache.prefix_cache import BlockHashes, ContentKey, namespace_key
 from engine.models.interface import ModelFacts

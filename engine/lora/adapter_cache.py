@@ -21,7 +21,7 @@ from typing import Self
 import msgspec
 
 from engine.contract.errors import InvalidRequest, QuireError
-from engine.contract.lora import WEIGHTS_FILE, AdapterRef, AdapterStatus, digest_of
+from engine.contract.lora import WEIGHTS_FILE, AdapterRef, AdapterStatus
 from engine.contract.replica_state import EngineStats
 from engine.lora.store import AdapterFacts, AdapterHost
 from engine.scheduler.request import Request, SequenceStatus
@@ -570,7 +570,7 @@ class AdapterManager:
         entry = self._entries.get(digest)
         if entry is None or not (entry.unloading and entry.is_free) or digest in self._waiting:
             return
-        if not any(_digest_of(request) == digest for request in self._deferred):
+        if not any(request.message.adapter_digest == digest for request in self._deferred):
             self._evict(digest)
 
     def drop_idle(self) -> None:
@@ -623,10 +623,6 @@ class AdapterManager:
         if self._threads is not None:
             self._threads.shutdown(wait=True, cancel_futures=True)
             self._threads = None
-
-
-def _digest_of(request: Request) -> str:
-    return digest_of(request.message.adapter)
 
 
 def _file_bytes(ref: AdapterRef) -> int:

@@ -15,11 +15,11 @@ from engine.contract.plugins import PooledData, PooledPrompt, io_processor
 from engine.contract.pooling_params import (
     TOKEN_TASKS,
     PoolingParams,
-    check_task,
     default_task,
     score_pairs,
     similarity,
 )
+from engine.contract.validation import check_task
 from engine.offline.base import LLMBase, UseTqdm, progress
 from engine.offline.failures import check_failures
 from engine.offline.inputs import Prompt, as_list, tokenize_prompt

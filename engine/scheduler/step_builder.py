@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from engine.contract.lora import digest_of
 from engine.contract.messages import MAX_RECORDED_CHUNKS
 from engine.kv_cache import Block, TenantQuota
 from engine.scheduler.plan import NewSequence, StepPlan, is_decode
@@ -175,7 +174,7 @@ class StepBuilder:
                 sampling=request.sampling,
                 seed=sequence.seed,
                 prompt_logprobs_from=-1 if prompt_logprobs is None else len(prompt_logprobs),
-                adapter=digest_of(message.adapter),
+                adapter=message.adapter_digest,
                 encoder_inputs=request.encoder_inputs
                 + [each for entry in request.media for each in entry.inputs],
                 logits_processors=request.logits_processors,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from engine.contract.errors import InvalidRequest
@@ -288,3 +288,34 @@ def strings_in(value: Any) -> Iterator[str]:
         for key, item in value.items():
             yield from strings_in(key)
             yield from strings_in(item)
+
+
+#: Names that `render_chat` gives a meaning of its own.
+RESERVED_VARIABLES = frozenset(
+    {
+        "messages",
+        "tools",
+        "documents",
+        "add_generation_prompt",
+        "continue_final_message",
+        "tokenizer",
+        "limits",
+        "content_format",
+        "most_tokens",
+    }
+)
+
+
+def check_template_kwargs(names: Iterable[str]) -> None:
+    """Raise `InvalidRequest` for a name that no variable of a template may have."""
+    for name in names:
+        if name == "chat_template":
+            raise InvalidRequest(
+                "chat_template_kwargs can't hold a chat template.",
+                param="chat_template_kwargs.chat_template",
+                code="unsupported_parameter",
+            )
+        if name in RESERVED_VARIABLES or not name.isidentifier() or name.startswith("_"):
+            raise InvalidRequest(
+                f"chat_template_kwargs can't hold {name[:50]!r}.", param="chat_template_kwargs"
+            )

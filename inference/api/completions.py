@@ -14,7 +14,6 @@ from engine.contract.sampling_params import SamplingParams, check_context
 from inference.errors import UnsupportedField, rename_error_param
 from inference.generation.generation import Generation
 from inference.generation.logprobs import (
-    TokenFormatter,
     best_outputs,
     completion_logprobs,
     concat_logprobs,
@@ -22,7 +21,7 @@ from inference.generation.logprobs import (
     prompt_logprobs,
 )
 from inference.generation.model_resolution import check_queue, resolve_model
-from inference.generation.output import Collected, OutputDelta
+from inference.generation.output import Collected, OutputDelta, TokenFormatter
 from inference.generation.record import response_metrics
 from inference.rendering.prompt_embeds import read_embeds
 from inference.rendering.prompts import (

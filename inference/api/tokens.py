@@ -16,14 +16,13 @@ from inference.api.completions import completion_job
 from inference.errors import UnsupportedField, as_quire_error
 from inference.generation.generation import Generation
 from inference.generation.logprobs import (
-    TokenFormatter,
     best_outputs,
     chat_logprobs,
     prompt_logprobs,
     to_json_float,
 )
 from inference.generation.model_resolution import check_queue, resolve_model
-from inference.generation.output import Collected, OutputDelta, TokenEntry
+from inference.generation.output import Collected, OutputDelta, TokenEntry, TokenFormatter
 from inference.schemas import objects
 from inference.schemas.base import (
     GenerateRequest,

@@ -20,7 +20,7 @@ from inference.chat.reasoning import (
     unsupported_reasoning_fields,
 )
 from inference.errors import rename_error_param
-from inference.generation.logprobs import TokenFormatter
+from inference.generation.output import TokenFormatter
 from inference.rendering.prompts import (
     chat_token_ids,
     count_chars,

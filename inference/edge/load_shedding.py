@@ -29,8 +29,7 @@ from inference.request.context import (
     log_rejected_request,
 )
 from inference.web.json_body import LARGE_BYTES
-from inference.web.responses import check_accept
-from inference.web.views import ARRIVED, ERROR, KEY, TENANT
+from inference.web.views import ARRIVED, ERROR, KEY, TENANT, check_accept
 from tenants import api_keys as scopes
 from tenants.authentication import Caller, get_cached_caller
 

@@ -20,7 +20,6 @@ from redis.exceptions import RedisError
 
 from common.loops import keep_running
 from engine.contract.errors import EngineFault, EngineOverloaded, EngineUnavailable, QuireError
-from engine.contract.lora import digest_of
 from engine.contract.messages import (
     ABORTED_BY_OPERATOR,
     ControlRequest,
@@ -38,7 +37,7 @@ from inference.engine_client.fleet import (
     failover_candidates,
     prefix_key,
 )
-from inference.engine_client.flight import InFlightRequest, LostTokens, ResumeState
+from inference.engine_client.flight import InFlightRequest, LostTokens, ResumeState, Submission
 from inference.engine_client.journal import Journal
 from inference.engine_client.mailbox import TokenQueue
 from inference.engine_client.queue_limit import Load, QueueLimit, check_client_timeout
@@ -48,7 +47,6 @@ from inference.engine_client.redis_streams import (
     reading_link,
     short_link,
 )
-from inference.engine_client.submission import Submission
 from inference.errors import Overloaded, RemoteError
 from inference.loop.fair_dispatch import iterate_cooperatively
 from inference.metrics.flusher import Flusher, flush
@@ -199,7 +197,7 @@ class EngineClient:
     ) -> Iterator[InFlightRequest]:
         for number, request in enumerate(requests):
             request.gateway_id = self.gateway_id
-            scope = request.cache_namespace + digest_of(request.adapter)
+            scope = request.cache_namespace + request.adapter_digest
             if request.prompt_embeds is not None:
                 scope += hashlib.sha256(request.prompt_embeds.data[:MAX_EMBEDS_BYTES]).hexdigest()
             key = prefix_key(request.prompt_token_ids, scope)
@@ -263,7 +261,7 @@ class EngineClient:
             failover_candidates(flight, self.fleet.of_model(flight.model)),
             flight.key,
             self.settings.affinity_slack,
-            digest_of(flight.request.adapter),
+            flight.request.adapter_digest,
         )
         if replica is None:
             return False

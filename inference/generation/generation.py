@@ -11,14 +11,13 @@ from typing import Self
 
 from engine.contract.errors import EngineOverloaded, QuireError
 from inference.engine_client.client import get_engine_client
-from inference.engine_client.flight import InFlightRequest
+from inference.engine_client.flight import InFlightRequest, Submission
 from inference.engine_client.mailbox import TokenChunk
-from inference.engine_client.submission import Submission
 from inference.errors import as_quire_error, rename_error_param
 from inference.generation.background import KeyRevalidator, release_prompts, spawn
 from inference.generation.continuity import StreamContinuity, is_resumable, take_over_generation
-from inference.generation.output import OutputDelta, OutputState
-from inference.generation.record import TokenTimeline, build_request_trace, decode_content
+from inference.generation.output import OutputDelta, OutputState, TokenTimeline
+from inference.generation.record import build_request_trace, decode_content
 from inference.generation.takeover import StreamNotFound, TakenOverStream, request_fingerprint
 from inference.loop.fair_dispatch import (
     finish_dispatch,

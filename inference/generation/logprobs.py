@@ -8,7 +8,7 @@ from typing import Any
 
 from engine.contract.messages import TokenLogprobs
 from engine.text import Tokenizer
-from inference.generation.output import OutputState, TokenEntry
+from inference.generation.output import OutputState, TokenEntry, TokenFormatter
 
 
 def best_outputs(outputs: Sequence[OutputState], n: int) -> list[int]:
@@ -25,16 +25,6 @@ LOWEST = -9999.0
 def to_json_float(value: float) -> float:
     """A log probability that JSON can hold."""
     return max(value, LOWEST)
-
-
-class TokenFormatter:
-    """How tokens are spelled: their text, or `token_id:N` when the client asked for that."""
-
-    def __init__(self, tokenizer: Tokenizer, *, as_ids: bool) -> None:
-        self.tokenizer, self._as_ids = tokenizer, as_ids
-
-    def __call__(self, token_id: int) -> str:
-        return f"token_id:{token_id}" if self._as_ids else self.tokenizer.token_text(token_id)
 
 
 def chat_logprobs(

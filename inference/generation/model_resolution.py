@@ -11,7 +11,8 @@ from catalog.access import ModelNotFound, access_models
 from catalog.idle import wake_model_for_request
 from engine.contract.errors import EngineSleeping, EngineUnavailable
 from engine.contract.lora import AdapterRef
-from engine.contract.pooling_params import GENERATE, check_task
+from engine.contract.pooling_params import GENERATE
+from engine.contract.validation import check_task
 from inference.engine_client.client import get_engine_client
 from inference.engine_client.fleet import Replica
 from inference.generation.takeover import find_resumed_stream

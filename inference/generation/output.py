@@ -9,6 +9,7 @@ from engine.contract.messages import TokenLogprobs
 from engine.contract.sampling_params import SamplingParams
 from engine.text import IncrementalDetokenizer, StopChecker, Tokenizer
 from inference.engine_client.mailbox import TokenChunk
+from metering.access import MAX_POINTS
 
 #: The engine's reasons that OpenAI's clients don't know -> `finish_reason` and `stop_reason` there.
 _EDGE_REASONS = {
@@ -51,6 +52,48 @@ class OutputDelta:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+
+
+class TokenFormatter:
+    """How tokens are spelled: their text, or `token_id:N` when the client asked for that."""
+
+    def __init__(self, tokenizer: Tokenizer, *, as_ids: bool) -> None:
+        self.tokenizer, self._as_ids = tokenizer, as_ids
+
+    def __call__(self, token_id: int) -> str:
+        return f"token_id:{token_id}" if self._as_ids else self.tokenizer.token_text(token_id)
+
+
+class TokenTimeline:
+    """When tokens came: `MAX_POINTS` points at most, however many there were."""
+
+    __slots__ = ("_last", "_points", "_skipped", "_stride", "total")
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._points: list[tuple[float, int]] = []
+        self._stride, self._skipped = 1, 0
+        self._last = (0.0, 0)
+
+    def add(self, at: float, count: int) -> None:
+        """So many more tokens have come."""
+        self.total += count
+        self._last = (at, self.total)
+        self._skipped += 1
+        if self._skipped < self._stride:
+            return
+        self._skipped = 0
+        self._points.append(self._last)
+        if len(self._points) >= MAX_POINTS:
+            self._points = self._points[1::2]
+            self._stride *= 2
+
+    def since(self, start: float) -> list[tuple[int, int]]:
+        """[milliseconds after `start`, tokens so far], the last point included."""
+        points = list(self._points)
+        if self.total and (not points or points[-1] != self._last):
+            points.append(self._last)
+        return [(round((at - start) * 1000), total) for at, total in points]
 
 
 class OutputState:

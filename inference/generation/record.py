@@ -14,7 +14,6 @@ from inference.loop.offload import get_render_pool
 from metering.access import (
     MAX_HOPS,
     MAX_OUTPUTS,
-    MAX_POINTS,
     Content,
     OutputTrace,
     PlacementEvent,
@@ -71,38 +70,6 @@ def _time_to_first_token(record: FlightRecord) -> float:
 #: Tokens from the beginning and the end of a text that is kept; see `RequestContent`.
 _MAX_STORED_TOKENS = 2000
 _MAX_STORED_CHARS = 16_000
-
-
-class TokenTimeline:
-    """When tokens came: `MAX_POINTS` points at most, however many there were."""
-
-    __slots__ = ("_last", "_points", "_skipped", "_stride", "total")
-
-    def __init__(self) -> None:
-        self.total = 0
-        self._points: list[tuple[float, int]] = []
-        self._stride, self._skipped = 1, 0
-        self._last = (0.0, 0)
-
-    def add(self, at: float, count: int) -> None:
-        """So many more tokens have come."""
-        self.total += count
-        self._last = (at, self.total)
-        self._skipped += 1
-        if self._skipped < self._stride:
-            return
-        self._skipped = 0
-        self._points.append(self._last)
-        if len(self._points) >= MAX_POINTS:
-            self._points = self._points[1::2]
-            self._stride *= 2
-
-    def since(self, start: float) -> list[tuple[int, int]]:
-        """[milliseconds after `start`, tokens so far], the last point included."""
-        points = list(self._points)
-        if self.total and (not points or points[-1] != self._last):
-            points.append(self._last)
-        return [(round((at - start) * 1000), total) for at, total in points]
 
 
 def build_request_trace(generation: Generation, error: BaseException | None) -> RequestTrace:

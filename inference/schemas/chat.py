@@ -17,12 +17,12 @@ from pydantic import (
 )
 
 from engine.contract.errors import InvalidRequest
+from engine.text.chat_messages import check_template_kwargs
 from inference.errors import UnsupportedField, describe_validation_error
 from inference.parsers.tool_grammar import ToolFunction
 from inference.schemas.base import UNSUPPORTED, FailFastModel, RejectedRequest
 from inference.schemas.sampling import SamplingFields
 from inference.schemas.tools import AllowedTools, AnyTool, Tools, named_tool
-from inference.template_kwargs import check_template_kwargs
 
 # -- Chat messages, as far as they can be checked without the model.
 

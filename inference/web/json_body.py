@@ -10,11 +10,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from functools import lru_cache
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import msgspec
+from rest_framework import exceptions
+from rest_framework.negotiation import DefaultContentNegotiation
+from rest_framework.parsers import JSONParser
 
 from engine.contract.errors import InvalidRequest
+from inference.errors import UnsupportedMediaType
 from inference.loop.offload import MAX_INLINE_CHARS
 
 # -- Bounds on what a JSON body may hold, looked at before it's parsed and before it's validated.
@@ -282,3 +288,25 @@ def _without_surrogates(value: Any) -> Any:
     if isinstance(value, dict):
         return {_without_surrogates(key): _without_surrogates(item) for key, item in value.items()}
     return value
+
+
+@lru_cache(maxsize=256)
+def _parses(content_type: str) -> bool:
+    request: Any = SimpleNamespace(content_type=content_type)
+    return DefaultContentNegotiation().select_parser(request, [JSONParser()]) is not None
+
+
+def check_content_type(content_type: str) -> None:
+    """Raise DRF's `UnsupportedMediaType` unless the body is `application/json`."""
+    if content_type != "application/json" and not (
+        "*" not in content_type and content_type and _parses(content_type[:512])
+    ):
+        raise exceptions.UnsupportedMediaType(content_type[:100])
+
+
+def check_content_encoding(coding: str | None) -> None:
+    """Raise `UnsupportedMediaType` for a compressed body: nothing that grows is unpacked here."""
+    if coding and coding.strip().lower() != "identity":
+        raise UnsupportedMediaType(
+            f"Content-Encoding {coding[:100]!r} is not supported. Send the body as it is."
+        )

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from types import SimpleNamespace
 from typing import Any
 
 from django.http import HttpRequest, StreamingHttpResponse
 from django.http.response import HttpResponseBase
-from rest_framework import exceptions
 from rest_framework.negotiation import DefaultContentNegotiation
-from rest_framework.parsers import JSONParser
 from rest_framework.renderers import BaseRenderer, JSONRenderer
 
 from common.errors import NotFound
 from engine.contract.errors import InvalidRequest
-from inference.errors import UnsupportedMediaType
 
 #: Reads only those attributes of a request that are set below.
 _negotiator: Any = DefaultContentNegotiation()
@@ -39,46 +34,6 @@ class PlainTextRenderer(EventStreamRenderer):
 
     media_type = "text/plain"
     format = "txt"
-
-
-@lru_cache(maxsize=256)
-def _accepts(header: str, renderer_classes: tuple[type[BaseRenderer], ...]) -> bool:
-    request = SimpleNamespace(headers={"accept": header}, query_params={})
-    try:
-        _negotiator.select_renderer(request, [kind() for kind in renderer_classes])
-    except exceptions.NotAcceptable:
-        return False
-    return True
-
-
-def check_accept(header: str | None, renderer_classes: Sequence[type[BaseRenderer]]) -> None:
-    """Raise DRF's `NotAcceptable` when `Accept` excludes all media types of the endpoint."""
-    if header is None or header in ("*/*", "application/json"):
-        return
-    if not _accepts(header[:8192], tuple(renderer_classes)):
-        raise exceptions.NotAcceptable
-
-
-@lru_cache(maxsize=256)
-def _parses(content_type: str) -> bool:
-    request = SimpleNamespace(content_type=content_type)
-    return _negotiator.select_parser(request, [JSONParser()]) is not None
-
-
-def check_content_type(content_type: str) -> None:
-    """Raise DRF's `UnsupportedMediaType` unless the body is `application/json`."""
-    if content_type != "application/json" and not (
-        "*" not in content_type and content_type and _parses(content_type[:512])
-    ):
-        raise exceptions.UnsupportedMediaType(content_type[:100])
-
-
-def check_content_encoding(coding: str | None) -> None:
-    """Raise `UnsupportedMediaType` for a compressed body: nothing that grows is unpacked here."""
-    if coding and coding.strip().lower() != "identity":
-        raise UnsupportedMediaType(
-            f"Content-Encoding {coding[:100]!r} is not supported. Send the body as it is."
-        )
 
 
 JSON_ONLY = (JSONRenderer,)

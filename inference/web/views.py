@@ -12,7 +12,9 @@ import re
 import time
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from http import HTTPStatus
+from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 
 from django.conf import settings
@@ -20,7 +22,9 @@ from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.urls import Resolver404, resolve
 from pydantic import BaseModel
+from rest_framework import exceptions
 from rest_framework.exceptions import MethodNotAllowed
+from rest_framework.negotiation import DefaultContentNegotiation
 from rest_framework.renderers import BaseRenderer
 from rest_framework.views import APIView
 
@@ -40,12 +44,14 @@ from inference.request.context import (
 from inference.schemas.objects import ErrorAnswer
 from inference.web.authentication import ApiKeyAuthentication, HasScope
 from inference.web.idempotency import IdempotencyKey, fingerprint
-from inference.web.json_body import LARGE_BYTES, parse_object
-from inference.web.responses import (
-    JSON_ONLY,
-    check_accept,
+from inference.web.json_body import (
+    LARGE_BYTES,
     check_content_encoding,
     check_content_type,
+    parse_object,
+)
+from inference.web.responses import (
+    JSON_ONLY,
 )
 from inference.web.throttling import KeyRateThrottle
 from tenants import api_keys as scopes
@@ -53,6 +59,27 @@ from tenants.authentication import Caller
 
 URLCONF = "inference.urls"
 ROOT = "/v1"
+
+
+_negotiator = DefaultContentNegotiation()
+
+
+@lru_cache(maxsize=256)
+def _accepts(header: str, renderer_classes: tuple[type[BaseRenderer], ...]) -> bool:
+    request: Any = SimpleNamespace(headers={"accept": header}, query_params={})
+    try:
+        _negotiator.select_renderer(request, [kind() for kind in renderer_classes])
+    except exceptions.NotAcceptable:
+        return False
+    return True
+
+
+def check_accept(header: str | None, renderer_classes: Sequence[type[BaseRenderer]]) -> None:
+    """Raise DRF's `NotAcceptable` when `Accept` excludes all media types of the endpoint."""
+    if header is None or header in ("*/*", "application/json"):
+        return
+    if not _accepts(header[:8192], tuple(renderer_classes)):
+        raise exceptions.NotAcceptable
 
 
 def path_not_found(path: str) -> NotFound:

@@ -12,7 +12,7 @@ from common.db import run_in_db_thread
 from engine.contract.messages import FlightRecord
 from engine.text import Tokenizer
 from inference.generation import background
-from inference.generation.record import TokenTimeline
+from inference.generation.output import TokenTimeline
 from metering import request_log_writer as writer
 from metering import rules
 from metering.models import RequestContent, RequestEntry

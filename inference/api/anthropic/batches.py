@@ -30,14 +30,12 @@ from inference.api.anthropic.views import AnthropicView
 from inference.errors import PayloadTooLarge, describe_validation_error
 from inference.schemas import objects
 from inference.web.endpoint_schema import IDEMPOTENCY_KEY, Endpoint, EndpointSchema
-from inference.web.json_body import parse_object
+from inference.web.json_body import check_content_encoding, check_content_type, parse_object
 from inference.web.report_threads import in_report_thread
 from inference.web.responses import (
     JSON_ONLY,
     ApplicationBinaryRenderer,
     EventStreamRenderer,
-    check_content_encoding,
-    check_content_type,
     parse_page_query,
 )
 from inference.web.views import BODY, LIST_COST, GatewayRequest, json_response

@@ -12,8 +12,9 @@ from django.http.response import HttpResponse, HttpResponseBase
 
 from engine.contract.errors import EngineFault, InvalidRequest
 from engine.contract.messages import EngineRequest
-from engine.contract.pooling_params import PoolingParams, Vectors, check_task, from_bytes
+from engine.contract.pooling_params import PoolingParams, Vectors, from_bytes
 from engine.contract.sampling_params import SamplingParams
+from engine.contract.validation import check_task
 from inference.api.pooling.inputs import Entry
 from inference.api.pooling.schemas import PoolingBody
 from inference.engine_client.mailbox import TokenChunk

@@ -17,8 +17,7 @@ from common.settings import ROOT_PATH, note_flags, set_internal_fields
 from config.up.first_run import parse_lora_modules
 from engine.contract.errors import ConfigError, InvalidRequest
 from engine.contract.observability import check_endpoint
-from engine.text.chat_messages import CONTENT_FORMATS
-from inference.template_kwargs import check_template_kwargs
+from engine.text.chat_messages import CONTENT_FORMATS, check_template_kwargs
 
 
 @dataclass(frozen=True)
