@@ -17,7 +17,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -187,9 +187,9 @@ def _check(self: Any, lhs: Any, rhs: Any, *args: Any, **kwargs: Any) -> tuple[An
         if name in _OFFSETS and isinstance(left, tl.pointer_type) and args and args[0]:
             return _of_one_shape(self, lhs, rhs)
     elif left is not None and type(rhs) in NUMBERS.get(left.name, ()) and abs(rhs) < 2**31:
-        return _of_one_shape(self, lhs, _constant(type(rhs), rhs, left.name))
+        return _of_one_shape(self, lhs, _constant(cast(Any, type(rhs)), rhs, left.name))
     elif right is not None and type(lhs) in NUMBERS.get(right.name, ()) and abs(lhs) < 2**31:
-        return _of_one_shape(self, _constant(type(lhs), lhs, right.name), rhs)
+        return _of_one_shape(self, _constant(cast(Any, type(lhs)), lhs, right.name), rhs)
     return _plain_check(self, lhs, rhs, *args, **kwargs)
 
 

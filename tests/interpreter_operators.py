@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import triton.language as tl
@@ -232,7 +232,7 @@ def _store(plain: Any) -> Callable[..., Any]:
             return plain(pointer, value, mask, **more)
         if _wide(pointer, value) is not pointer:
             return plain(pointer, value, mask, **more)
-        _, addresses, found = known
+        _, addresses, found = cast(Any, known)
         data = np.broadcast_to(value.handle.data, addresses.shape)
         interpreter._interpreter.store(addresses, data, found)
         return None

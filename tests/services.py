@@ -98,7 +98,8 @@ def _cluster(folder: Path) -> Iterator[str]:
 def wait_for_postgresql(programs: Path, folder: Path) -> None:
     """Until it takes connections."""
     deadline = time.monotonic() + 30
-    command = [programs / "pg_isready", "-q", "-h", folder, "-U", "quire", "-d", "postgres"]
+    command = [str(programs / "pg_isready"), "-q", "-h", str(folder), "-U", "quire"]
+    command += ["-d", "postgres"]
     while subprocess.run(command, check=False).returncode != 0:
         if time.monotonic() > deadline:
             pytest.fail("PostgreSQL did not start within 30 s.")

@@ -50,7 +50,11 @@ def people() -> str:
     nora.password = milo.password = User.objects.get(username="ada").password
     nora.save()
     milo.save()
-    limits = {"weight": 2.0, "tokens_per_minute": 200_000, "max_running_requests": 24}
+    limits: dict[str, Any] = {
+        "weight": 2.0,
+        "tokens_per_minute": 200_000,
+        "max_running_requests": 24,
+    }
     press = actions.create_tenant(actor=SYSTEM_ACTOR, name="Northwind", owner=nora, **limits)
     actions.add_member(actor=SYSTEM_ACTOR, tenant=press, user=milo, role=Role.MEMBER)
     actions.invite(actor=nora, tenant=press, email="ines@example.org", role=Role.VIEWER)

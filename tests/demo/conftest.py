@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -25,4 +26,4 @@ def adapters() -> Path:
 @pytest.fixture(scope="session")
 def tokenizer(shipped: Path) -> PreTrainedTokenizerFast:
     """The shipped tokenizer."""
-    return AutoTokenizer.from_pretrained(shipped)
+    return cast(PreTrainedTokenizerFast, AutoTokenizer.from_pretrained(shipped))

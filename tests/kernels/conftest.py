@@ -6,6 +6,7 @@ QUIRE_CPU_ISA picks one of the builds.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from functools import cache
 
 import pytest
@@ -43,7 +44,7 @@ def compiled(request: pytest.FixtureRequest) -> KernelSet:
 
 
 @pytest.fixture(autouse=True)
-def single_thread(monkeypatch: pytest.MonkeyPatch):
+def single_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """One thread unless a test asks for more: torch's pool is slow to meet on a busy machine."""
     monkeypatch.setattr("kernels.cpu.memory._num_threads", None)  # an engine's
     before = torch.get_num_threads()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ def pooling_model(tmp_path_factory: pytest.TempPathFactory) -> Maker:
     """(kind, head, **changes) -> folder of its random checkpoint; not to be changed."""
     made: dict[str, Path] = {}
 
-    def get(kind: str, head: str = "Model", **changes: object) -> Path:
+    def get(kind: str, head: str = "Model", **changes: Any) -> Path:
         key = f"{kind} {head} {changes}"
         if key not in made:
             made[key] = make(kind, tmp_path_factory.mktemp(kind), head, **changes)
