@@ -75,6 +75,7 @@ lint-style: $(VENV)/.installed-test
 	$(BIN)/ruff format --check .
 	$(BIN)/python deploy/audit.py --kept
 	$(BIN)/python -m tests.quarantine
+	$(BIN)/python -m tools.names
 
 lint-types: $(VENV)/.installed-test
 	$(BIN)/mypy

@@ -31,7 +31,7 @@ from tenants.websockets import (
     BAD_MESSAGES,
     FOREIGN_ORIGIN,
     NOT_LOGGED_IN,
-    SessionEnded,
+    SessionExpired,
     origin_allowed,
     session_monitor,
     user_of_session,
@@ -53,7 +53,7 @@ class PlaygroundAnswer:
 
     Args:
         message: a `generate` frame with a checked id.
-        check: called between frames; raises `SessionEnded` when the session is over.
+        check: called between frames; raises `SessionExpired` when the session is over.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class PlaygroundAnswer:
             self._task.cancel()
 
     async def run(self) -> None:
-        """Send all frames, in order. Raises `SessionEnded`."""
+        """Send all frames, in order. Raises `SessionExpired`."""
         self._task = asyncio.current_task()
         record = RequestRecord("playground", model=str(self._message.get("model"))[:200])
         ctx = RequestContext(caller=self._caller, record=record)
@@ -90,7 +90,7 @@ class PlaygroundAnswer:
                 raise
             self._task.uncancel()
             reason = "stop"
-        except SessionEnded:
+        except SessionExpired:
             raise
         except Exception as error:
             log_rejected_request(ctx, error)
@@ -260,7 +260,7 @@ class PlaygroundConsumer(AsyncWebsocketConsumer):
                 snapshot_session(self.scope["session"].session_key, self._user),
                 self._on_session_end,
             )
-        except SessionEnded:
+        except SessionExpired:
             await self.close(NOT_LOGGED_IN)
         except QuireError as error:
             await self._send({"type": "error", "id": None, **envelope(error)})
@@ -290,7 +290,7 @@ class PlaygroundConsumer(AsyncWebsocketConsumer):
                 text_data.encode("utf-8", "surrogatepass"), settings.QUIRE.max_json_depth
             )
             await self._handle(message)
-        except SessionEnded:
+        except SessionExpired:
             await self.close(NOT_LOGGED_IN)
         except QuireError as error:
             await self._bad_frame(error)
@@ -338,7 +338,7 @@ class PlaygroundConsumer(AsyncWebsocketConsumer):
     async def _run(self, answer: PlaygroundAnswer) -> None:
         try:
             await answer.run()
-        except SessionEnded:
+        except SessionExpired:
             await self.close(NOT_LOGGED_IN)
         finally:
             self._answers.pop(answer.name, None)
@@ -346,7 +346,7 @@ class PlaygroundConsumer(AsyncWebsocketConsumer):
     async def _check_session(self, tenant: str | None = None) -> Caller:
         """The caller in one of the user's tenants, checked again every `RECHECK_SESSION_S`.
 
-        Raises: `SessionEnded`, or what `caller_for_user` does.
+        Raises: `SessionExpired`, or what `caller_for_user` does.
         """
         now = time.monotonic()
         if self._user is None or now - self._checked_at >= RECHECK_SESSION_S:
@@ -356,7 +356,7 @@ class PlaygroundConsumer(AsyncWebsocketConsumer):
             self._checked_at = now
         if self._user is None:
             self._welcome = False
-            raise SessionEnded
+            raise SessionExpired
         if tenant not in self._callers:
             self._callers[tenant] = await caller_for_user(self._user, tenant)
         return self._callers[tenant]

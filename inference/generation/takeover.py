@@ -274,7 +274,7 @@ async def defer_settlement(client: EngineClient, job: Job, taken: TakenOverStrea
     if taken.ledger_id != stream:  # the previous gateway had only the rest of it
         taken.billed = await _billed(client, taken)
     asking = whole if taken.billed is None else _remaining_request(whole, taken)
-    asking = replace(asking, known_token_counts=taken.counts)
+    asking = replace(asking, previous_token_counts=taken.counts)
     admission = await take_over_request(job.caller, asking, gateway=taken.about.gateway)
     if admission is not None:
         return replace(admission, output_tokens=taken.about.output_tokens)
@@ -283,7 +283,7 @@ async def defer_settlement(client: EngineClient, job: Job, taken: TakenOverStrea
         return UNLIMITED
     left = max(len(job.prompts), job.max_output_tokens - taken.num_tokens)
     rest = replace(
-        _remaining_request(whole, taken), max_output_tokens=left, known_token_counts=taken.counts
+        _remaining_request(whole, taken), max_output_tokens=left, previous_token_counts=taken.counts
     )
     admission = await admit(job.caller, rest)
     if admission.output_tokens is None:

@@ -1,1 +1,1 @@
-"""Who somebody is: log-in, second factors, single sign-on, sessions. By django-allauth."""
+"""Authentication of users with django-allauth: log-in, second factors, sign-on, sessions."""

@@ -40,7 +40,7 @@ class AccountAdapter(DefaultAccountAdapter):
         return request.META.get("REMOTE_ADDR") or "0.0.0.0"  # noqa: S104 - nobody's address
 
     def _get_login_attempts_cache_key(self, request: HttpRequest, **credentials: Any) -> str:
-        """By name and address, so that nobody locks another person out."""
+        """Count by name and address, so that nobody can lock another user out."""
         name = super()._get_login_attempts_cache_key(request, **credentials)
         return f"{name}@{self.get_client_ip(request)}"
 
@@ -59,11 +59,11 @@ class SecondFactorAdapter(DefaultMFAAdapter):
     """Secrets of authenticators are encrypted with a key that isn't in the database."""
 
     def encrypt(self, text: str) -> str:
-        """For the database."""
+        """Encrypt a secret for the database."""
         return fernet_for("second factors").encrypt(text.encode()).decode()
 
     def decrypt(self, encrypted_text: str) -> str:
-        """From the database."""
+        """Decrypt a secret from the database."""
         return fernet_for("second factors").decrypt(encrypted_text.encode()).decode()
 
 
@@ -84,23 +84,23 @@ class SocialAccountAdapter(DefaultSocialAccountAdapter):
         An account that another identity of the provider is connected with is that one's: whoever
         has an invitation's link can make an account in somebody else's name, and wait for them.
         """
-        found = super().authenticate_by_email(sociallogin)
-        if found is None:
+        user_and_address = super().authenticate_by_email(sociallogin)
+        if user_and_address is None:
             return None
-        user, account = found[0], sociallogin.account
+        user, account = user_and_address[0], sociallogin.account
         if user.is_staff or user.is_superuser:
             return None
         other = SocialAccount.objects.filter(user=user, provider=account.provider)
-        return None if other.exclude(uid=account.uid).exists() else found
+        return None if other.exclude(uid=account.uid).exists() else user_and_address
 
     def pre_social_login(self, request: HttpRequest, sociallogin: SocialLogin) -> None:
         """Give somebody we know what their groups are worth today."""
         if sociallogin.state.get("process") == "connect":
             return
         if not sociallogin.is_existing:
-            if _is_email_taken(sociallogin):
-                taken = render(request, "account/sign_on_taken.html", status=409)
-                raise ImmediateHttpResponse(taken)
+            if _is_email_in_use(sociallogin):
+                response = render(request, "account/sign_on_taken.html", status=409)
+                raise ImmediateHttpResponse(response)
             return
         user = sociallogin.user
         roles = settings.QUIRE.oidc_roles
@@ -113,7 +113,7 @@ class SocialAccountAdapter(DefaultSocialAccountAdapter):
             store_refresh_token(sociallogin)
 
     def get_requests_session(self) -> ProviderSession:
-        """By the rules of egress."""
+        """A session that obeys the egress rules."""
         return ProviderSession()
 
     def save_user(self, request: HttpRequest, sociallogin: SocialLogin, form: Any = None) -> User:
@@ -130,7 +130,7 @@ class SocialAccountAdapter(DefaultSocialAccountAdapter):
         return user
 
 
-def _is_email_taken(sociallogin: SocialLogin) -> bool:
+def _is_email_in_use(sociallogin: SocialLogin) -> bool:
     """Whether somebody here has this address, and we can't know that it's the same person."""
     addresses = [address.email for address in sociallogin.email_addresses]
     return any(filter_users_by_email(address) for address in addresses)

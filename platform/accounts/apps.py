@@ -1,10 +1,10 @@
-"""How people log in, allauth's glue."""
+"""The app of log-in, which adapts django-allauth."""
 
 from django.apps import AppConfig
 
 
 class AccountsConfig(AppConfig):
-    """How people log in, allauth's glue: no models."""
+    """Log-in with django-allauth. It has no models of its own."""
 
     name = "accounts"
     verbose_name = "Accounts"

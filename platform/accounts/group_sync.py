@@ -53,9 +53,9 @@ OFFLINE = "offline_access"
 TOKEN_PARTS = ("userinfo", "id_token")
 CHECK = "console.check_user"
 #: How often workers look whose time has come.
-LOOK_EVERY_S = 60.0
+POLL_INTERVAL_S = 60.0
 CHECKS_PER_S = 10
-MAX_CHECKS = int(CHECKS_PER_S * LOOK_EVERY_S)
+MAX_CHECKS = int(CHECKS_PER_S * POLL_INTERVAL_S)
 #: What is wrong with one person; the provider has answered.
 _ABOUT_ONE = (OAuth2Error, QuireError, ValueError, KeyError)
 #: A provider that doesn't answer is left in peace: its people keep what they have meanwhile.
@@ -64,14 +64,14 @@ breaker = Breaker("identity")
 
 def groups_in(data: dict[str, Any]) -> set[str]:
     """The groups that the provider names, in the id token or the user's own data."""
-    found: set[str] = set()
+    groups: set[str] = set()
     for part in TOKEN_PARTS:
         named = (data.get(part) or {}).get(settings.QUIRE.oidc_groups_claim)
         if isinstance(named, str):
-            found.add(named)
+            groups.add(named)
         elif isinstance(named, list):
-            found.update(name for name in named if isinstance(name, str))
-    return found
+            groups.update(name for name in named if isinstance(name, str))
+    return groups
 
 
 def store_refresh_token(sociallogin: SocialLogin) -> None:
@@ -88,7 +88,7 @@ def store_refresh_token(sociallogin: SocialLogin) -> None:
 
 @receiver(user_logged_in, dispatch_uid="accounts.group_sync")
 def _bound_session(request: HttpRequest, user: User, **details: Any) -> None:
-    """Without a refresh token the session is what ends by itself."""
+    """End the session by itself where there is no refresh token."""
     login = details.get("sociallogin")
     if login is not None and not SocialToken.objects.filter(account=login.account).exists():
         request.session.set_expiry(timezone.now() + SESSION)
@@ -98,7 +98,7 @@ def check_due_users() -> int:
     """Have workers ask for those whose time has come, as many as they can until the next call."""
     due = [] if breaker.is_open else list(_due().values_list("pk", flat=True)[:MAX_CHECKS])
     for pk in due:
-        send_task_best_effort(CHECK, pk, expires=LOOK_EVERY_S)
+        send_task_best_effort(CHECK, pk, expires=POLL_INTERVAL_S)
     return len(due)
 
 
@@ -137,9 +137,9 @@ def _check(token: SocialToken) -> None:
     if answer is None:
         _handle_revoked(token)
         return
-    if fresh := answer.get("refresh_token"):
+    if new_token := answer.get("refresh_token"):
         SocialToken.objects.filter(pk=token.pk).update(
-            token_secret=_box().encrypt(str(fresh).encode()).decode()
+            token_secret=_box().encrypt(str(new_token).encode()).decode()
         )
     data = _user_info(provider, answer)
     if any(part.get("sub") not in (None, account.uid) for part in data.values()):
@@ -161,17 +161,17 @@ def _refreshed(provider: OpenIDConnectOAuth2Adapter, secret: str) -> dict[str, A
         form |= {"client_id": app.client_id, "client_secret": app.secret}
     with get_adapter().get_requests_session() as session:
         answer = session.post(provider.access_token_url, data=form, auth=auth)
-    found: dict[str, Any] = {}
+    refreshed: dict[str, Any] = {}
     if answer.status_code in (HTTPStatus.OK, HTTPStatus.BAD_REQUEST, HTTPStatus.UNAUTHORIZED):
-        found = dict(answer.json())
-    if found.get("error") == "invalid_grant":
+        refreshed = dict(answer.json())
+    if refreshed.get("error") == "invalid_grant":
         return None
     answer.raise_for_status()
-    return found
+    return refreshed
 
 
 def _user_info(provider: OpenIDConnectOAuth2Adapter, answer: dict[str, Any]) -> dict[str, Any]:
-    """What the provider says of the person now, by where it says it."""
+    """The provider's current claims about the user, by their source."""
     data = {"userinfo": provider._fetch_user_info(answer["access_token"])}
     if signed := answer.get("id_token"):
         provider.did_fetch_access_token = True
@@ -185,8 +185,8 @@ def _provider_lists_groups(account: SocialAccount, data: dict[str, Any]) -> bool
     Some providers put them into the id token alone, and send none when they are asked again.
     """
     claim = settings.QUIRE.oidc_groups_claim
-    before = {part for part in TOKEN_PARTS if claim in (account.extra_data.get(part) or {})}
-    return bool(groups_in(data)) or not before or bool(before & data.keys())
+    parts = {part for part in TOKEN_PARTS if claim in (account.extra_data.get(part) or {})}
+    return bool(groups_in(data)) or not parts or bool(parts & data.keys())
 
 
 def _handle_revoked(token: SocialToken) -> None:
@@ -236,7 +236,7 @@ class ProviderSession(requests.Session):
         self.request = timed  # type: ignore[method-assign]
 
     def get_adapter(self, url: str | bytes) -> HTTPAdapter:
-        """One that goes to the address that was looked at."""
+        """An adapter that connects to the checked address."""
         try:
             target = check_url(str(url))
             local = target.host in LOOPBACK and target.host in _issuers()
@@ -253,7 +253,7 @@ def _issuers() -> set[str]:
 
 
 class _Pinned(HTTPAdapter):
-    """To an address; the name is for the certificate and the `Host` header."""
+    """Connects to a checked address; the name is for the certificate and the `Host` header."""
 
     def __init__(self, target: Target, address: Address | str) -> None:
         self._target, self._address = target, str(address)
@@ -266,7 +266,7 @@ class _Pinned(HTTPAdapter):
         super().init_poolmanager(*args, **kwargs)
 
     def send(self, request: requests.PreparedRequest, *args: Any, **kwargs: Any) -> Any:
-        """With the address in the name's place."""
+        """Send with the address in place of the name."""
         parts = urlsplit(str(request.url))
         request.headers["Host"] = parts.netloc
         host = f"[{self._address}]" if ":" in self._address else self._address

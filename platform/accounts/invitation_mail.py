@@ -1,4 +1,4 @@
-"""What the console sends by mail."""
+"""Invitations by mail."""
 
 from __future__ import annotations
 

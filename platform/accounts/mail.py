@@ -1,4 +1,4 @@
-"""How mail is sent, from one address that says it all.
+"""Mail settings from a single URL.
 
 Pages hand mails to a worker (`accounts.mail_backend`), so that nobody waits for a mail server.
 """

@@ -23,7 +23,7 @@ class QueuedBackend(BaseEmailBackend):
     """Puts mails into the queue. Raises OSError when that can't be reached."""
 
     def send_messages(self, email_messages: Sequence[EmailMessage]) -> int:
-        """How many are on their way."""
+        """Queue messages; return their number."""
         for message in email_messages:
             try:
                 send_task(TASK, packed(message))

@@ -28,7 +28,7 @@ def _logged_in(user: User, **_: object) -> None:
 
 @receiver(post_save, sender=Authenticator, dispatch_uid="accounts.audit")
 def _added(instance: Authenticator, created: bool, **_: object) -> None:
-    """In the transaction that does it."""
+    """Write the audit row, in the same transaction."""
     if created:
         _log_event(instance.user, "second_factor.add", type=instance.type)
 

@@ -12,7 +12,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 from django.contrib.sessions.models import Session
 from django.utils import timezone
 
-from accounts import group_sync as groups
+from accounts import group_sync
 from accounts.mail_backend import TASK, unpacked
 from tenants.tenant_data import delete_in_batches
 
@@ -22,14 +22,14 @@ logger = logging.getLogger(__name__)
 @shared_task(name="console.sign_on")
 def sign_on() -> None:
     """Look for people who came by single sign-on and are to be asked for again."""
-    if due := groups.check_due_users():
+    if due := group_sync.check_due_users():
         logger.debug("the identity provider is asked for %d people", due)
 
 
-@shared_task(name=groups.CHECK, rate_limit=f"{groups.CHECKS_PER_S}/s")
+@shared_task(name=group_sync.CHECK, rate_limit=f"{group_sync.CHECKS_PER_S}/s")
 def check_user(pk: int) -> None:
     """See whether somebody who came by single sign-on still is in their groups."""
-    groups.check_user(pk)
+    group_sync.check_user(pk)
 
 
 @shared_task(name="accounts.clear_sessions")

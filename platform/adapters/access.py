@@ -32,16 +32,16 @@ def names_for(tenant: Tenant) -> frozenset[str]:
     models = access_served_models(tenant).values_list("name", flat=True)
     rows = AdapterAlias.objects.filter(Q(tenant=tenant) | Q(tenant=None))
     adapters = rows.values_list("served_model__name", "name")
-    return frozenset(models) | {each for row in adapters for each in billing_names(*row)}
+    return frozenset(models) | {name for row in adapters for name in billing_names(*row)}
 
 
 def priceable_names() -> frozenset[str]:
     """Names that a price may have, over all tenants: of a tenant's own adapter with its slug."""
-    found = set(ServedModel.objects.values_list("name", flat=True))
+    names = set(ServedModel.objects.values_list("name", flat=True))
     rows = AdapterAlias.objects.values_list("served_model__name", "name", "tenant__slug")
     for base, name, owner in rows:
-        found |= {f"{base}:{name}#{owner}"} if owner else {name, f"{base}:{name}"}
-    return frozenset(found)
+        names |= {f"{base}:{name}#{owner}"} if owner else {name, f"{base}:{name}"}
+    return frozenset(names)
 
 
 def access_prices_of(reader: AccessSubject) -> QuerySet[Price]:
@@ -53,15 +53,15 @@ def access_prices_of(reader: AccessSubject) -> QuerySet[Price]:
         return access_prices()
     names: set[str] = set()
     for tenant in access_tenants(reader):
-        own = AdapterAlias.objects.filter(tenant=tenant)
-        rows = own.values_list("served_model__name", "name")
+        aliases = AdapterAlias.objects.filter(tenant=tenant)
+        rows = aliases.values_list("served_model__name", "name")
         names |= names_for(tenant) | {f"{base}:{name}#{tenant.slug}" for base, name in rows}
     return access_prices().filter(model__in=names)
 
 
-def unknown_name_warning(name: str, known: Collection[str]) -> str:
+def unknown_name_warning(name: str, names: Collection[str]) -> str:
     """A sentence about a name that nothing has, or ""."""
-    if not name or name in known:
+    if not name or name in names:
         return ""
     return f"No model or adapter is called {name} today: it applies as soon as one is."
 
@@ -81,10 +81,10 @@ def access_adapters(user: AccessSubject, tenant: Tenant | None) -> QuerySet[Adap
 
 def access_adapter(user: AccessSubject, tenant: Tenant | None, pk: int) -> Adapter:
     """Raises `NotFound`."""
-    found = access_adapters(user, tenant).filter(pk=pk).first()
-    if found is None:
+    adapter = access_adapters(user, tenant).filter(pk=pk).first()
+    if adapter is None:
         raise NotFound("Adapter not found.")
-    return found
+    return adapter
 
 
 def access_all_adapters(user: AccessSubject) -> QuerySet[Adapter]:
@@ -95,21 +95,21 @@ def access_all_adapters(user: AccessSubject) -> QuerySet[Adapter]:
 
 def access_version(user: AccessSubject, adapter: Adapter, number: int) -> AdapterVersion:
     """A version of an adapter that the user may see. Raises `NotFound`."""
-    found = adapter.versions.filter(number=number).first()
-    if found is None:
+    version = adapter.versions.filter(number=number).first()
+    if version is None:
         raise NotFound(f"{adapter} has no version {number}.")
-    found.adapter = adapter
-    return found
+    version.adapter = adapter
+    return version
 
 
 def access_alias(user: AccessSubject, adapter: Adapter, name: str) -> AdapterAlias:
     """A name of an adapter that the user may see; "" is the adapter's own. Raises `NotFound`."""
     rows = adapter.aliases.select_related("version", "canary", "previous")
-    found = rows.filter(name=name or adapter.name).first()
-    if found is None:
+    alias = rows.filter(name=name or adapter.name).first()
+    if alias is None:
         raise NotFound(f"{adapter} has no alias {name[:100]!r}.", param="alias")
-    found.adapter = adapter
-    return found
+    alias.adapter = adapter
+    return alias
 
 
 def access_uploads(user: AccessSubject, tenant: Tenant | None) -> QuerySet[AdapterUpload]:
@@ -120,10 +120,10 @@ def access_uploads(user: AccessSubject, tenant: Tenant | None) -> QuerySet[Adapt
 
 def access_upload(user: AccessSubject, tenant: Tenant | None, public_id: str) -> AdapterUpload:
     """Raises `NotFound`."""
-    found = access_uploads(user, tenant).filter(public_id=public_id).first()
-    if found is None:
+    upload = access_uploads(user, tenant).filter(public_id=public_id).first()
+    if upload is None:
         raise NotFound("Upload not found.")
-    return found
+    return upload
 
 
 DAYS = 14
@@ -136,9 +136,9 @@ def usage_of(user: AccessSubject, tenant: Tenant, adapters: Iterable[Adapter]) -
     Raises `NotFound` for a stranger.
     """
     since = timezone.now() - timedelta(days=DAYS)
-    found = {adapter.pk: adapter for adapter in adapters}
-    result: dict[int, Any] = {pk: {"requests": 0, "tokens": 0, "by_digest": {}} for pk in found}
-    if not found:
+    by_pk = {adapter.pk: adapter for adapter in adapters}
+    result: dict[int, Any] = {pk: {"requests": 0, "tokens": 0, "by_digest": {}} for pk in by_pk}
+    if not by_pk:
         return result
     names, holders = _names(tenant), _holders(tenant)
     for row in _sums(access_usage_entries(user, tenant), since):
@@ -172,11 +172,11 @@ def _holders(tenant: Tenant) -> dict[tuple[str, str], list[int]]:
     """
     rows = AdapterVersion.objects.filter(Q(adapter__tenant=tenant) | Q(adapter__tenant=None))
     ordered = rows.exclude(digest="").order_by(F("adapter__tenant").asc(nulls_last=True), "pk")
-    found: dict[tuple[str, str], list[int]] = {}
+    holders: dict[tuple[str, str], list[int]] = {}
     columns = ("adapter__served_model__name", "digest", "adapter")
     for model, digest, pk in ordered.values_list(*columns):
-        found.setdefault((model, digest), []).append(pk)
-    return found
+        holders.setdefault((model, digest), []).append(pk)
+    return holders
 
 
 def access_request(user: AccessSubject, tenant: Tenant, request_id: str) -> UsageEntry:
@@ -186,13 +186,13 @@ def access_request(user: AccessSubject, tenant: Tenant, request_id: str) -> Usag
     The ledger itself has one of them; of the others the newest request counts that is still kept.
     """
     rows = access_usage_entries(user, tenant)
-    found = rows.filter(request_id=request_id.strip()[:200]).first()
-    if found is None:
-        kept = access_requests(user, tenant).filter(called(request_id)).first()
-        found = rows.filter(request_id=kept.request_id).first() if kept is not None else None
-    if found is None:
+    entry = rows.filter(request_id=request_id.strip()[:200]).first()
+    if entry is None:
+        logged = access_requests(user, tenant).filter(called(request_id)).first()
+        entry = rows.filter(request_id=logged.request_id).first() if logged is not None else None
+    if entry is None:
         raise NotFound(f"The ledger has no request {request_id[:200]!r}.")
-    return found
+    return entry
 
 
 def _sums(rows: QuerySet[UsageEntry], since: datetime) -> Iterable[Mapping[str, Any]]:

@@ -20,12 +20,12 @@ class AdaptersConfig(AppConfig):
         from adapters.access import names_for
         from adapters.signals import adapters_changed, version_waits
         from adapters.tenant_data import register_data_kinds
-        from tenants import access as model_names
+        from tenants.access import register_name_source
 
         version_waits.connect(_send, dispatch_uid="adapters.send")
         adapters_changed.connect(_tell_pins, dispatch_uid="adapters.pins")
         register_data_kinds()
-        model_names.register_name_source(names_for)
+        register_name_source(names_for)
 
 
 def _send(version: Any, **_: object) -> None:
@@ -35,7 +35,7 @@ def _send(version: Any, **_: object) -> None:
 
 
 def _tell_pins(adapter: Any, **_: object) -> None:
-    """Of others nothing is pinned, unless this one was until now: the next look finds that."""
+    """Update pins after a change of a pinned adapter; the periodic task does it for others."""
     from adapters.pins import TASK
 
     if adapter.pinned:

@@ -64,9 +64,9 @@ def check_contents(staged: Path) -> None:
 
 def _check_size(path: Path) -> None:
     """Of a tokenizer's file, which no process reads before its check has."""
-    most = MAX_TOKENIZER_BYTES if path.name == TOKENIZER_FILE else MAX_BESIDE_BYTES
-    if path.is_file() and path.stat().st_size > most:
-        raise AdapterTooLarge(f"{path.name} has more than {most >> 20} MiB.", param="files")
+    max_bytes = MAX_TOKENIZER_BYTES if path.name == TOKENIZER_FILE else MAX_BESIDE_BYTES
+    if path.is_file() and path.stat().st_size > max_bytes:
+        raise AdapterTooLarge(f"{path.name} has more than {max_bytes >> 20} MiB.", param="files")
 
 
 def _check_safetensors(path: Path) -> None:
@@ -80,15 +80,15 @@ def _check_safetensors(path: Path) -> None:
     plausible = len(start) == 9 and header <= min(size - 8, _HEADER_LIMIT) and start[8:] == b"{"
     if not plausible:
         pickled = start[:2] == b"PK" or start[:1] == b"\x80"
-        told = "a pickle under another name" if pickled else "no safetensors file"
-        raise AdapterInvalid(f"{path.name} is {told}.", param="files")
+        problem = "a pickle under another name" if pickled else "no safetensors file"
+        raise AdapterInvalid(f"{path.name} is {problem}.", param="files")
     try:
         with safe_open(str(path), framework="np"):
             pass
     except SafetensorError as error:
-        told = format_value(str(error))
+        problem = format_value(str(error))
         raise AdapterInvalid(
-            f"{path.name} isn't a valid safetensors file: {told}.", param="files"
+            f"{path.name} isn't a valid safetensors file: {problem}.", param="files"
         ) from error
 
 
@@ -96,14 +96,14 @@ def _config(path: Path) -> dict[str, Any]:
     if path.stat().st_size > MAX_CONFIG_BYTES:
         raise AdapterInvalid(f"{CONFIG_FILE} has more than 1 MiB.", param="files")
     try:
-        found = json.loads(path.read_bytes())
+        config = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
         raise AdapterInvalid(
             f"{CONFIG_FILE} isn't valid JSON: {format_value(str(error))}.", param="files"
         ) from error
-    if not isinstance(found, dict):
+    if not isinstance(config, dict):
         raise AdapterInvalid(f"{CONFIG_FILE} must hold a JSON object.", param="files")
-    return found
+    return config
 
 
 def _check_config(config: dict[str, Any]) -> None:
@@ -140,11 +140,11 @@ def check_names(names: Collection[str]) -> None:
         check_name(name)
     if {CONFIG_FILE, WEIGHTS_FILE} <= set(names) <= set(ADAPTER_FILES):
         return
-    alone = [name for name in names if suffix_of(name) in (ZIP, GGUF)]
-    if len(names) == 1 and alone:
+    single_files = [name for name in names if suffix_of(name) in (ZIP, GGUF)]
+    if len(names) == 1 and single_files:
         return
     missing = sorted({CONFIG_FILE, WEIGHTS_FILE} - set(names))
-    if missing and not alone:
+    if missing and not single_files:
         raise AdapterInvalid(f"The adapter has no file {missing[0]}.", param="files")
     raise AdapterInvalid(
         f"An adapter is {CONFIG_FILE} with {WEIGHTS_FILE}, perhaps with {NEW_TOKENS_FILE} and a "
@@ -162,8 +162,8 @@ def check_name(name: str) -> None:
             "(PEFT's `save_pretrained` does).",
             param="files",
         )
-    plain = name == PurePosixPath(name).name and "\\" not in name and name.isprintable()
-    if not plain or (name not in ADAPTER_FILES and suffix not in (ZIP, GGUF)):
+    is_plain_name = name == PurePosixPath(name).name and "\\" not in name and name.isprintable()
+    if not is_plain_name or (name not in ADAPTER_FILES and suffix not in (ZIP, GGUF)):
         raise AdapterInvalid(
             f"{name[:100]!r} isn't a file of an adapter. Its files are "
             f"{', '.join(ADAPTER_FILES)}, a .gguf file or a .zip of them.",
@@ -202,8 +202,8 @@ def adapter_files(names: Collection[str]) -> list[str]:
     for name in sorted(name for name in names if name.startswith(NEW_TOKENS)):
         check_companion_file(name)
     unused = () if has_tokenizer(names) else TOKENIZER_FILES
-    found = [name for name in ADAPTER_FILES if name in names and name not in unused]
-    return list(dict.fromkeys((CONFIG_FILE, WEIGHTS_FILE, *found)))
+    present = [name for name in ADAPTER_FILES if name in names and name not in unused]
+    return list(dict.fromkeys((CONFIG_FILE, WEIGHTS_FILE, *present)))
 
 
 def stage_folder(source: Path, staged: Path, limit: int) -> None:
@@ -211,11 +211,11 @@ def stage_folder(source: Path, staged: Path, limit: int) -> None:
 
     Raises: `AdapterInvalid`, `AdapterTooLarge`, OSError.
     """
-    found = {GGUF_FILE: source} if source.is_file() else _files_of(source)
-    room = limit
-    for name, file in found.items():
+    files = {GGUF_FILE: source} if source.is_file() else _files_of(source)
+    remaining = limit
+    for name, file in files.items():
         with _open_regular_file(file) as content, (staged / name).open("xb") as copy:
-            room = copy_bounded(content, copy, room, limit)
+            remaining = copy_bounded(content, copy, remaining, limit)
     check_contents(staged)
 
 
@@ -233,15 +233,15 @@ def stage_zip(archive: Path, staged: Path, limit: int) -> None:
                     f"The archive has {len(members)} members; at most {MAX_MEMBERS} are read.",
                     param="files",
                 )
-            wanted: dict[str, zipfile.ZipInfo] = {}
-            beside: dict[PurePosixPath, zipfile.ZipInfo] = {}
+            adapter_members: dict[str, zipfile.ZipInfo] = {}
+            tokenizer_members: dict[PurePosixPath, zipfile.ZipInfo] = {}
             for member in members:
-                _classify_member(member, wanted, beside)
-            wanted |= _tokenizer_of(wanted, beside)
-            room = limit
-            for name, member in wanted.items():
+                _classify_member(member, adapter_members, tokenizer_members)
+            adapter_members |= _tokenizer_of(adapter_members, tokenizer_members)
+            remaining = limit
+            for name, member in adapter_members.items():
                 with opened.open(member) as content, (staged / name).open("xb") as copy:
-                    room = copy_bounded(content, copy, room, limit)
+                    remaining = copy_bounded(content, copy, remaining, limit)
     except (zipfile.BadZipFile, zipfile.LargeZipFile, NotImplementedError, RuntimeError) as error:
         raise AdapterInvalid(f"The archive can't be read: {error}.", param="files") from error
     except (EOFError, struct.error, UnicodeDecodeError, zlib.error, LZMAError) as error:
@@ -253,25 +253,25 @@ def stage_zip(archive: Path, staged: Path, limit: int) -> None:
     check_contents(staged)
 
 
-def copy_bounded(source: IO[bytes], target: IO[bytes], room: int, limit: int) -> int:
+def copy_bounded(source: IO[bytes], target: IO[bytes], remaining: int, limit: int) -> int:
     """Copy; what is left of `room` bytes. Raises `AdapterTooLarge`."""
-    while piece := source.read(CHUNK):
-        room -= len(piece)
-        if room < 0:
+    while chunk := source.read(CHUNK):
+        remaining -= len(chunk)
+        if remaining < 0:
             raise AdapterTooLarge(
                 f"The adapter has more than {limit} bytes, the most that one may have.",
                 param="files",
             )
-        target.write(piece)
-    return room
+        target.write(chunk)
+    return remaining
 
 
 def _files_of(folder: Path) -> dict[str, Path]:
     """The adapter's files in a folder, by the names that they get."""
     names = {entry.name for entry in os.scandir(folder)}
-    wanted = adapter_files(names)
+    required = adapter_files(names)
     if WEIGHTS_FILE in names:
-        return {name: folder / name for name in wanted}
+        return {name: folder / name for name in required}
     ggufs = sorted(name for name in names if name.endswith(".gguf"))
     if len(ggufs) == 1:
         return {GGUF_FILE: folder / ggufs[0]}
@@ -298,8 +298,8 @@ def _open_regular_file(path: Path) -> IO[bytes]:
 
 def _classify_member(
     member: zipfile.ZipInfo,
-    wanted: dict[str, zipfile.ZipInfo],
-    beside: dict[PurePosixPath, zipfile.ZipInfo],
+    members: dict[str, zipfile.ZipInfo],
+    tokenizer_members: dict[PurePosixPath, zipfile.ZipInfo],
 ) -> None:
     """Keep a member if it's the adapter's, of a tokenizer `beside` them. Raises `AdapterInvalid`
     for what is dangerous.
@@ -316,24 +316,26 @@ def _classify_member(
     check_companion_file(path.name)
     name = GGUF_FILE if path.suffix == ".gguf" else path.name
     if name in TOKENIZER_FILES:
-        beside[path] = member
+        tokenizer_members[path] = member
         return
     if name not in (*ADAPTER_FILES, GGUF_FILE):
         return  # a read-me: nothing that weights or texts need
-    if name in wanted:
+    if name in members:
         raise AdapterInvalid("The archive holds more than one adapter.", param="files")
-    wanted[name] = member
+    members[name] = member
 
 
 def _tokenizer_of(
-    wanted: dict[str, zipfile.ZipInfo], beside: dict[PurePosixPath, zipfile.ZipInfo]
+    members: dict[str, zipfile.ZipInfo], tokenizer_members: dict[PurePosixPath, zipfile.ZipInfo]
 ) -> dict[str, zipfile.ZipInfo]:
-    """Of the tokenizers in an archive, that in the folder of the weights."""
-    if WEIGHTS_FILE not in wanted:
+    """The archive's tokenizer that lies beside the weights."""
+    if WEIGHTS_FILE not in members:
         return {}
-    folder = PurePosixPath(wanted[WEIGHTS_FILE].filename).parent
-    found = {path.name: member for path, member in beside.items() if path.parent == folder}
-    return found if has_tokenizer(found) else {}
+    folder = PurePosixPath(members[WEIGHTS_FILE].filename).parent
+    by_name = {
+        path.name: member for path, member in tokenizer_members.items() if path.parent == folder
+    }
+    return by_name if has_tokenizer(by_name) else {}
 
 
 def remove_staging(staged: Path) -> None:

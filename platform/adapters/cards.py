@@ -72,13 +72,13 @@ class AdapterCard:
             return self.version
         if sticky:
             hashed = hashlib.sha256(f"{self.alias_id}\0{sticky}".encode("utf-8", "replace"))
-            place = int.from_bytes(hashed.digest()[:8], "big") % 100
+            bucket = int.from_bytes(hashed.digest()[:8], "big") % 100
         else:
-            place = secrets.randbelow(100)
-        return self.canary if place < self.canary_percent else self.version
+            bucket = secrets.randbelow(100)
+        return self.canary if bucket < self.canary_percent else self.version
 
     def billing_for(self, ref: AdapterRef) -> AdapterUse:
-        """For the ledger and the price.
+        """The names that the ledger and the price use.
 
         A tenant names its own adapters as it likes, so a price of one holds under a name that no
         other has: it can't take the price of a cheaper thing.
@@ -89,7 +89,7 @@ class AdapterCard:
 
 @dataclass(frozen=True)
 class ModelTarget:
-    """What a name stands for: a model alone, or a model with an adapter.
+    """A resolved name: a model alone, or a model with an adapter.
 
     `card`: what the client sees. `base`: the served model's card.
     """
@@ -119,11 +119,11 @@ async def access_target(caller: Caller, name: str | None) -> ModelTarget:
         bases = await tenant_cards(caller.tenant_id)
         if name is None or name in bases:
             raise
-        found = _match_qualified(await _allowed_cards(caller, bases), name, bases)
-        if found is None:
+        adapter = _match_qualified(await _allowed_cards(caller, bases), name, bases)
+        if adapter is None:
             raise
-        base = bases[found.base]
-        return ModelTarget(card_of(found, base, name), base, found)
+        base = bases[adapter.base]
+        return ModelTarget(card_of(adapter, base, name), base, adapter)
     return ModelTarget(card, card)
 
 
@@ -134,11 +134,11 @@ async def access_models(caller: Caller) -> list[ModelCard]:
     """
     bases = await tenant_cards(caller.tenant_id)
     usable = await _allowed_cards(caller, bases)
-    shown = _visible_names(usable, bases)
+    visible = _visible_names(usable, bases)
     cards: list[ModelCard] = []
     for base in await access_bases(caller):
-        cards += [base, *(shown.pop(base.id, ()) if not base.alias_of else ())]
-    return [*cards, *(card for rest in shown.values() for card in rest)]
+        cards += [base, *(visible.pop(base.id, ()) if not base.alias_of else ())]
+    return [*cards, *(card for rest in visible.values() for card in rest)]
 
 
 async def access_adapter_cards(caller: Caller) -> list[AdapterCard]:
@@ -146,36 +146,36 @@ async def access_adapter_cards(caller: Caller) -> list[AdapterCard]:
     return await _allowed_cards(caller, await tenant_cards(caller.tenant_id))
 
 
-def card_of(found: AdapterCard, base: ModelCard, name: str) -> ModelCard:
+def card_of(adapter: AdapterCard, base: ModelCard, name: str) -> ModelCard:
     """An adapter as `/v1/models` has it, under the name that the client uses."""
     return replace(
         base,
         id=name,
-        created=int(found.changed_at.timestamp()),
-        owned_by=found.owner or "quire",
+        created=int(adapter.changed_at.timestamp()),
+        owned_by=adapter.owner or "quire",
         root=base.id,
         parent=base.id,
         alias_of="",
-        digest=found.version.digest,
+        digest=adapter.version.digest,
     )
 
 
 def _visible_names(
     usable: Sequence[AdapterCard], bases: dict[str, ModelCard]
 ) -> dict[str, list[ModelCard]]:
-    """By base, each under the shortest name that leads to it."""
-    shown: dict[str, list[ModelCard]] = {}
-    for found in usable:
-        short = found.name not in bases and _is_name_unique(usable, found)
-        name = found.name if short else found.full_name
-        if short or _match_qualified(usable, name, bases) is found:
-            shown.setdefault(found.base, []).append(card_of(found, bases[found.base], name))
-    return shown
+    """By base, each adapter under its shortest unambiguous name."""
+    visible: dict[str, list[ModelCard]] = {}
+    for card in usable:
+        short = card.name not in bases and _is_name_unique(usable, card)
+        name = card.name if short else card.full_name
+        if short or _match_qualified(usable, name, bases) is card:
+            visible.setdefault(card.base, []).append(card_of(card, bases[card.base], name))
+    return visible
 
 
-def _is_name_unique(usable: Iterable[AdapterCard], found: AdapterCard) -> bool:
+def _is_name_unique(usable: Iterable[AdapterCard], card: AdapterCard) -> bool:
     try:
-        return _match_bare(usable, found.name) is found
+        return _match_bare(usable, card.name) is card
     except InvalidRequest:
         return False
 
@@ -183,21 +183,21 @@ def _is_name_unique(usable: Iterable[AdapterCard], found: AdapterCard) -> bool:
 def _match_qualified(
     usable: Sequence[AdapterCard], name: str, bases: dict[str, ModelCard]
 ) -> AdapterCard | None:
-    """By `base:name`, where the base may go by an alias, or by the name alone."""
-    for found in usable:
+    """Match `base:name`, where the base may be an alias, or the name alone."""
+    for card in usable:
         base, colon, rest = name.rpartition(":")
-        if not colon or rest != found.name or base not in bases:
+        if not colon or rest != card.name or base not in bases:
             continue
-        if found.base == (bases[base].alias_of or base):
-            return found
+        if card.base == (bases[base].alias_of or base):
+            return card
     return _match_bare(usable, name)
 
 
 def _match_bare(usable: Iterable[AdapterCard], name: str) -> AdapterCard | None:
     """The tenant's own before a shared one. Raises `InvalidRequest` for several of a kind."""
-    found = [card for card in usable if card.name == name]
-    own = [card for card in found if card.owner]
-    candidates = own or found
+    matches = [card for card in usable if card.name == name]
+    tenant_matches = [card for card in matches if card.owner]
+    candidates = tenant_matches or matches
     if len(candidates) > 1:
         names = ", ".join(sorted(card.full_name for card in candidates))
         raise InvalidRequest(
@@ -207,10 +207,10 @@ def _match_bare(usable: Iterable[AdapterCard], name: str) -> AdapterCard | None:
 
 
 async def _allowed_cards(caller: Caller, bases: dict[str, ModelCard]) -> list[AdapterCard]:
-    found = await _of_tenant(caller.tenant_id)
+    cards = await _of_tenant(caller.tenant_id)
     return [
         card
-        for card in found
+        for card in cards
         if card.base in bases and caller.can_use_adapter(_names(card, bases), card.base)
     ]
 

@@ -1,4 +1,4 @@
-"""What the adapter commands have in common."""
+"""Helpers of the adapter commands."""
 
 from __future__ import annotations
 
@@ -21,25 +21,29 @@ def add_adapter_arguments(parser: CommandParser) -> None:
 def find_adapter(name: str, tenant: str | None) -> Adapter:
     """The adapter, or a `CommandError` that names those there are."""
     rows = Adapter.objects.select_related("tenant", "served_model")
-    model, colon, own = name.rpartition(":")
-    named = rows.filter(name=own, served_model__name=model) if colon else rows.filter(name=name)
+    model, colon, adapter_name = name.rpartition(":")
+    named = (
+        rows.filter(name=adapter_name, served_model__name=model)
+        if colon
+        else rows.filter(name=name)
+    )
     whose = find_tenant(tenant) if tenant else None
-    found = list(named.filter(tenant=whose))
-    if not found:
+    matches = list(named.filter(tenant=whose))
+    if not matches:
         raise CommandError(_missing(name, whose, rows.filter(tenant=whose), named))
-    if len(found) > 1:
-        names = " or ".join(str(row) for row in found)
+    if len(matches) > 1:
+        names = " or ".join(str(row) for row in matches)
         raise CommandError(f"Several models have an adapter {name!r}: name {names}.")
-    return found[0]
+    return matches[0]
 
 
 def _missing(
     name: str, tenant: Tenant | None, rows: QuerySet[Adapter], named: QuerySet[Adapter]
 ) -> str:
-    """What there is instead, and where one of that name is."""
-    place = f"of {tenant.slug}" if tenant else "shared by all tenants"
-    known = ", ".join(str(row) for row in rows[:20]) or "none yet"
-    told = f"There is no adapter {name!r} {place}. Adapters {place}: {known}."
+    """The error for a missing adapter, with the existing ones."""
+    location = f"of {tenant.slug}" if tenant else "shared by all tenants"
+    existing = ", ".join(str(row) for row in rows[:20]) or "none yet"
+    message = f"There is no adapter {name!r} {location}. Adapters {location}: {existing}."
     owners = sorted({row.owner for row in named[:20]})
     hints = [f"--tenant {owner}" if owner else "no --tenant" for owner in owners]
-    return f"{told} One of that name is found with {' or '.join(hints)}." if hints else told
+    return f"{message} One of that name is found with {' or '.join(hints)}." if hints else message

@@ -163,7 +163,7 @@ class AdapterVersion(
 
     @property
     def short_digest(self) -> str:
-        """Its first 12 hex digits, for people."""
+        """The first 12 hexadecimal digits, for display."""
         return self.digest[:12]
 
     @property

@@ -34,16 +34,16 @@ FULL = "pinned_memory_full"
 
 @dataclass(frozen=True)
 class PinCapacity:
-    """What pinned adapters may take: bytes, and places (None: as many as the bytes hold)."""
+    """What pinned adapters may use on a replica: bytes, and slots (None: no limit)."""
 
     num_bytes: int
     num_slots: int | None
 
     @classmethod
     def of(cls, beat: Heartbeat) -> PinCapacity:
-        """One replica's."""
-        places = beat.stats.adapter_slots // UNPINNED_TTL if beat.stats.adapter_slots else None
-        return cls(beat.stats.adapter_capacity_bytes // UNPINNED_TTL, places)
+        """The capacity of a replica."""
+        num_slots = beat.stats.adapter_slots // UNPINNED_TTL if beat.stats.adapter_slots else None
+        return cls(beat.stats.adapter_capacity_bytes // UNPINNED_TTL, num_slots)
 
     def holds(self, versions: Iterable[AdapterVersion]) -> bool:
         """Whether all of them fit together."""
@@ -59,50 +59,51 @@ def check_capacity(adapter: Adapter) -> None:
     replica tells how much it has, anything may be pinned. Without Redis: `ServiceUnavailable`.
     """
     model = ServedModel.objects.select_for_update().get(pk=adapter.served_model_id)
-    others = _live_versions(adapter__served_model=model, adapter__pinned=True)
-    taken = list(others.exclude(adapter=adapter))
-    own = list(_live_versions(adapter=adapter))
+    pinned = _live_versions(adapter__served_model=model, adapter__pinned=True)
+    other_versions = list(pinned.exclude(adapter=adapter))
+    adapter_versions = list(_live_versions(adapter=adapter))
     for beat in _beats():
-        room = PinCapacity.of(beat)
+        capacity = PinCapacity.of(beat)
         elsewhere = beat.model.name != model.name or beat.state != "ready"
-        if elsewhere or room.holds([*taken, *own]):
+        if elsewhere or capacity.holds([*other_versions, *adapter_versions]):
             continue
-        places = "" if room.num_slots is None else f" and {room.num_slots} of its places"
+        slots = "" if capacity.num_slots is None else f" and {capacity.num_slots} slots"
         raise Conflict(
-            f"{adapter} has {_bytes(own)} bytes, and {len(taken)} versions of {_bytes(taken)} "
-            "bytes are pinned already. At most half of a replica's memory for adapters may be, "
-            f"{room.num_bytes} bytes{places} of {beat.replica_id}: the rest is for all others.",
+            f"{adapter} has {_bytes(adapter_versions)} bytes, and {len(other_versions)} versions "
+            f"of {_bytes(other_versions)} bytes are pinned already. At most half of a replica's "
+            f"memory for adapters may be pinned: {capacity.num_bytes} bytes{slots} of "
+            f"{beat.replica_id}.",
             code=FULL,
         )
 
 
 def sync_pins() -> int:
-    """Tell replicas what to pin and what no more; how many words that took.
+    """Send replicas the adapters to pin and unpin; return the number of messages.
 
     Raises `ServiceUnavailable` without Redis.
     """
-    sent = 0
+    num_sent = 0
     for beat in _beats():
         if beat.state != "ready":
             continue
         pinned = {state.digest: state for state in beat.adapters if state.pinned}
-        wanted = {ref.digest: ref for ref in _select_fitting(beat)}
-        words = [(ref, True) for digest, ref in wanted.items() if digest not in pinned]
-        for digest in pinned.keys() - wanted.keys():
-            words.append((_ref(digest, pinned[digest].name, ""), False))
-        for ref, pin in words:
+        requested = {ref.digest: ref for ref in _select_fitting(beat)}
+        changes = [(ref, True) for digest, ref in requested.items() if digest not in pinned]
+        for digest in pinned.keys() - requested.keys():
+            changes.append((_ref(digest, pinned[digest].name, ""), False))
+        for ref, pin in changes:
             send_control(beat.replica_id, "load_adapter", adapter=ref, pin=pin)
-        sent += len(words)
-    return sent
+        num_sent += len(changes)
+    return num_sent
 
 
 def _select_fitting(beat: Heartbeat) -> Iterator[AdapterRef]:
-    """What this replica is to pin: of more than it has room for, what was made first."""
-    room, taken = PinCapacity.of(beat), []
+    """Adapters to pin on this replica: the oldest pins first, as far as its memory allows."""
+    capacity, selected = PinCapacity.of(beat), []
     pinned = _live_versions(adapter__served_model__name=beat.model.name, adapter__pinned=True)
     for version in pinned.select_related("adapter__tenant"):
-        taken.append(version)
-        if not room.holds(taken):
+        selected.append(version)
+        if not capacity.holds(selected):
             return
         yield _ref(version.digest, version.adapter.name, version.adapter.owner)
 

@@ -18,9 +18,7 @@ from django.conf import settings
 from django.core.exceptions import ValidationError
 from django.db.models import Q
 
-from adapters import actions, cards
-from adapters import archive as files
-from adapters import store as room
+from adapters import actions, archive, cards, store
 from adapters.cards import ModelTarget, access_target
 from adapters.models import WORKING, Adapter, AdapterVersion, VersionState, check_name
 from adapters.resolvers import HUB_RESOLVER, is_fetched, lora_resolvers
@@ -59,7 +57,7 @@ class AdapterLookup:
 
 @dataclass(frozen=True)
 class LookupState:
-    """What is there of it.
+    """The database's state of a name.
 
     Attributes:
         exists: the tenant has an adapter of this name, or there's a shared one. Then its own
@@ -77,20 +75,21 @@ class LookupState:
 
 
 def get_lookup_state(sought: AdapterLookup) -> LookupState:
-    """What is there, from the database."""
+    """Read the state of a name from the database."""
     owned = Q(tenant_id=sought.tenant_id) | Q(tenant__isnull=True)
     rows = Adapter.objects.filter(owned, served_model__name=sought.base, name=sought.name)
     aliases = Q(aliases__name=sought.name)
     also = Adapter.objects.filter(owned & aliases, served_model__name=sought.base)
     if not rows.exists() and not also.exists():
         return LookupState(models=_names_of(sought.base))
-    own = AdapterVersion.objects.filter(adapter__in=rows.filter(tenant_id=sought.tenant_id))
-    newest = own.order_by("-number").first()
+    tenant_rows = rows.filter(tenant_id=sought.tenant_id)
+    versions = AdapterVersion.objects.filter(adapter__in=tenant_rows)
+    newest = versions.order_by("-number").first()
     if newest is None or not newest.source.startswith(SOURCE):
         return LookupState(exists=True)
     if newest.state in WORKING:
         return LookupState(exists=True, waiting=newest.pk)
-    failed = newest.state == VersionState.FAILED and not own.exclude(pk=newest.pk).exists()
+    failed = newest.state == VersionState.FAILED and not versions.exclude(pk=newest.pk).exists()
     return LookupState(exists=True, refused=newest.problem if failed else "")
 
 
@@ -108,27 +107,27 @@ def import_resolved(sought: AdapterLookup, resolver: str, path: str) -> int:
     Raises: `EngineOverloaded` (429) when too many of the tenant's wait; `AdapterInvalid`,
     `AdapterTooLarge`; `Conflict` when somebody else has just made one of this name.
     """
-    found = _allowed(path, resolver)
+    source = _allowed(path, resolver)
     waits = AdapterVersion.objects.filter(
         adapter__tenant_id=sought.tenant_id, state__in=WORKING, source__startswith=SOURCE
     )
     if waits.count() >= MAX_PENDING_LOOKUPS:
         raise too_many_lookups()
-    logger.info("%s found %s for %s:%s", resolver, found, sought.base, sought.name)
+    logger.info("%s found %s for %s:%s", resolver, source, sought.base, sought.name)
     version = actions.add_staged(
         actor=Actor(f"LoRA resolver {resolver}"),
         tenant=Tenant.objects.get(pk=sought.tenant_id),
         served_model=ServedModel.objects.get(name=sought.base),
         name=sought.name,
         source=f"{SOURCE}{resolver}"[:1000],
-        stage=lambda staged: files.stage_folder(found, staged, room.max_adapter_bytes()),
+        stage=lambda staged: archive.stage_folder(source, staged, store.max_adapter_bytes()),
         promote=True,
     )
     return version.pk
 
 
 def too_many_lookups() -> EngineOverloaded:
-    """For a tenant whose guesses keep everybody busy."""
+    """The error for a tenant with too many running lookups."""
     error = EngineOverloaded(
         "Too many adapters are being looked up for you. Try again in a moment.", param="model"
     )
@@ -143,20 +142,20 @@ def _allowed(path: str, resolver: str) -> Path:
     fetched. Never in the store: what is there is some tenant's. Raises `AdapterInvalid`, whose
     words tell a tenant nothing about the server.
     """
-    places = [*settings.QUIRE.adapter_dirs, settings.QUIRE.lora_resolver_cache_dir]
-    allowed = [place.resolve() for place in places if place is not None]
-    found = Path(path).expanduser().resolve()
-    inside = any(found.is_relative_to(place) for place in allowed)
-    fetched = resolver == HUB_RESOLVER and is_fetched(found)
-    if not fetched and (not inside or found.is_relative_to(adapters_dir().resolve())):
-        logger.error("%s returned %s, which is outside the allowed directories", resolver, found)
+    folders = [*settings.QUIRE.adapter_dirs, settings.QUIRE.lora_resolver_cache_dir]
+    allowed = [folder.resolve() for folder in folders if folder is not None]
+    resolved = Path(path).expanduser().resolve()
+    inside = any(resolved.is_relative_to(folder) for folder in allowed)
+    fetched = resolver == HUB_RESOLVER and is_fetched(resolved)
+    if not fetched and (not inside or resolved.is_relative_to(adapters_dir().resolve())):
+        logger.error("%s returned %s, which is outside the allowed directories", resolver, resolved)
         raise AdapterInvalid(
             "The adapter's files are outside the allowed directories.", param="model"
         )
-    if not found.is_dir() and not (found.is_file() and found.suffix == ".gguf"):
-        logger.error("%s returned %s, which doesn't exist", resolver, found)
+    if not resolved.is_dir() and not (resolved.is_file() and resolved.suffix == ".gguf"):
+        logger.error("%s returned %s, which doesn't exist", resolver, resolved)
         raise AdapterInvalid("The adapter's files don't exist.", param="model")
-    return found
+    return resolved
 
 
 #: What nobody found isn't looked for again so soon.
@@ -187,7 +186,7 @@ _in_progress: Counter[int] = Counter()
 
 
 async def get_or_resolve_target(caller: Caller, name: str | None) -> ModelTarget:
-    """As `access_target`; a name that isn't there is looked for by the resolvers.
+    """As `access_target`; resolvers look missing names up.
 
     Raises: as `access_target`; `AdapterInvalid` for what was found and can't be served,
     `EngineOverloaded` (429) for too many at a time, `ServiceUnavailable` (503) while it's checked
@@ -204,16 +203,16 @@ async def get_or_resolve_target(caller: Caller, name: str | None) -> ModelTarget
 
 async def _resolve(caller: Caller, name: str) -> bool:
     """Whether it's live now under a base of the caller's. Raises as `get_or_resolve_target`."""
-    found = False
+    imported = False
     refused = ""
     for base, short in _candidate_names(caller, name, await tenant_cards(caller.tenant_id)):
         sought = AdapterLookup(caller.tenant_id, base, short)
         outcome = await _outcomes.get(sought, partial(_resolve_once, sought))
-        found = found or outcome.exists
+        imported = imported or outcome.exists
         refused = refused or outcome.refused
-    if refused and not found:
+    if refused and not imported:
         raise AdapterInvalid(f"The adapter {name!r} can't be served: {refused}", param="model")
-    return found
+    return imported
 
 
 def _candidate_names(
@@ -221,9 +220,9 @@ def _candidate_names(
 ) -> list[tuple[str, str]]:
     """Base and short name of each adapter that the caller may mean; none for a model's own name."""
     prefix, colon, short = name.rpartition(":")
-    own = sorted({card.alias_of or each for each, card in bases.items()})
+    base_names = sorted({card.alias_of or base for base, card in bases.items()})
     if colon:
-        own = [bases[prefix].alias_of or prefix] if prefix in bases else []
+        base_names = [bases[prefix].alias_of or prefix] if prefix in bases else []
     if name in bases or len(short) > MAX_NAME:
         return []
     try:
@@ -232,7 +231,9 @@ def _candidate_names(
         return []
     bare = [] if short in bases else [short]
     return [
-        (base, short) for base in own if caller.can_use_adapter([f"{base}:{short}", *bare], base)
+        (base, short)
+        for base in base_names
+        if caller.can_use_adapter([f"{base}:{short}", *bare], base)
     ]
 
 
@@ -242,23 +243,23 @@ async def _resolve_once(sought: AdapterLookup) -> ResolveOutcome:
         raise too_many_lookups()
     _in_progress[sought.tenant_id] += 1
     try:
-        there = await run_in_db_thread(get_lookup_state, sought)
-        if there.waiting is not None:
-            return await _checked(there.waiting)
-        if there.exists:
-            return ResolveOutcome(refused=there.refused)
-        return await _try_resolvers(sought, there)
+        state = await run_in_db_thread(get_lookup_state, sought)
+        if state.waiting is not None:
+            return await _checked(state.waiting)
+        if state.exists:
+            return ResolveOutcome(refused=state.refused)
+        return await _try_resolvers(sought, state)
     finally:
         _in_progress[sought.tenant_id] -= 1
         if not _in_progress[sought.tenant_id]:
             del _in_progress[sought.tenant_id]
 
 
-async def _try_resolvers(sought: AdapterLookup, there: LookupState) -> ResolveOutcome:
-    """One resolver after the other, until what one has found can be served."""
+async def _try_resolvers(sought: AdapterLookup, state: LookupState) -> ResolveOutcome:
+    """Try the resolvers in order, until one finds an adapter that can be served."""
     refused, trouble = "", False
     for resolver in lora_resolvers():
-        for model in there.models:
+        for model in state.models:
             try:
                 path = await _path(resolver, model, sought.name)
                 if path is None:
@@ -285,25 +286,25 @@ async def _try_resolvers(sought: AdapterLookup, there: LookupState) -> ResolveOu
 
 
 async def _path(resolver: str, model: str, name: str) -> str | None:
-    """Where a resolver says the adapter is. Raises what the resolver raises, TimeoutError."""
+    """Ask a resolver for the adapter's path. Raises what the resolver raises, TimeoutError."""
     asked = lora_resolvers()[resolver].resolve_lora(model, name)
     try:
-        found = await asyncio.wait_for(asked, ANSWER_WITHIN_S)
+        request = await asyncio.wait_for(asked, ANSWER_WITHIN_S)
     except (AdapterInvalid, AdapterTooLarge):
         raise
     except InvalidRequest as error:  # a `LoRARequest` that can't be one
         raise ValueError(error.message) from error
-    return None if found is None else str(found.lora_path)
+    return None if request is None else str(request.lora_path)
 
 
 async def _import_resolved(sought: AdapterLookup, resolver: str, path: str) -> ResolveOutcome:
     try:
         return await _checked(await run_in_file_thread(import_resolved, sought, resolver, path))
     except Conflict:  # another process was faster
-        there = await run_in_db_thread(get_lookup_state, sought)
-    if there.waiting is not None:
-        return await _checked(there.waiting)
-    return ResolveOutcome(exists=not there.refused, refused=there.refused)
+        state = await run_in_db_thread(get_lookup_state, sought)
+    if state.waiting is not None:
+        return await _checked(state.waiting)
+    return ResolveOutcome(exists=not state.refused, refused=state.refused)
 
 
 async def _checked(version: int) -> ResolveOutcome:

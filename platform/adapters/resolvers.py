@@ -13,9 +13,7 @@ from pathlib import Path
 
 from django.conf import settings
 
-from adapters import archive as files
-from adapters import store
-from adapters import store as room
+from adapters import archive, store
 from adapters.sources import Repository, asking, check_repository, is_adapter_of
 from common.errors import AdapterInvalid, HubUnavailable
 from engine.contract.errors import ConfigError, InvalidRequest
@@ -43,7 +41,7 @@ class HubResolver(LoRAResolver):
     """
 
     def __init__(self, repositories: Sequence[str]) -> None:
-        self._named = {each.partition("@")[0]: each for each in repositories}
+        self._named = {repository.partition("@")[0]: repository for repository in repositories}
         self._fetching: dict[tuple[str, str, str], asyncio.Task[Path | None]] = {}
         self._fetched: dict[tuple[str, str, str], Path] = {}
 
@@ -56,11 +54,11 @@ class HubResolver(LoRAResolver):
         task = self._fetching.get(key)
         if task is None:
             # Of its own: who waits may give up, and who asks again joins.
-            look = asyncio.to_thread(self._find_files, *key)
-            task = self._fetching[key] = asyncio.ensure_future(look)
+            lookup = asyncio.to_thread(self._find_files, *key)
+            task = self._fetching[key] = asyncio.ensure_future(lookup)
             task.add_done_callback(lambda done: self._on_download_done(key, done))
-        found = await asyncio.shield(task)
-        return None if found is None else LoRARequest(lora_name, 1, str(found))
+        path = await asyncio.shield(task)
+        return None if path is None else LoRARequest(lora_name, 1, str(path))
 
     def _on_download_done(self, key: tuple[str, str, str], task: asyncio.Task[Path | None]) -> None:
         del self._fetching[key]
@@ -68,7 +66,7 @@ class HubResolver(LoRAResolver):
             task.exception()  # those who waited have it, if anybody still did
 
     def _find_files(self, base: str, repository: str, folder: str) -> Path | None:
-        """Where the adapter's files are; None where there's none for this model."""
+        """Path of the adapter's files; None if there is none for this model."""
         try:
             with asking(repository):
                 return self._fetch(base, repository, folder)
@@ -77,24 +75,26 @@ class HubResolver(LoRAResolver):
             raise ConnectionError(error.message) from error
 
     def _fetch(self, base: str, repository: str, folder: str) -> Path | None:
-        found = Repository.from_hub(self._named[repository], private=True)
-        at = f"{folder}/" if folder else ""
-        beside = [name.removeprefix(at) for name in found.sizes if name.startswith(at)]
-        if CONFIG_FILE not in beside:
+        hub_repository = Repository.from_hub(self._named[repository], private=True)
+        prefix = f"{folder}/" if folder else ""
+        names = [
+            name.removeprefix(prefix) for name in hub_repository.sizes if name.startswith(prefix)
+        ]
+        if CONFIG_FILE not in names:
             return None
-        beside = [name for name in beside if "/" not in name]
-        _check_adapter_files(beside)
-        wanted = [f"{at}{name}" for name in files.adapter_files(beside)]
-        found.check_size(wanted, room.max_adapter_bytes())
-        key = (repository, found.commit, folder)
+        names = [name for name in names if "/" not in name]
+        _check_adapter_files(names)
+        required = [f"{prefix}{name}" for name in archive.adapter_files(names)]
+        hub_repository.check_size(required, store.max_adapter_bytes())
+        key = (repository, hub_repository.commit, folder)
         staged = self._fetched[key] = self._again(key) or store.staging_dir()
-        if not is_adapter_of(found.download(wanted[0], staged), base):
+        if not is_adapter_of(hub_repository.download(required[0], staged), base):
             return None
-        others = [found.download(name, staged) for name in wanted[1:]]
-        return others[0].parent
+        extra_files = [hub_repository.download(name, staged) for name in required[1:]]
+        return extra_files[0].parent
 
     def _again(self, key: tuple[str, str, str]) -> Path | None:
-        """Where this commit's files were put, if no sweep has taken them away."""
+        """Path of this commit's files, unless a sweep has removed them."""
         staged = self._fetched.get(key)
         try:
             if staged is not None:
@@ -123,11 +123,11 @@ def _parse_name(name: str) -> tuple[str, str]:
 
 def _check_adapter_files(names: list[str]) -> None:
     """Raise `AdapterInvalid` for the names of a folder's files that make no adapter."""
-    whole = WEIGHTS_FILE in names
+    is_complete = WEIGHTS_FILE in names
     for name in sorted(names):
-        if not whole and name.startswith("adapter_model."):
-            files.check_companion_file(name)
-    if not whole:
+        if not is_complete and name.startswith("adapter_model."):
+            archive.check_companion_file(name)
+    if not is_complete:
         raise AdapterInvalid(f"The repository has no file {WEIGHTS_FILE}.", param="model")
 
 
@@ -152,12 +152,12 @@ class FolderResolver(LoRAResolver):
         root = self._folder.resolve()
         if "\0" in lora_name or ".." in Path(lora_name).parts:
             return None
-        found = (root / lora_name).resolve()
-        if found == root or not found.is_relative_to(root):
+        folder = (root / lora_name).resolve()
+        if folder == root or not folder.is_relative_to(root):
             return None
-        if not is_adapter_of(found / CONFIG_FILE, base_model_name):
+        if not is_adapter_of(folder / CONFIG_FILE, base_model_name):
             return None
-        return LoRARequest(lora_name, 1, str(found))
+        return LoRARequest(lora_name, 1, str(folder))
 
 
 @cache

@@ -29,25 +29,25 @@ def begin_load(*, key_id: int | None, name: str, path: str, model: str, in_place
     `add_from_folder` raises.
     """
     actor, base = _actor(key_id), _base(model)
-    found = check_path(path)
-    digest = adapter_digest(found)
+    source = check_path(path)
+    digest = adapter_digest(source)
     rows = Adapter.objects.filter(tenant=None, served_model=base, name=name)
     adapter = rows.first()
     live = _live(adapter) if adapter is not None else None
     if live is not None and not in_place:
         raise InvalidRequest(_loaded_already(name, live, digest), param="lora_name")
-    known = adapter.versions.filter(digest=digest).first() if adapter is not None else None
-    if known is None:
-        known = actions.add_from_folder(
+    existing = adapter.versions.filter(digest=digest).first() if adapter is not None else None
+    if existing is None:
+        existing = actions.add_from_folder(
             actor=actor, tenant=None, served_model=base, name=name, path=path, promote=True
         )
-    elif known.state in PASSED:
-        actions.promote(actor=actor, version=known)
-    elif known.state in (VersionState.FAILED, VersionState.RETIRED):
-        known.promote_to = name
-        known.save(update_fields=["promote_to"])
-        actions.revalidate_version(actor=actor, version=known)
-    return Loaded(known.pk)
+    elif existing.state in PASSED:
+        actions.promote(actor=actor, version=existing)
+    elif existing.state in (VersionState.FAILED, VersionState.RETIRED):
+        existing.promote_to = name
+        existing.save(update_fields=["promote_to"])
+        actions.revalidate_version(actor=actor, version=existing)
+    return Loaded(existing.pk)
 
 
 def state_of(loaded: Loaded) -> tuple[str, str]:
@@ -86,10 +86,10 @@ def _base(name: str) -> ServedModel:
     """The model that is named, or the only one that is loaded."""
     loaded = ServedModel.objects.filter(desired_state=DesiredState.LOADED)
     if name:
-        found = loaded.filter(name=name).first()
-        if found is None:
+        model = loaded.filter(name=name).first()
+        if model is None:
             raise NotFound(f"Model {name[:200]!r} not found.", param="model")
-        return found
+        return model
     several = list(loaded[:2])
     if len(several) != 1:
         raise InvalidRequest(

@@ -1,4 +1,4 @@
-"""Where adapters may come from beside uploads: folders that a setting names, and the hub."""
+"""Sources of adapters besides uploads: folders that a setting names, and the hub."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from django.conf import settings
 
-from adapters import archive as files
+from adapters import archive
 from adapters.archive import MAX_CONFIG_BYTES
 from catalog import hub
 from common.errors import AdapterInvalid, AdapterTooLarge
@@ -22,19 +22,19 @@ from engine.contract.lora import CONFIG_FILE, WEIGHTS_FILE
 
 def is_adapter_of(config: Path, model: str) -> bool:
     """Whether a configuration says that it's an adapter, and of this model."""
-    found = _config(config)
-    base = found.get("base_model_name_or_path")
-    return found.get("peft_type") == "LORA" and _same_model(base, model)
+    content = _config(config)
+    base = content.get("base_model_name_or_path")
+    return content.get("peft_type") == "LORA" and _same_model(base, model)
 
 
 def _config(file: Path) -> dict[str, Any]:
     """Empty for what is none: its check would refuse it, and here it's no answer."""
     try:
         with file.open("rb") as content:
-            found = json.loads(content.read(MAX_CONFIG_BYTES))
+            parsed = json.loads(content.read(MAX_CONFIG_BYTES))
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return parsed if isinstance(parsed, dict) else {}
 
 
 def _same_model(base: object, served: str) -> bool:
@@ -58,18 +58,18 @@ def check_path(text: str, *, anywhere: bool = False) -> Path:
         raise InvalidRequest("path must be an adapter's folder.", param="path")
     allowed = [Path(folder).resolve() for folder in settings.QUIRE.adapter_dirs]
     with _telling(text):
-        found = _resolved(Path(text).expanduser(), allowed)
-    if not anywhere and not any(found.is_relative_to(folder) for folder in allowed):
+        resolved = _resolved(Path(text).expanduser(), allowed)
+    if not anywhere and not any(resolved.is_relative_to(folder) for folder in allowed):
         raise InvalidRequest(
             f"{text[:200]} is in none of the folders that adapters may come from: "
             f"{', '.join(map(str, allowed))}. QUIRE_ADAPTER_DIRS names them.",
             param="path",
         )
     with _telling(text):
-        there = found.is_dir() or (found.is_file() and found.suffix == ".gguf")
-    if not there:
+        exists = resolved.is_dir() or (resolved.is_file() and resolved.suffix == ".gguf")
+    if not exists:
         raise InvalidRequest(f"No adapter found for {text[:200]}.", param="path", code="not_found")
-    return found
+    return resolved
 
 
 def _resolved(path: Path, allowed: list[Path]) -> Path:
@@ -77,7 +77,7 @@ def _resolved(path: Path, allowed: list[Path]) -> Path:
     RuntimeError.
     """
     inside = [] if path.is_absolute() else [folder / path for folder in allowed]
-    return next((each for each in inside if each.exists()), path).resolve()
+    return next((candidate for candidate in inside if candidate.exists()), path).resolve()
 
 
 @contextmanager
@@ -88,8 +88,8 @@ def _telling(text: str) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError) as error:
-        told = error.strerror if isinstance(error, OSError) else error
-        raise InvalidRequest(f"{text[:200]} can't be read: {told}.", param="path") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InvalidRequest(f"{text[:200]} can't be read: {reason}.", param="path") from error
 
 
 def check_repository(text: str) -> None:
@@ -109,19 +109,19 @@ def fetch(repository: str, staged: Path, limit: int, *, private: bool) -> None:
     Raises: `HubUnavailable`; `AdapterInvalid`, `AdapterTooLarge`.
     """
     with asking(repository):
-        found = Repository.from_hub(repository, private=private)
-        wanted = _files_to_fetch(found.sizes)
-        found.check_size(wanted, limit)
+        hub_repository = Repository.from_hub(repository, private=private)
+        names = _files_to_fetch(hub_repository.sizes)
+        hub_repository.check_size(names, limit)
         folder = staged / "hub"
-        for name in wanted:
-            found.download(name, folder)
-    files.stage_folder(folder, staged, limit)
-    files.remove_staging(folder)
+        for name in names:
+            hub_repository.download(name, folder)
+    archive.stage_folder(folder, staged, limit)
+    archive.remove_staging(folder)
 
 
 @dataclass(frozen=True)
 class Repository:
-    """One of the hub, at one commit.
+    """A repository of the hub, at one commit.
 
     Attributes:
         sizes: bytes of its files.
@@ -141,16 +141,16 @@ class Repository:
         name, _, revision = repository.partition("@")
         token = None if private else False
         info = HfApi(token=token).model_info(name, revision=revision or None, files_metadata=True)
-        sizes = {each.rfilename: each.size or 0 for each in info.siblings or []}
+        sizes = {file.rfilename: file.size or 0 for file in info.siblings or []}
         return cls(name, info.sha or "", sizes, token)
 
-    def check_size(self, wanted: Collection[str], limit: int) -> None:
+    def check_size(self, names: Collection[str], limit: int) -> None:
         """Raise `AdapterTooLarge` for files that have more bytes than `limit`."""
-        if sum(self.sizes[each] for each in wanted) > limit:
+        if sum(self.sizes[name] for name in names) > limit:
             raise AdapterTooLarge(f"{self.name} has more than {limit} bytes.", param="repository")
 
     def download(self, name: str, folder: Path) -> Path:
-        """One of its files into a folder. Raises what the hub's client does."""
+        """Download a file into a folder. Raises what the hub's client does."""
         from huggingface_hub import hf_hub_download
 
         return Path(
@@ -161,19 +161,19 @@ class Repository:
 
 
 def asking(repository: str) -> AbstractContextManager[None]:
-    """What the hub's client raises becomes `HubUnavailable`, or `AdapterInvalid` for a name."""
+    """Convert errors of the hub's client to `HubUnavailable`, or `AdapterInvalid` for bad names."""
     return hub.hub_errors(repository, AdapterInvalid, "repository")
 
 
 def _files_to_fetch(sizes: Mapping[str, int]) -> list[str]:
     """The files to fetch. Raises `AdapterInvalid`."""
-    own = files.adapter_files(sizes)
+    present = archive.adapter_files(sizes)
     if WEIGHTS_FILE in sizes and CONFIG_FILE in sizes:
-        return own
+        return present
     ggufs = [name for name in sizes if name.endswith(".gguf") and "/" not in name]
     if len(ggufs) == 1:
         return ggufs
     for name in sorted(sizes):
         if name.startswith("adapter_model"):
-            files.check_name(name)
+            archive.check_name(name)
     raise AdapterInvalid(f"The repository has no file {WEIGHTS_FILE}.", param="repository")

@@ -38,9 +38,9 @@ def max_tenant_adapter_bytes() -> int:
 
 def used_bytes(tenant: Tenant) -> int:
     """Bytes of all versions, and of the uploads under way."""
-    kept = AdapterVersion.objects.filter(adapter__tenant=tenant).aggregate(sum=Sum("num_bytes"))
+    stored = AdapterVersion.objects.filter(adapter__tenant=tenant).aggregate(sum=Sum("num_bytes"))
     coming = AdapterUpload.objects.filter(tenant=tenant)
-    return int(kept["sum"] or 0) + int(coming.aggregate(sum=Sum("num_bytes"))["sum"] or 0)
+    return int(stored["sum"] or 0) + int(coming.aggregate(sum=Sum("num_bytes"))["sum"] or 0)
 
 
 def check(tenant: Tenant | None, size: int) -> None:
@@ -56,10 +56,10 @@ def check(tenant: Tenant | None, size: int) -> None:
     if tenant is None or not max_tenant_adapter_bytes():
         return
     Tenant.objects.select_for_update().get(pk=tenant.pk)
-    taken = used_bytes(tenant)
-    if taken + size > max_tenant_adapter_bytes():
+    used = used_bytes(tenant)
+    if used + size > max_tenant_adapter_bytes():
         raise AdapterTooLarge(
-            f"{tenant} may keep {max_tenant_adapter_bytes()} bytes of adapters and has {taken}: "
+            f"{tenant} may keep {max_tenant_adapter_bytes()} bytes of adapters and has {used}: "
             "delete a version first.",
             param="files",
             code=FULL,
@@ -73,7 +73,7 @@ _DIGEST_CHARS = 64
 
 
 def adapters_dir() -> Path:
-    """Where adapters are, mode 0700."""
+    """The folder of adapters, mode 0700."""
     folder = settings.QUIRE.adapters_dir
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return folder
@@ -85,7 +85,7 @@ def staging_dir() -> Path:
 
 
 def content_path(digest: str) -> Path:
-    """What a replica loads: PEFT's folder, or the GGUF file."""
+    """The path that a replica loads: PEFT's folder, or the GGUF file."""
     folder = adapters_dir() / digest
     gguf = folder / GGUF_FILE
     return gguf if gguf.is_file() else folder
@@ -172,7 +172,7 @@ def mark_used(digest: str) -> None:
 
 
 def _move_aside(folder: Path) -> Path | None:
-    """Its new path; None where another worker has it already."""
+    """Move the content aside; return its new path, or None if another worker has moved it."""
     aside = staging_dir()
     try:
         os.replace(folder, aside / "content")

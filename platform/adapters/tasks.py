@@ -12,8 +12,7 @@ from celery import shared_task
 from celery.signals import worker_shutting_down
 from django.db import close_old_connections
 
-from adapters import pins
-from adapters import version_jobs as work
+from adapters import pins, version_jobs
 
 logger = logging.getLogger(__name__)
 
@@ -36,9 +35,9 @@ def check(pk: int) -> None:
 @shared_task(name="adapters.sweep")
 def sweep() -> None:
     """Find versions that nobody works on, and remove what nobody needs."""
-    for pk in work.waiting():
+    for pk in version_jobs.waiting():
         check(pk)
-    if removed := work.sweep():
+    if removed := version_jobs.sweep():
         logger.info("removed %d adapters' files", removed)
 
 
@@ -52,14 +51,14 @@ def keep_pins() -> None:
 @worker_shutting_down.connect
 def _stop(**_: object) -> None:
     """What runs is given back, and what waits its turn isn't begun."""
-    work.shutdown_event.set()
+    version_jobs.shutdown_event.set()
 
 
 def _work(pk: int) -> None:
     close_old_connections()
     try:
-        if not work.shutdown_event.is_set():
-            work.process_version(pk)
+        if not version_jobs.shutdown_event.is_set():
+            version_jobs.process_version(pk)
     except Exception:
         logger.exception("Working on the adapter version %d failed; it's tried again.", pk)
     finally:

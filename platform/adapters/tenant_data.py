@@ -1,4 +1,4 @@
-"""What this app keeps of tenants. Content that no version speaks of is swept an hour later."""
+"""Tenants' data of this app. Unreferenced content is deleted an hour later."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _versions(tenant: Tenant) -> QuerySet[AdapterVersion]:
 def _content(tenant: Tenant) -> Iterator[tuple[str, Path]]:
     digests = _versions(tenant).exclude(digest="").values_list("digest", flat=True)
     for digest in sorted(set(digests)):
-        place = content_path(digest)
-        files = [place] if place.is_file() else sorted(place.glob("*"))
+        path = content_path(digest)
+        files = [path] if path.is_file() else sorted(path.glob("*"))
         for file in files:
             yield f"adapters/{digest}/{file.name}", file

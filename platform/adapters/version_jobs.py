@@ -24,7 +24,6 @@ from django.db.models import Q
 from django.utils import timezone
 
 from adapters import actions, store
-from adapters import store as room
 from adapters.models import WORKING, AdapterVersion, VersionState
 from adapters.sources import HUB, fetch
 from catalog.processes import spawn
@@ -52,7 +51,7 @@ def run_validation(
     model: str,
     adapter: Path,
     *,
-    wanted: Callable[[], bool] = lambda: True,
+    is_needed: Callable[[], bool] = lambda: True,
     read: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """The check's report: `ok`, `error`, `digest`, `rank`, `target_modules`, and so on; with what
@@ -66,24 +65,24 @@ def run_validation(
     """
     program = settings.QUIRE.adapter_check_command or [sys.executable, "-m", "engine.lora.check"]
     command = [*program, "--model", model, "--adapter", str(adapter), "--probe"]
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as said:
-        child = spawn(command, name="adapter check", cwd=str(_ROOT), stdout=out, stderr=said)
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
+        child = spawn(command, name="adapter check", cwd=str(_ROOT), stdout=out, stderr=errors)
         started, is_read = time.monotonic(), False
         try:
             while (status := child.wait(POLL_S)) is None:
                 if time.monotonic() - started > TIMEOUT_S:
                     return refusal(f"The check took more than {TIMEOUT_S / 60:.0f} minutes.")
-                if not wanted():
+                if not is_needed():
                     raise ValidationAborted
                 if not is_read and (is_read := _is_ok(out)):
                     read()
         finally:
             child.kill()
         out.seek(0)
-        said.seek(0)
+        errors.seek(0)
         report = _report(out.read().decode("utf-8", "replace"))
         if report is None or (is_valid(report) and report.get("probe") is None):
-            tail = said.read().decode("utf-8", "replace")[-2000:]
+            tail = errors.read().decode("utf-8", "replace")[-2000:]
             logger.error("the check of %s ended with status %s: %s", adapter, status, tail)
             return refusal(
                 f"The check ended without a result (status {status}). The worker's log says more."
@@ -93,8 +92,8 @@ def run_validation(
 
 def _is_ok(out: IO[bytes]) -> bool:
     """Whether the first report is there. The file's position is the child's, and stays."""
-    found = _report(os.pread(out.fileno(), 1 << 20, 0).decode("utf-8", "replace"))
-    return found is not None and is_valid(found)
+    report = _report(os.pread(out.fileno(), 1 << 20, 0).decode("utf-8", "replace"))
+    return report is not None and is_valid(report)
 
 
 def refusal(message: str) -> dict[str, Any]:
@@ -112,16 +111,16 @@ def _report(text: str) -> dict[str, Any] | None:
     """The last line that is a JSON object: libraries may print before it."""
     for line in reversed(text.strip().splitlines()):
         try:
-            found = json.loads(line)
+            report = json.loads(line)
         except ValueError:
             continue
-        if isinstance(found, dict) and "ok" in found:
-            return found
+        if isinstance(report, dict) and "ok" in report:
+            return report
     try:
-        whole = json.loads(text)
+        report = json.loads(text)
     except ValueError:
         return None
-    return whole if isinstance(whole, dict) and "ok" in whole else None
+    return report if isinstance(report, dict) and "ok" in report else None
 
 
 LEASE = timedelta(seconds=60)
@@ -179,13 +178,13 @@ def sweep() -> int:
     return actions.expire_uploads() + store.delete_orphans(actions.referenced_digests, KEEP_S)
 
 
-def _claim(pk: int, before: str, after: str, **also: Any) -> AdapterVersion | None:
+def _claim(pk: int, from_state: str, to_state: str, **also: Any) -> AdapterVersion | None:
     """The version, if it was in that state; nobody else gets it then."""
-    rows = AdapterVersion.objects.filter(pk=pk, state=before, **also)
-    if not rows.update(state=after, worked_at=timezone.now()):
+    rows = AdapterVersion.objects.filter(pk=pk, state=from_state, **also)
+    if not rows.update(state=to_state, worked_at=timezone.now()):
         return None
-    found = AdapterVersion.objects.select_related("adapter__tenant", "adapter__served_model")
-    return found.filter(pk=pk).first()
+    version = AdapterVersion.objects.select_related("adapter__tenant", "adapter__served_model")
+    return version.filter(pk=pk).first()
 
 
 def _release_claim(version: AdapterVersion) -> None:
@@ -197,13 +196,13 @@ def _release_claim(version: AdapterVersion) -> None:
 def _fetch(version: AdapterVersion) -> bool:
     """Whether its files are here now."""
     adapter, repository = version.adapter, version.source.removeprefix(HUB)
-    most, private = room.max_adapter_bytes(), adapter.tenant is None
+    max_bytes, private = store.max_adapter_bytes(), adapter.tenant is None
     try:
         digest, size = actions.staged_content(
-            lambda staged: fetch(repository, staged, most, private=private)
+            lambda staged: fetch(repository, staged, max_bytes, private=private)
         )
         with transaction.atomic():
-            room.check(adapter.tenant, size)
+            store.check(adapter.tenant, size)
             same = adapter.versions.filter(digest=digest).first()
             if same is not None:
                 raise Conflict(f"Version {same.number} has exactly this content.")
@@ -222,7 +221,7 @@ def _checked(version: AdapterVersion) -> dict[str, Any]:
         return refusal("Its files are gone.")
     beat = LeaseHeartbeat(version)
     model = version.adapter.served_model.source
-    report = run_validation(model, path, wanted=beat, read=lambda: _probing(version))
+    report = run_validation(model, path, is_needed=beat, read=lambda: _probing(version))
     if report.get("ok") and report.get("digest") not in (None, version.digest):
         return refusal("The files have changed since they were stored.")
     return report
@@ -240,15 +239,15 @@ class LeaseHeartbeat:
     """Says that the version is in hand, every few seconds; False once it isn't, or shall not be."""
 
     def __init__(self, version: AdapterVersion) -> None:
-        self._version, self._at = version, time.monotonic()
+        self._version, self._beat_at = version, time.monotonic()
 
     def __call__(self) -> bool:
         if shutdown_event.is_set():
             return False
         now = time.monotonic()
-        if now - self._at < BEAT_S:
+        if now - self._beat_at < BEAT_S:
             return True
-        self._at = now
+        self._beat_at = now
         rows = AdapterVersion.objects.filter(pk=self._version.pk, state=self._version.state)
         return bool(rows.update(worked_at=timezone.now()))
 
@@ -265,15 +264,15 @@ def _probe_error(report: dict[str, Any]) -> dict[str, Any]:
 
 
 @transaction.atomic
-def _end(version: AdapterVersion, before: str, after: str, report: dict[str, Any]) -> bool:
+def _end(version: AdapterVersion, from_state: str, to_state: str, report: dict[str, Any]) -> bool:
     """Write down what came out, unless the version is no longer ours."""
     rank = report.get("rank")
-    values: dict[str, Any] = {"state": after, "report": report, "worked_at": timezone.now()}
+    values: dict[str, Any] = {"state": to_state, "report": report, "worked_at": timezone.now()}
     if isinstance(rank, int):
         values["rank"] = rank
-    if not AdapterVersion.objects.filter(pk=version.pk, state=before).update(**values):
+    if not AdapterVersion.objects.filter(pk=version.pk, state=from_state).update(**values):
         return False
-    done = "adapter.ready" if after == VersionState.READY else "adapter.refused"
+    done = "adapter.ready" if to_state == VersionState.READY else "adapter.refused"
     error = report.get("error") or {}
     log_action(
         actor=SYSTEM_ACTOR,

@@ -38,7 +38,7 @@ STALE_S = 60.0
 
 @dataclass(frozen=True)
 class ModelCard:
-    """What a client sees of a model. `created`: seconds since the epoch; `root`: its base model.
+    """A model as clients see it. `created`: seconds since the epoch; `root`: its base model.
 
     `max_model_len` is None until a replica has said it. `alias_of`: the model that this is another
     name of, "" for a model's own. `parent`: the base model of an adapter, "" for a model; `digest`:
@@ -88,7 +88,7 @@ def get_cached_model(caller: Caller, name: str | None) -> ModelCard | None:
     """What `access_model` returns, where that takes no look into the database; None elsewhere, and
     where it raises.
     """
-    cards = _cards.is_fresh(caller.tenant_id)
+    cards = _cards.peek(caller.tenant_id)
     try:
         return None if cards is None else _match_name(cards, caller, name)
     except (ModelNotFound, InvalidRequest):
@@ -97,7 +97,11 @@ def get_cached_model(caller: Caller, name: str | None) -> ModelCard | None:
 
 def _match_name(tenant_cards: ModelCards, caller: Caller, name: str | None) -> ModelCard:
     """The caller's model with this name. Raises as `access_model`."""
-    cards = {each: card for each, card in tenant_cards.items() if caller.can_use_model(each)}
+    cards = {
+        card_name: card
+        for card_name, card in tenant_cards.items()
+        if caller.can_use_model(card_name)
+    }
     if name is None:
         return _single_model(cards)
     card = cards.get(name)
@@ -111,9 +115,9 @@ def _match_name(tenant_cards: ModelCards, caller: Caller, name: str | None) -> M
 
 
 def _single_model(cards: ModelCards) -> ModelCard:
-    own = [card for card in cards.values() if not card.alias_of]
-    if len(own) == 1:
-        return own[0]
+    models = [card for card in cards.values() if not card.alias_of]
+    if len(models) == 1:
+        return models[0]
     if not cards:
         raise ModelNotFound("You don't have access to any model.", param="model")
     raise InvalidRequest(

@@ -222,15 +222,15 @@ def _send_command(
     """Give a command to the model's replicas in one of these states."""
     actor = to_actor(actor)
     require_operator(actor)
-    found = list(Replica.objects.filter(served_model=model, state__in=states))
-    if not found:
-        wanted = " or ".join(states)
-        raise Conflict(f"No replica of {model.name} is {wanted}.")
+    replicas = list(Replica.objects.filter(served_model=model, state__in=states))
+    if not replicas:
+        state_names = " or ".join(states)
+        raise Conflict(f"No replica of {model.name} is {state_names}.")
     with transaction.atomic():
-        for replica in found:
+        for replica in replicas:
             log_action(actor=actor, action=f"replica.{command}", target=replica, **details)
             send_control(replica.replica_id, command, **details)
-    return found
+    return replicas
 
 
 def check_source(source: str) -> str:
@@ -249,8 +249,8 @@ def check_source(source: str) -> str:
                 f"{path} is not a model folder: config.json is missing.", param="source"
             )
         return str(path.resolve())
-    looks_like_a_path = source.startswith(("/", ".", "~")) or source.count("/") > 1
-    if looks_like_a_path or path.exists():
+    is_path = source.startswith(("/", ".", "~")) or source.count("/") > 1
+    if is_path or path.exists():
         raise InvalidRequest(f"There is no folder {path}.", param="source")
     return source
 
@@ -268,8 +268,8 @@ def last_failure(model: ServedModel) -> str:
     rows = list(model.replicas.all()) if model.desired_state == DesiredState.LOADED else []
     if any(row.state in LIVE_STATES and row.state != ReplicaState.LOADING for row in rows):
         return ""
-    told = [row.detail if row.state == ReplicaState.FAILED else row.last_exit for row in rows]
-    return next((" ".join(text.split()) for text in told if text), "")
+    texts = [row.detail if row.state == ReplicaState.FAILED else row.last_exit for row in rows]
+    return next((" ".join(text.split()) for text in texts if text), "")
 
 
 def _refuse_while_in_use(model: ServedModel) -> None:

@@ -13,15 +13,17 @@ class CatalogConfig(AppConfig):
         """A tenant that is erased leaves the models that it could use; those are named."""
         from catalog.access import access_served_models
         from catalog.models import ServedModel
-        from tenants import access as model_names
+        from tenants.access import register_name_source
         from tenants.tenant_data import TenantDataKind, register_data_kind
 
         links = ServedModel.tenants.through._default_manager
-        model_names.register_name_source(
+        register_name_source(
             lambda tenant: (
                 name
-                for own, aliases in access_served_models(tenant).values_list("name", "aliases")
-                for name in (own, *aliases)
+                for name_of_model, aliases in access_served_models(tenant).values_list(
+                    "name", "aliases"
+                )
+                for name in (name_of_model, *aliases)
             )
         )
         register_data_kind(

@@ -1,4 +1,4 @@
-"""What a checkpoint is, from `config.json` and the headers of its weights: no weight is read.
+"""Read a checkpoint's facts from `config.json` and the headers of its weights.
 
 Torch-free and quick: a gateway asks it while somebody looks at a page.
 """
@@ -30,7 +30,7 @@ _CARRYING = ("mamba", "linear_attention", "conv")
 
 @dataclass(frozen=True)
 class KvShape:
-    """Of a decoder's KV cache.
+    """Shape of a decoder's KV cache.
 
     Attributes:
         layers: that keep keys and values.
@@ -52,7 +52,7 @@ class KvShape:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What can be known of a model without loading it.
+    """Facts about a model that need no loading.
 
     Attributes:
         format: "safetensors" or "GGUF".
@@ -79,7 +79,7 @@ class Checkpoint:
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """Of a model folder or a GGUF file. Raises `InvalidRequest` (`source`) for what is neither."""
+    """Read a model folder or a GGUF file. Raises `InvalidRequest` (`source`) for anything else."""
     try:
         if gguf := _gguf_files(folder):
             size = sum(path.stat().st_size for path in gguf)
@@ -87,8 +87,8 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         config = parse_object(read_text(folder / "config.json"), folder / "config.json")
         return _of_safetensors(folder, config)
     except (ModelLoadError, OSError) as error:
-        told = error.message if isinstance(error, ModelLoadError) else str(error)
-        raise InvalidRequest(told, param="source") from error
+        reason = error.message if isinstance(error, ModelLoadError) else str(error)
+        raise InvalidRequest(reason, param="source") from error
 
 
 def architecture_of(config: Mapping[str, Any]) -> str:
@@ -98,28 +98,28 @@ def architecture_of(config: Mapping[str, Any]) -> str:
 
 
 def quantization_of(config: Mapping[str, Any]) -> str:
-    """How the checkpoint was quantised, by config.json."""
-    found = config.get("quantization_config") or config.get("compression_config") or {}
-    return str(found.get("quant_method", ""))[:40] if isinstance(found, dict) else ""
+    """The checkpoint's quantization method, from config.json."""
+    quantization = config.get("quantization_config") or config.get("compression_config") or {}
+    return str(quantization.get("quant_method", ""))[:40] if isinstance(quantization, dict) else ""
 
 
 def shape_of(config: Mapping[str, Any]) -> KvShape | None:
     """The KV cache's shape, in the words of the families that the native decoder runs."""
     text = config.get("text_config")
-    found = {**config, **text} if isinstance(text, dict) else dict(config)
+    merged = {**config, **text} if isinstance(text, dict) else dict(config)
     try:
-        layers = _config_int(found, "num_hidden_layers", "n_layer", "n_layers", "num_layers")
-        heads = _config_int(found, "num_attention_heads", "n_head", "n_heads", "num_heads")
-        hidden = _config_int(found, "hidden_size", "n_embd", "d_model")
-        kv_heads = _config_int(found, "num_key_value_heads", "num_kv_heads", default=heads)
-        if found.get("multi_query") and not found.get("new_decoder_architecture"):
+        layers = _config_int(merged, "num_hidden_layers", "n_layer", "n_layers", "num_layers")
+        heads = _config_int(merged, "num_attention_heads", "n_head", "n_heads", "num_heads")
+        hidden = _config_int(merged, "hidden_size", "n_embd", "d_model")
+        kv_heads = _config_int(merged, "num_key_value_heads", "num_kv_heads", default=heads)
+        if merged.get("multi_query") and not merged.get("new_decoder_architecture"):
             kv_heads = 1
-        head_dim = _config_int(found, "head_dim", "kv_channels", default=hidden // heads)
+        head_dim = _config_int(merged, "head_dim", "kv_channels", default=hidden // heads)
         context = _config_int(
-            found, "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", default=0
+            merged, "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", default=0
         )
-        attending = _attention_layers(found, layers)
-        windows = tuple(compress(_windows(found, layers), attending))
+        attending = _attention_layers(merged, layers)
+        windows = tuple(compress(_windows(merged, layers), attending))
     except (KeyError, TypeError, ValueError, ZeroDivisionError):
         return None
     if not windows:
@@ -127,20 +127,20 @@ def shape_of(config: Mapping[str, Any]) -> KvShape | None:
     return KvShape(len(windows), kv_heads, head_dim, windows, context)
 
 
-def _attention_layers(found: Mapping[str, Any], layers: int) -> list[bool]:
-    """For each layer, whether it keeps keys and values; others carry a state."""
-    types = found.get("layer_types") or found.get("layers_block_type")
+def _attention_layers(config: Mapping[str, Any], layers: int) -> list[bool]:
+    """Whether each layer has keys and values; other layers carry a state."""
+    types = config.get("layer_types") or config.get("layers_block_type")
     if isinstance(types, list) and len(types) == layers:
         return [kind not in _CARRYING for kind in types]
-    every = found.get("full_attention_interval")
+    every = config.get("full_attention_interval")
     if isinstance(every, int) and every > 0:
         return [(layer + 1) % every == 0 for layer in range(layers)]
     return [True] * layers
 
 
-def _config_int(found: Mapping[str, Any], *names: str, default: int | None = None) -> int:
+def _config_int(config: Mapping[str, Any], *names: str, default: int | None = None) -> int:
     for name in names:
-        value = found.get(name)
+        value = config.get(name)
         if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 31:
             return value
     if default is None:
@@ -148,18 +148,18 @@ def _config_int(found: Mapping[str, Any], *names: str, default: int | None = Non
     return default
 
 
-def _windows(found: Mapping[str, Any], layers: int) -> tuple[int, ...]:
-    window = found.get("sliding_window")
+def _windows(config: Mapping[str, Any], layers: int) -> tuple[int, ...]:
+    window = config.get("sliding_window")
     full = (0,) * layers
-    if not isinstance(window, int) or window <= 0 or found.get("use_sliding_window") is False:
+    if not isinstance(window, int) or window <= 0 or config.get("use_sliding_window") is False:
         return full
-    types = found.get("layer_types")
+    types = config.get("layer_types")
     if isinstance(types, list) and len(types) == layers:
         return tuple(window if kind == "sliding_attention" else 0 for kind in types)
-    if found.get("use_sliding_window"):
-        first = int(found.get("max_window_layers", layers))
+    if config.get("use_sliding_window"):
+        first = int(config.get("max_window_layers", layers))
         return tuple(window if layer >= first else 0 for layer in range(layers))
-    pattern = found.get("sliding_window_pattern")
+    pattern = config.get("sliding_window_pattern")
     if isinstance(pattern, int) and pattern > 0:
         return tuple(0 if (layer + 1) % pattern == 0 else window for layer in range(layers))
     return (window,) * layers
@@ -167,8 +167,8 @@ def _windows(found: Mapping[str, Any], layers: int) -> tuple[int, ...]:
 
 def _gguf_files(path: Path) -> list[Path]:
     if path.suffix == ".gguf" and path.is_file():
-        first, found, _ = path.name.partition("-00001-of-")
-        return sorted(path.parent.glob(f"{first}-*-of-*.gguf")) if found else [path]
+        first, separator, _ = path.name.partition("-00001-of-")
+        return sorted(path.parent.glob(f"{first}-*-of-*.gguf")) if separator else [path]
     if (path / "config.json").exists():
         return []
     return sorted(path.glob("*.gguf"))
@@ -184,7 +184,7 @@ def _of_safetensors(folder: Path, config: dict[str, Any]) -> Checkpoint:
 def checkpoint_from_headers(
     config: Mapping[str, Any], tensors: Iterable[tuple[str, Mapping[str, Any]]], num_files: int
 ) -> Checkpoint:
-    """Of what headers of safetensors files say: names with `dtype`, `shape`, `data_offsets`."""
+    """Build it from safetensors headers: names with `dtype`, `shape`, `data_offsets`."""
     dtypes: Counter[str] = Counter()
     values = tables = matrices = 0
     for name, entry in tensors:
@@ -214,13 +214,13 @@ def checkpoint_from_headers(
 def _shards(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
     if not index.exists():
-        found = [folder / "model.safetensors"]
+        paths = [folder / "model.safetensors"]
     else:
-        found = [folder / name for name in shard_names(parse_object(read_text(index), index))]
-    there = [path for path in found[:MAX_SHARDS] if path.is_file()]
-    if not there or len(there) < len(found):
+        paths = [folder / name for name in shard_names(parse_object(read_text(index), index))]
+    existing = [path for path in paths[:MAX_SHARDS] if path.is_file()]
+    if not existing or len(existing) < len(paths):
         raise InvalidRequest(f"No .safetensors files found in {folder}.", param="source")
-    return there
+    return existing
 
 
 def shard_names(index: Mapping[str, Any]) -> list[str]:
@@ -233,12 +233,12 @@ def shard_names(index: Mapping[str, Any]) -> list[str]:
 
 def _tensors(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Name and header of each tensor. Raises `InvalidRequest` for a header that is none."""
-    wrong = InvalidRequest(f"{path} isn't a valid safetensors file.", param="source")
+    invalid = InvalidRequest(f"{path} isn't a valid safetensors file.", param="source")
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if not 0 < length <= min(MAX_HEADER_BYTES, size):
-            raise wrong
+            raise invalid
         try:
             header = json.loads(file.read(length))
             for name, entry in header.items():
@@ -247,7 +247,7 @@ def _tensors(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 first, last = entry["data_offsets"]
                 sound = all(isinstance(n, int) and n >= 0 for n in (*entry["shape"], first, last))
                 if not sound or not first <= last <= size or entry["dtype"] not in BITS:
-                    raise wrong
+                    raise invalid
                 yield name, entry
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise wrong from error
+            raise invalid from error

@@ -16,8 +16,8 @@ def find_model(name: str) -> ServedModel:
     """The model, or a `CommandError` that names those there are."""
     model = ServedModel.objects.filter(name=name).first()
     if model is None:
-        known = ", ".join(ServedModel.objects.values_list("name", flat=True)[:20]) or "none yet"
-        raise CommandError(f"Model {name!r} not found. Models: {known}.")
+        existing = ", ".join(ServedModel.objects.values_list("name", flat=True)[:20]) or "none yet"
+        raise CommandError(f"Model {name!r} not found. Models: {existing}.")
     return model
 
 
@@ -31,8 +31,8 @@ def parse_engine_settings(options: Mapping[str, Any]) -> dict[str, Any]:
     Raises: `ConfigError` (with `param`) for one that can't be used.
     """
     names = (SETTINGS | set(BY_NAME)) - NAMED
-    given = {name: options[name] for name in names if options.get(name) is not None}
-    ours = translate_vllm_settings(given, SETTINGS)
+    values = {name: options[name] for name in names if options.get(name) is not None}
+    ours = translate_vllm_settings(values, SETTINGS)
     validate_engine_settings(ours)
     if ours.get("chat_template"):  # its text: a replica elsewhere has no such file
         ours["chat_template"] = read_template(ours["chat_template"])

@@ -13,8 +13,7 @@ from django.conf import settings
 
 from catalog.processes import ManagedProcess
 from common.errors import ServiceUnavailable
-from engine.contract import messages as protocol
-from engine.contract import redis_keys
+from engine.contract import messages, redis_keys
 from engine.contract.messages import ControlRequest, Heartbeat, ReplicaEvent
 from engine.system.redis_client import sync_client
 from engine.system.step_record import LastStep, SharedStepRecord
@@ -28,7 +27,7 @@ def send_control(replica_id: str, command: str, **details: Any) -> None:
     try:
         client.xadd(
             redis_keys.inbox_key(replica_id, prefix),
-            {protocol.STREAM_FIELD: protocol.encode(ControlRequest(command=command, **details))},
+            {messages.STREAM_FIELD: messages.encode(ControlRequest(command=command, **details))},
         )
     except (redis.RedisError, OSError) as error:
         raise ServiceUnavailable(
@@ -57,16 +56,16 @@ def read_heartbeats(
 
 
 def read_heartbeat(replica_id: str, data: bytes) -> Heartbeat | None:
-    """One heartbeat; None, and a line in the log, for what is none."""
+    """Decode a heartbeat; log invalid data and return None."""
     try:
-        return protocol.decode_heartbeat(data)
+        return messages.decode_heartbeat(data)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         logger.warning("heartbeat of %s can't be read: %s", replica_id, error)
         return None
 
 
 def registered_replicas(client: redis.Redis, prefix: str) -> set[str]:
-    """Every replica id that was ever announced. Raises redis.RedisError."""
+    """Ids of all replicas that were ever registered. Raises redis.RedisError."""
     return {
         member.decode("utf-8", "replace") if isinstance(member, bytes) else str(member)
         for member in client.smembers(redis_keys.replicas_key(prefix))
@@ -124,7 +123,7 @@ def publish_replica_exit(
         incarnation = last.incarnation
     else:
         return False
-    held = last.held if last is not None and last.incarnation == incarnation else None
-    news = ReplicaEvent(replica_id=replica_id, incarnation=incarnation, held=held)
-    client.publish(redis_keys.replica_events_channel(prefix), protocol.encode(news))
+    in_flight = last.held if last is not None and last.incarnation == incarnation else None
+    news = ReplicaEvent(replica_id=replica_id, incarnation=incarnation, held=in_flight)
+    client.publish(redis_keys.replica_events_channel(prefix), messages.encode(news))
     return True

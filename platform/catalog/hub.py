@@ -30,7 +30,7 @@ INDEX = "model.safetensors.index.json"
 
 @dataclass(frozen=True)
 class Download:
-    """What loading a model of the hub fetches.
+    """Files that loading a hub model downloads.
 
     Attributes:
         files, nbytes: all that a load needs. cached_bytes: bytes of them in this host's cache
@@ -54,12 +54,12 @@ class Download:
 
     @property
     def fits(self) -> bool:
-        """On the disk, as it is now."""
+        """Whether the disk has enough free space now."""
         return self.remaining_bytes <= self.free_bytes
 
 
 def get_download_info(repository: str, settings: Mapping[str, Any]) -> Download:
-    """Of a model's source that is no folder here, with the engine's settings.
+    """The download of a hub model with these engine settings.
 
     With the server's own token, so for operators alone. Takes a few requests to the hub.
 
@@ -74,10 +74,10 @@ def get_download_info(repository: str, settings: Mapping[str, Any]) -> Download:
             repository, revision=config.revision, files_metadata=True, timeout=WAIT_S
         )
         commit, sizes = info.sha or "", {s.rfilename: s.size or 0 for s in info.siblings or []}
-        wanted = list(filter_repo_objects(sizes, allow_patterns=file_patterns(config)))
-        there = [
+        files = list(filter_repo_objects(sizes, allow_patterns=file_patterns(config)))
+        cached = [
             name
-            for name in wanted
+            for name in files
             if isinstance(
                 try_to_load_from_cache(
                     repository, name, cache_dir=config.download_dir, revision=commit
@@ -89,9 +89,9 @@ def get_download_info(repository: str, settings: Mapping[str, Any]) -> Download:
     return Download(
         repository=repository,
         commit=commit,
-        files=len(wanted),
-        nbytes=sum(sizes[name] for name in wanted),
-        cached_bytes=sum(sizes[name] for name in there),
+        files=len(files),
+        nbytes=sum(sizes[name] for name in files),
+        cached_bytes=sum(sizes[name] for name in cached),
         free_bytes=_free_download_bytes(config),
         checkpoint=checkpoint,
     )
@@ -104,19 +104,19 @@ def downloaded(repository: str, settings: Mapping[str, Any]) -> Path | None:
 
     config = EngineConfig.from_mapping(dict(settings))
     try:
-        found = try_to_load_from_cache(
+        path = try_to_load_from_cache(
             repository, "config.json", cache_dir=config.download_dir, revision=config.revision
         )
     except HFValidationError:
         return None
-    return Path(found).parent if isinstance(found, str) else None
+    return Path(path).parent if isinstance(path, str) else None
 
 
 @contextmanager
 def hub_errors(
-    repository: str, wrong: type[InvalidRequest] = InvalidRequest, param: str = "source"
+    repository: str, error_type: type[InvalidRequest] = InvalidRequest, param: str = "source"
 ) -> Iterator[None]:
-    """What the hub's client raises becomes `HubUnavailable`, or `wrong` for a name."""
+    """Convert errors of the hub's client to `HubUnavailable`, or to `error_type` for bad names."""
     from huggingface_hub.errors import HFValidationError, OfflineModeIsEnabled
 
     try:
@@ -124,7 +124,7 @@ def hub_errors(
     except OfflineModeIsEnabled as error:
         raise HubUnavailable("Access to the hub is disabled (HF_HUB_OFFLINE).") from error
     except HFValidationError as error:
-        raise wrong(str(error), param=param) from error
+        raise error_type(str(error), param=param) from error
     except _connection_errors() as error:
         reason = " ".join(str(error).split())[:300]
         raise HubUnavailable(
@@ -143,7 +143,7 @@ def _connection_errors() -> tuple[type[Exception], ...]:
 def _checkpoint(
     api: HfApi, repository: str, commit: str, sizes: Mapping[str, int]
 ) -> Checkpoint | None:
-    """Of `config.json` and the headers of the weights: no weight is fetched."""
+    """Read `config.json` and the headers of the weights; no weights are downloaded."""
     from huggingface_hub.errors import NotASafetensorsRepoError, SafetensorsParsingError
 
     if "config.json" not in sizes:
@@ -157,10 +157,10 @@ def _checkpoint(
             return None
 
         def tensors_of(name: str) -> dict[str, Any]:
-            found = api.parse_safetensors_file_metadata(
+            metadata = api.parse_safetensors_file_metadata(
                 repository, name, revision=commit, timeout=WAIT_S
             )
-            return {key: vars(tensor) for key, tensor in found.tensors.items()}
+            return {key: vars(tensor) for key, tensor in metadata.tensors.items()}
 
         with ThreadPoolExecutor(THREADS) as threads:
             tensors = [item for of in threads.map(tensors_of, names) for item in of.items()]

@@ -30,17 +30,17 @@ class IdleMonitor:
         self._seen: dict[str, tuple[float, tuple[int, ...]]] = {}
 
     def idle_seconds(self, name: str, beats: Iterable[Heartbeat]) -> float:
-        """How long the model's replicas have run nothing; 0 unless there are some, all ready."""
-        own = [beat for beat in beats if beat.model.name == name]
-        if not own or any(beat.state != "ready" or _busy(beat) for beat in own):
+        """Seconds for which all replicas of the model have been ready and idle; else 0."""
+        model_beats = [beat for beat in beats if beat.model.name == name]
+        if not model_beats or any(beat.state != "ready" or _busy(beat) for beat in model_beats):
             self._seen.pop(name, None)
             return 0.0
         work = tuple(
             beat.stats.steps_total
-            for beat in sorted(own, key=lambda beat: (beat.replica_id, beat.incarnation))
+            for beat in sorted(model_beats, key=lambda beat: (beat.replica_id, beat.incarnation))
         )
-        since, before = self._seen.get(name, (self._clock(), ()))
-        if work != before:
+        since, previous = self._seen.get(name, (self._clock(), ()))
+        if work != previous:
             since = self._clock()
         self._seen[name] = since, work
         return self._clock() - since

@@ -42,7 +42,7 @@ def client_of(url: str) -> redis.Redis:
 
 
 def live_replicas() -> list[Heartbeat]:
-    """Every replica with a heartbeat, by id. Raises redis.RedisError."""
+    """Replicas with a heartbeat, by id. Raises redis.RedisError."""
     client, prefix = client_of(settings.REDIS_URL), settings.QUIRE.key_prefix
     beats = read_heartbeats(client, prefix, sorted(registered_replicas(client, prefix)))
     return list(beats.values())
@@ -51,7 +51,9 @@ def live_replicas() -> list[Heartbeat]:
 def log_tail(replica_id: str) -> str:
     """The last lines of a replica's log. Raises redis.RedisError."""
     client, prefix = client_of(settings.REDIS_URL), settings.QUIRE.key_prefix
-    return "\n".join(line.text for line in read_log(client, prefix, replica_id, most=TAIL_LINES))
+    return "\n".join(
+        line.text for line in read_log(client, prefix, replica_id, max_lines=TAIL_LINES)
+    )
 
 
 def state_of(beat: Heartbeat) -> str:
@@ -62,7 +64,7 @@ def state_of(beat: Heartbeat) -> str:
 
 
 def model_state(beats: Iterable[Heartbeat], rows: Iterable[Replica]) -> dict[str, Any]:
-    """How a model is: the state of its best replica, by heartbeats and, failing those, by rows.
+    """A model's state: that of its best replica, by heartbeats, or else by rows.
 
     Returns: {"state", "load_progress" in [0, 1], "replicas" (live ones), "context" (tokens) and
     "tasks", both None while no replica has said it}.
@@ -178,19 +180,19 @@ def failures_of(beats: Iterable[Heartbeat], rows: Iterable[Replica]) -> list[dic
     """
     beats = list(beats)
     alive = {beat.replica_id for beat in beats}
-    found = [
+    failures = [
         (beat.replica_id, beat.model.name, beat.detail)
         for beat in beats
         if state_of(beat) in ("failed", "stalled")
     ]
-    found += [
+    failures += [
         (row.replica_id, row.served_model.name, row.detail)
         for row in rows
         if row.state == ReplicaState.FAILED and row.replica_id not in alive
     ]
     return [
         {"id": replica_id, "model": model, "detail": detail, "log": log_tail(replica_id)}
-        for replica_id, model, detail in found
+        for replica_id, model, detail in failures
     ]
 
 

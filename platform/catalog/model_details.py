@@ -1,4 +1,4 @@
-"""What the pages of models show: rows of the catalogue, replicas as they are, needs, logs."""
+"""Data of the models' pages: catalogue rows, replicas, memory needs, logs."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from catalog.models import DesiredState, Replica, ReplicaState, ServedModel
 from catalog.replica_log import LogLine, read_log
 from catalog.sizing import MemoryEstimate, estimate_memory
 from common.errors import NotFound
-from engine.contract import redis_keys
-from engine.contract import replica_state as loading
+from engine.contract import redis_keys, replica_state
 from engine.contract.errors import InvalidRequest, QuireError
 from engine.contract.messages import Heartbeat
 from engine.contract.replica_state import LayerInfo
@@ -31,11 +30,11 @@ from tenants.actors import to_actor
 from tenants.models import User
 
 PHASES = {
-    loading.DOWNLOADING: "Downloading",
-    loading.KERNELS: "Building kernels",
-    loading.READING: "Reading and converting weights",
-    loading.CACHE: "Laying out the KV cache",
-    loading.WARM_UP: "Warming up",
+    replica_state.DOWNLOADING: "Downloading",
+    replica_state.KERNELS: "Building kernels",
+    replica_state.READING: "Reading and converting weights",
+    replica_state.CACHE: "Laying out the KV cache",
+    replica_state.WARM_UP: "Warming up",
 }
 MAX_LAYERS = 2000
 MAX_SEQUENCES = 1 << 20
@@ -47,10 +46,10 @@ def visible_models(user: User) -> QuerySet[ServedModel]:
     """All for operators; for others those of their tenants, public ones among them."""
     if to_actor(user).is_operator:
         return access_catalog(user)
-    found = ServedModel.objects.none()
+    models = ServedModel.objects.none()
     for tenant in access_tenants(user).filter(active=True):
-        found = found | access_served_models(tenant)
-    return found.distinct()
+        models = models | access_served_models(tenant)
+    return models.distinct()
 
 
 def visible_model(user: User, pk: int) -> ServedModel:
@@ -62,7 +61,7 @@ def visible_model(user: User, pk: int) -> ServedModel:
 
 
 def get_heartbeats() -> list[Heartbeat]:
-    """Of all replicas; none while Redis is away: pages tell what the rows say."""
+    """Heartbeats of all replicas; none while Redis is unreachable."""
     try:
         return live_replicas()
     except redis.RedisError:
@@ -73,12 +72,12 @@ def state_of(
     model: ServedModel, beats: Iterable[Heartbeat], rows: Iterable[Replica]
 ) -> dict[str, Any]:
     """`model_state`, and "unloaded" or "idle" for what shall not run now."""
-    found = model_state([beat for beat in beats if beat.model.name == model.name], rows)
-    if found["state"] == "offline" and model.desired_state == DesiredState.UNLOADED:
-        found["state"] = "unloaded"
-    elif found["state"] == "offline" and model.idle_since is not None:
-        found["state"] = "idle"
-    return found
+    live_state = model_state([beat for beat in beats if beat.model.name == model.name], rows)
+    if live_state["state"] == "offline" and model.desired_state == DesiredState.UNLOADED:
+        live_state["state"] = "unloaded"
+    elif live_state["state"] == "offline" and model.idle_since is not None:
+        live_state["state"] = "idle"
+    return live_state
 
 
 def is_on_hub(source: str) -> bool:
@@ -87,7 +86,7 @@ def is_on_hub(source: str) -> bool:
 
 
 def checkpoint_of(source: str, model_settings: Mapping[str, Any]) -> Checkpoint | None:
-    """Of a source that lies on this host, downloaded or not, or None."""
+    """The checkpoint of a source on this host, downloaded or not, or None."""
     try:
         path = downloaded(source, model_settings) if is_on_hub(source) else Path(source)
         if path is None:
@@ -110,33 +109,33 @@ def _checkpoint(source: str, changed: int) -> Checkpoint:
 
 
 def estimate_memory_for_form(
-    found: Checkpoint, model_settings: dict[str, Any], asked: Any
+    checkpoint: Checkpoint, model_settings: dict[str, Any], asked: Any
 ) -> MemoryEstimate:
-    """For what a form asks. Raises `InvalidRequest` with the field."""
+    """Estimate memory for a form's values. Raises `InvalidRequest` with the field."""
     sequences = query_int(asked, "sequences", 1, MAX_SEQUENCES)
     context = query_int(asked, "context", 0, MAX_CONTEXT_TOKENS)
-    return estimate_memory(found, model_settings, sequences=sequences, context=context)
+    return estimate_memory(checkpoint, model_settings, sequences=sequences, context=context)
 
 
-def query_int(asked: Any, name: str, default: int, most: int) -> int:
+def query_int(asked: Any, name: str, default: int, high: int) -> int:
     text = str(asked.get(name, "") or "").strip()
     if not text:
         return default
-    if not (text.isascii() and text.isdigit()) or not 1 <= int(text[:12]) <= most:
-        raise InvalidRequest(f"{name} must be a whole number from 1 to {most}.", param=name)
+    if not (text.isascii() and text.isdigit()) or not 1 <= int(text[:12]) <= high:
+        raise InvalidRequest(f"{name} must be a whole number from 1 to {high}.", param=name)
     return int(text)
 
 
 def replica_status_list(model: ServedModel, beats: Iterable[Heartbeat]) -> list[dict[str, Any]]:
-    """Each replica of a model, by its row and, while it beats, its heartbeat. For operators."""
+    """A model's replicas by row and, while alive, heartbeat. For operators."""
     live = {beat.replica_id: beat for beat in beats if beat.model.name == model.name}
     rows = list(model.replicas.all())
-    found = [replica_row(row, live.pop(row.replica_id, None)) for row in rows]
-    return found + [replica_row(None, beat) for beat in live.values()]
+    statuses = [replica_row(row, live.pop(row.replica_id, None)) for row in rows]
+    return statuses + [replica_row(None, beat) for beat in live.values()]
 
 
 def replica_row(row: Replica | None, beat: Heartbeat | None) -> dict[str, Any]:
-    """One replica as JSON."""
+    """A replica as JSON."""
     state = "offline"
     if beat is not None:
         state = beat_state(beat)
@@ -167,13 +166,13 @@ def weights_of(beats: Iterable[Heartbeat]) -> list[dict[str, Any]]:
         if beat.model.weights:
             return [
                 {
-                    "format": each.format,
-                    "level": each.level,
-                    "layers": each.layers,
-                    "nbytes": each.nbytes,
-                    "error": each.error,
+                    "format": weight.format,
+                    "level": weight.level,
+                    "layers": weight.layers,
+                    "nbytes": weight.nbytes,
+                    "error": weight.error,
                 }
-                for each in beat.model.weights
+                for weight in beat.model.weights
             ]
     return []
 
@@ -195,10 +194,12 @@ def layers_of(replica_ids: Iterable[str]) -> list[LayerInfo]:
 
 def log_of(model: ServedModel, replica_id: str, after: str) -> list[LogLine]:
     """The end of a replica's log. Raises `NotFound`, `InvalidRequest`, redis.RedisError."""
-    known = {row["id"] for row in replica_status_list(model, get_heartbeats())}
-    if replica_id not in known:
+    replica_ids = {row["id"] for row in replica_status_list(model, get_heartbeats())}
+    if replica_id not in replica_ids:
         raise NotFound("Replica not found.", param="replica")
     if after and not all(part.isdigit() for part in after.split("-", 1)):
         raise InvalidRequest("after must be a line's id.", param="after")
     prefix = settings.QUIRE.key_prefix
-    return read_log(client_of(settings.REDIS_URL), prefix, replica_id, after=after[:64], most=500)
+    return read_log(
+        client_of(settings.REDIS_URL), prefix, replica_id, after=after[:64], max_lines=500
+    )

@@ -16,7 +16,7 @@ RESERVED_SETTINGS = frozenset({"model", "served_model_name"})
 
 
 class DesiredState(models.TextChoices):
-    """What the operator wants; a supervisor sees to it."""
+    """The state that a supervisor brings a model to."""
 
     LOADED = "loaded", "Loaded"
     UNLOADED = "unloaded", "Unloaded"

@@ -155,7 +155,7 @@ def spawn(
 
 
 def set_parent_death_signal(number: signal.Signals) -> Callable[[], None] | None:
-    """What the child runs between fork and exec, where the kernel offers it."""
+    """Ask the kernel to end the child with its parent; runs between fork and exec."""
     if _libc is None:
         return None
     parent, set_option = os.getpid(), _libc.prctl
@@ -197,7 +197,9 @@ class StoppedProcessMonitor(LoopThread):
     def loop(self) -> None:
         while not self.stopping.wait(POLL_INTERVAL_S):
             with self._lock:
-                self._since = {p: at for p, at in self._since.items() if not p.exit_status}
+                self._since = {
+                    p: stopped_at for p, stopped_at in self._since.items() if not p.exit_status
+                }
                 looked_at = list(self._since)
             for process in looked_at:
                 since = self._stopped_since(process, self._since.get(process))

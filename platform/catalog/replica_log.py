@@ -99,7 +99,7 @@ class ReplicaLog:
 
 
 def _show(data: bytes) -> None:
-    """To our own standard error. That it is closed or full is no reason to stop a replica."""
+    """Copy to our standard error. A closed or full one doesn't stop the replica."""
     with contextlib.suppress(OSError):
         while data:
             data = data[os.write(2, data) :]
@@ -110,14 +110,19 @@ def _text(line: bytes) -> str:
 
 
 def read_log(
-    client: redis.Redis, prefix: str, replica_id: str, *, after: str = "", most: int = MAX_LINES
+    client: redis.Redis,
+    prefix: str,
+    replica_id: str,
+    *,
+    after: str = "",
+    max_lines: int = MAX_LINES,
 ) -> list[LogLine]:
     """The newest lines, oldest first; with `after` those behind that one. Raises redis.RedisError
     (also for an `after` that is no place in a log).
     """
     key = redis_keys.log_key(replica_id, prefix)
-    found: Any = client.xrevrange(key, min=f"({after}" if after else "-", count=most)
-    return [_decode_line(entry_id, fields) for entry_id, fields in reversed(found)]
+    entries: Any = client.xrevrange(key, min=f"({after}" if after else "-", count=max_lines)
+    return [_decode_line(entry_id, fields) for entry_id, fields in reversed(entries)]
 
 
 def _decode_line(entry_id: bytes, fields: dict[bytes, bytes]) -> LogLine:

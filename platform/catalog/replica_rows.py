@@ -21,7 +21,7 @@ def state_of(beat: Heartbeat) -> ReplicaState:
 
 @dataclass(frozen=True)
 class ReplicaSnapshot:
-    """What is known of one replica right now."""
+    """A replica's current state."""
 
     replica_id: str
     served_model_id: int
@@ -60,8 +60,8 @@ def sync_replica_rows(sightings: list[ReplicaSnapshot], context_lengths: dict[in
         if sighting.served_model_id in models:  # else it was deleted a moment ago
             _write(rows.get(sighting.replica_id), sighting)
     for served_model_id, length in context_lengths.items():
-        wrong = ServedModel.objects.filter(pk=served_model_id).exclude(max_model_len=length)
-        wrong.update(max_model_len=length)
+        outdated = ServedModel.objects.filter(pk=served_model_id).exclude(max_model_len=length)
+        outdated.update(max_model_len=length)
     seen = {sighting.replica_id for sighting in sightings}
     long_ago = timezone.now() - timedelta(seconds=SEEN_WITHIN_S)
     lost = Replica.objects.filter(state__in=LIVE_STATES, last_seen__lt=long_ago)

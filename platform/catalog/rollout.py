@@ -75,7 +75,7 @@ def wait_until_ready(
     Raises: `Conflict` when its replicas fail or it's unloaded meanwhile, `ServiceUnavailable` when
     no supervisor takes it up or the time is over.
     """
-    started, told, last = time.monotonic(), False, ""
+    started, warned, last = time.monotonic(), False, ""
     while True:
         rows = _rows(model)
         if any(row.state == ReplicaState.READY for row in rows):
@@ -88,9 +88,9 @@ def wait_until_ready(
         if not ServedModel.objects.filter(pk=model.pk, desired_state=DesiredState.LOADED).exists():
             raise Conflict(f"{model.name} was unloaded meanwhile.")
         alive = [row for row in rows if row.state != ReplicaState.STOPPED]
-        if not alive and waited > PICKED_UP_S and not told:
+        if not alive and waited > PICKED_UP_S and not warned:
             say("No supervisor has taken it up: is `manage.py up` or `supervise` running?")
-            told = True
+            warned = True
         if waited > timeout:
             raise ServiceUnavailable(f"{model.name} is not ready after {timeout:.0f} s.")
         now = ", ".join(f"{row.replica_id} is {row.state}" for row in alive)
@@ -104,9 +104,9 @@ def wait_for_state(replicas: list[Replica], state: ReplicaState, timeout: float)
     """Block until all of these replicas are so. Raises `ServiceUnavailable` when time is over."""
     deadline = time.monotonic() + timeout
     names = [replica.replica_id for replica in replicas]
-    while left := list(Replica.objects.filter(replica_id__in=names).exclude(state=state)):
+    while pending := list(Replica.objects.filter(replica_id__in=names).exclude(state=state)):
         if time.monotonic() > deadline:
-            row = left[0]
+            row = pending[0]
             raise ServiceUnavailable(
                 f"{row.replica_id} is {row.state}, not {state}, after {timeout:.0f} s."
             )

@@ -1,4 +1,4 @@
-"""What a model needs before it's loaded, and whether this machine has it."""
+"""Estimate a model's memory before it is loaded, and compare it with this machine's."""
 
 from __future__ import annotations
 
@@ -51,30 +51,30 @@ class MemoryEstimate:
 
     @property
     def fits(self) -> bool:
-        """On this machine, as it is now."""
+        """Whether this machine has enough memory now."""
         return self.total <= self.available
 
 
 def estimate_memory(
-    found: Checkpoint, settings: Mapping[str, Any], *, sequences: int = 1, context: int = 0
+    checkpoint: Checkpoint, settings: Mapping[str, Any], *, sequences: int = 1, context: int = 0
 ) -> MemoryEstimate:
-    """What a replica of this checkpoint takes with these settings.
+    """Estimate the memory of a replica with these settings.
 
     Args:
         settings: `EngineConfig`'s; those that don't matter here aren't looked at.
         context: tokens of each sequence; 0: the longest that is served.
     """
     config = EngineConfig.from_mapping(dict(settings))
-    weights = weight_bytes(found, config)
-    shape, free = found.shape, available_memory()
+    weights = weight_bytes(checkpoint, config)
+    shape, free = checkpoint.shape, available_memory()
     longest = config.max_model_len or (shape.context if shape else 0)
     context = min(context, longest) if context and longest else context or longest
-    per_token = None if shape is None else kv_bytes_per_token(found, config)
-    kv = 0 if per_token is None else sequences * sequence_bytes(found, config, context)
+    per_token = None if shape is None else kv_bytes_per_token(checkpoint, config)
+    kv = 0 if per_token is None else sequences * sequence_bytes(checkpoint, config, context)
     pool = _free_kv_bytes(config, per_token, free)
     full = None
     if per_token is not None and context:
-        full = pool / max(1, sequence_bytes(found, config, context))
+        full = pool / max(1, sequence_bytes(checkpoint, config, context))
     return MemoryEstimate(
         weights=weights,
         kv_per_token=per_token,
@@ -93,48 +93,51 @@ def estimate_memory(
     )
 
 
-def weight_bytes(found: Checkpoint, config: EngineConfig) -> int:
-    """Of the weights in memory: rounded, or in another type than the checkpoint's."""
-    floats = found.matrix_values + found.table_values
-    if not floats or found.quantization:
-        return found.nbytes  # packed already, or of a form that nothing is known of
-    own = BITS.get(found.dtype, 16)
-    rest = found.nbytes - floats * own // 8
+def weight_bytes(checkpoint: Checkpoint, config: EngineConfig) -> int:
+    """Bytes of the weights in memory, in the dtype that they are loaded in."""
+    floats = checkpoint.matrix_values + checkpoint.table_values
+    if not floats or checkpoint.quantization:
+        return checkpoint.nbytes  # packed already, or of a form that nothing is known of
+    stored_bits = BITS.get(checkpoint.dtype, 16)
+    rest = checkpoint.nbytes - floats * stored_bits // 8
     bits = ROUNDED_BITS.get(config.quantization or "")
     if bits is not None:
-        return int(found.matrix_values * bits / 8 + found.table_values * TABLE_BITS / 8) + rest
-    wanted = _KV_BITS.get(config.dtype, own)
-    return floats * wanted // 8 + rest
+        return (
+            int(checkpoint.matrix_values * bits / 8 + checkpoint.table_values * TABLE_BITS / 8)
+            + rest
+        )
+    loaded_bits = _KV_BITS.get(config.dtype, stored_bits)
+    return floats * loaded_bits // 8 + rest
 
 
-def kv_bytes_per_token(found: Checkpoint, config: EngineConfig) -> int:
-    """Of one token over all layers; 8-bit integers have a scale for each head."""
-    shape = found.shape
+def kv_bytes_per_token(checkpoint: Checkpoint, config: EngineConfig) -> int:
+    """KV bytes of one token over all layers; 8-bit integers have a scale for each head."""
+    shape = checkpoint.shape
     if shape is None:
         return 0
-    model_dtype = found.dtype if config.dtype == "auto" else config.dtype
+    model_dtype = checkpoint.dtype if config.dtype == "auto" else config.dtype
     name = model_dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
     size = shape.values_per_token * _KV_BITS.get(name, 16) // 8
     return size + shape.values_per_token // shape.head_dim * 4 if name == "int8" else size
 
 
-def sequence_bytes(found: Checkpoint, config: EngineConfig, tokens: int) -> int:
+def sequence_bytes(checkpoint: Checkpoint, config: EngineConfig, tokens: int) -> int:
     """The KV cache of one sequence: whole blocks, and no more than a window where there is one."""
-    shape, block = found.shape, config.block_size
+    shape, block = checkpoint.shape, config.block_size
     if shape is None or not tokens:
         return 0
-    per_layer = kv_bytes_per_token(found, config) / shape.layers
-    whole = -(-tokens // block)
+    per_layer = kv_bytes_per_token(checkpoint, config) / shape.layers
+    full_blocks = -(-tokens // block)
     hybrid = not (config.disable_hybrid_kv_cache_manager or config.disable_sliding_window)
     blocks = sum(
-        whole if not window or not hybrid else min(whole, -(-window // block) + 1)
+        full_blocks if not window or not hybrid else min(full_blocks, -(-window // block) + 1)
         for window in shape.windows
     )
     return int(blocks * block * per_layer)
 
 
 def _configured_kv_bytes(config: EngineConfig, per_token: int | None) -> int:
-    """What the settings set aside for the KV cache, 0 where they leave it to the engine."""
+    """KV cache size that the settings name; 0 where the engine decides."""
     if config.num_gpu_blocks_override is not None:
         return config.num_gpu_blocks_override * config.block_size * (per_token or 0)
     if config.cpu_kvcache_space is not None:
@@ -149,5 +152,5 @@ def _free_kv_bytes(config: EngineConfig, per_token: int | None, free: int) -> in
 
 
 def total_memory() -> int:
-    """Of this machine, in bytes."""
+    """Memory of this machine, in bytes."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

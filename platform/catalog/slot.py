@@ -1,4 +1,4 @@
-"""One replica that a supervisor keeps alive: its process, its restarts, its end."""
+"""A replica's slot in a supervisor: its process, restarts and end."""
 
 from __future__ import annotations
 
@@ -177,10 +177,10 @@ class ReplicaSlot:
                 self._kill_at = self._clock() + KILL_AFTER_S
                 self.process.kill()
             return False
-        ended = STOPPED_BY_SIGNAL if self.process.was_frozen else describe_exit(status)
+        reason = STOPPED_BY_SIGNAL if self.process.was_frozen else describe_exit(status)
         self.process = None
         if not self.stopping:
-            self._record_exit(self._killed_because or ended)
+            self._record_exit(self._killed_because or reason)
         return True
 
     def kill(self) -> None:
@@ -191,7 +191,7 @@ class ReplicaSlot:
             self.process = None
 
     def state(self, heartbeat: Heartbeat | None) -> tuple[ReplicaState, str]:
-        """What to show: the process decides, then its own heartbeat."""
+        """The state to show: the process decides, then its own heartbeat."""
         if self.process is None:
             if self.stopping:
                 return ReplicaState.STOPPED, ""
@@ -199,14 +199,14 @@ class ReplicaSlot:
                 ReplicaState.FAILED if self.failures else ReplicaState.PENDING,
                 self.exit_detail,
             )
-        own = heartbeat if heartbeat and heartbeat.pid == self.process.pid else None
+        current = heartbeat if heartbeat and heartbeat.pid == self.process.pid else None
         if self.stopping:
             return ReplicaState.DRAINING, ""
-        if own is None:
+        if current is None:
             return ReplicaState.LOADING, ""
-        if own.state == "ready" and self.ready_since is None:
+        if current.state == "ready" and self.ready_since is None:
             self.ready_since = self._clock()
-        return state_of(own), own.detail
+        return state_of(current), current.detail
 
     def kill_if_stalled(self, heartbeat: Heartbeat | None, now: float) -> None:
         """End a process whose engine has not come round for a while; it starts anew.
@@ -226,10 +226,10 @@ class ReplicaSlot:
         `heartbeat`: the latest that Redis has. While Redis is away don't call this, but
         `reset_failures`.
         """
-        at = heartbeat.at if heartbeat is not None else self._beat_at
+        beat_at = heartbeat.at if heartbeat is not None else self._beat_at
         now = self._clock()
-        if at != self._beat_at or self.process is None or self.ready_since is None:
-            self._beat_at, self._beaten = at, now
+        if beat_at != self._beat_at or self.process is None or self.ready_since is None:
+            self._beat_at, self._beaten = beat_at, now
         elif now - self._beaten > SILENT_AFTER_S and not self.stopping:
             self._kill(f"was silent for {SILENT_AFTER_S:.0f} s and was killed")
 
@@ -250,7 +250,7 @@ class ReplicaSlot:
         """Keep what a replica said of its own failure."""
         self.exit_detail = self.last_exit = detail
 
-    def _record_exit(self, ended: str) -> None:
+    def _record_exit(self, reason: str) -> None:
         """`ended`: how, in words."""
         healthy = (
             self.ready_since is not None and self._clock() - self.ready_since >= HEALTHY_AFTER_S
@@ -259,7 +259,7 @@ class ReplicaSlot:
         wait = backoff(self.failures)
         self._next_start = self._clock() + wait
         self._killed_because = ""
-        self.exit_detail = self.last_exit = f"the replica {ended}"
+        self.exit_detail = self.last_exit = f"the replica {reason}"
         if self._log is not None:
             self._log.write(f"{self.exit_detail}; it starts again in {wait:.1f} s")
-        logger.warning("replica %s %s; it starts again in %.1f s", self.replica_id, ended, wait)
+        logger.warning("replica %s %s; it starts again in %.1f s", self.replica_id, reason, wait)

@@ -17,7 +17,7 @@ from django.conf import settings
 from django.db import DatabaseError, InterfaceError, close_old_connections
 from django.db.models import Q
 
-from catalog import heartbeats as deaths
+from catalog import heartbeats
 from catalog.engine_settings import replica_command
 from catalog.heartbeats import read_heartbeats, registered_replicas
 from catalog.idle import IdleMonitor, unload_idle_model
@@ -27,8 +27,7 @@ from catalog.replica_rows import ReplicaSnapshot, sync_replica_rows
 from catalog.slot import ReplicaSlot
 from common.commands import as_sentence
 from common.loops import record_failure
-from engine.contract import messages as protocol
-from engine.contract import redis_keys
+from engine.contract import messages, redis_keys
 from engine.contract.messages import Heartbeat, ModelInfo
 from engine.system.redis_client import sync_client
 
@@ -73,8 +72,8 @@ def publish_starting_heartbeat(client: redis.Redis, prefix: str, slot: ReplicaSl
         redis_keys.replica_key(slot.replica_id, prefix),
         redis_keys.replicas_key(prefix),
         slot.mark,
-        protocol.encode(beat),
-        int(protocol.HEARTBEAT_TTL_S * 1000),
+        messages.encode(beat),
+        int(messages.HEARTBEAT_TTL_S * 1000),
         slot.replica_id,
     )
 
@@ -129,10 +128,8 @@ class Supervisor:
         self._last_synced: tuple[list[ReplicaSnapshot], dict[int, int]] | None = None
         self._troubled = ""
 
-    # -- the loop -----------------------------------------------------------------------------
-
     def tick(self) -> None:
-        """One step of reconciliation; call it every `TICK_S` seconds from the main thread."""
+        """Run one step of reconciliation; call every `TICK_S` seconds from the main thread."""
         died = [slot for slot in self.slots.values() if slot.check()]
         if time.monotonic() < self._next_sync and not died:
             return
@@ -170,16 +167,14 @@ class Supervisor:
         for slot in self.slots.values():
             slot.kill()
 
-    # -- its parts ----------------------------------------------------------------------------
-
     def _load_desired_models(self) -> None:
-        """What the catalogue wants on this node."""
+        """Models that the catalogue assigns to this node."""
         loaded = ServedModel.objects.filter(desired_state=DesiredState.LOADED, idle_since=None)
         self._unmanaged = dict(loaded.filter(managed=False).values_list("name", "pk"))
-        here = loaded.filter(Q(node="") | Q(node=self.node), managed=True)
+        local = loaded.filter(Q(node="") | Q(node=self.node), managed=True)
         self._slots = {}
         self._may_idle = []
-        for model in here:
+        for model in local:
             self._may_idle += [model] if model.idle_minutes else []
             for index in range(model.num_replicas + model.num_spares):
                 spare = index >= model.num_replicas
@@ -223,14 +218,14 @@ class Supervisor:
     def _reconcile(self) -> None:
         """Drain what isn't wanted (any more, or not like this), start what is."""
         for replica_id, slot in list(self.slots.items()):
-            wanted = self._slots.get(replica_id)
-            if wanted is None or (wanted.command != slot.command and self._can_replace(slot)):
+            desired = self._slots.get(replica_id)
+            if desired is None or (desired.command != slot.command and self._can_replace(slot)):
                 slot.drain()
-            if slot.is_stopped and wanted is not None:
+            if slot.is_stopped and desired is not None:
                 del self.slots[replica_id]  # its successor takes the place below
-        for replica_id, wanted in self._slots.items():
-            slot = self.slots.setdefault(replica_id, wanted)
-            slot.update_config(wanted.config)
+        for replica_id, desired in self._slots.items():
+            slot = self.slots.setdefault(replica_id, desired)
+            slot.update_config(desired.config)
             self._check_slot(slot, self._beats.get(replica_id))
 
     def _can_replace(self, slot: ReplicaSlot) -> bool:
@@ -238,13 +233,13 @@ class Supervisor:
 
         One that doesn't serve can go at any time, and so can an only one.
         """
-        others = [
-            self.slots.get(wanted.replica_id)
-            for wanted in self._slots.values()
-            if wanted.served_model_id == slot.served_model_id
-            and wanted.replica_id != slot.replica_id
+        other_slots = [
+            self.slots.get(desired.replica_id)
+            for desired in self._slots.values()
+            if desired.served_model_id == slot.served_model_id
+            and desired.replica_id != slot.replica_id
         ]
-        return not self._serves(slot) or all(map(self._serves, others))
+        return not self._serves(slot) or all(map(self._serves, other_slots))
 
     def _serves(self, slot: ReplicaSlot | None) -> bool:
         """Whether it's ready, or asleep at somebody's word."""
@@ -261,10 +256,10 @@ class Supervisor:
         slot.kill_if_stalled(beat, time.time())
         slot.kill_if_silent(beat)
         occupied = beat is not None and beat.state != "failed" and beat.pid != slot.last_pid
-        before = slot.process
+        process = slot.process
         slot.start_if_due(occupied)
-        if slot.process is not None and slot.process is not before:
-            deaths.watch_process_exit(
+        if slot.process is not None and slot.process is not process:
+            heartbeats.watch_process_exit(
                 slot.process, slot.replica_id, self._redis, self.prefix, slot.record
             )
         if is_starting_silently(slot, beat):
@@ -289,10 +284,10 @@ class Supervisor:
 
     def _mirror(self, sightings: list[ReplicaSnapshot], lengths: dict[int, int]) -> None:
         """Write rows when there's news, and now and then: most looks find what the last did."""
-        told, now = (sightings, lengths), time.monotonic()
-        if told != self._last_synced or now - self._last_synced_at >= MIRROR_S:
+        state, now = (sightings, lengths), time.monotonic()
+        if state != self._last_synced or now - self._last_synced_at >= MIRROR_S:
             sync_replica_rows(sightings, lengths)
-            self._last_synced, self._last_synced_at = told, now
+            self._last_synced, self._last_synced_at = state, now
 
     def _sighting(self, slot: ReplicaSlot) -> ReplicaSnapshot:
         beat = self._beats.get(slot.replica_id)

@@ -1,1 +1,1 @@
-"""What every app uses: settings, commands, threads, errors, outbound HTTP. No models."""
+"""Shared by all apps: settings, commands, threads, errors, outbound HTTP. No models."""

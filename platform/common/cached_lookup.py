@@ -39,24 +39,24 @@ class AsyncTTLCache(Generic[K, V]):
         self._answers.clear()
         self._flying.clear()
 
-    def is_fresh(self, key: K) -> V | None:
-        """The answer when it's known and young enough."""
+    def peek(self, key: K) -> V | None:
+        """Return the cached answer if it is younger than the TTL, else None."""
         return self.get_if_younger(key, self.ttl)
 
     def get_if_younger(self, key: K, seconds: float) -> V | None:
-        """The answer when it's known and no older than so many seconds."""
-        found = self._answers.get(key)
-        if found is None or self._clock() - found[0] > seconds:
+        """Return the cached answer if it is at most `seconds` old, else None."""
+        answer = self._answers.get(key)
+        if answer is None or self._clock() - answer[0] > seconds:
             return None
         with contextlib.suppress(KeyError):  # all was forgotten just now
             self._answers.move_to_end(key)
-        return found[1]
+        return answer[1]
 
     def get_cached(self, key: K, look_up: Callable[[], Awaitable[V]]) -> V | None:
         """The answer when it's known and young enough; None elsewhere. From half of its age on the
         next one is looked up meanwhile; where that raises, nobody is told.
         """
-        answer = self.is_fresh(key)
+        answer = self.peek(key)
         if answer is not None and self.get_if_younger(key, self.ttl / 2) is None:
             self._load(key, look_up)
         return answer

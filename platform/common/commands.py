@@ -1,4 +1,4 @@
-"""What Quire's commands have in common: clear errors, tables, the data dir."""
+"""Base of Quire's commands: clear errors, tables, the data dir."""
 
 import argparse
 import re
@@ -116,7 +116,7 @@ class QuireCommand(BaseCommand):
             line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
             self.stdout.write(line.rstrip())
 
-    def print_note(self, text: str) -> None:
+    def print_hint(self, text: str) -> None:
         """Print to standard error, so that scripts can read standard output."""
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()
@@ -131,10 +131,10 @@ def check_database() -> None:
     default = connections["default"]
     if default.vendor != "postgresql":
         return
-    alone = deepcopy(default.settings_dict)
-    alone["OPTIONS"].pop("pool", None)
-    alone["OPTIONS"].setdefault("connect_timeout", CONNECT_TIMEOUT_S)
-    probe = type(default)(alone, "default")
+    unpooled = deepcopy(default.settings_dict)
+    unpooled["OPTIONS"].pop("pool", None)
+    unpooled["OPTIONS"].setdefault("connect_timeout", CONNECT_TIMEOUT_S)
+    probe = type(default)(unpooled, "default")
     try:
         probe.ensure_connection()
     finally:
@@ -149,23 +149,25 @@ def raise_database_error(error: Exception) -> NoReturn:
             "The database is not set up yet: run `manage.py up`, or `manage.py migrate`."
         ) from error
     default = settings.DATABASES["default"]
-    place = default["NAME"]
+    location = default["NAME"]
     if default.get("HOST"):
-        place = f"{default['NAME']} at {default['HOST']}:{default['PORT'] or 5432}"
+        location = f"{default['NAME']} at {default['HOST']}:{default['PORT'] or 5432}"
     if "disk is full" in text or "no space left" in text:
-        raise CommandError(f"The disk of the database {place} is full: make room there.") from error
+        raise CommandError(
+            f"The disk of the database {location} is full: make room there."
+        ) from error
     raise CommandError(
-        f"The database {place} can't be used: {as_sentence(error)} "
+        f"The database {location} can't be used: {as_sentence(error)} "
         "Does it run, and is DATABASE_URL right?"
     ) from error
 
 
 def as_sentence(error: Exception) -> str:
-    """What an error says, with a full stop behind it."""
+    """The error's message, with a full stop."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
 def read_password(options: dict[str, Any]) -> str | None:
-    """What `--password-stdin` reads: one line, so that no list of processes shows it."""
+    """The line that `--password-stdin` reads: process lists don't show it."""
     return sys.stdin.readline().rstrip("\n") if options["password_stdin"] else None

@@ -137,10 +137,10 @@ def _close_stale_connections() -> None:
     To open its file and set it up costs several times what most look-ups do, and these threads, few
     as they are, live as long as the process.
     """
-    for each in connections.all(initialized_only=True):
-        whole = each.autocommit and not each.errors_occurred
-        if each.vendor != "sqlite" or not whole:
-            each.close_if_unusable_or_obsolete()
+    for database in connections.all(initialized_only=True):
+        is_idle = database.autocommit and not database.errors_occurred
+        if database.vendor != "sqlite" or not is_idle:
+            database.close_if_unusable_or_obsolete()
 
 
 def save_valid(row: models.Model, *, unchecked: Collection[str] = ()) -> None:
@@ -166,8 +166,8 @@ def changed(row: models.Model, changes: dict[str, Any]) -> dict[str, list[Any]]:
     """Set the fields and return `{field: [before, after]}` for those that really change."""
     difference = {}
     for field, after in changes.items():
-        before = getattr(row, field)
-        if before != after:
+        previous = getattr(row, field)
+        if previous != after:
             setattr(row, field, after)
-            difference[field] = [before, after]
+            difference[field] = [previous, after]
     return difference

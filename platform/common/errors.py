@@ -44,7 +44,7 @@ class PermissionDenied(QuireError):
 
 
 class NotFound(QuireError):
-    """It isn't there, or it's a stranger's: both look the same."""
+    """The object doesn't exist, or belongs to another tenant: both look the same."""
 
     status = 404
     code = "not_found"
@@ -52,7 +52,7 @@ class NotFound(QuireError):
 
 
 class Conflict(QuireError):
-    """It exists already, or somebody else is changing it right now."""
+    """The object exists already, or is being changed by somebody else."""
 
     status = 409
     code = "conflict"
@@ -68,7 +68,7 @@ class ServiceUnavailable(QuireError):
 
 
 class QueryTimeout(InvalidRequest):
-    """What was asked of the database takes it too long."""
+    """The database query took too long."""
 
     code = "query_timeout"
 
@@ -120,10 +120,10 @@ class TooManyPending(QuireError):
     retry_after = 10.0
 
 
-def check_pending_limit(count: int, most: int, what: str) -> None:
+def check_pending_limit(count: int, limit: int, what: str) -> None:
     """Raise `TooManyPending` when there is no room for one more; 0 is no limit."""
-    if most and count >= most:
-        raise TooManyPending(f"Limit of {most} unfinished {what} per tenant reached.")
+    if limit and count >= limit:
+        raise TooManyPending(f"Limit of {limit} unfinished {what} per tenant reached.")
 
 
 class StorageFull(InvalidRequest):

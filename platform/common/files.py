@@ -72,7 +72,7 @@ INSTANCE_FILE = "instance.json"
 
 
 def instance_url(data_dir: Path) -> str:
-    """Where the instance that runs in this data dir is reached; "" when none does."""
+    """URL of the instance that runs in this data dir; "" if none does."""
     try:
         return str(json.loads((data_dir / INSTANCE_FILE).read_text(encoding="utf-8"))["url"])
     except (OSError, ValueError, KeyError):
@@ -90,7 +90,7 @@ def new_id(prefix: str) -> str:
 
 
 def derived_id(prefix: str, of: str) -> str:
-    """One that is the same each time. `of` must hold random bits, or it could be guessed."""
+    """A reproducible id. `of` must hold random bits, or it could be guessed."""
     return prefix + hashlib.sha256(of.encode()).hexdigest()[:32]
 
 

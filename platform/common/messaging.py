@@ -30,9 +30,9 @@ async def broadcast(topic: str, data: dict[str, Any], *, tenant_id: int = ALL_TE
     """
     layer: Any = get_channel_layer()
     try:
-        for each in {tenant_id, ALL_TENANTS}:
-            message = {"type": "live", "topic": topic, "tenant_id": each, "data": data}
-            await layer.group_send(group_name(topic, each), message)
+        for recipient in {tenant_id, ALL_TENANTS}:
+            message = {"type": "live", "topic": topic, "tenant_id": recipient, "data": data}
+            await layer.group_send(group_name(topic, recipient), message)
     except (redis.RedisError, OSError) as error:
         logger.debug("live update %s not sent: %s", topic, error)
 

@@ -26,12 +26,12 @@ def store_one_time(request: HttpRequest, **values: Any) -> None:
 
 
 def pop_one_time(request: HttpRequest) -> dict[str, Any]:
-    """What was kept, and no more of it; empty when there's nothing, or it's over a minute old."""
-    kept = request.session.pop(NAME, None)
-    if kept is None:
+    """Return the stored values once; empty if there are none, or they are over a minute old."""
+    stored = request.session.pop(NAME, None)
+    if stored is None:
         return {}
     try:
-        return dict(json.loads(_fernet().decrypt(kept.encode(), ttl=SECONDS)))
+        return dict(json.loads(_fernet().decrypt(stored.encode(), ttl=SECONDS)))
     except InvalidToken:
         return {}
 

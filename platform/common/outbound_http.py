@@ -26,7 +26,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 def networks_of(addresses: Sequence[str]) -> tuple[Network, ...]:
-    """As `ipaddress` has them."""
+    """Parse networks in CIDR notation."""
     return tuple(ipaddress.ip_network(text) for text in addresses)
 
 
@@ -149,12 +149,12 @@ def post_webhook(url: str, body: bytes, headers: dict[str, str]) -> int:
 
 
 def resolve(host: str, port: int) -> Address:
-    """One of the host's addresses, all of which may be asked. Raises `OutboundRequestBlocked`."""
+    """One of the host's addresses, all of which are allowed. Raises `OutboundRequestBlocked`."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise OutboundRequestBlocked(f"{host} has no address: {error}.") from error
-    addresses = [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in found]
+    addresses = [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in entries]
     for address in addresses:
         if not is_allowed_address(address):
             raise OutboundRequestBlocked(f"{host} is in a private network: {address}.")
@@ -163,11 +163,11 @@ def resolve(host: str, port: int) -> Address:
 
 def is_allowed_address(address: Address) -> bool:
     """Whether an address is public, or in a network that the operator allows."""
-    plain = unwrap_ipv6(address)
+    unwrapped = unwrap_ipv6(address)
     allowed = networks_of(settings.QUIRE.egress_networks)
-    if any(plain in network or address in network for network in allowed):
+    if any(unwrapped in network or address in network for network in allowed):
         return True
-    return plain.is_global and not plain.is_multicast
+    return unwrapped.is_global and not unwrapped.is_multicast
 
 
 def unwrap_ipv6(address: Address) -> Address:
@@ -190,16 +190,16 @@ class PinnedConnection(http.client.HTTPConnection):
         self._target, self._address, self._is_late = target, address, False
 
     def connect(self) -> None:
-        """To the address, not to what the name means by now."""
+        """Connect to the checked address, not to the name's current one."""
         self.sock = socket.create_connection((str(self._address), self._target.port), TIMEOUT_S)
         if self._target.scheme == "https":
             context, name = ssl.create_default_context(), self._target.host
             # First here, then shaking hands: `cut` must find it.
-            made = context.wrap_socket(
+            tls_socket = context.wrap_socket(
                 self.sock, server_hostname=name, do_handshake_on_connect=False
             )
-            self.sock = made
-            made.do_handshake()
+            self.sock = tls_socket
+            tls_socket.do_handshake()
         self.check()
 
     def cut(self) -> None:

@@ -29,7 +29,7 @@ def send_task(name: str, *arguments: Any, expires: float | None = None) -> None:
 
 
 def send_task_best_effort(name: str, *arguments: Any, expires: float | None = None) -> None:
-    """The same for work that workers find by themselves, too: without a broker they do it later."""
+    """Hand a task over if there is a broker; workers find this work by themselves later."""
     try:
         send_task(name, *arguments, expires=expires)
     except BROKER_ERRORS as error:

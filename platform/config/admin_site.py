@@ -63,10 +63,10 @@ class QuireAdminSite(admin.AdminSite):
         self, request: HttpRequest, app_label: str | None = None
     ) -> list[dict[str, Any]]:
         """The apps that the user may see, in our order and under names that say what they hold."""
-        found = super().get_app_list(request, app_label)
-        for app in found:
+        app_list = super().get_app_list(request, app_label)
+        for app in app_list:
             app["name"] = NAMES.get(app["app_label"], app["name"])
-        return sorted(found, key=lambda app: _section_order(app["app_label"]))
+        return sorted(app_list, key=lambda app: _section_order(app["app_label"]))
 
 
 def _section_order(label: str) -> int:

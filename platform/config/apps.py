@@ -8,7 +8,7 @@ from common.settings import check_variables
 
 
 class ConfigConfig(AppConfig):
-    """No models: settings, and the commands that start everything."""
+    """Settings, and the commands that start everything. It has no models."""
 
     name = "config"
     verbose_name = "Quire"

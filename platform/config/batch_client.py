@@ -34,7 +34,7 @@ class NoServer(RuntimeError):
 
 @dataclass
 class Totals:
-    """What became of a file's requests."""
+    """Results of a file's requests."""
 
     completed: int = 0
     failed: int = 0
@@ -86,8 +86,8 @@ class BatchClient:
             result["custom_id"] = request.get("custom_id")
             url, body = _checked(request)
         except InvalidRequest as error:
-            told = {"code": error.code, "message": error.message}
-            return result | {"response": None, "error": told}
+            error_body = {"code": error.code, "message": error.message}
+            return result | {"response": None, "error": error_body}
         answer = await self._ask(url, body)
         response = {
             "status_code": answer.status_code,
@@ -148,8 +148,8 @@ def private_server(flags: Sequence[str]) -> Iterator[tuple[str, str]]:
                 stderr=subprocess.STDOUT,
             )
         try:
-            found = _await(process, ready, log)
-            yield found["url"], found["api_key"]
+            server = _await(process, ready, log)
+            yield server["url"], server["api_key"]
         finally:
             process.terminate()
             try:
@@ -160,7 +160,7 @@ def private_server(flags: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _environment() -> dict[str, str]:
-    """Without what points to other instances."""
+    """The environment without variables that point to other instances."""
     dropped = (
         *("DATABASE_URL", "REDIS_URL", "QUIRE_DATA_DIR", "QUIRE_KEY_PREFIX", "QUIRE_STORAGE_DIR"),
     )
@@ -171,8 +171,8 @@ def _await(process: subprocess.Popen[bytes], ready: Path, log: Path) -> dict[str
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         if ready.exists():
-            found: dict[str, str] = json.loads(ready.read_text(encoding="utf-8"))
-            return found
+            server: dict[str, str] = json.loads(ready.read_text(encoding="utf-8"))
+            return server
         if process.poll() is not None:
             break
         time.sleep(0.1)

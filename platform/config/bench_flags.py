@@ -35,9 +35,9 @@ def _latency(parser: ArgumentParser) -> None:
     )
     _count(parser, "--batch-size", 1, "sequences that run together")
     _count(parser, "--input-len", 32, "tokens of each prompt")
-    _count(parser, "--output-len", 128, "tokens to generate", at_least=2)
+    _count(parser, "--output-len", 128, "tokens to generate", minimum=2)
     _count(parser, "--repeats", 3, "timed runs", "--num-iters")
-    _count(parser, "--warmups", 1, "runs before these", "--num-iters-warmup", at_least=0)
+    _count(parser, "--warmups", 1, "runs before these", "--num-iters-warmup", minimum=0)
     _engine(parser)
 
 
@@ -147,10 +147,10 @@ def _json(parser: ArgumentParser) -> None:
 
 
 def _count(
-    parser: ArgumentParser, flag: str, default: int, what: str, *also: str, at_least: int = 1
+    parser: ArgumentParser, flag: str, default: int, what: str, *also: str, minimum: int = 1
 ) -> None:
     parser.add_argument(
-        flag, *also, type=_IntWithMinimum(at_least), default=default, metavar="N",
+        flag, *also, type=_IntWithMinimum(minimum), default=default, metavar="N",
         help=f"{what} (default: {default})",
     )  # fmt: skip
 

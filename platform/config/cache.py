@@ -1,4 +1,4 @@
-"""Django's cache in Redis: JSON, for no pickle is read anywhere, and counted for `/metrics`."""
+"""Django's cache in Redis holds JSON, never pickles."""
 
 import json
 from typing import Any
@@ -38,11 +38,11 @@ class JsonSerializer:
     """Whole numbers as Redis counts them, everything else as JSON."""
 
     def dumps(self, value: Any) -> bytes | int:
-        """For Redis. Raises TypeError for what JSON can't hold."""
+        """Encode for Redis. Raises TypeError for what JSON can't hold."""
         if isinstance(value, int) and not isinstance(value, bool):
             return value
         return json.dumps(value).encode()
 
     def loads(self, data: bytes) -> Any:
-        """From Redis."""
+        """Decode from Redis."""
         return json.loads(data)

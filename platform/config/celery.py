@@ -18,7 +18,7 @@ from celery.worker.state import maybe_shutdown
 from django.conf import settings
 
 from config import task_metrics  # noqa: F401 - connects Celery's signals
-from engine.system import redis_client as redis_clients
+from engine.system import redis_client
 from engine.system.redis_client import is_temporary
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class WaitForRedisConsumer(Consumer):  # type: ignore[misc]
 
 def wait_for_writes(url: str) -> None:
     """Return when Redis takes a write, or refuses it for good (then who comes next says why)."""
-    client = redis_clients.sync_client(url)
+    client = redis_client.sync_client(url)
     told = False
     try:
         while (error := _refusal(client)) is not None:
@@ -110,7 +110,7 @@ class SingleScheduler(ClockSafeScheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._id = uuid.uuid4().hex
-        self._client = redis_clients.sync_client(settings.REDIS_URL)
+        self._client = redis_client.sync_client(settings.REDIS_URL)
         self._holds_lock = False
         self._unsent: dict[str, tuple[float, ScheduleEntry]] = {}
         super().__init__(*args, **kwargs)

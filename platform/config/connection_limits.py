@@ -1,4 +1,4 @@
-"""How many connections a gateway process has, and how long one may take to say what it wants.
+"""Limits on a gateway's connections, and on the time until a request is read.
 
 uvicorn bounds neither: a connection that never sends a request stays open for good, and a header
 that never ends fills memory.
@@ -47,7 +47,7 @@ class TooManyHeaders(Exception):
 
 
 def max_connections() -> int:
-    """As many as this process may have at a time."""
+    """Maximum number of connections of this process."""
     descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return max(1, min(MAX_CONNECTIONS, descriptors - _RESERVED_DESCRIPTORS))
 

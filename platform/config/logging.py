@@ -42,7 +42,7 @@ class LineFormatter(logging.Formatter):
 
 
 class JsonFormatter(LineFormatter):
-    """One JSON object a line, for log collectors."""
+    """JSON lines, for log collectors."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry: dict[str, Any] = {
@@ -63,7 +63,7 @@ def _clean(value: Any) -> Any:
 
 
 class DebugFormatter(LineFormatter):
-    """For people at a terminal with QUIRE_DEBUG: tracebacks keep their lines."""
+    """Lines for a terminal with QUIRE_DEBUG: tracebacks keep their lines."""
 
     def format(self, record: logging.LogRecord) -> str:
         traceback = self.formatException(record.exc_info) if record.exc_info else ""

@@ -1,4 +1,4 @@
-"""One gateway process on a listening socket that it inherits: `python -m config.serve OPTIONS FD`.
+"""A gateway process on an inherited listening socket: `python -m config.serve OPTIONS FD`.
 
 OPTIONS is a JSON object: `server` ("uvicorn" or "daphne"), `grace` (seconds that open requests get
 at the end), `ssl_certfile` and `ssl_keyfile` (files, or null); perhaps `ssl_ca_certs`,

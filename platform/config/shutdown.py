@@ -63,12 +63,12 @@ def exit_after_timeout(seconds: float, clock: Callable[[float], None] = time.sle
 
 
 def _dump_stacks() -> str:
-    """Where each thread is."""
-    frames, own = sys._current_frames(), threading.get_ident()
-    told = []
+    """Log the stack of each thread."""
+    frames, current = sys._current_frames(), threading.get_ident()
+    dump = []
     for thread in threading.enumerate():
-        if thread.ident is not None and thread.ident != own and thread.ident in frames:
+        if thread.ident is not None and thread.ident != current and thread.ident in frames:
             calls = traceback.extract_stack(frames[thread.ident])[-_CALLS:]
             lines = [f"  {call.filename}:{call.lineno} {call.name}" for call in calls]
-            told.append("\n".join([thread.name, *lines]))
-    return "\n".join(told)
+            dump.append("\n".join([thread.name, *lines]))
+    return "\n".join(dump)

@@ -45,9 +45,9 @@ def is_loopback(host: str) -> bool:
 
 def has_single_user(api_key: str) -> bool:
     """Return whether there is one tenant, one user and no unrevoked key but this one."""
-    others = ApiKey.objects.filter(revoked_at__isnull=True)
-    others = others.exclude(public_id=api_keys.lookup_id(api_key))
-    return Tenant.objects.count() == 1 and User.objects.count() == 1 and not others.exists()
+    other_keys = ApiKey.objects.filter(revoked_at__isnull=True)
+    other_keys = other_keys.exclude(public_id=api_keys.lookup_id(api_key))
+    return Tenant.objects.count() == 1 and User.objects.count() == 1 and not other_keys.exists()
 
 
 class SingleUser:
@@ -61,9 +61,9 @@ class SingleUser:
     async def __call__(self, scope: Message, receive: Any, send: Any) -> None:
         """Pass the request on."""
         if scope["type"] != "lifespan" and is_own_request(scope) and await self._has_single_user():
-            kept = [pair for pair in scope["headers"] if pair[0] not in _KEY_HEADERS]
+            headers = [pair for pair in scope["headers"] if pair[0] not in _KEY_HEADERS]
             key = (b"authorization", f"Bearer {self._api_key}".encode())
-            scope = {**scope, "headers": [*kept, key]}
+            scope = {**scope, "headers": [*headers, key]}
         await self._application(scope, receive, send)
 
     async def _has_single_user(self) -> bool:

@@ -73,12 +73,12 @@ def _text_chunks(line: str) -> Iterator[str]:
 
 
 def _model_ranks(models: list[dict[str, Any]]) -> dict[str, int]:
-    """Where each model belongs: 0 can chat now, 1 nothing serves it yet, 2 does other work."""
-    found = {}
+    """Rank of each model: 0 can chat now, 1 isn't served yet, 2 isn't for chats."""
+    ranks = {}
     for model in models:
         tasks = model.get("tasks", ["generate"])
-        found[str(model["id"])] = 1 if tasks is None else 0 if "generate" in tasks else 2
-    return found
+        ranks[str(model["id"])] = 1 if tasks is None else 0 if "generate" in tasks else 2
+    return ranks
 
 
 def _check(response: httpx.Response) -> None:
@@ -161,7 +161,7 @@ class Terminal:
         }
 
     def run(self) -> None:
-        """Until /exit, Ctrl-D, or Ctrl-C at the prompt."""
+        """Run until /exit, Ctrl-D, or Ctrl-C at the prompt."""
         while True:
             try:
                 line = self._read("> " if self._interactive else "").strip()
@@ -192,7 +192,12 @@ class Terminal:
         if name in names:
             self.model = name
             self.talk.reset()
-        print("\n".join(f"{'*' if known == self.model else ' '} {known}" for known in names))
+        print(
+            "\n".join(
+                f"{'*' if name_of_model == self.model else ' '} {name_of_model}"
+                for name_of_model in names
+            )
+        )
 
     def ask(self, question: str) -> bool:
         """Ask, and print what comes; Ctrl-C keeps what has come so far. False: it went wrong."""

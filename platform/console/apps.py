@@ -4,7 +4,7 @@ from django.apps import AppConfig
 
 
 class ConsoleConfig(AppConfig):
-    """No models: it shows what the other apps know."""
+    """The web console. It has no models of its own."""
 
     name = "console"
     verbose_name = "Console"

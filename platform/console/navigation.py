@@ -16,7 +16,7 @@ from tenants.models import Role
 
 
 class Audience(Enum):
-    """Whose navigation shows an entry; views check permissions themselves."""
+    """The users whose navigation shows an entry; views check permissions themselves."""
 
     EVERYBODY = "everybody"
     #: Admins of any tenant, and operators.
@@ -28,7 +28,7 @@ class Audience(Enum):
 
 @dataclass(frozen=True)
 class NavPage:
-    """One page.
+    """A page of the navigation.
 
     Attributes:
         name: URL name of its route.
@@ -160,7 +160,7 @@ def routes() -> Iterator[URLPattern | URLResolver]:
             yield path(page.address, include(page.routes))
 
 
-def navigation(user: Any, here: str) -> list[dict[str, Any]]:
+def navigation(user: Any, current_path: str) -> list[dict[str, Any]]:
     """The user's navigation; the entry for the path `here` is marked as current.
 
     Returns: [{"title", "entries": [{"page", "address", "current"}]}].
@@ -177,7 +177,7 @@ def navigation(user: Any, here: str) -> list[dict[str, Any]]:
         )
         for title, section in NAVIGATION.items()
     ]
-    current = _current(here, [address for _, entries in sections for _, address in entries])
+    current = _current(current_path, [address for _, entries in sections for _, address in entries])
     return [
         {
             "title": title,
@@ -204,8 +204,12 @@ def _user_audiences(user: Any) -> set[Audience]:
     return {audience for audience, is_member in membership.items() if is_member}
 
 
-def _current(here: str, addresses: list[str]) -> str | None:
+def _current(current_path: str, addresses: list[str]) -> str | None:
     """Address of the entry for `here`; the first two, above all others, match exactly."""
     roots = {reverse("playground"), reverse("overview")}
-    below = [address for address in addresses if here.startswith(address) and address not in roots]
-    return here if here in roots else max(below, key=len, default=None)
+    below = [
+        address
+        for address in addresses
+        if current_path.startswith(address) and address not in roots
+    ]
+    return current_path if current_path in roots else max(below, key=len, default=None)

@@ -1,4 +1,4 @@
-"""What gateways have counted and nobody has written down yet: a hash in Redis a bucket.
+"""Counts of gateways that aren't in the database yet: a Redis hash for each bucket.
 
     {prefix}:history:{start}    hash: [tenant id, model, adapter, what] as JSON -> count
     {prefix}:history            sorted set of the starts that are there
@@ -28,7 +28,7 @@ LatencyHistogram = Mapping[int, int]
 
 
 def bucket_index(seconds: float) -> int:
-    """Where a duration is counted: from 0 to `LAST_BUCKET`."""
+    """Index of a duration's bucket, from 0 to `LAST_BUCKET`."""
     if seconds <= MIN_DURATION_S:
         return 0
     return min(LAST_BUCKET, 1 + int(math.log2(seconds / MIN_DURATION_S) * BUCKETS_PER_DOUBLING))
@@ -39,20 +39,20 @@ def percentile(spread: LatencyHistogram, fraction: float) -> float | None:
     total = sum(spread.values())
     if not total:
         return None
-    wanted, before = fraction * total, 0
-    for place in sorted(spread):
-        count = spread[place]
-        if before + count >= wanted:
-            inside = (wanted - before) / count
-            return MIN_DURATION_S * 2 ** ((place - 1 + inside) / BUCKETS_PER_DOUBLING)
-        before += count
+    target, cumulative = fraction * total, 0
+    for bucket in sorted(spread):
+        count = spread[bucket]
+        if cumulative + count >= target:
+            inside = (target - cumulative) / count
+            return MIN_DURATION_S * 2 ** ((bucket - 1 + inside) / BUCKETS_PER_DOUBLING)
+        cumulative += count
     return MIN_DURATION_S * 2 ** (max(spread) / BUCKETS_PER_DOUBLING)
 
 
 def merge_histograms(into: dict[int, int], spread: Mapping[int, int] | Mapping[str, int]) -> None:
     """Add counts; JSON has their places as text."""
-    for place, count in spread.items():
-        into[int(place)] = into.get(int(place), 0) + count
+    for bucket, count in spread.items():
+        into[int(bucket)] = into.get(int(bucket), 0) + count
 
 
 #: Seconds of a bucket -> seconds that buckets of that width are kept, the finest first. Each width
@@ -75,15 +75,15 @@ class TimeRange:
         """The coarsest buckets that its points can be made of and that are kept long enough."""
         fit = [
             w
-            for w, kept in RETENTION_BY_WIDTH.items()
-            if self.step % w == 0 and kept >= self.seconds
+            for w, retention in RETENTION_BY_WIDTH.items()
+            if self.step % w == 0 and retention >= self.seconds
         ]
         return max(fit)
 
 
 RANGES = {
-    each.name: each
-    for each in (
+    time_range.name: time_range
+    for time_range in (
         TimeRange("5m", "5 minutes", 300, 10),
         TimeRange("30m", "30 minutes", 1800, 30),
         TimeRange("2h", "2 hours", 7200 - 60, 60),
@@ -135,8 +135,8 @@ def add_counts(
 
 def read_counts(fields: dict[bytes, bytes]) -> dict[Series, dict[str, int]]:
     """A bucket's hash, by series."""
-    found: dict[Series, dict[str, int]] = {}
+    counts: dict[Series, dict[str, int]] = {}
     for field, count in fields.items():
         tenant, model, adapter, what = json.loads(field)
-        found.setdefault((tenant, model, adapter), {})[what] = int(count)
-    return found
+        counts.setdefault((tenant, model, adapter), {})[what] = int(count)
+    return counts

@@ -6,7 +6,7 @@ from tenants.models import Tenant
 
 
 class PoolSample(models.Model):
-    """Of one model's replicas together, as they were once in a bucket; wider ones have the mean.
+    """KV pool use of a model's replicas, sampled once a bucket; wider buckets have the mean.
 
     `active_blocks` are held by running requests, `cached_blocks` by nobody but the prefix cache;
     what is left of `blocks` is empty.
@@ -36,7 +36,7 @@ SUMS = (
 
 
 class TrafficSample(models.Model):
-    """Of one tenant, model and adapter ("" for none); tenant 0: of all tenants, by model.
+    """Traffic of a tenant, model and adapter ("" for none); tenant 0: all tenants, by model.
 
     Requests, errors, refusals and prompts count when a request has ended, tokens of answers as they
     come. `first_token` and `gaps` are spreads (`history.buckets`) as JSON.

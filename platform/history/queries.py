@@ -44,24 +44,24 @@ def get_traffic_history(reader: AccessSubject, params: Mapping[str, str]) -> dic
     if by == "tenant" and tenant is not None:
         raise NotFound("A tenant sees its own line alone.", param="by")
     model, adapter = params.get("model", ""), params.get("adapter")
-    wanted = TrafficQuery(
+    query = TrafficQuery(
         range=stretch,
         tenants=None if tenant is None else [tenant.pk],
         models=[model] if model else None,
         adapter=adapter or None,
     )
-    at = time_points(stretch)
-    line = traffic(wanted, at)
+    timestamps = time_points(stretch)
+    line = traffic(query, timestamps)
     return {
         "range": stretch.name,
-        "at": at,
+        "at": timestamps,
         "step": stretch.step,
-        "seconds": [min(stretch.step, max(1, complete_until() - start)) for start in at],
+        "seconds": [min(stretch.step, max(1, complete_until() - start)) for start in timestamps],
         "sums": line.sums,
         "first_token": percentiles(line.first_token),
         "gaps": percentiles(line.gaps),
-        "pools": _pools(wanted, tenant, at),
-        "groups": _groups(wanted, by, at) if by else [],
+        "pools": _pools(query, tenant, timestamps),
+        "groups": _groups(query, by, timestamps) if by else [],
     }
 
 
@@ -92,23 +92,23 @@ def resolve_range(params: Mapping[str, str]) -> TimeRange:
     return RANGES[name]
 
 
-def _pools(wanted: TrafficQuery, tenant: Tenant | None, at: Sequence[int]) -> dict[str, Any]:
+def _pools(query: TrafficQuery, tenant: Tenant | None, timestamps: Sequence[int]) -> dict[str, Any]:
     """Pools are whole models': a tenant sees those of the models that it may use, and of these
     nothing of the cache, which holds what others have asked too.
     """
     if tenant is None:
-        return pools(wanted, at)
-    own = access_served_models(tenant).values_list("name", flat=True)
-    models = [name for name in own if wanted.models is None or name in wanted.models]
-    found = pools(TrafficQuery(range=wanted.range, models=models), at)
-    return {name: values for name, values in found.items() if name != "cached_blocks"}
+        return pools(query, timestamps)
+    names = access_served_models(tenant).values_list("name", flat=True)
+    models = [name for name in names if query.models is None or name in query.models]
+    gauges = pools(TrafficQuery(range=query.range, models=models), timestamps)
+    return {name: values for name, values in gauges.items() if name != "cached_blocks"}
 
 
-def _groups(wanted: TrafficQuery, by: str, at: Sequence[int]) -> list[dict[str, Any]]:
-    found = group_traffic(wanted, GROUP_BY[by], at)
+def _groups(query: TrafficQuery, by: str, timestamps: Sequence[int]) -> list[dict[str, Any]]:
+    groups = group_traffic(query, GROUP_BY[by], timestamps)
     names: dict[Any, str] = {}
     if by == "tenant":
-        names = dict(Tenant.objects.filter(pk__in=filter(None, found)).values_list("pk", "slug"))
+        names = dict(Tenant.objects.filter(pk__in=filter(None, groups)).values_list("pk", "slug"))
     return [
         {
             "name": "others" if group is None else names.get(group, str(group)) or "no adapter",
@@ -117,7 +117,7 @@ def _groups(wanted: TrafficQuery, by: str, at: Sequence[int]) -> list[dict[str, 
                 a + b for a, b in zip(line["prompt_tokens"], line["completion_tokens"], strict=True)
             ],
         }
-        for group, line in found.items()
+        for group, line in groups.items()
     ]
 
 
@@ -129,7 +129,7 @@ MIN_OTHER_TENANTS = 2
 
 @dataclass
 class Row:
-    """One tenant, or all the others together (`tenant` None).
+    """A tenant, or all other tenants together (`tenant` None).
 
     `tokens_served` None: not told; then nobody's share of it is, either.
     """
@@ -155,27 +155,27 @@ def get_fairness(reader: AccessSubject, asked: Mapping[str, str]) -> dict[str, A
     "whole": whether all that had service are there}.
     """
     tenant, stretch = resolve_tenant_scope(reader, asked), resolve_range(asked)
-    found = _service(stretch)
-    rows = _rows(found, tenant, told=to_actor(reader).is_operator)
-    own = {row.tenant.pk for row in rows if row.tenant is not None}
-    others = [0] * len(found.timestamps)
-    for pk, values in found.by_tenant.items():
-        if pk not in own:
-            others = [a + b for a, b in zip(others, values, strict=True)]
-    nothing = [0] * len(found.timestamps)
+    service = token_service(stretch)
+    rows = fairness_rows(service, tenant, all_tenants=to_actor(reader).is_operator)
+    listed_ids = {row.tenant.pk for row in rows if row.tenant is not None}
+    other_tokens = [0] * len(service.timestamps)
+    for pk, values in service.by_tenant.items():
+        if pk not in listed_ids:
+            other_tokens = [a + b for a, b in zip(other_tokens, values, strict=True)]
+    nothing = [0] * len(service.timestamps)
     return {
-        "at": found.timestamps,
+        "at": service.timestamps,
         "step": stretch.step,
         "seconds": [
-            min(stretch.step, max(1, complete_until() - start)) for start in found.timestamps
+            min(stretch.step, max(1, complete_until() - start)) for start in service.timestamps
         ],
         "tenants": [
             {
                 "name": row.name,
                 "weight": row.weight,
-                "tokens": others
+                "tokens": other_tokens
                 if row.tenant is None
-                else found.by_tenant.get(row.tenant.pk, nothing),
+                else service.by_tenant.get(row.tenant.pk, nothing),
             }
             for row in rows
             if row.tokens_served
@@ -189,10 +189,10 @@ def reserved_sum(tenants: Any) -> float:
     return 100 * math.fsum(tenants.values_list("kv_reserved_fraction", flat=True))
 
 
-def _service(stretch: TimeRange) -> TokenService:
+def token_service(stretch: TimeRange) -> TokenService:
     """Prompt tokens that weren't cached, and tokens of answers: what the scheduler counts."""
-    at = time_points(stretch)
-    found = group_traffic(TrafficQuery(range=stretch), "tenant_id", at)
+    timestamps = time_points(stretch)
+    groups = group_traffic(TrafficQuery(range=stretch), "tenant_id", timestamps)
     by_tenant = {
         pk: [
             max(0, prompt - cached) + out
@@ -203,40 +203,44 @@ def _service(stretch: TimeRange) -> TokenService:
                 strict=True,
             )
         ]
-        for pk, line in found.items()
+        for pk, line in groups.items()
     }
-    return TokenService(at, by_tenant)
+    return TokenService(timestamps, by_tenant)
 
 
-def _rows(found: TokenService, tenant: Tenant | None, *, told: bool) -> list[Row]:
+def fairness_rows(service: TokenService, tenant: Tenant | None, *, all_tenants: bool) -> list[Row]:
     """Most service first. For one tenant: its own row, and one of all others without names.
 
     `told`: of the others' service even where it is a single tenant's.
     """
-    totals = {pk: sum(values) for pk, values in found.by_tenant.items()}
+    totals = {pk: sum(values) for pk, values in service.by_tenant.items()}
     active = list(Tenant.objects.filter(active=True))
-    rows = [Row(each.name, each, totals.get(each.pk, 0), weight=each.weight) for each in active]
+    rows = [
+        Row(other.name, other, totals.get(other.pk, 0), weight=other.weight) for other in active
+    ]
     if tenant is not None:
         rest = [total for pk, total in totals.items() if pk != tenant.pk and total]
-        others = sum(rest) if told or not rest or len(rest) >= MIN_OTHER_TENANTS else None
+        other_tokens = (
+            sum(rest) if all_tenants or not rest or len(rest) >= MIN_OTHER_TENANTS else None
+        )
         weight = math.fsum(row.weight for row in rows if row.tenant != tenant)
-        own = [row for row in rows if row.tenant == tenant]
-        rows = [*own, Row("All other tenants", None, others, weight=weight)]
-    elif left := sum(totals.values()) - sum(row.tokens_served or 0 for row in rows):
-        rows.append(Row("Others, and tenants that are gone", None, left))
+        tenant_rows = [row for row in rows if row.tenant == tenant]
+        rows = [*tenant_rows, Row("All other tenants", None, other_tokens, weight=weight)]
+    elif unlisted := sum(totals.values()) - sum(row.tokens_served or 0 for row in rows):
+        rows.append(Row("Others, and tenants that are gone", None, unlisted))
     return _add_shares(rows)
 
 
 def _add_shares(rows: list[Row]) -> list[Row]:
-    """The same in order, with each one's share."""
-    whole = all(row.tokens_served is not None for row in rows)
+    """The rows in order, with each one's share."""
+    is_complete = all(row.tokens_served is not None for row in rows)
     service, weights = (
         sum(row.tokens_served or 0 for row in rows),
         math.fsum(r.weight for r in rows),
     )
     for row in rows:
         row.service_share = None
-        if whole:
+        if is_complete:
             row.service_share = 100 * (row.tokens_served or 0) / service if service else 0.0
         row.weight_share = 100 * row.weight / weights if weights else 0.0
     return sorted(rows, key=lambda row: (-(row.tokens_served or 0), row.tenant is None, row.name))

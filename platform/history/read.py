@@ -31,7 +31,7 @@ GROUPS = ("model", "tenant_id", "adapter")
 
 @dataclass(frozen=True, kw_only=True)
 class TrafficQuery:
-    """What is asked for.
+    """A query of the traffic history.
 
     Attributes:
         range: of `RANGES`.
@@ -61,67 +61,71 @@ class Series:
 
 
 def complete_until(now: float | None = None) -> int:
-    """What happened before this moment is written down, if workers keep up."""
+    """Time up to which the history is complete, if workers keep up."""
     now = time.time() if now is None else now
     return start_of(now - MIN_WIDTH_S - GRACE_S, MIN_WIDTH_S)
 
 
-def time_points(wanted: TimeRange, now: float | None = None) -> list[int]:
-    """When each point begins, the oldest first; the last one may not be over."""
-    last = start_of(complete_until(now) - 1, wanted.step)
-    count = -(-wanted.seconds // wanted.step)
-    return [last - n * wanted.step for n in reversed(range(count))]
+def time_points(time_range: TimeRange, now: float | None = None) -> list[int]:
+    """Start of each point, oldest first; the last one may still be running."""
+    last = start_of(complete_until(now) - 1, time_range.step)
+    count = -(-time_range.seconds // time_range.step)
+    return [last - n * time_range.step for n in reversed(range(count))]
 
 
-def traffic(wanted: TrafficQuery, at: Sequence[int]) -> Series:
+def traffic(query: TrafficQuery, timestamps: Sequence[int]) -> Series:
     """Everything that was asked and answered, with spreads, at the points of `time_points`."""
-    line = Series({name: [0] * len(at) for name in SUMS}, [{} for _ in at], [{} for _ in at])
-    for rows in _ranges_by_width(TrafficSample, wanted.range, at[0]):
-        for row in _narrowed(rows, wanted).values("start", *SUMS, "first_token", "gaps"):
-            place = (row["start"] - at[0]) // wanted.range.step
-            if 0 <= place < len(at):
+    line = Series(
+        {name: [0] * len(timestamps) for name in SUMS},
+        [{} for _ in timestamps],
+        [{} for _ in timestamps],
+    )
+    for rows in _ranges_by_width(TrafficSample, query.range, timestamps[0]):
+        for row in _narrowed(rows, query).values("start", *SUMS, "first_token", "gaps"):
+            index = (row["start"] - timestamps[0]) // query.range.step
+            if 0 <= index < len(timestamps):
                 for name in SUMS:
-                    line.sums[name][place] += row[name]
-                merge_histograms(line.first_token[place], row["first_token"])
-                merge_histograms(line.gaps[place], row["gaps"])
+                    line.sums[name][index] += row[name]
+                merge_histograms(line.first_token[index], row["first_token"])
+                merge_histograms(line.gaps[index], row["gaps"])
     return line
 
 
 def group_traffic(
-    wanted: TrafficQuery, by: str, at: Sequence[int]
+    query: TrafficQuery, by: str, timestamps: Sequence[int]
 ) -> dict[Any, dict[str, list[int]]]:
     """Sums at each point by model, tenant_id or adapter: the largest groups, the others as None."""
-    found: dict[Any, dict[str, list[int]]] = {}
-    for rows in _ranges_by_width(TrafficSample, wanted.range, at[0]):
-        narrow = _narrowed(rows, wanted, by_tenant=by != "model")
+    groups: dict[Any, dict[str, list[int]]] = {}
+    for rows in _ranges_by_width(TrafficSample, query.range, timestamps[0]):
+        narrow = _narrowed(rows, query, by_tenant=by != "model")
         sums = {f"sum_{name}": Sum(name) for name in SUMS}
         for row in narrow.order_by().values(by, "start").annotate(**sums):
-            place = (row["start"] - at[0]) // wanted.range.step
-            if 0 <= place < len(at):
-                line = found.setdefault(row[by], {name: [0] * len(at) for name in SUMS})
+            index = (row["start"] - timestamps[0]) // query.range.step
+            if 0 <= index < len(timestamps):
+                line = groups.setdefault(row[by], {name: [0] * len(timestamps) for name in SUMS})
                 for name in SUMS:
-                    line[name][place] += row[f"sum_{name}"]
-    return _largest(found)
+                    line[name][index] += row[f"sum_{name}"]
+    return _largest(groups)
 
 
-def pools(wanted: TrafficQuery, at: Sequence[int]) -> dict[str, list[float | None]]:
-    """How full the models' pools were together at each point; None where nobody looked."""
-    seen: list[dict[int, dict[str, float]]] = [{} for _ in at]
-    for rows in _ranges_by_width(PoolSample, wanted.range, at[0]):
-        if wanted.models is not None:
-            rows = rows.filter(model__in=wanted.models)
+def pools(query: TrafficQuery, timestamps: Sequence[int]) -> dict[str, list[float | None]]:
+    """Use of the models' pools at each point; None where there is no sample."""
+    seen: list[dict[int, dict[str, float]]] = [{} for _ in timestamps]
+    for rows in _ranges_by_width(PoolSample, query.range, timestamps[0]):
+        if query.models is not None:
+            rows = rows.filter(model__in=query.models)
         sums = {f"sum_{name}": Sum(name) for name in GAUGES}
         for row in rows.order_by().values("start").annotate(**sums):
-            place = (row["start"] - at[0]) // wanted.range.step
-            if 0 <= place < len(at):
-                seen[place][row["start"]] = {name: row[f"sum_{name}"] for name in GAUGES}
-    return {name: [_mean(each, name) for each in seen] for name in GAUGES}
+            index = (row["start"] - timestamps[0]) // query.range.step
+            if 0 <= index < len(timestamps):
+                seen[index][row["start"]] = {name: row[f"sum_{name}"] for name in GAUGES}
+    return {name: [_mean(samples, name) for samples in seen] for name in GAUGES}
 
 
 def percentiles(spreads: Sequence[dict[int, int]]) -> dict[str, list[float | None]]:
     """Milliseconds at each point, by the names of `PERCENTILES`."""
     return {
-        name: [None if (s := percentile(each, part)) is None else s * 1000 for each in spreads]
+        name: [None if (s := percentile(spread, part)) is None else s * 1000 for spread in spreads]
         for name, part in PERCENTILES.items()
     }
 
@@ -129,15 +133,15 @@ def percentiles(spreads: Sequence[dict[int, int]]) -> dict[str, list[float | Non
 def _mean(samples: dict[int, dict[str, float]], name: str) -> float | None:
     if not samples:
         return None
-    return sum(each[name] for each in samples.values()) / len(samples)
+    return sum(sample[name] for sample in samples.values()) / len(samples)
 
 
-def _ranges_by_width(model: Any, wanted: TimeRange, begin: int) -> Iterator[Any]:
+def _ranges_by_width(model: Any, time_range: TimeRange, begin: int) -> Iterator[Any]:
     """The rows since `begin`: the coarsest that fit, then finer ones where those end.
 
     A wide bucket is written when it's over; until then the finer ones tell of it.
     """
-    widths = sorted((w for w in RETENTION_BY_WIDTH if w <= wanted.width), reverse=True)
+    widths = sorted((w for w in RETENTION_BY_WIDTH if w <= time_range.width), reverse=True)
     edge = begin
     for width, finer in pairwise([*widths, 0]):
         rows = model.objects.filter(width=width, start__gte=edge)
@@ -147,29 +151,31 @@ def _ranges_by_width(model: Any, wanted: TimeRange, begin: int) -> Iterator[Any]
             edge = edge if last is None else last + width
 
 
-def _narrowed(rows: Any, wanted: TrafficQuery, *, by_tenant: bool = False) -> Any:
-    if wanted.tenants is not None:
-        rows = rows.filter(tenant_id__in=wanted.tenants)
-    elif wanted.is_all_tenants and not by_tenant:
+def _narrowed(rows: Any, query: TrafficQuery, *, by_tenant: bool = False) -> Any:
+    if query.tenants is not None:
+        rows = rows.filter(tenant_id__in=query.tenants)
+    elif query.is_all_tenants and not by_tenant:
         rows = rows.filter(tenant_id=0)
     else:
         rows = rows.exclude(tenant_id=0)
-    if wanted.models is not None:
-        rows = rows.filter(model__in=wanted.models)
-    return rows if wanted.adapter is None else rows.filter(adapter=wanted.adapter)
+    if query.models is not None:
+        rows = rows.filter(model__in=query.models)
+    return rows if query.adapter is None else rows.filter(adapter=query.adapter)
 
 
-def _largest(found: dict[Any, dict[str, list[int]]]) -> dict[Any, dict[str, list[int]]]:
+def _largest(groups: dict[Any, dict[str, list[int]]]) -> dict[Any, dict[str, list[int]]]:
     """Those with the most tokens; the rest added up."""
 
     def size(group: Any) -> int:
-        line = found[group]
+        line = groups[group]
         return sum(line["prompt_tokens"]) + sum(line["completion_tokens"]) + sum(line["requests"])
 
-    order = sorted(found, key=size, reverse=True)
-    kept = {group: found[group] for group in order[:MAX_GROUPS]}
+    order = sorted(groups, key=size, reverse=True)
+    largest = {group: groups[group] for group in order[:MAX_GROUPS]}
     for group in order[MAX_GROUPS:]:
-        rest = kept.setdefault(None, {name: [0] * len(each) for name, each in found[group].items()})
-        for name, values in found[group].items():
+        rest = largest.setdefault(
+            None, {name: [0] * len(series) for name, series in groups[group].items()}
+        )
+        for name, values in groups[group].items():
             rest[name] = [a + b for a, b in zip(rest[name], values, strict=True)]
-    return kept
+    return largest

@@ -63,8 +63,8 @@ def delete_expired(now: float | None = None) -> int:
     now = time.time() if now is None else now
     removed = 0
     for model in (TrafficSample, PoolSample):
-        for width, kept in RETENTION_BY_WIDTH.items():
-            old = model._default_manager.filter(width=width, start__lt=int(now) - kept)
+        for width, retention in RETENTION_BY_WIDTH.items():
+            old = model._default_manager.filter(width=width, start__lt=int(now) - retention)
             removed += old._raw_delete(router.db_for_write(model))
     return removed
 
@@ -128,10 +128,10 @@ def _roll_up(finer: int, wider: int, now: float) -> None:
 
 
 def _widen_traffic(rows: QuerySet[Any], wider: int) -> Iterable[TrafficSample]:
-    found: dict[int, dict[Key, TrafficSample]] = defaultdict(dict)
+    by_start: dict[int, dict[Key, TrafficSample]] = defaultdict(dict)
     for row in rows.iterator(chunk_size=ROWS):
         start = start_of(row.start, wider)
-        into = _row(found[start], wider, start, (row.tenant_id, row.model, row.adapter))
+        into = _row(by_start[start], wider, start, (row.tenant_id, row.model, row.adapter))
         for name in SUMS:
             setattr(into, name, getattr(into, name) + getattr(row, name))
         for name in ("first_token", "gaps"):
@@ -139,19 +139,19 @@ def _widen_traffic(rows: QuerySet[Any], wider: int) -> Iterable[TrafficSample]:
             merge_histograms(spread, getattr(into, name))
             merge_histograms(spread, getattr(row, name))
             setattr(into, name, spread)
-    return [sample for samples in found.values() for sample in samples.values()]
+    return [sample for samples in by_start.values() for sample in samples.values()]
 
 
 def _widen_pools(rows: QuerySet[Any], wider: int) -> Iterable[PoolSample]:
-    found: dict[tuple[int, str], list[Any]] = defaultdict(list)
+    by_key: dict[tuple[int, str], list[Any]] = defaultdict(list)
     for row in rows.iterator(chunk_size=ROWS):
-        found[start_of(row.start, wider), row.model].append(row)
+        by_key[start_of(row.start, wider), row.model].append(row)
     return [
         PoolSample(
             width=wider,
             start=start,
             model=model,
-            **{name: sum(getattr(r, name) for r in each) / len(each) for name in GAUGES},
+            **{name: sum(getattr(r, name) for r in samples) / len(samples) for name in GAUGES},
         )
-        for (start, model), each in found.items()
+        for (start, model), samples in by_key.items()
     ]

@@ -42,7 +42,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class KvConsumer(AsyncWebsocketConsumer):
-    """One page that looks at one replica."""
+    """The socket of one page, which shows one replica."""
 
     channel_layer_alias = "none"
 
@@ -77,7 +77,7 @@ class KvConsumer(AsyncWebsocketConsumer):
         await self.close(NOT_LOGGED_IN)
 
     async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
-        """What to look at."""
+        """Choose the replica and the tenant to show."""
         if self._user is None:
             return
         try:
@@ -119,8 +119,8 @@ class KvConsumer(AsyncWebsocketConsumer):
         checked = loop.time()
         while True:
             await view.news(RECHECK_S)
-            if (told := view.next_frame(mirror)) is not None:
-                await self._send(told)
+            if (frame := view.next_frame(mirror)) is not None:
+                await self._send(frame)
             if loop.time() - checked >= RECHECK_S:
                 checked = loop.time()
                 await run_in_db_thread(access_block_view, self._user, replica, tenant)
@@ -131,7 +131,7 @@ class KvConsumer(AsyncWebsocketConsumer):
 
 
 class View:
-    """What has changed since the viewer was told last: frames add up, so none is too many."""
+    """Changes since the viewer's last frame; frames that can't be sent are merged."""
 
     def __init__(self, sight: BlockView) -> None:
         self._sight = sight
@@ -161,7 +161,7 @@ class View:
             return
 
     def next_frame(self, mirror: Mirror) -> dict[str, Any] | None:
-        """What to tell now; None for nothing."""
+        """The next frame to send, or None."""
         if mirror.frame is None or not (self.pending_blocks or self._news.is_set()):
             return None
         if not self._is_started:
@@ -178,5 +178,5 @@ class View:
 
     def _slice(self) -> list[int]:
         """The next of those that are left."""
-        told, self.pending_blocks = self.pending_blocks[:SLICE], self.pending_blocks[SLICE:]
-        return told
+        blocks, self.pending_blocks = self.pending_blocks[:SLICE], self.pending_blocks[SLICE:]
+        return blocks

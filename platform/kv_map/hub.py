@@ -42,7 +42,7 @@ Listener = Callable[[Mirror, set[int] | None, int], None]
 
 
 class Watch:
-    """One replica's frames, for its listeners."""
+    """A replica's frames, for its listeners."""
 
     def __init__(self, replica_id: str) -> None:
         prefix = settings.QUIRE.key_prefix
@@ -54,7 +54,7 @@ class Watch:
         self._asked_at = 0.0
 
     async def run(self) -> None:
-        """Until it's cancelled. A Redis that is away is asked again."""
+        """Read frames until cancelled; reconnect while Redis is unreachable."""
         while True:
             redis = async_client(settings.REDIS_URL)
             try:
@@ -112,8 +112,8 @@ class Watch:
     async def _begin(self, frame: KVMapFrame) -> None:
         """All of a pool's blocks, a few at a time. Until then the mirror stays as it was."""
         cells: Cells = {}
-        for at in range(0, len(frame.blocks), SLICE):
-            cells |= cells_of(frame, frame.blocks[at : at + SLICE])
+        for start in range(0, len(frame.blocks), SLICE):
+            cells |= cells_of(frame, frame.blocks[start : start + SLICE])
             await asyncio.sleep(0)
         self.mirror.begin(frame, cells)
 

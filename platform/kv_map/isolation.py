@@ -36,7 +36,7 @@ UNUSED_NAMESPACE = "an unused namespace"
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One request of the proof."""
+    """A request of the proof."""
 
     who: str
     request_id: str
@@ -48,7 +48,7 @@ class Step:
     replica: str
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON."""
+        """The step as JSON."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
@@ -104,28 +104,31 @@ async def run_isolation_check(user: User, *, tenant: str, other: str, model: str
 
 
 def _verdict(steps: list[Step]) -> dict[str, Any]:
-    """What the four requests say."""
-    _, again, others, others_again = steps
+    """The verdict of the four requests."""
+    _, again, other_tenant, other_tenant_again = steps
     if len({step.replica for step in steps[:3]}) > 1:
-        said = "The requests reached different replicas, which share no cache. Try again."
-        return {"verdict": "unclear", "conclusion": said}
-    if others.cached_tokens:
-        said = f"{others.who} found {others.cached_tokens} tokens that {again.who} had sent."
-        return {"verdict": "broken", "conclusion": said}
+        text = "The requests reached different replicas, which share no cache. Try again."
+        return {"verdict": "unclear", "conclusion": text}
+    if other_tenant.cached_tokens:
+        text = (
+            f"{other_tenant.who} found {other_tenant.cached_tokens} tokens that {again.who} had "
+            "sent."
+        )
+        return {"verdict": "broken", "conclusion": text}
     if not again.cached_tokens:
-        said = "Nothing was found in the cache: prefix caching is off, or the cache is too full."
-        return {"verdict": "unclear", "conclusion": said}
-    same = "; its own second request did" if others_again.cached_tokens else ""
-    said = (
+        text = "Nothing was found in the cache: prefix caching is off, or the cache is too full."
+        return {"verdict": "unclear", "conclusion": text}
+    same = "; its own second request did" if other_tenant_again.cached_tokens else ""
+    text = (
         f"{again.who} found {again.cached_tokens} of {again.prompt_tokens} tokens of its text "
-        f"cached. {_capitalize(others.who)} sent the very same text to the same replica and found "
-        f"none{same}."
+        f"cached. {_capitalize(other_tenant.who)} sent the very same text to the same replica and "
+        f"found none{same}."
     )
-    return {"verdict": "isolated", "conclusion": _capitalize(said)}
+    return {"verdict": "isolated", "conclusion": _capitalize(text)}
 
 
 def _capitalize(text: str) -> str:
-    """As a sentence begins."""
+    """The text with a capital first letter."""
     return text[0].upper() + text[1:]
 
 

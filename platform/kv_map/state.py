@@ -17,7 +17,7 @@ from engine.contract.replica_state import KVMapBlock, KVMapFrame, TenantBlocks
 
 
 class Cell(msgspec.Struct, frozen=True, gc=False):
-    """One block. `users`: ids of some requests that use it; `refs` counts all of them."""
+    """A KV block. `users`: ids of some requests that use it; `refs` counts all of them."""
 
     refs: int
     cached: bool

@@ -65,7 +65,7 @@ class BlockMapViewSet(ManagementViewSet):
 
 
 class IsolationCheckSerializer(serializers.Serializer):
-    """Who asks first, who asks the same then; without `other` an unused namespace."""
+    """The first and the second tenant; without `other` an unused namespace."""
 
     tenant = serializers.CharField(max_length=63)
     other = serializers.CharField(max_length=63, required=False, allow_blank=True, default="")
@@ -103,7 +103,7 @@ class IsolationCheckViewSet(ManagementViewSet):
 @never_cache
 @login_required
 def kv_map(request: UserRequest) -> HttpResponse:
-    """Every block of a replica; its frames come over a socket."""
+    """The page of a replica's blocks; its frames come over a socket."""
     user = request.user
     operator = to_actor(user).is_operator
     context: dict[str, Any] = {"operator": operator, "socket_path": mounted("/ws/kv/")}

@@ -43,10 +43,10 @@ class RawBodyParser(BaseParser):
 def find_model(tenant: Tenant | None, name: str) -> ServedModel:
     """A model that the tenant may use. Raises `NotFound`."""
     rows = ServedModel.objects.all() if tenant is None else access_served_models(tenant)
-    found = rows.filter(name=name).first()
-    if found is None:
+    model = rows.filter(name=name).first()
+    if model is None:
         raise NotFound(f"Model {name[:200]!r} not found.", param="model")
-    return found
+    return model
 
 
 class AdapterViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixin):
@@ -80,10 +80,10 @@ class AdapterViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMix
         if bool(path) == bool(repository):
             raise InvalidRequest("Name either path or repository.", param="path")
         if path:
-            made = actions.add_from_folder(path=path, **common)
+            version = actions.add_from_folder(path=path, **common)
         else:
-            made = actions.add_from_hub(repository=repository, **common)
-        return self._version(made, status.HTTP_201_CREATED)
+            version = actions.add_from_hub(repository=repository, **common)
+        return self._version(version, status.HTTP_201_CREATED)
 
     @extend_schema(responses={204: None})
     def destroy(self, request: Request, pk: str, **where: Any) -> Response:
@@ -140,8 +140,8 @@ class AdapterViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMix
     @action(detail=True, methods=["delete"], url_path=r"aliases/(?P<name>[A-Za-z0-9._@/-]{1,100})")
     def alias(self, request: Request, pk: str, name: str, **where: Any) -> Response:
         """Take a name away."""
-        found = access.access_alias(self.actor, self.row(), name)
-        actions.delete_alias(actor=self.actor, alias=found)
+        alias_row = access.access_alias(self.actor, self.row(), name)
+        actions.delete_alias(actor=self.actor, alias=alias_row)
         return Response(status=status.HTTP_204_NO_CONTENT)
 
     @extend_schema(
@@ -156,11 +156,11 @@ class AdapterViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMix
     )
     @action(detail=True, methods=["get", "delete"], url_path=r"versions/(?P<number>[0-9]{1,9})")
     def version(self, request: Request, pk: str, number: str, **where: Any) -> Response:
-        """One of its versions; deleting lets go of it, not while it's live."""
-        found = access.access_version(self.actor, self.row(), int(number))
+        """One of the adapter's versions; live versions can't be deleted."""
+        version_row = access.access_version(self.actor, self.row(), int(number))
         if request.method == "GET":
-            return self._version(found)
-        actions.delete_version(actor=self.actor, version=found)
+            return self._version(version_row)
+        actions.delete_version(actor=self.actor, version=version_row)
         return Response(status=status.HTTP_204_NO_CONTENT)
 
     @extend_schema(
@@ -180,9 +180,9 @@ class AdapterViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMix
         self, request: Request, pk: str, number: str, deed: str, **where: Any
     ) -> Response:
         """Check a version once more, or keep it from being promoted."""
-        found = access.access_version(self.actor, self.row(), int(number))
+        version_row = access.access_version(self.actor, self.row(), int(number))
         doing = actions.revalidate_version if deed == "check" else actions.retire_version
-        return self._version(doing(actor=self.actor, version=found))
+        return self._version(doing(actor=self.actor, version=version_row))
 
     def _version(self, version: AdapterVersion, code: int = 200) -> Response:
         context = self.get_serializer_context()
@@ -224,14 +224,14 @@ class AdapterUploadViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Ten
         """Announce an adapter's files with their bytes."""
         owner, values = self.owner, self.validate_body(serializers.AdapterUploadCreateSerializer)
         model = find_model(owner, values.pop("model"))
-        made = actions.begin_upload(
+        upload = actions.begin_upload(
             actor=self.actor,
             tenant=owner,
             served_model=model,
             sizes=values.pop("files"),
             **values,
         )
-        return Response(self.get_serializer(made).data, status.HTTP_201_CREATED)
+        return Response(self.get_serializer(upload).data, status.HTTP_201_CREATED)
 
     @extend_schema(responses={204: None})
     def destroy(self, request: Request, **where: Any) -> Response:
@@ -291,7 +291,7 @@ class SharedAdapterUploadViewSet(AdapterUploadViewSet):
 
 
 class RequestStoryViewSet(TenantMixin):
-    """What the ledger has of a request, by its id."""
+    """A request's ledger row, by its id."""
 
     queryset = UsageEntry.objects.all()
     serializer_class = serializers.RequestSerializer
@@ -303,8 +303,8 @@ class RequestStoryViewSet(TenantMixin):
 
     def retrieve(self, request: Request, tenant: str, request_id: str) -> Response:
         """Which model, adapter and digest answered it, and what it used."""
-        found = access_request(self.actor, self.tenant, request_id)
-        return Response(serializers.RequestSerializer(found).data)
+        entry = access_request(self.actor, self.tenant, request_id)
+        return Response(serializers.RequestSerializer(entry).data)
 
 
 def _full_queryset(rows: QuerySet[Adapter]) -> QuerySet[Adapter]:
@@ -313,9 +313,9 @@ def _full_queryset(rows: QuerySet[Adapter]) -> QuerySet[Adapter]:
 
 
 def _chunks(request: Any) -> Iterator[bytes]:
-    left = MAX_PIECE_BYTES
-    while piece := request.read(CHUNK):
-        left -= len(piece)
-        if left < 0:
+    remaining = MAX_PIECE_BYTES
+    while chunk := request.read(CHUNK):
+        remaining -= len(chunk)
+        if remaining < 0:
             raise PayloadTooLarge(f"A piece may have at most {MAX_PIECE_BYTES} bytes.")
-        yield piece
+        yield chunk

@@ -20,7 +20,7 @@ from engine.contract.errors import InvalidRequest
 from engine.system.redis_client import is_temporary
 from inference.web.authentication import FailedKeyLimiter
 from metering.models import Budget
-from tenants import api_keys as scopes
+from tenants import api_keys
 from tenants.actors import Actor, key_actor, to_actor
 from tenants.authentication import authenticate_sync
 from tenants.models import ApiKey, User
@@ -47,8 +47,8 @@ class ManagementKeyAuthentication(BaseAuthentication):
         address = request.META.get("REMOTE_ADDR") or ""
         caller = authenticate_sync(header, x_api_key, guard=FailedKeyLimiter(address))
         caller.check_address(address)
-        if not caller.scopes & {scopes.TENANT_ADMIN, scopes.OPERATOR}:
-            caller.require(scopes.TENANT_ADMIN)
+        if not caller.scopes & {api_keys.TENANT_ADMIN, api_keys.OPERATOR}:
+            caller.require(api_keys.TENANT_ADMIN)
         rows = ApiKey.objects.select_related("tenant", "created_by", "service_account")
         key = rows.get(pk=cast(int, caller.key_id))
         if key.endpoints:
@@ -98,7 +98,7 @@ def row_number(column: str) -> filters.NumberFilter:
 
 
 class KeyFilter(filters.FilterSet):
-    """By name, and by the service account that holds the key."""
+    """Keys by name, and by the service account that holds the key."""
 
     service_account = row_number("service_account_id")
 
@@ -108,7 +108,7 @@ class KeyFilter(filters.FilterSet):
 
 
 class BudgetFilter(filters.FilterSet):
-    """By key, model and period."""
+    """Budgets by key, model and period."""
 
     api_key = row_number("api_key_id")
 
@@ -148,7 +148,7 @@ logger = logging.getLogger(__name__)
 
 
 class ManagementThrottle(ScopedRateThrottle):
-    """So many times a minute, by one person or key.
+    """Limits calls per minute of a user or key.
 
     Without Redis nobody is counted: whoever must revoke a key can't wait for it.
     """

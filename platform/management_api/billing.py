@@ -21,7 +21,7 @@ from tenants.access import access_key
 
 
 class PriceSerializer(serializers.ModelSerializer):
-    """What a million tokens of a model cost from a moment on, in decimals.
+    """Prices of a million tokens of a model from a time on, in decimals.
 
     `warning`: of one that was just set, that no model or adapter is called so today; else "".
     """
@@ -33,7 +33,7 @@ class PriceSerializer(serializers.ModelSerializer):
         fields = ("id", "model", "valid_from", *actions.PRICE_NAMES, "warning")
 
     def get_warning(self, price: Price) -> str:
-        """For the operator that set it: which adapters others have is nobody else's to learn."""
+        """A warning for the operator who sets it; others must not learn names of adapters."""
         return unknown_name_warning(price.model, self.context.get("known_names", (price.model,)))
 
 
@@ -82,8 +82,8 @@ class BudgetSerializer(serializers.ModelSerializer):
 
     def to_representation(self, instance: Budget) -> dict[str, Any]:
         """The row, and its counters."""
-        known = self.context.get("states", {})
-        state = known.get(instance.pk) or states_of([instance])[0]
+        states = self.context.get("states", {})
+        state = states.get(instance.pk) or states_of([instance])[0]
         if "known_names" not in self.context:  # once for all rows of an answer: one tenant's
             cast(dict[str, Any], self.context)["known_names"] = names_for(instance.tenant)
         return {
@@ -123,9 +123,9 @@ class PriceViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, ManagementV
     @extend_schema(request=PriceCreateSerializer, responses={201: PriceSerializer})
     def create(self, request: Request) -> Response:
         """Set a price that replaces the current one."""
-        made = actions.set_price(actor=self.actor, **self.validate_body(PriceCreateSerializer))
+        price = actions.set_price(actor=self.actor, **self.validate_body(PriceCreateSerializer))
         context = {"known_names": priceable_names()}
-        return Response(PriceSerializer(made, context=context).data, status.HTTP_201_CREATED)
+        return Response(PriceSerializer(price, context=context).data, status.HTTP_201_CREATED)
 
     @extend_schema(responses={204: None})
     def destroy(self, request: Request, pk: str) -> Response:
@@ -150,8 +150,8 @@ class BudgetViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixi
         where, values = self.tenant, self.validate_body(BudgetCreateSerializer)
         named = values.pop("key")
         key = None if named is None else access_key(self.actor, where, named)
-        made = actions.set_budget(actor=self.actor, tenant=where, key=key, **values)
-        return Response(BudgetSerializer(made).data, status.HTTP_201_CREATED)
+        budget = actions.set_budget(actor=self.actor, tenant=where, key=key, **values)
+        return Response(BudgetSerializer(budget).data, status.HTTP_201_CREATED)
 
     @extend_schema(responses={204: None})
     def destroy(self, request: Request, tenant: str, pk: str) -> Response:

@@ -1,4 +1,4 @@
-"""What became of requests, in the management API."""
+"""Requests, traffic and settings in the management API."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class TrafficReportViewSet(ManagementViewSet):
 
 
 class OverviewViewSet(TrafficReportViewSet):
-    """What models and replicas do right now."""
+    """The current state of models and replicas."""
 
     @extend_schema(responses={200: OpenApiTypes.OBJECT}, parameters=[WHOSE])
     def list(self, request: Request) -> Response:
@@ -56,7 +56,7 @@ class OverviewViewSet(TrafficReportViewSet):
 
 
 class TrafficHistoryViewSet(TrafficReportViewSet):
-    """What was asked and answered, over time."""
+    """Traffic over time."""
 
     @extend_schema(
         responses={200: OpenApiTypes.OBJECT},
@@ -152,13 +152,13 @@ class RequestEntryViewSet(mixins.ListModelMixin, ManagementViewSet):
         What was asked and answered is there where the tenant keeps it, for admins, owners and
         whoever asked.
         """
-        found = access_request_entry(self.actor, id)
-        shown: dict[str, Any] = dict(RequestEntrySerializer(found).data)
-        return Response({**shown, **request_detail_json(self.actor, found)})
+        entry = access_request_entry(self.actor, id)
+        fields: dict[str, Any] = dict(RequestEntrySerializer(entry).data)
+        return Response({**fields, **request_detail_json(self.actor, entry)})
 
 
 class SettingSerializer(serializers.Serializer):
-    """One setting; of a secret `value` says whether it's set."""
+    """A setting; for secrets `value` says whether it is set."""
 
     name = serializers.CharField()
     group = serializers.CharField()
@@ -170,7 +170,7 @@ class SettingSerializer(serializers.Serializer):
 
 
 class SettingViewSet(ManagementViewSet):
-    """Every setting of the gateway that answers. For operators."""
+    """Settings of the gateway that answers. For operators."""
 
     queryset = ServedModel.objects.none()  # it has no rows
     serializer_class = SettingSerializer

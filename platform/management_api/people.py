@@ -39,7 +39,7 @@ from tenants.models import AuditEntry, Tenant, User
 
 
 class ManagementViewSet(GenericViewSet):
-    """Who may ask, how often, and how rows are found."""
+    """Base of viewsets: authentication, throttling, look-up of rows."""
 
     authentication_classes = (ManagementKeyAuthentication, SessionAuthentication)
     permission_classes: Sequence[type[BasePermission]] = (IsAuthenticated, RequiresRecentLogin)
@@ -53,43 +53,43 @@ class ManagementViewSet(GenericViewSet):
 
     @property
     def actor(self) -> Actor:
-        """Who asks."""
+        """The actor of the request."""
         return get_actor(self.request)
 
     def get_queryset(self) -> QuerySet[Any]:
-        """What the actor may see. Raises `NotFound` for a stranger."""
+        """Rows that the actor may see. Raises `NotFound` for a stranger."""
         if getattr(self, "swagger_fake_view", False):
             return self.queryset.model.objects.none()
         return self.get_visible_queryset()
 
     def get_visible_queryset(self) -> QuerySet[Any]:
-        """Each viewset's own."""
+        """Rows that the actor may see; each viewset defines it."""
         raise NotImplementedError
 
     def validate_body(self, shape: type[Serializer]) -> dict[str, Any]:
         """The body, checked."""
         return self.validated(shape(data=self.request.data))
 
-    def validated(self, given: Serializer) -> dict[str, Any]:
+    def validated(self, serializer: Serializer) -> dict[str, Any]:
         """What a serializer read. Raises `InvalidRequest` for a field that it doesn't know: a
         limit that is misspelt must not be left out.
         """
         data: Any = self.request.data
-        for name in sorted(set(data) - set(given.fields)) if isinstance(data, Mapping) else ():
+        for name in sorted(set(data) - set(serializer.fields)) if isinstance(data, Mapping) else ():
             raise InvalidRequest(f"Unknown field {name[:80]!r}.", param=name[:80])
-        given.is_valid(raise_exception=True)
-        return dict(given.validated_data)
+        serializer.is_valid(raise_exception=True)
+        return dict(serializer.validated_data)
 
     def row(self) -> Any:
         """The row that is named, among those that the actor may see. Raises `NotFound`."""
-        found = self.get_queryset().filter(**{self.lookup_field: self.kwargs[self.lookup_field]})
-        row = found.first()
+        rows = self.get_queryset().filter(**{self.lookup_field: self.kwargs[self.lookup_field]})
+        row = rows.first()
         if row is None:
             raise NotFound("Not found.")
         return row
 
     def get_object(self) -> Any:
-        """The same, for Django REST framework."""
+        """`row()`, under the name that Django REST framework uses."""
         return self.row()
 
 
@@ -117,18 +117,18 @@ class UserViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, ManagementVi
     )
     def create(self, request: Request) -> Response:
         """Create a user."""
-        made = actions.create_user(
+        user = actions.create_user(
             actor=self.actor, **self.validate_body(serializers.UserCreateSerializer)
         )
-        return Response(serializers.UserSerializer(made).data, status.HTTP_201_CREATED)
+        return Response(serializers.UserSerializer(user).data, status.HTTP_201_CREATED)
 
     @extend_schema(
         request=serializers.UserSerializer(partial=True), responses=serializers.UserSerializer
     )
     def partial_update(self, request: Request, pk: str) -> Response:
         """Update a user. Deactivating ends sessions and sockets and revokes keys."""
-        given = serializers.UserSerializer(self.row(), data=request.data, partial=True)
-        values = self.validated(given)
+        serializer = serializers.UserSerializer(self.row(), data=request.data, partial=True)
+        values = self.validated(serializer)
         saved = actions.update_user(actor=self.actor, user=self.row(), **values)
         return Response(serializers.UserSerializer(saved).data)
 
@@ -168,8 +168,10 @@ class MemberViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixi
         user = User.objects.filter(username=values["username"]).first()
         if user is None:
             raise NotFound(f"User {values['username']!r} not found.", param="username")
-        made = actions.add_member(actor=self.actor, tenant=where, user=user, role=values["role"])
-        return Response(serializers.MemberSerializer(made).data, status.HTTP_201_CREATED)
+        membership = actions.add_member(
+            actor=self.actor, tenant=where, user=user, role=values["role"]
+        )
+        return Response(serializers.MemberSerializer(membership).data, status.HTTP_201_CREATED)
 
     @extend_schema(request=serializers.RoleSerializer, responses=serializers.MemberSerializer)
     def partial_update(self, request: Request, tenant: str, pk: str) -> Response:
@@ -186,7 +188,7 @@ class MemberViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixi
 
 
 class InvitationViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixin):
-    """Who was invited. For admins."""
+    """Invitations to the tenant. For admins."""
 
     queryset = access.Invitation.objects.all()
     serializer_class = serializers.InvitationSerializer
@@ -203,11 +205,11 @@ class InvitationViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Tenant
         """A link for somebody, mailed where mail is set up."""
         where = self.tenant
         values = self.validate_body(serializers.InvitationSerializer)
-        made = actions.invite(actor=self.actor, tenant=where, **values)
-        link = request.build_absolute_uri(reverse("invitation", args=[made.token]))
-        mailed = mail_invitation(made.invitation, link)
-        shown = serializers.InvitationSerializer(made.invitation).data
-        return Response({**shown, "link": link, "mailed": mailed}, status.HTTP_201_CREATED)
+        created = actions.invite(actor=self.actor, tenant=where, **values)
+        link = request.build_absolute_uri(reverse("invitation", args=[created.token]))
+        mailed = mail_invitation(created.invitation, link)
+        fields = serializers.InvitationSerializer(created.invitation).data
+        return Response({**fields, "link": link, "mailed": mailed}, status.HTTP_201_CREATED)
 
     @extend_schema(responses={204: None})
     def destroy(self, request: Request, tenant: str, pk: str) -> Response:
@@ -234,8 +236,10 @@ class ServiceAccountViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Te
         """A program that keys can be made for."""
         where = self.tenant
         values = self.validate_body(serializers.ServiceAccountCreateSerializer)
-        made = actions.create_service_account(actor=self.actor, tenant=where, **values)
-        return Response(serializers.ServiceAccountSerializer(made).data, status.HTTP_201_CREATED)
+        new_account = actions.create_service_account(actor=self.actor, tenant=where, **values)
+        return Response(
+            serializers.ServiceAccountSerializer(new_account).data, status.HTTP_201_CREATED
+        )
 
     @extend_schema(
         request=serializers.ServiceAccountUpdateSerializer,
@@ -275,8 +279,10 @@ class ApiKeyViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixi
         account = values.pop("service_account")
         if account is not None:
             account = access.access_service_account(self.actor, where, account)
-        made = actions.create_key(actor=self.actor, tenant=where, service_account=account, **values)
-        return self._created_response(made)
+        created = actions.create_key(
+            actor=self.actor, tenant=where, service_account=account, **values
+        )
+        return self._created_response(created)
 
     @extend_schema(responses={204: None})
     def destroy(self, request: Request, tenant: str, pk: str) -> Response:
@@ -290,20 +296,20 @@ class ApiKeyViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixi
     )
     @action(detail=True, methods=["post"])
     def rotate(self, request: Request, tenant: str, pk: str) -> Response:
-        """Another key in its place; the old one goes on for a while."""
+        """Replace the key; the old one stays valid for the overlap."""
         hours = self.validate_body(serializers.ApiKeyRotationSerializer)["overlap_hours"]
         overlap = timedelta(hours=hours)
         return self._created_response(
             actions.rotate_key(actor=self.actor, key=self.row(), overlap=overlap)
         )
 
-    def _created_response(self, made: actions.NewKey) -> Response:
-        shown = serializers.ApiKeySerializer(made.key).data
-        return Response({**shown, "secret": made.secret}, status.HTTP_201_CREATED)
+    def _created_response(self, created: actions.NewKey) -> Response:
+        fields = serializers.ApiKeySerializer(created.key).data
+        return Response({**fields, "secret": created.secret}, status.HTTP_201_CREATED)
 
 
 class AuditFilter(filters.FilterSet):
-    """By time, deed, actor and target."""
+    """Audit rows by time, action, actor and target."""
 
     after = filters.IsoDateTimeFilter(field_name="at", lookup_expr="gte")
     before = filters.IsoDateTimeFilter(field_name="at", lookup_expr="lt")

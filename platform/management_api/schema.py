@@ -30,7 +30,7 @@ class ManagementKeyScheme(OpenApiAuthenticationExtension):
     name = "key"
 
     def get_security_definition(self, auto_schema: Any) -> dict[str, Any]:
-        """As a bearer token."""
+        """A bearer token."""
         return {"type": "http", "scheme": "bearer"}
 
 

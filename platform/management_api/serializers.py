@@ -1,4 +1,4 @@
-"""What the management API shows and takes."""
+"""Serializers of the management API."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class AdapterVersionSerializer(serializers.ModelSerializer):
         return dict(version.report or {})
 
     def get_source(self, version: AdapterVersion) -> str:
-        """Where it came from; a path on the server is for operators alone."""
+        """Source of the version; only operators see paths on the server."""
         hidden = version.source.startswith("/") and not self.context.get("operator")
         return "the server" if hidden else version.source
 
@@ -77,7 +77,7 @@ class AdapterSerializer(serializers.ModelSerializer):
 
 
 class AdapterCreateSerializer(serializers.Serializer):
-    """Where a version comes from: `repository` on the hub, or (for operators) `path`."""
+    """Source of a version: `repository` on the hub, or (for operators) `path`."""
 
     model = serializers.CharField(max_length=200)
     name = serializers.CharField(max_length=100)
@@ -104,7 +104,7 @@ class AliasNameSerializer(serializers.Serializer):
 
 
 class AdapterUploadCreateSerializer(serializers.Serializer):
-    """What will come. `files`: name -> bytes."""
+    """Announces an upload. `files`: name -> bytes."""
 
     model = serializers.CharField(max_length=200)
     name = serializers.CharField(max_length=100)
@@ -116,7 +116,7 @@ class AdapterUploadCreateSerializer(serializers.Serializer):
 
 
 class AdapterUploadSerializer(serializers.ModelSerializer):
-    """How much of each file is there."""
+    """An upload, with the received bytes of each file."""
 
     id = serializers.CharField(source="public_id", read_only=True)
     model = serializers.CharField(source="served_model.name", read_only=True)
@@ -130,20 +130,22 @@ class AdapterUploadSerializer(serializers.ModelSerializer):
 
     def get_files(self, upload: AdapterUpload) -> dict[str, dict[str, int]]:
         """`{name: {"bytes", "offset"}}`: so many there shall be, so many there are."""
-        there = actions.received_bytes(upload)
-        return {name: {"bytes": size, "offset": there[name]} for name, size in upload.files.items()}
+        offsets = actions.received_bytes(upload)
+        return {
+            name: {"bytes": size, "offset": offsets[name]} for name, size in upload.files.items()
+        }
 
     def get_max_piece_bytes(self, upload: AdapterUpload) -> int:
-        """Of one request."""
+        """Maximum size of one request, in bytes."""
         return MAX_PIECE_BYTES
 
     def get_max_bytes(self, upload: AdapterUpload) -> int:
-        """Of one adapter."""
+        """Maximum size of an adapter, in bytes."""
         return max_adapter_bytes()
 
 
 class RequestSerializer(serializers.ModelSerializer):
-    """One request of the ledger's."""
+    """A request in the ledger."""
 
     id = serializers.CharField(source="request_id", read_only=True)
 
@@ -209,13 +211,13 @@ class MemberCreateSerializer(serializers.Serializer):
 
 
 class RoleSerializer(serializers.Serializer):
-    """Another role."""
+    """A new role."""
 
     role = serializers.ChoiceField(ROLES)
 
 
 class InvitationSerializer(serializers.ModelSerializer):
-    """Who was invited; `link` is in the answer that made it, and never again."""
+    """An invitation; `link` is only in the response that creates it."""
 
     state = serializers.CharField(read_only=True)
     created_by = serializers.CharField(source="created_by.username", read_only=True, default=None)
@@ -230,7 +232,7 @@ class InvitationSerializer(serializers.ModelSerializer):
 
 
 class InvitationWithLinkSerializer(InvitationSerializer):
-    """With its link."""
+    """An invitation with its link."""
 
     link = serializers.CharField(read_only=True)
     mailed = serializers.BooleanField(read_only=True)
@@ -256,7 +258,7 @@ class ServiceAccountCreateSerializer(serializers.Serializer):
 
 
 class ServiceAccountUpdateSerializer(serializers.Serializer):
-    """What is named changes."""
+    """Changes of a service account; fields that are left out stay."""
 
     name = serializers.CharField(max_length=100, required=False)
     role = serializers.ChoiceField(ROLES, required=False)
@@ -284,7 +286,7 @@ class ApiKeySerializer(serializers.ModelSerializer):
 
 
 class ApiKeyWithSecretSerializer(ApiKeySerializer):
-    """With its secret."""
+    """A key with its secret."""
 
     secret = serializers.CharField(read_only=True)
 
@@ -293,7 +295,7 @@ class ApiKeyWithSecretSerializer(ApiKeySerializer):
 
 
 class ApiKeyCreateSerializer(serializers.Serializer):
-    """What a new key is for, what it may, and until when."""
+    """A new key: its scopes, limits and expiry."""
 
     name = serializers.CharField(max_length=100, required=False, allow_blank=True, default="")
     scopes = serializers.ListField(
@@ -313,18 +315,18 @@ class ApiKeyCreateSerializer(serializers.Serializer):
 
 
 class ApiKeyRotationSerializer(serializers.Serializer):
-    """How long the old key goes on working."""
+    """Time for which the old key stays valid."""
 
     overlap_hours = serializers.IntegerField(min_value=0, max_value=720, default=24)
 
 
 class AuditEntrySerializer(serializers.ModelSerializer):
-    """Who did what to what, from where, with the values before and after."""
+    """An audited action: actor, target, address, and values before and after."""
 
     class Meta:
         model = AuditEntry
         fields = ("id", "at", "actor_kind", "actor_label", "address", "action", "target_type")
 
     def to_representation(self, instance: AuditEntry) -> dict[str, Any]:
-        """As the exported files have it."""
+        """The row, as in exported files."""
         return as_record(instance)

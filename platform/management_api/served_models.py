@@ -50,7 +50,7 @@ class ServedModelSerializer(serializers.ModelSerializer):
 
 
 class ServedModelUpdateSerializer(serializers.ModelSerializer):
-    """What is named changes; replicas start anew where engine settings did."""
+    """Changes of a model; replicas restart if engine settings change."""
 
     tenants = serializers.ListField(child=serializers.CharField(max_length=63), required=False)
 
@@ -60,13 +60,13 @@ class ServedModelUpdateSerializer(serializers.ModelSerializer):
 
 
 class ModelSleepSerializer(serializers.Serializer):
-    """How deep: 1 keeps the weights in host memory, 2 reads them anew."""
+    """Sleep level: 1 keeps the weights in host memory, 2 reads them again."""
 
     level = serializers.ChoiceField((1, 2), default=1)
 
 
 class MemoryEstimateQuerySerializer(serializers.Serializer):
-    """For how many sequences, of how many tokens each; 0: of the longest context."""
+    """Number of sequences and their tokens; 0: the maximum context."""
 
     sequences = serializers.IntegerField(
         default=1, min_value=1, max_value=model_details.MAX_SEQUENCES
@@ -77,7 +77,7 @@ class MemoryEstimateQuerySerializer(serializers.Serializer):
 
 
 class DownloadSerializer(serializers.Serializer):
-    """What a load fetches from the hub; `there` of its `nbytes` are in the host's cache already."""
+    """A load's download from the hub; `there` of its `nbytes` are in the host's cache."""
 
     repository = serializers.CharField()
     commit = serializers.CharField()
@@ -91,7 +91,7 @@ class DownloadSerializer(serializers.Serializer):
 
 
 class MemoryEstimateSerializer(serializers.Serializer):
-    """In bytes, estimated from the checkpoint's headers; null where that can't be told."""
+    """Bytes, estimated from the checkpoint's headers; null where unknown."""
 
     weights = serializers.IntegerField()
     kv_per_token = serializers.IntegerField(allow_null=True)
@@ -135,7 +135,7 @@ class LogQuerySerializer(ReplicaNameSerializer):
 
 
 class LogLineSerializer(serializers.Serializer):
-    """One line; `at`: seconds since the epoch."""
+    """A line of the log; `at`: seconds since the epoch."""
 
     id = serializers.CharField()
     at = serializers.FloatField()
@@ -156,8 +156,8 @@ class ServedModelViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Manag
     def create(self, request: Request) -> Response:
         """Load a model under a name: a new one, or one that was unloaded."""
         require_operator(self.actor)
-        made = actions.load_model(actor=self.actor, **self.validate_body(ServedModelSerializer))
-        return Response(ServedModelSerializer(made).data, status.HTTP_201_CREATED)
+        model = actions.load_model(actor=self.actor, **self.validate_body(ServedModelSerializer))
+        return Response(ServedModelSerializer(model).data, status.HTTP_201_CREATED)
 
     @extend_schema(
         request=ServedModelUpdateSerializer(partial=True), responses=ServedModelSerializer
@@ -165,8 +165,8 @@ class ServedModelViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Manag
     def partial_update(self, request: Request, pk: str) -> Response:
         """Change what is named."""
         row = self.row()
-        given = ServedModelUpdateSerializer(row, data=request.data, partial=True)
-        values = self.validated(given)
+        serializer = ServedModelUpdateSerializer(row, data=request.data, partial=True)
+        values = self.validated(serializer)
         named = values.pop("tenants", None)
         saved = actions.update_model(actor=self.actor, model=row, **values)
         if named is not None:
@@ -227,7 +227,7 @@ class ServedModelViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Manag
     @extend_schema(responses=ReplicaSerializer(many=True))
     @action(detail=True, methods=["get"], pagination_class=None, filter_backends=[])
     def replicas(self, request: Request, pk: str) -> Response:
-        """Its replicas: states, phases of a load, why they ended."""
+        """Its replicas: states, load phases, reasons of their exits."""
         rows = model_details.replica_status_list(self.row(), model_details.get_heartbeats())
         return Response(ReplicaSerializer(rows, many=True).data)
 
@@ -240,22 +240,22 @@ class ServedModelViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Manag
         row = self.row()
         asked = MemoryEstimateQuerySerializer(data=request.query_params)
         asked.is_valid(raise_exception=True)
-        found = model_details.checkpoint_of(row.source, row.settings)
-        if found is None and model_details.is_on_hub(row.source):
-            found = get_download_info(row.source, row.settings).checkpoint
-        if found is None:
+        checkpoint = model_details.checkpoint_of(row.source, row.settings)
+        if checkpoint is None and model_details.is_on_hub(row.source):
+            checkpoint = get_download_info(row.source, row.settings).checkpoint
+        if checkpoint is None:
             raise NotFound("Memory needs are unknown: the model's files are not on this host.")
         values = {name: value or "" for name, value in asked.validated_data.items()}
         return Response(
             MemoryEstimateSerializer(
-                model_details.estimate_memory_for_form(found, row.settings, values)
+                model_details.estimate_memory_for_form(checkpoint, row.settings, values)
             ).data
         )
 
     @extend_schema(responses=DownloadSerializer)
     @action(detail=True, methods=["get"])
     def download(self, request: Request, pk: str) -> Response:
-        """What a load fetches from the hub, and whether the disk of the gateway's host has room."""
+        """A load's download from the hub, and whether the gateway's disk has room for it."""
         row = self.row()
         if not model_details.is_on_hub(row.source):
             raise NotFound("It comes from a folder, not from the hub.")
@@ -267,9 +267,9 @@ class ServedModelViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Manag
         """The end of a replica's log, or what came behind a line."""
         row, asked = self.row(), LogQuerySerializer(data=request.query_params)
         asked.is_valid(raise_exception=True)
-        given = asked.validated_data
+        query = asked.validated_data
         try:
-            lines = model_details.log_of(row, given["replica"], given["after"])
+            lines = model_details.log_of(row, query["replica"], query["after"])
         except redis.RedisError as error:
             raise ServiceUnavailable("The log is unavailable: no connection to Redis.") from error
         return Response(LogLineSerializer(lines, many=True).data)

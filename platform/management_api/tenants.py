@@ -27,7 +27,7 @@ from tenants.tenant_data import export_chunks
 
 
 class WebhookSerializer(serializers.ModelSerializer):
-    """Where the tenant is told."""
+    """The tenant's webhook."""
 
     class Meta:
         model = Webhook
@@ -36,7 +36,7 @@ class WebhookSerializer(serializers.ModelSerializer):
 
 
 class WebhookWithSecretSerializer(WebhookSerializer):
-    """With the secret that signs; it's in this answer alone."""
+    """A webhook with its signing secret, which only this response contains."""
 
     secret = serializers.CharField(read_only=True)
 
@@ -45,7 +45,7 @@ class WebhookWithSecretSerializer(WebhookSerializer):
 
 
 class WebhookDeliverySerializer(serializers.ModelSerializer):
-    """One event: what was sent, and how that went."""
+    """An event: its body, and the result of its delivery."""
 
     state = serializers.CharField(read_only=True)
 
@@ -58,7 +58,7 @@ class WebhookDeliverySerializer(serializers.ModelSerializer):
 
 
 class WebhookViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixin):
-    """None or one. For admins."""
+    """The tenant's webhook, if any. For admins."""
 
     queryset = Webhook.objects.all()
     serializer_class = WebhookSerializer
@@ -70,8 +70,8 @@ class WebhookViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMix
     def create(self, request: Request, tenant: str) -> Response:
         """Set it; the one there was gives way."""
         where, values = self.tenant, self.validate_body(WebhookSerializer)
-        made = actions.set_webhook(actor=self.actor, tenant=where, **values)
-        return Response(WebhookWithSecretSerializer(made).data, status.HTTP_201_CREATED)
+        created = actions.set_webhook(actor=self.actor, tenant=where, **values)
+        return Response(WebhookWithSecretSerializer(created).data, status.HTTP_201_CREATED)
 
     @extend_schema(responses={204: None})
     def destroy(self, request: Request, tenant: str, pk: str) -> Response:
@@ -83,12 +83,12 @@ class WebhookViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMix
     @action(detail=True, methods=["post"])
     def test(self, request: Request, tenant: str, pk: str) -> Response:
         """Send it an event of the kind `webhook.test`."""
-        made = actions.send_test_event(actor=self.actor, tenant=self.row().tenant)
-        return Response(WebhookDeliverySerializer(made).data, status.HTTP_201_CREATED)
+        delivery = actions.send_test_event(actor=self.actor, tenant=self.row().tenant)
+        return Response(WebhookDeliverySerializer(delivery).data, status.HTTP_201_CREATED)
 
 
 class WebhookDeliveryViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixin):
-    """What was sent in the last 30 days, newest first. For admins."""
+    """Deliveries of the last 30 days, newest first. For admins."""
 
     queryset = WebhookDelivery.objects.all()
     serializer_class = WebhookDeliverySerializer
@@ -166,15 +166,15 @@ class TenantViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Management
             owner = User.objects.filter(username=named).first()
             if owner is None:
                 raise NotFound(f"User {named!r} not found.", param="owner")
-        made = tenants_actions.create_tenant(actor=self.actor, owner=owner, **values)
-        return Response(TenantSerializer(made).data, status.HTTP_201_CREATED)
+        tenant = tenants_actions.create_tenant(actor=self.actor, owner=owner, **values)
+        return Response(TenantSerializer(tenant).data, status.HTTP_201_CREATED)
 
     @extend_schema(request=TenantUpdateSerializer(partial=True), responses=TenantSerializer)
     def partial_update(self, request: Request, slug: str) -> Response:
         """Change what is named; `active` switches it off and on."""
         row = self.row()
-        given = TenantUpdateSerializer(row, data=request.data, partial=True)
-        values = self.validated(given)
+        serializer = TenantUpdateSerializer(row, data=request.data, partial=True)
+        values = self.validated(serializer)
         active = values.pop("active", None)
         with transaction.atomic():
             saved = tenants_actions.update_tenant(actor=self.actor, tenant=row, **values)
@@ -187,7 +187,7 @@ class TenantViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Management
     @extend_schema(request=None, responses={204: None})
     @action(detail=True, methods=["post"], url_path="new-cache-namespace")
     def new_cache_namespace(self, request: Request, slug: str) -> Response:
-        """What it cached is never hit again. For owners."""
+        """Rotate the cache namespace: cached prompts are never hit again. For owners."""
         tenants_actions.rotate_cache_salt(actor=self.actor, tenant=self.row())
         return Response(status=status.HTTP_204_NO_CONTENT)
 

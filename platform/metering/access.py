@@ -1,4 +1,4 @@
-"""What the data plane and the console use of metering."""
+"""Metering's interface for the data plane and the console."""
 
 from common.errors import BudgetSpent, RateLimited
 from metering.admission import (

@@ -32,7 +32,9 @@ CLOCK_SKEW = timedelta(minutes=1)
 PRICE_NAMES = ("input_per_million", "cached_per_million", "output_per_million")
 
 
-def decimal_of(value: Decimal | int | str, name: str, *, places: int, most: Decimal) -> Decimal:
+def decimal_of(
+    value: Decimal | int | str, name: str, *, max_decimals: int, max_value: Decimal
+) -> Decimal:
     """A decimal in [0, most] with so many places. Raises `InvalidRequest` with `name`."""
     try:
         number = Decimal(value)
@@ -40,10 +42,12 @@ def decimal_of(value: Decimal | int | str, name: str, *, places: int, most: Deci
         raise InvalidRequest(
             f"{name} must be a decimal number, got {str(value)[:50]!r}.", param=name
         ) from None
-    if not number.is_finite() or not 0 <= number <= most:
-        raise InvalidRequest(f"{name} must be in [0, {most}], got {number}.", param=name)
-    if number != round(number, places):
-        raise InvalidRequest(f"{name} takes {places} decimal places, got {number}.", param=name)
+    if not number.is_finite() or not 0 <= number <= max_value:
+        raise InvalidRequest(f"{name} must be in [0, {max_value}], got {number}.", param=name)
+    if number != round(number, max_decimals):
+        raise InvalidRequest(
+            f"{name} takes {max_decimals} decimal places, got {number}.", param=name
+        )
     return number
 
 
@@ -69,14 +73,14 @@ def set_price(
     now = timezone.now()
     if valid_from is not None and valid_from < now - CLOCK_SKEW:
         raise InvalidRequest("valid_from must not be in the past.", param="valid_from")
-    given = (
+    prices = (
         input_per_million,
         input_per_million if cached_per_million is None else cached_per_million,
         output_per_million,
     )
     values = {
-        name: decimal_of(value, name, places=6, most=MAX_PRICE)
-        for name, value in zip(PRICE_NAMES, given, strict=True)
+        name: decimal_of(value, name, max_decimals=6, max_value=MAX_PRICE)
+        for name, value in zip(PRICE_NAMES, prices, strict=True)
     }
     price = Price(model=model, valid_from=valid_from or now, **values)
     save_valid(price)
@@ -132,21 +136,23 @@ def set_budget(
     if tokens is None and amount is None:
         raise InvalidRequest("A budget needs tokens, an amount, or both.", param="tokens")
     if amount is not None:
-        amount = decimal_of(amount, "amount", places=9, most=MAX_AMOUNT)
+        amount = decimal_of(amount, "amount", max_decimals=9, max_value=MAX_AMOUNT)
     Tenant.objects.select_for_update().get(pk=tenant.pk)
     budget = Budget.objects.filter(tenant=tenant, api_key=key, model=model, period=period).first()
     is_new = budget is None
     if budget is None:
         budget = Budget(tenant=tenant, api_key=key, model=model, period=period)
-    wanted = {"tokens": tokens, "amount": amount}
+    limits = {"tokens": tokens, "amount": amount}
     if alert_percent is not None:
-        wanted["alert_percent"] = alert_percent
-    difference = changed(budget, wanted)
+        limits["alert_percent"] = alert_percent
+    difference = changed(budget, limits)
     if is_new or difference:
         save_valid(budget)
-        told = {name: [_to_json_value(a), _to_json_value(b)] for name, (a, b) in difference.items()}
+        changes = {
+            name: [_to_json_value(a), _to_json_value(b)] for name, (a, b) in difference.items()
+        }
         verb = "budget.create" if is_new else "budget.update"
-        log_action(actor=actor, action=verb, target=budget, tenant=tenant, changes=told)
+        log_action(actor=actor, action=verb, target=budget, tenant=tenant, changes=changes)
         _announce()
     return budget
 
@@ -210,15 +216,15 @@ def redeliver(*, actor: Actor | User, delivery: WebhookDelivery) -> WebhookDeliv
     """
     actor = to_actor(actor)
     require_role(actor, delivery.tenant, Role.ADMIN)
-    found = WebhookDelivery.objects.select_for_update().get(pk=delivery.pk)
-    if found.state != "failed":
-        raise Conflict(f"This event is {found.state}.")
+    row = WebhookDelivery.objects.select_for_update().get(pk=delivery.pk)
+    if row.state != "failed":
+        raise Conflict(f"This event is {row.state}.")
     check_waiting(delivery.tenant)
-    found.next_try_at, found.attempts = timezone.now(), 0
-    found.save(update_fields=["next_try_at", "attempts"])
-    log_action(actor=actor, action="webhook.send_again", target=found, tenant=delivery.tenant)
-    transaction.on_commit(partial(send_task_best_effort, DELIVER, found.pk))
-    return found
+    row.next_try_at, row.attempts = timezone.now(), 0
+    row.save(update_fields=["next_try_at", "attempts"])
+    log_action(actor=actor, action="webhook.send_again", target=row, tenant=delivery.tenant)
+    transaction.on_commit(partial(send_task_best_effort, DELIVER, row.pk))
+    return row
 
 
 @transaction.atomic

@@ -11,7 +11,7 @@ from tenants.admin import ReadOnlyModelAdmin
 
 @admin.register(UsageEntry)
 class UsageEntryAdmin(ReadOnlyModelAdmin):
-    """What each request used."""
+    """The usage ledger, one row a request."""
 
     console_page = "usage"
     list_display = (

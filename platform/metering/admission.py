@@ -134,7 +134,7 @@ class AdmissionRequest:
         adapter: its price, if any, precedes the model's, and its budgets apply besides the model's.
         outbox: stream of the outputs, read if this gateway dies. stream: for the ledger.
         header_id: the client's `x-request-id`.
-        stream_id, billed, known_token_counts: of a stream taken over from another gateway, see
+        stream_id, billed, previous_token_counts: of a stream taken over from another gateway, see
             `OpenRequest`.
     """
 
@@ -152,7 +152,7 @@ class AdmissionRequest:
     header_id: str = ""
     stream_id: str = ""
     billed: tuple[int, int] = (0, 0)
-    known_token_counts: Mapping[str, int] = field(default_factory=dict)
+    previous_token_counts: Mapping[str, int] = field(default_factory=dict)
 
     def open_request(self, caller: Caller, rates: Rates) -> bytes:
         """What another gateway bills if this one dies."""
@@ -175,7 +175,7 @@ class AdmissionRequest:
             header_id=self.header_id,
             stream_id=self.stream_id,
             billed=self.billed,
-            known=dict(self.known_token_counts),
+            known=dict(self.previous_token_counts),
             most=self.max_output_tokens,
         ).encode()
 
@@ -213,12 +213,12 @@ async def take_over_request(
     names = [open_key(gateway), open_key(GATEWAY), takeover_key(check.request_id)]
     arguments = [check.request_id, check.open_request, GATEWAY, RESERVATION_TTL_S]
     try:
-        taken = await run_script(redis_link(), "adopt", names, arguments)
+        adopted = await run_script(redis_link(), "adopt", names, arguments)
     except (RedisError, OSError) as error:
         raise ServiceUnavailable(
             "The stream can't be resumed right now. Try again later."
         ) from error
-    return replace(UNLIMITED, prices=check.prices, reserved=True) if taken else None
+    return replace(UNLIMITED, prices=check.prices, reserved=True) if adopted else None
 
 
 async def _limit_check(caller: Caller, request: AdmissionRequest) -> LimitCheck:

@@ -28,14 +28,14 @@ def send_budget_alerts() -> int:
 
     Mail and webhook are noted apart: one that fails is tried again at the next call.
     """
-    told = 0
+    num_sent = 0
     watched = Budget.objects.filter(alert_percent__gt=0, tenant__active=True).order_by("pk")
     for page in pages(list(watched.values_list("pk", flat=True))):
         budgets = watched.filter(pk__in=page).select_related("tenant", "api_key")
         for state in states_of(list(budgets)):
             if state.percent >= state.budget.alert_percent:
-                told += _notify(state)
-    return told
+                num_sent += _notify(state)
+    return num_sent
 
 
 def _notify(state: BudgetState) -> bool:
@@ -80,7 +80,7 @@ def _mail(state: BudgetState) -> bool:
 
 
 def alert_payload(state: BudgetState) -> dict[str, object]:
-    """What a webhook is told of a budget."""
+    """The body of a webhook's budget event."""
     budget = state.budget
     return {
         "budget": budget.pk,

@@ -88,8 +88,8 @@ def spent_from_ledger(limit: BudgetLimit, waiting: dict[str, UsageRecord]) -> tu
             nanos += sums["cost"] or 0
         ours = [record for record in waiting.values() if _counts(record, limit, start, end)]
         written: set[str] = set()
-        for at in range(0, len(ours), PART):
-            ids = [record.request_id for record in ours[at : at + PART]]
+        for start_index in range(0, len(ours), PART):
+            ids = [record.request_id for record in ours[start_index : start_index + PART]]
             rows = UsageEntry.objects.filter(request_id__in=ids)
             written.update(rows.values_list("request_id", flat=True))
     for record in ours:
@@ -103,8 +103,8 @@ def _counts(
     request: UsageRecord | OpenRequest, limit: BudgetLimit, start: datetime, end: datetime
 ) -> bool:
     """Whether a request is of the budget and of its period."""
-    at = request.started_at
-    moment = at if isinstance(at, datetime) else moment_of(at)
+    started_at = request.started_at
+    moment = started_at if isinstance(started_at, datetime) else moment_of(started_at)
     return (
         request.tenant_id == limit.tenant_id
         and limit.counts(request.key_id, billing_names(request.model, request.adapter))
@@ -118,7 +118,7 @@ def _running(client: redis.Redis, limit: BudgetLimit) -> list[list[Any]]:
     prompt's tokens and the most that it may generate, picos of a prompt's and of an output token.
     """
     start, end = moment_of(limit.start), moment_of(limit.end)
-    found: list[list[Any]] = []
+    requests: list[list[Any]] = []
     gateways = cast("list[bytes]", client.zrange(gateways_key(), 0, -1))
     for gateway in {GATEWAY.encode(), *gateways}:
         name = open_key(gateway.decode())
@@ -130,8 +130,8 @@ def _running(client: redis.Redis, limit: BudgetLimit) -> list[list[Any]]:
             if _counts(request, limit, start, end):
                 rates, prompt = Rates(*request.rates), sum(request.prompts)
                 where = [name, request.request_id, reservation_key(request.request_id)]
-                found.append([*where, prompt, request.most, rates.prompt, rates.output])
-    return found
+                requests.append([*where, prompt, request.most, rates.prompt, rates.output])
+    return requests
 
 
 def _of_model(name: str) -> Q:
@@ -190,7 +190,7 @@ def _spooled(client: redis.Redis) -> tuple[str, dict[str, UsageRecord]]:
         return "0-0", {}
     last_id = info["last-generated-id"]
     last_id = last_id.decode() if isinstance(last_id, bytes) else last_id
-    found: dict[str, UsageRecord] = {}
+    records: dict[str, UsageRecord] = {}
     after = "-"
     while entries := client.xrange(name, min=after, max=last_id, count=1000):
         for entry_id, fields in cast("list[tuple[bytes, dict[bytes, bytes]]]", entries):
@@ -199,8 +199,8 @@ def _spooled(client: redis.Redis) -> tuple[str, dict[str, UsageRecord]]:
                 record = decode_record(fields[b"r"])
             except (msgspec.DecodeError, msgspec.ValidationError, KeyError):
                 continue  # the drainer sets it apart
-            found.setdefault(record.request_id, record)
-    return last_id, found
+            records.setdefault(record.request_id, record)
+    return last_id, records
 
 
 @dataclass(frozen=True)
@@ -221,13 +221,13 @@ class BudgetState:
 
     @property
     def percent(self) -> float:
-        """How much is spent, of tokens or of money, whichever is more."""
+        """The spent percentage, of tokens or of money, whichever is higher."""
         parts = [0.0]
         if self.budget.tokens is not None:
             parts.append(self.tokens / self.budget.tokens if self.budget.tokens else 1.0)
         if self.budget.amount is not None:
-            most = float(self.budget.amount)
-            parts.append(self.nanos / 1e9 / most if most else 1.0)
+            max_amount = float(self.budget.amount)
+            parts.append(self.nanos / 1e9 / max_amount if max_amount else 1.0)
         return 100 * max(parts)
 
 
@@ -237,12 +237,16 @@ def access_budgets(user: Actor | User, tenant: Tenant) -> QuerySet[Budget]:
     Raises `NotFound` for a stranger.
     """
     role = access_role(user, tenant)
-    found = Budget.objects.filter(tenant=tenant).select_related("tenant", "api_key")
+    budgets = Budget.objects.filter(tenant=tenant).select_related("tenant", "api_key")
     if role.rank >= Role.ADMIN.rank:
-        return found
-    own = found.filter(api_key=None)
+        return budgets
+    tenant_budgets = budgets.filter(api_key=None)
     person = to_actor(user).user
-    return own if person is None else own | found.filter(api_key__created_by=person)
+    return (
+        tenant_budgets
+        if person is None
+        else tenant_budgets | budgets.filter(api_key__created_by=person)
+    )
 
 
 def access_budget(user: Actor | User, tenant: Tenant, pk: int) -> Budget:
@@ -270,10 +274,10 @@ def access_deliveries(user: Actor | User, tenant: Tenant) -> QuerySet[WebhookDel
 
 def access_delivery(user: Actor | User, tenant: Tenant, pk: int) -> WebhookDelivery:
     """Raises `NotFound`, `PermissionDenied`."""
-    found = access_deliveries(user, tenant).filter(pk=pk).first()
-    if found is None:
+    delivery = access_deliveries(user, tenant).filter(pk=pk).first()
+    if delivery is None:
         raise NotFound("Delivery not found.")
-    return found
+    return delivery
 
 
 def access_prices() -> QuerySet[Price]:
@@ -293,8 +297,8 @@ def states_of(budgets: Sequence[Budget], moment: datetime | None = None) -> list
     try:
         limits = _limits(budgets, moment)
         return [
-            _state(budget, limit, found)
-            for budget, limit, found in zip(budgets, limits, _counters(limits), strict=True)
+            _state(budget, limit, counters)
+            for budget, limit, counters in zip(budgets, limits, _counters(limits), strict=True)
         ]
     except (DatabaseError, InterfaceError) as error:
         raise ServiceUnavailable("Budgets are unavailable. Try again later.") from error
@@ -335,10 +339,10 @@ def _counters(limits: Sequence[BudgetLimit]) -> list[list[int]]:
     ]
 
 
-def _state(budget: Budget, limit: BudgetLimit, found: list[int]) -> BudgetState:
+def _state(budget: Budget, limit: BudgetLimit, counters: list[int]) -> BudgetState:
     return BudgetState(
         budget,
         datetime.fromtimestamp(limit.start, UTC),
         datetime.fromtimestamp(limit.end, UTC),
-        *(max(0, value) for value in found or [*spent_from_ledger(limit, {}), 0, 0]),
+        *(max(0, value) for value in counters or [*spent_from_ledger(limit, {}), 0, 0]),
     )

@@ -33,12 +33,12 @@ async def admit_call(caller: Caller, cost: int) -> None:
     names = [bucket.redis_key for bucket in buckets]
     arguments = [cost, *(bucket.capacity for bucket in buckets)]
     try:
-        over, wait = await run_script(redis_link(), "take", names, arguments)
+        exceeded, wait = await run_script(redis_link(), "take", names, arguments)
     except (RedisError, OSError) as error:
         logger.debug("a call was not counted: %s", error)
         return
-    if over:
-        bucket, seconds = buckets[over - 1], float(wait)
+    if exceeded:
+        bucket, seconds = buckets[exceeded - 1], float(wait)
         raise RateLimited(
             f"This {bucket.owner} may make {bucket.capacity} calls a minute that generate nothing; "
             f"this one counts as {cost}. Try again in {seconds:.2f} s.",

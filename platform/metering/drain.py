@@ -1,4 +1,4 @@
-"""From the spool into the ledger: a thread in every gateway process.
+"""Move usage records from the spool into the ledger, in a thread of every gateway process.
 
 The drainers share a consumer group. An entry is acknowledged and deleted only once its row is
 there, and a row with the same request id is there only once, so nothing is lost or doubled whenever
@@ -83,12 +83,12 @@ class Spool:
 
     def read(self, *, block_ms: int | None) -> Entries:
         """New entries; `block_ms` None returns at once."""
-        found = self.client.xreadgroup(
+        reply = self.client.xreadgroup(
             GROUP, self.consumer, {self.key: ">"}, count=BATCH, block=block_ms
         )
-        return _entries(found)
+        return _entries(reply)
 
-    def own_pending(self) -> Entries:
+    def pending_entries(self) -> Entries:
         """What this consumer took and did not finish; what was trimmed has no fields."""
         return _entries(self.client.xreadgroup(GROUP, self.consumer, {self.key: "0"}, count=BATCH))
 
@@ -96,11 +96,11 @@ class Spool:
         """Take over what dead consumers left: by Redis's clock, or by the watch's."""
         pending: list[dict[str, Any]]
         pending = list(self.client.xpending_range(self.key, GROUP, "-", "+", BATCH))
-        others = [entry for entry in pending if entry["consumer"].decode() != self.consumer]
-        watched = watch.idle_ms(others) if watch is not None else {}
+        foreign = [entry for entry in pending if entry["consumer"].decode() != self.consumer]
+        watched = watch.idle_ms(foreign) if watch is not None else {}
         idle = [
             entry["message_id"]
-            for entry in others
+            for entry in foreign
             if max(entry["time_since_delivered"], watched.get(entry["message_id"], 0)) >= idle_ms
         ]
         # XCLAIM doesn't check their idleness again: a ledger row is unique, however many write it.
@@ -232,7 +232,7 @@ class LedgerWriter(LoopThread):
     def _drain(self, spool: Spool) -> None:
         """Work until something fails or the end is asked for."""
         spool.ensure_group()
-        while not self.stopping.is_set() and (mine := spool.own_pending()):
+        while not self.stopping.is_set() and (mine := spool.pending_entries()):
             self._write(spool, mine)
         rounds = 0
         while not self.stopping.is_set():
@@ -283,12 +283,12 @@ async def stop_drainer() -> None:
         _drainer = None
 
 
-def _entries(found: Any) -> Entries:
+def _entries(reply: Any) -> Entries:
     """The entries of the one stream in an XREADGROUP reply, in RESP2's or RESP3's shape."""
-    if not found:
+    if not reply:
         return []
-    if isinstance(found, dict):
-        (value,) = found.values()
+    if isinstance(reply, dict):
+        (value,) = reply.values()
         # redis-py wraps RESP3's entries in one more list
         return list(value[0]) if value and isinstance(value[0], list) else list(value)
-    return [entry for _, entries in found for entry in entries]
+    return [entry for _, entries in reply for entry in entries]

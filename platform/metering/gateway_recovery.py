@@ -17,8 +17,7 @@ import redis
 from django.conf import settings
 
 from common.loops import LoopThread
-from engine.contract import messages as protocol
-from engine.contract import redis_keys
+from engine.contract import messages, redis_keys
 from metering.open_requests import GATEWAY, OpenRequest, gateways_key, open_key, response_stored_key
 from metering.redis_scripts import load_script, redis_key, sync_client
 from metering.request_log import RequestTrace
@@ -86,9 +85,9 @@ def settle_dead_gateway(client: redis.Redis, gateway: str) -> int:
     """Settle all that a dead gateway had open, unless another does; how many that were."""
     if not client.set(redis_key(f"burying:{gateway}"), GATEWAY, nx=True, ex=LOCK_S):
         return 0
-    left = cast("dict[bytes, bytes]", client.hgetall(open_key(gateway)))
+    open_requests = cast("dict[bytes, bytes]", client.hgetall(open_key(gateway)))
     counts: dict[str, dict[str, int]] = {}
-    for data in left.values():
+    for data in open_requests.values():
         try:
             request = OpenRequest.decode(data)
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
@@ -96,8 +95,8 @@ def settle_dead_gateway(client: redis.Redis, gateway: str) -> int:
             continue
         if request.outbox not in counts:
             counts[request.outbox] = outputs_of(client, request.outbox)
-        left_it = _was_delivered(client, request)
-        record = request.record(counts[request.outbox], time.time(), left=left_it)
+        was_delivered = _was_delivered(client, request)
+        record = request.record(counts[request.outbox], time.time(), was_delivered=was_delivered)
         prompt, output = request.billed
         account = EngineUsage(
             request.engine_ids(), request.outputs, billed_prompt=prompt, billed_output=output
@@ -107,9 +106,9 @@ def settle_dead_gateway(client: redis.Redis, gateway: str) -> int:
         _mark_billed(client, request, record)
     client.delete(open_key(gateway))
     client.zrem(gateways_key(), gateway)
-    if left:
-        logger.warning("gateway %s died: settled %d open requests", gateway, len(left))
-    return len(left)
+    if open_requests:
+        logger.warning("gateway %s died: settled %d open requests", gateway, len(open_requests))
+    return len(open_requests)
 
 
 def _was_delivered(client: redis.Redis, request: OpenRequest) -> bool:
@@ -119,12 +118,12 @@ def _was_delivered(client: redis.Redis, request: OpenRequest) -> bool:
     if request.stream_id or request.known:  # its client was at another gateway before
         return True
     name = redis_keys.stream_key(request.root_request_id, settings.QUIRE.key_prefix)
-    is_kept, told = client.hmget(name, "open", "told")
-    return is_kept is None or told is not None
+    is_open, delivered = client.hmget(name, "open", "told")
+    return is_open is None or delivered is not None
 
 
 def _mark_billed(client: redis.Redis, request: OpenRequest, record: UsageRecord) -> None:
-    """Whoever goes on with the stream, if anybody does, bills what comes then."""
+    """Store what is billed, so that a gateway that resumes the stream bills only the rest."""
     name = redis_keys.stream_key(request.root_request_id, settings.QUIRE.key_prefix)
     if client.exists(name):
         prompt, output = request.billed
@@ -143,7 +142,7 @@ def outputs_of(client: redis.Redis, outbox: str) -> dict[str, int]:
     unread = client.xrange(redis_keys.outbox_key(outbox, prefix))
     for _, fields in cast("list[tuple[bytes, dict[bytes, bytes]]]", unread):
         try:
-            batch = protocol.decode_outbox(fields[protocol.STREAM_FIELD])
+            batch = messages.decode_outbox(fields[messages.STREAM_FIELD])
         except (msgspec.DecodeError, msgspec.ValidationError, KeyError):
             continue
         for delta in batch.deltas:

@@ -50,14 +50,14 @@ def update_rollups(
                 record.endpoint,
             )
             total = sums[name]
-            for at, amount in enumerate(_amounts(record)):
-                total[at] += amount
+            for index, amount in enumerate(_amounts(record)):
+                total[index] += amount
         # In one order everywhere: two writers can't each wait for a row that the other has.
         _add(table, sorted(sums.items()), connection, cursor)
 
 
 def _amounts(record: UsageRecord) -> tuple[int, ...]:
-    """In the order of `SUM_FIELDS`."""
+    """The record's amounts, in the order of `SUM_FIELDS`."""
     return (
         1,
         record.prompt_tokens,

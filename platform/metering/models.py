@@ -9,7 +9,7 @@ from django.conf import settings
 from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
 
-from metering.money import MAX_AMOUNT, MAX_PRICE, PRICE_PLACES, Rates
+from metering.money import MAX_AMOUNT, MAX_PRICE, PRICE_DECIMALS, Rates
 from tenants.models import ApiKey, Tenant, User
 
 #: What a Lua number holds exactly.
@@ -17,7 +17,7 @@ MAX_TOKENS = 2**53
 
 
 class Period(models.TextChoices):
-    """Of the tenant's calendar."""
+    """A budget's period in the tenant's time zone."""
 
     DAY = "day", "Day"
     WEEK = "week", "Week"
@@ -99,7 +99,7 @@ class Budget(models.Model):
 def _price(help_text: str) -> models.DecimalField:
     return models.DecimalField(
         max_digits=14,
-        decimal_places=PRICE_PLACES,
+        decimal_places=PRICE_DECIMALS,
         validators=[MinValueValidator(Decimal(0)), MaxValueValidator(MAX_PRICE)],
         help_text=help_text,
     )
@@ -126,7 +126,7 @@ class Price(models.Model):
 
     @property
     def rates(self) -> Rates:
-        """By the token."""
+        """The price of one token."""
         return Rates.of_millions(
             self.input_per_million, self.cached_per_million, self.output_per_million
         )
@@ -214,7 +214,7 @@ class RequestEntry(models.Model):
 
 
 class RequestContent(models.Model):
-    """What was asked and answered, of tenants that want it kept. Both are cut to a few pages."""
+    """A request's prompt and output, for tenants that store them; both are truncated."""
 
     request_id = models.CharField(max_length=200, unique=True)
     tenant = models.ForeignKey(Tenant, models.DO_NOTHING, db_constraint=False, related_name="+")
@@ -293,7 +293,7 @@ class UsageDay(_RollUp):
 
 
 class UsageEntry(models.Model):
-    """What one request used. Written once, keyed by its request id, and never changed.
+    """One request's usage. Written once, keyed by its request id, and never changed.
 
     The references carry no database constraint: what was used stays on the bill whatever becomes of
     a key or a user, and one odd row can't hold up the spool behind it.
@@ -388,7 +388,7 @@ RETRY_DELAYS = tuple(timedelta(minutes=m) for m in (1, 5, 30, 120, 360))
 
 
 class WebhookDelivery(models.Model):
-    """One event on its way to a webhook, and how that went.
+    """An event's delivery to a webhook, and its result.
 
     `body` is sent byte for byte at every try. `next_try_at` is empty once it was taken or given up.
     """

@@ -14,7 +14,7 @@ PERIODS = ("day", "week", "month")
 
 
 def period_of(period: str, moment: datetime, zone: tzinfo) -> tuple[datetime, datetime]:
-    """Where the period around a moment begins and ends, in UTC; the end isn't included.
+    """Return the start and the end (exclusive) of the period around a moment, in UTC.
 
     Periods begin at midnight by the zone's clocks, weeks on Mondays, so a day may have 23 or 25
     hours. A midnight that comes twice counts the first time, one that is left out when the clocks
@@ -31,21 +31,21 @@ def period_of(period: str, moment: datetime, zone: tzinfo) -> tuple[datetime, da
         last = (first + timedelta(days=32)).replace(day=1)
     else:
         raise ValueError(f"period must be one of {', '.join(PERIODS)}, got {period!r}.")
-    begin, end = (datetime.combine(each, time.min, zone).astimezone(UTC) for each in (first, last))
+    begin, end = (datetime.combine(day, time.min, zone).astimezone(UTC) for day in (first, last))
     return begin, end
 
 
 NANOS = 10**9
 PICOS_A_NANO = 1000
 #: Of a price for a million tokens: six decimal places, and what a Lua number holds exactly.
-PRICE_PLACES = 6
+PRICE_DECIMALS = 6
 MAX_PRICE = Decimal(10**6)
 #: Of a budget, in the currency: a Lua number holds its nanos exactly.
 MAX_AMOUNT = Decimal(9 * 10**6)
 
 
 class Rates(NamedTuple):
-    """What a token costs, in picos."""
+    """Prices of one token, in picos."""
 
     input: int = 0
     cached: int = 0
@@ -53,8 +53,8 @@ class Rates(NamedTuple):
 
     @classmethod
     def of_millions(cls, input: Decimal, cached: Decimal, output: Decimal) -> Rates:
-        """From prices for a million tokens."""
-        return cls(*(int(price.scaleb(PRICE_PLACES)) for price in (input, cached, output)))
+        """Convert prices of a million tokens."""
+        return cls(*(int(price.scaleb(PRICE_DECIMALS)) for price in (input, cached, output)))
 
     @property
     def prompt(self) -> int:
@@ -62,7 +62,7 @@ class Rates(NamedTuple):
         return max(self.input, self.cached)
 
     def cost_nanos(self, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> int:
-        """What a request costs; cached tokens are part of the prompt's."""
+        """A request's cost; its prompt's tokens include the cached ones."""
         picos = (
             (prompt_tokens - cached_tokens) * self.input
             + cached_tokens * self.cached

@@ -30,7 +30,7 @@ def gateways_key() -> str:
 
 
 def reservation_key(request_id: str) -> str:
-    """Where Redis keeps what a running request has reserved."""
+    """Redis key of a running request's reservation."""
     return redis_key(f"reservation:{request_id}")
 
 
@@ -40,7 +40,7 @@ def response_stored_key(request_id: str) -> str:
 
 
 class OpenRequest(msgspec.Struct, kw_only=True):
-    """What another gateway needs to bill a request whose own was killed.
+    """What another gateway needs to bill a request if this one dies.
 
     Attributes:
         prompts: tokens of each prompt. outputs: of each prompt. rates: its prices.
@@ -83,7 +83,7 @@ class OpenRequest(msgspec.Struct, kw_only=True):
 
     @property
     def root_request_id(self) -> str:
-        """Of the request that it is, or is the rest of."""
+        """Id of the original request; this one may continue it."""
         return self.stream_id or self.request_id
 
     def engine_ids(self) -> list[str]:
@@ -92,17 +92,17 @@ class OpenRequest(msgspec.Struct, kw_only=True):
             return [self.root_request_id]
         return [f"{self.root_request_id}-{number}" for number in range(len(self.prompts))]
 
-    def record(self, counts: Mapping[str, int], now: float, *, left: bool) -> UsageRecord:
+    def record(self, counts: Mapping[str, int], now: float, *, was_delivered: bool) -> UsageRecord:
         """Its usage. `counts`: "engine's id/output" -> output tokens; without one it didn't begin.
 
-        `left`: whether anything of its answer may have left its gateway. Else nothing of it is
-        billed, and who asks again pays once.
+        `was_delivered`: whether the client may have got any of its output. Else nothing is billed,
+        and a client that retries pays once.
         """
         prompt = completion = 0
         for tokens, name in zip(self.prompts, self.engine_ids(), strict=True):
             fields = [f"{name}/{index}" for index in range(self.outputs)]
             ran = [max(counts.get(f, -1), self.known.get(f, -1)) for f in fields]
-            if left and max(ran) >= 0:
+            if was_delivered and max(ran) >= 0:
                 prompt += tokens
                 completion += sum(max(0, count) for count in ran)
         completion = max(0, completion - self.billed[1])

@@ -59,18 +59,20 @@ def check_day(day: datetime) -> bool:
                 for table in (UsageHour, UsageDay):
                     name = table._meta.db_table
                     cursor.execute(f"LOCK TABLE {name} IN SHARE ROW EXCLUSIVE MODE")
-        kept = _tenants_with_full_ledger(day)
-        entries = _ledger(day, kept)
-        hours, days = (_repair(table, day, entries, kept) for table in (UsageHour, UsageDay))
+        tenants = _tenants_with_full_ledger(day)
+        entries = _ledger(day, tenants)
+        hours, days = (_repair(table, day, entries, tenants) for table in (UsageHour, UsageDay))
         return hours and days
 
 
 def _tenants_with_full_ledger(day: datetime) -> list[int]:
     """Tenants of whom the ledger still has all of the day."""
     age = timedelta(days=1)
-    kept = Tenant.objects.values_list("pk", "keep_usage_days")
+    retention_days = Tenant.objects.values_list("pk", "keep_usage_days")
     now = datetime.now(UTC)
-    return [pk for pk, days in kept if days is None or day > now - timedelta(days=days) + age]
+    return [
+        pk for pk, days in retention_days if days is None or day > now - timedelta(days=days) + age
+    ]
 
 
 def _ledger(day: datetime, tenants: list[int]) -> Rows:
@@ -94,29 +96,29 @@ def _ledger(day: datetime, tenants: list[int]) -> Rows:
 
 def _repair(table: Any, day: datetime, entries: Rows, tenants: list[int]) -> bool:
     """Make a table's rows of the day what they should be; whether they were."""
-    wanted: Rows = {}
+    expected: Rows = {}
     for (hour, *of), amounts in entries.items():
-        place = (hour if table is UsageHour else day, *of)
-        before = wanted.get(place, (0,) * len(SUM_FIELDS))
-        wanted[place] = tuple(a + b for a, b in zip(before, amounts, strict=True))
+        key = (hour if table is UsageHour else day, *of)
+        previous_sums = expected.get(key, (0,) * len(SUM_FIELDS))
+        expected[key] = tuple(a + b for a, b in zip(previous_sums, amounts, strict=True))
     rows = table.objects.filter(
         start__gte=day, start__lt=day + timedelta(days=1), tenant__in=tenants
     )
     width = 1 + len(_OF)
-    found = {row[:width]: row[width:] for row in rows.values_list("start", *_OF, *SUM_FIELDS)}
-    if found == wanted:
+    current = {row[:width]: row[width:] for row in rows.values_list("start", *_OF, *SUM_FIELDS)}
+    if current == expected:
         return True
     logger.error(
         "%s of %s was not the ledger's: %d sums are made anew",
         table.__name__,
         day.date(),
-        len(wanted),
+        len(expected),
     )
     rows.delete()
     table.objects.bulk_create(
         [
             table(**dict(zip(("start", *_OF, *SUM_FIELDS), (*of, *amounts), strict=True)))
-            for of, amounts in wanted.items()
+            for of, amounts in expected.items()
         ],
         batch_size=60,
     )
@@ -145,14 +147,14 @@ class ReconciliationRow:
 
     @property
     def difference(self) -> list[int]:
-        """What the ledger has too much."""
+        """The ledger's excess over Redis's sums."""
         parts = zip(self.ledger, self.unbilled, self.engine, strict=True)
         return [ledger + unbilled - engine for ledger, unbilled, engine in parts]
 
 
 @dataclass
 class Reconciliation:
-    """What a comparison found.
+    """The result of a comparison.
 
     Attributes:
         since: of requests that came from then on; None: no gateway has run yet.
@@ -174,15 +176,15 @@ def reconcile(
     client: redis.Redis, days: int = 2, attempts: int = SNAPSHOT_ATTEMPTS
 ) -> Reconciliation:
     """Compare the last days, today among them. May block."""
-    found = _snapshot(client, days)
+    result = _snapshot(client, days)
     for _ in range(attempts - 1):
-        if found.is_balanced:
+        if result.is_balanced:
             break
         time.sleep(PAUSE_S)
         again = _snapshot(client, days)
-        again.lost = [name for name in again.lost if name in set(found.lost)]
-        found = again
-    return found
+        again.lost = [name for name in again.lost if name in set(result.lost)]
+        result = again
+    return result
 
 
 def prune_counters(client: redis.Redis, lost: Iterable[str] = ()) -> None:
@@ -234,7 +236,7 @@ def _snapshot(client: redis.Redis, days: int) -> Reconciliation:
         ledger = line(tenant_id, model).ledger
         ledger[0] += prompt
         ledger[1] += output
-    ordered = [lines[place] for place in sorted(lines) if place[0] in slugs]
+    ordered = [lines[key] for key in sorted(lines) if key[0] in slugs]
     running, lost = _count_open_requests(client, set(waiting))
     return Reconciliation(since, ordered, running, lost)
 
@@ -257,12 +259,12 @@ def _ledger_sums(
     rows = UsageEntry.objects.filter(started_at__gte=since, recorded_at__lte=until)
     sums = rows.order_by().values_list("tenant_id", "model")
     yield from sums.annotate(Sum("prompt_tokens"), Sum("completion_tokens"))
-    there: set[str] = set()
+    ledger_ids: set[str] = set()
     for part in _parts(waiting):
-        there.update(rows.filter(request_id__in=part).values_list("request_id", flat=True))
+        ledger_ids.update(rows.filter(request_id__in=part).values_list("request_id", flat=True))
     for name, record in waiting.items():
         started: Any = record.started_at
-        if name not in there and started >= since:
+        if name not in ledger_ids and started >= since:
             yield record.tenant_id, record.model, record.prompt_tokens, record.completion_tokens
 
 
@@ -280,8 +282,8 @@ def _count_open_requests(client: redis.Redis, waiting: set[str]) -> tuple[int, l
         running.update(_SUFFIX.sub("", name.decode()) for name in open_requests)
     settled = names & waiting
     for part in _parts(names - running - waiting):
-        found = UsageEntry.objects.filter(request_id__in=part)
-        settled.update(found.values_list("request_id", flat=True))
+        entries = UsageEntry.objects.filter(request_id__in=part)
+        settled.update(entries.values_list("request_id", flat=True))
     if late := [name for name in fields if _request_of(name) in settled - running]:
         client.hdel(written, *late)
     return len(names & running), sorted(names - running - settled)

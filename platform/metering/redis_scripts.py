@@ -12,7 +12,7 @@ import redis
 from django.conf import settings
 from redis.exceptions import NoScriptError
 
-from engine.system import redis_client as redis_clients
+from engine.system import redis_client
 from engine.system.redis_client import RedisPipeline
 
 
@@ -31,7 +31,7 @@ def redis_link() -> RedisPipeline:
     """The running loop's link. It connects when needed and stays connected."""
     loop = asyncio.get_running_loop()
     if _current.link is None or _current.loop is not loop or _current.url != settings.REDIS_URL:
-        _current.link = RedisPipeline(settings.REDIS_URL, timeout_s=redis_clients.TIMEOUT_S)
+        _current.link = RedisPipeline(settings.REDIS_URL, timeout_s=redis_client.TIMEOUT_S)
         _current.loop, _current.url = loop, settings.REDIS_URL
     return _current.link
 
@@ -45,7 +45,7 @@ async def close_redis_link() -> None:
 
 def sync_client(*, block_s: float = 0.0) -> redis.Redis:
     """A client for a thread of its own, which closes it. `block_s`: its longest blocking read."""
-    return redis_clients.sync_client(settings.REDIS_URL, block_s=block_s)
+    return redis_client.sync_client(settings.REDIS_URL, block_s=block_s)
 
 
 def redis_key(name: str) -> str:

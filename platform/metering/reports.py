@@ -42,7 +42,7 @@ _COLUMNS |= {"adapter": "adapter"}
 
 @dataclass(frozen=True, kw_only=True)
 class UsageQuery:
-    """What is asked for.
+    """A usage report's query.
 
     Attributes:
         start, end: aware; `start` is included and lies on a bucket's beginning, `end` is not.
@@ -67,7 +67,7 @@ class UsageQuery:
 
 @dataclass(slots=True)
 class UsageTotals:
-    """What one group used in one bucket.
+    """A group's usage in one bucket.
 
     `group` has the question's names, None for nobody; sums of one group share it.
     """
@@ -101,43 +101,47 @@ def access_report_tenants(caller: Caller, named: Sequence[str]) -> list[int] | N
         return [caller.tenant_id]
     if not named:
         return None
-    found = dict(Tenant.objects.filter(slug__in=named).values_list("slug", "pk"))
+    tenants = dict(Tenant.objects.filter(slug__in=named).values_list("slug", "pk"))
     for slug in named:
-        if slug not in found:
+        if slug not in tenants:
             raise NotFound(f"Project {slug[:80]!r} not found.", param="project_ids")
-    return list(found.values())
+    return list(tenants.values())
 
 
-def report(question: UsageQuery, *, whole: bool = False) -> list[UsageTotals]:
+def report(question: UsageQuery, *, total: bool = False) -> list[UsageTotals]:
     """The sums, bucket by bucket, the oldest first; buckets without use are left out.
 
     A key's requests count as its maker's when grouped by user. The caller has checked who may see
     what. May block.
 
     Args:
-        whole: all buckets added up by the database, one sum a group; their `start` says nothing.
+        total: the database adds all buckets up, one sum a group; their `start` has no meaning.
     """
     columns = [_COLUMNS[name] for name in question.group_by]
     by_user = "user_id" in columns or bool(question.users)
     grouped = sorted({*columns, *(("user_id", "key_id") if by_user else ())})
-    rows = _rows(question, grouped, whole=whole)
+    rows = _rows(question, grouped, total=total)
     names = GroupNames(rows, grouped, question.group_by)
-    found: dict[Any, dict[int, UsageTotals]] = defaultdict(dict)
+    totals: dict[Any, dict[int, UsageTotals]] = defaultdict(dict)
     end = 1 + len(grouped)
     for row in rows:
         if question.users and names.user_of(row) not in question.users:
             continue
         number = names.number_of(row[1:end])
-        bucket = found[row[0]]
+        bucket = totals[row[0]]
         if number in bucket:
             bucket[number].add(row[end:])
         else:
             bucket[number] = UsageTotals(names.moment(row[0]), names.labels[number], *row[end:])
     rank = names.ranks().__getitem__  # numbers are cheaper to sort than names
-    return [found[at][number] for at in sorted(found) for number in sorted(found[at], key=rank)]
+    return [
+        totals[moment][number]
+        for moment in sorted(totals)
+        for number in sorted(totals[moment], key=rank)
+    ]
 
 
-def _rows(question: UsageQuery, grouped: Sequence[str], *, whole: bool) -> list[tuple[Any, ...]]:
+def _rows(question: UsageQuery, grouped: Sequence[str], *, total: bool) -> list[tuple[Any, ...]]:
     """Bucket, groups and sums from the coarsest table that has the buckets.
 
     A bucket is what `GroupNames.moment` reads; buckets sort by time.
@@ -158,7 +162,7 @@ def _rows(question: UsageQuery, grouped: Sequence[str], *, whole: bool) -> list[
         sqlite = connections[query.db].vendor == "sqlite"
         query = query.annotate(bucket=_Text("start") if sqlite else _Seconds("start"))
         sums = {f"sum_{name}": Sum(name) for name in SUM_FIELDS}
-        if {"key_id", "model"} <= set(grouped) and not whole:
+        if {"key_id", "model"} <= set(grouped) and not total:
             sums = {}  # nearly every row is a group of its own: adding up here costs less
     if question.tenants is not None:
         query = query.filter(tenant_id__in=question.tenants)
@@ -171,14 +175,14 @@ def _rows(question: UsageQuery, grouped: Sequence[str], *, whole: bool) -> list[
         query = query.filter(endpoint__in=POOLING)
     elif question.pooling is False:
         query = query.exclude(endpoint__in=POOLING)
-    if whole:
+    if total:
         query = query.annotate(bucket=Value(0))  # type: ignore[no-redef]  # replaced
     if not sums:
         return list(query.values_list("bucket", *grouped, *SUM_FIELDS))
-    found = query.order_by().values("bucket", *grouped).annotate(**sums)
-    rows = list(found.values_list("bucket", *grouped, *sums))
+    sums_by_bucket = query.order_by().values("bucket", *grouped).annotate(**sums)
+    rows = list(sums_by_bucket.values_list("bucket", *grouped, *sums))
     # Without a group there's a row even of nothing.
-    return [row for row in rows if row[-1] is not None] if whole else rows
+    return [row for row in rows if row[-1] is not None] if total else rows
 
 
 class _Seconds(Func):
@@ -213,7 +217,7 @@ def _in_chunks(rows: QuerySet[Any, Any], ids: Collection[int]) -> Iterator[Any]:
 
 
 class GroupNames:
-    """What rows are called outside: tenants by slug, keys by their public id.
+    """Maps database ids to public names: tenants by slug, keys by their public id.
 
     Each group of numbers is turned into words once, however many buckets have it.
     """
@@ -221,7 +225,7 @@ class GroupNames:
     def __init__(
         self, rows: Sequence[tuple[Any, ...]], grouped: Sequence[str], group_by: Sequence[str]
     ) -> None:
-        self._at = {column: place for place, column in enumerate(grouped)}
+        self._index_by_column = {column: index for index, column in enumerate(grouped)}
         self._group_by = group_by
         self._numbers: dict[tuple[Any, ...], int] = {}
         self._groups: dict[tuple[str | None, ...], int] = {}
@@ -231,16 +235,16 @@ class GroupNames:
         self._tenants: dict[int, str] = {}
         self._keys: dict[int, tuple[str, int | None]] = {}
         if "project_id" in group_by:
-            ids = {row[1 + self._at["tenant_id"]] for row in rows}
+            ids = {row[1 + self._index_by_column["tenant_id"]] for row in rows}
             self._tenants = dict(_in_chunks(Tenant.objects.values_list("pk", "slug"), ids))
-        if "key_id" in self._at:
-            ids = {row[1 + self._at["key_id"]] for row in rows}
+        if "key_id" in self._index_by_column:
+            ids = {row[1 + self._index_by_column["key_id"]] for row in rows}
             columns = ("pk", "public_id", "created_by_id", "service_account_id")
-            found = _in_chunks(ApiKey.objects.values_list(*columns), ids)
+            keys = _in_chunks(ApiKey.objects.values_list(*columns), ids)
             # A service account's key is no person's, whoever made it.
             self._keys = {
                 pk: (public_id, None if account else maker)
-                for pk, public_id, maker, account in found
+                for pk, public_id, maker, account in keys
             }
 
     def moment(self, bucket: int | str) -> datetime:
@@ -254,11 +258,11 @@ class GroupNames:
         return self._moments[bucket]
 
     def user_of(self, row: tuple[Any, ...]) -> int:
-        """Who asked, or made the key that asked; 0 for nobody."""
+        """Id of the requesting user, or of the key's creator; 0 for none."""
         return self._user(row[1:])
 
     def number_of(self, values: tuple[Any, ...]) -> int:
-        """Of the group that a row's values belong to."""
+        """Number of the group that a row belongs to."""
         number = self._numbers.get(values)
         if number is None:
             group = tuple(self._label(name, values) for name in self._group_by)
@@ -269,7 +273,7 @@ class GroupNames:
         return number
 
     def ranks(self) -> list[int]:
-        """By a group's number: its place among all, by their values."""
+        """Each group's rank by its values, by the group's number."""
         ranks = [0] * len(self.labels)
         ordered = sorted(self._groups, key=lambda group: [value or "" for value in group])
         for rank, group in enumerate(ordered):
@@ -277,19 +281,19 @@ class GroupNames:
         return ranks
 
     def _user(self, values: tuple[Any, ...]) -> int:
-        maker = self._keys.get(values[self._at["key_id"]], ("", None))[1]
-        return values[self._at["user_id"]] or maker or 0
+        maker = self._keys.get(values[self._index_by_column["key_id"]], ("", None))[1]
+        return values[self._index_by_column["user_id"]] or maker or 0
 
     def _label(self, name: str, values: tuple[Any, ...]) -> str | None:
-        value = values[self._at[_COLUMNS[name]]]
+        value = values[self._index_by_column[_COLUMNS[name]]]
         if name == "project_id":
             return self._tenants.get(value, str(value))
         if name == "user_id":
             user = self._user(values)
             return str(user) if user else None
         if name == "api_key_id":
-            known = self._keys.get(value)
-            return known[0] if known else (str(value) if value else None)
+            key = self._keys.get(value)
+            return key[0] if key else (str(value) if value else None)
         if name == "adapter":
             return value or None
         return str(value)
@@ -306,26 +310,26 @@ MAX_REQUESTS = 10_000
 SMALL_TABLE_ROWS = {"model", "line_item", "adapter", "endpoint"}
 
 
-def first_page(question: UsageQuery, *, whole: bool = False) -> UsageQuery:
+def first_page(question: UsageQuery, *, total: bool = False) -> UsageQuery:
     """The question's first buckets: as many as can be read at once, and one at least. May block.
 
-    By minute it's whole hours, or less than one that was asked for. `whole`: as in `report`.
+    By minute it's whole hours, or less than one that was asked for. `total`: as in `report`.
     """
-    left = MAX_ROWS_AGGREGATED if SMALL_TABLE_ROWS.issuperset(question.group_by) else MAX_ROWS
-    if whole:
-        left = MAX_ROWS_EXPORT
+    remaining = MAX_ROWS_AGGREGATED if SMALL_TABLE_ROWS.issuperset(question.group_by) else MAX_ROWS
+    if total:
+        remaining = MAX_ROWS_EXPORT
     table = UsageDay if question.width == "1d" else UsageHour
     count: Aggregate = Count("pk")
     if question.width == "1m":
         # Sums by hour say how many of the ledger's rows there are without a look at it.
-        left, count = MAX_REQUESTS, Sum("requests")
+        remaining, count = MAX_REQUESTS, Sum("requests")
     first = question.start.replace(minute=0)
     rows = table.objects.filter(start__gte=first, start__lt=question.end)
     if question.tenants is not None:
         rows = rows.filter(tenant_id__in=question.tenants)
     counts = rows.order_by("start").values_list("start").annotate(rows=count)
-    for start, found in counts:
-        left -= found
-        if left < 0 and start > first:
+    for start, num_rows in counts:
+        remaining -= num_rows
+        if remaining < 0 and start > first:
             return replace(question, end=start)
     return question

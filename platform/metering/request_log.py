@@ -15,7 +15,7 @@ from django.db.models.constants import OnConflict
 from common.errors import NotFound
 from engine.contract.errors import InvalidRequest
 from metering.models import RequestContent, RequestEntry
-from metering.usage_record import UsageRecord, plain_text
+from metering.usage_record import UsageRecord, clean_text
 from tenants.access import access_role, access_tenants
 from tenants.actors import Actor, to_actor
 from tenants.models import Role, Tenant, User
@@ -57,17 +57,17 @@ def of_status(rows: QuerySet[RequestEntry], status: str) -> QuerySet[RequestEntr
 
 def access_request_entry(user: Reader, name: str) -> RequestEntry:
     """The newest request that goes by this id and is the user's to see. Raises `NotFound`."""
-    found = access_requests(user).filter(called(name)).first()
-    if found is None:
+    entry = access_requests(user).filter(called(name)).first()
+    if entry is None:
         raise NotFound("Request not found.", param="id")
-    return found
+    return entry
 
 
 def access_content(user: Reader, entry: RequestEntry) -> RequestContent | None:
-    """What was asked and answered, if it was kept: for admins, owners and whoever asked."""
-    role, own = access_role(user, entry.tenant), to_actor(user).user
-    asked = own is not None and entry.user_id == own.pk
-    if role.rank < Role.ADMIN.rank and not asked:
+    """The stored prompt and output, if any: for admins, owners and the requesting user."""
+    role, person = access_role(user, entry.tenant), to_actor(user).user
+    is_requester = person is not None and entry.user_id == person.pk
+    if role.rank < Role.ADMIN.rank and not is_requester:
         return None
     return RequestContent.objects.filter(
         request_id=entry.request_id, tenant_id=entry.tenant_id
@@ -77,8 +77,8 @@ def access_content(user: Reader, entry: RequestEntry) -> RequestContent | None:
 def called(name: str) -> Q:
     """Whatever a client has seen; of an attempt's or a prompt's id in the engine the request's."""
     name = name.strip()[:200]
-    plain = name.partition("~")[0]
-    return Q(request_id=plain) | Q(header_id=name) | Q(answer_id=plain)
+    base_id = name.partition("~")[0]
+    return Q(request_id=base_id) | Q(header_id=name) | Q(answer_id=base_id)
 
 
 #: Of one request: outputs, hops and points in time that are kept.
@@ -88,7 +88,7 @@ MAX_REASON_CHARS = 500
 
 
 class OutputTrace(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """One output's way through the engine; see `engine.contract.messages.FlightRecord`.
+    """An output's path through the engine; see `engine.contract.messages.FlightRecord`.
 
     Times are milliseconds; `chunks` and `preempted_at` count from the request's arrival at the
     replica. `chunks`: [when, tokens]. `drafted`: tokens of a step with drafts, on average.
@@ -125,7 +125,7 @@ class PlacementEvent(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class RequestTrace(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """What is kept of a request beside `UsageRecord`.
+    """Details of a request besides `UsageRecord`.
 
     Attributes:
         header_id: its `x-request-id`, the client's own or ours. answer_id: what the answer is
@@ -152,9 +152,9 @@ class RequestTrace(msgspec.Struct, omit_defaults=True, kw_only=True):
     tokens: list[tuple[int, int]] = msgspec.field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.header_id = plain_text(self.header_id, 200)
-        self.answer_id = plain_text(self.answer_id, 200)
-        self.message = plain_text(self.message, MAX_REASON_CHARS)
+        self.header_id = clean_text(self.header_id, 200)
+        self.answer_id = clean_text(self.answer_id, 200)
+        self.message = clean_text(self.message, MAX_REASON_CHARS)
 
     @property
     def first(self) -> OutputTrace:
@@ -166,53 +166,53 @@ _encode = msgspec.json.Encoder().encode
 _decoder = msgspec.json.Decoder(RequestTrace)
 
 
-def encode_trace(note: RequestTrace) -> str:
-    """As the database keeps it."""
-    return _encode(note).decode()
+def encode_trace(trace: RequestTrace) -> str:
+    """Encode a trace for the database."""
+    return _encode(trace).decode()
 
 
 def decode_trace(text: str) -> RequestTrace:
-    """What `encode_trace` made; an empty one of what was kept without a note."""
+    """Decode a stored trace; rows without one give an empty trace."""
     return _decoder.decode(text) if text else RequestTrace()
 
 
 def request_detail_json(reader: Reader, entry: RequestEntry) -> dict[str, Any]:
     """Everything but the columns. Of what others had running only an operator sees how much."""
-    note = decode_trace(entry.detail)
+    trace = decode_trace(entry.detail)
     content = access_content(reader, entry)
     operator = to_actor(reader).is_operator
     return {
-        "message": note.message,
-        "numerics_changed": note.numerics_changed,
-        "admitted_ms": note.admitted_ms,
-        "limits": note.limits,
-        "sampling": note.asked,
-        "price": _price(note),
-        "hops": msgspec.to_builtins(note.hops),
-        "outputs": [_output(each, operator=operator) for each in note.outputs],
-        "tokens_over_time": note.tokens,
+        "message": trace.message,
+        "numerics_changed": trace.numerics_changed,
+        "admitted_ms": trace.admitted_ms,
+        "limits": trace.limits,
+        "sampling": trace.asked,
+        "price": _price(trace),
+        "hops": msgspec.to_builtins(trace.hops),
+        "outputs": [_output(output, operator=operator) for output in trace.outputs],
+        "tokens_over_time": trace.tokens,
         "content": None
         if content is None
         else {"prompt": content.prompt, "answer": content.answer},
     }
 
 
-def _price(note: RequestTrace) -> dict[str, str]:
-    """Of a million tokens, in the currency."""
+def _price(trace: RequestTrace) -> dict[str, str]:
+    """The price of a million tokens, in the currency."""
     names = ("input", "cached", "output")
     return {
         name: f"{picos / 10**6:.6f}".rstrip("0").rstrip(".")
-        for name, picos in zip(names, note.rates, strict=True)
+        for name, picos in zip(names, trace.rates, strict=True)
     }
 
 
-def _output(note: OutputTrace, *, operator: bool) -> dict[str, Any]:
-    shown = {name: getattr(note, name) for name in note.__struct_fields__}
-    own, everybody = shown.pop("ahead_own"), shown.pop("ahead")
-    shown["ahead"] = {"own": own, "others": everybody > own}
+def _output(trace: OutputTrace, *, operator: bool) -> dict[str, Any]:
+    fields = {name: getattr(trace, name) for name in trace.__struct_fields__}
+    tenant_ahead, everybody = fields.pop("ahead_own"), fields.pop("ahead")
+    fields["ahead"] = {"own": tenant_ahead, "others": everybody > tenant_ahead}
     if operator:
-        shown["ahead"]["num_others"] = everybody - own
-    return shown
+        fields["ahead"]["num_others"] = everybody - tenant_ahead
+    return fields
 
 
 #: Values of one statement that any SQLite takes.
@@ -237,7 +237,7 @@ class RequestRow:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What was asked and answered."""
+    """A request's prompt and output."""
 
     request_id: str
     tenant_id: int
@@ -256,11 +256,11 @@ def insert_rows(items: Sequence[RequestRow | Content]) -> None:
 
 
 def _entry(item: RequestRow) -> tuple[Any, ...]:
-    record, note = item.record, item.trace
+    record, trace = item.record, item.trace
     return (
         record.request_id,
-        note.header_id,
-        note.answer_id,
+        trace.header_id,
+        trace.answer_id,
         record.tenant_id,
         record.key_id,
         record.user_id,
@@ -269,20 +269,20 @@ def _entry(item: RequestRow) -> tuple[Any, ...]:
         record.adapter,
         record.adapter_digest,
         record.status,
-        note.code[:60],
+        trace.code[:60],
         item.repeat_count,
         record.finish_reason or "",
         record.stream,
         cast(datetime, record.started_at),
         record.duration_ms,
         record.ttft_ms,
-        note.first.queue_ms,
+        trace.first.queue_ms,
         record.prompt_tokens,
         record.cached_tokens,
         record.completion_tokens,
         record.cost_nanos,
-        note.replica[:200],
-        encode_trace(note),
+        trace.replica[:200],
+        encode_trace(trace),
     )
 
 
@@ -304,7 +304,7 @@ def _insert(model: type[Model], names: Sequence[str], rows: Iterable[tuple[Any, 
         step = VALUES // len(names)
         for start in range(0, len(values), step):
             part = values[start : start + step]
-            flat = [adapt(v) if isinstance(v, datetime) else v for each in part for v in each]
+            flat = [adapt(v) if isinstance(v, datetime) else v for value in part for v in value]
             cursor.execute(
                 f"{insert} ({columns}) VALUES {', '.join([row] * len(part))} {suffix}", flat
             )

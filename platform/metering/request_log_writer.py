@@ -57,7 +57,7 @@ class RejectionSampler:
         self._windows: dict[Kind, _Window] = {}
 
     def add(self, kind: Kind, make: Callable[[], RequestRow]) -> None:
-        """One more was refused; `make` is called where it's to be kept. Any thread."""
+        """Count a refused request; `make` is called if it is stored. Called from any thread."""
         with self._lock:
             if kind not in self._windows and len(self._windows) >= MAX_KINDS:
                 kind = (kind[0], None, "", *kind[3:])
@@ -103,9 +103,9 @@ _written: Counter[int] = Counter()
 _refusals = RejectionSampler(_waiting.append)
 
 
-def log_request(record: UsageRecord, note: RequestTrace) -> None:
+def log_request(record: UsageRecord, trace: RequestTrace) -> None:
     """A request has ended. Returns at once; any thread."""
-    _waiting.append(RequestRow(record, note))
+    _waiting.append(RequestRow(record, trace))
 
 
 def log_rejection(kind: Kind, make: Callable[[], tuple[UsageRecord, RequestTrace]]) -> None:
@@ -114,7 +114,7 @@ def log_rejection(kind: Kind, make: Callable[[], tuple[UsageRecord, RequestTrace
 
 
 def log_content(content: Content) -> None:
-    """What was asked and answered, of a tenant that wants it kept."""
+    """Queue a request's prompt and output, for a tenant that stores them."""
     _waiting.append(content)
 
 

@@ -1,4 +1,4 @@
-"""What metering keeps of tenants, and for how long."""
+"""Retention of tenants' usage and request logs."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ def delete_expired_usage() -> int:
     """Remove single requests that their tenants keep no longer; sums by hour and day stay."""
     removed = 0
     for tenant in Tenant.objects.exclude(keep_usage_days=None):
-        before = timezone.now() - timedelta(days=tenant.keep_usage_days or 0)
-        removed += remove_rows(UsageEntry.objects.filter(tenant=tenant, started_at__lt=before))
+        cutoff = timezone.now() - timedelta(days=tenant.keep_usage_days or 0)
+        removed += remove_rows(UsageEntry.objects.filter(tenant=tenant, started_at__lt=cutoff))
     return removed
 
 
 def remove_old_requests() -> int:
     """Remove what is older than `REQUEST_RETENTION_DAYS`; contents sooner where their tenants say
     so."""
-    before = timezone.now() - timedelta(days=REQUEST_RETENTION_DAYS)
-    removed = remove_rows(RequestEntry.objects.filter(started_at__lt=before))
-    removed += remove_rows(RequestContent.objects.filter(at__lt=before))
+    cutoff = timezone.now() - timedelta(days=REQUEST_RETENTION_DAYS)
+    removed = remove_rows(RequestEntry.objects.filter(started_at__lt=cutoff))
+    removed += remove_rows(RequestContent.objects.filter(at__lt=cutoff))
     for tenant in Tenant.objects.filter(keep_content_days__lt=REQUEST_RETENTION_DAYS):
         sooner = timezone.now() - timedelta(days=tenant.keep_content_days or 0)
         removed += remove_rows(RequestContent.objects.filter(tenant=tenant, at__lt=sooner))
@@ -55,12 +55,12 @@ def trim_requests(tenant_id: int) -> int:
     """Remove the oldest of what a tenant has more than `MAX_DELETED_REQUESTS` and
     `MAX_DELETED_CONTENTS` of."""
     removed = 0
-    for rows, most, moment in (
+    for rows, max_rows, moment in (
         (RequestEntry.objects.filter(tenant_id=tenant_id), MAX_DELETED_REQUESTS, "started_at"),
         (RequestContent.objects.filter(tenant_id=tenant_id), MAX_DELETED_CONTENTS, "at"),
     ):
         newest = rows.order_by(f"-{moment}").values_list(moment, flat=True)
-        if last := newest[most : most + 1]:
+        if last := newest[max_rows : max_rows + 1]:
             removed += remove_rows(rows.filter(**{f"{moment}__lte": last[0]}))
     return removed
 
@@ -79,12 +79,12 @@ def register_all() -> None:
 
 def _bulk_kind(name: str, model: Any) -> TenantDataKind:
     """Rows by the million that nothing refers to."""
-    plain = simple_kind(name, model)
+    kind = simple_kind(name, model)
 
     def erase(tenant: Tenant) -> int:
         return remove_rows(model.objects.filter(tenant=tenant))
 
-    return TenantDataKind(name, plain.rows, model, erase=erase)
+    return TenantDataKind(name, kind.rows, model, erase=erase)
 
 
 def remove_rows(rows: QuerySet[Any]) -> int:

@@ -39,7 +39,7 @@ class AdapterUse:
 
 @dataclass(frozen=True)
 class TokenBucket:
-    """One limit. Full it holds a minute's worth, and it refills evenly.
+    """A rate limit: a bucket that holds a minute's amount and refills evenly.
 
     `kind` is "tokens" or "requests", `owner` "tenant" or "key" (or "user" never: sessions share the
     tenant's), `capacity` a minute's worth, > 0.
@@ -59,7 +59,7 @@ class TokenBucket:
 def get_buckets(caller: Caller) -> list[TokenBucket]:
     """The caller's limits, those of tokens first. 0 is no limit; None for a tenant the default."""
     quire = settings.QUIRE
-    found = [
+    limits = [
         ("tokens", "tenant", caller.tokens_per_minute, quire.tokens_per_minute),
         ("tokens", "key", caller.key_tokens_per_minute, 0),
         ("requests", "tenant", caller.requests_per_minute, quire.requests_per_minute),
@@ -68,7 +68,7 @@ def get_buckets(caller: Caller) -> list[TokenBucket]:
     # Keys that followed each other by rotation share what the first had.
     ids = {"tenant": caller.tenant_id, "key": caller.key_family or caller.key_id}
     buckets = []
-    for kind, owner, limit, default in found:
+    for kind, owner, limit, default in limits:
         capacity, owner_id = default if limit is None else limit, ids[owner]
         if capacity and owner_id is not None:
             buckets.append(TokenBucket(kind, owner, owner_id, capacity))
@@ -77,7 +77,7 @@ def get_buckets(caller: Caller) -> list[TokenBucket]:
 
 @dataclass(frozen=True)
 class ConcurrencyLimit:
-    """How many requests of a tenant or a key may run at a time: `max_running`, > 0."""
+    """Maximum number of running requests of a tenant or key: `max_running`, > 0."""
 
     owner: str
     owner_id: int
@@ -91,14 +91,14 @@ class ConcurrencyLimit:
 
 def get_concurrency_limits(caller: Caller) -> list[ConcurrencyLimit]:
     """The caller's, the tenant's first."""
-    found = [
+    limits = [
         ("tenant", caller.tenant_id, caller.max_running_requests),
         ("key", caller.key_family or caller.key_id, caller.key_max_running_requests),
     ]
     return [
-        ConcurrencyLimit(owner, owner_id, most)
-        for owner, owner_id, most in found
-        if owner_id and most
+        ConcurrencyLimit(owner, owner_id, max_running)
+        for owner, owner_id, max_running in limits
+        if owner_id and max_running
     ]
 
 
@@ -139,7 +139,7 @@ class BudgetLimit:
 
     @property
     def owner(self) -> str:
-        """Whose it is, for messages."""
+        """The limit's owner, for messages."""
         whose = "key" if self.key_ids else "tenant"
         return f"{whose}'s budget for {self.model}" if self.model else f"{whose}'s budget"
 
@@ -190,7 +190,7 @@ class PricingRules:
 
 
 def billing_names(model: str, adapter: str) -> tuple[str, ...]:
-    """What a budget may call a request's model; through an adapter ("" for none) that one, too."""
+    """Names under which a budget matches a model, or a model's adapter ("" for none)."""
     return (model, adapter, f"{model}:{adapter}") if adapter else (model,)
 
 
@@ -237,7 +237,7 @@ def load_rules(tenant_id: int) -> PricingRules:
         zone = Tenant.objects.filter(pk=tenant_id).values_list("time_zone", flat=True).first()
         budgets = list(Budget.objects.filter(tenant_id=tenant_id).order_by("api_key", "pk"))
         narrowed = {budget.api_key_id for budget in budgets if budget.api_key_id is not None}
-        prices = _prices.is_fresh("all")
+        prices = _prices.peek("all")
         if prices is None:
             prices = _read_prices()
             _prices.store("all", prices)
@@ -247,7 +247,7 @@ def load_rules(tenant_id: int) -> PricingRules:
 
 
 def key_families(key_ids: Collection[int]) -> dict[int, tuple[int, ...]]:
-    """Each of these keys -> it and those that followed it by rotation."""
+    """Return {key id: ids of the key and of those that replaced it by rotation}."""
     if not key_ids:
         return {}
     by_first = {key_id: [key_id] for key_id in key_ids}
@@ -258,10 +258,10 @@ def key_families(key_ids: Collection[int]) -> dict[int, tuple[int, ...]]:
 
 
 def _read_prices() -> dict[str, list[tuple[datetime, Rates]]]:
-    found: dict[str, list[tuple[datetime, Rates]]] = {}
+    prices: dict[str, list[tuple[datetime, Rates]]] = {}
     for price in Price.objects.order_by("model", "-valid_from"):
-        found.setdefault(price.model, []).append((price.valid_from, price.rates))
-    return found
+        prices.setdefault(price.model, []).append((price.valid_from, price.rates))
+    return prices
 
 
 def moment_of(seconds: float) -> datetime:

@@ -40,7 +40,7 @@ def sums_key() -> str:
 
 
 def reconciliation_start_key() -> str:
-    """When the sums begin: requests that came before aren't in them."""
+    """Redis key of the time from which on sums are complete."""
     return redis_key("accounts:since")
 
 
@@ -113,7 +113,7 @@ def spool_key() -> str:
 
 
 def settle_keys(request_id: str, gateway: str = GATEWAY) -> list[str]:
-    """As `settle.lua` has them."""
+    """Keys of `settle.lua`."""
     return [
         reservation_key(request_id),
         spool_key(),
@@ -132,12 +132,12 @@ def settle_arguments(
     gateway: str = GATEWAY,
     account: EngineUsage | None = None,
 ) -> list[Any]:
-    """As `settle.lua` has them."""
-    most = settings.QUIRE.usage_spool_max
-    known = msgspec.json.encode(dict(epochs))
-    told = account.encode(record) if account is not None else b""
-    numbers = [record.total_tokens, entry, most, record.request_id, record.cost_nanos]
-    return [*numbers, known, gateway, told]
+    """Arguments of `settle.lua`."""
+    max_entries = settings.QUIRE.usage_spool_max
+    epochs_json = msgspec.json.encode(dict(epochs))
+    usage = account.encode(record) if account is not None else b""
+    numbers = [record.total_tokens, entry, max_entries, record.request_id, record.cost_nanos]
+    return [*numbers, epochs_json, gateway, usage]
 
 
 async def settle(
@@ -153,14 +153,16 @@ async def settle(
     its answer, and what can't be kept is in the log.
     """
     admission = admission or RESERVED_ADMISSION
-    entry, most = encode_record(record), settings.QUIRE.usage_spool_max
+    entry, max_entries = encode_record(record), settings.QUIRE.usage_spool_max
     try:
         if admission.reserved:
             keys = settle_keys(record.request_id)
             arguments = await _arguments(record, entry, admission.epochs, account)
             await run_script(redis_link(), "settle", keys, arguments)
         else:
-            await redis_link().execute("XADD", spool_key(), "MAXLEN", "~", most, "*", "r", entry)
+            await redis_link().execute(
+                "XADD", spool_key(), "MAXLEN", "~", max_entries, "*", "r", entry
+            )
     except (RedisError, OSError) as error:
         logger.warning("usage of %s written directly to the database: %s", record.request_id, error)
         if admission.reserved:
@@ -171,7 +173,7 @@ async def settle(
 async def _arguments(
     record: UsageRecord, entry: bytes, epochs: Mapping[str, str], account: EngineUsage | None
 ) -> list[Any]:
-    """Of a request with thousands of outputs, made beside the event loop."""
+    """Build the arguments off the event loop, since a request may have thousands of outputs."""
     if account is None or len(account.names) * account.outputs <= _INLINE_MAX_OUTPUTS:
         return settle_arguments(record, entry, epochs, account=account)
     return await asyncio.to_thread(settle_arguments, record, entry, epochs, account=account)

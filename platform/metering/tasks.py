@@ -16,8 +16,8 @@ logger = logging.getLogger(__name__)
 @shared_task(name="metering.alerts")
 def alerts() -> None:
     """Tell tenants of budgets that are nearly spent."""
-    if told := send_budget_alerts():
-        logger.info("sent %d budget alerts", told)
+    if num_sent := send_budget_alerts():
+        logger.info("sent %d budget alerts", num_sent)
 
 
 @shared_task(name=DELIVER)
@@ -48,11 +48,11 @@ def check_sums() -> None:
     verify_rollups()
     client = sync_client()
     try:
-        found = reconcile(client)
-        prune_counters(client, found.lost)
+        result = reconcile(client)
+        prune_counters(client, result.lost)
     finally:
         client.close()
-    for line in found.lines:
+    for line in result.lines:
         if any(line.difference):
             logger.error(
                 "The ledger of %s, %s has %s tokens (prompt, output) too much.",
@@ -60,9 +60,9 @@ def check_sums() -> None:
                 line.model,
                 line.difference,
             )
-    if found.lost:
+    if result.lost:
         logger.error(
             "%d requests were computed and never settled: %s",
-            len(found.lost),
-            ", ".join(found.lost[:20]),
+            len(result.lost),
+            ", ".join(result.lost[:20]),
         )

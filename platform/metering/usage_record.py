@@ -1,4 +1,4 @@
-"""What a finished request used, as it travels through the spool."""
+"""A finished request's usage, as it is stored in the spool."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _TEXT_LIMITS |= {"adapter": 100, "adapter_digest": 64, "in_place_of": 200}
 
 
 class UsageRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One request's usage.
+    """A finished request's usage.
 
     Attributes:
         request_id: unique; a second record with the same id changes nothing.
@@ -57,7 +57,7 @@ class UsageRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
             if not 0 <= getattr(self, name) <= MAX_COUNT:
                 raise ValueError(f"{name} must be in [0, 2**62], got {getattr(self, name)}.")
         for name, limit in _TEXT_LIMITS.items():
-            setattr(self, name, plain_text(getattr(self, name) or "", limit))
+            setattr(self, name, clean_text(getattr(self, name) or "", limit))
 
     @property
     def total_tokens(self) -> int:
@@ -65,7 +65,7 @@ class UsageRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
         return self.prompt_tokens + self.completion_tokens
 
 
-def plain_text(text: str, limit: int) -> str:
+def clean_text(text: str, limit: int) -> str:
     """Text that any database takes: no NUL, no lone surrogate, bounded."""
     return text[:limit].replace("\0", "").encode("utf-8", "replace").decode("utf-8")
 

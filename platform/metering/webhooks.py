@@ -58,17 +58,17 @@ def create_event(tenant: Tenant, kind: str, values: dict[str, Any]) -> WebhookDe
         return None
     check_waiting(tenant)
     event_id = str(uuid.uuid4())
-    told = {"id": event_id, "type": kind, "tenant": tenant.slug, **values}
-    made = WebhookDelivery.objects.create(
+    payload = {"id": event_id, "type": kind, "tenant": tenant.slug, **values}
+    delivery = WebhookDelivery.objects.create(
         tenant=tenant,
         event_id=event_id,
         kind=kind,
         url=hook.url,
-        body=json.dumps(told, separators=(",", ":")),
+        body=json.dumps(payload, separators=(",", ":")),
         next_try_at=timezone.now(),
     )
-    transaction.on_commit(partial(send_task_best_effort, DELIVER, made.pk))
-    return made
+    transaction.on_commit(partial(send_task_best_effort, DELIVER, delivery.pk))
+    return delivery
 
 
 def check_waiting(tenant: Tenant) -> None:
@@ -173,8 +173,8 @@ def _send(row: WebhookDelivery, hook: Webhook) -> None:
         breaker.succeed()
         row.delivered_at, row.next_try_at = timezone.now(), None
         return
-    told = row.error or f"it answered {row.status}"
-    logger.warning("webhook delivery failed: tenant %s, event %s: %s", row.tenant, row, told)
+    reason = row.error or f"it answered {row.status}"
+    logger.warning("webhook delivery failed: tenant %s, event %s: %s", row.tenant, row, reason)
 
 
 def signature(secret: str, body: bytes, seconds: int) -> str:

@@ -1,1 +1,1 @@
-"""What tenants leave with the installation: files, batches of requests, stored responses."""
+"""Tenants' stored objects: files, batches of requests, responses, conversations."""

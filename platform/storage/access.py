@@ -44,18 +44,18 @@ MAX_SEARCH_CHARS = 200
 
 
 def access_conversations(
-    user: User, tenant: Tenant, search: str = "", before: str = ""
+    user: User, tenant: Tenant, search: str = "", cursor: str = ""
 ) -> list[SavedConversation]:
     """The user's own in a tenant, the last changed first, one more than `MAX_LISTED`; no documents.
 
     Args:
-        search: words that each must have somewhere. before: the last one of the page before.
+        search: words that all must occur. cursor: id of the last conversation of the previous page.
     """
     rows = _live().filter(tenant__in=access_tenants(user), tenant=tenant, user=user)
     for word in search[:MAX_SEARCH_CHARS].replace("\0", "").lower().split():
         rows = rows.filter(words__contains=word)
-    if before:
-        last = access_own_conversation(user, before)
+    if cursor:
+        last = access_own_conversation(user, cursor)
         earlier = Q(changed_at=last.changed_at, pk__lt=last.pk)
         rows = rows.filter(Q(changed_at__lt=last.changed_at) | earlier)
     ordered = rows.defer("document", "words").order_by("-changed_at", "-pk")
@@ -63,7 +63,7 @@ def access_conversations(
 
 
 def access_own_conversation(user: User, public_id: str) -> SavedConversation:
-    """One that the user may change. Raises `NotFound`."""
+    """A conversation that the user may change. Raises `NotFound`."""
     return _one(_of(user).filter(user=user), public_id)
 
 
@@ -217,14 +217,14 @@ def page(
         rows = rows.filter(pk__lt=cursor.pk) if newest_first else rows.filter(pk__gt=cursor.pk)
     ordered = rows.order_by(f"{sign}pk")
     if matches is None:
-        found = list(ordered[: limit + 1])
+        selected = list(ordered[: limit + 1])
     else:
-        found = list(islice(filter(matches, ordered.iterator(chunk_size=100)), limit + 1))
-    return found[:limit], len(found) > limit
+        selected = list(islice(filter(matches, ordered.iterator(chunk_size=100)), limit + 1))
+    return selected[:limit], len(selected) > limit
 
 
 def stored_bytes(tenant_id: int) -> int:
-    """What a tenant's files take, and the parts of uploads that aren't files yet."""
+    """Bytes of a tenant's files, and of the parts of unfinished uploads."""
     total: dict[str, Any] = _for_tenant(StoredFile, tenant_id).aggregate(sum=Sum("size", default=0))
     pending = {"upload__tenant_id": tenant_id, "upload__status": UploadStatus.PENDING}
     parts: dict[str, Any] = UploadPart.objects.filter(**pending).aggregate(
@@ -240,8 +240,8 @@ def open_batches() -> QuerySet[Batch]:
 
 def open_responses() -> QuerySet[StoredResponse]:
     """Background responses that want a worker or have one."""
-    wanted = (ResponseStatus.QUEUED, ResponseStatus.IN_PROGRESS)
-    return StoredResponse.objects.filter(background=True, status__in=wanted)
+    states = (ResponseStatus.QUEUED, ResponseStatus.IN_PROGRESS)
+    return StoredResponse.objects.filter(background=True, status__in=states)
 
 
 def claimable_batches() -> list[str]:
@@ -250,7 +250,7 @@ def claimable_batches() -> list[str]:
 
 
 def unclaimed_responses() -> list[str]:
-    """The same of background responses."""
+    """Background responses without a lease, like `unclaimed_batches`."""
     return _unclaimed(open_responses(), settings.QUIRE.tenant_quotas.running_responses)
 
 
@@ -261,9 +261,9 @@ def lease_is_free() -> Q:
 
 def _unclaimed(rows: QuerySet[Any], per_tenant: int) -> list[str]:
     """Tenants take turns: nobody's long queue stands before another's first piece of work."""
-    held = rows.filter(~lease_is_free(), tenant=OuterRef("tenant")).order_by().values("tenant")
+    claimed = rows.filter(~lease_is_free(), tenant=OuterRef("tenant")).order_by().values("tenant")
     turns = rows.filter(lease_is_free()).annotate(
-        running=Coalesce(Subquery(held.annotate(n=Count("pk")).values("n")), 0),
+        running=Coalesce(Subquery(claimed.annotate(n=Count("pk")).values("n")), 0),
         place=Window(RowNumber(), partition_by="tenant_id", order_by="pk"),
     )
     mine = turns.annotate(turn=F("running") + F("place")).filter(turn__lte=per_tenant)
@@ -287,16 +287,16 @@ def access_item_conversation(
 
 
 def access_item(caller: Caller, conversation_id: str, item_id: str) -> ConversationItem:
-    """One item. Raises `NotFound`."""
+    """An item of a conversation. Raises `NotFound`."""
     row = access_item_conversation(caller, conversation_id)
     return _item(row, item_id, "item_id")
 
 
 def _item(row: ItemConversation, item_id: str, param: str) -> ConversationItem:
-    found = row.items.filter(public_id=item_id[:64]).first() if "\0" not in item_id else None
-    if found is None or found.public_id != item_id:
+    item = row.items.filter(public_id=item_id[:64]).first() if "\0" not in item_id else None
+    if item is None or item.public_id != item_id:
         raise NotFound(f"No such item: {item_id[:80]!r}.", param=param)
-    return found
+    return item
 
 
 def access_item_page(
@@ -308,8 +308,8 @@ def access_item_page(
     if after:
         cursor = _item(row, after, "after")
         rows = rows.filter(pk__lt=cursor.pk) if newest_first else rows.filter(pk__gt=cursor.pk)
-    found = list(rows[: limit + 1])
-    return found[:limit], len(found) > limit
+    items = list(rows[: limit + 1])
+    return items[:limit], len(items) > limit
 
 
 def access_all_items(

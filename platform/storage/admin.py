@@ -1,4 +1,4 @@
-"""What tenants store, in Django's admin: facts, not contents."""
+"""Stored objects in Django's admin: metadata, not contents."""
 
 from django.contrib import admin
 

@@ -24,7 +24,7 @@ CHUNK = 1 << 16
 
 
 def files_dir() -> Path:
-    """Where files are, mode 0700."""
+    """The folder of files, mode 0700."""
     folder = settings.QUIRE.files_dir
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return folder

@@ -12,7 +12,7 @@ from tenants.models import ApiKey, Tenant
 
 
 def json_chars(*values: Any) -> int:
-    """What values take in columns of this kind."""
+    """Characters that the values take in columns of this kind."""
     return sum(len(json.dumps(value)) for value in values)
 
 
@@ -40,7 +40,7 @@ class JsonTextField(models.TextField):
         return json.dumps(value)
 
     def value_to_string(self, obj: models.Model) -> str:
-        """For `dumpdata`."""
+        """The value as text, for `dumpdata`."""
         return json.dumps(self.value_from_object(obj))
 
 
@@ -96,7 +96,7 @@ MAX_TITLE_CHARS = 200
 
 
 class SavedConversation(Owned):
-    """One person's, in one tenant; it goes when they do.
+    """A user's conversation in a tenant, deleted with the user.
 
     `document`: its turns as a tree, see `storage.playground_document`. `words`: what a search
     finds, in
@@ -290,7 +290,7 @@ class StoredUpload(Owned):
 
 
 class UploadPart(models.Model):
-    """One part. Its bytes are in `storage.blobs`, under its public id."""
+    """A part of an upload. Its bytes are in `storage.blobs`, under its public id."""
 
     upload = models.ForeignKey(StoredUpload, models.CASCADE, related_name="parts")
     public_id = models.CharField(max_length=64, unique=True, editable=False)

@@ -1,4 +1,4 @@
-"""How much a tenant's stored answers and conversations take, as each process knows it.
+"""Size of tenants' stored responses and conversations, cached in each process.
 
 The database is asked once a minute.
 """
@@ -28,7 +28,7 @@ def ownership_fields(caller: Caller) -> dict[str, Any]:
 
 
 def actor_of(caller: Caller) -> Actor:
-    """For the audit log."""
+    """The caller as an actor, for the audit log."""
     if caller.user_id is not None:
         user = User.objects.filter(pk=caller.user_id).first()
         if user is not None:
@@ -38,7 +38,7 @@ def actor_of(caller: Caller) -> Actor:
 
 
 def default_expiry() -> datetime | None:
-    """When what is kept from now on is forgotten; None for never."""
+    """Expiry of objects stored now; None for never."""
     days = settings.QUIRE.response_days
     return timezone.now() + timedelta(days=days) if days else None
 
@@ -48,10 +48,10 @@ CACHE_TTL_S = 60.0
 
 @dataclass(slots=True)
 class _CachedUsage:
-    """`size`: in characters. `at`: `time.monotonic()` when the database was asked."""
+    """`size`: in characters. `read_at`: `time.monotonic()` of the query."""
 
     size: int
-    at: float
+    read_at: float
 
 
 _usage_cache: dict[int, _CachedUsage] = {}
@@ -65,10 +65,14 @@ def limit() -> int:
 def is_usage_cached(tenant_id: int) -> bool:
     """Whether `check_storage_quota` need not ask the database before. Of a full tenant it always
     is."""
-    known = _usage_cache.get(tenant_id)
+    cached = _usage_cache.get(tenant_id)
     if not limit():
         return True
-    return known is not None and known.size < limit() and time.monotonic() - known.at < CACHE_TTL_S
+    return (
+        cached is not None
+        and cached.size < limit()
+        and time.monotonic() - cached.read_at < CACHE_TTL_S
+    )
 
 
 def check_storage_quota(tenant_id: int) -> None:
@@ -85,20 +89,20 @@ def check_storage_quota(tenant_id: int) -> None:
         if len(_usage_cache) > 10_000:
             _usage_cache.clear()
         _usage_cache[tenant_id] = _CachedUsage(size, time.monotonic())
-    most = limit()
-    if most and _usage_cache[tenant_id].size >= most:
+    max_chars = limit()
+    if max_chars and _usage_cache[tenant_id].size >= max_chars:
         raise StorageFull(
-            f"This tenant's stored answers may take {most} characters and do. Delete some, or set "
-            "store to false.",
+            f"This tenant's stored answers may take {max_chars} characters and do. Delete some, or "
+            "set store to false.",
             param="store",
         )
 
 
 def add_stored_chars(tenant_id: int, size: int) -> None:
     """An answer of so many characters was stored."""
-    known = _usage_cache.get(tenant_id)
-    if known is not None:
-        known.size += size
+    cached = _usage_cache.get(tenant_id)
+    if cached is not None:
+        cached.size += size
 
 
 def forget(**_: object) -> None:

@@ -1,4 +1,4 @@
-"""What a kept conversation of the playground is made of, checked before it's stored.
+"""Schema of a stored conversation of the playground.
 
 Turns are a tree: each names the one that it follows, and an edited question is a sibling of the
 first. Texts are shown as text; here only sizes and the shape are looked at.
@@ -82,20 +82,20 @@ def validate_document(document: Any) -> dict[str, Any]:
             code="conversation_too_long",
         )
     try:
-        found = msgspec.convert(document, Document)
+        converted = msgspec.convert(document, Document)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"No conversation: {error}.", param="document") from error
-    known: set[str | None] = {None}
-    for turn in found.turns:
-        if turn.id in known or turn.parent not in known:
+    turn_ids: set[str | None] = {None}
+    for turn in converted.turns:
+        if turn.id in turn_ids or turn.parent not in turn_ids:
             raise InvalidRequest(
                 f"Turn {turn.id[:64]!r} occurs twice, or before the turn that it follows.",
                 param="document",
             )
-        known.add(turn.id)
-    if found.leaf not in known:
+        turn_ids.add(turn.id)
+    if converted.leaf not in turn_ids:
         raise InvalidRequest("leaf isn't the id of a turn.", param="document")
-    return dict(msgspec.to_builtins(found))
+    return dict(msgspec.to_builtins(converted))
 
 
 def search_text(title: str, document: dict[str, Any]) -> str:
@@ -108,6 +108,6 @@ def search_text(title: str, document: dict[str, Any]) -> str:
 
 def title_of(document: dict[str, Any]) -> str:
     """The first words of the first question."""
-    said = next((turn["text"] for turn in document["turns"] if turn["role"] == "user"), "")
-    line = " ".join(said.replace("\0", "").split())
+    text = next((turn["text"] for turn in document["turns"] if turn["role"] == "user"), "")
+    line = " ".join(text.replace("\0", "").split())
     return (line[:60].rsplit(" ", 1)[0] + "…" if len(line) > 60 else line) or "Without words"

@@ -1,4 +1,4 @@
-"""What storage keeps of tenants."""
+"""Tenants' data of this app."""
 
 from __future__ import annotations
 

@@ -33,8 +33,8 @@ def register_name_source(source: NameSource) -> None:
 
 def find_unknown_models(tenant: Tenant, names: Iterable[str]) -> list[str]:
     """Return the names under which the tenant can request nothing, in their order."""
-    known = {name for source in _sources for name in source(tenant)}
-    return [name for name in names if name not in known]
+    existing = {name for source in _sources for name in source(tenant)}
+    return [name for name in names if name not in existing]
 
 
 AccessSubject = Actor | User

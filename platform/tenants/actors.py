@@ -1,17 +1,17 @@
-"""Who acts: a person, an API key, a command, or the system itself."""
+"""The actor of an action: a user, an API key, a command, or the system."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from common.errors import NotFound, PermissionDenied
-from tenants import api_keys as scopes
+from tenants import api_keys
 from tenants.models import ActorKind, ApiKey, Membership, Role, Tenant, User
 
 
 @dataclass(frozen=True)
 class Actor:
-    """Who acts. Commands and the system itself may do anything.
+    """The actor of an action. Commands and the system may do anything.
 
     Attributes:
         label: its name in the audit log, which stays when the row is gone.
@@ -29,7 +29,7 @@ class Actor:
         """Whether it runs the whole installation."""
         if self.kind in (ActorKind.SYSTEM, ActorKind.COMMAND):
             return True
-        if self.key is not None and scopes.OPERATOR not in self.key.scopes:
+        if self.key is not None and api_keys.OPERATOR not in self.key.scopes:
             return False
         if self.user is not None:
             return self.user.is_active and self.user.is_superuser
@@ -66,7 +66,7 @@ def to_actor(actor: Actor | User) -> Actor:
 
 
 def key_actor(key: ApiKey) -> Actor:
-    """Who acts when a request comes in with this key."""
+    """The actor of a request with this key."""
     holder = key.created_by if key.service_account_id is None else None
     return Actor(f"API key {key}", holder, ActorKind.KEY, key)
 
@@ -81,20 +81,20 @@ def require_role(actor: Actor, tenant: Tenant, role: Role) -> None:
     """Raise `NotFound` for a stranger and `PermissionDenied` for a member of a lower role."""
     if actor.is_operator:
         return
-    found = actor.role_in(tenant)
-    if found is None:
+    actual = actor.role_in(tenant)
+    if actual is None:
         raise NotFound(f"Tenant {tenant.slug!r} not found.")
-    if found.rank < role.rank:
+    if actual.rank < role.rank:
         raise PermissionDenied(f"This needs the role {role.label.lower()} in {tenant.slug}.")
 
 
 def require_manager_of(actor: Actor, tenant: Tenant, role: Role) -> None:
-    """Who manages others needs to be an admin, and at least what they are or shall be."""
+    """Require an admin whose role is at least `role`."""
     require_role(actor, tenant, Role.ADMIN)
     if actor.is_operator:
         return
-    own = actor.role_in(tenant)
-    if own is None or own.rank < role.rank:
+    actor_role = actor.role_in(tenant)
+    if actor_role is None or actor_role.rank < role.rank:
         raise PermissionDenied("You can't manage a role above your own.")
 
 
@@ -103,6 +103,6 @@ def role_in(user: User | None, tenant: Tenant) -> Role | None:
     if user is None or not user.is_active:
         return None
     # Asked for in every request, and for a whole row it would take twice as long.
-    found = Membership.objects.filter(user=user, tenant=tenant).values_list("role", flat=True)
-    role = found.first()
+    roles = Membership.objects.filter(user=user, tenant=tenant).values_list("role", flat=True)
+    role = roles.first()
     return Role(role) if role else None

@@ -29,8 +29,10 @@ def check_scopes(scopes: object) -> list[str]:
         raise InvalidRequest("scopes must be a list with at least one scope.", param="scopes")
     for scope in scopes:
         if not isinstance(scope, str) or scope not in ALL:
-            known = ", ".join(sorted(ALL))
-            raise InvalidRequest(f"{scope!r} isn't a scope. Scopes are {known}.", param="scopes")
+            scope_names = ", ".join(sorted(ALL))
+            raise InvalidRequest(
+                f"{scope!r} isn't a scope. Scopes are {scope_names}.", param="scopes"
+            )
     return sorted(set(scopes))
 
 

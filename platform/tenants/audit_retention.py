@@ -1,4 +1,4 @@
-"""How long the audit log keeps its rows, so that nobody fills it without end.
+"""Retention of the audit log.
 
 What keys and people do with files, batches and conversations by the thousand is routine, and goes
 first. All else says who may do what, and is kept longer.
@@ -42,8 +42,8 @@ def remove_old() -> int:
         if last := newest[MAX_ROUTINE : MAX_ROUTINE + 1]:
             removed += _remove(rows.filter(pk__lte=last[0]))
     if days := settings.QUIRE.audit_days:
-        before = timezone.now() - timedelta(days=days)
-        removed += _remove(AuditEntry.objects.filter(at__lt=before))
+        cutoff = timezone.now() - timedelta(days=days)
+        removed += _remove(AuditEntry.objects.filter(at__lt=cutoff))
     return removed
 
 

@@ -23,9 +23,7 @@ from common.cached_lookup import AsyncTTLCache
 from common.db import in_admission_thread
 from common.errors import AuthenticationFailed, PermissionDenied, ServiceUnavailable
 from common.outbound_http import networks_of
-from tenants import api_keys as scopes
-from tenants import api_keys as secrets
-from tenants import signals as events
+from tenants import api_keys, signals
 from tenants.caller import AuthFailure, Caller
 from tenants.models import ApiKey, Membership, Role, Tenant, User
 
@@ -54,7 +52,7 @@ TTL_S = 1.6
 STALE_S = 60.0
 CACHED_KEYS = 10_000
 LAST_USED_EVERY = timedelta(minutes=1)
-MAX_HEADER = secrets.MAX_CHARS + 16
+MAX_HEADER = api_keys.MAX_CHARS + 16
 _NO_DIGEST = "0" * 64
 
 
@@ -95,14 +93,14 @@ async def authenticate(
     token = _token(authorization, x_api_key)
     if token is None:
         raise MISSING.error()
-    digest = secrets.hash_key(token)
+    digest = api_keys.hash_key(token)
     # Any text is looked up, whether or not its id exists, so that timing reveals nothing.
-    public_id = secrets.lookup_id(token)
+    public_id = api_keys.lookup_id(token)
     result = _get_cached(digest, lambda: _look_up(public_id, digest))
     if result is None:
         # A key that worked recently isn't limited by guesses of others at the same address.
         limiter = guard if _key_cache.get_if_younger(digest, STALE_S) is None else None
-        if limiter is not None and _guesses.is_fresh(digest) is None:
+        if limiter is not None and _guesses.peek(digest) is None:
             await limiter.check()
         result = await _find(digest, lambda: _look_up(public_id, digest), limiter)
     return _require_caller(result)
@@ -114,7 +112,7 @@ def cached_tenant(authorization: str | None, x_api_key: str | None) -> str:
     Only for fair queueing: the key may have been revoked since.
     """
     token = _token(authorization, x_api_key)
-    cached = None if token is None else _key_cache.get_if_younger(secrets.hash_key(token), STALE_S)
+    cached = None if token is None else _key_cache.get_if_younger(api_keys.hash_key(token), STALE_S)
     return cached.tenant if isinstance(cached, Caller) else ""
 
 
@@ -125,8 +123,8 @@ def get_cached_caller(authorization: str | None, x_api_key: str | None) -> Calle
     token = _token(authorization, x_api_key)
     if token is None:
         return None
-    digest = secrets.hash_key(token)
-    cached = _get_cached(digest, lambda: _look_up(secrets.lookup_id(token), digest))
+    digest = api_keys.hash_key(token)
+    cached = _get_cached(digest, lambda: _look_up(api_keys.lookup_id(token), digest))
     return cached if isinstance(cached, Caller) else None
 
 
@@ -138,7 +136,7 @@ def authenticate_sync(
     if token is None:
         raise MISSING.error()
     async_to_sync(guard.check)()
-    result = _look_up(secrets.lookup_id(token), secrets.hash_key(token))
+    result = _look_up(api_keys.lookup_id(token), api_keys.hash_key(token))
     if result is UNKNOWN:
         async_to_sync(guard.count)()
     return _require_caller(result)
@@ -355,20 +353,20 @@ def _operators_tenant(user: User, tenant_slug: str | None) -> Caller | AuthFailu
     if tenant_slug is not None:
         tenants = tenants.filter(slug=tenant_slug)
     tenant = tenants.order_by("pk").first()
-    return NO_MEMBER if tenant is None else _caller(tenant, user_id=user.pk, scopes=scopes.ALL)
+    return NO_MEMBER if tenant is None else _caller(tenant, user_id=user.pk, scopes=api_keys.ALL)
 
 
 def _scopes_of(user: User, role: Role) -> frozenset[str]:
     if user.is_superuser:
-        return scopes.ALL
-    return _scopes_for(role) & scopes.DEFAULT
+        return api_keys.ALL
+    return _scopes_for(role) & api_keys.DEFAULT
 
 
 def _scopes_for(role: Role) -> frozenset[str]:
     """Scopes that keys of holders with this role may have."""
     if role.rank >= Role.ADMIN.rank:
-        return scopes.ALL - {scopes.OPERATOR}
-    return scopes.DEFAULT - ({scopes.INFERENCE} if role == Role.VIEWER else set())
+        return api_keys.ALL - {api_keys.OPERATOR}
+    return api_keys.DEFAULT - ({api_keys.INFERENCE} if role == Role.VIEWER else set())
 
 
 def _caller(
@@ -421,6 +419,6 @@ def clear_cache(**_: object) -> None:
     _guesses.clear()
 
 
-events.api_key_changed.connect(clear_cache, dispatch_uid="tenants.authentication")
-events.tenant_changed.connect(clear_cache, dispatch_uid="tenants.authentication")
-events.access_revoked.connect(clear_cache, dispatch_uid="tenants.authentication")
+signals.api_key_changed.connect(clear_cache, dispatch_uid="tenants.authentication")
+signals.tenant_changed.connect(clear_cache, dispatch_uid="tenants.authentication")
+signals.access_revoked.connect(clear_cache, dispatch_uid="tenants.authentication")

@@ -11,7 +11,7 @@ PAUSE_S = 600
 
 
 class Breaker:
-    """Of one server. What it counts is in the cache, so all workers see the same."""
+    """A circuit breaker of one server. Its counts are in the cache, shared by all workers."""
 
     def __init__(self, name: str) -> None:
         self._key = f"breaker:{name}"

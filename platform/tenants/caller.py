@@ -11,7 +11,7 @@ from common.outbound_http import Network, is_within
 
 @dataclass(frozen=True)
 class Caller:
-    """Who is asking, and what they may have. Set by the server alone.
+    """The caller of a request, and its rights. Set by the server alone.
 
     Attributes:
         tenant_id, tenant: the tenant's row and slug.

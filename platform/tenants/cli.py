@@ -1,4 +1,4 @@
-"""What the commands for tenants and keys read from their command lines."""
+"""Options and look-ups of the commands for tenants and keys."""
 
 from argparse import BooleanOptionalAction
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ def find_tenant(slug: str) -> Tenant:
     """The tenant, or a `CommandError` that names those there are."""
     tenant = Tenant.objects.filter(slug=slug).first()
     if tenant is None:
-        known = ", ".join(Tenant.objects.values_list("slug", flat=True)[:20]) or "none yet"
-        raise CommandError(f"Tenant {slug!r} not found. Tenants: {known}.")
+        existing = ", ".join(Tenant.objects.values_list("slug", flat=True)[:20]) or "none yet"
+        raise CommandError(f"Tenant {slug!r} not found. Tenants: {existing}.")
     return tenant
 
 
@@ -32,10 +32,10 @@ def find_user(username: str) -> User:
 
 def find_member(tenant: Tenant, user: User) -> Membership:
     """The user's place in the tenant, or a `CommandError`."""
-    found = Membership.objects.filter(tenant=tenant, user=user).first()
-    if found is None:
+    membership = Membership.objects.filter(tenant=tenant, user=user).first()
+    if membership is None:
         raise CommandError(f"{user} isn't a member of {tenant}. See manage.py list_members.")
-    return found
+    return membership
 
 
 def find_account(tenant: Tenant, name: str) -> ServiceAccount:
@@ -51,7 +51,7 @@ def find_account(tenant: Tenant, name: str) -> ServiceAccount:
 def warn_of_unknown_models(command: QuireCommand, tenant: Tenant, names: Sequence[str]) -> None:
     """Print a note for each name that no model or adapter of the tenant has yet."""
     for name in find_unknown_models(tenant, names):
-        command.print_note(
+        command.print_hint(
             f"No model or adapter is called {name} today: it applies as soon as one is."
         )
 
@@ -71,7 +71,7 @@ KEY_HELP = "its id from list_keys, its prefix (sk-quire-...), or the whole key"
 
 
 def add_limit_options(parser: CommandParser, *, defaults: bool) -> None:
-    """What a tenant may have: `actions.LIMITS`. `defaults`: whether help tells a new one's."""
+    """Add the options of `actions.LIMITS`. `defaults`: whether help shows a new tenant's."""
 
     def also(text: str) -> str:
         return f" (default: {text})" if defaults else ""
@@ -86,8 +86,8 @@ def add_limit_options(parser: CommandParser, *, defaults: bool) -> None:
         "--keep-content-days",
         type=int,
         metavar="N",
-        help="files, batches and stored answers are kept for N days at most; 0: until they expire "
-        f"by themselves, if at all{also('0')}",
+        help="days to keep files, batches and stored responses; 0: until each object's own expiry"
+        f"{also('0')}",
     )
     parser.add_argument(
         "--store-prompts",
@@ -102,25 +102,24 @@ def add_limit_options(parser: CommandParser, *, defaults: bool) -> None:
     parser.add_argument(
         "--kv-reserved-fraction",
         type=float,
-        help=f"part of each replica's KV cache that is reserved for it{also('0')}",
+        help=f"part of each replica's KV cache that is reserved for the tenant{also('0')}",
     )
     parser.add_argument(
         "--kv-max-fraction",
         type=float,
-        help=f"part of each replica's KV cache that it may use at most{also('1')}",
+        help=f"maximum part of each replica's KV cache for the tenant{also('1')}",
     )
     parser.add_argument(
         "--max-priority",
         type=int,
         metavar="N",
-        help="its requests may ask for a `priority` down to -N, which runs before higher ones"
-        f"{also('0')}",
+        help=f"highest priority that requests may set: from -N (runs first) to 0{also('0')}",
     )
     parser.add_argument(
         "--requests-per-minute",
         type=int,
         metavar="N",
-        help="requests a minute, of all of its keys together; 0: no limit"
+        help="requests a minute of all keys together; 0: no limit"
         + also("QUIRE_REQUESTS_PER_MINUTE"),
     )
     parser.add_argument(
@@ -146,19 +145,18 @@ def add_limit_options(parser: CommandParser, *, defaults: bool) -> None:
         "--allowed-models",
         type=comma_list,
         metavar="A,B",
-        help=f"the only models that it may use; '': all that it can see{also('all')}",
+        help=f"models that the tenant may use; '': all that it can access{also('all')}",
     )
     parser.add_argument(
         "--keep-conversations",
         type=yes_or_no,
         metavar="YES|NO",
-        help=f"whether the playground keeps conversations on the server{also('yes')}",
+        help=f"store playground conversations on the server{also('yes')}",
     )
     parser.add_argument(
         "--time-zone",
         metavar="ZONE",
-        help="when days, weeks and months of its budgets begin, such as Europe/Berlin"
-        f"{also('UTC')}",
+        help=f"time zone of its budget periods, such as Europe/Berlin{also('UTC')}",
     )
 
 
@@ -173,9 +171,9 @@ def find_key(text: str) -> ApiKey:
 
 
 def limits_of(options: dict[str, Any]) -> dict[str, Any]:
-    """What `add_limit_options` has read, for the actions: what is named alone."""
-    found = {n: options[n] for n in (*LIMITS, *OWNER_FIELDS) if options[n] is not None}
+    """The limits that the command line names, for the actions."""
+    limits = {n: options[n] for n in (*LIMITS, *OWNER_FIELDS) if options[n] is not None}
     for name in ("keep_usage_days", "keep_content_days"):
-        if found.get(name) == 0:
-            found[name] = None
-    return found
+        if limits.get(name) == 0:
+            limits[name] = None
+    return limits

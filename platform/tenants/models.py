@@ -17,7 +17,7 @@ from django.utils import timezone
 from django.utils.crypto import salted_hmac
 from django_prometheus.models import ExportModelOperationsMixin
 
-from tenants import api_keys as api_keys
+from tenants import api_keys
 from tenants.api_keys import default_scopes
 from tenants.validators import (
     validate_addresses,
@@ -43,7 +43,7 @@ def check_finite(value: float) -> None:
 
 
 class Tenant(ExportModelOperationsMixin("tenant"), models.Model):  # type: ignore[misc]
-    """Whose requests, cache and bill. Never deleted, only deactivated: the ledger names it."""
+    """The owner of requests, cache and costs. Deactivated, never deleted: the ledger names it."""
 
     slug = models.CharField(
         max_length=63,
@@ -156,7 +156,7 @@ class Tenant(ExportModelOperationsMixin("tenant"), models.Model):  # type: ignor
 
 
 class Role(models.TextChoices):
-    """What a member may do; each includes the ones after it."""
+    """A member's role; each includes the ones after it."""
 
     OWNER = "owner", "Owner"  # and members of any role
     ADMIN = "admin", "Admin"  # and all keys, members up to admin, the audit log
@@ -333,7 +333,7 @@ class AppendOnly(Exception):
 
 
 class ActorKind(models.TextChoices):
-    """What acted."""
+    """The kind of an actor."""
 
     PERSON = "person", "Person"
     KEY = "key", "API key"
@@ -414,10 +414,10 @@ class QuireUserManager(UserManager):
         from tenants.audit import log_action
 
         with transaction.atomic(using=self.db):
-            made = super().create_superuser(username, email, password, **more)
+            user = super().create_superuser(username, email, password, **more)
             changes = {"username": [None, username], "is_superuser": [None, True]}
-            log_action(actor=CLI_ACTOR, action="user.create", target=made, changes=changes)
-        return made
+            log_action(actor=CLI_ACTOR, action="user.create", target=user, changes=changes)
+        return user
 
 
 class User(AbstractUser):

@@ -23,12 +23,12 @@ def needs_second_factor(user: User) -> bool:
     asked = settings.QUIRE.mfa_roles
     if not asked or not user.is_active:
         return False
-    wanted = OPERATOR in asked and user.is_superuser
+    is_required = OPERATOR in asked and user.is_superuser
     roles = [role for role in asked if role != OPERATOR]
-    if not wanted and roles:
-        wanted = Membership.objects.filter(user=user, role__in=roles).exists()
+    if not is_required and roles:
+        is_required = Membership.objects.filter(user=user, role__in=roles).exists()
     factors = (Authenticator.Type.TOTP, Authenticator.Type.WEBAUTHN)
-    return wanted and not Authenticator.objects.filter(user=user, type__in=factors).exists()
+    return is_required and not Authenticator.objects.filter(user=user, type__in=factors).exists()
 
 
 class UserRequest(HttpRequest):
@@ -56,16 +56,18 @@ def filter_valid_sessions(seen: Iterable[SessionSnapshot]) -> set[SessionSnapsho
 
     Raises: DatabaseError.
     """
-    wanted = set(seen)
+    snapshots = set(seen)
     now = timezone.now()
     keys: set[str] = set()
     hashes: dict[int, str] = {}
-    for part in pages({each.key for each in wanted}):
+    for part in pages({snapshot.key for snapshot in snapshots}):
         rows = Session.objects.filter(session_key__in=part, expire_date__gt=now)
         keys.update(rows.values_list("session_key", flat=True))
-    for ids in pages({each.user_id for each in wanted}):
+    for ids in pages({snapshot.user_id for snapshot in snapshots}):
         for user in User.objects.filter(pk__in=ids, is_active=True):
             hashes[user.pk] = user.get_session_auth_hash()
     return {
-        each for each in wanted if each.key in keys and hashes.get(each.user_id) == each.auth_hash
+        snapshot
+        for snapshot in snapshots
+        if snapshot.key in keys and hashes.get(snapshot.user_id) == snapshot.auth_hash
     }

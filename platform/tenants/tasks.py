@@ -23,7 +23,7 @@ def erase(pk: int) -> None:
 
 @shared_task(name="tenants.erasures")
 def erasures() -> None:
-    """The same for tenants whose worker died, and for what came in late."""
+    """Resume erasures whose worker died, and erase data that came in late."""
     if removed := run_pending_erasures():
         logger.info("removed %d rows of erased tenants", removed)
 

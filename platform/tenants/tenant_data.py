@@ -26,7 +26,7 @@ DELETE_BATCH = 2000
 
 @dataclass(frozen=True)
 class TenantDataKind:
-    """One kind of what is kept.
+    """One kind of a tenant's data.
 
     Attributes:
         name: of its file in an export.
@@ -103,9 +103,9 @@ class _Sink(io.RawIOBase):
         return len(data)
 
     def pop_bytes(self) -> bytes:
-        """What came since the last time."""
-        found, self._parts = b"".join(self._parts), []
-        return found
+        """Return the bytes since the last call."""
+        data, self._parts = b"".join(self._parts), []
+        return data
 
 
 def export_chunks(tenant: Tenant) -> Iterator[bytes]:

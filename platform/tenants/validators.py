@@ -1,4 +1,4 @@
-"""What a key is narrowed to beside its scopes: models, endpoints, addresses."""
+"""Restrictions of a key besides its scopes: models, endpoints, addresses."""
 
 from __future__ import annotations
 

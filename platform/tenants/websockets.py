@@ -1,4 +1,4 @@
-"""Who may open the playground's socket, and whether they still may."""
+"""Authentication of WebSockets, and its repetition while they are open."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tenants.sessions import SessionSnapshot, filter_valid_sessions, needs_secon
 _DEBUG_HOSTS = [".localhost", "127.0.0.1", "[::1]"]
 
 
-class SessionEnded(Exception):
+class SessionExpired(Exception):
     """The session expired, or its user may not log in any more."""
 
 
@@ -85,16 +85,16 @@ class SessionMonitor:
         self._sockets: dict[OnSessionEnd, SessionSnapshot] = {}
         self._task: asyncio.Task[None] | None = None
 
-    def add(self, seen: SessionSnapshot, ended: OnSessionEnd) -> None:
+    def add(self, seen: SessionSnapshot, on_end: OnSessionEnd) -> None:
         """Call `ended` once when the session may not go on."""
-        self._sockets[ended] = seen
+        self._sockets[on_end] = seen
         loop = asyncio.get_running_loop()
         if self._task is None or self._task.done() or self._task.get_loop() is not loop:
             self._task = loop.create_task(keep_running("session monitor", self._poll))
 
-    def remove(self, ended: OnSessionEnd) -> None:
+    def remove(self, on_end: OnSessionEnd) -> None:
         """The socket is closed."""
-        self._sockets.pop(ended, None)
+        self._sockets.pop(on_end, None)
 
     async def _poll(self) -> None:
         while self._sockets:
@@ -107,13 +107,13 @@ class SessionMonitor:
                 logger.warning("session check of open sockets failed: %s", error)
                 continue
             gone = [
-                ended
-                for ended, seen in looked_at.items()
-                if seen not in living and ended in self._sockets
+                on_end
+                for on_end, seen in looked_at.items()
+                if seen not in living and on_end in self._sockets
             ]
-            for ended in gone:
-                self.remove(ended)
-            await asyncio.gather(*(ended() for ended in gone), return_exceptions=True)
+            for on_end in gone:
+                self.remove(on_end)
+            await asyncio.gather(*(on_end() for on_end in gone), return_exceptions=True)
 
 
 session_monitor = SessionMonitor()

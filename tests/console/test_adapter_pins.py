@@ -114,7 +114,7 @@ def test_at_most_half_of_the_memory_may_be_pinned(beat: Beat, words: Any) -> Non
     pins.sync_pins()
     assert words() == {first.digest: True}
     says(beat, room=1 << 30, slots=2)
-    with pytest.raises(Conflict, match="and 1 of its places"):
+    with pytest.raises(Conflict, match="and 1 slots"):
         actions.pin(actor=CLI_ACTOR, adapter=live("third", seed=3).adapter)
 
 

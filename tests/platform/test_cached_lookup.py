@@ -78,11 +78,11 @@ async def test_the_longest_unused_answer_leaves_first() -> None:
     cache: AsyncTTLCache[int, int] = AsyncTTLCache(ttl=60, size=3)
     for key in (1, 2, 3):
         cache.store(key, key)
-    assert cache.is_fresh(1) == 1
+    assert cache.peek(1) == 1
     cache.store(4, 4)
     assert len(cache) == 3
-    assert cache.is_fresh(2) is None
-    assert [cache.is_fresh(key) for key in (1, 3, 4)] == [1, 3, 4]
+    assert cache.peek(2) is None
+    assert [cache.peek(key) for key in (1, 3, 4)] == [1, 3, 4]
 
 
 async def test_a_failed_look_up_reaches_every_waiter_and_is_not_kept() -> None:
@@ -115,7 +115,7 @@ async def test_an_answer_that_was_on_its_way_when_the_cache_was_cleared_is_not_k
     cache.clear()
     release.set()
     assert await waiter == "old"
-    assert cache.is_fresh("k") is None
+    assert cache.peek("k") is None
 
 
 def test_loops_of_their_own_do_not_wait_for_each_other() -> None:
@@ -145,7 +145,7 @@ async def test_all_may_be_forgotten_from_another_thread_in_any_moment(clock: Clo
         return clock.now
 
     cache._answers["k"] = (clock.now, 7)
-    assert cache.is_fresh("k") in (None, 7)
+    assert cache.peek("k") in (None, 7)
     assert len(cache) == 0
 
 

@@ -256,7 +256,7 @@ async def test_fault_49_what_two_dead_gateways_left_of_a_stream_is_billed_once(
         outbox="gone too",
         stream_id="r",
         billed=(10, 7),
-        known_token_counts={"r/0": 7},
+        previous_token_counts={"r/0": 7},
     )
     await admit(caller(world), rest)
     await close_redis_link()
@@ -350,7 +350,7 @@ async def test_fault_49_a_gateway_that_dies_before_a_token_bills_what_was_known_
     await close_redis_link()
     client.rename(open_key(GATEWAY), open_key("dead"))
     engine_writes(client, "r", 10, 7, 4)
-    taken = replace(asking, outbox="gone too", known_token_counts={"r/0": 7, "r/1": 4})
+    taken = replace(asking, outbox="gone too", previous_token_counts={"r/0": 7, "r/1": 4})
     assert await take_over_request(caller(world), taken, gateway="dead") is not None
     await close_redis_link()
     client.rename(open_key(GATEWAY), open_key("dead too"))

@@ -9,9 +9,7 @@ from pathlib import Path
 from django.db import transaction
 from django.db.models import Max, Q
 
-from adapters import archive as files
-from adapters import store
-from adapters import store as room
+from adapters import archive, store
 from adapters.actions.base import announce, locked_adapter, locked_version, require
 from adapters.models import (
     PASSED,
@@ -54,14 +52,14 @@ def add_from_folder(
     """
     actor = to_actor(actor)
     require_operator(actor)
-    found = check_path(path, anywhere=actor.kind == ActorKind.COMMAND)
+    source = check_path(path, anywhere=actor.kind == ActorKind.COMMAND)
     return add_staged(
         actor=actor,
         tenant=tenant,
         served_model=served_model,
         name=name,
-        source=str(found),
-        stage=lambda staged: files.stage_folder(found, staged, room.max_adapter_bytes()),
+        source=str(source),
+        stage=lambda staged: archive.stage_folder(source, staged, store.max_adapter_bytes()),
         description=description,
         promote=promote,
     )
@@ -122,7 +120,7 @@ def add_staged(
         adapter = _adapter(actor, tenant, served_model, name, description)
         if upload is not None and not AdapterUpload.objects.filter(pk=upload.pk).delete()[0]:
             raise NotFound("Upload not found.")
-        room.check(tenant, size)
+        store.check(tenant, size)
         version = _version(actor, adapter, source, digest=digest, num_bytes=size, promote=promote)
         log_action(
             actor=actor,
@@ -139,7 +137,7 @@ def add_staged(
 
 
 def staged_content(stage: Stage) -> tuple[str, int]:
-    """What `stage` puts into a folder, under its digest; digest and bytes."""
+    """Store the content that `stage` writes into a folder; return its digest and bytes."""
     staged = store.staging_dir()
     try:
         stage(staged)
@@ -147,7 +145,7 @@ def staged_content(stage: Stage) -> tuple[str, int]:
     except OSError as error:
         raise ServiceUnavailable(f"The adapter can't be stored: {error.strerror}.") from error
     finally:
-        files.remove_staging(staged)
+        archive.remove_staging(staged)
 
 
 @transaction.atomic
@@ -238,8 +236,8 @@ def check_model(tenant: Tenant | None, served_model: ServedModel) -> None:
 def check_free(tenant: Tenant | None, name: str, param: str = "name") -> None:
     """Raise `Conflict` for a name that a model has which the tenant may use; `param`: its field."""
     models = ServedModel.objects.all() if tenant is None else access_served_models(tenant)
-    taken = models.filter(Q(name=name)).exists()
-    if taken or any(name in aliases for aliases in models.values_list("aliases", flat=True)):
+    exists = models.filter(Q(name=name)).exists()
+    if exists or any(name in aliases for aliases in models.values_list("aliases", flat=True)):
         raise Conflict(
             f"{name} is the name of a model: give the adapter another name.", param=param
         )
@@ -250,16 +248,16 @@ def _adapter(
 ) -> Adapter:
     """The adapter of this name, made unless it's there. Its row is locked."""
     check_model(tenant, served_model)
-    known = Adapter.objects.filter(tenant=tenant, served_model=served_model, name=name).first()
-    if known is not None:
-        return locked_adapter(known)
+    existing = Adapter.objects.filter(tenant=tenant, served_model=served_model, name=name).first()
+    if existing is not None:
+        return locked_adapter(existing)
     check_free(tenant, name)
-    made = Adapter(tenant=tenant, served_model=served_model, name=name, description=description)
-    save_valid(made)
-    alias = AdapterAlias(adapter=made, tenant=tenant, served_model=served_model, name=name)
+    adapter = Adapter(tenant=tenant, served_model=served_model, name=name, description=description)
+    save_valid(adapter)
+    alias = AdapterAlias(adapter=adapter, tenant=tenant, served_model=served_model, name=name)
     save_valid(alias)
-    log_action(actor=actor, action="adapter.create", target=made, tenant=tenant)
-    return locked_adapter(made)
+    log_action(actor=actor, action="adapter.create", target=adapter, tenant=tenant)
+    return locked_adapter(adapter)
 
 
 def _version(
@@ -317,5 +315,5 @@ def latest_valid_version(adapter: Adapter) -> AdapterVersion | None:
 
 
 def no_valid_version_error(adapter: Adapter) -> Conflict:
-    """For whoever wanted to promote one."""
+    """The error of a promotion without a valid version."""
     return Conflict(f"{adapter} has no version whose check has passed.")

@@ -1,4 +1,4 @@
-"""What the actions have in common: who may, rows under a lock, news on commit."""
+"""Helpers of the actions: rights, locked rows, signals on commit."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ def require(actor: Actor, tenant: Tenant | None, role: Role) -> None:
 def locked_adapter(adapter: Adapter) -> Adapter:
     """The row as it is now, held until the transaction ends. Raises `NotFound`."""
     rows = Adapter.objects.select_for_update(of=("self",)).select_related("tenant", "served_model")
-    found = rows.filter(pk=adapter.pk).first()
-    if found is None:
+    row = rows.filter(pk=adapter.pk).first()
+    if row is None:
         raise NotFound("Adapter not found.")
-    return found
+    return row
 
 
 def locked_version(version: AdapterVersion) -> AdapterVersion:
-    """The same for a version; its adapter's row is locked before."""
+    """The version, locked after its adapter."""
     adapter = locked_adapter(version.adapter)
-    found = AdapterVersion.objects.filter(pk=version.pk).first()
-    if found is None:
+    row = AdapterVersion.objects.filter(pk=version.pk).first()
+    if row is None:
         raise NotFound("Version not found.")
-    found.adapter = adapter
-    return found
+    row.adapter = adapter
+    return row
 
 
 def locked_alias(alias: AdapterAlias) -> AdapterAlias:
-    """The same for an alias."""
+    """The alias, locked."""
     adapter = locked_adapter(alias.adapter)
     rows = AdapterAlias.objects.select_related("version", "canary", "previous")
-    found = rows.filter(pk=alias.pk).first()
-    if found is None:
+    row = rows.filter(pk=alias.pk).first()
+    if row is None:
         raise NotFound("Alias not found.")
-    found.adapter = adapter
-    return found
+    row.adapter = adapter
+    return row
 
 
 def announce(adapter: Adapter) -> None:

@@ -36,22 +36,22 @@ def unpin(*, actor: Actor | User, adapter: Adapter) -> Adapter:
 def _set(actor: Actor | User, adapter: Adapter, *, pinned: bool) -> Adapter:
     actor = to_actor(actor)
     require_operator(actor)
-    found = locked_adapter(adapter)
-    if found.pinned == pinned:
-        return found
+    row = locked_adapter(adapter)
+    if row.pinned == pinned:
+        return row
     if pinned:
-        pins.check_capacity(found)
-    found.pinned = pinned
-    found.save(update_fields=["pinned", "changed_at"])
+        pins.check_capacity(row)
+    row.pinned = pinned
+    row.save(update_fields=["pinned", "changed_at"])
     log_action(
         actor=actor,
         action="adapter.pin" if pinned else "adapter.unpin",
-        target=found,
-        tenant=found.tenant,
+        target=row,
+        tenant=row.tenant,
         changes={"pinned": [not pinned, pinned]},
     )
-    announce(found)
-    return found
+    announce(row)
+    return row
 
 
 @transaction.atomic
@@ -79,20 +79,20 @@ def promote(
             f"{version} is {version.get_state_display().lower()}: only a version whose check has "
             "passed can go live."
         )
-    found = _alias(adapter, alias or adapter.name)
-    before = _traffic(found)
+    row = _alias(adapter, alias or adapter.name)
+    previous_traffic = _traffic(row)
     if percent == 100:
-        if found.version_id != version.pk:
-            found.previous, found.version = found.version or found.previous, version
-        found.canary, found.canary_percent = None, 0
-    elif found.version_id in (None, version.pk):
+        if row.version_id != version.pk:
+            row.previous, row.version = row.version or row.previous, version
+        row.canary, row.canary_percent = None, 0
+    elif row.version_id in (None, version.pk):
         raise InvalidRequest(
             "A canary needs another live version. Promote this version for 100 percent first.",
             param="percent",
         )
     else:
-        found.canary, found.canary_percent = version, percent
-    return _saved(actor, found, "adapter.promote", before)
+        row.canary, row.canary_percent = version, percent
+    return _saved(actor, row, "adapter.promote", previous_traffic)
 
 
 @transaction.atomic
@@ -102,16 +102,16 @@ def rollback(*, actor: Actor | User, alias: AdapterAlias) -> AdapterAlias:
     Raises: `NotFound`, `PermissionDenied`; `Conflict` when there's nothing to turn back to.
     """
     actor = to_actor(actor)
-    found = locked_alias(alias)
-    require(actor, found.adapter.tenant, Role.ADMIN)
-    before = _traffic(found)
-    if found.canary is not None:
-        found.canary, found.canary_percent = None, 0
-    elif found.previous is not None:
-        found.version, found.previous = found.previous, found.version
+    row = locked_alias(alias)
+    require(actor, row.adapter.tenant, Role.ADMIN)
+    previous_traffic = _traffic(row)
+    if row.canary is not None:
+        row.canary, row.canary_percent = None, 0
+    elif row.previous is not None:
+        row.version, row.previous = row.previous, row.version
     else:
-        raise Conflict(f"{found} has no earlier version to turn back to.")
-    return _saved(actor, found, "adapter.rollback", before)
+        raise Conflict(f"{row} has no earlier version to turn back to.")
+    return _saved(actor, row, "adapter.rollback", previous_traffic)
 
 
 @transaction.atomic
@@ -128,10 +128,10 @@ def take_offline(*, actor: Actor | User, adapter: Adapter) -> Adapter:
         raise Conflict(f"{adapter} is not live.")
     for alias in served:
         alias.adapter = adapter
-        before = _traffic(alias)
+        previous_traffic = _traffic(alias)
         alias.previous, alias.version = alias.version, None
         alias.canary, alias.canary_percent = None, 0
-        _saved(actor, alias, "adapter.offline", before)
+        _saved(actor, alias, "adapter.offline", previous_traffic)
     return adapter
 
 
@@ -139,13 +139,13 @@ def take_offline(*, actor: Actor | User, adapter: Adapter) -> Adapter:
 def delete_alias(*, actor: Actor | User, alias: AdapterAlias) -> None:
     """Take a name away. The adapter's own stays. Raises `Conflict` for that one."""
     actor = to_actor(actor)
-    found = locked_alias(alias)
-    adapter = found.adapter
+    row = locked_alias(alias)
+    adapter = row.adapter
     require(actor, adapter.tenant, Role.ADMIN)
-    if found.name == adapter.name:
-        raise Conflict(f"{found} is the adapter's own name: it goes with the adapter.")
-    log_action(actor=actor, action="adapter.delete_alias", target=found, tenant=adapter.tenant)
-    found.delete()
+    if row.name == adapter.name:
+        raise Conflict(f"{row} is the adapter's own name: it goes with the adapter.")
+    log_action(actor=actor, action="adapter.delete_alias", target=row, tenant=adapter.tenant)
+    row.delete()
     _mark(adapter)
     announce(adapter)
 
@@ -153,23 +153,25 @@ def delete_alias(*, actor: Actor | User, alias: AdapterAlias) -> None:
 def _alias(adapter: Adapter, name: str) -> AdapterAlias:
     """The adapter's alias of this name, made if it's free. Raises `Conflict`, `InvalidRequest`."""
     rows = AdapterAlias.objects.select_related("version", "canary", "previous")
-    found = rows.filter(tenant=adapter.tenant, served_model=adapter.served_model, name=name).first()
-    if found is not None:
-        if found.adapter_id != adapter.pk:
+    existing = rows.filter(
+        tenant=adapter.tenant, served_model=adapter.served_model, name=name
+    ).first()
+    if existing is not None:
+        if existing.adapter_id != adapter.pk:
             raise Conflict(f"{name} is a name of another adapter.", param="alias")
-        found.adapter = adapter
-        return found
+        existing.adapter = adapter
+        return existing
     check_free(adapter.tenant, name, "alias")
-    made = AdapterAlias(
+    created = AdapterAlias(
         adapter=adapter, tenant=adapter.tenant, served_model=adapter.served_model, name=name
     )
     try:
-        save_valid(made)
+        save_valid(created)
     except InvalidRequest as error:
         if error.param == "name":
             error.rename("alias")
         raise
-    return made
+    return created
 
 
 def _traffic(alias: AdapterAlias) -> dict[str, int | None]:
@@ -182,12 +184,16 @@ def _traffic(alias: AdapterAlias) -> dict[str, int | None]:
 
 
 def _saved(
-    actor: Actor, alias: AdapterAlias, action: str, before: dict[str, int | None]
+    actor: Actor, alias: AdapterAlias, action: str, previous_traffic: dict[str, int | None]
 ) -> AdapterAlias:
     alias.save()
     _mark(alias.adapter)
     after = _traffic(alias)
-    changes = {name: [before[name], after[name]] for name in after if before[name] != after[name]}
+    changes = {
+        name: [previous_traffic[name], after[name]]
+        for name in after
+        if previous_traffic[name] != after[name]
+    }
     digest = alias.version.digest if alias.version else ""
     log_action(
         actor=actor,

@@ -12,10 +12,8 @@ from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.utils import timezone
 
-from adapters import archive as contents
+from adapters import archive, store
 from adapters import archive as files
-from adapters import store
-from adapters import store as room
 from adapters.actions.adapters import add_staged, check_free, check_model
 from adapters.actions.base import require
 from adapters.models import Adapter, AdapterUpload, AdapterVersion, check_name
@@ -64,7 +62,7 @@ def begin_upload(
     for file, size in sizes.items():
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise InvalidRequest(f"{file[:100]} must have at least 1 byte.", param="files")
-    room.check(tenant, sum(sizes.values()))
+    store.check(tenant, sum(sizes.values()))
     if AdapterUpload.objects.filter(tenant=tenant).count() >= MAX_OPEN:
         raise Conflict(f"{MAX_OPEN} uploads are open: finish or cancel one of them.")
     upload = AdapterUpload(
@@ -105,27 +103,27 @@ def append_chunk(
     was announced; `Conflict` while another piece of the file arrives.
     """
     require(to_actor(actor), upload.tenant, Role.MEMBER)
-    most = upload.files.get(file)
-    if most is None:
+    max_size = upload.files.get(file)
+    if max_size is None:
         raise NotFound(f"The upload has no file {file[:100]!r}.", param="file")
     path = _partial(upload, file)
     try:
         with path.open("ab") as partial:
             _lock(partial.fileno())
-            there = _append(partial.fileno(), file, offset, chunks, most)
+            size = _append(partial.fileno(), file, offset, chunks, max_size)
     except OSError as error:
         raise ServiceUnavailable(f"The file can't be stored: {error.strerror}.") from error
     AdapterUpload.objects.filter(pk=upload.pk).update(touched_at=timezone.now())
-    return there
+    return size
 
 
 def received_bytes(upload: AdapterUpload) -> dict[str, int]:
-    """How many bytes of each file are there."""
-    found = {}
+    """Received bytes of each file."""
+    sizes = {}
     for file in upload.files:
         path = _partial(upload, file)
-        found[file] = path.stat().st_size if path.is_file() else 0
-    return found
+        sizes[file] = path.stat().st_size if path.is_file() else 0
+    return sizes
 
 
 def finish_upload(*, actor: Actor | User, upload: AdapterUpload) -> AdapterVersion:
@@ -136,10 +134,10 @@ def finish_upload(*, actor: Actor | User, upload: AdapterUpload) -> AdapterVersi
     """
     actor = to_actor(actor)
     require(actor, upload.tenant, Role.MEMBER)
-    there = received_bytes(upload)
+    received = received_bytes(upload)
     for file, size in upload.files.items():
-        if there[file] != size:
-            raise Conflict(f"{file} has {there[file]} of {size} bytes so far.", param="files")
+        if received[file] != size:
+            raise Conflict(f"{file} has {received[file]} of {size} bytes so far.", param="files")
     try:
         version = add_staged(
             actor=actor,
@@ -153,7 +151,7 @@ def finish_upload(*, actor: Actor | User, upload: AdapterUpload) -> AdapterVersi
             upload=upload,
         )
     except (AdapterInvalid, AdapterTooLarge) as error:
-        if error.code != room.FULL:  # what is there already may go first
+        if error.code != store.FULL:  # what is there already may go first
             cancel_upload(actor=actor, upload=upload)
             files.remove_staging(_folder(upload))
         raise
@@ -185,14 +183,14 @@ def expire_uploads(now: datetime | None = None) -> int:
 
 def _check_adapter(tenant: Tenant | None, served_model: ServedModel, name: str) -> None:
     """Refuse a bad name before gigabytes come."""
-    known = Adapter.objects.filter(tenant=tenant, served_model=served_model, name=name).exists()
-    if known:
+    exists = Adapter.objects.filter(tenant=tenant, served_model=served_model, name=name).exists()
+    if exists:
         return
     try:
         check_name(name)
     except ValidationError as error:
-        told = " ".join(error.messages)
-        raise InvalidRequest(f"name can't be {name[:100]!r}: {told}", param="name") from error
+        reason = " ".join(error.messages)
+        raise InvalidRequest(f"name can't be {name[:100]!r}: {reason}", param="name") from error
     check_free(tenant, name)
 
 
@@ -216,27 +214,29 @@ def _lock(handle: int) -> None:
         raise Conflict("Another piece of this file is arriving.", param="offset") from None
 
 
-def _append(handle: int, file: str, offset: int, chunks: Iterable[bytes], most: int) -> int:
-    there = os.fstat(handle).st_size
-    if offset != there:
-        raise OffsetMismatch(f"{file} ends at byte {there}, the piece begins at {offset}.", there)
+def _append(handle: int, file: str, offset: int, chunks: Iterable[bytes], max_size: int) -> int:
+    current_size = os.fstat(handle).st_size
+    if offset != current_size:
+        raise OffsetMismatch(
+            f"{file} ends at byte {current_size}, the piece begins at {offset}.", current_size
+        )
     for chunk in chunks:
-        if there + len(chunk) > most:
-            raise AdapterTooLarge(f"{file} was announced with {most} bytes.", param="files")
-        there += os.write(handle, chunk)
-    return there
+        if current_size + len(chunk) > max_size:
+            raise AdapterTooLarge(f"{file} was announced with {max_size} bytes.", param="files")
+        current_size += os.write(handle, chunk)
+    return current_size
 
 
 def _stage(upload: AdapterUpload, staged: Path) -> None:
     """Bring the files to where their digest is taken."""
     folder = _folder(upload)
-    (first, *others) = upload.files
-    limit = room.max_adapter_bytes()
-    if files.suffix_of(first) == files.ZIP and not others:
+    (first, *rest) = upload.files
+    limit = store.max_adapter_bytes()
+    if files.suffix_of(first) == files.ZIP and not rest:
         files.stage_zip(folder / first, staged, limit)
         return
     gguf = files.suffix_of(first) == files.GGUF
     for file in upload.files if gguf else files.adapter_files(upload.files):
         name = store.GGUF_FILE if gguf else file
         os.link(folder / file, staged / name)
-    contents.check_contents(staged)
+    archive.check_contents(staged)

@@ -1,1 +1,1 @@
-"""How Django writes dates: `settings.FORMAT_MODULE_PATH`."""
+"""Date formats: `settings.FORMAT_MODULE_PATH`."""

@@ -1,4 +1,4 @@
-"""What `manage.py up` tells its user, and the scripts that wait for it."""
+"""Output of `manage.py up` for its user, and for scripts that wait for it."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def command(words: str, data_dir: Path) -> str:
 
     In a checkout from its folder when we are there, by its whole path from elsewhere.
     """
-    root, here = Path(settings.BASE_DIR), Path.cwd()
+    root, current_dir = Path(settings.BASE_DIR), Path.cwd()
     python, program = Path(sys.executable), ["-m", "quire"]
     if not IS_INSTALLED:
         program = [str(root / "manage.py")]
-        if here == root:
+        if current_dir == root:
             program = ["manage.py"]
             if root in python.parents:
                 python = python.relative_to(root)

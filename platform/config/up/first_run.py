@@ -1,4 +1,4 @@
-"""What `manage.py up` sets up: adapters, the first user, tenant and keys, and the served model."""
+"""Set-up by `manage.py up`: adapters, the first user, tenant and keys, and the served model."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ class Module:
 
 def parse_lora_modules(words: Sequence[str] | None) -> list[Module]:
     """`NAME=PATH` or `{"name": ..., "path": ...}`. Raises `CommandError`."""
-    found = [_module(word) for word in words or ()]
-    names = [module.name for module in found]
+    modules = [_module(word) for word in words or ()]
+    names = [module.name for module in modules]
     for name in names:
         if names.count(name) > 1:
             raise CommandError(f"--lora-modules names {name!r} twice.")
-    for module in found:
+    for module in modules:
         if not Path(module.path).expanduser().exists():
             raise CommandError(f"--lora-modules {module.name}: there is no {module.path}.")
-    return found
+    return modules
 
 
 def _module(word: str) -> Module:
@@ -64,11 +64,11 @@ def _module(word: str) -> Module:
             raise CommandError(f"--lora-modules takes NAME=PATH or JSON, got {word[:100]!r}.")
         return Module(name, path)
     try:
-        found = json.loads(word)
-        given = (found["name"], found["path"], found.get("base_model_name") or "")
-        if not all(isinstance(text, str) for text in given):
+        parsed = json.loads(word)
+        values = (parsed["name"], parsed["path"], parsed.get("base_model_name") or "")
+        if not all(isinstance(text, str) for text in values):
             raise TypeError
-        return Module(*given)
+        return Module(*values)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CommandError(
             '--lora-modules as JSON is {"name": "...", "path": "..."}, perhaps with '
@@ -81,7 +81,7 @@ def ensure_adapters(model: ServedModel, words: Sequence[str] | None) -> list[Ada
 
     Raises `CommandError` for one of these that can't be taken.
     """
-    given = []
+    versions = []
     for module in parse_lora_modules(words):
         if module.base not in ("", model.name, *model.aliases):
             raise CommandError(
@@ -89,21 +89,21 @@ def ensure_adapters(model: ServedModel, words: Sequence[str] | None) -> list[Ada
             )
         try:
             path = Path(module.path).expanduser().resolve()
-            given.append(_ensure(model, module.name, path))
+            versions.append(_ensure(model, module.name, path))
         except QuireError as error:
             raise CommandError(f"--lora-modules {module.name}: {error.message}") from error
     if Path(model.source) == Path(settings.QUIRE.demo_model):
         for folder in sorted(Path(settings.QUIRE.demo_adapters).glob("*/")):
             if (folder / CONFIG_FILE).is_file():
                 _ensure_demo(model, folder)
-    return given
+    return versions
 
 
-def still_checked(given: Sequence[AdapterVersion]) -> bool:
+def still_checked(versions: Sequence[AdapterVersion]) -> bool:
     """Whether a worker has one of them in hand yet. Raises `StartFailed` for one that is refused:
     who names an adapter at the start wants no server without it.
     """
-    rows = AdapterVersion.objects.filter(pk__in=[version.pk for version in given])
+    rows = AdapterVersion.objects.filter(pk__in=[version.pk for version in versions])
     for version in rows.filter(state=VersionState.FAILED).select_related("adapter"):
         raise StartFailed(f"--lora-modules {version.adapter.name}: {version.problem}")
     return rows.filter(state__in=WORKING).exists()
@@ -120,15 +120,15 @@ def _ensure_demo(model: ServedModel, folder: Path) -> None:
 
 def _ensure(model: ServedModel, name: str, path: Path) -> AdapterVersion:
     """A version of this content; the one that is there is left as it is."""
-    known = AdapterVersion.objects.filter(
+    existing = AdapterVersion.objects.filter(
         adapter__tenant=None,
         adapter__served_model=model,
         adapter__name=name,
         digest=adapter_digest(path),
     )
-    found = known.first()
-    if found is None:
-        found = actions.add_from_folder(
+    version = existing.first()
+    if version is None:
+        version = actions.add_from_folder(
             actor=CLI_ACTOR,
             tenant=None,
             served_model=model,
@@ -137,7 +137,7 @@ def _ensure(model: ServedModel, name: str, path: Path) -> AdapterVersion:
             description=DEMO_WORDS.get(name, ""),
             promote=True,
         )
-    return found
+    return version
 
 
 FILE = "credentials.json"
@@ -155,10 +155,10 @@ class Credentials:
 
     @classmethod
     def read(cls, data_dir: Path) -> Credentials:
-        """What is in the data dir; a file that can't be read counts as none."""
+        """The file in the data dir; an unreadable one counts as none."""
         try:
-            found = json.loads((data_dir / FILE).read_text(encoding="utf-8"))
-            return cls(**{name: str(found.get(name, "")) for name in cls.__dataclass_fields__})
+            stored = json.loads((data_dir / FILE).read_text(encoding="utf-8"))
+            return cls(**{name: str(stored.get(name, "")) for name in cls.__dataclass_fields__})
         except (OSError, ValueError, AttributeError):
             return cls()
 
@@ -174,33 +174,33 @@ def ensure_credentials(data_dir: Path) -> Credentials:
     A password that was changed or a key that was revoked is not shown again; a revoked key gets a
     successor, as `manage.py up` promises one.
     """
-    known = Credentials.read(data_dir)
-    found = Credentials()
-    user = _ensure_admin(known, found)
+    stored = Credentials.read(data_dir)
+    created = Credentials()
+    user = _ensure_admin(stored, created)
     tenant = _ensure_tenant(user)
-    found.api_key = known.api_key if _works(known.api_key) else _new_key(tenant)
-    if found != known:
-        found.write(data_dir)
-    return found
+    created.api_key = stored.api_key if _works(stored.api_key) else _new_key(tenant)
+    if created != stored:
+        created.write(data_dir)
+    return created
 
 
-def _ensure_admin(known: Credentials, found: Credentials) -> User | None:
+def _ensure_admin(stored: Credentials, created: Credentials) -> User | None:
     """A superuser; its password where we know it."""
     superusers = User.objects.filter(is_superuser=True, is_active=True).order_by("pk")
-    if known.admin_user:
-        superusers = superusers.filter(username=known.admin_user) or superusers
+    if stored.admin_user:
+        superusers = superusers.filter(username=stored.admin_user) or superusers
     user = superusers.first()
     if user is None:
-        found.admin_user, found.admin_password = _free_name(), secrets.token_urlsafe(12)
+        created.admin_user, created.admin_password = _free_name(), secrets.token_urlsafe(12)
         return tenant_actions.create_user(
             actor=SYSTEM_ACTOR,
-            username=found.admin_user,
-            password=found.admin_password,
+            username=created.admin_user,
+            password=created.admin_password,
             is_superuser=True,
         )
-    found.admin_user = user.get_username()
-    if known.admin_password and user.check_password(known.admin_password):
-        found.admin_password = known.admin_password
+    created.admin_user = user.get_username()
+    if stored.admin_password and user.check_password(stored.admin_password):
+        created.admin_password = stored.admin_password
     return user
 
 
@@ -256,8 +256,8 @@ def ensure_given_keys(keys: Sequence[str]) -> None:
     """
     tenant = Tenant.objects.filter(active=True).order_by("pk").first()
     for key in keys:
-        known = ApiKey.objects.filter(public_id=api_keys.lookup_id(key)).first()
-        if tenant is not None and (known is None or known.digest != api_keys.hash_key(key)):
+        existing = ApiKey.objects.filter(public_id=api_keys.lookup_id(key)).first()
+        if tenant is not None and (existing is None or existing.digest != api_keys.hash_key(key)):
             tenant_actions.create_key(actor=SYSTEM_ACTOR, tenant=tenant, name=NAME, secret=key)
 
 
@@ -273,9 +273,9 @@ class StartupModel:
 
     def undo(self) -> None:
         """Undo the wish for a model that can't be served, or every later start would try it too."""
-        before = self.previous_row
-        if before is not None and before.desired_state == DesiredState.LOADED:
-            earlier = {"source": before.source, "settings": before.settings}
+        previous = self.previous_row
+        if previous is not None and previous.desired_state == DesiredState.LOADED:
+            earlier = {"source": previous.source, "settings": previous.settings}
             try:
                 catalog_actions.update_model(actor=CLI_ACTOR, model=self.model, **earlier)
             except InvalidRequest:  # its folder has gone meanwhile
@@ -303,14 +303,14 @@ def ensure_model(
         name = name or Path(source).expanduser().resolve().name
     else:
         loaded = ServedModel.objects.filter(desired_state=DesiredState.LOADED, managed=True)
-        found = (loaded.filter(name=name) if name else loaded).order_by("pk").first()
-        if found is None:
+        model = (loaded.filter(name=name) if name else loaded).order_by("pk").first()
+        if model is None:
             source, name = str(_demo_model()), name or DEMO
         else:
-            name = found.name
-    before = ServedModel.objects.filter(name=name).first()
+            name = model.name
+    existing = ServedModel.objects.filter(name=name).first()
     aliases = names[1:] if names else None
-    return StartupModel(_loaded(name, source, engine, {"aliases": aliases, **columns}), before)
+    return StartupModel(_loaded(name, source, engine, {"aliases": aliases, **columns}), existing)
 
 
 def clear_stale_replicas() -> None:

@@ -119,7 +119,7 @@ class ProcessGroup:
             if process is not None and (status := process.poll()) is not None:
                 lived = time.monotonic() - process.started
                 self._failures[index] = 0 if lived > 10 else self._failures[index]
-                self._note_failure(index)
+                self._record_failure(index)
                 self._processes[index] = None
                 logger.warning("%s %d %s", self._name, index, describe_exit(status))
                 self._on_exit(process.pid)
@@ -129,9 +129,9 @@ class ProcessGroup:
                 except (OSError, subprocess.SubprocessError) as error:
                     # No memory for one more process, say: what runs beside it goes on.
                     logger.warning("%s can't be started: %s", self._name, error)
-                    self._note_failure(index)
+                    self._record_failure(index)
 
-    def _note_failure(self, index: int) -> None:
+    def _record_failure(self, index: int) -> None:
         self._failures[index] += 1
         self._due[index] = time.monotonic() + backoff(self._failures[index])
 
@@ -190,10 +190,10 @@ FILES = ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs")
 
 
 def url_of(host: str, port: int, *, tls: bool) -> str:
-    """What to type into a browser on this machine."""
+    """URL for a browser on this machine."""
     everywhere = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # noqa: S104 - nothing is bound here
-    shown = everywhere.get(host, f"[{host}]" if ":" in host else host)
-    return f"{'https' if tls else 'http'}://{shown}:{port}"
+    address = everywhere.get(host, f"[{host}]" if ":" in host else host)
+    return f"{'https' if tls else 'http'}://{address}:{port}"
 
 
 def use_tls(certfile: str | None, keyfile: str | None) -> None:

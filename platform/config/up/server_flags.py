@@ -187,10 +187,10 @@ def check_server_flags(options: Mapping[str, Any]) -> None:
             raise CommandError(f"{other.flag} can't be used: {other.note}")
     for path in options["middleware"] or []:
         try:
-            found = import_string(path)
+            target = import_string(path)
         except ImportError as error:
             raise CommandError(f"--middleware {path} can't be imported: {error}") from error
-        if not callable(found):
+        if not callable(target):
             raise CommandError(f"--middleware {path} is no class and no function.")
     if not ROOT_PATH.fullmatch(options["root_path"] or ""):
         raise CommandError(
@@ -216,8 +216,8 @@ def check_server_flags(options: Mapping[str, Any]) -> None:
 
 
 def environment(options: Mapping[str, Any]) -> dict[str, str]:
-    """What the gateways' environment must say. Raises `CommandError` for a list that is none."""
-    found = {
+    """Environment variables of the gateways. Raises `CommandError` for an invalid list."""
+    variables = {
         "QUIRE_ROOT_PATH": options["root_path"],
         "QUIRE_CHAT_TEMPLATE_CONTENT_FORMAT": options["chat_template_content_format"],
         "QUIRE_RESPONSE_ROLE": options["response_role"],
@@ -230,7 +230,7 @@ def environment(options: Mapping[str, Any]) -> dict[str, str]:
         "QUIRE_OTLP_TRACES_ENDPOINT": options["otlp_traces_endpoint"],
         "QUIRE_LOG_LEVEL": _LOG_LEVELS.get(options["uvicorn_log_level"] or ""),
     }
-    return {name: value for name, value in found.items() if value}
+    return {name: value for name, value in variables.items() if value}
 
 
 def _template_kwargs(options: Mapping[str, Any]) -> str | None:
@@ -240,16 +240,16 @@ def _template_kwargs(options: Mapping[str, Any]) -> str | None:
         return None
     flag = "--default-chat-template-kwargs"
     try:
-        found = json.loads(text)
+        kwargs = json.loads(text)
     except ValueError as error:
         raise CommandError(f"{flag} must be a JSON object: {error}.") from None
-    if not isinstance(found, dict):
+    if not isinstance(kwargs, dict):
         raise CommandError(f"{flag} must be a JSON object; got {text!r}.")
     try:
-        check_template_kwargs(found)
+        check_template_kwargs(kwargs)
     except InvalidRequest as error:
         raise CommandError(f"{flag}: {error.message}") from error
-    return json.dumps(found)
+    return json.dumps(kwargs)
 
 
 def _words(options: Mapping[str, Any], name: str) -> str | None:
@@ -258,20 +258,20 @@ def _words(options: Mapping[str, Any], name: str) -> str | None:
     if text is None:
         return None
     try:
-        found = json.loads(text) if text.startswith("[") else [text]
+        parsed = json.loads(text) if text.startswith("[") else [text]
     except ValueError:
-        found = None
-    if not isinstance(found, list) or any(not isinstance(word, str) for word in found):
+        parsed = None
+    if not isinstance(parsed, list) or any(not isinstance(word, str) for word in parsed):
         flag = name.replace("_", "-")
         raise CommandError(f'--{flag} must be a JSON list of texts, such as ["*"]; got {text!r}.')
-    return ",".join(found)
+    return ",".join(parsed)
 
 
 def use_server_flags(options: Mapping[str, Any]) -> None:
     """Have the gateways that are started from here do as the flags say."""
-    found = environment(options)
-    os.environ.update(found)
-    note_flags(list(found))
+    variables = environment(options)
+    os.environ.update(variables)
+    note_flags(list(variables))
     fields = {
         "cors_methods": _words(options, "allowed_methods"),
         "cors_headers": _words(options, "allowed_headers"),
@@ -281,6 +281,6 @@ def use_server_flags(options: Mapping[str, Any]) -> None:
 
 
 def serve_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """What `config.serve` must know of them."""
+    """Options of `config.serve`."""
     names = ("ssl_ca_certs", "ssl_cert_reqs", "ssl_ciphers", "middleware")
     return {name: options[name] for name in names if options[name]}

@@ -31,7 +31,7 @@ from storage.actions import release_leases_of_dead
 
 
 class InUse(RuntimeError):
-    """Another process holds the data dir."""
+    """The data dir is in use by another process."""
 
 
 @contextmanager
@@ -59,7 +59,7 @@ logger = logging.getLogger(__name__)
 
 
 def supervised_workers(count: int) -> ProcessGroup:
-    """So many workers of batches and responses, each started again whenever it ends.
+    """Workers of batches and responses, restarted whenever they end.
 
     Who has seen one die needn't wait for its leases to run out: another one takes its work at
     once, or the next one at its start.
@@ -68,7 +68,7 @@ def supervised_workers(count: int) -> ProcessGroup:
     return ProcessGroup("worker", command, count, on_exit=give_back)
 
 
-def kept_task_worker() -> ProcessGroup:
+def isolated_task_worker() -> ProcessGroup:
     """The worker of tasks that may hang or take long."""
     command = ["-m", "quire", "worker", "--queues", ",".join(PROCESS_QUEUES)]
     return ProcessGroup("task worker", command)
@@ -77,11 +77,11 @@ def kept_task_worker() -> ProcessGroup:
 def give_back(process: int) -> None:
     """Let others take what a dead worker held. Without a database its leases run out."""
     try:
-        given = release_leases_of_dead(process=process)
+        num_released = release_leases_of_dead(process=process)
     except (DatabaseError, InterfaceError) as error:
         logger.warning("the leases of worker process %d run out by themselves: %s", process, error)
         return
-    if given:
+    if num_released:
         send_task_best_effort("inference.sweep")
 
 
@@ -98,7 +98,7 @@ class Stopped(Exception):
 
 
 class Stack:
-    """What `manage.py up` has started so far.
+    """The processes of `manage.py up`.
 
     Use as a context manager: whatever happens inside, everything is stopped at the end.
     """
@@ -124,8 +124,6 @@ class Stack:
         for number, handler in self._old_handlers.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 
-    # -- start --------------------------------------------------------------------------------
-
     def start_redis(self) -> str:
         """Start the embedded server, unless REDIS_URL names another; return what is used."""
         if settings.QUIRE.redis_url:
@@ -135,8 +133,6 @@ class Stack:
         check_redis(url)
         self.disk_watch = DiskWatch(url, self.data_dir)
         return "the embedded Redis"
-
-    # -- run ----------------------------------------------------------------------------------
 
     def tick(self) -> None:
         """Keep everything running. Raises `StartFailed` for what can't be mended, `Stopped`."""
@@ -152,8 +148,8 @@ class Stack:
             self.gateways.tick()
             if self.gateways.is_crash_looping:
                 raise StartFailed("The gateway exits at each start; its log above says why.")
-        for kept in self.workers:
-            kept.tick()
+        for worker in self.workers:
+            worker.tick()
         if self.supervisor is not None:
             self.supervisor.tick()
 
@@ -176,7 +172,7 @@ class Stack:
             time.sleep(TICK_S)
 
     def run(self) -> None:
-        """Until Ctrl-C or SIGTERM."""
+        """Run until Ctrl-C or SIGTERM."""
         try:
             while True:
                 self.tick()
@@ -184,12 +180,10 @@ class Stack:
         except Stopped:
             return
 
-    # -- stop ---------------------------------------------------------------------------------
-
     def stop(self) -> None:
         """Workers give their work back; gateways let their streams end; then all they need."""
-        for kept in self.workers:
-            kept.stop(min(self.grace, WORKER_GRACE_S))
+        for worker in self.workers:
+            worker.stop(min(self.grace, WORKER_GRACE_S))
         if self.gateways is not None:
             self.gateways.stop(self.grace)
         if self.supervisor is not None:
@@ -205,7 +199,7 @@ class Stack:
         self.gateways = self.supervisor = self.drainer = self.redis = None
 
     def _write_usage(self) -> None:
-        """What is still in the spool."""
+        """Write what is left in the spool to the ledger."""
         client = sync_client()
         try:
             drain_once(client, claim_idle_ms=0)
@@ -220,8 +214,8 @@ class Stack:
             logger.info("stopping; once more kills")
             return
         # A second time: no more patience with streams.
-        for kept in self.workers:
-            kept.kill()
+        for worker in self.workers:
+            worker.kill()
         if self.gateways is not None:
             self.gateways.kill()
         if self.supervisor is not None:

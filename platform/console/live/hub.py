@@ -29,7 +29,7 @@ from tenants.models import User
 
 
 class Audience(Enum):
-    """Who may subscribe to a topic."""
+    """The users who may subscribe to a topic."""
 
     #: Members, for their tenant; operators also for all tenants.
     TENANT = "tenant"

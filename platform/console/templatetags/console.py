@@ -72,8 +72,8 @@ def money(amount: Decimal | str) -> str:
     number = Decimal(amount)
     if abs(number) >= Decimal("0.01"):
         number = round(number, 4)
-    whole, _, part = f"{number:f}".partition(".")
-    return f"{whole}.{part.rstrip('0').ljust(2, '0')}"
+    integer, _, part = f"{number:f}".partition(".")
+    return f"{integer}.{part.rstrip('0').ljust(2, '0')}"
 
 
 IMPORT = re.compile(r'^(?:import|export)\b[^"]*?"(\.[^"]+)";$', re.MULTILINE)

@@ -75,10 +75,10 @@ def audit(request: UserRequest) -> HttpResponseBase:
     user = request.user
     form = FilterForm(request.GET)
     operator = to_actor(user).is_operator
-    whole = request.GET.get("all") == "yes"
+    all_tenants = request.GET.get("all") == "yes"
     tenant = None
     try:
-        if whole:
+        if all_tenants:
             rows = access_all_audit(user)
         else:
             tenant = current_tenant(request)
@@ -101,7 +101,7 @@ def audit(request: UserRequest) -> HttpResponseBase:
         "form": form,
         "page": page,
         "operator": operator,
-        "whole": whole,
+        "whole": all_tenants,
         "query": urlencode(query),
     }
     return render(request, "console/audit.html", context)

@@ -188,11 +188,11 @@ def figures(row: Batch) -> dict[str, Any]:
         "errors": len(row.errors),
         "why": str(row.errors[0].get("message", "")) if row.errors else "",
         "created": row.created_at.strftime("%Y-%m-%d %H:%M"),
-        "left": _time_left(row),
+        "left": _remaining_time(row),
     }
 
 
-def _time_left(row: Batch) -> str:
+def _remaining_time(row: Batch) -> str:
     """Estimated remaining time at the pace so far; "" if unknown."""
     done = row.completed + row.failed
     if row.status != "in_progress" or not done or row.in_progress_at is None:

@@ -198,7 +198,7 @@ class NewKeyForm(LimitsForm):
 
 
 class OverlapForm(forms.Form):
-    """How long the old key stays valid."""
+    """The time for which the old key stays valid."""
 
     overlap = forms.ChoiceField(choices=list(OVERLAPS.items()))
 

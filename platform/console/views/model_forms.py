@@ -77,7 +77,7 @@ _SPECS = {spec.name: spec for spec in dataclasses.fields(EngineConfig) if spec.n
 
 @dataclass
 class EngineOptionField:
-    """One field of the form.
+    """An engine setting's form field.
 
     Attributes:
         kind: "switch", "choice", "number", "text", "numbers", "names" or "pairs".
@@ -101,12 +101,12 @@ class EngineOptionField:
 
     @property
     def flag(self) -> str:
-        """What the command line calls it."""
+        """The setting's command line flag."""
         return "--" + self.name.replace("_", "-")
 
     @property
     def label(self) -> str:
-        """For people."""
+        """The setting's name for display."""
         return self.name.replace("_", " ")
 
     @property
@@ -124,7 +124,7 @@ class Group:
 
     @property
     def num_set(self) -> int:
-        """How many differ from the default."""
+        """Number of settings that differ from the default."""
         return sum(option.is_set for option in self.options)
 
     @property
@@ -146,12 +146,12 @@ class SettingsForm:
 
     @property
     def groups(self) -> list[Group]:
-        """In the order of the page; what stands in no group comes last."""
-        left = dict(self.options)
-        found = [
-            Group(title, [left.pop(name) for name in names.split()]) for title, names in GROUPS
+        """Groups in the page's order; settings without a group come last."""
+        remaining = dict(self.options)
+        groups = [
+            Group(title, [remaining.pop(name) for name in names.split()]) for title, names in GROUPS
         ]
-        return [*found, Group("More", list(left.values()))] if left else found
+        return [*groups, Group("More", list(remaining.values()))] if remaining else groups
 
     @property
     def has_errors(self) -> bool:
@@ -160,24 +160,24 @@ class SettingsForm:
 
     def read(self, sent: QueryDict) -> dict[str, Any]:
         """The settings that a form holds; what is wrong stands at its field, see `has_errors`."""
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for name, option in self.options.items():
             try:
                 value = _read(option, sent)
                 if value is not None:
-                    found[name] = validate_field(_SPECS[name], value)
+                    values[name] = validate_field(_SPECS[name], value)
             except (ConfigError, ValueError) as error:
                 option.error = error.message if isinstance(error, ConfigError) else str(error)
         if not self.has_errors:
-            self._check_together(found)
-        return found
+            self._check_together(values)
+        return values
 
-    def _check_together(self, found: dict[str, Any]) -> None:
-        """What no field's own rule says."""
+    def _check_together(self, values: dict[str, Any]) -> None:
+        """Check rules that concern several fields."""
         try:
-            validate_engine_settings(found)
-            if template := found.get("chat_template"):
-                found["chat_template"] = read_template(template)
+            validate_engine_settings(values)
+            if template := values.get("chat_template"):
+                values["chat_template"] = read_template(template)
         except QuireError as error:
             option = self.options.get(error.param or "")
             if option is None:
@@ -250,30 +250,30 @@ def _read(option: EngineOptionField, sent: QueryDict) -> Any:
             raise ValueError("Choose on, off or default.")
         return text == "on"
     if option.kind == "numbers":
-        return [_number(word, whole=True) for word in text.replace(",", " ").split()]
+        return [_number(word, is_integer=True) for word in text.replace(",", " ").split()]
     if option.kind == "names":
         return text.replace(",", " ").split()
     if option.kind == "number" or (option.kind == "choice" and option.is_integer):
-        return _number(text, whole=option.is_integer)
+        return _number(text, is_integer=option.is_integer)
     return text
 
 
-def _number(text: str, *, whole: bool) -> int | float:
+def _number(text: str, *, is_integer: bool) -> int | float:
     try:
-        return int(text) if whole else float(text)
+        return int(text) if is_integer else float(text)
     except ValueError:
-        kind = "a whole number" if whole else "a number"
+        kind = "a whole number" if is_integer else "a number"
         raise ValueError(f"It must be {kind}, got {text[:50]!r}.") from None
 
 
 def _unflatten(pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
     """`a.b` and a value as {"a": {"b": value}}. Raises ValueError for names that clash."""
-    found: dict[str, Any] = {}
+    nested: dict[str, Any] = {}
     for key, text in pairs:
         if not key:
             raise ValueError(f"The value {text[:50]!r} has no name.")
         *path, last = key.split(".")
-        where = found
+        where = nested
         for name in path:
             where = where.setdefault(name, {})
             if not isinstance(where, dict):
@@ -281,7 +281,7 @@ def _unflatten(pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
         if last in where:
             raise ValueError(f"{key} is given twice.")
         where[last] = _value(text)
-    return found
+    return nested
 
 
 def _value(text: str) -> Any:
@@ -292,18 +292,15 @@ def _value(text: str) -> Any:
         return text
 
 
-def _flatten(values: Mapping[str, Any], before: str = "") -> list[tuple[str, str]]:
-    found: list[tuple[str, str]] = []
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    pairs: list[tuple[str, str]] = []
     for key, value in values.items():
         if isinstance(value, dict) and value:
-            found += _flatten(value, f"{before}{key}.")
+            pairs += _flatten(value, f"{prefix}{key}.")
         else:
-            plain = isinstance(value, str) and _value(value) == value
-            found.append((before + key, value if plain else json.dumps(value)))
-    return found
-
-
-# -- The form of a model: its own columns, and below them the engine's options.
+            is_text = isinstance(value, str) and _value(value) == value
+            pairs.append((prefix + key, value if is_text else json.dumps(value)))
+    return pairs
 
 
 #: (field, label, help, most). Whole numbers.
@@ -322,7 +319,7 @@ MAX_NAMES = 50
 
 
 class ServedModelForm:
-    """What stands in the form. `errors`: by field; `values`: as text, or lists of it."""
+    """The form's state. `errors`: by field; `values`: as text, or lists of it."""
 
     def __init__(self, values: dict[str, Any], settings: SettingsForm) -> None:
         self.values, self.settings = values, settings
@@ -332,7 +329,7 @@ class ServedModelForm:
 
     @classmethod
     def of(cls, model: ServedModel | None) -> ServedModelForm:
-        """As the catalogue has it; for a new one the defaults."""
+        """The form of a model in the catalogue, or of a new one with the defaults."""
         row = model or ServedModel()
         values: dict[str, Any] = {
             "name": row.name,
@@ -350,7 +347,7 @@ class ServedModelForm:
 
     @classmethod
     def from_post(cls, data: QueryDict, model: ServedModel | None) -> ServedModelForm:
-        """What came by POST, checked as far as a form can."""
+        """The form of a POST, checked as far as a form can."""
         values: dict[str, Any] = {
             "name": model.name if model else data.get("name", "").strip(),
             "source": data.get("source", "").strip(),
@@ -382,31 +379,34 @@ class ServedModelForm:
                 "help": text,
                 "value": self.values[name],
                 "error": self.errors.get(name, ""),
-                "most": str(most),
+                "most": str(high),
             }
-            for name, label, text, most in NUMBERS
+            for name, label, text, high in NUMBERS
         ]
 
     @property
     def all_tenants(self) -> list[dict[str, Any]]:
-        """To share a model with."""
+        """Tenants that a model can be shared with."""
         chosen = set(self.values["tenants"])
-        found = Tenant.objects.filter(active=True).order_by("name")[:500]
-        return [{"pk": each.pk, "name": each.name, "chosen": each.pk in chosen} for each in found]
+        tenants = Tenant.objects.filter(active=True).order_by("name")[:500]
+        return [
+            {"pk": tenant.pk, "name": tenant.name, "chosen": tenant.pk in chosen}
+            for tenant in tenants
+        ]
 
     @property
     def other_models(self) -> list[dict[str, Any]]:
-        """That may answer in its place: those that do, in their order, then the others."""
+        """Models that can serve as fallbacks: chosen ones in their order, then the others."""
         chosen: list[str] = self.values["fallbacks"]
         names = ServedModel.objects.exclude(name=self.values["name"]).values_list("name", flat=True)
-        others = [name for name in names[:500] if name not in chosen]
-        return [{"name": name, "chosen": name in chosen} for name in [*chosen, *others]]
+        other_names = [name for name in names[:500] if name not in chosen]
+        return [{"name": name, "chosen": name in chosen} for name in [*chosen, *other_names]]
 
     def _check(self) -> None:
-        for name, label, _, most in NUMBERS:
+        for name, label, _, high in NUMBERS:
             text = self.values[name]
-            if not (text.isascii() and text.isdigit() and int(text[:9]) <= most):
-                self.errors[name] = f"{label} must be a whole number up to {most}."
+            if not (text.isascii() and text.isdigit() and int(text[:9]) <= high):
+                self.errors[name] = f"{label} must be a whole number up to {high}."
         if not self.values["source"]:
             self.errors["source"] = "Enter a folder, a GGUF file or a model on the hub."
         if not self.values["name"]:
@@ -431,8 +431,8 @@ class ServedModelForm:
             saved = actions.update_model(actor=user, model=model, **columns)
         tenants = list(Tenant.objects.filter(pk__in=self.values["tenants"]))
         public = self.values["public"]
-        before = {tenant.pk for tenant in saved.tenants.all()}
-        if saved.public != public or before != {tenant.pk for tenant in tenants}:
+        previous_tenants = {tenant.pk for tenant in saved.tenants.all()}
+        if saved.public != public or previous_tenants != {tenant.pk for tenant in tenants}:
             saved = actions.share_model(actor=user, model=saved, tenants=tenants, public=public)
         return saved
 

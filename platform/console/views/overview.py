@@ -27,13 +27,13 @@ from history.queries import (
     GROUP_BY,
     MAX_ROWS,
     NoTenant,
-    _rows,
-    _service,
+    fairness_rows,
     get_fairness,
     get_traffic_history,
     reserved_sum,
     resolve_range,
     resolve_tenant_scope,
+    token_service,
 )
 from metering.recent_usage import recent_usage
 from tenants.access import access_tenants
@@ -114,7 +114,7 @@ def fairness(request: UserRequest) -> HttpResponse:
         context = {**tenant_context(user, None), "error": error}
         status = error.status if request.GET else 200
         return render(request, "console/fairness.html", context, status=status)
-    rows = _rows(_service(time_range), tenant, told=to_actor(user).is_operator)
+    rows = fairness_rows(token_service(time_range), tenant, all_tenants=to_actor(user).is_operator)
     context = {
         **tenant_context(user, tenant),
         "operator": to_actor(user).is_operator and tenant is None,

@@ -64,8 +64,8 @@ def conversations(request: UserRequest) -> dict[str, Any]:
             actor=user, tenant=tenant, document=_body(request, "document")["document"]
         )
         return to_json(created, user)
-    search, before = (request.GET.get(name, "") for name in ("q", "before"))
-    rows = access_conversations(user, tenant, search, before)
+    search, cursor = (request.GET.get(name, "") for name in ("q", "before"))
+    rows = access_conversations(user, tenant, search, cursor)
     return {
         "kept": tenant.keep_conversations,
         "conversations": [to_json(row, user) for row in rows[:MAX_LISTED]],

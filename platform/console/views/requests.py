@@ -112,10 +112,10 @@ def show(
     """Render the list with the last outcome or error."""
     user = request.user
     form, rows = SearchForm(request.GET), RequestEntry.objects.none()
-    whole = request.GET.get("all") == "yes"
-    context: dict[str, Any] = {"form": form, "whole": whole}
+    all_tenants = request.GET.get("all") == "yes"
+    context: dict[str, Any] = {"form": form, "whole": all_tenants}
     try:
-        if whole:
+        if all_tenants:
             rows = access_requests(user)
         else:
             tenant = tenant or current_tenant(request)
@@ -137,17 +137,19 @@ def show(
         "operator": to_actor(user).is_operator,
         "searched": any(v for k, v in query.items() if k not in ("tenant", "all")),
         "query": urlencode(query),
-        "newest": _newest_start(page, entries, whole=whole, operator=to_actor(user).is_operator),
+        "newest": _newest_start(
+            page, entries, all_tenants=all_tenants, operator=to_actor(user).is_operator
+        ),
         "error": error,
     }
     return render(request, "console/requests.html", context, status=error.status if error else 200)
 
 
 def _newest_start(
-    page: Page, entries: list[RequestEntry], *, whole: bool, operator: bool
+    page: Page, entries: list[RequestEntry], *, all_tenants: bool, operator: bool
 ) -> float | None:
     """Start of the newest listed request; None if the list doesn't update live."""
-    if page.number > 1 or (whole and not operator):
+    if page.number > 1 or (all_tenants and not operator):
         return None
     return entries[0].started_at.timestamp() if entries else 0.0
 

@@ -234,7 +234,7 @@ def _report(by: list[str], ids: Sequence[int]) -> list[UsageTotals]:
         group_by=by,
         tenants=list(ids),
     )
-    return report(query, whole=True)
+    return report(query, total=True)
 
 
 def _add(into: UsageTotals, sums: UsageTotals) -> None:
@@ -393,12 +393,12 @@ def _limits(request: UserRequest, tenant: Tenant, error: QuireError | None) -> d
     """Template context of the limits form, with the share that other tenants have reserved."""
     names = ("weight", "kv_reserved_fraction", "kv_max_fraction", *NUMBERS)
     initial = {name: getattr(tenant, name) for name in names}
-    reserved_by_others = reserved_sum(Tenant.objects.filter(active=True).exclude(pk=tenant.pk))
+    other_reservations = reserved_sum(Tenant.objects.filter(active=True).exclude(pk=tenant.pk))
     return {
         "form": LimitsForm(request.POST if error is not None else None, initial=initial),
         "wrong": error.param if error is not None else None,
-        "others_reserve": reserved_by_others,
-        "left": max(0.0, MAX_RESERVED_FRACTION * 100 - reserved_by_others),
+        "others_reserve": other_reservations,
+        "left": max(0.0, MAX_RESERVED_FRACTION * 100 - other_reservations),
         "most": MAX_RESERVED_FRACTION * 100,
         "action": reverse("limit-tenant", args=[tenant.slug]),
     }

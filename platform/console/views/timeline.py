@@ -212,8 +212,8 @@ def _draw_tokens(chart: TimelineChart, points: list[Any], scale: float) -> None:
     chart.max_tokens = points[-1][1]
     y_scale = GRAPH / max(1, chart.max_tokens)
     chart.polyline = " ".join(
-        f"{_n(min(at, chart.end_ms) * scale)},{_n(chart.base - count * y_scale)}"
-        for at, count in [(points[0][0], 0), *points]
+        f"{_n(min(moment, chart.end_ms) * scale)},{_n(chart.base - count * y_scale)}"
+        for moment, count in [(points[0][0], 0), *points]
     )
 
 

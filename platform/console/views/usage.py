@@ -87,15 +87,15 @@ class Row:
 def usage(request: UserRequest) -> HttpResponseBase:
     """Usage of one of the user's tenants, or with `?all=yes` of all; `?format=csv` exports it."""
     user = request.user
-    whole = request.GET.get("all") == "yes"
+    all_tenants = request.GET.get("all") == "yes"
     today = datetime.now(UTC).date()
     initial = {"first": today - timedelta(days=DAYS - 1), "last": today, "by": ["model"]}
     is_filtered = not {"first", "last", "by"}.isdisjoint(request.GET)
-    form = UsageForm(request.GET if is_filtered else initial, all_tenants=whole)
+    form = UsageForm(request.GET if is_filtered else initial, all_tenants=all_tenants)
     tenant: Tenant | None = None
-    context: dict[str, Any] = {"form": form, "whole": whole}
+    context: dict[str, Any] = {"form": form, "whole": all_tenants}
     try:
-        if whole:
+        if all_tenants:
             require_operator(to_actor(user))
         else:
             tenant = current_tenant(request)
@@ -105,10 +105,10 @@ def usage(request: UserRequest) -> HttpResponseBase:
         context |= {**tenant_context(user, None), "error": error}
         return render(request, "console/usage.html", context, status=error.status)
     table: dict[str, Any] = {}
-    if form.is_valid() and (whole or tenant):
+    if form.is_valid() and (all_tenants or tenant):
         groups, query = form.cleaned_data["by"], _usage_query(form, tenant)
         if request.GET.get("format") == "csv":
-            name = f"usage-{'installation' if whole else tenant}.csv"
+            name = f"usage-{'installation' if all_tenants else tenant}.csv"
             return download(request, _csv_lines(query, groups), name, "text/csv; charset=utf-8")
         table = _table_context(query, groups)
     parameters = [
@@ -124,7 +124,7 @@ def usage(request: UserRequest) -> HttpResponseBase:
         "currency": settings.QUIRE.currency.upper(),
         "operator": to_actor(user).is_operator,
         "query": urlencode(parameters),
-        "rest": urlencode(_next_page_query(form, whole, tenant, table["until"]))
+        "rest": urlencode(_next_page_query(form, all_tenants, tenant, table["until"]))
         if table.get("until")
         else "",
     }
@@ -144,8 +144,8 @@ def _usage_query(form: UsageForm, tenant: Tenant | None) -> UsageQuery:
 
 def _table_context(query: UsageQuery, groups: Sequence[str]) -> dict[str, Any]:
     """Template context of the table: one page of days, the most expensive groups first."""
-    page = first_page(query, whole=True)
-    totals = report(page, whole=True)
+    page = first_page(query, total=True)
+    totals = report(page, total=True)
     largest = sorted(totals, key=_sort_key)[:MAX_ROWS]
     people = _people(largest) if "user_id" in groups else {}
     return {

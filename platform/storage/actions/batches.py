@@ -73,17 +73,17 @@ def renew_lease(*, row: Work, owner: str, seconds: float) -> bool:
 
 
 def owner_of(process: int) -> str:
-    """What the names of all owners in this process of this machine begin with."""
+    """Prefix of the lease owners of a process of this machine."""
     return f"{socket.gethostname()[:20]}-{process}-"
 
 
 def release_leases_of_dead(*, process: int) -> int:
     """Let others take at once what a process of this machine held that has ended; how many."""
-    given_back = 0
+    num_released = 0
     for kind in (Batch, StoredResponse):
-        held = kind.objects.filter(lease_owner__startswith=owner_of(process))
-        given_back += held.update(lease_owner="", lease_until=None)
-    return given_back
+        leased = kind.objects.filter(lease_owner__startswith=owner_of(process))
+        num_released += leased.update(lease_owner="", lease_until=None)
+    return num_released
 
 
 def release_lease(*, row: Work, owner: str) -> None:
@@ -206,10 +206,10 @@ def cancel_batch(*, caller: Caller, public_id: str) -> Batch:
 
     Raises: `NotFound`; `Conflict` for a batch that has ended.
     """
-    found = access_batch(caller, public_id)
-    row = Batch.objects.select_for_update().get(pk=found.pk)
+    batch = access_batch(caller, public_id)
+    row = Batch.objects.select_for_update().get(pk=batch.pk)
     if row.status == BatchStatus.CANCELLING:
-        return found
+        return batch
     if row.status not in OPEN:
         raise Conflict(f"The batch is {row.status} and can't be cancelled.")
     _set(row, BatchStatus.CANCELLING, "cancelling_at")
@@ -308,7 +308,7 @@ def _as_file(row: Batch, journal: Path, kind: str) -> StoredFile | None:
 
 
 def journal_paths(row: Batch) -> tuple[Path, Path]:
-    """Where a batch that runs collects its results: output and errors."""
+    """Files in which a running batch collects its results: output and errors."""
     return (
         blob_path(row.tenant_id, row.public_id, ".output"),
         blob_path(row.tenant_id, row.public_id, ".errors"),
@@ -320,7 +320,7 @@ def _locked(row: Batch) -> Batch:
     return rows.get(pk=row.pk)
 
 
-def _set(row: Batch, status: BatchStatus, moment: str, *others: str) -> None:
+def _set(row: Batch, status: BatchStatus, moment: str, *fields: str) -> None:
     row.status = status
     setattr(row, moment, timezone.now())
-    row.save(update_fields=["status", moment, *others])
+    row.save(update_fields=["status", moment, *fields])

@@ -125,26 +125,28 @@ def _append(row: ItemConversation, items: list[dict[str, Any]]) -> list[Conversa
             param="items",
             code="conversation_too_long",
         )
-    wanted = [name for item in items if (name := _client_item_id(item))]
-    found = row.items.filter(public_id__in=wanted)
-    taken = set(found.values_list("public_id", flat=True))
-    made = []
+    client_ids = [name for item in items if (name := _client_item_id(item))]
+    existing = row.items.filter(public_id__in=client_ids)
+    used_ids = set(existing.values_list("public_id", flat=True))
+    new_rows = []
     for item in items:
         name = _client_item_id(item)
-        if name is None or name in taken:
+        if name is None or name in used_ids:
             name = new_id("item_")
-        taken.add(name)
-        whole = {**item, "id": name}
-        made.append(
-            ConversationItem(conversation=row, public_id=name, item=whole, size=json_chars(whole))
+        used_ids.add(name)
+        stored_item = {**item, "id": name}
+        new_rows.append(
+            ConversationItem(
+                conversation=row, public_id=name, item=stored_item, size=json_chars(stored_item)
+            )
         )
-    made = ConversationItem.objects.bulk_create(made)
-    size = sum(each.size for each in made)
+    new_rows = ConversationItem.objects.bulk_create(new_rows)
+    size = sum(new_row.size for new_row in new_rows)
     row.changed_at, row.expires_at = timezone.now(), default_expiry()
     row.save(update_fields=["changed_at", "expires_at"])
     ItemConversation.objects.filter(pk=row.pk).update(size=F("size") + size)
     add_stored_chars(row.tenant_id, size)
-    return made
+    return new_rows
 
 
 def _client_item_id(item: dict[str, Any]) -> str | None:
@@ -156,10 +158,10 @@ def _client_item_id(item: dict[str, Any]) -> str | None:
 @transaction.atomic
 def delete_item(*, caller: Caller, conversation_id: str, item_id: str) -> ItemConversation:
     """Forget one item; its conversation. Raises `NotFound`."""
-    found = access_item(caller, conversation_id, item_id)
-    rows = ItemConversation.objects.filter(pk=found.conversation_id)
-    rows.update(size=F("size") - found.size)
-    found.delete()
+    item = access_item(caller, conversation_id, item_id)
+    rows = ItemConversation.objects.filter(pk=item.conversation_id)
+    rows.update(size=F("size") - item.size)
+    item.delete()
     row = rows.get()
     log_action(
         actor=actor_of(caller),
@@ -181,11 +183,11 @@ def create_conversation(*, actor: User, tenant: Tenant, document: Any) -> SavedC
     access_role(actor, tenant)
     _check_conversations_enabled(tenant)
     check_storage_quota(tenant.pk)
-    found = validate_document(document)
+    checked = validate_document(document)
     row = SavedConversation(
-        public_id=new_id("talk-"), tenant=tenant, user=actor, title=title_of(found)
+        public_id=new_id("talk-"), tenant=tenant, user=actor, title=title_of(checked)
     )
-    _write(row, found)
+    _write(row, checked)
     log_action(actor=to_actor(actor), action="conversation.create", target=row, tenant=tenant)
     return row
 
@@ -239,16 +241,16 @@ def share_conversation(*, actor: User, public_id: str, shared: bool) -> SavedCon
 
 @transaction.atomic
 def delete_conversation(*, actor: User, public_id: str) -> None:
-    """For good. Raises `NotFound`."""
+    """Delete a conversation. Raises `NotFound`."""
     row = _get_own_conversation(actor, public_id)
     log_action(actor=to_actor(actor), action="conversation.delete", target=row, tenant=row.tenant)
     row.delete()
 
 
 def _get_own_conversation(actor: User, public_id: str) -> SavedConversation:
-    found = access_own_conversation(actor, public_id)
+    conversation = access_own_conversation(actor, public_id)
     rows = SavedConversation.objects.select_for_update(of=("self",)).select_related("tenant")
-    return rows.get(pk=found.pk)
+    return rows.get(pk=conversation.pk)
 
 
 def _check_conversations_enabled(tenant: Tenant) -> None:

@@ -62,15 +62,15 @@ def create_file(
         then: what happens together with the file or not at all; what it raises undoes both.
     Raises: `StorageFull` (413); OSError when the disk doesn't take it.
     """
-    room = settings.QUIRE.tenant_quotas.file_bytes
+    max_bytes = settings.QUIRE.tenant_quotas.file_bytes
     public_id = new_id("file-")
-    check_file_quota(caller.tenant_id, size - frees, room)
+    check_file_quota(caller.tenant_id, size - frees, max_bytes)
     written = write_blob(caller.tenant_id, public_id, chunks)
     try:
         with transaction.atomic():
             # One upload at a time counts what the tenant has: two can't both take the last room.
             Tenant.objects.select_for_update().get(pk=caller.tenant_id)
-            check_file_quota(caller.tenant_id, written - frees, room)
+            check_file_quota(caller.tenant_id, written - frees, max_bytes)
             row = StoredFile.objects.create(
                 public_id=public_id,
                 filename=clean_filename(filename),
@@ -95,13 +95,13 @@ def create_file(
     return row
 
 
-def check_file_quota(tenant_id: int, size: int, room: int, param: str = "file") -> None:
+def check_file_quota(tenant_id: int, size: int, max_bytes: int, param: str = "file") -> None:
     """Raise `StorageFull` when the tenant has no room for so many bytes more; 0 is no limit."""
-    stored = stored_bytes(tenant_id) if room else 0
-    if room and stored + size > room:
+    stored = stored_bytes(tenant_id) if max_bytes else 0
+    if max_bytes and stored + size > max_bytes:
         raise StorageFull(
-            f"This tenant's files may take {room} bytes; they take {stored}, and {size} more do "
-            "not fit.",
+            f"This tenant's files may take {max_bytes} bytes; they take {stored}, and {size} more "
+            "do not fit.",
             param=param,
         )
 
@@ -109,8 +109,8 @@ def check_file_quota(tenant_id: int, size: int, room: int, param: str = "file") 
 def clean_filename(name: str) -> str:
     """The last part of what the client calls it, one line of printable text."""
     last = name.replace("\\", "/").rpartition("/")[2]
-    shown = "".join(char for char in last if char.isprintable())
-    return shown[:255] or "file"
+    printable = "".join(char for char in last if char.isprintable())
+    return printable[:255] or "file"
 
 
 @transaction.atomic
@@ -152,10 +152,10 @@ def _remove_kept_too_long() -> int:
     """Remove what tenants keep for so many days alone (`keep_content_days`); how much."""
     removed = 0
     for tenant in Tenant.objects.exclude(keep_content_days=None):
-        before = timezone.now() - timedelta(days=tenant.keep_content_days or 0)
-        old = {"tenant": tenant, "created_at__lt": before}
+        cutoff = timezone.now() - timedelta(days=tenant.keep_content_days or 0)
+        old = {"tenant": tenant, "created_at__lt": cutoff}
         for kind in (SavedConversation, ItemConversation):
-            talks = kind.objects.filter(tenant=tenant, changed_at__lt=before)
+            talks = kind.objects.filter(tenant=tenant, changed_at__lt=cutoff)
             removed += delete_in_batches(talks)
         needed = needed_by_batches().filter(tenant=tenant).values("input_file_id")
         removed += delete_in_batches(Batch.objects.filter(**old).exclude(status__in=OPEN))
@@ -174,8 +174,8 @@ def _find_referenced(public_ids: set[str]) -> set[str]:
     """Those of the ids that a file has, an upload's part, or a batch that has not ended."""
     referenced: set[str] = set()
     for rows in (StoredFile.objects, UploadPart.objects, needed_by_batches()):
-        found = rows.filter(public_id__in=public_ids).order_by()
-        referenced.update(found.values_list("public_id", flat=True))
+        files = rows.filter(public_id__in=public_ids).order_by()
+        referenced.update(files.values_list("public_id", flat=True))
     return referenced
 
 
@@ -224,9 +224,9 @@ def add_part(*, caller: Caller, public_id: str, size: int, chunks: Iterable[byte
     for more than was announced.
     """
     row = _pending(access_upload(caller, public_id))
-    room = settings.QUIRE.tenant_quotas.file_bytes
+    max_bytes = settings.QUIRE.tenant_quotas.file_bytes
     _check_parts(row, size)
-    check_file_quota(caller.tenant_id, size, room, "data")
+    check_file_quota(caller.tenant_id, size, max_bytes, "data")
     name = new_id("part_")
     written = write_blob(caller.tenant_id, name, chunks)
     try:
@@ -235,7 +235,7 @@ def add_part(*, caller: Caller, public_id: str, size: int, chunks: Iterable[byte
             Tenant.objects.select_for_update().get(pk=caller.tenant_id)
             row = _pending(StoredUpload.objects.get(pk=row.pk))
             _check_parts(row, written)
-            check_file_quota(caller.tenant_id, written, room, "data")
+            check_file_quota(caller.tenant_id, written, max_bytes, "data")
             return UploadPart.objects.create(upload=row, public_id=name, size=written)
     except BaseException:
         remove_blob(caller.tenant_id, name)
@@ -296,8 +296,8 @@ def cancel_upload(*, caller: Caller, public_id: str) -> StoredUpload:
 
 def remove_ended_uploads() -> int:
     """Remove uploads past their end with the bytes of their parts; how many."""
-    removed, ended = 0, StoredUpload.objects.filter(expires_at__lte=timezone.now())
-    while page := list(ended.order_by("pk").values_list("pk", flat=True)[:PAGE]):
+    removed, expired = 0, StoredUpload.objects.filter(expires_at__lte=timezone.now())
+    while page := list(expired.order_by("pk").values_list("pk", flat=True)[:PAGE]):
         parts = UploadPart.objects.filter(upload__in=page).order_by()
         blobs = list(parts.values_list("upload__tenant_id", "public_id"))
         StoredUpload.objects.filter(pk__in=page).delete()  # and with them their parts
@@ -320,10 +320,10 @@ def _claim(row: StoredUpload, status: UploadStatus, file: StoredFile | None = No
 
 
 def _check_parts(row: StoredUpload, more: int) -> None:
-    found = row.parts.aggregate(sum=Sum("size", default=0))
-    if found["sum"] + more > row.size:
+    sums = row.parts.aggregate(sum=Sum("size", default=0))
+    if sums["sum"] + more > row.size:
         raise InvalidRequest(
-            f"{row.size} bytes were announced; {found['sum']} are there, and {more} more are too "
+            f"{row.size} bytes were announced; {sums['sum']} are there, and {more} more are too "
             "many.",
             param="data",
         )

@@ -30,9 +30,11 @@ def store_completion(
 
     One that is kept already stays as it is: its stream was written to the end twice.
     """
-    kept = StoredCompletion.objects.filter(public_id=public_id, tenant_id=caller.tenant_id).first()
-    if kept is not None:
-        return kept
+    existing = StoredCompletion.objects.filter(
+        public_id=public_id, tenant_id=caller.tenant_id
+    ).first()
+    if existing is not None:
+        return existing
     size = json_chars(messages, body)
     add_stored_chars(caller.tenant_id, size)
     return StoredCompletion.objects.create(
@@ -86,11 +88,13 @@ def store_response(
     """
     if background:
         waiting = open_responses().filter(tenant_id=caller.tenant_id).count()
-        most = settings.QUIRE.tenant_quotas.open_responses
-        check_pending_limit(waiting, most, "background responses")
-    kept = StoredResponse.objects.filter(public_id=public_id, tenant_id=caller.tenant_id).first()
-    if kept is not None:
-        return kept
+        max_open = settings.QUIRE.tenant_quotas.open_responses
+        check_pending_limit(waiting, max_open, "background responses")
+    existing = StoredResponse.objects.filter(
+        public_id=public_id, tenant_id=caller.tenant_id
+    ).first()
+    if existing is not None:
+        return existing
     size = json_chars(request, input_items, body)
     add_stored_chars(caller.tenant_id, size)
     _append_to_conversation(caller.tenant_id, status, request, input_items, body["output"])
@@ -151,10 +155,10 @@ def cancel_response(*, caller: Caller, public_id: str) -> StoredResponse:
 
     Raises: `NotFound`; `InvalidRequest` for one that isn't made in the background.
     """
-    found = access_response(caller, public_id)
-    if not found.background:
+    response = access_response(caller, public_id)
+    if not response.background:
         raise InvalidRequest("Only a response made in the background can be cancelled.")
-    row = StoredResponse.objects.select_for_update().get(pk=found.pk)
+    row = StoredResponse.objects.select_for_update().get(pk=response.pk)
     if row.status in ACTIVE:
         body = {**row.body, "status": "cancelled"}
         # A worker that ends it at this moment on SQLite, which locks no rows, was first.

@@ -42,8 +42,8 @@ def invite(
     `InvalidRequest` with `param`, `Conflict` for who is a member already.
     """
     actor = to_actor(actor)
-    wanted = check_role(role)
-    require_manager_of(actor, tenant, wanted)
+    new_role = check_role(role)
+    require_manager_of(actor, tenant, new_role)
     if not tenant.active:
         raise Conflict(f"The tenant {tenant.slug} is disabled.")
     email = User.objects.normalize_email(email)
@@ -53,7 +53,7 @@ def invite(
     invitation = Invitation(
         tenant=tenant,
         email=email,
-        role=wanted,
+        role=new_role,
         digest=_digest(token),
         created_by=actor.user,
         expires_at=timezone.now() + INVITATION_TTL,
@@ -66,7 +66,7 @@ def invite(
         action="invitation.create",
         target=invitation,
         tenant=tenant,
-        role=wanted,
+        role=new_role,
         expires_at=invitation.expires_at,
     )
     return NewInvitation(invitation, token)
@@ -77,19 +77,19 @@ def revoke_invitation(*, actor: Actor | User, invitation: Invitation) -> Invitat
     """Let the link in nobody any more. Revoking twice changes nothing."""
     actor = to_actor(actor)
     require_manager_of(actor, invitation.tenant, Role(invitation.role))
-    found = _locked(pk=invitation.pk)
-    if found.state() == "open":
-        revoke_invitation_of(actor, found)
-    return found
+    row = _locked(pk=invitation.pk)
+    if row.state() == "open":
+        revoke_invitation_of(actor, row)
+    return row
 
 
 def get_open_invitation(token: str) -> Invitation:
     """The open invitation behind a link. Raises `NotFound`, whatever else it is."""
     rows = Invitation.objects.select_related("tenant", "created_by")
-    found = rows.filter(digest=_digest(token)).first()
-    if found is None or found.state() != "open" or not _is_inviter_authorized(found):
+    invitation = rows.filter(digest=_digest(token)).first()
+    if invitation is None or invitation.state() != "open" or not _is_inviter_authorized(invitation):
         raise NotFound("This invitation doesn't exist, was used, or has expired.")
-    return found
+    return invitation
 
 
 @transaction.atomic
@@ -152,10 +152,10 @@ def _open(tenant: Tenant, email: str) -> QuerySet[Invitation]:
 
 def _locked(pk: int) -> Invitation:
     rows = Invitation.objects.select_for_update(of=("self",)).select_related("tenant", "created_by")
-    found = rows.filter(pk=pk).first()
-    if found is None:
+    row = rows.filter(pk=pk).first()
+    if row is None:
         raise NotFound("Invitation not found.")
-    return found
+    return row
 
 
 def _digest(token: str) -> str:

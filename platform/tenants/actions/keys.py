@@ -16,8 +16,7 @@ from django.utils import timezone
 from common.db import save_valid
 from common.errors import Conflict, NotFound, PermissionDenied
 from engine.contract.errors import InvalidRequest
-from tenants import api_keys as known_scopes
-from tenants import api_keys as secrets
+from tenants import api_keys
 from tenants.actors import (
     SYSTEM_ACTOR,
     Actor,
@@ -77,27 +76,27 @@ def create_key(
     actor = to_actor(actor)
     if service_account is None and actor.key is not None:
         service_account = actor.key.service_account
-    wanted = known_scopes.check_scopes(
-        known_scopes.default_scopes() if scopes is None else list(scopes)
+    checked_scopes = api_keys.check_scopes(
+        api_keys.default_scopes() if scopes is None else list(scopes)
     )
-    _check_rights(actor, tenant, wanted, service_account)
+    _check_rights(actor, tenant, checked_scopes, service_account)
     if not tenant.active:
         raise Conflict(f"The tenant {tenant.slug} is disabled.")
     if expires_at is not None and expires_at <= timezone.now():
         raise InvalidRequest("expires_at must be in the future.", param="expires_at")
     if secret is None:
-        public_id = secrets.new_public_id()
-        secret = secrets.new_key(public_id)
+        public_id = api_keys.new_public_id()
+        secret = api_keys.new_key(public_id)
     else:
         require_operator(actor)
-        secrets.validate_operator_key(secret)
-        public_id = secrets.lookup_id(secret)
+        api_keys.validate_operator_key(secret)
+        public_id = api_keys.lookup_id(secret)
     key = ApiKey(
         tenant=tenant,
         name=name,
         public_id=public_id,
-        digest=secrets.hash_key(secret),
-        scopes=wanted,
+        digest=api_keys.hash_key(secret),
+        scopes=checked_scopes,
         created_by=actor.user,
         service_account=service_account,
         expires_at=expires_at,
@@ -116,7 +115,7 @@ def create_key(
         action="api_key.create",
         target=key,
         tenant=tenant,
-        scopes=wanted,
+        scopes=checked_scopes,
         expires_at=expires_at,
         **({"service_account": service_account.name} if service_account else {}),
         **{name: value for name in KEY_LIMIT_FIELDS if (value := getattr(key, name))},
@@ -127,11 +126,11 @@ def create_key(
 def _check_rights(
     actor: Actor, tenant: Tenant, scopes: list[str], account: ServiceAccount | None
 ) -> None:
-    """What `create_key` raises for an actor who may not make such a key."""
+    """Raise what `create_key` raises for an actor who may not create such a key."""
     require_role(actor, tenant, Role.MEMBER)
-    if known_scopes.OPERATOR in scopes:
+    if api_keys.OPERATOR in scopes:
         require_operator(actor)
-    if known_scopes.TENANT_ADMIN in scopes:
+    if api_keys.TENANT_ADMIN in scopes:
         require_role(actor, tenant, Role.ADMIN)
     missing = set(scopes).difference(scopes if actor.key is None else actor.key.scopes)
     if missing and not actor.is_operator:
@@ -142,7 +141,7 @@ def _check_rights(
         return
     if account.tenant_id != tenant.pk:
         raise NotFound("Service account not found.")
-    if known_scopes.OPERATOR in scopes:
+    if api_keys.OPERATOR in scopes:
         raise PermissionDenied(
             "A service account belongs to a tenant: it can't have operator rights."
         )
@@ -156,15 +155,15 @@ def _check_not_broader(actor: Actor, key: ApiKey) -> None:
     if actor.key is None or actor.is_operator:
         return
     for name in ("allowed_models", "endpoints", "addresses"):
-        own, wanted = getattr(actor.key, name), getattr(key, name)
-        if own and (not wanted or not set(wanted) <= set(own)):
+        actor_value, key_value = getattr(actor.key, name), getattr(key, name)
+        if actor_value and (not key_value or not set(key_value) <= set(actor_value)):
             raise PermissionDenied(
-                f"A new key may have at most this key's {name}: {', '.join(own)}."
+                f"A new key may have at most this key's {name}: {', '.join(actor_value)}."
             )
     for name in RATE_FIELDS:
-        own, wanted = getattr(actor.key, name), getattr(key, name)
-        if own and not (wanted and wanted <= own):
-            raise PermissionDenied(f"A new key may have at most this key's {name}: {own}.")
+        actor_value, key_value = getattr(actor.key, name), getattr(key, name)
+        if actor_value and not (key_value and key_value <= actor_value):
+            raise PermissionDenied(f"A new key may have at most this key's {name}: {actor_value}.")
     end = actor.key.expires_at
     if end is not None and (key.expires_at is None or key.expires_at > end):
         raise PermissionDenied(
@@ -180,12 +179,12 @@ def revoke_key(*, actor: Actor | User, key: ApiKey) -> ApiKey:
     """
     actor = to_actor(actor)
     require_role(actor, key.tenant, Role.MEMBER if _is_held_by(actor, key) else Role.ADMIN)
-    found = ApiKey.objects.select_for_update().select_related(None).filter(pk=key.pk).first()
-    if found is None:
+    row = ApiKey.objects.select_for_update().select_related(None).filter(pk=key.pk).first()
+    if row is None:
         raise NotFound("Key not found.")
-    if found.revoked_at is None:
-        _revoke(actor, found)
-    return found
+    if row.revoked_at is None:
+        _revoke(actor, row)
+    return row
 
 
 @transaction.atomic
@@ -209,7 +208,7 @@ def rotate_key(
         raise NotFound("Key not found.")
     if old.state() != "active":
         raise Conflict(f"The key {old.prefix} is {old.state()}: make a new one instead.")
-    made = create_key(
+    new_key = create_key(
         actor=actor,
         tenant=key.tenant,
         name=old.name,
@@ -218,13 +217,13 @@ def rotate_key(
         service_account=old.service_account,
         **{name: getattr(old, name) for name in KEY_LIMIT_FIELDS},
     )
-    made.key.first_id = old.first_id or old.pk
-    made.key.save(update_fields=["first"])
+    new_key.key.first_id = old.first_id or old.pk
+    new_key.key.save(update_fields=["first"])
     if overlap:
         _end_within(actor, old, overlap)
     else:
         _revoke(actor, old)
-    return made
+    return new_key
 
 
 def revoke_keys_of(*, actor: Actor, user: User, tenant: Tenant | None = None) -> None:
@@ -244,20 +243,20 @@ def revoke_keys_of_account(*, actor: Actor, account: ServiceAccount) -> None:
 
 
 def _is_held_by(actor: Actor, key: ApiKey) -> bool:
-    held = key.service_account_id is None and key.created_by_id is not None
-    return held and actor.user is not None and key.created_by_id == actor.user.pk
+    is_personal = key.service_account_id is None and key.created_by_id is not None
+    return is_personal and actor.user is not None and key.created_by_id == actor.user.pk
 
 
 def _end_within(actor: Actor, key: ApiKey, overlap: timedelta) -> None:
-    end, before = timezone.now() + overlap, key.expires_at
-    key.expires_at = end if before is None else min(before, end)
+    end, expires_at = timezone.now() + overlap, key.expires_at
+    key.expires_at = end if expires_at is None else min(expires_at, end)
     key.save(update_fields=["expires_at"])
     log_action(
         actor=actor,
         action="api_key.rotate",
         target=key,
         tenant=key.tenant,
-        changes={"expires_at": [before, key.expires_at]},
+        changes={"expires_at": [expires_at, key.expires_at]},
     )
     transaction.on_commit(partial(api_key_changed.send, sender=ApiKey, key=key))
 

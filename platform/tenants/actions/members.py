@@ -21,8 +21,8 @@ from tenants.signals import tenant_changed
 def check_role(role: str) -> Role:
     """The role called so. Raises `InvalidRequest`."""
     if role not in Role.values:
-        known = ", ".join(Role.values)
-        raise InvalidRequest(f"{role!r} isn't a role. Roles are {known}.", param="role")
+        roles = ", ".join(Role.values)
+        raise InvalidRequest(f"{role!r} isn't a role. Roles are {roles}.", param="role")
     return Role(role)
 
 
@@ -36,16 +36,16 @@ def create_service_account(
     `InvalidRequest` with `param`, `Conflict` for a name that is taken.
     """
     actor = to_actor(actor)
-    wanted = check_role(role)
-    require_manager_of(actor, tenant, wanted)
-    account = ServiceAccount(tenant=tenant, name=name, role=wanted, created_by=actor.user)
+    checked_role = check_role(role)
+    require_manager_of(actor, tenant, checked_role)
+    account = ServiceAccount(tenant=tenant, name=name, role=checked_role, created_by=actor.user)
     save_valid(account)
     log_action(
         actor=actor,
         action="service_account.create",
         target=account,
         tenant=tenant,
-        changes={"name": [None, name], "role": [None, wanted]},
+        changes={"name": [None, name], "role": [None, checked_role]},
     )
     return account
 
@@ -65,10 +65,12 @@ def update_service_account(
     """
     actor = to_actor(actor)
     account = _select_account_for_update(account)
-    wanted = Role(account.role) if role is None else check_role(role)
-    require_manager_of(actor, account.tenant, max(wanted, Role(account.role), key=lambda r: r.rank))
-    given = {"name": name, "role": wanted, "active": active}
-    difference = changed(account, {k: v for k, v in given.items() if v is not None})
+    new_role = Role(account.role) if role is None else check_role(role)
+    require_manager_of(
+        actor, account.tenant, max(new_role, Role(account.role), key=lambda r: r.rank)
+    )
+    values = {"name": name, "role": new_role, "active": active}
+    difference = changed(account, {k: v for k, v in values.items() if v is not None})
     if difference:
         save_valid(account)
         log_action(
@@ -105,10 +107,10 @@ def retire_service_account(*, actor: Actor | User, account: ServiceAccount) -> S
 
 def _select_account_for_update(account: ServiceAccount) -> ServiceAccount:
     rows = ServiceAccount.objects.select_for_update(of=("self",)).select_related("tenant")
-    found = rows.filter(pk=account.pk).first()
-    if found is None:
+    row = rows.filter(pk=account.pk).first()
+    if row is None:
         raise NotFound("Service account not found.")
-    return found
+    return row
 
 
 def _send_signal_on_commit(tenant: Tenant) -> None:
@@ -119,20 +121,20 @@ def _send_signal_on_commit(tenant: Tenant) -> None:
 def add_member(*, actor: Actor | User, tenant: Tenant, user: User, role: str) -> Membership:
     """Raises: `PermissionDenied` for a role above the actor's own, `Conflict` for a member."""
     actor = to_actor(actor)
-    wanted = check_role(role)
-    require_manager_of(actor, tenant, wanted)
+    checked_role = check_role(role)
+    require_manager_of(actor, tenant, checked_role)
     if not user.is_active:
         raise Conflict(f"{user} is deactivated.")
     if role_in(user, tenant) is not None:
         raise Conflict(f"{user} is a member of {tenant.slug} already.")
-    membership = Membership.objects.create(tenant=tenant, user=user, role=wanted)
+    membership = Membership.objects.create(tenant=tenant, user=user, role=checked_role)
     log_action(
         actor=actor,
         action="member.add",
         target=membership,
         tenant=tenant,
         user=user.get_username(),
-        changes={"role": [None, wanted]},
+        changes={"role": [None, checked_role]},
     )
     _send_signal_on_commit(tenant)
     return membership
@@ -145,24 +147,26 @@ def change_role(*, actor: Actor | User, membership: Membership, role: str) -> Me
     Raises: `PermissionDenied` above the actor's own role, `Conflict` for the last owner.
     """
     actor = to_actor(actor)
-    wanted = check_role(role)
+    new_role = check_role(role)
     membership = _select_for_update(membership)
-    before = Role(membership.role)
-    require_manager_of(actor, membership.tenant, max(wanted, before, key=lambda role: role.rank))
-    if before == wanted:
+    previous_role = Role(membership.role)
+    require_manager_of(
+        actor, membership.tenant, max(new_role, previous_role, key=lambda role: role.rank)
+    )
+    if previous_role == new_role:
         return membership
-    membership.role = wanted
+    membership.role = new_role
     membership.save(update_fields=["role"])
-    if before == Role.OWNER:
+    if previous_role == Role.OWNER:
         check_last_owner(membership.tenant)
-    if wanted.rank < before.rank:
+    if new_role.rank < previous_role.rank:
         revoke_access(actor=actor, user=membership.user, tenant=membership.tenant)
     log_action(
         actor=actor,
         action="member.change_role",
         target=membership,
         tenant=membership.tenant,
-        changes={"role": [before, wanted]},
+        changes={"role": [previous_role, new_role]},
     )
     _send_signal_on_commit(membership.tenant)
     return membership
@@ -195,10 +199,10 @@ def remove_member(*, actor: Actor | User, membership: Membership) -> None:
 def _select_for_update(membership: Membership) -> Membership:
     """The row as it is now. The tenant's row is locked too, so that owners are counted in turn."""
     Tenant.objects.select_for_update().get(pk=membership.tenant_id)
-    found = Membership.objects.select_related("tenant", "user").filter(pk=membership.pk).first()
-    if found is None:
+    row = Membership.objects.select_related("tenant", "user").filter(pk=membership.pk).first()
+    if row is None:
         raise NotFound("This membership no longer exists.")
-    return found
+    return row
 
 
 def check_last_owner(tenant: Tenant) -> None:
@@ -218,6 +222,6 @@ def check_last_owner(tenant: Tenant) -> None:
 @receiver(post_delete, sender=Membership, dispatch_uid="tenants.keep_an_owner")
 def _deleted(instance: Membership, origin: object, **_: object) -> None:
     """However a row is deleted, with its user's too; a tenant that goes needs no owner."""
-    whole_tenant = getattr(origin, "model", type(origin)) is Tenant
-    if instance.role == Role.OWNER and not whole_tenant:
+    is_tenant_deleted = getattr(origin, "model", type(origin)) is Tenant
+    if instance.role == Role.OWNER and not is_tenant_deleted:
         check_last_owner(instance.tenant)

@@ -69,23 +69,23 @@ def erase_tenant_data(*, tenant: Tenant) -> dict[str, int]:
     A worker that dies in the middle leaves the rest to the next.
     """
     removed = {
-        each.name: count for each in data_kinds() if each.erase and (count := each.erase(tenant))
+        kind.name: count for kind in data_kinds() if kind.erase and (count := kind.erase(tenant))
     }
     with transaction.atomic():
-        found = Tenant.objects.select_for_update().get(pk=tenant.pk)
-        if found.erased_at is None:
-            found.slug, found.name = f"erased-{found.pk}", "Erased"
-            found.salt, found.erased_at = new_salt(), timezone.now()
-            found.keep_content_days = found.keep_usage_days = None
-            found.store_prompts = False
-            found.allowed_models = []
-            found.save()
+        row = Tenant.objects.select_for_update().get(pk=tenant.pk)
+        if row.erased_at is None:
+            row.slug, row.name = f"erased-{row.pk}", "Erased"
+            row.salt, row.erased_at = new_salt(), timezone.now()
+            row.keep_content_days = row.keep_usage_days = None
+            row.store_prompts = False
+            row.allowed_models = []
+            row.save()
         if removed:
             log_action(
                 actor=SYSTEM_ACTOR,
                 action="tenant.remove_data",
-                target=found,
-                tenant=found,
+                target=row,
+                tenant=row,
                 **removed,
             )
     return removed

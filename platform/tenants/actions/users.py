@@ -104,16 +104,18 @@ def set_staff_rights(
     groups: Iterable[Group],
     permissions: Iterable[Permission],
 ) -> None:
-    """What staff may do in the admin; operators' to give."""
+    """Set a user's groups and permissions in the admin. For operators."""
     actor = to_actor(actor)
     require_operator(actor)
     user = _locked(user)
-    before = _rights(user)
+    previous_rights = _rights(user)
     user.groups.set(groups)
     user.user_permissions.set(permissions)
     after = _rights(user)
     difference = {
-        name: [before[name], after[name]] for name in after if before[name] != after[name]
+        name: [previous_rights[name], after[name]]
+        for name in after
+        if previous_rights[name] != after[name]
     }
     if difference:
         log_action(actor=actor, action="user.update", target=user, changes=difference)
@@ -199,10 +201,10 @@ def _locked(user: User) -> User:
     tenants = Tenant.objects.select_for_update(of=("self",)).filter(memberships__user=user)
     list(tenants.order_by("pk"))
     people = User.objects.select_for_update().filter(Q(pk=user.pk) | Q(is_superuser=True))
-    found = {each.pk: each for each in people.order_by("pk")}.get(user.pk)
-    if found is None:
+    row = {person.pk: person for person in people.order_by("pk")}.get(user.pk)
+    if row is None:
         raise NotFound("User not found.")
-    return found
+    return row
 
 
 def _check_last_operator() -> None:
@@ -229,17 +231,17 @@ def roles_from_groups(groups: Collection[str], roles: Mapping[str, str]) -> dict
 
     `roles`: group -> "operator" or "tenant:role".
     """
-    found: dict[str, str] = {}
+    granted: dict[str, str] = {}
     for group in groups:
         target = roles.get(group)
         if target is None:
             continue
         tenant, _, role = target.partition(":")
         if tenant == OPERATOR and not role:
-            found[OPERATOR] = OPERATOR
-        elif tenant not in found or Role(role).rank > Role(found[tenant]).rank:
-            found[tenant] = role
-    return found
+            granted[OPERATOR] = OPERATOR
+        elif tenant not in granted or Role(role).rank > Role(granted[tenant]).rank:
+            granted[tenant] = role
+    return granted
 
 
 @transaction.atomic
@@ -260,11 +262,11 @@ def sync_roles_from_groups(
     _sync_operator(user, operator)
 
 
-def _sync_operator(user: User, wanted: bool) -> None:
-    if wanted and not user.is_superuser:
+def _sync_operator(user: User, is_operator: bool) -> None:
+    if is_operator and not user.is_superuser:
         update_user(actor=SSO_ACTOR, user=user, is_superuser=True, is_staff=True)
         User.objects.filter(pk=user.pk).update(operator_by_sign_on=True)
-    elif not wanted and user.operator_by_sign_on:
+    elif not is_operator and user.operator_by_sign_on:
         try:
             update_user(actor=SSO_ACTOR, user=user, is_superuser=False, is_staff=False)
         except Conflict:
@@ -277,8 +279,8 @@ def _sync_tenant(user: User, tenant: Tenant, role: str | None) -> None:
     membership = Membership.objects.filter(user=user, tenant=tenant).first()
     if membership is None:
         if role is not None:
-            made = add_member(actor=SSO_ACTOR, tenant=tenant, user=user, role=role)
-            Membership.objects.filter(pk=made.pk).update(by_sign_on=True)
+            added = add_member(actor=SSO_ACTOR, tenant=tenant, user=user, role=role)
+            Membership.objects.filter(pk=added.pk).update(by_sign_on=True)
     elif membership.by_sign_on:
         try:
             if role is None:

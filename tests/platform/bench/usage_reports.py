@@ -161,7 +161,7 @@ def measure() -> None:
             )
             show(
                 f"page of all tenants, {days} days, {'+'.join(groups) or 'sums'}",
-                lambda q=question: report(first_page(q, whole=True), whole=True),
+                lambda q=question: report(first_page(q, total=True), total=True),
             )
 
 

@@ -24,14 +24,14 @@ class Command(QuireCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Whom, where, as what."""
-        parser.add_argument("email", help="their mail address")
+        parser.add_argument("email", help="mail address of the user")
         parser.add_argument(
             "--tenant", required=True, metavar="NAME", help="tenant slug, see list_tenants"
         )
         add_role_option(parser)
         parser.add_argument(
             "--url",
-            help="where people reach this instance, such as https://quire.example/quire (default: "
+            help="URL of this instance, such as https://quire.example/quire (default: "
             "what manage.py up serves in this data dir)",
         )
 
@@ -40,16 +40,16 @@ class Command(QuireCommand):
         base = options["url"] or instance_url(settings.DATA_DIR)
         if not base.startswith(("http://", "https://")):
             raise CommandError("Name --url: no instance runs in this data dir.")
-        made = actions.invite(
+        created = actions.invite(
             actor=CLI_ACTOR,
             tenant=find_tenant(options["tenant"]),
             email=options["email"],
             role=options["role"],
         )
-        path = reverse("invitation", args=[made.token]).removeprefix(get_script_prefix())
+        path = reverse("invitation", args=[created.token]).removeprefix(get_script_prefix())
         link = f"{base.rstrip('/')}/{path}"
         self.stdout.write(link)
-        mailed = mail_invitation(made.invitation, link)
-        self.print_note(
+        mailed = mail_invitation(created.invitation, link)
+        self.print_hint(
             f"{'It was mailed too' if mailed else 'No mail was sent'}: keep it to yourself."
         )

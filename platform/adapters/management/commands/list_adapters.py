@@ -14,11 +14,11 @@ from tenants.cli import find_tenant
 class Command(QuireCommand):
     """List adapters."""
 
-    help = "List LoRA adapters: their versions, and which one answers under which name."
+    help = "List LoRA adapters: their versions, and the version that each name leads to."
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Whose."""
-        parser.add_argument("--tenant", metavar="NAME", help="only this tenant's")
+        parser.add_argument("--tenant", metavar="NAME", help="list adapters of this tenant only")
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Print a table, a row a version."""
@@ -56,16 +56,16 @@ class Command(QuireCommand):
         )
         self.table(head, lines)
         for problem in problems:
-            self.print_note(problem)
+            self.print_hint(problem)
 
 
 def answers(adapter: Adapter, version: int) -> str:
     """Such as `tone` or `tone (10 %)`."""
-    found = []
+    texts = []
     for alias in adapter.aliases.all():
         if alias.version_id == version:
             share = f" ({100 - alias.canary_percent} %)" if alias.canary_id else ""
-            found.append(f"{alias.name}{share}")
+            texts.append(f"{alias.name}{share}")
         elif alias.canary_id == version:
-            found.append(f"{alias.name} ({alias.canary_percent} %)")
-    return ", ".join(found) or "-"
+            texts.append(f"{alias.name} ({alias.canary_percent} %)")
+    return ", ".join(texts) or "-"

@@ -8,8 +8,7 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from adapters import actions
-from adapters import version_jobs as work
+from adapters import actions, version_jobs
 from adapters.models import WORKING, AdapterVersion, VersionState
 from catalog.cli import find_model
 from common.commands import QuireCommand
@@ -36,7 +35,7 @@ class Command(QuireCommand):
             "--tenant", metavar="NAME", help="owning tenant (default: shared with all tenants)"
         )
         parser.add_argument(
-            "--description", default="", metavar="TEXT", help="text for the console"
+            "--description", default="", metavar="TEXT", help="description in the console"
         )
         parser.add_argument(
             "--no-promote", action="store_true", help="don't promote the new version to live"
@@ -64,7 +63,7 @@ class Command(QuireCommand):
         if options["no_wait"]:
             self.stdout.write(f"{version} waits for its check. See manage.py list_adapters.")
             return
-        self.print_note(f"Checking {version} ...")
+        self.print_hint(f"Checking {version} ...")
         self._tell(finished(version))
 
     def _tell(self, version: AdapterVersion) -> None:
@@ -93,7 +92,7 @@ def _is_path(source: str, path: Path) -> bool:
 def finished(version: AdapterVersion) -> AdapterVersion:
     """The version when its check has ended, here or in the worker that was faster."""
     while version.state in WORKING:
-        work.process_version(version.pk)
+        version_jobs.process_version(version.pk)
         version.refresh_from_db()
         if version.state in WORKING:
             time.sleep(0.2)

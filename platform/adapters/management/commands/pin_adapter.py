@@ -15,7 +15,7 @@ from tenants.actors import CLI_ACTOR
 class Command(QuireCommand):
     """Keep an adapter in memory."""
 
-    help = "Keep what answers under an adapter's names in the memory of every replica of its model."
+    help = "Keep an adapter's live versions in the memory of every replica of its model."
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Which one."""

@@ -31,6 +31,6 @@ class Command(QuireCommand):
         """Through the action."""
         adapter = find_adapter(options["name"], options["tenant"])
         alias = access.access_alias(CLI_ACTOR, adapter, options["alias"])
-        found = actions.rollback(actor=CLI_ACTOR, alias=alias)
-        number = found.version.number if found.version is not None else "-"
-        self.stdout.write(f"{found}: version {number} answers all requests.")
+        updated = actions.rollback(actor=CLI_ACTOR, alias=alias)
+        number = updated.version.number if updated.version is not None else "-"
+        self.stdout.write(f"{updated}: version {number} answers all requests.")

@@ -18,7 +18,7 @@ class Command(QuireCommand):
     help = (
         "Limit what a tenant, one of its keys or a model may use in a day, week or month of the "
         "tenant's time zone. Requests are refused, and cut short, before the budget is exceeded. "
-        "A budget that is there already is changed; what was spent stays spent."
+        "An existing budget is changed and keeps its spending."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -26,15 +26,17 @@ class Command(QuireCommand):
         parser.add_argument(
             "--tenant", required=True, metavar="NAME", help="tenant slug, see list_tenants"
         )
-        parser.add_argument("--key", metavar="KEY", help=f"of this key alone: {KEY_HELP}")
-        parser.add_argument("--model", default="", metavar="MODEL", help="for this model alone")
+        parser.add_argument("--key", metavar="KEY", help=f"limit this key only: {KEY_HELP}")
+        parser.add_argument("--model", default="", metavar="MODEL", help="limit this model only")
         parser.add_argument(
             "--per",
             required=True,
             choices=Period.values,
-            help="the period after which spending starts at 0 again",
+            help="period after which spending starts at 0 again",
         )
-        parser.add_argument("--tokens", type=int, metavar="N", help="prompt and output together")
+        parser.add_argument(
+            "--tokens", type=int, metavar="N", help="maximum tokens, prompt plus output"
+        )
         parser.add_argument(
             "--amount", metavar="X", help="money, at the prices of set_price, such as 12.50"
         )
@@ -59,5 +61,5 @@ class Command(QuireCommand):
             alert_percent=options["alert_percent"],
         )
         self.stdout.write(f"Budget {budget.pk} is set: {budget}.")
-        if told := unknown_name_warning(budget.model, names_for(tenant)):
-            self.stderr.write(told)
+        if warning := unknown_name_warning(budget.model, names_for(tenant)):
+            self.stderr.write(warning)

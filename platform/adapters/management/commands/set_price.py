@@ -51,5 +51,5 @@ class Command(QuireCommand):
             valid_from=parse_expiry(moment, "--from") if moment else None,
         )
         self.stdout.write(f"{price} UTC.")
-        if told := unknown_name_warning(price.model, priceable_names()):
-            self.stderr.write(told)
+        if warning := unknown_name_warning(price.model, priceable_names()):
+            self.stderr.write(warning)

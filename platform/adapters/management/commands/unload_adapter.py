@@ -16,7 +16,9 @@ from tenants.actors import CLI_ACTOR
 class Command(QuireCommand):
     """Have an adapter answer no more."""
 
-    help = "Take an adapter offline: its names answer no more. A rollback brings it back."
+    help = (
+        "Take an adapter offline: requests for its names are rejected. A rollback brings it back."
+    )
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Which one, and whether for good."""

@@ -15,7 +15,7 @@ from tenants.actors import CLI_ACTOR
 class Command(QuireCommand):
     """Let an adapter's memory go again."""
 
-    help = "Unpin an adapter: it leaves replicas' memory again when others need the room."
+    help = "Unpin an adapter: replicas may unload it when other adapters need the memory."
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Which one."""

@@ -20,7 +20,7 @@ class Command(QuireCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Which model."""
-        parser.add_argument("name", help="the model's name, see list_models")
+        parser.add_argument("name", help="model name, see list_models")
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Delete the row."""

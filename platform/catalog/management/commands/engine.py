@@ -47,20 +47,20 @@ class Command(QuireCommand):
             drain_seconds=settings.QUIRE.drain_seconds,
             program=settings.QUIRE.engine_command,
         )
-        self.print_note(f"Replica {replica_id} of {model.name}; Ctrl-C drains and ends it.")
+        self.print_hint(f"Replica {replica_id} of {model.name}; Ctrl-C drains and ends it.")
         os.chdir(settings.BASE_DIR)
         environment = {**os.environ, "REDIS_URL": settings.REDIS_URL}
         os.execvpe(command[0], command, environment)  # noqa: S606 - our own Python
 
     def _model(self, options: dict[str, Any]) -> ServedModel:
         """The catalogue's row; a new one is marked as nobody's to start."""
-        given = options["model_or_name"]
-        name = options["name"] or given
-        known = ServedModel.objects.filter(name=name).first()
-        if known is None and options["name"] is None:
-            name = Path(given).resolve().name
-            known = ServedModel.objects.filter(name=name).first()
-        if known is not None and known.desired_state == DesiredState.LOADED:
-            return known
-        source = "" if known is not None else given
+        argument = options["model_or_name"]
+        name = options["name"] or argument
+        served_model = ServedModel.objects.filter(name=name).first()
+        if served_model is None and options["name"] is None:
+            name = Path(argument).resolve().name
+            served_model = ServedModel.objects.filter(name=name).first()
+        if served_model is not None and served_model.desired_state == DesiredState.LOADED:
+            return served_model
+        source = "" if served_model is not None else argument
         return actions.load_model(actor=CLI_ACTOR, name=name, source=source, managed=False)

@@ -32,7 +32,7 @@ class Command(QuireCommand):
         for model in models:
             for replica in model.replicas.all():
                 if replica.detail:
-                    self.print_note(f"{replica.replica_id}: {replica.detail}")
+                    self.print_hint(f"{replica.replica_id}: {replica.detail}")
 
 
 def state(model: ServedModel) -> str:

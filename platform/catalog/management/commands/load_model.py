@@ -83,18 +83,18 @@ class Command(QuireCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """Write the wish down; wait if asked."""
         source, name = options["source"], options["name"]
-        known = ServedModel.objects.filter(name=source).exists()
+        is_registered = ServedModel.objects.filter(name=source).exists()
         settings = parse_engine_settings(options)
         tenants = [find_tenant(slug) for slug in options["tenant"] or []]
-        name_there = name or (source if known else Path(source).resolve().name)
-        before = ServedModel.objects.filter(name=name_there).first()
-        failure = actions.last_failure(before) if before is not None else ""
+        served_name = name or (source if is_registered else Path(source).resolve().name)
+        existing = ServedModel.objects.filter(name=served_name).first()
+        failure = actions.last_failure(existing) if existing is not None else ""
         with transaction.atomic():
             model = actions.load_model(
                 actor=CLI_ACTOR,
-                name=name_there,
-                source="" if known and name in (None, source) else source,
-                settings=settings if settings or not known else None,
+                name=served_name,
+                source="" if is_registered and name in (None, source) else source,
+                settings=settings if settings or not is_registered else None,
                 num_replicas=options["replicas"],
                 num_spares=options["spares"],
                 node=options["node"],
@@ -106,9 +106,9 @@ class Command(QuireCommand):
                 actions.share_model(actor=CLI_ACTOR, model=model, tenants=tenants, public=False)
         if failure:
             reason = failure.removesuffix(".")
-            self.print_note(f"{model.name} could not be loaded before ({reason}). Trying again.")
+            self.print_hint(f"{model.name} could not be loaded before ({reason}). Trying again.")
         if options["wait"]:
-            wait_until_ready(model, options["timeout"], self.print_note)
+            wait_until_ready(model, options["timeout"], self.print_hint)
             self.stdout.write(f"{model.name} is ready.")
         else:
             self.stdout.write(f"{model.name} is being loaded. See manage.py list_models.")

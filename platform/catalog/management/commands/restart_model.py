@@ -20,14 +20,16 @@ class Command(QuireCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Which model."""
-        parser.add_argument("name", help="the model's name, see list_models")
-        parser.add_argument("--wait", action="store_true", help="return once the last one is ready")
+        parser.add_argument("name", help="model name, see list_models")
+        parser.add_argument(
+            "--wait", action="store_true", help="return when the last replica is ready"
+        )
         parser.add_argument(
             "--timeout",
             type=float,
             default=600,
             metavar="S",
-            help="seconds that each replica may take (default: 600)",
+            help="maximum seconds for each replica (default: 600)",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -39,7 +41,7 @@ class Command(QuireCommand):
             model=model,
             timeout=options["timeout"],
             wait=wait,
-            on_progress=self.print_note,
+            on_progress=self.print_hint,
         )
         self.stdout.write(
             f"{model.name} is restarted." if wait else f"{model.name} is being restarted."

@@ -23,7 +23,7 @@ class Command(QuireCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Which model, and how deep."""
-        parser.add_argument("name", help="the model's name, see list_models")
+        parser.add_argument("name", help="model name, see list_models")
         parser.add_argument(
             "--level",
             type=int,
@@ -31,7 +31,7 @@ class Command(QuireCommand):
             default=1,
             help="1 keeps the weights in host memory, 2 reloads them from disk (default: 1)",
         )
-        parser.add_argument("--wait", action="store_true", help="return when it sleeps")
+        parser.add_argument("--wait", action="store_true", help="return when the model sleeps")
         parser.add_argument(
             "--timeout",
             type=float,
@@ -43,9 +43,9 @@ class Command(QuireCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """Tell its replicas; wait if asked."""
         model = find_model(options["name"])
-        told = actions.sleep_model(actor=CLI_ACTOR, model=model, level=options["level"])
+        replicas = actions.sleep_model(actor=CLI_ACTOR, model=model, level=options["level"])
         if options["wait"]:
-            wait_for_state(told, ReplicaState.SLEEPING, options["timeout"])
+            wait_for_state(replicas, ReplicaState.SLEEPING, options["timeout"])
             self.stdout.write(f"{model.name} sleeps.")
         else:
             self.stdout.write(f"{model.name} is going to sleep.")

@@ -16,13 +16,15 @@ class Command(QuireCommand):
 
     needs_database = False
     help = (
-        "Run the replicas that the catalogue wants on this node, and restart those that die. One "
-        "per node; `manage.py up` has one built in."
+        "Run the replicas that the catalogue assigns to this node, and restart those that exit. "
+        "One per node; `manage.py up` has one built in."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Which node this is."""
-        parser.add_argument("--node", default="", help="this node's name (default: the host's)")
+        parser.add_argument(
+            "--node", default="", help="name of this node (default: the host's name)"
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Reconcile until told to stop; a second signal kills."""
@@ -36,7 +38,7 @@ class Command(QuireCommand):
 
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, on_signal)
-        self.print_note(f"Supervising {supervisor.node}; Ctrl-C drains and ends its replicas.")
+        self.print_hint(f"Supervising {supervisor.node}; Ctrl-C drains and ends its replicas.")
         try:
             while not signals:
                 supervisor.tick()

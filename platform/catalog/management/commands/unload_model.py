@@ -18,8 +18,10 @@ class Command(QuireCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Which model."""
-        parser.add_argument("name", help="the model's name, see list_models")
-        parser.add_argument("--wait", action="store_true", help="return when it's gone")
+        parser.add_argument("name", help="model name, see list_models")
+        parser.add_argument(
+            "--wait", action="store_true", help="return when its replicas have ended"
+        )
         parser.add_argument(
             "--timeout",
             type=float,

@@ -16,15 +16,17 @@ from tenants.actors import CLI_ACTOR
 class Command(QuireCommand):
     """Wake a model up that sleeps."""
 
-    help = "Wake a sleeping model: it takes its memory again and serves."
+    help = "Wake a sleeping model: it allocates its memory again and serves."
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Which model, and what of it."""
-        parser.add_argument("name", help="the model's name, see list_models")
+        parser.add_argument("name", help="model name, see list_models")
         parser.add_argument(
-            "--tags", nargs="+", choices=SLEEP_TAGS, default=[], help="what wakes up (default: all)"
+            "--tags", nargs="+", choices=SLEEP_TAGS, default=[], help="parts to wake (default: all)"
         )
-        parser.add_argument("--wait", action="store_true", help="return when it answers requests")
+        parser.add_argument(
+            "--wait", action="store_true", help="return when the model answers requests"
+        )
         parser.add_argument(
             "--timeout",
             type=float,
@@ -36,9 +38,9 @@ class Command(QuireCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """Tell its replicas; wait if asked."""
         model = find_model(options["name"])
-        told = actions.wake_model(actor=CLI_ACTOR, model=model, tags=options["tags"])
+        replicas = actions.wake_model(actor=CLI_ACTOR, model=model, tags=options["tags"])
         if options["wait"]:
-            wait_for_state(told, ReplicaState.READY, options["timeout"])
+            wait_for_state(replicas, ReplicaState.READY, options["timeout"])
             self.stdout.write(f"{model.name} is ready.")
         else:
             self.stdout.write(f"{model.name} is waking up.")

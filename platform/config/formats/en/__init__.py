@@ -1,1 +1,1 @@
-"""In English."""
+"""Date formats in English."""

@@ -66,11 +66,11 @@ class Command(BaseCommand):
 
         core = self._core(options)
         self._check_lengths(core, options["input_len"], options["output_len"])
-        most = core.config.max_num_seqs
-        if options["batch_size"] > most:
+        max_num_seqs = core.config.max_num_seqs
+        if options["batch_size"] > max_num_seqs:
             raise CommandError(
                 f"A batch of {options['batch_size']} doesn't run together: "
-                f"--max-num-seqs is {most}."
+                f"--max-num-seqs is {max_num_seqs}."
             )
         row = self._engine_of(core) | offline.latency(
             core,
@@ -111,28 +111,28 @@ class Command(BaseCommand):
         )
         target.model = target.model or asyncio.run(http_load.first_model(target))
         rate = options["request_rate"]
-        for at, level in enumerate([0] if rate else options["concurrency"]):
+        for index, level in enumerate([0] if rate else options["concurrency"]):
             jobs = workload.random_jobs(
                 options["num_prompts"],
                 options["vocab_size"],
                 options["input_len"],
                 options["output_len"],
                 # Fresh prompts a level: none is served from an earlier level's prefix cache.
-                options["workload_seed"] + 100 * at,
+                options["workload_seed"] + 100 * index,
             )
             if rate:
-                found = asyncio.run(http_load.open_loop(target, jobs, rate))
+                result = asyncio.run(http_load.open_loop(target, jobs, rate))
                 how: dict[str, Any] = {"request_rate": "inf" if math.isinf(rate) else rate}
             else:
-                found = asyncio.run(http_load.closed_loop(target, jobs, level))
+                result = asyncio.run(http_load.closed_loop(target, jobs, level))
                 how = {"concurrency": level}
-            if not found.samples:
-                reason = found.failures[0] if found.failures else "no request was answered"
+            if not result.samples:
+                reason = result.failures[0] if result.failures else "no request was answered"
                 raise CommandError(f"All requests failed: {reason}")
             self._report(
-                {"benchmark": "serve", "model": target.model, **how, **found.row()}, options
+                {"benchmark": "serve", "model": target.model, **how, **result.row()}, options
             )
-            for failure in found.failures[:3]:
+            for failure in result.failures[:3]:
                 self.stderr.write(f"  failed: {failure}")
 
     def _kernels(self, options: dict[str, Any]) -> None:
@@ -146,18 +146,18 @@ class Command(BaseCommand):
 
     def _check_lengths(self, core: Any, prompt: int, output: int) -> None:
         """Say which flags to change, before anything runs, where requests don't fit the context."""
-        most = core.facts.max_model_len
-        if prompt + output > most:
+        max_model_len = core.facts.max_model_len
+        if prompt + output > max_model_len:
             raise CommandError(
                 f"Prompts of {prompt} and outputs of {output} tokens (--input-len, --output-len) "
-                f"don't fit the model's context of {most}."
+                f"don't fit the model's context of {max_model_len}."
             )
 
     def _settings(self, options: dict[str, Any]) -> dict[str, Any]:
         """The engine's settings that were given, checked."""
-        known = EngineConfig.__dataclass_fields__
-        given = {name: options[name] for name in known if options.get(name) is not None}
-        return EngineConfig.from_mapping(given).to_mapping()
+        fields = EngineConfig.__dataclass_fields__
+        values = {name: options[name] for name in fields if options.get(name) is not None}
+        return EngineConfig.from_mapping(values).to_mapping()
 
     def _core(self, options: dict[str, Any]) -> Any:
         """The engine, in this process."""

@@ -58,9 +58,9 @@ class Command(QuireCommand):
             models = api.models()
             model = options["model"] or (models[0] if models else "")
             if model not in models:
-                known = ", ".join(models) or "none"
+                available = ", ".join(models) or "none"
                 raise CommandError(
-                    f"{api.url} has no model {model!r} for this key; it has {known}."
+                    f"{api.url} has no model {model!r} for this key; it has {available}."
                 )
             self._talk(Terminal(api, model, Conversation(options["system"]), sampling), options)
         except ApiError as error:
@@ -73,7 +73,7 @@ class Command(QuireCommand):
             if not terminal.ask(" ".join(options["message"])):
                 raise SystemExit(1)
             return
-        self.print_note(
+        self.print_hint(
             f"Talking to {terminal.model} at {terminal.api.url}. /help lists the commands."
         )
         terminal.run()

@@ -58,7 +58,7 @@ class Command(QuireCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """Serve until told to stop; a second signal kills."""
         for sentence in unknown_variables():
-            self.print_note(sentence)
+            self.print_hint(sentence)
         options["workers"] = options["api_server_count"] or options["workers"]
         check_server_flags(options)
         use_server_flags(options)
@@ -84,7 +84,7 @@ class Command(QuireCommand):
             },
         )
         url = url_of(options["host"], listener.getsockname()[1], tls=bool(options["ssl_certfile"]))
-        self.print_note(f"Serving at {url}; Ctrl-C ends it.")
+        self.print_hint(f"Serving at {url}; Ctrl-C ends it.")
         serve(gateways, grace)
 
 

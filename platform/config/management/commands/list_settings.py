@@ -27,7 +27,7 @@ class Command(QuireCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """Print them."""
         for sentence in unknown_variables():
-            self.print_note(sentence)
+            self.print_hint(sentence)
         rows = [
             (each.name, each.value or "-", each.source)
             for each in in_force()

@@ -73,7 +73,7 @@ class Command(QuireCommand):
             raise CommandError(f"The model can't be served.\n{error}") from error
         finally:
             partial.unlink(missing_ok=True)
-        self.print_note(f"{totals.completed} completed, {totals.failed} failed: {target}")
+        self.print_hint(f"{totals.completed} completed, {totals.failed} failed: {target}")
 
     def _answer(self, lines: IO[bytes], output: IO[str], options: dict[str, Any]) -> Totals:
         with self._server(options) as (url, api_key):
@@ -93,9 +93,9 @@ class Command(QuireCommand):
             url, key = find_server(data_dir, options["url"], options["api_key"])
             yield url.rstrip("/").removesuffix("/v1"), key
             return
-        self.print_note(f"Loading {options['model']} ...")
-        with private_server(_flags(options)) as found:
-            yield found
+        self.print_hint(f"Loading {options['model']} ...")
+        with private_server(_flags(options)) as server:
+            yield server
 
 
 def _flags(options: dict[str, Any]) -> list[str]:

@@ -48,7 +48,7 @@ from config.up.stack import (
     Stack,
     Stopped,
     exclusive,
-    kept_task_worker,
+    isolated_task_worker,
     supervised_workers,
 )
 from engine.contract.engine_config import add_cli_args
@@ -129,7 +129,7 @@ class Command(QuireCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """Start, prove, tell, run, stop."""
         for sentence in unknown_variables():
-            self.print_note(sentence)
+            self.print_hint(sentence)
         options["workers"] = options["api_server_count"] or options["workers"]
         check_options(options)
         check_given_keys(options["api_key"] or keys_from_environment())
@@ -139,7 +139,7 @@ class Command(QuireCommand):
             with exclusive(data_dir), Stack(data_dir, settings.QUIRE.drain_seconds) as stack:
                 self._serve(stack, data_dir, options)
         except Stopped:
-            self.print_note("Stopped.")
+            self.print_hint("Stopped.")
         except (InUse, StartFailed, EmbeddedRedisError) as error:
             raise CommandError(str(error)) from error
 
@@ -149,27 +149,27 @@ class Command(QuireCommand):
         url = url_of(options["host"], listener.getsockname()[1], tls=bool(options["ssl_certfile"]))
         url += options["root_path"] or settings.QUIRE.root_path
         used = stack.start_redis()
-        self.print_note(f"Using {used} and {database_name()}.")
+        self.print_hint(f"Using {used} and {database_name()}.")
         call_command("migrate", interactive=False, verbosity=0)
         credentials = ensure_credentials(data_dir)
-        given_keys = options["api_key"] or keys_from_environment()
-        ensure_given_keys(given_keys)
+        api_keys = options["api_key"] or keys_from_environment()
+        ensure_given_keys(api_keys)
         single_user = (
             self.may_serve_without_key
-            and not given_keys
+            and not api_keys
             and is_loopback(options["host"])
             and settings.QUIRE.tls != "proxy"
             and not options["root_path"]
             and has_single_user(credentials.api_key)
         )
-        wanted = ensure_model(
+        startup_model = ensure_model(
             options["model"],
             options["served_model_name"] or [],
             engine,
             num_replicas=options["replicas"],
             num_spares=options["spares"],
         )
-        model = wanted.model
+        model = startup_model.model
         modules = ensure_adapters(model, options["lora_modules"])
         proof = ReadinessProbe(url, credentials.api_key, model.name)
         if options["ssl_cert_reqs"] == ssl.CERT_REQUIRED:
@@ -191,23 +191,23 @@ class Command(QuireCommand):
         if options["asgi_server"] == "daphne":  # which can't tell an application of its start
             stack.drainer = LedgerWriter()
             stack.drainer.start()
-        self.print_note(f"Loading {model.name} from {model.source} ...")
+        self.print_hint(f"Loading {model.name} from {model.source} ...")
         try:
             stack.run_until_ready(proof, model)
         except ModelLoadFailed:
-            wanted.undo()
+            startup_model.undo()
             raise
         if not options["no_worker"]:  # not before: the first token shall not wait for it
             # A start takes seconds. Who has several of the others wants none of them missed.
             several = options["workers"] > 1 or model.num_replicas > 1
-            stack.workers = [supervised_workers(2 if several else 1), kept_task_worker()]
+            stack.workers = [supervised_workers(2 if several else 1), isolated_task_worker()]
             stack.run_while(lambda: still_checked(modules))
         instance = data_dir / INSTANCE_FILE
         write_ready_file(instance, url, model.name, credentials)
         try:
             self.stdout.write(banner(url, model.name, credentials, data_dir))
             if single_user:
-                self.print_note(
+                self.print_hint(
                     "Requests from this machine need no API key (or EMPTY as one) while there is "
                     "one user, tenant and key; --api-key KEY demands one."
                 )
@@ -219,14 +219,14 @@ class Command(QuireCommand):
             stack.run()
         finally:
             instance.unlink(missing_ok=True)
-        self.print_note("Stopping ...")
+        self.print_hint("Stopping ...")
 
-    def print_note(self, text: str) -> None:
+    def print_hint(self, text: str) -> None:
         """Tell the person; a collector of JSON lines gets a record like any other."""
         if settings.QUIRE.log_style == "json":
             logger.info("%s", text)
         else:
-            super().print_note(text)
+            super().print_hint(text)
 
     def _listen(self, options: dict[str, Any]) -> Any:
         try:

@@ -50,7 +50,7 @@ class Command(QuireCommand):
         self.table(HEAD, [row for model in models for row in rows(model, beats, states)])
         for beat in beats:
             if beat.detail:
-                self.print_note(f"{beat.replica_id}: {beat.detail}")
+                self.print_hint(f"{beat.replica_id}: {beat.detail}")
         if unavailable := [name for name, state in states.items() if state["state"] not in WELL]:
             raise CommandError(f"These can't answer now: {', '.join(unavailable)}.")
 

@@ -17,7 +17,7 @@ class Command(QuireCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Which."""
-        parser.add_argument("id", type=int, help="its number, see list_budgets")
+        parser.add_argument("id", type=int, help="budget ID, see list_budgets")
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Delete it."""

@@ -13,11 +13,11 @@ from tenants.actors import CLI_ACTOR
 class Command(QuireCommand):
     """Take a coming price back."""
 
-    help = "Delete a price that hasn't begun. One that has begun stays until the next one."
+    help = "Delete a future price. A current price stays until the next one begins."
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Which."""
-        parser.add_argument("id", type=int, help="its number, see list_prices")
+        parser.add_argument("id", type=int, help="price ID, see list_prices")
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Delete it."""

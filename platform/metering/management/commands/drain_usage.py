@@ -13,8 +13,8 @@ class Command(QuireCommand):
     """Empty the usage spool once."""
 
     help = (
-        "Write the usage that waits in Redis into the ledger, once. Gateways do this all the time; "
-        "this is for when none runs."
+        "Write the usage that waits in Redis into the ledger, once. Gateways do this continuously; "
+        "use it when none runs."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -24,7 +24,7 @@ class Command(QuireCommand):
             type=float,
             default=CLAIM_AFTER_MS / 1000,
             metavar="S",
-            help="take over what another drainer has held this long (default: %(default)s)",
+            help="take over entries that another process has held this long (default: %(default)s)",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:

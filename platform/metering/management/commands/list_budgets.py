@@ -19,7 +19,7 @@ class Command(QuireCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Which."""
-        parser.add_argument("--tenant", metavar="NAME", help="only this tenant's")
+        parser.add_argument("--tenant", metavar="NAME", help="list budgets of this tenant only")
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Print a table."""

@@ -16,7 +16,7 @@ class Command(QuireCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Which."""
-        parser.add_argument("--model", metavar="MODEL", help="only this model's")
+        parser.add_argument("--model", metavar="MODEL", help="list prices of this model only")
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Print a table."""

@@ -39,36 +39,36 @@ class Command(QuireCommand):
             raise CommandError(f"--days must be in [1, {MAX_DAYS}], got {days}.")
         client = sync_client()
         try:
-            found = reconcile(client, days)
+            result = reconcile(client, days)
         finally:
             client.close()
-        if found.since is None:
+        if result.since is None:
             self.stdout.write("No gateway has counted anything yet.")
             return
-        self._tell(found)
-        if not found.is_balanced:
+        self._tell(result)
+        if not result.is_balanced:
             sys.exit(1)
 
-    def _tell(self, found: Reconciliation) -> None:
+    def _tell(self, result: Reconciliation) -> None:
         rows = [
-            (line.tenant, line.model, what, *(column[at] for column in _columns(line)))
-            for line in found.lines
-            for at, what in enumerate(("prompt", "output"))
+            (line.tenant, line.model, what, *(column[index] for column in _columns(line)))
+            for line in result.lines
+            for index, what in enumerate(("prompt", "output"))
         ]
         head = ("TENANT", "MODEL", "TOKENS", "ENGINE", "NOT BILLED", "LEDGER", "DIFFERENCE")
         self.table(head, rows)
         self.stdout.write(
-            f"Requests since {found.since:%Y-%m-%d %H:%M:%S} UTC; {found.running} are running."
+            f"Requests since {result.since:%Y-%m-%d %H:%M:%S} UTC; {result.running} are running."
         )
-        if found.lost:
+        if result.lost:
             more = (
-                f" and {len(found.lost) - MAX_PRINTED_IDS} more"
-                if len(found.lost) > MAX_PRINTED_IDS
+                f" and {len(result.lost) - MAX_PRINTED_IDS} more"
+                if len(result.lost) > MAX_PRINTED_IDS
                 else ""
             )
-            names = ", ".join(found.lost[:MAX_PRINTED_IDS])
+            names = ", ".join(result.lost[:MAX_PRINTED_IDS])
             self.stdout.write(f"Computed and never settled: {names}{more}.")
-        self.stdout.write("They agree." if found.is_balanced else "They differ.")
+        self.stdout.write("They agree." if result.is_balanced else "They differ.")
 
 
 def _columns(line: Any) -> tuple[list[int], ...]:

@@ -17,7 +17,7 @@ TRIES = 3
 class Command(changepassword.Command):
     """Asks for a person's new password twice."""
 
-    help = "Change a person's password. Their sessions end; the audit log has a row."
+    help = "Change a user's password. The user's sessions end."
 
     def handle(self, *args: Any, **options: Any) -> str:
         """Ask until both are alike and good enough, at most `TRIES` times."""

@@ -5,8 +5,7 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from common.commands import QuireCommand, comma_list, parse_expiry
-from tenants import actions
-from tenants import api_keys as scopes
+from tenants import actions, api_keys
 from tenants.actors import CLI_ACTOR
 from tenants.cli import find_account, find_tenant, warn_of_unknown_models
 
@@ -25,8 +24,8 @@ class Command(QuireCommand):
         parser.add_argument(
             "--scopes",
             metavar="A,B",
-            help=f"of {', '.join(sorted(scopes.ALL))} "
-            f"(default: {','.join(sorted(scopes.DEFAULT))})",
+            help=f"of {', '.join(sorted(api_keys.ALL))} "
+            f"(default: {','.join(sorted(api_keys.DEFAULT))})",
         )
         parser.add_argument(
             "--expires", metavar="WHEN", help="90d, 12h, 30m, or a date (default: never)"
@@ -35,13 +34,13 @@ class Command(QuireCommand):
             "--requests-per-minute",
             type=int,
             metavar="N",
-            help="requests a minute of this key, within its tenant's limit (default: no own limit)",
+            help="requests a minute of this key (default: the tenant's limit)",
         )
         parser.add_argument(
             "--tokens-per-minute",
             type=int,
             metavar="N",
-            help="tokens a minute, prompts and outputs together (default: no own limit)",
+            help="tokens a minute, prompt plus output (default: the tenant's limit)",
         )
         parser.add_argument(
             "--max-running-requests",
@@ -85,23 +84,25 @@ class Command(QuireCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Create and print it."""
-        wanted, program = options["scopes"], options["service_account"]
+        requested_scopes, program = options["scopes"], options["service_account"]
         tenant = find_tenant(options["tenant"])
-        made = actions.create_key(
+        created = actions.create_key(
             actor=CLI_ACTOR,
             tenant=tenant,
             service_account=find_account(tenant, program) if program else None,
             name=options["name"],
-            scopes=None if wanted is None else [word.strip() for word in wanted.split(",")],
+            scopes=None
+            if requested_scopes is None
+            else [word.strip() for word in requested_scopes.split(",")],
             expires_at=parse_expiry(options["expires"]) if options["expires"] else None,
             **{name: options[name] for name in actions.KEY_LIMIT_FIELDS},
         )
-        self.stdout.write(made.secret)
+        self.stdout.write(created.secret)
         warn_of_unknown_models(self, tenant, options["allowed_models"])
         if not options["plain"]:
-            until = made.key.expires_at
-            self.print_note(
-                f"A key of {made.key.tenant} for {', '.join(made.key.scopes)}"
+            until = created.key.expires_at
+            self.print_hint(
+                f"A key of {created.key.tenant} for {', '.join(created.key.scopes)}"
                 f"{f', until {until:%Y-%m-%d %H:%M} UTC' if until else ''}. "
                 "Keep it now: it can't be shown again."
             )

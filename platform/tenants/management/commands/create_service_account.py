@@ -17,7 +17,7 @@ class Command(QuireCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Which, where, as what."""
-        parser.add_argument("name", help="such as 'nightly reports'")
+        parser.add_argument("name", help="name, such as 'nightly reports'")
         parser.add_argument(
             "--tenant", required=True, metavar="NAME", help="tenant slug, see list_tenants"
         )

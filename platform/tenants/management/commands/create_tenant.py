@@ -14,19 +14,15 @@ from tenants.models import User
 class Command(QuireCommand):
     """Add a tenant."""
 
-    help = (
-        "Add a tenant: requests, cache, limits and bills belong to one. create_key makes its keys."
-    )
+    help = "Create a tenant, the owner of requests, cache, limits and costs. See create_key."
 
     def add_arguments(self, parser: CommandParser) -> None:
         """The name, and what a tenant may have."""
         name = parser.add_mutually_exclusive_group(required=True)
-        name.add_argument("name", nargs="?", help="its name, such as 'Acme Inc'")
-        name.add_argument(
-            "--name", dest="name_given", metavar="NAME", help="another way to give it"
-        )
+        name.add_argument("name", nargs="?", help="display name, such as 'Acme Inc'")
+        name.add_argument("--name", dest="name_given", metavar="NAME", help="same as NAME")
         parser.add_argument("--slug", default="", help="short name (default: from the name)")
-        parser.add_argument("--owner", metavar="USERNAME", help="a user who owns it")
+        parser.add_argument("--owner", metavar="USERNAME", help="user who becomes its owner")
         add_limit_options(parser, defaults=True)
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -45,4 +41,4 @@ class Command(QuireCommand):
         )
         self.stdout.write(tenant.slug)
         warn_of_unknown_models(self, tenant, options["allowed_models"] or [])
-        self.print_note(f"Its first key: manage.py create_key --tenant {tenant.slug}")
+        self.print_hint(f"Its first key: manage.py create_key --tenant {tenant.slug}")

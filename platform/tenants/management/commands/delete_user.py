@@ -14,8 +14,8 @@ class Command(QuireCommand):
     """Remove a person."""
 
     help = (
-        "Remove a person. Their sessions, sockets and keys end within seconds; the ledger and the "
-        "audit log keep the name. A tenant's last owner stays: name another first."
+        "Delete a user. The user's sessions, sockets and keys end within seconds; the ledger and "
+        "the audit log keep the name. A tenant's last owner stays: name another first."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:

@@ -32,5 +32,5 @@ class Command(QuireCommand):
         tenant = find_tenant(options["tenant"])
         actions.erase_tenant(actor=CLI_ACTOR, tenant=tenant, confirm=options["confirm"])
         removed = actions.erase_tenant_data(tenant=tenant)
-        told = ", ".join(f"{count:,} {name}" for name, count in removed.items())
-        self.stdout.write(f"{tenant} is erased: {told or 'nothing was kept'}.")
+        summary = ", ".join(f"{count:,} {name}" for name, count in removed.items())
+        self.stdout.write(f"{tenant} is erased: {summary or 'nothing was kept'}.")

@@ -16,17 +16,19 @@ class Command(QuireCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Which."""
-        parser.add_argument("--tenant", metavar="NAME", help="only this tenant's")
-        parser.add_argument("--all", action="store_true", help="those that ended too")
+        parser.add_argument("--tenant", metavar="NAME", help="list invitations of this tenant only")
+        parser.add_argument(
+            "--all", action="store_true", help="include accepted, expired and revoked invitations"
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Print a table."""
-        found = Invitation.objects.select_related("tenant", "created_by")
+        invitations = Invitation.objects.select_related("tenant", "created_by")
         if options["tenant"]:
-            found = found.filter(tenant=find_tenant(options["tenant"]))
+            invitations = invitations.filter(tenant=find_tenant(options["tenant"]))
         rows = [
             (i.pk, i.tenant, i.email, i.role, i.state(), f"{i.expires_at:%Y-%m-%d %H:%M}")
-            for i in found
+            for i in invitations
             if options["all"] or i.state() == "open"
         ]
         self.table(("ID", "TENANT", "MAIL", "ROLE", "STATE", "UNTIL (UTC)"), rows)

@@ -16,8 +16,8 @@ class Command(QuireCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Which keys."""
-        parser.add_argument("--tenant", metavar="NAME", help="only this tenant's")
-        parser.add_argument("--all", action="store_true", help="revoked and expired ones too")
+        parser.add_argument("--tenant", metavar="NAME", help="list keys of this tenant only")
+        parser.add_argument("--all", action="store_true", help="include revoked and expired keys")
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Print a table."""

@@ -12,11 +12,11 @@ from tenants.models import Membership
 class Command(QuireCommand):
     """List members."""
 
-    help = "List who belongs to tenants, and as what."
+    help = "List members of tenants and their roles."
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Whose."""
-        parser.add_argument("--tenant", metavar="NAME", help="only this tenant's")
+        parser.add_argument("--tenant", metavar="NAME", help="list members of this tenant only")
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Print a table."""

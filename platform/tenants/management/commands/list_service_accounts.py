@@ -16,12 +16,14 @@ class Command(QuireCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Whose."""
-        parser.add_argument("--tenant", metavar="NAME", help="only this tenant's")
+        parser.add_argument(
+            "--tenant", metavar="NAME", help="list service accounts of this tenant only"
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Print a table."""
-        found = ServiceAccount.objects.select_related("tenant").order_by("tenant__slug", "name")
+        accounts = ServiceAccount.objects.select_related("tenant").order_by("tenant__slug", "name")
         if options["tenant"]:
-            found = found.filter(tenant=find_tenant(options["tenant"]))
-        rows = [(a.tenant, a.name, a.role, "on" if a.active else "off") for a in found]
+            accounts = accounts.filter(tenant=find_tenant(options["tenant"]))
+        rows = [(a.tenant, a.name, a.role, "on" if a.active else "off") for a in accounts]
         self.table(("TENANT", "NAME", "ROLE", "STATE"), rows)

@@ -14,7 +14,7 @@ HEAD = ("TENANT", "NAME", "STATE", "WEIGHT", "KV CACHE", "REQUESTS/MIN", "TOKENS
 class Command(QuireCommand):
     """List tenants."""
 
-    help = "List tenants with their limits, and how many keys of each work."
+    help = "List tenants with their limits and their number of valid keys."
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Print a table."""

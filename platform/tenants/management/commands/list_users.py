@@ -9,7 +9,7 @@ from tenants.models import User
 class Command(QuireCommand):
     """List people."""
 
-    help = "List who may log in, with their tenants and roles."
+    help = "List users with their tenants and roles."
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Print a table."""

@@ -13,7 +13,7 @@ from tenants.models import Invitation
 class Command(QuireCommand):
     """Take an invitation back."""
 
-    help = "Revoke an invitation that was not accepted yet."
+    help = "Revoke an invitation that isn't accepted yet."
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Which."""
@@ -21,8 +21,8 @@ class Command(QuireCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         """End it."""
-        found = Invitation.objects.select_related("tenant").filter(pk=options["id"]).first()
-        if found is None:
+        invitation = Invitation.objects.select_related("tenant").filter(pk=options["id"]).first()
+        if invitation is None:
             raise CommandError(f"Invitation {options['id']} not found.")
-        actions.revoke_invitation(actor=CLI_ACTOR, invitation=found)
-        self.stdout.write(f"Invitation of {found.email} to {found.tenant} revoked.")
+        actions.revoke_invitation(actor=CLI_ACTOR, invitation=invitation)
+        self.stdout.write(f"Invitation of {invitation.email} to {invitation.tenant} revoked.")

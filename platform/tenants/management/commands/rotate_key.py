@@ -36,15 +36,15 @@ class Command(QuireCommand):
         if overlap is None:
             raise CommandError(f"--overlap {options['overlap']}: use 7d, 12h, 30m or 0.")
         old = find_key(options["key"])
-        made = actions.rotate_key(actor=CLI_ACTOR, key=old, overlap=overlap)
-        self.stdout.write(made.secret)
+        new_key = actions.rotate_key(actor=CLI_ACTOR, key=old, overlap=overlap)
+        self.stdout.write(new_key.secret)
         if not options["plain"]:
             old.refresh_from_db()
             if old.state() == "revoked":
                 fate = "is revoked"
             else:
                 fate = f"stays valid until {old.expires_at:%Y-%m-%d %H:%M} UTC"
-            self.print_note(
+            self.print_hint(
                 f"The new key of {old.tenant}: keep it now, it can't be shown again. "
                 f"The old one, {old}, {fate}."
             )

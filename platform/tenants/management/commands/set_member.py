@@ -30,10 +30,10 @@ class Command(QuireCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """Add or change."""
         user, tenant = find_user(options["username"]), find_tenant(options["tenant"])
-        found = Membership.objects.filter(tenant=tenant, user=user).first()
+        membership = Membership.objects.filter(tenant=tenant, user=user).first()
         role = options["role"]
-        if found is None:
+        if membership is None:
             actions.add_member(actor=CLI_ACTOR, tenant=tenant, user=user, role=role)
         else:
-            actions.change_role(actor=CLI_ACTOR, membership=found, role=role)
+            actions.change_role(actor=CLI_ACTOR, membership=membership, role=role)
         self.stdout.write(f"{user} is {role} of {tenant}.")

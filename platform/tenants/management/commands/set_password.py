@@ -13,16 +13,20 @@ from tenants.cli import find_user
 class Command(QuireCommand):
     """Give a person another password."""
 
-    help = "Give a person another password, or none. Their sessions end; the audit log has a row."
+    help = "Set or remove a user's password. The user's sessions end."
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Whose, and where it comes from."""
         parser.add_argument("username", help="see list_users")
         which = parser.add_mutually_exclusive_group(required=True)
         which.add_argument(
-            "--password-stdin", action="store_true", help="read it from standard input"
+            "--password-stdin", action="store_true", help="read the password from standard input"
         )
-        which.add_argument("--none", action="store_true", help="they log in by other ways alone")
+        which.add_argument(
+            "--none",
+            action="store_true",
+            help="remove the password: the user logs in by single sign-on only",
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Set it."""

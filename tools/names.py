@@ -1,0 +1,176 @@
+"""Words that identifiers don't use, and what to write in their place: `python -m tools.names`.
+
+A word counts as a whole identifier and as its first or last part: `found`, `found_key`,
+`key_found`. Only definitions are checked: functions, classes, parameters, variables, attributes.
+Packages of `CLEAN` have none of these words, which `make lint` checks; `--all` lists those of all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("platform", "inference", "engine", "kernels", "quire", "tools", "benchmarks", "chaos")
+
+#: Without any of the words.
+CLEAN = (
+    "platform/accounts",
+    "platform/adapters",
+    "platform/catalog",
+    "platform/console",
+    "platform/history",
+    "platform/kv_map",
+    "platform/management_api",
+    "platform/metering",
+    "platform/storage",
+    "platform/tenants",
+)
+
+#: Word -> what to write in its place.
+WORDS = {
+    "alone": "isolated_, exclusive_",
+    "at": "index, offset, key",
+    "before": "previous_",
+    "begun": "started, in_progress",
+    "behind": "suffix, after_",
+    "beside": "extra_, concurrent_, other_",
+    "each": "the singular noun",
+    "ended": "finished",
+    "found": "what it is: key, rows, match",
+    "fresh": "new_",
+    "given": "value, argument",
+    "held": "owned, allocated, in_flight",
+    "here": "local_",
+    "kept": "stored_, retained_, cached_",
+    "known": "registered_, cached_, supported_",
+    "least": "min_",
+    "left": "remaining_",
+    "lone": "isolated_, exclusive_",
+    "look": "scan, probe, lookup",
+    "looks": "scans, probes, lookups",
+    "made": "built_, created_, result",
+    "most": "max_",
+    "nobody": "unowned_, default_",
+    "note": "record, observe, update",
+    "others": "other_ and the noun, remote_",
+    "over": "exceeding_, total_",
+    "own": "local_, tenant_, or the noun alone",
+    "piece": "chunk, row_slice",
+    "pieces": "chunks, row_slices",
+    "place": "index, position, slot",
+    "places": "indexes, positions, slots",
+    "plain": "default_, unquantized_, dense_",
+    "put": "set, write, store",
+    "resting": "skipped",
+    "room": "budget, capacity",
+    "said": "reported_, output",
+    "shown": "visible_, formatted",
+    "take": "pop, acquire",
+    "taken": "used_, consumed_",
+    "there": "present, available",
+    "told": "reported_, settings",
+    "wanted": "requested_, required_",
+    "whole": "full_, total_",
+    "wrong": "invalid_, error",
+}
+#: Usual as a part of a name: `created_at`.
+STANDALONE = frozenset({"at"})
+#: Usual phrases, in which the words mean something else.
+PHRASES = (
+    "not_found",
+    "look_up",
+    "take_over",
+    "taken_over",
+    "fail_over",
+    "take_offline",
+    "in_place",
+)
+
+#: `identifier` or `path:identifier` -> why it may stay.
+ALLOWED = {
+    "put": "method of an HTTP view",
+    "connection_made": "asyncio's protocol",
+    "platform/catalog/replica_log.py:at": "a JSON field of the API",
+    "platform/management_api/adapters.py:piece": "an operation's name in the API",
+    "platform/management_api/observability.py:before": "a query parameter of the API",
+    "platform/management_api/people.py:before": "a query parameter of the API",
+    "platform/management_api/served_models.py:at": "a JSON field of the API",
+    "platform/management_api/served_models.py:room": "a JSON field of the API",
+    "platform/management_api/served_models.py:there": "a JSON field of the API",
+    "platform/metering/models.py:at": "a column",
+    "platform/metering/open_requests.py:known": "a field of a stored message",
+    "platform/metering/open_requests.py:most": "a field of a stored message",
+    "platform/metering/request_log.py:ahead_own": "a JSON field of the API",
+    "platform/metering/request_log.py:at": "a JSON field of the API",
+    "platform/metering/request_log.py:behind": "a JSON field of the API",
+    "platform/storage/playground_document.py:at": "a JSON field of stored documents",
+    "platform/storage/playground_document.py:beside": "a JSON field of stored documents",
+    "platform/tenants/models.py:at": "a column",
+}
+
+
+def find_word(name: str) -> str | None:
+    """The word that the identifier should not use, or None."""
+    snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().strip("_")
+    parts = re.sub("|".join(PHRASES), "phrase", snake).split("_")
+    for word in (parts[0], parts[-1]):
+        if word in WORDS and (word not in STANDALONE or len(parts) == 1):
+            return word
+    return None
+
+
+def definitions(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """Each identifier that a module defines, and its line."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                yield node.name, node.lineno
+            case ast.arg():
+                yield node.arg, node.lineno
+            case ast.Name(ctx=ast.Store()):
+                yield node.id, node.lineno
+            case ast.Attribute(ctx=ast.Store()):
+                yield node.attr, node.lineno
+            case ast.ExceptHandler(name=str(name)):
+                yield name, node.lineno
+            case ast.alias(asname=str(name)):
+                yield name, node.lineno
+
+
+def package_of(path: Path) -> str:
+    """`platform/tenants` of a file below it, or `chaos` of one in a package that has no others."""
+    parts = path.relative_to(ROOT).parts
+    return "/".join(parts[:2]) if len(parts) > 2 else parts[0]
+
+
+def main() -> int:
+    """Print what the clean packages, or all, have; the exit status is 1 if that is anything."""
+    parser = argparse.ArgumentParser(prog="python -m tools.names", description=__doc__)
+    parser.add_argument("--all", action="store_true", help="all packages, with a count of each")
+    options = parser.parse_args()
+    counts: Counter[str] = Counter()
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            if "migrations" in path.parts or not (options.all or package_of(path) in CLEAN):
+                continue
+            file = path.relative_to(ROOT).as_posix()
+            for name, line in definitions(ast.parse(path.read_text(encoding="utf-8"))):
+                word = find_word(name)
+                if word is None or not ALLOWED.keys().isdisjoint((name, f"{file}:{name}")):
+                    continue
+                counts[package_of(path)] += 1
+                print(f"{file}:{line}: {name}: write {WORDS[word]}")
+    if options.all:
+        for package, count in counts.most_common():
+            print(f"{count:6} {package}")
+    return 1 if counts else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
