@@ -144,9 +144,14 @@ QUIRE_INLINE float finish_tile(const AttentionArgs& a, int64_t q_head, int64_t p
   if (to > seen.high) {
     vstore(row + to - W, vfill(vload(row + to - W), static_cast<int>(seen.high % W), -INFINITY));
   }
-  vf tops = vset(-INFINITY);
-  for (int64_t i = from; i < to; i += W) tops = vmax(tops, vload(row + i));
-  const float top = vmaximum(tops);
+  vf tops = vset(-INFINITY), more = tops;
+  int64_t i = from;
+  for (; i + 2 * W <= to; i += 2 * W) {
+    tops = vmax(tops, vload(row + i));
+    more = vmax(more, vload(row + i + W));
+  }
+  if (i < to) tops = vmax(tops, vload(row + i));
+  const float top = vmaximum(vmax(tops, more));
   return top == -INFINITY ? kNoTop : top;  // nothing of the tile is seen
 }
 

@@ -203,8 +203,10 @@ void sum_columns(const AttentionArgs& a, const Spans& spans, const Weighted<T>& 
   for (int64_t t = 0; t < span.count; t += F::kValues, weights++) {
     if (d == 0) spans.fetch(span.next, t, F::kValues);
     const int64_t last = t + F::kValues - 1;
-    const T* v = (t < span.first ? span.zeros : span.values + t * size) + d;
-    const T* v_last = (last < span.count ? span.values + last * size : span.zeros) + d;
+    const T* v = span.values + t * size + d;
+    const T* v_last = span.values + last * size + d;
+    if (F::kValues > 1 && t < span.first) v = span.zeros + d;
+    if (F::kValues > 1 && last >= span.count) v_last = span.zeros + d;
     vf by[HEADS];
 #pragma GCC unroll 16
     for (int h = 0; h < HEADS; h++) by[h] = vset(weights[h * kChunk]);

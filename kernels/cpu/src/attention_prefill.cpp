@@ -9,7 +9,7 @@ namespace quire {
 namespace {
 
 // Rows of a tile: enough to make little of the copies.
-constexpr int64_t kRows = 16 * MR;
+constexpr int64_t kRows = 224;
 static_assert(kTile <= kDepth, "weights are the A of the second product");
 static_assert(MR <= W, "MR rows are merged as one vector");
 
@@ -166,19 +166,19 @@ struct Factors {
 template <class F>
 Factors weigh_rows(const Tile& t, int64_t r, int64_t rows, const Lanes& all, int64_t begin,
                    int64_t count) {
+  Lanes seen[MR];
   float tops[W] = {}, weights[W] = {};
   // All maxima before the first weight, so that no row waits for its own.
   for (int64_t i = 0; i < rows; i++) {
-    const Lanes seen = t.seen_by(r + i, 1, begin, count);
-    tops[i] = seen.empty() ? kNoTop
+    seen[i] = t.seen_by(r + i, 1, begin, count);
+    tops[i] = seen[i].empty() ? kNoTop
                            : finish_tile(t.a, t.head * t.group + (r + i) % t.group, t.position(r + i),
-                                         begin, seen, t.key_scales, t.scores + i * LDA);
+                                         begin, seen[i], t.key_scales, t.scores + i * LDA);
   }
   for (int64_t i = 0; i < rows; i++) {
-    const Lanes seen = t.seen_by(r + i, 1, begin, count);
     float* row = t.scores + i * LDA;
-    if (seen.empty()) std::memset(row, 0, LDA * sizeof(float));
-    else weights[i] = weigh_tile<F>(seen, all, tops[i], t.value_scales, row);
+    if (seen[i].empty()) std::memset(row, 0, LDA * sizeof(float));
+    else weights[i] = weigh_tile<F>(seen[i], all, tops[i], t.value_scales, row);
   }
   const vf top = vload(t.top + r), tile_top = vload(tops);
   vf old_by, new_by;
