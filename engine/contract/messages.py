@@ -142,6 +142,7 @@ class EngineRequest(msgspec.Struct, tag="request", omit_defaults=True, kw_only=T
         prompt_token_ids: [num_prompt_tokens], each in [0, vocab_size).
         prompt_embeds: vectors in the place of the ids' own, which mean nothing then; None: none.
         media: pictures in the order of their positions.
+        media_data: what the encoder reads of them, by digest, see `engine.multimodal.inputs`.
         sampling: validated again by the engine against the vocabulary and the context.
         pooling: what a pooling model is to do instead; `sampling` has no meaning then.
         arrival_time: seconds since the epoch, the gateway's clock.
@@ -181,6 +182,7 @@ class EngineRequest(msgspec.Struct, tag="request", omit_defaults=True, kw_only=T
     trace_headers: dict[str, str] = msgspec.field(default_factory=dict)
     prompt_embeds: PromptEmbeds | None = None
     media: list[MediaItem] = msgspec.field(default_factory=list)
+    media_data: dict[bytes, bytes] = msgspec.field(default_factory=dict)
     isolated: bool = False
 
     @property

@@ -221,7 +221,7 @@ class ModelInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
     `io_processor` is the plug-in that reads and answers `data`, "" for none. `tool_call_parser` and
     `reasoning_parser` are names, "" for what the chat template tells of. `chat_template` is the
     source of another than the folder's. `prompt_embeds_size` is how long vectors must be that stand
-    for a prompt's tokens, 0 where none may.
+    for a prompt's tokens, 0 where none may. `sees`: pictures may stand in its prompts.
     """
 
     name: str
@@ -243,6 +243,7 @@ class ModelInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
     cache_config: dict[str, str] = msgspec.field(default_factory=dict)
     io_processor: str = ""
     prompt_embeds_size: int = 0
+    sees: bool = False
 
 
 class ProcessStats(msgspec.Struct, omit_defaults=True, kw_only=True):

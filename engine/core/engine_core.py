@@ -35,7 +35,7 @@ from engine.executor.abstract import StepFuture
 from engine.executor.uniproc_executor import make_executor
 from engine.lora.adapter_cache import AdapterManager
 from engine.lora.admission import AdapterAdmission
-from engine.multimodal.inputs import MediaTensors
+from engine.multimodal.inputs import MediaTensors, decode_tensors
 from engine.scheduler import GrammarOutput, Request, Scheduler, Sequence, StepPlan, StepResult
 from engine.scheduler.encoder_cache import EncoderItem, encoder_key
 from engine.scheduler.plan import EncoderInput
@@ -171,6 +171,9 @@ class EngineCore:
         if message.prompt_embeds is not None:
             prompt_embeds = to_tensor(message.prompt_embeds)
             message = msgspec.structs.replace(message, prompt_embeds=None)
+        if message.media_data:
+            media = {digest: decode_tensors(data) for digest, data in message.media_data.items()}
+            message = msgspec.structs.replace(message, media_data={})
         self._admission.check(message)
         if prompt_embeds is not None:
             self._input_processor.check_prompt_embeds(message, prompt_embeds)

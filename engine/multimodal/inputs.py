@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -59,3 +60,42 @@ def decode_tensors(data: bytes) -> dict[str, np.ndarray]:
 def media_digest(kind: str, encoded: bytes) -> bytes:
     """sha256 of what an encoder reads of a picture."""
     return hashlib.sha256(kind.encode() + b"\0" + encoded).digest()
+
+
+# -- What a media worker is asked and answers.
+
+
+class PrepareRequest(msgspec.Struct):
+    """A picture for a model.
+
+    Attributes:
+        folder: of the model's files.
+        data: the picture's file.
+        options: mm_processor_kwargs.
+    """
+
+    folder: str
+    data: bytes
+    options: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+class PreparedPicture(msgspec.Struct, tag="picture"):
+    """See `PreparedMedia`. `tensors` as `encode_tensors` wrote them; `size`: width and height."""
+
+    digest: bytes
+    replacement: str
+    num_vectors: int
+    image_token_id: int
+    tensors: bytes
+    size: tuple[int, int]
+
+
+class Refusal(msgspec.Struct, tag="refusal"):
+    """Why a picture can't be prepared. `is_model`: no picture can, for this model."""
+
+    message: str
+    is_model: bool = False
+
+
+#: Of a media worker.
+ANSWERS = msgspec.msgpack.Decoder(PreparedPicture | Refusal)

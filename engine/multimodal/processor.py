@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from engine.contract.errors import InvalidRequest, ModelLoadError
-from engine.contract.messages import MediaItem
 from engine.multimodal.inputs import MediaTensors, encode_tensors, media_digest
+from engine.multimodal.placeholders import check_placeholders
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -34,7 +34,7 @@ class PreparedMedia:
         digest: see `MediaItem`.
         replacement: text that takes the placeholder's place in the prompt.
         num_vectors: placeholder tokens in it.
-        tensors: what the encoder reads.
+        tensors: what the encoder reads, and `encoded` the same as bytes.
     """
 
     kind: str
@@ -42,6 +42,7 @@ class PreparedMedia:
     replacement: str
     num_vectors: int
     tensors: MediaTensors
+    encoded: bytes
 
 
 def open_image(data: bytes, param: str = "messages") -> Image:
@@ -130,9 +131,10 @@ class MediaProcessor:
             if name in outputs
         }
         replacement: str = outputs["text_replacement_offsets"][0][0]["replacement"]
-        digest = media_digest("image", encode_tensors(tensors))
+        encoded = encode_tensors(tensors)
+        digest = media_digest("image", encoded)
         count = replacement.count(self.image_token)
-        return PreparedMedia("image", digest, replacement, count, tensors)
+        return PreparedMedia("image", digest, replacement, count, tensors, encoded)
 
     def expand(self, text: str, media: Sequence[PreparedMedia]) -> str:
         """The prompt with each placeholder replaced by what stands for its picture.
@@ -140,36 +142,9 @@ class MediaProcessor:
         Raises `InvalidRequest` unless there is one for each.
         """
         parts = text.split(self.image_token)
-        if len(parts) - 1 != len(media):
-            raise InvalidRequest(
-                f"The prompt has {len(parts) - 1} placeholders {self.image_token!r} for "
-                f"{len(media)} images.",
-                param="prompt",
-            )
+        check_placeholders(len(parts) - 1, len(media))
         pairs = zip(media, parts[1:], strict=True)
         return parts[0] + "".join(item.replacement + part for item, part in pairs)
-
-    def locate(self, token_ids: Sequence[int], media: Sequence[PreparedMedia]) -> list[MediaItem]:
-        """Which tokens of an expanded prompt stand for which picture.
-
-        Raises `InvalidRequest` where there are more or fewer than the pictures need.
-        """
-        ids = np.asarray(token_ids)
-        positions = np.flatnonzero(ids == self.image_token_id)
-        needed = sum(item.num_vectors for item in media)
-        if len(positions) != needed:
-            raise InvalidRequest(
-                f"The prompt has {len(positions)} image tokens; its images need {needed}.",
-                param="prompt",
-            )
-        items, first = [], 0
-        for item in media:
-            part = positions[first : first + item.num_vectors]
-            first += item.num_vectors
-            runs = np.split(part, np.flatnonzero(np.diff(part) != 1) + 1)
-            ranges = tuple((int(run[0]), len(run)) for run in runs)
-            items.append(MediaItem(item.kind, item.digest, ranges))
-        return items
 
 
 def _plain(values: np.ndarray) -> np.ndarray:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from engine.contract.errors import InvalidRequest
 from engine.contract.lora import AdapterRef
+from engine.multimodal.placeholders import expand_placeholders, locate_media
 from engine.multimodal.processor import MediaProcessor, PreparedMedia
 from engine.text.tokenizer import Tokenizer
 
@@ -206,21 +207,15 @@ def _with_media(
     if "prompt_token_ids" in prompt:
         token_ids = _checked(prompt["prompt_token_ids"])
         if token_ids.count(processor.image_token_id) == len(media):
-            replacements = iter(media)
-            token_ids = [
-                token
-                for known in token_ids
-                for token in (
-                    tokenizer.encode(next(replacements).replacement, add_special_tokens=False)
-                    if known == processor.image_token_id
-                    else [known]
-                )
+            replacements = [
+                tokenizer.encode(item.replacement, add_special_tokens=False) for item in media
             ]
+            token_ids = expand_placeholders(token_ids, processor.image_token_id, replacements)
     elif isinstance(text, str):
         token_ids = tokenizer.encode(processor.expand(text, media))
     else:
         raise InvalidRequest("Images need a prompt or prompt_token_ids.", param="prompt")
-    processor.locate(token_ids, media)
+    locate_media(token_ids, processor.image_token_id, media)
     return TokenPrompt(text, token_ids, media=media)
 
 

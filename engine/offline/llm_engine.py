@@ -30,6 +30,7 @@ from engine.model_loader.save_quantized import BITS, save_quantized
 from engine.model_loader.vllm_config import VllmConfig
 from engine.models.decoder import NativeDecoder
 from engine.models.registry import read_config
+from engine.multimodal.placeholders import locate_media
 from engine.multimodal.processor import MediaProcessor
 from engine.offline.engine_args import EngineArgs
 from engine.offline.inputs import Prompt, TokenPrompt, resolve_prompt, tokenize_prompt
@@ -206,7 +207,9 @@ class LLMEngine:
         return MediaProcessor(self.core.facts.tokenizer_folder)
 
     def _locate(self, entry: TokenPrompt) -> list[MediaItem]:
-        return self._processor.locate(entry.token_ids, entry.media) if entry.media else []
+        if not entry.media:
+            return []
+        return locate_media(entry.token_ids, self._processor.image_token_id, entry.media)
 
     def _on_finished(self, params: SamplingParams, tokenizer: Tokenizer | None) -> SamplingParams:
         """Parameters by which an output also ends on the EOS of an adapter's own tokenizer."""

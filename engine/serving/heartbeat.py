@@ -80,6 +80,7 @@ def model_info(config: EngineConfig, core: EngineCore | None) -> ModelInfo:
         prompt_embeds_size=(
             facts.hidden_size if config.enable_prompt_embeds and facts.takes_embeds else 0
         ),
+        sees=facts.sees,
     )
 
 

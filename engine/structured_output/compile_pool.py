@@ -5,14 +5,11 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import subprocess
 import sys
 import threading
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from engine.contract.errors import EngineFault, EngineOverloaded, QuireError
 from engine.structured_output.backend_llguidance import (
@@ -22,10 +19,10 @@ from engine.structured_output.backend_llguidance import (
     load_tokenizer,
     short,
 )
-from engine.structured_output.compile_worker import read_frame, write_frame
 from engine.structured_output.grammar import CompiledGrammar, GrammarVocabulary
 from engine.structured_output.grammar_spec import GrammarSpec
 from engine.structured_output.vocabulary import BASE_MODEL, MOST_KEPT, TokenizerSource, Vocabularies
+from engine.system.worker_process import WorkerProcess
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -177,7 +174,6 @@ log = logging.getLogger(__name__)
 
 COMMAND = (sys.executable, "-m", "engine.structured_output.compile_worker")
 START_TIMEOUT_S = 60.0
-_ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +200,7 @@ class CompileWorker:
         self._vocabulary = vocabulary
         self._limits = limits
         self._command = command
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: WorkerProcess | None = None
         self._closed = False
         self.num_kills = 0
 
@@ -218,108 +214,55 @@ class CompileWorker:
             WorkerFailed: no worker could be started.
         """
         if vocabulary is not None and vocabulary is not self._vocabulary:
-            self._kill()
+            self.reap()
             self._vocabulary = vocabulary
-        answer = self._request(self._running(), spec, self._limits.time_s)
+        process = self._running()
+        answer = process.request(spec, self._limits.time_s)
+        self.num_kills += process.timed_out
         if answer is None:
             raise BadGrammar(
                 f"compiling it took more than {self._limits.time_s:g} s "
                 f"or {self._limits.memory_bytes // 2**20} MiB"
             )
-        if "error" in answer:
-            raise BadGrammar(answer["error"])
-        return answer["grammar"], answer["bytes"]
+        found = json.loads(answer)
+        if "error" in found:
+            raise BadGrammar(found["error"])
+        return found["grammar"], found["bytes"]
 
     def close(self) -> None:
         """End the worker, and with it a wait for it; it isn't started again."""
         self._closed = True
-        process = self._process
-        if process is not None:
+        if (process := self._process) is not None:
             process.kill()
 
     def reap(self) -> None:
-        """Collect the worker after `close`, in the thread that used it."""
-        self._kill()
+        """Collect the worker, in the thread that used it."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.close()
 
-    def _running(self) -> subprocess.Popen[bytes]:
+    def _running(self) -> WorkerProcess:
         if self._closed:
             raise WorkerFailed("The engine is closing.")
-        process = self._process
-        if process is not None and process.poll() is None:
-            return process
-        self._kill()
-        process = self._process = self._start()
+        if self._process is not None and self._process.alive:
+            return self._process
+        self.reap()
+        try:
+            process = self._process = WorkerProcess(self._command, "compile worker")
+        except OSError as error:
+            raise WorkerFailed(f"The compile worker can't be started: {error}.") from error
         hello = {
             "tokenizer": self._vocabulary.tokenizer,
             "vocab_size": self._vocabulary.size,
             "eos_token_ids": self._vocabulary.eos_token_ids,
             "memory_bytes": self._limits.memory_bytes,
         }
-        answer = self._request(process, json.dumps(hello).encode(), START_TIMEOUT_S)
-        if answer is None or "error" in answer:
-            self._kill()
-            raise WorkerFailed(short(answer["error"]) if answer else "The compile worker died.")
+        answer = process.request(json.dumps(hello).encode(), START_TIMEOUT_S)
+        problem = "The compile worker died." if answer is None else json.loads(answer).get("error")
+        if problem:
+            self.reap()
+            raise WorkerFailed(short(problem))
         return process
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
-        threads = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        try:
-            return subprocess.Popen(
-                self._command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                env={**os.environ, **threads, "PYTHONPATH": path},
-                # A signal to the engine's terminal isn't for the worker.
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise WorkerFailed(f"The compile worker can't be started: {error}.") from error
-
-    def _request(
-        self, process: subprocess.Popen[bytes], frame: bytes, timeout_s: float
-    ) -> dict[str, Any] | None:
-        """Its answer; None when it died or was killed at the deadline."""
-        timer = threading.Timer(timeout_s, self._is_timed_out, (process,))
-        timer.daemon = True
-        timer.start()
-        try:
-            write_frame(_pipe(process.stdin), frame)
-            answer = read_frame(_pipe(process.stdout))
-        except OSError as error:
-            log.info("A compile worker is gone: %s", error)
-            answer = None
-        finally:
-            timer.cancel()
-        if answer is None:
-            self._kill()
-            return None
-        found: dict[str, Any] = json.loads(answer)
-        return found
-
-    def _is_timed_out(self, process: subprocess.Popen[bytes]) -> None:
-        log.warning("A compile worker was killed at its time limit.")
-        self.num_kills += 1
-        process.kill()
-
-    def _kill(self) -> None:
-        process, self._process = self._process, None
-        if process is None:
-            return
-        process.kill()
-        process.wait()
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                try:
-                    pipe.close()
-                except OSError as error:  # unsent bytes to a dead worker
-                    log.debug("Closing a worker's pipe: %s", error)
-
-
-def _pipe(pipe: IO[bytes] | None) -> Any:
-    if pipe is None:
-        raise OSError("The worker has no pipes.")
-    return pipe
 
 
 NUM_WORKERS = 2

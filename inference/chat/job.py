@@ -21,6 +21,7 @@ from inference.chat.reasoning import (
 )
 from inference.errors import rename_error_param
 from inference.generation.output import TokenFormatter
+from inference.rendering.media import ChatPrompt, find_images, place_images
 from inference.rendering.prompts import (
     chat_token_ids,
     count_chars,
@@ -105,10 +106,16 @@ async def build_chat_job(
     names = {"max_tokens": limit_name, "logprobs": "top_logprobs", "prompt": "messages"}
     try:
         parsers, constraint, sampling = await ctx.offload(_resolve_output_format, chat, served)
-        prompt = await prompt_token_ids(chat, served, ctx, generates=True)
+        chat_prompt = await render_prompt(chat, served, ctx, generates=True)
         prompt = truncate_tokens(
-            prompt, sampling.prompt_limit(served.info.max_model_len), chat.truncation_side
+            chat_prompt.token_ids,
+            sampling.prompt_limit(served.info.max_model_len),
+            chat.truncation_side,
         )
+        if chat_prompt.media and len(prompt) < len(chat_prompt.token_ids):
+            raise InvalidRequest(
+                "A prompt with images can't be cut.", param="truncate_prompt_tokens"
+            )
         if chat.cuts_any_limit:
             clamp_max_tokens(sampling, len(prompt), served.info)
         inside, counted = None, None
@@ -130,6 +137,8 @@ async def build_chat_job(
             endpoint=endpoint,
             model=served,
             prompts=[prompt],
+            media=[chat_prompt.media] if chat_prompt.media else [],
+            media_data=chat_prompt.media_data,
             sampling=sampling,
             preserved_token_ids=parsers.preserved_token_ids,
             field_names={**names, **constraint.names},
@@ -171,10 +180,18 @@ def clamp_max_tokens(sampling: SamplingParams, prompt_tokens: int, model: ModelI
 async def prompt_token_ids(
     chat: ChatRequest, served: ResolvedModel, ctx: RequestContext, *, generates: bool = False
 ) -> list[int]:
-    """The chat's token ids. `generates`: they are to fit the model's context, unless cut to it.
+    """The chat's token ids. Arguments and errors are `render_prompt`'s."""
+    return (await render_prompt(chat, served, ctx, generates=generates)).token_ids
 
-    Raises: what `chat_token_ids` does.
+
+async def render_prompt(
+    chat: ChatRequest, served: ResolvedModel, ctx: RequestContext, *, generates: bool = False
+) -> ChatPrompt:
+    """The chat as a prompt. `generates`: it is to fit the model's context, unless cut to it.
+
+    Raises: what `chat_token_ids` and `place_images` do.
     """
+    images = await ctx.offload(find_images, chat.raw_messages, served.info)
     variables = template_variables(chat, served.tokenizer.chat_template or "")
     messages = await ctx.offload(_messages, chat, served.tokenizer)
     tools = await ctx.offload(lambda: chat.tools_in_use)
@@ -194,7 +211,9 @@ async def prompt_token_ids(
         documents=chat.documents,
         **variables,
     )
-    return add_special_tokens(token_ids, served) if chat.add_special_tokens else token_ids
+    if chat.add_special_tokens:
+        token_ids = add_special_tokens(token_ids, served)
+    return await place_images(token_ids, images, served.info, served.tokenizer, ctx.caller.tenant)
 
 
 def _messages(chat: ChatRequest, tokenizer: Tokenizer) -> list[dict[str, Any]]:

@@ -102,6 +102,9 @@ class ChatSession:
         ]
         job, options = jobs[0]
         job.prompts = [prompt for chat_job, _ in jobs for prompt in chat_job.prompts]
+        if any(chat_job.media for chat_job, _ in jobs):
+            job.media = [items for chat_job, _ in jobs for items in chat_job.media or [[]]]
+            job.media_data = {k: v for chat_job, _ in jobs for k, v in chat_job.media_data.items()}
         return cls(await Generation.start(job), options)
 
     @property

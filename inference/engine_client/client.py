@@ -200,6 +200,7 @@ class EngineClient:
             scope = request.cache_namespace + request.adapter_digest
             if request.prompt_embeds is not None:
                 scope += hashlib.sha256(request.prompt_embeds.data[:MAX_EMBEDS_BYTES]).hexdigest()
+            scope += "".join(item.digest.hex() for item in request.media)
             key = prefix_key(request.prompt_token_ids, scope)
             flight = InFlightRequest(request, number, submission.mailbox, model, key, stream=stream)
             if known is not None:

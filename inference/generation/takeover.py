@@ -247,6 +247,8 @@ def request_fingerprint(job: Job) -> bytes:
         digest.update(msgspec.msgpack.encode(prompt))
     if job.embeds:
         digest.update(msgspec.msgpack.encode(job.embeds))
+    if job.media:
+        digest.update(msgspec.msgpack.encode(job.media))
     return digest.digest()
 
 

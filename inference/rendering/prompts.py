@@ -17,7 +17,7 @@ from engine.text.jinja_limits import RenderLimits, TemplateLimit
 from inference.errors import UnsupportedField
 from inference.loop.offload import get_render_pool
 from inference.parsers.custom_tools import to_function_call
-from inference.schemas.chat import TEXT_PARTS
+from inference.schemas.chat import IMAGE_PARTS, TEXT_PARTS
 
 # -- Chat messages as a model's template understands them.
 
@@ -67,6 +67,8 @@ def _text_part(part: str | Message) -> str | Message:
     """A part under the one name that templates know."""
     if isinstance(part, str) or part["type"] == "text":
         return part
+    if part["type"] in IMAGE_PARTS:
+        return {"type": "image"}
     return {"type": "text", "text": part[TEXT_PARTS[part["type"]]]}
 
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from catalog.access import ModelCard
 from engine.contract.errors import InvalidRequest, KVPoolTooSmall
 from engine.contract.lora import AdapterRef
-from engine.contract.messages import EngineRequest, ModelInfo, PromptEmbeds
+from engine.contract.messages import EngineRequest, MediaItem, ModelInfo, PromptEmbeds
 from engine.contract.sampling_params import SamplingParams
 from engine.text import Tokenizer
 from engine.text.stop_strings import bad_word_ids
@@ -143,6 +143,8 @@ class Job:
         endpoint: for the ledger, such as "chat.completions".
         prompts: [num_prompts][num_tokens].
         embeds: [num_prompts] prompt embeddings or None; [] where all prompts are tokens.
+        media: [num_prompts] pictures of each; [] where there are none.
+        media_data: what the encoder reads of all of them, by digest.
         sampling: parameters of every prompt.
         stream: whether the client reads a stream.
         priority: smaller runs earlier.
@@ -166,6 +168,8 @@ class Job:
     cache_salt: str = ""
     preserved_token_ids: frozenset[int] = frozenset()
     embeds: list[PromptEmbeds | None] = field(default_factory=list)
+    media: list[list[MediaItem]] = field(default_factory=list)
+    media_data: dict[bytes, bytes] = field(default_factory=dict)
     field_names: Mapping[str, str] = field(default_factory=dict)
     trace_headers: dict[str, str] = field(default_factory=dict)
     started_at: float = field(default_factory=time.time)
@@ -313,6 +317,8 @@ class Job:
                 gateway_id="",
                 prompt_token_ids=prompt,
                 prompt_embeds=embeds,
+                media=media,
+                media_data={item.digest: self.media_data[item.digest] for item in media},
                 sampling=self.sampling,
                 arrival_time=self.started_at,
                 tenant=self.caller.tenant,
@@ -325,10 +331,11 @@ class Job:
                 token_cap=self._token_cap(prompt, share),
                 trace_headers=self.trace_headers,
             )
-            for engine_id, prompt, embeds in zip(
+            for engine_id, prompt, embeds, media in zip(
                 self.engine_ids,
                 self.prompts,
                 self.embeds or [None] * len(self.prompts),
+                self.media or [[]] * len(self.prompts),
                 strict=True,
             )
         )

@@ -37,22 +37,39 @@ TEXT_PARTS = {
 }
 
 
+#: Parts that are pictures; the field that holds their address is `image_url` in all.
+IMAGE_PARTS = ("image_url", "input_image")
+
+
+class ImageURL(BaseModel):
+    """A picture's address: `data:` with the file in base64, or https.
+
+    `detail` is OpenAI's; how much a model sees is its processor's to say.
+    """
+
+    model_config = ConfigDict(strict=True)
+
+    url: str
+    detail: Literal["auto", "low", "high", "original"] | None = None
+
+
 class ContentPart(BaseModel):
-    """A part of a message's content. Only text is taken."""
+    """A part of a message's content: text or a picture."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
     type: str
     text: str | None = None
     refusal: str | None = None
+    image_url: ImageURL | str | None = None
 
     @model_validator(mode="after")
-    def _text_only(self) -> Self:
-        field = TEXT_PARTS.get(self.type)
+    def _is_known(self) -> Self:
+        field = "image_url" if self.type in IMAGE_PARTS else TEXT_PARTS.get(self.type)
         if field is None:
             raise ValueError(f"content parts of type '{self.type[:50]}' are not supported.")
         if getattr(self, field) is None:
-            raise ValueError(f"a part of type '{self.type}' needs a {field}.")
+            raise ValueError(f"a part of type '{self.type}' needs the field '{field}'.")
         return self
 
 

@@ -14,9 +14,10 @@ import ipaddress
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from urllib.parse import urlsplit
+from urllib.parse import urljoin, urlsplit
 
 from django.conf import settings
 
@@ -45,6 +46,7 @@ TIMEOUT_S = 10.0
 #: Of an answer: nobody needs more than its status.
 MAX_ANSWER_BYTES = 64 * 1024
 MAX_URL_CHARS = 2000
+MAX_REDIRECTS = 3
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 #: NAT64's, and the "IPv4-compatible" ones, which nobody uses any more.
@@ -146,6 +148,42 @@ def post_webhook(url: str, body: bytes, headers: dict[str, str]) -> int:
         watch.cancel()
         with contextlib.suppress(OSError):
             connection.close()
+
+
+def fetch(url: str, *, max_bytes: int, timeout_s: float, param: str) -> bytes:
+    """The body of a GET. Redirects are followed; each address is checked again. Blocks.
+
+    Raises:
+        InvalidRequest: what is no address, an answer other than 200, or one that is too large.
+        OutboundRequestBlocked: a private address, an unknown name, or no answer in time.
+    """
+    deadline = time.monotonic() + timeout_s
+    for _ in range(MAX_REDIRECTS + 1):
+        target = check_url(url, param=param)
+        connection = PinnedConnection(target, resolve(target.host, target.port))
+        watch = threading.Timer(max(0.0, deadline - time.monotonic()), connection.cut)
+        watch.daemon = True
+        watch.start()
+        try:
+            connection.request("GET", target.path, headers={"User-Agent": "quire"})
+            answer = connection.getresponse()
+            if answer.status in (301, 302, 303, 307, 308) and (to := answer.getheader("Location")):
+                url = urljoin(url, to)
+                continue
+            if answer.status != 200:
+                raise InvalidRequest(f"{target.host} answers {answer.status}.", param=param)
+            body = answer.read(max_bytes + 1)
+            connection.check()
+        except (OSError, http.client.HTTPException) as error:
+            raise OutboundRequestBlocked(f"{target.host} doesn't answer: {error}.") from error
+        finally:
+            watch.cancel()
+            with contextlib.suppress(OSError):
+                connection.close()
+        if len(body) > max_bytes:
+            raise InvalidRequest(f"{target.host} sends over {max_bytes} bytes.", param=param)
+        return body
+    raise InvalidRequest(f"More than {MAX_REDIRECTS} redirects.", param=param)
 
 
 def resolve(host: str, port: int) -> Address:

@@ -144,11 +144,37 @@ def _append(messages: list[dict[str, Any]], message: dict[str, Any]) -> None:
     if last.get("role") != message["role"]:
         messages.append(message)
         return
-    last["content"] = "\n".join(filter(None, (last["content"], message["content"])))
+    if isinstance(last["content"], list) or isinstance(message["content"], list):
+        last["content"] = _parts(last["content"]) + _parts(message["content"])
+    else:
+        last["content"] = "\n".join(filter(None, (last["content"], message["content"])))
     if "tool_calls" in message:
         last.setdefault("tool_calls", []).extend(message["tool_calls"])
     if "reasoning_content" in message:
         last["reasoning_content"] = last.get("reasoning_content", "") + message["reasoning_content"]
+
+
+def _parts(content: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Content as parts."""
+    if isinstance(content, list):
+        return content
+    return [{"type": "text", "text": content}] if content else []
+
+
+def _image(block: Block, param: str) -> dict[str, Any]:
+    """A picture as a part of a chat."""
+    source = block.source or {}
+    kind = source.get("type")
+    if kind == "base64":
+        media_type = _needed(source.get("media_type"), f"{param}.source.media_type")
+        data = _needed(source.get("data"), f"{param}.source.data")
+        return {"type": "image_url", "image_url": f"data:{media_type};base64,{data}"}
+    if kind == "url":
+        return {"type": "image_url", "image_url": _needed(source.get("url"), f"{param}.source.url")}
+    raise UnsupportedField(
+        "Only images whose source is of the type 'base64' or 'url' are supported.",
+        param=f"{param}.source.type",
+    )
 
 
 def _system(system: str | list[Block]) -> str:
@@ -159,17 +185,22 @@ def _system(system: str | list[Block]) -> str:
 
 def _add_user(messages: list[dict[str, Any]], blocks: list[Block], param: str) -> None:
     """Tools' results are messages of their own, before what the user says."""
-    texts: list[str] = []
+    parts: list[dict[str, Any]] = []
     for place, block in enumerate(blocks):
         here = f"{param}.{place}"
         if block.type == "tool_result":
             call_id = _needed(block.tool_use_id, f"{here}.tool_use_id")
             content = _result(block, here)
             messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
+        elif block.type == "image":
+            parts.append(_image(block, here))
         else:
-            texts.append(_text(block, here))
-    if texts or not blocks:
-        _append(messages, {"role": "user", "content": "\n".join(texts)})
+            parts.append({"type": "text", "text": _text(block, here)})
+    if any(part["type"] != "text" for part in parts):
+        _append(messages, {"role": "user", "content": parts})
+    elif parts or not blocks:
+        content = "\n".join(part["text"] for part in parts)
+        _append(messages, {"role": "user", "content": content})
 
 
 def _result(block: Block, param: str) -> str:

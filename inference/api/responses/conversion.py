@@ -33,6 +33,7 @@ from inference.serving.respond import parse
 
 #: Parts of a message's content that are text.
 TEXT_PARTS = frozenset({"input_text", "output_text", "reasoning_text", "text"})
+IMAGE = "input_image"
 PREFIXES = {
     "message": "msg_",
     "function_call": "fc_",
@@ -83,12 +84,12 @@ class Messages:
         role = item.get("role")
         if role is None:
             raise InvalidRequest("A message needs a role.", param=f"{param}.role")
-        text = _text(item.get("content"), f"{param}.content")
         if role == "assistant":
-            self._assistant()["content"] = text
+            self._assistant()["content"] = _text(item.get("content"), f"{param}.content")
         else:
             self._reasoning = ""
-            self.messages.append({"role": role, "content": text})
+            content = _content(item.get("content"), f"{param}.content")
+            self.messages.append({"role": role, "content": content})
 
     def _add_call(self, item: dict[str, Any], param: str) -> None:
         last = self.messages[-1] if self.messages else {}
@@ -115,6 +116,24 @@ def _needed(item: dict[str, Any], name: str, param: str) -> str:
     if not isinstance(value, str):
         raise InvalidRequest(f"{param} needs {name}.", param=f"{param}.{name}")
     return value
+
+
+def _content(content: Any, param: str) -> str | list[dict[str, Any]]:
+    """A string, text parts as one, or with pictures among them parts as a chat has them."""
+    if not isinstance(content, list) or not any(part.get("type") == IMAGE for part in content):
+        return _text(content, param)
+    parts = []
+    for place, part in enumerate(content):
+        if part.get("type") != IMAGE:
+            parts.append({"type": "text", "text": _text([part], param)})
+            continue
+        if not isinstance(part.get("image_url"), str):
+            raise UnsupportedField(
+                "An image needs an image_url: files by id are not supported.",
+                param=f"{param}[{place}].image_url",
+            )
+        parts.append({"type": IMAGE, "image_url": part["image_url"]})
+    return parts
 
 
 def _text(content: Any, param: str) -> str:

@@ -14,6 +14,15 @@ from tokenizers import AddedToken
 from tests.engine.models import make_tokenizer
 
 IMAGE_TOKEN = "<image>"
+#: Content as a text or as parts.
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+    "{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}<image>{% else %}{{ part['text'] }}{% endif %}"
+    "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 _TEXT = {
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -37,6 +46,7 @@ _VISION = {
 def tokenizer_with(*tokens: str) -> tf.PreTrainedTokenizerFast:
     """The tests' tokenizer with special tokens."""
     tokenizer = make_tokenizer()
+    tokenizer.chat_template = CHAT_TEMPLATE
     tokenizer.add_tokens([AddedToken(token, special=True, normalized=False) for token in tokens])
     return tokenizer
 

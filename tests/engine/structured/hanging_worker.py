@@ -7,7 +7,7 @@ import os
 import sys
 import time
 
-from engine.structured_output.compile_worker import read_frame, write_frame
+from engine.system.worker_process import read_frame, write_frame
 
 
 def main() -> None:

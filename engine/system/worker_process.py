@@ -1,0 +1,172 @@
+"""`WorkerProcess`: a program that is asked over its pipes, and killed at a deadline.
+
+For work on what strangers send: it can take no more time than it is given, and its memory isn't
+this process's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import resource
+import signal
+import struct
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import IO, Any, BinaryIO
+
+log = logging.getLogger(__name__)
+
+#: Four bytes of length, little-endian, then the payload.
+_HEAD = struct.Struct("<I")
+MAX_FRAME = 256 * 2**20
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+def write_frame(stream: BinaryIO, payload: bytes) -> None:
+    """Write one frame. Raises OSError when the other side is gone."""
+    view = memoryview(_HEAD.pack(len(payload)) + payload)
+    while view:
+        # An unbuffered pipe may take a part only.
+        view = view[stream.write(view) :]
+    stream.flush()
+
+
+def read_frame(stream: BinaryIO) -> bytes | None:
+    """The next frame; None at the stream's end. Raises ValueError for a frame over MAX_FRAME."""
+    head = _read_exactly(stream, _HEAD.size)
+    if head is None:
+        return None
+    (length,) = _HEAD.unpack(head)
+    if length > MAX_FRAME:
+        raise ValueError(f"A frame of {length} bytes is over the limit.")
+    return _read_exactly(stream, length)
+
+
+def _read_exactly(stream: BinaryIO, count: int) -> bytes | None:
+    parts = []
+    while count:
+        part = stream.read(count)
+        if not part:
+            return None
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)
+
+
+# -- In the worker ---------------------------------------------------------------------------------
+
+
+def open_worker_pipes() -> tuple[BinaryIO, BinaryIO]:
+    """Requests and answers of the program that runs here. What it prints goes to stderr, and it
+    dies with the process that started it (Linux's PR_SET_PDEATHSIG).
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    return sys.stdin.buffer, answers
+
+
+def limit_memory(more_bytes: int) -> None:
+    """Allow the address space `more_bytes` on top of what it has now."""
+    limit = _statm(0) + more_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def resident_bytes() -> int:
+    """Memory of this process."""
+    return _statm(1)
+
+
+def _statm(field: int) -> int:
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[field]) * resource.getpagesize()
+
+
+# -- In the process that asks ----------------------------------------------------------------------
+
+
+class WorkerProcess:
+    """A running worker. Not thread-safe, except `kill`, which ends a wait in another thread."""
+
+    def __init__(self, command: str | tuple[str, ...], name: str, *, nice: int = 0) -> None:
+        """Start it.
+
+        Args:
+            command: a module for `python -m`, or a whole command line.
+            name: for the log.
+            nice: how much it gives way to others.
+
+        Raises:
+            OSError: it can't be started.
+        """
+        if isinstance(command, str):
+            command = (sys.executable, "-m", command)
+        if nice:
+            command = ("nice", "-n", str(nice), *command)
+        path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
+        threads = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        self._name = name
+        #: Whether it was killed at a deadline.
+        self.timed_out = False
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, **threads, "PYTHONPATH": path},
+            # A signal to the terminal isn't for the worker.
+            start_new_session=True,
+        )
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can be asked."""
+        return self._process.poll() is None
+
+    def request(self, frame: bytes, timeout_s: float) -> bytes | None:
+        """Its answer; None when it died or was killed at the deadline, and is gone."""
+        timer = threading.Timer(timeout_s, self._kill_late)
+        timer.daemon = True
+        timer.start()
+        try:
+            write_frame(_pipe(self._process.stdin), frame)
+            answer = read_frame(_pipe(self._process.stdout))
+        except OSError as error:
+            log.info("A %s is gone: %s", self._name, error)
+            answer = None
+        finally:
+            timer.cancel()
+        if answer is None:
+            self.close()
+        return answer
+
+    def _kill_late(self) -> None:
+        log.warning("A %s was killed at its time limit.", self._name)
+        self.timed_out = True
+        self.kill()
+
+    def kill(self) -> None:
+        """End it now; `close` collects it, in the thread that asks it."""
+        self._process.kill()
+
+    def close(self) -> None:
+        """End it and collect what is left."""
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                try:
+                    pipe.close()
+                except OSError as error:  # unsent bytes to a dead worker
+                    log.debug("Closing the pipe of a %s: %s", self._name, error)
+
+
+def _pipe(pipe: IO[bytes] | None) -> Any:
+    if pipe is None:
+        raise OSError("The worker has no pipes.")
+    return pipe

@@ -1,0 +1,205 @@
+"""Pictures of a chat: fetched, prepared in processes of their own, and placed in the prompt."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+from django.conf import settings
+
+from common.outbound_http import OutboundRequestBlocked, fetch
+from engine.contract.errors import EngineUnavailable, InvalidRequest
+from engine.contract.messages import MediaItem, ModelInfo
+from engine.multimodal.inputs import ANSWERS, PreparedPicture, PrepareRequest, Refusal
+from engine.multimodal.placeholders import expand_placeholders, locate_media
+from engine.system.worker_process import WorkerProcess
+from engine.text import Tokenizer
+from inference.loop.offload import FairThreadPool
+from inference.schemas.chat import IMAGE_PARTS
+
+#: A request with more pictures is refused: each costs time before its tokens can be counted.
+MAX_IMAGES = 64
+#: Processes that prepare pictures, and threads that fetch them.
+NUM_WORKERS, NUM_FETCHERS = 2, 8
+#: Of one picture; then its process is killed.
+PREPARE_TIMEOUT_S, FETCH_TIMEOUT_S = 20.0, 10.0
+#: What prepared pictures may take in this process, the least recently used go first.
+CACHE_BYTES = 128 << 20
+
+_COMMAND = "engine.multimodal.worker"
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSource:
+    """A picture of a message. `param` names it in errors."""
+
+    url: str
+    param: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A rendered chat: its token ids, and its pictures with what the encoder reads of each."""
+
+    token_ids: list[int]
+    media: list[MediaItem]
+    media_data: dict[bytes, bytes]
+
+
+def find_images(messages: Sequence[dict[str, Any]], info: ModelInfo) -> list[ImageSource]:
+    """The pictures of checked messages, in their order.
+
+    Raises `InvalidRequest` for a model that takes none, and for more than `MAX_IMAGES`.
+    """
+    sources = []
+    for number, message in enumerate(messages):
+        content = message.get("content")
+        for index, part in enumerate(content if isinstance(content, list) else ()):
+            if isinstance(part, dict) and part.get("type") in IMAGE_PARTS:
+                address = part["image_url"]
+                url = address["url"] if isinstance(address, dict) else address
+                sources.append(ImageSource(url, f"messages[{number}].content[{index}]"))
+    if sources and not info.sees:
+        raise InvalidRequest(
+            f"The model {info.name} takes no images (parts of type image_url).",
+            param=sources[0].param,
+        )
+    if len(sources) > MAX_IMAGES:
+        raise InvalidRequest(
+            f"A request may have at most {MAX_IMAGES} images, this one has {len(sources)}.",
+            param="messages",
+        )
+    return sources
+
+
+async def place_images(
+    token_ids: list[int],
+    sources: Sequence[ImageSource],
+    info: ModelInfo,
+    tokenizer: Tokenizer,
+    tenant: str,
+) -> ChatPrompt:
+    """A chat's prompt with as many tokens for each picture as the model takes.
+
+    Raises:
+        InvalidRequest: one can't be fetched or read; the part is named.
+        Overloaded: too many of the tenant's pictures wait.
+    """
+    if not sources:
+        return ChatPrompt(token_ids, [], {})
+    pool = get_media_pool()
+    pictures = await asyncio.gather(
+        *(pool.prepare(source, info.path, tenant) for source in sources)
+    )
+    image_token_id = pictures[0].image_token_id
+    replacements = [
+        tokenizer.encode(picture.replacement, add_special_tokens=False) for picture in pictures
+    ]
+    expanded = expand_placeholders(token_ids, image_token_id, replacements)
+    items = locate_media(expanded, image_token_id, pictures)
+    return ChatPrompt(expanded, items, {picture.digest: picture.tensors for picture in pictures})
+
+
+class MediaPool:
+    """Fetches and prepares pictures, fair between tenants and beside the event loop."""
+
+    def __init__(self) -> None:
+        self._fetchers = FairThreadPool(NUM_FETCHERS, "quire-fetch", "images")
+        self._preparers = FairThreadPool(NUM_WORKERS, "quire-media", "images")
+        self._worker = threading.local()
+        #: Least recently used first. By tenant: how soon an answer comes tells nobody what others
+        #: have sent.
+        self._prepared: OrderedDict[bytes, PreparedPicture] = OrderedDict()
+        self._preparing: dict[bytes, asyncio.Future[PreparedPicture | Refusal]] = {}
+        self._cached_bytes = 0
+
+    async def prepare(self, source: ImageSource, folder: str, tenant: str) -> PreparedPicture:
+        """One picture for the model of a folder; the same one of a tenant only once.
+
+        Raises as `place_images`.
+        """
+        limit = settings.QUIRE.max_body_bytes
+        data, digest = await asyncio.wrap_future(
+            self._fetchers.submit(tenant, lambda: _read(source, limit))
+        )
+        key = hashlib.sha256(f"{tenant}\0{folder}\0".encode() + digest).digest()
+        if (known := self._prepared.get(key)) is not None:
+            self._prepared.move_to_end(key)
+            return known
+        if (running := self._preparing.get(key)) is None:
+            request = msgspec.msgpack.encode(PrepareRequest(folder, data))
+            job = self._preparers.submit(tenant, lambda: self._ask(request))
+            running = self._preparing[key] = asyncio.wrap_future(job)
+            running.add_done_callback(lambda done: self._finish(key, done))
+        # A client that goes away doesn't take the picture from another that waits for it.
+        answer = await asyncio.shield(running)
+        if isinstance(answer, Refusal):
+            if answer.is_model:
+                raise EngineUnavailable(answer.message)
+            raise InvalidRequest(answer.message, param=source.param)
+        return answer
+
+    def _finish(self, key: bytes, done: asyncio.Future[Any]) -> None:
+        self._preparing.pop(key, None)
+        if done.cancelled() or done.exception() is not None:
+            return
+        if isinstance(picture := done.result(), PreparedPicture):
+            self._prepared[key] = picture
+            self._cached_bytes += len(picture.tensors)
+            while self._cached_bytes > CACHE_BYTES:
+                _, oldest = self._prepared.popitem(last=False)
+                self._cached_bytes -= len(oldest.tensors)
+
+    def _ask(self, request: bytes) -> PreparedPicture | Refusal:
+        """In one of the threads, each of which has a worker."""
+        worker: WorkerProcess | None = getattr(self._worker, "process", None)
+        if worker is None or not worker.alive:
+            worker = self._worker.process = WorkerProcess(_COMMAND, "media worker", nice=10)
+        answer = worker.request(request, PREPARE_TIMEOUT_S)
+        if answer is None:
+            return Refusal(f"The image can't be read within {PREPARE_TIMEOUT_S:g} s.")
+        return ANSWERS.decode(answer)
+
+
+def _read(source: ImageSource, max_bytes: int) -> tuple[bytes, bytes]:
+    """A picture's file and its sha256. Raises `InvalidRequest`."""
+    if source.url.startswith("data:"):
+        data = _decode_data_url(source)
+    else:
+        try:
+            data = fetch(
+                source.url, max_bytes=max_bytes, timeout_s=FETCH_TIMEOUT_S, param=source.param
+            )
+        except OutboundRequestBlocked as error:
+            raise InvalidRequest(error.message, param=source.param) from error
+    return data, hashlib.sha256(data).digest()
+
+
+def _decode_data_url(source: ImageSource) -> bytes:
+    """The bytes of `data:image/png;base64,...`. Raises `InvalidRequest` for anything else."""
+    head, comma, data = source.url.partition(",")
+    if not comma or not head.endswith(";base64"):
+        raise InvalidRequest(
+            "A data: address must be data:image/...;base64, and then the file.", param=source.param
+        )
+    try:
+        return base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise InvalidRequest(
+            f"The image's base64 can't be read: {error}.", param=source.param
+        ) from None
+
+
+@lru_cache(maxsize=1)
+def get_media_pool() -> MediaPool:
+    """This process's pool."""
+    return MediaPool()

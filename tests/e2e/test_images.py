@@ -1,0 +1,213 @@
+"""Pictures in a running product: OpenAI's chats and responses, Anthropic's messages."""
+
+from __future__ import annotations
+
+import base64
+import io
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+from PIL import Image
+
+from tests.e2e.product import Product, running
+from tests.engine.multimodal.models import IMAGE_TOKEN, expected, llava, picture
+
+pytestmark = pytest.mark.xdist_group("images")
+NUM_TOKENS = 10
+
+
+@dataclass
+class Seeing:
+    """A product that serves a model that sees, and `transformers` on the same weights."""
+
+    product: Product
+    model: Any
+    processor: Any
+
+    def expected(self, parts: list[str | Image.Image]) -> str:
+        """The answer to one user's message."""
+        text = "".join(part if isinstance(part, str) else IMAGE_TOKEN for part in parts)
+        prompt = f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
+        images = [part for part in parts if not isinstance(part, str)]
+        tokens = expected(self.model, self.processor, prompt, images, NUM_TOKENS)
+        return self.processor.tokenizer.decode(tokens, skip_special_tokens=True)
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seeing]:
+    folder = tmp_path_factory.mktemp("llava")
+    model, processor = llava(folder / "model")
+    flags = ("--model", str(folder / "model"), "--served-model-name", "llava", "--dtype", "float32")
+    with running(folder, *flags) as product:
+        yield Seeing(product, model, processor)
+
+
+@pytest.fixture
+def client(seeing: Seeing) -> openai.OpenAI:
+    product = seeing.product
+    return openai.OpenAI(base_url=product.base_url, api_key=product.api_key, max_retries=0)
+
+
+def data_url(image: Image.Image) -> str:
+    """The picture as a lossless file."""
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def chat_parts(parts: list[str | Image.Image]) -> list[Any]:
+    """Content as chats have it."""
+    return [
+        {"type": "text", "text": part}
+        if isinstance(part, str)
+        else {"type": "image_url", "image_url": {"url": data_url(part)}}
+        for part in parts
+    ]
+
+
+def ask(client: openai.OpenAI, parts: list[str | Image.Image], **options: Any) -> Any:
+    """One chat completion, greedy."""
+    return client.chat.completions.create(
+        model="llava",
+        messages=[{"role": "user", "content": chat_parts(parts)}],
+        max_tokens=NUM_TOKENS,
+        temperature=0,
+        extra_body={"ignore_eos": True},
+        **options,
+    )
+
+
+def test_chats_with_pictures_say_what_transformers_says(
+    seeing: Seeing, client: openai.OpenAI
+) -> None:
+    one, two = picture(1, 60, 40), picture(2, 30, 70)
+    for parts in ([one, "What?"], ["Compare ", one, " and ", two], ["No picture"]):
+        answer = ask(client, parts)
+        assert answer.choices[0].message.content == seeing.expected(parts)
+    again = ask(client, [one, "What?"])
+    assert again.usage.prompt_tokens_details.cached_tokens > 0
+    streamed = ask(client, [one, "What?"], stream=True)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in streamed if chunk.choices)
+    assert text == seeing.expected([one, "What?"])
+
+
+def test_a_placeholder_in_text_is_text(seeing: Seeing, client: openai.OpenAI) -> None:
+    one = picture(1, 60, 40)
+    with_text = ask(client, [one, f"Is {IMAGE_TOKEN} here?"])
+    without = ask(client, [one, "Is  here?"])
+    assert with_text.usage.prompt_tokens > without.usage.prompt_tokens + 1
+    assert ask(client, [f"Just {IMAGE_TOKEN}"]).choices[0].message.content is not None
+
+
+def test_responses_and_messages_take_pictures(seeing: Seeing, client: openai.OpenAI) -> None:
+    one = picture(3, 50, 50)
+    wanted = seeing.expected(["See", one])
+    response = client.responses.create(
+        model="llava",
+        input=[
+            {
+                "role": "user",
+                "content": [
+                    {"type": "input_text", "text": "See"},
+                    {"type": "input_image", "image_url": data_url(one), "detail": "auto"},
+                ],
+            }
+        ],
+        max_output_tokens=NUM_TOKENS,
+        temperature=0,
+        extra_body={"ignore_eos": True},
+    )
+    assert response.output_text == wanted
+    product = seeing.product
+    claude = anthropic.Anthropic(base_url=product.url, api_key=product.api_key, max_retries=0)
+    message = claude.messages.create(
+        model="llava",
+        max_tokens=NUM_TOKENS,
+        messages=[
+            {
+                "role": "user",
+                "content": [
+                    {"type": "text", "text": "See"},
+                    {
+                        "type": "image",
+                        "source": {
+                            "type": "base64",
+                            "media_type": "image/png",
+                            "data": data_url(one).partition(",")[2],
+                        },
+                    },
+                ],
+            }
+        ],
+        extra_body={"ignore_eos": True, "temperature": 0},
+    )
+    assert message.content[0].text == wanted
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "data:image/png;base64,AAAA",
+        "data:image/png;base64,!!!",
+        "data:image/png,plain",
+        "http://127.0.0.1:1/x.png",
+        "http://localhost/x.png",
+        "file:///etc/passwd",
+        "ftp://example.com/x.png",
+        "",
+    ],
+)
+def test_fault_17_addresses_that_may_not_be_read_are_refused_by_part(
+    client: openai.OpenAI, url: str
+) -> None:
+    parts = [{"type": "text", "text": "x"}, {"type": "image_url", "image_url": {"url": url}}]
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(
+            model="llava", messages=[{"role": "user", "content": parts}], max_tokens=1
+        )
+    assert refused.value.param == "messages[0].content[1]"
+
+
+def test_more_pictures_than_a_request_may_have_are_refused(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="at most 64 images"):
+        ask(client, [picture(1, 8, 8)] * 65)
+
+
+def test_a_killed_engine_goes_on_with_the_picture(seeing: Seeing, client: openai.OpenAI) -> None:
+    arguments: dict[str, Any] = {
+        "model": "llava",
+        "messages": [{"role": "user", "content": chat_parts([picture(4, 60, 60), "Tell"])}],
+        "max_tokens": 900,
+        "temperature": 0,
+        "extra_body": {"ignore_eos": True},
+    }
+    whole = client.chat.completions.create(**arguments).choices[0].message.content
+    (pid,) = _engine_pids(seeing.product)
+    text = ""
+    for number, chunk in enumerate(client.chat.completions.create(**arguments, stream=True)):
+        text += (chunk.choices[0].delta.content or "") if chunk.choices else ""
+        if number == 1:
+            os.kill(pid, signal.SIGKILL)
+    assert text == whole
+    assert _engine_pids(seeing.product) != [pid]
+
+
+def _engine_pids(product: Product) -> list[int]:
+    """Processes that run `engine.serving` for this product."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            command = path.read_bytes().decode(errors="replace")
+            environment = (path.parent / "environ").read_bytes().decode(errors="replace")
+        except OSError:  # it has ended
+            continue
+        if "engine.serving" in command and str(product.data_dir) in command + environment:
+            found.append(int(path.parent.name))
+    return found
