@@ -247,36 +247,35 @@ class StepSamplingParams:
 class BoundStep(ABC):
     """Steps of the same sequences, as `CompiledStep.bind` bound them.
 
-    Both ways to run one raise ValueError, and change nothing, where a row doesn't decode: its
-    tokens but one are computed, and there is room in the tables for one more behind its drafts.
-
     Attributes:
-        scores: of the last step, where any row's edits ask for some. A row's tokens lie behind each
-            other, its own first and then one for each draft.
+        scores: log probabilities of the last step, where any row's edits ask for some. A row's
+            tokens lie behind each other, its own first and then one for each draft.
     """
 
     scores: StepLogprobs | None = None
 
     @abstractmethod
-    def __call__(self, hidden: Tensor | None = None) -> list[int]:
-        """One token a row. Those of the rows that the step chooses for; -1 where the logits are no
-        numbers to choose by.
-
-        `hidden`, float32 [tokens of all rows, H], gets what the head took; where the step was made
-        with taps, [.., taps * H], what those layers began with, side by side.
-        """
-
-    @abstractmethod
-    def verify(
-        self, drafts: Sequence[int], logits: Tensor | None = None, hidden: Tensor | None = None
+    def __call__(
+        self,
+        drafts: Sequence[int] | None = None,
+        logits: Tensor | None = None,
+        hidden: Tensor | None = None,
     ) -> list[list[int]]:
-        """The same with `drafts[i]` drafts of row i, which lie behind its newest token in the
-        tables: they are computed in the same step, and hold as far as they are what is chosen.
+        """Run a step. Returns the tokens of each row that it chooses for: one more than its drafts
+        that are accepted, none where the logits of the first are no numbers to choose by.
 
-        Returns the tokens of each row that the step chooses for: one more than its drafts that
-        held, none where the logits of the first are no numbers to choose by. `logits` [tokens of
-        the other rows, vocab] gets theirs, and of their counts only that of computed tokens goes
-        on, by all of them.
+        Args:
+            drafts: number of drafts of each row, which lie behind its newest token in the tables;
+                None: no row has any. They are computed in the same step, and accepted as far as
+                they are what is chosen.
+            logits: float32 [tokens of the rows without a choice, vocab], gets theirs; None without
+                drafts: those of `bind` do. Of these rows' counts only that of computed tokens
+                advances, by all of them.
+            hidden: float32 [tokens of all rows, H], gets what the head took; where the step was
+                made with taps, [.., taps * H], what those layers began with, side by side.
+
+        Raises ValueError, and changes nothing, where a row doesn't decode: its tokens but one are
+        computed, and there is room in the tables for one more behind its drafts.
         """
 
 

@@ -11,7 +11,7 @@ from engine.sampling.request_state import RequestSamplingState
 from engine.sampling.sampler import NON_FINITE_LOGITS, Sampler
 from engine.scheduler.plan import StepPlan, StepResult
 from engine.worker.hidden_states import HiddenStateStore
-from engine.worker.input_batch import InputBatch
+from engine.worker.input_batch import InputBatch, write_drafts
 from engine.worker.interface import BitmaskInbox
 from engine.worker.sampling_io import bitmask_rows, collect_outputs, draft_by_logits_row
 from engine.worker.step_inputs import DraftedRow, SampledRows
@@ -70,6 +70,8 @@ class CompiledStepRunner:
         self._sampled: list[int] = []
         self._sampled_states: list[RequestSamplingState] = []
         self._sampled_rows = np.zeros(0, dtype=np.int64)
+        #: Indices into the plan of the rows in the call's order, and their rows of the batch.
+        self._order: list[int] = []
         self._rows: list[int] = []
         self._logits = torch.empty(0)
         self._run: BoundStep | None = None
@@ -84,49 +86,18 @@ class CompiledStepRunner:
             self._bind(plan)
         if self._run is None:
             return None
+        counts, logits, sampled_logits = None, None, self._logits
+        drafted: list[DraftedRow] = []
         if plan.num_scheduled != self._single_token_counts:
-            return self._verify_drafts(plan, self._run)
+            if plan.num_decodes < len(plan.seq_ids) or plan.num_tokens > self._max_rows:
+                return None
+            counts = [len(plan.drafts.get(plan.seq_ids[index], ())) for index in self._order]
+            drafted, logits_rows = self._write_drafts(plan, counts)
+            if len(logits_rows):
+                logits = torch.empty((len(logits_rows), self._vocab_size))
         result = StepResult.empty(len(plan.seq_ids))
-        hidden = self._hidden_buffer(len(plan.seq_ids))
-        token_ids = self._run(hidden)
-        for index, state, token_id in zip(
-            self._kernel_sampled, self._states, token_ids, strict=True
-        ):
-            if token_id >= 0:
-                result.token_ids[index].append(token_id)
-                state.output_token_ids.append(token_id)
-            else:
-                result.errors[plan.seq_ids[index]] = NON_FINITE_LOGITS
-        if self._run.scores is not None:
-            self._score(self._run.scores, [0] * len(self._kernel_sampled), result)
-        if self._sampled:
-            sampled = SampledRows(
-                sampled=self._sampled,
-                states=self._sampled_states,
-                target_index=self._batch.target_index(self._sampled_rows),
-            )
-            self._sample(plan, sampled, self._logits, result)
-        self._save_hidden(plan, [0] * len(plan.seq_ids), hidden, result)
-        return result
-
-    def _verify_drafts(self, plan: StepPlan, run: BoundStep) -> StepResult | None:
-        """Run a step with drafts; None where a row has prompt tokens left or it is too large."""
-        if plan.num_decodes < len(plan.seq_ids) or plan.num_tokens > self._max_rows:
-            return None
-        result = StepResult.empty(len(plan.seq_ids))
-        order = self._kernel_sampled + self._sampled
-        drafts = [plan.drafts.get(plan.seq_ids[index], []) for index in order]
-        batch = self._batch
-        for row, row_drafts in zip(self._rows, drafts, strict=True):
-            if row_drafts:
-                start = batch.num_tokens[row]
-                batch.tokens[row, start : start + len(row_drafts)] = row_drafts
-        counts = [len(row_drafts) for row_drafts in drafts]
-        num_chosen = len(self._kernel_sampled)
-        num_logits = sum(counts[num_chosen:]) + len(self._sampled)
-        logits = torch.empty((num_logits, self._vocab_size)) if num_logits else None
-        hidden = self._hidden_buffer(sum(counts) + len(counts))
-        accepted = run.verify(counts, logits, hidden)
+        hidden = self._hidden_buffer(plan.num_tokens)
+        accepted = self._run(counts, logits, hidden)
         for index, state, token_ids in zip(
             self._kernel_sampled, self._states, accepted, strict=True
         ):
@@ -135,27 +106,48 @@ class CompiledStepRunner:
                 state.output_token_ids += token_ids
             else:
                 result.errors[plan.seq_ids[index]] = NON_FINITE_LOGITS
-        if run.scores is not None:
-            self._score(run.scores, counts, result)
-        if logits is not None:
-            sampled, logits_rows = self._drafted(drafts[num_chosen:])
-            self._sample(plan, sampled, logits[logits_rows], result)
-        self._save_hidden(plan, counts, hidden, result)
+        counts = counts or [0] * len(self._order)
+        if self._run.scores is not None:
+            self._score(self._run.scores, counts, result)
+        if self._sampled:
+            states = list(self._sampled_states)
+            for row in drafted:
+                states += self._batch.state(row.row).with_drafts(row.drafts)
+            sampled = SampledRows(
+                sampled=self._sampled,
+                states=states,
+                target_index=self._batch.target_index(self._sampled_rows),
+                drafted=drafted,
+            )
+            if logits is not None:
+                sampled_logits = logits[torch.from_numpy(logits_rows)]
+            self._sample(plan, sampled, sampled_logits, result)
+        if self._hidden is not None and hidden is not None:
+            self._hidden[0].save_rows(plan, self._order, counts, hidden, result)
         return result
+
+    def _write_drafts(
+        self, plan: StepPlan, counts: list[int]
+    ) -> tuple[list[DraftedRow], np.ndarray]:
+        """Write drafts to the batch. Returns those of rows that the kernels don't sample, and the
+        order in which the sampler takes these rows' logits: of each row's first token, then of
+        those after drafts.
+        """
+        num_chosen = len(self._kernel_sampled)
+        order, rows = np.array(self._order), np.array(self._rows)
+        first = np.cumsum([0, *(1 + count for count in counts)])[:-1]
+        write_drafts(self._batch, plan, order[:num_chosen], rows[:num_chosen], first[:num_chosen])
+        first = first[num_chosen:] - (first[num_chosen] if num_chosen < len(first) else 0)
+        drafted, draft_rows = write_drafts(
+            self._batch, plan, order[num_chosen:], rows[num_chosen:], first
+        )
+        return drafted, np.concatenate((first, *draft_rows))
 
     def _hidden_buffer(self, tokens: int) -> torch.Tensor | None:
         """A buffer for the hidden states of so many tokens, if they are to be saved."""
         if self._hidden is None or not self.keeps:
             return None
         return torch.empty((tokens, self._hidden[1]))
-
-    def _save_hidden(
-        self, plan: StepPlan, drafts: list[int], hidden: torch.Tensor | None, result: StepResult
-    ) -> None:
-        """Save the hidden states of the newest tokens; `drafts`: number of each row's drafts."""
-        if self._hidden is not None and hidden is not None:
-            order = self._kernel_sampled + self._sampled
-            self._hidden[0].save_rows(plan, order, drafts, hidden, result)
 
     def _score(self, scores: StepLogprobs, drafts: list[int], result: StepResult) -> None:
         """Copy the log probabilities of the tokens that the call sampled."""
@@ -175,32 +167,6 @@ class CompiledStepRunner:
             start += 1 + count
         if any(logprobs):
             result.logprobs = logprobs
-
-    def _drafted(self, drafts: list[list[int]]) -> tuple[SampledRows, list[int]]:
-        """The rows to sample from the logits of rows with `drafts`, and the order of these logits:
-        the first of each row, then those after drafts.
-        """
-        first_rows: list[int] = []
-        draft_rows: list[int] = []
-        states, drafted = list(self._sampled_states), []
-        end, first = 0, len(drafts)
-        for index, row, state, tokens in zip(
-            self._sampled, self._sampled_rows.tolist(), self._sampled_states, drafts, strict=True
-        ):
-            first_rows.append(end)
-            end += 1 + len(tokens)
-            if tokens:
-                draft_rows += range(end - len(tokens), end)
-                states += state.with_drafts(tokens)
-                drafted.append(DraftedRow(index, row, tokens, first))
-                first += len(tokens)
-        sampled = SampledRows(
-            sampled=self._sampled,
-            states=states,
-            target_index=self._batch.target_index(self._sampled_rows),
-            drafted=drafted,
-        )
-        return sampled, first_rows + draft_rows
 
     def _sample(
         self, plan: StepPlan, sampled: SampledRows, logits: torch.Tensor, result: StepResult
@@ -229,7 +195,8 @@ class CompiledStepRunner:
         ]
         self._kernel_sampled = [index for index in range(count) if plain[index]]
         self._sampled = [index for index in range(count) if not plain[index]]
-        order = rows[self._kernel_sampled + self._sampled]
+        self._order = self._kernel_sampled + self._sampled
+        order = rows[self._order]
         tables = batch.adapters.for_compiled_step(order)
         if tables is None:
             return

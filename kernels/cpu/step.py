@@ -165,15 +165,23 @@ class CpuBoundStep(BoundStep):
         self._adapters = (adapters.table, adapters.count)
         self._args = (*self._rows, None, *self._rest, ctypes.byref(self._result), *self._adapters)
 
-    def __call__(self, hidden: Tensor | None = None) -> list[int]:
+    def __call__(
+        self,
+        drafts: Sequence[int] | None = None,
+        logits: Tensor | None = None,
+        hidden: Tensor | None = None,
+    ) -> list[list[int]]:
+        if drafts is not None:
+            return self._verify(drafts, logits, hidden)
+        # The usual step, whose arguments are made once.
         self.scores = self._own_scores
         self._result.hidden = self._hidden_address(hidden, self._count)
         if status := self._run(*self._args, num_threads()):
             check(status)
-        return self._out[:]
+        return [[token] if token >= 0 else [] for token in self._out]
 
-    def verify(
-        self, drafts: Sequence[int], logits: Tensor | None = None, hidden: Tensor | None = None
+    def _verify(
+        self, drafts: Sequence[int], logits: Tensor | None, hidden: Tensor | None
     ) -> list[list[int]]:
         counts = (ctypes.c_int64 * self._count)(*drafts)
         drawn = sum(drafts[: self._chosen]) + self._chosen

@@ -17,6 +17,7 @@ from engine.sampling.sampler import Sampler
 from engine.sampling.topk_topp import uniforms
 from kernels.compiled_decoder import (
     BatchTables,
+    BoundStep,
     CompiledStep,
     EmbeddingAndHead,
     LogitEditParams,
@@ -103,7 +104,7 @@ def test_it_chooses_writes_and_counts(compiled: KernelSet, threads: int, groups:
     before = dataclasses.replace(
         model.tables, tokens=model.tables.tokens.clone(), num_tokens=torch.tensor(LENGTHS)
     )
-    assert model.step.bind(torch.tensor(ROWS), None)() == expected
+    assert tokens_of(model.step.bind(torch.tensor(ROWS), None)) == expected
     for row, token in zip(ROWS, expected, strict=True):
         before.tokens[row, LENGTHS[row]] = token
         before.num_tokens[row] += 1
@@ -127,19 +128,19 @@ def test_it_tells_what_the_head_took(compiled: KernelSet, threads: int) -> None:
         for tensor, old in zip(slots(tables), before, strict=True):
             tensor.copy_(old)
 
-    said = run(hidden)
+    said = run(hidden=hidden)
     assert torch.equal(hidden, expected)
     back()
     assert run() == said  # and nowhere, when nobody asks
     back()
     drafts = [2, 0, 3, 1]
     wide = torch.full((len(ROWS) + sum(drafts), SHAPE.hidden_size), torch.nan)
-    run.verify(drafts, None, wide)
+    run(drafts, hidden=wide)
     assert torch.isfinite(wide).all()
     assert torch.equal(wide[[0, 3, 4, 8]], expected)
     back()
     with pytest.raises(ValueError, match="hidden"):
-        run(wide)
+        run(hidden=wide)
 
 
 @pytest.mark.parametrize("drafts", [[0, 0, 0, 0], [2, 0, 3, 1]])
@@ -152,7 +153,7 @@ def test_with_taps_it_tells_what_these_layers_began_with(
     assert tapped is not None
     wide = torch.full((len(ROWS) + sum(drafts), 2 * size), torch.nan)
     before = [tensor.clone() for tensor in slots(model.tables)]
-    said = tapped.bind(torch.tensor(ROWS), None).verify(drafts, None, wide)
+    said = tapped.bind(torch.tensor(ROWS), None)(drafts, hidden=wide)
     for tensor, old in zip(slots(model.tables), before, strict=True):
         tensor.copy_(old)
     own = [sum(drafts[:at]) + at for at in range(len(ROWS))]
@@ -170,9 +171,9 @@ def test_with_taps_it_tells_what_these_layers_began_with(
     first(residual, at, places, table, (at + 1).int(), starts)
     assert torch.equal(wide[own, size:], residual)
     assert torch.isfinite(wide).all()
-    assert tapped.bind(torch.tensor(ROWS), None).verify(drafts) == said  # and nowhere
+    assert tapped.bind(torch.tensor(ROWS), None)(drafts) == said  # and nowhere
     with pytest.raises(ValueError, match="hidden"):
-        tapped.bind(torch.tensor(ROWS), None)(wide[: len(ROWS), :size].contiguous())
+        tapped.bind(torch.tensor(ROWS), None)(hidden=wide[: len(ROWS), :size].contiguous())
     with pytest.raises(ValueError, match="layers"):
         model.decoder.compile_step(model.ends, model.tables, [2])
 
@@ -186,7 +187,7 @@ def test_it_leaves_the_logits_of_the_last_rows_to_the_caller(
     expected = model.logits(ROWS)
     logits = torch.full((len(ROWS) - chosen, VOCAB), torch.nan)
     before = model.tables.tokens.clone()
-    tokens = model.step.bind(torch.tensor(ROWS), None, logits)()
+    tokens = tokens_of(model.step.bind(torch.tensor(ROWS), None, logits))
     assert tokens == compiled.argmax(expected)[:chosen].tolist()
     assert torch.equal(logits, expected[chosen:])
     assert model.tables.num_computed[ROWS].tolist() == [LENGTHS[row] for row in ROWS]
@@ -206,9 +207,8 @@ def test_a_row_is_the_same_alone(compiled: KernelSet, threads: int) -> None:
     together = model.step.bind(torch.tensor(ROWS), None)()
     model.tables.num_tokens.copy_(torch.tensor(LENGTHS))
     model.tables.num_computed.copy_(torch.tensor(LENGTHS) - 1)
-    assert [model.step.bind(torch.tensor([row]), None)() for row in ROWS] == [
-        [token] for token in together
-    ]
+    alone = [model.step.bind(torch.tensor([row]), None)() for row in ROWS]
+    assert alone == [[tokens] for tokens in together]
 
 
 def draws(seeds: np.ndarray, rows: int = len(ROWS)) -> StepSamplingParams:
@@ -247,7 +247,7 @@ def test_drafts_give_what_decoding_one_by_one_gives_to_the_bit(
         run, tokens = model.step.bind(torch.tensor([row]), own), []
         for _ in range(1 + hold[at]):
             logits.append(model.logits([row]))
-            tokens += run()
+            tokens += tokens_of(run)
         said.append(tokens)
     written = [cache.clone() for cache in model.caches]
     for cache, old in zip(model.caches, before, strict=True):
@@ -262,7 +262,7 @@ def test_drafts_give_what_decoding_one_by_one_gives_to_the_bit(
     opened = torch.full((left, VOCAB), torch.nan)
     some = choice if choice is None else StepSamplingParams(*(x[:chosen] for x in slots(choice)))
     bound = model.step.bind(torch.tensor(ROWS), some, torch.empty(len(ROWS) - chosen, VOCAB))
-    assert bound.verify(drafts, opened) == said[:chosen]
+    assert bound(drafts, opened) == said[:chosen]
     place, known = 0, sum(1 + count for count in hold[:chosen])
     for at, row in enumerate(ROWS):
         done = LENGTHS[row] + (hold[at] if at < chosen else drafts[at])
@@ -283,6 +283,11 @@ def test_drafts_give_what_decoding_one_by_one_gives_to_the_bit(
             assert torch.equal(cache[blocks, :, places], expected[blocks, :, places])
 
 
+def tokens_of(run: BoundStep) -> list[int]:
+    """Each row's only token; -1 where it gets none."""
+    return [tokens[0] if tokens else -1 for tokens in run()]
+
+
 def slots(of: StepSamplingParams | BatchTables) -> list[Tensor]:
     fields = [getattr(of, field.name) for field in dataclasses.fields(of)]
     return [
@@ -296,9 +301,9 @@ def test_drafts_beyond_the_tables_are_refused(compiled: KernelSet) -> None:
     before = [tensor.clone() for tensor in (*model.caches, *slots(model.tables))]
     for drafts in ([LONGEST - LENGTHS[4], 0, 0, 0], [0, -1, 0, 0], [0, 2**20, 0, 0]):
         with pytest.raises(ValueError, match="query"):
-            bound.verify(drafts)
+            bound(drafts)
     with pytest.raises(ValueError, match="drafts of 4 rows"):
-        bound.verify([0, 0])
+        bound([0, 0])
     after = [*model.caches, *slots(model.tables)]
     assert all(map(torch.equal, before, after))
 
@@ -319,7 +324,7 @@ def test_it_draws_with_the_samplers_numbers(compiled: KernelSet, threads: int) -
             choice.min_p,
             numbers,
         )
-        assert run() == expected.tolist()
+        assert tokens_of(run) == expected.tolist()
 
 
 WISHES: list[dict[str, Any]] = [
@@ -349,7 +354,7 @@ def test_rows_with_wishes_get_what_the_sampler_gives_to_the_bit(
         )
     expected = sampler.sample(model.logits(ROWS), states)
     run = model.step.bind(torch.tensor(ROWS), sampler.step_choice(states, VOCAB))
-    assert run() == expected.token_ids.tolist()
+    assert tokens_of(run) == expected.token_ids.tolist()
     assert run.scores is not None
     for at, (state, entry) in enumerate(zip(states, expected.logprobs, strict=True)):
         if entry is not None:
@@ -379,7 +384,7 @@ def test_logits_that_are_no_numbers_give_no_token(compiled: KernelSet, threads: 
     model.tables.tokens[:] = 6
     model.tables.tokens[3, LENGTHS[3] - 1] = 7
     before = model.tables.tokens.clone()
-    tokens = model.step.bind(torch.tensor(ROWS), None)()
+    tokens = tokens_of(model.step.bind(torch.tensor(ROWS), None))
     assert [token < 0 for token in tokens] == [row == 3 for row in ROWS]
     assert torch.equal(model.tables.tokens[3], before[3])
 
