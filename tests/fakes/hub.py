@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 import threading
+from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,10 +19,22 @@ COMMIT = "c" * 40
 
 
 class Hub:
-    """Serves one repository from a folder. `asked`: (method, path, Range) of each request."""
+    """Serves repositories from folders: one, and perhaps others.
 
-    def __init__(self, repository: str, folder: Path, *, cut_after: int = 0, cuts: int = 0) -> None:
-        self.repository, self.folder = repository, folder
+    `asked`: (method, path, Range) of each request.
+    """
+
+    def __init__(
+        self,
+        repository: str,
+        folder: Path,
+        *,
+        others: Mapping[str, Path] | None = None,
+        cut_after: int = 0,
+        cuts: int = 0,
+    ) -> None:
+        self.folder = folder
+        self.folders = {repository: folder, **(others or {})}
         self.cut_after, self.cuts = cut_after, cuts
         self.asked: list[tuple[str, str, str]] = []
         handler = type("Handler", (_Handler,), {"hub": self})
@@ -37,12 +50,14 @@ class Hub:
         self._server.server_close()
 
     def files(self) -> list[Path]:
-        """What it holds."""
-        return sorted(path for path in self.folder.rglob("*") if path.is_file())
+        """Files of the first repository."""
+        return list(files_of(self.folder).values())
 
-    def name_of(self, path: Path) -> str:
-        """As it's called in the repository."""
-        return path.relative_to(self.folder).as_posix()
+
+def files_of(folder: Path) -> dict[str, Path]:
+    """A repository's files by their names in it."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path for path in paths}
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -61,18 +76,22 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, *, body: bool) -> None:
         hub, path = self.hub, self.path.partition("?")[0]
         hub.asked.append((self.command, path, self.headers.get("Range", "")))
-        if path in (f"/api/models/{hub.repository}", f"/api/models/{hub.repository}/revision/main"):
-            siblings = [
-                {"rfilename": hub.name_of(each), "size": each.stat().st_size}
-                for each in hub.files()
-            ]
-            self._json({"id": hub.repository, "sha": COMMIT, "siblings": siblings})
-        elif path == f"/api/models/{hub.repository}/tree/{COMMIT}":
-            self._json([_entry(each, hub.name_of(each)) for each in hub.files()])
-        elif found := re.fullmatch(rf"/{hub.repository}/resolve/[^/]+/(.+)", path):
-            self._file(hub.folder / found[1], body=body)
-        else:
-            self._json({"error": "Repository not found"}, 404)
+        for repository, folder in hub.folders.items():
+            api = f"/api/models/{repository}"
+            if path in (api, f"{api}/revision/main"):
+                siblings = [
+                    {"rfilename": name, "size": file.stat().st_size}
+                    for name, file in files_of(folder).items()
+                ]
+                self._json({"id": repository, "sha": COMMIT, "siblings": siblings})
+                return
+            if path == f"{api}/tree/{COMMIT}":
+                self._json([_entry(file, name) for name, file in files_of(folder).items()])
+                return
+            if match := re.fullmatch(rf"/{re.escape(repository)}/resolve/[^/]+/(.+)", path):
+                self._file(folder / match[1], body=body)
+                return
+        self._json({"error": "Repository not found"}, 404)
 
     def _json(self, value: Any, status: int = 200) -> None:
         data = json.dumps(value).encode()

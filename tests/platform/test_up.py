@@ -22,7 +22,7 @@ import pytest
 
 from catalog.models import ServedModel
 from config.up.banner import command
-from config.up.first_run import ensure_model
+from config.up.first_run import default_name, ensure_model
 from config.up.processes import listen, url_of
 from config.up.stack import InUse, exclusive
 from tests.database import NAME, with_tables
@@ -358,3 +358,15 @@ def test_a_data_dir_has_one_holder_at_a_time(tmp_path: Path) -> None:
         pass
     with exclusive(tmp_path):
         pass
+
+
+def test_a_hub_id_is_its_models_name_and_a_folder_goes_by_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models" / "tiny").mkdir(parents=True)
+    assert default_name("facebook/opt-125m") == "facebook/opt-125m"
+    assert default_name("models/tiny") == "tiny"
+    assert default_name(str(tmp_path / "models" / "tiny")) == "tiny"
+    assert default_name("models/tiny/") == "tiny"
+    assert default_name("/models/none") == "none"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -262,6 +263,7 @@ def ensure_given_keys(keys: Sequence[str]) -> None:
 
 
 DEMO = "quire-demo"
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]*\w", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -300,7 +302,7 @@ def ensure_model(
     clear_stale_replicas()
     name = names[0] if names else None
     if source:
-        name = name or Path(source).expanduser().resolve().name
+        name = name or default_name(source)
     else:
         loaded = ServedModel.objects.filter(desired_state=DesiredState.LOADED, managed=True)
         model = (loaded.filter(name=name) if name else loaded).order_by("pk").first()
@@ -311,6 +313,12 @@ def ensure_model(
     existing = ServedModel.objects.filter(name=name).first()
     aliases = names[1:] if names else None
     return StartupModel(_loaded(name, source, engine, {"aliases": aliases, **columns}), existing)
+
+
+def default_name(source: str) -> str:
+    """Return a model's name for clients: a hub id itself, a folder's or file's last part."""
+    path = Path(source).expanduser()
+    return source if _HUB_ID.fullmatch(source) and not path.exists() else path.resolve().name
 
 
 def clear_stale_replicas() -> None:

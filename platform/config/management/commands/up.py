@@ -87,7 +87,8 @@ class Command(QuireCommand):
             "--served-model-name",
             nargs="+",
             metavar="NAME",
-            help="the model's name for clients; the first is shown (default: the folder's)",
+            help="the model's name for clients; the first is shown (default: the hub id, or the "
+            "folder's name)",
         )
         parser.add_argument(
             "--workers", type=int, default=1, metavar="N", help="gateway processes (default: 1)"
