@@ -16,6 +16,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Sequence
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -36,12 +37,20 @@ TRY_EVERY_S = 0.2
 TIMEOUT_S = 60.0
 
 
+#: By path, the shortest request of each task. A model refuses those of others' with 400, at once.
+_REQUESTS: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "Hello", "max_tokens": 1},
+    "/pooling": {"input": "Hello"},
+    "/score": {"text_1": "Hello", "text_2": "Hello"},
+}
+
+
 class ReadinessProbe(threading.Thread):
     """Asks until it gets one.
 
     Attributes:
         tls: how it speaks TLS.
-        ready: set once a completion with a token has come back.
+        ready: set once the model has answered a request.
         last_error: what the latest answer said instead.
     """
 
@@ -72,23 +81,32 @@ class ReadinessProbe(threading.Thread):
             self._stopping.wait(TRY_EVERY_S)
 
     def _ask(self, opener: urllib.request.OpenerDirector) -> bool:
-        """Whether a request of one token was answered."""
-        body = {"model": self.model, "prompt": "Hello", "max_tokens": 1, "stream": False}
+        """Return whether the model answers: a request of one task, or that all aren't its tasks."""
+        for path, body in _REQUESTS.items():
+            status = self._post(opener, path, body)
+            if status != HTTPStatus.BAD_REQUEST:
+                return status == HTTPStatus.OK
+        return True
+
+    def _post(self, opener: urllib.request.OpenerDirector, path: str, body: dict[str, Any]) -> int:
+        """Return the answer's status, 0 without an answer."""
         request = urllib.request.Request(  # noqa: S310 - our own address
-            f"{self.url}/v1/completions",
-            json.dumps(body).encode(),
+            f"{self.url}{path}",
+            json.dumps({"model": self.model, **body}).encode(),
             {"Authorization": f"Bearer {self.api_key}", "Content-Type": "application/json"},
         )
         try:
             with opener.open(request, timeout=TIMEOUT_S) as response:
-                return bool(json.load(response)["usage"]["completion_tokens"])
+                return int(response.status)
         except HTTPError as error:
             with error:
                 self.last_error = f"{error.code}: {error.read(300).decode(errors='replace')}"
-        except (OSError, http.client.HTTPException, ValueError, KeyError) as error:
+            status = error.code
+        except (OSError, http.client.HTTPException) as error:
             self.last_error = str(error) or type(error).__name__
-        logger.debug("no first token yet: %s", self.last_error)
-        return False
+            status = 0
+        logger.debug("no answer yet: %s", self.last_error)
+        return status
 
 
 class ProcessGroup:
