@@ -39,14 +39,19 @@ class InferenceConfig(AppConfig):
     def ready(self) -> None:
         """Register the checks of our settings."""
         from catalog.engine_settings import register_settings_validator as register_settings_check
-        from inference.web.idempotent_responses import delete_idempotent_responses
         from tenants.tenant_data import TenantDataKind, register_data_kind
 
         _check_template_kwargs()
         checks.register(_check)
-        register_data_kind(TenantDataKind("idempotency", erase=delete_idempotent_responses))
+        register_data_kind(TenantDataKind("idempotency", erase=_delete_idempotent_responses))
         register_settings_check(_check_parser_names)
         register_settings_check(_check_io_processor)
+
+
+def _delete_idempotent_responses(tenant: Any) -> int:
+    from inference.web.idempotency import delete_idempotent_responses
+
+    return delete_idempotent_responses(tenant)
 
 
 def _check_template_kwargs() -> None:

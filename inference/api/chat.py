@@ -17,6 +17,7 @@ from engine.contract.errors import InvalidRequest, QuireError
 from inference.api.chat_output import ChatCompletionBuilder, ChatStreamWriter
 from inference.chat.turn import ChatSession, TurnDelta
 from inference.errors import UnsupportedField, as_quire_error
+from inference.loop.offload import in_report_thread
 from inference.schemas import objects
 from inference.schemas.base import Metadata, rename_error_field
 from inference.schemas.chat import ChatBatchRequest, ChatRequest
@@ -32,7 +33,6 @@ from inference.serving.respond import (
 )
 from inference.serving.stream import EventWriter
 from inference.web.endpoint_schema import IDEMPOTENCY_KEY, PAGE_PARAMETERS, Endpoint, EndpointSchema
-from inference.web.report_threads import in_report_thread
 from inference.web.responses import (
     JSON_OR_EVENTS,
     EventStreamResponse,

@@ -12,10 +12,10 @@ from common.db import run_in_db_thread
 from engine.contract.errors import InvalidRequest
 from inference.api.responses.conversion import Messages, to_stored_items
 from inference.api.responses.schemas import InputItem
+from inference.loop.offload import in_report_thread
 from inference.schemas import objects
 from inference.schemas.base import BatchMetadata
 from inference.web.endpoint_schema import IDEMPOTENCY_KEY, PAGE_PARAMETERS, Endpoint, EndpointSchema
-from inference.web.report_threads import in_report_thread
 from inference.web.responses import list_response, parse_page_query
 from inference.web.views import GatewayRequest, GatewayView, json_response
 from storage.access import (

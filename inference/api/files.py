@@ -22,9 +22,9 @@ from common.db import run_in_db_thread, run_in_file_thread
 from common.errors import NotFound
 from engine.contract.errors import InvalidRequest
 from inference.errors import PayloadTooLarge, UnsupportedMediaType
+from inference.loop.offload import in_report_thread
 from inference.schemas import objects
 from inference.web.endpoint_schema import PAGE_PARAMETERS, Endpoint, EndpointSchema
-from inference.web.report_threads import in_report_thread
 from inference.web.responses import (
     JSON_ONLY,
     ApplicationBinaryRenderer,

@@ -20,9 +20,9 @@ from drf_spectacular.utils import OpenApiParameter
 from rest_framework.renderers import JSONRenderer
 
 from engine.contract.errors import InvalidRequest
+from inference.loop.offload import in_report_thread
 from inference.schemas import objects
 from inference.web.endpoint_schema import Endpoint, EndpointSchema
-from inference.web.report_threads import in_report_thread
 from inference.web.responses import EventStreamRenderer
 from inference.web.views import LIST_COST, GatewayRequest, GatewayView, json_response
 from metering.access import (

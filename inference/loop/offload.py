@@ -13,9 +13,12 @@ from typing import Any, ParamSpec, TypeVar
 
 from django.conf import settings
 
+from common.db import with_time_limit
 from engine.contract.errors import InvalidRequest
 from inference.errors import Overloaded
+from tenants.authentication import Caller
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 #: Maximum number of jobs per thread that wait or run, of one tenant and of all.
@@ -97,8 +100,6 @@ class FairThreadPool:
                     self._served = {name: self._served[name] for name in self._jobs}
 
 
-P = ParamSpec("P")
-
 #: Work on more characters runs in a thread.
 MAX_INLINE_CHARS = 128 * 1024
 
@@ -153,3 +154,18 @@ class RenderPool:
 def get_render_pool() -> RenderPool:
     """This process's pool."""
     return RenderPool(settings.QUIRE.render_threads)
+
+
+#: Reports, searches and lists: in a few threads that only they wait for, tenants in turn.
+_report_threads = FairThreadPool(2, "quire-reports", "reports and lists")
+
+
+async def in_report_thread(
+    caller: Caller, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+) -> T:
+    """`function(...)`, which only reads from the database. Not begun once the client has left.
+
+    Raises: `QueryTimeout` as `with_time_limit`; `Overloaded` when too many wait.
+    """
+    job = partial(with_time_limit, partial(function, *args, **kwargs))
+    return await asyncio.wrap_future(_report_threads.submit(caller.tenant, job))

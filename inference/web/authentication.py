@@ -1,4 +1,7 @@
-"""API keys for DRF: `Authorization: Bearer sk-quire-...`, or `x-api-key`."""
+"""DRF's authentication, permission and throttle of the API.
+
+A key comes as `Authorization: Bearer sk-quire-...` or as `x-api-key`.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,11 @@ from django.conf import settings
 from redis.exceptions import RedisError
 from rest_framework.authentication import BaseAuthentication
 from rest_framework.permissions import BasePermission
+from rest_framework.throttling import BaseThrottle
 
+from common.outbound_http import is_within, networks_of
 from engine.contract.errors import QuireError
-from metering.access import RateLimited
+from metering.access import RateLimited, admit_call
 from metering.redis_scripts import redis_key, redis_link
 from tenants import api_keys as scopes
 from tenants.audit import client_ip
@@ -128,6 +133,14 @@ class HasScope(BasePermission):
             caller.require(scope)
 
 
+class KeyRateThrottle(BaseThrottle):
+    """Counts a call in the token buckets of its key and its tenant."""
+
+    async def check(self, caller: Caller, cost: int) -> None:
+        """Raise `RateLimited` (429) when either has made too many."""
+        await admit_call(caller, cost)
+
+
 # -- Who may see how the installation does: operators, and what a setting names.
 
 
@@ -157,16 +170,8 @@ async def has_monitoring_access(request: HttpRequest) -> bool:
 
 
 def _is_allowed_address(request: HttpRequest) -> bool:
-    networks = settings.QUIRE.metrics_addresses
-    if not networks:
-        return False
-    try:
-        address = ipaddress.ip_address(request.META.get("REMOTE_ADDR") or "")
-    except ValueError:
-        return False
-    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
-        address = address.ipv4_mapped
-    return any(address in ipaddress.ip_network(network) for network in networks)
+    networks = networks_of(settings.QUIRE.metrics_addresses)
+    return is_within(request.META.get("REMOTE_ADDR") or "", networks)
 
 
 def _metrics_token(request: HttpRequest) -> bool:

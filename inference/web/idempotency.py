@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import logging
 import re
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from django.conf import settings
@@ -30,6 +31,9 @@ from inference.errors import Overloaded
 from inference.request.context import PendingIdempotentResponse
 from inference.web.responses import EventStreamResponse, resource_closers
 from metering.access import ANSWERED_S, response_stored_key
+from metering.redis_scripts import redis_key, sync_client
+
+logger = logging.getLogger(__name__)
 
 _KEY = re.compile(r"[\x21-\x7e][\x20-\x7e]{0,254}")
 RESPONSE_TTL_S = 24 * 3600
@@ -256,3 +260,25 @@ def _replay(entry: IdempotencyEntry) -> HttpResponseBase:
     response["Content-Length"] = str(len(body))
     response["Idempotent-Replayed"] = "true"
     return response
+
+
+class TenantRef(Protocol):
+    """The tenant's row."""
+
+    pk: int
+
+
+def delete_idempotent_responses(tenant: TenantRef) -> int:
+    """Remove the answers that are kept for a tenant's keys, and return how many.
+
+    Without Redis none: they end by themselves within a day.
+    """
+    client = sync_client()
+    try:
+        names = list(client.scan_iter(match=redis_key(f"idempotency:{tenant.pk}:*"), count=1000))
+        return sum(int(client.unlink(name)) for name in names)
+    except (RedisError, OSError) as error:
+        logger.warning("answers of %s stay in Redis for a day: %s", tenant, error)
+        return 0
+    finally:
+        client.close()

@@ -42,7 +42,7 @@ from inference.request.context import (
     sanitize_request_id,
 )
 from inference.schemas.objects import ErrorAnswer
-from inference.web.authentication import ApiKeyAuthentication, HasScope
+from inference.web.authentication import ApiKeyAuthentication, HasScope, KeyRateThrottle
 from inference.web.idempotency import IdempotencyKey, fingerprint
 from inference.web.json_body import (
     LARGE_BYTES,
@@ -53,7 +53,6 @@ from inference.web.json_body import (
 from inference.web.responses import (
     JSON_ONLY,
 )
-from inference.web.throttling import KeyRateThrottle
 from tenants import api_keys as scopes
 from tenants.authentication import Caller
 

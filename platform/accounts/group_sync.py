@@ -32,13 +32,12 @@ from django.utils import timezone
 from requests.adapters import HTTPAdapter
 
 from common.one_time import fernet_for
-from common.outbound_http import Address, Target, check_url, resolve
+from common.outbound_http import Address, CircuitBreaker, Target, check_url, resolve
 from common.task_queue import send_task_best_effort
 from engine.contract.errors import QuireError
 from tenants.actions.keys import end_sessions
 from tenants.actions.users import SSO_ACTOR, sync_roles_from_groups
 from tenants.audit import log_action
-from tenants.breaker import Breaker
 from tenants.models import User
 
 logger = logging.getLogger(__name__)
@@ -59,7 +58,7 @@ MAX_CHECKS = int(CHECKS_PER_S * POLL_INTERVAL_S)
 #: What is wrong with one person; the provider has answered.
 _ABOUT_ONE = (OAuth2Error, QuireError, ValueError, KeyError)
 #: A provider that doesn't answer is left in peace: its people keep what they have meanwhile.
-breaker = Breaker("identity")
+breaker = CircuitBreaker("identity")
 
 
 def groups_in(data: dict[str, Any]) -> set[str]:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from urllib.parse import urljoin, urlsplit
 
 from django.conf import settings
+from django.core.cache import cache
 
 from engine.contract.errors import InvalidRequest, QuireError
 
@@ -251,3 +252,30 @@ class PinnedConnection(http.client.HTTPConnection):
         """Raise `TimeoutError` once it was cut."""
         if self._is_late:
             raise TimeoutError("it took too long")
+
+
+#: Failures in a row that open a breaker, and for how many seconds.
+MAX_FAILURES, PAUSE_S = 5, 600
+
+
+class CircuitBreaker:
+    """Keeps requests from a server that didn't answer the last ones.
+
+    It counts in Django's cache, so all workers see the same.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._key = f"breaker:{name}"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the server isn't to be asked now."""
+        return bool(cache.get(self._key, 0) >= MAX_FAILURES)
+
+    def attempt(self) -> None:
+        """Count a failure in advance: a worker that is killed while it waits can't do so later."""
+        cache.set(self._key, cache.get(self._key, 0) + 1, PAUSE_S)
+
+    def succeed(self) -> None:
+        """The server has answered: count from nothing again."""
+        cache.delete(self._key)

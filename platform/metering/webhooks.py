@@ -25,13 +25,12 @@ from django.db.models import Count, F, Min, QuerySet
 from django.utils import timezone
 
 from common.errors import RateLimited
-from common.outbound_http import post_webhook
+from common.outbound_http import CircuitBreaker, post_webhook
 from common.task_queue import send_task_best_effort
 from engine.contract.errors import QuireError
 from metering.models import RETRY_DELAYS, Webhook, WebhookDelivery
 from metering.redis_scripts import redis_key, sync_client
 from metering.retention import remove_rows
-from tenants.breaker import Breaker
 from tenants.models import Tenant
 
 logger = logging.getLogger(__name__)
@@ -119,8 +118,8 @@ def _due() -> QuerySet[WebhookDelivery]:
     return WebhookDelivery.objects.filter(next_try_at__lte=timezone.now())
 
 
-def _breaker(hook: Webhook) -> Breaker:
-    return Breaker(f"webhook:{hook.pk}")
+def _breaker(hook: Webhook) -> CircuitBreaker:
+    return CircuitBreaker(f"webhook:{hook.pk}")
 
 
 def _try(row: WebhookDelivery, hook: Webhook | None) -> WebhookDelivery | None:

@@ -15,7 +15,8 @@ from django.utils import timezone
 
 from accounts import group_sync as groups
 from accounts import tasks as tasks
-from tenants import actions, breaker
+from common import outbound_http
+from tenants import actions
 from tenants.actors import SYSTEM_ACTOR
 from tenants.models import ApiKey, AuditEntry, Tenant, User
 from tests.console.oidc_provider import Provider
@@ -139,9 +140,9 @@ def test_fault_70_a_provider_that_does_not_answer_is_left_in_peace_for_a_while(
         raise requests.Timeout
 
     monkeypatch.setattr(groups, "_refreshed", silent)
-    for _ in range(breaker.FAILURES + 3):
+    for _ in range(outbound_http.MAX_FAILURES + 3):
         minutes_pass()
-    assert len(asked) == breaker.FAILURES
+    assert len(asked) == outbound_http.MAX_FAILURES
     today(offline, groups=[])
     monkeypatch.setattr(groups, "_refreshed", plain)
     minutes_pass()
@@ -156,9 +157,9 @@ def test_fault_70_what_is_wrong_with_one_person_opens_no_breaker(
 ) -> None:
     come(offline, groups=["devs"])
     today(offline, sub="8")
-    for _ in range(breaker.FAILURES + 3):
+    for _ in range(outbound_http.MAX_FAILURES + 3):
         minutes_pass()
-    assert offline.asked == breaker.FAILURES + 3
+    assert offline.asked == outbound_http.MAX_FAILURES + 3
 
 
 def test_a_provider_that_speaks_of_somebody_else_changes_nothing(

@@ -13,8 +13,8 @@ from django.urls import URLPattern
 from common import db as db_threads
 from common.db import run_in_db_thread
 from inference.api import organization as organization
+from inference.loop import offload
 from inference.urls import urlpatterns
-from inference.web import report_threads
 from inference.web.views import LIST_COST
 from metering import calls
 from metering.access import UsageQuery
@@ -128,7 +128,7 @@ async def test_fault_71_one_tenants_reports_do_not_stand_before_anothers(
         return report(question)
 
     def waiting() -> int:
-        return sum(report_threads._threads._jobs.values())
+        return sum(offload._report_threads._jobs.values())
 
     monkeypatch.setattr(organization, "report", slow)
     other = await run_in_db_thread(stranger)

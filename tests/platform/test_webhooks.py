@@ -17,11 +17,11 @@ from django.core.cache import cache
 from django.db import connection
 from django.utils import timezone
 
+from common import outbound_http
 from common.errors import Conflict, NotFound, PermissionDenied, RateLimited
 from engine.contract.errors import InvalidRequest
 from metering import actions, alerts, webhooks
 from metering.models import Budget, Webhook, WebhookDelivery
-from tenants import breaker
 from tenants.models import AuditEntry
 from tests.platform.budgets import budget, spend
 from tests.platform.conftest import World
@@ -270,11 +270,11 @@ def test_fault_70_an_address_that_fails_is_left_in_peace_for_a_while(
     actions.set_webhook(actor=world.admin, tenant=world.acme, url="https://x.example/in")
     for _ in range(20):
         actions.send_test_event(actor=world.admin, tenant=world.acme)
-    receiver.answers = [503] * breaker.FAILURES
+    receiver.answers = [503] * outbound_http.MAX_FAILURES
     assert deliver_due() == 0
-    assert len(receiver.got) == breaker.FAILURES
+    assert len(receiver.got) == outbound_http.MAX_FAILURES
     assert deliver_due() == 0
-    assert len(receiver.got) == breaker.FAILURES
+    assert len(receiver.got) == outbound_http.MAX_FAILURES
     due_now()
     assert deliver_due() == 20
     # One that answers meanwhile begins the count anew.
@@ -282,17 +282,17 @@ def test_fault_70_an_address_that_fails_is_left_in_peace_for_a_while(
         receiver.answers.append(answer)
         actions.send_test_event(actor=world.admin, tenant=world.acme)
         deliver_due()
-    assert len(receiver.got) == breaker.FAILURES + 20 + 10
+    assert len(receiver.got) == outbound_http.MAX_FAILURES + 20 + 10
 
 
 def test_fault_70_a_pause_ends_by_itself_and_with_a_new_address(
     world: World, receiver: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(breaker, "PAUSE_S", 0.2)
+    monkeypatch.setattr(outbound_http, "PAUSE_S", 0.2)
     actions.set_webhook(actor=world.admin, tenant=world.acme, url="https://x.example/in")
-    for _ in range(breaker.FAILURES + 1):
+    for _ in range(outbound_http.MAX_FAILURES + 1):
         actions.send_test_event(actor=world.admin, tenant=world.acme)
-    receiver.answers = [503] * breaker.FAILURES
+    receiver.answers = [503] * outbound_http.MAX_FAILURES
     assert deliver_due() == 0
     deadline = time.monotonic() + 30
     while deliver_due() == 0:
@@ -301,8 +301,8 @@ def test_fault_70_a_pause_ends_by_itself_and_with_a_new_address(
     monkeypatch.undo()
     monkeypatch.setattr(webhooks, "post_webhook", receiver)
     monkeypatch.setattr(webhooks, "send_task_best_effort", lambda *_: None)
-    receiver.answers = [503] * breaker.FAILURES
-    for _ in range(breaker.FAILURES):
+    receiver.answers = [503] * outbound_http.MAX_FAILURES
+    for _ in range(outbound_http.MAX_FAILURES):
         actions.send_test_event(actor=world.admin, tenant=world.acme)
     deliver_due()
     actions.set_webhook(actor=world.admin, tenant=world.acme, url="https://y.example/in")

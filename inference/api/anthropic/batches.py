@@ -28,10 +28,10 @@ from common.errors import NotFound
 from engine.contract.errors import InvalidRequest
 from inference.api.anthropic.views import AnthropicView
 from inference.errors import PayloadTooLarge, describe_validation_error
+from inference.loop.offload import in_report_thread
 from inference.schemas import objects
 from inference.web.endpoint_schema import IDEMPOTENCY_KEY, Endpoint, EndpointSchema
 from inference.web.json_body import check_content_encoding, check_content_type, parse_object
-from inference.web.report_threads import in_report_thread
 from inference.web.responses import (
     JSON_ONLY,
     ApplicationBinaryRenderer,

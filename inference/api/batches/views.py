@@ -10,11 +10,11 @@ from django.http.response import HttpResponseBase
 
 from common.db import run_in_db_thread
 from inference.api.batches.dispatch import check_endpoint
+from inference.loop.offload import in_report_thread
 from inference.schemas import objects
 from inference.schemas.base import BatchRequest
 from inference.serving.respond import usage_object
 from inference.web.endpoint_schema import IDEMPOTENCY_KEY, PAGE_PARAMETERS, Endpoint, EndpointSchema
-from inference.web.report_threads import in_report_thread
 from inference.web.responses import list_response, parse_page_query
 from inference.web.views import LIST_COST, GatewayRequest, GatewayView, json_response
 from inference.work import enqueue_job
