@@ -10,8 +10,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import msgspec
-from channels.generic.websocket import AsyncWebsocketConsumer
 from django.conf import settings
 
 from engine.contract.errors import InvalidRequest, QuireError
@@ -24,18 +22,9 @@ from inference.request.context import RequestContext, RequestRecord, log_rejecte
 from inference.request.job import Usage
 from inference.schemas.chat import ChatRequest
 from inference.serving.respond import parse
-from inference.web.json_body import parse_object
+from inference.web.session_consumer import SessionConsumer
 from tenants.authentication import Caller, caller_for_user
-from tenants.sessions import snapshot_session
-from tenants.websockets import (
-    BAD_MESSAGES,
-    FOREIGN_ORIGIN,
-    NOT_LOGGED_IN,
-    SessionExpired,
-    origin_allowed,
-    session_monitor,
-    user_of_session,
-)
+from tenants.websockets import SessionExpired, user_of_session
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 #: Seconds between two checks of the session while no token comes.
@@ -216,17 +205,13 @@ def _tokens_per_s(generation: Generation) -> float:
 
 
 logger = logging.getLogger(__name__)
-MAX_FRAME_CHARS = 1 << 20
-MAX_BAD_FRAMES = 5
 MAX_RUNNING_ANSWERS = 4
 MAX_ID_CHARS = 64
 MAX_TENANT_CHARS = 63
 RECHECK_SESSION_S = 1.0
 
-_encode = msgspec.json.Encoder().encode
 
-
-class PlaygroundConsumer(AsyncWebsocketConsumer):
+class PlaygroundConsumer(SessionConsumer):
     """`/ws/playground/`: one browser tab, in which up to `MAX_RUNNING_ANSWERS` run at a time.
 
     Frames are JSON text, listed in `docs/gateway.md`. The session is checked when the socket opens
@@ -234,77 +219,42 @@ class PlaygroundConsumer(AsyncWebsocketConsumer):
     the user joined.
     """
 
-    # No groups and no messages between sockets: an idle one holds no subscription in Redis.
-    channel_layer_alias = "none"
+    max_frame_chars = 1 << 20
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.max_depth = settings.QUIRE.max_json_depth
         self._answers: dict[str, PlaygroundAnswer] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._bad_frames = 0
         self._checked_at = 0.0
-        self._welcome = False
-        self._user: Any = None
         self._callers: dict[str | None, Caller] = {}  # by tenant, since the last check
 
-    async def connect(self) -> None:
-        """Accept; close at once, with a code that the page understands, if it's rejected."""
-        await self.accept()
-        if not origin_allowed(dict(self.scope["headers"])):
-            await self.close(FOREIGN_ORIGIN)
-            return
-        try:
-            await self._check_session()
-            self._welcome = True
-            session_monitor.add(
-                snapshot_session(self.scope["session"].session_key, self._user),
-                self._on_session_end,
-            )
-        except SessionExpired:
-            await self.close(NOT_LOGGED_IN)
-        except QuireError as error:
-            await self._send({"type": "error", "id": None, **envelope(error)})
-            await self.close(NOT_LOGGED_IN)
+    async def on_open(self) -> None:
+        self._checked_at = time.monotonic()
+        self._callers[None] = await caller_for_user(self.user)
 
-    async def disconnect(self, code: int) -> None:
+    async def on_close(self) -> None:
         """Abort what runs."""
-        session_monitor.remove(self._on_session_end)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _on_session_end(self) -> None:
-        """The session was ended elsewhere."""
-        self._welcome = False
-        await self.close(NOT_LOGGED_IN)
+    async def send_error(self, error: QuireError) -> None:
+        await self.send_json({"type": "error", "id": None, **envelope(error)})
 
-    async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
-        """One frame."""
-        if text_data is None or len(text_data) > MAX_FRAME_CHARS:
-            await self.close(BAD_MESSAGES)
-            return
-        if not self._welcome:
-            return  # already rejected and closing
-        try:
-            message = parse_object(
-                text_data.encode("utf-8", "surrogatepass"), settings.QUIRE.max_json_depth
-            )
-            await self._handle(message)
-        except SessionExpired:
-            await self.close(NOT_LOGGED_IN)
-        except QuireError as error:
-            await self._bad_frame(error)
-
-    async def _handle(self, message: dict[str, Any]) -> None:
-        kind = message.get("type")
+    async def receive_json(self, content: dict[str, Any], **kwargs: Any) -> None:
+        kind = content.get("type")
         if kind == "ping":
-            await self._send({"type": "pong"})
+            await self.send_json({"type": "pong"})
         elif kind == "stop":
-            running = self._answers.get(_id_of(message))
+            running = self._answers.get(_id_of(content))
             if running is not None:
                 running.stop()
         elif kind == "generate":
-            await self._generate(message)
+            try:
+                await self._generate(content)
+            except SessionExpired:
+                await self.end_session()
         else:
             raise InvalidRequest(
                 "type must be 'generate', 'stop' or 'ping'.", param="type", code="unknown_type"
@@ -318,7 +268,7 @@ class PlaygroundConsumer(AsyncWebsocketConsumer):
         try:
             caller = await self._check_session(tenant)
         except QuireError as error:
-            await self._send({"type": "error", "id": name, **envelope(error)})
+            await self.send_json({"type": "error", "id": name, **envelope(error)})
             return
         if name in self._answers or len(self._answers) >= MAX_RUNNING_ANSWERS:
             refused = InvalidRequest(
@@ -327,10 +277,10 @@ class PlaygroundConsumer(AsyncWebsocketConsumer):
                 else f"At most {MAX_RUNNING_ANSWERS} answers may run at once.",
                 param="id",
             )
-            await self._send({"type": "error", "id": name, **envelope(refused)})
+            await self.send_json({"type": "error", "id": name, **envelope(refused)})
             return
         check = partial(self._check_session, tenant)
-        self._answers[name] = PlaygroundAnswer(message, caller, self._send, check)
+        self._answers[name] = PlaygroundAnswer(message, caller, self.send_json, check)
         task = asyncio.create_task(self._run(self._answers[name]))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -339,7 +289,7 @@ class PlaygroundConsumer(AsyncWebsocketConsumer):
         try:
             await answer.run()
         except SessionExpired:
-            await self.close(NOT_LOGGED_IN)
+            await self.end_session()
         finally:
             self._answers.pop(answer.name, None)
 
@@ -349,26 +299,16 @@ class PlaygroundConsumer(AsyncWebsocketConsumer):
         Raises: `SessionExpired`, or what `caller_for_user` does.
         """
         now = time.monotonic()
-        if self._user is None or now - self._checked_at >= RECHECK_SESSION_S:
+        if self.user is None or now - self._checked_at >= RECHECK_SESSION_S:
             self._callers = {}
             session = self.scope.get("session")
-            self._user = await user_of_session(session.session_key if session is not None else None)
+            self.user = await user_of_session(session.session_key if session is not None else None)
             self._checked_at = now
-        if self._user is None:
-            self._welcome = False
+        if self.user is None:
             raise SessionExpired
         if tenant not in self._callers:
-            self._callers[tenant] = await caller_for_user(self._user, tenant)
+            self._callers[tenant] = await caller_for_user(self.user, tenant)
         return self._callers[tenant]
-
-    async def _bad_frame(self, error: QuireError) -> None:
-        self._bad_frames += 1
-        await self._send({"type": "error", "id": None, **envelope(error)})
-        if self._bad_frames >= MAX_BAD_FRAMES:
-            await self.close(BAD_MESSAGES)
-
-    async def _send(self, frame: dict[str, Any]) -> None:
-        await self.send(text_data=_encode(frame).decode())
 
 
 def _tenant_of(message: dict[str, Any]) -> str | None:

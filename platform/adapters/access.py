@@ -70,11 +70,17 @@ def access_adapters(user: AccessSubject, tenant: Tenant | None) -> QuerySet[Adap
     """A tenant's own and those shared with it, for any member; without a tenant all the shared
     ones, for operators.
     """
-    rows = Adapter.objects.select_related("tenant", "served_model")
     if tenant is None:
         require_operator(to_actor(user))
-        return rows.filter(tenant__isnull=True)
+        shared = Adapter.objects.select_related("tenant", "served_model")
+        return shared.filter(tenant__isnull=True)
     access_role(user, tenant)
+    return adapters_of(tenant)
+
+
+def adapters_of(tenant: Tenant) -> QuerySet[Adapter]:
+    """A tenant's own and those shared with it, for whoever may see them."""
+    rows = Adapter.objects.select_related("tenant", "served_model")
     models = access_served_models(tenant).values("pk")
     return rows.filter(Q(tenant=tenant) | Q(tenant__isnull=True, served_model__in=models))
 

@@ -23,16 +23,21 @@ def group_name(topic: str, tenant_id: int = ALL_TENANTS) -> str:
     return f"live.{topic}.{tenant_id}"
 
 
+async def send_to_group(topic: str, tenant_id: int, data: dict[str, Any]) -> None:
+    """Send a topic's news to its group. Raises redis.RedisError, OSError."""
+    layer: Any = get_channel_layer()
+    message = {"type": "live", "topic": topic, "tenant_id": tenant_id, "data": data}
+    await layer.group_send(group_name(topic, tenant_id), message)
+
+
 async def broadcast(topic: str, data: dict[str, Any], *, tenant_id: int = ALL_TENANTS) -> None:
     """Tell all who have the topic open; of a tenant's, its members and operators who see all.
 
     `data` is small and plain. A layer that is away costs the news, nothing else.
     """
-    layer: Any = get_channel_layer()
     try:
-        for recipient in {tenant_id, ALL_TENANTS}:
-            message = {"type": "live", "topic": topic, "tenant_id": recipient, "data": data}
-            await layer.group_send(group_name(topic, recipient), message)
+        for group in {tenant_id, ALL_TENANTS}:
+            await send_to_group(topic, group, data)
     except (redis.RedisError, OSError) as error:
         logger.debug("live update %s not sent: %s", topic, error)
 

@@ -17,6 +17,7 @@ from celery.worker.consumer import Consumer
 from celery.worker.state import maybe_shutdown
 from django.conf import settings
 
+from common.locks import hold_lock_sync
 from config import task_metrics  # noqa: F401 - connects Celery's signals
 from engine.system import redis_client
 from engine.system.redis_client import is_temporary
@@ -92,13 +93,6 @@ class ClockSafeScheduler(Scheduler):  # type: ignore[misc]
 
 #: A worker that is silent for so long no longer schedules: another one does.
 SCHEDULER_LOCK_S = 10.0
-#: KEYS: the lock. ARGV: a scheduler, the lock's time in ms. Returns whether it is the scheduler's.
-_TAKE_OR_EXTEND = """
-local holder = redis.call('GET', KEYS[1])
-if holder and holder ~= ARGV[1] then return 0 end
-redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
-return 1
-"""
 
 
 class SingleScheduler(ClockSafeScheduler):
@@ -134,8 +128,7 @@ class SingleScheduler(ClockSafeScheduler):
     def _take_or_extend_lock(self) -> bool:
         key = f"{settings.QUIRE.key_prefix}:celery:scheduler"
         try:
-            lifetime_ms = int(SCHEDULER_LOCK_S * 1000)
-            return bool(self._client.eval(_TAKE_OR_EXTEND, 1, key, self._id, lifetime_ms))
+            return hold_lock_sync(self._client, key, self._id, SCHEDULER_LOCK_S)
         except (redis.RedisError, OSError) as error:
             logger.debug("the scheduler's lock is out of reach: %s", error)
             return False

@@ -36,6 +36,17 @@ def celery_url(redis_url: str) -> str:
     return f"redis+socket://{parts.path}?virtual_host={database}"
 
 
+def channel_host(redis_url: str) -> dict[str, Any]:
+    """Channels' host. Who publishes a change waits for no Redis that is away: news aren't worth it,
+    and a consumer that reads tries again each second by itself.
+    """
+    from redis.asyncio.retry import Retry
+    from redis.backoff import NoBackoff
+
+    timeouts = {"socket_connect_timeout": 2.0, "socket_timeout": 2.0}
+    return {"address": redis_url, **timeouts, "retry": Retry(NoBackoff(), 0)}
+
+
 #: Readers never wait for the writer; a writer waits for another instead of failing.
 SQLITE_OPTIONS: dict[str, Any] = {
     # A transaction that starts as a reader and turns writer can't wait for the lock in SQLite: it

@@ -11,7 +11,7 @@ from accounts.settings import identity_settings
 from common.files import make_private, secret_key
 from common.settings import BASE_DIR, load_settings
 from config import queues
-from config.connections import celery_url, database, socket_url
+from config.connections import celery_url, channel_host, database, socket_url
 from config.logging import build_logging
 from engine.system.light_imports import import_redis
 
@@ -146,7 +146,7 @@ CACHES = {
 CHANNEL_LAYERS = {
     "default": {
         "BACKEND": "channels_redis.pubsub.RedisPubSubChannelLayer",
-        "CONFIG": {"hosts": [REDIS_URL], "prefix": f"{QUIRE.key_prefix}:channels"},
+        "CONFIG": {"hosts": [channel_host(REDIS_URL)], "prefix": f"{QUIRE.key_prefix}:channels"},
     }
 }
 

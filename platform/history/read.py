@@ -66,6 +66,11 @@ def complete_until(now: float | None = None) -> int:
     return start_of(now - MIN_WIDTH_S - GRACE_S, MIN_WIDTH_S)
 
 
+def latest(tenant_id: int) -> dict[str, int]:
+    """Up to which moment there's history: the topic `history`."""
+    return {"until": complete_until()}
+
+
 def time_points(time_range: TimeRange, now: float | None = None) -> list[int]:
     """Start of each point, oldest first; the last one may still be running."""
     last = start_of(complete_until(now) - 1, time_range.step)

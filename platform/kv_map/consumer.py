@@ -8,29 +8,18 @@ for is left out, and a whole one follows.
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Any
 
-import msgspec
 import redis
-from channels.generic.websocket import AsyncWebsocketConsumer
 
 from common.db import run_in_db_thread
-from engine.contract.errors import QuireError
+from engine.contract.errors import InvalidRequest, QuireError
+from inference.web.session_consumer import SessionConsumer
 from kv_map.access import access_block_view
 from kv_map.hub import hub
 from kv_map.state import BlockView, Mirror
-from tenants.sessions import snapshot_session
-from tenants.websockets import (
-    FOREIGN_ORIGIN,
-    NOT_LOGGED_IN,
-    origin_allowed,
-    session_monitor,
-    user_of_session,
-)
 
-BAD_MESSAGE, NOT_FOUND = 4409, 4404
-MAX_MESSAGE_CHARS = 1000
+NOT_FOUND = 4404
 FRAME_S = 0.1
 #: Blocks that a page is told at once as it opens, and the pause before the next of them: ten
 #: thousand in one piece would hold up every answer of this process.
@@ -38,60 +27,30 @@ SLICE, SLICE_S = 1000, 0.01
 #: How often it's asked again whether the viewer may still look.
 RECHECK_S = 2.0
 
-_encode = msgspec.json.Encoder().encode
 
-
-class KvConsumer(AsyncWebsocketConsumer):
+class KvConsumer(SessionConsumer):
     """The socket of one page, which shows one replica."""
 
-    channel_layer_alias = "none"
+    max_frame_chars = 1000
+    max_bad_frames = 1
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._user: Any = None
         self._showing: asyncio.Task[None] | None = None
 
-    async def connect(self) -> None:
-        """Accept, and close at once with a code that the page understands if it's refused."""
-        await self.accept()
-        if not origin_allowed(dict(self.scope["headers"])):
-            await self.close(FOREIGN_ORIGIN)
-            return
-        session = self.scope.get("session")
-        self._user = await user_of_session(session.session_key if session is not None else None)
-        if self._user is None:
-            await self.close(NOT_LOGGED_IN)
-            return
-        session_monitor.add(
-            snapshot_session(self.scope["session"].session_key, self._user), self._on_session_end
-        )
-
-    async def disconnect(self, code: int) -> None:
-        """Look no more."""
-        session_monitor.remove(self._on_session_end)
+    async def on_close(self) -> None:
         await self._stop()
 
-    async def _on_session_end(self) -> None:
-        """The session was ended elsewhere."""
-        self._user = None
-        await self.close(NOT_LOGGED_IN)
-
-    async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
+    async def receive_json(self, content: dict[str, Any], **kwargs: Any) -> None:
         """Choose the replica and the tenant to show."""
-        if self._user is None:
-            return
-        try:
-            if text_data is None or len(text_data) > MAX_MESSAGE_CHARS:
-                raise ValueError
-            message = json.loads(text_data)
-            replica, tenant = message["replica"], message["tenant"]
-            if not isinstance(replica, str) or not isinstance(tenant, str):
-                raise ValueError
-        except (ValueError, KeyError, TypeError, RecursionError):
-            await self.close(BAD_MESSAGE)
-            return
+        replica, tenant = content.get("replica"), content.get("tenant")
+        if not isinstance(replica, str) or not isinstance(tenant, str):
+            raise InvalidRequest("replica and tenant must be strings.", param="replica")
         await self._stop()
         self._showing = asyncio.create_task(self._show(replica, tenant))
+
+    async def send_error(self, error: QuireError) -> None:
+        """Nothing: all that this page takes is frames, and the close code tells it enough."""
 
     async def _stop(self) -> None:
         if self._showing is not None:
@@ -102,7 +61,7 @@ class KvConsumer(AsyncWebsocketConsumer):
     async def _show(self, replica: str, tenant: str) -> None:
         """Frames until it's cancelled, or the viewer may look no more."""
         try:
-            sight = await run_in_db_thread(access_block_view, self._user, replica, tenant)
+            sight = await run_in_db_thread(access_block_view, self.user, replica, tenant)
             view = View(sight)
             mirror = hub.join(replica, view.hear)
             try:
@@ -120,14 +79,11 @@ class KvConsumer(AsyncWebsocketConsumer):
         while True:
             await view.news(RECHECK_S)
             if (frame := view.next_frame(mirror)) is not None:
-                await self._send(frame)
+                await self.send_json(frame)
             if loop.time() - checked >= RECHECK_S:
                 checked = loop.time()
-                await run_in_db_thread(access_block_view, self._user, replica, tenant)
+                await run_in_db_thread(access_block_view, self.user, replica, tenant)
             await asyncio.sleep(SLICE_S if view.pending_blocks else FRAME_S)
-
-    async def _send(self, frame: dict[str, Any]) -> None:
-        await self.send(text_data=_encode(frame).decode())
 
 
 class View:

@@ -13,11 +13,15 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
+from typing import cast
 
+from asgiref.sync import async_to_sync
 from django.db import DatabaseError, InterfaceError, close_old_connections
 
 from common.db import ROW_ERRORS
 from common.loops import LoopThread
+from common.messaging import broadcast
 from metering.request_log import Content, RequestRow, RequestTrace, insert_rows
 from metering.retention import trim_requests
 from metering.usage_record import UsageRecord
@@ -124,7 +128,7 @@ def write_waiting(*, at_once: bool = False) -> int:
     Raises DatabaseError; what couldn't be written waits on.
     """
     _refusals.sweep(all_of_them=at_once)
-    written = 0
+    written, newest = 0, dict[int, float]()
     while _waiting:
         part = [_waiting.popleft() for _ in range(min(PART, len(_waiting)))]
         try:
@@ -133,8 +137,21 @@ def write_waiting(*, at_once: bool = False) -> int:
             _waiting.extendleft(reversed(part[: MAX_PENDING - len(_waiting)]))
             raise
         written += len(part)
+        for item in part:
+            if isinstance(item, RequestRow):
+                record = item.record
+                at = cast(datetime, record.started_at).timestamp()
+                newest[record.tenant_id] = max(at, newest.get(record.tenant_id, 0.0))
         _prune_tenant(part)
+    if newest:
+        async_to_sync(_announce)(newest)
     return written
+
+
+async def _announce(newest: dict[int, float]) -> None:
+    """Tell pages that show the requests of a tenant: the topic `requests`."""
+    for tenant_id, at in newest.items():
+        await broadcast("requests", {"newest": at}, tenant_id=tenant_id)
 
 
 def _insert(part: list[RequestRow | Content]) -> None:

@@ -18,11 +18,12 @@ from engine.system.redis_client import async_client
 from kv_map import access as kv_snapshot
 from kv_map import consumer as kv_consumer
 from kv_map import hub as kv_hub
-from kv_map.consumer import BAD_MESSAGE, MAX_MESSAGE_CHARS, KvConsumer, View
+from kv_map.consumer import KvConsumer, View
 from kv_map.state import Mirror, OperatorBlockView, TenantBlockView
 from tenants import actions
 from tenants.actors import SYSTEM_ACTOR
 from tenants.models import Role, Tenant, User
+from tenants.websockets import BAD_MESSAGES
 from tests.console.beats import heartbeat
 from tests.console.conftest import Beat, Login
 from tests.console.seed import PASSWORD
@@ -269,11 +270,11 @@ async def test_fault_01_a_frame_in_deep_brackets_is_a_bad_message() -> None:
     async def close(code: int) -> None:
         closed.append(code)
 
-    page._user, page.close = "somebody", close  # type: ignore[method-assign, assignment]
+    page.user, page.close = "somebody", close  # type: ignore[method-assign, assignment]
     gc.disable()  # what it would end at the bottom of so many calls can't end there
     try:
-        for text in ("[" * MAX_MESSAGE_CHARS, *SHORT):
+        for text in ("[" * KvConsumer.max_frame_chars, *SHORT):
             await page.receive(text)
     finally:
         gc.enable()
-    assert closed == [BAD_MESSAGE] * 5
+    assert closed == [BAD_MESSAGES] * 5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib import import_module
@@ -13,13 +14,21 @@ from asgiref.sync import sync_to_async
 from channels.auth import AuthMiddlewareStack
 from channels.routing import URLRouter
 from channels.testing import WebsocketCommunicator
+from channels_redis.pubsub import RedisPubSubLoopLayer
 from django.conf import settings as django_settings
 from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_KEY
+from django.utils import timezone
 
 from common.messaging import broadcast
+from console.live import consumer as live_consumer
 from console.live.consumer import MAX_TOPICS, ConsoleConsumer
-from console.live.hub import TOPICS, Audience, PermissionMonitor, Topic, hub
+from console.live.hub import TOPICS, Audience, Leader, PermissionMonitor, Topic, leader
 from console.routing import SOCKET_PATH, websocket_urlpatterns
+from metering import request_log_writer
+from metering.request_log import RequestTrace
+from metering.usage_record import UsageRecord
+from storage.actions import start_batch
+from storage.models import Batch
 from tenants import actions
 from tenants.actors import SYSTEM_ACTOR
 from tenants.models import Membership, Role, Tenant, User
@@ -36,6 +45,7 @@ def live_rows(
     layer = settings.CHANNEL_LAYERS["default"]
     config = {**layer["CONFIG"], "hosts": [live_redis]}
     settings.CHANNEL_LAYERS = {"default": {**layer, "CONFIG": config}}
+    settings.REDIS_URL = live_redis
     make_rows()
     viewer = User.objects.create_user("vera", "vera@example.org", "a quiet page of ink")
     acme = Tenant.objects.get(slug="acme")
@@ -78,13 +88,20 @@ async def closed_with(page: WebsocketCommunicator) -> int:
 
 
 async def want(page: WebsocketCommunicator, *topics: list[str | None]) -> list[dict[str, Any]]:
-    """Subscribe; what comes until that's done."""
+    """Subscribe, and read what is so now; all else that comes until then."""
     await page.send_json_to({"type": "want", "topics": list(topics)})
     await page.send_json_to({"type": "ping"})
-    frames = [await page.receive_json_from(timeout=30)]
-    while frames[-1]["type"] != "pong":
-        frames.append(await page.receive_json_from(timeout=30))
-    return frames[:-1]
+    others: list[dict[str, Any]] = []
+    num_answered, answered = 0, False
+    while not answered or num_answered < len(topics):
+        frame = await page.receive_json_from(timeout=30)
+        if frame["type"] == "pong":
+            answered = True
+            continue
+        num_answered += 1
+        if frame["type"] != "data":
+            others.append(frame)
+    return others
 
 
 async def told(page: WebsocketCommunicator, tenant: str, data: dict[str, Any]) -> dict[str, Any]:
@@ -135,7 +152,7 @@ async def test_fault_23_what_is_not_ones_own_is_refused_and_the_socket_stays(
         (refused,) = await want(page, topic)
         assert (refused["type"], refused["topic"]) == ("refused", topic[0])
         assert refused["error"]["code"] == code
-        assert hub._sinks == {}
+        assert leader._sockets == {}
 
 
 async def test_operators_hear_all_tenants_at_once() -> None:
@@ -144,7 +161,7 @@ async def test_operators_hear_all_tenants_at_once() -> None:
         assert (await told(page, "rival", {"n": 1}))["data"] == {"n": 1}
 
 
-async def test_what_is_so_now_is_asked_once_for_all_who_look() -> None:
+async def test_what_is_so_now_comes_at_once_and_one_task_reads_it_for_all_who_look() -> None:
     async with socket("ada") as one, socket("vera") as two:
         await one.send_json_to({"type": "want", "topics": [["now", "acme"]]})
         data = (await one.receive_json_from(timeout=30))["data"]
@@ -152,8 +169,83 @@ async def test_what_is_so_now_is_asked_once_for_all_who_look() -> None:
         assert "rival-private" not in str(data)
         await two.send_json_to({"type": "want", "topics": [["now", "acme"]]})
         assert (await two.receive_json_from(timeout=30))["data"]["models"] == data["models"]
-        assert len(hub._tasks) == 1
-    assert hub._tasks == {}
+        assert len(leader._tasks) == 1
+    assert leader._tasks == {}
+
+
+async def test_of_several_gateways_one_reads_a_topic_and_all_hear_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    topic = Topic("counted", Audience.TENANT, "tests.console.test_live.count", 0.05)
+    monkeypatch.setitem(TOPICS, "counted", topic)
+    reads.clear()
+    key = ("counted", (await Tenant.objects.aget(slug="acme")).pk)
+    others = [Leader(), Leader()]
+    async with socket("ada") as page:
+        await page.send_json_to({"type": "want", "topics": [["counted", "acme"]]})
+        for other in others:
+            other.add(topic, key, page)
+        numbers = [(await page.receive_json_from(timeout=30))["data"]["number"] for _ in range(10)]
+        for other in others:
+            other.remove(key, page)
+    # Each read was heard once: three that read would have sent more than was read by one.
+    assert numbers == list(range(1, 11))
+
+
+reads: list[int] = []
+
+
+def count(tenant_id: int) -> dict[str, int]:
+    """The topic `counted`: how often it was read."""
+    reads.append(tenant_id)
+    return {"number": len(reads)}
+
+
+async def test_pages_are_told_of_requests_and_batches_that_change_and_ask_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tenant = await Tenant.objects.aget(slug="acme")
+    async with socket("ada") as page:
+        await want(page, ["batches", "acme"], ["requests", "acme"])
+        batch = await sync_to_async(Batch.objects.create)(
+            public_id="batch_1", tenant=tenant, input_file_id="f", endpoint="/v1/completions",
+            completion_window="24h", expires_at=timezone.now(),
+        )  # fmt: skip
+        await sync_to_async(start_batch)(row=batch, total=3)
+        frame = await page.receive_json_from(timeout=30)
+        assert (frame["topic"], frame["tenant"], frame["data"]) == ("batches", "acme", {})
+        record = UsageRecord(
+            request_id="r1", tenant_id=tenant.pk, key_id=None, endpoint="chat", model="m",
+            prompt_tokens=1, cached_tokens=0, completion_tokens=1, finish_reason="stop",
+            status=200, started_at=1_700_000_000.0, ttft_ms=1.0, duration_ms=2.0, stream=False,
+        )  # fmt: skip
+        monkeypatch.setattr(request_log_writer, "_waiting", deque())
+        request_log_writer.log_request(record, RequestTrace())
+        await sync_to_async(request_log_writer.write_waiting)()
+        frame = await page.receive_json_from(timeout=30)
+        assert (frame["topic"], frame["data"]) == ("requests", {"newest": 1_700_000_000.0})
+
+
+async def test_while_the_layer_is_down_pages_get_what_is_so_now_now_and_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(live_consumer, "CHECK_LAYER_S", 0.05)
+    topic = Topic("counted", Audience.TENANT, "tests.console.test_live.count")
+    monkeypatch.setitem(TOPICS, "counted", topic)
+    async with socket("ada") as page:
+        await want(page, ["counted", "acme"])
+        assert await page.receive_nothing(timeout=0.5)  # nobody reads it again
+
+        async def fail(*_: Any) -> None:
+            raise ConnectionError("Redis is away")
+
+        with monkeypatch.context() as broken:
+            broken.setattr(RedisPubSubLoopLayer, "send", fail)
+            first = await page.receive_json_from(timeout=30)
+            second = await page.receive_json_from(timeout=30)
+            assert second["data"]["number"] > first["data"]["number"]
+        while not await page.receive_nothing(timeout=0.5):  # and once more when it's back
+            await page.receive_json_from(timeout=30)
 
 
 async def test_fault_43_a_deactivated_persons_socket_ends() -> None:
@@ -170,7 +262,7 @@ async def test_fault_43_who_leaves_a_tenant_hears_it_no_more() -> None:
         await want(page, ["spoken", "acme"])
         await Membership.objects.filter(user__username="ada").adelete()
         assert await closed_with(page) == 4401
-    assert hub._sinks == {}
+    assert leader._sockets == {}
 
 
 async def test_fault_43_an_operator_who_is_one_no_more_sees_all_no_more() -> None:
@@ -194,7 +286,7 @@ async def test_fault_26_a_reader_that_stands_still_holds_the_newest_alone() -> N
     consumer = ConsoleConsumer()
     consumer._names = {("spoken", 1): ["acme"]}
     for number in range(10_000):
-        consumer._sink(("spoken", 1), {"n": number})
+        consumer._put(("spoken", 1), {"n": number})
     assert consumer._pending == {("spoken", 1): {"n": 9_999}}
 
 

@@ -3,150 +3,158 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
-import msgspec
+import redis
 from channels.db import database_sync_to_async
-from channels.generic.websocket import AsyncWebsocketConsumer
 
-from console.live.hub import Key, access_topic, hub, rights
+from common.messaging import group_name
+from console.live.hub import Key, Topic, access_topic, leader, read_topic, rights
 from engine.contract.errors import InvalidRequest, QuireError
 from inference.errors import envelope
-from inference.web.json_body import parse_object
-from tenants.sessions import snapshot_session
-from tenants.websockets import (
-    BAD_MESSAGES,
-    FOREIGN_ORIGIN,
-    NOT_LOGGED_IN,
-    origin_allowed,
-    session_monitor,
-    user_of_session,
-)
+from inference.web.session_consumer import SessionConsumer
 
-MAX_FRAME_CHARS = 1 << 14
-MAX_DEPTH = 8
+logger = logging.getLogger(__name__)
+
 MAX_TOPICS = 32
-MAX_BAD_FRAMES = 5
-_encode = msgspec.json.Encoder().encode
+#: A socket that heard nothing for so long sees whether the layer is there. While it isn't, pages
+#: get what is so now as often.
+CHECK_LAYER_S = 15.0
+LAYER_ERRORS = (redis.RedisError, OSError)
 TopicRequests = list[tuple[str, str | None]]
 
 
-class ConsoleConsumer(AsyncWebsocketConsumer):
-    """One browser. Only the newest unsent data of each subscription is buffered."""
+class ConsoleConsumer(SessionConsumer):
+    """One browser: what is so now of each topic that it subscribes to, then what its group says.
 
-    # The hub listens to the channel layer, once for all sockets of the process.
-    channel_layer_alias = "none"
+    Only the newest unsent data of each subscription is buffered.
+    """
+
+    channel_layer_alias = "default"
+    channel_layer: Any
+    channel_name: str
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._user: Any = None
-        self._bad_frames = 0
+        self._topics: dict[Key, Topic] = {}
         #: Tenant names that the page used for each key.
         self._names: dict[Key, list[str | None]] = {}
         self._pending: dict[Key, Any] = {}
         self._waiting = asyncio.Event()
         self._writer: asyncio.Task[None] | None = None
+        self._layer_failed = False
 
-    async def connect(self) -> None:
-        """Accept, so that a refusal can carry a close code that the page understands."""
-        await self.accept()
-        if not origin_allowed(dict(self.scope["headers"])):
-            await self.close(FOREIGN_ORIGIN)
-            return
-        session = self.scope.get("session")
-        self._user = await user_of_session(session.session_key if session is not None else None)
-        if self._user is None:
-            await self.close(NOT_LOGGED_IN)
-            return
-        session_monitor.add(snapshot_session(session.session_key, self._user), self._on_access_lost)
+    async def on_open(self) -> None:
         self._writer = asyncio.create_task(self._write())
 
-    async def disconnect(self, code: int) -> None:
-        """End all subscriptions."""
-        session_monitor.remove(self._on_access_lost)
-        self._unsubscribe_all()
+    async def on_close(self) -> None:
         if self._writer is not None:
             self._writer.cancel()
+        await self._replace_topics({}, {})
 
-    async def _on_access_lost(self) -> None:
-        """Close after the session ended or access to a subscribed tenant was lost."""
-        self._user = None
-        self._unsubscribe_all()
-        await self.close(NOT_LOGGED_IN)
+    async def end_session(self) -> None:
+        await self._replace_topics({}, {})
+        await super().end_session()
 
-    def _unsubscribe_all(self) -> None:
-        rights.watch(self._on_access_lost, 0, set())
-        for key in self._names:
-            hub.remove(key, self._sink)
-        self._names, self._pending = {}, {}
-
-    async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
-        """Handle one frame."""
-        if text_data is None or len(text_data) > MAX_FRAME_CHARS:
-            await self.close(BAD_MESSAGES)
-            return
-        if self._user is None:
-            return  # already closing
-        try:
-            message = parse_object(text_data.encode("utf-8", "surrogatepass"), MAX_DEPTH)
-            if message.get("type") == "ping":
-                await self._send({"type": "pong"})
-            elif message.get("type") == "want":
-                await self._subscribe(_parse_topics(message))
-            else:
-                raise InvalidRequest("type must be 'want' or 'ping'.", param="type")
-        except QuireError as error:
-            self._bad_frames += 1
-            await self._send({"type": "error", **envelope(error)})
-            if self._bad_frames >= MAX_BAD_FRAMES:
-                await self.close(BAD_MESSAGES)
+    async def receive_json(self, content: dict[str, Any], **kwargs: Any) -> None:
+        if content.get("type") == "ping":
+            await self.send_json({"type": "pong"})
+        elif content.get("type") == "want":
+            await self._subscribe(_parse_topics(content))
+        else:
+            raise InvalidRequest("type must be 'want' or 'ping'.", param="type")
 
     async def _subscribe(self, requested: TopicRequests) -> None:
         """Replace the subscriptions with `requested`."""
-        topics: dict[Key, Any] = {}
+        topics: dict[Key, Topic] = {}
         names: dict[Key, list[str | None]] = {}
         for name, tenant in requested:
             try:
                 topic, tenant_id = await database_sync_to_async(access_topic)(
-                    self._user, name, tenant
+                    self.user, name, tenant
                 )
             except QuireError as error:
                 refused = {"type": "refused", "topic": name, "tenant": tenant}
-                await self._send({**refused, **envelope(error)})
+                await self.send_json({**refused, **envelope(error)})
                 continue
             topics[name, tenant_id] = topic
             names.setdefault((name, tenant_id), []).append(tenant)
-        if self._user is None:
+        if self.user is None:
             return  # the session ended meanwhile
-        previous = set(self._names)
-        self._names = names
-        for key in previous - set(topics):
-            hub.remove(key, self._sink)
-            self._pending.pop(key, None)
-        for key in set(topics) - previous:
-            hub.add(topics[key], key[1], self._sink)
+        added = topics.keys() - self._topics.keys()
+        await self._replace_topics(topics, names)
+        await self._read_topics(added)
+
+    async def _replace_topics(
+        self, topics: dict[Key, Topic], names: dict[Key, list[str | None]]
+    ) -> None:
+        """Join the groups of `topics`, and leave all others."""
+        previous, self._topics, self._names = self._topics, topics, names
         # Topics for everybody need no permission.
         tenants = {key[1] for key in topics if topics[key].audience.value != "everybody"}
-        rights.watch(self._on_access_lost, self._user.pk, tenants)
+        rights.watch(self.end_session, self.user.pk if self.user else 0, tenants)
+        for key in previous.keys() - topics.keys():
+            self._pending.pop(key, None)
+            leader.remove(key, self)
+            await self._with_layer("group_discard", group_name(*key))
+        for key in topics.keys() - previous.keys():
+            await self._with_layer("group_add", group_name(*key))
+            leader.add(topics[key], key, self)
 
-    def _sink(self, key: Key, data: Any) -> None:
-        self._pending[key] = data
-        self._waiting.set()
+    async def _with_layer(self, method: str, group: str) -> None:
+        try:
+            await getattr(self.channel_layer, method)(group, self.channel_name)
+        except LAYER_ERRORS as error:
+            logger.debug("%s %s: %s", method, group, error)
+            self._layer_failed = True
+
+    async def live(self, message: dict[str, Any]) -> None:
+        """A message of a group: news of a topic."""
+        self._put((message["topic"], message["tenant_id"]), message["data"])
+
+    async def live_check(self, message: dict[str, Any]) -> None:
+        """What `_check_layer` sends."""
+
+    def _put(self, key: Key, data: Any) -> None:
+        if key in self._names:
+            self._pending[key] = data
+            self._waiting.set()
+
+    async def _read_topics(self, keys: Any) -> None:
+        """Have what is so now sent."""
+        for key in keys:
+            if (topic := self._topics.get(key)) is not None:
+                self._put(key, await read_topic(topic, key[1]))
 
     async def _write(self) -> None:
         """Send pending data; while a slow reader takes a frame, newer data replaces older."""
         while True:
-            await self._waiting.wait()
+            try:
+                await asyncio.wait_for(self._waiting.wait(), CHECK_LAYER_S)
+            except TimeoutError:
+                await self._check_layer()
+                continue
             self._waiting.clear()
             while self._pending:
                 key = next(iter(self._pending))
                 data = self._pending.pop(key)
                 for tenant in self._names.get(key, ()):
                     frame = {"type": "data", "topic": key[0], "tenant": tenant, "data": data}
-                    await self._send(frame)
+                    await self.send_json(frame)
 
-    async def _send(self, frame: dict[str, Any]) -> None:
-        await self.send(text_data=_encode(frame).decode())
+    async def _check_layer(self) -> None:
+        """Read the topics while the layer is down, and once it's back: news were missed."""
+        failed_before, self._layer_failed = self._layer_failed, False
+        try:
+            for key in self._topics:  # those that could not be joined
+                await self.channel_layer.group_add(group_name(*key), self.channel_name)
+            await self.channel_layer.send(self.channel_name, {"type": "live.check"})
+        except LAYER_ERRORS as error:
+            logger.debug("the channel layer is down: %s", error)
+            self._layer_failed = True
+        if failed_before or self._layer_failed:
+            await self._read_topics(list(self._topics))
 
 
 def _parse_topics(message: dict[str, Any]) -> TopicRequests:

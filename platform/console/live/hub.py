@@ -1,12 +1,12 @@
-"""Topics of the console's WebSocket and the `Hub` that reads each once for all sockets."""
+"""Topics of the console's WebSocket, who may have them, and who reads those that nobody sends."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import re
+import uuid
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -14,15 +14,16 @@ from typing import Any
 
 import msgspec
 import redis
-from channels.layers import get_channel_layer
 from django.db import DatabaseError, InterfaceError
 from django.utils.module_loading import import_string
 
 from common.db import run_in_db_thread
 from common.errors import NotFound
+from common.locks import hold_lock
 from common.loops import keep_running
-from common.messaging import ALL_TENANTS, group_name
+from common.messaging import ALL_TENANTS, send_to_group
 from engine.contract.errors import QuireError
+from metering.redis_scripts import redis_key, redis_link
 from tenants.access import access_tenant
 from tenants.actors import require_operator, to_actor
 from tenants.models import User
@@ -44,25 +45,29 @@ class Topic:
 
     Attributes:
         read: dotted name of a function from a tenant's id (or `ALL_TENANTS`) to the current data
-            as plain JSON. While the topic has subscribers, it's called in a thread every
-            `poll_interval_s` seconds, and the data is sent if it changed. "": only messages of
+            as plain JSON, which pages get as they subscribe. "": they get `{}`, and ask themselves.
+        interval_s: seconds after which one gateway reads the topic again, while a page wants it,
+            and sends what changed. 0: who changes something sends it, with
             `common.messaging.broadcast_sync`.
     """
 
     name: str
     audience: Audience
     read: str = ""
-    poll_interval_s: float = 2.0
+    interval_s: float = 0.0
 
 
 TOPICS = {
     topic.name: topic
     for topic in (
         # A new interval of the traffic history was written.
-        Topic("history", Audience.MEMBERS),
-        Topic("now", Audience.TENANT, "catalog.live_status.now"),
+        Topic("history", Audience.MEMBERS, "history.read.latest"),
+        Topic("now", Audience.TENANT, "catalog.live_status.now", interval_s=2.0),
         # Start of the newest finished request.
         Topic("requests", Audience.TENANT, "console.views.requests.latest_request_at"),
+        Topic("adapters", Audience.TENANT, "console.views.adapters.residency_topic", 2.0),
+        # A batch has changed.
+        Topic("batches", Audience.TENANT),
     )
 }
 
@@ -83,87 +88,73 @@ def access_topic(user: User, name: str, tenant: str | None) -> tuple[Topic, int]
 logger = logging.getLogger(__name__)
 #: Topic name and tenant id.
 Key = tuple[str, int]
-Subscriber = Callable[[Key, Any], None]
 #: Together with the query and the close, a lost permission takes effect within 2 s.
 POLL_INTERVAL_S = 1.5
-RETRY_INTERVAL_S = 5.0
-#: Maximum factor by which polling of unchanged data slows down.
-MAX_BACKOFF = 3
 #: Timestamps, ignored when data is compared.
 _TIMESTAMPS = re.compile(rb'"at":[0-9.e+]+')
 _encode_canonical = msgspec.json.Encoder(order="deterministic").encode
 
 
-class Hub:
-    """Subscribers by key. A key's task and channel-layer group exist while it has subscribers."""
+async def read_topic(topic: Topic, tenant_id: int) -> dict[str, Any]:
+    """What is so now; `{"unknown": True}` while nobody can say."""
+    if not topic.read:
+        return {}
+    try:
+        data: dict[str, Any] = await run_in_db_thread(import_string(topic.read), tenant_id)
+    except (QuireError, redis.RedisError, DatabaseError, InterfaceError) as error:
+        logger.debug("%s can't be read: %s", topic.name, error)
+        return {"unknown": True}
+    return data
+
+
+class Leader:
+    """Reads topics that change by themselves, for the sockets of all gateways.
+
+    A gateway with sockets of such a topic tries to hold the topic's lock in Redis. Who holds it
+    reads, and sends what changed to the topic's group.
+    """
 
     def __init__(self) -> None:
-        self._sinks: dict[Key, set[Subscriber]] = {}
+        self._id = uuid.uuid4().hex
+        self._sockets: dict[Key, set[object]] = {}
         self._tasks: dict[Key, asyncio.Task[None]] = {}
-        self._last: dict[Key, Any] = {}
 
-    def add(self, topic: Topic, tenant_id: int, sink: Subscriber) -> None:
-        """Subscribe `sink`: it gets the last data at once, then every change."""
-        key = (topic.name, tenant_id)
-        self._sinks.setdefault(key, set()).add(sink)
-        if key in self._last:
-            sink(key, self._last[key])
-        task = self._tasks.get(key)
-        loop = asyncio.get_running_loop()
+    def add(self, topic: Topic, key: Key, socket: object) -> None:
+        """This socket wants the topic."""
+        if not topic.interval_s:
+            return
+        self._sockets.setdefault(key, set()).add(socket)
+        task, loop = self._tasks.get(key), asyncio.get_running_loop()
         if task is None or task.done() or task.get_loop() is not loop:
-            self._tasks[key] = loop.create_task(
-                keep_running(f"topic {topic.name}", partial(self._run_topic, topic, key))
-            )
+            publish = partial(self._publish, topic, key)
+            self._tasks[key] = loop.create_task(keep_running(f"topic {topic.name}", publish))
 
-    def remove(self, key: Key, sink: Subscriber) -> None:
-        """Unsubscribe `sink`."""
-        sinks = self._sinks.get(key, set())
-        sinks.discard(sink)
-        if not sinks:
-            self._sinks.pop(key, None)
-            self._last.pop(key, None)
+    def remove(self, key: Key, socket: object) -> None:
+        """It wants it no more."""
+        sockets = self._sockets.get(key, set())
+        sockets.discard(socket)
+        if not sockets:
+            self._sockets.pop(key, None)
             if task := self._tasks.pop(key, None):
                 task.cancel()
 
-    def _deliver(self, key: Key, data: Any) -> None:
-        for sink in tuple(self._sinks.get(key, ())):
-            sink(key, data)
-
-    async def _run_topic(self, topic: Topic, key: Key) -> None:
-        await (self._poll(topic, key) if topic.read else self._listen(key))
-
-    async def _listen(self, key: Key) -> None:
-        """Deliver messages of the channel layer; reconnect after errors."""
-        layer: Any = get_channel_layer()
+    async def _publish(self, topic: Topic, key: Key) -> None:
+        last_encoded = b""
+        lock, lifetime_s = redis_key(f"live:{topic.name}:{key[1]}"), 2.5 * topic.interval_s
         while True:
-            channel = await layer.new_channel()
+            await asyncio.sleep(topic.interval_s)
             try:
-                await layer.group_add(group_name(*key), channel)
-                while True:
-                    message = await layer.receive(channel)
-                    self._deliver(key, message["data"])
+                if not await hold_lock(redis_link(), lock, self._id, lifetime_s):
+                    last_encoded = b""
+                    continue
+                data = await read_topic(topic, key[1])
+                encoded = _TIMESTAMPS.sub(b"", _encode_canonical(data))
+                if encoded != last_encoded:
+                    await send_to_group(topic.name, key[1], data)
+                    last_encoded = encoded
             except (redis.RedisError, OSError) as error:
-                logger.warning("no news of %s: %s", key[0], error)
-                await asyncio.sleep(RETRY_INTERVAL_S)
-            finally:
-                with suppress(redis.RedisError, OSError):
-                    await layer.group_discard(group_name(*key), channel)
-
-    async def _poll(self, topic: Topic, key: Key) -> None:
-        """Read the topic periodically and deliver its data when it changes."""
-        read, last_encoded, wait = import_string(topic.read), b"", topic.poll_interval_s
-        while True:
-            try:
-                data = await run_in_db_thread(read, key[1])
-            except (QuireError, redis.RedisError, DatabaseError, InterfaceError) as error:
-                logger.debug("%s can't be read: %s", topic.name, error)
-                data = {"unknown": True}
-            encoded = _TIMESTAMPS.sub(b"", _encode_canonical(data))
-            wait = min(wait * 1.5, topic.poll_interval_s * MAX_BACKOFF)
-            if encoded != last_encoded:
-                last_encoded, self._last[key], wait = encoded, data, topic.poll_interval_s
-                self._deliver(key, data)
-            await asyncio.sleep(wait)
+                logger.debug("no news of %s: %s", topic.name, error)
+                last_encoded = b""
 
 
 class PermissionMonitor:
@@ -225,5 +216,5 @@ def _allowed_tenants(users: set[int]) -> dict[int, set[int]]:
     return tenants
 
 
-hub = Hub()
+leader = Leader()
 rights = PermissionMonitor()

@@ -79,6 +79,16 @@ def adapter_status_json(request: UserRequest) -> dict[str, Any]:
     return {"adapters": [_figures(row, locations) for row in rows]}
 
 
+def residency_topic(tenant_id: int) -> dict[str, Any]:
+    """States and residency of what a tenant's page shows: the topic `adapters`. The page asks for
+    what its own reader may see of it.
+    """
+    tenant = Tenant.objects.get(pk=tenant_id)
+    rows = list(_prefetch(access.adapters_of(tenant))[:MAX_ROWS])
+    locations = _residency(rows, operator=False)
+    return {"adapters": [_figures(row, locations) for row in rows]}
+
+
 def post_action(function: Action) -> Callable[..., HttpResponse]:
     """Turn an action on an adapter into a POST view that redirects to its page."""
 

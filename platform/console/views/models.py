@@ -27,6 +27,7 @@ from console.views.model_forms import ServedModelForm
 from engine.contract.errors import InvalidRequest, QuireError
 from tenants.access import access_tenants
 from tenants.actors import require_operator, to_actor
+from tenants.models import User
 from tenants.sessions import UserRequest
 
 MAX_ROWS = 500
@@ -87,13 +88,19 @@ def show_list(request: UserRequest, error: QuireError | None = None) -> HttpResp
     context = {
         "rows": [_row(row, beats, operator) for row in rows],
         "operator": operator,
-        # Tenants whose events the page follows; empty: all.
-        "followed": "" if operator else " ".join(tenant.slug for tenant in access_tenants(user)),
+        "followed": _followed(user),
         "error": error,
         "told": pop_one_time(request) if request.method == "GET" else {},
     }
     status = error.status if error else 200
     return render(request, "console/models.html", context, status=status)
+
+
+def _followed(user: User) -> str:
+    """Slugs of the tenants whose topics a page follows; "": those of all tenants together."""
+    if to_actor(user).is_operator:
+        return ""
+    return " ".join(tenant.slug for tenant in access_tenants(user))
 
 
 def show_one(
@@ -111,6 +118,7 @@ def show_one(
         "told": pop_one_time(request) if request.method == "GET" and error is None else {},
         "weights": model_details.weights_of(model_beats),
         "live": model_beats[0] if model_beats else None,
+        "followed": _followed(user),
     }
     if operator:
         replicas = model_details.replica_status_list(model, beats)

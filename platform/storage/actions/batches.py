@@ -16,6 +16,7 @@ from django.utils import timezone
 
 from common.errors import Conflict, check_pending_limit
 from common.files import new_id
+from common.messaging import broadcast_sync
 from engine.contract.errors import InvalidRequest
 from storage.access import (
     MESSAGES,
@@ -132,6 +133,7 @@ def create_batch(
         output_lifetime_s=output_lifetime_s,
         **ownership_fields(caller),
     )
+    _announce(row)
     log_action(
         actor=actor_of(caller),
         action="batch.create",
@@ -194,6 +196,7 @@ def delete_batch(*, caller: Caller, public_id: str) -> None:
     log_action(actor=actor_of(caller), action="batch.delete", target=row, tenant=row.tenant)
     results = [file.pk for file in (row.output_file, row.error_file) if file]
     mine = Q(pk__in=results) | Q(public_id=row.input_file_id, tenant_id=row.tenant_id)
+    _announce(row)
     row.delete()
     for file in StoredFile.objects.filter(mine):
         transaction.on_commit(partial(remove_blob, file.tenant_id, file.public_id))
@@ -225,6 +228,7 @@ def start_batch(*, row: Batch, total: int) -> Batch:
     if row.status == BatchStatus.VALIDATING:
         row.status, row.in_progress_at = BatchStatus.IN_PROGRESS, timezone.now()
     row.save(update_fields=["status", "total", "in_progress_at"])
+    _announce(row)
     return row
 
 
@@ -245,6 +249,7 @@ def update_progress(
     """Write the counts; return the status as it is, so that the worker hears of a cancellation."""
     mine = Batch.objects.filter(pk=row.pk)
     mine.update(completed=completed, failed=failed, expired=expired, usage=usage)
+    _announce(row)
     return str(mine.values_list("status", flat=True).get())
 
 
@@ -324,3 +329,9 @@ def _set(row: Batch, status: BatchStatus, moment: str, *fields: str) -> None:
     row.status = status
     setattr(row, moment, timezone.now())
     row.save(update_fields=["status", moment, *fields])
+    _announce(row)
+
+
+def _announce(row: Batch) -> None:
+    """Tell pages that show the tenant's batches, once the change is committed."""
+    transaction.on_commit(partial(broadcast_sync, "batches", {}, tenant_id=row.tenant_id))

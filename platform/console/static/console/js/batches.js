@@ -1,8 +1,8 @@
 /** Batches: how far each one is, while somebody looks. */
 
 import { count } from "./lib/format.js";
-import { Poll } from "./lib/poll.js";
 import { reload } from "./lib/reload.js";
+import { askOnNews } from "./live/ask.js";
 
 const page = document.querySelector("[data-batches]");
 
@@ -25,13 +25,12 @@ function show(batch) {
 }
 
 if (page) {
-  // Running ones move every second; what has ended has files, which a new page shows.
-  const wait = ({ batches }) => (batches.some((batch) => batch.open) ? 1000 : 10_000);
-  new Poll(page.dataset.batches, wait, {
+  const tenant = new URL(page.dataset.batches, location.href).searchParams.get("tenant");
+  askOnNews(page.dataset.batches, [["batches", tenant]], {
     data: ({ batches }) => {
-      const ended = batches.map(show).some(Boolean);
+      const ended = batches.map(show).some(Boolean); // it has files, which a new page shows
       if (ended) reload();
     },
     loggedOut: () => location.reload(),
-  }).now();
+  });
 }

@@ -2,16 +2,13 @@
 
 import { byId, el } from "../lib/dom.js";
 import { size } from "../lib/format.js";
-import { Poll } from "../lib/poll.js";
 import { reload } from "../lib/reload.js";
+import { askOnNews } from "../live/ask.js";
 import { UploadForm } from "./form.js";
 
 const page = document.querySelector("[data-adapters]");
 const form = document.getElementById("upload");
 const upload = form ? new UploadForm(form) : null;
-
-/** States that a version leaves by itself. */
-const PASSING = new Set(["fetching", "uploaded", "validating", "probing"]);
 
 function signatureOf({ versions }) {
   const numbers = Object.keys(versions).sort((a, b) => a - b);
@@ -55,16 +52,12 @@ function showSpots(place, { residency }) {
   );
 }
 
-function passing({ adapters }) {
-  return adapters.some(({ versions }) => Object.values(versions).some((s) => PASSING.has(s)));
-}
-
 if (page) {
   const url = new URL(page.dataset.adapters, location.href);
-  new Poll(url.href, (data) => (passing(data) ? 1500 : 4000), {
+  askOnNews(url.href, [["adapters", url.searchParams.get("tenant")]], {
     data: ({ adapters }) => show(adapters),
     loggedOut: () => location.reload(),
-  }).now();
+  });
 }
 
 const promoting = document.querySelector("[data-promote]");

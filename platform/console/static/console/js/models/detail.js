@@ -4,6 +4,7 @@ import { el } from "../lib/dom.js";
 import { percent, size } from "../lib/format.js";
 import { Poll } from "../lib/poll.js";
 import { reload } from "../lib/reload.js";
+import { askOnNews } from "../live/ask.js";
 
 const page = document.querySelector("[data-model-page]");
 /** Lines of a log that are shown; older ones are dropped. */
@@ -57,8 +58,8 @@ function show(model) {
 }
 
 if (page) {
-  const wait = ({ state }) => (state === "loading" ? 500 : 2000);
-  new Poll(page.dataset.modelPage, wait, { data: show, loggedOut: () => location.reload() }).now();
+  const topics = page.dataset.followed.split(" ").map((tenant) => ["now", tenant || null]);
+  askOnNews(page.dataset.modelPage, topics, { data: show, loggedOut: () => location.reload() });
 }
 
 const clock = new Intl.DateTimeFormat("en", { timeStyle: "medium", hourCycle: "h23" });

@@ -29,7 +29,7 @@ function told(tenant, { models, unknown }) {
 
 if (page) {
   const loggedOut = () => location.reload();
-  const asking = new Poll(page.dataset.models, 4000, { data: (data) => show(data.models), loggedOut });
+  const asking = new Poll(page.dataset.models, 15_000, { data: (data) => show(data.models), loggedOut });
   for (const tenant of page.dataset.followed.split(" ")) {
     follow("now", tenant || null, (data) => {
       asking.stop();

@@ -10,7 +10,7 @@ import { modelRow, usageRow } from "./tables.js";
 import { Traffic } from "./traffic.js";
 import { usageChart, usageSums } from "./usage_chart.js";
 
-const OVERVIEW_EVERY = 1500;
+const OVERVIEW_EVERY = 15_000;
 const USAGE_EVERY = 60_000;
 
 const root = byId("overview");

@@ -1,0 +1,105 @@
+"""`SessionConsumer`: WebSockets of pages, for people who are logged in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from channels.generic.websocket import AsyncJsonWebsocketConsumer
+
+from engine.contract.errors import QuireError
+from inference.errors import envelope
+from inference.web.json_body import parse_object
+from tenants.sessions import snapshot_session
+from tenants.websockets import (
+    BAD_MESSAGES,
+    FOREIGN_ORIGIN,
+    NOT_LOGGED_IN,
+    origin_allowed,
+    session_monitor,
+    user_of_session,
+)
+
+_encode = msgspec.json.Encoder().encode
+
+
+class SessionConsumer(AsyncJsonWebsocketConsumer):
+    """Knows its user, and closes within two seconds of the session's end.
+
+    The socket is accepted before anything is checked, so that a refusal carries a close code that
+    the page understands.
+
+    Attributes:
+        user: None before the checks, and once the session has ended.
+        max_frame_chars: of a frame from the page; a longer one closes the socket.
+        max_depth: of its JSON.
+        max_bad_frames: frames with errors after which the socket is closed.
+    """
+
+    # Of those that have no groups: an idle socket holds no subscription in Redis.
+    channel_layer_alias = "none"
+    user: Any = None
+    max_frame_chars = 1 << 14
+    max_depth = 8
+    max_bad_frames = 5
+    _num_bad_frames = 0
+
+    async def on_open(self) -> None:
+        """The person is known. Raises `QuireError` for one who may not have this socket."""
+
+    async def on_close(self) -> None:
+        """The socket is closed."""
+
+    async def connect(self) -> None:
+        await self.accept()
+        if not origin_allowed(dict(self.scope["headers"])):
+            await self.close(FOREIGN_ORIGIN)
+            return
+        session = self.scope.get("session")
+        user = await user_of_session(session.session_key if session is not None else None)
+        if user is None:
+            await self.close(NOT_LOGGED_IN)
+            return
+        self.user = user
+        session_monitor.add(snapshot_session(session.session_key, user), self.end_session)
+        try:
+            await self.on_open()
+        except QuireError as error:
+            await self.send_error(error)
+            await self.end_session()
+
+    async def disconnect(self, code: int) -> None:
+        session_monitor.remove(self.end_session)
+        await self.on_close()
+
+    async def end_session(self) -> None:
+        """Close: the session has ended, or its user has lost a right that this socket needs."""
+        self.user = None
+        session_monitor.remove(self.end_session)
+        await self.close(NOT_LOGGED_IN)
+
+    async def receive(
+        self, text_data: str | None = None, bytes_data: bytes | None = None, **kwargs: Any
+    ) -> None:
+        """Handle one frame with `receive_json`, which may raise `QuireError`."""
+        if text_data is None or len(text_data) > self.max_frame_chars:
+            await self.close(BAD_MESSAGES)
+            return
+        if self.user is None:
+            return  # already closing
+        try:
+            body = text_data.encode("utf-8", "surrogatepass")
+            await self.receive_json(parse_object(body, self.max_depth))
+        except QuireError as error:
+            self._num_bad_frames += 1
+            await self.send_error(error)
+            if self._num_bad_frames >= self.max_bad_frames:
+                await self.close(BAD_MESSAGES)
+
+    async def send_error(self, error: QuireError) -> None:
+        """Tell the page of an error."""
+        await self.send_json({"type": "error", **envelope(error)})
+
+    @classmethod
+    async def encode_json(cls, content: Any) -> str:
+        return _encode(content).decode()
