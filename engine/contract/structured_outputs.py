@@ -16,26 +16,12 @@ from engine.contract.validation import (
     is_valid_utf8,
 )
 
-
-def close_objects(schema: Any) -> None:
-    """Set `additionalProperties` to false where a schema with properties doesn't say, in place."""
-    stack = [schema]
-    while stack:
-        item = stack.pop()
-        if isinstance(item, dict):
-            if "properties" in item and "additionalProperties" not in item:
-                item["additionalProperties"] = False
-            stack.extend(item.values())
-        elif isinstance(item, list):
-            stack.extend(item)
-
-
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 _OPTIONS = ("disable_any_whitespace", "disable_additional_properties")
 MAX_WHITESPACE_PATTERN = 256
-#: White space between the parts of JSON unless a request says otherwise: room to indent, but none
-#: to get lost in. A small model may write newlines until its tokens are spent.
-JSON_WHITESPACE = r"[ \t\r\n]{0,24}"
+#: White space between the parts of JSON unless a request says otherwise: none, a space, or a line
+#: break and an indent, as serialisers write it. A small model would get lost in more.
+JSON_WHITESPACE = r"(?: |\n(?: {0,24}|\t{0,12}))?"
 
 
 class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
@@ -51,7 +37,8 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, forbid_unknown
         structural_tag: JSON text {"structures": [{"begin", "schema", "end"}], "triggers": [...]}:
             free text until a trigger, then the tag's schema.
         disable_any_whitespace: JSON without white space.
-        disable_additional_properties: objects of the schema hold only what it names.
+        disable_additional_properties: objects of the schema hold only what it names, as they do
+            without it unless the schema has `additionalProperties`.
         whitespace_pattern: a regex for the white space between JSON's parts; None:
             `JSON_WHITESPACE`.
 

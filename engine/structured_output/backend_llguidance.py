@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,20 @@ MAX_LEXER_STATES = 30_000
 #: Items of the parser in one step: about 20,000 a millisecond.
 STEP_MAX_ITEMS = 20_000
 MAX_MESSAGE_CHARS = 400
+#: The backend's messages about a client's grammar, in the words of JSON Schema.
+_MESSAGES = (
+    (r'Unimplemented keys: \["(.*)"\]', r"the schema's \1 can't be enforced"),
+    (r"Unknown format: (.*)", r"the schema's format '\1' can't be enforced"),
+    (r"Invalid type: (.*)", r"the schema's type '\1' is none of JSON's"),
+    (r"Pointer '(.*)' does not exist", r"the schema's $ref '#\1' names nothing in it"),
+    (r"Resource '(.*?)' is not present.*", r"the schema's $ref '\1' leads out of it"),
+    (r"regex parse error:.* error: (.*)", r"the pattern can't be read: \1"),
+    (r"Unsatisfiable schema: (.*)", r"no document can follow the schema: \1"),
+    (
+        r"oneOf constraints are not supported.*",
+        "oneOf needs branches that exclude each other by type or constant; use anyOf",
+    ),
+)
 
 
 class BadGrammar(Exception):
@@ -102,9 +117,14 @@ def raise_error(matcher: Any) -> None:
 
 
 def short(message: str) -> str:
-    """The backend's message without its internals, bounded."""
+    """The backend's message in plain words, without its internals, bounded."""
     text = message.split("<state>")[0].split("<non-verbose/>")[0]
     text = " ".join(text.split()).rstrip(".")
+    for pattern, words in _MESSAGES:
+        match = re.fullmatch(pattern, text)
+        if match is not None:
+            text = match.expand(words).replace('", "', " and ")
+            break
     return text if len(text) <= MAX_MESSAGE_CHARS else text[: MAX_MESSAGE_CHARS - 3] + "..."
 
 

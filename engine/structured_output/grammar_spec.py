@@ -11,11 +11,8 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from engine.contract.structured_outputs import (
-    JSON_WHITESPACE,
-    StructuredOutputsParams,
-    close_objects,
-)
+from engine.contract.json_schema import enforced_schema
+from engine.contract.structured_outputs import JSON_WHITESPACE, StructuredOutputsParams
 from engine.structured_output.backend_llguidance import simplify_pattern_properties
 
 if TYPE_CHECKING:
@@ -44,7 +41,6 @@ def make_grammar_spec(params: StructuredOutputsParams) -> GrammarSpec:
         source = json.loads(source)
     options = {
         "disable_any_whitespace": params.disable_any_whitespace,
-        "disable_additional_properties": params.disable_additional_properties,
         "whitespace_pattern": params.whitespace_pattern,
     }
     data = json.dumps(
@@ -64,8 +60,7 @@ def grammar_text(data: bytes, tokenizer: LLTokenizer) -> str:
     if kind == "json_object":
         kind, source = "json", {"type": "object"}
     if kind == "json":
-        if options["disable_additional_properties"]:
-            close_objects(source)
+        source = enforced_schema(source)
         simplify_pattern_properties(source, tokenizer)
         return LLMatcher.grammar_from_json_schema(source, overrides=_json_options(options))
     if kind == "regex":
@@ -90,10 +85,8 @@ def _tag_grammar(tag: dict[str, Any], options: dict[str, Any], tokenizer: LLToke
 
     tags = []
     for structure in tag["structures"]:
-        if options["disable_additional_properties"]:
-            close_objects(structure["schema"])
-        simplify_pattern_properties(structure["schema"], tokenizer)
-        begin, schema = structure["begin"], structure["schema"]
+        begin, schema = structure["begin"], enforced_schema(structure["schema"])
+        simplify_pattern_properties(schema, tokenizer)
         trigger = next(text for text in tag["triggers"] if begin.startswith(text))
         tags.append(
             StructTag(

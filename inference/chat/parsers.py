@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
 from engine.contract.errors import InvalidRequest
+from engine.contract.json_schema import InexactNumber, enforced_schema
 from engine.contract.sampling_params import ReasoningParams
-from engine.contract.structured_outputs import (
-    JSON_WHITESPACE,
-    StructuredOutputsParams,
-    close_objects,
-)
+from engine.contract.structured_outputs import JSON_WHITESPACE, StructuredOutputsParams
 from engine.text import Tokenizer
 from inference.errors import UnsupportedField
 from inference.parsers.custom_tools import CustomToolCalls
@@ -287,10 +283,11 @@ def _json_or_tools_schema(given: OutputConstraint) -> dict[str, object] | None:
     schema = {"type": "object"} if params.json_object else params.json
     if not isinstance(schema, dict):
         return None
-    own = json.loads(json.dumps(schema))
-    if params.disable_additional_properties:
-        close_objects(own)
-    return {**own, "x-guidance": {"whitespace_pattern": JSON_WHITESPACE}}
+    try:
+        schema = enforced_schema(schema)
+    except InexactNumber as error:
+        raise InvalidRequest(f"The schema's {error}.", param="response_format") from error
+    return {**schema, "x-guidance": {"whitespace_pattern": JSON_WHITESPACE}}
 
 
 def grammar_token_ids(tokenizer: Tokenizer) -> dict[str, int]:

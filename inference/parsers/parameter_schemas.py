@@ -6,7 +6,8 @@ import re
 from collections.abc import Callable, Mapping
 from itertools import product
 from typing import Any
-from urllib.parse import unquote
+
+from engine.contract.json_schema import resolve_reference
 
 #: Spellings of types that schemas made by hand use.
 TYPE_ALIASES = {
@@ -109,7 +110,7 @@ class ParameterSchema:
         """Schemas that hold besides this one."""
         parts = list(_list_of(self.schema.get("allOf")))
         if isinstance(self.schema.get("$ref"), str):
-            parts.append(_resolve(self._root, self.schema["$ref"]))
+            parts.append(resolve_reference(self._root, self.schema["$ref"]))
         return [self.nested(part) for part in parts]
 
     def _unions(self) -> list[list[ParameterSchema]]:
@@ -247,18 +248,6 @@ def _any_of(forms: list[ObjectForm]) -> ObjectForm:
                 schemas[key].append(schema)
     merged = {key: {"anyOf": each} if len(each) > 1 else each[0] for key, each in schemas.items()}
     return merged, [key for key in forms[0][1] if all(key in required for _, required in forms)]
-
-
-def _resolve(root: Mapping[str, Any], reference: str) -> Any:
-    """What a JSON pointer in the root names; True (anything) where it names nothing."""
-    target: Any = root
-    for name in reference.removeprefix("#").split("/")[1:]:
-        name = unquote(name).replace("~1", "/").replace("~0", "~")
-        if isinstance(target, list) and name.isdecimal() and int(name) < len(target):
-            target = target[int(name)]
-        else:
-            target = target.get(name, True) if isinstance(target, dict) else True
-    return target if reference.startswith("#") else True
 
 
 def _moved(schema: Any) -> Any:

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from engine.contract.errors import InvalidRequest
+from engine.contract.json_schema import InexactNumber, enforced_schema
 from inference.parsers.parameter_schemas import ParameterSchema
 from inference.parsers.state_machine import find_first
 
@@ -294,12 +295,20 @@ def checked_key(key: str, pattern: re.Pattern[str]) -> str:
 
 def closed_schema(function: ToolFunction) -> dict[str, object]:
     """The schema of a function's arguments. With `strict` each of its keywords counts."""
-    return {"type": "object", **function.parameters, **_json_options(function)}
+    return {**_enforced({"type": "object", **function.parameters}), **_json_options(function)}
 
 
 def json_value(rule: str, schema: ParameterSchema, function: ToolFunction) -> str:
     """A rule for a value in JSON. With `strict` each keyword of its schema counts."""
-    return f"{rule}: %json {json.dumps({**schema.standalone(), **_json_options(function)})}"
+    enforced = {**_enforced(schema.standalone()), **_json_options(function)}
+    return f"{rule}: %json {json.dumps(enforced)}"
+
+
+def _enforced(schema: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return dict(enforced_schema(schema))
+    except InexactNumber as error:
+        raise InvalidRequest(f"A tool's schema: {error}.", param="tools") from error
 
 
 def _json_options(function: ToolFunction) -> dict[str, object]:
