@@ -96,15 +96,15 @@ class Answer:
         """What is another in `other`, with both; "" where nothing is."""
         if self.same == other.same:
             return ""
-        found = [*_differing(self, other, AMONG_CHOICES)]
+        differences = [*_differing(self, other, AMONG_CHOICES)]
         for index in sorted(self.choices.keys() | other.choices.keys()):
             mine, theirs = self.choices.get(index), other.choices.get(index)
             if mine is None or theirs is None:
-                found.append(f"choice {index} is there once only")
+                differences.append(f"choice {index} is there once only")
             else:
                 differing = _differing(mine, theirs, vars(mine))
-                found += [f"choice {index}: {one}" for one in differing]
-        return "; ".join(found) or "cached tokens from event to event"
+                differences += [f"choice {index}: {one}" for one in differing]
+        return "; ".join(differences) or "cached tokens from event to event"
 
 
 AMONG_CHOICES = (
@@ -117,9 +117,9 @@ def _differing(mine: object, theirs: object, names: Iterable[str]) -> Iterator[s
     for name in names:
         one, other = getattr(mine, name), getattr(theirs, name)
         if one != other:
-            at = _first_difference(one, other)
-            yield f"{name} {str(one[at:] if at is not None else one)[:60]!r} and " + (
-                f"{str(other[at:] if at is not None else other)[:60]!r}"
+            offset = _first_difference(one, other)
+            yield f"{name} {str(one[offset:] if offset is not None else one)[:60]!r} and " + (
+                f"{str(other[offset:] if offset is not None else other)[:60]!r}"
             )
 
 
@@ -128,7 +128,7 @@ def _first_difference(one: Any, other: Any) -> int | None:
     if not isinstance(one, str | list) or type(one) is not type(other):
         return None
     pairs = enumerate(zip(one, other, strict=False))
-    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
+    return next((offset for offset, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _end(choice: Choice, part: dict[str, Any]) -> None:
@@ -141,9 +141,9 @@ def _add(choice: Choice, part: dict[str, Any], logprobs: dict[str, Any] | None) 
     choice.text += part.get("content") or ""
     choice.reasoning += part.get("reasoning") or ""
     for call in part.get("tool_calls") or ():
-        known = choice.calls.setdefault(call.get("index", 0), ["", ""])
-        known[0] += call["function"].get("name") or ""
-        known[1] += call["function"].get("arguments") or ""
+        call_parts = choice.calls.setdefault(call.get("index", 0), ["", ""])
+        call_parts[0] += call["function"].get("name") or ""
+        call_parts[1] += call["function"].get("arguments") or ""
     for entry in (logprobs or {}).get("content") or ():
         top = [(one["token"], one["logprob"]) for one in entry.get("top_logprobs") or ()]
         choice.logprobs.append((entry["token"], entry["logprob"], top))

@@ -142,23 +142,23 @@ class Client:
 
     async def _background(self, asked: Asked, answer: Answer) -> None:
         with _pause(answer):
-            made = await self._post(asked.about.path, asked.body, answer)
-            path = f"{asked.about.path}/{made['id']}"
-            made = await self._final(path, answer)
-        if made["status"] not in ("completed", "incomplete"):
-            raise Lost(f"background: {made['status']}: {made.get('error')}")
-        answer.ids.add(made["id"])
-        answer.content = [item.get("content") for item in made["output"]]
+            created = await self._post(asked.about.path, asked.body, answer)
+            path = f"{asked.about.path}/{created['id']}"
+            created = await self._final(path, answer)
+        if created["status"] not in ("completed", "incomplete"):
+            raise Lost(f"background: {created['status']}: {created.get('error')}")
+        answer.ids.add(created["id"])
+        answer.content = [item.get("content") for item in created["output"]]
         for item in answer.content:
             for part in item or ():
                 part.pop("id", None)
-        answer.take_usage(made["usage"])
+        answer.take_usage(created["usage"])
 
     async def _final(self, path: str, answer: Answer) -> Any:
         while True:
-            found = await self._until_200("GET", path, answer)
-            if found["status"] in FINAL:
-                return found
+            response = await self._until_200("GET", path, answer)
+            if response["status"] in FINAL:
+                return response
             await asyncio.sleep(POLL_INTERVAL_S)
 
     async def _batch(self, asked: Asked, answer: Answer) -> None:
@@ -178,11 +178,11 @@ class Client:
             upload = {"files": {"file": ("lines.jsonl", text)}, "data": {"purpose": "batch"}}
             file = await self._until_200("POST", "/v1/files", answer, **upload)
             form = {"input_file_id": file["id"], "endpoint": asked.about.path}
-            made = await self._post("/v1/batches", form | {"completion_window": "24h"}, answer)
-            made = await self._final(f"/v1/batches/{made['id']}", answer)
-            if made["status"] != "completed" or not made["output_file_id"]:
-                raise Lost(f"batch: {made['status']}: {made.get('errors')}")
-            path = f"/v1/files/{made['output_file_id']}/content"
+            created = await self._post("/v1/batches", form | {"completion_window": "24h"}, answer)
+            created = await self._final(f"/v1/batches/{created['id']}", answer)
+            if created["status"] != "completed" or not created["output_file_id"]:
+                raise Lost(f"batch: {created['status']}: {created.get('errors')}")
+            path = f"/v1/files/{created['output_file_id']}/content"
             output = await self._response("GET", path, answer)
         self._take_lines(output.text, answer)
 

@@ -80,9 +80,9 @@ class Clock:
 
     def shift(self, seconds: int) -> None:
         """From now on it is so much later; of less than 0, earlier."""
-        with self._file.open("r+b") as file, mmap.mmap(file.fileno(), _BYTES) as held:
-            before = int.from_bytes(held[:], "little", signed=True)
-            held[:] = (before + seconds).to_bytes(_BYTES, "little", signed=True)
+        with self._file.open("r+b") as file, mmap.mmap(file.fileno(), _BYTES) as mapped:
+            previous = int.from_bytes(mapped[:], "little", signed=True)
+            mapped[:] = (previous + seconds).to_bytes(_BYTES, "little", signed=True)
 
 
 def _compiled(library: Path, clock: Path) -> str:

@@ -78,10 +78,10 @@ class PostgreSQL(Database):
     """
 
     def __init__(self) -> None:
-        found = sorted(Path(PROGRAMS).glob("*/bin/initdb"))
-        if not found:
+        programs = sorted(Path(PROGRAMS).glob("*/bin/initdb"))
+        if not programs:
             raise NoDatabase(f"PostgreSQL's programs aren't in {PROGRAMS}.")
-        self._programs = found[-1].parent
+        self._programs = programs[-1].parent
         self._user = "postgres" if os.geteuid() == 0 else None
         self._folder = Path(tempfile.mkdtemp(prefix="quire-chaos-db-"))
         self._server: ManagedProcess | None = None
@@ -98,7 +98,7 @@ class PostgreSQL(Database):
         if self._user:
             shutil.chown(self._folder, self._user)
         command = [self._programs / "initdb", "-D", self._data, "-U", "quire", "-A", "trust"]
-        made = subprocess.run(
+        result = subprocess.run(
             [*command, "-E", "UTF8"],
             capture_output=True,
             text=True,
@@ -106,8 +106,8 @@ class PostgreSQL(Database):
             user=self._user,
             cwd="/",
         )
-        if made.returncode:
-            raise NoDatabase(f"initdb: {made.stderr.strip()}")
+        if result.returncode:
+            raise NoDatabase(f"initdb: {result.stderr.strip()}")
 
     @property
     def _data(self) -> Path:

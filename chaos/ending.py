@@ -21,13 +21,13 @@ def processes_of(data_dir: Path) -> list[int]:
     environment any more, and isn't among them.
     """
     mark = b"\0" + os.fsencode(f"{MARK}={data_dir}") + b"\0"
-    found = []
+    pids = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with suppress(OSError):  # it has ended, or is another user's
                 if mark in b"\0" + (entry / "environ").read_bytes():
-                    found.append(int(entry.name))
-    return sorted(found)
+                    pids.append(int(entry.name))
+    return sorted(pids)
 
 
 def end_all(data_dir: Path) -> None:
@@ -37,10 +37,10 @@ def end_all(data_dir: Path) -> None:
     Raises TimeoutError.
     """
     deadline = time.monotonic() + KILL_TIMEOUT_S
-    while found := processes_of(data_dir):
+    while pids := processes_of(data_dir):
         if time.monotonic() > deadline:
-            raise TimeoutError(f"Processes {found} are there {KILL_TIMEOUT_S:.0f} s after a kill.")
-        for pid in found:
+            raise TimeoutError(f"Processes {pids} are there {KILL_TIMEOUT_S:.0f} s after a kill.")
+        for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(POLL_INTERVAL_S)

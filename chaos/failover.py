@@ -126,5 +126,5 @@ async def _promote_replica(old: _Server, new: _Server) -> None:
 
 
 def _follows(new: _Server, old: _Server) -> bool:
-    told = old.client.info("replication").get("slave0", {})
-    return new.role == "slave" and told.get("state") == "online"
+    replica = old.client.info("replication").get("slave0", {})
+    return new.role == "slave" and replica.get("state") == "online"

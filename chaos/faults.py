@@ -118,12 +118,12 @@ async def roll(instance: Instance, rng: random.Random) -> None:
 async def change_settings(instance: Instance, settings: dict[str, Any]) -> None:
     """Until no replica of the model has the old ones; None: the default. Raises
     `FaultNotDetected`."""
-    before = set(instance.pids("replica"))
+    previous_pids = set(instance.pids("replica"))
     program = _NEW_SETTINGS.format(model=instance.model, settings=settings)
     await asyncio.to_thread(instance.manage, "shell", "-c", program)
 
     def replaced() -> bool:
-        return len(before & set(instance.pids("replica"))) == 1  # the pooling model's stays
+        return len(previous_pids & set(instance.pids("replica"))) == 1  # the pooling model's stays
 
     try:
         await holds(replaced, 2 * DRAINED_WITHIN_S)
@@ -240,6 +240,6 @@ def plan(seed: int, names: list[str]) -> Iterator[Planned]:
 
 def impossible(instance: Instance) -> dict[str, str]:
     """The faults that can't be done here, and why."""
-    found = {DISK: instance.disk.why_not, CLOCK: instance.clock.why_not}
-    found[DATABASE] = instance.database.why_not
-    return {name: why for name, why in found.items() if why}
+    reasons = {DISK: instance.disk.why_not, CLOCK: instance.clock.why_not}
+    reasons[DATABASE] = instance.database.why_not
+    return {name: why for name, why in reasons.items() if why}

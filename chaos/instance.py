@@ -81,8 +81,10 @@ class Instance:
         """Of all replicas."""
         with sync_client(socket_url(self.data_dir), timeout_s=2) as client:
             ids = [one.decode() for one in client.smembers(redis_keys.replicas_key())]
-            found = client.mget([redis_keys.replica_key(one) for one in sorted(ids)]) if ids else []
-        return [protocol.decode_heartbeat(data) for data in found if data is not None]
+            values = (
+                client.mget([redis_keys.replica_key(one) for one in sorted(ids)]) if ids else []
+            )
+        return [protocol.decode_heartbeat(data) for data in values if data is not None]
 
     def whole(self) -> bool:
         """Whether all processes are there and all replicas are ready."""
@@ -91,18 +93,22 @@ class Instance:
         except redis.RedisError:
             return False
         alive = {beat.pid for beat in beats if beat.state == "ready"}
-        here = self.pids("replica")
-        others = [len(self.pids(what)) for what in ("gateway", "worker", "redis")]
-        return len(here) == REPLICAS + 1 and alive >= set(here) and others == [GATEWAYS, WORKERS, 1]
+        replicas = self.pids("replica")
+        counts = [len(self.pids(what)) for what in ("gateway", "worker", "redis")]
+        return (
+            len(replicas) == REPLICAS + 1
+            and alive >= set(replicas)
+            and counts == [GATEWAYS, WORKERS, 1]
+        )
 
     def served(self) -> set[str]:
         """What clients can ask every gateway for: models, and adapters that were checked."""
         headers = {"authorization": f"Bearer {self.api_key}"}
-        found = []
+        answers = []
         for _ in range(4 * GATEWAYS):  # each by a connection of its own, at whichever gateway
             got = httpx.get(f"{self.url}/v1/models", headers=headers, timeout=30, trust_env=False)
-            found.append({model["id"].rpartition(":")[2] for model in got.json()["data"]})
-        return set.intersection(*found)
+            answers.append({model["id"].rpartition(":")[2] for model in got.json()["data"]})
+        return set.intersection(*answers)
 
     def manage(self, *arguments: str) -> str:
         """Run a command on its data; what it prints. Raises `StartFailed` with its words."""
@@ -122,23 +128,23 @@ class Instance:
 
 def environment(data_dir: Path, **more: str) -> dict[str, str]:
     """This process's, without what points to another instance."""
-    kept = {
+    variables = {
         name: value
         for name, value in os.environ.items()
         if name not in _DROPPED and not name.startswith("QUIRE_")
     }
-    return kept | {MARK: str(data_dir), "TMPDIR": str(data_dir.parent)} | more
+    return variables | {MARK: str(data_dir), "TMPDIR": str(data_dir.parent)} | more
 
 
 def children(pid: int) -> list[int]:
     """Processes that this one has started, the oldest first."""
-    found: list[int] = []
+    pids: list[int] = []
     try:
         for task in sorted(Path(f"/proc/{pid}/task").iterdir()):
-            found += map(int, (task / "children").read_text().split())
+            pids += map(int, (task / "children").read_text().split())
     except OSError:  # it ended meanwhile
-        return sorted(found)
-    return sorted(found)
+        return sorted(pids)
+    return sorted(pids)
 
 
 def command_line(pid: int) -> bytes:
@@ -164,8 +170,8 @@ async def running(
         _relay(disk.folder.parent, disk) as relay,
     ):
         wall = Clock(disk.folder.parent, wanted=clock)
-        async with _started(disk, wall, database, relay, log) as found:
-            yield found
+        async with _started(disk, wall, database, relay, log) as instance:
+            yield instance
 
 
 @asynccontextmanager
@@ -186,17 +192,17 @@ async def _disk() -> AsyncIterator[Disk]:
 
 @asynccontextmanager
 async def _database(disk: Disk, *, postgresql: bool) -> AsyncIterator[Database]:
-    made: list[Database] = []
+    databases: list[Database] = []
     try:
         if postgresql:
-            await to_its_end(lambda: made.append(PostgreSQL()))
+            await to_its_end(lambda: databases.append(PostgreSQL()))
         else:
-            made.append(File(disk.folder))
-        yield made[0]
+            databases.append(File(disk.folder))
+        yield databases[0]
     except NoDatabase as error:
         raise StartFailed(str(error)) from error
     finally:
-        for database in made:
+        for database in databases:
             database.close()
 
 
@@ -219,10 +225,10 @@ async def _started(
     ready = disk.folder.parent / "ready.json"
     process = _up(disk, clock.environment | database.environment, relay, ready, log)
     try:
-        told = await _await_ready(process, ready, log)
+        ready_values = await _await_ready(process, ready, log)
         names = ("url", "api_key", "model")
-        found = Instance(
-            **{name: told[name] for name in names},
+        instance = Instance(
+            **{name: ready_values[name] for name in names},
             data_dir=disk.folder,
             disk=disk,
             clock=clock,
@@ -231,10 +237,12 @@ async def _started(
             log=log,
             process=process,
         )
-        await asyncio.to_thread(_load_pooling_model, found)
-        await until(found.whole, START_TIMEOUT_S, "the replicas aren't ready", log)
-        await until(lambda: found.served() >= ADAPTERS, START_TIMEOUT_S, "no adapter is live", log)
-        yield found
+        await asyncio.to_thread(_load_pooling_model, instance)
+        await until(instance.whole, START_TIMEOUT_S, "the replicas aren't ready", log)
+        await until(
+            lambda: instance.served() >= ADAPTERS, START_TIMEOUT_S, "no adapter is live", log
+        )
+        yield instance
         process.terminate()
         try:
             await holds(lambda: process.poll() is not None, STOP_TIMEOUT_S)
@@ -249,10 +257,10 @@ async def _started(
 
 def _read_ready_file(ready: Path, log: Path) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads(ready.read_text(encoding="utf-8"))
+        values: dict[str, Any] = json.loads(ready.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise StartFailed(tail(log)) from None
-    return found
+    return values
 
 
 def _up(
@@ -282,10 +290,10 @@ def _load_pooling_model(instance: Instance) -> None:
 
 
 async def _await_ready(process: subprocess.Popen[bytes], ready: Path, log: Path) -> dict[str, Any]:
-    def ended() -> bool:
+    def is_over() -> bool:
         return ready.exists() or process.poll() is not None
 
-    await until(ended, START_TIMEOUT_S, "no start", log)
+    await until(is_over, START_TIMEOUT_S, "no start", log)
     return await asyncio.to_thread(_read_ready_file, ready, log)
 
 
@@ -306,6 +314,6 @@ async def holds(condition: Callable[[], bool], limit_s: float, every_s: float = 
             await asyncio.sleep(every_s)
 
 
-def tail(log: Path, most: int = 4000) -> str:
+def tail(log: Path, max_bytes: int = 4000) -> str:
     """The end of a log."""
-    return log.read_text(encoding="utf-8", errors="replace")[-most:].strip()
+    return log.read_text(encoding="utf-8", errors="replace")[-max_bytes:].strip()

@@ -39,10 +39,10 @@ class Kills(Run):
 
     def _turns(self) -> list[Schedule]:
         kinds = itertools.cycle(STREAMED)
-        found = []
-        for place, kind in zip(range(self._streams), kinds, strict=False):
-            found.append([(kind, place // len(STREAMED) * 2 + place % 2)])
-        return found
+        turns = []
+        for number, kind in zip(range(self._streams), kinds, strict=False):
+            turns.append([(kind, number // len(STREAMED) * 2 + number % 2)])
+        return turns
 
     async def _harm(self, instance: Instance, client: Client) -> None:
         """Kill by kill; nothing has healed before the next one comes."""

@@ -128,6 +128,10 @@ def stopping(asked: Asked, text: str, size: int = 16) -> Asked:
     half if there is such a one, else as late as can be.
     """
     half = len(text) // 2
-    places = [*range(half, len(text) - size), *reversed(range(1, half)), 0]
-    piece = next(text[at : at + size] for at in places if text.find(text[at : at + size]) == at)
-    return replace(asked, body={**asked.body, "stop": ["zqx zqx", piece]})
+    offsets = [*range(half, len(text) - size), *reversed(range(1, half)), 0]
+    stop = next(
+        text[offset : offset + size]
+        for offset in offsets
+        if text.find(text[offset : offset + size]) == offset
+    )
+    return replace(asked, body={**asked.body, "stop": ["zqx zqx", stop]})

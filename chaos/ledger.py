@@ -55,7 +55,7 @@ def read(database: Database) -> dict[str, Row]:
 
 def compare(rows: Iterable[Row], answers: Iterable[Answer]) -> Difference:
     """Answers that were lost count as such, and not here."""
-    rows, found = list(rows), Difference()
+    rows, difference = list(rows), Difference()
     billed = defaultdict[str, Tokens](lambda: (0, 0))
     for row in rows:
         name = SUMMED if row.endpoint == SUMMED else row.request_id
@@ -70,13 +70,13 @@ def compare(rows: Iterable[Row], answers: Iterable[Answer]) -> Difference:
         for name in answer.ids:
             mine = _sum(mine, billed.pop(name, (0, 0)))
         if not answer.lost:
-            found.add(" ".join(sorted(answer.ids)), mine, received)
-    found.add(SUMMED, billed.pop(SUMMED, (0, 0)), summed)
+            difference.add(" ".join(sorted(answer.ids)), mine, received)
+    difference.add(SUMMED, billed.pop(SUMMED, (0, 0)), summed)
     status = {row.request_id: row.status for row in rows}
     for name, tokens in billed.items():
-        found.add(f"{name} (nobody's, status {status[name]})", tokens, (0, 0))
-    found.rows, found.billed = len(rows), sum(row.prompt + row.completion for row in rows)
-    return found
+        difference.add(f"{name} (nobody's, status {status[name]})", tokens, (0, 0))
+    difference.rows, difference.billed = len(rows), sum(row.prompt + row.completion for row in rows)
+    return difference
 
 
 def _sum(one: Tokens, other: Tokens) -> Tokens:

@@ -96,6 +96,6 @@ class Relay:
 def peer(connection: socket.socket) -> int:
     """The process at the other end of a Unix socket."""
     size = struct.calcsize("3i")
-    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-    pid: int = struct.unpack("3i", found)[0]
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    pid: int = struct.unpack("3i", credentials)[0]
     return pid

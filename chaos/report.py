@@ -78,25 +78,25 @@ def cells(outcome: Outcome) -> dict[tuple[str, str], Cell]:
 
 def table(outcome: Outcome) -> str:
     """Markdown."""
-    found = cells(outcome)
-    kinds = [kind for kind in KINDS if any(found[fault, kind].count for fault in FAULTS)]
+    by_cell = cells(outcome)
+    kinds = [kind for kind in KINDS if any(by_cell[fault, kind].count for fault in FAULTS)]
     lines = ["| fault | times | " + " | ".join(kinds) + " |", "|---|---|" + "---|" * len(kinds)]
     for fault in FAULTS:
         times = sum(window.fault == fault for window in outcome.windows)
         if fault in outcome.skipped:
             lines.append(f"| {fault} | skipped | " + " | ".join("" for _ in kinds) + " |")
         elif times:
-            row = " | ".join(found[fault, kind].text() for kind in kinds)
+            row = " | ".join(by_cell[fault, kind].text() for kind in kinds)
             lines.append(f"| {fault} | {times} | {row} |")
     return "\n".join(lines)
 
 
 def summary(outcome: Outcome) -> str:
     """One line for each of the things that must be zero."""
-    found, ledger = totals(outcome), outcome.difference
+    sums, ledger = totals(outcome), outcome.difference
     lines = [
-        f"{found.requests} requests beside {found.faults} faults: "
-        f"{found.lost} lost, {found.doubled} doubled, {found.changed} changed.",
+        f"{sums.requests} requests beside {sums.faults} faults: "
+        f"{sums.lost} lost, {sums.doubled} doubled, {sums.changed} changed.",
         f"Ledger: {ledger.billed} tokens in {ledger.rows} rows; clients received "
         f"{ledger.received}. Difference: {ledger.tokens}.",
     ]

@@ -70,8 +70,8 @@ class Outcome:
 
     def changed(self, request: Request) -> str:
         """What is another in its answer than without faults, by the same weights; "": nothing."""
-        place = request.asked.kind, request.asked.number
-        calm, other = self.expected[place], self.turned.get(place)
+        key = request.asked.kind, request.asked.number
+        calm, other = self.expected[key], self.turned.get(key)
         if other is not None and other.answer.digests == request.answer.digests:
             calm = other
         return "" if request.answer.lost else calm.answer.differs(request.answer)
@@ -128,7 +128,7 @@ class Run(ABC):
     async def run_on(self, instance: Instance, client: Client) -> Outcome:
         """Harm an instance that runs."""
         await self._undisturbed(instance, client)
-        before = await asyncio.to_thread(ledger.read, instance.database)
+        previous_rows = await asyncio.to_thread(ledger.read, instance.database)
         load = [asyncio.create_task(self._load(client, turn)) for turn in self._turns()]
         try:
             await self._harm(instance, client)
@@ -139,7 +139,7 @@ class Run(ABC):
             for task in load:
                 task.cancel()
             await asyncio.gather(*load, return_exceptions=True)
-        await self._compare(instance, set(before))
+        await self._compare(instance, set(previous_rows))
         return self._outcome
 
     async def _undisturbed(self, instance: Instance, client: Client) -> None:

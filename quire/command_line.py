@@ -31,10 +31,10 @@ MAKERS = (
 GC_THRESHOLD = 10_000
 
 
-def take_data_dir(arguments: list[str]) -> list[str]:
+def pop_data_dir(arguments: list[str]) -> list[str]:
     """Act on `--data-dir DIR`, which settings need before any command sees its options."""
     rest: list[str] = []
-    given: str | None = None
+    data_dir: str | None = None
     words = iter(arguments)
     for word in words:
         name, equals, value = word.partition("=")
@@ -44,10 +44,10 @@ def take_data_dir(arguments: list[str]) -> list[str]:
         folder = value if equals else next(words, "")
         if not folder or folder.startswith("-"):
             raise SystemExit("--data-dir needs a folder.")
-        os.environ["QUIRE_DATA_DIR"] = given = folder
+        os.environ["QUIRE_DATA_DIR"] = data_dir = folder
         os.environ["QUIRE_FROM_FLAGS"] = "QUIRE_DATA_DIR"
-    if given is not None:
-        check_data_dir(given, rest[1:])
+    if data_dir is not None:
+        check_data_dir(data_dir, rest[1:])
     return rest
 
 
@@ -66,7 +66,7 @@ def main() -> None:
         sys.path.insert(0, str(APPS))
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
     use_vllm_variables()
-    arguments = take_data_dir(sys.argv)
+    arguments = pop_data_dir(sys.argv)
     try:
         import django
         from django.core.exceptions import ImproperlyConfigured

@@ -63,7 +63,7 @@ class Header:
     def signature(self, function: str) -> tuple[str, list[str]]:
         """Types in ctypes of a function's result and arguments."""
         pointer = self._ffi.typeof(f"{function} *")
-        return _ctypes_name(pointer.result), [_ctypes_name(each) for each in pointer.args]
+        return _ctypes_name(pointer.result), [_ctypes_name(argument) for argument in pointer.args]
 
 
 def _ctypes_name(ctype: FFI.CType) -> str:

@@ -23,6 +23,8 @@ CLEAN = (
     "platform/accounts",
     "platform/adapters",
     "platform/catalog",
+    "platform/common",
+    "platform/config",
     "platform/console",
     "platform/history",
     "platform/kv_map",
@@ -30,6 +32,10 @@ CLEAN = (
     "platform/metering",
     "platform/storage",
     "platform/tenants",
+    "quire",
+    "tools",
+    "tools/docs",
+    "tools/triton",
 )
 
 #: Word -> what to write in its place.

@@ -7,7 +7,7 @@ import redis
 from engine.system.redis_client import RedisPipeline
 
 #: KEYS: the lock. ARGV: who asks, the lock's time in ms. Returns whether it is theirs.
-_TAKE_OR_EXTEND = """
+_ACQUIRE_OR_EXTEND = """
 local holder = redis.call('GET', KEYS[1])
 if holder and holder ~= ARGV[1] then return 0 end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
@@ -21,9 +21,9 @@ async def hold_lock(link: RedisPipeline, key: str, holder: str, lifetime_s: floa
     Raises redis.RedisError.
     """
     arguments = (holder, int(lifetime_s * 1000))
-    return bool(await link.execute("EVAL", _TAKE_OR_EXTEND, 1, key, *arguments))
+    return bool(await link.execute("EVAL", _ACQUIRE_OR_EXTEND, 1, key, *arguments))
 
 
 def hold_lock_sync(client: redis.Redis, key: str, holder: str, lifetime_s: float) -> bool:
     """The same, blocking."""
-    return bool(client.eval(_TAKE_OR_EXTEND, 1, key, holder, int(lifetime_s * 1000)))
+    return bool(client.eval(_ACQUIRE_OR_EXTEND, 1, key, holder, int(lifetime_s * 1000)))

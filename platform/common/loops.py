@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 RESTART_DELAY_S = 1.0
 #: For so long `/health` shows a failure.
-SHOWN_FOR_S = 600.0
+VISIBLE_FOR_S = 600.0
 
 _FAILURES = Counter(
     "quire_loop_failures", "Unexpected errors after which a loop of a process began anew.", ["loop"]
@@ -37,9 +37,9 @@ def failure_warnings() -> list[str]:
     """A sentence for each of this process's loops that failed in the last ten minutes."""
     now = time.monotonic()
     return [
-        f"{name} failed {now - at:.0f} s ago ({error}) and began anew: see the log."
-        for name, (at, error) in sorted(_latest.items())
-        if now - at < SHOWN_FOR_S
+        f"{name} failed {now - failed_at:.0f} s ago ({error}) and began anew: see the log."
+        for name, (failed_at, error) in sorted(_latest.items())
+        if now - failed_at < VISIBLE_FOR_S
     ]
 
 

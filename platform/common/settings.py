@@ -124,11 +124,11 @@ def check_address(url: str) -> str:
 
 
 def _check_scheme(*schemes: str, hint: str = "") -> Callable[[str], str]:
-    known = " or ".join(f"{scheme}://" for scheme in schemes)
+    allowed = " or ".join(f"{scheme}://" for scheme in schemes)
 
     def check(url: str) -> str:
         if url and urlsplit(url).scheme not in schemes:
-            raise ValueError(f"must start with {known}{hint}")
+            raise ValueError(f"must start with {allowed}{hint}")
         return check_address(url)
 
     return check
@@ -677,7 +677,9 @@ OF_TESTS = ("TEST", "SUITE")
 
 def load_settings() -> QuireSettings:
     """The settings of this process. Raises ImproperlyConfigured with one line for each mistake."""
-    problems = [f"{name} {note}." for name, note in REPLACED.items() if name in os.environ]
+    problems = [
+        f"{name} {replacement}." for name, replacement in REPLACED.items() if name in os.environ
+    ]
     try:
         loaded = QuireSettings()
         if internal := internal_fields():
@@ -738,7 +740,7 @@ def set_internal_fields(fields: dict[str, Any]) -> None:
         os.environ[INTERNAL] = json.dumps(internal_fields() | fields)
 
 
-def note_flags(names: list[str]) -> None:
+def record_flags(names: list[str]) -> None:
     """Record that flags have set these variables."""
     os.environ[FROM_FLAGS] = ",".join(dict.fromkeys([*variables_from_flags(), *names]))
 
@@ -757,16 +759,16 @@ def variables() -> Iterator[str]:
 
 def unknown_variables(environment: Mapping[str, str] = os.environ) -> list[str]:
     """A sentence for each variable that begins as one of Quire's or vLLM's and does nothing."""
-    known = set(variables())
+    names = set(variables())
     unknown = sorted(
         name
         for name in environment
         if name.startswith("QUIRE_")
         and name.split("_")[1] not in OF_TESTS
-        and name not in known | NO_SETTINGS
+        and name not in names | NO_SETTINGS
     )
     sentences = [
-        f"{name} is no setting and changes nothing.{_suggest(name, known)}" for name in unknown
+        f"{name} is no setting and changes nothing.{_suggest(name, names)}" for name in unknown
     ]
     return [*sentences, *unused_variables(environment)]
 
@@ -776,6 +778,6 @@ def check_variables(**_: Any) -> list[CheckMessage]:
     return [Warning(sentence, id="config.W001") for sentence in unknown_variables()]
 
 
-def _suggest(name: str, known: set[str]) -> str:
-    close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.8)
+def _suggest(name: str, names: set[str]) -> str:
+    close = difflib.get_close_matches(name, sorted(names), n=1, cutoff=0.8)
     return f" Did you mean {close[0]}?" if close else ""

@@ -44,17 +44,17 @@ class WaitForRedisConsumer(Consumer):  # type: ignore[misc]
 def wait_for_writes(url: str) -> None:
     """Return when Redis takes a write, or refuses it for good (then who comes next says why)."""
     client = redis_client.sync_client(url)
-    told = False
+    warned = False
     try:
         while (error := _refusal(client)) is not None:
-            if not told:
+            if not warned:
                 logger.warning("messages wait until Redis takes writes: %s", error)
-            told = True
+            warned = True
             maybe_shutdown()
             time.sleep(POLL_INTERVAL_S)
     finally:
         client.close()
-    if told:
+    if warned:
         logger.warning("Redis takes writes again")
 
 
@@ -110,7 +110,7 @@ class SingleScheduler(ClockSafeScheduler):
         super().__init__(*args, **kwargs)
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
-        self._holds_lock = self._take_or_extend_lock()
+        self._holds_lock = self._acquire_or_extend_lock()
         if self._holds_lock and self._unsent:
             oldest = time.monotonic() - SCHEDULER_LOCK_S
             for since, entry in self._unsent.values():
@@ -125,7 +125,7 @@ class SingleScheduler(ClockSafeScheduler):
         else:
             self._unsent[str(entry.name)] = (time.monotonic(), entry)
 
-    def _take_or_extend_lock(self) -> bool:
+    def _acquire_or_extend_lock(self) -> bool:
         key = f"{settings.QUIRE.key_prefix}:celery:scheduler"
         try:
             return hold_lock_sync(self._client, key, self._id, SCHEDULER_LOCK_S)

@@ -72,17 +72,17 @@ class CompressedFiles(ServeStaticMiddleware):
         body = self._cache.get(key)
         if body is None:
             chunks = cast("AsyncIterator[bytes]", response.streaming_content)  # type: ignore[attr-defined]
-            whole = b"".join([chunk async for chunk in chunks])
-            body = await asyncio.to_thread(gzip.compress, whole, 9, mtime=0)
+            content = b"".join([chunk async for chunk in chunks])
+            body = await asyncio.to_thread(gzip.compress, content, 9, mtime=0)
             self._keep(key, body)
         response.close()
         headers = {name: value for name, value in response.items() if name != "Content-Length"}
-        made = HttpResponse(body, headers=headers)
+        compressed = HttpResponse(body, headers=headers)
         if etag := response.get("ETag"):
-            made["ETag"] = f"W/{etag}"
-        made["Content-Encoding"] = "gzip"
-        made["Content-Length"] = str(len(body))
-        return made
+            compressed["ETag"] = f"W/{etag}"
+        compressed["Content-Encoding"] = "gzip"
+        compressed["Content-Length"] = str(len(body))
+        return compressed
 
     def _keep(self, key: tuple[str, str], body: bytes) -> None:
         self._cache[key] = body
@@ -94,8 +94,8 @@ class CompressedFiles(ServeStaticMiddleware):
 
 def _set_content_etag(request: HttpRequest) -> None:
     """Files are told by their own tag, pages have none."""
-    known = request.META.get("HTTP_IF_NONE_MATCH", "")
-    request.META["HTTP_IF_NONE_MATCH"] = known.removeprefix("W/")
+    client_etag = request.META.get("HTTP_IF_NONE_MATCH", "")
+    request.META["HTTP_IF_NONE_MATCH"] = client_etag.removeprefix("W/")
 
 
 def _may_pack(request: HttpRequest, response: HttpResponseBase) -> bool:

@@ -30,12 +30,12 @@ _killed: deque[str] = deque(maxlen=100)
 
 
 @before_task_publish.connect
-def _note_sending(headers: dict[str, Any], **_: object) -> None:
+def _record_sending(headers: dict[str, Any], **_: object) -> None:
     headers[SENT_AT] = time.time()
 
 
 @task_prerun.connect
-def _note_beginning(task_id: str, **_: object) -> None:
+def _record_start(task_id: str, **_: object) -> None:
     _began[task_id] = time.monotonic()
 
 

@@ -84,7 +84,7 @@ async def test_requests_come_out_as_the_page_says(
 def test_a_route_is_here_or_has_a_counterpart_or_a_reason() -> None:
     for route in ROUTES:
         here = has_route(route.method, route.path)
-        assert here == (not route.ours and not route.note), route
+        assert here == (not route.ours and not route.reason), route
         if route.ours:
             assert has_route("GET" if route.method == "GET" else "POST", route.ours), route
     assert not has_route("GET", "/v1/embeddings")

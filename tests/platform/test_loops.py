@@ -131,5 +131,5 @@ async def test_fault_78_a_coroutine_begins_anew_after_an_error() -> None:
 
 def test_what_failed_long_ago_is_no_longer_told(monkeypatch: pytest.MonkeyPatch) -> None:
     loops.record_failure("test", ValueError())
-    monkeypatch.setattr(loops, "SHOWN_FOR_S", 0.0)
+    monkeypatch.setattr(loops, "VISIBLE_FOR_S", 0.0)
     assert failure_warnings() == []

@@ -36,9 +36,9 @@ def page() -> str:
 def _engine() -> list[str]:
     ours = ",\n".join(f"`{_flag(name)}`" for name in sorted(SETTINGS - NAMED))
     rows = [
-        f"| `{_flag(each.name)}` | {each.outcome} | {_sentence(each.note)} |"
-        for each in sorted(VLLM_FLAGS, key=lambda each: each.name)
-        if each.name not in SETTINGS
+        f"| `{_flag(flag.name)}` | {flag.outcome} | {_sentence(flag.note)} |"
+        for flag in sorted(VLLM_FLAGS, key=lambda flag: flag.name)
+        if flag.name not in SETTINGS
     ]
     return [
         "## Engine arguments",
@@ -56,13 +56,13 @@ def _engine() -> list[str]:
 def _server() -> list[str]:
     parser = argparse.ArgumentParser(add_help=False)
     add_server_flags(parser)
-    shown = [
+    visible = [
         (action.option_strings[0], "effective", action.help)
         for action in parser._actions
         if action.help != argparse.SUPPRESS
     ]
     hidden = [
-        (other.flag, "refused" if other.refuse else "accepted, changes nothing", other.note)
+        (other.flag, "refused" if other.refuse else "accepted, changes nothing", other.reason)
         for other in UNCONFIGURABLE_FLAGS
     ]
     named = [
@@ -73,18 +73,18 @@ def _server() -> list[str]:
         ("--served-model-name", "effective", "several: other names of the same model"),
     ]
     rows = [
-        f"| `{flag}` | {outcome} | {_sentence(note or '')} |"
-        for flag, outcome, note in sorted([*named, *shown, *hidden])
+        f"| `{flag}` | {outcome} | {_sentence(text or '')} |"
+        for flag, outcome, text in sorted([*named, *visible, *hidden])
     ]
     return ["## The server's arguments", "", "| argument | here | |", "|---|---|---|", *rows, ""]
 
 
 def _variables() -> list[str]:
     rows = []
-    for each in VARIABLES:
-        ours = ", ".join(f"`{word}`" for word in each.ours.split(", ") if word)
-        effect = "acts" if each.acts else ""
-        rows.append(f"| `{each.name}` | {effect} | {ours} | {_sentence(each.note)} |")
+    for variable in VARIABLES:
+        ours = ", ".join(f"`{word}`" for word in variable.ours.split(", ") if word)
+        effect = "acts" if variable.acts else ""
+        rows.append(f"| `{variable.name}` | {effect} | {ours} | {_sentence(variable.note)} |")
     return [
         "## Environment variables",
         "",

@@ -44,7 +44,9 @@ def _row(backend: AttentionBackend) -> tuple[str, ...]:
     if not sizes:
         sizes = "any" if backend.most_head_size > 1024 else f"up to {backend.most_head_size}"
     if backend.latents:
-        sizes += "; latents up to " + " + ".join(str(most) for most in backend.latents)
+        sizes += "; latents up to " + " + ".join(
+            str(latent_size) for latent_size in backend.latents
+        )
     return (
         backend.name,
         ", ".join(backend.devices),

@@ -47,16 +47,19 @@ def page() -> str:
 def _command(name: str) -> list[str]:
     command, parser = _parser(name)
     lines = [f"### {name}", "", paragraph(command.help), ""]
-    known = {action.dest for action in _parser("list_keys")[1]._actions} - {"tenant", "inactive"}
+    common_options = {action.dest for action in _parser("list_keys")[1]._actions} - {
+        "tenant",
+        "inactive",
+    }
     hidden = {flag.flag for flag in UNCONFIGURABLE_FLAGS}
     has_engine_arguments = False
     if name == "serve":
-        known |= {action.dest for action in _parser("up")[1]._actions} - SETTINGS
+        common_options |= {action.dest for action in _parser("up")[1]._actions} - SETTINGS
         lines.append("- the options of [`up`](#up)")
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             lines += [item(f"`{choice}`: {text}") for choice, text in _choices(action)]
-        elif action.dest in known or action.help == argparse.SUPPRESS:
+        elif action.dest in common_options or action.help == argparse.SUPPRESS:
             continue
         elif action.dest in (SETTINGS | set(BY_NAME)) - NAMED:
             has_engine_arguments = True

@@ -51,7 +51,7 @@ def field_outcome(schema: type[GenerateRequest], name: str) -> str:
         return EFFECTIVE
     if name not in schema.UNSUPPORTED:
         return IGNORED
-    body = next(body for each, _, body in SCHEMAS if each is schema)
+    body = next(body for candidate, _, body in SCHEMAS if candidate is schema)
     try:
         parse(schema, {**body, name: {"any": "thing"}})
     except InvalidRequest as error:
@@ -104,11 +104,11 @@ def _field(schema: type[GenerateRequest], name: str) -> str:
 def _routes() -> list[str]:
     rows = []
     for route in sorted(ROUTES, key=lambda route: route.path):
-        here = "the same"
+        outcome = "the same"
         if not has_route(route.method, route.path):
             refusal = f"404: {path_not_found(route.path).message.removesuffix('.')}"
-            here = f"`{route.ours}`" if route.ours else f"not here; {refusal}"
-        rows.append(f"| `{route.method} {route.path}` | {here} | {route.note} |")
+            outcome = f"`{route.ours}`" if route.ours else f"not here; {refusal}"
+        rows.append(f"| `{route.method} {route.path}` | {outcome} | {route.reason} |")
     return ["## Routes", "", "| route | here | |", "|---|---|---|", *rows, ""]
 
 
@@ -116,8 +116,8 @@ def _metrics() -> list[str]:
     live, rows = live_metrics(), []
     for kind, names in METRICS.items():
         for name in sorted(names.split()):
-            here = "the same" if live.get(name) == kind else "not here"
-            note = "always 0: nothing is swapped" if name in ALWAYS_0 else OTHER_METRICS.get(name)
-            rows.append(f"| `{name}` | {kind} | {here} | {note or ''} |")
+            outcome = "the same" if live.get(name) == kind else "not here"
+            text = "always 0: nothing is swapped" if name in ALWAYS_0 else OTHER_METRICS.get(name)
+            rows.append(f"| `{name}` | {kind} | {outcome} | {text or ''} |")
     head = ["## Metrics", "", "[Observability](observability.md) has more, and what they count."]
     return [*head, "", "| metric | kind | here | |", "|---|---|---|---|", *rows, ""]

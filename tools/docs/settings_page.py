@@ -38,8 +38,8 @@ def page() -> str:
             group = setting.group
             lines.append(WITHOUT if group == WITHOUT_VARIABLE else f"\n## {group}\n")
         default = COMPUTED.get(setting.name) or _default(setting)
-        note = f" (default: {default})" if default else ""
-        lines.append(item(f"**`{setting.name}`**{note}: {setting.help}"))
+        suffix = f" (default: {default})" if default else ""
+        lines.append(item(f"**`{setting.name}`**{suffix}: {setting.help}"))
     return "\n".join(lines).replace("\n\n\n", "\n\n") + "\n"
 
 

@@ -48,13 +48,13 @@ class Route:
     """A way into vLLM's server, or one of OpenAI's that clients of vLLM's call.
 
     Attributes:
-        ours: what does the same here, where it isn't the same path. note: why there is none.
+        ours: what does the same here, where it isn't the same path. reason: why there is none.
     """
 
     method: str
     path: str
     ours: str = ""
-    note: str = ""
+    reason: str = ""
 
 
 _SPEECH = "models of speech don't run here"
@@ -94,16 +94,16 @@ ROUTES: tuple[Route, ...] = (
     Route("POST", "/v1/lora/unload", "/v1/unload_lora_adapter"),
     Route("POST", "/v1/generate", "/inference/v1/generate"),
     Route("GET", "/docs", "/openapi.json", "`/reference/` is the page"),
-    Route("POST", "/v1/audio/transcriptions", note=_SPEECH),
-    Route("POST", "/v1/audio/translations", note=_SPEECH),
-    Route("POST", "/v1/audio/speech", note=_SPEECH),
-    Route("GET", "/v1/realtime", note=_SPEECH),
-    Route("POST", "/v1/images/generations", note="models of images don't run here"),
-    Route("POST", "/v1/fine_tuning/jobs", note="nothing is trained here; adapters are uploaded"),
-    Route("POST", "/scale_elastic_ep", note=_ONE_ENGINE),
-    Route("POST", "/is_scaling_elastic_ep", note=_ONE_ENGINE),
-    Route("POST", "/init_weight_transfer_engine", note=_WEIGHTS),
-    Route("POST", "/update_weights", note=_WEIGHTS),
+    Route("POST", "/v1/audio/transcriptions", reason=_SPEECH),
+    Route("POST", "/v1/audio/translations", reason=_SPEECH),
+    Route("POST", "/v1/audio/speech", reason=_SPEECH),
+    Route("GET", "/v1/realtime", reason=_SPEECH),
+    Route("POST", "/v1/images/generations", reason="models of images don't run here"),
+    Route("POST", "/v1/fine_tuning/jobs", reason="nothing is trained here; adapters are uploaded"),
+    Route("POST", "/scale_elastic_ep", reason=_ONE_ENGINE),
+    Route("POST", "/is_scaling_elastic_ep", reason=_ONE_ENGINE),
+    Route("POST", "/init_weight_transfer_engine", reason=_WEIGHTS),
+    Route("POST", "/update_weights", reason=_WEIGHTS),
 )
 
 #: As a scrape names them, by kind.

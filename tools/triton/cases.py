@@ -148,40 +148,40 @@ class _Gates:
 
 def latent(sequences: int, heads: int, queries: int = 1, *, cache: torch.dtype = BF16) -> None:
     """Attention over DeepSeek's latents, in a context of 8192."""
-    kept = empty(4096, 1, 64, 576, dtype=cache)
+    cache_rows = empty(4096, 1, 64, 576, dtype=cache)
     attention.latent_attention(
         MlaArgs(
             q=empty(sequences * queries, heads, 576, dtype=BF16),
-            cache=kept,
+            cache=cache_rows,
             latent=512,
             block_tables=ints(sequences, 128),
             seq_lens=ints(sequences),
             query_start_loc=ints(sequences + 1),
             scale=0.1,
-            scales=empty(*kept.shape[:3]) if cache == torch.int8 else None,
+            scales=empty(*cache_rows.shape[:3]) if cache == torch.int8 else None,
         )
     )
 
 
 def adapters(rows: int, dtype: torch.dtype = BF16) -> None:
     """LoRA of rank 16 of a fused QKV layer [6144, 4096] and of an embedding, with 8 adapters."""
-    place = (0, "qkv")
-    places = {place: 3, (1, EMBEDDING): 1, (1, EMBEDDING_ROWS): 0}
-    slots = TritonLoraSlots(places, 8, 16, dtype, torch.device("meta"))
+    key = (0, "qkv")
+    slots_by_key = {key: 3, (1, EMBEDDING): 1, (1, EMBEDDING_ROWS): 0}
+    slots = TritonLoraSlots(slots_by_key, 8, 16, dtype, torch.device("meta"))
     tiles = slots.max_tiles(rows)
-    there = LoraMapping(ints(tiles * slots.tile(rows)), ints(tiles), ints(1))
-    slots.add(place, empty(rows, 6144, dtype=dtype), empty(rows, 4096, dtype=dtype), there)
-    slots.embed(1, empty(rows, 4096), empty(rows, dtype=torch.int64), there)
+    mapping = LoraMapping(ints(tiles * slots.tile(rows)), ints(tiles), ints(1))
+    slots.add(key, empty(rows, 6144, dtype=dtype), empty(rows, 4096, dtype=dtype), mapping)
+    slots.embed(1, empty(rows, 4096), empty(rows, dtype=torch.int64), mapping)
 
 
 def adapted_experts(tokens: int) -> None:
     """LoRA of rank 16 of both products of 128 experts, 8 of them a token, with 8 adapters."""
-    places = {(0, EXPERTS["up"]): 2, (0, EXPERTS["down"]): 1}
-    slots = TritonLoraSlots(places, 8, 16, BF16, torch.device("meta"), experts=128)
+    slots_by_key = {(0, EXPERTS["up"]): 2, (0, EXPERTS["down"]): 1}
+    slots = TritonLoraSlots(slots_by_key, 8, 16, BF16, torch.device("meta"), experts=128)
     tiles, rows = slots.max_tiles(tokens), 8 * tokens
-    there = LoraMapping(ints(tiles * slots.tile(tokens)), ints(tiles), ints(1))
+    mapping = LoraMapping(ints(tiles * slots.tile(tokens)), ints(tiles), ints(1))
     groups = grouped.align(ints(rows), 128, tile_rows(rows, 128))
-    adding = AddedToExperts(MoeLoraMapping(slots, 0, there), groups, tokens, 8)
+    adding = AddedToExperts(MoeLoraMapping(slots, 0, mapping), groups, tokens, 8)
     adding.up(empty(rows, 1536, dtype=BF16), empty(tokens, 2048, dtype=BF16))
     adding.down(empty(rows, 2048), empty(rows, 768, dtype=BF16))
 
@@ -198,7 +198,7 @@ def block_product(rows: int) -> None:
     Fp8Linear(bits, empty(32, 6144), empty(6144), 128)(empty(rows, 4096, dtype=BF16))
 
 
-def plain_product(rows: int, dtype: torch.dtype) -> None:
+def dense_product(rows: int, dtype: torch.dtype) -> None:
     """A layer [6144, 4096] of floats, batch-invariant."""
     layer = InvariantLinear(empty(6144, 4096, dtype=dtype), empty(6144, dtype=dtype))
     layer(empty(rows, 4096, dtype=dtype))
@@ -265,8 +265,8 @@ CASES: dict[str, Case] = {
     "latent bf16, int8 KV": lambda: latent(64, 16, cache=torch.int8),
     "latents: rotation, groups": around_latents,
     "batch-invariant attention bf16": lambda: paged(1, 8192, features=True, invariant=True),
-    "batch-invariant product bf16": lambda: plain_product(64, BF16),
-    "batch-invariant product fp32": lambda: plain_product(64, F32),
+    "batch-invariant product bf16": lambda: dense_product(64, BF16),
+    "batch-invariant product fp32": lambda: dense_product(64, F32),
     "rope bf16": lambda: rotary(BF16, BF16, "none", norms=False, neox=True),
     "rope bf16, norms, e4m3 KV": lambda: rotary(BF16, E4M3, "tensor", norms=True, neox=False),
     "rope bf16, int8 KV": lambda: rotary(BF16, torch.int8, "token", norms=True, neox=True),

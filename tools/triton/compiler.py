@@ -54,9 +54,9 @@ def specialisation(
     Triton's own: types, constants, integers that are 1 or multiples of 16, addresses that are.
     """
     _, bind = _binder(kernel, arch)
-    _, found, rest = bind(*args, **options)
+    _, spec, rest = bind(*args, **options)
     constants = {name: value for name, value in options.items() if name in kernel.arg_names}
-    return kernel.__name__, str(found), str(sorted(constants.items())), str(sorted(rest.items()))
+    return kernel.__name__, str(spec), str(sorted(constants.items())), str(sorted(rest.items()))
 
 
 def compile_launch(
@@ -68,9 +68,9 @@ def compile_launch(
     empty.
     """
     backend, bind = _binder(kernel, arch)
-    bound, found, _ = bind(*args, **options)
+    bound, spec, _ = bind(*args, **options)
     parsed, signature, constants, attributes = kernel._pack_args(
-        backend, options, bound, found, None
+        backend, options, bound, spec, None
     )
     source = ASTSource(kernel, signature, constants, attributes)
     target = GPUTarget("cuda", arch, 32)
@@ -86,7 +86,7 @@ def compile_launch(
 
 def _waits(ttgir: str) -> int:
     """The fewest copies that a wait within a loop leaves under way."""
-    depth, found = 0, []
+    depth, waits = 0, []
     indents: list[int] = []
     for line in ttgir.splitlines():
         indent = len(line) - len(line.lstrip())
@@ -98,8 +98,8 @@ def _waits(ttgir: str) -> int:
             depth += 1
         wait = re.search(r"async_wait.*num = (\d+)", line)
         if wait is not None and depth:
-            found.append(int(wait[1]))
-    return min(found, default=-1)
+            waits.append(int(wait[1]))
+    return min(waits, default=-1)
 
 
 def _figures(cubin: bytes, disassemble: bool) -> tuple[int, int, Code]:
@@ -115,8 +115,8 @@ def _figures(cubin: bytes, disassemble: bool) -> tuple[int, int, Code]:
             ).stdout
             for option in options
         )
-    found = re.search(r"REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)", usage)
-    if found is None:
+    match = re.search(r"REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)", usage)
+    if match is None:
         raise ValueError(f"cuobjdump says nothing of registers: {usage[:200]!r}")
-    registers, stack, local = (int(part) for part in found.groups())
+    registers, stack, local = (int(part) for part in match.groups())
     return registers, max(stack, local), read("".join(text))

@@ -58,16 +58,18 @@ def compile_all(arch: int, names: Iterable[str], disassemble: bool = True) -> It
     """The rows of the named cases."""
     launches: list[tuple[Any, int, tuple[Any, ...], dict[str, Any]]] = []
 
-    def note(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], options: Any) -> None:
+    def record_launch(
+        kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], options: Any
+    ) -> None:
         launches.append((kernel, math.prod(grid), args, options))
 
     for name in names:
         launches.clear()
-        with watch(note, Target(arch, PROCESSORS[arch], SHARED[arch])):
+        with watch(record_launch, Target(arch, PROCESSORS[arch], SHARED[arch])):
             CASES[name]()
         for kernel, launched, args, options in launches:
-            made = compile_launch(kernel, args, options, arch, disassemble)
-            yield Row(name, arch, made, launched)
+            compiled = compile_launch(kernel, args, options, arch, disassemble)
+            yield Row(name, arch, compiled, launched)
 
 
 def main() -> int:
@@ -99,14 +101,15 @@ def main() -> int:
 
 
 def _line(row: Row) -> str:
-    made, code = row.compiled, row.compiled.code
+    compiled, code = row.compiled, row.compiled.code
     matrix = f"{code.matrix}{' wgmma' if code.wgmma else ''}" if code.matrix else ""
     cells = (
-        row.case, made.kernel, f"{row.arch}{'a' if row.arch >= 90 else ''}", made.registers,
-        made.local, f"{made.shared}{'' if row.fits else ' (too much)'}", made.warps, made.programs,
-        code.loop or "", matrix, f"{code.wide_loads} of {code.loads}",
-        made.waits if made.waits >= 0 else "",
-        f"{code.beside} of {code.powers}" if code.wgmma and code.powers else "",
+        row.case, compiled.kernel, f"{row.arch}{'a' if row.arch >= 90 else ''}", compiled.registers,
+        compiled.local, f"{compiled.shared}{'' if row.fits else ' (too much)'}",
+        compiled.warps, compiled.programs, code.loop or "", matrix,
+        f"{code.wide_loads} of {code.loads}",
+        compiled.waits if compiled.waits >= 0 else "",
+        f"{code.overlapped} of {code.powers}" if code.wgmma and code.powers else "",
     )  # fmt: skip
     return f"| {' | '.join(str(cell) for cell in cells)} |"
 

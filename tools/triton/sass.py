@@ -13,7 +13,7 @@ _SHARED_OF_SM = {80: 167_936, 89: 102_400, 90: 233_472, 100: 233_472, 120: 102_4
 _WARPS_OF_SM = {80: 64, 89: 48, 90: 64, 100: 64, 120: 48}
 _REGISTERS_OF_SM = 65_536
 _PROGRAMS_OF_SM = {80: 32, 89: 24, 90: 32, 100: 32, 120: 24}
-_SHARED_EACH = 1024
+_SHARED_BYTES_PER_PROGRAM = 1024
 """Bytes of shared memory that the driver takes for itself of each program."""
 
 
@@ -30,8 +30,8 @@ class Code:
         wgmma: whether they are Hopper's, of four warps at once.
         loads, wide_loads: reads of global memory in the kernel, and those of 16 bytes a thread or
             more.
-        powers, beside: powers of two in that loop (of a softmax, say), and those of them that are
-            given while Hopper's products are under way.
+        powers, overlapped: powers of two in that loop (of a softmax, say), and those of them that
+            are computed while Hopper's products are under way.
     """
 
     instructions: int
@@ -41,7 +41,7 @@ class Code:
     loads: int
     wide_loads: int
     powers: int = 0
-    beside: int = 0
+    overlapped: int = 0
 
 
 def read(text: str) -> Code:
@@ -54,27 +54,34 @@ def read(text: str) -> Code:
     while code and code[-1][1] == "NOP":
         code.pop()
     bodies = [
-        [(name, operands) for at, name, operands in code if low <= at <= high]
+        [(name, operands) for address, name, operands in code if low <= address <= high]
         for low, high in _innermost(code)
     ]
-    whole = min(bodies, key=lambda body: _rank([name for name, _ in body]), default=[])
-    body = [name for name, _ in whole]
+    main_body = min(bodies, key=lambda body: _rank([name for name, _ in body]), default=[])
+    body = [name for name, _ in main_body]
     loads = [name for _, name, _ in code if name.split(".")[0] in _FROM_GLOBAL]
     wide = [name for name in loads if "128" in name or name.startswith("U")]
     matrix = [name for name in body if name.split(".")[0] in _MATRIX]
     wgmma = any(name.split(".")[0] in ("HGMMA", "QGMMA", "IGMMA") for name in matrix)
     powers = sum(name.startswith("MUFU.EX2") for name in body)
     return Code(
-        len(code), len(body), len(matrix), wgmma, len(loads), len(wide), powers, _beside(whole)
+        len(code),
+        len(body),
+        len(matrix),
+        wgmma,
+        len(loads),
+        len(wide),
+        powers,
+        _num_overlapped(main_body),
     )
 
 
-def _beside(body: Sequence[tuple[str, str]]) -> int:
+def _num_overlapped(body: Sequence[tuple[str, str]]) -> int:
     """Powers of two of a loop between a product of four warps and the wait for it.
 
     What is under way at its end still is at its beginning.
     """
-    under_way, found = False, 0
+    under_way, is_overlapped = False, 0
     for turn in range(2):
         for name, operands in body:
             if name.startswith("HGMMA"):
@@ -82,8 +89,8 @@ def _beside(body: Sequence[tuple[str, str]]) -> int:
             elif name.startswith("WARPGROUP.DEPBAR") and operands.rstrip().endswith("0x0"):
                 under_way = False
             elif turn and under_way and name.startswith("MUFU.EX2"):
-                found += 1
-    return found
+                is_overlapped += 1
+    return is_overlapped
 
 
 def _rank(body: Sequence[str]) -> tuple[int, int, int]:
@@ -95,10 +102,10 @@ def _rank(body: Sequence[str]) -> tuple[int, int, int]:
 def _innermost(code: Sequence[tuple[int, str, str]]) -> list[tuple[int, int]]:
     """(first, last address) of loops that hold no other loop."""
     loops = []
-    for at, name, operands in code:
+    for address, name, operands in code:
         target = re.search(r"0x([0-9a-f]+)", operands) if name.startswith("BRA") else None
-        if target is not None and int(target[1], 16) < at:
-            loops.append((int(target[1], 16), at))
+        if target is not None and int(target[1], 16) < address:
+            loops.append((int(target[1], 16), address))
     return [
         (low, high)
         for low, high in loops
@@ -111,5 +118,5 @@ def programs_a_processor(arch: int, registers: int, shared: int, warps: int) -> 
     by_warps = _WARPS_OF_SM[arch] // warps
     # Registers are given to a warp by 256.
     by_registers = _REGISTERS_OF_SM // (max(1, -(-registers * 32 // 256)) * 256 * warps)
-    by_shared = _SHARED_OF_SM[arch] // (shared + _SHARED_EACH)
+    by_shared = _SHARED_OF_SM[arch] // (shared + _SHARED_BYTES_PER_PROGRAM)
     return min(by_warps, by_registers, by_shared, _PROGRAMS_OF_SM[arch])

@@ -56,20 +56,20 @@ def in_place(phase: str, size: int, device: torch.device, tile: Tile) -> Iterato
     """Within it, batches of the phase are cut up by this tile."""
     if device.type == "cpu":
         table, key = INTERPRETED, phase
-        before = table[key]
+        previous_tile = table[key]
         table[key] = tile
         try:
             yield
         finally:
-            table[key] = before
+            table[key] = previous_tile
         return
     sizes = TABLE[architecture_of(target_of(device)), phase]
-    kept = sizes[size]
+    previous_size = sizes[size]
     sizes[size] = tile
     try:
         yield
     finally:
-        sizes[size] = kept
+        sizes[size] = previous_size
 
 
 def compile_side_by_side(
@@ -109,7 +109,7 @@ def best_tile(phase: str, size: int, tiles: Sequence[Tile], device: torch.device
     if not IN_INTERPRETER:
         compile_side_by_side([functools.partial(attend_by, tile) for tile in tiles], device)
     expected = paged_attention(AttentionArgs(*batch, size**-0.5))
-    found: list[tuple[float, Tile]] = []
+    timings: list[tuple[float, Tile]] = []
     for tile in tiles:
         with in_place(phase, size, device, tile):
             try:
@@ -119,9 +119,9 @@ def best_tile(phase: str, size: int, tiles: Sequence[Tile], device: torch.device
             seconds = graphed_seconds(
                 lambda: paged_attention(AttentionArgs(*batch, size**-0.5)), device.type
             )
-        found.append((seconds, tile))
+        timings.append((seconds, tile))
         print(f"  {phase} {size} {tile}: {seconds * 1e6:.1f} us", flush=True)
-    return min(found, key=lambda pair: pair[0])[1]
+    return min(timings, key=lambda pair: pair[0])[1]
 
 
 def main() -> int:

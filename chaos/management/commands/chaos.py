@@ -124,11 +124,11 @@ class Command(BaseCommand):
 async def _run_until_signal(run: Run) -> Outcome:
     """The run. A signal ends it and all that it started; a second one can't break that off."""
     task = asyncio.ensure_future(run.run())
-    told = asyncio.Event()
+    stop_requested = asyncio.Event()
 
     def stop() -> None:
-        if not told.is_set():
-            told.set()
+        if not stop_requested.is_set():
+            stop_requested.set()
             task.cancel()
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -136,7 +136,7 @@ async def _run_until_signal(run: Run) -> Outcome:
     try:
         return await task
     except RedisError as error:
-        if told.is_set():  # a fault that was left midway
+        if stop_requested.is_set():  # a fault that was left midway
             raise asyncio.CancelledError from error
         raise
 
@@ -169,5 +169,5 @@ def _check_page(page: Path) -> None:
 def _write(page: Path, outcome: Outcome) -> None:
     text = page.read_text(encoding="utf-8")
     new = f"{BEGIN}\n\n{summary(outcome)}\n\n{table(outcome)}\n\n{END}"
-    found = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.DOTALL)
-    page.write_text(found.sub(lambda _: new, text, count=1), encoding="utf-8")
+    section = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.DOTALL)
+    page.write_text(section.sub(lambda _: new, text, count=1), encoding="utf-8")

@@ -29,7 +29,7 @@ from django.core.management.base import CommandError
 
 from catalog.processes import ManagedProcess, kill_when_stopped, spawn
 from catalog.slot import backoff, describe_exit
-from common.settings import APPS_DIR, note_flags
+from common.settings import APPS_DIR, record_flags
 
 logger = logging.getLogger(__name__)
 
@@ -228,7 +228,7 @@ def use_tls(certfile: str | None, keyfile: str | None) -> None:
     except (OSError, ssl.SSLError) as error:
         raise CommandError(f"The certificate can't be used: {error}") from error
     os.environ["QUIRE_TLS"] = "direct"  # for the gateways: secure cookies, HSTS
-    note_flags(["QUIRE_TLS"])
+    record_flags(["QUIRE_TLS"])
 
 
 class Gateways(ProcessGroup):

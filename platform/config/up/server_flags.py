@@ -13,7 +13,7 @@ from typing import Any
 from django.core.management.base import CommandError
 from django.utils.module_loading import import_string
 
-from common.settings import ROOT_PATH, note_flags, set_internal_fields
+from common.settings import ROOT_PATH, record_flags, set_internal_fields
 from config.up.first_run import parse_lora_modules
 from engine.contract.errors import ConfigError, InvalidRequest
 from engine.contract.observability import check_endpoint
@@ -25,7 +25,7 @@ class ServerFlag:
     """A flag that is taken and changes nothing, or is refused. `refuse`: by this sentence."""
 
     flag: str
-    note: str
+    reason: str
     refuse: bool = False
     words: str | None = None
 
@@ -184,7 +184,7 @@ def check_server_flags(options: Mapping[str, Any]) -> None:
     """Raise `CommandError` for what can't be had or makes no sense."""
     for other in UNCONFIGURABLE_FLAGS:
         if other.refuse and options[_dest(other)]:
-            raise CommandError(f"{other.flag} can't be used: {other.note}")
+            raise CommandError(f"{other.flag} can't be used: {other.reason}")
     for path in options["middleware"] or []:
         try:
             target = import_string(path)
@@ -271,7 +271,7 @@ def use_server_flags(options: Mapping[str, Any]) -> None:
     """Have the gateways that are started from here do as the flags say."""
     variables = environment(options)
     os.environ.update(variables)
-    note_flags(list(variables))
+    record_flags(list(variables))
     fields = {
         "cors_methods": _words(options, "allowed_methods"),
         "cors_headers": _words(options, "allowed_headers"),

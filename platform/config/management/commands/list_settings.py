@@ -29,9 +29,9 @@ class Command(QuireCommand):
         for sentence in unknown_variables():
             self.print_hint(sentence)
         rows = [
-            (each.name, each.value or "-", each.source)
-            for each in in_force()
-            if options["all"] or each.source != "default"
+            (setting.name, setting.value or "-", setting.source)
+            for setting in in_force()
+            if options["all"] or setting.source != "default"
         ]
         if not rows:
             self.stdout.write("All settings have their defaults; --all lists them.")

@@ -102,10 +102,10 @@ def run_processes(queues: list[str]) -> None:
     app.loader.import_default_modules()
     gc.freeze()  # what is collected in a fork is no longer shared
     children = [fork.Process(target=work, args=(queue,), name=queue) for queue in queues]
-    told: list[int] = []
+    signals: list[int] = []
 
     def end(number: int = 0, frame: object = None) -> None:
-        told.append(number)
+        signals.append(number)
         for child in children:
             child.terminate()
 
@@ -114,7 +114,7 @@ def run_processes(queues: list[str]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
     multiprocessing.connection.wait([child.sentinel for child in children])
-    asked = bool(told)
+    asked = bool(signals)
     end()
     for child in children:
         child.join()
