@@ -26,7 +26,7 @@ from tests.engine.lora.peft_oracle import make_adapter
 from tests.engine.models import make_model, make_tokenizer
 from tests.engine.speculative import head_folders
 from tests.fakes.hub import Hub
-from tests.platform.instance import Instance, environment
+from tests.platform.instance import Instance, environment, internal
 from tests.survey.recipes import RECIPES
 from tests.survey.tiny import make_checkpoint
 
@@ -179,7 +179,7 @@ def world(hub: Hub, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     (modules / "gradio.py").write_text(GRADIO)
     (programs / "aws").write_text("#!/bin/sh\n")
     (programs / "aws").chmod(0o755)
-    ours = environment(folder, QUIRE_ENGINE_COMMAND="")
+    ours = environment(folder, **internal(engine_command=[]))
     del ours["QUIRE_DATA_DIR"]
     return {
         **ours,
