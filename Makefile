@@ -17,10 +17,11 @@ CLIENTS := tests/clients
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet --no-input
 
 .PHONY: up install install-test environments check test run-tests test-slow coverage sanitize lint lint-style
-.PHONY: lint-types audit format bench clean docs help
+.PHONY: lint-types audit format bench clean dev docs help
 
 help:
 	@echo "make up [ARGS=...]   install, then serve the demo model (ARGS go to 'manage.py up')"
+	@echo "make dev             beside 'make up': a gateway at port 8001 that follows changes of files"
 	@echo "make check           lint, types and quick unit tests: no Redis, no processes"
 	@echo "make test            install, then lint and run all tests but the slow ones"
 	@echo "make test-slow       the slow tests, and those in quarantine"
@@ -92,6 +93,11 @@ docs: $(VENV)/.installed-test
 	$(BIN)/python -m tools.abi
 	$(BIN)/python -m tools.docs
 	$(BIN)/python manage.py openapi -o docs/openapi.json
+
+# A gateway that starts anew when a file changes, beside what a running `manage.py up` has: its replicas,
+# workers, Redis and database. Another instance's: QUIRE_DATA_DIR=... make dev.
+dev: $(VENV)/.installed
+	QUIRE_DEBUG=1 $(BIN)/python manage.py runserver $(or $(ARGS),127.0.0.1:8001)
 
 bench: $(VENV)/.installed
 	$(BIN)/python manage.py bench $(ARGS)

@@ -98,10 +98,7 @@ def http_application(django_application: Application) -> Application:
 
 
 async def lifespan(scope: Scope, receive: Receive, send: Send) -> None:
-    """ASGI's lifespan: the engine client starts with the server and is closed with it.
-
-    Servers without a lifespan (daphne) start it at the first request.
-    """
+    """ASGI's lifespan: the engine client starts with the server and is closed with it."""
     while True:
         message = await receive()
         if message["type"] == "lifespan.startup":

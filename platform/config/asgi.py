@@ -43,6 +43,9 @@ from metering.gateway_recovery import start_gateway_heartbeat, stop_keeper
 from metering.request_log_writer import start_writer, stop_writer
 
 Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Application = Callable[[Message, Receive, Send], Awaitable[None]]
 logger = logging.getLogger(__name__)
 
 
@@ -65,9 +68,7 @@ async def export_migrations() -> None:
         logger.warning("migrations can't be counted: %s", error)
 
 
-async def lifespan(
-    scope: Message, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Any]
-) -> None:
+async def lifespan(scope: Message, receive: Receive, send: Send) -> None:
     """Every gateway process helps to move usage from its spool into the ledger, and says that it's
     alive: of those that aren't the others settle what they left."""
     load_views()
@@ -84,22 +85,61 @@ async def lifespan(
         await asyncio.to_thread(stop_writer)
 
 
-application = ProtocolTypeRouter(
-    {
-        "http": http_application(cast(Any, django_application)),
-        # Consumers check the origin themselves: they close with a code that their page understands,
-        # where Channels' own validator refuses the handshake without a word.
-        "websocket": count_websockets(
-            AuthMiddlewareStack(
-                URLRouter(
-                    [
-                        *inference.routing.websocket_urlpatterns,
-                        *console.routing.websocket_urlpatterns,
-                        *kv_map.routing.websocket_urlpatterns,
-                    ]
+class LifespanOnDemand:
+    """Starts the lifespan before the first request where the server has none, like daphne."""
+
+    def __init__(self, application: Application) -> None:
+        self._application = application
+        self._server_has_lifespan = False
+        self._starting: asyncio.Task[None] | None = None
+        self._lifespan: asyncio.Task[None] | None = None
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            self._server_has_lifespan = True
+        elif not self._server_has_lifespan:
+            if self._starting is None:
+                self._starting = asyncio.create_task(self._start())
+            await asyncio.shield(self._starting)
+        await self._application(scope, receive, send)
+
+    async def _start(self) -> None:
+        started = asyncio.Event()
+        messages: list[Message] = [{"type": "lifespan.startup"}]
+
+        async def receive() -> Message:
+            if not messages:
+                await asyncio.Event().wait()  # it lasts as long as the process
+            return messages.pop()
+
+        async def send(message: Message) -> None:
+            if message["type"] == "lifespan.startup.failed":
+                self._starting = None  # the next request tries again
+            started.set()
+
+        run = self._application({"type": "lifespan"}, receive, send)
+        self._lifespan = asyncio.ensure_future(run)
+        await started.wait()
+
+
+application = LifespanOnDemand(
+    ProtocolTypeRouter(
+        {
+            "http": http_application(cast(Any, django_application)),
+            # Consumers check the origin themselves: they close with a code that their page
+            # understands, where Channels' own validator refuses the handshake without a word.
+            "websocket": count_websockets(
+                AuthMiddlewareStack(
+                    URLRouter(
+                        [
+                            *inference.routing.websocket_urlpatterns,
+                            *console.routing.websocket_urlpatterns,
+                            *kv_map.routing.websocket_urlpatterns,
+                        ]
+                    )
                 )
-            )
-        ),
-        "lifespan": lifespan,
-    }
+            ),
+            "lifespan": lifespan,
+        }
+    )
 )

@@ -66,7 +66,7 @@ def listeners(listener: socket.socket) -> list[socket.socket]:
 
 
 def serve_daphne(listener: socket.socket, options: dict[str, Any]) -> None:
-    """daphne. It has no lifespan: what needs one starts at the first request."""
+    """daphne. It has no lifespan: the application starts its own at the first request."""
     from daphne.server import Server
 
     from config import asgi

@@ -140,8 +140,8 @@ def write_waiting(*, at_once: bool = False) -> int:
         for item in part:
             if isinstance(item, RequestRow):
                 record = item.record
-                at = cast(datetime, record.started_at).timestamp()
-                newest[record.tenant_id] = max(at, newest.get(record.tenant_id, 0.0))
+                started_at = cast(datetime, record.started_at).timestamp()
+                newest[record.tenant_id] = max(started_at, newest.get(record.tenant_id, 0.0))
         _prune_tenant(part)
     if newest:
         async_to_sync(_announce)(newest)
@@ -150,8 +150,8 @@ def write_waiting(*, at_once: bool = False) -> int:
 
 async def _announce(newest: dict[int, float]) -> None:
     """Tell pages that show the requests of a tenant: the topic `requests`."""
-    for tenant_id, at in newest.items():
-        await broadcast("requests", {"newest": at}, tenant_id=tenant_id)
+    for tenant_id, started_at in newest.items():
+        await broadcast("requests", {"newest": started_at}, tenant_id=tenant_id)
 
 
 def _insert(part: list[RequestRow | Content]) -> None:

@@ -286,7 +286,7 @@ async def test_fault_26_a_reader_that_stands_still_holds_the_newest_alone() -> N
     consumer = ConsoleConsumer()
     consumer._names = {("spoken", 1): ["acme"]}
     for number in range(10_000):
-        consumer._put(("spoken", 1), {"n": number})
+        consumer._store_pending(("spoken", 1), {"n": number})
     assert consumer._pending == {("spoken", 1): {"n": 9_999}}
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
+import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,6 +17,9 @@ import openai
 import pytest
 import redis
 from openai import AsyncOpenAI, OpenAI
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import ClientConnection, connect
+from websockets.typing import Origin
 
 from engine.contract import redis_keys
 from engine.text import Tokenizer, render_chat
@@ -221,6 +227,112 @@ def test_fault_01_every_server_refuses_fifty_megabytes(
         raw.sendall(_http(installation.key, body, length=len(body) or 50 << 20))
         answer = raw.recv(65536)
     assert b" 413 " in answer.split(b"\r\n")[0], answer
+
+
+#: A user of the tenant, and the key of a session of theirs.
+_LOG_IN = """
+import django
+django.setup()
+from importlib import import_module
+from django.conf import settings
+from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_KEY
+from tenants import actions
+from tenants.actors import SYSTEM_ACTOR
+from tenants.models import Role, Tenant, User
+tenant = Tenant.objects.get(name="Live")
+user = User.objects.create_user("ada", "ada@example.org", "a quiet page of ink")
+actions.add_member(actor=SYSTEM_ACTOR, tenant=tenant, user=user, role=Role.OWNER)
+store = import_module(settings.SESSION_ENGINE).SessionStore()
+store[SESSION_KEY] = str(user.pk)
+store[BACKEND_SESSION_KEY] = "django.contrib.auth.backends.ModelBackend"
+store[HASH_SESSION_KEY] = user.get_session_auth_hash()
+store.create()
+print(f"{settings.SESSION_COOKIE_NAME}={store.session_key} {tenant.slug}")
+"""
+
+
+@pytest.fixture(scope="module")
+def session(installation: live.Instance) -> tuple[str, str]:
+    """A cookie, and the slug of its person's tenant."""
+    cookie, slug = live_output(installation, _LOG_IN).split()
+    return cookie, slug
+
+
+def page_socket(port: int, path: str, cookie: str) -> ClientConnection:
+    return connect(
+        f"ws://127.0.0.1:{port}{path}",
+        origin=Origin(f"http://127.0.0.1:{port}"),
+        additional_headers={"Cookie": cookie},
+    )
+
+
+def frames(page: ClientConnection) -> Iterator[dict[str, Any]]:
+    while True:
+        yield json.loads(page.recv(timeout=30))
+
+
+@pytest.mark.parametrize("server", ["uvicorn", "daphne"])
+def test_both_supported_servers_carry_the_sockets_of_pages(
+    ports: dict[str, int], session: tuple[str, str], server: str
+) -> None:
+    port, (cookie, slug) = ports[server], session
+    with page_socket(port, "/ws/console/", cookie) as page:
+        page.send(json.dumps({"type": "want", "topics": [["now", slug]]}))
+        frame = next(frames(page))
+        assert (frame["type"], frame["topic"]) == ("data", "now")
+        assert [model["id"] for model in frame["data"]["models"]] == ["m"]
+    with page_socket(port, "/ws/playground/", cookie) as page:
+        page.send(json.dumps({"type": "generate", "id": "a", "model": "m", "messages": HELLO,
+                              "sampling": {"max_tokens": 5}}))  # fmt: skip
+        kinds = []
+        for frame in frames(page):
+            kinds.append(frame["type"])
+            if frame["type"] in ("done", "error"):
+                break
+        assert (kinds[0], kinds[-1]) == ("start", "done")
+    with page_socket(port, "/ws/kv/", cookie) as page:
+        page.send(json.dumps({"replica": "nonsense", "tenant": slug}))
+        with pytest.raises(ConnectionClosed) as closed:
+            page.recv(timeout=30)
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 4404
+    with page_socket(port, "/ws/console/", "") as page, pytest.raises(ConnectionClosed) as closed:
+        page.recv(timeout=30)
+    assert closed.value.rcvd is not None
+    assert closed.value.rcvd.code == 4401
+
+
+def test_runserver_is_a_gateway_with_sockets_and_static_files(
+    short_tmp: Path, tokenizer: Tokenizer
+) -> None:
+    """`make dev`, without any other gateway: usage gets into the ledger, too."""
+    folder, port = short_tmp / "dev", live.free_port()
+    folder.mkdir()
+    count = (
+        "import django; django.setup(); from metering.models import UsageEntry; "
+        "print(UsageEntry.objects.count())"
+    )
+    with live.instance(folder) as of, live.replica(of, "tests.fakes.fake_replica"):
+        of.environment["QUIRE_DEBUG"] = "1"
+        command = [sys.executable, "manage.py", "runserver", f"127.0.0.1:{port}", "--noreload"]
+        with live.process(command, of.environment):
+            live.wait_until_healthy(port)
+            style = f"http://127.0.0.1:{port}/static/console/css/page.css"
+            with urllib.request.urlopen(style, timeout=30) as reply:
+                assert reply.headers["content-type"].startswith("text/css")
+            with sdk(of, port) as client:
+                client.chat.completions.create(model="m", messages=HELLO, max_tokens=8)
+            deadline = time.monotonic() + 60
+            while live_output(of, count) != "1":
+                assert time.monotonic() < deadline, "no usage in the ledger"
+
+
+def live_output(of: live.Instance, code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=of.environment, cwd=live.ROOT, check=True, text=True,
+        stdout=subprocess.PIPE,
+    )  # fmt: skip
+    return done.stdout.strip()
 
 
 def _http(key: str, body: bytes, length: int | None = None) -> bytes:

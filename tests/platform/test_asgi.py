@@ -32,3 +32,47 @@ async def test_views_are_loaded_before_the_first_request(monkeypatch: pytest.Mon
     monkeypatch.setattr(asgi, "gateway_lifespan", serve)
     await asgi.lifespan({}, nothing, lambda _: None)
     assert loaded == [True, True]
+
+
+@pytest.mark.parametrize("server_has_lifespan", [True, False])
+async def test_a_server_without_a_lifespan_gets_it_once_before_its_first_request(
+    server_has_lifespan: bool,
+) -> None:
+    scopes: list[str] = []
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        scopes.append(scope["type"])
+        if scope["type"] == "lifespan":
+            assert (await receive())["type"] == "lifespan.startup"
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+
+    async def receive() -> Any:
+        return {"type": "lifespan.startup"}
+
+    async def send(message: Any) -> None: ...
+
+    served = asgi.LifespanOnDemand(application)
+    if server_has_lifespan:
+        await served({"type": "lifespan"}, receive, send)
+    for kind in ("http", "websocket", "http"):
+        await served({"type": kind}, receive, send)
+    assert scopes == ["lifespan", "http", "websocket", "http"]
+
+
+async def test_a_lifespan_that_fails_is_tried_again_at_the_next_request() -> None:
+    scopes: list[str] = []
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        scopes.append(scope["type"])
+        if scope["type"] == "lifespan":
+            await send({"type": "lifespan.startup.failed"})
+
+    async def nothing() -> Any: ...
+
+    async def send(message: Any) -> None: ...
+
+    served = asgi.LifespanOnDemand(application)
+    for _ in range(2):
+        await served({"type": "http"}, nothing, send)
+    assert scopes == ["lifespan", "http"] * 2

@@ -111,12 +111,12 @@ class ConsoleConsumer(SessionConsumer):
 
     async def live(self, message: dict[str, Any]) -> None:
         """A message of a group: news of a topic."""
-        self._put((message["topic"], message["tenant_id"]), message["data"])
+        self._store_pending((message["topic"], message["tenant_id"]), message["data"])
 
     async def live_check(self, message: dict[str, Any]) -> None:
         """What `_check_layer` sends."""
 
-    def _put(self, key: Key, data: Any) -> None:
+    def _store_pending(self, key: Key, data: Any) -> None:
         if key in self._names:
             self._pending[key] = data
             self._waiting.set()
@@ -125,7 +125,7 @@ class ConsoleConsumer(SessionConsumer):
         """Have what is so now sent."""
         for key in keys:
             if (topic := self._topics.get(key)) is not None:
-                self._put(key, await read_topic(topic, key[1]))
+                self._store_pending(key, await read_topic(topic, key[1]))
 
     async def _write(self) -> None:
         """Send pending data; while a slow reader takes a frame, newer data replaces older."""
@@ -145,7 +145,7 @@ class ConsoleConsumer(SessionConsumer):
 
     async def _check_layer(self) -> None:
         """Read the topics while the layer is down, and once it's back: news were missed."""
-        failed_before, self._layer_failed = self._layer_failed, False
+        previously_failed, self._layer_failed = self._layer_failed, False
         try:
             for key in self._topics:  # those that could not be joined
                 await self.channel_layer.group_add(group_name(*key), self.channel_name)
@@ -153,7 +153,7 @@ class ConsoleConsumer(SessionConsumer):
         except LAYER_ERRORS as error:
             logger.debug("the channel layer is down: %s", error)
             self._layer_failed = True
-        if failed_before or self._layer_failed:
+        if previously_failed or self._layer_failed:
             await self._read_topics(list(self._topics))
 
 
