@@ -82,6 +82,9 @@ from inference.openapi import OpenApiView
 urlpatterns = [
     path("v1/load_lora_adapter", LoadAdapterView.as_view()),
     path("v1/unload_lora_adapter", UnloadAdapterView.as_view()),
+    # The same two under shorter paths.
+    path("v1/lora/load", LoadAdapterView.as_view()),
+    path("v1/lora/unload", UnloadAdapterView.as_view()),
     path("v1/models", ModelsView.as_view()),
     path("v1/models/<path:model>", ModelView.as_view()),
     path("v1/chat/completions", StoredCompletionsView.as_view()),

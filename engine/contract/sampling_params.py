@@ -376,6 +376,15 @@ class SamplingParams(SamplingFields, omit_defaults=True, forbid_unknown_fields=T
         check_token_ids("stop_token_ids", list(listed), MAX_STOP_TOKEN_IDS)
         self.stop_token_ids = list(listed) or None
 
+    @classmethod
+    def from_optional(cls, *, skip_clone: bool = False, **fields: Any) -> SamplingParams:
+        """Build from fields of which None means the default.
+
+        Args:
+            skip_clone: no effect; engines don't change parameters.
+        """
+        return cls(**{name: value for name, value in fields.items() if value is not None})
+
     def clone(self) -> SamplingParams:
         """A deep copy, except that logits processors are shared."""
         processors = self.logits_processors

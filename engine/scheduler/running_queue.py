@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import KVPoolTooSmall
 from engine.contract.messages import MAX_RECORDED_CHUNKS
@@ -12,6 +14,9 @@ from engine.scheduler.prefill_budget import StepLimits
 from engine.scheduler.request import Sequence, SequenceStatus
 from engine.scheduler.request_queue import RequestQueue
 from engine.scheduler.step_builder import StepBuilder
+
+log = logging.getLogger(__name__)
+_PREEMPTIONS_PER_WARNING = 50
 
 
 class RunningQueue:
@@ -209,7 +214,7 @@ class RunningQueue:
                 continue
             victim_quota = self.quota_of(victim)
             if victim_quota.running > seats * quotas.weight_fraction(victim_quota):
-                self.preempt_in_step(step, victim)
+                self._preempt_in_step(step, victim)
                 return True
         return False
 
@@ -220,7 +225,19 @@ class RunningQueue:
         return quota.running >= self._max_num_seqs * self._kv.quotas.weight_fraction(quota)
 
     def preempt_in_step(self, step: StepBuilder, victim: Sequence) -> None:
-        """Preempt a sequence while a step is planned that may hold it already."""
+        """Preempt a sequence for its blocks while a step is planned that may hold it already."""
+        self._preempt_in_step(step, victim)
+        # Not each one: while memory is short there are thousands.
+        if self.num_preemptions % _PREEMPTIONS_PER_WARNING == 1:
+            log.warning(
+                "Request %s is preempted and will be recomputed because there is not enough KV "
+                "cache space. This costs time. Increase gpu_memory_utilization (on a CPU "
+                "cpu_kvcache_space) or decrease max_num_seqs. total_cumulative_preemption_cnt=%d",
+                victim.request.request_id,
+                self.num_preemptions,
+            )
+
+    def _preempt_in_step(self, step: StepBuilder, victim: Sequence) -> None:
         is_new = step.is_new(victim)
         if step.remove(victim):
             self.uncache_from(victim, victim.num_computed_tokens)

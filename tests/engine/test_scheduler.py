@@ -116,6 +116,21 @@ def test_the_youngest_is_preempted_and_resumes_with_all_its_tokens() -> None:
     assert plan.num_scheduled == [9]
 
 
+def test_a_preemption_is_told_with_its_remedy_and_the_count(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    driver = Driver(num_blocks=4, enable_prefix_caching=False)
+    driver.add([1, 2, 3, 4, 5, 6, 7])
+    young = driver.add([11, 12, 13, 14, 15, 16, 17])
+    with caplog.at_level("WARNING"):
+        for _ in range(3):
+            driver.step()
+    (message,) = caplog.messages
+    assert f"Request {young.request.request_id} is preempted" in message
+    assert "Increase gpu_memory_utilization" in message
+    assert message.endswith("total_cumulative_preemption_cnt=1")
+
+
 def test_the_lowest_priority_is_preempted() -> None:
     driver = Driver(num_blocks=4, enable_prefix_caching=False, scheduling_policy="priority")
     low = driver.add([1, 2, 3, 4, 5, 6, 7], priority=9)

@@ -31,6 +31,8 @@ NEEDS = {
             "is_sleeping",
             "load",
             "v1/load_lora_adapter",
+            "v1/lora/load",
+            "v1/lora/unload",
             "v1/unload_lora_adapter",
             "metrics",
             "pause",

@@ -90,8 +90,8 @@ ROUTES: tuple[Route, ...] = (
         /version /load /server_info /is_sleeping /is_paused /tokenizer_info /openapi.json
         """,
     ),
-    Route("POST", "/v1/lora/load", "/v1/load_lora_adapter"),
-    Route("POST", "/v1/lora/unload", "/v1/unload_lora_adapter"),
+    Route("POST", "/v1/lora/load", "/v1/lora/load"),
+    Route("POST", "/v1/lora/unload", "/v1/lora/unload"),
     Route("POST", "/v1/generate", "/inference/v1/generate"),
     Route("GET", "/docs", "/openapi.json", "`/reference/` is the page"),
     Route("POST", "/v1/audio/transcriptions", reason=_SPEECH),

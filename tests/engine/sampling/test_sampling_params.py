@@ -431,3 +431,10 @@ def test_fault_10_repetition_detection_out_of_range(fields, param):
 def test_circles_are_found_at_the_end_of_the_output(tokens, smallest, largest, count, found):
     params = RepetitionDetectionParams(largest, smallest, count)
     assert params.is_repeating([1, 2, 1, 2, *tokens], len(tokens)) is found
+
+
+def test_fields_that_are_none_are_the_defaults_of_from_optional() -> None:
+    params = SamplingParams.from_optional(temperature=None, n=2, stop=None, skip_clone=True)
+    assert params == SamplingParams(n=2)
+    with pytest.raises(TypeError):
+        SamplingParams.from_optional(heat=1.0)
