@@ -105,7 +105,7 @@ class EngineCore:
             self.tokenizer, facts.vocab_size, facts.eos_token_ids
         )
         overlaps = config.uses_async_scheduling(executor.supports_async_scheduling)
-        self.adapters = AdapterManager.of(executor.adapters)
+        self.adapters = AdapterManager(executor.adapters)
         self._input_processor = InputProcessor(
             config, facts, self.scheduler.max_tokens_for, looks_ahead=overlaps
         )

@@ -48,7 +48,6 @@ class LoraWorker:
 
     @property
     def refusal(self) -> str:
-        """See `AdapterHost`."""
         if not self._config.enable_lora:
             return "Adapters are turned off here (enable_lora)."
         if not self._device.runs_adapters:
@@ -67,32 +66,26 @@ class LoraWorker:
 
     @property
     def num_bytes(self) -> int:
-        """See `AdapterHost`."""
         return self._device.adapter_bytes()
 
     @property
     def max_adapters(self) -> int | None:
-        """See `AdapterHost`."""
         return self._device.max_adapters
 
     def load(self, ref: AdapterRef) -> AdapterFacts:
-        """See `AdapterHost`."""
         if self._loaded is None:
             raise RuntimeError("There is no model yet.")
         pooler = self._loaded.pooler
         heads = None if pooler is None else pooler.maker
         return self._store.load(ref, cast(AdaptableModel, self._loaded.model), heads)
 
-    def unload(self, digest: str) -> bool:
-        """See `AdapterHost`."""
-        return self._store.unload(digest)
+    def unload(self, digest: str) -> None:
+        self._store.unload(digest)
 
     def drop_host_copy(self, digest: str) -> None:
-        """See `AdapterHost`."""
         self._store.drop_host_copy(digest)
 
     def has_host_copy(self, digest: str) -> bool:
-        """See `AdapterHost`."""
         return self._store.has_host_copy(digest)
 
     def clear_host(self) -> None:

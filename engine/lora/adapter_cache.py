@@ -10,15 +10,12 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections import deque
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections import Counter, OrderedDict, deque
+from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Self
-
-import msgspec
 
 from engine.contract.errors import InvalidRequest, QuireError
 from engine.contract.lora import WEIGHTS_FILE, AdapterRef, AdapterStatus
@@ -26,10 +23,31 @@ from engine.contract.replica_state import EngineStats
 from engine.lora.store import AdapterFacts, AdapterHost
 from engine.scheduler.request import Request, SequenceStatus
 
+log = logging.getLogger(__name__)
+
+#: Seconds without a request after which an adapter is evicted (loading it again takes milliseconds
+#: to a second), and an owner no longer counts.
+IDLE_S = 600.0
+#: Seconds between two scans for idle adapters.
+_SCAN_INTERVAL_S = 5.0
+#: While several owners have requests, one's adapters in use leave the others this part of the bytes
+#: and slots, and at least one slot.
+_RESERVED_PART = 4
+#: Maximum number of evicted adapters whose state is still reported.
+_MAX_REPORTED = 256
+#: Adapters that load concurrently; more are started between two steps while all together have less
+#: than these bytes, for they load within a step.
+_READERS, _AHEAD_BYTES = 2, 32 << 20
+#: Requests for loaded adapters that may overtake one that waits for memory.
+MAX_OVERTAKING = 256
+#: Seconds that the first loaded adapter's requests wait for others while nothing runs.
+BATCHING_WINDOW_S = 0.01
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
 
 @dataclass(slots=True)
 class AdapterEntry:
-    """An adapter that is on the device or being loaded.
+    """An adapter that is on the device or being loaded, or that has left.
 
     Attributes:
         ref: the one of the latest request.
@@ -61,163 +79,29 @@ class AdapterEntry:
         return self.loading is None and not self.users and not self.pinned
 
 
-#: Seconds without a request after which an adapter is evicted (loading it again takes milliseconds
-#: to a second), and an owner no longer counts.
-IDLE_S = 600.0
-#: While several owners have requests, one's adapters in use leave the others this part of the bytes
-#: and slots, and at least one slot.
-_RESERVED_PART = 4
-
-
-class OwnerShares:
-    """Limits of an owner's adapters in use. A single owner may use all memory; several leave each
-    other a part, so that one's long-running requests don't keep another's adapters out.
-    """
-
-    def __init__(self) -> None:
-        #: Monotonic seconds of each owner's latest request.
-        self._last_request: dict[str, float] = {}
-
-    def record_request(self, owner: str) -> None:
-        """Record that an owner has a request."""
-        self._last_request[owner] = time.monotonic()
-
-    def remove_idle(self, now: float) -> None:
-        """Forget owners without recent requests."""
-        self._last_request = {
-            owner: seconds
-            for owner, seconds in self._last_request.items()
-            if now - seconds < IDLE_S
-        }
-
-    def has_share_left(
-        self, owner: str, in_use: Iterable[AdapterEntry], capacity: int, max_adapters: int | None
-    ) -> bool:
-        """Whether an owner may have one more adapter in use.
-
-        `capacity`: bytes. `max_adapters`: None: as many as fit.
-        """
-        now = time.monotonic()
-        others = (seconds for other, seconds in self._last_request.items() if other != owner)
-        sizes = [entry.num_bytes for entry in in_use]
-        if not sizes or all(now - seconds >= IDLE_S for seconds in others):
-            return True
-        if max_adapters is not None:
-            reserved = max(1, max_adapters // _RESERVED_PART)
-            if len(sizes) >= max_adapters - reserved:
-                return False
-        return sum(sizes) < capacity - capacity // _RESERVED_PART
-
-
-#: Maximum number of evicted adapters whose state is still reported.
-_MAX_REPORTED = 256
-
-
-class HostTierRecords:
-    """Adapters that left the device, and which of them host memory still has.
-
-    Args:
-        holds: whether host memory still has an adapter, which later ones may displace.
-        forget: drops an adapter's copy in host memory; None: there are no copies.
-    """
-
-    def __init__(
-        self, holds: Callable[[str], bool] | None, forget: Callable[[str], None] | None
-    ) -> None:
-        self._holds, self._forget = holds, forget
-        self._known: dict[str, AdapterStatus] = {}
-        #: Adapters in host memory, with the monotonic seconds of their last use.
-        self._in_host: dict[str, float] = {}
-
-    def add(self, entry: AdapterEntry, *, in_host: bool) -> None:
-        """Record that an adapter left the device."""
-        digest = entry.ref.digest
-        if in_host:
-            self._in_host[digest] = entry.left_at
-        self._known.pop(digest, None)
-        self._known[digest] = AdapterStatus(
-            digest=digest,
-            name=entry.ref.name,
-            rank=entry.rank,
-            tier="host" if in_host else "disk",
-            num_bytes=entry.num_bytes,
-            load_seconds=entry.load_seconds,
-        )
-        while len(self._known) > _MAX_REPORTED:
-            del self._known[next(iter(self._known))]
-        if self._holds is not None:
-            for displaced in [other for other in self._in_host if not self._holds(other)]:
-                self._left_host(displaced)
-
-    def restore(self, digest: str) -> None:
-        """Record that an adapter is being loaded again."""
-        self._in_host.pop(digest, None)
-
-    def drop_idle_copies(self, now: float) -> None:
-        """Drop copies that no request has used for `IDLE_S`; `now`: monotonic seconds."""
-        for digest, left_at in list(self._in_host.items()):
-            if now - left_at >= IDLE_S:
-                self._left_host(digest)
-                if self._forget is not None:
-                    self._forget(digest)
-
-    def states(self, on_device: Container[str]) -> list[AdapterStatus]:
-        """The recorded adapters that aren't on the device."""
-        return [state for state in list(self._known.values()) if state.digest not in on_device]
-
-    def _left_host(self, digest: str) -> None:
-        del self._in_host[digest]
-        if (known := self._known.get(digest)) is not None:
-            self._known[digest] = msgspec.structs.replace(known, tier="disk")
-
-
-log = logging.getLogger(__name__)
-
-#: Adapters that load concurrently; more are started between two steps while all together have less
-#: than these bytes, for they load within a step.
-_READERS, _AHEAD_BYTES = 2, 32 << 20
-#: Requests for loaded adapters that may overtake one that waits for memory.
-MAX_OVERTAKING = 256
-#: Seconds that the first loaded adapter's requests wait for others while nothing runs.
-BATCHING_WINDOW_S = 0.01
-#: Seconds between two scans for idle adapters.
-_SCAN_INTERVAL_S = 5.0
-_DIGEST = re.compile(r"[0-9a-f]{64}")
+#: A request whose adapter is loaded, or the error that it gets.
+Outcome = tuple[Request, QuireError | None]
 
 
 class AdapterManager:
-    """The adapters of one engine. Not thread-safe.
+    """The adapters of one engine. Not thread-safe, except `states`.
 
-    Args:
-        load: loads an adapter to the device; called in worker threads.
-        drop: frees an adapter's device memory; returns whether host memory keeps a copy.
+    Attributes:
         capacity: bytes of device memory for adapters.
-        max_adapters: maximum number on the device; None: as many as fit.
-        refusal: why this model supports no adapters; "" if it does.
-        forget: drops an adapter's copy in host memory; None: there are no copies.
-        holds: whether host memory still has an adapter, which later ones may displace.
     """
 
-    def __init__(
-        self,
-        load: Callable[[AdapterRef], AdapterFacts],
-        drop: Callable[[str], bool],
-        capacity: int,
-        max_adapters: int | None = None,
-        refusal: str = "",
-        forget: Callable[[str], None] | None = None,
-        holds: Callable[[str], bool] | None = None,
-    ) -> None:
-        self.capacity = capacity
-        self._load, self._drop, self._max_adapters = load, drop, max_adapters
-        self._refusal = refusal
+    def __init__(self, host: AdapterHost) -> None:
+        self._host, self._refusal = host, host.refusal
+        self.capacity, self._max_adapters = host.num_bytes, host.max_adapters
         self._entries: dict[str, AdapterEntry] = {}
+        #: Adapters that have left the device, the latest last.
+        self._departed: OrderedDict[str, AdapterEntry] = OrderedDict()
         self._waiting: dict[str, deque[Request]] = {}
         #: Requests for loaded adapters that let others, which wait for memory, go first.
         self._deferred: list[Request] = []
-        self._departed = HostTierRecords(holds, forget)
+        #: Monotonic seconds of each owner's latest request.
+        self._last_request: dict[str, float] = {}
         self._last_scan = 0.0
-        self._shares = OwnerShares()
         self._threads: ThreadPoolExecutor | None = None
         self._clock = 0
         self._overtaken = 0
@@ -226,16 +110,6 @@ class AdapterManager:
         self._pinned: set[str] = set()
         self._num_loads = self._num_evictions = 0
         self._load_seconds = 0.0
-
-    @classmethod
-    def of(cls, host: AdapterHost) -> Self:
-        """The manager of an executor's adapters."""
-        return cls(
-            host.load, host.unload, host.num_bytes, host.max_adapters, host.refusal,
-            forget=host.drop_host_copy, holds=host.has_host_copy,
-        )  # fmt: skip
-
-    # -- requests -----------------------------------------------------------------------------
 
     def check(self, ref: AdapterRef) -> None:
         """Raise `InvalidRequest` for an adapter that can never be used here."""
@@ -275,7 +149,7 @@ class AdapterManager:
         ref = request.message.adapter
         if ref is None:
             return True
-        self._shares.record_request(ref.owner)
+        self._last_request[ref.owner] = time.monotonic()
         entry = self._entries.get(ref.digest)
         loaded = entry is not None and entry.loading is None
         can_use = entry is not None and loaded and self._can_use(entry, ref.owner)
@@ -304,8 +178,7 @@ class AdapterManager:
     def _must_wait_for_others(self, owner: str) -> bool:
         """Whether requests of owners that use no more than this one wait for memory."""
         used = self._bytes_by_owner(in_use=True)
-        num_bytes = used.get(owner, 0)
-        return any(used.get(other, 0) <= num_bytes for other, _ in self._missing(self._waiting))
+        return any(used[other] <= used[owner] for other, _ in self._missing(self._waiting))
 
     def _missing(self, digests: Iterable[str]) -> Iterator[tuple[str, str]]:
         """Owner and digest of adapters that aren't loading though their owner's share allows it."""
@@ -319,13 +192,23 @@ class AdapterManager:
                     yield owner, digest
 
     def _within_share(self, owner: str) -> bool:
-        """Whether an owner may have one more in use."""
-        in_use = (
-            entry
+        """Whether an owner may have one more adapter in use. A single owner may use all memory;
+        several leave each other a part, so that one's long-running requests don't keep another's
+        adapters out.
+        """
+        sizes = [
+            entry.num_bytes
             for entry in self._entries.values()
             if entry.ref.owner == owner and (entry.users or entry.loading)
-        )
-        return self._shares.has_share_left(owner, in_use, self.capacity, self._max_adapters)
+        ]
+        earliest = time.monotonic() - IDLE_S
+        others = (at for other, at in self._last_request.items() if other != owner)
+        if not sizes or not any(at > earliest for at in others):
+            return True
+        slots = self._max_adapters
+        if slots is not None and len(sizes) >= slots - max(1, slots // _RESERVED_PART):
+            return False
+        return sum(sizes) < self.capacity - self.capacity // _RESERVED_PART
 
     def _can_use(self, entry: AdapterEntry, owner: str) -> bool:
         """Whether an owner's request may use a loaded adapter."""
@@ -344,7 +227,7 @@ class AdapterManager:
             else:
                 self._waiting.setdefault(ref.digest, deque()).append(request)
 
-    def poll_ready(self, timeout_s: float) -> list[tuple[Request, QuireError | None]]:
+    def poll_ready(self, timeout_s: float) -> list[Outcome]:
         """Requests whose adapter is loaded, or the error that they get.
 
         Waits up to `timeout_s` for the first, and `BATCHING_WINDOW_S` for the others.
@@ -353,10 +236,10 @@ class AdapterManager:
         if loading and timeout_s:
             wait(loading, timeout_s, FIRST_COMPLETED)
             wait(loading, min(timeout_s, BATCHING_WINDOW_S))
-        ready: list[tuple[Request, QuireError | None]] = []
+        ready: list[Outcome] = []
         for digest, entry in list(self._entries.items()):
-            if (load := entry.loading) is not None and load.done():
-                ready += self._loaded(digest, entry, load)
+            if entry.loading is not None and entry.loading.done():
+                ready += self._end_load(digest, entry, entry.loading)
         self._resume_waiting()
         ready += self._admit_waiting()
         ready += self._reject_oversized()
@@ -365,47 +248,46 @@ class AdapterManager:
             self.close()  # idle readers would stay as long as the process
         return ready
 
-    def _reject_oversized(self) -> Iterator[tuple[Request, QuireError]]:
-        """Requests whose adapter no longer fits, for others were pinned meanwhile."""
+    def _end_load(
+        self, digest: str, entry: AdapterEntry, done: Future[AdapterFacts]
+    ) -> list[Outcome]:
+        """Finish a load; returns the requests that fail with it."""
+        try:
+            facts = done.result()
+        except Exception as error:  # fails the requests of this adapter only
+            log.warning("The adapter %s can't be loaded: %s", digest[:12], error)
+            del self._entries[digest]
+            return self._reject(digest, _as_refusal(error))
+        entry.loading, entry.rank, entry.num_bytes = None, facts.rank, facts.num_bytes
+        entry.vocab_size, entry.load_seconds = facts.vocab_size, facts.load_seconds
+        entry.left_at = time.monotonic()
+        self._num_loads += 1
+        self._load_seconds += facts.load_seconds
+        if (preload := self._preloads.pop(digest, None)) is not None:
+            preload[1].set_result(None)
+        self._unload(digest)
+        return []
+
+    def _reject(self, digest: str, refusal: QuireError) -> list[Outcome]:
+        """Refuse an adapter to all who wait for it."""
+        self._pinned.discard(digest)
+        if (preload := self._preloads.pop(digest, None)) is not None:
+            preload[1].set_exception(refusal)
+        return [(request, refusal) for request in self._waiting.pop(digest, ())]
+
+    def _reject_oversized(self) -> list[Outcome]:
+        """Refuse adapters that no longer fit, for others were pinned meanwhile."""
+        rejected: list[Outcome] = []
         waiting = {*self._preloads, *self._waiting} if self._pinned else set()
         for digest in waiting - self._entries.keys():
             ref = self._ref_of(digest)
             try:
                 self._check_size(_file_bytes(ref), ref)
             except InvalidRequest as refusal:
-                self._pinned.discard(digest)
-                if (preload := self._preloads.pop(digest, None)) is not None:
-                    preload[1].set_exception(refusal)
-                for request in self._waiting.pop(digest, ()):
-                    yield request, refusal
+                rejected += self._reject(digest, refusal)
+        return rejected
 
-    def _loaded(
-        self, digest: str, entry: AdapterEntry, done: Future[AdapterFacts]
-    ) -> list[tuple[Request, QuireError | None]]:
-        """Finish a load; the requests that fail with it."""
-        preload = self._preloads.pop(digest, None)
-        try:
-            facts = done.result()
-        except Exception as error:  # fails the requests of this adapter only
-            log.warning("The adapter %s can't be loaded: %s", digest[:12], error)
-            del self._entries[digest]
-            self._pinned.discard(digest)
-            refusal = _as_refusal(error)
-            if preload is not None:
-                preload[1].set_exception(refusal)
-            return [(request, refusal) for request in self._waiting.pop(digest, ())]
-        entry.loading, entry.rank, entry.num_bytes = None, facts.rank, facts.num_bytes
-        entry.vocab_size = facts.vocab_size
-        entry.left_at = time.monotonic()
-        entry.load_seconds = facts.load_seconds
-        self._num_loads += 1
-        self._load_seconds += facts.load_seconds
-        if preload is not None:
-            preload[1].set_result(None)
-        self._unload(digest)
-        return []
-
-    def _admit_waiting(self) -> Iterator[tuple[Request, QuireError | None]]:
+    def _admit_waiting(self) -> Iterator[Outcome]:
         """Waiting requests whose adapter is loaded."""
         for digest in list(self._waiting):
             entry, owner = self._entries.get(digest), self._ref_of(digest).owner
@@ -440,8 +322,6 @@ class AdapterManager:
         if self._waiting:
             self._begin_loads()
 
-    # -- memory -------------------------------------------------------------------------------
-
     @property
     def num_bytes(self) -> int:
         """Bytes of device memory in use or reserved by loads."""
@@ -464,7 +344,7 @@ class AdapterManager:
         used = self._bytes_by_owner(in_use=True)
         preloads = ((self._ref_of(d).owner, d) for d in self._preloads if d not in self._entries)
         missing = chain(preloads, self._missing(self._waiting))
-        first = min(missing, key=lambda adapter: used.get(adapter[0], 0), default=None)
+        first = min(missing, key=lambda adapter: used[adapter[0]], default=None)
         return None if first is None else first[1]
 
     def _ref_of(self, digest: str) -> AdapterRef:
@@ -476,9 +356,11 @@ class AdapterManager:
         if self._threads is None:
             self._threads = ThreadPoolExecutor(_READERS, thread_name_prefix="adapters")
         self._clock += 1
-        entry = AdapterEntry(ref, size, self._threads.submit(self._load, ref), used_at=self._clock)
+        entry = AdapterEntry(
+            ref, size, self._threads.submit(self._host.load, ref), used_at=self._clock
+        )
         entry.pinned = ref.digest in self._pinned
-        self._departed.restore(ref.digest)
+        self._departed.pop(ref.digest, None)
         self._entries[ref.digest] = entry
 
     def _make_room(self, size: int, owner: str) -> bool:
@@ -502,15 +384,19 @@ class AdapterManager:
         return min(candidates, key=lambda digest: candidates[digest].used_at, default=None)
 
     def _evict(self, digest: str) -> None:
-        entry = self._entries.pop(digest)
+        entry = self._departed[digest] = self._entries.pop(digest)
+        entry.unloading = False
         self._num_evictions += 1
-        self._departed.add(entry, in_host=self._drop(digest))
+        self._host.unload(digest)
+        for old in list(self._departed)[:-_MAX_REPORTED]:
+            if not self._host.has_host_copy(old):
+                del self._departed[old]
 
-    def _bytes_by_owner(self, *, in_use: bool = False) -> dict[str, int]:
-        used: dict[str, int] = {}
+    def _bytes_by_owner(self, *, in_use: bool = False) -> Counter[str]:
+        used = Counter[str]()
         for entry in self._entries.values():
             if not (in_use and entry.is_free):
-                used[entry.ref.owner] = used.get(entry.ref.owner, 0) + entry.num_bytes
+                used[entry.ref.owner] += entry.num_bytes
         return used
 
     def _check_size(self, size: int, ref: AdapterRef) -> None:
@@ -528,8 +414,6 @@ class AdapterManager:
             raise InvalidRequest(
                 f"There is no room for the adapter {ref.name!r}: others are pinned.", param="model"
             )
-
-    # -- for operators ------------------------------------------------------------------------
 
     def preload(self, ref: AdapterRef, *, pin: bool) -> Future[None]:
         """Load an adapter without a request; `pin`: and never evict it.
@@ -586,29 +470,40 @@ class AdapterManager:
         if now - self._last_scan < _SCAN_INTERVAL_S:
             return
         self._last_scan = now
-        self._shares.remove_idle(now)
+        self._last_request = {
+            owner: at for owner, at in self._last_request.items() if now - at < IDLE_S
+        }
         for digest, entry in list(self._entries.items()):
             if entry.is_free and now - entry.left_at >= IDLE_S:
                 self._evict(digest)
-        self._departed.drop_idle_copies(now)
+        for digest, entry in self._departed.items():
+            if now - entry.left_at >= IDLE_S:
+                self._host.drop_host_copy(digest)
 
     def states(self) -> list[AdapterStatus]:
         """States of all adapters on the device, in host memory or on disk."""
-        on_device = [
+        departed = [
+            (entry, "host" if self._host.has_host_copy(digest) else "disk")
+            for digest, entry in list(self._departed.items())[-_MAX_REPORTED:]
+        ]
+        entries = [
+            (entry, "disk" if entry.loading is not None else "device")
+            for entry in list(self._entries.values())
+        ]
+        return [
             AdapterStatus(
-                digest=digest,
+                digest=entry.ref.digest,
                 name=entry.ref.name,
                 rank=entry.rank,
-                tier="disk" if entry.loading is not None else "device",
+                tier=tier,
                 num_bytes=entry.num_bytes,
                 pinned=entry.pinned,
                 num_running=len(entry.users),
-                num_waiting=len(self._waiting.get(digest, ())),
+                num_waiting=len(self._waiting.get(entry.ref.digest, ())),
                 load_seconds=entry.load_seconds,
             )
-            for digest, entry in list(self._entries.items())
+            for entry, tier in entries + departed
         ]
-        return on_device + self._departed.states(self._entries)
 
     def fill_stats(self, stats: EngineStats) -> None:
         """Fill in the metrics of adapters."""

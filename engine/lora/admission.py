@@ -11,7 +11,7 @@ from engine.scheduler.request import Request, SequenceStatus
 
 
 class AdapterAdmission:
-    """A `AdmissionGate`: most requests go through no adapter, and pass."""
+    """An `AdmissionGate`: requests without an adapter pass at once."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class AdapterAdmission:
             self._pool.check(message.adapter)
 
     def vocab_size(self, message: EngineRequest) -> int | None:
-        """Tokens that a request may hold; None: its adapter, which may bring some, isn't there."""
+        """Vocabulary size of a request; None: its adapter, which may add tokens, isn't loaded."""
         own = self._adapter_vocab_size(message)
         return None if own is None else own or self._vocab_size
 
@@ -36,32 +36,26 @@ class AdapterAdmission:
         ref = message.adapter
         return 0 if ref is None else self._pool.vocab_size(ref.digest)
 
-    # -- as a prerequisite --------------------------------------------------------------------
-
     @property
     def num_waiting(self) -> int:
-        """See `AdmissionGate`."""
         return self._pool.num_waiting
 
     @property
     def has_pending(self) -> bool:
-        """See `AdmissionGate`."""
         return self._pool.has_pending
 
     def admit(self, request: Request) -> bool:
-        """See `AdmissionGate`."""
         request.vocab_size = self._adapter_vocab_size(request.message) or 0
         return self._pool.admit(request)
 
     def poll_ready(self, timeout_s: float) -> list[tuple[Request, QuireError | None]]:
-        """See `AdmissionGate`."""
         return [
             (request, error or self._start_waiting(request))
             for request, error in self._pool.poll_ready(timeout_s)
         ]
 
     def _start_waiting(self, request: Request) -> InvalidRequest | None:
-        """A request's adapter is there: what it may hold is known only now."""
+        """Check a request by the vocabulary of its adapter, which is known once that is loaded."""
         request.vocab_size = self._adapter_vocab_size(request.message) or 0
         try:
             vocab_size = request.vocab_size or self._vocab_size

@@ -113,14 +113,13 @@ class AdapterStore:
         weights = packed.weights
         return AdapterFacts(packed.rank, weights.num_bytes, seconds, weights.vocab_size)
 
-    def unload(self, digest: str) -> bool:
-        """Let an adapter's device memory go; whether host memory still has it."""
+    def unload(self, digest: str) -> None:
+        """Free an adapter's device memory; host memory keeps it as far as there is room."""
         with self._lock:
             weights = self._device.pop(digest, None)
             if weights is not None:
                 self._host[digest] = _Packed(weights, self._ranks.pop(digest))
                 self._trim()
-            return digest in self._host
 
     def drop_host_copy(self, digest: str) -> None:
         """Let go of what host memory has of an adapter that isn't on the device."""
@@ -195,9 +194,6 @@ class AdapterStore:
             held -= self._host.popitem(last=False)[1].weights.num_bytes
 
 
-# -- `AdapterHost`: what the core asks of whatever has the adapters beside a model.
-
-
 class AdapterHost(Protocol):
     """The adapters that plans may name.
 
@@ -222,10 +218,8 @@ class AdapterHost(Protocol):
         Raises `InvalidRequest` where it can't be had, or can't be run with this model.
         """
 
-    def unload(self, digest: str) -> bool:
-        """Let an adapter's device memory go: no later plan names it. Whether host memory has it
-        still.
-        """
+    def unload(self, digest: str) -> None:
+        """Free an adapter's device memory: no later plan names it."""
 
     def drop_host_copy(self, digest: str) -> None:
         """Let go of what host memory has of an adapter that isn't on the device."""

@@ -19,13 +19,27 @@ _PATIENCE_S = 60.0
 
 
 class Disk:
-    """Adapters of so many bytes, loads that can be held up, and what is on the device."""
+    """An `AdapterHost`: adapters of so many bytes, loads that can be held up, and what is on the
+    device and in host memory.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.device = folder, set[str]()
         self.bad: set[str] = set()
+        self.kept: list[str] = []
+        #: How many of those that left host memory keeps.
+        self.max_kept = 1000
+        self.num_bytes, self.refusal = 0, ""
+        self.max_adapters: int | None = None
         self.open = threading.Event()
         self.open.set()
+
+    def manager(
+        self, num_bytes: int, max_adapters: int | None = None, refusal: str = ""
+    ) -> AdapterManager:
+        """A manager of this device, which has so many bytes for adapters."""
+        self.num_bytes, self.max_adapters, self.refusal = num_bytes, max_adapters, refusal
+        return AdapterManager(self)
 
     def ref(self, number: int, owner: str = "", size: int = 100) -> AdapterRef:
         digest = f"{number:064x}"
@@ -42,9 +56,17 @@ class Disk:
         size = (Path(ref.path) / WEIGHTS_FILE).stat().st_size
         return AdapterFacts(rank=8, num_bytes=size, load_seconds=0.5)
 
-    def unload(self, digest: str) -> bool:
+    def unload(self, digest: str) -> None:
         self.device.discard(digest)
-        return True
+        self.kept.append(digest)
+        del self.kept[: -self.max_kept]
+
+    def has_host_copy(self, digest: str) -> bool:
+        return digest in self.kept
+
+    def drop_host_copy(self, digest: str) -> None:
+        if digest in self.kept:
+            self.kept.remove(digest)
 
 
 @pytest.fixture
@@ -68,7 +90,7 @@ def settle(pool: AdapterManager) -> list[Request]:
 
 
 def test_a_request_waits_for_its_adapter_and_the_next_one_does_not(disk: Disk) -> None:
-    pool = AdapterManager(disk.load, disk.unload, 1000)
+    pool = disk.manager(1000)
     first, second = request(disk.ref(1), "a"), request(disk.ref(1), "b")
     assert pool.admit(request(None, "base"))
     assert not pool.admit(first)
@@ -81,7 +103,7 @@ def test_a_request_waits_for_its_adapter_and_the_next_one_does_not(disk: Disk) -
 
 
 def test_the_longest_unused_goes_first_and_nobody_in_use_or_pinned(disk: Disk) -> None:
-    pool = AdapterManager(disk.load, disk.unload, 300)
+    pool = disk.manager(300)
     used, old, recent = (request(disk.ref(number), str(number)) for number in (1, 2, 3))
     for each in (used, old, recent):
         pool.admit(each)
@@ -104,7 +126,7 @@ def test_the_longest_unused_goes_first_and_nobody_in_use_or_pinned(disk: Disk) -
 
 
 def test_an_unloaded_adapter_leaves_with_its_last_user(disk: Disk) -> None:
-    pool = AdapterManager(disk.load, disk.unload, 1000)
+    pool = disk.manager(1000)
     one, two, late = (request(disk.ref(1), name) for name in ("a", "b", "c"))
     pool.admit(one)
     pool.admit(two)
@@ -127,7 +149,7 @@ def test_an_unloaded_adapter_leaves_with_its_last_user(disk: Disk) -> None:
 
 
 def test_an_unloaded_adapter_that_nobody_waits_for_leaves_once_it_was_read(disk: Disk) -> None:
-    pool = AdapterManager(disk.load, disk.unload, 1000)
+    pool = disk.manager(1000)
     gone = request(disk.ref(1), "a")
     pool.admit(gone)
     pool.release(gone)
@@ -139,14 +161,8 @@ def test_an_unloaded_adapter_that_nobody_waits_for_leaves_once_it_was_read(disk:
 
 
 def test_what_host_memory_has_no_room_for_is_told_to_lie_on_disk(disk: Disk) -> None:
-    kept: list[str] = []
-
-    def drop(digest: str) -> bool:
-        kept.append(digest)
-        del kept[:-2]
-        return disk.unload(digest)
-
-    pool = AdapterManager(disk.load, drop, 1000, 1, holds=lambda digest: digest in kept)
+    disk.max_kept = 2
+    pool = disk.manager(1000, 1)
     for number in range(1, 5):
         each = request(disk.ref(number), str(number))
         pool.admit(each)
@@ -158,7 +174,7 @@ def test_what_host_memory_has_no_room_for_is_told_to_lie_on_disk(disk: Disk) -> 
 
 
 def test_owners_over_their_share_give_first(disk: Disk) -> None:
-    pool = AdapterManager(disk.load, disk.unload, 400)
+    pool = disk.manager(400)
     small = request(disk.ref(1, "small"), "s")
     pool.admit(small)
     settle(pool)
@@ -175,7 +191,7 @@ def test_owners_over_their_share_give_first(disk: Disk) -> None:
 
 
 def test_the_owner_that_uses_least_comes_first(disk: Disk) -> None:
-    pool = AdapterManager(disk.load, disk.unload, 200)
+    pool = disk.manager(200)
     running, stays = request(disk.ref(1, "many"), "r"), request(disk.ref(4, "many"), "s")
     for each in (running, stays):
         pool.admit(each)
@@ -192,7 +208,7 @@ def test_only_so_many_pass_one_that_waits_for_room(
     disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("engine.lora.adapter_cache.MAX_OVERTAKING", 3)
-    pool = AdapterManager(disk.load, disk.unload, 100)
+    pool = disk.manager(100)
     hot = disk.ref(1)
     first = request(hot, "first")
     pool.admit(first)
@@ -217,7 +233,7 @@ def test_small_ones_are_begun_ahead_and_of_large_ones_two_at_once(
 ) -> None:
     monkeypatch.setattr("engine.lora.adapter_cache._AHEAD_BYTES", 500)
     for size, begun in ((100, 5), (300, 2), (900, 2)):
-        pool = AdapterManager(disk.load, disk.unload, 10_000)
+        pool = disk.manager(10_000)
         disk.open.clear()
         waiting = [request(disk.ref(number, size=size), str(number)) for number in range(8)]
         for each in waiting:
@@ -232,7 +248,7 @@ def test_those_that_are_read_together_go_on_together_where_nothing_runs(
     disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("engine.lora.adapter_cache.BATCHING_WINDOW_S", _PATIENCE_S)
-    pool = AdapterManager(disk.load, disk.unload, 1000)
+    pool = disk.manager(1000)
     for number in (1, 2, 3):
         pool.admit(request(disk.ref(number), str(number)))
     ready = pool.poll_ready(_PATIENCE_S)
@@ -241,7 +257,7 @@ def test_those_that_are_read_together_go_on_together_where_nothing_runs(
 
 
 def test_a_load_that_fails_fails_its_own_requests(disk: Disk) -> None:
-    pool = AdapterManager(disk.load, disk.unload, 1000)
+    pool = disk.manager(1000)
     disk.bad.add(disk.ref(1).digest)
     bad, good = request(disk.ref(1), "bad"), request(disk.ref(2), "good")
     pool.admit(bad)
@@ -259,7 +275,7 @@ def test_a_load_that_fails_fails_its_own_requests(disk: Disk) -> None:
 
 
 def test_a_request_that_leaves_while_it_waits_is_forgotten(disk: Disk) -> None:
-    pool = AdapterManager(disk.load, disk.unload, 1000)
+    pool = disk.manager(1000)
     disk.open.clear()
     gone = request(disk.ref(1), "gone")
     pool.admit(gone)
@@ -272,13 +288,13 @@ def test_a_request_that_leaves_while_it_waits_is_forgotten(disk: Disk) -> None:
 
 
 def test_what_can_never_be_used_is_refused_at_once(disk: Disk) -> None:
-    pool = AdapterManager(disk.load, disk.unload, 100)
+    pool = disk.manager(100)
     with pytest.raises(InvalidRequest, match="needs 101 bytes, but this replica holds 100"):
         pool.admit(request(disk.ref(1, size=101), "large"))
     for digest in ("../x", "", "a" * 63, "G" * 64):
         with pytest.raises(InvalidRequest, match="64 hex digits"):
             pool.check(AdapterRef(digest=digest, name="../x"))
-    off = AdapterManager(disk.load, disk.unload, 100, refusal="There are none here.")
+    off = disk.manager(100, refusal="There are none here.")
     with pytest.raises(InvalidRequest, match="There are none here"):
         off.check(disk.ref(1))
     pool.close()
@@ -288,13 +304,7 @@ def test_what_nobody_asks_for_gives_its_memory_back(
     disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From the device and from host memory; not what is in use, pinned, or was used just now."""
-    kept: set[str] = set()
-
-    def drop(digest: str) -> bool:
-        kept.add(digest)
-        return disk.unload(digest)
-
-    pool = AdapterManager(disk.load, drop, 400, forget=kept.discard)
+    pool = disk.manager(400)
     idle, driven_out, used, last = (request(disk.ref(number), str(number)) for number in range(4))
     for each in (driven_out, idle, used, last):
         pool.admit(each)
@@ -305,7 +315,7 @@ def test_what_nobody_asks_for_gives_its_memory_back(
     settle(pool)
     gone = driven_out.message.adapter
     assert gone is not None
-    assert kept == {gone.digest}
+    assert disk.kept == [gone.digest]
     start = time.monotonic()
     pool.evict_idle(start + 300)
     assert disk.device == {disk.ref(number).digest for number in (0, 2, 3, 4)}
@@ -314,7 +324,7 @@ def test_what_nobody_asks_for_gives_its_memory_back(
         pool.release(last)
     pool.evict_idle(start + 900)
     assert disk.device == {disk.ref(number).digest for number in (2, 3, 4)}
-    assert kept == set()
+    assert not disk.kept
     tiers = {state.name: state.tier for state in pool.states()}
     assert tiers == {"n0": "disk", "n1": "disk", "n2": "device", "n3": "device", "n4": "device"}
     assert not pool.admit(idle)
@@ -323,7 +333,7 @@ def test_what_nobody_asks_for_gives_its_memory_back(
 
 
 def test_who_waits_for_room_that_is_pinned_meanwhile_is_refused(disk: Disk) -> None:
-    pool = AdapterManager(disk.load, disk.unload, 100)
+    pool = disk.manager(100)
     first, second = request(disk.ref(1), "a"), request(disk.ref(2), "b")
     assert not pool.admit(first)
     assert settle(pool) == [first]
@@ -345,7 +355,7 @@ def running(pool: AdapterManager, *refs: AdapterRef) -> list[Request]:
 
 
 def test_a_flood_of_one_owners_leaves_a_place_to_the_others(disk: Disk) -> None:
-    pool = AdapterManager(disk.load, disk.unload, 10_000, max_adapters=4)
+    pool = disk.manager(10_000, max_adapters=4)
     flood = [disk.ref(number, "many") for number in range(1, 11)]
     alone = running(pool, *flood[:4])
     assert len(alone) == 4, "nobody else asks"
@@ -367,7 +377,7 @@ def test_a_flood_of_one_owners_leaves_a_place_to_the_others(disk: Disk) -> None:
 
 
 def test_a_flood_of_large_ones_leaves_bytes_to_the_others(disk: Disk) -> None:
-    pool = AdapterManager(disk.load, disk.unload, 400)
+    pool = disk.manager(400)
     first = running(pool, disk.ref(1, "few"))
     held = running(pool, *(disk.ref(number, "many") for number in range(2, 9)))
     assert len(held) == 3
@@ -379,7 +389,7 @@ def test_a_flood_of_large_ones_leaves_bytes_to_the_others(disk: Disk) -> None:
 
 
 def test_one_that_is_there_but_over_its_owners_share_waits(disk: Disk) -> None:
-    pool = AdapterManager(disk.load, disk.unload, 10_000, max_adapters=4)
+    pool = disk.manager(10_000, max_adapters=4)
     few = running(pool, disk.ref(1, "few"))
     refs = [disk.ref(number, "many") for number in (2, 3, 4)]
     some = running(pool, *refs[:2])
@@ -400,7 +410,7 @@ def test_one_that_is_there_but_over_its_owners_share_waits(disk: Disk) -> None:
 def test_a_share_is_whole_again_once_nobody_else_has_asked_for_long(
     disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pool = AdapterManager(disk.load, disk.unload, 10_000, max_adapters=2)
+    pool = disk.manager(10_000, max_adapters=2)
     pool.release(running(pool, disk.ref(1, "few"))[0])
     refs = [disk.ref(number, "many") for number in (2, 3)]
     assert len(running(pool, *refs)) == 1
