@@ -15,8 +15,6 @@ from engine.contract.errors import InvalidRequest
 from inference.parsers.plugins import ParserRegistry
 from inference.parsers.registry import reasoning_parsers, tool_parsers
 
-# -- What Django looks at before the gateway starts: settings that would only fail at a request.
-
 
 def check_gateway(**_: Any) -> list[CheckMessage]:
     """Parsers that can't be loaded."""

@@ -27,8 +27,7 @@ from engine.contract.errors import EngineFault, EngineUnavailable, InvalidReques
 from engine.contract.messages import ErrorInfo
 from engine.system.redis_client import is_temporary
 
-# -- Errors in the words of the client's own fields.
-
+logger = logging.getLogger(__name__)
 
 E = TypeVar("E", bound=QuireError)
 
@@ -46,9 +45,6 @@ def rename_error_param(error: E, names: Mapping[str, str]) -> E:
     if ours is not None and known is not None and (theirs := names[known]) != known:
         error.rename(theirs, **({known: theirs} if known != ours else {}))
     return error
-
-
-# -- Log lines that thousands of requests would write within a minute, one each.
 
 
 #: The first is written at once; of the others one in so many seconds, with how many they were.
@@ -72,9 +68,6 @@ class RateLimitedLog:
             text, given = f"{text} (and %d more like it before)", (*given, self._num_suppressed)
         self._written_at, self._num_suppressed = now, 0
         self._logger.warning(text, *given)
-
-
-# -- Pydantic's errors as one sentence and one field name, in OpenAI's manner.
 
 
 MAX_SHOWN_CHARS = 120
@@ -141,8 +134,6 @@ def _format_value(value: Any) -> str:
     text = repr(value[:MAX_SHOWN_CHARS] if isinstance(value, str) else value)
     return text if len(text) <= MAX_SHOWN_CHARS + 2 else text[:MAX_SHOWN_CHARS] + "..."
 
-
-logger = logging.getLogger(__name__)
 
 _json = msgspec.json.Encoder()
 #: In an overload there are hundreds a second, and a line costs a sixth of a refusal.

@@ -26,6 +26,8 @@ from inference.web.session_consumer import SessionConsumer
 from tenants.authentication import Caller, caller_for_user
 from tenants.websockets import SessionExpired, user_of_session
 
+logger = logging.getLogger(__name__)
+
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 #: Seconds between two checks of the session while no token comes.
 SESSION_POLL_INTERVAL_S = 1.0
@@ -204,7 +206,6 @@ def _tokens_per_s(generation: Generation) -> float:
     return round((count - 1) / max(time.perf_counter() - generation.first_token_at, 1e-6), 2)
 
 
-logger = logging.getLogger(__name__)
 MAX_RUNNING_ANSWERS = 4
 MAX_ID_CHARS = 64
 MAX_TENANT_CHARS = 63

@@ -26,11 +26,6 @@ from metering.redis_scripts import close_redis_link, redis_key, redis_link
 from metering.request_log_writer import start_writer, stop_writer
 from storage.actions import owner_of, release_lease, renew_lease
 
-# -- In which trace work was asked for that runs later: a batch, a background response.
-#
-# Kept in Redis while the work may run: where it's lost, the work's spans have no link.
-
-
 logger = logging.getLogger(__name__)
 
 #: The longest completion window, and time for what waits beyond it.
@@ -51,7 +46,10 @@ def _name(public_id: str) -> str:
 
 
 async def save_trace_parent(public_id: str) -> None:
-    """Remember the running request's span, unless the work's first one is known already."""
+    """Remember the running request's span for work that runs later, unless the first is known.
+
+    Kept in Redis while the work may run: if it's lost, the work's spans have no link.
+    """
     parent = current_traceparent()
     if not parent:
         return

@@ -45,8 +45,7 @@ from storage.access import StoredCompletion, access_completion, access_completio
 from storage.actions import delete_completion, store_completion, update_completion
 from tenants.authentication import Caller
 
-# -- `POST /v1/chat/completions/batch`: several conversations in one request, one choice each.
-
+_encode = msgspec.json.Encoder().encode
 
 #: What would need more than one choice, or a stream, for a conversation; with what changes nothing.
 _NOT_IN_BATCHES: dict[str, tuple[Any, ...]] = {
@@ -61,7 +60,6 @@ _NOT_IN_BATCHES: dict[str, tuple[Any, ...]] = {
     "prompt_logprobs": (),
     "return_token_ids": (False,),
 }
-_encode = msgspec.json.Encoder().encode
 
 
 class ChatBatchView(GatewayView):
@@ -131,9 +129,6 @@ def _conversation(body: dict[str, Any], number: int, messages: list[Any]) -> Cha
         if isinstance(told, InvalidRequest):
             raise rename_error_field(told, {"messages": f"messages[{number}]"}) from None
         raise
-
-
-# -- Chat completions that are kept (`store`): as they are made.
 
 
 class StoringChatWriter(EventWriter[TurnDelta]):
@@ -247,9 +242,6 @@ class ChatCompletionsView(GatewayView):
             )
         await add_orca_header(request, response, turn.job.model.base)
         return response
-
-
-# -- `/v1/chat/completions/{id}` and the list of them: completions that were made with `store`.
 
 
 _PAIR = re.compile(r"metadata\[(.{1,64})\]")

@@ -33,6 +33,8 @@ from storage.actions import (
     update_item_conversation,
 )
 
+_encode = msgspec.json.Encoder().encode
+
 #: Items of one request, as OpenAI has it.
 MAX_ITEMS = 20
 
@@ -74,9 +76,6 @@ def checked_items(items: list[InputItem] | None) -> list[dict[str, Any]]:
             error.rename("items" + error.param.removeprefix("input"))
         raise
     return to_stored_items(found)
-
-
-_encode = msgspec.json.Encoder().encode
 
 
 def conversation_object(row: ItemConversation) -> dict[str, Any]:

@@ -40,6 +40,8 @@ from storage.actions import create_file, delete_file
 from storage.actions.files import lifetime
 from tenants.authentication import Caller
 
+_encode = msgspec.json.Encoder().encode
+
 #: What a file may be for. Others of OpenAI's are refused by name.
 PURPOSES = ("batch",)
 OTHER_PURPOSES = ("assistants", "evals", "fine-tune", "user_data", "vision")
@@ -127,7 +129,6 @@ def _lifetime(fields: Any) -> int | None:
     return seconds
 
 
-_encode = msgspec.json.Encoder().encode
 CHUNK = 1 << 18
 #: Of the files that batches write.
 OUTPUT_PURPOSE = "batch_output"

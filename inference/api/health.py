@@ -36,7 +36,7 @@ from inference.web.endpoint_schema import Endpoint, EndpointSchema
 from inference.web.responses import JSON_ONLY, PlainTextRenderer
 from inference.web.views import GatewayRequest, GatewayView, json_response
 
-# -- `GET /version` and `GET /metrics`.
+_encode = msgspec.json.Encoder().encode
 
 
 class VersionView(GatewayView):
@@ -88,8 +88,6 @@ class MetricsView(GatewayView):
 
 #: A disk with less room is as good as full.
 MIN_FREE_BYTES = 64 << 20
-
-_encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True)

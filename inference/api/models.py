@@ -18,13 +18,11 @@ from inference.schemas import objects
 from inference.web.endpoint_schema import Endpoint, EndpointSchema
 from inference.web.views import GatewayRequest, GatewayView, NotFoundView, json_response
 
-# -- What clients of OpenAI's and of Anthropic's both ask for: `/v1/models`, and what isn't there.
-#
-# Anthropic's SDKs name the version of their API in a header.
+_encode = msgspec.json.Encoder().encode
 
 
 def is_anthropic_client(request: HttpRequest) -> bool:
-    """Whether the client is one of Anthropic's."""
+    """Whether the client is one of Anthropic's SDKs, which send their API's version in a header."""
     return "HTTP_ANTHROPIC_VERSION" in request.META
 
 
@@ -65,9 +63,6 @@ def model_page(cards: Sequence[ModelCard]) -> dict[str, Any]:
         "first_id": data[0]["id"] if data else None,
         "last_id": data[-1]["id"] if data else None,
     }
-
-
-_encode = msgspec.json.Encoder().encode
 
 
 def model_object(card: ModelCard) -> dict[str, Any]:

@@ -215,9 +215,6 @@ class ServerInfoView(OperatorView):
         return json_response(_encode(body))
 
 
-# -- For operators: `/pause`, `/resume`, `/is_paused`, `/abort_requests`, as vLLM has them.
-
-
 #: Requests that are waited for may be long.
 DRAIN_TIMEOUT_S = 600.0
 MAX_IDS = 10_000
@@ -301,9 +298,6 @@ class AbortRequestsView(OperatorView):
         )
 
 
-# -- For operators: `/start_profile`, `/stop_profile`, `/collective_rpc`, `/tokenizer_info`.
-
-
 #: A trace of many steps is written to the disk.
 PROFILE_WITHIN_S = 300.0
 #: Paths on the machine that made the files; no client needs them.
@@ -384,9 +378,6 @@ class TokenizerInfoView(OperatorView):
         info.setdefault("tokenizer_class", "PreTrainedTokenizerFast")
         info["chat_template"] = served.tokenizer.chat_template
         return json_response(_encode(info))
-
-
-# -- For operators: `POST /sleep`, `POST /wake_up`, `GET /is_sleeping`, as vLLM has them.
 
 
 #: Weights may have to be read anew.

@@ -35,8 +35,7 @@ from metering.access import (
 )
 from tenants.authentication import Caller
 
-# -- Reading a report's question from the address.
-
+_encode = msgspec.json.Encoder().encode
 
 #: Buckets on a page by width: what is given without `limit`, and the most.
 PAGES = {"1m": (60, 1440), "1h": (24, 168), "1d": (7, 31)}
@@ -172,7 +171,6 @@ def _moment(seconds: int) -> datetime:
     return datetime.fromtimestamp(min(seconds, LAST_SECOND), UTC)
 
 
-_encode = msgspec.json.Encoder().encode
 NANOS = 10**9
 
 

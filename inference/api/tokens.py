@@ -40,6 +40,8 @@ from inference.web.endpoint_schema import IDEMPOTENCY_KEY, Endpoint, EndpointSch
 from inference.web.responses import JSON_OR_EVENTS
 from inference.web.views import GatewayRequest, GatewayView
 
+_encode = msgspec.json.Encoder().encode
+
 #: Fields of `sampling_params`; all are a completion's too.
 SAMPLING = (
     (SamplingFields.model_fields.keys() - GenerateRequest.model_fields.keys()) | {"logprobs"}
@@ -137,9 +139,6 @@ def rename_error_fields(error: InvalidRequest) -> InvalidRequest:
     elif head == "prompt":
         error.param = f"token_ids{param[len(head) :]}"
     return error
-
-
-_encode = msgspec.json.Encoder().encode
 
 
 class _Choices:

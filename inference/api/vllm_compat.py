@@ -42,12 +42,7 @@ from inference.web.endpoint_schema import Endpoint, EndpointSchema
 from inference.web.responses import JSON_OR_EVENTS
 from inference.web.views import GatewayRequest, GatewayView
 
-# -- For operators: `POST /v1/load_lora_adapter` and `/v1/unload_lora_adapter`, as vLLM has them.
-#
-# They act on adapters that all tenants share. A new one is stored, checked and probed by a worker
-# before the answer says that it's there. Whoever has the answer may ask any gateway at once: it
-# comes when each of them must have looked.
-
+_encode = msgspec.json.Encoder().encode
 
 #: A check loads the model; a worker may have others before it.
 CHECKED_WITHIN_S = 600.0
@@ -73,7 +68,11 @@ class UnloadBody(BaseModel):
 
 
 class LoadAdapterView(OperatorView):
-    """Adds an adapter from a folder of the server's."""
+    """Adds an adapter for all tenants, from a folder of the server.
+
+    A worker stores, checks and probes it before the answer is sent. Whoever has the answer may use
+    the adapter on any gateway at once: it's sent when each of them must have looked.
+    """
 
     schema = EndpointSchema(
         "Operator",
@@ -178,7 +177,6 @@ def _text_response(text: str) -> HttpResponse:
     return response
 
 
-_encode = msgspec.json.Encoder().encode
 #: Which endpoint an invocation is meant for: the first of which it has all these fields.
 INVOCATIONS: tuple[tuple[tuple[str, ...], type[GatewayView]], ...] = (
     (("messages",), StoredCompletionsView),

@@ -205,9 +205,6 @@ def _special_token_ids(tokenizer: Tokenizer, markers: list[str]) -> frozenset[in
     return frozenset(tokenizer.added_token(marker).id for marker in markers if marker in special)
 
 
-# -- What a chat's answer must look like: by its own fields, and by the tools it offers.
-
-
 def build_constraint(
     chat: ChatRequest, parsers: ModelParsers, tokenizer: Tokenizer
 ) -> OutputConstraint:

@@ -169,12 +169,6 @@ def body_too_large(limit: int) -> PayloadTooLarge:
     return PayloadTooLarge(f"The request body is over the limit of {limit} bytes.")
 
 
-# -- Bodies that are sent to pages: bounded while they come in.
-#
-# Django's own handler spools a whole body to disk before any view sees it. Here strangers have a
-# few kilobytes, and whoever is logged in or has a key what their page takes, within a time.
-
-
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
@@ -188,7 +182,11 @@ POLICY = (
 
 
 class BodyLimitMiddleware:
-    """Gives the application bodies within limits; answers 413 or 408 to all others itself."""
+    """Gives the application bodies within limits; answers 413 or 408 to all others itself.
+
+    Django's own handler spools a whole body to disk before any view sees it. Here strangers have a
+    few kilobytes, and whoever is logged in or has a key what their page takes, within a time.
+    """
 
     def __init__(self, application: Application) -> None:
         self._application = application

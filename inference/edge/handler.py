@@ -51,6 +51,8 @@ from inference.web.views import (
     path_not_found,
 )
 
+logger = logging.getLogger(__name__)
+
 
 def _nothing(request: HttpRequest) -> HttpResponseBase:
     return HttpResponse()
@@ -72,8 +74,6 @@ def allow(request: HttpRequest, response: HttpResponseBase) -> None:
     if "HTTP_ORIGIN" in request.META:
         _library.add_response_headers(request, response)
 
-
-logger = logging.getLogger(__name__)
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 

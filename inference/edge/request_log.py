@@ -117,12 +117,6 @@ class RequestLog:
         access_log.log(level, text, fields, extra={"access": fields})
 
 
-# -- WebSockets of this process, under vLLM's names: how many are open, were opened, and for how
-# long.
-#
-# They are among what each process says of itself, so those of all processes add up.
-
-
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 ASGISend = Callable[[Message], Awaitable[None]]
@@ -138,7 +132,7 @@ SECONDS = Histogram(
 
 
 def count_websockets(application: Application) -> Application:
-    """The application, its accepted WebSockets counted."""
+    """The application, its accepted WebSockets counted under vLLM's names."""
 
     async def counting(scope: Message, receive: Receive, send: ASGISend) -> None:
         opened: list[float] = []

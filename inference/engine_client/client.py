@@ -103,8 +103,6 @@ class EngineClient:
         self._started: asyncio.Task[None] | None = None
         self._closed = False
 
-    # -- life ---------------------------------------------------------------------------------
-
     async def start(self) -> None:
         """Start reading. Idempotent; waits for the first look at the replicas."""
         failed = (
@@ -161,8 +159,6 @@ class EngineClient:
         await self._reading.close()
         await self._link.close()
         await self._redis.aclose()
-
-    # -- handing in ---------------------------------------------------------------------------
 
     def submit(
         self,
@@ -290,8 +286,6 @@ class EngineClient:
             flight.refund_attempt()
             self._drop_replica(flight, "Redis did not take it")
 
-    # -- tokens -------------------------------------------------------------------------------
-
     def _on_batch(self, batch: OutboxBatch) -> None:
         """Hand out what begins answers, of a batch that arrives just now: whoever has no token yet
         has waited longest. The rest of the batch, and of very many of these, is for
@@ -370,8 +364,6 @@ class EngineClient:
         )
         self.fail(flight, error)
 
-    # -- ends ---------------------------------------------------------------------------------
-
     def fail(self, flight: InFlightRequest, error: QuireError) -> None:
         """End a flight with an error."""
         self._flights.pop(flight.engine_id, None)
@@ -442,8 +434,6 @@ class EngineClient:
             if flight.last_heard_at < limit:
                 del self._leaving[engine_id]
                 flight.on_abort_reply(None)
-
-    # -- for the watchman and the metrics -----------------------------------------------------
 
     @property
     def flights(self) -> list[InFlightRequest]:

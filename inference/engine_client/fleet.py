@@ -20,9 +20,6 @@ from engine.contract import redis_keys
 from engine.contract.messages import Heartbeat, ModelInfo, ReplicaEvent
 from inference.engine_client.flight import InFlightRequest
 
-# -- Hearing of replicas' beginnings and ends the moment they happen, instead of at the next look.
-
-
 logger = logging.getLogger(__name__)
 
 RETRY_S = 0.5
@@ -237,14 +234,6 @@ def _rate(known: Replica | None, beat: Heartbeat) -> float:
     return known.per_second + _NEW_RATE * (ended - known.per_second)
 
 
-# -- Choosing a replica: where the prompt's prefix probably is cached, unless that one is busy.
-#
-# Rendezvous hashing gives every gateway the same answer without talking: the prefix's hash ranks
-# the
-# replicas, and the first of them takes the request while it is at most `slack` requests ahead of
-# the idlest one. When a replica joins or leaves, only the prefixes that were its own move.
-
-
 #: Prompt tokens that are hashed: a few KV blocks, about a system prompt's beginning.
 PREFIX_TOKENS = 64
 
@@ -261,8 +250,12 @@ def choose_replica(
 ) -> Replica | None:
     """The replica for a request with this prefix, or None when none is ready.
 
-    `adapter`: digest of what it goes through; replicas that have its weights at hand come first
-    while they aren't busier than the others by more than `slack`.
+    Rendezvous hashing gives every gateway the same answer without communication: the prefix's
+    hash ranks the replicas, and the first takes the request while it has at most `slack` requests
+    more than the idlest one. When a replica joins or leaves, only its own prefixes move.
+
+    `adapter`: its digest; replicas that have its weights loaded come first while they aren't busier
+    than the others by more than `slack`.
     """
     ready = [replica for replica in replicas if replica.ready]
     ready = [replica for replica in ready if not replica.silent] or ready

@@ -18,9 +18,6 @@ from engine.contract.messages import AbortRequest, OutboxBatch
 from engine.system.redis_client import TIMEOUT_S, RedisPipeline
 from inference.loop.fair_dispatch import iterate_cooperatively
 
-# -- Writing to replicas' inboxes: what is posted in one turn of the loop goes in one write.
-
-
 logger = logging.getLogger(__name__)
 
 OnError = Callable[[RedisError], None]
@@ -62,12 +59,6 @@ class InboxWriter:
             await asyncio.wait(set(self._sent), timeout=CLOSE_TIMEOUT_S)
 
 
-# -- What the engine has written for this gateway and the gateway has read: kept in Redis too.
-#
-# What is read is trimmed from the outbox. Should this process be killed, another one bills its
-# requests from these counts and from what waits in the outbox.
-
-
 #: A request that has ended is settled within so long.
 FORGET_ENDED_S = 15.0
 #: One of which nothing more was heard was aborted.
@@ -82,7 +73,11 @@ return redis.call('XTRIM', KEYS[2], 'MINID', '=', ARGV[1])
 
 
 class Progress:
-    """Output tokens by request and output."""
+    """Output tokens by request and output, kept in Redis too.
+
+    What is read is trimmed from the outbox. If this process is killed, another one bills its
+    requests from these counts and from what waits in the outbox.
+    """
 
     def __init__(self, gateway_id: str, prefix: str) -> None:
         self._keys = (

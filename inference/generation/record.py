@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from inference.generation.generation import Generation
 
 
-# -- A request's own figures, for its answer: vLLM's `metrics`.
-
-
 def response_metrics(flights: list[InFlightRequest]) -> dict[str, dict[str, float]]:
     """`{"metrics": ...}` of a request that has ended; {} unless the operator wants answers to have
     them (`PER_REQUEST_METRICS`).

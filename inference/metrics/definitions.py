@@ -13,8 +13,6 @@ from engine.contract.metrics import (
     TIME_TO_FIRST_TOKEN,
 )
 
-# -- Prometheus's buckets from ours.
-
 
 def cumulative(bounds: tuple[float, ...], counts: Sequence[float]) -> list[tuple[str, float]]:
     """(upper bound, all that is not above it). `counts`: by bucket, one more than bounds."""

@@ -19,12 +19,6 @@ from inference.metrics.queues import TaskQueue, queue_metrics
 from inference.metrics.recorder import split_field
 from inference.metrics.replicas import process_metrics, replica_metrics
 
-# -- What each gateway and worker process says of itself: the process's own families and Django's.
-#
-# `prometheus_client` keeps these in each process. So that a scrape of any gateway shows them all,
-# every process writes its own to Redis now and then, under a key that expires.
-
-
 EVERY_S = 10.0
 #: A process that is silent for so long has ended.
 EXPIRE_S = 45
@@ -44,7 +38,12 @@ _decoder = msgspec.msgpack.Decoder(list[Snapshot])
 
 
 def process_metric_families() -> bytes:
-    """This process's, encoded. Reads /proc: a few milliseconds, fit for a thread."""
+    """This process's own metrics and Django's, encoded.
+
+    `prometheus_client` keeps these in each process. So that a scrape of any gateway shows them all,
+    every process writes its own to Redis, under a key that expires. Reads /proc: takes a few
+    milliseconds, so call it in a thread.
+    """
     found = []
     for metric in REGISTRY.collect():
         samples = [

@@ -16,8 +16,7 @@ from inference.metrics.definitions import ENGINE, FAMILIES, OTHER, TENANT
 from inference.metrics.exposition import EVERY_S, process_metric_families, publish
 from inference.metrics.recorder import field_of, history, recorder, split_field
 
-# -- A bound on the values of labels: tenants and replicas come and go, series must not pile up.
-
+logger = logging.getLogger(__name__)
 
 #: The series of a tenant or a replica that sent nothing for so long are dropped.
 LABEL_TTL_S = 24 * 3600
@@ -103,8 +102,6 @@ async def prune(redis: Redis, prefix: str, hash_key: str) -> None:
             await redis.hdel(hash_key, *dropped)
         await redis.zrem(key, *silent)
 
-
-logger = logging.getLogger(__name__)
 
 FLUSH_EVERY_S = 1.0
 PRUNE_EVERY_S = 3600.0

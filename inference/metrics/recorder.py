@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from inference.request.job import Job, Usage
 
 
-# -- This process's part of the history: what requests did since it was last taken away.
-
-
 #: Series that a process tells apart between two writes; more are counted together by model.
 MAX_SERIES = 1000
 _FIRST = [f"{FIRST_TOKEN}{place}" for place in range(LAST_BUCKET + 1)]

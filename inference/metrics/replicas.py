@@ -20,9 +20,6 @@ from engine.contract.messages import EngineStats, Heartbeat
 from engine.contract.metrics import ENGINE_HISTOGRAMS
 from inference.metrics.definitions import PREFIX, cumulative
 
-# -- The families about LoRA adapters, from replicas' heartbeats.
-
-
 _LABELS = ("model_name", "engine")
 _TOTALS: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
     "quire:adapter_loads": (

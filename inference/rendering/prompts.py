@@ -19,9 +19,6 @@ from inference.loop.offload import get_render_pool
 from inference.parsers.custom_tools import to_function_call
 from inference.schemas.chat import IMAGE_PARTS, TEXT_PARTS
 
-# -- Chat messages as a model's template understands them.
-
-
 Message = dict[str, Any]
 _SYSTEM = ("system", "developer")
 #: A conversation with a system message in its middle, which some templates refuse.
@@ -222,13 +219,6 @@ def count_chars(value: Any) -> int:
     return PER_VALUE_CHARS
 
 
-# -- Filling in the middle: what stands before and behind a gap as one prompt, in a model's own
-# form.
-#
-# Bavarian et al., "Efficient Training of Language Models to Fill in the Middle" (arXiv 2207.14255):
-# prefix, suffix, and then the middle, which the model writes.
-
-
 #: The tokens before the prefix, the suffix and the middle. A vocabulary that has all three of a
 #: form belongs to a model that was trained with it.
 FIM_FORMATS = (
@@ -263,6 +253,9 @@ async def fim_prompt(
     add_special_tokens: bool = True,
 ) -> list[list[int]]:
     """Token ids of each prefix with the suffix. Control tokens in them stay text.
+
+    Bavarian et al., "Efficient Training of Language Models to Fill in the Middle" (arXiv
+    2207.14255): prefix, suffix, and then the middle, which the model writes.
 
     Raises:
         InvalidRequest: the model can't, an empty prefix, one too long to fit in any case.

@@ -17,6 +17,8 @@ from engine.text import Tokenizer, load_tokenizer
 from engine.text.adapter_tokenizers import AdapterTokenizers
 from inference.loop.offload import get_render_pool
 
+logger = logging.getLogger(__name__)
+
 MAX_TOKENIZERS = 16
 #: A folder's files are looked at again after so long: a model may be replaced under its name. Who
 #: asks in the second half of that time has them looked at meanwhile, so a busy model's requests
@@ -112,12 +114,6 @@ def _signature(path: str) -> Signature:
 
 
 tokenizers = TokenizerCache()
-
-
-# -- Tokenizers that adapters bring: each content read once, in a thread, a bounded number kept.
-
-
-logger = logging.getLogger(__name__)
 
 
 class AdapterTokenizerCache:

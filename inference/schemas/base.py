@@ -24,11 +24,6 @@ from engine.contract.errors import InvalidRequest, QuireError
 from engine.contract.validation import INT_LIMIT
 from inference.errors import UnsupportedField
 
-# -- Validation of lists that ends with the first wrong element.
-#
-# Pydantic describes every one. Of a list of 400,000 that takes two seconds, in one piece, and a
-# client is told of one.
-
 
 def _fail_fast_schema(schema: Any) -> Any:
     if isinstance(schema, list | tuple):
@@ -44,7 +39,10 @@ def _fail_fast_schema(schema: Any) -> Any:
 
 
 class FailFastModel(BaseModel):
-    """A model whose lists, and those inside of it, stop at their first wrong element."""
+    """A model whose lists, and those inside of it, stop at their first wrong element.
+
+    Pydantic describes all of them, which takes two seconds for a list of 400,000.
+    """
 
     @classmethod
     def __get_pydantic_core_schema__(
@@ -301,9 +299,6 @@ class RejectedRequest(Exception):
     def __init__(self, error: InvalidRequest) -> None:
         super().__init__(error.message)
         self.error = error
-
-
-# -- Fields that a schema knows and doesn't support, and those that it doesn't know.
 
 
 #: How a chat is rendered is up to the model's template and, where the operator allows it, to

@@ -24,9 +24,6 @@ from inference.schemas.base import UNSUPPORTED, FailFastModel, RejectedRequest
 from inference.schemas.sampling import SamplingFields
 from inference.schemas.tools import AllowedTools, AnyTool, Tools, named_tool
 
-# -- Chat messages, as far as they can be checked without the model.
-
-
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 #: Parts that are text, and the field that holds it. The Responses API's names are taken too.
 TEXT_PARTS = {

@@ -354,9 +354,6 @@ class Ranking(ApiObject):
     results: list[dict[str, Any]]
 
 
-# -- Answers of what is kept, as the document tells of them: conversations, uploads, compactions.
-
-
 class ConversationObject(ApiObject):
     """A conversation."""
 
@@ -434,9 +431,6 @@ class Compaction(ApiObject):
     created_at: int
     output: list[dict[str, Any]]
     usage: dict[str, Any]
-
-
-# -- What the endpoints answer that are about the service: health, load, operators' commands.
 
 
 class Bucket(ApiObject):

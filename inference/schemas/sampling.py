@@ -21,9 +21,6 @@ from engine.contract.structured_outputs import StructuredOutputsParams
 from inference.errors import UnsupportedField, rename_error_param
 from inference.schemas.base import GenerateRequest
 
-# -- Fields that say what an output must look like: OpenAI's, vLLM's, and vLLM's older ones.
-
-
 _FORMAT_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 #: There is one backend; these names mean it.
 _BACKENDS = ("auto", "guidance", "llguidance", "lm-format-enforcer", "outlines", "xgrammar")

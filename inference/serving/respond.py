@@ -31,17 +31,16 @@ from metering.access import Admission, rate_limit_headers
 from storage.ownership import check_storage_quota, is_usage_cached
 from tenants.authentication import Caller
 
-# -- Load reports by ORCA, for a balancer in front: the header `endpoint-load-metrics`, as vLLM's.
-#
-# https://github.com/cncf/xds/blob/main/xds/data/orca/v3/orca_load_report.proto
-
+_encode = msgspec.json.Encoder().encode
 
 REQUEST_HEADER = "HTTP_ENDPOINT_LOAD_METRICS_FORMAT"
 
 
 async def add_orca_header(request: GatewayRequest, response: HttpResponseBase, model: str) -> None:
-    """Add the header to a whole answer whose client asked for it and may read `/metrics`: load is
-    all tenants'. A format that isn't known gets none.
+    """Add the header of a load report to a whole answer whose client asked for it and may read
+    `/metrics`: load is all tenants'. A format that isn't known gets none.
+
+    https://github.com/cncf/xds/blob/main/xds/data/orca/v3/orca_load_report.proto
     """
     form = request.META.get(REQUEST_HEADER, "").upper()
     if (
@@ -84,8 +83,6 @@ R = TypeVar("R", bound=GenerateRequest)
 N = TypeVar("N")
 N_co = TypeVar("N_co", covariant=True)
 N_contra = TypeVar("N_contra", contravariant=True)
-
-_encode = msgspec.json.Encoder().encode
 
 
 def parse(schema: type[R], body: dict[str, Any]) -> R:
@@ -234,9 +231,6 @@ def set_ignored_fields_header(response: HttpResponseBase, ignored: list[str]) ->
         names = ", ".join(name.encode("ascii", "backslashreplace").decode() for name in ignored)
         safe = "".join(char if char.isprintable() else "?" for char in names)
         response["x-quire-ignored-fields"] = safe[:MAX_IGNORED_CHARS]
-
-
-# -- A stream whose answer is kept before its last event leaves: who has read it can ask for it.
 
 
 async def check_response_quota(caller: Caller) -> None:

@@ -17,9 +17,6 @@ from inference.request.job import Usage
 from inference.request.position import MAX_OUTPUTS, StreamPosition
 from inference.web.responses import EVENT_STREAM
 
-# -- Chunks of a stream as bytes: what doesn't change is encoded once.
-
-
 _encode = msgspec.json.Encoder().encode
 
 

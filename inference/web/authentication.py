@@ -28,11 +28,8 @@ from tenants.authentication import Caller, authenticate
 if TYPE_CHECKING:
     from django.http import HttpRequest
 
-
-# -- A bound on guessing keys: wrong ones by address, counted before the database is asked.
-
-
 logger = logging.getLogger(__name__)
+
 
 #: Unknown keys that an address may try in a window.
 MAX_FAILED_KEYS, WINDOW_S = 50, 60
@@ -139,9 +136,6 @@ class KeyRateThrottle(BaseThrottle):
     async def check(self, caller: Caller, cost: int) -> None:
         """Raise `RateLimited` (429) when either has made too many."""
         await admit_call(caller, cost)
-
-
-# -- Who may see how the installation does: operators, and what a setting names.
 
 
 BEARER = "bearer "

@@ -23,12 +23,6 @@ from engine.contract.errors import InvalidRequest
 from inference.errors import UnsupportedMediaType
 from inference.loop.offload import MAX_INLINE_CHARS
 
-# -- Bounds on what a JSON body may hold, looked at before it's parsed and before it's validated.
-#
-# A body within the limit of bytes can still hold millions of objects. Python's parsers and pydantic
-# go through them in one piece while everybody else's streams wait, so they're counted first.
-
-
 #: Values of all kinds in one body. Prompts of token ids are the longest lists there are.
 MAX_VALUES = 500_000
 #: Objects, arrays and the entries of objects in one body: what validation takes its time for.
@@ -54,7 +48,11 @@ class JsonTokenCounts(NamedTuple):
 
 
 def check_values(body: bytes) -> None:
-    """Raise `InvalidRequest` for a body of too many values, without parsing it."""
+    """Raise `InvalidRequest` for a body of too many values, without parsing it.
+
+    A body within the limit of bytes can still hold millions of objects. Python's parsers and
+    pydantic go through them in one piece while all other streams wait, so they're counted first.
+    """
     if not _marks_anywhere(body).exceeds_limit:
         return  # with those in strings counted too
     if count_tokens_outside_strings(body).exceeds_limit:

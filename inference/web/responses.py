@@ -40,9 +40,6 @@ JSON_ONLY = (JSONRenderer,)
 JSON_OR_EVENTS = (JSONRenderer, EventStreamRenderer)
 
 
-# -- OpenAI's lists: `after`, `limit`, `order` in the query; `data`, `has_more` in the answer.
-
-
 @dataclass(frozen=True)
 class PageQuery:
     """Which page a client asks for. `after`: the id of the last object it has."""
@@ -102,9 +99,6 @@ class ApplicationBinaryRenderer(BinaryRenderer):
     """What OpenAI's SDKs ask for."""
 
     media_type = "application/binary"
-
-
-# -- A response of server-sent events that is always cleaned up, even if nobody reads it.
 
 
 EVENT_STREAM = "text/event-stream; charset=utf-8"

@@ -51,12 +51,10 @@ from storage.access import (
 )
 from storage.actions import cancel_batch, create_message_batch, delete_batch
 
-# -- The body of a batch of messages, read one request after the other.
-#
-# Anthropic takes 256 MB in one JSON object. Here it's a file on disk, and no more of it than one
-# request is in memory at a time.
+_encode = msgspec.json.Encoder().encode
 
-
+#: Anthropic takes 256 MB in one JSON object. Here it's a file on disk, of which no more than one
+#: request is in memory at a time.
 Bytes = bytes | mmap.mmap
 
 #: A body up to this size isn't mapped.
@@ -161,9 +159,6 @@ def _invalid_json() -> InvalidRequest:
     )
 
 
-# -- A message batch's results: what ran from its files, the rest from how the batch ended.
-
-
 ResultLine = dict[str, Any]
 #: What became of a request that never ran, by the batch's end.
 NOT_RUN_ERRORS = {BatchStatus.CANCELLED: "canceled", BatchStatus.EXPIRED: "expired"}
@@ -217,7 +212,6 @@ def _not_run_result(row: Batch) -> ResultLine:
     return {"type": "errored", "error": {"type": "error", "error": error, "request_id": None}}
 
 
-_encode = msgspec.json.Encoder().encode
 #: How long a batch may run, as Anthropic has it.
 WINDOW_S = 24 * 3600
 #: Lines of results that are written at a time.

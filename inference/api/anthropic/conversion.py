@@ -124,9 +124,6 @@ def _thinking(request: CountTokensRequest) -> dict[str, Any]:
     return fields
 
 
-# -- messages -------------------------------------------------------------------------------------
-
-
 def _messages(request: CountTokensRequest) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     if request.system:

@@ -42,8 +42,6 @@ class MessageBuilder:
         self._finish_reason: str | None = None
         self._stop: int | str | None = None
 
-    # -- what comes in ------------------------------------------------------------------------
-
     def append(self, delta: TurnDelta) -> list[Event]:
         """Add what is new."""
         if delta.finish_reason == "abort":
@@ -103,8 +101,6 @@ class MessageBuilder:
         """
         events = [] if self._content else self._begin({"type": "text", "text": ""})
         return events + self.close()
-
-    # -- what goes out ------------------------------------------------------------------------
 
     def body(self) -> dict[str, Any]:
         """The message as it is."""

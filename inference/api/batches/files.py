@@ -15,8 +15,6 @@ from django.conf import settings
 from engine.contract.errors import InvalidRequest
 from inference.web.json_body import parse_object
 
-# -- A running batch's results on disk: what is in a journal is done and is never done again.
-
 
 class JournalInUse(Exception):
     """Another process on this machine writes it."""

@@ -38,6 +38,8 @@ from storage.actions import claim_batch, fail_batch, finish_batch, start_batch, 
 from storage.actions.batches import journal_paths
 from tenants.authentication import Caller, reload_caller
 
+logger = logging.getLogger(__name__)
+
 
 class BatchCounts:
     """Attributes: completed, failed: requests; expired: those that failed by never running; usage:
@@ -80,8 +82,6 @@ class BatchCounts:
             "usage": self.usage,
         }
 
-
-logger = logging.getLogger(__name__)
 
 PROGRESS_EVERY_S = 1.0
 #: An answer of these is no result yet: the request is sent again, after what the answer asks for.

@@ -29,6 +29,8 @@ from inference.serving.respond import add_headers
 from inference.web.views import GatewayRequest, json_response
 from metering.access import Admission
 
+_encode = msgspec.json.Encoder().encode
+
 ELEMENT_BYTES = 4
 
 
@@ -135,13 +137,8 @@ class PoolingRun(Generation):
         return Usage(prompt_tokens=self.job.prompt_tokens, cached_tokens=sum(self._cached))
 
 
-# -- Runs a request's prompts and answers it: what the pooling endpoints share.
-
-
 BuildItem = Callable[[list[Vectors]], dict[str, Any]]
 BuildResponse = Callable[[list[Vectors], dict[str, Any]], HttpResponse]
-
-_encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,9 +78,6 @@ def _item(prompt: Any) -> Item:
     return prompt
 
 
-# -- Scores of pairs of texts: by a cross-encoder, or by the likeness of two embeddings.
-
-
 Pairs = list[tuple[int, int]]
 Make = Callable[[list[float]], dict[str, Any]]
 

@@ -20,9 +20,6 @@ from inference.schemas.base import GenerateRequest, RejectedRequest
 from inference.schemas.chat import ChatRequest
 from inference.serving.respond import parse
 
-# -- Chats as input of the pooling endpoints: rendered by the model's template, then pooled.
-
-
 #: How a chat is rendered: `ChatRequest`'s fields, which check them.
 RENDERING = (
     "add_generation_prompt",
@@ -82,9 +79,6 @@ async def chat_prompts(
             ids = truncate_tokens(ids, max_pair_tokens(limit, special), side)
         found.append(wrapped(ids) if wants_special else ids)
     return found
-
-
-# -- A request's texts and token ids, as lists.
 
 
 Item = str | list[int]

@@ -33,9 +33,6 @@ from inference.web.endpoint_schema import IDEMPOTENCY_KEY, Endpoint, EndpointSch
 from inference.web.views import GatewayRequest, GatewayView
 from tenants.authentication import Caller
 
-# -- `POST /v1/moderations`: OpenAI's form for what a classification model says of texts.
-
-
 #: A label that is at least this likely is flagged.
 THRESHOLD = 0.5
 #: Labels that say that a text is fine, in small letters and without separators.

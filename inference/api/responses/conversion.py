@@ -28,9 +28,6 @@ from inference.schemas.base import rename_error_field
 from inference.schemas.chat import ChatRequest
 from inference.serving.respond import parse
 
-# -- The Responses API's items as the messages of a chat, and input items as they are kept.
-
-
 #: Parts of a message's content that are text.
 TEXT_PARTS = frozenset({"input_text", "output_text", "reasoning_text", "text"})
 IMAGE = "input_image"
@@ -172,9 +169,6 @@ def to_stored_items(items: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
                 made["content"][0]["annotations"] = []
         kept.append(made)
     return kept
-
-
-# -- `truncation: "auto"`: a conversation that is too long loses its oldest messages.
 
 
 SYSTEM = ("system", "developer")

@@ -11,14 +11,14 @@ from redis.exceptions import RedisError
 from inference.api.responses.output_items import Event
 from inference.engine_client.client import get_engine_client
 
+_encode = msgspec.json.Encoder().encode
+
 #: Counted from the last event, and from the end: they are in memory. After that a stream is its end
 #: alone, from the database.
 KEEP_S, KEEP_ENDED_S = 3600, 600
 #: Events that are read at a time.
 PAGE = 512
 TERMINAL_EVENTS = frozenset({"response.completed", "response.incomplete", "response.failed"})
-
-_encode = msgspec.json.Encoder().encode
 
 
 def encode_event(number: int, event: Event) -> bytes:

@@ -64,8 +64,6 @@ class Output:
         """The same for the same item, whichever gateway writes it."""
         return derived_id(prefix, f"{self._request_id}/{len(self.items)}")
 
-    # -- text ---------------------------------------------------------------------------------
-
     def _more_text(self, part: Part, logprobs: list[dict[str, Any]]) -> list[Event]:
         events = []
         if self._open != part.kind:
@@ -98,8 +96,6 @@ class Output:
         item["content"].append(part)
         return [*events, self._part_event("added")]
 
-    # -- calls --------------------------------------------------------------------------------
-
     def _begin_call(self, part: Part) -> list[Event]:
         events = self._close()
         self._open, self._call = "call", part.call
@@ -124,8 +120,6 @@ class Output:
         kind = f"response.{item['type']}_{GROWS[item['type']]}.delta"
         return [{"type": kind, **self._item_location(), "delta": part.text}]
 
-    # -- ends ---------------------------------------------------------------------------------
-
     def _close(self, status: str = "completed") -> list[Event]:
         if not self._open:
             return []
@@ -146,8 +140,6 @@ class Output:
             done["logprobs"] = content["logprobs"]
         return [done, self._part_event("done"), self._item_event("done")]
 
-    # -- events -------------------------------------------------------------------------------
-
     def _item_location(self) -> dict[str, Any]:
         return {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
 
@@ -161,12 +153,6 @@ class Output:
         part = dict(self.items[-1]["content"][0])
         kind = f"response.content_part.{what}"
         return {"type": kind, **self._item_location(), "content_index": 0, "part": part}
-
-
-# -- Going on with a response's events where a worker that died had stopped.
-#
-# The answer is made again from its beginning, with the same seed and so with the same tokens. What
-# was told already is passed over.
 
 
 _KINDS = {"message": "content", "reasoning": "reasoning"}
@@ -183,7 +169,11 @@ class ResumeMismatch(QuireError):
 
 
 def items_from_events(events: Iterable[Event]) -> list[dict[str, Any]]:
-    """The output items as far as their events tell."""
+    """The output items as far as their events tell.
+
+    A worker that takes a response over generates it from the beginning, with the same seed and so
+    with the same tokens, and passes over what was sent already.
+    """
     items: list[dict[str, Any]] = []
     for event in events:
         kind = event["type"]

@@ -22,9 +22,6 @@ from inference.schemas.base import (
 from inference.schemas.chat import Effort
 from inference.schemas.tools import MAX_TOOLS
 
-# -- Tools in namespaces: the model knows each by one name, clients by two.
-
-
 _SEPARATOR = "__"
 KINDS = ("function", "custom")
 

@@ -58,8 +58,7 @@ from storage.access import StoredResponse, access_response
 from storage.actions import append_response_turn, cancel_response, delete_response, store_response
 from tenants.authentication import Caller
 
-# -- Following a background response: its events from wherever the client is.
-
+_encode = msgspec.json.Encoder().encode
 
 #: How often Redis is asked while events come, and while none does.
 SOON_S, LATER_S = 0.05, 0.5
@@ -111,9 +110,6 @@ async def _terminal_event(kept: ResponseEventStore, row: StoredResponse, after: 
     if kind not in TERMINAL_EVENTS or told:  # cancelled; or the client has the last one already
         return b""
     return encode_event(after + 1, {"type": kind, "response": row.body})
-
-
-_encode = msgspec.json.Encoder().encode
 
 
 def parse_request(body: dict[str, Any]) -> ResponsesRequest:
