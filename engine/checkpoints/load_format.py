@@ -20,9 +20,6 @@ from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import InvalidRequest, ModelLoadError
 from engine.quantization.formats.base import CheckpointFormat
 
-# -- `load_format=sharded_state`: a model's weights in files by rank, of a size that suits a disk.
-
-
 PATTERN = "model-rank-{rank}-part-{part}.safetensors"
 MAX_BYTES = 5 * 1024**3
 
@@ -95,9 +92,6 @@ def _save(part: dict[str, Tensor], folder: Path, pattern: str, number: int) -> P
     file = folder / pattern.format(rank=0, part=number)
     save_file(part, str(file), metadata={"format": "pt"})
     return file
-
-
-# -- Files of CoreWeave's tensorizer: read and written, encrypted where there's a key.
 
 
 _KEY_BYTES = 32

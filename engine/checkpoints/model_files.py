@@ -18,9 +18,6 @@ from engine.contract.replica_state import DOWNLOADING, report_load_phase
 from kernels.cpu.build import cache_dir
 from kernels.errors import CpuKernelsUnavailable
 
-# -- A model's identity: the sha256 of its configuration and its weights, whatever its name.
-
-
 log = logging.getLogger(__name__)
 
 #: Files of a folder that hold weights, in the formats that can be loaded.
@@ -79,9 +76,6 @@ def _store_digest(path: Path, digest: str) -> None:
         part.replace(path)
     except OSError as error:
         log.info("the digest of a model can't be kept: %s", error)
-
-
-# -- config.json with the engine's settings put over it.
 
 
 #: Rotary parameters by layer type: the settings mean these layers.

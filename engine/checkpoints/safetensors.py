@@ -19,8 +19,6 @@ from engine.contract.errors import ModelLoadError
 from engine.contract.replica_state import READING, report_load_phase
 from engine.quantization.packing import DenseSource, WeightSource
 
-# -- Giving back what the heap holds and nobody uses.
-
 
 @cache
 def _trim() -> Callable[[int], int] | None:
@@ -55,9 +53,6 @@ class PeriodicTrim:
         self._calls += 1
         if self._calls % self.EVERY == 0:
             trim_heap()
-
-
-# -- A file of weights in memory: its pages come when they are read and go when nobody needs them.
 
 
 class MappedFile:
@@ -107,9 +102,6 @@ class MappedFile:
     def release(self) -> None:
         """Give the pages that have been read back to the system."""
         self._map.madvise(mmap.MADV_DONTNEED)
-
-
-# -- How much of a checkpoint's weights has been read, for whoever watches the load.
 
 
 class ReadProgress:
@@ -230,8 +222,6 @@ class WeightReader:
         """A tensor of two dimensions, to be read some rows at a time. Raises as `get`."""
         return DenseSource(self.get(name, shape))
 
-    # -- as it is stored: see `engine.quantization.formats.base.TensorSource` -------------------
-
     @property
     def where(self) -> str:
         """See `TensorSource`."""
@@ -269,8 +259,6 @@ class WeightReader:
     def mark_used(self, names: Iterable[str]) -> None:
         """They have been read, or aren't needed."""
         self._read.update(names)
-
-    # -- afterwards ---------------------------------------------------------------------------
 
     def release(self) -> None:
         """Give back the memory of what has been read; tensors stay valid."""

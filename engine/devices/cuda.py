@@ -41,9 +41,6 @@ from engine.worker.pooling_runner import PoolingRunner
 from kernels import KernelSet
 from kernels.lora import LoraSlots
 
-# -- `LoraSlotAllocator`: the adapters of a GPU's model, whose steps are recorded with their slots.
-
-
 _MOST_ADAPTERS, _MOST_RANK = 256, 256
 """By default: adapters at once, and their ranks."""
 _PART, _MOST_BYTES = 32, 4 * GIB
@@ -129,8 +126,6 @@ class CudaDevice(Device):
             )
         return kernels_on(self.name, self.config)
 
-    # -- adapters -----------------------------------------------------------------------------
-
     def prepare_adapters(self, loaded: LoadedModel) -> str:
         """See `Device`."""
         return self._adapters.prepare(
@@ -150,8 +145,6 @@ class CudaDevice(Device):
     def max_adapter_rank(self) -> int:
         """See `Device`: recorded steps have room for what the highest rank needs."""
         return self._adapters.most_rank
-
-    # -- memory -------------------------------------------------------------------------------
 
     def num_blocks(self, need: CacheRequirements) -> int:
         """See `Device`: a step of full size is run to see what it takes."""
@@ -214,8 +207,6 @@ class CudaDevice(Device):
     def on_step_failed(self) -> None:
         """Memory that lies idle in pieces may be what the step ran out of."""
         self.release_memory()
-
-    # -- compute ------------------------------------------------------------------------------
 
     def make_runner(self, parts: RunnerInputs) -> Runner:
         """See `Device`."""

@@ -17,7 +17,7 @@ from engine.scheduler.plan import StepPlan
 from engine.system.host import available_memory
 from kernels import KernelSet
 
-# -- Maps the pages of a KV cache before its blocks are written.
+# Maps the pages of a KV cache before its blocks are written.
 #
 # A cache's memory is taken when it's first written, and the system clears each page then: 0.5 to
 # 4 ms for a huge page, in the middle of a step for which streams wait. A thread does it before,

@@ -21,9 +21,6 @@ from engine.contract.errors import ConfigError
 from engine.system.host import num_usable_cpus
 from kernels import KernelSet
 
-# -- `JoinedThread`: for threads that run torch operators.
-
-
 #: Longer than a step or a piece of memory takes on any machine; an endless one isn't waited for.
 _WAIT_S = 10.0
 

@@ -10,9 +10,6 @@ from engine.contract.metrics import Histograms
 from engine.kv_cache.block import NULL_BLOCK, Block, TenantQuota
 from engine.kv_cache.tenant_quotas import TenantQuotas
 
-# -- How long KV blocks stay in the pool, and how often they are used: of a sample of blocks.
-
-
 #: One allocated block of so many is followed.
 SAMPLE_EVERY = 64
 

@@ -19,9 +19,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-# -- The longest cached prefix that all attention types of a model agree on.
-
-
 #: Whether block `index` of the prompt is cached for the group with this key suffix.
 IsCached = Callable[[int, bytes], bool]
 
@@ -204,7 +201,7 @@ def _prefixed(part: bytes) -> bytes:
     return len(part).to_bytes(4, "little") + part
 
 
-# -- Why a prompt found nothing in the cache.
+# Why a prompt found nothing in the cache.
 #
 # Every reason follows from what its own namespace has sent. None tells that the same tokens are
 # known in another one: a number that counts such cases answers the guesses of whoever can read it.

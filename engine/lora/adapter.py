@@ -16,9 +16,6 @@ from engine.contract.errors import InvalidRequest
 from engine.contract.lora import WEIGHTS_FILE
 from engine.contract.validation import format_value
 
-# -- What is asked of an adapter's tensors whatever they are.
-
-
 _DTYPES = ("F32", "BF16", "F16")
 
 
@@ -50,9 +47,6 @@ def check_rank(rank: int, most: int | None) -> None:
         raise InvalidRequest(
             f"The adapter's rank {rank} is over max_lora_rank ({most}).", param="r"
         )
-
-
-# -- The names of an adapter's tensors, as PEFT writes them.
 
 
 Kind = Literal[
@@ -112,9 +106,6 @@ def parse_key(name: str) -> Key | None:
         if bare.endswith(ending) and len(bare) > len(ending):
             return Key(bare.removesuffix(ending), kind)
     return None
-
-
-# -- `TensorFile`: the tensors of a safetensors file, read as one.
 
 
 _TORCH_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

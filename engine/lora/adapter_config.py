@@ -15,9 +15,6 @@ from engine.contract.lora import CONFIG_FILE
 from engine.contract.safe_pattern import SafePattern
 from engine.contract.validation import format_value
 
-# -- Values of modules by the ends of their names, or by patterns of them, as PEFT writes them.
-
-
 #: A key without anything that a pattern is made of but dots, which stand for themselves.
 _NAME = re.compile(r"[\w.-]+")
 #: Keys that are patterns: each module's name is held against each.

@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from engine.transformers_backend.model import TransformersModel
 
 
-# -- Which parts of a bridged model an adapter can change: its linear layers by name.
-
-
 class TransformersModules(TargetModules):
     """The modules of a model of `transformers`, all in one layer, each a slot of its name."""
 

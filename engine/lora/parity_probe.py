@@ -156,9 +156,6 @@ def step_of(count: int, adapter: AdapterWeights | None) -> AttentionMetadata:
     )
 
 
-# -- The parity probe of a bridged model: rows with an adapter say what its merged weights say.
-
-
 def probe_bridged(
     adapter: LoRAAdapter, model: TransformersModel, modules: TargetModules
 ) -> ProbeResult:

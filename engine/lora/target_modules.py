@@ -198,7 +198,7 @@ def _places(layers: Sequence[Mapping[str, FusedLinear]]) -> Iterator[tuple[str, 
                 yield part.name, TargetSlice(index, slot, number, part.rows, linear.columns)
 
 
-# -- Experts whose weights are one tensor a projection, as PEFT adapts them (`target_parameters`).
+# Experts whose weights are one tensor a projection, as PEFT adapts them (`target_parameters`).
 #
 # Each pair of tensors holds all experts of a layer: A [experts * rank, inputs], expert by expert,
 # and

@@ -38,9 +38,6 @@ from engine.quantization.packing import make_quant_scheme
 from engine.text.tokenizer_files import parse_object, read_text
 from kernels import KernelSet
 
-# -- How a checkpoint was quantised, and what the setting `quantization` makes of it.
-
-
 #: ModelOpt's own file, which its older checkpoints have instead of `quantization_config`.
 MODELOPT_FILE = "hf_quant_config.json"
 #: Of the time before `quantization_config`. They don't name the method: it must be asked for.
@@ -109,9 +106,6 @@ def _read_quantization_config(folder: Path, raw: dict[str, Any], asked: str | No
             if path.is_file():
                 return {**parse_object(read_text(path), path), "quant_method": method}
     return None
-
-
-# -- Settings that a kind of model doesn't do are refused by name.
 
 
 HOST = torch.device("cpu")

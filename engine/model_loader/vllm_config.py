@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 
-# -- `LoRAConfig`: an engine's settings of adapters by the names that vLLM has for them.
-
-
 @dataclass(frozen=True)
 class LoRAConfig:
     """Of adapters; None where the settings set no bound."""

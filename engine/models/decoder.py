@@ -39,8 +39,6 @@ from kernels.compiled_decoder import BatchTables, CompiledStep, EmbeddingAndHead
 from kernels.interface import NO_NORM, AuxStateBuffer, CompiledDecoder
 from kernels.lora import LayerLoras, LoraTable
 
-# -- `LMHeadWithAddedTokens`: an output layer with more tokens than the model's.
-
 
 class LMHeadWithAddedTokens(LinearLayer):
     """An output layer and what an adapter puts behind its tokens.
@@ -73,9 +71,6 @@ class LMHeadWithAddedTokens(LinearLayer):
         behind = ids >= count
         found[behind] = self._more.rows(ids[behind] - count).to(found.dtype)
         return found
-
-
-# -- `AuxHiddenStates`: hidden states from between a decoder's layers.
 
 
 class AuxHiddenStates:
@@ -180,8 +175,6 @@ class NativeDecoder(SupportsLoRA):
         self._embedding_norm: Norm | None = None
         self._embedding_norm_weights = NO_NORM
 
-    # -- weights ------------------------------------------------------------------------------
-
     def load(self, weights: Weights, progress: Callable[[int, int], None]) -> None:
         """Read all weights; `progress(done, total)` is called after each layer."""
         spec = self.spec
@@ -246,8 +239,6 @@ class NativeDecoder(SupportsLoRA):
         """Whether all layers run in one call."""
         return self._compiled is not None
 
-    # -- KV cache and states ------------------------------------------------------------------
-
     def allocate_kv(
         self,
         num_blocks: int,
@@ -311,8 +302,6 @@ class NativeDecoder(SupportsLoRA):
         )  # fmt: skip
         return self._compiled.compile_step(ends, tables, taps)
 
-    # -- adapters -----------------------------------------------------------------------------
-
     def lora_linears(self, layer: int) -> Mapping[str, AdaptableLinear]:
         """See `SupportsLoRA`."""
         weights = self.weights[layer]
@@ -339,8 +328,6 @@ class NativeDecoder(SupportsLoRA):
         if self.lora_slots is not None or self._compiled is None:
             return super().lora_table(layers)
         return self._compiled.lora_table(layers)
-
-    # -- forward ------------------------------------------------------------------------------
 
     @torch.inference_mode()
     def forward(

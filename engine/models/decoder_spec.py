@@ -11,8 +11,6 @@ from engine.contract.errors import ModelLoadError
 from engine.models.rotary_embedding import RopeSpec
 from kernels.attention import BlockSparse
 
-# -- How a family's checkpoint calls its tensors.
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightNames:
@@ -396,9 +394,6 @@ class DecoderSpec:
         layers = len(self.attention_layers) if num_layers is None else num_layers
         planes = 2 if self.latents is None else 1
         return planes * layers * self.kv_size * element_size
-
-
-# -- A checkpoint's own layers for drafts (multi-token prediction), which lie behind the model's.
 
 
 #: How many there are, in config.json.

@@ -13,8 +13,6 @@ from engine.models.lora import NO_ADAPTERS, StepAdapters
 from kernels import KernelSet
 from kernels.lora import LoraMapping
 
-# -- The keys and values of one layer.
-
 
 class LayerCache(NamedTuple):
     """A layer's share of the KV pool; layers of different groups may have the same one.

@@ -22,7 +22,7 @@ from engine.models.decoder_spec import DecoderSpec
 from engine.models.forward_context import AttentionMetadata, KVScales
 from engine.text.tokenizer import Tokenizer
 
-# -- `quantization_param_path`: scales of an e4m3 KV cache in a JSON file, as vLLM's tools write it.
+# `quantization_param_path`: scales of an e4m3 KV cache in a JSON file, as vLLM's tools write it.
 #
 # {"model_type": "llama", "kv_cache": {"dtype": "float8_e4m3fn", "scaling_factor": {"0": {"0": 0.02,
 # "1": 0.03}}}}: by rank of tensor parallelism and layer, one number for keys and values, which are

@@ -23,9 +23,6 @@ from engine.models.families import remote_code as remote
 from engine.models.families.common import Config, Family, SpecBuilder, common_fields
 from engine.text.tokenizer_files import parse_object, read_text
 
-# -- From a checkpoint's `config.json` to a `DecoderSpec`: one small function a family.
-
-
 _FAMILIES: dict[str, Family] = {
     **llama.LLAMA_FAMILIES,
     **gemma.FAMILIES,
@@ -149,7 +146,7 @@ def _check(spec: DecoderSpec) -> None:
         )
 
 
-# -- Installed packages that bring models: entry points, read once a process.
+# Installed packages that bring models: entry points, read once a process.
 #
 # - Group `quire.models`: the entry point's name is an architecture, its value
 # "package.module:Class".

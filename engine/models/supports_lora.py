@@ -30,9 +30,6 @@ from kernels.lora import (
     LoraTable,
 )
 
-# -- Which linear layers of a decoder's layer adapters may change.
-
-
 #: Parts of a linear layer, at most, of which each has an adapter's ranks to itself; else 1.
 _PARTS = {"qkv": 3, "latent_in": 2, "up": 2, "residual_up": 2, "shared_up": 2, EXPERTS["up"]: 2}
 

@@ -116,8 +116,6 @@ class WeightLoader:
         """Whether the checkpoint keeps a layer's weight packed."""
         return not self._is_plain(name)
 
-    # -- tensors ------------------------------------------------------------------------------
-
     def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """A tensor of the checkpoint, in its dtype, maybe backed by the mapped file."""
         return self.weights.get(name.removeprefix(self._strip), shape)
@@ -224,8 +222,6 @@ class WeightLoader:
             self.reports.append(made)
             self.weights.release()
         return layer
-
-    # -- layers -------------------------------------------------------------------------------
 
     def layer(self, layer: LayerDescription) -> LayerWeights:
         """All weights of one layer."""
@@ -376,8 +372,6 @@ class WeightLoader:
         table = cos_sin_table(rope, self._max_model_len).to(self.ops.device)
         self._tables.append((rope, table))
         return table
-
-    # -- feed-forward -------------------------------------------------------------------------
 
     def _mlp(self, mlp: MlpDescription) -> MlpWeights:
         return MlpWeights(self.linear(mlp.up), self.linear(mlp.down), mlp.activation, mlp.gated)

@@ -13,8 +13,6 @@ from engine.scheduler import NewSequence, RewoundSequence, Sequence, StepPlan, S
 from engine.speculative.estimates import HeadTracking, StepTimes
 from engine.speculative.interface import DraftFacts
 
-# -- How drafts are drawn: as the target draws, as far as a draft can.
-
 
 def draft_sampling(params: SamplingParams, vocab_size: int) -> SamplingParams:
     """What of the target's choice a draft follows: all but grammars and the caller's functions, of
@@ -180,8 +178,6 @@ class DraftModelProposer:
         """Raise RuntimeError unless its pool's books balance."""
         self.kv.check_integrity(dict.fromkeys(self._rows, "drafts"))
 
-    # -- a round ------------------------------------------------------------------------------
-
     def _propose(self, wanted: list[tuple[Sequence, int]]) -> dict[int, list[int]]:
         plan = self._new_plan()
         left, rows = self._facts.token_budget, []
@@ -250,8 +246,6 @@ class DraftModelProposer:
     def _new_plan(self) -> StepPlan:
         self._step += 1
         return StepPlan(self._step)
-
-    # -- one sequence of it -------------------------------------------------------------------
 
     def _scheduled(
         self, plan: StepPlan, sequence: Sequence, count: int, left: int, busy: set[int]

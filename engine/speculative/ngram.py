@@ -11,8 +11,6 @@ from engine.contract.speculative_config import SpeculativeConfig
 from engine.scheduler import Sequence as EngineSequence
 from engine.speculative.estimates import MAX_KIND
 
-# -- What followed the last time that the newest tokens stood in a text, or in one of several.
-
 
 class NgramIndex:
     """Where each short run of tokens stood last in a text that grows at its end.

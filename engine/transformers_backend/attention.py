@@ -23,9 +23,6 @@ from engine.models.forward_context import AttentionMetadata
 from kernels import KernelSet
 from kernels.attention_args import AttentionArgs
 
-# -- From a model's mask to the sliding window that the paged kernels know.
-
-
 MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
@@ -54,7 +51,7 @@ def _row(mask: MaskFunction, query: int, length: int) -> Tensor:
     return torch.as_tensor(mask(zero, zero, torch.tensor(query), keys)).expand(length)
 
 
-# -- The state that a sequence keeps beside keys and values: of state-space layers, linear attention
+# The state that a sequence keeps beside keys and values: of state-space layers, linear attention
 # and short convolutions.
 #
 # `transformers` keeps it in its cache's `LinearAttentionLayer`s. A sequence has such a cache of its
@@ -238,9 +235,6 @@ def register() -> None:
     AttentionInterface.register(PAGED, _attend)
     AttentionInterface.register(EXPLORED, _attend)
     AttentionMaskInterface.register(EXPLORED, _mask)
-
-
-# -- Attention of a bridged model over the paged KV cache.
 
 
 @dataclass(slots=True)

@@ -35,9 +35,6 @@ from engine.transformers_backend.model import TransformersModel, TransformersSpe
 from engine.transformers_backend.verify import AttentionProbe, UnsupportedAttention, verify_parity
 from kernels import KernelSet
 
-# -- Where a bridged model comes from: config.json and weights of a folder, read by `transformers`.
-
-
 log = logging.getLogger(__name__)
 
 #: The context of a model whose config names none: a state-space model has no limit of its own.

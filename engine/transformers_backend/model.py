@@ -37,8 +37,6 @@ from engine.transformers_backend.lora import LoraModules
 from kernels import KernelSet, LinearLayer
 from kernels.lora import LayerLoras
 
-# -- Some of a step's sequences as a batch of their own.
-
 
 def token_rows(starts: list[int], counts: list[int]) -> Tensor:
     """int64: the rows [start, start + count) of each sequence, one after another."""
@@ -77,9 +75,6 @@ def select_sequences(
 
     first, *others = (part(group) for group in context.groups)
     return dataclasses.replace(first, other_groups=tuple(others))
-
-
-# -- What the rest of the engine must know of a bridged model.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,8 +164,6 @@ class TransformersModel:
     def load(self, weights: Weights, progress: Callable[[int, int], None]) -> None:
         """`transformers` has read the weights."""
 
-    # -- KV cache -----------------------------------------------------------------------------
-
     def allocate_kv(
         self,
         num_blocks: int,
@@ -201,8 +194,6 @@ class TransformersModel:
         self._states.clear()
         for layer in self.layers:
             layer.caches = None
-
-    # -- forward ------------------------------------------------------------------------------
 
     @torch.inference_mode()
     def forward(self, token_ids: Tensor, context: AttentionMetadata) -> Tensor:
@@ -251,8 +242,6 @@ class TransformersModel:
             logits = logits[:, rows]
         return logits.float()
 
-    # -- adapters -----------------------------------------------------------------------------
-
     @property
     def lora_slots(self) -> None:
         """Adapters have no slots here."""
@@ -281,8 +270,6 @@ class TransformersModel:
 
     def lora_table(self, layers: LayerLoras) -> None:
         """There is no call for all layers."""
-
-    # -- models with a state ------------------------------------------------------------------
 
     @property
     def cache_argument(self) -> str:

@@ -24,9 +24,6 @@ from engine.transformers_backend.attention import (
 )
 from engine.transformers_backend.model import TransformersModel
 
-# -- What a model's forward pass asks of attention: how often, with which heads, seeing what.
-
-
 #: What attention modules pass to change the scores, and the paged kernels don't do.
 _UNKNOWN = ("position_bias", "indices", "block_indices", "sinks", "bias", "attn_bias")
 

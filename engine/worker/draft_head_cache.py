@@ -108,8 +108,6 @@ class DraftHeadCache:
         self._end_at: dict[int, int] = {}
         self._failed = False
 
-    # -- what steps computed ------------------------------------------------------------------
-
     def begin(self, plan: StepPlan) -> bool:
         if self._failed:
             return False
@@ -329,8 +327,6 @@ class DraftHeadCache:
         if len(nothing):
             found[self.is_filled(nothing)] = 0.0
         return found
-
-    # -- drafts -------------------------------------------------------------------------------
 
     def row_of(self, seq_id: int) -> int | None:
         row = self._batch.row_of.get(seq_id)

@@ -28,8 +28,6 @@ from kernels.interface import ActivationSpec
 from kernels.layers import activation, gated_activation
 from kernels.tensors import to_device
 
-# -- Attention in both directions over sequences of many lengths, without padding.
-
 
 class LengthBatches:
     """The sequences of one step, sorted by length: those of one length are one dense batch.
@@ -138,9 +136,6 @@ def _rotated(x: Tensor, cos_sin: Tensor) -> Tensor:
     cos, sin = cos_sin[:, None, None, :].chunk(2, dim=-1)
     left, right = x.chunk(2, dim=-1)
     return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)
-
-
-# -- From a checkpoint's tensors to an encoder's layers.
 
 
 @dataclass(slots=True)

@@ -115,9 +115,6 @@ class EncoderSpec:
         return 0
 
 
-# -- From a config.json to an `EncoderSpec`: one small function a family.
-
-
 _POSITIVE = (
     "hidden_size",
     "num_layers",

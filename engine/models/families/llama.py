@@ -20,9 +20,6 @@ from engine.models.families.common import (
 )
 from engine.models.rotary_embedding import RopeSpec, rope_spec
 
-# -- Gemma 1, 2 and 3 (text).
-
-
 SANDWICH = WeightNames(
     attention_out_norm="post_attention_layernorm",
     mlp_norm="pre_feedforward_layernorm",
@@ -94,9 +91,6 @@ FAMILIES = {
         _SHARED | {"sliding_window": 4096, "rope_theta": 1e6, "max_position_embeddings": 131072},
     ),
 }
-
-
-# -- GLM-4: the checkpoints of 2024 and those of 2025, which have norms after attention and MLP.
 
 
 GLM = WeightNames(up=("mlp.gate_up_proj",))
@@ -238,9 +232,6 @@ LLAMA_FAMILIES = {
         smollm3, {"rope_theta": 2e6, "num_key_value_heads": 4, "tie_word_embeddings": True}
     ),
 }
-
-
-# -- OLMo 1, 2 and 3.
 
 
 #: Norms on what attention and MLP give, none on what they take.

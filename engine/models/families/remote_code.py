@@ -13,9 +13,6 @@ from engine.models.families.llama import llama
 from engine.models.rotary_embedding import rope_spec
 from kernels.attention import BlockSparse
 
-# -- Phi-3 small: block-sparse attention in every other layer, GEGELU, the multipliers of muP.
-
-
 NAMES = WeightNames(
     final_norm="model.final_layernorm",
     qkv=("self_attn.query_key_value",),

@@ -43,8 +43,6 @@ from engine.models.lora import LoraContext, LoraLinear, LoraMoe
 from kernels import KernelSet, LinearLayer
 from kernels.interface import ActivationSpec, HeadNormWeights, NormWeights
 
-# -- A `DecoderSpec`'s model, layer by layer: `ModelDescription`.
-
 
 def describe(spec: DecoderSpec) -> ModelDescription:
     """All of a model."""
@@ -303,9 +301,6 @@ class ResidualExpertsLayer:
 
 
 Layer = SequentialLayer | ParallelLayer | ResidualExpertsLayer
-
-
-# -- Layers that run operation by operation, made from their weights.
 
 
 def adapted(ops: KernelSet, layer: LayerWeights, index: int, step: LoraContext) -> LayerWeights:

@@ -110,9 +110,6 @@ def _flat(weights: Weights, at: str, moe: MoeSpec, hidden: int) -> Iterator[Expe
 _LAYOUTS = {"split": _split, "interleaved": _interleaved, "flat": _flat, "granite": _granite}
 
 
-# -- A mixture of experts in two grouped products, where the kernels have them.
-
-
 FUSED_ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 
 

@@ -13,9 +13,6 @@ from engine.contract.errors import ModelLoadError
 from engine.contract.safe_pattern import SafePattern
 from engine.quantization.packing import WeightSource
 
-# -- Fields of `quantization_config`, each checked as it's read.
-
-
 #: Of a pattern, in a message.
 _MOST_SHOWN = 64
 
@@ -100,9 +97,6 @@ def pattern(fields: ConfigFields, name: str, text: str) -> SafePattern:
         raise fields.error(
             name, f"has the pattern {text[:_MOST_SHOWN]!r}, which {error}"
         ) from error
-
-
-# -- A checkpoint's tensors as they are stored, and those of one layer with their checks.
 
 
 Dtypes = Collection[torch.dtype]

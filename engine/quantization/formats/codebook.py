@@ -22,7 +22,7 @@ from engine.quantization.formats.base import (
 from engine.quantization.formats.matrices import CodebookMatrix, row_numbers, unpack_stream
 from engine.quantization.packing import DequantizedSource, Rows, WeightSource
 
-# -- SqueezeLLM: `qweight` int32 [K / 8, N] of entries in `lookup_table` [N, 16].
+# SqueezeLLM: `qweight` int32 [K / 8, N] of entries in `lookup_table` [N, 16].
 #
 # (Kim et al., "SqueezeLLM", 2023.)
 

@@ -41,9 +41,6 @@ from engine.quantization.formats.matrices import (
 )
 from engine.quantization.packing import Rows, WeightSource
 
-# -- `config_groups` of compressed-tensors: how the weights of which layers are kept.
-
-
 _STRATEGIES = ("tensor", "channel", "group", "block", "tensor_group")
 #: Classes of layers that stand for all of them.
 _CLASSES = ("Linear", "Embedding", "ParallelLMHead", "FusedMoE")
@@ -181,9 +178,6 @@ def has_weights(values: object) -> bool:
         path = "quantization_config.config_groups"
         raise ModelLoadError(f"config.json: {path} must be an object.", param=path)
     return bool(groups)
-
-
-# -- compressed-tensors' integers, packed into words or a byte each.
 
 
 def packed_matrix(parts: LayerTensors, scheme: WeightScheme) -> WeightSource:

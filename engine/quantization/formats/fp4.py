@@ -42,7 +42,7 @@ def e2m1_matrix(
     )  # fmt: skip
 
 
-# -- MXFP4 as gpt-oss keeps its experts: `gate_up_proj_blocks` and `gate_up_proj_scales`.
+# MXFP4 as gpt-oss keeps its experts: `gate_up_proj_blocks` and `gate_up_proj_scales`.
 #
 # Blocks uint8 [experts, rows, groups, 16] hold e2m1, scales uint8 [experts, rows, groups] powers of
 # two for 32 neighbours. (OCP Microscaling Formats 1.0.)
@@ -91,7 +91,7 @@ class MXFP4(CheckpointFormat):
         return e2m1_matrix("mxfp4", blocks.view(rows, groups * half), powers, MXFP4_GROUP)
 
 
-# -- ModelOpt (NVIDIA): FP8 with a scale, for blocks or (MXFP8) 32 neighbours, and NVFP4: e2m1 with
+# ModelOpt (NVIDIA): FP8 with a scale, for blocks or (MXFP8) 32 neighbours, and NVFP4: e2m1 with
 # e4m3 scales and one for all.
 
 

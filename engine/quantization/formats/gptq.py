@@ -30,9 +30,6 @@ from engine.quantization.formats.matrices import (
 )
 from engine.quantization.packing import Rows, WeightSource
 
-# -- AWQ in GEMM order.
-
-
 #: By bits: place i of a word holds output (0, 2, 4, 6, 1, 3, 5, 7)[i], or (0, 2, 1, 3)[i]; this is
 #: where each output lies.
 _PLACES = {4: (0, 4, 1, 5, 2, 6, 3, 7), 8: (0, 2, 1, 3)}

@@ -12,9 +12,6 @@ from engine.quantization.packing import DequantizedSource, Own, Rows
 from kernels.interface import IntegerRows
 from kernels.linear_factory import MAX_VALUE, CodeFormat, CodeRows, IntegerFormat
 
-# -- Integers of a few bits, out of the words that checkpoints keep them in.
-
-
 WORD = 32
 
 
@@ -82,9 +79,6 @@ def nibbles(packed: Tensor, high_first: bool = False) -> Tensor:
     return torch.stack(pair, -1).flatten(-2)
 
 
-# -- Weights in floats of 8 bits with scales: for all of a weight, a row, or a block of both.
-
-
 class ScaledMatrix(DequantizedSource):
     """weight[r, k] = value[r, k] * scale[r // block rows, k // block columns].
 
@@ -150,9 +144,6 @@ def _taken(values: Tensor, rows: Rows) -> Tensor:
     if isinstance(rows, slice):
         return values[rows]
     return values.view(torch.uint8)[rows].view(values.dtype)
-
-
-# -- Weights that are numbers of entries in a table.
 
 
 class CodebookMatrix(DequantizedSource):
@@ -257,8 +248,6 @@ class GroupedMatrix(DequantizedSource):
         self.integers = form if usual else None
         self.native_format = self._own(form)
 
-    # -- floats -------------------------------------------------------------------------------
-
     def floats(self, rows: Rows) -> Tensor:
         """See `WeightSource`: float32, not rounded."""
         values, scales = self._values(rows).float(), self._scales_of(rows)
@@ -280,8 +269,6 @@ class GroupedMatrix(DequantizedSource):
         if isinstance(self._zeros, int):
             return torch.tensor([[self._zeros]])
         return self._zeros(rows)
-
-    # -- integers -----------------------------------------------------------------------------
 
     def _format(self) -> IntegerFormat | None:
         """The kernels' format that holds it; None: there's none."""

@@ -19,9 +19,6 @@ from engine.speculative.heads.medusa import Medusa
 from engine.speculative.heads.mlp_speculator import MlpSpeculator
 from kernels import KernelSet
 
-# -- From a folder to `DraftHeads`.
-
-
 log = logging.getLogger(__name__)
 
 METHODS: dict[str, Callable[[HeadCheckpoint], DraftHeads]] = {

@@ -19,9 +19,6 @@ from engine.sampling.sampler import Sampler
 from kernels import KernelSet, LinearLayer
 from kernels.tensors import to_device
 
-# -- `HeadCheckpoint`: a checkpoint of heads, checked against the model that they are for.
-
-
 #: Sizes beyond this are no model's.
 _MOST = 1 << 20
 
@@ -197,9 +194,6 @@ class HeadRounds:
     def keep(self, rows: list[int]) -> None:
         """See `DraftRounds`."""
         self._state = self._state[rows]
-
-
-# -- `HeadSampler`: drafts of some sequences, drawn one behind the other.
 
 
 class HeadSampler:

@@ -12,7 +12,7 @@ from torch import Tensor
 from engine.speculative.heads.base import HeadCheckpoint
 from engine.speculative.heads.layer import HeadLayer, LayerDraftHeads, TargetModel, layer_spec
 
-# -- `Eagle3`: a layer over three of the model's hidden states, with a vocabulary of its own.
+# `Eagle3`: a layer over three of the model's hidden states, with a vocabulary of its own.
 #
 # Li et al. 2025, "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via
 # Training-Time Test".

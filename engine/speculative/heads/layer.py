@@ -137,9 +137,6 @@ class HeadLayer(PagedLayer):
         )
 
 
-# -- `LayerDraftHeads`: a decoder layer that goes on from the model's hidden states of all tokens.
-
-
 @dataclass(frozen=True, slots=True)
 class TargetModel:
     """The model that heads are for.
