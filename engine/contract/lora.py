@@ -269,10 +269,10 @@ class LoRARequest:
         return AdapterRef(digest=digest, name=self.lora_name, path=str(path), tokenizer=tokenizer)
 
 
-def to_adapter_refs(given: Any, count: int) -> list[AdapterRef | None]:
-    """Return the adapters of `count` prompts from one `LoRARequest` for all, a list, or None.
+def spread_lora_requests(given: Any, count: int) -> list[LoRARequest | None]:
+    """Return the requests of `count` prompts from one `LoRARequest` for all, a list, or None.
 
-    Raises `InvalidRequest` for anything else, and as `LoRARequest.ref`.
+    Raises `InvalidRequest` for anything else.
     """
     several = isinstance(given, Sequence) and not isinstance(given, str)
     each = list(given) if several else [given] * count
@@ -280,14 +280,19 @@ def to_adapter_refs(given: Any, count: int) -> list[AdapterRef | None]:
         raise InvalidRequest(
             f"{count} prompts need as many lora_request, got {len(each)}.", param="lora_request"
         )
-    return [_ref(one) for one in each]
+    for one in each:
+        if not isinstance(one, LoRARequest | None):
+            raise InvalidRequest(
+                f"lora_request must be a LoRARequest, got {format_value(one)}.",
+                param="lora_request",
+            )
+    return each
 
 
-def _ref(given: Any) -> AdapterRef | None:
-    if given is None:
-        return None
-    if not isinstance(given, LoRARequest):
-        raise InvalidRequest(
-            f"lora_request must be a LoRARequest, got {format_value(given)}.", param="lora_request"
-        )
-    return given.ref()
+def to_adapter_refs(given: Any, count: int) -> list[AdapterRef | None]:
+    """Return the adapters of `count` prompts; `given` and errors as `spread_lora_requests`.
+
+    Raises `InvalidRequest` also as `LoRARequest.ref`.
+    """
+    requests = spread_lora_requests(given, count)
+    return [None if request is None else request.ref() for request in requests]

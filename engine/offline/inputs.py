@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from engine.contract.errors import InvalidRequest
-from engine.contract.lora import AdapterRef
+from engine.contract.lora import AdapterRef, LoRARequest
 from engine.multimodal.placeholders import expand_placeholders, locate_media
 from engine.multimodal.processor import MediaProcessor, PreparedMedia
 from engine.text.tokenizer import Tokenizer
@@ -81,7 +81,8 @@ class TokenPrompt(NamedTuple):
 
     `embeds`: what stands in for the ids' embeddings, float [num_tokens, hidden]; the ids mean
     nothing then. `cache_salt`: only prompts with the same one share cached prefixes. `adapter`:
-    what it goes through; None: the model alone. `media`: its pictures; the token ids hold what
+    what it goes through; None: the model alone. `lora_request`: the same as the caller gave it.
+    `media`: its pictures; the token ids hold what
     stands for them.
     """
 
@@ -90,6 +91,7 @@ class TokenPrompt(NamedTuple):
     embeds: Tensor | None = None
     cache_salt: str = ""
     adapter: AdapterRef | None = None
+    lora_request: LoRARequest | None = None
     media: tuple[PreparedMedia, ...] = ()
 
     def last(self, count: int | None) -> TokenPrompt:

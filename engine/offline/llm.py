@@ -8,7 +8,7 @@ from typing import Any
 
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import EngineSleeping, InvalidRequest
-from engine.contract.lora import to_adapter_refs
+from engine.contract.lora import spread_lora_requests, to_adapter_refs
 from engine.contract.sampling_params import SamplingParams
 from engine.offline.base import UseTqdm, progress
 from engine.offline.beam_search import BeamSearchMethods
@@ -159,11 +159,14 @@ class LLM(PoolingMethods, BeamSearchMethods):
         if prompts is None:
             raise InvalidRequest("Either prompts or prompt_token_ids is needed.", param="prompt")
         listed = as_list(prompts)
-        refs, known = to_adapter_refs(lora_request, len(listed)), self.llm_engine.tokenizer_of
+        requests = spread_lora_requests(lora_request, len(listed))
+        refs, known = to_adapter_refs(requests, len(listed)), self.llm_engine.tokenizer_of
         processor = self.llm_engine.media_processor
         return [
-            tokenize_prompt(prompt, known(ref), processor)._replace(adapter=ref)
-            for prompt, ref in zip(listed, refs, strict=True)
+            tokenize_prompt(prompt, known(ref), processor)._replace(
+                adapter=ref, lora_request=request
+            )
+            for prompt, ref, request in zip(listed, refs, requests, strict=True)
         ]
 
     def chat(

@@ -16,7 +16,7 @@ from engine.checkpoints.gguf.folder import find_gguf
 from engine.checkpoints.load_format import MAX_BYTES, open_checkpoint, save_sharded_state
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import EngineSleeping, InvalidRequest
-from engine.contract.lora import AdapterRef, LoRARequest, to_adapter_refs
+from engine.contract.lora import AdapterRef, LoRARequest, spread_lora_requests
 from engine.contract.messages import EngineRequest, MediaItem, TokenDelta
 from engine.contract.pooling_params import PoolingParams, default_task
 from engine.contract.sampling_params import SamplingParams
@@ -141,9 +141,11 @@ class LLMEngine:
                 "tokenization_kwargs can't be used: give token ids instead.",
                 param="tokenization_kwargs",
             )
-        adapter = to_adapter_refs(lora_request, 1)[0]
+        (lora_request,) = spread_lora_requests(lora_request, 1)
+        adapter = None if lora_request is None else lora_request.ref()
         given, tokenizer = resolve_prompt(prompt, inputs), self.tokenizer_of(adapter)
-        entry = tokenize_prompt(given, tokenizer, self.media_processor)._replace(adapter=adapter)
+        entry = tokenize_prompt(given, tokenizer, self.media_processor)
+        entry = entry._replace(adapter=adapter, lora_request=lora_request)
         if params is None:
             params = SamplingParams(**self.core.facts.default_sampling)
         if isinstance(params, PoolingParams):
@@ -192,7 +194,14 @@ class LLMEngine:
         )
         known = entry.token_ids if entry.embeds is None else []
         collector = RequestOutputCollector(
-            request_id, entry.text, known, params, tokenizer, arrival_time, self._figures
+            request_id,
+            entry.text,
+            known,
+            params,
+            tokenizer,
+            arrival_time,
+            self._figures,
+            entry.lora_request,
         )
         self.collectors[request_id] = collector
         return collector

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from engine.contract.errors import QuireError
+from engine.contract.lora import LoRARequest
 from engine.contract.messages import FlightRecord, TokenDelta, TokenLogprobs
 from engine.contract.sampling_fields import RequestOutputKind
 from engine.contract.sampling_params import SamplingParams
@@ -182,8 +183,9 @@ class RequestOutputCollector:
         tokenizer: Tokenizer | None,
         arrival_time: float | None = None,
         figures: RequestMetricsCollector | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> None:
-        self.request_id = request_id
+        self.request_id, self._lora_request = request_id, lora_request
         self._figures = figures or RequestMetricsCollector()
         self._began: float | None = None
         self._last: float | None = None
@@ -279,6 +281,7 @@ class RequestOutputCollector:
             flights=[flight for _, flight in sorted(self._flights.items())],
             metrics=replace(self._metrics),
             error=self.error,
+            lora_request=self._lora_request,
         )
 
     def pop_delta(self) -> RequestOutput | None:

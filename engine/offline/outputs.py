@@ -9,6 +9,7 @@ import torch
 
 from engine.contract.errors import EngineFault, QuireError
 from engine.contract.logprobs import FlatLogprobs, Logprob
+from engine.contract.lora import LoRARequest
 from engine.contract.messages import FlightRecord, TokenDelta
 
 
@@ -171,7 +172,8 @@ class RequestOutput:
     """A request's result, in the order of the prompts that were given.
 
     `error`: why it failed; None: it didn't. Outputs that hadn't ended by then have the
-    `finish_reason` "error" and what they had so far.
+    `finish_reason` "error" and what they had so far. `lora_request`: the adapter that was asked
+    for.
     """
 
     request_id: str
@@ -184,6 +186,7 @@ class RequestOutput:
     flights: list[FlightRecord] = field(default_factory=list)
     metrics: RequestMetrics | None = None
     error: QuireError | None = None
+    lora_request: LoRARequest | None = None
 
 
 __all__ = ["CompletionOutput", "FlatLogprobs", "Logprob", "RequestMetrics", "RequestOutput"]

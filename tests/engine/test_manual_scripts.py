@@ -76,6 +76,9 @@ process_requests(engine, create_test_prompts(snapshot_download(repo_id="someone/
 by_id = {output.request_id: output for output in finished}
 assert [len(by_id[str(number)].outputs) for number in range(6)] == [1, 1, 1, 3, 1, 3]
 assert by_id["2"].outputs[0].token_ids == by_id["4"].outputs[0].token_ids
+names = [by_id[str(number)].lora_request for number in (0, 2, 4)]
+assert names[0] is None
+assert [request.lora_name for request in names[1:]] == ["sql-lora", "sql-lora2"]
 assert [each.text for each in by_id["3"].outputs] == [each.text for each in by_id["5"].outputs]
 engine.add_request("bare", "the fox", SamplingParams(temperature=0.0, max_tokens=12))
 while engine.has_unfinished_requests():
