@@ -177,6 +177,7 @@ class BatchTables:
         block_tables: int32 [R, blocks] by KV cache group; their lengths may differ.
         num_prompt, num_tokens, num_computed: int64 [R]; of the tokens, those that came with the
             request, all, and those whose KV is there.
+        rope_offsets: int64 [R]; what is added to a token's position for its rotation.
     """
 
     tokens: Tensor
@@ -184,6 +185,7 @@ class BatchTables:
     num_prompt: Tensor
     num_tokens: Tensor
     num_computed: Tensor
+    rope_offsets: Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -110,11 +110,14 @@ class MediaItem(msgspec.Struct, frozen=True, omit_defaults=True):
         digest: sha256 of what the encoder reads and of how it was prepared, whole.
         ranges: (first position, count) of the placeholder tokens whose embeddings are the encoder's
             vectors, in their order. A picture that is cut into tiles has several.
+        grid: frames, rows and columns of its vectors, for models whose tokens have three positions;
+            else ().
     """
 
     kind: str
     digest: bytes
     ranges: tuple[tuple[int, int], ...]
+    grid: tuple[int, ...] = ()
 
     @property
     def start(self) -> int:

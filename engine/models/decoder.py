@@ -23,6 +23,7 @@ from engine.models.layers.mamba import LayerStateCache, StateTable
 from engine.models.layers.moe import Weights
 from engine.models.layers.norm import Norm, make_norm
 from engine.models.lora import NO_ADAPTERS, DeviceHeads, StepAdapters
+from engine.models.rotary_embedding import rotate_in_planes
 from engine.models.supports_lora import (
     AdaptableLinear,
     SupportsLoRA,
@@ -172,6 +173,7 @@ class NativeDecoder(SupportsLoRA):
         #: For each layer its group, and what it keeps.
         self._kept: list[tuple[int, LayerCache | LayerStateCache]] = []
         self._positions: Tensor | None = None
+        self._plane_tables: list[tuple[Tensor, Tensor]] = []
         self._embedding_norm: Norm | None = None
         self._embedding_norm_weights = NO_NORM
 
@@ -189,6 +191,7 @@ class NativeDecoder(SupportsLoRA):
         for index, layer in enumerate(self.description.layers):
             self.weights.append(loader.layer(layer))
             progress(index + 2, total)
+        self._plane_tables = loader.plane_tables
         self.final_norm = loader.norm(self.description.final_norm)
         self.load_report = loader.reports
         norms = [*(layer.input_norm for layer in self.weights), self.final_norm]
@@ -343,6 +346,9 @@ class NativeDecoder(SupportsLoRA):
         Returns:
             [num_rows, hidden] for `context.logits_rows` (all tokens when None).
         """
+        if context.plane_positions is not None:
+            for table, planes in self._plane_tables:
+                rotate_in_planes(table, planes, context.plane_positions.to(table.device))
         residual, adapters = self._embed(token_ids, context), context.adapters
         tables = adapters.tables()
         if self._compiled is not None and tables is not None:

@@ -75,7 +75,9 @@ class AttentionMetadata:
     """The batch of one step, flattened over its tokens, for the layers of one KV cache group.
 
     Attributes:
-        positions: int64 [num_tokens].
+        positions: int64 [num_tokens]; rows of the rotary tables.
+        plane_positions: int64 [n, 3]: the positions of tokens that have three (M-RoPE), whose
+            `positions` are max_model_len and the numbers after it; None: no token has.
         slot_mapping: int64 [num_tokens], where each token's KV goes: block * block_size + offset.
         block_tables: int32 [num_seqs, max_blocks].
         seq_lens: int32 [num_seqs], KV tokens of each sequence, this step's included.
@@ -110,6 +112,7 @@ class AttentionMetadata:
     other_groups: tuple[AttentionMetadata, ...] = ()
     embeds: tuple[Tensor, Tensor] | None = None
     encoder_embeds: tuple[Tensor, Tensor] | None = None
+    plane_positions: Tensor | None = None
     adapters: StepAdapters = NO_ADAPTERS
     lora_rows: LoraMapping | None = None
     host: AttentionMetadata | None = None

@@ -34,6 +34,8 @@ class RopeSpec:
         kind: "default", "linear", "dynamic", "llama3", "yarn" or "longrope".
         params: the scaling's own numbers (`factor`, ...).
         max_position_embeddings: positions that the checkpoint was made for.
+        planes: by frequency, which of a token's three positions (time, height, width) rotates it
+            (M-RoPE, arXiv 2409.12191); (): a token has one position.
     """
 
     theta: float
@@ -41,6 +43,28 @@ class RopeSpec:
     kind: str = "default"
     params: dict[str, Any] = field(default_factory=dict)
     max_position_embeddings: int = 2048
+    planes: tuple[int, ...] = ()
+
+
+#: Tokens of a step that may have three different positions; see `rotate_in_planes`.
+MAX_PLANE_ROWS = 8192
+
+
+def rotate_in_planes(table: Tensor, planes: Tensor, positions: Tensor) -> None:
+    """Write the rotations of tokens with three positions into the last rows of a table.
+
+    So kernels, which know one position a token, are given the row's number.
+
+    Args:
+        table: float32 [max_positions + MAX_PLANE_ROWS, dim].
+        planes: int64 [dim / 2], see `RopeSpec`.
+        positions: int64 [n, 3], n <= MAX_PLANE_ROWS.
+    """
+    half = table.shape[1] // 2
+    first = len(table) - MAX_PLANE_ROWS
+    rows, columns = positions[:, planes], torch.arange(half)
+    rotations = torch.cat((table[rows, columns], table[rows, half + columns]), dim=-1)
+    table[first : first + len(positions)] = rotations
 
 
 def rope_spec(config: dict[str, Any], dim: int, layer_type: str | None = None) -> RopeSpec:
@@ -52,7 +76,7 @@ def rope_spec(config: dict[str, Any], dim: int, layer_type: str | None = None) -
     kind = str(params.pop("rope_type", None) or params.pop("type", None) or "default")
     params.pop("type", None)
     theta = float(params.pop("rope_theta", None) or config.get("rope_theta") or 10000.0)
-    kind = {"su": "longrope"}.get(kind, kind)
+    kind = {"su": "longrope", "mrope": "default"}.get(kind, kind)
     if kind not in _INVERSE_FREQUENCIES:
         raise ModelLoadError(f"config.json: rope_type {kind!r} isn't known.", param="rope_type")
     _check_numbers(params)
@@ -60,7 +84,21 @@ def rope_spec(config: dict[str, Any], dim: int, layer_type: str | None = None) -
         original := config.get("original_max_position_embeddings")
     ):
         params["original_max_position_embeddings"] = original
-    return RopeSpec(theta, dim, kind, params, int(config.get("max_position_embeddings", 2048)))
+    planes = _planes(params, dim) if params.get("mrope_section") else ()
+    max_positions = int(config.get("max_position_embeddings", 2048))
+    return RopeSpec(theta, dim, kind, params, max_positions, planes)
+
+
+def _planes(params: dict[str, Any], dim: int) -> tuple[int, ...]:
+    """M-RoPE's planes. Raises `ModelLoadError` for sections that don't add up."""
+    sections = params.pop("mrope_section")
+    if not isinstance(sections, list | tuple) or len(sections) != 3 or sum(sections) != dim // 2:
+        raise BadModelConfig(
+            f"config.json: mrope_section must be three numbers that add up to {dim // 2}, got "
+            f"{sections!r}.",
+            param="mrope_section",
+        )
+    return tuple(plane for plane, count in enumerate(sections) for _ in range(count))
 
 
 def cos_sin_table(spec: RopeSpec, max_positions: int, device: str = "cpu") -> Tensor:

@@ -36,7 +36,7 @@ from engine.models.layers.moe import (
     read_experts,
     split_experts,
 )
-from engine.models.rotary_embedding import RopeSpec, cos_sin_table
+from engine.models.rotary_embedding import MAX_PLANE_ROWS, RopeSpec, cos_sin_table
 from engine.quantization.packing import (
     DenseSource,
     LinearPacker,
@@ -359,6 +359,15 @@ class WeightLoader:
         bias = self.vector(f"{name}.bias", dim) if spec.qk_norm_bias else None
         return HeadNormWeights(weight.contiguous(), bias)
 
+    @property
+    def plane_tables(self) -> list[tuple[Tensor, Tensor]]:
+        """Rotary tables whose last rows are for tokens with three positions, and their planes."""
+        return [
+            (table, torch.tensor(rope.planes, device=table.device))
+            for rope, table in self._tables
+            if rope.planes
+        ]
+
     def _slopes(self, slopes: Sequence[float]) -> Tensor:
         return torch.tensor(slopes, dtype=torch.float32, device=self.ops.device)
 
@@ -369,7 +378,10 @@ class WeightLoader:
         for known, table in self._tables:
             if known == rope:
                 return table
-        table = cos_sin_table(rope, self._max_model_len).to(self.ops.device)
+        table = cos_sin_table(rope, self._max_model_len)
+        if rope.planes:
+            table = torch.cat((table, torch.zeros(MAX_PLANE_ROWS, rope.dim)))
+        table = table.to(self.ops.device)
         self._tables.append((rope, table))
         return table
 

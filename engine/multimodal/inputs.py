@@ -88,6 +88,7 @@ class PreparedPicture(msgspec.Struct, tag="picture"):
     image_token_id: int
     tensors: bytes
     size: tuple[int, int]
+    grid: tuple[int, ...] = ()
 
 
 class Refusal(msgspec.Struct, tag="refusal"):

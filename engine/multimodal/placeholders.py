@@ -22,6 +22,10 @@ class Placed(Protocol):
     def num_vectors(self) -> int:
         """Placeholder tokens that stand for it."""
 
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """See `MediaItem`."""
+
 
 def check_placeholders(num_placeholders: int, num_images: int) -> None:
     """Raise `InvalidRequest` unless there is a placeholder for each image."""
@@ -67,5 +71,5 @@ def locate_media(
         first += picture.num_vectors
         runs = np.split(part, np.flatnonzero(np.diff(part) != 1) + 1)
         ranges = tuple((int(run[0]), len(run)) for run in runs)
-        items.append(MediaItem("image", picture.digest, ranges))
+        items.append(MediaItem("image", picture.digest, ranges, picture.grid))
     return items

@@ -7,6 +7,7 @@ numpy. So every family of its image-text-to-text models has one.
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,7 @@ class PreparedMedia:
         digest: see `MediaItem`.
         replacement: text that takes the placeholder's place in the prompt.
         num_vectors: placeholder tokens in it.
+        grid: see `MediaItem`.
         tensors: what the encoder reads, and `encoded` the same as bytes.
     """
 
@@ -43,6 +45,7 @@ class PreparedMedia:
     num_vectors: int
     tensors: MediaTensors
     encoded: bytes
+    grid: tuple[int, ...] = ()
 
 
 def open_image(data: bytes, param: str = "messages") -> Image:
@@ -98,12 +101,13 @@ class MediaProcessor:
 
         Raises `ModelLoadError` where there is no processor.
         """
-        from transformers import AutoProcessor
+        from transformers import AutoImageProcessor
 
         try:
-            self._processor: Any = AutoProcessor.from_pretrained(
+            images = AutoImageProcessor.from_pretrained(
                 str(folder), trust_remote_code=False, local_files_only=True, backend="pil"
             )
+            self._processor = _make_processor(str(folder), images)
         except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
             raise ModelLoadError(
                 f"{folder} has no image processor: {error}", param="model"
@@ -134,7 +138,12 @@ class MediaProcessor:
         encoded = encode_tensors(tensors)
         digest = media_digest("image", encoded)
         count = replacement.count(self.image_token)
-        return PreparedMedia("image", digest, replacement, count, tensors, encoded)
+        grid: tuple[int, ...] = ()
+        if "image_grid_thw" in tensors:
+            frames, rows, columns = tensors["image_grid_thw"][0].tolist()
+            merge = self._processor.image_processor.merge_size
+            grid = frames, rows // merge, columns // merge
+        return PreparedMedia("image", digest, replacement, count, tensors, encoded, grid)
 
     def expand(self, text: str, media: Sequence[PreparedMedia]) -> str:
         """The prompt with each placeholder replaced by what stands for its picture.
@@ -145,6 +154,40 @@ class MediaProcessor:
         check_placeholders(len(parts) - 1, len(media))
         pairs = zip(media, parts[1:], strict=True)
         return parts[0] + "".join(item.replacement + part for item, part in pairs)
+
+
+def _make_processor(folder: str, images: Any) -> Any:
+    """`transformers`' processor of a model folder, or one that does the same for pictures."""
+    from transformers import AutoProcessor, AutoTokenizer
+
+    if type(images).__name__.startswith("Qwen2VL"):
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+        token_id = int(config["image_token_id"])
+        return _GridProcessor(images, str(tokenizer.convert_ids_to_tokens(token_id)), token_id)
+    return AutoProcessor.from_pretrained(
+        folder, trust_remote_code=False, local_files_only=True, backend="pil"
+    )
+
+
+class _GridProcessor:
+    """Qwen's. `transformers`' own also wants a processor of videos, which needs torchvision."""
+
+    def __init__(self, images: Any, image_token: str, image_token_id: int) -> None:
+        self.image_processor = images
+        self.image_token, self.image_token_id = image_token, image_token_id
+
+    def __call__(
+        self,
+        images: list[Image],
+        text: list[str],
+        images_kwargs: dict[str, Any],
+        *,
+        return_text_replacement_offsets: bool,
+    ) -> dict[str, Any]:
+        outputs = dict(self.image_processor(images, **images_kwargs))
+        count = int(outputs["image_grid_thw"][0].prod()) // self.image_processor.merge_size**2
+        return outputs | {"text_replacement_offsets": [[{"replacement": self.image_token * count}]]}
 
 
 def _plain(values: np.ndarray) -> np.ndarray:

@@ -48,6 +48,7 @@ def main() -> int:
             image_token_id=processor.image_token_id,
             tensors=prepared.encoded,
             size=image.size,
+            grid=prepared.grid,
         )
 
     limit_memory(MEMORY_BYTES)

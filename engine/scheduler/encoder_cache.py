@@ -36,7 +36,8 @@ class EncoderItem:
         """Which tokens its vectors stand for."""
         inputs, offset = [], 0
         for start, count in self.item.ranges:
-            inputs.append(EncoderInput(start, count, key=self.key, offset=offset))
+            grid = self.item.grid
+            inputs.append(EncoderInput(start, count, key=self.key, offset=offset, grid=grid))
             offset += count
         return inputs
 

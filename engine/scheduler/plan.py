@@ -37,6 +37,7 @@ class EncoderInput(msgspec.Struct, frozen=True):
         handle: float32 [count, hidden], see `Executor.attach`; -1: an encoder's output, by its key.
         key: of the encoder's output in the worker's cache.
         offset: the first of its vectors that is meant.
+        grid: see `MediaItem`.
     """
 
     start: int
@@ -44,6 +45,7 @@ class EncoderInput(msgspec.Struct, frozen=True):
     handle: int = -1
     key: bytes = b""
     offset: int = 0
+    grid: tuple[int, ...] = ()
 
 
 class EncodeTask(msgspec.Struct, frozen=True):

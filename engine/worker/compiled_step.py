@@ -29,6 +29,7 @@ def tables_of(batch: InputBatch) -> BatchTables:
         torch.from_numpy(batch.num_prompt),
         torch.from_numpy(batch.num_tokens),
         torch.from_numpy(batch.num_computed),
+        torch.from_numpy(batch.rope_offsets),
     )
 
 

@@ -53,6 +53,27 @@ def write_drafts(
     return drafted, token_indices
 
 
+def plane_positions(num_tokens: int, pictures: list[EncoderInput]) -> np.ndarray:
+    """A prompt's positions in time, height and width, int64 [num_tokens, 3] (M-RoPE, arXiv
+    2409.12191).
+
+    Text counts on in all three. A picture's vectors count frames, rows and columns from where the
+    text stopped, and text goes on behind the largest of its rows and columns.
+    """
+    positions = np.empty((num_tokens, 3), dtype=np.int64)
+    token = position = 0
+    for picture in pictures:
+        text = picture.start - token
+        positions[token : picture.start] = (position + np.arange(text))[:, None]
+        position += text
+        cells = np.indices(picture.grid).reshape(3, -1).T
+        positions[picture.start : picture.start + picture.count] = position + cells
+        position += max(picture.grid[1:])
+        token = picture.start + picture.count
+    positions[token:] = (position + np.arange(num_tokens - token))[:, None]
+    return positions
+
+
 class InputBatch:
     """Rows of sequences: tokens, block tables, counts.
 
@@ -107,6 +128,12 @@ class InputBatch:
         self.prompt_embeds: dict[int, list[tuple[int, torch.Tensor]]] = {}
         #: Row -> tokens of its prompt that an encoder's vectors stand for.
         self.encoder_inputs: dict[int, list[EncoderInput]] = {}
+        #: What is added to a token's position for its rotation: pictures in the prompt take fewer
+        #: positions than tokens where tokens have three.
+        self.rope_offsets = np.zeros(num_rows, dtype=np.int64)
+        #: Row -> its prompt's positions, int64 [num_prompt, 3], where its tokens have three.
+        self.plane_positions: dict[int, np.ndarray] = {}
+        self._max_model_len = max_model_len
         #: Row -> the next prompt token to score.
         self.prompt_logprobs_next: dict[int, int] = {}
         self.adapters = RowAdapters(adapters)
@@ -136,6 +163,8 @@ class InputBatch:
             self.prompt_logprobs_next.pop(row, None)
             self.prompt_embeds.pop(row, None)
             self.encoder_inputs.pop(row, None)
+            self.plane_positions.pop(row, None)
+            self.rope_offsets[row] = 0
             self.adapters.clear(row)
             self.rows_to_recycle.append(row)
 
@@ -163,6 +192,10 @@ class InputBatch:
         vectors = [entry for entry in sequence.encoder_inputs if not entry.key]
         if encoded := [entry for entry in sequence.encoder_inputs if entry.key]:
             self.encoder_inputs[row] = encoded
+            if encoded[0].grid:
+                planes = plane_positions(sequence.num_prompt_tokens, encoded)
+                self.plane_positions[row] = planes
+                self.rope_offsets[row] = planes.max() + 1 - len(planes)
         self.adapters.set(row, sequence.adapter)
         self.sampling[row] = RequestSamplingState(
             params=self._sampling_params(sequence),
@@ -229,8 +262,12 @@ class InputBatch:
             self._tables(group, rows, owner, positions, int(ends.max()))
             for group in range(len(self.groups))
         ]
+        rotations, planes = positions, None
+        if self.plane_positions:
+            rotations, planes = self._rotations(rows, starts, ends, query_start, owner, positions)
         context = AttentionMetadata(
-            positions=torch.from_numpy(positions),
+            positions=torch.from_numpy(rotations),
+            plane_positions=planes,
             slot_mapping=tables[0][0],
             block_tables=tables[0][1],
             seq_lens=torch.from_numpy(ends.astype(np.int32)),
@@ -341,6 +378,37 @@ class InputBatch:
                     indices.append(torch.arange(token, token + end - first))
                     values.append(vectors[first - start : end - start])
         return (torch.cat(indices), torch.cat(values)) if indices else None
+
+    def _rotations(
+        self,
+        rows: np.ndarray,
+        starts: np.ndarray,
+        ends: np.ndarray,
+        query_start: np.ndarray,
+        owner: np.ndarray,
+        positions: np.ndarray,
+    ) -> tuple[np.ndarray, torch.Tensor | None]:
+        """`AttentionMetadata.positions` and `plane_positions` of a step with rows whose tokens have
+        three positions.
+        """
+        rotations = positions + self.rope_offsets[owner]
+        planes: list[np.ndarray] = []
+        next_row = self._max_model_len
+        for index, row in enumerate(rows.tolist()):
+            if (of_prompt := self.plane_positions.get(row)) is None:
+                continue
+            start, end = int(starts[index]), min(int(ends[index]), len(of_prompt))
+            if start >= end:
+                continue
+            chunk = of_prompt[start:end]
+            first = int(query_start[index])
+            rotations[first : first + len(chunk)] = chunk[:, 0]  # of text all three are the same
+            differing = np.flatnonzero((chunk != chunk[:, :1]).any(axis=1))
+            rotations[first + differing] = next_row + np.arange(len(differing))
+            next_row += len(differing)
+            planes.append(chunk[differing])
+        found = np.concatenate(planes) if planes else np.zeros((0, 3), dtype=np.int64)
+        return rotations, torch.from_numpy(found) if len(found) else None
 
     def _encoder_ranges(
         self, rows: np.ndarray, starts: np.ndarray, ends: np.ndarray, query_start: np.ndarray

@@ -151,7 +151,8 @@ class BlockTable(ctypes.Structure):
 class StepTables(ctypes.Structure):
     _fields_ = [
         ("tokens", P), ("token_stride", L), ("block_tables", P), ("num_groups", L),
-        ("num_prompt", P), ("num_tokens", P), ("num_computed", P), ("num_rows", L),
+        ("num_prompt", P), ("num_tokens", P), ("num_computed", P), ("rope_offsets", P),
+        ("num_rows", L),
     ]
 
 

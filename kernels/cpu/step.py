@@ -270,7 +270,7 @@ def _tables(tables: BatchTables, block_tables: ctypes.Array[c.BlockTable]) -> c.
     check_dense("tokens", tables.tokens, (rows, max_tokens), torch.int32)
     for table in tables.block_tables:
         check_dense("block_tables", table, (rows, table.shape[-1]), torch.int32)
-    counts = (tables.num_prompt, tables.num_tokens, tables.num_computed)
+    counts = (tables.num_prompt, tables.num_tokens, tables.num_computed, tables.rope_offsets)
     for count in counts:
         check_dense("counts", count, (rows,), torch.int64)
     return c.StepTables(
@@ -281,6 +281,7 @@ def _tables(tables: BatchTables, block_tables: ctypes.Array[c.BlockTable]) -> c.
         num_prompt=tables.num_prompt.data_ptr(),
         num_tokens=tables.num_tokens.data_ptr(),
         num_computed=tables.num_computed.data_ptr(),
+        rope_offsets=tables.rope_offsets.data_ptr(),
         num_rows=rows,
     )
 

@@ -45,6 +45,7 @@ def make_tables(groups: int = 1) -> BatchTables:
         num_prompt=torch.tensor(PROMPTS),
         num_tokens=lengths.clone(),
         num_computed=lengths - 1,
+        rope_offsets=torch.zeros(len(LENGTHS), dtype=torch.int64),
     )
 
 

@@ -8,12 +8,15 @@ from engine.contract.errors import ModelLoadError
 from engine.models.vision.family import VisionFamily
 from engine.models.vision.idefics3 import Idefics3
 from engine.models.vision.llava import Llava, LlavaNext
+from engine.models.vision.qwen2_vl import Qwen2VL, Qwen25VL
 
 VISION_FAMILIES: dict[str, type[VisionFamily]] = {
     "LlavaForConditionalGeneration": Llava,
     "LlavaNextForConditionalGeneration": LlavaNext,
     "Idefics3ForConditionalGeneration": Idefics3,
     "SmolVLMForConditionalGeneration": Idefics3,
+    "Qwen2VLForConditionalGeneration": Qwen2VL,
+    "Qwen2_5_VLForConditionalGeneration": Qwen25VL,
 }
 
 

@@ -76,6 +76,11 @@ class VisionLayer:
         return x + flat.view(batch, length, hidden)
 
 
+def plain_activation(name: str) -> Transform:
+    """The kernels' activation of this name, or "quick_gelu"."""
+    return _quick_gelu if name == "quick_gelu" else activation(name)
+
+
 def _quick_gelu(x: Tensor) -> Tensor:
     """CLIP's approximation of GELU."""
     return x * torch.sigmoid(1.702 * x)
@@ -135,7 +140,7 @@ class VisionTower:
             mlp_norm=self._norm(f"encoder.layers.{index}.layer_norm2"),
             mlp=chain(
                 linear("mlp.fc1", rows=inner, columns=hidden),
-                _quick_gelu if spec.activation == "quick_gelu" else activation(spec.activation),
+                plain_activation(spec.activation),
                 linear("mlp.fc2", rows=hidden, columns=inner),
             ),
             num_heads=spec.num_heads,

@@ -224,6 +224,7 @@ struct StepTables {
   int64_t num_groups;
   const int64_t* num_prompt;           // [num_rows]
   int64_t *num_tokens, *num_computed;  // [num_rows]
+  const int64_t* rope_offsets;         // [num_rows], added to positions for their rotation
   int64_t num_rows;
 };
 

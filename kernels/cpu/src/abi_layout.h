@@ -241,7 +241,7 @@ QUIRE_SIZE(BlockTable, 16);
 QUIRE_OFFSET(BlockTable, blocks, 0);
 QUIRE_OFFSET(BlockTable, stride, 8);
 
-QUIRE_SIZE(StepTables, 64);
+QUIRE_SIZE(StepTables, 72);
 QUIRE_OFFSET(StepTables, tokens, 0);
 QUIRE_OFFSET(StepTables, token_stride, 8);
 QUIRE_OFFSET(StepTables, block_tables, 16);
@@ -249,7 +249,8 @@ QUIRE_OFFSET(StepTables, num_groups, 24);
 QUIRE_OFFSET(StepTables, num_prompt, 32);
 QUIRE_OFFSET(StepTables, num_tokens, 40);
 QUIRE_OFFSET(StepTables, num_computed, 48);
-QUIRE_OFFSET(StepTables, num_rows, 56);
+QUIRE_OFFSET(StepTables, rope_offsets, 56);
+QUIRE_OFFSET(StepTables, num_rows, 64);
 
 QUIRE_SIZE(RowEdits, 120);
 QUIRE_OFFSET(RowEdits, allowed, 0);

@@ -97,7 +97,7 @@ void gather(const Step& step, const Rows& all, const Inputs& in) {
     in.starts[i + 1] = static_cast<int32_t>(start + tokens);
     in.seq_lens[i] = static_cast<int32_t>(first + tokens);
     for (int64_t j = 0; j < tokens; j++) {
-      in.positions[start + j] = first + j;
+      in.positions[start + j] = first + j + t.rope_offsets[row];
       in.ids[start + j] = t.tokens[row * t.token_stride + first + j];
     }
     for (int64_t g = 0; g < t.num_groups; g++) {

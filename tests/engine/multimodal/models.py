@@ -120,6 +120,87 @@ def idefics3(folder: Path) -> Any:
     return _saved(folder, tf.Idefics3ForConditionalGeneration, config, processor)
 
 
+def qwen2_vl(folder: Path) -> Any:
+    """Qwen2-VL: positions in time, height and width."""
+    tokenizer, sizes = _qwen_tokenizer()
+    config = tf.Qwen2VLConfig(
+        vision_config={
+            "depth": 3, "embed_dim": 32, "hidden_size": 64, "num_heads": 4, "mlp_ratio": 2,
+            "patch_size": 7, "spatial_merge_size": 2, "initializer_range": 0.3,
+        },
+        **_qwen(tokenizer, sizes),
+    )  # fmt: skip
+    return _saved(
+        folder,
+        tf.Qwen2VLForConditionalGeneration,
+        config,
+        QwenProcessor(tokenizer),
+    )
+
+
+def qwen25_vl(folder: Path) -> Any:
+    """Qwen2.5-VL: windows in the tower."""
+    tokenizer, sizes = _qwen_tokenizer()
+    config = tf.Qwen2_5_VLConfig(
+        vision_config={
+            "depth": 4, "hidden_size": 32, "out_hidden_size": 64, "intermediate_size": 48,
+            "num_heads": 4, "patch_size": 7, "spatial_merge_size": 2, "window_size": 28,
+            "fullatt_block_indexes": [1, 3], "initializer_range": 0.3,
+        },
+        **_qwen(tokenizer, sizes),
+    )  # fmt: skip
+    return _saved(
+        folder,
+        tf.Qwen2_5_VLForConditionalGeneration,
+        config,
+        QwenProcessor(tokenizer),
+    )
+
+
+def _qwen_tokenizer() -> tuple[tf.PreTrainedTokenizerFast, dict[str, Any]]:
+    tokenizer = tokenizer_with(IMAGE_TOKEN, "<|vision_start|>", "<|vision_end|>", "<|video_pad|>")
+    return tokenizer, _sizes(tokenizer)
+
+
+def _qwen(tokenizer: tf.PreTrainedTokenizerFast, sizes: dict[str, Any]) -> dict[str, Any]:
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
+    ids = tokenizer.convert_tokens_to_ids
+    return {
+        "text_config": sizes | {"rope_parameters": rope, "tie_word_embeddings": False},
+        "tie_word_embeddings": False,
+        "image_token_id": ids(IMAGE_TOKEN),
+        "video_token_id": ids("<|video_pad|>"),
+        "vision_start_token_id": ids("<|vision_start|>"),
+        "vision_end_token_id": ids("<|vision_end|>"),
+    }
+
+
+class QwenProcessor:
+    """`transformers`' own needs torchvision, for videos."""
+
+    def __init__(self, tokenizer: tf.PreTrainedTokenizerFast) -> None:
+        self.tokenizer = tokenizer
+        pixels = {"shortest_edge": 14 * 14 * 4, "longest_edge": 14 * 14 * 40}
+        self.images = tf.Qwen2VLImageProcessorPil(patch_size=7, merge_size=2, size=pixels)
+
+    def save_pretrained(self, folder: Path) -> None:
+        """Write both."""
+        self.tokenizer.save_pretrained(folder)
+        self.images.save_pretrained(folder)
+
+    def __call__(self, images: list[Any] | None, text: str, return_tensors: str) -> Any:
+        if images is None:
+            return self.tokenizer(text, return_tensors="pt")
+        outputs = self.images(images, return_tensors="pt")
+        first, *rest = text.split(IMAGE_TOKEN)
+        for grid, part in zip(outputs["image_grid_thw"], rest, strict=True):
+            first += IMAGE_TOKEN * (int(grid.prod()) // 4) + part
+        inputs = self.tokenizer(first, return_tensors="pt")
+        token = self.tokenizer.convert_tokens_to_ids(IMAGE_TOKEN)
+        kinds = (inputs["input_ids"] == token).int()
+        return {**inputs, **outputs, "mm_token_type_ids": kinds}
+
+
 def _saved(folder: Path, kind: type, config: Any, processor: Any) -> Any:
     torch.manual_seed(11)
     model = kind(config).eval().float()
@@ -128,7 +209,13 @@ def _saved(folder: Path, kind: type, config: Any, processor: Any) -> Any:
     return model, processor
 
 
-FAMILIES = {"llava": llava, "llava_next": llava_next, "idefics3": idefics3}
+FAMILIES = {
+    "llava": llava,
+    "llava_next": llava_next,
+    "idefics3": idefics3,
+    "qwen2_vl": qwen2_vl,
+    "qwen25_vl": qwen25_vl,
+}
 
 
 def picture(seed: int, width: int, height: int) -> Image.Image:
@@ -142,6 +229,6 @@ def picture(seed: int, width: int, height: int) -> Image.Image:
 def expected(model: Any, processor: Any, prompt: str, images: list[Any], count: int) -> list[int]:
     """What `transformers` generates, greedily."""
     inputs = processor(images=images or None, text=prompt, return_tensors="pt")
-    inputs.pop("rows", None), inputs.pop("cols", None)
+    inputs.pop("rows", None), inputs.pop("cols", None), inputs.pop("token_type_ids", None)
     ids = model.generate(**inputs, max_new_tokens=count, do_sample=False)
     return ids[0, inputs["input_ids"].shape[1] :].tolist()

@@ -29,17 +29,18 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Pa
     return get
 
 
-def _prompts() -> list[dict[str, Any]]:
+def _prompts(family: str) -> list[dict[str, Any]]:
     """Prompts with none, one and several pictures of many shapes."""
+    image = f"<|vision_start|>{IMAGE_TOKEN}<|vision_end|>" if "qwen" in family else IMAGE_TOKEN
     one, wide, tall = picture(1, 60, 40), picture(2, 100, 30), picture(3, 30, 90)
     return [
         {"prompt": "No picture at all", "multi_modal_data": {"image": []}},
-        {"prompt": f"See {IMAGE_TOKEN} here.", "multi_modal_data": {"image": one}},
+        {"prompt": f"See {image} here.", "multi_modal_data": {"image": one}},
         {
-            "prompt": f"{IMAGE_TOKEN} and {IMAGE_TOKEN}{IMAGE_TOKEN}",
+            "prompt": f"{image} and {image}{image}",
             "multi_modal_data": {"image": [wide, tall, one]},
         },
-        {"prompt": f"Twice {IMAGE_TOKEN} {IMAGE_TOKEN}", "multi_modal_data": {"image": [one, one]}},
+        {"prompt": f"Twice {image} {image}", "multi_modal_data": {"image": [one, one]}},
     ]
 
 
@@ -53,7 +54,7 @@ def test_tokens_equal_those_of_transformers(
     family: Callable[[str], tuple[Path, Any, Any]], name: str
 ) -> None:
     folder, model, processor = family(name)
-    prompts = _prompts()
+    prompts = _prompts(name)
     wanted = [
         expected(
             model,
@@ -78,7 +79,7 @@ def test_cut_prompts_and_preempted_sequences_give_the_same_tokens(
     family: Callable[[str], tuple[Path, Any, Any]], name: str
 ) -> None:
     folder, _, _ = family(name)
-    prompts = _prompts()[1:]
+    prompts = _prompts(name)[1:]
     wanted = _run(LLM(str(folder), dtype="float32", num_gpu_blocks_override=256), prompts)
     cut = LLM(str(folder), dtype="float32", num_gpu_blocks_override=256, max_num_batched_tokens=16)
     assert _run(cut, prompts) == wanted

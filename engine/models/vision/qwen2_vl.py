@@ -1,0 +1,188 @@
+"""Qwen2-VL (arXiv 2409.12191) and Qwen2.5-VL (arXiv 2502.13923): pictures of any size.
+
+Patches are rotated by row and column. In Qwen2.5-VL most layers attend within windows.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from engine.models.encoders.encoder import LengthBatches
+from engine.models.families.common import ACTIVATIONS
+from engine.models.layers.linear import FusedLinear, LinearPart
+from engine.models.layers.norm import LayerNorm, Norm, Transform, chain, make_norm
+from engine.models.vision.family import VisionFamily
+from engine.models.vision.tower import plain_activation
+from engine.models.weight_loader import WeightLoader
+from kernels.interface import ActivationSpec, NormWeights
+from kernels.layers import activation, gated_activation
+
+_EPS = 1e-6
+
+
+class Qwen2VL(VisionFamily):
+    """All patches of a picture attend to each other; four neighbours become one token."""
+
+    text_prefixes: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("", "model."),
+        ("", "model.language_model."),
+    )
+
+    def load(self, loader: WeightLoader) -> None:
+        vision = self.config["vision_config"]
+        self._prefix = (
+            "visual." if "visual.patch_embed.proj.weight" in loader.weights else "model.visual."
+        )
+        self._loader, self._merge = loader, int(vision["spatial_merge_size"])
+        self._read_sizes()
+        hidden, heads = self._hidden, int(vision["num_heads"])
+        self._heads, self._head_dim = heads, hidden // heads
+        shape = (
+            hidden, int(vision["in_channels"]), int(vision["temporal_patch_size"]),
+            int(vision["patch_size"]), int(vision["patch_size"]),
+        )  # fmt: skip
+        weight = loader.tensor(f"{self._prefix}patch_embed.proj.weight", shape)
+        self._patches = loader.pack(weight.flatten(1), None)
+        half = self._head_dim // 2
+        self._inverse = 1.0 / 10000.0 ** (torch.arange(0, half, 2, dtype=torch.float) / half)
+        self._layers = [self._layer(index) for index in range(int(vision["depth"]))]
+        joined, out = hidden * self._merge**2, int(self.config["text_config"]["hidden_size"])
+        self._merger_norm = self._norm("merger.ln_q")
+        self._merger = chain(
+            self._linear("merger.mlp.0", joined, joined),
+            activation("gelu"),
+            self._linear("merger.mlp.2", out, joined),
+        )
+
+    def _read_sizes(self) -> None:
+        vision = self.config["vision_config"]
+        self._hidden = int(vision["embed_dim"])
+        self._inner = int(self._hidden * float(vision["mlp_ratio"]))
+
+    def _linear(self, name: str, rows: int, columns: int) -> Transform:
+        part = LinearPart(self._prefix + name, rows)
+        return self._loader.linear(FusedLinear(parts=(part,), columns=columns, bias=True))
+
+    def _norm(self, name: str) -> Norm:
+        weight, bias = (
+            self._loader.vector(f"{self._prefix}{name}.{part}", self._hidden)
+            for part in ("weight", "bias")
+        )
+        return LayerNorm(self._hidden, weight, bias, _EPS)
+
+    def _mlp(self, name: str) -> Transform:
+        act = str(self.config["vision_config"]["hidden_act"])
+        return chain(
+            self._linear(f"{name}.fc1", self._inner, self._hidden),
+            plain_activation(ACTIVATIONS.get(act, act)),
+            self._linear(f"{name}.fc2", self._hidden, self._inner),
+        )
+
+    def _layer(self, index: int) -> tuple[Norm, Transform, Transform, Norm, Transform]:
+        name, hidden = f"blocks.{index}", self._hidden
+        return (
+            self._norm(f"{name}.norm1"),
+            self._linear(f"{name}.attn.qkv", 3 * hidden, hidden),
+            self._linear(f"{name}.attn.proj", hidden, hidden),
+            self._norm(f"{name}.norm2"),
+            self._mlp(f"{name}.mlp"),
+        )
+
+    def encode(self, tensors: dict[str, Tensor]) -> Tensor:
+        grid = tensors["image_grid_thw"]
+        x = self._patches(tensors["pixel_values"])
+        whole = LengthBatches(_frame_starts(grid), x.device)
+        x = self._run(x, _places(grid, self._merge), [whole] * len(self._layers))
+        return self._merger(self._merger_norm(x).view(-1, self._hidden * self._merge**2))
+
+    def _run(self, x: Tensor, places: Tensor, attending: list[LengthBatches]) -> Tensor:
+        """All layers; `attending` by layer: patches that attend to each other.
+
+        `places`: int64 [n, 2], the row and the column of each patch.
+        """
+        angles = (places[:, :, None].float() * self._inverse).flatten(1)
+        cos, sin = angles.cos()[:, None, None], angles.sin()[:, None, None]
+        for (norm1, qkv, project, norm2, mlp), groups in zip(self._layers, attending, strict=True):
+            states = qkv(norm1(x)).view(-1, 3, self._heads, self._head_dim)
+            left, right = states[:, :2].chunk(2, dim=-1)
+            rotated = torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)
+            x = x + project(_attend(torch.cat((rotated, states[:, 2:]), dim=1), groups))
+            x = x + mlp(norm2(x))
+        return x
+
+
+class Qwen25VL(Qwen2VL):
+    """RMS norms, gated MLPs, and windows in all layers but a few."""
+
+    def _read_sizes(self) -> None:
+        vision = self.config["vision_config"]
+        self._hidden = int(vision["hidden_size"])
+        self._inner = int(vision["intermediate_size"])
+        self._whole_layers = {int(index) for index in vision["fullatt_block_indexes"]}
+
+    def _norm(self, name: str) -> Norm:
+        weight = self._loader.vector(f"{self._prefix}{name}.weight", self._hidden)
+        return make_norm(self._loader.ops, NormWeights("rms", weight), self._hidden, _EPS)
+
+    def _mlp(self, name: str) -> Transform:
+        act = ACTIVATIONS[str(self.config["vision_config"]["hidden_act"])]
+        parts = tuple(
+            LinearPart(f"{self._prefix}{name}.{part}_proj", self._inner) for part in ("gate", "up")
+        )
+        up = self._loader.linear(FusedLinear(parts=parts, columns=self._hidden, bias=True))
+        gate = gated_activation(self._loader.ops, ActivationSpec(act))
+        return chain(up, gate, self._linear(f"{name}.down_proj", self._hidden, self._inner))
+
+    def encode(self, tensors: dict[str, Tensor]) -> Tensor:
+        from transformers.vision_utils import get_vision_window_index
+
+        grid, vision, unit = tensors["image_grid_thw"], self.config["vision_config"], self._merge**2
+        order, window_starts = get_vision_window_index(
+            grid,
+            spatial_merge_size=self._merge,
+            window_size=int(vision["window_size"]),
+            patch_size=int(vision["patch_size"]),
+        )
+
+        def by_window(values: Tensor) -> Tensor:
+            return values.unflatten(0, (-1, unit))[order].flatten(0, 1)
+
+        x = by_window(self._patches(tensors["pixel_values"]))
+        whole = LengthBatches(_frame_starts(grid), x.device)
+        windows = LengthBatches(window_starts, x.device)
+        attending = [
+            whole if index in self._whole_layers else windows for index in range(len(self._layers))
+        ]
+        x = self._run(x, by_window(_places(grid, self._merge)), attending)
+        merged = self._merger(self._merger_norm(x).view(-1, self._hidden * unit))
+        return merged[order.argsort()]
+
+
+def _frame_starts(grid: Tensor) -> Tensor:
+    """Where each frame of one picture or video begins, int64 [frames + 1]."""
+    frames, rows, columns = grid[0].tolist()
+    return torch.arange(frames + 1) * rows * columns
+
+
+def _places(grid: Tensor, merge: int) -> Tensor:
+    """int64 [n, 2]: row and column of each patch, in the processor's order: the patches that become
+    one token follow each other.
+    """
+    frames, rows, columns = grid[0].tolist()
+    cells = torch.stack(torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij"))
+    cells = cells.view(2, rows // merge, merge, columns // merge, merge).permute(1, 3, 2, 4, 0)
+    return cells.reshape(-1, 2).repeat(frames, 1).to(grid.device)
+
+
+def _attend(qkv: Tensor, sequences: LengthBatches) -> Tensor:
+    """[n, 3, heads, head_dim] -> [n, heads * head_dim]: each patch sees those of its sequence."""
+    ordered = sequences.sorted(qkv)
+    parts = []
+    for length, first, end in sequences.groups:
+        q, k, v = ordered[first:end].unflatten(0, (-1, length)).permute(2, 0, 3, 1, 4)
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+        parts.append(out.transpose(1, 2).flatten(0, 1))
+    return sequences.restored(torch.cat(parts)).flatten(1)
