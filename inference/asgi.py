@@ -19,6 +19,7 @@ from django.conf import settings
 from django.urls.base import set_script_prefix
 
 from adapters.resolvers import lora_resolvers
+from common.log_context import end_request
 from common.loops import keep_running
 from inference.edge.body import BodyLimitMiddleware
 from inference.edge.handler import GatewayHandler, Send, gateway_path, is_gateway_path
@@ -76,6 +77,7 @@ def http_application(django_application: Application) -> Application:
 
     async def application(scope: Scope, receive: Receive, send: Send) -> None:
         set_script_prefix(scope.get("root_path", "") or "/")
+        end_request()  # a server may begin a request in the task of the connection's last one
         of_api, exchange = is_gateway_path(scope), RequestLog(scope, send)
         try:
             if of_api:

@@ -12,6 +12,7 @@ from typing import Any
 
 from django.conf import settings
 
+from common.log_context import bind_request
 from engine.contract.errors import InvalidRequest, QuireError
 from inference.chat.turn import ChatSession, TurnDelta
 from inference.errors import as_quire_error, envelope, report
@@ -70,11 +71,13 @@ class PlaygroundAnswer:
         """Send all frames, in order. Raises `SessionExpired`."""
         self._task = asyncio.current_task()
         record = RequestRecord("playground", model=str(self._message.get("model"))[:200])
+        bind_request(request_id=self.name, tenant=self._caller.tenant, model=record.model)
         ctx = RequestContext(caller=self._caller, record=record)
         turn: ChatSession | None = None
         reason: str | None = None
         try:
             turn = await self._start(ctx)
+            bind_request(request_id=turn.job.request_id)
             reason = await self._stream(turn)
         except asyncio.CancelledError:
             if not self._stopped or self._task is None:

@@ -17,6 +17,7 @@ from redis.exceptions import RedisError
 from stamina.instrumentation import RetryDetails
 
 from common.db import run_in_db_thread
+from common.log_context import bound_request, detached
 from common.task_queue import BROKER_ERRORS, send_task
 from inference.engine_client.client import close_engine_client
 from inference.generation import background
@@ -170,10 +171,11 @@ class JobRunner:
         busy = sum(running == kind for running, _ in self._running)
         if self._stopping or name in self._running or busy >= self._limits[kind]:
             return
-        work = self._runners[kind](public_id, self.owner)
-        task = self._loop.create_task(_coroutine(work), name=f"{kind} {public_id}")
-        self._running[name] = task
-        task.add_done_callback(lambda done: self._on_job_done(name, done))
+        with bound_request(request_id=public_id):
+            work = self._runners[kind](public_id, self.owner)
+            task = self._loop.create_task(_coroutine(work), name=f"{kind} {public_id}")
+            self._running[name] = task
+            task.add_done_callback(lambda done: self._on_job_done(name, done))
 
     def _on_job_done(self, name: tuple[str, str], task: asyncio.Task[None]) -> None:
         self._running.pop(name, None)
@@ -181,7 +183,8 @@ class JobRunner:
             logger.error("%s %s failed; it's tried again", *name, exc_info=error)
         kind = name[0]
         if kind in self._waiting and kind not in self._looking and not self._stopping:
-            self._looking[kind] = self._loop.create_task(self._start_waiting(kind))
+            with detached():
+                self._looking[kind] = self._loop.create_task(self._start_waiting(kind))
 
     async def _start_waiting(self, kind: str) -> None:
         """Start what waits. At most once in `POLL_INTERVAL_S`, for all that ended meanwhile."""

@@ -76,7 +76,7 @@ class LineFormatter(logging.Formatter):
 
 class JsonFormatter(logging.Formatter):
     """One JSON object a line, with the gateways' keys: at, level, logger, message, exception; of a
-    gateway's access line its fields as well.
+    line about a request, and of a gateway's access line, their fields as well.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -88,7 +88,7 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        entry |= getattr(record, "access", {})
+        entry |= getattr(record, "request", {}) | getattr(record, "access", {})
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
         return json.dumps(entry)

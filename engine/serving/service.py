@@ -334,7 +334,13 @@ class EngineService:
     def _add(self, core: EngineCore, entry_id: bytes, message: EngineRequest) -> None:
         request_id = message.request_id
         if request_id in core.requests or request_id in self._recent:
-            log.info("Request %s came twice; the second is dropped.", request_id)
+            fields = {
+                "request_id": request_id,
+                "tenant": message.tenant,
+                "model": self.config.name,
+            }
+            text = "Request %s of tenant %s came twice; the second is dropped."
+            log.info(text, request_id, message.tenant, extra={"request": fields})
             self._output.done.append(entry_id)
             return
         self._gateways[request_id] = message.gateway_id

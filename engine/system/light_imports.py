@@ -4,20 +4,24 @@ import sys
 from importlib import import_module
 
 
-def import_blocking(absent: str, name: str) -> None:
-    """Import a module as it's imported where `absent` isn't installed.
+def import_blocking(name: str, *absent: str) -> None:
+    """Import a module as it's imported where others aren't installed.
 
     Args:
-        absent: a module that it can do without, and that this process has no use for in it.
-        name: the module. Nothing happens if either is loaded already.
+        name: the module. Nothing happens if it's loaded already.
+        absent: modules that it can do without, and that this process has no use for in it. One
+            that is loaded already is no reason to block it.
     """
-    if absent in sys.modules or name in sys.modules:
+    if name in sys.modules:
         return
-    sys.modules[absent] = None  # type: ignore[assignment]  # Python's own sign for: not to be found
+    blocked = [module for module in absent if module not in sys.modules]
+    for module in blocked:  # Python's own sign for: not to be found
+        sys.modules[module] = None  # type: ignore[assignment]
     try:
         import_module(name)
     finally:
-        del sys.modules[absent]
+        for module in blocked:
+            del sys.modules[module]
 
 
 def import_redis() -> None:
@@ -25,4 +29,4 @@ def import_redis() -> None:
 
     To load that takes a tenth of a process's start.
     """
-    import_blocking("opentelemetry", "redis.asyncio")
+    import_blocking("redis.asyncio", "opentelemetry")

@@ -20,6 +20,7 @@ from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.urls import Resolver404, ResolverMatch, get_resolver
 
+from common.log_context import bind_request
 from engine.contract.errors import EngineOverloaded, QuireError
 from inference.api.anthropic.errors import anthropic_error
 from inference.edge.body import authenticate_scope, is_upload, read_body, read_upload, tenant_hint
@@ -163,6 +164,7 @@ class GatewayHandler(ASGIHandler):
                     error,
                 )
                 scope[TENANT], scope[KEY] = caller.tenant, str(caller.key_id or "")
+                bind_request(tenant=caller.tenant)
                 raise
 
     @staticmethod
@@ -278,6 +280,7 @@ def _request_id(scope: Scope) -> str:
         return str(known)
     theirs = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
     made = scope[REQUEST_ID] = sanitize_request_id(theirs.decode("latin1"))
+    bind_request(request_id=made)
     return made
 
 

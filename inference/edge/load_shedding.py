@@ -16,6 +16,7 @@ import msgspec
 from rest_framework.exceptions import APIException
 
 from catalog.access import get_cached_model
+from common.log_context import bind_request
 from engine.contract.errors import EngineOverloaded, QuireError
 from engine.contract.pooling_params import GENERATE
 from inference.engine_client.client import get_engine_client
@@ -97,6 +98,7 @@ async def shed_load(
         log_rejected_request(ctx, error)
         scope[ARRIVED], scope[ERROR] = arrived, error.code
         scope[TENANT], scope[KEY] = caller.tenant, str(caller.key_id or "")
+        bind_request(tenant=caller.tenant, model=record.model)
         return error
     return None
 

@@ -18,6 +18,7 @@ from django.conf import settings
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from common.log_context import bound_request, detached
 from common.loops import keep_running
 from engine.contract.errors import EngineFault, EngineOverloaded, EngineUnavailable, QuireError
 from engine.contract.messages import (
@@ -109,7 +110,8 @@ class EngineClient:
             self._started is not None and self._started.done() and not _succeeded(self._started)
         )
         if self._started is None or failed:
-            self._started = asyncio.create_task(self._start())
+            with detached():
+                self._started = asyncio.create_task(self._start())
         await asyncio.shield(self._started)
 
     async def _start(self) -> None:
@@ -127,7 +129,8 @@ class EngineClient:
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run work in the background until it ends or the client is closed."""
-        task = asyncio.create_task(work)
+        with detached():
+            task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._retire)
 
@@ -276,7 +279,8 @@ class EngineClient:
             )
         except (OverflowError, TypeError, ValueError):  # msgspec's, of what no message can hold
             # No other try ends otherwise, and whoever waits for it must hear of it.
-            logger.exception("Request %s can't be written.", flight.engine_id)
+            with bound_request(**flight.log_fields):
+                logger.exception("Request %s can't be written.", flight.engine_id)
             self.fail(flight, EngineFault("The request can't be sent to an engine."))
         return True
 
@@ -328,7 +332,8 @@ class EngineClient:
 
     def _apply_delta(self, flight: InFlightRequest, delta: TokenDelta) -> None:
         if not 0 <= delta.index < len(flight.finished):
-            logger.error("Output %d of request %s does not exist.", delta.index, delta.request_id)
+            with bound_request(**flight.log_fields):
+                logger.error("Output %d of %s does not exist.", delta.index, delta.request_id)
             return
         if delta.finish_reason == "error" or delta.error is not None:
             self._apply_error(flight, delta)
@@ -378,7 +383,8 @@ class EngineClient:
         self.watchman.replace(flight)
 
     def _drop_replica(self, flight: InFlightRequest, reason: str) -> None:
-        logger.info("Request %s moves on: %s.", flight.engine_id, reason)
+        with bound_request(**flight.log_fields):
+            logger.info("Request %s moves on: %s.", flight.engine_id, reason)
         if flight.placed:
             self.abort(flight.engine_id, flight.replica_id)
         flight.unassign(reason)

@@ -7,10 +7,11 @@ import asyncio
 import time
 from collections.abc import Awaitable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from common.log_context import request_fields
 from engine.contract.messages import EngineRequest, FlightRecord, Heartbeat, OutboxBatch, TokenDelta
 from engine.contract.replica_state import Numerics
 from inference.engine_client.journal import Bits
@@ -87,6 +88,7 @@ class InFlightRequest:
             the engine said so; done when all records are there.
         placement_history: when it was given to which replica, or taken away for a reason
         (`time.perf_counter`).
+        log_fields: of the lines about it, which others' tasks write as well.
     """
 
     request: EngineRequest
@@ -118,6 +120,7 @@ class InFlightRequest:
     records: dict[int, FlightRecord] = field(default_factory=dict)
     records_ready: asyncio.Future[None] | None = None
     placement_history: list[tuple[float, str, str]] = field(default_factory=list)
+    log_fields: dict[str, Any] = field(default_factory=request_fields)
 
     def __post_init__(self) -> None:
         count = self.request.sampling.num_sequences

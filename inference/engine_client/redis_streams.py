@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from redis.exceptions import RedisError
 
+from common.log_context import bound_request, request_fields
 from engine.contract import messages as protocol
 from engine.contract import redis_keys
 from engine.contract.messages import AbortRequest, OutboxBatch
@@ -47,8 +48,11 @@ class InboxWriter:
     def abort(self, replica_id: str, engine_id: str, index: int | None, reason: str) -> None:
         """Tell a replica to stop. When that fails the engine runs on to nobody."""
 
+        fields = request_fields()  # the answer comes in another task
+
         def on_error(error: RedisError) -> None:
-            logger.warning("The abort of %s could not be sent: %s", engine_id, error)
+            with bound_request(**fields):
+                logger.warning("The abort of %s could not be sent: %s", engine_id, error)
 
         message = AbortRequest(request_id=engine_id, index=index, finish_reason=reason)
         self.post(replica_id, message, on_error)

@@ -30,6 +30,7 @@ from rest_framework.views import APIView
 
 from common.db import run_in_file_thread
 from common.errors import NotFound
+from common.log_context import bind_request
 from inference.errors import PayloadTooLarge, UnsupportedField, as_quire_error, error_response
 from inference.request.context import (
     ClientTimeout,
@@ -185,6 +186,7 @@ class GatewayView(APIView):
         scope = getattr(request, "scope", None) or {}
         gateway_request.received = scope.get(ARRIVED) or time.perf_counter()
         gateway_request.request_id = sanitize_request_id(request.META.get("HTTP_X_REQUEST_ID"))
+        bind_request(request_id=gateway_request.request_id)
         response: HttpResponseBase
         try:
             meta = request.META
@@ -253,6 +255,7 @@ class GatewayView(APIView):
         authenticators = cast(list[ApiKeyAuthentication], self.get_authenticators())
         for authenticator in authenticators:
             request.caller, _ = await authenticator.authenticate(request)
+        bind_request(tenant=request.caller.tenant)
         # Only requests to models are logged, not reads.
         logged = request.method == "POST" and self.required_scope == scopes.INFERENCE
         client_id = request.META.get("HTTP_X_REQUEST_ID")
@@ -305,6 +308,7 @@ class GatewayView(APIView):
             model = parsed.get("model")
             record.model = model[:200] if isinstance(model, str) else ""
             record.stream = parsed.get("stream") is True
+            bind_request(model=record.model)
         if not parsed.get("stream"):
             request.ctx = replace(request.ctx, last_event_id=None)
         return parsed

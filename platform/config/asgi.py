@@ -19,7 +19,7 @@ from django.db import connection
 from engine.system.light_imports import import_blocking
 
 if connection.vendor != "postgresql":  # or Django REST framework would load its fields
-    import_blocking("psycopg", "rest_framework.compat")
+    import_blocking("rest_framework.compat", "psycopg")
 
 # Now, and not when the first request hands something to a worker.
 from channels.auth import AuthMiddlewareStack

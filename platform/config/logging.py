@@ -1,13 +1,16 @@
 """Logging: one line a record, whatever a client managed to get into it."""
 
-import json
 import logging
 import re
 import time
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
+from structlog.processors import JSONRenderer, format_exc_info
+from structlog.stdlib import ProcessorFormatter
+from structlog.typing import EventDict, Processor
 
+from common.log_context import add_request
 from common.redaction import without_tokens
 from engine.contract.errors import ConfigError
 from engine.contract.observability import apply_logging_config, logging_config
@@ -27,49 +30,66 @@ def escape_control_chars(text: str) -> str:
     return _UNSAFE.sub(lambda match: match.group().encode("unicode_escape").decode(), text)
 
 
-class LineFormatter(logging.Formatter):
-    """`2026-01-31T12:00:00.000Z INFO logger: message`, always a single line."""
+def _build_entry(_: object, __: str, event: EventDict) -> EventDict:
+    """A line's fields in their order, each of them safe to write.
 
-    def __init__(self) -> None:
-        super().__init__("{asctime} {levelname} {name}: {message}", style="{")
-
-    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
-        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        return f"{stamp}.{int(record.msecs):03d}Z"
-
-    def format(self, record: logging.LogRecord) -> str:
-        return escape_control_chars(super().format(record))
-
-
-class JsonFormatter(LineFormatter):
-    """JSON lines, for log collectors."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        entry: dict[str, Any] = {
-            "at": self.formatTime(record),
-            "level": record.levelname,
-            "logger": record.name,
-            "message": escape_control_chars(record.getMessage()),
-        }
-        # Lines of `quire.access` bring their fields.
-        entry |= {name: _clean(value) for name, value in getattr(record, "access", {}).items()}
-        if record.exc_info:
-            entry["exception"] = without_tokens(self.formatException(record.exc_info))[-MAX_CHARS:]
-        return json.dumps(entry)
+    Those of an access line (`quire.access`) are in its record.
+    """
+    record: logging.LogRecord = event.pop("_record")
+    del event["_from_structlog"]
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+    message, exception = event.pop("event"), event.pop("exception", None)
+    entry = {
+        "at": f"{stamp}.{int(record.msecs):03d}Z",
+        "level": record.levelname,
+        "logger": record.name,
+        "message": message,
+        **event,
+        **getattr(record, "access", {}),
+    }
+    for name, value in entry.items():
+        if isinstance(value, str):
+            entry[name] = escape_control_chars(value)
+    if exception is not None:
+        entry["exception"] = without_tokens(exception)[-MAX_CHARS:]
+    return entry
 
 
-def _clean(value: Any) -> Any:
-    return escape_control_chars(value) if isinstance(value, str) else value
+#: What a line for people says of the request, behind its message.
+REQUEST_FIELDS = ("request_id", "tenant", "model")
 
 
-class DebugFormatter(LineFormatter):
-    """Lines for a terminal with QUIRE_DEBUG: tracebacks keep their lines."""
+def _render_line(_: object, __: str, entry: EventDict) -> str:
+    """`2026-01-31T12:00:00.000Z INFO logger: message [request_id=...]`, always a single line."""
+    line, exception = _render_text(entry), entry.get("exception")
+    return f"{line}\\n{escape_control_chars(exception)}" if exception else line
 
-    def format(self, record: logging.LogRecord) -> str:
-        traceback = self.formatException(record.exc_info) if record.exc_info else ""
-        record.exc_info, record.exc_text = None, None
-        line = super().format(record)
-        return f"{line}\n{without_tokens(traceback)}" if traceback else line
+
+def _render_debug(_: object, __: str, entry: EventDict) -> str:
+    """For people at a terminal with QUIRE_DEBUG: tracebacks keep their lines."""
+    line, exception = _render_text(entry), entry.get("exception")
+    return f"{line}\n{exception}" if exception else line
+
+
+def _render_text(entry: EventDict) -> str:
+    request = " ".join(f"{name}={entry[name]}" for name in REQUEST_FIELDS if entry.get(name))
+    text = f"{entry['at']} {entry['level']} {entry['logger']}: {entry['message']}"
+    return f"{text} [{request}]" if request else text
+
+
+RENDERERS: dict[str, Processor] = {
+    "line": _render_line,
+    "json": JSONRenderer(),
+    "debug": _render_debug,
+}
+
+
+def build_formatter(style: str) -> logging.Formatter:
+    """A formatter of that style ("line", "json" or "debug")."""
+    return ProcessorFormatter(
+        foreign_pre_chain=[add_request, format_exc_info],
+        processors=[_build_entry, RENDERERS[style]],
+    )
 
 
 class WithoutTraceback(logging.Filter):
@@ -99,7 +119,6 @@ def build_logging(level: str, style: str) -> dict[str, Any]:
 
 def logging_settings(level: str, style: str) -> dict[str, Any]:
     """`LOGGING` for a level ("INFO") and a style ("line", "json" or "debug")."""
-    formatter = {"line": LineFormatter, "json": JsonFormatter, "debug": DebugFormatter}[style]
     return {
         "version": 1,
         "disable_existing_loggers": False,
@@ -107,7 +126,7 @@ def logging_settings(level: str, style: str) -> dict[str, Any]:
             "without_traceback": {"()": WithoutTraceback},
             "our_variables": {"()": SettingNameFilter},
         },
-        "formatters": {"quire": {"()": formatter}},
+        "formatters": {"quire": {"()": build_formatter, "style": style}},
         "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "quire"}},
         "root": {"handlers": ["stderr"], "level": level},
         "loggers": {

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import json
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -18,6 +21,7 @@ from adapters.models import AdapterVersion
 from catalog import access as catalog_access
 from catalog.models import DesiredState, ServedModel
 from common.db import run_in_db_thread
+from config.logging import build_formatter
 from engine.text import Tokenizer, load_tokenizer
 from inference.edge.handler import GatewayHandler
 from inference.engine_client.client import close_engine_client, get_engine_client
@@ -218,3 +222,14 @@ def live(gateway: Gateway) -> Any:
         return await run_in_db_thread(make, *args, **kwargs)
 
     return in_thread
+
+
+@pytest.fixture
+def written() -> Iterator[Callable[[], list[dict[str, Any]]]]:
+    """What this process writes meanwhile, as collectors read it."""
+    stream, root = io.StringIO(), logging.getLogger()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(build_formatter("json"))
+    root.addHandler(handler)
+    yield lambda: [json.loads(text) for text in stream.getvalue().splitlines()]
+    root.removeHandler(handler)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from config.logging import JsonFormatter, LineFormatter, logging_settings
+from config.logging import build_formatter, logging_settings
 from inference.asgi import http_application
 from tests.inference.asgi_client import AsgiClient
 from tests.inference.conftest import Gateway, until
@@ -21,7 +24,7 @@ def client(served: Gateway) -> AsgiClient:
 def line(caplog: pytest.LogCaptureFixture) -> dict[str, object]:
     """The only one, as collectors get it."""
     (record,) = [record for record in caplog.records if record.name == "quire.access"]
-    return json.loads(JsonFormatter().format(record))
+    return json.loads(build_formatter("json").format(record))
 
 
 async def test_a_request_leaves_one_line_with_the_clients_id(
@@ -78,7 +81,7 @@ async def test_nobody_forges_a_line_or_a_field(
     await client.get("/v1/models/a\nINFO forged", headers={"X-Request-Id": "two\nlines"})
     assert line(caplog)["client_request_id"] == ""
     (record,) = caplog.records
-    assert "\n" not in LineFormatter().format(record)
+    assert "\n" not in build_formatter("line").format(record)
 
 
 async def test_probes_leave_no_line(client: AsgiClient, caplog: pytest.LogCaptureFixture) -> None:
@@ -90,3 +93,25 @@ async def test_probes_leave_no_line(client: AsgiClient, caplog: pytest.LogCaptur
 def test_access_lines_are_written_as_json_alone() -> None:
     for style, level in (("json", "INFO"), ("line", "WARNING"), ("debug", "WARNING")):
         assert logging_settings("INFO", style)["loggers"]["quire.access"]["level"] == level
+
+
+async def test_each_line_about_a_request_names_it_its_tenant_and_its_model(
+    gateway: Gateway,
+    written: Callable[[], list[dict[str, Any]]],
+    settings: Any,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    settings.QUIRE = settings.QUIRE.replace(failover_wait_s=0.3)
+    caplog.set_level(logging.INFO, "quire.access")
+    async with gateway.serving(gateway.fake()):
+        pass
+    await gateway.look()
+    client = AsgiClient(http_application(gateway.client.app), gateway.client.key)
+    first, second = await asyncio.gather(client.chat(), client.chat(model="nobody"))
+    assert (first.status, second.status) == (503, 404)
+    tenant = gateway.rows.tenant.slug
+    for reply, model in ((first, "fake"), (second, "nobody")):
+        about = [e for e in written() if e.get("request_id") == reply.headers["x-request-id"]]
+        assert {(entry["tenant"], entry["model"]) for entry in about} == {(tenant, model)}
+        assert "quire.access" in {entry["logger"] for entry in about}
+    assert any("failed" in entry["message"] for entry in written())

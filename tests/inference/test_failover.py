@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +68,24 @@ async def test_a_restarted_replica_goes_on_with_its_own_streams(
         async with again:
             events = await read(exchange)
     assert [text_of(events, i) for i in range(2)] == [expected_text(tokenizer, i) for i in range(2)]
+
+
+async def test_a_line_of_another_task_about_a_request_names_it_its_tenant_and_its_model(
+    gateway: Gateway,
+    written: Callable[[], list[dict[str, Any]]],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "inference.engine_client.client")
+    first = gateway.fake(die_after=20, replica_id="only")
+    async with first:
+        await gateway.look()
+        exchange = start(gateway)
+        await until_dead(first)
+        async with gateway.fake(replica_id="only"):
+            await read(exchange)
+    (moved,) = [entry for entry in written() if "moves on" in entry["message"]]
+    assert moved["request_id"].startswith("req-")
+    assert (moved["tenant"], moved["model"]) == (gateway.rows.tenant.slug, "fake")
 
 
 async def test_outputs_that_had_finished_are_not_made_again(

@@ -14,13 +14,12 @@ from django.core.exceptions import ImproperlyConfigured
 from pydantic import ValidationError
 
 from common.files import make_private, secret_key, write_private
+from common.log_context import bind_request, bound_request, detached, request_fields
 from common.settings import INTERNAL, REPLACED, TenantQuotas, load_settings, variables
 from config.connections import MAX_SOCKET_PATH, celery_url, database, socket_path, socket_url
 from config.logging import (
     MAX_CHARS,
-    DebugFormatter,
-    JsonFormatter,
-    LineFormatter,
+    build_formatter,
     escape_control_chars,
 )
 
@@ -233,7 +232,7 @@ def logged(formatter: logging.Formatter, message: str, *args: object, error: boo
     ],
 )
 def test_fault_32_a_record_is_one_line_whatever_is_in_it(hostile: str) -> None:
-    for formatter in (LineFormatter(), JsonFormatter()):
+    for formatter in (build_formatter("line"), build_formatter("json")):
         line = logged(formatter, "user said %s", hostile)
         assert len(line.splitlines()) == 1
         assert line.isprintable()
@@ -247,21 +246,46 @@ def test_fault_32_a_long_text_is_cut_with_its_length() -> None:
 
 
 def test_a_traceback_stays_in_its_record() -> None:
-    line = logged(LineFormatter(), "failed", error=True)
+    line = logged(build_formatter("line"), "failed", error=True)
     assert "\n" not in line
     assert "Traceback" in line
     assert r"line one\nline two" in line
-    entry = json.loads(logged(JsonFormatter(), "failed", error=True))
+    entry = json.loads(logged(build_formatter("json"), "failed", error=True))
     assert entry["message"] == "failed"
     assert "ValueError" in entry["exception"]
 
 
 def test_people_at_a_terminal_see_tracebacks_as_they_are() -> None:
-    assert "\nValueError: line one" in logged(DebugFormatter(), "failed", error=True)
+    assert "\nValueError: line one" in logged(build_formatter("debug"), "failed", error=True)
+
+
+def test_a_line_names_the_request_its_tenant_and_model() -> None:
+    with bound_request(request_id="req-1", tenant="acme", model=""):
+        bind_request(model="m")
+        line, entry = logged(build_formatter("line"), "hello"), logged(build_formatter("json"), "x")
+    assert line.endswith(" quire.x: hello [request_id=req-1 tenant=acme model=m]")
+    found = json.loads(entry)
+    assert (found["request_id"], found["tenant"], found["model"]) == ("req-1", "acme", "m")
+    assert "req-1" not in logged(build_formatter("line"), "hello")
+
+
+def test_fault_32_a_model_that_a_client_named_is_escaped_as_well() -> None:
+    with bound_request(model="m\n2026 INFO forged: sk-quire-abcdefghij" + "s" * 20):
+        for style in ("line", "json", "debug"):
+            line = logged(build_formatter(style), "hello")
+            assert len(line.splitlines()) == 1
+            assert "ssss" not in line
+
+
+def test_a_task_that_serves_all_requests_names_none_of_them() -> None:
+    with bound_request(request_id="req-1"):
+        with detached():
+            assert request_fields() == {}
+        assert request_fields() == {"request_id": "req-1"}
 
 
 def test_a_line_starts_with_time_level_and_logger() -> None:
-    line = logged(LineFormatter(), "hello")
+    line = logged(build_formatter("line"), "hello")
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z INFO quire\.x: hello", line)
 
 

@@ -15,6 +15,7 @@ from typing import Any, cast
 from django.core.handlers.asgi import ASGIRequest
 from django.urls import Resolver404, get_resolver
 
+from common.log_context import bound_request
 from engine.contract.errors import InvalidRequest
 from inference.errors import Overloaded, error_response
 from inference.request.context import (
@@ -79,16 +80,17 @@ async def dispatch_request(path: str, body: dict[str, Any], caller: Caller) -> D
         bill_partial=False,
         record=RequestRecord(endpoint_of(path)),
     )
-    try:
-        caller.require("inference")
-        caller.check_endpoint(path)
-        view = get_view(path)
-        render = view.render_error
-        request = _request(path, body, ctx)
-        response = await view.post(request)  # type: ignore[attr-defined]
-    except Exception as error:
-        log_rejected_request(ctx, error)
-        response, overloaded = render(error, request_id), isinstance(error, Overloaded)
+    with bound_request(request_id=request_id, tenant=caller.tenant, model=""):
+        try:
+            caller.require("inference")
+            caller.check_endpoint(path)
+            view = get_view(path)
+            render = view.render_error
+            request = _request(path, body, ctx)
+            response = await view.post(request)  # type: ignore[attr-defined]
+        except Exception as error:
+            log_rejected_request(ctx, error)
+            response, overloaded = render(error, request_id), isinstance(error, Overloaded)
     retry_after_ms = response.headers.get("retry-after-ms")
     return DispatchResult(
         response.status_code,

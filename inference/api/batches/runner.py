@@ -20,6 +20,7 @@ from django.utils import timezone
 
 from common.db import run_in_db_thread
 from common.errors import AuthenticationFailed, PermissionDenied, ServiceUnavailable
+from common.log_context import bind_request
 from engine.contract.errors import QuireError
 from inference.api.batches.dispatch import DispatchResult, dispatch_request
 from inference.api.batches.files import (
@@ -107,6 +108,7 @@ async def run_batch(public_id: str, owner: str) -> None:
     )
     if row is None:
         return
+    bind_request(tenant=row.tenant.slug)
     async with Lease(row, owner):
         try:
             source = blob_path(row.tenant_id, row.input_file_id)

@@ -11,6 +11,7 @@ from typing import Any
 import stamina
 
 from common.db import run_in_db_thread
+from common.log_context import bind_request
 from engine.contract.errors import QuireError
 from inference.api.responses.event_store import LostLease, ResponseEventStore
 from inference.api.responses.output_items import Event, ResumeMismatch
@@ -121,6 +122,7 @@ class ResponseRun:
         if not await self._update({**row.body, "status": "in_progress"}):
             return None
         caller = await reload_caller(row.key_id, row.user_id, row.tenant.slug)
+        bind_request(tenant=caller.tenant, model=request.model)
         record = RequestRecord("responses", answer_id=row.public_id)
         return await start_session(RequestContext(caller=caller, record=record), request)
 

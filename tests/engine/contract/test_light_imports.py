@@ -25,14 +25,14 @@ def _modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_a_module_does_without_what_others_still_find() -> None:
-    import_blocking(HEAVY, USER)
+    import_blocking(USER, HEAVY)
     assert sys.modules[USER].found is None
     assert import_module(HEAVY).__name__ == HEAVY
 
 
 def test_what_is_loaded_already_stays() -> None:
     heavy = import_module(HEAVY)
-    import_blocking(HEAVY, USER)
+    import_blocking(USER, HEAVY)
     assert import_module(USER).found is heavy
     assert sys.modules[HEAVY] is heavy
 
@@ -40,5 +40,5 @@ def test_what_is_loaded_already_stays() -> None:
 def test_a_module_that_fails_leaves_the_other_to_be_found(tmp_path: Path) -> None:
     (tmp_path / f"{USER}.py").write_text("1 / 0")
     with pytest.raises(ZeroDivisionError):
-        import_blocking(HEAVY, USER)
+        import_blocking(USER, HEAVY)
     assert HEAVY not in sys.modules
