@@ -87,14 +87,16 @@ class BeamGroup:
     def _apply_steps(self, moves: list[BeamStep], scheduler: Scheduler) -> None:
         """Give each new beam a sequence."""
         old, self._live = self._live, []
-        kept = {move.parent for move in moves}
-        free = [each for place, each in enumerate(old) if place not in kept] + self._spare
+        parents = {move.parent for move in moves}
+        free = [
+            old_sequence for index, old_sequence in enumerate(old) if index not in parents
+        ] + self._spare
         forks: list[Sequence] = []
         stays: list[tuple[Sequence, int]] = []
         for parent, token_id in moves:
             sequence = old[parent]
-            if parent in kept:
-                kept.remove(parent)
+            if parent in parents:
+                parents.remove(parent)
                 stays.append((sequence, token_id))
             else:
                 sequence = self._fork_beam(old[parent], free.pop(), token_id)
@@ -120,8 +122,8 @@ class BeamGroup:
         """The outputs, best first, each in one delta."""
         message = self.request.message
         first = self.request.sequences[0]
-        found = self.search.outputs(message.sampling.n)
-        deltas = [self._delta(index, hypothesis) for index, hypothesis in enumerate(found)]
+        outputs = self.search.outputs(message.sampling.n)
+        deltas = [self._delta(index, hypothesis) for index, hypothesis in enumerate(outputs)]
         deltas[0].prompt_logprobs = first.prompt_logprobs
         return deltas
 

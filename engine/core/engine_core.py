@@ -93,7 +93,9 @@ class EngineCore:
             ),
             capacity.num_blocks,
             capacity.token_budget,
-            PrefillLimits(told) if (told := config.prefill_tokens_beside_decodes) else None,
+            PrefillLimits(prefill_tokens)
+            if (prefill_tokens := config.prefill_tokens_beside_decodes)
+            else None,
             capacity.layout,
             facts.max_model_len,
         )
@@ -107,7 +109,7 @@ class EngineCore:
         overlaps = config.uses_async_scheduling(executor.supports_async_scheduling)
         self.adapters = AdapterManager(executor.adapters)
         self._input_processor = InputProcessor(
-            config, facts, self.scheduler.max_tokens_for, looks_ahead=overlaps
+            config, facts, self.scheduler.max_tokens_for, allows_lookahead=overlaps
         )
         self._admission = AdapterAdmission(
             self.adapters, self._input_processor.check_vocabulary, facts.vocab_size
@@ -121,7 +123,7 @@ class EngineCore:
             self.requests,
             facts.eos_token_ids,
             executor.detach,
-            self._ended,
+            self._on_finished,
         )
         self.max_in_flight = 1 if overlaps else 0
         self.drafter = make_drafter(
@@ -189,7 +191,7 @@ class EngineCore:
         self.requests[message.request_id] = request
         return request
 
-    def _ended(self, request: Request) -> None:
+    def _on_finished(self, request: Request) -> None:
         """A request's last output has ended."""
         self.adapters.release(request)
         if self._spans is not None:
@@ -244,8 +246,8 @@ class EngineCore:
         deltas: list[TokenDelta] = []
         for sequence in request.sequences:
             # Of a search there is no output before its end, so none to stop alone.
-            wanted = index is None or (index == sequence.index and not request.is_beam_search)
-            if wanted and not sequence.finished:
+            matches = index is None or (index == sequence.index and not request.is_beam_search)
+            if matches and not sequence.finished:
                 deltas += self._outputs.finish_early(sequence, reason)
         return deltas
 
@@ -283,7 +285,7 @@ class EngineCore:
         for sequence, error in self.scheduler.pop_rejected():
             deltas += self._outputs.reject(sequence, error)
         deltas += self._process_steps(self.max_in_flight if scheduled else 0)
-        self._counters.note_step(started, plan if scheduled else None)
+        self._counters.record_step(started, plan if scheduled else None)
         if scheduled and not self.max_in_flight:
             seconds = time.perf_counter() - started
             if self.prefill_pace is not None:

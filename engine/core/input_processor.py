@@ -83,7 +83,7 @@ def drop_kv_quota(message: EngineRequest, facts: ModelFacts) -> EngineRequest:
 
 
 def resolve_scheduler_config(
-    config: EngineConfig, facts: ModelFacts, token_budget: int, most_sequences: int | None = None
+    config: EngineConfig, facts: ModelFacts, token_budget: int, max_sequences: int | None = None
 ) -> EngineConfig:
     """The settings that the scheduler works by.
 
@@ -94,7 +94,7 @@ def resolve_scheduler_config(
     """
     if facts.stateful:
         # What the tokens before have left is in no block.
-        seats = min(config.max_num_seqs, most_sequences or config.max_num_seqs)
+        seats = min(config.max_num_seqs, max_sequences or config.max_num_seqs)
         config = replace(config, enable_prefix_caching=False, max_num_seqs=seats)
     if facts.pooling is None:
         return config
@@ -113,7 +113,7 @@ class InputProcessor:
 
     Args:
         capacity: how many tokens of one sequence the pool holds for a request's tenant.
-        looks_ahead: steps are planned before the tokens of the one before are known.
+        allows_lookahead: steps are planned before the tokens of the one before are known.
     """
 
     def __init__(
@@ -122,9 +122,9 @@ class InputProcessor:
         facts: ModelFacts,
         capacity: Callable[[EngineRequest], int],
         *,
-        looks_ahead: bool,
+        allows_lookahead: bool,
     ) -> None:
-        self._plans_ahead = looks_ahead
+        self._plans_ahead = allows_lookahead
         self._config = config
         self._facts = facts
         self._capacity = capacity
@@ -204,8 +204,10 @@ class InputProcessor:
 
     def _check_token_cap(self, message: EngineRequest) -> None:
         """The server's cap must leave room for a token of an output, or of each beam."""
-        left, params = _tokens_left(message), message.sampling
-        if left is not None and left < (params.beam_width if params.use_beam_search else 1):
+        remaining, params = _remaining_tokens(message), message.sampling
+        if remaining is not None and remaining < (
+            params.beam_width if params.use_beam_search else 1
+        ):
             raise BudgetExhausted("No tokens are left for this request.")
 
     def _check_pool(self, message: EngineRequest, num_prompt_tokens: int) -> None:
@@ -272,7 +274,7 @@ class InputProcessor:
         search = message.sampling.use_beam_search
         kind = BeamRequest if search else Request
         request = kind(message, arrival_time=time.time(), on_done=on_done)
-        request.remaining_tokens = _tokens_left(message)
+        request.remaining_tokens = _remaining_tokens(message)
         content = _content_keys(prompt_embeds, self._config.block_size)
         content += [ContentKey(item.start, item.digest) for item in message.media]
         seed = self._seed(message)
@@ -293,11 +295,11 @@ class InputProcessor:
     def _make_beams(self, request: BeamRequest) -> None:
         """Hold the request's sequences together in a search."""
         params, longest = request.message.sampling, request.sequences[0].max_output_tokens
-        most = longest
+        max_tokens = longest
         if request.remaining_tokens is not None:
-            most = min(longest, request.remaining_tokens // params.beam_width)
+            max_tokens = min(longest, request.remaining_tokens // params.beam_width)
         ends = end_tokens(params, self._facts.eos_token_ids)
-        request.beams = BeamGroup(request, ends, most, capped=most < longest)
+        request.beams = BeamGroup(request, ends, max_tokens, capped=max_tokens < longest)
 
     def _sequence(
         self,
@@ -309,14 +311,14 @@ class InputProcessor:
     ) -> Sequence:
         message = request.message
         params, prompt = message.sampling, message.prompt_token_ids
-        room = min(self._facts.max_model_len, self._capacity(message))
+        capacity = min(self._facts.max_model_len, self._capacity(message))
         sequence = Sequence(
             seq_id=self._next_seq_id,
             request=request,
             index=index,
             token_ids=gc_untracked(prompt + resumed),
             num_prompt_tokens=len(prompt),
-            max_output_tokens=params.output_budget(len(prompt), room),
+            max_output_tokens=params.output_budget(len(prompt), capacity),
             # Odd, so that no two outputs of a request share a seed.
             seed=(seed + 0x9E3779B97F4A7C15 * index) % 2**64,
             block_hashes=BlockHashes(namespace_key(*message.cache_scope), content),
@@ -345,9 +347,9 @@ class InputProcessor:
 def _check_prompt(prompt: list[int], vocab: int | None) -> None:
     """Token ids must be of the vocabulary; None: its size isn't known yet."""
     if min(prompt) < 0 or (vocab is not None and max(prompt) >= vocab):
-        wrong = next(t for t in prompt if t < 0 or (vocab is not None and t >= vocab))
-        told = "" if vocab is None else f", but the vocabulary has {vocab} entries"
-        raise InvalidRequest(f"The prompt holds token {wrong}{told}.", param="prompt")
+        invalid = next(t for t in prompt if t < 0 or (vocab is not None and t >= vocab))
+        bound = "" if vocab is None else f", but the vocabulary has {vocab} entries"
+        raise InvalidRequest(f"The prompt holds token {invalid}{bound}.", param="prompt")
 
 
 def _check_tenant(message: EngineRequest) -> None:
@@ -379,7 +381,7 @@ def _content_keys(prompt_embeds: Tensor | None, block_size: int) -> list[Content
     ]
 
 
-def _tokens_left(message: EngineRequest) -> int | None:
+def _remaining_tokens(message: EngineRequest) -> int | None:
     """The server's cap, less what a client already has."""
     if message.token_cap is None:
         return None

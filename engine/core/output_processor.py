@@ -30,13 +30,13 @@ def token_delta(
     )
     if logprobs is not None:
         delta.logprobs = logprobs
-    ended = sequence.finish_reason is not None
-    if first or ended:
+    is_finished = sequence.finish_reason is not None
+    if first or is_finished:
         delta.num_prompt_tokens = sequence.num_prompt_tokens
         delta.num_cached_tokens = sequence.num_cached_tokens
     if first:
         delta.prompt_logprobs = sequence.prompt_logprobs
-    if ended:
+    if is_finished:
         delta.finish_reason = sequence.finish_reason
         delta.stop_reason = sequence.stop_reason
         delta.flight = sequence.timeline
@@ -127,7 +127,7 @@ class OutputProcessor:
         if reason := result.errors.get(seq_id):
             return self.finish_with_fault(sequence, reason)
         if pooled := result.pooled.get(seq_id):
-            self._counters.note_prompt(sequence, sequence.num_prompt_tokens)
+            self._counters.record_prompt(sequence, sequence.num_prompt_tokens)
             sequence.first_token_at = time.time()
             self.finish(sequence, "stop")
             delta = token_delta(sequence, [], None, first=True)
@@ -137,7 +137,7 @@ class OutputProcessor:
         beams = request.beams if isinstance(request, BeamRequest) else None
         if beams is not None and candidates is not None:
             self._charge(sequence)
-            self._counters.note_prompt(sequence, sequence.num_prompt_tokens)
+            self._counters.record_prompt(sequence, sequence.num_prompt_tokens)
             complete = beams.process_candidates(sequence, candidates, plan, self._scheduler)
             # A beam that was preempted after it had its candidates brings them once more.
             if complete and beams not in self._complete_beams:
@@ -159,7 +159,7 @@ class OutputProcessor:
         first = sequence.first_token_at == 0.0
         if first:
             sequence.first_token_at = time.time()
-            self._counters.note_prompt(sequence, sequence.num_prompt_tokens)
+            self._counters.record_prompt(sequence, sequence.num_prompt_tokens)
         capped = sequence.request.remaining_tokens is not None
         if capped or len(sampled) > 1 or sequence.seq_id in self._grammars:
             deltas += self._append(sequence, sampled, scores, bitmask, first=first)
@@ -181,9 +181,9 @@ class OutputProcessor:
         first: bool,
     ) -> list[TokenDelta]:
         """Append sampled tokens and those that a grammar adds, up to the request's token cap."""
-        num_known, request = len(sequence.token_ids), sequence.request
+        num_tokens, request = len(sequence.token_ids), sequence.request
         rejection = self._advance_grammar(sequence, sampled, bitmask)
-        token_ids = sequence.token_ids[num_known:]
+        token_ids = sequence.token_ids[num_tokens:]
         deltas: list[TokenDelta] = []
         if token_ids or rejection is None:
             scores = scores and scores[: len(token_ids)]
@@ -264,8 +264,8 @@ class OutputProcessor:
     def finish_early(self, sequence: Sequence, reason: str) -> list[TokenDelta]:
         """End a sequence at the request of a client or operator."""
         return [
-            token_delta(ended, [], None, first=ended.first_token_at == 0.0)
-            for ended in self._finish_all(sequence, reason)
+            token_delta(finished, [], None, first=finished.first_token_at == 0.0)
+            for finished in self._finish_all(sequence, reason)
         ]
 
     def finish_with_fault(self, sequence: Sequence, reason: str) -> list[TokenDelta]:
@@ -279,8 +279,8 @@ class OutputProcessor:
 
     def _finish_with_error(self, sequence: Sequence, error: ErrorInfo) -> list[TokenDelta]:
         deltas = [
-            token_delta(ended, [], None, first=False)
-            for ended in self._finish_all(sequence, "error")
+            token_delta(finished, [], None, first=False)
+            for finished in self._finish_all(sequence, "error")
         ]
         for delta in deltas:
             delta.error = error

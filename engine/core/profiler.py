@@ -56,7 +56,7 @@ class TorchProfiler:
             ) as file:
                 path = Path(file.name)
             running.export_chrome_trace(str(path))
-            if not _is_whole(path):
+            if not _is_complete(path):
                 path.unlink()
                 Path(f"{path}.tmp").unlink(missing_ok=True)
                 raise OSError(f"{path} couldn't be written whole")
@@ -65,7 +65,7 @@ class TorchProfiler:
         return str(path)
 
 
-def _is_whole(path: Path) -> bool:
+def _is_complete(path: Path) -> bool:
     """Whether a trace was written to its end, where its own name stands: torch only prints what
     goes wrong.
     """

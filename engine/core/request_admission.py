@@ -74,12 +74,12 @@ class RequestAdmission:
     @property
     def num_waiting(self) -> int:
         """Requests that haven't come to the scheduler yet."""
-        return sum(each.num_waiting for each in self._prerequisites)
+        return sum(prerequisite.num_waiting for prerequisite in self._prerequisites)
 
     @property
     def has_pending(self) -> bool:
         """Whether `poll_ready` may bring something."""
-        return any(each.has_pending for each in self._prerequisites)
+        return any(prerequisite.has_pending for prerequisite in self._prerequisites)
 
     def admit(self, request: Request) -> bool:
         """Whether a new request has to wait for nothing. Raises as `AdmissionGate.admit`."""
@@ -90,12 +90,12 @@ class RequestAdmission:
 
         `idle`: whether there is nothing else to do; then it waits a little for the first.
         """
-        for at, each in enumerate(self._prerequisites):
-            if not each.has_pending:
+        for index, prerequisite in enumerate(self._prerequisites):
+            if not prerequisite.has_pending:
                 continue
-            for request, error in each.poll_ready(_WAIT_S if idle() else 0.0):
+            for request, error in prerequisite.poll_ready(_WAIT_S if idle() else 0.0):
                 try:
-                    if error is not None or _pass_gates(request, self._prerequisites[at + 1 :]):
+                    if error is not None or _pass_gates(request, self._prerequisites[index + 1 :]):
                         yield request, error
                 except QuireError as refusal:
                     _reject(request)
@@ -103,7 +103,7 @@ class RequestAdmission:
 
 
 def _pass_gates(request: Request, prerequisites: Sequence[AdmissionGate]) -> bool:
-    return all(each.admit(request) for each in prerequisites)
+    return all(prerequisite.admit(request) for prerequisite in prerequisites)
 
 
 def _reject(request: Request) -> None:

@@ -47,7 +47,7 @@ class RequestSpans:
             attributes=_request_attributes(request.message, self._model)
             | _result_attributes(request, now),
         )
-        if any(each.finish_reason == "error" for each in request.sequences):
+        if any(sequence.finish_reason == "error" for sequence in request.sequences):
             span.set_status(StatusCode.ERROR)
         span.end(int(now * _NS))
 
@@ -67,7 +67,7 @@ def make_request_spans(config: EngineConfig) -> RequestSpans | None:
 def _request_attributes(message: EngineRequest, model: str) -> dict[str, Any]:
     """What the request wanted."""
     params = message.sampling
-    found = {
+    attributes = {
         "gen_ai.operation.name": "text_completion" if message.pooling is None else "embeddings",
         "gen_ai.provider.name": "quire",
         "gen_ai.request.id": message.request_id,
@@ -75,8 +75,8 @@ def _request_attributes(message: EngineRequest, model: str) -> dict[str, Any]:
         "gen_ai.response.model": model,
     }
     if message.pooling is not None:
-        return found
-    return found | {
+        return attributes
+    return attributes | {
         "gen_ai.request.n": params.n,
         "gen_ai.request.temperature": params.temperature,
         "gen_ai.request.top_p": params.top_p,
@@ -91,14 +91,14 @@ def _result_attributes(request: Request, now: float) -> dict[str, Any]:
     flight = first.timeline
     prompt = first.num_prompt_tokens
     output = sum(sequence.num_output_tokens for sequence in sequences)
-    found = {
+    attributes = {
         "gen_ai.usage.input_tokens": prompt,
         "gen_ai.usage.output_tokens": output,
         "gen_ai.usage.prompt_tokens": prompt,
         "gen_ai.usage.completion_tokens": output,
         "gen_ai.usage.num_sequences": len(sequences),
         "gen_ai.usage.cache_read.input_tokens": first.num_cached_tokens,
-        "gen_ai.response.finish_reasons": [each.finish_reason or "" for each in sequences],
+        "gen_ai.response.finish_reasons": [row.finish_reason or "" for row in sequences],
         "gen_ai.latency.e2e": now - request.arrival_time,
         "gen_ai.latency.time_in_queue": flight.queue_time,
         "gen_ai.latency.time_in_model_prefill": flight.prefill_time,
@@ -109,8 +109,8 @@ def _result_attributes(request: Request, now: float) -> dict[str, Any]:
     }
     if first.first_token_at:
         waited = first.first_token_at - request.arrival_time
-        found["gen_ai.latency.time_to_first_token"] = waited
-    return found
+        attributes["gen_ai.latency.time_to_first_token"] = waited
+    return attributes
 
 
 # -- The line of statistics in an engine's log.
@@ -126,13 +126,13 @@ class StatsLogger:
 
     def __init__(self, enabled: bool) -> None:
         self._enabled = enabled
-        self._at = time.time()
+        self._reset_at = time.time()
         self._prompt = self._generated = 0
 
     def log_if_due(self, snapshot: Callable[[], EngineStats]) -> None:
         """Log if the interval is over and anything ran in it."""
         now = time.time()
-        if not self._enabled or now - self._at < INTERVAL_S:
+        if not self._enabled or now - self._reset_at < INTERVAL_S:
             return
         stats = snapshot()
         idle = not (stats.num_requests_running or stats.num_requests_waiting)
@@ -150,8 +150,8 @@ class StatsLogger:
         """Prompt tokens and new tokens since the last time, and the seconds."""
         prompt = stats.prompt_tokens_total - self._prompt
         generated = stats.generation_tokens_total - self._generated
-        seconds = max(now - self._at, 1e-3)
-        self._at, self._prompt = now, stats.prompt_tokens_total
+        seconds = max(now - self._reset_at, 1e-3)
+        self._reset_at, self._prompt = now, stats.prompt_tokens_total
         self._generated = stats.generation_tokens_total
         return prompt, generated, seconds
 
@@ -178,18 +178,18 @@ class RateMeter:
     """Averages over stretches of `INTERVAL_S`: what is told is that of the last whole one."""
 
     def __init__(self, now: float | None = None) -> None:
-        self._at = time.monotonic() if now is None else now
+        self._reset_at = time.monotonic() if now is None else now
         self._prompt = self._generated = 0
         self._rates = (0.0, 0.0)
 
     def last_rates(self, stats: EngineStats, now: float | None = None) -> EngineStats:
         """The same figures with the averages."""
         now = time.monotonic() if now is None else now
-        if (seconds := now - self._at) >= INTERVAL_S:
+        if (seconds := now - self._reset_at) >= INTERVAL_S:
             prompt = stats.prompt_tokens_total - self._prompt
             generated = stats.generation_tokens_total - self._generated
             self._rates = (prompt / seconds, generated / seconds)
-            self._at, self._prompt = now, stats.prompt_tokens_total
+            self._reset_at, self._prompt = now, stats.prompt_tokens_total
             self._generated = stats.generation_tokens_total
         prompt_rate, generation_rate = self._rates
         return msgspec.structs.replace(
@@ -264,9 +264,9 @@ class EngineStatsCollector:
             return  # a prompt's last token alone is counted when it has its first output
         for sequence, count in zip(scheduled, plan.num_scheduled, strict=True):
             if not is_decode(count):
-                self.note_prompt(sequence, count)
+                self.record_prompt(sequence, count)
 
-    def note_prompt(self, sequence: Sequence, count: int) -> None:
+    def record_prompt(self, sequence: Sequence, count: int) -> None:
         """Count tokens of a sequence's prompt, at most those that were not counted yet."""
         new = min(count, sequence.num_prompt_tokens - sequence.num_prompt_counted)
         sequence.num_prompt_counted += new
@@ -292,7 +292,7 @@ class EngineStatsCollector:
         """Count the output tokens of a step's deltas."""
         self.stats.generation_tokens_total += sum([len(delta.token_ids) for delta in deltas])
 
-    def note_step(self, started: float, plan: StepPlan | None) -> None:
+    def record_step(self, started: float, plan: StepPlan | None) -> None:
         """Count a step that began at `started` (of `time.perf_counter`); None: nothing to do."""
         if plan is not None:
             self.stats.steps_total += 1

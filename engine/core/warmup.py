@@ -68,39 +68,42 @@ def measure_draft_costs(core: EngineCore) -> None:
     """Time steps of several widths and a draft model's or head's draws, where there are drafts, and
     leave no trace of what ran.
     """
-    room = min(core.facts.max_model_len, core.scheduler.capacity_tokens)
-    prompt = min(PROMPT_TOKENS, room - 1)
+    max_tokens = min(core.facts.max_model_len, core.scheduler.capacity_tokens)
+    prompt = min(PROMPT_TOKENS, max_tokens - 1)
     if core.drafter is None or prompt < 1:
         return
-    _time_model(core, core.drafter, prompt, room)
-    _time_widths(core, core.drafter, prompt, room)
+    _time_model(core, core.drafter, prompt, max_tokens)
+    _time_widths(core, core.drafter, prompt, max_tokens)
     core.drafter.start_over()
     core.reset_prefix_cache()
     core.scheduler.kv.quotas.drop_idle()
     core.reset_stats()
 
 
-def _time_model(core: EngineCore, drafter: Drafter, prompt: int, room: int) -> None:
+def _time_model(core: EngineCore, drafter: Drafter, prompt: int, max_tokens: int) -> None:
     """Drafts of a model, if it has any: else one that was slow at first might never be tried."""
-    if drafter.model is None or room - prompt < 2:
+    if drafter.model is None or max_tokens - prompt < 2:
         return
     drafter.timing = True
     for _ in range(2):
         drafter.costs.clear()
         drafter.model.costs.clear()
-        run_warmup_request(core, prompt, room - prompt, max_steps=1 + _DRAFTED_STEPS)
+        run_warmup_request(core, prompt, max_tokens - prompt, max_steps=1 + _DRAFTED_STEPS)
     drafter.timing = False
 
 
-def _time_widths(core: EngineCore, drafter: Drafter, prompt: int, room: int) -> None:
+def _time_widths(core: EngineCore, drafter: Drafter, prompt: int, max_tokens: int) -> None:
     """Steps of several widths, each of so many rows."""
     began = time.perf_counter()
-    most = min(core.config.max_num_seqs, core.capacity.token_budget, _WIDEST)
-    output, held = min(_TIMED_STEPS + 1, room - prompt), core.scheduler.kv.pool.num_blocks
+    max_width = min(core.config.max_num_seqs, core.capacity.token_budget, _WIDEST)
+    output, num_blocks = (
+        min(_TIMED_STEPS + 1, max_tokens - prompt),
+        core.scheduler.kv.pool.num_blocks,
+    )
     blocks = core.scheduler.kv.max_blocks_per_sequence(prompt + output, prompt)
     for _ in range(_TIMED_ROUNDS):  # a machine that was slow for one of them is no measure
         width = 1
-        while output > 1 and width <= most and width * blocks <= held:
+        while output > 1 and width <= max_width and width * blocks <= num_blocks:
             run_warmup_request(core, prompt, output, outputs=width)
             width *= 2
             if time.perf_counter() - began > WIDTH_TIMEOUT_S:
@@ -131,17 +134,17 @@ _REACH = 2048
 
 def warm_up(core: EngineCore) -> None:
     """Run requests through the engine and leave no trace of them."""
-    room = min(core.facts.max_model_len, core.scheduler.capacity_tokens)
-    prompt = min(PROMPT_TOKENS, room - 1)
+    max_tokens = min(core.facts.max_model_len, core.scheduler.capacity_tokens)
+    prompt = min(PROMPT_TOKENS, max_tokens - 1)
     if prompt < 1:
         return
-    output = min(_OUTPUT_TOKENS, room - prompt)
+    output = min(_OUTPUT_TOKENS, max_tokens - prompt)
     for temperature in (0.0, 1.0):
         run_warmup_request(core, prompt, output, temperature)
     if _sets_share(core):
-        seconds = _seconds_per_token(core, room - 1)
+        seconds = _seconds_per_token(core, max_tokens - 1)
         core.scheduler.limits.share = PrefillLimits(1, SATURATION_DECODES, _MIN_STEP_TOKENS)
-        per_read = _seconds_per_context_token(core, room - 1, seconds)
+        per_read = _seconds_per_context_token(core, max_tokens - 1, seconds)
         core.prefill_pace = PrefillPace(
             core.scheduler.limits, seconds, MAX_PREFILL_SECONDS, per_read
         )
@@ -154,14 +157,14 @@ def warm_up(core: EngineCore) -> None:
 
 def _sets_share(core: EngineCore) -> bool:
     """Whether prompts beside decodes are bounded by time."""
-    told = core.config.prefill_tokens_beside_decodes is not None
-    return not told and core.executor.measures_prefill_pace and core.facts.pooling is None
+    is_set = core.config.prefill_tokens_beside_decodes is not None
+    return not is_set and core.executor.measures_prefill_pace and core.facts.pooling is None
 
 
-def _seconds_per_token(core: EngineCore, room: int) -> float:
+def _seconds_per_token(core: EngineCore, max_tokens: int) -> float:
     """What a prompt token takes in a step of its own; the best of some runs."""
     best, began = 1.0, time.perf_counter()
-    for tokens in (min(tokens, room, core.capacity.token_budget) for tokens in _TIMED_TOKENS):
+    for tokens in (min(tokens, max_tokens, core.capacity.token_budget) for tokens in _TIMED_TOKENS):
         for _ in range(_TIMES):
             best = min(best, _prompt_seconds(core, tokens) / tokens)
             if time.perf_counter() - began > TIMING_TIMEOUT_S:
@@ -169,9 +172,9 @@ def _seconds_per_token(core: EngineCore, room: int) -> float:
     return best
 
 
-def _seconds_per_context_token(core: EngineCore, room: int, per_token: float) -> float:
+def _seconds_per_context_token(core: EngineCore, max_tokens: int, per_token: float) -> float:
     """What each token before it adds to the time that a prompt's token takes."""
-    tokens, short = min(_LONG_PROMPT, room, core.capacity.token_budget), max(_TIMED_TOKENS)
+    tokens, short = min(_LONG_PROMPT, max_tokens, core.capacity.token_budget), max(_TIMED_TOKENS)
     if tokens < 2 * short or tokens * per_token > _LONG_PROMPT_S:
         return per_token / _REACH
     best = min(_prompt_seconds(core, tokens) for _ in range(_TIMES)) / tokens

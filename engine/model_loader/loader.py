@@ -194,8 +194,8 @@ def resolve_folder(config: EngineConfig) -> Path:
         raise ConfigError("model must name a folder or a hub id.", param="model")
     folder = Path(config.model).expanduser()
     if file := find_gguf(folder):
-        wanted = config.tokenizer is None and not config.skip_tokenizer_init
-        return gguf_folder(file, with_tokenizer=wanted)
+        needs_tokenizer = config.tokenizer is None and not config.skip_tokenizer_init
+        return gguf_folder(file, with_tokenizer=needs_tokenizer)
     if folder.is_dir():
         return folder.resolve()
     if folder.suffix == SUFFIX:

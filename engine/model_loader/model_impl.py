@@ -95,9 +95,9 @@ def _name(form: CheckpointFormat | None, folder: Path) -> str:
 
 def _read_quantization_config(folder: Path, raw: dict[str, Any], asked: str | None) -> Any:
     """What config.json says, or a file beside it."""
-    told = quantization_config_of(raw)
-    if told:
-        return told
+    quantization = quantization_config_of(raw)
+    if quantization:
+        return quantization
     path = folder / MODELOPT_FILE
     if path.is_file():
         return quantization_of(parse_object(read_text(path), path), str(path))
@@ -388,9 +388,9 @@ def _bridged(order: BuildRequest, outside: Any = None) -> LoadedImpl:
     return LoadedImpl(model, model.spec, dtype, max_model_len)
 
 
-def resolve_dtype(wanted: str, checkpoint: str) -> torch.dtype:
+def resolve_dtype(requested: str, checkpoint: str) -> torch.dtype:
     """In which dtype weights are kept. `auto`: the checkpoint's."""
-    name = checkpoint.removeprefix("torch.") if wanted == "auto" else wanted
+    name = checkpoint.removeprefix("torch.") if requested == "auto" else requested
     dtype = _DTYPES.get(name)
     if dtype is None:
         raise ModelLoadError(f"config.json: dtype {checkpoint!r} isn't supported.", param="dtype")

@@ -26,7 +26,7 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".tensors", ".index.json")
 #: Of one file, in bytes; a layer more at most.
 _FILE_BYTES = 2 << 30
 #: Values that are rounded at once.
-_PIECE_VALUES = 1 << 20
+_CHUNK_VALUES = 1 << 20
 #: Integers of 4 bits.
 _IN_A_WORD = 8
 
@@ -123,25 +123,26 @@ class _Files:
         names = [f"model-{n + 1:05}-of-{count:05}.safetensors" for n in range(count)]
         for number, name in enumerate(names):
             (self._folder / f"part-{number}").rename(self._folder / name)
-        found = zip(names, self._files, strict=True)
-        index = {tensor: name for name, tensors in found for tensor in tensors}
-        made = {"metadata": {"total_size": self._total}, "weight_map": index}
-        (self._folder / INDEX_NAME).write_text(json.dumps(made), encoding="utf-8")
+        pairs = zip(names, self._files, strict=True)
+        index = {tensor: name for name, tensors in pairs for tensor in tensors}
+        content = {"metadata": {"total_size": self._total}, "weight_map": index}
+        (self._folder / INDEX_NAME).write_text(json.dumps(content), encoding="utf-8")
         return [self._folder / name for name in names]
 
 
 def _quantized_names(weights: WeightReader, spec: DecoderSpec, quantization: str) -> set[str]:
     """The weights that are linear layers with whole groups, as the checkpoint names them."""
-    known = {f"{name}.weight" for name in _linear_names(describe(spec), spec)}
-    bare = {name.removeprefix(spec.names.optional_prefix) for name in known}
+    linear_names = {f"{name}.weight" for name in _linear_names(describe(spec), spec)}
+    bare = {name.removeprefix(spec.names.optional_prefix) for name in linear_names}
     return {
         name
         for name in weights.names()
-        if name in known | bare and _is_whole(weights.stored_shape(name)[-1], quantization)
+        if name in linear_names | bare
+        and _has_full_groups(weights.stored_shape(name)[-1], quantization)
     }
 
 
-def _is_whole(width: int, quantization: str) -> bool:
+def _has_full_groups(width: int, quantization: str) -> bool:
     """Whether rows of so many values have whole groups."""
     if quantization == "int8":
         return kernel_group_size(width, width) is not None
@@ -155,18 +156,18 @@ def _linear_names(model: ModelDescription, spec: DecoderSpec) -> Iterator[str]:
                 yield from (part.name for part in linear.parts)
         experts = layer.mlp
         if isinstance(experts, MoeBlock) and experts.moe.layout == "split":
-            at = f"{experts.layer}{experts.moe.experts}"
+            prefix = f"{experts.layer}{experts.moe.experts}"
             for number in range(experts.moe.num_experts):
-                yield from (f"{at}{number}.{name}" for name in experts.moe.expert_names)
+                yield from (f"{prefix}{number}.{name}" for name in experts.moe.expert_names)
 
 
 def _per_channel(module: str, weight: Tensor) -> dict[str, Tensor]:
     """What compressed-tensors keeps of a weight [N, K] in 8 bits with a scale a row."""
     values = torch.empty(weight.shape, dtype=torch.int8)
     scales = torch.empty((len(weight), 1), dtype=torch.float16)
-    for at in _row_slices(weight):
-        found = quantize(weight[at], "int8", weight.shape[1])
-        values[at], scales[at] = found[0], found[1].half()
+    for rows in _row_slices(weight):
+        quantized = quantize(weight[rows], "int8", weight.shape[1])
+        values[rows], scales[rows] = quantized[0], quantized[1].half()
     return {f"{module}.weight": values, f"{module}.weight_scale": scales}
 
 
@@ -176,12 +177,14 @@ def _by_groups(module: str, weight: Tensor) -> dict[str, Tensor]:
     rows, columns = weight.shape
     words = torch.empty((rows, columns // _IN_A_WORD), dtype=torch.int32)
     scales = torch.empty((rows, columns // group), dtype=torch.float16)
-    for at in _row_slices(weight):
-        values, found = quantize(weight[at], "int4", group)
+    for row_slice in _row_slices(weight):
+        values, group_scales = quantize(weight[row_slice], "int4", group)
         grouped = values.long().view(len(values), -1, _IN_A_WORD)
         shifted = grouped << (torch.arange(_IN_A_WORD) * BITS["int4"])
-        words[at] = shifted.sum(-1).to(torch.int32)  # the last one's high bit becomes the sign
-        scales[at] = found.half()
+        words[row_slice] = shifted.sum(-1).to(
+            torch.int32
+        )  # the last one's high bit becomes the sign
+        scales[row_slice] = group_scales.half()
     return {
         f"{module}.weight_packed": words,
         f"{module}.weight_scale": scales,
@@ -191,20 +194,24 @@ def _by_groups(module: str, weight: Tensor) -> dict[str, Tensor]:
 
 def _row_slices(weight: Tensor) -> Iterator[slice]:
     """Rows that are rounded together."""
-    step = max(1, _PIECE_VALUES // weight.shape[1])
+    step = max(1, _CHUNK_VALUES // weight.shape[1])
     for start in range(0, len(weight), step):
         yield slice(start, start + step)
 
 
 def _config(quantization: str, ignored: list[str]) -> dict[str, Any]:
-    whole: dict[str, Any] = {"num_bits": BITS[quantization], "type": "int", "symmetric": True}
+    weight_config: dict[str, Any] = {
+        "num_bits": BITS[quantization],
+        "type": "int",
+        "symmetric": True,
+    }
     inputs = None
     if quantization == "int8":
-        weights = {**whole, "strategy": "channel", "dynamic": False}
-        inputs = {**whole, "strategy": "token", "dynamic": True}
+        weights = {**weight_config, "strategy": "channel", "dynamic": False}
+        inputs = {**weight_config, "strategy": "token", "dynamic": True}
     else:
         group = group_size_for(quantization, None)
-        weights = {**whole, "strategy": "group", "group_size": group, "dynamic": False}
+        weights = {**weight_config, "strategy": "group", "group_size": group, "dynamic": False}
     return {
         "quant_method": "compressed-tensors",
         "format": "int-quantized" if quantization == "int8" else "pack-quantized",

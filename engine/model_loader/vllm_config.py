@@ -52,10 +52,10 @@ class ModelConfig:
         from transformers import CONFIG_MAPPING, PreTrainedConfig
 
         raw = apply_overrides(read_config(self._loaded.folder), self._config)
-        known = raw.get("model_type") in CONFIG_MAPPING
-        kind = CONFIG_MAPPING[raw["model_type"]] if known else PreTrainedConfig
-        found: PreTrainedConfig = kind.from_dict(raw)
-        return found
+        is_known_type = raw.get("model_type") in CONFIG_MAPPING
+        kind = CONFIG_MAPPING[raw["model_type"]] if is_known_type else PreTrainedConfig
+        config: PreTrainedConfig = kind.from_dict(raw)
+        return config
 
     @property
     def hf_text_config(self) -> PreTrainedConfig:

@@ -44,9 +44,9 @@ class ClassifierHeadFactory:
         self.head = make(_RecordingWeights(weights, tensors))
         self.shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
-    def with_tensors(self, given: Mapping[str, Tensor]) -> Transform:
+    def with_tensors(self, tensors: Mapping[str, Tensor]) -> Transform:
         """The head with these in the place of its own, or biases that it has none of."""
-        return self._make(_InMemoryWeights({**self.tensors, **given}))
+        return self._make(_InMemoryWeights({**self.tensors, **tensors}))
 
 
 class _RecordingWeights:
@@ -111,7 +111,7 @@ class Dense:
 
 #: A head's layers before the last one: (name, activation). A leading "." stands for the prefix of
 #: the encoder's own weights.
-_BEFORE = {
+_DENSE_LAYERS = {
     "Bert": [(".pooler.dense", "tanh")],
     "NomicBert": [(".pooler.dense", "tanh")],
     "Electra": [("classifier.dense", "gelu")],
@@ -156,10 +156,10 @@ class HeadReader:
         if self._kind == "TokenClassification":
             name = "classifier" if "classifier.weight" in self._weights else "score"
             return self._dense(name, self._labels)
-        if "score.weight" in self._weights or self._family not in _BEFORE:
+        if "score.weight" in self._weights or self._family not in _DENSE_LAYERS:
             return self._dense("score", self._labels)
         layers: list[Transform] = [
-            self._dense(name, self._width, act) for name, act in _BEFORE[self._family]
+            self._dense(name, self._width, act) for name, act in _DENSE_LAYERS[self._family]
         ]
         layers.append(self._dense(_LAST.get(self._family, "classifier"), self._labels))
         return chain(*layers)
@@ -227,10 +227,10 @@ def token_head(
 
 
 def _id(token: str, tokenizer: Tokenizer) -> int:
-    found = tokenizer.piece_to_id(token)
-    if found is None:
+    token_id = tokenizer.piece_to_id(token)
+    if token_id is None:
         raise ModelLoadError(
             f"classifier_from_token: the vocabulary has no {token!r}.",
             param="classifier_from_token",
         )
-    return found
+    return token_id

@@ -57,7 +57,9 @@ def pooled_spec(settings: PoolingModelConfig, raw: Config) -> DecoderSpec | Enco
     if name not in known_architectures():
         stem = next((name.removesuffix(end) for end in _ENDINGS if name.endswith(end)), name)
         causal = (f"{stem}ForCausalLM", f"{stem}LMHeadModel")
-        name = next((found for found in causal if found in known_architectures()), "")
+        name = next(
+            (architecture for architecture in causal if architecture in known_architectures()), ""
+        )
     if not name:
         raise ModelLoadError(
             f"{settings.architecture} isn't supported for pooling: that is done by Quire's own "
@@ -152,8 +154,8 @@ def head_maker(
     """
     prefix = ""
     if isinstance(spec, EncoderSpec):
-        whole = f"{spec.names.prefix}{spec.names.embedding}.weight"
-        prefix = spec.names.prefix if whole in weights else ""
+        embedding = f"{spec.names.prefix}{spec.names.embedding}.weight"
+        prefix = spec.names.prefix if embedding in weights else ""
 
     def read(from_weights: Weights) -> Transform:
         return HeadReader(

@@ -81,22 +81,22 @@ def read_pooling_config(
     """
     architecture = str((raw.get("architectures") or [""])[0])
     files = read_sentence_files(folder)
-    own = _default_convert(architecture, files)
+    convert_type = _default_convert(architecture, files)
     asked = config.runner == "pooling" or config.convert in ("embed", "classify")
-    if config.runner == "generate" or (own is None and not asked):
+    if config.runner == "generate" or (convert_type is None and not asked):
         _check_generates(architecture, config)
         return None
-    convert = config.convert if config.convert in ("embed", "classify") else own or "embed"
+    convert = config.convert if config.convert in ("embed", "classify") else convert_type or "embed"
     _refuse_bidirectional(raw)
     try:
         if convert == "classify":
-            found = _classifier(architecture, raw)
+            classifier_config = _classifier(architecture, raw)
         else:
-            found = _embedder(architecture, raw, files)
+            classifier_config = _embedder(architecture, raw, files)
     except (TypeError, ValueError, AttributeError) as error:
         reason = f"config.json of {architecture} has a value of the wrong type: {error}."
         raise ModelLoadError(reason, param="model") from error
-    return _with_pooler_config(found, config.pooler_config)
+    return _with_pooler_config(classifier_config, config.pooler_config)
 
 
 def _check_generates(architecture: str, config: EngineConfig) -> None:
@@ -173,12 +173,14 @@ def _head_tokens(raw: dict[str, Any]) -> tuple[tuple[str, ...], bool]:
     tokens = raw.get("classifier_from_token")
     if tokens is None:
         return (), False
-    known = isinstance(tokens, list) and tokens and all(isinstance(t, str) for t in tokens)
+    is_list_of_names = (
+        isinstance(tokens, list) and tokens and all(isinstance(t, str) for t in tokens)
+    )
     default = "from_2_way_softmax" if raw.get("is_original_qwen3_reranker") else ""
     method = raw.get("method") or default or "no_post_processing"
     two_way = method == "from_2_way_softmax"
     if (
-        not known
+        not is_list_of_names
         or method not in ("from_2_way_softmax", "no_post_processing")
         or (two_way and len(tokens) != 2)
     ):
@@ -194,16 +196,16 @@ def _labels(raw: dict[str, Any]) -> tuple[str, ...]:
     names = raw.get("id2label")
     if isinstance(names, dict) and names:
         try:
-            by_id = {int(place): str(name) for place, name in names.items()}
+            by_id = {int(index): str(name) for index, name in names.items()}
         except ValueError as error:
             raise ModelLoadError(f"config.json: id2label: {error}.", param="id2label") from error
         if sorted(by_id) != list(range(len(by_id))):
             raise ModelLoadError(
                 "config.json: id2label must name all ids from 0 on.", param="id2label"
             )
-        return tuple(by_id[place] for place in range(len(by_id)))
+        return tuple(by_id[index] for index in range(len(by_id)))
     count = int(raw.get("num_labels") or 2)
-    return tuple(f"LABEL_{place}" for place in range(count))
+    return tuple(f"LABEL_{index}" for index in range(count))
 
 
 def _activation(raw: dict[str, Any], num_labels: int) -> str:
@@ -213,12 +215,12 @@ def _activation(raw: dict[str, Any], num_labels: int) -> str:
     )
     if named is not None:
         kind = str(named).rsplit(".", 1)[-1]
-        known = {"Sigmoid": "sigmoid", "Identity": "", "Softmax": "softmax"}
-        if kind not in known:
+        functions = {"Sigmoid": "sigmoid", "Identity": "", "Softmax": "softmax"}
+        if kind not in functions:
             raise ModelLoadError(
                 f"config.json: the activation {named!r} isn't supported.", param="activation_fn"
             )
-        return known[kind]
+        return functions[kind]
     problem = raw.get("problem_type")
     if problem == "regression":
         return ""
@@ -228,17 +230,17 @@ def _activation(raw: dict[str, Any], num_labels: int) -> str:
 
 
 def _with_pooler_config(
-    settings: PoolingModelConfig, given: dict[str, Any] | None
+    settings: PoolingModelConfig, overrides: dict[str, Any] | None
 ) -> PoolingModelConfig:
     """The settings with what the operator's `pooler_config` changes."""
-    for key in given or {}:
+    for key in overrides or {}:
         if key not in _POOLER_KEYS:
             raise ConfigError(
                 f"pooler_config: {key!r} isn't one of {', '.join(_POOLER_KEYS)}.",
                 param="pooler_config",
             )
-    given = given or {}
-    pooling_type = given.get("pooling_type", settings.pooling_type)
+    overrides = overrides or {}
+    pooling_type = overrides.get("pooling_type", settings.pooling_type)
     if not isinstance(pooling_type, str) or pooling_type.upper() not in POOLING_TYPES:
         raise ConfigError(
             f"pooler_config: pooling_type must be one of {', '.join(POOLING_TYPES)}; "
@@ -246,7 +248,7 @@ def _with_pooler_config(
             param="pooler_config",
         )
     settings = replace(settings, pooling_type=pooling_type.upper())
-    use = given.get("use_activation", given.get("normalize"))
+    use = overrides.get("use_activation", overrides.get("normalize"))
     if use is not None and not isinstance(use, bool):
         raise ConfigError("pooler_config: use_activation must be a boolean.", param="pooler_config")
     if use is False:
@@ -254,7 +256,7 @@ def _with_pooler_config(
     elif use and not settings.activation:
         default = _activation({}, len(settings.labels)) if settings.labels else "normalize"
         settings = replace(settings, activation=default)
-    return replace(settings, dimensions=_dimensions(settings, given.get("dimensions")))
+    return replace(settings, dimensions=_dimensions(settings, overrides.get("dimensions")))
 
 
 def _dimensions(settings: PoolingModelConfig, value: Any) -> int | None:

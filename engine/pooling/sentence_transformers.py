@@ -64,11 +64,11 @@ def read_sentence_files(folder: Path) -> SentenceFiles:
     pooling_type, normalize, dense = "", False, []
     for module in _modules(path):
         kind = str(module.get("type", "")).rsplit(".", 1)[-1]
-        place = _inside(folder, str(module.get("path", "")), path)
+        module_folder = _inside(folder, str(module.get("path", "")), path)
         if kind == "Pooling":
-            pooling_type = _pooling_type(place / "config.json")
+            pooling_type = _pooling_type(module_folder / "config.json")
         elif kind == "Dense":
-            dense.append(_dense(place))
+            dense.append(_dense(module_folder))
         elif kind == "Normalize":
             normalize = True
         elif kind not in ("Transformer", "Dropout"):
@@ -116,10 +116,10 @@ def _positive(value: Any, folder: Path) -> int | None:
 
 def _inside(folder: Path, name: str, named_by: Path) -> Path:
     """A module's folder, which must lie in the model's."""
-    place = (folder / name).resolve()
-    if place != folder.resolve() and folder.resolve() not in place.parents:
+    resolved = (folder / name).resolve()
+    if resolved != folder.resolve() and folder.resolve() not in resolved.parents:
         raise ModelLoadError(f"{named_by} names a folder outside: {name!r}.", param="model")
-    return place
+    return resolved
 
 
 def _pooling_type(path: Path) -> str:
@@ -128,17 +128,17 @@ def _pooling_type(path: Path) -> str:
     chosen = {
         flag for flag, on in config.items() if flag.startswith("pooling_mode_") and on is True
     }
-    found = {_POOLING_FLAGS.get(flag, flag) for flag in chosen}
+    types = {_POOLING_FLAGS.get(flag, flag) for flag in chosen}
     if named is not None:
         names = named if isinstance(named, list) else [named]
-        found = {_POOLING_NAMES.get(str(name), str(name)) for name in names}
-    if len(found) != 1 or not found <= set(_POOLING_FLAGS.values()):
+        types = {_POOLING_NAMES.get(str(name), str(name)) for name in names}
+    if len(types) != 1 or not types <= set(_POOLING_FLAGS.values()):
         raise ModelLoadError(
-            f"{path}: the pooling {', '.join(sorted(found)) or '(none)'} isn't supported; "
+            f"{path}: the pooling {', '.join(sorted(types)) or '(none)'} isn't supported; "
             "known: cls, lasttoken, mean.",
             param="model",
         )
-    return found.pop()
+    return types.pop()
 
 
 def _dense(folder: Path) -> DenseModule:

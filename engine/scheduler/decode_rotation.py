@@ -17,7 +17,7 @@ from itertools import zip_longest
 from engine.kv_cache import TenantQuota
 from engine.kv_cache.tenant_quotas import TenantQuotas
 from engine.scheduler.plan import is_decode
-from engine.scheduler.prefill_budget import LEAST_OF_A_START, PrefillBudget, StepLimits
+from engine.scheduler.prefill_budget import MIN_START_TOKENS, PrefillBudget, StepLimits
 from engine.scheduler.request import Sequence
 from engine.scheduler.request_queue import RequestQueue
 from engine.scheduler.running_queue import RunningQueue
@@ -110,7 +110,7 @@ class DecodeRotation:
             min_tokens = min(share.min_prompt_tokens(demand.rows), max_tokens)
         else:
             return PrefillBudget(max_tokens), None
-        budget = PrefillBudget(num_tokens, min_tokens, LEAST_OF_A_START, share.context_cost_tokens)
+        budget = PrefillBudget(num_tokens, min_tokens, MIN_START_TOKENS, share.context_cost_tokens)
         return budget, short_step
 
     def _plan_short_step(self, demand: StepDemand, max_prompt_tokens: int) -> ShortStep | None:
@@ -210,8 +210,8 @@ class DecodeRotation:
             rows = rows_by_tenant.get(sequence.request.message.tenant)
             if rows is None or sequence.request.priority < 0:
                 continue
-            num_known = len(sequence.token_ids) + sequence.num_placeholders
-            if is_decode(num_known - sequence.num_computed_tokens):
+            num_tokens = len(sequence.token_ids) + sequence.num_placeholders
+            if is_decode(num_tokens - sequence.num_computed_tokens):
                 rows.append(sequence)
         skipped = [
             self._skip_rows(name, rows, math.ceil(len(rows) * step.decode_fraction))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 #: The least that a prompt which starts beside decodes counts as: of one that hits the cache few
 #: tokens are left to compute, but they read all of it, and the worker gets all of its tokens.
-LEAST_OF_A_START = 8
+MIN_START_TOKENS = 8
 #: Waiting prompt tokens are computed in about as many steps, if `max_prompt_tokens` allows it.
 _STEPS_FOR_ALL = 32
 #: Number of decodes that `PrefillLimits.min_step_tokens` is meant for; it grows with more.
@@ -111,7 +111,7 @@ class PrefillLoad:
     """Work for a step's prompts.
 
     Attributes:
-        tokens: of prompts; a prompt that starts counts as at least `LEAST_OF_A_START`.
+        tokens: of prompts; a prompt that starts counts as at least `MIN_START_TOKENS`.
         context_reads: sum over them of the tokens before each, which attention reads.
     """
 
@@ -174,13 +174,13 @@ class PrefillBudget:
         num_charged = max(count, self.min_tokens_per_start) if starts else count
         self.remaining -= sign * self._cost(num_charged, context)
         self.min_tokens -= sign * num_charged
-        num_loaded = max(count, LEAST_OF_A_START) if starts else count
+        num_loaded = max(count, MIN_START_TOKENS) if starts else count
         self.load.add(sign * num_loaded, context)
 
 
 #: Minimum number of a step's prompt tokens for its time to be measured; and the least share: fewer
 #: would waste the weights that a step reads anyway.
-LEAST_TOKENS = 32
+MIN_BUDGET_TOKENS = 32
 #: The weight of a new step in the averages.
 _NEW = 0.1
 #: A step counts as at most so many times slower or faster than the average.
@@ -220,13 +220,13 @@ class PrefillPace:
 
     def update(self, load: PrefillLoad, num_decodes: int, seconds: float) -> None:
         """Take a step's time into account."""
-        if load.tokens + num_decodes >= LEAST_TOKENS:
+        if load.tokens + num_decodes >= MIN_BUDGET_TOKENS:
             expected = (load.tokens + num_decodes) * self.seconds_per_step_token
             self.seconds_per_step_token *= _step(seconds / expected, 1.0)
         if not load.tokens:
             previous = self._decode_seconds or seconds
             self._decode_seconds = previous * _step(seconds / previous, 1.0)
-        elif load.tokens >= LEAST_TOKENS:
+        elif load.tokens >= MIN_BUDGET_TOKENS:
             decode_seconds = self._decode_seconds if num_decodes else 0.0
             self._update_paces(load, max(0.0, seconds - decode_seconds))
         self._set_limits()
@@ -246,10 +246,10 @@ class PrefillPace:
         )
         self._limits.share = replace(
             self._limits.share,
-            max_prompt_tokens=max(LEAST_TOKENS, int(self._max_seconds / per_token)),
+            max_prompt_tokens=max(MIN_BUDGET_TOKENS, int(self._max_seconds / per_token)),
             context_cost_tokens=max(1, round(per_token / self.seconds_per_context_token)),
             target_step_tokens=max(
-                LEAST_TOKENS, int(self._max_seconds / self.seconds_per_step_token)
+                MIN_BUDGET_TOKENS, int(self._max_seconds / self.seconds_per_step_token)
             ),
         )
 

@@ -90,7 +90,7 @@ class RunningQueue:
         step: StepBuilder | None = None,
         *,
         same_tenant_only: bool = False,
-        over_share: bool = False,
+        only_over_share: bool = False,
         keep_oldest: bool = False,
     ) -> Sequence | None:
         """The running sequence to preempt so that a tenant gets blocks; None when there is none.
@@ -105,14 +105,14 @@ class RunningQueue:
             for_tenant: the tenant that needs blocks.
             step: the step that is being planned, if any.
             same_tenant_only: the tenant is at its maximum, so that only its own blocks help.
-            over_share: only other tenants that are over their share give, and the oldest too.
+            only_over_share: only other tenants that are over their share give, and the oldest too.
             keep_oldest: the oldest never gives.
         """
         quotas, running = self._kv.quotas, self.sequences
         victim: Sequence | None = None
         max_excess = 0.0
         seen: set[str] = set()
-        for sequence in reversed(running if over_share and not keep_oldest else running[1:]):
+        for sequence in reversed(running if only_over_share and not keep_oldest else running[1:]):
             priority = sequence.request.priority
             if (
                 victim is not None
@@ -125,13 +125,13 @@ class RunningQueue:
                 continue
             quota = quotas.get(tenant)
             is_same = quota is for_tenant
-            if over_share if is_same else same_tenant_only:
+            if only_over_share if is_same else same_tenant_only:
                 continue
             if step is not None and self._is_read_in_step(step, sequence):
                 continue
             seen.add(tenant)
             excess = quotas.usage_ratio(quota, quota.used)
-            if not is_same and (quota.used <= quota.reserved or (over_share and excess <= 1)):
+            if not is_same and (quota.used <= quota.reserved or (only_over_share and excess <= 1)):
                 continue
             if victim is None or excess > max_excess:
                 victim, max_excess = sequence, excess
@@ -171,7 +171,7 @@ class RunningQueue:
             if num_needed > quota.unused_reserve:
                 continue
             while not kv.can_allocate(head.seq_id, quota, prefix.num_tokens, chunk, prefix):
-                victim = self.choose_victim(quota, over_share=True)
+                victim = self.choose_victim(quota, only_over_share=True)
                 if victim is None:
                     break
                 self.preempt(victim)
@@ -193,7 +193,7 @@ class RunningQueue:
             prefix, chunk = self._first_chunk(head)
             if self._kv.can_allocate(head.seq_id, quota, prefix.num_tokens, chunk, prefix):
                 return True
-            victim = self.choose_victim(quota, step, over_share=True, keep_oldest=True)
+            victim = self.choose_victim(quota, step, only_over_share=True, keep_oldest=True)
             if victim is None or victim.request.priority < head.request.priority:
                 return False
             self.preempt_in_step(step, victim)

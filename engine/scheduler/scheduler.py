@@ -41,7 +41,7 @@ class DraftProposer(Protocol):
         `num_prompt_tokens` besides.
         """
 
-    def note(self, sequence: Sequence, num_drafts: int, num_accepted: int, /) -> None:
+    def record_outcome(self, sequence: Sequence, num_drafts: int, num_accepted: int, /) -> None:
         """Record that the first `num_accepted` of a sequence's drafts were accepted."""
 
 
@@ -480,9 +480,9 @@ class Scheduler:
         tokens.
         """
         sequence = self._isolated_running()
-        has_others = len(self.running) > (sequence is not None)
+        is_shared = len(self.running) > (sequence is not None)
         shared_budget, step.prefill = step.prefill, PrefillBudget(step.budget)
-        if self._ran_isolated and has_others:
+        if self._ran_isolated and is_shared:
             self._ran_isolated = False
         elif sequence is not None:
             self._continue_prompt(step, sequence)
@@ -561,7 +561,7 @@ class Scheduler:
             sequence.timeline.num_accepted_tokens += num_accepted
             self.waiting.charge_rejected_drafts(sequence, num_rejected)
             if self.drafter is not None:
-                self.drafter.note(sequence, len(drafts), num_accepted)
+                self.drafter.record_outcome(sequence, len(drafts), num_accepted)
 
     def finish(self, sequence: Sequence, reason: str, stop_reason: int | None = None) -> None:
         """Remove a sequence in whatever state it is, and free its blocks at once."""

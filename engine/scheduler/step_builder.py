@@ -87,13 +87,13 @@ class StepBuilder:
             budget.consume(count, sequence.num_computed_tokens, starts=starts)
         sequence.num_computed_tokens += count
         sequence.timeline.num_steps += 1
-        num_known = len(sequence.token_ids)
-        if num_known == sequence.num_prompt_tokens and not sequence.num_placeholders:
+        num_tokens = len(sequence.token_ids)
+        if num_tokens == sequence.num_prompt_tokens and not sequence.num_placeholders:
             flight = sequence.timeline
             flight.prefill_chunks += 1
             if flight.prefill_chunks <= MAX_RECORDED_CHUNKS:
                 flight.chunks.append((sequence.age_ms, count))
-        caught_up = sequence.num_computed_tokens == num_known + sequence.num_placeholders
+        caught_up = sequence.num_computed_tokens == num_tokens + sequence.num_placeholders
         plan.num_samples.append(int(caught_up))
         if sequence.allows_lookahead:
             sequence.num_placeholders += caught_up
@@ -136,11 +136,11 @@ class StepBuilder:
         self.plan.new_blocks = [
             entry for entry in self.plan.new_blocks if entry[0] != sequence.seq_id
         ]
-        num_known = len(sequence.token_ids)
-        num_ahead = sequence.num_computed_tokens - num_known + 1
+        num_tokens = len(sequence.token_ids)
+        num_ahead = sequence.num_computed_tokens - num_tokens + 1
         if sequence.allows_lookahead and sequence.num_placeholders == num_ahead > 0:
             sequence.num_placeholders -= 1
-        if num_known == sequence.num_prompt_tokens and not sequence.num_placeholders:
+        if num_tokens == sequence.num_prompt_tokens and not sequence.num_placeholders:
             sequence.timeline.prefill_chunks -= 1
             del sequence.timeline.chunks[sequence.timeline.prefill_chunks :]
         self.budget += count
@@ -176,7 +176,7 @@ class StepBuilder:
                 prompt_logprobs_from=-1 if prompt_logprobs is None else len(prompt_logprobs),
                 adapter=message.adapter_digest,
                 encoder_inputs=request.encoder_inputs
-                + [each for entry in request.media for each in entry.inputs],
+                + [encoder_input for entry in request.media for encoder_input in entry.inputs],
                 logits_processors=request.logits_processors,
                 pooling=message.pooling,
             )

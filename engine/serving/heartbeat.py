@@ -28,7 +28,7 @@ from engine.text.chat_template import read_template
 
 log = logging.getLogger(__name__)
 
-KEPT_S = 30 * 24 * 3600
+RETENTION_S = 30 * 24 * 3600
 
 
 def publish_load_report(
@@ -37,17 +37,17 @@ def publish_load_report(
     """Write the load report by layer; a replica serves even if that fails."""
     layers = [
         LayerInfo(
-            layer=each.layer,
-            format=each.format,
-            level=each.level,
-            nbytes=each.nbytes,
-            error=each.error,
+            layer=layer.layer,
+            format=layer.format,
+            level=layer.level,
+            nbytes=layer.nbytes,
+            error=layer.error,
         )
-        for each in core.facts.load_report
+        for layer in core.facts.load_report
     ]
     key = redis_keys.load_report_key(replica_id, prefix)
     try:
-        client.set(key, msgspec.json.encode(layers), ex=KEPT_S)
+        client.set(key, msgspec.json.encode(layers), ex=RETENTION_S)
     except redis.RedisError as error:
         log.warning("The load report can't be written (%s).", error)
 
@@ -189,7 +189,7 @@ class HeartbeatWriter(threading.Thread):
         self._stopping = threading.Event()
         self._writing = threading.Lock()
         self._script = client.register_script(_BEAT)
-        self._told = ""
+        self._written_state = ""
         self._claimed = False
 
     def run(self) -> None:
@@ -225,7 +225,7 @@ class HeartbeatWriter(threading.Thread):
                 ],
             )
             self._claimed = True
-            if written and heartbeat.state == "ready" != self._told:
+            if written and heartbeat.state == "ready" != self._written_state:
                 # Requests wait for it: gateways needn't look again to know.
                 self._publish_event(replica_id, heartbeat.incarnation, alive=True)
         except redis.RedisError as error:
@@ -235,14 +235,16 @@ class HeartbeatWriter(threading.Thread):
             return False
         if not written:
             raise IncarnationReplaced(replica_id)
-        self._told = heartbeat.state
+        self._written_state = heartbeat.state
         self._tell_watched(written if isinstance(written, bytes) else b"")
         return True
 
     def _publish_event(
-        self, replica_id: str, incarnation: str, *, alive: bool, held: list[str] | None = None
+        self, replica_id: str, incarnation: str, *, alive: bool, in_flight: list[str] | None = None
     ) -> None:
-        news = ReplicaEvent(replica_id=replica_id, incarnation=incarnation, alive=alive, held=held)
+        news = ReplicaEvent(
+            replica_id=replica_id, incarnation=incarnation, alive=alive, held=in_flight
+        )
         self._redis.publish(redis_keys.replica_events_channel(self._prefix), protocol.encode(news))
 
     def stop(
@@ -262,6 +264,8 @@ class HeartbeatWriter(threading.Thread):
                 redis_keys.owner_key(replica_id, self._prefix),
             )
             self._redis.srem(redis_keys.replicas_key(self._prefix), replica_id)
-            self._publish_event(replica_id, self._make().incarnation, alive=False, held=in_flight)
+            self._publish_event(
+                replica_id, self._make().incarnation, alive=False, in_flight=in_flight
+            )
         except redis.RedisError as error:
             log.warning("The heartbeat can't be removed (%s); it will expire.", error)

@@ -83,7 +83,7 @@ class _Epoch:
     def add(self, tenant: str, priority: int, entry: Entry) -> None:
         self.lines.setdefault(tenant, {}).setdefault(priority, deque()).append(entry)
 
-    def take(self) -> Entry:
+    def pop(self) -> Entry:
         """The next tenant's most urgent one, whose turn comes again behind all others'."""
         tenant, line = next(iter(self.lines.items()))
         priority = min(line)
@@ -120,39 +120,39 @@ class TenantInbox:
         self._changed = threading.Condition()
         self._aborts: deque[Entry] = deque()
         self._rounds: deque[_Epoch] = deque([_Epoch()])
-        self._places: dict[str, _QueuedRequest] = {}
+        self._queued_by_id: dict[str, _QueuedRequest] = {}
 
     def put(self, entry: Entry) -> None:
         """Queue a message."""
         message = entry[1]
         with self._changed:
             if isinstance(message, EngineRequest):
-                self._put_request(message, entry)
+                self._queue_request(message, entry)
             elif isinstance(message, AbortRequest):
-                place = self._places.get(message.request_id)
-                if place is None:
+                queued = self._queued_by_id.get(message.request_id)
+                if queued is None:
                     self._aborts.append(entry)
                 else:
-                    place.round.add(place.tenant, place.priority, entry)
+                    queued.round.add(queued.tenant, queued.priority, entry)
             else:
                 self._rounds[-1].end = entry
                 self._rounds.append(_Epoch())
             self._changed.notify()
 
-    def _put_request(self, message: EngineRequest, entry: Entry) -> None:
-        place = self._places.get(message.request_id)
-        if place is None:
-            place = _QueuedRequest(self._rounds[-1], message.tenant, message.priority)
-            self._places[message.request_id] = place
-        place.count += 1
-        place.round.add(place.tenant, place.priority, entry)
+    def _queue_request(self, message: EngineRequest, entry: Entry) -> None:
+        queued = self._queued_by_id.get(message.request_id)
+        if queued is None:
+            queued = _QueuedRequest(self._rounds[-1], message.tenant, message.priority)
+            self._queued_by_id[message.request_id] = queued
+        queued.count += 1
+        queued.round.add(queued.tenant, queued.priority, entry)
 
     def get(self, timeout: float) -> Entry:
         """The next one. Raises `queue.Empty` when none comes within so many seconds."""
         with self._changed:
             if not self._changed.wait_for(self._has_any, timeout):
                 raise queue.Empty
-            return self._take()
+            return self._pop()
 
     def get_nowait(self) -> Entry:
         """Pop the next message. Raises `queue.Empty` if there is none."""
@@ -167,19 +167,19 @@ class TenantInbox:
         first = self._rounds[0]
         return bool(self._aborts or first.lines or first.end)
 
-    def _take(self) -> Entry:
+    def _pop(self) -> Entry:
         if self._aborts:
             return self._aborts.popleft()
         first = self._rounds[0]
         if not first.lines and first.end is not None:
             self._rounds.popleft()
             return first.end
-        entry = first.take()
+        entry = first.pop()
         if isinstance(entry[1], EngineRequest):
-            place = self._places[entry[1].request_id]
-            place.count -= 1
-            if not place.count:
-                del self._places[entry[1].request_id]
+            queued = self._queued_by_id[entry[1].request_id]
+            queued.count -= 1
+            if not queued.count:
+                del self._queued_by_id[entry[1].request_id]
         return entry
 
 
@@ -217,20 +217,20 @@ class InboxReader(threading.Thread):
 
     def run(self) -> None:
         request_short_time_slice()
-        fresh = True
+        is_first = True
         while not self._stopping.is_set():
             try:
                 self._fence.check()
-                if fresh:
+                if is_first:
                     self._join_group()
                     self._discard_pending_entries()
-                    fresh = False
+                    is_first = False
                 self._read()
             except redis.RedisError as error:
                 if "NOGROUP" in str(error):
                     # Redis came back without our stream.
                     log.warning("The inbox's consumer group is gone; making it anew.")
-                    fresh = True
+                    is_first = True
                 elif is_temporary(error):
                     log.warning("The inbox can't be read (%s); trying again.", error)
                     self._stopping.wait(_RETRY_S)
@@ -267,14 +267,14 @@ class InboxReader(threading.Thread):
         return self._consumer.encode()
 
     def _read(self) -> None:
-        found: Any = self._redis.xreadgroup(
+        reply: Any = self._redis.xreadgroup(
             protocol.CONSUMER_GROUP,
             self._consumer,
             {self._stream: ">"},
             count=_COUNT,
             block=_BLOCK_MS,
         )
-        for _, entries in found or []:
+        for _, entries in reply or []:
             for entry_id, fields in entries:
                 self._decode_entries(entry_id, fields)
 

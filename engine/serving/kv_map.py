@@ -107,8 +107,8 @@ class KVMapBuilder:
     def frame(self, scheduler: Scheduler) -> KVMapFrame:
         """What changed since the last one; all that was ever used for those who just came."""
         pool, asked = scheduler.kv.pool, self.asked
-        whole = asked != self._run or pool.changed_block_ids is None
-        if whole:
+        is_full = asked != self._run or pool.changed_block_ids is None
+        if is_full:
             self._run, self._number = asked, 0
             self._cached.clear()
             changed = [b for b in pool.blocks if b.charged_to is not pool.quotas.unowned]
@@ -116,7 +116,7 @@ class KVMapBuilder:
             changed = [pool.blocks[block_id] for block_id in pool.changed_block_ids or ()]
         pool.changed_block_ids = set()
         self._number += 1
-        made = KVMapFrame(
+        frame = KVMapFrame(
             replica_id=self._replica_id,
             incarnation=self._incarnation,
             number=self._number,
@@ -126,12 +126,12 @@ class KVMapBuilder:
             block_size=scheduler.kv.block_size,
             num_free=pool.num_free_blocks,
             num_cached=pool.num_cached,
-            whole=whole,
+            whole=is_full,
             tenants=_tenants(scheduler),
         )
         if changed:
-            self._fill(made, changed, _users(scheduler))
-        return made
+            self._fill(frame, changed, _users(scheduler))
+        return frame
 
     def _fill(
         self, frame: KVMapFrame, changed: list[Block], users: dict[int, list[Sequence]]
@@ -139,10 +139,10 @@ class KVMapBuilder:
         words: dict[str, int] = {}
         for block in changed:
             block_id, mine = block.block_id, users.get(block.block_id, ())
-            before, cached = self._cached.pop(block_id, None), block.block_hash is not None
+            previous, cached = self._cached.pop(block_id, None), block.block_hash is not None
             if block.block_hash is not None:
                 self._cached[block_id] = block.block_hash
-            if before is not None and before != block.block_hash:
+            if previous is not None and previous != block.block_hash:
                 frame.evicted += 1
             if mine:
                 self._adapters[block_id] = adapter_name_of(mine[0].request.message.adapter)
@@ -150,8 +150,10 @@ class KVMapBuilder:
                 self._adapters.pop(block_id, None)
             owner = "" if block.charged_to is None else block.charged_to.name
             # Whose block it is may learn who uses it, if that's its own request.
-            own = [each.request for each in mine if each.request.message.tenant == owner]
-            names = {each.request_id: None for each in own[:MAX_LISTED_USERS]}
+            owner_requests = [
+                sequence.request for sequence in mine if sequence.request.message.tenant == owner
+            ]
+            names = {sequence.request_id: None for sequence in owner_requests[:MAX_LISTED_USERS]}
             frame.blocks.append(
                 KVMapBlock(
                     block_id,

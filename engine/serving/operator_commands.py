@@ -71,13 +71,13 @@ class Pause(PauseMode):
     def end(self) -> list[ControlRequest]:
         """Resume; returns the pauses that were still waiting."""
         self._mode = ""
-        return self._take_waiting()
+        return self._pop_waiting()
 
     def pop_completed(self, core: EngineCore) -> list[ControlRequest]:
         """Pauses that are complete by now: nothing runs."""
-        return [] if core.requests or not self._waiting else self._take_waiting()
+        return [] if core.requests or not self._waiting else self._pop_waiting()
 
-    def _take_waiting(self) -> list[ControlRequest]:
+    def _pop_waiting(self) -> list[ControlRequest]:
         waiting, self._waiting = self._waiting, []
         return waiting
 
@@ -87,12 +87,12 @@ def abort_requests(core: EngineCore, request_ids: list[str]) -> list[TokenDelta]
 
     Returns the final deltas.
     """
-    wanted = set(request_ids)
+    ids = set(request_ids)
     deltas: list[TokenDelta] = []
     for request_id in list(core.requests):
         named = base_request_id(request_id)
         # Of several prompts each is a request of its own, numbered behind the client's id.
-        if not wanted or named in wanted or named.rpartition("-")[0] in wanted:
+        if not ids or named in ids or named.rpartition("-")[0] in ids:
             deltas += core.abort(request_id)
     for delta in deltas:
         delta.stop_reason = ABORTED_BY_OPERATOR

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 _RETRY_S = 0.5
 #: Steps that are written together at most.
-_MOST_STEPS = 256
+_MAX_STEPS = 256
 #: KEYS: the owner, the inbox, what is written of open requests, an outbox a batch.
 #: ARGV: incarnation, the consumer group, the most entries of an outbox, its expiry, how many inbox
 #: entries are done, the batches in the order of their outboxes, these inbox entries, and what is
@@ -108,7 +108,7 @@ class OutboxWriter(threading.Thread):
     def _next(self) -> StepOutput | None:
         """All that waits, as one; None at the end."""
         output = None if self._closing else self._queue.get()
-        for _ in range(_MOST_STEPS):
+        for _ in range(_MAX_STEPS):
             if output is None or self._queue.empty():
                 break
             later = self._queue.get()

@@ -69,7 +69,7 @@ class InFlightRecord:
     @property
     def ids(self) -> list[str]:
         """The requests, unordered."""
-        return self._recorder.held
+        return self._recorder.request_ids
 
     def record_step(self, under_way: list[Sequence], reading: Iterable[Request]) -> None:
         """Record a step: sequences in flight, and requests whose adapter is being loaded."""
@@ -206,7 +206,7 @@ class EngineService:
         self._output = StepOutput()
         self._pause = Pause()
         self._sleep_level = 0
-        self._held = InFlightRecord(SharedStepWriter.inherited(self.incarnation))
+        self._in_flight = InFlightRecord(SharedStepWriter.inherited(self.incarnation))
         self._adapters = AdapterControls()
         self._profiler = ReplicaProfiler()
         self._throughput = RateMeter()
@@ -236,7 +236,7 @@ class EngineService:
         self._heartbeat.write_now()
         log.info("Replica %s serves %s.", self.replica_id, self.config.name)
         status = 0
-        self.core.on_step_start = self._note_step
+        self.core.on_step_start = self._record_step
         try:
             self._serve(self.core, drain_timeout)
         except EngineFault as error:
@@ -246,8 +246,8 @@ class EngineService:
             self._reader.stop()
         self._writer.close(timeout=10.0)
         # What a drain has left is no fault of theirs.
-        held = self._held.ids if status else []
-        self._heartbeat.stop(self.replica_id, remove_key=True, in_flight=held)
+        in_flight = self._in_flight.ids if status else []
+        self._heartbeat.stop(self.replica_id, remove_key=True, in_flight=in_flight)
         self._stat_loggers.close(self.core.snapshot())
         self.core.shutdown()
         log.info("Replica %s has stopped.", self.replica_id)
@@ -301,9 +301,9 @@ class EngineService:
             # Gateways see this incarnation end and go on elsewhere with what they have.
             log.warning("Drained for %.0f s; %d requests left.", drain_timeout, len(core.requests))
 
-    def _note_step(self, under_way: list[Sequence]) -> None:
+    def _record_step(self, under_way: list[Sequence]) -> None:
         reading = self.core.adapters.loading_adapters if self.core else ()
-        self._held.record_step(under_way, reading)
+        self._in_flight.record_step(under_way, reading)
 
     def _handle_messages(self, core: EngineCore, *, wait: bool) -> None:
         """Handle the messages that are there; when idle, wait a little for the first.
@@ -346,7 +346,7 @@ class EngineService:
         self._gateways[request_id] = message.gateway_id
         try:
             self._pause.check_accepts_requests()
-            self._held.record_request(request_id, core.sequences_in_flight)
+            self._in_flight.record_request(request_id, core.sequences_in_flight)
             core.add_request(message, on_done=lambda: self._output.done.append(entry_id))
         except QuireError as error:
             self._queue_deltas(rejection_deltas(message, error))
@@ -485,7 +485,7 @@ class EngineService:
             spare=self.spare,
             adapters=core.adapters.states() if core else [],
             loading=self.loading,
-            held=self._held.ids if time.time() - self.progress_at > _LONG_STEP_S else None,
+            held=self._in_flight.ids if time.time() - self.progress_at > _LONG_STEP_S else None,
         )
 
 

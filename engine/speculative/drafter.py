@@ -374,7 +374,7 @@ class Drafter:
         count = min(self._max_drafts(sequence), model.max_drafts(sequence))
         return count if count > 0 and model.supports(sequence) else 0
 
-    def note(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
+    def record_outcome(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
         """Record a row's verified drafts."""
         self._shadows.remove(sequence.seq_id)
         row = self._row(sequence)

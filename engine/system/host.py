@@ -69,15 +69,15 @@ def available_cgroup_memory() -> int | None:
 
     Never below 0.
     """
-    left = [
-        *(_left(group, "memory.max", "memory.current", "") for group in _groups("")),
+    remaining = [
+        *(_remaining(group, "memory.max", "memory.current", "") for group in _groups("")),
         *(
-            _left(group, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+            _remaining(group, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
             for group in _groups("memory")
         ),
     ]
-    found = [value for value in left if value is not None]
-    return max(0, min(found)) if found else None
+    values = [value for value in remaining if value is not None]
+    return max(0, min(values)) if values else None
 
 
 def cpu_quota() -> float | None:
@@ -90,8 +90,8 @@ def cpu_quota() -> float | None:
     for group in _groups("cpu"):
         quota, period = _read(group / "cpu.cfs_quota_us"), _read(group / "cpu.cfs_period_us")
         quotas.append((_number(quota), _number(period)))
-    found = [quota / period for quota, period in quotas if quota and period]
-    return min(found) if found else None
+    ratios = [quota / period for quota, period in quotas if quota and period]
+    return min(ratios) if ratios else None
 
 
 def num_usable_cpus(count: int) -> int:
@@ -109,20 +109,20 @@ def _groups(controller: str) -> Iterator[Path]:
     In a container what `MEMBERSHIP` says may lie outside of what is mounted: then it's the root.
     """
     mounted = ROOT / controller if controller else ROOT
-    own = mounted
+    group = mounted
     for line in (_read(MEMBERSHIP) or "").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if controller in controllers.split(",") and ".." not in path:
-            own = mounted / path.lstrip("/")
-    while own != mounted:
-        if own.is_dir():
-            yield own
-        own = own.parent
+            group = mounted / path.lstrip("/")
+    while group != mounted:
+        if group.is_dir():
+            yield group
+        group = group.parent
     yield mounted
 
 
-def _left(group: Path, limit_name: str, used_name: str, prefix: str) -> int | None:
+def _remaining(group: Path, limit_name: str, used_name: str, prefix: str) -> int | None:
     if (limit := _number(_read(group / limit_name))) is None:
         return None
     if (used := _number(_read(group / used_name))) is None:
@@ -159,5 +159,5 @@ def available_memory() -> int:
                     free = int(line.split()[1]) * 1024
     except OSError as error:
         log.debug("/proc/meminfo can't be read (%s); counting free pages only", error)
-    left = available_cgroup_memory()
-    return free if left is None else min(free, left)
+    remaining = available_cgroup_memory()
+    return free if remaining is None else min(free, remaining)

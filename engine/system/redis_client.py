@@ -54,8 +54,8 @@ def error_code_of(error: RedisError) -> str | None:
     """
     if word := _REFUSALS.get(type(error)):
         return word
-    found = _REFUSAL.search(str(error)) if isinstance(error, ResponseError) else None
-    return found[1] if found else None
+    match = _REFUSAL.search(str(error)) if isinstance(error, ResponseError) else None
+    return match[1] if match else None
 
 
 def is_temporary(error: RedisError) -> bool:
@@ -68,7 +68,7 @@ def is_temporary(error: RedisError) -> bool:
 #: By what a server says that it is, or was just made, a replica.
 _OF_REPLICAS = frozenset({"READONLY", "MASTERDOWN", "UNBLOCKED"})
 #: One that lasted less isn't left for it: a Redis that stays read-only is asked often.
-_LEFT_AFTER_S = 0.5
+_LEAVE_AFTER_S = 0.5
 
 
 def is_demoted_primary(error: RedisError) -> bool:
@@ -195,7 +195,7 @@ class _RedisProtocol(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._watch: asyncio.TimerHandle | None = None
         self._answered = 0
-        self._made_at, self._left = self._loop.time(), False
+        self._connected_at, self._is_lost = self._loop.time(), False
         self._error: RedisError | None = None
 
     def use(self, writer: asyncio.StreamWriter) -> None:
@@ -213,7 +213,7 @@ class _RedisProtocol(asyncio.Protocol):
             return
         self._transport.write(data)
         if self._watch is None:
-            self._look_again()
+            self._schedule_check()
 
     def close(self) -> None:
         """Close the socket, after what was written."""
@@ -238,7 +238,7 @@ class _RedisProtocol(asyncio.Protocol):
                     future.set_result(reply)
         except (hiredis.ProtocolError, IndexError) as error:
             self._abort(RedisConnectionError(f"Redis sent what is no reply: {error!r}"))
-        if self._left and not pending:
+        if self._is_lost and not pending:
             self.close()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -251,14 +251,14 @@ class _RedisProtocol(asyncio.Protocol):
 
     def _leave(self) -> None:
         """Take no more commands; the link connects anew for the next."""
-        if not self._left and self._loop.time() - self._made_at > _LEFT_AFTER_S:
-            self._left = True
+        if not self._is_lost and self._loop.time() - self._connected_at > _LEAVE_AFTER_S:
+            self._is_lost = True
             self._on_lost(self)
 
-    def _look_again(self) -> None:
-        self._watch = self._loop.call_later(self._timeout_s, self._look, self._answered)
+    def _schedule_check(self) -> None:
+        self._watch = self._loop.call_later(self._timeout_s, self._check_replies, self._answered)
 
-    def _look(self, answered: int) -> None:
+    def _check_replies(self, answered: int) -> None:
         """Between one and two `timeout_s` without any reply, while some are owed: give up."""
         self._watch = None
         if not self.pending:
@@ -266,7 +266,7 @@ class _RedisProtocol(asyncio.Protocol):
         if self._answered == answered:
             self._abort(RedisTimeoutError(f"Redis did not answer within {self._timeout_s:g} s."))
             return
-        self._look_again()
+        self._schedule_check()
 
     def _stop_watching(self) -> None:
         if self._watch is not None:
@@ -324,20 +324,20 @@ _DRIVER = DriverInfo()
 class _FailoverConnection:
     """Connects anew after the server was made a replica: the address may follow the primary."""
 
-    _left_behind = False
+    _is_demoted = False
 
     def read_response(self, *args: Any, **options: Any) -> Any:
         """Raises what the connection's own does."""
         try:
             return super().read_response(*args, **options)  # type: ignore[misc]
         except ResponseError as error:
-            self._left_behind |= is_demoted_primary(error)
+            self._is_demoted |= is_demoted_primary(error)
             raise
 
     def send_packed_command(self, *args: Any, **options: Any) -> None:
         """Raises what the connection's own does."""
-        if self._left_behind:
-            self._left_behind = False
+        if self._is_demoted:
+            self._is_demoted = False
             self.disconnect()  # type: ignore[attr-defined]
         super().send_packed_command(*args, **options)  # type: ignore[misc]
 
@@ -345,20 +345,20 @@ class _FailoverConnection:
 class _AsyncFollowing:
     """The same for an event loop."""
 
-    _left_behind = False
+    _is_demoted = False
 
     async def read_response(self, *args: Any, **options: Any) -> Any:
         """Raises what the connection's own does."""
         try:
             return await super().read_response(*args, **options)  # type: ignore[misc]
         except ResponseError as error:
-            self._left_behind |= is_demoted_primary(error)
+            self._is_demoted |= is_demoted_primary(error)
             raise
 
     async def send_packed_command(self, *args: Any, **options: Any) -> None:
         """Raises what the connection's own does."""
-        if self._left_behind:
-            self._left_behind = False
+        if self._is_demoted:
+            self._is_demoted = False
             await self.disconnect(nowait=True)  # type: ignore[attr-defined]
         await super().send_packed_command(*args, **options)  # type: ignore[misc]
 

@@ -14,26 +14,25 @@ from typing import NamedTuple, Self
 
 #: The number of the file that a replica inherits.
 VARIABLE = "QUIRE_STEP_RECORD"
-#: Bytes of one list of ids; one that is longer is not known.
-ROOM = 1 << 18
+#: Maximum bytes of a list of ids; a longer one is recorded as unknown.
+MAX_IDS_BYTES = 1 << 18
 _HEAD, _LENGTH = 64, 4
 _UNKNOWN = 2 ** (8 * _LENGTH) - 1
-_SIZE = _HEAD + 2 * (_LENGTH + ROOM)
+_SIZE = _HEAD + 2 * (_LENGTH + MAX_IDS_BYTES)
 
 
 class LastStep(NamedTuple):
-    """What a dead replica was at.
+    """The last step of a dead replica.
 
-    `held`: ids of the requests of its steps under way, or of one that it was taking in; None: it's
-    not known.
+    `request_ids`: requests of its running steps, or the one that it was admitting; None: unknown.
     """
 
     incarnation: str
-    held: list[str] | None
+    request_ids: list[str] | None
 
 
 class SharedStepRecord:
-    """A supervisor's side: memory for one replica process, to be read once that is dead."""
+    """A supervisor's side: memory shared with a replica process, read after its death."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -56,65 +55,65 @@ class SharedStepRecord:
         return {VARIABLE: str(self.fd)}
 
     def read(self) -> LastStep | None:
-        """What was written last; None: nothing was."""
+        """The last record, or None."""
         head = os.pread(self.fd, _HEAD, 0)
-        at = head[0]
-        if not at:
+        slot = head[0]
+        if not slot:
             return None
-        start = _place(at)
+        start = _slot_offset(slot)
         length = int.from_bytes(os.pread(self.fd, _LENGTH, start), "little")
-        held = None
+        request_ids = None
         if length != _UNKNOWN:
             text = os.pread(self.fd, length, start + _LENGTH).decode()
-            held = text.split("\n") if text else []
-        return LastStep(head[1:].rstrip(b"\0").decode(), held)
+            request_ids = text.split("\n") if text else []
+        return LastStep(head[1:].rstrip(b"\0").decode(), request_ids)
 
     def close(self) -> None:
-        """Let the memory go."""
+        """Release the memory."""
         os.close(self.fd)
 
 
 class SharedStepWriter:
     """A replica's side.
 
-    Two places take turns, and one byte says which of them counts: a list that the process died
-    over is never read.
+    It writes to two slots in turn, and one byte names the valid one: a list is never read half
+    written.
 
     Attributes:
-        held: the ids that were written last.
+        request_ids: the ids that were written last.
     """
 
     def __init__(self, incarnation: str, fd: int | None) -> None:
-        """`fd`: the file that a supervisor reads; None: nobody does."""
-        self.held: list[str] = []
+        """`fd`: the shared memory; None without a supervisor."""
+        self.request_ids: list[str] = []
         self._memory = None if fd is None else mmap.mmap(fd, _SIZE)
         if self._memory is not None:
-            told = incarnation.encode()[: _HEAD - 1]
-            self._memory[1 : 1 + len(told)] = told
+            name = incarnation.encode()[: _HEAD - 1]
+            self._memory[1 : 1 + len(name)] = name
             self.write([])
 
     @classmethod
     def inherited(cls, incarnation: str, environment: Mapping[str, str] = os.environ) -> Self:
-        """For what a supervisor has left, if one has."""
+        """Write to the memory that a supervisor has passed on, if any."""
         number = environment.get(VARIABLE)
         return cls(incarnation, None if number is None else int(number))
 
-    def write(self, held: Sequence[str]) -> None:
-        """From here on the process is at these requests."""
-        self.held = list(held)
+    def write(self, request_ids: Sequence[str]) -> None:
+        """Record the requests that the process works on from now on."""
+        self.request_ids = list(request_ids)
         memory = self._memory
         if memory is None:
             return
-        at = 2 if memory[0] == 1 else 1
-        start = _place(at)
-        text = "\n".join(held).encode()
-        length = len(text) if len(text) <= ROOM else _UNKNOWN
+        slot = 2 if memory[0] == 1 else 1
+        start = _slot_offset(slot)
+        text = "\n".join(request_ids).encode()
+        length = len(text) if len(text) <= MAX_IDS_BYTES else _UNKNOWN
         memory[start : start + _LENGTH] = length.to_bytes(_LENGTH, "little")
         if length != _UNKNOWN:
             memory[start + _LENGTH : start + _LENGTH + length] = text
-        memory[0] = at
+        memory[0] = slot
 
 
-def _place(at: int) -> int:
-    """Where place 1 or 2 begins."""
-    return _HEAD + (at - 1) * (_LENGTH + ROOM)
+def _slot_offset(slot: int) -> int:
+    """Offset of slot 1 or 2."""
+    return _HEAD + (slot - 1) * (_LENGTH + MAX_IDS_BYTES)

@@ -39,8 +39,8 @@ def window_of(mask: MaskFunction, length: int) -> int:
         if not 0 <= query < length:
             continue
         keys = torch.arange(length)
-        wanted = (keys <= query) & (keys > query - window)
-        if not torch.equal(_row(mask, query, length), wanted):
+        expected = (keys <= query) & (keys > query - window)
+        if not torch.equal(_row(mask, query, length), expected):
             raise ValueError("its attention mask is neither causal nor a sliding window")
     return 0 if window == length else window
 
@@ -93,7 +93,9 @@ class StateCache(DynamicCache):
     @property
     def linear_layers(self) -> Iterator[tuple[int, Any]]:
         """(index, layer) of those that keep a state."""
-        return ((at, layer) for at, layer in enumerate(self.layers) if isinstance(layer, _LINEAR))
+        return (
+            (index, layer) for index, layer in enumerate(self.layers) if isinstance(layer, _LINEAR)
+        )
 
     @property
     def num_elements(self) -> int:
@@ -103,14 +105,14 @@ class StateCache(DynamicCache):
 
 def unknown_layers(cache: StateCache) -> set[str]:
     """Kinds of layers that keep something which the bridge doesn't know."""
-    known = (*_STATELESS, *_LINEAR)
-    return {type(layer).__name__ for layer in cache.layers if type(layer) not in known}
+    supported = (*_STATELESS, *_LINEAR)
+    return {type(layer).__name__ for layer in cache.layers if type(layer) not in supported}
 
 
 def gather(parts: list[StateCache], batch: StateCache) -> StateCache:
     """`batch`, a new cache, with the states of `parts` as its rows."""
-    for at, layer in batch.linear_layers:
-        rows: list[Any] = [part.layers[at] for part in parts]
+    for index, layer in batch.linear_layers:
+        rows: list[Any] = [part.layers[index] for part in parts]
         layer.device, layer.dtype = rows[0].device, rows[0].dtype
         for name in ("conv_kernel_size", "has_previous_state"):
             setattr(layer, name, dict(getattr(rows[0], name)))
@@ -123,12 +125,12 @@ def gather(parts: list[StateCache], batch: StateCache) -> StateCache:
 
 def scatter(batch: StateCache, parts: list[StateCache]) -> None:
     """Give each of `parts` its row of the batch's states."""
-    for at, layer in batch.linear_layers:
+    for layer_index, layer in batch.linear_layers:
         for name in ("conv_states", "recurrent_states"):
             for index, tensor in getattr(layer, name).items():
                 if tensor is not None:
                     for row, part in enumerate(parts):
-                        getattr(part.layers[at], name)[index] = tensor[row : row + 1]
+                        getattr(part.layers[layer_index], name)[index] = tensor[row : row + 1]
 
 
 def _join(rows: list[Any], name: str, index: int) -> Tensor | None:
@@ -184,12 +186,12 @@ _thread = threading.local()
 @contextmanager
 def use_handler(run: AttentionHandler) -> Iterator[None]:
     """Attention calls of this thread go to `run` meanwhile."""
-    before = getattr(_thread, "run", None)
+    previous = getattr(_thread, "run", None)
     _thread.run = run
     try:
         yield
     finally:
-        _thread.run = before
+        _thread.run = previous
 
 
 def _run() -> AttentionHandler:
@@ -284,9 +286,9 @@ class PagedAttentionHandler:
         batch, heads, tokens, size = call.query.shape
         options = call.options
         ops = self._ops
-        kept = _kept(caches[0], ops)
+        cache_dtype = _cache_dtype(caches[0], ops)
         parts = (call.query, call.key, call.value)
-        q, k, v = (_by_token(part, layer.size).to(kept) for part in parts)
+        q, k, v = (_by_token(part, layer.size).to(cache_dtype) for part in parts)
         ops.rope_and_cache(q, k, v, context.positions, None, *caches, context.slot_mapping)
         sinks = options.get("s_aux")
         out = ops.paged_attention(
@@ -316,7 +318,7 @@ class PagedAttentionHandler:
             )
 
 
-def _kept(cache: Tensor, ops: KernelSet) -> torch.dtype:
+def _cache_dtype(cache: Tensor, ops: KernelSet) -> torch.dtype:
     """In which dtype attention is given its inputs: the activations' for a cache of this dtype."""
     return ops.activation_dtype(cache.dtype if cache.dtype.itemsize > 1 else torch.bfloat16)
 

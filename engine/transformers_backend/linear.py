@@ -35,21 +35,21 @@ class Unpacked(Tensor):
         """Without any memory of its own."""
         shape = (layer.out_features, layer.in_features)
         device = getattr(layer, "device", torch.device("cpu"))
-        made: Unpacked = Tensor._make_wrapper_subclass(
+        tensor: Unpacked = Tensor._make_wrapper_subclass(
             cls, shape, dtype=torch.float32, device=device
         )
-        made.layer = layer
-        return made
+        tensor.layer = layer
+        return tensor
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """The function over the unpacked weight."""
-        args, kwargs = tree_map_only(cls, cls._whole, (args, kwargs or {}))
+        args, kwargs = tree_map_only(cls, cls._full_weight, (args, kwargs or {}))
         return function(*args, **kwargs)
 
-    def _whole(self) -> Tensor:
+    def _full_weight(self) -> Tensor:
         return self.layer.rows(torch.arange(self.layer.out_features, device=self.device))
 
 
@@ -104,25 +104,25 @@ class Table(nn.Module):
 def pack(model: nn.Module, ops: KernelSet, scheme: QuantScheme) -> int:
     """Pack a model's linear layers, one at a time; bytes that a pass over one token reads."""
     output, words = (_table(model, f"get_{side}_embeddings") for side in ("output", "input"))
-    linears, tables = _places(model, nn.Linear), _places(model, nn.Embedding)
+    linears, tables = _owners_by_module(model, nn.Linear), _owners_by_module(model, nn.Embedding)
     layers: dict[int, LinearLayer] = {}
-    for child, places in linears:
+    for child, owners in linears:
         weight, bias = child.weight.detach(), child.bias
         bias = None if bias is None else bias.detach().float()
         kind = scheme.embeddings if child is output else scheme.layers
-        kind = None if places[0][1] in _ROUTERS else kind
+        kind = None if owners[0][1] in _ROUTERS else kind
         stack = LinearPacker([DenseSource(weight)])
         layer = layers[weight.data_ptr()] = stack.pack(ops, bias, weight.dtype, kind)
-        _replace(places, PackedModule(layer, bias))
+        _replace(owners, PackedModule(layer, bias))
         if all(child.weight is not table.weight for table, _ in tables):
             child.weight = None
-    for table, places in tables:
+    for table, owners in tables:
         weight = table.weight.detach()
         tied = layers.get(weight.data_ptr())
         if tied is None and table is words and scheme.embeddings is not None:
             stack = LinearPacker([DenseSource(weight)])
             tied = stack.pack(ops, None, weight.dtype, scheme.embeddings)
-        _replace(places, Table(weight, tied))
+        _replace(owners, Table(weight, tied))
     return sum(layer.nbytes for layer in layers.values()) + _to_float32(model)
 
 
@@ -132,19 +132,21 @@ def _table(model: nn.Module, getter: str) -> nn.Module | None:
     return get() if get is not None else None
 
 
-def _places(model: nn.Module, kind: type) -> list[tuple[Any, list[tuple[nn.Module, str]]]]:
+def _owners_by_module(
+    model: nn.Module, kind: type
+) -> list[tuple[Any, list[tuple[nn.Module, str]]]]:
     """Each module of exactly this type, and where it hangs: layers may share one."""
-    found: dict[int, tuple[Any, list[tuple[nn.Module, str]]]] = {}
+    by_id: dict[int, tuple[Any, list[tuple[nn.Module, str]]]] = {}
     for parent in model.modules():
         # Not named_children: it leaves out a module's second name.
         for name, child in parent._modules.items():
             if type(child) is kind:
-                found.setdefault(id(child), (child, []))[1].append((parent, name))
-    return list(found.values())
+                by_id.setdefault(id(child), (child, []))[1].append((parent, name))
+    return list(by_id.values())
 
 
-def _replace(places: list[tuple[nn.Module, str]], module: nn.Module) -> None:
-    for parent, name in places:
+def _replace(owners: list[tuple[nn.Module, str]], module: nn.Module) -> None:
+    for parent, name in owners:
         setattr(parent, name, module)
 
 
@@ -165,21 +167,21 @@ def move(model: nn.Module, ops: KernelSet) -> None:
     (`ReferenceLinear`). Between layers activations stay float32, as on a CPU; linear layers compute
     in the dtype that suits their weights.
     """
-    made: dict[int, LinearLayer] = {}
+    moved: dict[int, LinearLayer] = {}
 
-    def there(layer: LinearLayer) -> LinearLayer:
+    def to_layer(layer: LinearLayer) -> LinearLayer:
         if not isinstance(layer, ReferenceLinear):
             raise TypeError(f"{type(layer).__name__} can't be moved to {ops.device}")
-        if id(layer) not in made:
-            made[id(layer)] = ops.PackedLinear(layer.weight, layer.bias)
-        return made[id(layer)]
+        if id(layer) not in moved:
+            moved[id(layer)] = ops.PackedLinear(layer.weight, layer.bias)
+        return moved[id(layer)]
 
     for module in model.modules():
         if isinstance(module, PackedModule):
             module.inputs = ops.activation_dtype(module.layer.weight.dtype)  # type: ignore[attr-defined]
-            module.layer = there(module.layer)
+            module.layer = to_layer(module.layer)
         elif isinstance(module, Table) and module._layer is not None:
-            module._layer = there(module._layer)
+            module._layer = to_layer(module._layer)
         for name, value in list(vars(module).items()):
             if isinstance(value, Tensor):  # neither a parameter nor a buffer
                 setattr(module, name, value.to(ops.device))

@@ -116,9 +116,9 @@ class Source:
 
     def _check(self) -> None:
         """Refuse what has no causal language model."""
-        known = type(self.config) in AutoModelForCausalLM._model_mapping
+        has_auto_class = type(self.config) in AutoModelForCausalLM._model_mapping
         remote = "AutoModelForCausalLM" in (getattr(self.config, "auto_map", None) or {})
-        if not known and not (remote and self.trust):
+        if not has_auto_class and not (remote and self.trust):
             raise ModelLoadError(
                 f"The architecture {self._name} isn't supported: transformers "
                 f"{transformers.__version__} has no causal language model of that type.",
@@ -168,7 +168,7 @@ class Source:
                 if self._form is not None:
                     maker, folder = self._class(), ""
                     options["state_dict"] = plain_tensors(self.folder, self._form, dtype)
-                model, found = maker.from_pretrained(
+                model, info = maker.from_pretrained(
                     folder or None,
                     config=self.config,
                     trust_remote_code=self.trust,
@@ -181,9 +181,9 @@ class Source:
                 raise ModelLoadError(
                     f"{self.folder}: transformers can't load it: {error}", param="model"
                 ) from error
-        self._check_read(found)
-        made: nn.Module = model.eval()
-        return made
+        self._check_read(info)
+        loaded: nn.Module = model.eval()
+        return loaded
 
     def _class(self) -> Any:
         """The model's own class, which takes tensors instead of a folder."""
@@ -203,16 +203,16 @@ class Source:
         model: nn.Module = make(self.config, **options)
         return model.eval()
 
-    def _check_read(self, found: dict[str, Any]) -> None:
+    def _check_read(self, info: dict[str, Any]) -> None:
         """A tensor that the checkpoint lacks would be random."""
         for kind in ("missing_keys", "mismatched_keys"):
-            if found.get(kind):
-                some = ", ".join(sorted(str(key) for key in found[kind])[:5])
+            if info.get(kind):
+                some = ", ".join(sorted(str(key) for key in info[kind])[:5])
                 raise ModelLoadError(
                     f"{self.folder}: the checkpoint's {kind.replace('_', ' ')}: {some}.",
                     param="model",
                 )
-        if unread := sorted(found.get("unexpected_keys") or ()):
+        if unread := sorted(info.get("unexpected_keys") or ()):
             log.warning("%d tensors of the checkpoint weren't used: %s", len(unread), unread[:5])
 
 
@@ -231,11 +231,11 @@ def _decoded(value: Any) -> Any:
 
 def _rope(config: PreTrainedConfig) -> RopeSpec | None:
     """The scaling that stretches the context, where it's one that we know."""
-    found = getattr(config, "rope_parameters", None)
-    if not isinstance(found, dict) or not isinstance(found.get("rope_type"), str):
+    rope = getattr(config, "rope_parameters", None)
+    if not isinstance(rope, dict) or not isinstance(rope.get("rope_type"), str):
         return None
     try:
-        return rope_spec({**config.to_dict(), "rope_parameters": found}, 2)
+        return rope_spec({**config.to_dict(), "rope_parameters": rope}, 2)
     except ModelLoadError:
         return None
 

@@ -36,8 +36,8 @@ class ConvLayer(LinearLayer):
 
     def rows(self, ids: Tensor) -> Tensor:
         """See `LinearLayer.rows`."""
-        found: Tensor = self._module.weight[:, ids].T.float()
-        return found
+        weights: Tensor = self._module.weight[:, ids].T.float()
+        return weights
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class LoraForwardState:
     Attributes:
         shape: sequences and tokens of each.
         adapters: of its tokens, in order.
-        kept: how many tokens the output layer is given; None: all of them.
+        num_logits_rows: tokens whose rows the output layer gets; None: all.
         heads: the adapters of those.
         watching: modules are looked at, not adapted: see `strange`.
         strange: those that were given other rows than a pass has.
@@ -56,7 +56,7 @@ class LoraForwardState:
 
     shape: tuple[int, int] = (0, 0)
     adapters: StepAdapters = NO_ADAPTERS
-    kept: int | None = None
+    num_logits_rows: int | None = None
     heads: StepAdapters = NO_ADAPTERS
     watching: bool = True
     strange: set[str] = field(default_factory=set)
@@ -65,26 +65,26 @@ class LoraForwardState:
     def begin(self, shape: tuple[int, int], adapters: StepAdapters, rows: Tensor | None) -> None:
         """A pass begins. `rows`: of its tokens, those that the output layer is given."""
         self.shape, self.adapters = shape, adapters
-        self.kept = None if rows is None else len(rows)
+        self.num_logits_rows = None if rows is None else len(rows)
         self.heads = adapters if rows is None else adapters.for_rows(rows)
 
     def end(self) -> None:
         """It's over."""
-        self.shape, self.kept = (0, 0), None
+        self.shape, self.num_logits_rows = (0, 0), None
         self.adapters = self.heads = NO_ADAPTERS
 
-    def note(self, name: str, shape: tuple[int, ...], *, output: bool) -> None:
-        """A module was given rows of this shape."""
+    def observe(self, name: str, shape: tuple[int, ...], *, output: bool) -> None:
+        """Observe a module's input of this shape."""
         if not self.shape[1]:
             return
         self.seen.add(name)
         sequences, tokens = self.shape
-        if output and self.kept is not None:
-            tokens = self.kept
+        if output and self.num_logits_rows is not None:
+            tokens = self.num_logits_rows
         # Dimensions of 1 don't change whose row is whose.
-        given = tuple(size for size in shape if size != 1)
+        output_shape = tuple(size for size in shape if size != 1)
         rows = tuple(size for size in (sequences, tokens) if size != 1)
-        if given not in (rows, (sequences * tokens,)):
+        if output_shape not in (rows, (sequences * tokens,)):
             self.strange.add(name)
 
 
@@ -121,8 +121,8 @@ class LoraModules:
                 if module.bias is not None:
                     self.biased.add(name)
                 self.output = name if module is output else self.output
-                behind = _LinearHook(self, name, output=module is output)
-                self._hooks[name] = module.register_forward_hook(behind)
+                output_hook = _LinearHook(self, name, output=module is output)
+                self._hooks[name] = module.register_forward_hook(output_hook)
             elif isinstance(module, Table) and module is words:
                 self.embedding = name, module
                 hook = _EmbeddingHook(self, name)
@@ -175,13 +175,13 @@ class _LinearHook:
     def __init__(self, modules: LoraModules, name: str, *, output: bool) -> None:
         self._modules, self._name, self._output = modules, name, output
 
-    def __call__(self, module: nn.Module, given: tuple[Tensor, ...], y: Tensor) -> Tensor | None:
+    def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...], y: Tensor) -> Tensor | None:
         """`y` with what the pass's rows get; None: it stays."""
-        step, x = self._modules.step, given[0]
+        step, x = self._modules.step, inputs[0]
         if step.watching:
-            step.note(self._name, tuple(x.shape[:-1]), output=self._output)
+            step.observe(self._name, tuple(x.shape[:-1]), output=self._output)
             return None
-        chosen = self._output and step.kept == x.shape[:-1].numel()
+        chosen = self._output and step.num_logits_rows == x.shape[:-1].numel()
         adapters = step.heads if chosen else step.adapters
         if not adapters:
             return None
@@ -192,11 +192,11 @@ class _LinearHook:
         if not (uses or heads):
             return None
         rows = y.reshape(-1, y.shape[-1]).float().contiguous()
-        taken = x.reshape(-1, x.shape[-1]).float().contiguous()
+        flat_rows = x.reshape(-1, x.shape[-1]).float().contiguous()
         if uses:
-            self._modules.add(rows, taken, uses)
+            self._modules.add(rows, flat_rows, uses)
         if heads:
-            self._modules.change_logits(rows, taken, adapters)
+            self._modules.change_logits(rows, flat_rows, adapters)
         return rows.view(y.shape)
 
 
@@ -206,11 +206,11 @@ class _EmbeddingHook:
     def __init__(self, modules: LoraModules, name: str) -> None:
         self._modules, self._name = modules, name
 
-    def __call__(self, module: nn.Module, given: tuple[Tensor, ...], y: Tensor) -> Tensor | None:
+    def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...], y: Tensor) -> Tensor | None:
         """`y` with what the pass's tokens get; None: it stays."""
-        step, ids = self._modules.step, given[0]
+        step, ids = self._modules.step, inputs[0]
         if step.watching:
-            step.note(self._name, tuple(ids.shape), output=False)
+            step.observe(self._name, tuple(ids.shape), output=False)
             return None
         if not step.adapters:
             return None

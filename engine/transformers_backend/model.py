@@ -73,8 +73,8 @@ def select_sequences(
             adapters=group.adapters.for_rows(rows),
         )
 
-    first, *others = (part(group) for group in context.groups)
-    return dataclasses.replace(first, other_groups=tuple(others))
+    first, *rest = (part(group) for group in context.groups)
+    return dataclasses.replace(first, other_groups=tuple(rest))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,8 +174,8 @@ class TransformersModel:
         """Make each layer's caches; those of one layer slot share theirs, see `KVCacheConfig`."""
         layout = layout or single_group_config(len(self.layers))
         slots: dict[int, tuple[Tensor, Tensor]] = {}
-        places = zip(layout.group_by_layer(), layout.slot_by_layer(), strict=True)
-        for layer, (group, slot) in zip(self.layers, places, strict=True):
+        groups_and_slots = zip(layout.group_by_layer(), layout.slot_by_layer(), strict=True)
+        for layer, (group, slot) in zip(self.layers, groups_and_slots, strict=True):
             if slot not in slots:
                 shape = (num_blocks, layer.num_kv_heads, block_size, layer.size)
                 slots[slot] = (
@@ -287,10 +287,10 @@ class TransformersModel:
         starts = host.query_start_loc.tolist()
         first = host.positions[host.query_start_loc[:-1].long()].tolist()
         counts = [end - start for start, end in pairwise(starts)]
-        wanted = host.logits_rows
-        if wanted is None:
-            wanted = torch.arange(len(token_ids))
-        out = torch.empty(len(wanted), self.spec.vocab_size, device=token_ids.device)
+        logits_rows = host.logits_rows
+        if logits_rows is None:
+            logits_rows = torch.arange(len(token_ids))
+        out = torch.empty(len(logits_rows), self.spec.vocab_size, device=token_ids.device)
         if host.sequence_rows is None:
             raise RuntimeError("the step doesn't say whose sequences these are")
         owners: list[int] = host.sequence_rows.tolist()
@@ -299,12 +299,14 @@ class TransformersModel:
         for sequences in ([decoding] if decoding else []) + passes:
             caches = [self._state(owners[s], first[s]) for s in sequences]
             begin = [starts[s] for s in sequences]
-            for at, count in self._strides(first[sequences[0]], counts[sequences[0]]):
-                steps = [start + at for start in begin]
+            for stride_start, count in self._strides(first[sequences[0]], counts[sequences[0]]):
+                steps = [start + stride_start for start in begin]
                 rows = token_rows(steps, [count] * len(steps))
-                logits = self._step(token_ids, context, sequences, steps, count, caches, wanted)
-                places, _ = _matches(wanted, rows)
-                out[places.to(out.device)] = logits
+                logits = self._step(
+                    token_ids, context, sequences, steps, count, caches, logits_rows
+                )
+                indexes, _ = _matches(logits_rows, rows)
+                out[indexes.to(out.device)] = logits
                 for cache in caches:
                     cache.num_tokens += count
             for s, cache in zip(sequences, caches, strict=True):
@@ -322,9 +324,11 @@ class TransformersModel:
         if position == 0:
             return self.new_cache()
         cache = self._states.pop(owner, None)
-        held = 0 if cache is None else cache.num_tokens
-        if cache is None or held != position:
-            raise RuntimeError(f"the state of {held} tokens can't go on at position {position}")
+        num_tokens = 0 if cache is None else cache.num_tokens
+        if cache is None or num_tokens != position:
+            raise RuntimeError(
+                f"the state of {num_tokens} tokens can't go on at position {position}"
+            )
         return cache
 
     def _step(
@@ -335,12 +339,12 @@ class TransformersModel:
         starts: list[int],
         count: int,
         caches: list[StateCache],
-        wanted: Tensor,
+        logits_rows: Tensor,
     ) -> Tensor:
         """Logits of those wanted among `count` tokens of each of these sequences."""
         part = select_sequences(context, sequences, starts, [count] * len(starts))
         rows = token_rows(starts, [count] * len(starts))
-        local = _matches(wanted, rows)[1].to(token_ids.device)
+        local = _matches(logits_rows, rows)[1].to(token_ids.device)
         ids = token_ids[rows.to(token_ids.device)].view(len(sequences), count)
         cache = caches[0] if len(caches) == 1 else gather(caches, self.new_cache())
         if len(sequences) > 1:
@@ -352,8 +356,8 @@ class TransformersModel:
         return self._pass(ids, part, keep, cache)[0, : len(local)]
 
 
-def _matches(wanted: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+def _matches(logits_rows: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     """(places in `wanted`, places in `rows`, which ascends) of the rows that are in both."""
-    at = torch.searchsorted(rows, wanted).clamp(max=len(rows) - 1)
-    places = torch.nonzero(rows[at] == wanted).flatten()
-    return places, at[places]
+    indexes = torch.searchsorted(rows, logits_rows).clamp(max=len(rows) - 1)
+    matching = torch.nonzero(rows[indexes] == logits_rows).flatten()
+    return matching, indexes[matching]

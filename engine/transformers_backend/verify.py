@@ -78,10 +78,10 @@ class AttentionProbe:
         None is 1, which a mask is that became bool.
         """
         try:
-            found: int | str = window_of(arguments["mask_function"], self._max_model_len)
+            window: int | str = window_of(arguments["mask_function"], self._max_model_len)
         except ValueError as error:
-            found = str(error)
-        self._masks.append(found)
+            window = str(error)
+        self._masks.append(window)
         shape = (1, 1, arguments["q_length"], arguments["kv_length"])
         return torch.full(shape, float(_FIRST + _APART * (len(self._masks) - 1)))
 
@@ -93,14 +93,14 @@ class AttentionProbe:
             if not (getattr(call.module, "is_causal", True) if causal is None else causal):
                 raise UnsupportedAttention("its attention isn't causal")
             return 0
-        place, rest = divmod(float(mask.flatten()[0]) - _FIRST, _APART)
-        known = not rest and 0 <= place < len(self._masks)
-        if not known or not bool((mask == mask.flatten()[0]).all()):
+        index, rest = divmod(float(mask.flatten()[0]) - _FIRST, _APART)
+        is_registered = not rest and 0 <= index < len(self._masks)
+        if not is_registered or not bool((mask == mask.flatten()[0]).all()):
             raise UnsupportedAttention("it makes attention masks of its own")
-        found = self._masks[int(place)]
-        if isinstance(found, str):
-            raise UnsupportedAttention(found)
-        return found
+        window = self._masks[int(index)]
+        if isinstance(window, str):
+            raise UnsupportedAttention(window)
+        return window
 
 
 _BLOCK = 4
@@ -116,17 +116,17 @@ def verify_parity(bridged: TransformersModel) -> None:
     vocab = bridged.spec.vocab_size
     generator = torch.Generator().manual_seed(0)
     texts = [torch.randint(0, vocab, (length,), generator=generator) for length in _LENGTHS]
-    own = [_reference_logits(bridged, text) for text in texts]
-    if not all(bool(torch.isfinite(logits).all()) for logits in own):
+    ours = [_reference_logits(bridged, text) for text in texts]
+    if not all(bool(torch.isfinite(logits).all()) for logits in ours):
         raise UnsupportedAttention("its logits aren't finite")
     bridged.allocate_kv(16, _BLOCK, torch.float32, single_group_config(len(bridged.layers)))
     try:
-        _compare(own, _batched_logits(bridged, texts), "several texts in one batch")
+        _compare(ours, _batched_logits(bridged, texts), "several texts in one batch")
         if bridged.stateful:
             # Some models go on from a state only by single tokens.
-            bridged.continues = _close(own, _chunked_logits(bridged, texts, 4))
+            bridged.continues = _close(ours, _chunked_logits(bridged, texts, 4))
         size = 1 if bridged.stateful else 4
-        _compare(own, _chunked_logits(bridged, texts, size), "texts in several steps")
+        _compare(ours, _chunked_logits(bridged, texts, size), "texts in several steps")
     finally:
         bridged.release_kv()
 
@@ -151,18 +151,20 @@ def _chunked_logits(bridged: TransformersModel, texts: list[Tensor], size: int) 
 
     Each text comes a step after the one before, so that they stand at different positions.
     """
-    found: list[list[Tensor]] = [[] for _ in texts]
+    chunks: list[list[Tensor]] = [[] for _ in texts]
     done = [0] * len(texts)
     for step in range(sum(map(len, texts))):
-        left = [i for i, text in enumerate(texts) if i <= step and done[i] < len(text)]
-        if not left:
+        remaining = [i for i, text in enumerate(texts) if i <= step and done[i] < len(text)]
+        if not remaining:
             break
-        counts = [min(size, len(texts[i]) - done[i]) for i in left]
-        logits = _run_step(bridged, [texts[i] for i in left], [done[i] for i in left], counts, left)
-        for index, count, part in zip(left, counts, logits, strict=True):
-            found[index].append(part)
+        counts = [min(size, len(texts[i]) - done[i]) for i in remaining]
+        logits = _run_step(
+            bridged, [texts[i] for i in remaining], [done[i] for i in remaining], counts, remaining
+        )
+        for index, count, part in zip(remaining, counts, logits, strict=True):
+            chunks[index].append(part)
             done[index] += count
-    return [torch.cat(parts) for parts in found]
+    return [torch.cat(parts) for parts in chunks]
 
 
 def _run_step(
@@ -194,17 +196,17 @@ def _run_step(
     return list(bridged.forward(ids, context).split(counts))
 
 
-def _compare(own: list[Tensor], served: list[Tensor], what: str) -> None:
-    if not _close(own, served):
+def _compare(ours: list[Tensor], served: list[Tensor], what: str) -> None:
+    if not _close(ours, served):
         raise UnsupportedAttention(
             f"{what} get other logits than by its own attention, so tokens meet in other ways than "
             "by attention to what is cached, or positions aren't those that it is given"
         )
 
 
-def _close(own: list[Tensor], served: list[Tensor]) -> bool:
-    spread = max(float(logits.std()) for logits in own)
+def _close(ours: list[Tensor], served: list[Tensor]) -> bool:
+    spread = max(float(logits.std()) for logits in ours)
     return all(
         float((mine - theirs).abs().max()) <= _TOLERANCE * max(spread, 1e-6)
-        for mine, theirs in zip(served, own, strict=True)
+        for mine, theirs in zip(served, ours, strict=True)
     )

@@ -123,7 +123,7 @@ def publish_replica_exit(
         incarnation = last.incarnation
     else:
         return False
-    in_flight = last.held if last is not None and last.incarnation == incarnation else None
+    in_flight = last.request_ids if last is not None and last.incarnation == incarnation else None
     news = ReplicaEvent(replica_id=replica_id, incarnation=incarnation, held=in_flight)
     client.publish(redis_keys.replica_events_channel(prefix), messages.encode(news))
     return True

@@ -53,7 +53,7 @@ def test_fault_51_hundreds_of_one_tenants_requests_are_one_turn_to_another() -> 
     intake.put((b"c0", request("c0", "c")))
     assert taken(intake, 3) == ["a3", "c0", "a4"]
     assert taken(intake) == [f"a{number}" for number in range(5, 300)]
-    assert intake._places == {}
+    assert intake._queued_by_id == {}
 
 
 def test_the_more_urgent_of_a_tenants_come_first() -> None:

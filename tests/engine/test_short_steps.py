@@ -231,7 +231,7 @@ def test_a_short_step_holds_no_drafts_beyond_its_length() -> None:
             self.room = room
             return {}
 
-        def note(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
+        def record_outcome(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
             raise AssertionError
 
     driver = machine()

@@ -75,4 +75,4 @@ def test_more_ids_than_there_is_room_for_are_not_known(record: SharedStepRecord)
 def test_without_a_supervisor_nothing_is_written() -> None:
     recorder = SharedStepWriter.inherited("i", {})
     recorder.write(["a"])
-    assert recorder.held == ["a"]
+    assert recorder.request_ids == ["a"]

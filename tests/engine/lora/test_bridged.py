@@ -171,9 +171,9 @@ def test_modules_that_are_given_other_rows_than_tokens_refuse(tmp_path: Path) ->
     for shape, strange in {
         (2, 3): False, (6,): False, (2, 1, 3): False, (3, 2): True, (4,): True, (2, 3, 4): True
     }.items():  # fmt: skip
-        step.note(str(shape), shape, output=False)
+        step.observe(str(shape), shape, output=False)
         assert (str(shape) in step.strange) == strange
-    step.note("head", (2,), output=True)
+    step.observe("head", (2,), output=True)
     assert "head" in step.strange  # of two sequences the output layer is given all tokens
     assert "model/layers/0/mlp/up_proj" in adapted.linears
     missing = {name for name in adapted.linears if name.startswith("model/layers/0/mlp")}

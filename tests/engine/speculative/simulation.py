@@ -253,7 +253,7 @@ class Simulation:
             held += 1
         row.token_ids += [_RIGHT] * held + [_RIGHT if right else _WRONG]
         if num_drafts:
-            self.drafter.note(row, num_drafts, held)
+            self.drafter.record_outcome(row, num_drafts, held)
         if row.num_output_tokens >= row.max_output_tokens:
             self._sequences.pop(row.seq_id).status = SequenceStatus.FINISHED
             self._left.append(row.seq_id)

@@ -57,7 +57,7 @@ def test_where_what_is_to_be_expected_cannot_pay_there_are_none_until_it_may() -
     rows = [repeating(seq_id) for seq_id in range(4)]
     assert made.propose(rows, 400) == {}
     for _ in range(20):
-        made.note(rows[2], 4, 4)
+        made.record_outcome(rows[2], 4, 4)
     assert list(made.propose(rows, 400)) == [2]
 
 
@@ -84,7 +84,7 @@ def test_drafts_that_fail_become_fewer_and_are_tried_again_later() -> None:
     own = repeating()
     assert len(made.propose([own], 100)[0]) >= 1
     for _ in range(30):
-        made.note(own, 4, 0)
+        made.record_outcome(own, 4, 0)
     assert made.propose([own], 100) == {}
     tries = next(count for count in range(9000) if made.propose([own], 100))
     assert 10 < tries < 5000
@@ -95,7 +95,7 @@ def test_drafts_that_hold_become_more() -> None:
     own = repeating()
     before = len(made.propose([own], 100)[0])
     for _ in range(10):
-        made.note(own, 4, 4)
+        made.record_outcome(own, 4, 4)
     assert len(made.propose([own], 100)[0]) == 4 > before
 
 
@@ -126,14 +126,14 @@ def test_a_new_sequence_begins_with_what_held_lately_of_drafts_like_its_first() 
     for seq_id in range(40):
         own = repeating(seq_id)
         for _ in range(3):
-            made.note(own, len(made.propose([own], 100).get(seq_id, [])), 0)
+            made.record_outcome(own, len(made.propose([own], 100).get(seq_id, [])), 0)
         own.status = SequenceStatus.FINISHED
     tried = 0
     for seq_id in range(100, 2100):
         own = repeating(seq_id)
         if drafts := made.propose([own], 100).get(seq_id):
             tried += 1
-            made.note(own, len(drafts), 0)
+            made.record_outcome(own, len(drafts), 0)
         own.status = SequenceStatus.FINISHED
     assert 0 < tried < 40
     rich(made)
@@ -150,7 +150,7 @@ def test_what_held_for_one_tenant_changes_nothing_for_another() -> None:
         for seq_id in range(60):
             own = sequence(prompt, said, seq_id, tenant="victim")
             made.propose([own], 100)
-            made.note(own, 4, num_accepted)
+            made.record_outcome(own, 4, num_accepted)
             own.status = SequenceStatus.FINISHED
         other = sequence(prompt, said, 1000, tenant="attacker")
         assert made.propose([other], 100) == untouched.propose([other], 100)
@@ -232,7 +232,7 @@ def test_a_draft_model_is_tried_though_steps_are_hardly_known_and_left_alone_onc
     rich(made)
     assert len(made.propose([row], 100)[0]) >= 3
     for _ in range(40):
-        made.note(row, 4, 0)
+        made.record_outcome(row, 4, 0)
     assert made.propose([row], 100) == {}
 
 
@@ -282,7 +282,7 @@ def _drafted(
         made.note_step(StepPlan(1, seq_ids, widths, widths, drafts), seconds)
         for row in rows:
             if own := drafts.get(row.seq_id):
-                made.note(row, len(own), len(own))
+                made.record_outcome(row, len(own), len(own))
         if drafts:
             found.append(count)
     return found
