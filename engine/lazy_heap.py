@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from typing import Any
 
-_MOST_STALE = 64
+_MAX_STALE = 64
 
 
 class LazyHeap:
@@ -27,7 +27,7 @@ class LazyHeap:
         """Add a name, or change its key."""
         self._keys[name] = key
         heapq.heappush(self._heap, (key, name))
-        if len(self._heap) > _MOST_STALE + 2 * len(self._keys):
+        if len(self._heap) > _MAX_STALE + 2 * len(self._keys):
             self._heap = [(key, name) for name, key in self._keys.items()]
             heapq.heapify(self._heap)
 

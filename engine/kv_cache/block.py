@@ -92,11 +92,11 @@ class FreeBlockQueue:
 
     def remove(self, block: Block) -> None:
         """Take a block out from wherever it stands."""
-        before, after = block.prev_free, block.next_free
-        if before is None or after is None:
+        previous, after = block.prev_free, block.next_free
+        if previous is None or after is None:
             raise RuntimeError(f"{block} is not in the free list.")
-        before.next_free = after
-        after.prev_free = before
+        previous.next_free = after
+        after.prev_free = previous
         block.prev_free = block.next_free = None
         self.count -= 1
 
@@ -104,10 +104,10 @@ class FreeBlockQueue:
         """Take the least recently used blocks. Raises IndexError when there are fewer."""
         if count > self.count:
             raise IndexError(f"{count} blocks wanted, {self.count} are in the free list.")
-        taken: list[Block] = []
+        blocks: list[Block] = []
         block = self._head.next_free
-        while block is not None and len(taken) < count:
-            taken.append(block)
+        while block is not None and len(blocks) < count:
+            blocks.append(block)
             after = block.next_free
             block.prev_free = block.next_free = None
             block = after
@@ -115,7 +115,7 @@ class FreeBlockQueue:
         if block is not None:
             block.prev_free = self._head
         self.count -= count
-        return taken
+        return blocks
 
 
 class TenantQuota:

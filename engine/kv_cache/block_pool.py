@@ -119,17 +119,17 @@ class BlockPool:
 
     def num_available_blocks(self, quota: TenantQuota) -> int:
         """Blocks that the tenant may take now: within its maximum, without others' reserves."""
-        room = quota.maximum - quota.used
+        available = quota.maximum - quota.used
         if not self.quotas.tenants_with_reserve:
-            return min(room, self.num_free_blocks)
-        return min(room, self.num_free_blocks - self.quotas.reserved_by_other_tenants(quota))
+            return min(available, self.num_free_blocks)
+        return min(available, self.num_free_blocks - self.quotas.reserved_by_other_tenants(quota))
 
     def _reset_free_blocks(self, blocks: Iterable[Block]) -> None:
         """Put blocks that are in no list into the list of those that were never used."""
-        nobody = self.quotas.unowned
+        unowned = self.quotas.unowned
         for block in blocks:
-            block.charged_to = nobody
-            nobody.free.append(block)
+            block.charged_to = unowned
+            unowned.free.append(block)
             self.num_free_blocks += 1
 
     @property
@@ -139,10 +139,10 @@ class BlockPool:
 
     def get_cached_block(self, block_hash: bytes) -> Block | None:
         """A block with this content, or None."""
-        found = self._cached.get(block_hash)
-        if isinstance(found, dict):
-            return next(iter(found.values()))
-        return found
+        cached = self._cached.get(block_hash)
+        if isinstance(cached, dict):
+            return next(iter(cached.values()))
+        return cached
 
     def get_new_blocks(self, count: int, quota: TenantQuota | None = None) -> list[Block]:
         """Take `count` free blocks for a tenant, evicting what they cached.
@@ -152,25 +152,25 @@ class BlockPool:
         if count > self.num_free_blocks:
             raise RuntimeError(f"{count} blocks asked for, {self.num_free_blocks} are free.")
         quota = quota or self.quotas.get("")
-        taken: list[Block] = []
-        while len(taken) < count:
-            source, most = self.quotas.next_to_evict()
-            for block in source.free.pop(min(most, count - len(taken))):
+        new_blocks: list[Block] = []
+        while len(new_blocks) < count:
+            source, num_evictable = self.quotas.next_to_evict()
+            for block in source.free.pop(min(num_evictable, count - len(new_blocks))):
                 if block.block_hash is not None:
                     self.residency.evicted(block)
                     self.evict(block)
                 block.ref_count = 1
                 block.charged_to = quota
-                taken.append(block)
+                new_blocks.append(block)
         quota.used += count
         self.num_free_blocks -= count
         self.quotas.mark_evictable(quota)
-        self.residency.allocated(taken)
+        self.residency.allocated(new_blocks)
         if self.changed_block_ids is not None:
-            self._note(taken)
-        return taken
+            self._record_change(new_blocks)
+        return new_blocks
 
-    def _note(self, blocks: Sequence[Block]) -> None:
+    def _record_change(self, blocks: Sequence[Block]) -> None:
         """These blocks changed."""
         if self.changed_block_ids is not None:
             self.changed_block_ids.update(block.block_id for block in blocks)
@@ -193,7 +193,7 @@ class BlockPool:
         self.residency.on_hit(blocks)
         self.quotas.mark_evictable(quota)
         if self.changed_block_ids is not None:
-            self._note(blocks)
+            self._record_change(blocks)
 
     def free_blocks(self, blocks: Sequence[Block], quota: TenantQuota | None = None) -> None:
         """One sequence of the tenant stops using these blocks, given in block-table order.
@@ -203,7 +203,7 @@ class BlockPool:
         """
         quota = quota or self.quotas.get("")
         if self.changed_block_ids is not None:
-            self._note(blocks)
+            self._record_change(blocks)
         for block in reversed(blocks):
             block.ref_count -= 1
             if block.sharers is not None:
@@ -245,13 +245,13 @@ class BlockPool:
         self.num_cached += 1
         if self.changed_block_ids is not None:
             self.changed_block_ids.add(block.block_id)
-        found = self._cached.get(block_hash)
-        if found is None:
+        cached = self._cached.get(block_hash)
+        if cached is None:
             self._cached[block_hash] = block
-        elif isinstance(found, dict):
-            found[block.block_id] = block
+        elif isinstance(cached, dict):
+            cached[block.block_id] = block
         else:
-            self._cached[block_hash] = {found.block_id: found, block.block_id: block}
+            self._cached[block_hash] = {cached.block_id: cached, block.block_id: block}
 
     def evict(self, block: Block) -> None:
         """Forget a block's content."""
@@ -262,11 +262,11 @@ class BlockPool:
         self.num_cached -= 1
         if self.changed_block_ids is not None:
             self.changed_block_ids.add(block.block_id)
-        found = self._cached[block_hash]
-        if isinstance(found, dict):
-            del found[block.block_id]
-            if len(found) == 1:
-                self._cached[block_hash] = next(iter(found.values()))
+        cached = self._cached[block_hash]
+        if isinstance(cached, dict):
+            del cached[block.block_id]
+            if len(cached) == 1:
+                self._cached[block_hash] = next(iter(cached.values()))
         else:
             del self._cached[block_hash]
 
@@ -283,7 +283,7 @@ class BlockPool:
             block.block_hash = None
         self._cached.clear()
         self.num_cached = 0
-        self._note(self.blocks)
+        self._record_change(self.blocks)
         self.residency.forget()
         for quota in self.quotas:
             self.num_free_blocks -= quota.free.count
@@ -328,14 +328,18 @@ class BlockPool:
             if owner is None or not users[owner.name]:
                 raise RuntimeError(f"Block {block_id} is charged to {owner}, used by {users}.")
             charged[owner.name] += 1
-            others = {guest.name: count for guest, count in guests.items()}
-            if others != {name: count for name, count in users.items() if name != owner.name}:
-                raise RuntimeError(f"Block {block_id} has guests {others}, is used by {users}.")
+            sharer_counts = {guest.name: count for guest, count in guests.items()}
+            if sharer_counts != {
+                name: count for name, count in users.items() if name != owner.name
+            }:
+                raise RuntimeError(
+                    f"Block {block_id} has guests {sharer_counts}, is used by {users}."
+                )
         for quota in self.quotas:
             if quota.used != charged[quota.name]:
                 raise RuntimeError(f"{quota} uses {charged[quota.name]} blocks.")
 
     def _holds(self, block: Block) -> bool:
         """Whether the block's own hash leads back to it."""
-        found = self._cached.get(block.block_hash or b"")
-        return block.block_id in found if isinstance(found, dict) else found is block
+        cached = self._cached.get(block.block_hash or b"")
+        return block.block_id in cached if isinstance(cached, dict) else cached is block

@@ -213,11 +213,11 @@ class KVCacheCoordinator(ABC):
         self, seq_id: int, num_computed: int, num_new: int, prefix: CachedPrefix | None = None
     ) -> int:
         """Number of blocks in a sequence's tables after `allocate_slots`, without null blocks."""
-        num_tokens, num_held = num_computed + num_new, 0
+        num_tokens, num_blocks = num_computed + num_new, 0
         for group, manager in enumerate(self.managers):
             blocks = prefix.blocks[group] if prefix is not None else None
-            num_held += manager.num_blocks_after(seq_id, num_tokens, num_computed, blocks)
-        return num_held
+            num_blocks += manager.num_blocks_after(seq_id, num_tokens, num_computed, blocks)
+        return num_blocks
 
     def cache_full_blocks(self, sequence: CacheableSequence, num_tokens: int) -> None:
         """Cache the blocks that a sequence's first `num_tokens` tokens fill, as far as these are

@@ -14,7 +14,7 @@ from typing import Literal
 KVCacheKind = Literal["full", "window"]
 
 #: The largest share of a block set that may be padding, where a smaller block would have less.
-_MOST_PADDING = 0.15
+_MAX_PADDING = 0.15
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,10 +141,10 @@ def _layers_per_block(counts: list[int]) -> int:
     As many as the most frequent type has, else as the least frequent, else the largest divisor of
     that: the first with little padding. Large blocks mean few groups, and so few tables to keep.
     """
-    least = min(counts)
-    divisors = [size for size in range(least, 0, -1) if least % size == 0]
+    min_layers = min(counts)
+    divisors = [size for size in range(min_layers, 0, -1) if min_layers % size == 0]
     for size in (max(counts), *divisors):
         slots = sum(-(-count // size) * size for count in counts)
-        if 1 - sum(counts) / slots <= _MOST_PADDING:
+        if 1 - sum(counts) / slots <= _MAX_PADDING:
             return size
     return 1

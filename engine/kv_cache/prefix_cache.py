@@ -37,7 +37,7 @@ class HitRequirement:
     suffixes: tuple[bytes, ...]
 
 
-def longest_common_hit(types: list[HitRequirement], most: int, cached: IsCached) -> int:
+def longest_common_hit(types: list[HitRequirement], max_blocks: int, cached: IsCached) -> int:
     """Blocks of the longest prefix, at most `most`, that is a hit in every attention type.
 
     Full attention needs all blocks of the prefix and is searched from the left; it goes first. A
@@ -45,44 +45,44 @@ def longest_common_hit(types: list[HitRequirement], most: int, cached: IsCached)
     What shortens one type's hit may spoil another window's, so the windows go round until they
     agree; a shorter prefix is always a hit in full attention too.
     """
-    hit = most
+    hit = max_blocks
     while True:
-        before = hit
+        previous_hit = hit
         for kind in types:
             if kind.num_required_blocks is not None:
                 hit = _last_window_hit(kind, kind.num_required_blocks, hit, cached)
-            elif hit == most:
+            elif hit == max_blocks:
                 hit = _first_missing_block(kind, hit, cached)
         if (
-            hit == before
+            hit == previous_hit
             or len(types) < 2
             or (len(types) == 2 and types[0].num_required_blocks is None)
         ):
             return hit
 
 
-def _first_missing_block(kind: HitRequirement, most: int, cached: IsCached) -> int:
+def _first_missing_block(kind: HitRequirement, max_blocks: int, cached: IsCached) -> int:
     """How many of the first blocks are cached."""
-    for index in range(most):
+    for index in range(max_blocks):
         if not all(cached(index, suffix) for suffix in kind.suffixes):
             return index
-    return most
+    return max_blocks
 
 
-def _last_window_hit(kind: HitRequirement, reach: int, most: int, cached: IsCached) -> int:
+def _last_window_hit(kind: HitRequirement, reach: int, max_blocks: int, cached: IsCached) -> int:
     """The largest end <= most such that the `reach` blocks before it are cached (or all, if fewer).
 
     A miss rules out every window that holds it. So windows are scanned from their left, and one
     miss usually moves the search by a whole window: a cold prompt costs one look-up a window.
     """
-    end = most
-    known = end  # blocks [known, end) are cached
+    end = max_blocks
+    cached_start = end  # blocks [known, end) are cached
     while end > 0:
         start = max(0, end - reach)
-        for index in range(start, min(known, end)):
+        for index in range(start, min(cached_start, end)):
             if not all(cached(index, suffix) for suffix in kind.suffixes):
                 # [start, index) are cached: the next window, which ends at index, may use them.
-                end, known = index, start
+                end, cached_start = index, start
                 break
         else:
             return end
@@ -133,10 +133,8 @@ def extra_keys(scope: bytes, content: Sequence[ContentKey], start: int) -> bytes
     """
     if not scope and not content:
         return b""
-    places = [
-        (position - start).to_bytes(4, "little") + _prefixed(key) for position, key in content
-    ]
-    return b"".join([_prefixed(scope), *places])
+    keys = [(position - start).to_bytes(4, "little") + _prefixed(key) for position, key in content]
+    return b"".join([_prefixed(scope), *keys])
 
 
 def group_key(group: int) -> bytes:
@@ -169,7 +167,7 @@ class BlockHashes:
         for start in range(len(values) * block_size, len(token_ids) - block_size + 1, block_size):
             extra = b""
             if last >= start or not start:
-                content = self._begun_in(start, start + block_size)
+                content = self._started_in(start, start + block_size)
                 extra = extra_keys(b"" if start else self.scope, content, start)
             parent = values[-1] if values else ROOT
             values.append(hash_block(parent, token_ids[start : start + block_size], extra))
@@ -181,7 +179,7 @@ class BlockHashes:
         copy.values = self.values.copy()
         return copy
 
-    def _begun_in(self, start: int, end: int) -> Sequence[ContentKey]:
+    def _started_in(self, start: int, end: int) -> Sequence[ContentKey]:
         """Keys of what begins at tokens [start, end)."""
         if not self.content:
             return ()

@@ -196,8 +196,8 @@ class SlidingWindowManager(SingleTypeManager):
         self, seq_id: int, num_tokens: int, num_computed: int, prefix: BlockTable | None
     ) -> int:
         table = self.tables.get(seq_id, ()) if prefix is None else prefix
-        num_held = sum(block is not NULL_BLOCK for block in table)
-        return num_held + self._missing(seq_id, num_tokens, num_computed, prefix)
+        num_allocated = sum(block is not NULL_BLOCK for block in table)
+        return num_allocated + self._missing(seq_id, num_tokens, num_computed, prefix)
 
     def adopt_prefix(self, seq_id: int, prefix: BlockTable, quota: TenantQuota) -> None:
         self.pool.touch([block for block in prefix if block is not NULL_BLOCK], quota)

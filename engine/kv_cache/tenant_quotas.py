@@ -100,12 +100,12 @@ class TenantQuotas:
         for quota in self.tenants_with_reserve:
             self.mark_evictable(quota)
 
-    def _reserve(self, quota: TenantQuota, wanted: int) -> None:
+    def _reserve(self, quota: TenantQuota, requested: int) -> None:
         """Reserve as many blocks as wanted, or as others have left."""
-        if not wanted and not quota.reserved:
+        if not requested and not quota.reserved:
             return
-        left = self.num_blocks - self.unreservable_blocks - self.reserved_by_others(quota)
-        quota.reserved = max(0, min(wanted, quota.maximum, left))
+        reservable = self.num_blocks - self.unreservable_blocks - self.other_reserves(quota)
+        quota.reserved = max(0, min(requested, quota.maximum, reservable))
         if quota not in self.tenants_with_reserve:
             self.tenants_with_reserve.append(quota)
         if not quota.reserved:
@@ -126,9 +126,9 @@ class TenantQuotas:
             if not quota.free.count:
                 del self._quotas[quota.name]
 
-    def has_other_recent_tenants(self, known: Collection[TenantQuota]) -> bool:
+    def has_other_recent_tenants(self, excluded: Collection[TenantQuota]) -> bool:
         """Whether anybody but these sent a request in the last minute."""
-        latest = next((quota for quota in reversed(self._present) if quota not in known), None)
+        latest = next((quota for quota in reversed(self._present) if quota not in excluded), None)
         return latest is not None and self._clock() - latest.seen_at < LATELY_S
 
     def drop_idle(self) -> None:
@@ -136,8 +136,8 @@ class TenantQuotas:
         self._drop_idle(float("inf"))
         self._expired_at = self._clock()
 
-    def reserved_by_others(self, quota: TenantQuota) -> int:
-        """Blocks reserved for everyone else."""
+    def other_reserves(self, quota: TenantQuota) -> int:
+        """Blocks reserved for other tenants."""
         return sum(other.reserved for other in self.tenants_with_reserve if other is not quota)
 
     def reserved_by_other_tenants(self, quota: TenantQuota) -> int:
@@ -154,7 +154,7 @@ class TenantQuotas:
 
     def limit(self, quota: TenantQuota) -> int:
         """Most blocks that the tenant could ever use, with nobody else there."""
-        return min(quota.maximum, self.num_blocks - self.reserved_by_others(quota))
+        return min(quota.maximum, self.num_blocks - self.other_reserves(quota))
 
     def weight_fraction(self, quota: TenantQuota) -> float:
         """The tenant's part of everything, by weight among those present; 0 of who isn't."""
@@ -207,7 +207,7 @@ class TenantQuotas:
 
         So it doesn't change with whoever else comes and goes, but for those with a reserve.
         """
-        held = quota.used + quota.free.count
+        num_blocks = quota.used + quota.free.count
         reserve = quota.reserved * self._total_weight / self.num_blocks
         weight = max(quota.weight if quota in self._present else 0.0, reserve)
-        return (-held / weight if weight else float("-inf")), quota.seen_at
+        return (-num_blocks / weight if weight else float("-inf")), quota.seen_at

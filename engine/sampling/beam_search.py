@@ -44,7 +44,7 @@ class BeamStep(NamedTuple):
 class _Candidate(NamedTuple):
     log_prob: float
     parent: int
-    place: int  # in the parent's candidates
+    rank: int  # in the parent's candidates
 
 
 def candidates_needed(width: int, num_ends: int) -> int:
@@ -105,30 +105,33 @@ class BeamSearch:
         length = len(self.running[0].token_ids) + 1
         best = self._best(candidates)
         full = length >= self._max_tokens
-        open_places = self._early_stopping is not True or len(self.finished) < self.width
+        can_extend = self._early_stopping is not True or len(self.finished) < self.width
         going: list[_Candidate] = []
         for rank, candidate in enumerate(best):
-            token_id = candidates[candidate.parent].token_ids[candidate.place]
+            token_id = candidates[candidate.parent].token_ids[candidate.rank]
             if not full and token_id not in self._ends:
                 going.append(candidate)
-            elif rank < self.width and open_places:
+            elif rank < self.width and can_extend:
                 by_length = token_id not in self._ends
                 self._finish(self._extend(candidate, candidates, by_length=by_length))
         going = going[: self.width]
         moves = [
-            BeamStep(each.parent, candidates[each.parent].token_ids[each.place]) for each in going
+            BeamStep(chosen.parent, candidates[chosen.parent].token_ids[chosen.rank])
+            for chosen in going
         ]
         if going:
-            self.running = [self._extend(each, candidates) for each in going]
+            self.running = [self._extend(chosen, candidates) for chosen in going]
         self.done = not going or not self._can_improve(length)
         return [] if self.done else moves
 
     def _best(self, candidates: Sequence[TokenLogprobs]) -> list[_Candidate]:
         """The likeliest continuations of all beams together, best first."""
         every = [
-            _Candidate(beam.log_prob + log_prob, parent, place)
-            for parent, (beam, own) in enumerate(zip(self.running, candidates, strict=True))
-            for place, log_prob in enumerate(own.logprobs)
+            _Candidate(beam.log_prob + log_prob, parent, rank)
+            for parent, (beam, beam_candidates) in enumerate(
+                zip(self.running, candidates, strict=True)
+            )
+            for rank, log_prob in enumerate(beam_candidates.logprobs)
         ]
         every.sort(key=lambda candidate: -candidate.log_prob)
         return every[: candidates_needed(self.width, len(self._ends))]
@@ -140,12 +143,12 @@ class BeamSearch:
         *,
         by_length: bool = False,
     ) -> Hypothesis:
-        parent, own = self.running[candidate.parent], candidates[candidate.parent]
+        parent, beam_candidates = self.running[candidate.parent], candidates[candidate.parent]
         entries = parent.entries
         if self._num_logprobs is not None:
-            entries = [*entries, _entry(own, candidate.place, self._num_logprobs)]
+            entries = [*entries, _entry(beam_candidates, candidate.rank, self._num_logprobs)]
         return Hypothesis(
-            [*parent.token_ids, own.token_ids[candidate.place]],
+            [*parent.token_ids, beam_candidates.token_ids[candidate.rank]],
             entries,
             candidate.log_prob,
             by_length=by_length,
@@ -155,7 +158,7 @@ class BeamSearch:
         """Keep an output that ended, if it's among the best `width`."""
         hypothesis.score = hypothesis.log_prob / len(hypothesis.token_ids) ** self._length_penalty
         self.finished.append(hypothesis)
-        self.finished.sort(key=lambda each: -each.score)
+        self.finished.sort(key=lambda beam: -beam.score)
         del self.finished[self.width :]
 
     def outputs(self, count: int) -> list[Hypothesis]:
@@ -181,9 +184,9 @@ class BeamSearch:
         return best > self.finished[-1].score
 
 
-def _entry(candidates: TokenLogprobs, place: int, count: int) -> TokenLogprobs:
+def _entry(candidates: TokenLogprobs, rank: int, count: int) -> TokenLogprobs:
     """A candidate's entry, with the `count` best beside it."""
     ids, values, ranks = candidates.token_ids, candidates.logprobs, candidates.ranks
     return TokenLogprobs(
-        [ids[place], *ids[:count]], [values[place], *values[:count]], [ranks[place], *ranks[:count]]
+        [ids[rank], *ids[:count]], [values[rank], *values[:count]], [ranks[rank], *ranks[:count]]
     )

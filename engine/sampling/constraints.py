@@ -60,10 +60,10 @@ class TokenIndex:
 
     def add(self, row: int, tokens: Iterable[int]) -> list[int]:
         """Add a row's tokens; returns those that were kept."""
-        kept = [token for token in tokens if 0 <= token < self._vocab_size]
-        self._rows += [row] * len(kept)
-        self._tokens += kept
-        return kept
+        valid = [token for token in tokens if 0 <= token < self._vocab_size]
+        self._rows += [row] * len(valid)
+        self._tokens += valid
+        return valid
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -146,8 +146,8 @@ class Constraints:
                 pairs.add(row, state.params.allowed_token_ids)
         self._allowed = None
         if rows:
-            whole = to_device(torch.tensor(rows, dtype=torch.int64), self._device)
-            self._allowed = whole, pairs.index(self._device)
+            stacked = to_device(torch.tensor(rows, dtype=torch.int64), self._device)
+            self._allowed = stacked, pairs.index(self._device)
         if rows and self._edits is not None:
             bits = pack_bits(
                 [states[row].params.allowed_token_ids or () for row in rows], self._vocab_size
@@ -209,9 +209,9 @@ class Constraints:
         if self._edits is not None:
             self._edits.apply_bitmask(logits, rows, self._allowed_bits, None)
             return
-        kept = logits[index]
+        allowed_logits = logits[index]
         logits[rows] = MASKED_LOGIT
-        logits[index] = kept
+        logits[index] = allowed_logits
 
     def _mask_tokens(self, logits: Tensor, index: tuple[Tensor, Tensor]) -> None:
         if self._edits is not None:

@@ -140,14 +140,14 @@ def batch_update(
     `max_known_rows`: number of rows that processors may have state of; `previous` are the certain
     ones.
     """
-    staying, known = set(map(id, current)), set(map(id, previous))
+    staying, already_present = set(map(id, current)), set(map(id, previous))
     rows: list[RequestSamplingState | None] = [
         state if id(state) in staying else None for state in previous
     ]
     rows += [None] * (max(max_known_rows, len(current)) - len(rows))
     free = [row for row, state in enumerate(rows) if state is None]
     added: list[AddedRequest] = []
-    for state in (state for state in current if id(state) not in known):
+    for state in (state for state in current if id(state) not in already_present):
         row = free.pop(0)
         rows[row] = state
         prompt = list(state.prompt_token_ids) or None

@@ -115,8 +115,8 @@ class AdapterLogitsProcessor(LogitsProcessor):
 
     def apply(self, logits: Tensor) -> Tensor:
         for row, function in self.req_info.items():
-            given = logits[row]
-            if (changed := function(given)) is not given:
+            row_logits = logits[row]
+            if (changed := function(row_logits)) is not row_logits:
                 logits[row] = changed
         return logits
 
@@ -152,7 +152,7 @@ def process_dict_updates(
     """
     if batch_update is None:
         return False
-    before = dict(req_entries)
+    previous_entries = dict(req_entries)
     for row in batch_update.removed:
         req_entries.pop(row, None)
     for row, params, prompt_ids, output_ids in batch_update.added:
@@ -162,7 +162,7 @@ def process_dict_updates(
         _put(req_entries, target, moved)
         if direction is MoveDirectionality.SWAP:
             _put(req_entries, source, other)
-    return req_entries != before
+    return req_entries != previous_entries
 
 
 def _put(entries: dict[int, State], row: int, state: State | None) -> None:
@@ -186,7 +186,7 @@ def processor_classes(config: EngineConfig, *, pools: bool) -> list[type[LogitsP
     named: Sequence[Any] = config.logits_processors or ()
     points = selected_entry_points(GROUP)
     if not pools and not config.speculative_config:
-        brought = [load_subclass(each, LogitsProcessor) for each in points]  # type: ignore[type-abstract]
+        brought = [load_subclass(reference, LogitsProcessor) for reference in points]  # type: ignore[type-abstract]
         return [*brought, *map(_class, named)]
     why = "a pooling model chooses no tokens" if pools else "speculative_config is set"
     if named:
@@ -198,7 +198,7 @@ def processor_classes(config: EngineConfig, *, pools: bool) -> list[type[LogitsP
 
 
 def _class(named: Any) -> type[LogitsProcessor]:
-    found = named
+    resolved = named
     if isinstance(named, str):
         module, colon, path = named.partition(":")
         if not (module and colon and path):
@@ -207,16 +207,16 @@ def _class(named: Any) -> type[LogitsProcessor]:
                 param="logits_processors",
             )
         try:
-            found = import_module(module)
+            resolved = import_module(module)
             for part in path.split("."):
-                found = getattr(found, part)
+                resolved = getattr(resolved, part)
         except Exception as error:  # of a module's own code, whatever it raises
             raise ConfigError(
                 f"The logits processor {named} can't be loaded: {type(error).__name__}: {error}",
                 param="logits_processors",
             ) from error
-    if not (isinstance(found, type) and issubclass(found, LogitsProcessor)):
+    if not (isinstance(resolved, type) and issubclass(resolved, LogitsProcessor)):
         raise ConfigError(
             f"{named!r} is no subclass of engine.LogitsProcessor.", param="logits_processors"
         )
-    return found
+    return resolved

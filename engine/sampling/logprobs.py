@@ -23,25 +23,25 @@ class LogprobsTensors(NamedTuple):
 
     Attributes:
         ids, values: [n, 1 + k] the chosen token's, then those of the k largest logits.
-        ranks: int64 [n] of the chosen tokens. places: int64 [n, k] of the others.
+        ranks: int64 [n] of the chosen tokens. top_ranks: int64 [n, k] of the others.
         finite: bool [n], whether the row's logits make sense.
     """
 
     ids: Tensor
     values: Tensor
     ranks: Tensor
-    places: Tensor
+    top_ranks: Tensor
     finite: Tensor
 
     def to_lists(self, counts: Sequence[int]) -> list[TokenLogprobs]:
         """Row i with its `counts[i]` top tokens."""
         return [
-            TokenLogprobs(row_ids[: k + 1], row_values[: k + 1], [rank, *row_places[:k]])
-            for row_ids, row_values, rank, row_places, k in zip(
+            TokenLogprobs(row_ids[: k + 1], row_values[: k + 1], [rank, *row_top_ranks[:k]])
+            for row_ids, row_values, rank, row_top_ranks, k in zip(
                 self.ids.tolist(),
                 self.values.tolist(),
                 self.ranks.tolist(),
-                self.places.tolist(),
+                self.top_ranks.tolist(),
                 counts,
                 strict=True,
             )
@@ -66,26 +66,30 @@ class LogprobsComputer:
 
     def table(self, token_ids: Tensor) -> LogprobsTensors:
         """For the chosen tokens ([n])."""
-        k, told = min(self.k, self.logits.shape[-1]), None
+        k, top_ids = min(self.k, self.logits.shape[-1]), None
         if self.ops is not None:
-            told = self.ops.top_logprobs(self.logits.contiguous(), token_ids.contiguous(), k)
-        if told is None:
-            told = self._compute_torch(token_ids, k)
-        for row, wanted in self.asked.items():
-            found, places = self.logits[row, wanted], slice(1, 1 + len(wanted))
-            told.values[row, places] = found - told.normalizers[row]
-            told.ids[row, places] = torch.tensor(wanted, device=found.device)
-            told.ranks[row, places] = (self.logits[row] > found[:, None]).sum(dim=-1) + 1
-        finite = torch.isfinite(told.normalizers)
-        return LogprobsTensors(told.ids, told.values, told.ranks[:, 0], told.ranks[:, 1:], finite)
+            top_ids = self.ops.top_logprobs(self.logits.contiguous(), token_ids.contiguous(), k)
+        if top_ids is None:
+            top_ids = self._compute_torch(token_ids, k)
+        for row, requested in self.asked.items():
+            requested_logits, columns = self.logits[row, requested], slice(1, 1 + len(requested))
+            top_ids.values[row, columns] = requested_logits - top_ids.normalizers[row]
+            top_ids.ids[row, columns] = torch.tensor(requested, device=requested_logits.device)
+            top_ids.ranks[row, columns] = (self.logits[row] > requested_logits[:, None]).sum(
+                dim=-1
+            ) + 1
+        finite = torch.isfinite(top_ids.normalizers)
+        return LogprobsTensors(
+            top_ids.ids, top_ids.values, top_ids.ranks[:, 0], top_ids.ranks[:, 1:], finite
+        )
 
     def _compute_torch(self, token_ids: Tensor, k: int) -> TopLogprobs:
         logits = self.logits
         values, ids = logits.topk(k, dim=-1) if k else (logits[:, :0], logits[:, :0].long())
-        own, normalizers, ranks = self._score(token_ids)
+        row_values, normalizers, ranks = self._score(token_ids)
         return TopLogprobs(
             ids=torch.cat((token_ids[:, None], ids), dim=-1),
-            values=torch.cat((own[:, None], values - normalizers[:, None]), dim=-1),
+            values=torch.cat((row_values[:, None], values - normalizers[:, None]), dim=-1),
             ranks=torch.cat((ranks[:, None], _ranks(values)), dim=-1),
             normalizers=normalizers,
         )

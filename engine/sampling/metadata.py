@@ -124,9 +124,9 @@ class SamplingMetadata:
         self.num_logprobs = [params[row].logprobs or 0 for row in self.logprobs.rows]
         #: Places among `logprobs.rows` -> the tokens that are scored instead of the top ones.
         self.logprob_token_ids = {
-            place: wanted
-            for place, row in enumerate(self.logprobs.rows)
-            if (wanted := params[row].logprob_token_ids)
+            index: requested
+            for index, row in enumerate(self.logprobs.rows)
+            if (requested := params[row].logprob_token_ids)
         }
         self._sort_random([row for row in drawn if not params[row].greedy], params)
         self.seeds = seeds_of(states)
@@ -181,13 +181,13 @@ class SamplingMetadata:
         if lengths is None:
             lengths = np.array([len(state.output_token_ids) for state in self.states], np.int64)
         positions = lengths
-        place = positions - self._table_start
-        if not self._table.size or place.min() < 0 or place.max() >= LOOKAHEAD:
+        offset = positions - self._table_start
+        if not self._table.size or offset.min() < 0 or offset.max() >= LOOKAHEAD:
             ahead = positions[:, None] + np.arange(LOOKAHEAD)
             self._table = uniforms(self.seeds[:, None], ahead)
             self._table_start = positions
-            place = np.zeros_like(positions)
-        numbers = self._table[np.arange(len(place)), place]
+            offset = np.zeros_like(positions)
+        numbers = self._table[np.arange(len(offset)), offset]
         return to_device(torch.from_numpy(numbers), self.device)
 
     @property

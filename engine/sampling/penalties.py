@@ -87,7 +87,7 @@ class GpuPenalties:
         if slot.resets != counts.resets:
             columns = np.arange(len(counts.ids))
         else:
-            columns = counts.places(state.output_token_ids[slot.sent :])
+            columns = counts.find_indexes(state.output_token_ids[slot.sent :])
         slot.sent, slot.resets = len(state.output_token_ids), counts.resets
         slots = np.full(len(columns), slot.slot)
         updates = np.stack((slots, columns, counts.ids[columns], counts.counts[columns]))

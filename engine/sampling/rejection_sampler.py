@@ -43,22 +43,28 @@ class TypicalAcceptanceSampler:
         rows = [row for row in drafts or () if not states[row].params.greedy]
         if not drafts or not rows:
             return {}
-        found = filtered_probabilities(logits[rows], [states[row].params for row in rows])
-        entropy = -torch.special.xlogy(found, found).sum(dim=-1)
-        least = (self.alpha * torch.exp(-entropy)).clamp(max=self.threshold)
-        wanted = torch.tensor([[drafts[row]] for row in rows])
-        holds = found.gather(1, wanted).squeeze(-1) > least
-        return {row: drafts[row] for row, held in zip(rows, holds.tolist(), strict=True) if held}
+        probabilities = filtered_probabilities(logits[rows], [states[row].params for row in rows])
+        entropy = -torch.special.xlogy(probabilities, probabilities).sum(dim=-1)
+        min_probability = (self.alpha * torch.exp(-entropy)).clamp(max=self.threshold)
+        draft_ids = torch.tensor([[drafts[row]] for row in rows])
+        holds = probabilities.gather(1, draft_ids).squeeze(-1) > min_probability
+        return {
+            row: drafts[row]
+            for row, is_accepted in zip(rows, holds.tolist(), strict=True)
+            if is_accepted
+        }
 
 
 def make_rejection_sampler(config: EngineConfig) -> TypicalAcceptanceSampler | None:
     """Which drafts hold beside those that the model draws itself, by the settings; None: none."""
     if not config.speculative_config:
         return None
-    wanted = SpeculativeConfig.from_mapping(config.speculative_config)
-    if wanted.acceptance_method != TYPICAL:
+    speculative_config = SpeculativeConfig.from_mapping(config.speculative_config)
+    if speculative_config.acceptance_method != TYPICAL:
         return None
-    return TypicalAcceptanceSampler(wanted.posterior_threshold, wanted.posterior_alpha)
+    return TypicalAcceptanceSampler(
+        speculative_config.posterior_threshold, speculative_config.posterior_alpha
+    )
 
 
 def filtered_probabilities(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
@@ -72,13 +78,17 @@ def filtered_probabilities(logits: Tensor, params: Sequence[SamplingParams]) -> 
 
     vocab = logits.shape[-1]
     ordered, ids = logits.double().sort(dim=-1, descending=True, stable=True)
-    weights = torch.softmax(ordered / column([each.temperature for each in params]), dim=-1)
-    place = torch.arange(vocab)
-    top_k = column([vocab if each.top_k < 1 else each.top_k for each in params])
-    least = column([each.min_p for each in params]) * weights[:, :1]
-    weights = weights * ((place < top_k) & (weights >= least))
-    top_p = column([each.top_p for each in params])
-    before = weights.cumsum(dim=-1) - weights
-    inside = (before < top_p * weights.sum(dim=-1, keepdim=True)) | (top_p >= 1.0) | (place == 0)
+    weights = torch.softmax(
+        ordered / column([row_params.temperature for row_params in params]), dim=-1
+    )
+    rank = torch.arange(vocab)
+    top_k = column([vocab if row_params.top_k < 1 else row_params.top_k for row_params in params])
+    min_weight = column([row_params.min_p for row_params in params]) * weights[:, :1]
+    weights = weights * ((rank < top_k) & (weights >= min_weight))
+    top_p = column([row_params.top_p for row_params in params])
+    previous_sum = weights.cumsum(dim=-1) - weights
+    inside = (
+        (previous_sum < top_p * weights.sum(dim=-1, keepdim=True)) | (top_p >= 1.0) | (rank == 0)
+    )
     weights = weights * inside
     return torch.zeros_like(weights).scatter_(1, ids, weights / weights.sum(dim=-1, keepdim=True))

@@ -57,8 +57,8 @@ class TokenCounts:
             self._ids[slot] = token
             self._counts[slot] += 1
 
-    def places(self, tokens: Iterable[int]) -> NDArray[np.int64]:
-        """[distinct] places of tokens that have been counted, in `ids` and `counts`."""
+    def find_indexes(self, tokens: Iterable[int]) -> NDArray[np.int64]:
+        """[distinct] indexes of tokens that have been counted, in `ids` and `counts`."""
         distinct = {self._slots[token] for token in tokens if token in self._slots}
         return np.fromiter(distinct, np.int64, len(distinct))
 
@@ -111,7 +111,7 @@ class RequestSamplingState:
     def token_counts(self, vocab_size: int) -> TokenCounts:
         """Tokens to penalise, up to date. The prompt's count for the repetition penalty alone."""
         if self.counts is None:
-            whole = self.params.repetition_penalty != 1.0
-            self.counts = TokenCounts(self.prompt_token_ids if whole else (), vocab_size)
+            counts_prompt = self.params.repetition_penalty != 1.0
+            self.counts = TokenCounts(self.prompt_token_ids if counts_prompt else (), vocab_size)
         self.counts.update(self.output_token_ids)
         return self.counts

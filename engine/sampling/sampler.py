@@ -53,7 +53,7 @@ def logit_edits_for(
     ):
         return NO_EDITS
 
-    def known(tokens: Iterable[int]) -> list[int]:
+    def in_vocabulary(tokens: Iterable[int]) -> list[int]:
         return [token for token in tokens if 0 <= token < vocab_size]
 
     bias, words = params.logit_bias or {}, params.bad_words_token_ids or []
@@ -62,11 +62,11 @@ def logit_edits_for(
         allowed = torch.from_numpy(pack_bits([params.allowed_token_ids], vocab_size)[0])
     return LogitEditParams(
         allowed=allowed,
-        forbidden=known(word[0] for word in words if len(word) == 1),
-        words=[word for word in words if len(word) > 1 and len(known(word)) == len(word)],
-        ends=known(suppressed_stop_ids(state, eos_token_ids)),
+        forbidden=in_vocabulary(word[0] for word in words if len(word) == 1),
+        words=[word for word in words if len(word) > 1 and len(in_vocabulary(word)) == len(word)],
+        ends=in_vocabulary(suppressed_stop_ids(state, eos_token_ids)),
         min_tokens=params.min_tokens,
-        bias={token: float(bias[token]) for token in known(bias)},
+        bias={token: float(bias[token]) for token in in_vocabulary(bias)},
         repetition=params.repetition_penalty,
         frequency=params.frequency_penalty,
         presence=params.presence_penalty,
@@ -250,7 +250,7 @@ class Sampler:
         custom = None if self._custom is None else self._custom.sibling()
         return Sampler(self._eos_token_ids, self._ops, self._acceptance, custom)
 
-    def is_plain(self, state: RequestSamplingState) -> bool:
+    def can_use_kernels(self, state: RequestSamplingState) -> bool:
         """Whether kernels can sample a sequence's next token without Python.
 
         Grammar bitmasks come with a step, so they aren't considered here.

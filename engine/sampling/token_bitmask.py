@@ -33,15 +33,15 @@ class TokenBitmask:
 
     def of(self, rows: Sequence[int]) -> TokenBitmask | None:
         """Those among `rows`, by their places there; None: there are none."""
-        at = {row: place for place, row in enumerate(rows)}
-        kept = [n for n, row in enumerate(self.rows) if row in at]
-        if not kept:
+        index_by_row = {row: index for index, row in enumerate(rows)}
+        remaining = [n for n, row in enumerate(self.rows) if row in index_by_row]
+        if not remaining:
             return None
         forced = set(self.eos_only)
         return TokenBitmask(
-            rows=[at[self.rows[n]] for n in kept],
-            bits=self.bits[kept],
-            eos_only=[place for place, n in enumerate(kept) if n in forced],
+            rows=[index_by_row[self.rows[n]] for n in remaining],
+            bits=self.bits[remaining],
+            eos_only=[index for index, n in enumerate(remaining) if n in forced],
         )
 
     def apply(self, logits: Tensor, edits: LogitEdits | None = None) -> None:
@@ -64,8 +64,8 @@ class TokenBitmask:
     def _fill(self, chosen: Tensor, forbidden: Tensor) -> None:
         """`apply` to the rows alone."""
         if self.eos_only:
-            at = torch.tensor(self.eos_only, dtype=torch.int64, device=chosen.device)
-            chosen[at] = chosen[at].masked_fill(~forbidden[at], 0.0)
+            eos_ids = torch.tensor(self.eos_only, dtype=torch.int64, device=chosen.device)
+            chosen[eos_ids] = chosen[eos_ids].masked_fill(~forbidden[eos_ids], 0.0)
         chosen.masked_fill_(forbidden, NEVER)
 
     def _apply_by(self, edits: LogitEdits, logits: Tensor) -> None:

@@ -136,22 +136,22 @@ def sample_inverse_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
         [n] int64; `INVALID_TOKEN` where a row's weights add up to 0, infinity or NaN.
     """
     vocab = weights.shape[-1]
-    whole = vocab // BLOCK * BLOCK
-    sums = weights[:, whole:].sum(dim=-1, keepdim=True)
-    if whole:
-        blocks = weights[:, :whole].unflatten(-1, (-1, BLOCK)).sum(dim=-1)
+    num_in_blocks = vocab // BLOCK * BLOCK
+    sums = weights[:, num_in_blocks:].sum(dim=-1, keepdim=True)
+    if num_in_blocks:
+        blocks = weights[:, :num_in_blocks].unflatten(-1, (-1, BLOCK)).sum(dim=-1)
         sums = torch.cat((blocks, sums), dim=-1)
     sums = sums.double()
     cumulative = sums.cumsum(dim=-1)
     total = cumulative[:, -1]
     target = _below(total, uniform)
     block = (cumulative <= target[:, None]).sum(dim=-1).clamp_(max=sums.shape[-1] - 1)
-    before = (cumulative - sums).gather(1, block[:, None]).squeeze(-1)
+    previous_sum = (cumulative - sums).gather(1, block[:, None]).squeeze(-1)
     ids = block[:, None] * BLOCK + torch.arange(BLOCK, device=weights.device)
     inside = weights.gather(1, ids.clamp(max=vocab - 1)).double()
     inside = torch.where(ids < vocab, inside, 0.0).cumsum(dim=-1)
     end = inside[:, -1]
-    rest = torch.minimum(target - before, torch.nextafter(end, torch.zeros_like(end)))
+    rest = torch.minimum(target - previous_sum, torch.nextafter(end, torch.zeros_like(end)))
     offset = (inside <= rest[:, None]).sum(dim=-1).clamp_(max=BLOCK - 1)
     tokens = block * BLOCK + offset
     return torch.where((total > 0) & torch.isfinite(total), tokens, INVALID_TOKEN)
@@ -362,8 +362,10 @@ def _from_candidates(
     mass = weights.sum(dim=-1)
     if filters.needs_mass:
         mass = torch.where(complete, mass, _total_weight(logits, filters, ids[:, 0]))
-    before = weights.cumsum(dim=-1) - weights
-    inside = alive & ((before < (filters.top_p * mass)[:, None]) | (filters.top_p >= 1.0)[:, None])
+    previous_sum = weights.cumsum(dim=-1) - weights
+    inside = alive & (
+        (previous_sum < (filters.top_p * mass)[:, None]) | (filters.top_p >= 1.0)[:, None]
+    )
     inside[:, 0] = True
     count = inside.sum(dim=-1)
     last = values.gather(1, (count - 1)[:, None]).squeeze(-1)

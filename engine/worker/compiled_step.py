@@ -191,7 +191,8 @@ class CompiledStepRunner:
         states = [batch.state(row) for row in rows.tolist()]
         self._masked = plan.awaits_bitmask
         plain = [
-            self._sampler.is_plain(state) and not (self._masked and may_be_masked(state.params))
+            self._sampler.can_use_kernels(state)
+            and not (self._masked and may_be_masked(state.params))
             for state in states
         ]
         self._kernel_sampled = [index for index in range(count) if plain[index]]

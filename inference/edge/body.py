@@ -108,8 +108,10 @@ async def read_upload(scope: Scope, receive: Receive) -> IO[bytes]:
         raise
     # Django's parser of forms believes in Content-Length alone; a chunked upload has none.
     size = str(file.tell()).encode()
-    kept = [(name, value) for name, value in scope["headers"] if name.lower() != b"content-length"]
-    scope["headers"] = [*kept, (b"content-length", size)]
+    headers = [
+        (name, value) for name, value in scope["headers"] if name.lower() != b"content-length"
+    ]
+    scope["headers"] = [*headers, (b"content-length", size)]
     scope[BODY] = file
     file.seek(0)
     return file
@@ -194,18 +196,18 @@ class BodyLimitMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send, path: str) -> None:
         """Serve a request. `path`: below where Quire is mounted."""
         body = _LimitedBody(scope, receive, path)
-        begun = False
+        has_started = False
 
         async def sent(message: MutableMapping[str, Any]) -> None:
-            nonlocal begun
-            begun = True
+            nonlocal has_started
+            has_started = True
             await send(message)
 
         try:
             await body.check()
             await self._application(scope, body.receive, sent)
         except QuireError as error:
-            if begun or error is not body.refusal:
+            if has_started or error is not body.refusal:
                 raise
             await _refuse(scope, path, error, send)
 
@@ -214,11 +216,13 @@ class _LimitedBody:
     """One body: how much of it came, and how much may."""
 
     def __init__(self, scope: Scope, receive: Receive, path: str) -> None:
-        found = settings.QUIRE
+        quire_settings = settings.QUIRE
         self._scope, self._receive = scope, receive
         file = FILES.fullmatch(path) is not None
-        self._limit = found.max_file_bytes + SPOOL_BYTES if file else found.max_body_bytes
-        self._seconds = found.upload_timeout_s if file else found.body_timeout_s
+        self._limit = (
+            quire_settings.max_file_bytes + SPOOL_BYTES if file else quire_settings.max_body_bytes
+        )
+        self._seconds = quire_settings.upload_timeout_s if file else quire_settings.body_timeout_s
         self._until = asyncio.get_running_loop().time() + self._seconds
         self._size, self._is_complete, self._size_announced = 0, False, False
         self.refusal: QuireError | None = None

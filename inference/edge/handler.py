@@ -185,7 +185,7 @@ class GatewayHandler(ASGIHandler):
         if error is None:
             return None
         scope[HANDLER] = f"/{match.route}"
-        refusal = _told(path, error, request_id)
+        refusal = _error_for_path(path, error, request_id)
         refusal["openai-processing-ms"] = str(round((time.perf_counter() - scope[ARRIVED]) * 1000))
         return refusal
 
@@ -195,7 +195,7 @@ class GatewayHandler(ASGIHandler):
         if request is None:
             return cast(HttpResponseBase, response)
         scope[ERROR] = error.code
-        refusal = _told(gateway_path(scope), error, _request_id(scope))
+        refusal = _error_for_path(gateway_path(scope), error, _request_id(scope))
         # The rest of the body is not read: the connection can't be used again.
         refusal["Connection"] = "close"
         allow(request, refusal)
@@ -276,15 +276,15 @@ class GatewayHandler(ASGIHandler):
 
 def _request_id(scope: Scope) -> str:
     """By which it's told apart before it meets a view; the same each time."""
-    if (known := scope.get(REQUEST_ID)) is not None:
-        return str(known)
+    if (request_id := scope.get(REQUEST_ID)) is not None:
+        return str(request_id)
     theirs = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
-    made = scope[REQUEST_ID] = sanitize_request_id(theirs.decode("latin1"))
-    bind_request(request_id=made)
-    return made
+    sanitized = scope[REQUEST_ID] = sanitize_request_id(theirs.decode("latin1"))
+    bind_request(request_id=sanitized)
+    return sanitized
 
 
-def _told(path: str, error: QuireError, request_id: str) -> HttpResponse:
+def _error_for_path(path: str, error: QuireError, request_id: str) -> HttpResponse:
     """The answer to a request that has met no view."""
     anthropic = path.startswith(ANTHROPIC)
     refusal = (anthropic_error if anthropic else error_response)(error, request_id)

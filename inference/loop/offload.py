@@ -70,8 +70,8 @@ class FairThreadPool:
 
     def _open_queue(self, tenant: str) -> None:
         """Start an idle tenant at the level of the others."""
-        others = [self._served.get(name, 0.0) for name in self._queues if name != tenant]
-        floor = min(others, default=max(self._served.values(), default=0.0))
+        other_totals = [self._served.get(name, 0.0) for name in self._queues if name != tenant]
+        floor = min(other_totals, default=max(self._served.values(), default=0.0))
         self._served[tenant] = max(self._served.get(tenant, 0.0), floor)
 
     def _run_next(self) -> None:

@@ -103,12 +103,12 @@ class Usage:
     reasoning_tokens: int | None = None
     numerics_changed: bool = False
 
-    def subtract(self, before: Usage) -> Usage:
+    def subtract(self, previous: Usage) -> Usage:
         """What was added since an earlier count."""
-        prompt = max(0, self.prompt_tokens - before.prompt_tokens)
+        prompt = max(0, self.prompt_tokens - previous.prompt_tokens)
         return Usage(
             prompt_tokens=prompt,
-            completion_tokens=max(0, self.completion_tokens - before.completion_tokens),
+            completion_tokens=max(0, self.completion_tokens - previous.completion_tokens),
             cached_tokens=min(prompt, self.cached_tokens),
         )
 

@@ -149,8 +149,8 @@ def test_the_sampler_is_plain_where_python_is_not_asked() -> None:
     asks = ("use_beam_search", "logits_processors", "logprob_token_ids")
     for wish in (*WISHES, {"logprob_token_ids": [5]}):
         state = RequestSamplingState(sampling(**wish), [5, 6], [], 0)
-        assert sampler.is_plain(state) != any(each in wish for each in asks), wish
-    assert not Sampler([2]).is_plain(RequestSamplingState(sampling(), [5], [], 0))
+        assert sampler.can_use_kernels(state) != any(each in wish for each in asks), wish
+    assert not Sampler([2]).can_use_kernels(RequestSamplingState(sampling(), [5], [], 0))
     alone = sampler.step_choice([RequestSamplingState(sampling(logit_bias={}), [5], [], 0)], VOCAB)
     assert alone is None
 

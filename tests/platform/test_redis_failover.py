@@ -98,7 +98,7 @@ async def test_a_client_of_an_event_loop_goes_to_the_new_primary(pair: Pair) -> 
 async def test_a_link_goes_to_the_new_primary_and_what_was_sent_is_answered(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redis_link, "_LEFT_AFTER_S", 0.0)
+    monkeypatch.setattr(redis_link, "_LEAVE_AFTER_S", 0.0)
     link, reading = RedisPipeline(pair.url), RedisPipeline(pair.url, timeout_s=60)
     await link.execute("XADD", "s", "1-1", "m", "old")
     blocked = reading.send("XREAD", "BLOCK", 60_000, "STREAMS", "s", "1-1")

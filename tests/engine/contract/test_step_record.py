@@ -9,7 +9,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine.system.step_record import ROOM, LastStep, SharedStepRecord, SharedStepWriter, _place
+from engine.system.step_record import (
+    MAX_IDS_BYTES,
+    LastStep,
+    SharedStepRecord,
+    SharedStepWriter,
+    _slot_offset,
+)
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs memfd_create")
 
@@ -59,14 +65,14 @@ def test_a_list_that_the_process_died_over_does_not_count(record: SharedStepReco
     recorder.write(["whole"])
     memory = recorder._memory
     assert memory is not None
-    other = _place(3 - memory[0])
+    other = _slot_offset(3 - memory[0])
     memory[other : other + 8] = b"\xff" * 8
     assert record.read() == LastStep("i", ["whole"])
 
 
 def test_more_ids_than_there_is_room_for_are_not_known(record: SharedStepRecord) -> None:
     recorder = SharedStepWriter("i", os.dup(record.fd))
-    recorder.write(["x" * 100] * (ROOM // 100))
+    recorder.write(["x" * 100] * (MAX_IDS_BYTES // 100))
     assert record.read() == LastStep("i", None)
     recorder.write(["small"])
     assert record.read() == LastStep("i", ["small"])

@@ -55,9 +55,9 @@ ATTENTION = """
 def test_powers_of_two_beside_products_are_counted_round_the_loop():
     """Those between a product and the wait for it, which may come in the next turn."""
     code = read(ATTENTION.format(back="0x10"))
-    assert (code.loop, code.matrix, code.powers, code.beside) == (9, 3, 4, 2)
+    assert (code.loop, code.matrix, code.powers, code.overlapped) == (9, 3, 4, 2)
     code = read(ATTENTION.format(back="0x50"))
-    assert (code.powers, code.beside) == (3, 3)
+    assert (code.powers, code.overlapped) == (3, 3)
 
 
 def test_programs_share_registers_shared_memory_and_warps():
