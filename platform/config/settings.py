@@ -99,7 +99,8 @@ MIDDLEWARE = [
     "tenants.audit.client_ip_middleware",
     "django.middleware.security.SecurityMiddleware",
     "console.csp.content_security_policy",
-    "config.compression.compressed",
+    "config.compression.static_files",
+    "django.middleware.gzip.GZipMiddleware",  # pads bodies, so that lengths tell nothing (BREACH)
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
