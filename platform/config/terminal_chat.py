@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import mimetypes
 import re
 import ssl
 import sys
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -45,7 +48,7 @@ class ChatApi:
         return sorted((str(model["id"]) for model in data), key=_model_ranks(data).__getitem__)
 
     def answer(
-        self, model: str, messages: list[dict[str, str]], sampling: dict[str, Any]
+        self, model: str, messages: list[dict[str, Any]], sampling: dict[str, Any]
     ) -> Generator[str]:
         """Yield an answer's text as it comes; closing stops it. Raises `ApiError`."""
         body = {"model": model, "messages": messages, "stream": True, **sampling}
@@ -93,6 +96,7 @@ def _check(response: httpx.Response) -> None:
 
 HELP = """\
 /system TEXT  set the system message and start anew (without TEXT: remove it)
+/image FILE   show a picture with the next question
 /reset        forget the conversation
 /model NAME   talk to another model (without NAME: list them)
 /help         this
@@ -104,17 +108,30 @@ class Conversation:
     """Messages in OpenAI's form; the system message, if any, comes first."""
 
     system: str = ""
-    turns: list[dict[str, str]] = field(default_factory=list)
+    turns: list[dict[str, Any]] = field(default_factory=list)
+    #: Addresses of the pictures that go with the next question.
+    images: list[str] = field(default_factory=list)
 
     @property
-    def messages(self) -> list[dict[str, str]]:
+    def messages(self) -> list[dict[str, Any]]:
         """All that the model gets."""
         start = [{"role": "system", "content": self.system}] if self.system else []
         return [*start, *self.turns]
 
     def ask(self, text: str) -> None:
-        """The person said something."""
-        self.turns.append({"role": "user", "content": text})
+        """The person said something, with the pictures that were attached since the last time."""
+        content: str | list[dict[str, Any]] = text
+        if self.images:
+            content = [{"type": "image_url", "image_url": {"url": url}} for url in self.images]
+            content.append({"type": "text", "text": text})
+            self.images = []
+        self.turns.append({"role": "user", "content": content})
+
+    def attach(self, path: str) -> None:
+        """Show a picture with the next question. Raises OSError for a file that can't be read."""
+        media_type = mimetypes.guess_type(path)[0] or "image/png"
+        data = base64.b64encode(Path(path).expanduser().read_bytes()).decode()
+        self.images.append(f"data:{media_type};base64,{data}")
 
     def reply(self, text: str) -> None:
         """The model said something. An empty answer takes the question with it."""
@@ -126,6 +143,7 @@ class Conversation:
     def reset(self, system: str | None = None) -> None:
         """Start anew, with another system message if one is given."""
         self.turns.clear()
+        self.images.clear()
         if system is not None:
             self.system = system
 
@@ -155,6 +173,7 @@ class Terminal:
         self._interactive = sys.stdin.isatty()
         self._commands: dict[str, Callable[[str], None]] = {
             "help": lambda rest: print(HELP),
+            "image": self._attach,
             "reset": lambda rest: self.talk.reset(),
             "system": lambda rest: self.talk.reset(rest),
             "model": self._choose_model,
@@ -182,6 +201,12 @@ class Terminal:
             print(f"There is no /{safe(name)}. /help lists the commands.")
         else:
             command(rest.strip())
+
+    def _attach(self, path: str) -> None:
+        try:
+            self.talk.attach(path)
+        except OSError as error:
+            print(safe(f"{path or 'FILE'} can't be read: {error.strerror}"))
 
     def _choose_model(self, name: str) -> None:
         try:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
+from pydantic import SecretStr
 
 from config.management.commands.chat import find_server
 from config.terminal_chat import ApiError, ChatApi, Conversation, Terminal, safe
@@ -228,11 +229,8 @@ def test_a_server_that_is_not_there_is_said_so() -> None:
         list(ChatApi("http://127.0.0.1:9", "").answer("m", [], {}))
 
 
-def test_the_data_dirs_key_goes_to_its_own_address_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("QUIRE_URL", "QUIRE_API_KEY"):
-        monkeypatch.delenv(name, raising=False)
+def test_the_data_dirs_key_goes_to_its_own_address_alone(tmp_path: Path, settings: Any) -> None:
+    settings.QUIRE = settings.QUIRE.replace(url="", api_key=SecretStr(""))
     with pytest.raises(CommandError, match="No instance runs"):
         find_server(tmp_path, None, None)
     (tmp_path / "instance.json").write_text('{"url": "http://here:1", "api_key": "secret"}')
@@ -240,5 +238,27 @@ def test_the_data_dirs_key_goes_to_its_own_address_alone(
     assert find_server(tmp_path, "http://here:1/v1", None)[1] == "secret"
     assert find_server(tmp_path, "http://elsewhere", None)[1] == ""
     assert find_server(tmp_path, "http://elsewhere", "given")[1] == "given"
-    monkeypatch.setenv("QUIRE_API_KEY", "env")
+    settings.QUIRE = settings.QUIRE.replace(api_key=SecretStr("env"))
     assert find_server(tmp_path, None, None)[1] == "env"
+
+
+def test_pictures_go_with_the_next_question_alone(server: Any, tmp_path: Path) -> None:
+    picture = tmp_path / "a.png"
+    picture.write_bytes(b"\x89PNG")
+    server.replies += [["seen"], ["again"]]
+    talk(server, f"/image {picture}", "What?", "And now?")
+    first, second = (body["messages"][-1]["content"] for _, body in server.seen)
+    assert first == [
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw=="}},
+        {"type": "text", "text": "What?"},
+    ]
+    assert second == "And now?"
+
+
+def test_a_picture_that_cannot_be_read_is_named(
+    server: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    talk(server, "/image /nowhere.png")
+    assert "/nowhere.png can't be read" in capsys.readouterr().out
+    with pytest.raises(CommandError, match=r"--image /nowhere\.png can't be read"):
+        call_command("chat", "hello", url=server.url, image=["/nowhere.png"])

@@ -33,6 +33,13 @@ class Command(QuireCommand):
         )
         parser.add_argument("--api-key", help="(default: QUIRE_API_KEY, or the data dir's)")
         parser.add_argument("--model", help="(default: the first that is ready to chat)")
+        parser.add_argument(
+            "--image",
+            metavar="FILE",
+            action="append",
+            default=[],
+            help="show a picture with the first question; may be repeated",
+        )
         parser.add_argument("--system", default="", help="system message")
         parser.add_argument("--temperature", type=float, help="0 is greedy (default: the model's)")
         parser.add_argument(
@@ -62,7 +69,14 @@ class Command(QuireCommand):
                 raise CommandError(
                     f"{api.url} has no model {model!r} for this key; it has {available}."
                 )
-            self._talk(Terminal(api, model, Conversation(options["system"]), sampling), options)
+            conversation = Conversation(options["system"])
+            for path in options["image"]:
+                conversation.attach(path)
+            self._talk(Terminal(api, model, conversation, sampling), options)
+        except OSError as error:
+            raise CommandError(
+                f"--image {error.filename} can't be read: {error.strerror}"
+            ) from error
         except ApiError as error:
             raise CommandError(str(error)) from error
         finally:
