@@ -49,9 +49,21 @@ class InvalidRequest(QuireError, ValueError):
 
 
 class ContextLengthExceeded(InvalidRequest):
-    """Prompt and requested output don't fit the model's context."""
+    """Prompt and requested output don't fit the model's context.
+
+    Attributes:
+        num_tokens: the prompt's, if it is what doesn't fit; of a long one as many as were counted.
+        max_tokens: the context's.
+    """
 
     code = "context_length_exceeded"
+    num_tokens: int | None = None
+    max_tokens: int | None = None
+
+    def with_counts(self, num_tokens: int, max_tokens: int) -> "ContextLengthExceeded":
+        """The same error with both numbers."""
+        self.num_tokens, self.max_tokens = num_tokens, max_tokens
+        return self
 
 
 class KVPoolTooSmall(InvalidRequest):

@@ -114,7 +114,7 @@ def check_context(num_prompt_tokens: int, max_tokens: int | None, max_model_len:
             f"There are {num_prompt_tokens} tokens in the prompt, but the model's context is "
             f"{max_model_len} tokens and at least one must be left for the output.",
             param="prompt",
-        )
+        ).with_counts(num_prompt_tokens, max_model_len)
     if max_tokens is not None and max_tokens > max_model_len:
         raise ContextLengthExceeded(
             f"max_tokens is {max_tokens}, but the model's context is {max_model_len} tokens.",

@@ -143,7 +143,7 @@ def exceeds_limit_error(most: int, *, of_context: bool) -> ContextLengthExceeded
     which = f"the model's context is {most} tokens" if of_context else f"{most} are the most"
     return ContextLengthExceeded(
         f"There are more than {most} tokens in the prompt; {which}.", param="prompt"
-    )
+    ).with_counts(most + 1, most)
 
 
 def tokenize(

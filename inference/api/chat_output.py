@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from inference.chat.job import ChatOptions
 from inference.chat.turn import ChatSession, TurnDelta, build_message
-from inference.generation.logprobs import best_outputs, chat_logprobs, prompt_logprobs
+from inference.generation.logprobs import (
+    best_outputs,
+    chat_logprobs,
+    prompt_logprobs,
+    text_entries,
+)
 from inference.generation.output import TokenEntry
 from inference.generation.record import response_metrics
 from inference.parsers.state_machine import Part
@@ -105,13 +111,20 @@ class ChatCompletionBuilder:
             "token_ids": None,
         }
         if options.top_logprobs is not None:
-            content = chat_logprobs(
-                output.entries, options.names, options.top_logprobs, asked=options.wants_tokens
-            )
-            choice["logprobs"] = {"content": content, "refusal": None}
+            choice["logprobs"] = _logprobs(output.entries, options, options.top_logprobs)
         if options.return_token_ids:
             choice["token_ids"] = output.token_ids
         return choice
+
+
+def _logprobs(entries: Sequence[TokenEntry], options: ChatOptions, top: int) -> dict[str, Any]:
+    shown = _visible_entries(entries, options)
+    content = chat_logprobs(shown, options.names, top, asked=options.wants_tokens)
+    return {"content": content, "refusal": None}
+
+
+def _visible_entries(entries: Sequence[TokenEntry], options: ChatOptions) -> Sequence[TokenEntry]:
+    return entries if options.shows_all_tokens else text_entries(entries)
 
 
 _TEXT_PLACEHOLDER = '"\\u0000text"'
@@ -205,11 +218,8 @@ class ChatStreamWriter(EventWriter[TurnDelta]):
         """A choice with the delta's tokens as far as they are asked for."""
         options, increment = self._options, delta.increment
         choice = self._choice(delta.index, fields)
-        if options.top_logprobs is not None and increment.entries:
-            content = chat_logprobs(
-                increment.entries, options.names, options.top_logprobs, asked=options.wants_tokens
-            )
-            choice["logprobs"] = {"content": content, "refusal": None}
+        if options.top_logprobs is not None and _visible_entries(increment.entries, options):
+            choice["logprobs"] = _logprobs(increment.entries, options, options.top_logprobs)
         if options.return_token_ids:
             choice["token_ids"] = increment.token_ids
         return choice
@@ -218,7 +228,7 @@ class ChatStreamWriter(EventWriter[TurnDelta]):
         """Whether tokens have to be written although they made no text."""
         options, increment = self._options, delta.increment
         return bool(
-            (options.top_logprobs is not None and increment.entries)
+            (options.top_logprobs is not None and _visible_entries(increment.entries, options))
             or (options.return_token_ids and increment.token_ids)
         )
 

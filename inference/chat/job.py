@@ -25,7 +25,7 @@ from inference.rendering.media import ChatPrompt, find_images, place_images
 from inference.rendering.prompts import (
     chat_token_ids,
     count_chars,
-    move_system_messages_first,
+    merge_late_system_messages,
     template_messages,
     truncate_tokens,
 )
@@ -44,6 +44,7 @@ class ChatOptions:
     parsers: how reasoning and calls are found in each output.
     unsupported_fields: fields that this model has no use for.
     wants_tokens: log probabilities are wanted of tokens that the client named.
+    shows_all_tokens: log probabilities also of tokens that the text leaves out.
     """
 
     n: int
@@ -59,6 +60,7 @@ class ChatOptions:
     metadata: dict[str, str] | None = None
     unsupported_fields: tuple[str, ...] = ()
     wants_tokens: bool = False
+    shows_all_tokens: bool = False
 
     @classmethod
     def build(
@@ -86,6 +88,8 @@ class ChatOptions:
             metadata=chat.metadata,
             unsupported_fields=unfollowed,
             wants_tokens=chat.logprob_token_ids is not None,
+            shows_all_tokens=bool(chat.return_token_ids or chat.tokens_as_ids)
+            or not job.sampling.skip_special_tokens,
         )
 
 
@@ -219,7 +223,7 @@ async def render_prompt(
 def _messages(chat: ChatRequest, tokenizer: Tokenizer) -> list[dict[str, Any]]:
     """As the model's template reads them."""
     messages = template_messages(chat.raw_messages, tokenizer.chat_template or "")
-    return move_system_messages_first(messages, tokenizer) if chat.system_anywhere else messages
+    return merge_late_system_messages(messages, tokenizer) if chat.system_anywhere else messages
 
 
 def add_special_tokens(token_ids: list[int], served: ResolvedModel) -> list[int]:

@@ -46,6 +46,11 @@ def chat_logprobs(
     ]
 
 
+def text_entries(entries: Sequence[TokenEntry]) -> list[TokenEntry]:
+    """The entries of tokens that the text has; clients put the text together from them."""
+    return [entry for entry in entries if entry.in_text]
+
+
 def _top_indices(scores: TokenLogprobs, top: int) -> Iterable[int]:
     return range(1, min(top + 1, len(scores.token_ids)))
 

@@ -22,12 +22,15 @@ _EDGE_REASONS = {
 class TokenEntry:
     """A token with its log probabilities and its place in the output's text.
 
-    `offset`: how many characters were complete before it.
+    Attributes:
+        offset: how many characters were complete before it.
+        in_text: whether the text has it; special tokens and the end are left out.
     """
 
     token_id: int
     logprobs: TokenLogprobs
     offset: int
+    in_text: bool = True
 
 
 @dataclass(slots=True)
@@ -197,20 +200,28 @@ class OutputState:
         text = ""
         last = len(token_ids) - 1
         for place, token in enumerate(token_ids):
-            self._append_logprobs(token, piece.logprobs[place] if piece.logprobs else None)
-            new = "" if hidden and place == last else self._text.push((token,))
+            is_end = hidden and place == last
+            in_text = not is_end and not self._is_left_out(token)
+            self._append_logprobs(token, piece.logprobs[place] if piece.logprobs else None, in_text)
+            new = "" if is_end else self._text.push((token,))
             self._text_len += len(new)
             text += self._check_stop(new)
             if self.finish_reason is not None:
                 break
         return text
 
-    def _append_logprobs(self, token: int, logprobs: TokenLogprobs | None) -> None:
+    def _is_left_out(self, token: int) -> bool:
+        """Whether the text has no special tokens, and this is one."""
+        tokenizer, _, kept_tokens = self._from
+        special = self._sampling.skip_special_tokens and token in tokenizer.special_token_ids
+        return special and token not in kept_tokens
+
+    def _append_logprobs(self, token: int, logprobs: TokenLogprobs | None, in_text: bool) -> None:
         self.num_tokens += 1
         self._token_ids.append(token)
         if logprobs is not None:
             self.sum_logprobs += logprobs.logprobs[0]
-            self._entries.append(TokenEntry(token, logprobs, self._text_len))
+            self._entries.append(TokenEntry(token, logprobs, self._text_len, in_text))
 
     def _check_stop(self, text: str) -> str:
         """The part of new text that may be shown; ends the output at a stop string."""

@@ -69,14 +69,37 @@ def _text_part(part: str | Message) -> str | Message:
     return {"type": "text", "text": part[TEXT_PARTS[part["type"]]]}
 
 
-def move_system_messages_first(messages: Sequence[Message], tokenizer: Tokenizer) -> list[Message]:
-    """The same with all system messages in one at the front, for templates that want it so."""
+def merge_late_system_messages(messages: Sequence[Message], tokenizer: Tokenizer) -> list[Message]:
+    """The same with system messages at the front alone, for templates that take them nowhere else.
+
+    Those at the front become one. A later one becomes part of the user's turn beside it: moved to
+    the front, it would change the whole prompt, and nothing of the last turn would be cached.
+    """
     late = any(message["role"] in _SYSTEM for message in messages[1:])
     if not late or _supports_late_system(tokenizer):
         return list(messages)
-    told = [message["content"] for message in messages if message["role"] in _SYSTEM]
-    others = [message for message in messages if message["role"] not in _SYSTEM]
-    return [{"role": "system", "content": "\n\n".join(told)}, *others]
+    merged: list[Message] = []
+    in_front, after_late = True, False
+    for message in messages:
+        is_system = message["role"] in _SYSTEM
+        in_front = in_front and is_system
+        is_late = is_system and not in_front
+        role = "user" if is_late else "system" if is_system else message["role"]
+        if merged and merged[-1]["role"] == role and (is_system or after_late):
+            content = _joined(merged[-1]["content"], message["content"])
+            merged[-1] = {**merged[-1], "content": content}
+        else:
+            merged.append({**message, "role": role})
+        after_late = is_late
+    return merged
+
+
+def _joined(first: Any, second: Any) -> Any:
+    """Two contents as one: text, or parts if one of them has parts."""
+    if isinstance(first, str) and isinstance(second, str):
+        return f"{first}\n\n{second}"
+    contents = ([{"type": "text", "text": c}] if isinstance(c, str) else c for c in (first, second))
+    return [part for content in contents for part in content]
 
 
 @lru_cache(maxsize=16)
@@ -205,7 +228,7 @@ def check_prompt_length(chars: int, model: ModelInfo, param: str) -> None:
             f"The prompt has {chars} characters, which can't fit the model's context of "
             f"{model.max_model_len} tokens.",
             param=param,
-        )
+        ).with_counts(chars // MAX_PIECE_CHARS, model.max_model_len)
 
 
 def count_chars(value: Any) -> int:

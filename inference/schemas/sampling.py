@@ -24,6 +24,8 @@ from inference.schemas.base import GenerateRequest
 _FORMAT_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 #: There is one backend; these names mean it.
 _BACKENDS = ("auto", "guidance", "llguidance", "lm-format-enforcer", "outlines", "xgrammar")
+#: Names of the backend inside of `structured_outputs`.
+_BACKEND_FIELDS = ("backend", "_backend", "_backend_was_auto")
 LEGACY_FIELDS = ("json", "regex", "choice", "grammar", "json_object")
 KNOWN_FIELDS = tuple(spec.name for spec in msgspec.structs.fields(StructuredOutputsParams))
 
@@ -64,22 +66,19 @@ class StructuredFields(BaseModel):
         Raises:
             InvalidRequest: more than one, or a bad one, by the name of the client's field.
         """
-        found = [*self._formats(), *self._structured(), *self._legacy_guided_fields()]
-        if len(found) > 1:
-            shown = " and ".join(source for source, _, _ in found)
-            raise InvalidRequest(
-                f"Only one field may say what the output looks like; got {shown}.",
-                param=found[1][0],
-            )
+        forms = [*self._formats(), *self._structured(), *self._legacy_guided_fields()]
         self._check_options()
-        if not found:
+        constraints = [_constraint(*form) for form in forms]
+        if not constraints:
             return OutputConstraint()
-        source, names, values = found[0]
-        names = {"structured_outputs": source, **names}
-        try:
-            return OutputConstraint(StructuredOutputsParams(**values), source, names)
-        except InvalidRequest as error:
-            raise rename_error_param(error, names) from None
+        for other in constraints[1:]:  # one form under two names is one
+            if _normalized(other.params) != _normalized(constraints[0].params):
+                raise InvalidRequest(
+                    "Only one field may say what the output looks like; got "
+                    f"{constraints[0].source} and {other.source}, which differ.",
+                    param=other.source,
+                )
+        return constraints[0]
 
     def _formats(self) -> list[_Form]:
         given = self.response_format
@@ -98,10 +97,14 @@ class StructuredFields(BaseModel):
         if given is None:
             return []
         for key in given:
-            if key not in KNOWN_FIELDS:
+            if key not in (*KNOWN_FIELDS, *_BACKEND_FIELDS):
                 name = f"structured_outputs.{key[:50]}"
                 raise UnsupportedField(f"'{name}' is not supported.", param=name)
-        values = {key: value for key, value in given.items() if value is not None}
+        values = {
+            key: value
+            for key, value in given.items()
+            if value is not None and key not in _BACKEND_FIELDS
+        }
         tag = values.get("structural_tag")
         if isinstance(tag, dict):
             values["structural_tag"] = json.dumps(tag)
@@ -123,12 +126,13 @@ class StructuredFields(BaseModel):
         return forms
 
     def _check_options(self) -> None:
-        backend = self.guided_decoding_backend
-        if backend is not None and backend not in _BACKENDS:
-            raise UnsupportedField(
-                f"guided_decoding_backend must be one of {', '.join(_BACKENDS)}.",
-                param="guided_decoding_backend",
-            )
+        inside = self.structured_outputs or {}
+        for name, backend in (
+            ("guided_decoding_backend", self.guided_decoding_backend),
+            *((f"structured_outputs.{key}", inside.get(key)) for key in _BACKEND_FIELDS[:2]),
+        ):
+            if backend is not None and backend not in _BACKENDS:
+                raise UnsupportedField(f"{name} must be one of {', '.join(_BACKENDS)}.", param=name)
         guided = self.guided_json is not None or self.guided_json_object
         if self.guided_whitespace_pattern is not None and not guided:
             raise InvalidRequest(
@@ -139,6 +143,25 @@ class StructuredFields(BaseModel):
 
 #: The client's field, its names for ours, and the values for `StructuredOutputsParams`.
 _Form = tuple[str, dict[str, str], dict[str, Any]]
+
+
+def _constraint(source: str, names: dict[str, str], values: dict[str, Any]) -> OutputConstraint:
+    """The form that a field names. Raises `InvalidRequest` by the name of the client's field."""
+    names = {"structured_outputs": source, **names}
+    try:
+        params = StructuredOutputsParams(**values)
+    except InvalidRequest as error:
+        raise rename_error_param(error, names) from None
+    return OutputConstraint(params, source, names)
+
+
+def _normalized(params: StructuredOutputsParams | None) -> dict[str, Any]:
+    """What a form says, however its schema is written."""
+    form = {} if params is None else msgspec.structs.asdict(params)
+    if isinstance(form.get("json"), str):
+        form["json"] = json.loads(form["json"])
+    form.pop("disable_additional_properties", None)  # changes nothing
+    return form
 
 
 def _json_schema(given: dict[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:

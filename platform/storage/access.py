@@ -164,6 +164,44 @@ def access_response(caller: Caller, public_id: str, param: str = "response_id") 
     return _get_or_404(rows, public_id, "response", param)
 
 
+#: Digits of a response's id that its items' ids have too; the others number the items.
+_SHARED_DIGITS = 28
+
+
+def item_id(prefix: str, response_id: str, index: int) -> str:
+    """The id of an item of a response's output, by which the response is found again."""
+    digits = response_id.removeprefix("resp_")
+    return f"{prefix}{digits[:_SHARED_DIGITS]}{index:04x}"
+
+
+def access_output_items(caller: Caller, ids: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """Items of stored responses by their ids.
+
+    Args:
+        ids: each with the field that names it.
+
+    Raises: `NotFound` naming the field; `InvalidRequest` for more than is read into memory.
+    """
+    items: dict[str, dict[str, Any]] = {}
+    num_chars = 0
+    rows = _not_expired(_for_tenant(StoredResponse, caller.tenant_id))
+    for public_id, param in ids.items():
+        if public_id not in items and is_id(public_id):
+            start = f"resp_{public_id.partition('_')[2][:_SHARED_DIGITS]}"
+            row = rows.filter(public_id__gte=start, public_id__lt=f"{start}g").first()
+            num_chars += row.size if row is not None else 0
+            output = row.body["output"] if row is not None else []
+            items |= {item["id"]: item for item in output}
+        if public_id not in items:
+            raise NotFound(f"No such item: {public_id[:80]!r}.", param=param)
+        if num_chars > MAX_CONVERSATION_CHARS:
+            raise InvalidRequest(
+                f"A conversation may hold at most {MAX_CONVERSATION_CHARS} characters.",
+                param=param,
+            )
+    return items
+
+
 def access_response_chain(caller: Caller, public_id: str) -> tuple[list[StoredResponse], int]:
     """The response and those before it, oldest first, without their requests; and their characters.
 

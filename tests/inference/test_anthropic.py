@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import cache
 from typing import Any
 
@@ -341,6 +342,59 @@ async def test_fault_27_a_fault_in_the_middle_is_an_error_event(gateway: Gateway
     last = parse_events(reply.body)[-1]
     assert last["type"] == "error"
     assert last["error"] == {"type": "api_error", "message": "The step failed."}
+
+
+async def test_fault_87_a_block_for_the_server_alone_leaves_the_prompt_as_it_is(
+    gateway: Gateway, tokenizer: Tokenizer
+) -> None:
+    system = [{"type": "text", "text": "be brief"}]
+    async with gateway.serving(gateway.scripted(says(tokenizer, "ok"))) as replica:
+        for number in range(3):
+            billing = f"x-anthropic-billing-header: cc_version=2.1; cch={number};"
+            block = [{"type": "text", "text": billing}] if number else []
+            reply = await ask(gateway, messages=[USER], system=[*block, *system])
+            assert reply.status == 200, reply.body
+        prompts = [request.prompt_token_ids for request in replica.received]
+        assert prompts[0] == prompts[1] == prompts[2]
+
+
+async def test_fault_88_an_overflow_is_told_in_the_words_that_agents_know(served: Gateway) -> None:
+    for size in (700, 70_000):
+        reply = await ask(served, messages=[{"role": "user", "content": "€" * size}])
+        error = reply.json()["error"]
+        assert (reply.status, error["type"]) == (400, "invalid_request_error")
+        words = re.fullmatch(r"prompt is too long: (\d+) tokens > (\d+) maximum", error["message"])
+        assert words is not None, error
+        assert int(words[1]) > int(words[2])
+
+
+async def test_fault_88_a_tool_is_offered_without_those_of_the_server(
+    gateway: Gateway, tokenizer: Tokenizer
+) -> None:
+    hosted = {"type": "web_search_20250305", "name": "web_search", "max_uses": 5}
+    async with gateway.serving(gateway.scripted(says(tokenizer, "ok"))) as replica:
+        for tools in ([TOOL], [hosted, TOOL]):
+            assert (await ask(gateway, messages=[USER], tools=tools)).status == 200
+        first, second = replica.received
+        assert first.prompt_token_ids == second.prompt_token_ids
+        reply = await ask(gateway, messages=[USER], tools=[hosted])
+        assert reply.status == 400
+        assert "tools.0.type" in reply.json()["error"]["message"]
+
+
+async def test_search_results_are_text(gateway: Gateway, tokenizer: Tokenizer) -> None:
+    found = {
+        "type": "search_result",
+        "title": "T",
+        "source": "https://a",
+        "content": [{"type": "text", "text": "b"}, {"type": "text", "text": "c"}],
+    }
+    async with gateway.serving(gateway.scripted(says(tokenizer, "ok"))) as replica:
+        for content in ([found], "T\nhttps://a\nb\nc"):
+            reply = await ask(gateway, messages=[{"role": "user", "content": content}])
+            assert reply.status == 200, reply.body
+        first, second = replica.received
+        assert first.prompt_token_ids == second.prompt_token_ids
 
 
 USER = {"role": "user", "content": "x"}

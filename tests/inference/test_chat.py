@@ -192,13 +192,31 @@ async def test_log_probabilities_name_tokens_and_bytes(
         ]
     else:
         entries = reply.json()["choices"][0]["logprobs"]["content"]
-    assert len(entries) == len("a🙂".encode()) + 1
-    assert bytes(b for entry in entries[:-1] for b in entry["bytes"]).decode() == "a🙂"
+    assert bytes(b for entry in entries for b in entry["bytes"]).decode() == "a🙂"
     for entry in entries:
         assert set(entry) == {"token", "logprob", "bytes", "top_logprobs"}
         assert len(entry["top_logprobs"]) == 2
         assert entry["logprob"] <= 0
     assert entries[0]["token"] == "a"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("wish", [{}, {"return_token_ids": True}, {"skip_special_tokens": False}])
+async def test_fault_100_logprobs_are_those_of_the_message(
+    gateway: Gateway, tokenizer: Tokenizer, stream: bool, wish: dict[str, Any]
+) -> None:
+    end = tokenizer.eos_token_id
+    assert end is not None
+    replica = gateway.scripted(byte_by_byte(tokenizer, "Grüße!"))
+    reply = await ask(gateway, replica, logprobs=True, stream=stream, **wish)
+    choices = (
+        [choice for event in reply.events[:-1] for choice in event["choices"]]
+        if stream
+        else reply.json()["choices"]
+    )
+    parts = [choice["logprobs"]["content"] for choice in choices if choice["logprobs"]]
+    text = b"".join(bytes(entry["bytes"]) for part in parts for entry in part).decode()
+    assert text == "Grüße!" + (tokenizer.token_text(end) if wish else "")
 
 
 async def test_without_top_logprobs_there_are_no_alternatives(

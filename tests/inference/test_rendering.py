@@ -26,6 +26,7 @@ from inference.rendering import tokenizers as tokenizers_module
 from inference.rendering.prompts import (
     chat_token_ids,
     count_chars,
+    merge_late_system_messages,
     template_messages,
     text_token_ids,
 )
@@ -194,6 +195,39 @@ def test_developers_speak_as_the_system_to_older_templates() -> None:
     messages = [{"role": "developer", "content": "x"}]
     assert template_messages(messages, "")[0]["role"] == "system"
     assert template_messages(messages, "{% if role == 'developer' %}")[0]["role"] == "developer"
+
+
+FRONT_ALONE = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+    "{{ raise_exception('system first') }}{% endif %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+)
+
+
+def test_fault_87_a_late_system_message_leaves_the_earlier_turns_as_they_were(
+    tokenizer: Tokenizer,
+) -> None:
+    """By role: s(ystem), d(eveloper), u(ser), a(ssistant), t(ool)."""
+    roles = {"s": "system", "d": "developer", "u": "user", "a": "assistant", "t": "tool"}
+    front = tokenizer.with_chat_template(FRONT_ALONE)
+
+    def merged(chat: str) -> str:
+        messages = [{"role": roles[role], "content": f"{role}{k}"} for k, role in enumerate(chat)]
+        made = merge_late_system_messages(messages, front)
+        return " ".join(f"{message['role'][0]}:{message['content']!r}" for message in made)
+
+    assert merged("sua") == "s:'s0' u:'u1' a:'a2'"
+    assert merged("ssu") == r"s:'s0\n\ns1' u:'u2'"
+    assert merged("sus") == r"s:'s0' u:'u1\n\ns2'"
+    assert merged("susau") == r"s:'s0' u:'u1\n\ns2' a:'a3' u:'u4'"
+    assert merged("suats") == "s:'s0' u:'u1' a:'a2' t:'t3' u:'s4'"
+    assert merged("suasu") == r"s:'s0' u:'u1' a:'a2' u:'s3\n\nu4'"
+    assert merged("udsu") == r"u:'u0\n\nd1\n\ns2\n\nu3'"
+    anywhere = tokenizer.with_chat_template("{% for m in messages %}{{ m.content }}{% endfor %}")
+    late = [{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]
+    assert merge_late_system_messages(late, anywhere) == late
+    parts = [{"role": "user", "content": [{"type": "text", "text": "a"}]}, late[1]]
+    [both] = merge_late_system_messages(parts, front)
+    assert both["content"] == [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
 
 
 NESTED = "{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}"

@@ -91,6 +91,39 @@ async def test_a_conversation_goes_on_from_a_stored_response(
     assert second["previous_response_id"] == first["id"]
 
 
+async def test_fault_88_items_of_earlier_responses_may_come_as_references(
+    gateway: Gateway, tokenizer: Tokenizer
+) -> None:
+    async with gateway.serving(gateway.scripted(says(tokenizer, "fox"))) as replica:
+        first = (await ask(gateway, "one")).json()
+        user, again = {"role": "user", "content": "one"}, {"role": "user", "content": "two"}
+        reference = {"type": "item_reference", "id": first["output"][0]["id"]}
+        reply = await ask(gateway, [user, reference, again])
+        assert reply.status == 200, reply.body
+        said = {"role": "assistant", "content": "fox"}
+        assert (await gateway.client.chat(messages=[user, said, again])).status == 200
+        assert replica.received[1].prompt_token_ids == replica.received[2].prompt_token_ids
+        unstored = (await ask(gateway, "one", store=False)).json()["output"][0]["id"]
+        for other in (unstored, "msg_" + "0" * 32, "../../etc", ""):
+            reply = await ask(gateway, [user, {"type": "item_reference", "id": other}])
+            assert (reply.status, reply.error["param"]) == (404, "input[1].id"), other
+        usual = await gateway.client.get(f"{URL}/{first['id']}")
+        assert usual.json()["output"] == first["output"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_fault_88_an_agents_function_is_offered_without_the_servers_tools(
+    gateway: Gateway, tokenizer: Tokenizer, stream: bool
+) -> None:
+    hosted = [{"type": "web_search"}, {"type": "web_search_preview_2025_03_11"}]
+    async with gateway.serving(gateway.scripted(says(tokenizer, "ok"))) as replica:
+        for tools in ([WEATHER], [*hosted, WEATHER]):
+            reply = await ask(gateway, "x", tools=tools, tool_choice="auto", stream=stream)
+            assert reply.status == 200, reply.body
+        first, second = replica.received
+        assert first.prompt_token_ids == second.prompt_token_ids
+
+
 async def test_what_is_not_stored_can_not_be_gone_on_from(served: Gateway) -> None:
     first = (await ask(served, store=False)).json()
     assert first["store"] is False
@@ -423,10 +456,9 @@ MESSAGE = {"role": "user", "content": "x"}
         ({"input": [{"content": "x"}]}, "input[0].role"),
         ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role"),
         ({"input": [MESSAGE, {"type": "computer_call"}]}, "input[1].type"),
-        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
-            "input[0].content[0].type",
+            "input[0].content[0]",
         ),
         ({"input": [{"type": "function_call", "name": "f"}]}, "input[0].call_id"),
         ({"max_output_tokens": 0}, "max_output_tokens"),

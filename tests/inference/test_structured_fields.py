@@ -92,7 +92,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"guided_regex": "a", "guided_decoding_backend": "other"}, "guided_decoding_backend"),
     ({"guided_regex": "a", "guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
     ({"guided_json": SCHEMA, "guided_regex": "a"}, "guided_regex"),
-    ({"response_format": json_schema(), "guided_json": SCHEMA}, "guided_json"),
+    ({"response_format": json_schema(), "guided_json": {"type": "array"}}, "guided_json"),
 ]
 
 
@@ -256,3 +256,43 @@ async def test_fault_12_hostile_forms_are_refused_before_they_reach_the_engine(
             assert reply.status == 400, fields
             assert str(reply.error["param"]).startswith(next(iter(fields)))
     assert replica.received == []
+
+
+GRAMMAR = 'start: "yes" | "no"'
+
+
+@pytest.mark.parametrize("path", ["chat", "complete"])
+async def test_fault_99_one_constraint_under_two_names_is_one(
+    gateway: Gateway, tokenizer: Tokenizer, path: str
+) -> None:
+    twice: list[dict[str, Any]] = [
+        {
+            "structured_outputs": {"grammar": GRAMMAR, "backend": "guidance"},
+            "guided_grammar": GRAMMAR,
+            "guided_decoding_backend": "guidance",
+        },
+        {"structured_outputs": {"json": SCHEMA}, "guided_json": json.dumps(SCHEMA, indent=1)},
+        {"response_format": json_schema(strict=True), "guided_json": SCHEMA},
+        {"guided_choice": ["a", "b"], "structured_outputs": {"choice": ["a", "b"]}},
+    ]
+    replica = gateway.scripted(says(tokenizer, "x"))
+    async with gateway.serving(replica):
+        for fields in twice:
+            reply = await getattr(gateway.client, path)(**fields)
+            assert reply.status == 200, reply.body
+    kinds = [request.sampling.structured_outputs.kind for request in replica.received]
+    assert kinds == ["grammar", "json", "json", "choice"]
+
+
+@pytest.mark.parametrize("path", ["chat", "complete"])
+async def test_fault_99_constraints_that_differ_are_refused(served: Gateway, path: str) -> None:
+    for fields, param in (
+        ({"structured_outputs": {"grammar": GRAMMAR}, "guided_grammar": "start: /a/"},
+         "guided_grammar"),
+        ({"guided_json": SCHEMA, "structured_outputs": {"json": SCHEMA, "whitespace_pattern": " "}},
+         "guided_json"),
+        ({"structured_outputs": {"grammar": GRAMMAR, "backend": "none"}},
+         "structured_outputs.backend"),
+    ):  # fmt: skip
+        reply = await getattr(served.client, path)(**fields)
+        assert (reply.status, reply.error["param"]) == (400, param), reply.body

@@ -32,6 +32,9 @@ NAMES = {
     "user": "metadata.user_id",
 }
 SHARED = ("temperature", "top_p", "top_k", "stream", "priority", "cache_salt")
+#: What a block of the system prompt begins with that is for the server: it differs in every request
+#: of Claude Code, so that nothing behind it would be found in the prefix cache.
+BILLING = "x-anthropic-billing-header:"
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -57,6 +60,7 @@ def chat_request(request: CountTokensRequest) -> ChatRequest:
                 ),
             }
             for tool in request.tools
+            if not tool.is_hosted
         ]
     if request.tool_choice is not None:
         body |= _tool_choice(request.tool_choice, bool(request.tools))
@@ -126,8 +130,8 @@ def _thinking(request: CountTokensRequest) -> dict[str, Any]:
 
 def _messages(request: CountTokensRequest) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
-    if request.system:
-        messages.append({"role": "system", "content": _system(request.system)})
+    if request.system and (system := _system(request.system)):
+        messages.append({"role": "system", "content": system})
     for place, message in enumerate(request.messages):
         content = message.content
         blocks = [Block(type="text", text=content)] if isinstance(content, str) else content
@@ -160,7 +164,7 @@ def _parts(content: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _image(block: Block, param: str) -> dict[str, Any]:
     """A picture as a part of a chat."""
-    source = block.source or {}
+    source = block.source if isinstance(block.source, dict) else {}
     kind = source.get("type")
     if kind == "base64":
         media_type = _needed(source.get("media_type"), f"{param}.source.media_type")
@@ -177,7 +181,8 @@ def _image(block: Block, param: str) -> dict[str, Any]:
 def _system(system: str | list[Block]) -> str:
     if isinstance(system, str):
         return system
-    return "\n".join(_text(block, f"system.{place}") for place, block in enumerate(system))
+    texts = [_text(block, f"system.{place}") for place, block in enumerate(system)]
+    return "\n".join(text for text in texts if not text.startswith(BILLING))
 
 
 def _add_user(messages: list[dict[str, Any]], blocks: list[Block], param: str) -> None:
@@ -249,9 +254,20 @@ def _add_system(messages: list[dict[str, Any]], blocks: list[Block], param: str)
 ADD = {"assistant": _add_assistant, "system": _add_system, "user": _add_user}
 
 
+def _search_result(block: Block, param: str) -> str:
+    """A search result: its title, where it's from, and its text."""
+    content = block.content if isinstance(block.content, list) else []
+    texts = [
+        _text(_part(part, f"{param}.content.{place}"), f"{param}.content.{place}")
+        for place, part in enumerate(content)
+    ]
+    source = block.source if isinstance(block.source, str) else None
+    return "\n".join(filter(None, (block.title, source, *texts)))
+
+
 def _document(block: Block, param: str) -> str:
     """A document of text: its title, what is said about it, and itself."""
-    source = block.source or {}
+    source = block.source if isinstance(block.source, dict) else {}
     kind, text = source.get("type"), source.get("data")
     if kind == "content":
         text = source.get("content")
@@ -275,6 +291,8 @@ def _document(block: Block, param: str) -> str:
 def _text(block: Block, param: str) -> str:
     if block.type == "document":
         return _document(block, param)
+    if block.type == "search_result":
+        return _search_result(block, param)
     if block.type != "text":
         raise UnsupportedField(
             f"Blocks of the type {block.type[:50]!r} are not supported.",

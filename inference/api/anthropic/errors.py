@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from django.http import HttpResponse
 
-from engine.contract.errors import QuireError
+from engine.contract.errors import ContextLengthExceeded, QuireError
 from inference.errors import as_quire_error, error_headers, report
 from inference.web.views import json_response
 
@@ -28,7 +28,10 @@ KINDS = {
 def error_object(error: QuireError, request_id: str) -> dict[str, Any]:
     """The envelope. The field at fault stands before the message, as Anthropic has it."""
     message = error.message.encode("utf-8", "replace").decode()
-    if error.param and error.param not in message:
+    if isinstance(error, ContextLengthExceeded) and error.num_tokens is not None:
+        # The words by which agents know that they have to shorten the conversation.
+        message = f"prompt is too long: {error.num_tokens} tokens > {error.max_tokens} maximum"
+    elif error.param and error.param not in message:
         message = f"{error.param}: {message}"
     default = "api_error" if error.status >= 500 else "invalid_request_error"
     kind = KINDS.get(error.status, default)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
@@ -32,6 +33,8 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 
 
+#: Tools that Anthropic's servers run. Agents offer them beside their own; only these are offered.
+_HOSTED = re.compile(r"(web_search|web_fetch|code_execution|tool_search_tool_\w+|memory)_\d{8}")
 #: Reasoning that only who wrote it can read.
 REDACTED = "redacted_thinking"
 
@@ -50,7 +53,7 @@ class Block(BaseModel):
     tool_use_id: str | None = None
     content: str | list[dict[str, Any]] | None = None
     is_error: bool | None = None
-    source: dict[str, Any] | None = None
+    source: dict[str, Any] | str | None = None
     title: str | None = None
     context: str | None = None
     citations: dict[str, Any] | None = None
@@ -75,6 +78,11 @@ class AnthropicTool(BaseModel):
     description: str | None = None
     input_schema: dict[str, Any] | None = None
     strict: bool | None = None
+
+    @property
+    def is_hosted(self) -> bool:
+        """Whether Anthropic's servers would run it (`web_search_20250305`)."""
+        return _HOSTED.fullmatch(self.type or "") is not None
 
 
 class ToolChoice(BaseModel):
@@ -140,7 +148,10 @@ class CountTokensRequest(StrictRequest):
 
     def check(self) -> None:
         """Tools and their choice."""
+        others = any(not tool.is_hosted for tool in self.tools or ())
         for place, tool in enumerate(self.tools or ()):
+            if others and tool.is_hosted:
+                continue
             if tool.type not in (None, "custom"):
                 raise UnsupportedField(
                     f"Tools of the type {tool.type[:50]!r} are not supported.",
@@ -169,6 +180,7 @@ class CountTokensRequest(StrictRequest):
         names = super().ignored_fields()
         if self.output_config is not None and self.effort != self.output_config.effort:
             names.append("output_config.effort")
+        names += [f"tools.{n}" for n, tool in enumerate(self.tools or ()) if tool.is_hosted]
         for place, message in enumerate(self.messages):
             if not isinstance(message.content, str):
                 for number, block in enumerate(message.content):

@@ -17,9 +17,16 @@ from inference.generation.takeover import find_resumed_stream
 from inference.loop.fair_dispatch import INLINE_MAX_ITEMS
 from inference.loop.offload import MAX_INLINE_CHARS
 from inference.request.context import RequestContext
-from storage.access import StoredResponse, access_all_items, access_response_chain
+from storage.access import (
+    StoredResponse,
+    access_all_items,
+    access_output_items,
+    access_response_chain,
+)
 
 KIND = "compaction"
+#: An item that stands for one of an earlier response.
+REFERENCE = "item_reference"
 _HEAD = "Summary of the conversation so far:\n\n"
 #: Maximum characters of an encrypted summary.
 MAX_SEALED = 1 << 20
@@ -77,8 +84,8 @@ async def load_conversation(
 ) -> tuple[RequestContext, ConversationInput]:
     """The conversation that a response continues, and the context for what works on it.
 
-    Raises: `NotFound` naming `previous_response_id` or `conversation`, `InvalidRequest` for one
-    that can't be continued.
+    Raises: `NotFound` naming `previous_response_id`, `conversation` or an item, `InvalidRequest`
+    for one that can't be continued.
     """
     caller = ctx.caller
     before: list[dict[str, Any]] = []
@@ -94,17 +101,26 @@ async def load_conversation(
             access_response_chain, caller, request.previous_response_id
         )
         before = _items_of(chain)
+    items = request.items
+    references = {
+        str(item.get("id")): f"input[{place}].id"
+        for place, item in enumerate(items)
+        if item.get("type") == REFERENCE
+    }
+    if references:
+        stored = await run_in_db_thread(access_output_items, caller, references)
+        items = [stored[item["id"]] if item.get("type") == REFERENCE else item for item in items]
     if len(before) > INLINE_MAX_ITEMS or chars > MAX_INLINE_CHARS:
         ctx = replace(ctx, is_large=True)
-    return ctx, await ctx.offload(_said, before, request, caller.tenant_id)
+    return ctx, await ctx.offload(_said, before, items, caller.tenant_id)
 
 
 def _said(
-    before: list[dict[str, Any]], request: ResponsesRequest, tenant_id: int
+    before: list[dict[str, Any]], items: list[dict[str, Any]], tenant_id: int
 ) -> ConversationInput:
     return ConversationInput(
         expand_compactions(before, tenant_id, "conversation"),
-        expand_compactions(request.items, tenant_id, "input"),
+        expand_compactions(items, tenant_id, "input"),
     )
 
 

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from common.files import derived_id
 from engine.contract.errors import QuireError
 from inference.api.responses.schemas import name_for_model
 from inference.parsers.state_machine import START_KINDS, Part
+from storage.access import item_id
 
 Event = dict[str, Any]
 #: What of a call grows, by the type of its item.
@@ -21,16 +21,16 @@ _CUSTOM = ("ctc_", "custom_tool_call")
 class Output:
     """Builds the items of one response; every method returns the events of what it did.
 
-    `request_id`: what the items' ids are made from. `split_names`: see `namespaces.split_names`.
+    `public_id`: the response's. `split_names`: see `namespaces.split_names`.
 
     Attributes:
         items: so far, the last one perhaps unfinished.
     """
 
     def __init__(
-        self, request_id: str, split_names: Mapping[str, tuple[str, str]] | None = None
+        self, public_id: str, split_names: Mapping[str, tuple[str, str]] | None = None
     ) -> None:
-        self._request_id, self._split_names = request_id, split_names or {}
+        self._public_id, self._split_names = public_id, split_names or {}
         self.items: list[dict[str, Any]] = []
         self._open = ""
         self._call = -1
@@ -62,7 +62,7 @@ class Output:
 
     def _new_id(self, prefix: str) -> str:
         """The same for the same item, whichever gateway writes it."""
-        return derived_id(prefix, f"{self._request_id}/{len(self.items)}")
+        return item_id(prefix, self._public_id, len(self.items))
 
     def _more_text(self, part: Part, logprobs: list[dict[str, Any]]) -> list[Event]:
         events = []

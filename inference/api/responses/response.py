@@ -18,7 +18,7 @@ from inference.api.responses.output_items import (
 from inference.api.responses.schemas import ResponsesRequest, split_names
 from inference.chat.turn import ChatSession, TurnDelta
 from inference.errors import RequestAborted
-from inference.generation.logprobs import chat_logprobs
+from inference.generation.logprobs import chat_logprobs, text_entries
 from inference.request.job import Usage
 from inference.serving.respond import usage_object
 from inference.serving.stream import EventWriter
@@ -104,7 +104,7 @@ class ResponseAnswer:
         created_at: int | None = None,
     ) -> None:
         self._session = turn
-        self._output = Output(turn.job.request_id, split_names(request.tools))
+        self._output = Output(public_id, split_names(request.tools))
         self._delivered: DeliveredItemFilter | None = None
         created = turn.job.started_at if created_at is None else created_at
         self._body = response_object(request, public_id, created, turn.job.model.name)
@@ -138,7 +138,8 @@ class ResponseAnswer:
         options, entries = self._session.options, delta.increment.entries
         logprobs: list[dict[str, Any]] = []
         if options.top_logprobs is not None and entries:
-            logprobs = chat_logprobs(entries, options.names, options.top_logprobs)
+            shown = entries if options.shows_all_tokens else text_entries(entries)
+            logprobs = chat_logprobs(shown, options.names, options.top_logprobs)
         self._reason = delta.finish_reason or self._reason
         parts = (
             delta.parts if self._delivered is None else self._delivered.skip_delivered(delta.parts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
@@ -24,6 +25,13 @@ from inference.schemas.tools import MAX_TOOLS
 
 _SEPARATOR = "__"
 KINDS = ("function", "custom")
+#: Tools that OpenAI's servers run. Agents offer them beside their own; these alone are offered on.
+HOSTED = frozenset(
+    (
+        *("web_search", "web_search_preview", "file_search", "code_interpreter", "mcp"),
+        *("image_generation", "computer_use_preview", "local_shell", "shell", "tool_search"),
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +62,8 @@ def flatten_tools(tools: list[ResponsesTool] | None) -> list[OfferedTool]:
     found = []
     for place, tool in enumerate(tools or ()):
         field, name = f"tools[{place}]", tool.name or ""
+        if is_hosted(tool):
+            continue
         if tool.type != "namespace":
             found.append(OfferedTool(tool, name, name, field))
             continue
@@ -73,10 +83,18 @@ def split_names(tools: list[ResponsesTool] | None) -> dict[str, tuple[str, str]]
     }
 
 
+def is_hosted(tool: ResponsesTool) -> bool:
+    """Whether a server would have to run the tool; its type may end in a date."""
+    return re.sub(r"_\d{4}_\d{2}_\d{2}$", "", tool.type) in HOSTED
+
+
 def check_tools(tools: list[ResponsesTool] | None) -> None:
-    """Raise `InvalidRequest` for a tool that can't be offered."""
+    """Raise `InvalidRequest` for a tool that can't be offered, or if there are only such."""
+    others = any(not is_hosted(tool) for tool in tools or ())
     for place, tool in enumerate(tools or ()):
         field = f"tools[{place}]"
+        if others and is_hosted(tool):
+            continue
         if tool.type != "namespace":
             _check(tool, field)
             continue
@@ -305,6 +323,7 @@ class ResponsesRequest(StrictRequest):
         names = super().ignored_fields()
         if self.text is not None and self.text.verbosity in ("low", "high"):
             names.append("text.verbosity")
+        names += [f"tools[{n}]" for n, tool in enumerate(self.tools or ()) if is_hosted(tool)]
         for name in ("summary", "generate_summary"):
             if self.reasoning and getattr(self.reasoning, name) in ("concise", "detailed"):
                 names.append(f"reasoning.{name}")
