@@ -12,11 +12,11 @@ import redis
 from django.conf import settings
 from django.db.models import QuerySet
 
+from catalog import live_status
 from catalog.access import access_catalog, access_served_models
 from catalog.checkpoint import Checkpoint, read_checkpoint
 from catalog.hub import downloaded
 from catalog.live_status import client_of, live_replicas, model_state
-from catalog.live_status import state_of as beat_state
 from catalog.models import DesiredState, Replica, ReplicaState, ServedModel
 from catalog.replica_log import LogLine, read_log
 from catalog.sizing import MemoryEstimate, estimate_memory
@@ -138,7 +138,7 @@ def replica_row(row: Replica | None, beat: Heartbeat | None) -> dict[str, Any]:
     """A replica as JSON."""
     state = "offline"
     if beat is not None:
-        state = beat_state(beat)
+        state = live_status.state_of(beat)
     elif row is not None:
         state = row.state
     phase = beat.loading if beat is not None else None

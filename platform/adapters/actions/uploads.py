@@ -13,7 +13,6 @@ from django.db import transaction
 from django.utils import timezone
 
 from adapters import archive, store
-from adapters import archive as files
 from adapters.actions.adapters import add_staged, check_free, check_model
 from adapters.actions.base import require
 from adapters.models import Adapter, AdapterUpload, AdapterVersion, check_name
@@ -49,7 +48,7 @@ def begin_upload(
     description: str = "",
     promote: bool = False,
 ) -> AdapterUpload:
-    """Announce the files of an adapter: their names and bytes. Their room is kept.
+    """Announce the files of an adapter: their names and bytes, which are reserved.
 
     Raises: `NotFound`, `PermissionDenied`; `AdapterInvalid`, `AdapterTooLarge`; `Conflict` for a
     name that is a model's, or with too many uploads open.
@@ -58,7 +57,7 @@ def begin_upload(
     require(actor, tenant, Role.MEMBER)
     check_model(tenant, served_model)
     _check_adapter(tenant, served_model, name)
-    files.check_names(sizes)
+    archive.check_names(sizes)
     for file, size in sizes.items():
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise InvalidRequest(f"{file[:100]} must have at least 1 byte.", param="files")
@@ -153,9 +152,9 @@ def finish_upload(*, actor: Actor | User, upload: AdapterUpload) -> AdapterVersi
     except (AdapterInvalid, AdapterTooLarge) as error:
         if error.code != store.FULL:  # what is there already may go first
             cancel_upload(actor=actor, upload=upload)
-            files.remove_staging(_folder(upload))
+            archive.remove_staging(_folder(upload))
         raise
-    files.remove_staging(_folder(upload))
+    archive.remove_staging(_folder(upload))
     return version
 
 
@@ -166,7 +165,7 @@ def cancel_upload(*, actor: Actor | User, upload: AdapterUpload) -> None:
     require(actor, upload.tenant, Role.MEMBER)
     log_action(actor=actor, action="adapter.upload_given_up", target=upload, tenant=upload.tenant)
     upload.delete()
-    transaction.on_commit(lambda: files.remove_staging(_folder(upload)))
+    transaction.on_commit(lambda: archive.remove_staging(_folder(upload)))
 
 
 def expire_uploads(now: datetime | None = None) -> int:
@@ -176,7 +175,7 @@ def expire_uploads(now: datetime | None = None) -> int:
     while page := list(expired[:PAGE]):
         AdapterUpload.objects.filter(pk__in=[upload.pk for upload in page]).delete()
         for upload in page:
-            files.remove_staging(_folder(upload))
+            archive.remove_staging(_folder(upload))
         removed += len(page)
     return removed
 
@@ -201,7 +200,7 @@ def _folder(upload: AdapterUpload) -> Path:
 
 
 def _partial(upload: AdapterUpload, file: str) -> Path:
-    files.check_name(file)
+    archive.check_name(file)
     folder = _folder(upload)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return folder / file
@@ -228,15 +227,15 @@ def _append(handle: int, file: str, offset: int, chunks: Iterable[bytes], max_si
 
 
 def _stage(upload: AdapterUpload, staged: Path) -> None:
-    """Bring the files to where their digest is taken."""
+    """Stage the files for their digest."""
     folder = _folder(upload)
     (first, *rest) = upload.files
     limit = store.max_adapter_bytes()
-    if files.suffix_of(first) == files.ZIP and not rest:
-        files.stage_zip(folder / first, staged, limit)
+    if archive.suffix_of(first) == archive.ZIP and not rest:
+        archive.stage_zip(folder / first, staged, limit)
         return
-    gguf = files.suffix_of(first) == files.GGUF
-    for file in upload.files if gguf else files.adapter_files(upload.files):
+    gguf = archive.suffix_of(first) == archive.GGUF
+    for file in upload.files if gguf else archive.adapter_files(upload.files):
         name = store.GGUF_FILE if gguf else file
         os.link(folder / file, staged / name)
     archive.check_contents(staged)
