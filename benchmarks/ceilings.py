@@ -22,10 +22,10 @@ class Ceilings:
 def measure(megabytes: int = 512, size: int = 1536, repeats: int = 5) -> Ceilings:
     """What the kernels' own threads read and multiply; without a compiler, what torch's do."""
     try:
-        found = measure_kernels(CpuKernels().library, repeats)
+        kernels = measure_kernels(CpuKernels().library, repeats)
     except CpuKernelsUnavailable:
         return _measure_torch(megabytes, size, repeats)
-    return Ceilings(found.read, found.flops)
+    return Ceilings(kernels.read, kernels.flops)
 
 
 def _measure_torch(megabytes: int, size: int, repeats: int) -> Ceilings:

@@ -193,10 +193,10 @@ def _greedy_tokens(core: EngineCore, sizes: Sizes) -> list[int]:
             sampling=SamplingParams(temperature=0, max_tokens=length, ignore_eos=True),
         )
     )  # fmt: skip
-    found: list[int] = []
+    tokens: list[int] = []
     while core.has_work:
-        found += [token for delta in core.step() for token in delta.token_ids]
-    return found
+        tokens += [token for delta in core.step() for token in delta.token_ids]
+    return tokens
 
 
 def _prefill_row(core: EngineCore, ceilings: GpuCeilings, sizes: Sizes) -> dict[str, Any]:

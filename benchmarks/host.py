@@ -156,7 +156,7 @@ def admission(requests: int, prompt_tokens: int, *, caching: bool) -> float:
     """Microseconds to schedule a prompt that finds nothing in the prefix cache."""
     host = Host(requests, prompt_tokens, enable_prefix_caching=caching)
     for number in range(requests):
-        host.add([10 + (number * 7919 + place) % 900 for place in range(prompt_tokens)])
+        host.add([10 + (number * 7919 + offset) % 900 for offset in range(prompt_tokens)])
     start = time.perf_counter()
     _, scheduled = host.scheduler.schedule()
     return round(1e6 * (time.perf_counter() - start) / len(scheduled), 1)

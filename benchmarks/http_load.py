@@ -229,22 +229,22 @@ async def _read_head(reader: asyncio.StreamReader) -> bool:
         seconds = value.strip() if name == "retry-after" else seconds
     if " 200 " in f"{status} ":
         return chunked
-    said = " ".join([(line.decode("utf-8", "replace")) async for line in _lines(reader, chunked)])
-    reason = _reason(status, said)
+    body = " ".join([(line.decode("utf-8", "replace")) async for line in _lines(reader, chunked)])
+    reason = _reason(status, body)
     if seconds.isdigit() and status.partition(" ")[2][:3] in ("429", "503"):
         raise Later(reason, float(seconds))
     raise ServerFailed(reason)
 
 
-def _reason(status: str, said: str) -> str:
+def _reason(status: str, body: str) -> str:
     """What a refusal says, in one line; with a hint where the key is the matter."""
     code = status.partition(" ")[2] or "nothing"
     try:
-        said = json.loads(said)["error"]["message"]
+        body = json.loads(body)["error"]["message"]
     except (ValueError, LookupError, TypeError):
-        said = said[:300]
+        body = body[:300]
     hint = " Give --api-key, or set QUIRE_API_KEY." if code.startswith("401") else ""
-    return f"The server answered {code}: {said}{hint}"
+    return f"The server answered {code}: {body}{hint}"
 
 
 async def _lines(reader: asyncio.StreamReader, chunked: bool) -> AsyncIterator[bytes]:

@@ -40,14 +40,14 @@ _PROMPT_TOKENS = 8
 
 def write_adapter(folder: Path, model: Path, rank: int, seed: int) -> LoRARequest:
     """A random adapter of all linear layers, in bfloat16."""
-    made = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     modules = TargetModules(decoder_spec(read_config(model)))
     tensors = {}
     for layer in modules.layers:
         for linear in layer.values():
             for part in linear.parts:
                 for name, shape in (("A", (rank, linear.columns)), ("B", (part.rows, rank))):
-                    values = 0.01 * torch.randn(shape, generator=made)
+                    values = 0.01 * torch.randn(shape, generator=generator)
                     tensors[f"base_model.model.{part.name}.lora_{name}.weight"] = values.bfloat16()
     folder.mkdir()
     save_file(tensors, folder / WEIGHTS_FILE)
@@ -62,7 +62,7 @@ def chosen(
     """An adapter for each of `count` requests."""
     if not adapters:
         return [None] * count
-    weights = [1.0 if law == "uniform" else 1 / (place + 1) for place in range(len(adapters))]
+    weights = [1.0 if law == "uniform" else 1 / (rank + 1) for rank in range(len(adapters))]
     return list(random.Random(seed).choices(adapters, weights, k=count))
 
 
@@ -103,11 +103,17 @@ class Case:
 
     @classmethod
     def between(
-        cls, before: tuple[float, float], own: tuple[float, float], after: tuple[float, float]
+        cls,
+        previous_off: tuple[float, float],
+        measured: tuple[float, float],
+        off_after: tuple[float, float],
     ) -> Self:
         """A case, and what was run before it and after it."""
-        cpu, clock = (2 * each / sum(off) for each, *off in zip(own, before, after, strict=True))
-        return cls(own, (cpu, clock))
+        cpu, clock = (
+            2 * seconds / sum(off)
+            for seconds, *off in zip(measured, previous_off, off_after, strict=True)
+        )
+        return cls(measured, (cpu, clock))
 
 
 class Batches:
@@ -149,7 +155,7 @@ def run(model: Path, args: argparse.Namespace, folder: Path) -> dict[str, list[C
         for law in ("uniform", "zipf"):
             for count in args.adapters:
                 cases[f"{count}_rank_8_{law}"] = on, narrow[:count], law
-        found: dict[str, list[Case]] = {name: [] for name in cases}
+        results: dict[str, list[Case]] = {name: [] for name in cases}
         for turn in range(args.turns + 1):
 
             def speed(
@@ -159,30 +165,31 @@ def run(model: Path, args: argparse.Namespace, folder: Path) -> dict[str, list[C
                 turn: int = turn,
             ) -> tuple[float, float]:
                 requests = chosen(adapters, args.requests, law, turn)
-                told: tuple[float, float] = engine.call("speed", requests, args.tokens, turn)
-                return told
+                speeds: tuple[float, float] = engine.call("speed", requests, args.tokens, turn)
+                return speeds
 
-            before = speed(off)
+            previous_off = speed(off)
             for name, case in cases.items():
-                own, after = speed(*case), speed(off)
+                measured, off_after = speed(*case), speed(off)
                 if turn:  # the first is to warm up
-                    found[name].append(Case.between(before, own, after))
-                before = after
-    return found
+                    results[name].append(Case.between(previous_off, measured, off_after))
+                previous_off = off_after
+    return results
 
 
-def told(found: dict[str, list[Case]], counts: Sequence[int]) -> dict[str, float]:
+def summarize(results: dict[str, list[Case]], counts: Sequence[int]) -> dict[str, float]:
     """Medians over the turns; `counts`: of adapters, the least and most of which are compared."""
     row: dict[str, float] = {}
-    for name, turns in found.items():
+    for name, turns in results.items():
         row[f"{name}_tok_s"] = round(_median(turn.speed[0] for turn in turns), 1)
         row[f"{name}_of_off"] = round(_median(turn.of_off[0] for turn in turns), 3)
         row[f"{name}_of_off_by_the_clock"] = round(_median(turn.of_off[1] for turn in turns), 3)
     for law in ("uniform", "zipf") if len(counts) > 1 else ():
-        few, many = (found[f"{count}_rank_8_{law}"] for count in (min(counts), max(counts)))
-        for at, how in enumerate(("", "_by_the_clock")):
+        few, many = (results[f"{count}_rank_8_{law}"] for count in (min(counts), max(counts)))
+        for index, how in enumerate(("", "_by_the_clock")):
             of_few = _median(
-                more.of_off[at] / less.of_off[at] for more, less in zip(many, few, strict=True)
+                more.of_off[index] / less.of_off[index]
+                for more, less in zip(many, few, strict=True)
             )
             row[f"{max(counts)}_of_{min(counts)}_{law}{how}"] = round(of_few, 3)
     return row
@@ -210,7 +217,7 @@ def main(argv: list[str] | None = None) -> None:
     )
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
-        row = told(run(args.model, args, Path(folder)), args.adapters)
+        row = summarize(run(args.model, args, Path(folder)), args.adapters)
     print(table(row))
     print(json.dumps(row))
 

@@ -83,9 +83,11 @@ def main() -> None:
     for kind, settings in KINDS.items():
         ratios = []
         for _ in range(args.rounds):
-            plain, odd = bench.measure({}), bench.measure(settings)
-            ratios.append([before / after for before, after in zip(plain, odd, strict=True)])
-        cpu, wall = (round(percentile(list(found), 50), 3) for found in zip(*ratios, strict=True))
+            usual, odd = bench.measure({}), bench.measure(settings)
+            ratios.append(
+                [usual_time / after for usual_time, after in zip(usual, odd, strict=True)]
+            )
+        cpu, wall = (round(percentile(list(column), 50), 3) for column in zip(*ratios, strict=True))
         print(f"{kind:<18} {cpu:.2f} by CPU  {wall:.2f} by the clock", flush=True)
 
 

@@ -72,13 +72,13 @@ def latency(
     for seed in range(repeats + warmups):
         core.reset_prefix_cache()
         lengths = (input_len, input_len), (output_len, output_len)
-        found = run_jobs(core, random_jobs(batch_size, vocab, *lengths, seed=seed))
+        result = run_jobs(core, random_jobs(batch_size, vocab, *lengths, seed=seed))
         if seed < warmups:
             continue
-        totals.append(found["seconds"])
-        ttft += found["ttft"]
-        itl += found["itl"]
-        decode.append(percentile(found["itl"], 50))
+        totals.append(result["seconds"])
+        ttft += result["ttft"]
+        itl += result["itl"]
+        decode.append(percentile(result["itl"], 50))
     step = percentile(decode, 50)
     kv = core.capacity.kv_bytes_per_token * batch_size * (input_len + output_len / 2)
     moved = core.facts.decode_bytes + kv
@@ -109,10 +109,10 @@ def throughput(
     warm = random_jobs(2, core.facts.vocab_size, (16, 16), (4, 4), seed=1)
     run_jobs(core, warm)
     core.reset_prefix_cache()
-    found = run_jobs(core, jobs)
+    result = run_jobs(core, jobs)
     prompt = sum(len(job.prompt_token_ids) for job in jobs)
     output = sum(job.output_tokens for job in jobs)
-    seconds = found["seconds"]
+    seconds = result["seconds"]
     flops = 2 * core.facts.num_parameters * (prompt + output)
     return {
         "benchmark": "throughput",
@@ -126,7 +126,7 @@ def throughput(
         "gflop_s": round(flops / seconds / 1e9, 1),
         "sgemm_gflop_s": round(ceilings.sgemm_flops / 1e9, 1),
         "sgemm_percent": round(100 * flops / seconds / ceilings.sgemm_flops, 1),
-        **spread_ms("ttft", found["ttft"]),
-        **spread_ms("itl", found["itl"]),
-        **spread_ms("step", found["steps"]),
+        **spread_ms("ttft", result["ttft"]),
+        **spread_ms("itl", result["itl"]),
+        **spread_ms("step", result["steps"]),
     }

@@ -61,10 +61,12 @@ def sequence(seq_id: int, prompt: list[int], tenant: str) -> Sequence:
 def step(scheduler: Scheduler) -> list[Sequence]:
     """Schedule a step and sample for whoever caught up, as a model would."""
     _, scheduled = scheduler.schedule()
-    sampled = [each for each in scheduled if each.num_computed_tokens == each.num_tokens]
-    for each in sampled:
-        each.token_ids.append(7)
-        scheduler.waiting.charge_output(each)
+    sampled = [
+        sequence for sequence in scheduled if sequence.num_computed_tokens == sequence.num_tokens
+    ]
+    for sequence in sampled:
+        sequence.token_ids.append(7)
+        scheduler.waiting.charge_output(sequence)
     return sampled
 
 
@@ -109,8 +111,8 @@ def prefill_seconds(prompts: list[list[int]], caching: bool) -> float:
 
     def run() -> None:
         while scheduler.has_work:
-            for each in step(scheduler):
-                scheduler.finish(each, "length")
+            for sequence in step(scheduler):
+                scheduler.finish(sequence, "length")
 
     return cpu_seconds(run)
 

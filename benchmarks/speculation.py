@@ -64,12 +64,15 @@ def ask(llm: LLM, questions: list[Any], max_tokens: int, kind: str = "") -> Turn
     answers = [output.outputs[0] for output in outputs]
     flights = [output.flights[0] for output in outputs]
     return Turn(
-        sum(len(each.token_ids) for each in answers),
+        sum(len(answer.token_ids) for answer in answers),
         seconds,
         cpu,
-        [each.text for each in answers],
-        [each.queue_time + each.prefill_time for each in flights],
-        [each.decode_time / max(1, each.num_steps - each.prefill_chunks) for each in flights],
+        [answer.text for answer in answers],
+        [answer.queue_time + answer.prefill_time for answer in flights],
+        [
+            answer.decode_time / max(1, answer.num_steps - answer.prefill_chunks)
+            for answer in flights
+        ],
     )
 
 
@@ -171,7 +174,7 @@ class Answers:
             raise ValueError("the engine has no drafts")
         stats, planning = self._llm.core.stats, self._planning
         drafts = stats.spec_decode_num_draft_tokens_total
-        held = stats.spec_decode_num_accepted_tokens_total
+        num_accepted = stats.spec_decode_num_accepted_tokens_total
         rows = max(1, stats.spec_decode_num_drafts_total)
         return {
             "steps": planning.steps,
@@ -179,8 +182,8 @@ class Answers:
             "planning_us": round(1e6 * planning.seconds / max(1, planning.steps), 1),
             "planning_s": planning.seconds,
             "drafts": drafts,
-            "in_vain": drafts - held,
-            "tokens_a_drafted_row": round(1 + held / rows, 2),
+            "in_vain": drafts - num_accepted,
+            "tokens_a_drafted_row": round(1 + num_accepted / rows, 2),
         }
 
 
@@ -210,9 +213,9 @@ class Compared:
     control: Turn
     behind: Turn
 
-    def ratio(self, own: Turn, by: str) -> float:
+    def ratio(self, drafted: Turn, by: str) -> float:
         """How many times the tokens per second without drafts, `by` the clock or processor time."""
-        return own.tokens / max(getattr(own, by), 1e-9) / self.plain(by)
+        return drafted.tokens / max(getattr(drafted, by), 1e-9) / self.plain(by)
 
     def plain(self, by: str) -> float:
         """Tokens per second without drafts."""
@@ -228,34 +231,35 @@ def compare(
     Args:
         engines: without drafts, with them, and the other one without.
     """
-    plain, drafting, control = engines
-    found: list[Compared] = []
+    undrafted, drafting, control = engines
+    results: list[Compared] = []
     drafting.call("begin")
     for number in range(turns):
-        questions = plain.call("questions", kind, streams, number)
+        questions = undrafted.call("questions", kind, streams, number)
         # The two take turns in which is first.
         order = [drafting, control] if number % 2 == 0 else [control, drafting]
         before, first, second, behind = (
-            engine.call("ask", questions, max_tokens, kind) for engine in (plain, *order, plain)
+            engine.call("ask", questions, max_tokens, kind)
+            for engine in (undrafted, *order, undrafted)
         )
         on, off = (first, second) if order[0] is drafting else (second, first)
-        found.append(Compared(before, on, off, behind))
+        results.append(Compared(before, on, off, behind))
     counted = drafting.call("counted")
-    sides = [each.before for each in found], [each.drafted for each in found]
+    sides = [result.before for result in results], [result.drafted for result in results]
     return {
         "benchmark": "speculation",
         "text": kind,
         "streams": streams,
         "tok_s": [round(_tokens(side) / _sum(side, "seconds"), 1) for side in sides],
-        **_ratios(found, "", "seconds"),
-        **_ratios(found, "_cpu", "cpu"),
+        **_ratios(results, "", "seconds"),
+        **_ratios(results, "_cpu", "cpu"),
         "ttft_ms": [_median_ms([x for turn in side for x in turn.first]) for side in sides],
         "gap_ms": [_median_ms([x for turn in side for x in turn.gaps]) for side in sides],
         "planning_share": round(counted.pop("planning_s") / _sum(sides[1], "cpu"), 4),
         **counted,
         "same_texts": sum(
             a == b
-            for turn in found
+            for turn in results
             for a, b in zip(turn.before.texts, turn.drafted.texts, strict=True)
         )
         / (turns * streams),
@@ -270,12 +274,12 @@ def _sum(turns: list[Turn], by: str) -> float:
     return sum(getattr(turn, by) for turn in turns)
 
 
-def _ratios(found: list[Compared], how: str, by: str) -> dict[str, Any]:
+def _ratios(results: list[Compared], how: str, by: str) -> dict[str, Any]:
     """Of the engine with drafts and the other one without, over the one that ran around them."""
-    drafted = [turn.ratio(turn.drafted, by) for turn in found]
-    control = [turn.ratio(turn.control, by) for turn in found]
-    around = [side for turn in found for side in (turn.before, turn.behind)]
-    on = [turn.drafted for turn in found]
+    drafted = [turn.ratio(turn.drafted, by) for turn in results]
+    control = [turn.ratio(turn.control, by) for turn in results]
+    around = [side for turn in results for side in (turn.before, turn.behind)]
+    on = [turn.drafted for turn in results]
     of_all = _tokens(on) / _sum(on, by) / (_tokens(around) / _sum(around, by))
     return {
         f"ratio{how}": round(percentile(drafted, 50), 3),
@@ -319,8 +323,8 @@ def main(argv: list[str] | None = None) -> None:
         for kind in args.texts:
             for streams in args.streams:
                 row = compare(engines, kind, streams, args.turns, args.max_tokens)
-                told = {"method": args.method, "quantization": args.quantization, **row}
-                print(json.dumps(told), flush=True)
+                row_values = {"method": args.method, "quantization": args.quantization, **row}
+                print(json.dumps(row_values), flush=True)
 
 
 def _engines(

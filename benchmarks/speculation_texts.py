@@ -48,17 +48,17 @@ def _echo(rng: random.Random, llm: LLM) -> Conversation:
 
 
 def _agent(rng: random.Random, llm: LLM) -> Conversation:
-    told: Conversation = []
-    *before, last = rng.sample(_CITIES, 4)
-    for city in before:
+    conversation: Conversation = []
+    *cities, last = rng.sample(_CITIES, 4)
+    for city in cities:
         call = json.dumps({"name": "get_weather", "arguments": {"city": city}})
-        found = json.dumps({"temperature": rng.randrange(30), "condition": "sunny"})
-        told += [
+        weather = json.dumps({"temperature": rng.randrange(30), "condition": "sunny"})
+        conversation += [
             {"role": "user", "content": f"What is the weather in {city}?"},
             {"role": "assistant", "content": f"<tool_call>\n{call}\n</tool_call>"},
-            {"role": "tool", "content": found},
+            {"role": "tool", "content": weather},
         ]
-    return [*told, {"role": "user", "content": f"What is the weather in {last}?"}]
+    return [*conversation, {"role": "user", "content": f"What is the weather in {last}?"}]
 
 
 def _call(rng: random.Random, llm: LLM) -> Conversation:

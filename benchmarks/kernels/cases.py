@@ -36,8 +36,8 @@ def linear_cases(kernels: KernelSet, rows: list[int], n: int, k: int) -> Iterato
         count = max(2, OVER_CACHES // (n * k * 4))
         layers = [kernels.PackedLinear(weight, quantization=kind if kind in ROUNDED else None)
                   for _ in range(count)]  # fmt: skip
-        plain = [weight.clone() for _ in range(count)] if kind not in ROUNDED else []
-        yield from _rows_of(kind, layers, plain, rows, dtype)
+        dense = [weight.clone() for _ in range(count)] if kind not in ROUNDED else []
+        yield from _rows_of(kind, layers, dense, rows, dtype)
     for kind, coding in CODINGS.items():
         if coding.kind in kernels.codings:
             layers = [_coded(kernels, n, k, coding) for _ in range(OVER_CACHES // (n * k * 4))]
@@ -47,7 +47,7 @@ def linear_cases(kernels: KernelSet, rows: list[int], n: int, k: int) -> Iterato
 def _rows_of(
     kind: str,
     layers: list[LinearLayer],
-    plain: list[Tensor],
+    dense: list[Tensor],
     rows: list[int],
     dtype: torch.dtype,
 ) -> Iterator[Case]:
@@ -55,8 +55,8 @@ def _rows_of(
     for m in rows:
         x = torch.randn(m, k)
         variants = {"quire": _turns(layers, x)}
-        if plain:
-            variants["torch"] = _torch_linear(plain, x.to(dtype))
+        if dense:
+            variants["torch"] = _torch_linear(dense, x.to(dtype))
         yield Case(
             f"linear {kind}", f"{m} x {k} -> {n}", variants,
             bytes=layers[0].nbytes + 4 * m * (n + k), flops=2 * m * n * k,
@@ -122,10 +122,10 @@ def _attention(
     caches = [kernels.new_kv_cache(shape, dtype).normal_() for _ in range(2)]
     order = torch.randperm(sum(counts), dtype=torch.int32)
     tables = torch.zeros(len(sequences), max(counts), dtype=torch.int32)
-    taken = 0
+    num_blocks = 0
     for row, count in enumerate(counts):
-        tables[row, :count] = order[taken : taken + count]
-        taken += count
+        tables[row, :count] = order[num_blocks : num_blocks + count]
+        num_blocks += count
     q = torch.randn(sum(queries for queries, _ in sequences), heads, size)
     lengths = torch.tensor([length for _, length in sequences], dtype=torch.int32)
     starts = torch.tensor([0, *(queries for queries, _ in sequences)]).cumsum(0).int()
@@ -154,8 +154,8 @@ def _sdpa(q: Tensor, sequences: list[tuple[int, int]], kv_heads: int, dtype: tor
     keys, values = (torch.randn(batch, heads, length, size).to(dtype) for _ in range(2))
     mask = None
     if n > 1:
-        at = torch.arange(length - n, length)[:, None]
-        mask = torch.arange(length)[None, :] <= at
+        positions = torch.arange(length - n, length)[:, None]
+        mask = torch.arange(length)[None, :] <= positions
     attend = torch.nn.functional.scaled_dot_product_attention
     return lambda _: attend(queries, keys, values, attn_mask=mask)
 

@@ -49,11 +49,11 @@ def median_seconds(run: Run, repeats: int = 20, flush: bool = True, device: str 
         return time.perf_counter() - started
     for _ in range(WARM_UPS):
         run()
-    over = torch.empty(256 << 20, dtype=torch.uint8, device=device) if flush else None
+    flushed = torch.empty(256 << 20, dtype=torch.uint8, device=device) if flush else None
     times = []
     for _ in range(repeats):
-        if over is not None:
-            over.zero_()
+        if flushed is not None:
+            flushed.zero_()
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         run()

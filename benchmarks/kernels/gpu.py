@@ -60,18 +60,18 @@ def run(
     if not as_json:
         write("| op | shape | us | GB/s | TFLOP/s | of ceiling | goal |")
         write("|---|---|---|---|---|---|---|")
-    good, found = True, False
+    good, has_cases = True, False
     for case in all_cases(ops, small=smoke):
         if only not in case.op:
             continue
-        found = True
+        has_cases = True
         case.check()
         row = row_of(case, graphed_seconds(case.run, device), ceilings)
         good &= row["of_ceiling"] >= case.goal
         write(json.dumps(row) if as_json else _line(row))
-    if not found:
+    if not has_cases:
         write(f"No case's name holds {only!r}.")
-    return good and found
+    return good and has_cases
 
 
 def _line(row: dict[str, Any]) -> str:

@@ -67,10 +67,10 @@ def attention_case(
         q, keys, values, tables, lengths, _ = batch
         got = kernels.paged_attention(AttentionArgs(*batch, scale))[:queries]
         starts = torch.tensor([0, queries], dtype=torch.int32, device=q.device)
-        own, theirs = _pages(keys, tables[0]), _pages(values, tables[0])
+        ours, theirs = _pages(keys, tables[0]), _pages(values, tables[0])
         in_order = torch.arange(tables.shape[1], dtype=torch.int32, device=q.device)[None]
         expected = ReferenceKernels.paged_attention(
-            AttentionArgs(q[:queries].float(), own, theirs, in_order, lengths[:1], starts, scale)
+            AttentionArgs(q[:queries].float(), ours, theirs, in_order, lengths[:1], starts, scale)
         )
         compare(got, expected, 1e-2)
 
@@ -121,17 +121,17 @@ def _same_tokens(kernels: KernelSet, logits: Tensor, settings: tuple[Tensor, ...
     got = kernels.sample(logits, *settings)
     expected = ReferenceKernels.sample(logits, *settings)
     # A sum rounded in another order may move a border past a random number, seldom.
-    wrong = int((got != expected).sum())
-    if wrong > max(1, len(got) // 64):
-        raise ValueError(f"{wrong} of {len(got)} tokens differ from the reference's")
+    num_different = int((got != expected).sum())
+    if num_different > max(1, len(got) // 64):
+        raise ValueError(f"{num_different} of {len(got)} tokens differ from the reference's")
 
 
 def small_cases(kernels: KernelSet, rows: int, width: int) -> Iterator[GpuCase]:
     """A norm with its residual, and a gate."""
-    made: dict[str, Any] = {"device": kernels.device, "dtype": torch.bfloat16}
-    x, residual = torch.randn(rows, width, **made), torch.randn(rows, width, **made)
+    options: dict[str, Any] = {"device": kernels.device, "dtype": torch.bfloat16}
+    x, residual = torch.randn(rows, width, **options), torch.randn(rows, width, **options)
     weight = torch.rand(width, device=kernels.device)
-    gated = torch.randn(rows, 2 * width, **made)
+    gated = torch.randn(rows, 2 * width, **options)
 
     def check_norm() -> None:
         expected = ReferenceKernels.rms_norm(x.float(), weight, 1e-5)
@@ -156,27 +156,27 @@ def rope_case(
 ) -> GpuCase:
     """Rotation with QK norms and the write to the cache, of tokens in random slots."""
     heads, kv_heads, size = shape
-    made: dict[str, Any] = {"device": kernels.device, "dtype": torch.bfloat16}
-    qkv = torch.randn(tokens, heads + 2 * kv_heads, size, **made)
+    options: dict[str, Any] = {"device": kernels.device, "dtype": torch.bfloat16}
+    qkv = torch.randn(tokens, heads + 2 * kv_heads, size, **options)
     blocks = -(-tokens // page)
-    cache = [torch.zeros(blocks, kv_heads, page, size, **made) for _ in range(2)]
+    cache = [torch.zeros(blocks, kv_heads, page, size, **options) for _ in range(2)]
     slots = torch.randperm(blocks * page, device=kernels.device)[:tokens]
     angles = torch.rand(tokens, size // 2, device=kernels.device) * 6
     table = torch.cat((angles.cos(), angles.sin()), -1)
-    places = torch.arange(tokens, device=kernels.device)
+    positions = torch.arange(tokens, device=kernels.device)
     weight = torch.rand(size, device=kernels.device) + 0.5
     norms: dict[str, Any] = {"q_norm_weight": weight, "k_norm_weight": weight}
 
     def turn(ops: KernelSet | type[ReferenceKernels], x: Tensor, caches: list[Tensor]) -> None:
         q, k, v = x.split([heads, kv_heads, kv_heads], 1)
-        ops.rope_and_cache(q, k, v, places, table, caches[0], caches[1], slots, **norms)
+        ops.rope_and_cache(q, k, v, positions, table, caches[0], caches[1], slots, **norms)
 
     def check() -> None:
-        plain = [torch.zeros(part.shape, device=part.device) for part in cache]
-        own, theirs = qkv.clone(), qkv.float()
-        turn(kernels, own, cache)
-        turn(ReferenceKernels, theirs, plain)
-        for got, expected in ((own, theirs), *zip(cache, plain, strict=True)):
+        rotated = [torch.zeros(part.shape, device=part.device) for part in cache]
+        ours, theirs = qkv.clone(), qkv.float()
+        turn(kernels, ours, cache)
+        turn(ReferenceKernels, theirs, rotated)
+        for got, expected in ((ours, theirs), *zip(cache, rotated, strict=True)):
             compare(got, expected, 1e-2)
 
     work = qkv.clone()
@@ -192,9 +192,9 @@ def merge_case(
 ) -> GpuCase:
     """Two attention states joined."""
     heads, _, size = shape
-    made: dict[str, Any] = {"device": kernels.device}
-    states = [torch.randn(tokens, heads, size, **made).bfloat16() for _ in range(2)]
-    sums = [torch.randn(tokens, heads, **made) for _ in range(2)]
+    options: dict[str, Any] = {"device": kernels.device}
+    states = [torch.randn(tokens, heads, size, **options).bfloat16() for _ in range(2)]
+    sums = [torch.randn(tokens, heads, **options) for _ in range(2)]
 
     def run() -> tuple[Tensor, Tensor]:
         return merge_attention_states(states[0], sums[0], states[1], sums[1])
@@ -214,10 +214,10 @@ def experts_case(
 ) -> GpuCase:  # fmt: skip
     """A mixture of experts of `shape`."""
     hidden, inner = shape
-    made: dict[str, Any] = {"device": kernels.device, "dtype": torch.bfloat16}
-    x = torch.randn(tokens, hidden, **made)
-    up = torch.randn(experts, 2 * inner, hidden, **made) / hidden**0.5
-    down = torch.randn(experts, hidden, inner, **made) / inner**0.5
+    options: dict[str, Any] = {"device": kernels.device, "dtype": torch.bfloat16}
+    x = torch.randn(tokens, hidden, **options)
+    up = torch.randn(experts, 2 * inner, hidden, **options) / hidden**0.5
+    down = torch.randn(experts, hidden, inner, **options) / inner**0.5
     weights, ids = grouped.route(torch.randn(tokens, experts, device=kernels.device), top_k)
 
     def check() -> None:

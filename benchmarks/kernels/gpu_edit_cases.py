@@ -16,8 +16,8 @@ def _masked(edits: LogitEdits, logits: Tensor) -> GpuCase:
     rows, vocab = logits.shape
     device = logits.device
     allowed = torch.rand(rows, -(-vocab // 32) * 32, device=device) < 0.5
-    places = torch.arange(32, device=device)
-    bits = torch.cat([(part.view(-1, 32).long() << places).sum(-1) for part in allowed])
+    positions = torch.arange(32, device=device)
+    bits = torch.cat([(part.view(-1, 32).long() << positions).sum(-1) for part in allowed])
     words = bits.int().view(rows, -1).contiguous()
     every = torch.arange(rows, device=device)
 
@@ -70,11 +70,11 @@ def _scored(edits: LogitEdits, logits: Tensor) -> GpuCase:
     tokens = torch.randint(0, vocab, (rows,), device=logits.device)
 
     def check() -> None:
-        found, _, ranks = edits.token_logprobs(logits, tokens)
-        plain = torch.log_softmax(logits.double(), -1)
-        chosen = plain.gather(1, tokens[:, None])
-        compare(found, chosen.squeeze(-1), 1e-4)
-        if not torch.equal(ranks, (plain > chosen).sum(-1) + 1):
+        scores, _, ranks = edits.token_logprobs(logits, tokens)
+        expected = torch.log_softmax(logits.double(), -1)
+        chosen = expected.gather(1, tokens[:, None])
+        compare(scores, chosen.squeeze(-1), 1e-4)
+        if not torch.equal(ranks, (expected > chosen).sum(-1) + 1):
             raise ValueError("ranks differ from the reference's")
 
     return GpuCase(

@@ -21,11 +21,11 @@ def latent_case(
     """`sizes`: of a latent, and of what is rotated beside it."""
     device, latent, size = kernels.device, sizes[0], sum(sizes)
     blocks = -(-length // page)
-    made: dict[str, Any] = {"device": device, "dtype": torch.bfloat16}
+    options: dict[str, Any] = {"device": device, "dtype": torch.bfloat16}
     order = torch.randperm(sequences * blocks, device=device).int().view(sequences, blocks)
     args = MlaArgs(
-        q=torch.randn(sequences * queries, heads, size, **made),
-        cache=torch.randn(sequences * blocks, 1, page, size, **made),
+        q=torch.randn(sequences * queries, heads, size, **options),
+        cache=torch.randn(sequences * blocks, 1, page, size, **options),
         latent=latent,
         block_tables=order.contiguous(),
         seq_lens=torch.full((sequences,), length, dtype=torch.int32, device=device),
@@ -54,10 +54,13 @@ def heads_case(
     kernels: KernelSet, rows: int, heads: int, columns: int = 512, depth: int = 128
 ) -> GpuCase:
     """A layer [columns, depth] for each head, as it takes keys into queries."""
-    made: dict[str, Any] = {"device": kernels.device, "dtype": torch.bfloat16}
-    weights = torch.randn(heads, columns, depth, **made)
+    options: dict[str, Any] = {"device": kernels.device, "dtype": torch.bfloat16}
+    weights = torch.randn(heads, columns, depth, **options)
     layers = kernels.head_linears([kernels.PackedLinear(weight) for weight in weights])
-    x, out = torch.randn(rows, heads, depth, **made), torch.empty(rows, heads, columns, **made)
+    x, out = (
+        torch.randn(rows, heads, depth, **options),
+        torch.empty(rows, heads, columns, **options),
+    )
 
     def check() -> None:
         layers(x, out)

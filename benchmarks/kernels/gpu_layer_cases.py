@@ -26,9 +26,9 @@ def linear_case(
     """rows x K with a weight [N, K] = `shape`. Without `by_library` fp8 is multiplied by our kernel
     however many rows there are."""
     columns, depth = shape
-    made = {"device": kernels.device, "dtype": torch.bfloat16}
-    x = torch.randn(rows, depth, **made)  # type: ignore[call-overload]
-    weight = torch.randn(columns, depth, **made) / depth**0.5  # type: ignore[call-overload]
+    options = {"device": kernels.device, "dtype": torch.bfloat16}
+    x = torch.randn(rows, depth, **options)  # type: ignore[call-overload]
+    weight = torch.randn(columns, depth, **options) / depth**0.5  # type: ignore[call-overload]
     layer = kernels.PackedLinear(weight, quantization=quantization)
     name = quantization or "bf16"
     if isinstance(layer, Fp8Linear) and not by_library:

@@ -31,4 +31,4 @@ def medians(variants: dict[str, Run], seconds: float) -> dict[str, float]:
             started = time.perf_counter()
             run(turn + 1)
             times[name].append(time.perf_counter() - started)
-    return {name: sorted(taken)[len(taken) // 2] for name, taken in times.items()}
+    return {name: sorted(samples)[len(samples) // 2] for name, samples in times.items()}

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from benchmarks.lora import Case, main, told
+from benchmarks.lora import Case, main, summarize
 
 from .adapters import DEMO_MODEL
 
@@ -39,7 +39,7 @@ def test_a_case_is_compared_with_what_ran_beside_it_turn_by_turn() -> None:
         Case.between((90, 9), (60, 6), (110, 11)),
     ]
     assert [case.of_off for case in few + many] == [(0.5, 0.5), (0.5, 0.5), (0.5, 0.5), (0.6, 0.6)]
-    row = told(
+    row = summarize(
         {f"{count}_rank_8_{law}": turns for law in ("uniform", "zipf")
          for count, turns in ((10, few), (1000, many))},
         [1000, 10],
