@@ -150,7 +150,7 @@ def _value_options(spec: dataclasses.Field[Any], kind: type) -> dict[str, Any]:
     """Return the argparse options of a flag with one value."""
     choices = spec.metadata.get("choices")
     if kind is not str:
-        parse: Callable[[str], Any] = whole_number if kind is int else kind
+        parse: Callable[[str], Any] = human_readable_int if kind is int else kind
         if spec.metadata.get("auto"):
             parse = number_or_auto
         metavar = {"metavar": {int: "N", float: "X"}[kind]} if choices is None else {}
@@ -187,7 +187,7 @@ _UNITS = {unit: 10 ** (3 * power) for power, unit in enumerate("kmgt", 1)} | {
 }
 
 
-def whole_number(text: str) -> int:
+def human_readable_int(text: str) -> int:
     """Parse an integer, with an optional unit as in vLLM: 8k is 8000, 25.6k is 25600, 8K is 8192.
 
     Raises `argparse.ArgumentTypeError`.
@@ -204,8 +204,8 @@ def whole_number(text: str) -> int:
 
 
 def number_or_auto(text: str) -> int:
-    """Parse an integer as `whole_number` does; "auto" is -1."""
-    return -1 if text == "auto" else whole_number(text)
+    """Parse an integer as `human_readable_int` does; "auto" is -1."""
+    return -1 if text == "auto" else human_readable_int(text)
 
 
 def add_vllm_flag(group: argparse._ArgumentGroup, flag: VllmFlag) -> None:
@@ -218,7 +218,7 @@ def add_vllm_flag(group: argparse._ArgumentGroup, flag: VllmFlag) -> None:
     elif flag.kind is list:
         options["nargs"] = "*"
     else:
-        options["type"] = whole_number if flag.kind is int else flag.kind
+        options["type"] = human_readable_int if flag.kind is int else flag.kind
     group.add_argument(*flag.short, "--" + flag.name.replace("_", "-"), **options)
 
 

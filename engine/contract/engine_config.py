@@ -383,8 +383,8 @@ class EngineConfig(Settings):
         """
         if self.max_model_len == -1:
             self.max_model_len = None
-        given: Any = self.max_num_seqs
-        if given is None:
+        max_num_seqs: Any = self.max_num_seqs
+        if max_num_seqs is None:
             budget = self.max_num_batched_tokens
             small = type(budget) is int and 0 < budget < DEFAULT_NUM_SEQS
             self.max_num_seqs = budget if small and budget is not None else DEFAULT_NUM_SEQS
@@ -398,8 +398,10 @@ class EngineConfig(Settings):
     def from_cli_args(cls, args: argparse.Namespace) -> Self:
         """Build from parsed flags; unset ones keep their defaults."""
         names = SETTINGS | {foreign.name for foreign in VLLM_FLAGS}
-        given = {name: each for name, each in vars(args).items() if name in names}
-        return cls.from_mapping({name: each for name, each in given.items() if each is not None})
+        values = {name: value for name, value in vars(args).items() if name in names}
+        return cls.from_mapping(
+            {name: value for name, value in values.items() if value is not None}
+        )
 
     @property
     def reserved_seats(self) -> int:

@@ -39,10 +39,10 @@ class FlatLogprobs(Sequence[Position]):
 
     def append(self, position: Mapping[int, Logprob] | None) -> None:
         """Add a position; None is an empty one."""
-        found = position or {}
-        entries = found.values()
+        logprobs = position or {}
+        entries = logprobs.values()
         self.append_lists(
-            found.keys(),
+            logprobs.keys(),
             (entry.logprob for entry in entries),
             (entry.rank for entry in entries),
             (entry.decoded_token for entry in entries),
@@ -72,15 +72,15 @@ class FlatLogprobs(Sequence[Position]):
         return len(self.start_indices)
 
     @overload
-    def __getitem__(self, place: int) -> Position: ...
+    def __getitem__(self, index: int) -> Position: ...
     @overload
-    def __getitem__(self, place: slice) -> FlatLogprobs: ...
+    def __getitem__(self, index: slice) -> FlatLogprobs: ...
 
-    def __getitem__(self, place: int | slice) -> Position | FlatLogprobs:
-        if not isinstance(place, slice):
-            return self._position(self.start_indices[place], self.end_indices[place])
+    def __getitem__(self, index: int | slice) -> Position | FlatLogprobs:
+        if not isinstance(index, slice):
+            return self._position(self.start_indices[index], self.end_indices[index])
         part = FlatLogprobs()
-        for start, end in zip(self.start_indices[place], self.end_indices[place], strict=True):
+        for start, end in zip(self.start_indices[index], self.end_indices[index], strict=True):
             part.append_lists(
                 self.token_ids[start:end],
                 self.logprobs[start:end],
@@ -91,8 +91,10 @@ class FlatLogprobs(Sequence[Position]):
 
     def _position(self, start: int, end: int) -> Position:
         return {
-            self.token_ids[at]: Logprob(self.logprobs[at], self.ranks[at], self.decoded_tokens[at])
-            for at in range(start, end)
+            self.token_ids[index]: Logprob(
+                self.logprobs[index], self.ranks[index], self.decoded_tokens[index]
+            )
+            for index in range(start, end)
         }
 
     def copy(self) -> FlatLogprobs:

@@ -38,7 +38,7 @@ MAX_TOKENIZER_BYTES, MAX_BESIDE_BYTES = 1 << 26, 1 << 23
 ADAPTER_FILES = (CONFIG_FILE, WEIGHTS_FILE, NEW_TOKENS_FILE, *TOKENIZER_FILES)
 #: Where an adapter's weights lie, nearest to the kernels first.
 TIERS = ("device", "host", "disk")
-_PIECE = 1 << 20
+_CHUNK_BYTES = 1 << 20
 
 
 class AdapterRef(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -101,14 +101,14 @@ def adapter_files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     new = path / NEW_TOKENS_FILE
-    own = [path / CONFIG_FILE, path / WEIGHTS_FILE, *([new] if new.is_file() else [])]
-    return [*own, *tokenizer_files(path)]
+    peft_files = [path / CONFIG_FILE, path / WEIGHTS_FILE, *([new] if new.is_file() else [])]
+    return [*peft_files, *tokenizer_files(path)]
 
 
 def tokenizer_files(path: Path) -> list[Path]:
     """Return an adapter's tokenizer files; none without one of the first two."""
-    found = [name for name in TOKENIZER_FILES if (path / name).is_file()]
-    return [path / name for name in found] if has_tokenizer(found) else []
+    names = [name for name in TOKENIZER_FILES if (path / name).is_file()]
+    return [path / name for name in names] if has_tokenizer(names) else []
 
 
 def has_tokenizer(names: Collection[str]) -> bool:
@@ -138,8 +138,8 @@ def _digest(files: list[tuple[Path, str]]) -> str:
             raise InvalidRequest(f"The adapter has no file {file.name}.", param="path")
         digest.update(f"{name}\0{file.stat().st_size}\0".encode())
         with file.open("rb") as content:
-            while piece := content.read(_PIECE):
-                digest.update(piece)
+            while chunk := content.read(_CHUNK_BYTES):
+                digest.update(chunk)
     return digest.hexdigest()
 
 
@@ -147,7 +147,7 @@ def _digest(files: list[tuple[Path, str]]) -> str:
 FileFingerprints = tuple[tuple[str, int, int, int, int], ...]
 
 #: Maximum number of cached adapters.
-_MOST = 4096
+_MAX_ENTRIES = 4096
 #: File system clocks move in ticks, and a second write within one is invisible: files written more
 #: recently than this are hashed again.
 _TICK_S = 0.1
@@ -169,41 +169,41 @@ class DigestCache:
     """
 
     def __init__(self) -> None:
-        self._known: OrderedDict[Path, tuple[FileFingerprints, str, str]] = OrderedDict()
+        self._entries: OrderedDict[Path, tuple[FileFingerprints, str, str]] = OrderedDict()
         self._lock = threading.Lock()
 
     def of(self, path: Path) -> tuple[str, str]:
         """Return the digests of the current content. Raises as `adapter_digest`."""
         states = file_fingerprints(path)
-        found = self.known(path, states)
-        if found is None:
-            found = adapter_digest(path), tokenizer_digest(path)
-            self.note(path, states, *found)
-        return found
+        digests = self.get_cached(path, states)
+        if digests is None:
+            digests = adapter_digest(path), tokenizer_digest(path)
+            self.store(path, states, *digests)
+        return digests
 
-    def known(self, path: Path, states: FileFingerprints) -> tuple[str, str] | None:
+    def get_cached(self, path: Path, states: FileFingerprints) -> tuple[str, str] | None:
         """Return the cached digests of files with these fingerprints, or None."""
         with self._lock:
-            found = self._known.get(path)
-            if found is None or found[0] != states:
+            entry = self._entries.get(path)
+            if entry is None or entry[0] != states:
                 return None
-            self._known.move_to_end(path)
-            return found[1:]
+            self._entries.move_to_end(path)
+            return entry[1:]
 
-    def note(self, path: Path, states: FileFingerprints, digest: str, tokenizer: str) -> None:
+    def store(self, path: Path, states: FileFingerprints, digest: str, tokenizer: str) -> None:
         """Cache digests of files whose fingerprints are the same before and after hashing."""
         written = max((max(state[3:]) for state in states), default=0)
         if file_fingerprints(path) != states or time.time_ns() - written < _TICK_S * 1e9:
             return
         with self._lock:
-            self._known[path] = states, digest, tokenizer
-            self._known.move_to_end(path)
-            while len(self._known) > _MOST:
-                self._known.popitem(last=False)
+            self._entries[path] = states, digest, tokenizer
+            self._entries.move_to_end(path)
+            while len(self._entries) > _MAX_ENTRIES:
+                self._entries.popitem(last=False)
 
 
 #: The process's cache.
-known_digests = DigestCache()
+digest_cache = DigestCache()
 
 
 @dataclass(frozen=True)
@@ -260,7 +260,7 @@ class LoRARequest:
         """
         path = Path(self.lora_path).expanduser().absolute()
         try:
-            digest, tokenizer = known_digests.of(path)
+            digest, tokenizer = digest_cache.of(path)
         except OSError as error:
             raise InvalidRequest(
                 f"The adapter {self.lora_name!r} can't be read from {path}: {error.strerror}.",
@@ -269,30 +269,30 @@ class LoRARequest:
         return AdapterRef(digest=digest, name=self.lora_name, path=str(path), tokenizer=tokenizer)
 
 
-def spread_lora_requests(given: Any, count: int) -> list[LoRARequest | None]:
+def spread_lora_requests(lora_request: Any, count: int) -> list[LoRARequest | None]:
     """Return the requests of `count` prompts from one `LoRARequest` for all, a list, or None.
 
     Raises `InvalidRequest` for anything else.
     """
-    several = isinstance(given, Sequence) and not isinstance(given, str)
-    each = list(given) if several else [given] * count
-    if len(each) != count:
+    several = isinstance(lora_request, Sequence) and not isinstance(lora_request, str)
+    requests = list(lora_request) if several else [lora_request] * count
+    if len(requests) != count:
         raise InvalidRequest(
-            f"{count} prompts need as many lora_request, got {len(each)}.", param="lora_request"
+            f"{count} prompts need as many lora_request, got {len(requests)}.", param="lora_request"
         )
-    for one in each:
+    for one in requests:
         if not isinstance(one, LoRARequest | None):
             raise InvalidRequest(
                 f"lora_request must be a LoRARequest, got {format_value(one)}.",
                 param="lora_request",
             )
-    return each
+    return requests
 
 
-def to_adapter_refs(given: Any, count: int) -> list[AdapterRef | None]:
-    """Return the adapters of `count` prompts; `given` and errors as `spread_lora_requests`.
+def to_adapter_refs(lora_request: Any, count: int) -> list[AdapterRef | None]:
+    """Return the adapters of `count` prompts; `lora_request` and errors as `spread_lora_requests`.
 
     Raises `InvalidRequest` also as `LoRARequest.ref`.
     """
-    requests = spread_lora_requests(given, count)
+    requests = spread_lora_requests(lora_request, count)
     return [None if request is None else request.ref() for request in requests]

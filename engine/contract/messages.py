@@ -261,7 +261,7 @@ class TokenLogprobs(msgspec.Struct, array_like=True):
 
 
 #: What a flight record names at most: prompt chunks and preemptions, requests that were ahead.
-MAX_RECORDED_CHUNKS, MOST_NAMED = 32, 4
+MAX_RECORDED_CHUNKS, MAX_NAMED = 32, 4
 
 
 class FlightRecord(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -282,7 +282,7 @@ class FlightRecord(msgspec.Struct, omit_defaults=True, kw_only=True):
         preempted_at: of the first `MAX_RECORDED_CHUNKS` preemptions, in milliseconds after it came.
         num_ahead, num_ahead_own: sequences that ran or waited when the first output was queued, all
             of them and its own tenant's.
-        behind: ids of its own tenant's requests among them, `MOST_NAMED` at most: never another's.
+        behind: ids of its own tenant's requests among them, `MAX_NAMED` at most: never another's.
         numerics_changed: a replica with other `Numerics` went on with it: the same weights, but not
             the tokens that the first replica would have made. Set by the gateway.
     """
@@ -399,15 +399,15 @@ def written_token_counts(deltas: list[TokenDelta]) -> dict[str, int]:
     Values are positions in an output, not increments: an output that another replica continues is
     counted once.
     """
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for delta in deltas:
         request_id = base_request_id(delta.request_id)
         if delta.token_ids:
             count = delta.start + len(delta.token_ids)
-            found[output_field(request_id, delta.index)] = count
+            counts[output_field(request_id, delta.index)] = count
         if delta.num_prompt_tokens:
-            found[prompt_field(request_id)] = delta.num_prompt_tokens
-    return found
+            counts[prompt_field(request_id)] = delta.num_prompt_tokens
+    return counts
 
 
 class ReplicaEvent(msgspec.Struct, omit_defaults=True, kw_only=True):

@@ -35,14 +35,14 @@ def logging_config() -> dict[str, Any] | None:
     if not name:
         return None
     try:
-        found = json.loads(Path(name).read_text(encoding="utf-8"))
+        config = json.loads(Path(name).read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{VARIABLE}: {name} can't be read: {error.strerror}.") from None
     except ValueError as error:
         raise ConfigError(f"{VARIABLE}: {name} isn't JSON: {error}.") from None
-    if not isinstance(found, dict):
+    if not isinstance(config, dict):
         raise ConfigError(f"{VARIABLE}: {name} must hold a JSON object for logging's dictConfig.")
-    return found
+    return config
 
 
 def apply_logging_config() -> bool:
@@ -133,12 +133,12 @@ def _exporter_class(scheme: str) -> Any:
         import opentelemetry.sdk.trace  # noqa: F401 - whether it's there
 
         if scheme == "grpc":
-            from opentelemetry.exporter.otlp.proto.grpc import trace_exporter as over_grpc
+            from opentelemetry.exporter.otlp.proto.grpc import trace_exporter as grpc_exporter
 
-            return over_grpc.OTLPSpanExporter
-        from opentelemetry.exporter.otlp.proto.http import trace_exporter as over_http
+            return grpc_exporter.OTLPSpanExporter
+        from opentelemetry.exporter.otlp.proto.http import trace_exporter as http_exporter
 
-        return over_http.OTLPSpanExporter
+        return http_exporter.OTLPSpanExporter
     except ImportError as error:
         extra = "opentelemetry-exporter-otlp-proto-grpc" if scheme == "grpc" else "'quire[otel]'"
         raise ConfigError(

@@ -27,7 +27,7 @@ DEVICES = "quire.devices"
 _BUILT_IN_DEVICES = ("auto", "cpu", "cuda")
 
 
-def is_wanted(name: str) -> bool:
+def is_selected(name: str) -> bool:
     """Whether QUIRE_PLUGINS is unset or has this name."""
     names = os.environ.get("QUIRE_PLUGINS", os.environ.get("VLLM_PLUGINS"))
     return names is None or name in {part.strip() for part in names.split(",")}
@@ -35,7 +35,7 @@ def is_wanted(name: str) -> bool:
 
 def selected_entry_points(group: str) -> list[EntryPoint]:
     """Return the group's entry points that QUIRE_PLUGINS selects."""
-    return [point for point in _installed(group, tuple(sys.path)) if is_wanted(point.name)]
+    return [point for point in _installed(group, tuple(sys.path)) if is_selected(point.name)]
 
 
 @cache

@@ -58,7 +58,7 @@ def score_pairs(num_first: int, num_second: int) -> list[tuple[int, int]]:
             "several, or as many on both sides.",
             param="text_2",
         )
-    return [(0 if num_first == 1 else place, place) for place in range(num_second)]
+    return [(0 if num_first == 1 else index, index) for index in range(num_second)]
 
 
 EmbedDtype = Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"]
@@ -114,10 +114,10 @@ def _as_fp8(values: Vectors, mantissa: int, bias: int) -> NDArray[np.uint8]:
 
 
 #: Tasks with one vector a prompt.
-WHOLE_TASKS = ("embed", "classify", "score")
+SEQUENCE_TASKS = ("embed", "classify", "score")
 #: Tasks with one vector a token.
 TOKEN_TASKS = ("token_embed", "token_classify")
-TASKS = WHOLE_TASKS + TOKEN_TASKS
+TASKS = SEQUENCE_TASKS + TOKEN_TASKS
 GENERATE = "generate"
 
 

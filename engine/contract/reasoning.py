@@ -75,12 +75,12 @@ class ReasoningPhase(Enum):
 class ReasoningState:
     """One output's way through its reasoning. It moves with accepted tokens alone."""
 
-    __slots__ = ("_count", "_place", "_tail", "_tail_size", "params", "phase")
+    __slots__ = ("_count", "_position", "_tail", "_tail_size", "params", "phase")
 
     def __init__(self, params: ReasoningParams) -> None:
         self.params = params
         self.phase = ReasoningPhase.START if params.start else ReasoningPhase.INSIDE
-        self._place = self._count = 0
+        self._position = self._count = 0
         self._tail: list[int] = []
         self._tail_size = max(map(len, params.end))
         self._spend()
@@ -88,7 +88,7 @@ class ReasoningState:
     def copy(self) -> ReasoningState:
         """Another at the same place."""
         other = ReasoningState(self.params)
-        other.phase, other._place, other._count = self.phase, self._place, self._count
+        other.phase, other._position, other._count = self.phase, self._position, self._count
         other._tail = self._tail
         return other
 
@@ -96,9 +96,9 @@ class ReasoningState:
     def forced_token(self) -> int | None:
         """The only token that may come next, if there is one."""
         if self.phase is ReasoningPhase.CLOSING:
-            return self.params.forced[self._place]
-        if self.phase is ReasoningPhase.START and self._place:
-            return self.params.start[self._place]
+            return self.params.forced[self._position]
+        if self.phase is ReasoningPhase.START and self._position:
+            return self.params.start[self._position]
         return None
 
     def advance(self, token: int) -> bool:
@@ -106,8 +106,8 @@ class ReasoningState:
         if self.phase is ReasoningPhase.START:
             return self._start(token)
         if self.phase is ReasoningPhase.CLOSING:
-            self._place += 1
-            if self._place == len(self.params.forced):
+            self._position += 1
+            if self._position == len(self.params.forced):
                 self.phase = ReasoningPhase.PAST
             return True
         if self.phase is ReasoningPhase.PAST:
@@ -121,12 +121,12 @@ class ReasoningState:
         return True
 
     def _start(self, token: int) -> bool:
-        if token != self.params.start[self._place]:
+        if token != self.params.start[self._position]:
             self.phase = ReasoningPhase.PAST  # this output has no reasoning
             return False
-        self._place += 1
-        if self._place == len(self.params.start):
-            self.phase, self._place = ReasoningPhase.INSIDE, 0
+        self._position += 1
+        if self._position == len(self.params.start):
+            self.phase, self._position = ReasoningPhase.INSIDE, 0
             self._spend()
         return True
 
@@ -134,7 +134,7 @@ class ReasoningState:
         """Close the reasoning when its budget is used up."""
         budget = self.params.budget
         if self.phase is ReasoningPhase.INSIDE and budget is not None and self._count >= budget:
-            self.phase, self._place = ReasoningPhase.CLOSING, 0
+            self.phase, self._position = ReasoningPhase.CLOSING, 0
 
 
 def _ends_with(tokens: Sequence[int], mark: Sequence[int]) -> bool:

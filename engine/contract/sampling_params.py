@@ -213,15 +213,15 @@ def _check_token_lists(params: SamplingFields) -> None:
 
 
 def _check_logprob_token_ids(params: SamplingFields) -> None:
-    name, wanted = "logprob_token_ids", params.logprob_token_ids
-    if wanted is None:
+    name, token_ids = "logprob_token_ids", params.logprob_token_ids
+    if token_ids is None:
         return
-    check_token_ids(name, wanted, MAX_LOGPROB_TOKEN_IDS)
-    if not wanted or len(set(wanted)) != len(wanted):
+    check_token_ids(name, token_ids, MAX_LOGPROB_TOKEN_IDS)
+    if not token_ids or len(set(token_ids)) != len(token_ids):
         raise InvalidRequest(f"{name} must hold at least one token, and none twice.", param=name)
-    if params.logprobs not in (None, len(wanted)):
+    if params.logprobs not in (None, len(token_ids)):
         raise InvalidRequest(
-            f"logprobs ({params.logprobs}) must be the number of {name} ({len(wanted)}).",
+            f"logprobs ({params.logprobs}) must be the number of {name} ({len(token_ids)}).",
             param=name,
         )
     if params.use_beam_search:
@@ -262,14 +262,14 @@ def _check_processors(params: SamplingFields) -> None:
         )
 
 
-def _check_extra_args(given: Any) -> None:
+def _check_extra_args(extra_args: Any) -> None:
     """Plain data, so that it can be sent to a replica, and not without end."""
     name = "extra_args"
-    if given is None:
+    if extra_args is None:
         return
-    if not isinstance(given, dict):
+    if not isinstance(extra_args, dict):
         raise InvalidRequest(f"{name} must be an object.", param=name)
-    pending, count = [given], 0
+    pending, count = [extra_args], 0
     while pending:
         value = pending.pop()
         count += 1
@@ -290,8 +290,10 @@ def _check_extra_args(given: Any) -> None:
 
 
 def _check_structured_outputs(params: SamplingFields) -> None:
-    given = params.structured_outputs
-    if given is not None and not isinstance(given, StructuredOutputsParams):
+    structured_outputs = params.structured_outputs
+    if structured_outputs is not None and not isinstance(
+        structured_outputs, StructuredOutputsParams
+    ):
         raise InvalidRequest(
             "structured_outputs must be a StructuredOutputsParams.", param="structured_outputs"
         )
@@ -300,8 +302,10 @@ def _check_structured_outputs(params: SamplingFields) -> None:
 
 
 def _check_repetition_detection(params: SamplingFields) -> None:
-    given = params.repetition_detection
-    if given is not None and not isinstance(given, RepetitionDetectionParams):
+    repetition_detection = params.repetition_detection
+    if repetition_detection is not None and not isinstance(
+        repetition_detection, RepetitionDetectionParams
+    ):
         raise InvalidRequest(
             "repetition_detection must be a RepetitionDetectionParams.",
             param="repetition_detection",

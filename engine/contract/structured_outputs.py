@@ -64,11 +64,11 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, forbid_unknown
             )
         if self.json_object is False:
             self.json_object = None
-        given = [name for name in KINDS if getattr(self, name) is not None]
-        if len(given) != 1:
-            found = " and ".join(given) if given else "none"
+        kinds = [name for name in KINDS if getattr(self, name) is not None]
+        if len(kinds) != 1:
+            names = " and ".join(kinds) if kinds else "none"
             raise InvalidRequest(
-                f"structured_outputs needs exactly one of {', '.join(KINDS)}; got {found}.",
+                f"structured_outputs needs exactly one of {', '.join(KINDS)}; got {names}.",
                 param="structured_outputs",
             )
         for name in _OPTIONS:

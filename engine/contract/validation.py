@@ -29,9 +29,9 @@ def check_number(name: str, value: Any, low: float, high: float, low_open: bool 
             f"{name} must be a finite number, got {format_value(value)}.", param=name
         )
     if value < low or value > high or (low_open and value == low):
-        left = "(" if low_open else "["
+        opening = "(" if low_open else "["
         raise InvalidRequest(
-            f"{name} must be in {left}{low:g}, {high:g}], got {format_value(value)}.", param=name
+            f"{name} must be in {opening}{low:g}, {high:g}], got {format_value(value)}.", param=name
         )
 
 

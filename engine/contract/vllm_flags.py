@@ -22,7 +22,7 @@ class VllmFlag:
 
     Attributes:
         name, kind, short: as in vLLM's command line.
-        note: what it means here, for the table and for a refusal.
+        reason: what it means here, for the table and for a refusal.
         takes: values that change nothing here; None: every value of its kind.
         becomes: settings of ours that a value stands for.
         choices: words that vLLM knows for it, where we take some of them.
@@ -30,7 +30,7 @@ class VllmFlag:
 
     name: str
     kind: Kind
-    note: str
+    reason: str
     takes: tuple[Any, ...] | None = ()
     becomes: Callable[[Any], dict[str, Any]] | None = None
     short: tuple[str, ...] = ()
@@ -45,9 +45,9 @@ class VllmFlag:
             )
         if self.becomes is not None:
             return self.becomes(value)
-        if self.takes is None or any(_same(value, taken) for taken in self.takes):
+        if self.takes is None or any(_same(value, allowed) for allowed in self.takes):
             return {}
-        raise ConfigError(f"{self.name}={value!r} can't be used: {self.note}", param=self.name)
+        raise ConfigError(f"{self.name}={value!r} can't be used: {self.reason}", param=self.name)
 
     def _fits(self, value: Any) -> bool:
         if self.kind is float:
@@ -67,28 +67,28 @@ class VllmFlag:
             return "becomes ours"
         if self.takes is None:
             return "accepted, changes nothing"
-        neutral = [taken for taken in self.takes if taken not in (None, False, "", {}, [])]
+        neutral = [value for value in self.takes if value not in (None, False, "", {}, [])]
         if neutral:
             return f"accepted as {' or '.join(map(str, neutral))}"
         return "refused"
 
 
-def _same(value: Any, taken: Any) -> bool:
-    if isinstance(value, bool) or isinstance(taken, bool):
-        return value is taken
-    return bool(value == taken)
+def _same(value: Any, allowed: Any) -> bool:
+    if isinstance(value, bool) or isinstance(allowed, bool):
+        return value is allowed
+    return bool(value == allowed)
 
 
-def ignored_flag(name: str, kind: Kind, note: str, **more: Any) -> VllmFlag:
+def ignored_flag(name: str, kind: Kind, reason: str, **more: Any) -> VllmFlag:
     """Return a flag that is accepted and changes nothing."""
-    return VllmFlag(name, kind, note, takes=None, **more)
+    return VllmFlag(name, kind, reason, takes=None, **more)
 
 
 def restricted_flag(
-    name: str, kind: Kind, takes: tuple[Any, ...], note: str, **more: Any
+    name: str, kind: Kind, takes: tuple[Any, ...], reason: str, **more: Any
 ) -> VllmFlag:
     """Return a flag of which some values change nothing and others are refused."""
-    return VllmFlag(name, kind, note, takes=takes, **more)
+    return VllmFlag(name, kind, reason, takes=takes, **more)
 
 
 def flags_with_same_meaning(make: Callable[[str], VllmFlag], names: str) -> tuple[VllmFlag, ...]:
@@ -140,21 +140,22 @@ OF_LATER_RELEASES: tuple[VllmFlag, ...] = (
 )
 
 
-def check_draft_source(derived: Mapping[str, Any], first_given: Mapping[str, str]) -> None:
+def check_draft_source(derived: Mapping[str, Any], original_names: Mapping[str, str]) -> None:
     """Raise `ConfigError` where such settings don't say where drafts come from.
 
     `derived`: settings of ours that vLLM's became; `first_given`: of which each came first.
     """
-    given = first_given.get(_OURS)
-    if given is not None and not {"model", "method"} & derived[_OURS].keys():
+    original_name = original_names.get(_OURS)
+    if original_name is not None and not {"model", "method"} & derived[_OURS].keys():
         raise ConfigError(
-            f"{given} needs speculative_model, which says where drafts come from.", param=given
+            f"{original_name} needs speculative_model, which says where drafts come from.",
+            param=original_name,
         )
 
 
 _NO_MEDIA = "models are served for text alone."
 _ONE_DEVICE = "an engine runs on one device. For more throughput run more replicas."
-_OTHERS = "it is about several devices, and an engine runs on one."
+_OTHER_DEVICES = "it is about several devices, and an engine runs on one."
 _BACKENDS = "what computes a layer is chosen by what fits. There is attention_backend."
 _STATES = "states of such layers are kept in float32, a row of them for each sequence."
 _MEASURED = "single steps and kernels aren't measured all the time: POST /start_profile does."
@@ -163,14 +164,14 @@ _SCHEDULER = "there is one scheduler; see scheduling_policy."
 _READING = "weights are mapped from their files, in threads of their own."
 
 
-def _of(kind: Kind, note: str, names: str) -> tuple[VllmFlag, ...]:
+def _of(kind: Kind, reason: str, names: str) -> tuple[VllmFlag, ...]:
     """Taken, whatever is said."""
-    return flags_with_same_meaning(lambda name: ignored_flag(name, kind, note), names)
+    return flags_with_same_meaning(lambda name: ignored_flag(name, kind, reason), names)
 
 
-def _but(kind: Kind, takes: tuple[Any, ...], note: str, names: str) -> tuple[VllmFlag, ...]:
+def _but(kind: Kind, takes: tuple[Any, ...], reason: str, names: str) -> tuple[VllmFlag, ...]:
     """Taken for these values."""
-    return flags_with_same_meaning(lambda name: restricted_flag(name, kind, takes, note), names)
+    return flags_with_same_meaning(lambda name: restricted_flag(name, kind, takes, reason), names)
 
 
 def _as(name: str, kind: Kind, ours: str, **more: Any) -> VllmFlag:
@@ -219,19 +220,19 @@ NEWER: tuple[VllmFlag, ...] = (
     *_but(list, ([],), "CUDA_VISIBLE_DEVICES says which device an engine takes.", "device_ids"),
     *_of(
         str,
-        _OTHERS,
+        _OTHER_DEVICES,
         "all2all_backend data_parallel_address data_parallel_backend dcp_comm_backend "
         "expert_placement_strategy master_addr",
     ),
     *_of(
         int,
-        _OTHERS,
+        _OTHER_DEVICES,
         "cp_kv_cache_interleave_size data_parallel_rpc_port dbo_decode_token_threshold "
         "dbo_prefill_token_threshold dcp_kv_cache_interleave_size distributed_timeout_seconds "
         "cpu_distributed_timeout_seconds elastic_ep_max_dp_size master_port ubatch_size",
     ),
-    *_of(bool, _OTHERS, "disable_nccl_for_dp_synchronization enable_batch_sharded_sampling"),
-    *_of(dict, _OTHERS, "eplb_config fault_tolerance_config"),
+    *_of(bool, _OTHER_DEVICES, "disable_nccl_for_dp_synchronization enable_batch_sharded_sampling"),
+    *_of(dict, _OTHER_DEVICES, "eplb_config fault_tolerance_config"),
     # What computes.
     *_but(
         str,
@@ -349,19 +350,25 @@ _COMPILED = {
 
 
 def _compilation_config(value: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, each in value.items():
-        if key in ("level", "mode") and isinstance(each, int) and not isinstance(each, bool):
-            found["optimization_level"] = each
+    settings: dict[str, Any] = {}
+    for key, value_of_key in value.items():
+        if (
+            key in ("level", "mode")
+            and isinstance(value_of_key, int)
+            and not isinstance(value_of_key, bool)
+        ):
+            settings["optimization_level"] = value_of_key
         elif key in _COMPILED:
-            found[_COMPILED[key]] = each.name if isinstance(each, Enum) else each
+            settings[_COMPILED[key]] = (
+                value_of_key.name if isinstance(value_of_key, Enum) else value_of_key
+            )
         else:
             raise ConfigError(
                 f"compilation_config.{key} can't be used: models aren't compiled by torch; there "
                 "are mode, cudagraph_mode and cudagraph_capture_sizes.",
                 param="compilation_config",
             )
-    return found
+    return settings
 
 
 _TASKS = {
@@ -571,7 +578,9 @@ VLLM_FLAGS: tuple[VllmFlag, ...] = (*_OF_THE_MANUAL, *NEWER)
 BY_NAME: Mapping[str, VllmFlag] = {setting.name: setting for setting in VLLM_FLAGS}
 
 
-def translate_vllm_settings(values: Mapping[str, Any], known: frozenset[str]) -> dict[str, Any]:
+def translate_vllm_settings(
+    values: Mapping[str, Any], quire_names: frozenset[str]
+) -> dict[str, Any]:
     """Translate settings by vLLM's names to ours.
 
     Args:
@@ -583,19 +592,19 @@ def translate_vllm_settings(values: Mapping[str, Any], known: frozenset[str]) ->
     ours: dict[str, Any] = {}
     derived: dict[str, Any] = {}
     #: By setting of ours, the first of vLLM's that became it.
-    first_given: dict[str, str] = {}
-    for given, value in values.items():
-        name = str(given).replace("-", "_")
-        if name in known:
+    original_names: dict[str, str] = {}
+    for original_name, value in values.items():
+        name = str(original_name).replace("-", "_")
+        if name in quire_names:
             ours[name] = _first(value) if name == "served_model_name" else value
         elif name in BY_NAME:
-            for key, each in BY_NAME[name].resolve(value).items():
-                first_given.setdefault(key, name)
-                several = isinstance(each, dict) and isinstance(derived.get(key), dict)
-                derived[key] = {**derived[key], **each} if several else each
+            for key, setting in BY_NAME[name].resolve(value).items():
+                original_names.setdefault(key, name)
+                several = isinstance(setting, dict) and isinstance(derived.get(key), dict)
+                derived[key] = {**derived[key], **setting} if several else setting
         else:
-            raise ConfigError(f"{given} is no engine setting.", param=str(given))
-    check_draft_source(derived, first_given)
+            raise ConfigError(f"{original_name} is no engine setting.", param=str(original_name))
+    check_draft_source(derived, original_names)
     for name, value in derived.items():
         if ours.get(name) is not None and ours[name] != value:
             raise ConfigError(

@@ -17,14 +17,14 @@ class Variable:
     Attributes:
         name: vLLM's. ours: flags (`--x`), variables (`X`) or commands (`manage.py x`) that do the
             same, comma-separated; "" for none.
-        note: what to know, or why there is none.
+        reason: what to know, or why there is none.
         acts: whether it has the effect of the first of `ours`: a variable of Quire's, or the flag
             of an engine setting, where these aren't set.
     """
 
     name: str
     ours: str = ""
-    note: str = ""
+    reason: str = ""
     acts: bool = False
 
     @property
@@ -164,8 +164,8 @@ def unused_variables(environment: Mapping[str, str] = os.environ) -> list[str]:
         variable = by_name.get(name, Variable(name))
         if not variable.acts:
             instead = f" Quire has {variable.ours}." if variable.ours else ""
-            reason = f": {variable.note}" if variable.note else ""
-            sentences.append(f"{name} changes nothing{reason}.{instead}")
+            suffix = f": {variable.reason}" if variable.reason else ""
+            sentences.append(f"{name} changes nothing{suffix}.{instead}")
     return sentences
 
 

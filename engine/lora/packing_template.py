@@ -24,8 +24,8 @@ from engine.contract.lora import (
     WEIGHTS_FILE,
     AdapterRef,
     FileFingerprints,
+    digest_cache,
     file_fingerprints,
-    known_digests,
     tokenizer_files,
 )
 from engine.lora.adapter import LoRAAdapter
@@ -205,13 +205,13 @@ def _digest_of(path: Path, states: FileFingerprints, files: _Files) -> str:
     What this process has hashed isn't hashed again while nothing was written: that takes most of a
     load.
     """
-    known = known_digests.known(path, states)
+    known = digest_cache.get_cached(path, states)
     if known is not None and _states(path) == states:
         return known[0]
     digest = files.digest
     if not files.tokenizer:
         with suppress(OSError):
-            known_digests.note(path, states, digest, "")
+            digest_cache.store(path, states, digest, "")
     return digest
 
 

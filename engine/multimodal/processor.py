@@ -130,7 +130,7 @@ class MediaProcessor:
         except (ValueError, TypeError, KeyError, ZeroDivisionError) as error:
             raise InvalidRequest(f"The image can't be prepared: {error}", param="image") from error
         tensors = {
-            name: _plain(np.asarray(outputs[name]))
+            name: _contiguous(np.asarray(outputs[name]))
             for name in self._processor.image_processor.model_input_names
             if name in outputs
         }
@@ -190,7 +190,7 @@ class _GridProcessor:
         return outputs | {"text_replacement_offsets": [[{"replacement": self.image_token * count}]]}
 
 
-def _plain(values: np.ndarray) -> np.ndarray:
+def _contiguous(values: np.ndarray) -> np.ndarray:
     """In one of the dtypes that cross processes."""
     if values.dtype.kind == "f":
         return values.astype(np.float32, copy=False)

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import KVPoolTooSmall
-from engine.contract.messages import MOST_NAMED, EngineRequest
+from engine.contract.messages import MAX_NAMED, EngineRequest
 from engine.kv_cache import KVCacheConfig, TenantQuota, make_coordinator
 from engine.scheduler.decode_rotation import DecodeRotation
 from engine.scheduler.encoder_cache import EncoderCacheManager
@@ -160,7 +160,7 @@ class Scheduler:
         ids = dict.fromkeys(
             request.request_id for request in requests if request.message.tenant == quota.name
         )
-        flight.behind = list(ids)[: min(quota.sequences, MOST_NAMED)]
+        flight.behind = list(ids)[: min(quota.sequences, MAX_NAMED)]
 
     def record_tenant(self, message: EngineRequest) -> TenantQuota:
         """Take over what a request says of its tenant's share of the pool."""

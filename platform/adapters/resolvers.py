@@ -18,7 +18,7 @@ from adapters.sources import Repository, asking, check_repository, is_adapter_of
 from common.errors import AdapterInvalid, HubUnavailable
 from engine.contract.errors import ConfigError, InvalidRequest
 from engine.contract.lora import CONFIG_FILE, WEIGHTS_FILE, LoRARequest
-from engine.contract.plugins import LoRAResolver, is_wanted, load_lora_resolvers
+from engine.contract.plugins import LoRAResolver, is_selected, load_lora_resolvers
 
 # `hf_hub_resolver`: a request's `owner/name` is the adapter in that repository's root,
 # `owner/name/folder` one in a subfolder. Only its configuration, safetensors and tokenizer files
@@ -172,7 +172,7 @@ def lora_resolvers() -> dict[str, LoRAResolver]:
 
 def _of_folder() -> dict[str, LoRAResolver]:
     folder = settings.QUIRE.lora_resolver_cache_dir
-    if folder is None or not is_wanted(FOLDER_RESOLVER):
+    if folder is None or not is_selected(FOLDER_RESOLVER):
         return {}
     if not folder.is_dir():
         raise ConfigError(
@@ -184,7 +184,7 @@ def _of_folder() -> dict[str, LoRAResolver]:
 
 def _of_hub() -> dict[str, LoRAResolver]:
     named = settings.QUIRE.lora_resolver_hf_repo_list
-    if not named or not is_wanted(HUB_RESOLVER):
+    if not named or not is_selected(HUB_RESOLVER):
         return {}
     for repository in named:
         try:

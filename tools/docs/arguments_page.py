@@ -36,7 +36,7 @@ def page() -> str:
 def _engine() -> list[str]:
     ours = ",\n".join(f"`{_flag(name)}`" for name in sorted(SETTINGS - NAMED))
     rows = [
-        f"| `{_flag(flag.name)}` | {flag.outcome} | {_sentence(flag.note)} |"
+        f"| `{_flag(flag.name)}` | {flag.outcome} | {_sentence(flag.reason)} |"
         for flag in sorted(VLLM_FLAGS, key=lambda flag: flag.name)
         if flag.name not in SETTINGS
     ]
@@ -84,7 +84,7 @@ def _variables() -> list[str]:
     for variable in VARIABLES:
         ours = ", ".join(f"`{word}`" for word in variable.ours.split(", ") if word)
         effect = "acts" if variable.acts else ""
-        rows.append(f"| `{variable.name}` | {effect} | {ours} | {_sentence(variable.note)} |")
+        rows.append(f"| `{variable.name}` | {effect} | {ours} | {_sentence(variable.reason)} |")
     return [
         "## Environment variables",
         "",

@@ -8,7 +8,7 @@ import pytest
 
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError
-from engine.contract.plugins import is_wanted
+from engine.contract.plugins import is_selected
 from engine.contract.vllm_variables import (
     VARIABLES,
     settings_from_variables,
@@ -62,9 +62,9 @@ def test_variables_of_ours_follow_unless_they_are_set() -> None:
 def test_plugins_are_selected_by_either_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("QUIRE_PLUGINS", raising=False)
     monkeypatch.setenv("VLLM_PLUGINS", "one, two")
-    assert [is_wanted(name) for name in ("one", "two", "three")] == [True, True, False]
+    assert [is_selected(name) for name in ("one", "two", "three")] == [True, True, False]
     monkeypatch.setenv("QUIRE_PLUGINS", "three")
-    assert [is_wanted(name) for name in ("one", "three")] == [False, True]
+    assert [is_selected(name) for name in ("one", "three")] == [False, True]
 
 
 def test_each_that_changes_nothing_is_named_once(

@@ -225,4 +225,4 @@ def test_files_that_were_written_just_now_are_hashed_again(
     for seconds, known in ((3600.0, None), (-1.0, digests.of(path))):
         monkeypatch.setattr("engine.contract.lora._TICK_S", seconds)
         digests.of(path)
-        assert digests.known(path, states) == known
+        assert digests.get_cached(path, states) == known
