@@ -152,7 +152,7 @@ def _bar(total: int) -> type[Any]:
     """The hub's own bars, one of which counts all bytes that are on the disk."""
     from huggingface_hub.utils import tqdm
 
-    class Told(tqdm):  # type: ignore[misc]
+    class Told(tqdm):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             self._counts = str(kwargs.get("desc", "")).startswith("Reconstructing")
             self._done = int(kwargs.get("initial") or 0)

@@ -71,7 +71,7 @@ async def open_stream(client: EngineClient, stream: str, caller: Caller) -> Open
     Raises: RedisError.
     """
     name = redis_keys.stream_key(stream, client.settings.key_prefix)
-    data: Any = await client.redis.hget(name, "open")  # type: ignore[misc]
+    data: Any = await client.redis.hget(name, "open")
     stream_info = decode_open(data) if data is not None else None
     if stream_info is None or stream_info.tenant_id != caller.tenant_id:
         return None
@@ -309,7 +309,7 @@ def _remaining_request(whole: AdmissionRequest, taken: TakenOverStream) -> Admis
 async def _billed(client: EngineClient, taken: TakenOverStream) -> Usage:
     name = redis_keys.stream_key(taken.position.stream, client.settings.key_prefix)
     try:
-        prompt, billed = await client.redis.hmget(name, "prompt", "billed")  # type: ignore[misc]
+        prompt, billed = await client.redis.hmget(name, "prompt", "billed")
     except RedisError as error:
         raise Overloaded("Streams can't be looked up right now. Try again.") from error
     return Usage(prompt_tokens=int(prompt or 0), completion_tokens=int(billed or 0))
@@ -327,17 +327,17 @@ async def _acquire_stream(
         raise InvalidRequest(
             "Last-Event-ID belongs to the stream of another request.", param="Last-Event-ID"
         )
-    epoch = int(await redis.hincrby(name, "epoch", 1))  # type: ignore[misc]
+    epoch = int(await redis.hincrby(name, "epoch", 1))
     known = _empty_chunk(job)
     left = await _outbox(client, about)
-    entries: Any = await redis.lrange(journal_key(prefix, position.stream), 0, -1)  # type: ignore[misc]
+    entries: Any = await redis.lrange(journal_key(prefix, position.stream), 0, -1)
     for start, piece in map(decode_entry, entries):
         _extend(known[piece.number][piece.index], start, piece)
     for delta in left:
         number = about.requests.index(redis_keys.base_request_id(delta.request_id))
         _extend(known[number][delta.index], delta.start, chunk_from_delta(delta, number, 0))
     fields = [bits_field(number) for number in range(len(known))]
-    found: Any = await redis.hmget(name, fields)  # type: ignore[misc]
+    found: Any = await redis.hmget(name, fields)
     bits = list(map(decode_bits, found))
     taken = TakenOverStream(position, about, known, bits, epoch, about.ledger_id or position.stream)
     taken.check()

@@ -213,7 +213,7 @@ class IdempotencyKey:
         ]
         values.append(ANSWERED_S)
         with contextlib.suppress(RedisError):  # the client has its answer; the hold expires
-            await self._redis.eval(_STORE, len(names), *names, *values)  # type: ignore[misc]
+            await self._redis.eval(_STORE, len(names), *names, *values)
 
     async def _release(self) -> None:
         self._stop_extending()
@@ -221,7 +221,7 @@ class IdempotencyKey:
             await self._if_lock_held(_RELEASE)
 
     async def _if_lock_held(self, script: str, *more: int | bytes) -> None:
-        await self._redis.eval(script, 1, self._name, self._encoded_entry, *more)  # type: ignore[misc, arg-type]
+        await self._redis.eval(script, 1, self._name, self._encoded_entry, *more)
 
     def _stop_extending(self) -> None:
         if self._keeper is not None:

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 POLL_INTERVAL_S = 0.25
 
 
-class WaitForRedisConsumer(Consumer):  # type: ignore[misc]
+class WaitForRedisConsumer(Consumer):
     """Connects once Redis takes writes.
 
     Celery's own begins anew at once where a write is refused, five times a second with a connection
@@ -70,7 +70,7 @@ def _refusal(client: redis.Redis) -> redis.RedisError | None:
 CLOCK_JUMP = timedelta(seconds=1)
 
 
-class ClockSafeScheduler(Scheduler):  # type: ignore[misc]
+class ClockSafeScheduler(Scheduler):
     """Celery's own, which counts from when it last asked for a task by the clock on the wall.
 
     Where that goes an hour back nothing would be due for an hour: the count begins anew.

@@ -98,7 +98,7 @@ MAX_CONVERSATION_CHARS = 32 << 20
 
 
 def _for_tenant(model: type[T], tenant_id: int) -> QuerySet[T]:
-    return model.objects.filter(tenant_id=tenant_id)  # type: ignore[return-value]
+    return model.objects.filter(tenant_id=tenant_id)
 
 
 def _not_expired(rows: QuerySet[T]) -> QuerySet[T]:

@@ -287,7 +287,7 @@ def _scopes_of_key(key: ApiKey) -> frozenset[str] | None:
         return None
     if person.is_superuser:
         return granted
-    role: str | None = key.holders_role  # type: ignore[attr-defined]
+    role: str | None = key.holders_role
     return None if role is None else granted & _scopes_for(Role(role))
 
 

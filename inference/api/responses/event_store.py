@@ -74,7 +74,7 @@ class ResponseEventStore:
         for number, event in enumerate(events, start=self._next):
             entries += [f"{number + 1}-0", event["type"], _encode(event)]
         keys = (self._name, f"{self._name}:writer")
-        added = await self._redis.eval(_ADD, 2, *keys, self._writer, keep_s, *entries)  # type: ignore[misc]
+        added = await self._redis.eval(_ADD, 2, *keys, self._writer, keep_s, *entries)
         if not added:
             raise LostLease(self._name)
         self._next += len(events)
