@@ -36,14 +36,14 @@ class InferenceConfig(AppConfig):
 
     def ready(self) -> None:
         """Register the checks of our settings."""
-        from catalog.engine_settings import register_settings_validator as register_settings_check
+        from catalog.engine_settings import register_settings_validator
         from tenants.tenant_data import TenantDataKind, register_data_kind
 
         _check_template_kwargs()
         checks.register(_check)
         register_data_kind(TenantDataKind("idempotency", erase=_delete_idempotent_responses))
-        register_settings_check(_check_parser_names)
-        register_settings_check(_check_io_processor)
+        register_settings_validator(_check_parser_names)
+        register_settings_validator(_check_io_processor)
 
 
 def _delete_idempotent_responses(tenant: Any) -> int:

@@ -17,8 +17,7 @@ from inference.generation.logprobs import (
 from inference.generation.output import TokenEntry
 from inference.generation.record import response_metrics
 from inference.parsers.state_machine import Part
-from inference.serving.respond import DONE
-from inference.serving.stream import ChunkEncoder, EventWriter
+from inference.serving.stream import DONE, ChunkEncoder, EventWriter
 
 #: Fields of a message that are always there, as vLLM has them: clients read them unasked.
 OMITTED_WHEN_EMPTY: dict[str, Any] = {

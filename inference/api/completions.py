@@ -35,8 +35,8 @@ from inference.request.job import Job, ResolvedModel
 from inference.schemas import objects
 from inference.schemas.completions import CompletionRequest
 from inference.schemas.sampling import OutputConstraint
-from inference.serving.respond import DONE, add_orca_header, parse_offloaded, respond
-from inference.serving.stream import ChunkEncoder, EventWriter
+from inference.serving.respond import add_orca_header, parse_offloaded, respond
+from inference.serving.stream import DONE, ChunkEncoder, EventWriter
 from inference.web.endpoint_schema import IDEMPOTENCY_KEY, Endpoint, EndpointSchema
 from inference.web.responses import JSON_OR_EVENTS
 from inference.web.views import GatewayRequest, GatewayView

@@ -19,7 +19,7 @@ from engine.version import __version__
 from inference.engine_client.client import EngineClient, get_engine_client
 from inference.engine_client.fleet import Replica
 from inference.generation.model_resolution import resolve_model
-from inference.schemas import objects
+from inference.schemas.objects import ApiObject
 from inference.web.endpoint_schema import Endpoint, EndpointSchema
 from inference.web.views import GatewayRequest, GatewayView, json_response
 
@@ -30,6 +30,44 @@ ANSWER_WITHIN_S = 10.0
 OK_BODY = {"pause": "paused", "resume": "resumed", "abort_requests": "aborted"}
 #: As vLLM's server reads switches in a query.
 TRUE, FALSE = ("true", "1", "yes", "y", "on", "t"), ("false", "0", "no", "n", "off", "f")
+
+
+class CommandResult(ApiObject):
+    """What each replica said to a command; `status` and `success` are vLLM's words for it."""
+
+    ok: bool
+    replicas: dict[str, Any]
+    status: str | None = None
+    success: bool | None = None
+
+
+class IsSleeping(ApiObject):
+    """Whether any replica sleeps, and each of them."""
+
+    is_sleeping: bool
+    replicas: dict[str, bool]
+
+
+class IsPaused(ApiObject):
+    """Whether any replica is paused, and each of them."""
+
+    is_paused: bool
+    replicas: dict[str, bool]
+
+
+class Load(ApiObject):
+    """Requests that run or wait."""
+
+    server_load: int
+    replicas: dict[str, Any]
+
+
+class ServerInfo(ApiObject):
+    """What runs here."""
+
+    version: str
+    gateway: dict[str, Any]
+    replicas: dict[str, Any]
 
 
 class OperatorView(GatewayView):
@@ -45,10 +83,10 @@ def command_endpoint(summary: str, request: Any = None, *parameters: OpenApiPara
     """A command to the replicas of all models or of one."""
     return Endpoint(
         summary,
-        objects.CommandResult,
+        CommandResult,
         request,
         parameters=(*parameters, MODEL_PARAMETER),
-        responses={503: objects.CommandResult},
+        responses={503: CommandResult},
     )
 
 
@@ -87,7 +125,7 @@ class ResetOtherCacheView(OperatorView):
     """Forgets what encoders made of images and sounds: models take text alone, so nothing."""
 
     schema = EndpointSchema(
-        "Operator", post=Endpoint("Does nothing: there is no such cache", objects.CommandResult)
+        "Operator", post=Endpoint("Does nothing: there is no such cache", CommandResult)
     )
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
@@ -156,9 +194,7 @@ async def _send_command(
 class LoadView(OperatorView):
     """How busy the replicas are."""
 
-    schema = EndpointSchema(
-        "Operator", get=Endpoint("How many requests run and wait", objects.Load)
-    )
+    schema = EndpointSchema("Operator", get=Endpoint("How many requests run and wait", Load))
 
     async def get(self, request: GatewayRequest) -> HttpResponseBase:
         """`server_load`: requests that run or wait, over all replicas as last heard, with what this
@@ -193,7 +229,7 @@ def _public_settings(settings: QuireSettings) -> dict[str, Any]:
 class ServerInfoView(OperatorView):
     """What runs here."""
 
-    schema = EndpointSchema("Operator", get=Endpoint("Settings and replicas", objects.ServerInfo))
+    schema = EndpointSchema("Operator", get=Endpoint("Settings and replicas", ServerInfo))
 
     async def get(self, request: GatewayRequest) -> HttpResponseBase:
         """Version, this gateway's settings, each replica with its model."""
@@ -260,9 +296,7 @@ class IsPausedView(OperatorView):
 
     schema = EndpointSchema(
         "Operator",
-        get=Endpoint(
-            "Whether any replica is paused", objects.IsPaused, parameters=(MODEL_PARAMETER,)
-        ),
+        get=Endpoint("Whether any replica is paused", IsPaused, parameters=(MODEL_PARAMETER,)),
     )
 
     async def get(self, request: GatewayRequest) -> HttpResponseBase:
@@ -437,9 +471,7 @@ class IsSleepingView(OperatorView):
 
     schema = EndpointSchema(
         "Operator",
-        get=Endpoint(
-            "Whether any replica sleeps", objects.IsSleeping, parameters=(MODEL_PARAMETER,)
-        ),
+        get=Endpoint("Whether any replica sleeps", IsSleeping, parameters=(MODEL_PARAMETER,)),
     )
 
     async def get(self, request: GatewayRequest) -> HttpResponseBase:

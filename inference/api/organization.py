@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import msgspec
 from django.conf import settings
@@ -21,7 +21,7 @@ from rest_framework.renderers import JSONRenderer
 
 from engine.contract.errors import InvalidRequest
 from inference.loop.offload import in_report_thread
-from inference.schemas import objects
+from inference.schemas.objects import ApiObject
 from inference.web.endpoint_schema import Endpoint, EndpointSchema
 from inference.web.responses import EventStreamRenderer
 from inference.web.views import LIST_COST, GatewayRequest, GatewayView, json_response
@@ -181,13 +181,31 @@ class CsvRenderer(EventStreamRenderer):
     format = "csv"
 
 
+class Bucket(ApiObject):
+    """What was used in a span of time, a result a group."""
+
+    object: Literal["bucket"]
+    start_time: int
+    end_time: int
+    results: list[dict[str, Any]]
+
+
+class Report(ApiObject):
+    """A page of buckets, the oldest first."""
+
+    object: Literal["page"]
+    data: list[Bucket]
+    has_more: bool
+    next_page: str | None
+
+
 def report_schema(summary: str, widths: Sequence[str], groups: Sequence[str]) -> EndpointSchema:
     """A report over buckets of time."""
     repeated: dict[str, Any] = {"many": True, "style": "form", "explode": True}
     filters = ("project_ids", "user_ids", "api_key_ids", "models")
     endpoint = Endpoint(
         summary,
-        objects.Report,
+        Report,
         parameters=(
             OpenApiParameter("start_time", int, required=True, description="Unix time."),
             OpenApiParameter("end_time", int, description="Unix seconds, exclusive."),

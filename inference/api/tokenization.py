@@ -11,14 +11,12 @@ from django.http.response import HttpResponseBase
 
 from engine.contract.errors import InvalidRequest
 from engine.contract.sampling_params import SamplingParams
-from inference.api.anthropic.conversion import chat_request as chat_of_messages
-from inference.api.anthropic.conversion import rename_error_fields as in_messages_words
+from inference.api.anthropic.conversion import chat_from_messages, rename_to_messages_fields
 from inference.api.anthropic.schemas import MessagesRequest
 from inference.api.anthropic.views import AnthropicView
 from inference.api.completions import completion_job
 from inference.api.responses.conversation import load_conversation
-from inference.api.responses.conversion import chat_request as chat_of_response
-from inference.api.responses.conversion import rename_error_fields as in_responses_words
+from inference.api.responses.conversion import chat_from_responses, rename_to_responses_fields
 from inference.api.responses.schemas import ResponsesRequest
 from inference.api.responses.views import parse_request
 from inference.api.tokens import SAMPLING
@@ -136,11 +134,11 @@ class ResponseRenderView(GatewayView):
         wanted = await request.ctx.offload(parse_request, self.read_json(request))
         ignored = wanted.ignored_fields()
         ctx, said = await load_conversation(request.ctx, wanted)
-        chat = await ctx.offload(chat_of_response, wanted, said)
+        chat = await ctx.offload(chat_from_responses, wanted, said)
         try:
             response = json_response(_encode(await rendered_chat(chat, ctx)))
         except InvalidRequest as error:
-            raise in_responses_words(error, wanted) from None
+            raise rename_to_responses_fields(error, wanted) from None
         set_ignored_fields_header(response, ignored)
         return response
 
@@ -160,12 +158,12 @@ class MessagesRenderView(AnthropicView):
             response = json_response(
                 _encode(
                     await rendered_chat(
-                        await request.ctx.offload(chat_of_messages, wanted), request.ctx
+                        await request.ctx.offload(chat_from_messages, wanted), request.ctx
                     )
                 )
             )
         except InvalidRequest as error:
-            raise in_messages_words(error) from None
+            raise rename_to_messages_fields(error) from None
         set_ignored_fields_header(response, ignored)
         return response
 

@@ -34,8 +34,8 @@ from inference.schemas.base import (
 )
 from inference.schemas.completions import CompletionRequest
 from inference.schemas.sampling import SamplingFields
-from inference.serving.respond import DONE, parse, respond
-from inference.serving.stream import EventWriter
+from inference.serving.respond import parse, respond
+from inference.serving.stream import DONE, EventWriter
 from inference.web.endpoint_schema import IDEMPOTENCY_KEY, Endpoint, EndpointSchema
 from inference.web.responses import JSON_OR_EVENTS
 from inference.web.views import GatewayRequest, GatewayView

@@ -15,9 +15,17 @@ import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from engine.contract import messages as protocol
 from engine.contract import redis_keys
-from engine.contract.messages import Heartbeat, ModelInfo, ReplicaEvent
+from engine.contract.messages import (
+    HEARTBEAT_TIMEOUT_S,
+    HEARTBEAT_TTL_S,
+    STALL_TIMEOUT_S,
+    Heartbeat,
+    ModelInfo,
+    ReplicaEvent,
+    decode_heartbeat,
+    decode_replica_event,
+)
 from inference.engine_client.flight import InFlightRequest
 
 logger = logging.getLogger(__name__)
@@ -57,7 +65,7 @@ class ReplicaEventReader:
 
     async def _dispatch(self, data: bytes) -> None:
         try:
-            news = protocol.decode_replica_event(data)
+            news = decode_replica_event(data)
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
             logger.warning("replica events unreadable: %s", error)
             return
@@ -96,12 +104,12 @@ class Replica:
     def stalled(self) -> bool:
         """The process beats, but its engine's loop does not come round."""
         beat = self.heartbeat
-        return beat.at - beat.progress_at > protocol.STALL_TIMEOUT_S
+        return beat.at - beat.progress_at > STALL_TIMEOUT_S
 
     @property
     def silent(self) -> bool:
         """Nothing was heard of it for a while: its process may stand still, or its Redis link."""
-        return time.monotonic() - self.changed_at > protocol.HEARTBEAT_TIMEOUT_S
+        return time.monotonic() - self.changed_at > HEARTBEAT_TIMEOUT_S
 
     @property
     def ready(self) -> bool:
@@ -141,7 +149,7 @@ class Fleet:
             if data is None:
                 continue
             try:
-                beat = protocol.decode_heartbeat(data)
+                beat = decode_heartbeat(data)
             except (msgspec.DecodeError, msgspec.ValidationError):
                 logger.warning("Replica %s sends heartbeats that can't be read.", replica_id)
                 continue
@@ -213,7 +221,7 @@ class Fleet:
 
 def oldest_heartbeat_at() -> float:
     """When a live replica was heard at the latest."""
-    return time.monotonic() - protocol.HEARTBEAT_TTL_S
+    return time.monotonic() - HEARTBEAT_TTL_S
 
 
 def _rate(known: Replica | None, beat: Heartbeat) -> float:

@@ -13,9 +13,15 @@ import msgspec
 from redis.exceptions import RedisError
 
 from common.log_context import bound_request, request_fields
-from engine.contract import messages as protocol
 from engine.contract import redis_keys
-from engine.contract.messages import AbortRequest, OutboxBatch
+from engine.contract.messages import (
+    OUTBOX_TTL_S,
+    STREAM_FIELD,
+    AbortRequest,
+    OutboxBatch,
+    decode_outbox,
+    encode,
+)
 from engine.system.redis_client import TIMEOUT_S, RedisPipeline
 from inference.loop.fair_dispatch import iterate_cooperatively
 
@@ -35,7 +41,7 @@ class InboxWriter:
     def post(self, replica_id: str, message: msgspec.Struct, on_error: OnError) -> None:
         """Send soon. `on_error`: Redis failed, though it may have the message all the same."""
         key = redis_keys.inbox_key(replica_id, self._prefix)
-        reply = self._link.send("XADD", key, "*", protocol.STREAM_FIELD, protocol.encode(message))
+        reply = self._link.send("XADD", key, "*", STREAM_FIELD, encode(message))
         self._sent.add(reply)
         reply.add_done_callback(lambda done: self._answered(done, on_error))
 
@@ -109,9 +115,7 @@ class Progress:
         self._counts = {name: kept for name, kept in self._counts.items() if kept[1] > now}
         values = [word for name, (count, _) in self._counts.items() for word in (name, count)]
         # Lua's `unpack_bits` takes some thousands of values: more requests than that are left out.
-        await link.execute(
-            "EVAL", _SAVE, 2, *self._keys, min_id, protocol.OUTBOX_TTL_S, *values[-6000:]
-        )
+        await link.execute("EVAL", _SAVE, 2, *self._keys, min_id, OUTBOX_TTL_S, *values[-6000:])
 
 
 READ_COUNT = 256
@@ -120,7 +124,7 @@ MAX_SCANNED = 2
 BLOCK_MS = 5_000
 TRIM_EVERY_S = 0.5
 #: An outbox that nobody refreshes vanishes after so long.
-EXPIRE_S = protocol.OUTBOX_TTL_S
+EXPIRE_S = OUTBOX_TTL_S
 RETRY_S = 0.2
 PROBE_EXPIRE_S = 60
 
@@ -192,7 +196,7 @@ class OutboxReader:
         """Take what Redis has sent, as it arrives, and of its first entries what can't wait."""
         # [[stream, [[id, [field, value, ...]], ...]]]; None when nothing came.
         for entry_id, fields in found[0][1] if found else ():
-            there = fields and len(fields) > 1 and fields[0] == protocol.STREAM_FIELD
+            there = fields and len(fields) > 1 and fields[0] == STREAM_FIELD
             data, batch = fields[1] if there else None, None
             if len(arrived) < MAX_SCANNED:
                 data, batch = None, self._read_of(data)
@@ -205,7 +209,7 @@ class OutboxReader:
         if data is None:
             return None
         try:
-            batch = protocol.decode_outbox(data)
+            batch = decode_outbox(data)
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
             # The gap that this leaves is found by the tokens' positions and repaired.
             logger.error("An outbox entry can't be read: %s", error)
@@ -254,8 +258,8 @@ class OutboxReader:
         """Make sure that the stream is there and expires unless this is called again."""
         if not await self._link.execute("EXPIRE", self.key, EXPIRE_S):
             # An empty entry makes the stream; the reader passes over it.
-            empty = protocol.encode(OutboxBatch(replica_id="", incarnation="", step=0))
-            await self._link.execute("XADD", self.key, "*", protocol.STREAM_FIELD, empty)
+            empty = encode(OutboxBatch(replica_id="", incarnation="", step=0))
+            await self._link.execute("XADD", self.key, "*", STREAM_FIELD, empty)
             await self._link.execute("EXPIRE", self.key, EXPIRE_S)
 
     async def write_probe(self) -> None:

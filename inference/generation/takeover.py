@@ -12,10 +12,9 @@ import msgspec
 from redis.exceptions import RedisError
 
 from common.errors import NotFound
-from engine.contract import messages as protocol
 from engine.contract import redis_keys
 from engine.contract.errors import InvalidRequest
-from engine.contract.messages import OutboxBatch, TokenDelta
+from engine.contract.messages import STREAM_FIELD, OutboxBatch, TokenDelta, decode_outbox
 from inference.engine_client.client import EngineClient, get_engine_client
 from inference.engine_client.flight import ResumeState
 from inference.engine_client.journal import (
@@ -369,7 +368,7 @@ async def _outbox(client: EngineClient, about: OpenStream) -> list[TokenDelta]:
     found: Any = await client.redis.xrange(key)
     mine, running = [], set()
     for _, fields in found:
-        batch = protocol.decode_outbox(fields[protocol.STREAM_FIELD])
+        batch = decode_outbox(fields[STREAM_FIELD])
         for delta in _of(batch, about):
             if _says_nothing(delta):
                 continue

@@ -433,24 +433,6 @@ class Compaction(ApiObject):
     usage: dict[str, Any]
 
 
-class Bucket(ApiObject):
-    """What was used in a span of time, a result a group."""
-
-    object: Literal["bucket"]
-    start_time: int
-    end_time: int
-    results: list[dict[str, Any]]
-
-
-class Report(ApiObject):
-    """A page of buckets, the oldest first."""
-
-    object: Literal["page"]
-    data: list[Bucket]
-    has_more: bool
-    next_page: str | None
-
-
 class Health(ApiObject):
     """The installation's health. Insiders see more than the status."""
 
@@ -470,41 +452,3 @@ class Version(ApiObject):
     """The version of Quire."""
 
     version: str
-
-
-class CommandResult(ApiObject):
-    """What each replica said to a command; `status` and `success` are vLLM's words for it."""
-
-    ok: bool
-    replicas: dict[str, Any]
-    status: str | None = None
-    success: bool | None = None
-
-
-class IsSleeping(ApiObject):
-    """Whether any replica sleeps, and each of them."""
-
-    is_sleeping: bool
-    replicas: dict[str, bool]
-
-
-class IsPaused(ApiObject):
-    """Whether any replica is paused, and each of them."""
-
-    is_paused: bool
-    replicas: dict[str, bool]
-
-
-class Load(ApiObject):
-    """Requests that run or wait."""
-
-    server_load: int
-    replicas: dict[str, Any]
-
-
-class ServerInfo(ApiObject):
-    """What runs here."""
-
-    version: str
-    gateway: dict[str, Any]
-    replicas: dict[str, Any]

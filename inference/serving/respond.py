@@ -21,8 +21,6 @@ from inference.loop.fair_dispatch import run_in_thread_if_many
 from inference.request.context import RequestContext
 from inference.request.job import Job
 from inference.schemas.base import GenerateRequest, RejectedRequest
-from inference.serving.stream import DONE as DONE
-from inference.serving.stream import HEARTBEAT as HEARTBEAT
 from inference.serving.stream import EventWriter, with_event_ids
 from inference.web.authentication import has_monitoring_access
 from inference.web.responses import EventStreamResponse, LastChunk

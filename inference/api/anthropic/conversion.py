@@ -38,7 +38,7 @@ BILLING = "x-anthropic-billing-header:"
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-def chat_request(request: CountTokensRequest) -> ChatRequest:
+def chat_from_messages(request: CountTokensRequest) -> ChatRequest:
     """The chat. Raises: `InvalidRequest` with the name of the client's field."""
     body = _without_none(model=request.model, messages=_messages(request))
     last = body["messages"][-1]
@@ -70,11 +70,11 @@ def chat_request(request: CountTokensRequest) -> ChatRequest:
     except ValueError as error:  # pydantic's, in the chat's words
         told = as_quire_error(error)
         if isinstance(told, InvalidRequest):
-            raise rename_error_fields(told) from None
+            raise rename_to_messages_fields(told) from None
         raise
 
 
-def rename_error_fields(error: InvalidRequest) -> InvalidRequest:
+def rename_to_messages_fields(error: InvalidRequest) -> InvalidRequest:
     """A chat's error with the field as this endpoint calls it."""
     return rename_error_field(error, NAMES, _tool_field)
 

@@ -9,7 +9,11 @@ from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
 from engine.contract.errors import InvalidRequest
-from inference.api.anthropic.conversion import chat_request, rename_error_fields, unsupported_fields
+from inference.api.anthropic.conversion import (
+    chat_from_messages,
+    rename_to_messages_fields,
+    unsupported_fields,
+)
 from inference.api.anthropic.errors import anthropic_error
 from inference.api.anthropic.schemas import CountTokensRequest, MessagesRequest, Thinking
 from inference.api.anthropic.stream import MessageBuilder, MessageStreamWriter, ThinkingDisplay
@@ -94,13 +98,13 @@ class MessagesView(AnthropicView):
     async def _start(self, request: GatewayRequest, wanted: MessagesRequest) -> ChatSession:
         try:
             return await ChatSession.start(
-                await request.ctx.offload(chat_request, wanted),
+                await request.ctx.offload(chat_from_messages, wanted),
                 request.ctx,
                 endpoint="messages",
                 id_prefix="msg",
             )
         except InvalidRequest as error:
-            raise rename_error_fields(error) from None
+            raise rename_to_messages_fields(error) from None
 
 
 def _thinking_display(thinking: Thinking | None) -> ThinkingDisplay:
@@ -127,7 +131,7 @@ class CountTokensView(AnthropicView):
         """`{"input_tokens": ...}`; nothing is generated."""
         wanted = await self.parsed(CountTokensRequest, request)
         ignored = wanted.ignored_fields()
-        chat = await request.ctx.offload(chat_request, wanted)
+        chat = await request.ctx.offload(chat_from_messages, wanted)
         served = await resolve_model(request.ctx, wanted.model)
         tokens = await prompt_token_ids(chat, served, request.ctx)
         response = json_response(_encode({"input_tokens": len(tokens)}))

@@ -243,7 +243,7 @@ SHARED = (
 )
 
 
-def chat_request(
+def chat_from_responses(
     request: ResponsesRequest, said: ConversationInput, dropped: int = 0
 ) -> ChatRequest:
     """The chat: instructions, what was said before, the input; the `dropped` oldest left out.
@@ -274,7 +274,7 @@ def chat_request(
     except ValueError as error:  # pydantic's, in the chat's words
         told = as_quire_error(error)
         if isinstance(told, InvalidRequest):
-            raise rename_error_fields(told, request) from None
+            raise rename_to_responses_fields(told, request) from None
         raise
     return chat.with_leniency(system_anywhere=True)
 
@@ -284,7 +284,7 @@ def unsupported_fields(turn: ChatSession) -> list[str]:
     return [NAMES.get(name, name) for name in turn.options.unsupported_fields]
 
 
-def rename_error_fields(error: InvalidRequest, request: ResponsesRequest) -> InvalidRequest:
+def rename_to_responses_fields(error: InvalidRequest, request: ResponsesRequest) -> InvalidRequest:
     """A chat's error with the field as this endpoint calls it."""
 
     def field(place: str, name: str) -> str:

@@ -20,8 +20,8 @@ from common.files import derived_id, new_id
 from engine.contract.errors import InvalidRequest
 from inference.api.responses.conversation import load_conversation
 from inference.api.responses.conversion import (
-    chat_request,
-    rename_error_fields,
+    chat_from_responses,
+    rename_to_responses_fields,
     to_stored_items,
     truncate_to_context,
     unsupported_fields,
@@ -37,7 +37,6 @@ from inference.request.context import RequestContext
 from inference.schemas import objects
 from inference.schemas.base import RejectedRequest
 from inference.serving.respond import (
-    HEARTBEAT,
     add_headers,
     check_response_quota,
     collect,
@@ -45,6 +44,7 @@ from inference.serving.respond import (
     store_before_last_event,
     stream_events,
 )
+from inference.serving.stream import HEARTBEAT
 from inference.web.endpoint_schema import IDEMPOTENCY_KEY, PAGE_PARAMETERS, Endpoint, EndpointSchema
 from inference.web.responses import (
     JSON_OR_EVENTS,
@@ -123,14 +123,16 @@ def parse_request(body: dict[str, Any]) -> ResponsesRequest:
 async def start_session(ctx: RequestContext, request: ResponsesRequest) -> ChatSession:
     """The answer under way. Raises what `ChatSession.start` raises, in this endpoint's words."""
     ctx, said = await load_conversation(ctx, request)
-    chat = await ctx.offload(chat_request, request, said)
+    chat = await ctx.offload(chat_from_responses, request, said)
     try:
         if request.truncation == "auto":
             served = await resolve_model(ctx, request.model)
-            chat = await truncate_to_context(partial(chat_request, request, said), served, ctx)
+            chat = await truncate_to_context(
+                partial(chat_from_responses, request, said), served, ctx
+            )
         return await ChatSession.start(chat, ctx, endpoint="responses")
     except InvalidRequest as error:
-        raise rename_error_fields(error, request) from None
+        raise rename_to_responses_fields(error, request) from None
 
 
 class ResponsesView(GatewayView):
@@ -188,7 +190,7 @@ class ResponseHandler:
         """Keep it for a worker, after checking what can be checked without the model."""
         card = (await get_or_resolve_target(self._caller, self._request.model)).card
         ctx, said = await load_conversation(self._ctx, self._request)
-        await ctx.offload(chat_request, self._request, said)
+        await ctx.offload(chat_from_responses, self._request, said)
         self._raw = {**self._raw, "model": card.id}  # whatever others there are by then
         body = response_object(self._request, self.public_id, time.time(), card.id)
         body["status"] = "queued"
@@ -288,10 +290,10 @@ class InputTokensView(GatewayView):
         ctx, said = await load_conversation(request.ctx, wanted)
         served = await resolve_model(request.ctx, wanted.model)
         try:
-            chat = await ctx.offload(chat_request, wanted, said)
+            chat = await ctx.offload(chat_from_responses, wanted, said)
             tokens = await prompt_token_ids(chat, served, ctx)
         except InvalidRequest as error:
-            raise rename_error_fields(error, wanted) from None
+            raise rename_to_responses_fields(error, wanted) from None
         counted = {"object": "response.input_tokens", "input_tokens": len(tokens)}
         response = json_response(_encode(counted))
         set_ignored_fields_header(response, ignored)
