@@ -60,16 +60,17 @@ def adapter_metrics(beats: list[Heartbeat]) -> Iterator[Metric]:
 
 
 def _in_use(beats: list[Heartbeat]) -> Metric:
-    """vLLM's: a time, with two lists of names."""
+    """vLLM's: a time, with `max_loras` (0: no limit) and two lists of names."""
     family = GaugeMetricFamily(
         PREFIX + "lora_requests_info",
         "Running stats on LoRA requests.",
-        labels=(*_LABELS, "running_lora_adapters", "waiting_lora_adapters"),
+        labels=(*_LABELS, "max_lora", "running_lora_adapters", "waiting_lora_adapters"),
     )
     for beat in beats:
         running = _names(each for each in beat.adapters if each.num_running)
         waiting = _names(each for each in beat.adapters if each.num_waiting)
-        family.add_metric([beat.model.name, beat.replica_id, running, waiting], beat.at)
+        slots = str(beat.stats.adapter_slots)
+        family.add_metric([beat.model.name, beat.replica_id, slots, running, waiting], beat.at)
     return family
 
 

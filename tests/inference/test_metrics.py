@@ -293,12 +293,14 @@ def test_adapters_are_told_by_vllms_name_by_tier_and_by_what_their_loads_took() 
     ]
     stats = protocol.EngineStats(
         adapter_bytes=700,
+        adapter_slots=4,
         adapter_loads_total=5,
         adapter_load_seconds_total=0.25,
         adapter_evictions_total=1,
     )
     text = exposition({}, [beat(stats=stats, adapters=states)]).decode()
     names = {"running_lora_adapters": "law,sql", "waiting_lora_adapters": "cccccccccccc,law"}
+    names["max_lora"] = "4"
     assert values(text, "vllm:lora_requests_info", engine="r1", model_name="m", **names) == [0]
     for tier, count in (("device", 2), ("host", 1), ("disk", 1)):
         assert values(text, "quire:adapters", engine="r1", tier=tier) == [count]
