@@ -7,6 +7,8 @@ first start, as long as there is nobody else: one tenant, one user, no other key
 from __future__ import annotations
 
 import ipaddress
+import os
+import secrets
 from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
 from typing import Any
@@ -50,20 +52,28 @@ def has_single_user(api_key: str) -> bool:
     return Tenant.objects.count() == 1 and User.objects.count() == 1 and not other_keys.exists()
 
 
+def ensure_metrics_token() -> None:
+    """Have the gateways that are started from here know a token by which /metrics answers."""
+    os.environ.setdefault("QUIRE_METRICS_TOKEN", secrets.token_urlsafe(32))
+
+
 class SingleUser:
     """ASGI middleware that gives requests without a key the instance's own."""
 
     def __init__(self, application: Application) -> None:
         self._application = application
         self._api_key = Credentials.read(Path(settings.DATA_DIR)).api_key
+        self._metrics_token = settings.QUIRE.metrics_token.get_secret_value()
         self._answers: AsyncTTLCache[str, bool] = AsyncTTLCache(ttl=TTL_S, size=1)
 
     async def __call__(self, scope: Message, receive: Any, send: Any) -> None:
         """Pass the request on."""
         if scope["type"] != "lifespan" and is_own_request(scope) and await self._has_single_user():
             headers = [pair for pair in scope["headers"] if pair[0] not in _KEY_HEADERS]
-            key = (b"authorization", f"Bearer {self._api_key}".encode())
-            scope = {**scope, "headers": [*headers, key]}
+            is_metrics = scope["path"] == f"{scope.get('root_path', '')}/metrics"
+            key = self._metrics_token if is_metrics else self._api_key
+            authorization = (b"authorization", f"Bearer {key}".encode())
+            scope = {**scope, "headers": [*headers, authorization]}
         await self._application(scope, receive, send)
 
     async def _has_single_user(self) -> bool:

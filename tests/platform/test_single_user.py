@@ -25,6 +25,7 @@ def scope(client: str = "127.0.0.1", host: str = "localhost:8000", **headers: st
     pairs = {"host": host, **{name.replace("_", "-"): value for name, value in headers.items()}}
     return {
         "type": "http",
+        "path": "/v1/models",
         "client": (client, 5000),
         "headers": [(name.encode(), value.encode()) for name, value in pairs.items()],
     }
@@ -138,6 +139,9 @@ def test_the_manuals_clients_are_answered_until_there_is_somebody_else(served: I
         *parts, rest = stream.content.split(b"\0")
         assert rest == b""
         assert all(b'"text"' in part for part in parts)
+        metrics = httpx.get(f"{facts['url']}/metrics", trust_env=False)
+        assert metrics.status_code == 200
+        assert "vllm:num_requests_running" in metrics.text
         text = served.text()
         assert "need no API key" in text
         assert "INFO:     Application startup complete." in text
@@ -146,3 +150,4 @@ def test_the_manuals_clients_are_answered_until_there_is_somebody_else(served: I
         until(lambda: status(facts) == 401)
     assert Credentials.read(served.data_dir).api_key == facts["api_key"]
     assert status(facts, facts["api_key"]) == 200
+    assert httpx.get(f"{facts['url']}/metrics", trust_env=False).status_code == 401

@@ -17,7 +17,7 @@ from common.commands import QuireCommand
 from common.files import INSTANCE_FILE, make_private
 from common.settings import unknown_variables
 from config.embedded_redis import EmbeddedRedisError, StartFailed
-from config.single_user import has_single_user, is_loopback
+from config.single_user import ensure_metrics_token, has_single_user, is_loopback
 from config.up.banner import banner, ready_lines, write_ready_file
 from config.up.first_run import (
     check_given_keys,
@@ -160,9 +160,11 @@ class Command(QuireCommand):
             and not api_keys
             and is_loopback(options["host"])
             and settings.QUIRE.tls != "proxy"
-            and not options["root_path"]
+            and not (options["root_path"] or settings.QUIRE.root_path)
             and has_single_user(credentials.api_key)
         )
+        if single_user:
+            ensure_metrics_token()
         startup_model = ensure_model(
             options["model"],
             options["served_model_name"] or [],
