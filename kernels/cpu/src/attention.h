@@ -169,8 +169,9 @@ QUIRE_INLINE float weigh_tile(Lanes seen, Lanes all, float top, const float* sca
     sum = sum + x;
     vstore(weights + i, scales ? x * vload(scales + i) : x);
   }
-  std::memset(weights + all.from(), 0, (seen.low - all.from()) * sizeof(Value));
-  std::memset(weights + seen.high, 0, (all.to() - seen.high) * sizeof(Value));
+  const int64_t before = seen.low - all.from(), after = all.to() - seen.high;
+  if (before) std::memset(weights + all.from(), 0, before * sizeof(Value));
+  if (after) std::memset(weights + seen.high, 0, after * sizeof(Value));
   return vsum(sum);
 }
 

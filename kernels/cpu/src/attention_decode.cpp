@@ -129,19 +129,19 @@ QUIRE_INLINE void score_run(const float* q, int64_t q_ld, const T* k, int64_t si
 #pragma GCC unroll 4
   for (int h = 0; h < HEADS; h++) acc[h] = vset(0.0f);
   int64_t d = 0;
-  for (; d + 4 * kTurnedValues<T> <= size; d += 4 * kTurnedValues<T>, q += 4 * kUnits) {
+  for (; d + 4 * kTurnedValues<T> <= size; d += 4 * kTurnedValues<T>) {
     vf turned[4];
     vload_turned(k + d, size, turned);
 #pragma GCC unroll 4
     for (int i = 0; i < 4; i++) {
-      add_turned<F, T, HEADS>(q + i * kUnits, q_ld, turned[i], acc,
+      add_turned<F, T, HEADS>(q + d / F::kValues + i * kUnits, q_ld, turned[i], acc,
                               std::make_integer_sequence<int, kUnits>{});
     }
   }
-  for (; d < size; d += F::kValues, q++) {
+  for (; d < size; d += F::kValues) {
     const vf last = gather_value(k, size, d + F::kValues - 1);
     const vf key = F::join(gather_value(k, size, d), last);
-    for (int h = 0; h < HEADS; h++) acc[h] = F::add(acc[h], vset(q[h * q_ld]), key);
+    for (int h = 0; h < HEADS; h++) acc[h] = F::add(acc[h], vset(q[h * q_ld + d / F::kValues]), key);
   }
 #pragma GCC unroll 4
   for (int h = 0; h < HEADS; h++) vstore_some(scores + h * kChunk, acc[h], count);
