@@ -125,9 +125,9 @@ def _conversation(body: dict[str, Any], number: int, messages: list[Any]) -> Cha
     try:
         return parse(ChatRequest, {**body, "messages": messages})
     except ValueError as error:  # pydantic's
-        told = as_quire_error(error)
-        if isinstance(told, InvalidRequest):
-            raise rename_error_field(told, {"messages": f"messages[{number}]"}) from None
+        quire_error = as_quire_error(error)
+        if isinstance(quire_error, InvalidRequest):
+            raise rename_error_field(quire_error, {"messages": f"messages[{number}]"}) from None
         raise
 
 
@@ -202,13 +202,13 @@ def messages_for_listing(
 ) -> list[dict[str, Any]]:
     """Messages as they are listed later: each with an id, and with parts apart from text."""
     kept = []
-    for place, message in enumerate(messages):
+    for index, message in enumerate(messages):
         content = message.get("content")
         parts = content if isinstance(content, list) else None
         kept.append(
             {
                 **message,
-                "id": f"{completion_id}-{place}",
+                "id": f"{completion_id}-{index}",
                 "content": None if parts is not None else content,
                 "content_parts": parts,
             }
@@ -289,17 +289,17 @@ class StoredCompletionsView(ChatCompletionsView):
 
     async def get(self, request: GatewayRequest) -> HttpResponseBase:
         """The tenant's, a page at a time; `model` and `metadata[key]` filter them."""
-        asked = parse_page_query(request, default=20, most=100, orders=("asc", "desc"))
-        wanted = _parse_metadata_query(request)
+        page_query = parse_page_query(request, default=20, most=100, orders=("asc", "desc"))
+        metadata_filter = _parse_metadata_query(request)
 
         def listed() -> bytes:
-            rows = access_completions(request.caller, request.GET.get("model"), wanted)
+            rows = access_completions(request.caller, request.GET.get("model"), metadata_filter)
             found, more = page(
                 rows.defer("messages"),
-                limit=asked.limit,
-                after=asked.after,
-                newest_first=asked.newest_first,
-                matches=_metadata_filter(wanted),
+                limit=page_query.limit,
+                after=page_query.after,
+                newest_first=page_query.newest_first,
+                matches=_metadata_filter(metadata_filter),
             )
             return _encode(list_response(found, more, completion_object))
 
@@ -360,8 +360,8 @@ class StoredCompletionView(GatewayView):
     async def delete(self, request: GatewayRequest, completion_id: str) -> HttpResponseBase:
         """Forget it."""
         await run_in_db_thread(delete_completion, caller=request.caller, public_id=completion_id)
-        gone = {"id": completion_id, "object": "chat.completion.deleted", "deleted": True}
-        return json_response(_encode(gone))
+        deleted = {"id": completion_id, "object": "chat.completion.deleted", "deleted": True}
+        return json_response(_encode(deleted))
 
 
 class CompletionMessagesView(GatewayView):
@@ -376,6 +376,6 @@ class CompletionMessagesView(GatewayView):
 
     async def get(self, request: GatewayRequest, completion_id: str) -> HttpResponseBase:
         """Its messages, the first one first."""
-        asked = parse_page_query(request, default=20, most=100, orders=("asc", "desc"))
+        page_query = parse_page_query(request, default=20, most=100, orders=("asc", "desc"))
         row = await run_in_db_thread(access_completion, request.caller, completion_id)
-        return json_response(_encode(paginate_items(row.messages, asked)))
+        return json_response(_encode(paginate_items(row.messages, page_query)))

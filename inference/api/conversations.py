@@ -109,12 +109,12 @@ class ConversationsView(GatewayView):
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """A new one."""
         body = self.read_json(request) if request.body else {}
-        wanted = await request.ctx.offload(NewConversation.model_validate, body)
+        parsed = await request.ctx.offload(NewConversation.model_validate, body)
         row = await run_in_db_thread(
             create_item_conversation,
             caller=request.caller,
-            metadata=wanted.metadata or {},
-            items=await request.ctx.offload(checked_items, wanted.items),
+            metadata=parsed.metadata or {},
+            items=await request.ctx.offload(checked_items, parsed.items),
         )
         return json_response(_encode(conversation_object(row)))
 
@@ -155,8 +155,8 @@ class ConversationView(GatewayView):
         await run_in_db_thread(
             delete_item_conversation, caller=request.caller, public_id=conversation_id
         )
-        gone = {"id": conversation_id, "object": "conversation.deleted", "deleted": True}
-        return json_response(_encode(gone))
+        deleted = {"id": conversation_id, "object": "conversation.deleted", "deleted": True}
+        return json_response(_encode(deleted))
 
 
 class ConversationItemsView(GatewayView):
@@ -175,15 +175,15 @@ class ConversationItemsView(GatewayView):
 
     async def get(self, request: GatewayRequest, conversation_id: str) -> HttpResponseBase:
         """A page of them, the last one first."""
-        asked = parse_page_query(request, default=20, most=100)
+        page_query = parse_page_query(request, default=20, most=100)
 
         def listed() -> bytes:
             rows, more = access_item_page(
                 request.caller,
                 conversation_id,
-                limit=asked.limit,
-                after=asked.after,
-                newest_first=asked.newest_first,
+                limit=page_query.limit,
+                after=page_query.after,
+                newest_first=page_query.newest_first,
             )
             return _encode(list_response(rows, more, _item))
 
@@ -191,12 +191,12 @@ class ConversationItemsView(GatewayView):
 
     async def post(self, request: GatewayRequest, conversation_id: str) -> HttpResponseBase:
         """Add some at the end."""
-        wanted = await request.ctx.offload(NewItems.model_validate, self.read_json(request))
+        parsed = await request.ctx.offload(NewItems.model_validate, self.read_json(request))
         rows = await run_in_db_thread(
             add_items,
             caller=request.caller,
             public_id=conversation_id,
-            items=await request.ctx.offload(checked_items, wanted.items),
+            items=await request.ctx.offload(checked_items, parsed.items),
         )
         return json_response(_encode(list_response(rows, False, _item)))
 

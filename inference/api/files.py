@@ -181,12 +181,12 @@ class FilesView(GatewayView):
 
     async def get(self, request: GatewayRequest) -> HttpResponseBase:
         """The tenant's files, a page at a time."""
-        asked = parse_page_query(request, default=10_000, most=10_000)
+        page_query = parse_page_query(request, default=10_000, most=10_000)
         purpose = request.GET.get("purpose") or None
         if purpose not in (None, *PURPOSES, OUTPUT_PURPOSE):
             raise InvalidRequest(f"{purpose[:50]!r} isn't a purpose.", param="purpose")
         return json_response(
-            await in_report_thread(request.caller, _listed, request.caller, asked, purpose)
+            await in_report_thread(request.caller, _listed, request.caller, page_query, purpose)
         )
 
 
@@ -202,12 +202,14 @@ def _keep(request: GatewayRequest) -> StoredFile:
         )
 
 
-def _listed(caller: Caller, asked: PageQuery, purpose: str | None) -> bytes:
+def _listed(caller: Caller, page_query: PageQuery, purpose: str | None) -> bytes:
     """The page as JSON, made where it's read: thousands of files would hold up the event loop."""
     rows = access_files(caller)
     if purpose:
         rows = rows.filter(purpose=purpose)
-    found, more = page(rows, limit=asked.limit, after=asked.after, newest_first=asked.newest_first)
+    found, more = page(
+        rows, limit=page_query.limit, after=page_query.after, newest_first=page_query.newest_first
+    )
     return _encode(list_response(found, more, file_object))
 
 

@@ -153,10 +153,10 @@ async def target_replicas(request: GatewayRequest) -> list[Replica]:
     model = request.GET.get("model")
     if model is None:
         return list(client.fleet)
-    found = client.fleet.of_model(model)
-    if not found:
+    replicas = client.fleet.of_model(model)
+    if not replicas:
         raise NotFound(f"No replica serves {model[:200]!r}.", param="model")
-    return found
+    return replicas
 
 
 async def broadcast_command(

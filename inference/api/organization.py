@@ -74,8 +74,8 @@ def parse_report_request(
     """
     width = _choice(query, "bucket_width", widths, default="1d")
     step = WIDTHS[width]
-    default, most = pages[width]
-    limit = _integer(query, "limit", default, 1, most)
+    default, max_buckets = pages[width]
+    limit = _integer(query, "limit", default, 1, max_buckets)
     if query.get("start_time") is None:
         raise InvalidRequest("start_time is required: seconds since 1970.", param="start_time")
     first = _bucket_start(_integer(query, "start_time", 0, 0, LAST_SECOND), step)
@@ -84,8 +84,8 @@ def parse_report_request(
     now = int(datetime.now(UTC).timestamp())
     end = _integer(query, "end_time", min(LAST_SECOND, now + 1), 0, LAST_SECOND)
     seconds = int(step.total_seconds())
-    wanted = max(0, -(-(end - first) // seconds))
-    count = min(limit, wanted)
+    num_buckets = max(0, -(-(end - first) // seconds))
+    count = min(limit, num_buckets)
     last = first + count * seconds
     as_csv = _choice(query, "format", ("json", "csv"), default="json") == "csv"
     named = _list(query, "project_ids")
@@ -105,13 +105,15 @@ def parse_report_request(
         last = int(page.end.timestamp())
         count = (last - first) // seconds
     buckets = [_moment(first + number * seconds) for number in range(count)]
-    return UsageReportRequest(page, buckets, f"page_{last}" if wanted > count else None, as_csv)
+    return UsageReportRequest(
+        page, buckets, f"page_{last}" if num_buckets > count else None, as_csv
+    )
 
 
 def _list(query: QueryDict, name: str) -> list[str]:
     """`name=a&name=b`, `name[]=a` or `name=a,b`: clients send each of them."""
-    given = [*query.getlist(name), *query.getlist(f"{name}[]")]
-    values = [value for text in given for value in text.split(",") if value]
+    texts = [*query.getlist(name), *query.getlist(f"{name}[]")]
+    values = [value for text in texts for value in text.split(",") if value]
     if len(values) > 100:
         raise InvalidRequest(f"{name} takes at most 100 values.", param=name)
     if any("\0" in value for value in values):
@@ -120,13 +122,13 @@ def _list(query: QueryDict, name: str) -> list[str]:
 
 
 def _groups(query: QueryDict, allowed: Sequence[str]) -> list[str]:
-    found = list(dict.fromkeys(_list(query, "group_by")))
-    for name in found:
+    groups = list(dict.fromkeys(_list(query, "group_by")))
+    for name in groups:
         if name not in allowed:
             raise InvalidRequest(
                 f"group_by must be of {', '.join(allowed)}; got {name[:50]!r}.", param="group_by"
             )
-    return found
+    return groups
 
 
 def _user(text: str) -> int:
@@ -237,7 +239,7 @@ class ReportView(GatewayView):
         return await in_report_thread(request.caller, self._report, request.GET, request.caller)
 
     def _report(self, query: QueryDict, caller: Caller) -> HttpResponseBase:
-        asked = parse_report_request(
+        report_request = parse_report_request(
             query,
             caller,
             groups=self.groups,
@@ -245,26 +247,26 @@ class ReportView(GatewayView):
             pages=self.pages,
             pooling=self.pooling,
         )
-        found = report(asked.question)
-        if asked.as_csv:
-            return self._csv(asked, found)
+        rows = report(report_request.question)
+        if report_request.as_csv:
+            return self._csv(report_request, rows)
         buckets: dict[datetime, list[UsageTotals]] = defaultdict(list)
-        for sums in found:
+        for sums in rows:
             buckets[sums.start].append(sums)
         data = [
             {
                 "object": "bucket",
                 "start_time": int(start.timestamp()),
-                "end_time": int((start + asked.width).timestamp()),
+                "end_time": int((start + report_request.width).timestamp()),
                 "results": [self.result(sums) for sums in buckets[start]],
             }
-            for start in asked.buckets
+            for start in report_request.buckets
         ]
         page = {
             "object": "page",
             "data": data,
-            "has_more": asked.next_page is not None,
-            "next_page": asked.next_page,
+            "has_more": report_request.next_page is not None,
+            "next_page": report_request.next_page,
         }
         return json_response(_encode(page))
 
@@ -276,19 +278,21 @@ class ReportView(GatewayView):
         """The same as a row of CSV, without the group."""
         raise NotImplementedError
 
-    def _csv(self, asked: UsageReportRequest, found: Sequence[UsageTotals]) -> HttpResponseBase:
-        head = ["start_time", "end_time", *asked.question.group_by]
-        head += list(self.columns(UsageTotals(asked.question.start)))
+    def _csv(
+        self, report_request: UsageReportRequest, rows: Sequence[UsageTotals]
+    ) -> HttpResponseBase:
+        head = ["start_time", "end_time", *report_request.question.group_by]
+        head += list(self.columns(UsageTotals(report_request.question.start)))
         text = io.StringIO()
         writer = csv.writer(text)
         writer.writerow(head)
-        for sums in found:
-            times = [sums.start.isoformat(), (sums.start + asked.width).isoformat()]
+        for sums in rows:
+            times = [sums.start.isoformat(), (sums.start + report_request.width).isoformat()]
             writer.writerow([*times, *sums.group.values(), *self.columns(sums).values()])
         response = HttpResponse(text.getvalue(), content_type="text/csv; charset=utf-8")
         response["Content-Disposition"] = 'attachment; filename="usage.csv"'
-        if asked.next_page is not None:
-            response["x-next-page"] = asked.next_page
+        if report_request.next_page is not None:
+            response["x-next-page"] = report_request.next_page
         return response
 
 

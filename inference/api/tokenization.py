@@ -131,14 +131,14 @@ class ResponseRenderView(GatewayView):
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """Its token ids and parameters."""
-        wanted = await request.ctx.offload(parse_request, self.read_json(request))
-        ignored = wanted.ignored_fields()
-        ctx, said = await load_conversation(request.ctx, wanted)
-        chat = await ctx.offload(chat_from_responses, wanted, said)
+        parsed = await request.ctx.offload(parse_request, self.read_json(request))
+        ignored = parsed.ignored_fields()
+        ctx, said = await load_conversation(request.ctx, parsed)
+        chat = await ctx.offload(chat_from_responses, parsed, said)
         try:
             response = json_response(_encode(await rendered_chat(chat, ctx)))
         except InvalidRequest as error:
-            raise rename_to_responses_fields(error, wanted) from None
+            raise rename_to_responses_fields(error, parsed) from None
         set_ignored_fields_header(response, ignored)
         return response
 
@@ -152,13 +152,13 @@ class MessagesRenderView(AnthropicView):
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """Its token ids and parameters."""
-        wanted = await self.parsed(MessagesRequest, request)
-        ignored = wanted.ignored_fields()
+        parsed = await self.parsed(MessagesRequest, request)
+        ignored = parsed.ignored_fields()
         try:
             response = json_response(
                 _encode(
                     await rendered_chat(
-                        await request.ctx.offload(chat_from_messages, wanted), request.ctx
+                        await request.ctx.offload(chat_from_messages, parsed), request.ctx
                     )
                 )
             )
@@ -230,10 +230,10 @@ class TokenizeView(GatewayView):
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """`{"count", "max_model_len", "tokens", "token_strs"}`."""
         body = self.read_json(request)
-        wanted = await request.ctx.offload(_parse, TokenizeRequest, body)
-        ignored = wanted.ignored_fields()
-        served = await resolve_model(request.ctx, wanted.model, task=None)
-        tokens = await _tokens(wanted, body, served, request.ctx)
+        parsed = await request.ctx.offload(_parse, TokenizeRequest, body)
+        ignored = parsed.ignored_fields()
+        served = await resolve_model(request.ctx, parsed.model, task=None)
+        tokens = await _tokens(parsed, body, served, request.ctx)
         # The vocabulary's own spelling: joined, it says where words begin.
         strings = [served.tokenizer.id_to_piece(token) for token in tokens]
         response = json_response(
@@ -242,7 +242,7 @@ class TokenizeView(GatewayView):
                     "count": len(tokens),
                     "max_model_len": served.info.max_model_len,
                     "tokens": tokens,
-                    "token_strs": strings if wanted.return_token_strs else None,
+                    "token_strs": strings if parsed.return_token_strs else None,
                 }
             )
         )
@@ -259,13 +259,13 @@ class DetokenizeView(GatewayView):
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """`{"prompt": text}`."""
-        wanted = await request.ctx.offload(_parse, DetokenizeRequest, self.read_json(request))
-        ignored = wanted.ignored_fields()
-        served = await resolve_model(request.ctx, wanted.model, task=None)
+        parsed = await request.ctx.offload(_parse, DetokenizeRequest, self.read_json(request))
+        ignored = parsed.ignored_fields()
+        served = await resolve_model(request.ctx, parsed.model, task=None)
         tokens: list[int] = []
-        if wanted.tokens:
+        if parsed.tokens:
             try:
-                tokens = checked_token_ids(wanted.tokens, served.info, served.vocab_size)
+                tokens = checked_token_ids(parsed.tokens, served.info, served.vocab_size)
             except InvalidRequest as error:
                 raise rename_error_param(error, {"prompt": "tokens"}) from None
         text = await request.ctx.offload(served.tokenizer.decode, tokens, skip_special_tokens=False)
@@ -282,17 +282,17 @@ def _parse(schema: Any, body: dict[str, Any]) -> Any:
 
 
 async def _tokens(
-    wanted: TokenizeRequest, body: dict[str, Any], served: ResolvedModel, ctx: RequestContext
+    parsed: TokenizeRequest, body: dict[str, Any], served: ResolvedModel, ctx: RequestContext
 ) -> list[int]:
-    if wanted.prompt is not None:
-        if not wanted.prompt:
+    if parsed.prompt is not None:
+        if not parsed.prompt:
             return []
         (token_ids,) = await text_token_ids(
             served.tokenizer,
             served.info,
-            [wanted.prompt],
+            [parsed.prompt],
             tenant=ctx.caller.tenant,
-            add_special_tokens=wanted.add_special_tokens is not False,
+            add_special_tokens=parsed.add_special_tokens is not False,
         )
         return token_ids
     chat = parse(ChatRequest, {name: body[name] for name in CHAT_FIELDS if name in body})

@@ -111,9 +111,9 @@ class TokensRequest(StrictRequest):
         try:
             return parse(CompletionRequest, body | self._sampling())
         except ValueError as error:  # pydantic's, in a completion's words
-            told = as_quire_error(error)
-            if isinstance(told, InvalidRequest):
-                raise rename_error_fields(told) from None
+            quire_error = as_quire_error(error)
+            if isinstance(quire_error, InvalidRequest):
+                raise rename_error_fields(quire_error) from None
             raise
         except InvalidRequest as error:
             raise rename_error_fields(error) from None
@@ -181,19 +181,19 @@ class _Choices:
                 **_scored(entry.logprobs, 0),
                 # Without alternatives it's the token itself, as vLLM has it.
                 "top_logprobs": [
-                    _scored(entry.logprobs, place)
-                    for place in range(1, len(entry.logprobs.token_ids)) or (0,)
+                    _scored(entry.logprobs, index)
+                    for index in range(1, len(entry.logprobs.token_ids)) or (0,)
                 ],
             }
             for entry in entries
         ]
 
 
-def _scored(scores: TokenLogprobs, place: int) -> dict[str, Any]:
+def _scored(scores: TokenLogprobs, index: int) -> dict[str, Any]:
     return {
-        "token_id": scores.token_ids[place],
-        "logprob": to_json_float(scores.logprobs[place]),
-        "rank": scores.ranks[place],
+        "token_id": scores.token_ids[index],
+        "logprob": to_json_float(scores.logprobs[index]),
+        "rank": scores.ranks[index],
     }
 
 
@@ -226,9 +226,9 @@ class TokensAnswer:
             "created": int(job.started_at),
             "choices": [
                 self._choices.choice(
-                    place, out.text, out.token_ids, out.entries, out.finish_reason, out.stop_reason
+                    index, out.text, out.token_ids, out.entries, out.finish_reason, out.stop_reason
                 )
-                for place, out in enumerate(chosen)
+                for index, out in enumerate(chosen)
             ],
             "usage": generation.usage.to_openai(),
             "prompt_logprobs": prompt_logprobs(self._scores, self._choices.names),
@@ -304,14 +304,14 @@ class TokensView(GatewayView):
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """One prompt, in one answer or as a stream."""
-        wanted = await request.ctx.offload(parse_tokens, self.read_json(request))
-        ignored = wanted.ignored_fields()
-        completion = await request.ctx.offload(wanted.completion)
-        served = await resolve_model(request.ctx, wanted.model)
-        check_queue(request.ctx, served, wanted.priority)
+        parsed = await request.ctx.offload(parse_tokens, self.read_json(request))
+        ignored = parsed.ignored_fields()
+        completion = await request.ctx.offload(parsed.completion)
+        served = await resolve_model(request.ctx, parsed.model)
+        check_queue(request.ctx, served, parsed.priority)
         try:
             job = await completion_job(request.ctx, completion, served)
-            if (thinking := wanted.thinking()) is not None:
+            if (thinking := parsed.thinking()) is not None:
                 job.sampling = msgspec.structs.replace(job.sampling, thinking=thinking)
                 await job.check()
         except InvalidRequest as error:
@@ -321,8 +321,8 @@ class TokensView(GatewayView):
         return await respond(
             generation,
             ignored,
-            writer=lambda: TokensStreamWriter(generation, wanted, alternatives),
-            answer=lambda: TokensAnswer(generation, wanted, alternatives),
+            writer=lambda: TokensStreamWriter(generation, parsed, alternatives),
+            answer=lambda: TokensAnswer(generation, parsed, alternatives),
         )
 
 

@@ -77,20 +77,20 @@ class UploadsView(GatewayView):
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """A new upload, valid for an hour."""
-        wanted = UploadRequest.model_validate(self.read_json(request))
+        parsed = UploadRequest.model_validate(self.read_json(request))
         limit = settings.QUIRE.max_file_bytes
-        if wanted.bytes > limit:
+        if parsed.bytes > limit:
             raise PayloadTooLarge(
-                f"The file has {wanted.bytes} bytes; the limit is {limit}.", param="bytes"
+                f"The file has {parsed.bytes} bytes; the limit is {limit}.", param="bytes"
             )
         row = await run_in_db_thread(
             create_upload,
             caller=request.caller,
-            filename=wanted.filename,
-            purpose=checked_purpose(wanted.purpose),
-            mime_type=wanted.mime_type,
-            size=wanted.bytes,
-            lifetime_s=wanted.expires_after.seconds if wanted.expires_after else None,
+            filename=parsed.filename,
+            purpose=checked_purpose(parsed.purpose),
+            mime_type=parsed.mime_type,
+            size=parsed.bytes,
+            lifetime_s=parsed.expires_after.seconds if parsed.expires_after else None,
         )
         return json_response(_encode(upload_object(row)))
 
@@ -164,14 +164,14 @@ class UploadCompleteView(GatewayView):
 
     async def post(self, request: GatewayRequest, upload_id: str) -> HttpResponseBase:
         """Make it."""
-        wanted = CompleteRequest.model_validate(self.read_json(request))
-        row = await run_in_file_thread(_complete, request, upload_id, wanted)
+        parsed = CompleteRequest.model_validate(self.read_json(request))
+        row = await run_in_file_thread(_complete, request, upload_id, parsed)
         return json_response(_encode(upload_object(row)))
 
 
-def _complete(request: GatewayRequest, upload_id: str, wanted: CompleteRequest) -> StoredUpload:
+def _complete(request: GatewayRequest, upload_id: str, parsed: CompleteRequest) -> StoredUpload:
     return complete_upload(
-        caller=request.caller, public_id=upload_id, part_ids=wanted.part_ids, md5=wanted.md5
+        caller=request.caller, public_id=upload_id, part_ids=parsed.part_ids, md5=parsed.md5
     )
 
 

@@ -136,10 +136,10 @@ class UnloadAdapterView(OperatorView):
 
 def _rename_error_fields(error: InvalidRequest | Conflict) -> QuireError:
     """The same with this endpoint's fields; 404 for a folder that isn't there, as vLLM has it."""
-    told: QuireError = rename_error_field(error, {"path": "lora_path", "name": "lora_name"})
-    if told.code == NotFound.code:
-        return NotFound(str(told), param=told.param)
-    return told
+    renamed: QuireError = rename_error_field(error, {"path": "lora_path", "name": "lora_name"})
+    if renamed.code == NotFound.code:
+        return NotFound(str(renamed), param=renamed.param)
+    return renamed
 
 
 async def _wait_for_validation(begun: Loaded) -> None:

@@ -204,10 +204,10 @@ class FailoverMonitor:
 
     def replace(self, flight: InFlightRequest) -> None:
         """Give a waiting flight to a replica, or end it when it has had its chances."""
-        most = self._client.settings.max_attempts
+        max_attempts = self._client.settings.max_attempts
         if (
-            flight.attempts_without_output >= most
-            or flight.charged_attempts >= most * ATTEMPTS_WITH_TOKENS
+            flight.attempts_without_output >= max_attempts
+            or flight.charged_attempts >= max_attempts * ATTEMPTS_WITH_TOKENS
         ):
             times = flight.attempt
             error = EngineFault(f"{times} replicas ran this request and none finished it.")

@@ -192,8 +192,8 @@ class Fleet:
 
     def get(self, replica_id: str) -> Replica | None:
         """The replica if it's alive."""
-        found = self._replicas.get(replica_id)
-        return found if found is not None and found.changed_at >= oldest_heartbeat_at() else None
+        entry = self._replicas.get(replica_id)
+        return entry if entry is not None and entry.changed_at >= oldest_heartbeat_at() else None
 
     def of_model(self, name: str) -> list[Replica]:
         """Live replicas that serve the model, ready or not."""
@@ -209,10 +209,10 @@ class Fleet:
 
     def model(self, name: str) -> ModelInfo | None:
         """What is known of a model that is served or was a moment ago."""
-        found = self._models.get(name)
-        if found is None or time.monotonic() - found[0] > REMEMBER_MODEL_S:
+        entry = self._models.get(name)
+        if entry is None or time.monotonic() - entry[0] > REMEMBER_MODEL_S:
             return None
-        return found[1]
+        return entry[1]
 
     def model_names(self) -> list[str]:
         """Models that live replicas serve."""

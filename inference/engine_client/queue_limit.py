@@ -110,27 +110,29 @@ class QueueLimit:
             EngineOverloaded (429): the tenant has its share in the queue, and others wait too.
             Overloaded (503): the queue is full.
         """
-        most = float(load.max_waiting)
+        max_waiting = float(load.max_waiting)
         if priority:
-            most *= LESS_URGENT if priority > 0 else MORE_URGENT
-        if load.waiting < most:
+            max_waiting *= LESS_URGENT if priority > 0 else MORE_URGENT
+        if load.waiting < max_waiting:
             return
         self._count(flights)
         tenants = {name for of, name in self._open_requests if of == model} | {tenant}
-        share = (load.running + most) / len(tenants)
+        share = (load.running + max_waiting) / len(tenants)
         within = self._open_requests[model, tenant] < share
-        if len(tenants) > 1 and within and load.waiting < FAIR_SHARE_HEADROOM * most:
+        if len(tenants) > 1 and within and load.waiting < FAIR_SHARE_HEADROOM * max_waiting:
             return
         kind = Overloaded if within or len(tenants) == 1 else EngineOverloaded
         error: Overloaded | EngineOverloaded = kind(
             f"{load.waiting} requests wait for '{model}' already. Try again later."
         )
         rate = load.per_second / len(tenants)
-        error.retry_after = self._retry_after((model, tenant, priority > 0), load, most, rate)
+        error.retry_after = self._retry_after(
+            (model, tenant, priority > 0), load, max_waiting, rate
+        )
         raise error
 
     def _retry_after(
-        self, whose: tuple[str, str, bool], load: Load, most: float, per_second: float
+        self, whose: tuple[str, str, bool], load: Load, max_waiting: float, per_second: float
     ) -> float:
         """In how many seconds this one shall come again: one after the other of a tenant's, at a
         part of its rate, and not all of them at once to be refused again. The line ends where so
@@ -138,13 +140,13 @@ class QueueLimit:
         off for
         longer.
         """
-        first = load.seconds_until(most)
+        first = load.seconds_until(max_waiting)
         if not per_second:
             return first
         now = time.monotonic()
         step = 1 / (RETRY_SHARE * per_second)
         wait = max(first, self._retry_slots.get(whose, now) - now + step)
-        if wait > first + QUEUE_ROUNDS * most / load.per_second:
+        if wait > first + QUEUE_ROUNDS * max_waiting / load.per_second:
             wait = first
         if len(self._retry_slots) > _MAX_RETRY_QUEUES:
             self._retry_slots = {name: at for name, at in self._retry_slots.items() if at > now}

@@ -157,7 +157,7 @@ def _family(name: str, family: Family, series: Parts) -> PrometheusMetric:
         return summary
     histogram = HistogramMetricFamily(name, family.help, labels=family.labels)
     for labels, parts in series.items():
-        counts = [parts.get(str(place), 0.0) for place in range(len(family.buckets) + 1)]
+        counts = [parts.get(str(index), 0.0) for index in range(len(family.buckets) + 1)]
         histogram.add_metric(labels, cumulative(family.buckets, counts), parts.get("sum", 0.0))
     return histogram
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 #: Series that a process tells apart between two writes; more are counted together by model.
 MAX_SERIES = 1000
-_FIRST = [f"{FIRST_TOKEN}{place}" for place in range(LAST_BUCKET + 1)]
-_GAPS = [f"{GAP}{place}" for place in range(LAST_BUCKET + 1)]
+_FIRST = [f"{FIRST_TOKEN}{index}" for index in range(LAST_BUCKET + 1)]
+_GAPS = [f"{GAP}{index}" for index in range(LAST_BUCKET + 1)]
 
 
 class TrafficCounters:
@@ -236,9 +236,9 @@ class Recorder:
         increments: dict[str, float] = {}
         for (name, labels), distribution in self._distributions.items():
             for known_as in (name, _OLDER_NAMES[name]) if name in _OLDER_NAMES else (name,):
-                for place, count in enumerate(distribution.counts):
+                for index, count in enumerate(distribution.counts):
                     if count:
-                        increments[field_of(known_as, labels, str(place))] = count
+                        increments[field_of(known_as, labels, str(index))] = count
                 increments[field_of(known_as, labels, "sum")] = distribution.total
         for (name, labels), count in self._counters.items():
             increments[field_of(name, labels, "")] = count

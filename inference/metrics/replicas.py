@@ -240,8 +240,8 @@ def _by_reason(beats: list[Heartbeat]) -> Iterator[Metric]:
         sources.add_metric([*labels, "external_kv_transfer"], 0)
         for reason, count in stats.prefix_cold_total.items():
             cold.add_metric([*labels, reason], count)
-        for place, count in enumerate(stats.spec_decode_num_accepted_tokens_per_pos_total):
-            held.add_metric([*labels, str(place)], count)
+        for position, count in enumerate(stats.spec_decode_num_accepted_tokens_per_pos_total):
+            held.add_metric([*labels, str(position)], count)
     yield from (waiting, sources, cold, held)
 
 

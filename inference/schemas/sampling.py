@@ -81,28 +81,28 @@ class StructuredFields(BaseModel):
         return constraints[0]
 
     def _formats(self) -> list[_Form]:
-        given = self.response_format
-        kind = None if given is None else given.get("type")
-        if given is None or kind == "text":
+        response_format = self.response_format
+        kind = None if response_format is None else response_format.get("type")
+        if response_format is None or kind == "text":
             return []
         if not isinstance(kind, str) or kind not in _FORMATS:
             raise InvalidRequest(
                 f"response_format.type must be one of text, {', '.join(_FORMATS)}.",
                 param="response_format.type",
             )
-        return [("response_format", *_FORMATS[kind](given))]
+        return [("response_format", *_FORMATS[kind](response_format))]
 
     def _structured(self) -> list[_Form]:
-        given = self.structured_outputs
-        if given is None:
+        fields = self.structured_outputs
+        if fields is None:
             return []
-        for key in given:
+        for key in fields:
             if key not in (*KNOWN_FIELDS, *_BACKEND_FIELDS):
                 name = f"structured_outputs.{key[:50]}"
                 raise UnsupportedField(f"'{name}' is not supported.", param=name)
         values = {
             key: value
-            for key, value in given.items()
+            for key, value in fields.items()
             if value is not None and key not in _BACKEND_FIELDS
         }
         tag = values.get("structural_tag")
@@ -164,33 +164,33 @@ def _normalized(params: StructuredOutputsParams | None) -> dict[str, Any]:
     return form
 
 
-def _json_schema(given: dict[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:
-    place = "response_format.json_schema"
-    body = given.get("json_schema")
+def _json_schema(response_format: dict[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:
+    param = "response_format.json_schema"
+    body = response_format.get("json_schema")
     if not isinstance(body, dict):
-        raise InvalidRequest(f"{place} must be an object with name and schema.", param=place)
+        raise InvalidRequest(f"{param} must be an object with name and schema.", param=param)
     name, schema, strict = body.get("name"), body.get("schema"), body.get("strict")
     if not isinstance(name, str) or not _FORMAT_NAME.fullmatch(name):
         raise InvalidRequest(
-            f"{place}.name must be 1 to 64 letters, digits, '_' or '-'.", param=f"{place}.name"
+            f"{param}.name must be 1 to 64 letters, digits, '_' or '-'.", param=f"{param}.name"
         )
     if strict is not None and not isinstance(strict, bool):
-        raise InvalidRequest(f"{place}.strict must be true or false.", param=f"{place}.strict")
+        raise InvalidRequest(f"{param}.strict must be true or false.", param=f"{param}.strict")
     if not isinstance(schema, dict):
-        raise InvalidRequest(f"{place}.schema must be an object.", param=f"{place}.schema")
+        raise InvalidRequest(f"{param}.schema must be an object.", param=f"{param}.schema")
     values = {
         "json": schema,
         "disable_additional_properties": bool(strict),
     }
-    return {"structured_outputs.json": f"{place}.schema"}, values
+    return {"structured_outputs.json": f"{param}.schema"}, values
 
 
-def _json_object(given: dict[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:
+def _json_object(response_format: dict[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:
     return {}, {"json_object": True}
 
 
-def _structural_tag(given: dict[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:
-    tag = {key: value for key, value in given.items() if key != "type"}
+def _structural_tag(response_format: dict[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:
+    tag = {key: value for key, value in response_format.items() if key != "type"}
     names = {"structured_outputs.structural_tag": "response_format"}
     return names, {"structural_tag": json.dumps(tag)}
 
@@ -206,11 +206,11 @@ _FORMATS: dict[str, Callable[[dict[str, Any]], tuple[dict[str, str], dict[str, A
 MODEL_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
-def _check_num_biases(given: Any) -> Any:
+def _check_num_biases(biases: Any) -> Any:
     """Before each entry is looked at."""
-    if isinstance(given, dict) and len(given) > MAX_LOGIT_BIAS:
-        raise ValueError(f"may hold at most {MAX_LOGIT_BIAS} entries, got {len(given)}.")
-    return given
+    if isinstance(biases, dict) and len(biases) > MAX_LOGIT_BIAS:
+        raise ValueError(f"may hold at most {MAX_LOGIT_BIAS} entries, got {len(biases)}.")
+    return biases
 
 
 class SamplingFields(StructuredFields, GenerateRequest):
@@ -315,23 +315,23 @@ _PASSED_ON = tuple(
 )
 
 
-def _repetition_detection(given: dict[str, Any]) -> RepetitionDetectionParams:
+def _repetition_detection(fields: dict[str, Any]) -> RepetitionDetectionParams:
     """The object's fields, by name."""
-    for name in given:
+    for name in fields:
         if name not in RepetitionDetectionParams.__struct_fields__:
             path = f"repetition_detection.{name[:50]}"
             raise UnsupportedField(f"'{path}' is not supported.", param=path)
-    return RepetitionDetectionParams(**given)
+    return RepetitionDetectionParams(**fields)
 
 
-def _logit_bias(given: dict[str, float]) -> dict[int, float]:
+def _logit_bias(biases: dict[str, float]) -> dict[int, float]:
     """String keys to token ids."""
-    if len(given) > MAX_LOGIT_BIAS:
+    if len(biases) > MAX_LOGIT_BIAS:
         raise InvalidRequest(
-            f"logit_bias may hold at most {MAX_LOGIT_BIAS} entries, got {len(given)}.",
+            f"logit_bias may hold at most {MAX_LOGIT_BIAS} entries, got {len(biases)}.",
             param="logit_bias",
         )
-    wrong = [key for key in given if not (key.isascii() and key.isdigit() and len(key) <= 10)]
+    wrong = [key for key in biases if not (key.isascii() and key.isdigit() and len(key) <= 10)]
     if wrong:
         shown = ", ".join(repr(key[:50]) for key in wrong[:5])
         raise InvalidRequest(
@@ -340,4 +340,4 @@ def _logit_bias(given: dict[str, float]) -> dict[int, float]:
             else f"logit_bias has the key {shown}, which isn't a token id.",
             param="logit_bias",
         )
-    return {int(key): bias for key, bias in given.items()}
+    return {int(key): bias for key, bias in biases.items()}

@@ -101,14 +101,14 @@ def iter_requests(data: Bytes) -> Iterator[BatchItem]:
     head = _HEAD.match(data)
     if head is None:
         raise _refusal(data)
-    place, number = head.end(), 0
+    index, number = head.end(), 0
     while True:
-        end = _find_object_end(data, place, number)
-        yield _request(data[place:end], number)
+        end = _find_object_end(data, index, number)
+        yield _request(data[index:end], number)
         following = _NEXT.match(data, end)
         if following is None:
             break
-        place, number = following.end(), number + 1
+        index, number = following.end(), number + 1
     if _END.match(data, end) is None:
         raise _refusal(data)
 
@@ -325,18 +325,18 @@ def _result_lines(requests: Iterable[BatchItem]) -> Iterator[bytes]:
     """A line for each; what would fail in every case is refused first."""
     most = settings.QUIRE.max_batch_requests
     seen: set[str] = set()
-    for place, each in enumerate(requests):
-        if place >= most:
+    for index, each in enumerate(requests):
+        if index >= most:
             raise InvalidRequest(f"A batch may hold at most {most} requests.", param="requests")
         if each.custom_id in seen:
             raise InvalidRequest(
                 f"The custom_id {each.custom_id!r} occurs twice.",
-                param=f"requests.{place}.custom_id",
+                param=f"requests.{index}.custom_id",
             )
         seen.add(each.custom_id)
         if each.params.get("stream"):
             raise InvalidRequest(
-                "Requests of a batch can't be streamed.", param=f"requests.{place}.params.stream"
+                "Requests of a batch can't be streamed.", param=f"requests.{index}.params.stream"
             )
         yield _batch_line(each)
 

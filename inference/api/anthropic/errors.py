@@ -45,8 +45,8 @@ def error_object(error: QuireError, request_id: str) -> dict[str, Any]:
 def anthropic_error(error: BaseException, request_id: str = "") -> HttpResponse:
     """Any exception as an HTTP response, and in the log where it belongs there."""
     report(error, request_id)
-    told = as_quire_error(error)
-    response = json_response(_encode(error_object(told, request_id)), told.status)
-    for name, value in error_headers(told).items():
+    quire_error = as_quire_error(error)
+    response = json_response(_encode(error_object(quire_error, request_id)), quire_error.status)
+    for name, value in error_headers(quire_error).items():
         response[name] = value
     return response

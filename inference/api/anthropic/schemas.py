@@ -149,17 +149,17 @@ class CountTokensRequest(StrictRequest):
     def check(self) -> None:
         """Tools and their choice."""
         others = any(not tool.is_hosted for tool in self.tools or ())
-        for place, tool in enumerate(self.tools or ()):
+        for index, tool in enumerate(self.tools or ()):
             if others and tool.is_hosted:
                 continue
             if tool.type not in (None, "custom"):
                 raise UnsupportedField(
                     f"Tools of the type {tool.type[:50]!r} are not supported.",
-                    param=f"tools.{place}.type",
+                    param=f"tools.{index}.type",
                 )
             if tool.input_schema is None:
                 raise InvalidRequest(
-                    "A tool needs an input_schema.", param=f"tools.{place}.input_schema"
+                    "A tool needs an input_schema.", param=f"tools.{index}.input_schema"
                 )
         self._check_choice()
         self._check_roles()
@@ -181,10 +181,10 @@ class CountTokensRequest(StrictRequest):
         if self.output_config is not None and self.effort != self.output_config.effort:
             names.append("output_config.effort")
         names += [f"tools.{n}" for n, tool in enumerate(self.tools or ()) if tool.is_hosted]
-        for place, message in enumerate(self.messages):
+        for index, message in enumerate(self.messages):
             if not isinstance(message.content, str):
                 for number, block in enumerate(message.content):
-                    here = f"messages.{place}.content.{number}"
+                    here = f"messages.{index}.content.{number}"
                     if block.type == REDACTED:
                         names.append(here)
                     if block.citations and block.citations.get("enabled"):

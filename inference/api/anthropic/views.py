@@ -77,14 +77,14 @@ class MessagesView(AnthropicView):
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """One message."""
-        wanted = await self.parsed(MessagesRequest, request)
-        ignored = wanted.ignored_fields()
-        turn = await self._start(request, wanted)
+        parsed = await self.parsed(MessagesRequest, request)
+        ignored = parsed.ignored_fields()
+        turn = await self._start(request, parsed)
         ignored += unsupported_fields(turn)
-        shown = _thinking_display(wanted.thinking)
+        shown = _thinking_display(parsed.thinking)
         try:
             response: HttpResponseBase
-            if wanted.stream:
+            if parsed.stream:
                 writer = MessageStreamWriter(turn, request.request_id, shown=shown)
                 response = await stream_response(turn, writer)
             else:
@@ -95,10 +95,10 @@ class MessagesView(AnthropicView):
         add_headers(response, turn, ignored)
         return response
 
-    async def _start(self, request: GatewayRequest, wanted: MessagesRequest) -> ChatSession:
+    async def _start(self, request: GatewayRequest, parsed: MessagesRequest) -> ChatSession:
         try:
             return await ChatSession.start(
-                await request.ctx.offload(chat_from_messages, wanted),
+                await request.ctx.offload(chat_from_messages, parsed),
                 request.ctx,
                 endpoint="messages",
                 id_prefix="msg",
@@ -129,10 +129,10 @@ class CountTokensView(AnthropicView):
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """`{"input_tokens": ...}`; nothing is generated."""
-        wanted = await self.parsed(CountTokensRequest, request)
-        ignored = wanted.ignored_fields()
-        chat = await request.ctx.offload(chat_from_messages, wanted)
-        served = await resolve_model(request.ctx, wanted.model)
+        parsed = await self.parsed(CountTokensRequest, request)
+        ignored = parsed.ignored_fields()
+        chat = await request.ctx.offload(chat_from_messages, parsed)
+        served = await resolve_model(request.ctx, parsed.model)
         tokens = await prompt_token_ids(chat, served, request.ctx)
         response = json_response(_encode({"input_tokens": len(tokens)}))
         set_ignored_fields_header(response, ignored)

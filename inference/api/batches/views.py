@@ -82,17 +82,17 @@ class BatchesView(GatewayView):
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """A new batch; a worker checks its file and runs it."""
-        wanted = BatchRequest.model_validate(self.read_json(request))
-        check_endpoint(wanted.endpoint)
-        expires = wanted.output_expires_after
+        parsed = BatchRequest.model_validate(self.read_json(request))
+        check_endpoint(parsed.endpoint)
+        expires = parsed.output_expires_after
         row = await run_in_db_thread(
             create_batch,
             caller=request.caller,
-            input_file_id=wanted.input_file_id,
-            endpoint=wanted.endpoint,
-            completion_window=wanted.completion_window,
-            window_s=wanted.window_s,
-            metadata=wanted.metadata or {},
+            input_file_id=parsed.input_file_id,
+            endpoint=parsed.endpoint,
+            completion_window=parsed.completion_window,
+            window_s=parsed.window_s,
+            metadata=parsed.metadata or {},
             output_lifetime_s=expires.seconds if expires else None,
         )
         await enqueue_job("batch", row.public_id)
@@ -100,12 +100,12 @@ class BatchesView(GatewayView):
 
     async def get(self, request: GatewayRequest) -> HttpResponseBase:
         """The tenant's batches, newest first."""
-        asked = parse_page_query(request, default=20, most=100, orders=("desc",))
+        page_query = parse_page_query(request, default=20, most=100, orders=("desc",))
 
         def listed() -> bytes:
             # Batches of messages have a list of their own.
             rows = access_batches(request.caller).exclude(endpoint=MESSAGES)
-            found, more = page(rows, limit=asked.limit, after=asked.after)
+            found, more = page(rows, limit=page_query.limit, after=page_query.after)
             return _encode(list_response(found, more, batch_object))
 
         return json_response(await in_report_thread(request.caller, listed))

@@ -111,11 +111,11 @@ def texts_of(value: Any, param: str) -> list[str]:
     if not isinstance(texts, list):
         raise _wrong_type(param, "a string or a list of strings")
     _check_count(texts, param)
-    for place, text in enumerate(texts):
+    for index, text in enumerate(texts):
         if not isinstance(text, str):
-            raise _wrong_type(f"{param}[{place}]", "a string")
+            raise _wrong_type(f"{param}[{index}]", "a string")
         if not text:
-            name = param if isinstance(value, str) else f"{param}[{place}]"
+            name = param if isinstance(value, str) else f"{param}[{index}]"
             raise InvalidRequest(f"{name} must not be empty.", param=name)
     return texts
 

@@ -66,10 +66,10 @@ class ModerationRequest(PoolingBody):
         limit = settings.QUIRE.max_prompts
         if not self.input or (len(self.input) > limit and not isinstance(self.input, str)):
             raise InvalidRequest(f"input must hold 1 to {limit} texts.", param="input")
-        for place, part in enumerate(self.input):
+        for index, part in enumerate(self.input):
             if isinstance(part, Part) and (part.type != "text" or part.text is None):
                 raise UnsupportedField(
-                    "Only parts of the type 'text' are supported.", param=f"input[{place}].type"
+                    "Only parts of the type 'text' are supported.", param=f"input[{index}].type"
                 )
         if not all(self.texts):
             raise InvalidRequest("input must not hold an empty text.", param="input")
@@ -258,15 +258,15 @@ class RerankView(GatewayView):
         body = await parse_offloaded(request.ctx, self.body_schema, self.read_json(request))
         call = await start_request(request, body, "rerank", "documents", "score")
         documents = body.texts
-        pairs = [(0, place) for place in range(len(documents))]
+        pairs = [(0, index) for index in range(len(documents))]
 
         def make(scores: list[float]) -> dict[str, Any]:
-            order = sorted(range(len(scores)), key=lambda place: -scores[place])
+            order = sorted(range(len(scores)), key=lambda index: -scores[index])
             results: list[dict[str, Any]] = []
-            for place in order[: body.top_n or None]:
-                result: dict[str, Any] = {"index": place, "relevance_score": scores[place]}
+            for index in order[: body.top_n or None]:
+                result: dict[str, Any] = {"index": index, "relevance_score": scores[index]}
                 if body.wants_documents:
-                    result["document"] = {"text": documents[place]}
+                    result["document"] = {"text": documents[index]}
                 results.append(result)
             return {"results": results, **self.more(len(documents))}
 

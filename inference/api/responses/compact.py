@@ -74,11 +74,11 @@ class CompactView(GatewayView):
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """The user's own messages and one item for all the rest; nothing is kept."""
         body = self.read_json(request)
-        wanted = await request.ctx.offload(_parsed, body)
-        ignored = wanted.ignored_fields()
-        served = await resolve_model(request.ctx, wanted.model)
-        most = min(MAX_TOKENS, served.info.max_model_len // 4)
-        asking = await request.ctx.offload(_build_summary_chat, wanted, most)
+        parsed = await request.ctx.offload(_parsed, body)
+        ignored = parsed.ignored_fields()
+        served = await resolve_model(request.ctx, parsed.model)
+        max_tokens = min(MAX_TOKENS, served.info.max_model_len // 4)
+        asking = await request.ctx.offload(_build_summary_chat, parsed, max_tokens)
         _, said = await load_conversation(request.ctx, asking)
         asked = await get_render_pool().run_in_thread(
             request.caller.tenant,
@@ -145,20 +145,20 @@ def _recent_user_messages(
     return kept[::-1]
 
 
-def _build_summary_chat(wanted: CompactRequest, most: int) -> ResponsesRequest:
+def _build_summary_chat(parsed: CompactRequest, max_tokens: int) -> ResponsesRequest:
     """The conversation and the wish for its summary; the oldest goes where not all fits."""
     items: list[dict[str, Any]] = []
-    if isinstance(wanted.input, str):
-        items = [{"role": "user", "content": wanted.input}]
-    elif wanted.input is not None:
-        items = [item.model_dump(exclude_unset=True) for item in wanted.input]
+    if isinstance(parsed.input, str):
+        items = [{"role": "user", "content": parsed.input}]
+    elif parsed.input is not None:
+        items = [item.model_dump(exclude_unset=True) for item in parsed.input]
     body = {
-        "model": wanted.model,
+        "model": parsed.model,
         "input": [*items, {"role": "user", "content": SUMMARY_PROMPT}],
-        "instructions": wanted.instructions,
-        "previous_response_id": wanted.previous_response_id,
+        "instructions": parsed.instructions,
+        "previous_response_id": parsed.previous_response_id,
         "truncation": "auto",
-        "max_output_tokens": most,
+        "max_output_tokens": max_tokens,
         "store": False,
     }
     return parse_request(body)

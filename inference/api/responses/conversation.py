@@ -48,10 +48,10 @@ def expand_compactions(
     Raises: `InvalidRequest` for one that isn't this installation's and this tenant's.
     """
     return [
-        _message(item, tenant_id, f"{param}[{place}].encrypted_content")
+        _message(item, tenant_id, f"{param}[{index}].encrypted_content")
         if item.get("type") == KIND
         else item
-        for place, item in enumerate(items)
+        for index, item in enumerate(items)
     ]
 
 
@@ -103,8 +103,8 @@ async def load_conversation(
         before = _items_of(chain)
     items = request.items
     references = {
-        str(item.get("id")): f"input[{place}].id"
-        for place, item in enumerate(items)
+        str(item.get("id")): f"input[{index}].id"
+        for index, item in enumerate(items)
         if item.get("type") == REFERENCE
     }
     if references:

@@ -60,8 +60,8 @@ def name_for_model(namespace: str | None, name: str) -> str:
 def flatten_tools(tools: list[ResponsesTool] | None) -> list[OfferedTool]:
     """All tools, one after the other, those in namespaces too."""
     found = []
-    for place, tool in enumerate(tools or ()):
-        field, name = f"tools[{place}]", tool.name or ""
+    for index, tool in enumerate(tools or ()):
+        field, name = f"tools[{index}]", tool.name or ""
         if is_hosted(tool):
             continue
         if tool.type != "namespace":
@@ -91,8 +91,8 @@ def is_hosted(tool: ResponsesTool) -> bool:
 def check_tools(tools: list[ResponsesTool] | None) -> None:
     """Raise `InvalidRequest` for a tool that can't be offered, or if there are only such."""
     others = any(not is_hosted(tool) for tool in tools or ())
-    for place, tool in enumerate(tools or ()):
-        field = f"tools[{place}]"
+    for index, tool in enumerate(tools or ()):
+        field = f"tools[{index}]"
         if others and is_hosted(tool):
             continue
         if tool.type != "namespace":

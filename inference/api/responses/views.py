@@ -154,17 +154,17 @@ class ResponsesView(GatewayView):
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """Answer now, as a stream, or in the background."""
         body = self.read_json(request)
-        wanted = await request.ctx.offload(parse_request, body)
-        ignored = wanted.ignored_fields()
-        exchange = ResponseHandler(request.ctx, wanted, body)
-        if wanted.store is not False:
+        parsed = await request.ctx.offload(parse_request, body)
+        ignored = parsed.ignored_fields()
+        exchange = ResponseHandler(request.ctx, parsed, body)
+        if parsed.store is not False:
             await check_response_quota(request.caller)
-        if wanted.background:
+        if parsed.background:
             return await exchange.create_background()
-        turn = await start_session(request.ctx, wanted)
+        turn = await start_session(request.ctx, parsed)
         ignored += unsupported_fields(turn)
         try:
-            response = await (exchange.stream(turn) if wanted.stream else exchange.create(turn))
+            response = await (exchange.stream(turn) if parsed.stream else exchange.create(turn))
         except BaseException:
             turn.release()
             raise
@@ -285,15 +285,15 @@ class InputTokensView(GatewayView):
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """OpenAI's count; nothing is generated or kept."""
-        wanted = await request.ctx.offload(parse_request, self.read_json(request))
-        ignored = wanted.ignored_fields()
-        ctx, said = await load_conversation(request.ctx, wanted)
-        served = await resolve_model(request.ctx, wanted.model)
+        parsed = await request.ctx.offload(parse_request, self.read_json(request))
+        ignored = parsed.ignored_fields()
+        ctx, said = await load_conversation(request.ctx, parsed)
+        served = await resolve_model(request.ctx, parsed.model)
         try:
-            chat = await ctx.offload(chat_from_responses, wanted, said)
+            chat = await ctx.offload(chat_from_responses, parsed, said)
             tokens = await prompt_token_ids(chat, served, ctx)
         except InvalidRequest as error:
-            raise rename_to_responses_fields(error, wanted) from None
+            raise rename_to_responses_fields(error, parsed) from None
         counted = {"object": "response.input_tokens", "input_tokens": len(tokens)}
         response = json_response(_encode(counted))
         set_ignored_fields_header(response, ignored)
@@ -361,6 +361,6 @@ class ResponseInputItemsView(GatewayView):
 
     async def get(self, request: GatewayRequest, response_id: str) -> HttpResponseBase:
         """Its own input items, the last first."""
-        asked = parse_page_query(request, default=20, most=100)
+        page_query = parse_page_query(request, default=20, most=100)
         row = await run_in_db_thread(access_response, request.caller, response_id)
-        return json_response(_encode(paginate_items(row.input_items, asked)))
+        return json_response(_encode(paginate_items(row.input_items, page_query)))
