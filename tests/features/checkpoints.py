@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from engine.contract.lora import CONFIG_FILE, WEIGHTS_FILE, AdapterRef, adapter_digest
 from tests.engine.models import make_model, make_tokenizer
+from tests.engine.multimodal.models import llava
 from tests.features.heads import trained_head
 from tests.survey.bridged import STATEFUL
 from tests.survey.tiny import make_checkpoint
@@ -22,10 +23,11 @@ TARGETS = ("q_proj", "v_proj", "o_proj", "gate_proj", "down_proj")
 
 
 class Checkpoints:
-    """Folders by what a model is: "llama", "qwen2-window" (every second layer has a window) or
-    "lfm2" (every second one keeps a state); `adapter` gives one that changes what is said,
-    `merged` the model that has it inside, `draft` nearly the model itself: mostly right, and `head`
-    an EAGLE head that learnt some texts.
+    """Folders by what a model is: "llama", "qwen2-window" (every second layer has a window),
+    "llava" (it sees) or "lfm2" (every second one keeps a state).
+
+    `adapter` gives one that changes what is said, `merged` the model that has it inside, `draft`
+    nearly the model itself: mostly right, and `head` an EAGLE head that learnt some texts.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -42,7 +44,29 @@ class Checkpoints:
             make_checkpoint(STATEFUL[kind], folder)
             make_tokenizer().save_pretrained(folder)
             return folder
+        if kind == "llava":
+            llava(folder)
+            return folder
         return make_model(kind, folder, num_hidden_layers=2)
+
+    def _text_part(self, kind: str) -> Path:
+        """The model without its eyes."""
+        whole = self.plain(kind)
+        if kind != "llava":
+            return whole
+        folder = self._folder / f"{kind}-text"
+        folder.mkdir()
+        config = json.loads((whole / "config.json").read_text())["text_config"]
+        (folder / "config.json").write_text(
+            json.dumps(config | {"architectures": ["LlamaForCausalLM"]})
+        )
+        weights = {
+            name.removeprefix("language_model."): tensor
+            for name, tensor in load_file(whole / "model.safetensors").items()
+            if name.startswith("language_model.")
+        }
+        save_file(weights, folder / "model.safetensors", {"format": "pt"})
+        return folder
 
     def _adapter(self, kind: str) -> AdapterRef:
         folder = self._folder / f"{kind}-adapter"
@@ -76,7 +100,7 @@ class Checkpoints:
         """Only these architectures are run with heads."""
         if kind in STATEFUL:
             return self._folder / "none"
-        return trained_head(self._folder / f"{kind}-head", self.plain(kind), texts_of(kind))
+        return trained_head(self._folder / f"{kind}-head", self._text_part(kind), texts_of(kind))
 
     def _merged(self, kind: str) -> Path:
         folder = self._folder / f"{kind}-merged"
@@ -94,4 +118,6 @@ class Checkpoints:
 
 def _is_target(name: str) -> bool:
     module, _, kind = name.rpartition(".")
-    return kind == "weight" and module.rpartition(".")[2] in TARGETS
+    return (
+        kind == "weight" and module.rpartition(".")[2] in TARGETS and "vision_tower" not in module
+    )

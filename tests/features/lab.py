@@ -101,6 +101,8 @@ class Lab:
         """Which checkpoint a run is with."""
         if "states" in features:
             return "lfm2"
+        if "pictures" in features:
+            return "llava"
         return "qwen2-window" if "windows" in features else "llama"
 
     def core(self, features: Features, number: int = 0, **changes: Any) -> EngineCore:
@@ -129,7 +131,8 @@ class Lab:
 
     def _plain_texts(self, kind: str) -> list[list[int]]:
         """What a checkpoint's model says without any other feature, behind the prompts."""
-        features: Features = frozenset({"windows"} if kind == "qwen2-window" else ())
+        of_kind = {"qwen2-window": {"windows"}, "llava": {"pictures"}}
+        features: Features = frozenset(of_kind.get(kind, ()))
         prompts = {
             int(each.request_id.rpartition("-")[2]): each for each in self.requests(features)
         }

@@ -261,6 +261,22 @@ def adapters(lab: Lab, run: Run) -> None:
         _near(output.pooled, whole.outputs[key].pooled)
 
 
+def pictures(lab: Lab, run: Run) -> None:
+    """What is said depends on the picture, and not on neighbours."""
+    assert all(core.scheduler.encoder_cache.num_queries for core in run.cores)
+    _alone(lab, run)
+    first, second = (lab.requests(run.features)[number] for number in (0, 2))
+    (item,) = first.media
+    (other,) = second.media
+    swapped = msgspec.structs.replace(
+        first,
+        media=[msgspec.structs.replace(item, digest=other.digest)],
+        media_data=second.media_data,
+    )
+    changed = lab.run(run.features, [swapped])
+    assert changed.outputs[0, 0].bits != run.outputs[0, 0].bits
+
+
 #: One that is greedy, one that doesn't ask for what the run is about, one that is drawn: the others
 #: are of these kinds too.
 _LOOKED_AT = (0, 3, 4)
@@ -289,6 +305,7 @@ LAWS: dict[str, Law] = {
     "bridge": bridge,
     "pooling": pooling,
     "adapters": adapters,
+    "pictures": pictures,
 }
 
 

@@ -15,12 +15,14 @@ NAMES = (
     *("prefix cache", "chunks", "preemption", "failover", "grammar", "tools", "reasoning"),
     *("logprobs", "n > 1", "beams", "token caps", "quantised weights", "narrow caches", "windows"),
     *("states", "bridge", "pooling", "sleep", "async scheduling", "several replicas", "adapters"),
-    *("speculation", "draft model", "heads"),
+    *("speculation", "draft model", "heads", "pictures"),
 )
 PAIRS = tuple(itertools.combinations(NAMES, 2))
 #: What can't meet, though nobody refuses it.
 NEVER = {
     frozenset({"windows", "states"}): "no architecture that runs here has both",
+    frozenset({"windows", "pictures"}): "no architecture that runs here has both",
+    frozenset({"states", "pictures"}): "no architecture that runs here has both",
     frozenset({"speculation", "draft model"}): "an engine has one source of drafts",
     frozenset({"speculation", "heads"}): "an engine has one source of drafts",
     frozenset({"draft model", "heads"}): "an engine has one source of drafts",

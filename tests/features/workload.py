@@ -6,11 +6,20 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from engine.contract.lora import AdapterRef
-from engine.contract.messages import EngineRequest, FlightRecord, TokenDelta, TokenLogprobs
+from engine.contract.messages import (
+    EngineRequest,
+    FlightRecord,
+    MediaItem,
+    TokenDelta,
+    TokenLogprobs,
+)
 from engine.contract.pooling_params import PoolingParams
 from engine.contract.sampling_params import ReasoningParams, SamplingParams
 from engine.contract.structured_outputs import StructuredOutputsParams
+from engine.multimodal.inputs import encode_tensors, media_digest
 from inference.parsers.json_tools import HermesParser
 from inference.parsers.tool_grammar import ToolFunction
 from tests.engine.models import VOCAB
@@ -35,6 +44,12 @@ SCHEMA: dict[str, Any] = {
 FUNCTION = ToolFunction("paint", SCHEMA, strict=True)
 #: What only a model that generates can be asked for.
 OF_TEXT = frozenset({"grammar", "tools", "reasoning", "logprobs", "n > 1", "beams", "token caps"})
+
+
+#: Where a request's picture stands, and how many tokens stand for it.
+PICTURE_START, PICTURE_TOKENS = 3, 16
+#: It means nothing to the models without pictures.
+IMAGE_TOKEN_ID = 312
 
 
 @dataclass(slots=True)
@@ -78,8 +93,26 @@ def asks(number: int) -> bool:
     return number % 2 == 0
 
 
-def prompt_of(number: int) -> list[int]:
+def prompt_of(number: int, *, with_picture: bool = False) -> list[int]:
     """Every third prompt begins as the first does."""
+    prompt = _text_of(number)
+    if with_picture:
+        prompt[PICTURE_START : PICTURE_START + PICTURE_TOKENS] = [IMAGE_TOKEN_ID] * PICTURE_TOKENS
+    return prompt
+
+
+def pixels_of(number: int) -> dict[str, np.ndarray]:
+    """A picture as its processor prepares it."""
+    values = np.random.default_rng(number).standard_normal((1, 3, 28, 28))
+    return {"pixel_values": values.astype(np.float32)}
+
+
+def _picture(number: int) -> MediaItem:
+    digest = media_digest("image", encode_tensors(pixels_of(number)))
+    return MediaItem("image", digest, ((PICTURE_START, PICTURE_TOKENS),))
+
+
+def _text_of(number: int) -> list[int]:
     rng, stem = random.Random(number), random.Random(100)
     shared = [stem.randrange(50, VOCAB) for _ in range(16)] if number % 3 == 0 else []
     return shared + [rng.randrange(50, VOCAB) for _ in range(LENGTHS[number] - len(shared))]
@@ -128,12 +161,20 @@ def request(
 ) -> EngineRequest:
     """One request of a run."""
     pools = "pooling" in features and not features & OF_TEXT
+    sees = "pictures" in features and asks(number)
+    picture = {PICTURES[number].digest: encode_tensors(pixels_of(number))} if sees else {}
     return EngineRequest(
         request_id=f"{run}-{number}",
         gateway_id="",
-        prompt_token_ids=prompt_of(number),
+        prompt_token_ids=prompt_of(number, with_picture=sees),
+        media=[PICTURES[number]] if sees else [],
+        media_data=picture,
         sampling=SamplingParams() if pools else params_of(number, features),
         pooling=PoolingParams(task="embed") if pools else None,
         adapter=adapter if asks(number) else None,
         token_cap=CAP if "token caps" in features and asks(number) else None,
     )
+
+
+#: By the number of the request.
+PICTURES = {number: _picture(number) for number in range(len(LENGTHS)) if asks(number)}

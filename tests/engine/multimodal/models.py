@@ -11,7 +11,7 @@ import transformers as tf
 from PIL import Image
 from tokenizers import AddedToken
 
-from tests.engine.models import make_tokenizer
+from tests.engine.models import VOCAB, make_tokenizer
 
 IMAGE_TOKEN = "<image>"
 #: Content as a text or as parts.
@@ -52,7 +52,11 @@ def tokenizer_with(*tokens: str) -> tf.PreTrainedTokenizerFast:
 
 
 def _sizes(tokenizer: tf.PreTrainedTokenizerFast) -> dict[str, Any]:
-    return _TEXT | {"vocab_size": len(tokenizer), "eos_token_id": None, "bos_token_id": None}
+    return _TEXT | {
+        "vocab_size": max(VOCAB, len(tokenizer)),
+        "eos_token_id": None,
+        "bos_token_id": None,
+    }
 
 
 def llava(folder: Path) -> Any:
