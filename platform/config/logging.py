@@ -43,13 +43,10 @@ def _build_entry(_: object, __: str, event: EventDict) -> EventDict:
         "at": f"{stamp}.{int(record.msecs):03d}Z",
         "level": record.levelname,
         "logger": record.name,
-        "message": message,
-        **event,
-        **getattr(record, "access", {}),
     }
-    for name, value in entry.items():
-        if isinstance(value, str):
-            entry[name] = escape_control_chars(value)
+    fields = {"message": message, **event, **getattr(record, "access", {})}
+    for name, value in fields.items():
+        entry[name] = escape_control_chars(value) if isinstance(value, str) else value
     if exception is not None:
         entry["exception"] = without_tokens(exception)[-MAX_CHARS:]
     return entry
