@@ -31,7 +31,11 @@ CLEAN = (
     "engine/transformers_backend",
     "inference/edge",
     "inference/loop",
+    "inference/metrics",
     "inference/request",
+    "inference/schemas",
+    "inference/serving",
+    "inference/web",
     "platform/accounts",
     "platform/adapters",
     "platform/catalog",
@@ -109,10 +113,12 @@ PHRASES = (
     "take_offline",
     "in_place",
     "client_left",
+    "plain_text",
 )
 
 #: `identifier` or `path:identifier` -> why it may stay.
 ALLOWED = {
+    "inference/schemas/objects.py:ended_at": "a JSON field of the API",
     "put": "method of an HTTP view, and of a queue",
     "engine/scheduler/scheduler.py:behind": "a field of a message",
     "engine/scheduler/scheduler.py:num_ahead_own": "a field of a message",

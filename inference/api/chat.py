@@ -289,7 +289,7 @@ class StoredCompletionsView(ChatCompletionsView):
 
     async def get(self, request: GatewayRequest) -> HttpResponseBase:
         """The tenant's, a page at a time; `model` and `metadata[key]` filter them."""
-        page_query = parse_page_query(request, default=20, most=100, orders=("asc", "desc"))
+        page_query = parse_page_query(request, default=20, max_limit=100, orders=("asc", "desc"))
         metadata_filter = _parse_metadata_query(request)
 
         def listed() -> bytes:
@@ -376,6 +376,6 @@ class CompletionMessagesView(GatewayView):
 
     async def get(self, request: GatewayRequest, completion_id: str) -> HttpResponseBase:
         """Its messages, the first one first."""
-        page_query = parse_page_query(request, default=20, most=100, orders=("asc", "desc"))
+        page_query = parse_page_query(request, default=20, max_limit=100, orders=("asc", "desc"))
         row = await run_in_db_thread(access_completion, request.caller, completion_id)
         return json_response(_encode(paginate_items(row.messages, page_query)))

@@ -175,7 +175,7 @@ class ConversationItemsView(GatewayView):
 
     async def get(self, request: GatewayRequest, conversation_id: str) -> HttpResponseBase:
         """A page of them, the last one first."""
-        page_query = parse_page_query(request, default=20, most=100)
+        page_query = parse_page_query(request, default=20, max_limit=100)
 
         def listed() -> bytes:
             rows, more = access_item_page(

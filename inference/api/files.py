@@ -181,7 +181,7 @@ class FilesView(GatewayView):
 
     async def get(self, request: GatewayRequest) -> HttpResponseBase:
         """The tenant's files, a page at a time."""
-        page_query = parse_page_query(request, default=10_000, most=10_000)
+        page_query = parse_page_query(request, default=10_000, max_limit=10_000)
         purpose = request.GET.get("purpose") or None
         if purpose not in (None, *PURPOSES, OUTPUT_PURPOSE):
             raise InvalidRequest(f"{purpose[:50]!r} isn't a purpose.", param="purpose")

@@ -44,7 +44,7 @@ def process_metric_families() -> bytes:
     every process writes its own to Redis, under a key that expires. Reads /proc: takes a few
     milliseconds, so call it in a thread.
     """
-    found = []
+    snapshots = []
     for metric in REGISTRY.collect():
         samples = [
             (sample.name, dict(sample.labels), float(sample.value))
@@ -52,8 +52,8 @@ def process_metric_families() -> bytes:
             if not sample.name.endswith("_created")
         ]
         if samples:
-            found.append(Snapshot(metric.name, metric.documentation, metric.type, samples))
-    return msgspec.msgpack.encode(found)
+            snapshots.append(Snapshot(metric.name, metric.documentation, metric.type, samples))
+    return msgspec.msgpack.encode(snapshots)
 
 
 def _key(prefix: str, process: str) -> str:
@@ -76,8 +76,8 @@ async def publish(redis: Redis, prefix: str, process: str, families: bytes) -> N
 
 async def published(redis: Redis, prefix: str) -> dict[str, bytes]:
     """What all live processes have written, by process. Raises redis.RedisError."""
-    found: Any = await redis.zrange(_names_key(prefix), 0, -1)
-    names = [name.decode() for name in found]
+    encoded_names: Any = await redis.zrange(_names_key(prefix), 0, -1)
+    names = [name.decode() for name in encoded_names]
     if not names:
         return {}
     values: Any = await redis.mget([_key(prefix, name) for name in names])
@@ -86,15 +86,15 @@ async def published(redis: Redis, prefix: str) -> dict[str, bytes]:
 
 def merged(families: Iterable[tuple[str, bytes]]) -> Iterator[Metric]:
     """Each family once, with the samples of all processes, told apart by the label `process`."""
-    found: dict[str, Metric] = {}
+    metrics: dict[str, Metric] = {}
     for process, encoded in families:
         for family in _decoder.decode(encoded):
-            metric = found.get(family.name)
+            metric = metrics.get(family.name)
             if metric is None:
-                metric = found[family.name] = Metric(family.name, family.help, family.kind)
+                metric = metrics[family.name] = Metric(family.name, family.help, family.kind)
             for name, labels, value in family.samples:
                 metric.add_sample(name, {PROCESS: process, **labels}, value)
-    yield from found.values()
+    yield from metrics.values()
 
 
 Parts = dict[tuple[str, ...], dict[str, float]]
@@ -164,9 +164,14 @@ def _family(name: str, family: Family, series: Parts) -> PrometheusMetric:
 
 def _processes(beats: list[Heartbeat], written: Mapping[str, bytes]) -> Iterator[PrometheusMetric]:
     """Gateways', workers' and replicas' processes, each family once."""
-    found = {metric.name: metric for metric in merged(written.items())}
-    for process, own in process_metrics(beats):
-        metric = found.setdefault(own.name, PrometheusMetric(own.name, own.documentation, own.type))
-        for sample in own.samples:
+    families = {metric.name: metric for metric in merged(written.items())}
+    for process, process_metric in process_metrics(beats):
+        metric = families.setdefault(
+            process_metric.name,
+            PrometheusMetric(
+                process_metric.name, process_metric.documentation, process_metric.type
+            ),
+        )
+        for sample in process_metric.samples:
             metric.add_sample(sample.name, {PROCESS: process, **sample.labels}, sample.value)
-    yield from found.values()
+    yield from families.values()

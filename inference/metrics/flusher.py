@@ -43,17 +43,17 @@ def label_key(prefix: str, label: str) -> str:
 
 
 async def limit_label_values(
-    redis: Redis, prefix: str, increments: dict[str, float], most_tenants: int
+    redis: Redis, prefix: str, increments: dict[str, float], max_tenants: int
 ) -> dict[str, float]:
     """The increments, with tenants that have no place as "other". Raises redis.RedisError."""
     split = [(*split_field(field), amount) for field, amount in increments.items()]
-    places = await _admit_values(redis, prefix, split, most_tenants)
+    is_admitted = await _admit_values(redis, prefix, split, max_tenants)
     merged: dict[str, float] = {}
     for name, labels, part, amount in split:
         if name in _OF_TENANTS:
             # A tenant is the first label of what has one.
-            shown = labels[0] if places[labels[0]] else OTHER
-            labels = (shown, *labels[1:])
+            tenant = labels[0] if is_admitted[labels[0]] else OTHER
+            labels = (tenant, *labels[1:])
         field = field_of(name, labels, part)
         merged[field] = merged.get(field, 0) + amount
     return merged
@@ -67,7 +67,7 @@ async def _admit_values(
     redis: Redis,
     prefix: str,
     split: list[tuple[str, tuple[str, ...], str, float]],
-    most_tenants: int,
+    max_tenants: int,
 ) -> dict[str, bool]:
     """Which tenants have a series of their own; replicas always have."""
     now = time.time()
@@ -79,24 +79,24 @@ async def _admit_values(
         return {}
     admit = redis.register_script(_ADMIT)
     key = label_key(prefix, TENANT)
-    answers = await admit(keys=[key], args=[now, most_tenants, *tenants])
+    answers = await admit(keys=[key], args=[now, max_tenants, *tenants])
     return {tenant: bool(answer) for tenant, answer in zip(tenants, answers, strict=True)}
 
 
 async def prune(redis: Redis, prefix: str, hash_key: str) -> None:
     """Drop the series of tenants and replicas that are long silent. Raises redis.RedisError."""
     limit = time.time() - LABEL_TTL_S
-    for label, place, names in ((TENANT, 0, _OF_TENANTS), (ENGINE, 1, _OF_ENGINES)):
+    for label, position, names in ((TENANT, 0, _OF_TENANTS), (ENGINE, 1, _OF_ENGINES)):
         key = label_key(prefix, label)
-        found: Any = await redis.zrangebyscore(key, "-inf", limit)
-        silent = {value.decode() for value in found}
+        silent_values: Any = await redis.zrangebyscore(key, "-inf", limit)
+        silent = {value.decode() for value in silent_values}
         if not silent:
             continue
         dropped: list[bytes] = []
         fields: Any = await redis.hkeys(hash_key)
         for field in fields:
             name, labels, _ = split_field(field.decode())
-            if name in names and labels[place] in silent:
+            if name in names and labels[position] in silent:
                 dropped.append(field)
         if dropped:
             await redis.hdel(hash_key, *dropped)

@@ -172,9 +172,9 @@ class Recorder:
         """
         model, params = job.model.base, job.sampling
         labels = (model, engine)
-        ended = "vllm:request_success" if finished else "vllm:request_failure"
+        counter = "vllm:request_success" if finished else "vllm:request_failure"
         # What a client asked wrongly shall wake nobody: alerts look at "error".
-        self.count(ended, (*labels, "refused" if refused else reason))
+        self.count(counter, (*labels, "refused" if refused else reason))
         self.observe("vllm:e2e_request_latency_seconds", labels, duration_s)
         self.observe("vllm:request_prompt_tokens", labels, usage.prompt_tokens)
         self.observe("vllm:request_generation_tokens", labels, usage.completion_tokens)
@@ -184,8 +184,8 @@ class Recorder:
         if params.max_tokens is not None:
             self.observe("vllm:request_params_max_tokens", labels, params.max_tokens)
         if decode_s is not None and longest > 1:
-            each = decode_s / (longest - 1)
-            self.observe("vllm:request_time_per_output_token_seconds", labels, each)
+            seconds_per_token = decode_s / (longest - 1)
+            self.observe("vllm:request_time_per_output_token_seconds", labels, seconds_per_token)
         self._record_tenant(job.caller.tenant, model, usage, reason)
         history.record_request_end(job, usage, reason)
 
@@ -235,11 +235,11 @@ class Recorder:
         """Remove and return the increments, by the field of the hash that they belong to."""
         increments: dict[str, float] = {}
         for (name, labels), distribution in self._distributions.items():
-            for known_as in (name, _OLDER_NAMES[name]) if name in _OLDER_NAMES else (name,):
+            for metric_name in (name, _OLDER_NAMES[name]) if name in _OLDER_NAMES else (name,):
                 for index, count in enumerate(distribution.counts):
                     if count:
-                        increments[field_of(known_as, labels, str(index))] = count
-                increments[field_of(known_as, labels, "sum")] = distribution.total
+                        increments[field_of(metric_name, labels, str(index))] = count
+                increments[field_of(metric_name, labels, "sum")] = distribution.total
         for (name, labels), count in self._counters.items():
             increments[field_of(name, labels, "")] = count
         self._distributions, self._counters = {}, {}

@@ -43,15 +43,17 @@ def adapter_metrics(beats: list[Heartbeat]) -> Iterator[Metric]:
     tiers = GaugeMetricFamily(
         "quire:adapters", "LoRA adapters that a replica knows.", labels=(*_LABELS, "tier")
     )
-    held = GaugeMetricFamily(
+    num_bytes = GaugeMetricFamily(
         "quire:adapter_bytes", "Device memory that LoRA adapters have.", labels=_LABELS
     )
     for beat in beats:
         labels = [beat.model.name, beat.replica_id]
-        held.add_metric(labels, beat.stats.adapter_bytes)
+        num_bytes.add_metric(labels, beat.stats.adapter_bytes)
         for tier in TIERS:
-            tiers.add_metric([*labels, tier], sum(each.tier == tier for each in beat.adapters))
-    yield from (tiers, held)
+            tiers.add_metric(
+                [*labels, tier], sum(adapter.tier == tier for adapter in beat.adapters)
+            )
+    yield from (tiers, num_bytes)
     for name, (text, value) in _TOTALS.items():
         counter = CounterMetricFamily(name, text, labels=_LABELS)
         for beat in beats:
@@ -67,15 +69,15 @@ def _in_use(beats: list[Heartbeat]) -> Metric:
         labels=(*_LABELS, "max_lora", "running_lora_adapters", "waiting_lora_adapters"),
     )
     for beat in beats:
-        running = _names(each for each in beat.adapters if each.num_running)
-        waiting = _names(each for each in beat.adapters if each.num_waiting)
+        running = _names(adapter for adapter in beat.adapters if adapter.num_running)
+        waiting = _names(adapter for adapter in beat.adapters if adapter.num_waiting)
         slots = str(beat.stats.adapter_slots)
         family.add_metric([beat.model.name, beat.replica_id, slots, running, waiting], beat.at)
     return family
 
 
 def _names(adapters: Iterator[AdapterStatus]) -> str:
-    return ",".join(sorted({each.name or each.digest[:12] for each in adapters}))
+    return ",".join(sorted({adapter.name or adapter.digest[:12] for adapter in adapters}))
 
 
 Value = Callable[[EngineStats], float]
@@ -184,12 +186,12 @@ def replica_metrics(beats: list[Heartbeat]) -> Iterator[Metric]:
         PREFIX + "cache_config", "Information of the cache.", labels=ENGINE_LABELS
     )
     for beat in beats:
-        own = {
+        settings = {
             "kv_capacity_tokens": str(beat.model.kv_capacity_tokens),
             "dtype": beat.model.dtype,
             "num_gpu_blocks": str(beat.stats.num_blocks),
         }
-        info.add_metric(_labels(beat), own | beat.model.cache_config)
+        info.add_metric(_labels(beat), settings | beat.model.cache_config)
     yield info
 
 
@@ -226,7 +228,7 @@ def _by_reason(beats: list[Heartbeat]) -> Iterator[Metric]:
         "Outputs whose prompt found nothing in the prefix cache, by reason.",
         labels=(*ENGINE_LABELS, "reason"),
     )
-    held = CounterMetricFamily(
+    accepted = CounterMetricFamily(
         PREFIX + "spec_decode_num_accepted_tokens_per_pos",
         "Accepted draft tokens, by their position after the row's newest token.",
         labels=(*ENGINE_LABELS, "position"),
@@ -241,8 +243,8 @@ def _by_reason(beats: list[Heartbeat]) -> Iterator[Metric]:
         for reason, count in stats.prefix_cold_total.items():
             cold.add_metric([*labels, reason], count)
         for position, count in enumerate(stats.spec_decode_num_accepted_tokens_per_pos_total):
-            held.add_metric([*labels, str(position)], count)
-    yield from (waiting, sources, cold, held)
+            accepted.add_metric([*labels, str(position)], count)
+    yield from (waiting, sources, cold, accepted)
 
 
 def _histograms(beats: list[Heartbeat]) -> Iterator[Metric]:

@@ -30,12 +30,12 @@ def _fail_fast_schema(schema: Any) -> Any:
         return type(schema)(map(_fail_fast_schema, schema))
     if not isinstance(schema, dict):
         return schema
-    found = {name: _fail_fast_schema(value) for name, value in schema.items() if name != "metadata"}
+    copy = {name: _fail_fast_schema(value) for name, value in schema.items() if name != "metadata"}
     if "metadata" in schema:
-        found["metadata"] = schema["metadata"]
+        copy["metadata"] = schema["metadata"]
     if schema.get("type") == "list":
-        found["fail_fast"] = True
-    return found
+        copy["fail_fast"] = True
+    return copy
 
 
 class FailFastModel(BaseModel):
@@ -176,7 +176,7 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool | None = None
 
     @model_validator(mode="after")
-    def _known(self) -> Self:
+    def _check_fields(self) -> Self:
         for name in self.model_extra or {}:
             raise ValueError(f"'{name}' isn't a stream option.")
         if self.include_obfuscation:
@@ -205,8 +205,8 @@ class GenerateRequest(FailFastModel):
     @property
     def sticky_key(self) -> str:
         """Whom the request is of, by the client's own words; "" when they don't say."""
-        given = self.model_extra or {}
-        hints = (self.user, given.get("safety_identifier"), given.get("prompt_cache_key"))
+        fields = self.model_extra or {}
+        hints = (self.user, fields.get("safety_identifier"), fields.get("prompt_cache_key"))
         return next((hint for hint in hints if isinstance(hint, str) and hint), "")
 
     @model_validator(mode="before")
@@ -234,12 +234,12 @@ class GenerateRequest(FailFastModel):
 
         Without the right to run earlier, the tier "priority" is the default one.
         """
-        wanted = self.service_tier
-        if self.priority or wanted is None:
-            return self.priority or 0, None if wanted is None else "default"
-        if wanted == "flex":
+        tier = self.service_tier
+        if self.priority or tier is None:
+            return self.priority or 0, None if tier is None else "default"
+        if tier == "flex":
             return FLEX_PRIORITY, "flex"
-        if wanted == "priority" and max_priority >= -PRIORITY_PRIORITY:
+        if tier == "priority" and max_priority >= -PRIORITY_PRIORITY:
             return PRIORITY_PRIORITY, "priority"
         return 0, "default"
 
@@ -273,8 +273,8 @@ def unsupported_field_names(extra: Mapping[str, Any], neutral: Collection[str]) 
 
     Raises: `InvalidRequest` for an unknown field in strict mode.
     """
-    given = sorted(name for name, value in extra.items() if value is not None)
-    unknown = [name for name in given if name not in neutral and name not in IGNORED_HINTS]
+    names = sorted(name for name, value in extra.items() if value is not None)
+    unknown = [name for name in names if name not in neutral and name not in IGNORED_HINTS]
     if unknown and settings.QUIRE.strict:
         raise InvalidRequest(
             f"Unrecognized request argument supplied: {unknown[0][:100]}.",
@@ -286,7 +286,7 @@ def unsupported_field_names(extra: Mapping[str, Any], neutral: Collection[str]) 
             *unknown,
             *(
                 name
-                for name in given
+                for name in names
                 if name in IGNORED_HINTS and extra[name] not in IGNORED_HINTS[name]
             ),
         ]
@@ -360,13 +360,13 @@ def rename_error_field(
         function: what the client calls a field of the function with this place among the tools.
     """
     ours = error.param or ""
-    told = ours
+    renamed = ours
     for mine, theirs in names.items():
         if ours == mine or ours.startswith((f"{mine}.", f"{mine}[")):
-            told = theirs + ours[len(mine) :]
+            renamed = theirs + ours[len(mine) :]
             break
-    if function is not None and (found := _FUNCTION.match(ours)):
-        told = function(found[1], found[2] or "") + ours[found.end() :]
-    if told != ours:
-        error.rename(told)
+    if function is not None and (match := _FUNCTION.match(ours)):
+        renamed = function(match[1], match[2] or "") + ours[match.end() :]
+    if renamed != ours:
+        error.rename(renamed)
     return error

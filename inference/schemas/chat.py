@@ -61,7 +61,7 @@ class ContentPart(BaseModel):
     image_url: ImageURL | str | None = None
 
     @model_validator(mode="after")
-    def _is_known(self) -> Self:
+    def _check_type(self) -> Self:
         field = "image_url" if self.type in IMAGE_PARTS else TEXT_PARTS.get(self.type)
         if field is None:
             raise ValueError(f"content parts of type '{self.type[:50]}' are not supported.")
@@ -258,9 +258,9 @@ class ChatRequest(SamplingFields):
         try:
             self._allowed = AllowedTools.model_validate(choice.get("allowed_tools"))
         except ValidationError as error:
-            told = describe_validation_error(error)
-            param = f"tool_choice.allowed_tools.{told['param'] or ''}".rstrip(".")
-            raise InvalidRequest(told["message"], param=param) from None
+            detail = describe_validation_error(error)
+            param = f"tool_choice.allowed_tools.{detail['param'] or ''}".rstrip(".")
+            raise InvalidRequest(detail["message"], param=param) from None
         if not self._allowed.named <= offered:
             raise InvalidRequest(
                 'Each entry must be {"type": "function", "function": {"name": ...}} (or "custom" '
@@ -311,8 +311,8 @@ class ChatRequest(SamplingFields):
     def ignored_fields(self) -> list[str]:
         """The older name of the limit too, where both are there and differ."""
         older, newer = self.max_tokens, self.max_completion_tokens
-        beside = newer is not None and older not in (None, newer)
-        return sorted([*super().ignored_fields(), *(["max_tokens"] if beside else [])])
+        differs = newer is not None and older not in (None, newer)
+        return sorted([*super().ignored_fields(), *(["max_tokens"] if differs else [])])
 
     @property
     def output_limit(self) -> int | None:

@@ -73,20 +73,20 @@ class CompletionRequest(SamplingFields):
 
     def _split_embeds(self) -> list[str]:
         """`prompt_embeds` as a list. Raises `InvalidRequest` for what doesn't go with them."""
-        given = self.prompt_embeds
-        found = [given] if isinstance(given, str) else given or []
+        value = self.prompt_embeds
+        embeds = [value] if isinstance(value, str) else value or []
         limit = settings.QUIRE.max_prompts
-        if len(found) > limit:
+        if len(embeds) > limit:
             raise InvalidRequest(
-                f"prompt_embeds hold {len(found)} prompts; at most {limit} may be sent at once.",
+                f"prompt_embeds hold {len(embeds)} prompts; at most {limit} may be sent at once.",
                 param="prompt_embeds",
             )
-        for name in TOKEN_PROMPT_ONLY_FIELDS if found else ():
+        for name in TOKEN_PROMPT_ONLY_FIELDS if embeds else ():
             if getattr(self, name):
                 raise InvalidRequest(
                     f"prompt_embeds and {name} can't be used together.", param=name
                 )
-        return found
+        return embeds
 
     def _check_suffix(self) -> None:
         if not isinstance(self._prompts[0], str):
@@ -134,7 +134,7 @@ def split_prompts(prompt: Any) -> list[Prompt]:
     if isinstance(prompt, str):
         return [prompt]
     if not isinstance(prompt, list):
-        raise _wrong_type()
+        raise _type_error()
     if not prompt:
         raise InvalidRequest("prompt must not be empty.", param="prompt")
     if not isinstance(prompt[0], str | list):
@@ -147,11 +147,11 @@ def split_prompts(prompt: Any) -> list[Prompt]:
         )
     kind = type(prompt[0])
     if not all(type(item) is kind for item in prompt):
-        raise _wrong_type()
+        raise _type_error()
     return prompt
 
 
-def _wrong_type() -> InvalidRequest:
+def _type_error() -> InvalidRequest:
     return InvalidRequest(
         "prompt must be a string, a list of strings, a list of token ids or a list of such lists.",
         param="prompt",

@@ -27,7 +27,7 @@ _BACKENDS = ("auto", "guidance", "llguidance", "lm-format-enforcer", "outlines",
 #: Names of the backend inside of `structured_outputs`.
 _BACKEND_FIELDS = ("backend", "_backend", "_backend_was_auto")
 LEGACY_FIELDS = ("json", "regex", "choice", "grammar", "json_object")
-KNOWN_FIELDS = tuple(spec.name for spec in msgspec.structs.fields(StructuredOutputsParams))
+STRUCTURED_FIELDS = tuple(spec.name for spec in msgspec.structs.fields(StructuredOutputsParams))
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class StructuredFields(BaseModel):
         if fields is None:
             return []
         for key in fields:
-            if key not in (*KNOWN_FIELDS, *_BACKEND_FIELDS):
+            if key not in (*STRUCTURED_FIELDS, *_BACKEND_FIELDS):
                 name = f"structured_outputs.{key[:50]}"
                 raise UnsupportedField(f"'{name}' is not supported.", param=name)
         values = {
@@ -331,13 +331,13 @@ def _logit_bias(biases: dict[str, float]) -> dict[int, float]:
             f"logit_bias may hold at most {MAX_LOGIT_BIAS} entries, got {len(biases)}.",
             param="logit_bias",
         )
-    wrong = [key for key in biases if not (key.isascii() and key.isdigit() and len(key) <= 10)]
-    if wrong:
-        shown = ", ".join(repr(key[:50]) for key in wrong[:5])
+    invalid = [key for key in biases if not (key.isascii() and key.isdigit() and len(key) <= 10)]
+    if invalid:
+        keys = ", ".join(repr(key[:50]) for key in invalid[:5])
         raise InvalidRequest(
-            f"logit_bias has the keys {shown}, which aren't token ids."
-            if len(wrong) > 1
-            else f"logit_bias has the key {shown}, which isn't a token id.",
+            f"logit_bias has the keys {keys}, which aren't token ids."
+            if len(invalid) > 1
+            else f"logit_bias has the key {keys}, which isn't a token id.",
             param="logit_bias",
         )
     return {int(key): bias for key, bias in biases.items()}

@@ -154,10 +154,10 @@ async def respond(
         if source.job.stream:
             response = await stream_response(source, writer())
         else:
-            whole = answer()
-            await collect(source, whole.append)
+            builder = answer()
+            await collect(source, builder.append)
             outputs = len(source.job.prompts) * source.job.sampling.num_sequences
-            body = await run_in_thread_if_many(outputs, lambda: _encode(whole.body()))
+            body = await run_in_thread_if_many(outputs, lambda: _encode(builder.body()))
             response = json_response(body)
     except BaseException:
         source.release()
@@ -203,11 +203,11 @@ async def stream_events(
         source.release()
 
 
-async def collect(source: OutputStream[N], take: Callable[[N], None]) -> None:
+async def collect(source: OutputStream[N], append: Callable[[N], None]) -> None:
     """Run to the end."""
     while not source.finished:
         for news in await source.next():
-            take(news)
+            append(news)
 
 
 def add_headers(response: HttpResponseBase, source: AdmittedRequest, ignored: list[str]) -> None:

@@ -53,13 +53,13 @@ class ChunkEncoder:
         return b"data: " + _encode(chunk) + b"\n\n"
 
     def text(
-        self, index: int, text: str, template: Callable[[int], dict[str, Any]], place: str
+        self, index: int, text: str, template: Callable[[int], dict[str, Any]], placeholder: str
     ) -> bytes:
-        """The same, where only the text differs: `place` is where the encoded template has it."""
+        """The same, where only the text differs: the template has `placeholder` in its place."""
         parts = self._texts.get(index)
         if parts is None:
-            before, _, after = _encode(template(index)).partition(place.encode())
-            parts = self._texts[index] = (self._start + before, after)
+            prefix, _, after = _encode(template(index)).partition(placeholder.encode())
+            parts = self._texts[index] = (self._start + prefix, after)
         return parts[0] + _encode(text) + parts[1] + self._usage_suffix()
 
     def _usage_suffix(self) -> bytes:
@@ -73,8 +73,8 @@ class ChunkEncoder:
             return b""
         usage = _encode(self._generation.usage.to_openai())
         metrics = response_metrics(self._generation.flights)
-        told = b"," + _encode(metrics)[1:-1] if metrics else b""
-        return self._start + b'],"usage":' + usage + told + b"}\n\n"
+        encoded_metrics = b"," + _encode(metrics)[1:-1] if metrics else b""
+        return self._start + b'],"usage":' + usage + encoded_metrics + b"}\n\n"
 
 
 #: A comment, and no blank line: behind an event with an id, OpenAI's and Anthropic's clients take
@@ -180,16 +180,16 @@ class EventIdWriter(EventWriter[Any]):
 
     def _write(self, delta: Any) -> bytes:
         increment: OutputDelta = getattr(delta, "increment", delta)
-        place, before = self._count(increment, delta.finish_reason)
+        index, previous_tokens = self._count(increment, delta.finish_reason)
         chunk = self._writer.write([delta])
         if not chunk:
             return b""
         if self._from is None and chunk.find(END) == len(chunk) - 2:
             self._events += 1
             return b"id: %b:%d:%b\n%b" % (self._stream, self._events, self._encoded_counts, chunk)
-        return self._write_many(_events_of(chunk), place, before)
+        return self._write_many(_events_of(chunk), index, previous_tokens)
 
-    def _write_many(self, events: list[bytes], place: int, before: int) -> bytes:
+    def _write_many(self, events: list[bytes], index: int, previous_tokens: int) -> bytes:
         """Events that tell of the same tokens; an id in their middle says how many there were."""
         skip = self._from.part if self._from is not None else 0
         self._from = None
@@ -198,7 +198,7 @@ class EventIdWriter(EventWriter[Any]):
             self._events += 1
             if number <= skip:
                 continue
-            part = b"" if number == last else b":%d.%d.%d" % (place, before, number)
+            part = b"" if number == last else b":%d.%d.%d" % (index, previous_tokens, number)
             out.append(
                 b"id: %b:%d:%b%b\n%b"
                 % (self._stream, self._events, self._encoded_counts, part, event)
@@ -206,20 +206,20 @@ class EventIdWriter(EventWriter[Any]):
         return b"".join(out)
 
     def _count(self, increment: OutputDelta, finish_reason: str | None) -> tuple[int, int]:
-        """Note an output's tokens: its place, and how many were told before."""
-        place = increment.number * self._choices + increment.index
-        before = self._counts[place]
+        """Record an output's tokens. Returns its index and how many tokens it had before."""
+        index = increment.number * self._choices + increment.index
+        previous_tokens = self._counts[index]
         output = self._generation.outputs[increment.number][increment.index]
-        self._counts[place] = output.num_tokens
-        self._finished[place] = finish_reason is not None
+        self._counts[index] = output.num_tokens
+        self._finished[index] = finish_reason is not None
         if len(self._counts) == 1:  # as nearly always
             self._encoded_counts = (b"%d" if finish_reason is None else b"%d.") % output.num_tokens
         else:
-            told = zip(self._counts, self._finished, strict=True)
+            states = zip(self._counts, self._finished, strict=True)
             self._encoded_counts = b",".join(
-                [b"%d." % n if ended else b"%d" % n for n, ended in told]
+                [b"%d." % n if is_finished else b"%d" % n for n, is_finished in states]
             )
-        return place, before
+        return index, previous_tokens
 
     def finish(self) -> bytes:
         """What comes after the last token."""
@@ -235,8 +235,8 @@ class EventIdWriter(EventWriter[Any]):
         for number, event in enumerate(events, start=1):
             self._events += 1
             if number > skip:
-                told = (self._stream, self._events, phase, number, event)
-                out.append(b"id: %b:%d:%b%d\n%b" % told)
+                fields = (self._stream, self._events, phase, number, event)
+                out.append(b"id: %b:%d:%b%d\n%b" % fields)
         return b"".join(out)
 
     def error(self, error: QuireError) -> bytes:

@@ -48,8 +48,8 @@ class FailedKeyLimiter:
         """Raise `RateLimited` (429) when the address has tried too many."""
         name = self._name()
         try:
-            found = await redis_link().execute("GET", name)
-            count = int(found or 0)
+            value = await redis_link().execute("GET", name)
+            count = int(value or 0)
         except (RedisError, OSError) as error:
             logger.debug("guesses are counted in this process alone: %s", error)
             count = self._local_count()
@@ -173,5 +173,5 @@ def _metrics_token(request: HttpRequest) -> bool:
     header = request.META.get("HTTP_AUTHORIZATION") or ""
     if not token or header[: len(BEARER)].lower() != BEARER:
         return False
-    given = header[len(BEARER) :].strip()
-    return hmac.compare_digest(given.encode("utf-8", "surrogatepass"), token.encode())
+    sent_token = header[len(BEARER) :].strip()
+    return hmac.compare_digest(sent_token.encode("utf-8", "surrogatepass"), token.encode())

@@ -190,7 +190,7 @@ class IdempotencyKey:
         while True:
             await asyncio.sleep(LOCK_TTL_S / 3)
             with contextlib.suppress(RedisError):  # the next round tries again, in time
-                await self._if_lock_held(_EXTEND, LOCK_TTL_S)
+                await self._run_if_locked(_EXTEND, LOCK_TTL_S)
 
     async def _save(self, content_type: str, body: bytes, marks: Iterable[str] = ()) -> None:
         if len(body) > MAX_BYTES:
@@ -200,7 +200,7 @@ class IdempotencyKey:
         data = msgspec.msgpack.encode(self._entry)
         self._stop_extending()
         size = len(data) + ENTRY_OVERHEAD_BYTES
-        most = settings.QUIRE.tenant_quotas.idempotency_bytes
+        max_bytes = settings.QUIRE.tenant_quotas.idempotency_bytes
         names = [self._name, f"{self._prefix}index", f"{self._prefix}sum", *marks]
         values: list[Any] = [
             self._encoded_entry,
@@ -208,7 +208,7 @@ class IdempotencyKey:
             data,
             self._digest,
             size,
-            most,
+            max_bytes,
             self._prefix,
         ]
         values.append(ANSWERED_S)
@@ -218,9 +218,9 @@ class IdempotencyKey:
     async def _release(self) -> None:
         self._stop_extending()
         with contextlib.suppress(RedisError):  # the hold expires
-            await self._if_lock_held(_RELEASE)
+            await self._run_if_locked(_RELEASE)
 
-    async def _if_lock_held(self, script: str, *more: int | bytes) -> None:
+    async def _run_if_locked(self, script: str, *more: int | bytes) -> None:
         await self._redis.eval(script, 1, self._name, self._encoded_entry, *more)
 
     def _stop_extending(self) -> None:
@@ -236,7 +236,7 @@ class IdempotencyKey:
 
     async def _record(self, response: EventStreamResponse) -> AsyncGenerator[bytes, None]:
         chunks: list[bytes] = []
-        size, failed, ended = 0, False, False
+        size, failed, is_complete = 0, False, False
         try:
             async with aclosing(response.events) as events:
                 async for chunk in events:
@@ -245,9 +245,9 @@ class IdempotencyKey:
                     if size <= MAX_BYTES:
                         chunks.append(chunk)
                     yield bytes(chunk)  # never a `LastChunk`: the end waits until it's kept
-            ended = True
+            is_complete = True
         finally:
-            if ended and not failed and size <= MAX_BYTES:
+            if is_complete and not failed and size <= MAX_BYTES:
                 await self._save(response["Content-Type"], b"".join(chunks))
             else:
                 await asyncio.shield(self._release())

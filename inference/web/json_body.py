@@ -61,37 +61,37 @@ def check_values(body: bytes) -> None:
 
 def _marks_anywhere(body: bytes) -> JsonTokenCounts:
     """The same without a look at strings: more than there are, and cheap."""
-    found = JsonTokenCounts()
+    counts = JsonTokenCounts()
     for start in range(0, len(body), _CHUNK_BYTES):
-        here = _marks(body[start : start + _CHUNK_BYTES])
-        found = JsonTokenCounts(*(a + b for a, b in zip(found, here, strict=True)))
-        if found.exceeds_limit:
+        chunk_counts = _marks(body[start : start + _CHUNK_BYTES])
+        counts = JsonTokenCounts(*(a + b for a, b in zip(counts, chunk_counts, strict=True)))
+        if counts.exceeds_limit:
             break
-    return found
+    return counts
 
 
 def count_tokens_outside_strings(body: bytes) -> JsonTokenCounts:
     """Counts that stop where there are too many."""
-    found, inside = JsonTokenCounts(), 0
-    for piece in _chunks(body):
-        parts = piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
-        here = _marks(b"".join(parts[inside::2]))
-        found = JsonTokenCounts(*(a + b for a, b in zip(found, here, strict=True)))
-        if found.exceeds_limit:
+    counts, inside = JsonTokenCounts(), 0
+    for chunk in _chunks(body):
+        parts = chunk.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
+        chunk_counts = _marks(b"".join(parts[inside::2]))
+        counts = JsonTokenCounts(*(a + b for a, b in zip(counts, chunk_counts, strict=True)))
+        if counts.exceeds_limit:
             break
         inside ^= (len(parts) - 1) & 1
-    return found
+    return counts
 
 
 def _chunks(body: bytes) -> Iterator[bytes]:
     """The body in pieces that don't end within an escape."""
     start = 0
     while start < len(body):
-        piece = body[start : start + _CHUNK_BYTES]
-        if (len(piece) - len(piece.rstrip(b"\\"))) % 2 and len(piece) > 1:
-            piece = piece[:-1]
-        yield piece
-        start += len(piece)
+        chunk = body[start : start + _CHUNK_BYTES]
+        if (len(chunk) - len(chunk.rstrip(b"\\"))) % 2 and len(chunk) > 1:
+            chunk = chunk[:-1]
+        yield chunk
+        start += len(chunk)
 
 
 def _marks(text: bytes) -> JsonTokenCounts:
@@ -119,28 +119,28 @@ def _too_many(field: str | None) -> InvalidRequest:
 
 def check_node_count(body: dict[str, Any]) -> None:
     """Raise `InvalidRequest` that names the field which holds too much."""
-    left = MAX_NODES
+    remaining = MAX_NODES
     for name, value in body.items():
-        left -= _nodes(name, value, left)
-        if left < 0:
+        remaining -= _nodes(name, value, remaining)
+        if remaining < 0:
             raise _too_many(name)
 
 
-def _nodes(field: str, value: Any, most: int) -> int:
+def _nodes(field: str, value: Any, max_nodes: int) -> int:
     """Objects, arrays and entries of objects in a value, counted until there are too many."""
     count, level = 0, [(field, value)]
-    while level and count <= most:
+    while level and count <= max_nodes:
         name, parent = level.pop()
         if isinstance(parent, dict):
             count += 1 + len(parent)
-            if count <= most:
+            if count <= max_nodes:
                 level += [(k, v) for k, v in parent.items() if isinstance(v, dict | list)]
         elif isinstance(parent, list):
             count += 1
-            most_items = MAX_ITEMS.get(name, MAX_VALUES)
-            if len(parent) > most_items:
+            max_items = MAX_ITEMS.get(name, MAX_VALUES)
+            if len(parent) > max_items:
                 raise InvalidRequest(
-                    f"'{name}' may hold at most {most_items} entries, got {len(parent)}.",
+                    f"'{name}' may hold at max_nodes {max_items} entries, got {len(parent)}.",
                     param=field[:100],
                     code="too_many_values",
                 )

@@ -50,13 +50,15 @@ class PageQuery:
 
 
 def parse_page_query(
-    request: HttpRequest, *, default: int, most: int, orders: Sequence[str] = ("desc", "asc")
+    request: HttpRequest, *, default: int, max_limit: int, orders: Sequence[str] = ("desc", "asc")
 ) -> PageQuery:
     """From the query. The first of `orders` is the default. Raises `InvalidRequest`."""
     query = request.GET
     text = query.get("limit", str(default))
-    if not (text.isascii() and text.isdigit() and len(text) < 9 and 1 <= int(text) <= most):
-        raise InvalidRequest(f"limit must be in [1, {most}], got {text[:50]!r}.", param="limit")
+    if not (text.isascii() and text.isdigit() and len(text) < 9 and 1 <= int(text) <= max_limit):
+        raise InvalidRequest(
+            f"limit must be in [1, {max_limit}], got {text[:50]!r}.", param="limit"
+        )
     order = query.get("order", orders[0])
     if order not in orders:
         raise InvalidRequest(f"order must be 'asc' or 'desc', got {order[:50]!r}.", param="order")

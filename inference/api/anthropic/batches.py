@@ -293,7 +293,7 @@ class MessageBatchesView(AnthropicView):
 
     async def get(self, request: GatewayRequest) -> HttpResponseBase:
         """The tenant's batches, the newest first."""
-        limit = parse_page_query(request, default=20, most=1000).limit
+        limit = parse_page_query(request, default=20, max_limit=1000).limit
         before, after = request.GET.get("before_id") or None, request.GET.get("after_id") or None
         if before and after:
             raise InvalidRequest(

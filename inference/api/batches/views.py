@@ -100,7 +100,7 @@ class BatchesView(GatewayView):
 
     async def get(self, request: GatewayRequest) -> HttpResponseBase:
         """The tenant's batches, newest first."""
-        page_query = parse_page_query(request, default=20, most=100, orders=("desc",))
+        page_query = parse_page_query(request, default=20, max_limit=100, orders=("desc",))
 
         def listed() -> bytes:
             # Batches of messages have a list of their own.

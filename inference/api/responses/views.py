@@ -361,6 +361,6 @@ class ResponseInputItemsView(GatewayView):
 
     async def get(self, request: GatewayRequest, response_id: str) -> HttpResponseBase:
         """Its own input items, the last first."""
-        page_query = parse_page_query(request, default=20, most=100)
+        page_query = parse_page_query(request, default=20, max_limit=100)
         row = await run_in_db_thread(access_response, request.caller, response_id)
         return json_response(_encode(paginate_items(row.input_items, page_query)))
