@@ -40,81 +40,89 @@ log = logging.getLogger(__name__)
 _PARAM = "speculative_config"
 
 
-def resolve_head_method(config: EngineConfig, wanted: SpeculativeConfig) -> SpeculativeConfig:
-    """`wanted` with the method that the checkpoint is for, where a model alone was named.
+def resolve_head_method(config: EngineConfig, requested: SpeculativeConfig) -> SpeculativeConfig:
+    """`requested` with the method that the checkpoint is for, where only a model was named.
 
     Raises `ConfigError` for a method that isn't run.
     """
-    if wanted.method != "draft_model":
-        return wanted
+    if requested.method != "draft_model":
+        return requested
     try:
-        folder = resolve_folder(draft_config(config, wanted))
-        found = method_of(read_config(folder), wanted.model)
+        folder = resolve_folder(draft_config(config, requested))
+        method = method_of(read_config(folder), requested.model)
     except QuireError:
-        return wanted  # whoever loads it says what is wrong
-    return replace(wanted, method=found) if found else wanted
+        return requested  # loading it raises the error
+    return replace(requested, method=method) if method else requested
 
 
 class HeadWorker:
-    """Loads heads, and draws drafts from the hidden states that the runner keeps.
+    """Loads heads, and draws drafts from the hidden states that the runner saves.
 
     Raises `ConfigError` or `ModelLoadError` where they can't be heads of `target`.
     """
 
     def __init__(
-        self, config: EngineConfig, wanted: SpeculativeConfig, device: Device, target: LoadedModel
+        self,
+        config: EngineConfig,
+        requested: SpeculativeConfig,
+        device: Device,
+        target: LoadedModel,
     ) -> None:
         if not isinstance(target.model, NativeDecoder):
             raise ConfigError(
-                f"{_PARAM}: method={wanted.method} needs a model that runs on Quire's own decoder; "
-                f"this {target.spec.architecture} doesn't.",
+                f"{_PARAM}: method={requested.method} needs a model that runs on Quire's own "
+                f"decoder; this {target.spec.architecture} doesn't.",
                 param=_PARAM,
             )
-        if wanted.quantization not in (None, *device.kernels.quantizations):
+        if requested.quantization not in (None, *device.kernels.quantizations):
             raise ConfigError(
                 f"{_PARAM}: quantization of heads must be one of "
-                f"{', '.join(device.kernels.quantizations)}; got {wanted.quantization!r}.",
+                f"{', '.join(device.kernels.quantizations)}; got {requested.quantization!r}.",
                 param=_PARAM,
             )
-        self._config = draft_config(config, wanted) if wanted.model else config
-        self._wanted = wanted
+        self._config = draft_config(config, requested) if requested.model else config
+        self._settings = requested
         self._device, self._target, self._size = device, target, config.block_size
         self._heads: DraftHeads | LayerDraftHeads | None = self._load()
         self._batch: InputBatch | None = None
         self._hidden: HiddenStateStore | None = None
-        self._drawer: HeadSampler | None = None
+        self._sampler: HeadSampler | None = None
         #: Row -> the parameters of its sequence, and what drafts follow of them.
         self._sampling: dict[int, tuple[SamplingParams, SamplingParams]] = {}
-        whole = isinstance(self._heads, LayerDraftHeads)
+        reads_tokens = isinstance(self._heads, LayerDraftHeads)
         # Without heads the last layer may compute a prompt's last token alone; taps come before it.
-        more = whole and not device.returns_all_hidden_states and not self.taps
-        part = 1.0 / target.spec.num_layers if more else 0.0
-        self.facts = HeadFacts(self._heads.max_drafts, wanted.max_model_len, whole, part)
+        extra_layer = reads_tokens and not device.returns_all_hidden_states and not self.taps
+        self.facts = HeadFacts(
+            max_drafts=self._heads.max_drafts,
+            max_model_len=requested.max_model_len,
+            reads_tokens=reads_tokens,
+            cost_fraction=1.0 / target.spec.num_layers if extra_layer else 0.0,
+        )
 
     def _load(self) -> DraftHeads | LayerDraftHeads:
-        target, method = self._target, self._wanted.method
-        kept = self._device.kernels, target.dtype, self._wanted.quantization
+        target, method = self._target, self._settings.method
+        form = self._device.kernels, target.dtype, self._settings.quantization
         try:
             folder = resolve_folder(self._config)
-            whole = TargetModel(cast(NativeDecoder, target.model), target.max_model_len)
+            model = TargetModel(cast(NativeDecoder, target.model), target.max_model_len)
             if method == OWN_LAYERS:
-                return self._load_own(folder, whole)
+                return self._load_mtp(folder, model)
             if method in LAYER_METHODS:
-                return load_layer_heads(method, folder, whole, *kept)
+                return load_layer_heads(method, folder, model, *form)
             sizes = target.spec.hidden_size, target.spec.vocab_size
-            return load_heads(method, folder, sizes, *kept)
+            return load_heads(method, folder, sizes, *form)
         except QuireError as error:
             raise type(error)(f"{_PARAM}: {error.message}", param=_PARAM) from error
 
-    def _load_own(self, folder: Path, target: TargetModel) -> Mtp:
-        """The layer for drafts of the model's own checkpoint, rounded as that is, or of another."""
+    def _load_mtp(self, folder: Path, target: TargetModel) -> Mtp:
+        """The draft layer of the model's checkpoint, quantized as that is, or of another one."""
         config = self._config
         raw = apply_overrides(read_config(folder), config)
-        found = resolve_quantization(folder, raw, config)
+        quantization = resolve_quantization(folder, raw, config)
         scheme = make_quant_scheme(
-            self._wanted.quantization or found.rounds, config.round_activations
+            self._settings.quantization or quantization.rounds, config.round_activations
         )
-        weights = open_weights(folder, config, self._device.kernels.device, found.form)
+        weights = open_weights(folder, config, self._device.kernels.device, quantization.form)
         source = MtpSource(folder, raw, weights, self._target.dtype, scheme)
         try:
             heads = Mtp(source, target)
@@ -125,50 +133,50 @@ class HeadWorker:
 
     @property
     def bytes_per_token(self) -> int:
-        """What a token takes beside the model's own cache: its entry, and a part of a state."""
+        """Bytes that a token takes besides the model's cache: its entry, and a part of a state."""
         heads = self._heads
         if not isinstance(heads, LayerDraftHeads):
             return 0
-        states = -(-heads.width * self._kept.itemsize // self._size)
+        states = -(-heads.width * self._state_dtype.itemsize // self._size)
         return heads.layer.token_size * self._target.dtype.itemsize + states
 
     @property
-    def _kept(self) -> torch.dtype:
-        """Of the states that a layer goes on from: what its activations are."""
+    def _state_dtype(self) -> torch.dtype:
+        """dtype of the states that a layer continues from: that of its activations."""
         return self._device.kernels.activation_dtype(self._target.dtype)
 
     @property
     def taps(self) -> tuple[int, ...]:
-        """The model's layers whose inputs they read."""
+        """The model's layers whose inputs the heads read."""
         return self._heads.taps if isinstance(self._heads, LayerDraftHeads) else ()
 
     def check(self, layout: KVCacheConfig) -> None:
-        """Raise `ConfigError` where the model's cache keeps no token that a layer sees for good."""
+        """Raise `ConfigError` unless some layer of the model attends to all tokens."""
         if isinstance(self._heads, LayerDraftHeads) and 0 not in layout.windows:
             raise ConfigError(
-                f"{_PARAM}: method={self._wanted.method} needs a model with full attention in some "
-                "layers; all of this one's have sliding windows.",
+                f"{_PARAM}: method={self._settings.method} needs a model with full attention in "
+                "some layers; all of this one's have sliding windows.",
                 param=_PARAM,
             )
 
     def attach(self, batch: InputBatch, num_blocks: int, layout: KVCacheConfig) -> HiddenStateStore:
-        """Draw for this batch from here on; what its runner is to keep.
+        """Draw for this batch from now on; returns the store of states that its runner fills.
 
         `num_blocks`, `layout`: of the model's cache.
         """
         if self._heads is None:
             raise RuntimeError("The heads sleep.")
         ops = self._device.kernels
-        ends = self._target.eos_token_ids
-        sampler = Sampler(ends, None if ops.name == "reference" else ops)
-        self._drawer = HeadSampler(sampler, ends, ops.device)
+        eos = self._target.eos_token_ids
+        sampler = Sampler(eos, None if ops.name == "reference" else ops)
+        self._sampler = HeadSampler(sampler, eos, ops.device)
         self._batch, self._sampling = batch, {}
         if isinstance(self._heads, LayerDraftHeads):
-            group, most = layout.windows.index(0), self._wanted.num_speculative_tokens
+            group, max_drafts = layout.windows.index(0), self._settings.num_speculative_tokens
             dtype = self._target.dtype
             self._hidden = DraftHeadCache(
-                self._heads, batch, group, num_blocks, dtype, most, ops.device, self._kept,
-                vocab_size=self._target.spec.vocab_size,
+                self._heads, batch, group, num_blocks, dtype, max_drafts, ops.device,
+                self._state_dtype, vocab_size=self._target.spec.vocab_size,
             )  # fmt: skip
         else:
             hidden = self._target.spec.hidden_size
@@ -177,14 +185,14 @@ class HeadWorker:
 
     def propose(self, plan: HeadPlan) -> HeadResult:
         """Drafts of sequences that the batch holds."""
-        batch, hidden, drawer = self._batch, self._hidden, self._drawer
-        if batch is None or hidden is None or drawer is None:
+        batch, hidden, sampler = self._batch, self._hidden, self._sampler
+        if batch is None or hidden is None or sampler is None:
             raise RuntimeError("There is no batch to draw for.")
-        found = [hidden.row_of(seq_id) for seq_id in plan.seq_ids]
-        result = HeadResult([[] for _ in found])
+        rows_of_plan = [hidden.row_of(seq_id) for seq_id in plan.seq_ids]
+        result = HeadResult([[] for _ in rows_of_plan])
         result.lost = [seq_id for seq_id in plan.seq_ids if not hidden.is_tracked(seq_id)]
-        places = [at for at, row in enumerate(found) if row is not None]
-        rows = [row for row in found if row is not None]
+        indices = [index for index, row in enumerate(rows_of_plan) if row is not None]
+        rows = [row for row in rows_of_plan if row is not None]
         if rows:
             started = time.perf_counter()
             hidden.process_pending()
@@ -192,30 +200,30 @@ class HeadWorker:
             newest = batch.tokens[rows, batch.num_tokens[rows] - 1]
             tokens = replace_adapter_tokens(newest, self._target.spec.vocab_size).tolist()
             states = [self._state(batch, row) for row in rows]
-            counts = [plan.counts[at] for at in places]
-            drawn = drawer.draw(hidden.start_draft_rounds(rows), tokens, states, counts)
-            for at, drafts in zip(places, drawn, strict=True):
-                result.drafts[at] = drafts
+            counts = [plan.counts[index] for index in indices]
+            drawn = sampler.draw(hidden.start_draft_rounds(rows), tokens, states, counts)
+            for index, drafts in zip(indices, drawn, strict=True):
+                result.drafts[index] = drafts
         return result
 
     def _state(self, batch: InputBatch, row: int) -> RequestSamplingState:
-        """What drafts of a row are drawn by: a copy, which goes on with them."""
-        own = batch.state(row)
-        known = self._sampling.get(row)
-        if known is None or known[0] is not own.params:
-            followed = draft_sampling(own.params, self._target.spec.vocab_size)
-            known = self._sampling[row] = own.params, followed
+        """The sampling state of a row's drafts: a copy, which they extend."""
+        state = batch.state(row)
+        cached = self._sampling.get(row)
+        if cached is None or cached[0] is not state.params:
+            params = draft_sampling(state.params, self._target.spec.vocab_size)
+            cached = self._sampling[row] = state.params, params
         return RequestSamplingState(
-            known[1], own.prompt_token_ids, list(own.output_token_ids), own.seed
+            cached[1], state.prompt_token_ids, list(state.output_token_ids), state.seed
         )
 
     def sleep(self, level: int) -> None:
-        """Give memory back, as `Executor.sleep`: at level 2 the weights too."""
-        self._batch = self._hidden = self._drawer = None
+        """Release memory, as `Executor.sleep`: at level 2 the weights too."""
+        self._batch = self._hidden = self._sampler = None
         if level == 2:
             self._heads = None
 
     def wake_weights(self) -> None:
-        """Bring the weights back, if they sleep."""
+        """Load the weights again, if they sleep."""
         if self._heads is None:
             self._heads = self._load()

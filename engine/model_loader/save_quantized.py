@@ -12,11 +12,19 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from engine.checkpoints.gguf.folder import find_gguf
+from engine.checkpoints.load_format import open_checkpoint
 from engine.checkpoints.safetensors import INDEX_NAME, WeightReader
+from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import InvalidRequest
+from engine.model_loader.loader import resolve_folder
+from engine.model_loader.model_impl import resolve_quantization
+from engine.models.decoder import NativeDecoder
 from engine.models.decoder_spec import DecoderSpec
+from engine.models.interface import EngineModel
 from engine.models.layers.decoder_layer import describe
 from engine.models.layers.linear import ModelDescription, MoeBlock
+from engine.models.registry import read_config
 from engine.quantization.formats.matrices import kernel_group_size
 from kernels.linear_factory import group_size_for
 from kernels.reference.linear import quantize
@@ -31,7 +39,29 @@ _CHUNK_VALUES = 1 << 20
 _IN_A_WORD = 8
 
 
-def save_quantized(
+def save_quantized(config: EngineConfig, model: EngineModel, path: str | Path) -> list[Path]:
+    """Write a loaded model as compressed-tensors to a new folder; returns the files of weights.
+
+    See `write_quantized`. Raises `InvalidRequest` for what can't be saved like that.
+    """
+    quantization = config.quantization
+    if quantization not in BITS or not isinstance(model, NativeDecoder):
+        raise InvalidRequest(
+            "save_quantized is for models that Quire runs natively, loaded with "
+            "quantization='int8' or 'int4'.",
+            param="quantization",
+        )
+    folder = resolve_folder(config)
+    form = resolve_quantization(folder, read_config(folder), config).form
+    if find_gguf(Path(config.model)) or form is not None:
+        raise InvalidRequest(
+            f"{config.model} is quantised already: copy it as it is.", param="path"
+        )
+    weights = open_checkpoint(folder, config)
+    return write_quantized(weights, model.spec, folder, Path(path), quantization)
+
+
+def write_quantized(
     weights: WeightReader, spec: DecoderSpec, source: Path, target: Path, quantization: str
 ) -> list[Path]:
     """Write a folder whose linear layers are in the bits of `quantization`: its files of weights.

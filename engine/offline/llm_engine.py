@@ -25,11 +25,8 @@ from engine.core.profiler import TorchProfiler
 from engine.core.stats import StatsLogger
 from engine.core.warmup import measure_draft_costs
 from engine.model_loader.loader import resolve_folder
-from engine.model_loader.model_impl import resolve_quantization
-from engine.model_loader.save_quantized import BITS, save_quantized
+from engine.model_loader.save_quantized import save_quantized
 from engine.model_loader.vllm_config import VllmConfig
-from engine.models.decoder import NativeDecoder
-from engine.models.registry import read_config
 from engine.multimodal.placeholders import locate_media
 from engine.multimodal.processor import MediaProcessor
 from engine.offline.engine_args import EngineArgs
@@ -48,7 +45,7 @@ from engine.offline.tokenizer import OfflineTokenizer
 from engine.text.adapter_tokenizers import AdapterTokenizers
 from engine.text.chat_template import read_template
 from engine.text.stop_strings import bad_word_ids
-from engine.text.tokenizer import Tokenizer, load_tokenizer
+from engine.text.tokenizer import Tokenizer
 
 
 class TorchThreads:
@@ -344,7 +341,7 @@ class LLMEngine:
         Raises:
             InvalidRequest: it is none of these. ModelLoadError: the folder has none.
         """
-        self._tokenizer = as_tokenizer(tokenizer)
+        self._tokenizer = OfflineTokenizer.convert(tokenizer)
 
     def get_model_config(self) -> EngineConfig:
         """Return the settings, with the resolved context length."""
@@ -491,42 +488,9 @@ class LLMEngine:
                 model runs through another library. ModelLoadError: the checkpoint is a GGUF file or
                 quantised already.
         """
-        quantization = self.config.quantization
-        model = self.core.executor.collective_rpc(lambda worker: worker.loaded.model)[0]
-        if quantization not in BITS or not isinstance(model, NativeDecoder):
-            raise InvalidRequest(
-                "save_quantized is for models that Quire runs natively, loaded with "
-                "quantization='int8' or 'int4'.",
-                param="quantization",
-            )
-        folder = resolve_folder(self.config)
-        form = resolve_quantization(folder, read_config(folder), self.config).form
-        if find_gguf(Path(self.config.model)) or form is not None:
-            raise InvalidRequest(
-                f"{self.config.model} is quantised already: copy it as it is.", param="path"
-            )
-        weights = open_checkpoint(folder, self.config)
-        return save_quantized(weights, model.spec, folder, Path(path), quantization)
+        [model] = self.core.executor.collective_rpc(lambda worker: worker.loaded.model)
+        return save_quantized(self.config, model, path)
 
     def shutdown(self) -> None:
         """Release all memory and threads; the engine is unusable afterwards."""
         self.core.shutdown()
-
-
-def as_tokenizer(given: Any) -> OfflineTokenizer:
-    """A tokenizer in one of the forms that `set_tokenizer` takes."""
-    if isinstance(given, Tokenizer):
-        return OfflineTokenizer.of(given)
-    if isinstance(given, str):
-        return OfflineTokenizer.of(load_tokenizer(given))
-    if hasattr(given, "save_pretrained") and getattr(given, "is_fast", False):
-        import tempfile
-
-        with tempfile.TemporaryDirectory() as folder:
-            given.save_pretrained(folder)
-            return OfflineTokenizer.of(load_tokenizer(folder))
-    raise InvalidRequest(
-        "tokenizer must be one of get_tokenizer, a folder, or a fast tokenizer of transformers; "
-        f"got {type(given).__name__}.",
-        param="tokenizer",
-    )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
 from typing import Any
 
 from engine.contract.errors import InvalidRequest
 from engine.text.chat_template import render_chat, render_chat_text
-from engine.text.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer, load_tokenizer
 
 #: Of `apply_chat_template` in transformers, with the values that change nothing here.
 _FORMS: dict[str, tuple[Any, ...]] = {
@@ -39,6 +40,26 @@ class OfflineTokenizer(Tokenizer):
 
     #: Prompts that are cut lose their end, where a model embeds.
     truncation_side = "right"
+
+    @classmethod
+    def convert(cls, tokenizer: Any) -> OfflineTokenizer:
+        """A tokenizer in one of the forms that `set_tokenizer` takes.
+
+        Raises `InvalidRequest` for another one, `ModelLoadError` for a folder without tokenizer.
+        """
+        if isinstance(tokenizer, Tokenizer):
+            return cls.of(tokenizer)
+        if isinstance(tokenizer, str):
+            return cls.of(load_tokenizer(tokenizer))
+        if hasattr(tokenizer, "save_pretrained") and getattr(tokenizer, "is_fast", False):
+            with tempfile.TemporaryDirectory() as folder:
+                tokenizer.save_pretrained(folder)
+                return cls.of(load_tokenizer(folder))
+        raise InvalidRequest(
+            "tokenizer must be one of get_tokenizer, a folder, or a fast tokenizer of "
+            f"transformers; got {type(tokenizer).__name__}.",
+            param="tokenizer",
+        )
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> OfflineTokenizer:

@@ -174,7 +174,7 @@ class DraftHeadCache:
         # Drafts that didn't hold lie beyond what is computed.
         held = np.flatnonzero(positions < self._batch.num_computed[owner])
         if len(held) < len(at):
-            owner, positions, hidden = owner[held], positions[held], hidden[self.is_filled(held)]
+            owner, positions, hidden = owner[held], positions[held], hidden[self.on_device(held)]
         self._follow(plan, owner, positions, hidden)
 
     def save_rows(
@@ -210,7 +210,7 @@ class DraftHeadCache:
                 at += range(place, place + held)
             place += 1 + count
         if len(at) < place:
-            hidden = hidden[self.is_filled(np.array(at, dtype=np.int64))]
+            hidden = hidden[self.on_device(np.array(at, dtype=np.int64))]
         self._follow(plan, np.array(owner, np.int64), np.array(positions, np.int64), hidden)
 
     def _take(self, result: StepResult, keep: Callable[[], None]) -> None:
@@ -271,8 +271,8 @@ class DraftHeadCache:
         at = self._end_at.get(block)
         return -1 - len(self._states) - block if at is None else 1 + at
 
-    def is_filled(self, array: np.ndarray) -> Tensor:
-        """A vector of the host on the heads' device."""
+    def on_device(self, array: np.ndarray) -> Tensor:
+        """An array of the host as a tensor on the heads' device."""
         return to_device(torch.from_numpy(array), self._device)
 
     def process_pending(self) -> None:
@@ -295,7 +295,7 @@ class DraftHeadCache:
         ):
             if places:
                 to, which = (np.array(list(each)) for each in (places.keys(), places.values()))
-                kept[self.is_filled(to)] = states[self.is_filled(which)]
+                kept[self.on_device(to)] = states[self.on_device(which)]
                 places.clear()
         tokens, positions, slots = (
             np.concatenate([getattr(part, name) for part in parts])
@@ -308,24 +308,24 @@ class DraftHeadCache:
         if not len(newest):
             return
         known = replace_adapter_tokens(tokens[newest], self._vocab_size)
-        x, _ = self.heads.combine_inputs(self.is_filled(known), before[self.is_filled(newest)])
-        places_of = self.is_filled(positions[newest] - 1), self.is_filled(slots[newest])
+        x, _ = self.heads.combine_inputs(self.on_device(known), before[self.on_device(newest)])
+        places_of = self.on_device(positions[newest] - 1), self.on_device(slots[newest])
         self.heads.layer.write(x, *places_of)
 
     def _states_before(self, states: Tensor, before: np.ndarray) -> Tensor:
         """[n, width]: of each token that waits the one before it, as `_before` names it."""
-        found, rows = states[self.is_filled(np.maximum(before - 1, 0))], len(self._states)
+        found, rows = states[self.on_device(np.maximum(before - 1, 0))], len(self._states)
         of_rows = np.flatnonzero((before < 0) & (before >= -rows))
         of_blocks = np.flatnonzero(before < -rows)
         if len(of_rows):
-            found[self.is_filled(of_rows)] = self._states[self.is_filled(-1 - before[of_rows])]
+            found[self.on_device(of_rows)] = self._states[self.on_device(-1 - before[of_rows])]
         if len(of_blocks):
-            found[self.is_filled(of_blocks)] = self._block_end_states[
-                self.is_filled(-1 - rows - before[of_blocks])
+            found[self.on_device(of_blocks)] = self._block_end_states[
+                self.on_device(-1 - rows - before[of_blocks])
             ]
         nothing = np.flatnonzero(before == 0)
         if len(nothing):
-            found[self.is_filled(nothing)] = 0.0
+            found[self.on_device(nothing)] = 0.0
         return found
 
     def row_of(self, seq_id: int) -> int | None:
@@ -345,20 +345,20 @@ class DraftHeadCache:
         computed = self._batch.num_tokens[rows] - 1
         tables = self._tables[rows, : -(-int(computed.max()) // self.block_size)]
         return LayerDraftRounds(
-            self, tables, computed, self._states[self.is_filled(np.array(rows))]
+            self, tables, computed, self._states[self.on_device(np.array(rows))]
         )
 
     def warm_up(self, count: int) -> None:
         """See `HiddenStateStore`; places before the first are written nowhere."""
         heads = self.heads
-        nowhere = self.is_filled(np.full(count, -1))
+        nowhere = self.on_device(np.full(count, -1))
         tokens = positions = torch.zeros_like(nowhere)
         states = heads.states(self._states.new_zeros((count, heads.columns)))
         x, residual = heads.combine_inputs(tokens, states)
         heads.layer.write(x, positions, nowhere)
         if count <= len(self._states):
-            tables = self.is_filled(np.zeros((count, self.own_blocks), dtype=np.int32))
-            starts = self.is_filled(np.arange(count + 1, dtype=np.int32))
+            tables = self.on_device(np.zeros((count, self.own_blocks), dtype=np.int32))
+            starts = self.on_device(np.arange(count + 1, dtype=np.int32))
             lengths = torch.ones_like(starts[:count])
             step = AttentionMetadata(positions, nowhere, tables, lengths, starts)
             heads.logits(heads.layer(x, residual, step))
@@ -396,16 +396,16 @@ class LayerDraftRounds:
             target.append(first * size + np.arange(len(loose)))
             following[at] = first * size + len(loose)
         if sum(map(len, source)):
-            taken, put = (memory.is_filled(np.concatenate(each)) for each in (source, target))
+            taken, put = (memory.on_device(np.concatenate(each)) for each in (source, target))
             self._heads.layer.copy((taken // size, taken % size), (put // size, put % size))
-        self._there = memory.is_filled
+        self._on_device = memory.on_device
         #: Of the next draft of each row; all on the heads' device, where they are counted up.
-        self._positions, self._next = memory.is_filled(computed - 1), memory.is_filled(following)
+        self._positions, self._next = memory.on_device(computed - 1), memory.on_device(following)
         self._lengths, self._tables = (
-            memory.is_filled(computed.astype(np.int32)),
-            memory.is_filled(seen),
+            memory.on_device(computed.astype(np.int32)),
+            memory.on_device(seen),
         )
-        self._starts = memory.is_filled(np.arange(count + 1, dtype=np.int32))
+        self._starts = memory.on_device(np.arange(count + 1, dtype=np.int32))
         self._states = states
 
     def logits(self, tokens: Tensor) -> Tensor:
@@ -423,7 +423,7 @@ class LayerDraftRounds:
         return self._heads.logits(self._states)
 
     def keep(self, rows: list[int]) -> None:
-        kept = self._there(np.array(rows))
+        kept = self._on_device(np.array(rows))
         self._positions, self._next = self._positions[kept], self._next[kept]
         self._lengths, self._tables = self._lengths[kept], self._tables[kept]
         self._states = self._states[kept]

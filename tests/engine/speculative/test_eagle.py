@@ -340,7 +340,7 @@ def test_authors_say_which_it_is_in_the_name_alone(name: str, method: str) -> No
 def test_a_model_alone_says_what_it_is(model_folder: Folder, tmp_path: Path) -> None:
     head_folder = write(tmp_path / "EAGLE-tiny", *eagle_parts())
     llm = make(model_folder("llama"), speculative_config={"model": str(head_folder)})
-    assert llm.core.executor.drafts.of_heads._wanted.method == "eagle"
+    assert llm.core.executor.drafts.of_heads._settings.method == "eagle"
     llm.generate([[5, 6, 7]], BIASED, use_tqdm=False)
     assert llm.core.stats.spec_decode_num_draft_tokens_total > 0
 

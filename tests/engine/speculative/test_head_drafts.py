@@ -277,7 +277,7 @@ def test_a_model_alone_says_what_it_is(
     method: str, model_folder: Folder, heads: dict[str, tuple[Path, Equation]]
 ) -> None:
     llm = make(model_folder("llama"), speculative_config={"model": str(heads[method][0])})
-    assert llm.core.executor.drafts.of_heads._wanted.method == method
+    assert llm.core.executor.drafts.of_heads._settings.method == method
     llm.generate([[5, 6, 7]], BIASED, use_tqdm=False)
     assert llm.core.stats.spec_decode_num_accepted_tokens_total > 0
 
