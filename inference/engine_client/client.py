@@ -170,20 +170,22 @@ class EngineClient:
         *,
         tenant: str = "",
         stream: str = "",
-        known: ResumeState | None = None,
+        resume_state: ResumeState | None = None,
     ) -> Submission:
         """Hand in requests that belong together; pieces carry a request's place in the list.
 
         Args:
             tenant: whose they are.
             stream: under which name they are kept for other gateways; "": they aren't.
-            known: what another gateway had of them; only what comes behind it is handed out.
+            resume_state: what another gateway had of them; only what comes behind it is handed out.
 
         Never fails by itself: without a replica the submission waits, and then raises
         `EngineUnavailable` at its reader.
         """
         submission = Submission(self, TokenQueue(tenant))
-        self._assign_next(submission, self._flights_of(submission, requests, model, stream, known))
+        self._assign_next(
+            submission, self._flights_of(submission, requests, model, stream, resume_state)
+        )
         return submission
 
     def _flights_of(
@@ -192,7 +194,7 @@ class EngineClient:
         requests: Iterable[EngineRequest],
         model: str,
         stream: str,
-        known: ResumeState | None,
+        resume_state: ResumeState | None,
     ) -> Iterator[InFlightRequest]:
         for number, request in enumerate(requests):
             request.gateway_id = self.gateway_id
@@ -202,8 +204,8 @@ class EngineClient:
             scope += "".join(item.digest.hex() for item in request.media)
             key = prefix_key(request.prompt_token_ids, scope)
             flight = InFlightRequest(request, number, submission.mailbox, model, key, stream=stream)
-            if known is not None:
-                flight.resume_from(*known.for_prompt(number))
+            if resume_state is not None:
+                flight.resume_from(*resume_state.for_prompt(number))
             yield flight
 
     def _assign_next(self, submission: Submission, flights: Iterator[InFlightRequest]) -> None:
@@ -212,11 +214,11 @@ class EngineClient:
             return
         turn = list(islice(flights, MAX_PLACED_PER_TICK))
         submission.flights.extend(turn)
-        there = [flight for flight in turn if not flight.done]
+        unfinished = [flight for flight in turn if not flight.done]
         # Should placing one fail, the watchman places these.
-        self._flights.update((flight.engine_id, flight) for flight in there)
+        self._flights.update((flight.engine_id, flight) for flight in unfinished)
         try:
-            for flight in there:
+            for flight in unfinished:
                 self.try_assign(flight)
             self._link.flush()  # a turn of the loop is long while many begin
         finally:
@@ -297,8 +299,8 @@ class EngineClient:
         """
         first = [delta for delta in batch.deltas if not delta.start][:MAX_STARTED_PER_TICK]
         if first:
-            taken = set(map(id, first))
-            batch.deltas = [delta for delta in batch.deltas if id(delta) not in taken]
+            delivered = set(map(id, first))
+            batch.deltas = [delta for delta in batch.deltas if id(delta) not in delivered]
             for delta in first:
                 self._dispatch_delta(batch, delta)
 
@@ -338,21 +340,21 @@ class EngineClient:
         if delta.finish_reason == "error" or delta.error is not None:
             self._apply_error(flight, delta)
             return
-        given_up = delta.finish_reason == "abort" and delta.stop_reason != ABORTED_BY_OPERATOR
-        if given_up and not flight.finished[delta.index]:
+        was_dropped = delta.finish_reason == "abort" and delta.stop_reason != ABORTED_BY_OPERATOR
+        if was_dropped and not flight.finished[delta.index]:
             self.fleet.forget(flight.replica_id)
             self.unassign(flight, "its replica gave it up")
             return
         try:
-            piece = flight.accept(delta)
+            chunk = flight.accept(delta)
         except LostTokens:
             self.unassign(flight, "some of its output was lost")
             return
-        if piece is not None:
+        if chunk is not None:
             if flight.stream:
-                start = len(flight.tokens[delta.index]) - len(piece.token_ids)
-                self.journal.record_tokens(flight.stream, start, piece)
-            flight.mailbox.push(piece)
+                start = len(flight.tokens[delta.index]) - len(chunk.token_ids)
+                self.journal.record_tokens(flight.stream, start, chunk)
+            flight.mailbox.push(chunk)
         if flight.done:
             self._flights.pop(flight.engine_id, None)
 
@@ -414,8 +416,8 @@ class EngineClient:
             return
         flight.finished[index] = True
         if flight.placed:
-            whole = None if flight.done else index
-            self.abort(flight.engine_id, flight.replica_id, whole, reason)
+            output_index = None if flight.done else index
+            self.abort(flight.engine_id, flight.replica_id, output_index, reason)
         if flight.done:
             self._flights.pop(flight.engine_id, None)
             if flight.placed:

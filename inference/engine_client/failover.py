@@ -57,7 +57,7 @@ class FailoverMonitor:
         self._redis_down = False
         #: How Redis refused the last look: its own words; "" when it didn't.
         self._refusal = ""
-        self._kept_alive_at = -KEEP_ALIVE_EVERY_S
+        self._last_keep_alive = -KEEP_ALIVE_EVERY_S
         self._looking = asyncio.Lock()
 
     @property
@@ -83,17 +83,17 @@ class FailoverMonitor:
             await self.tick()
             return
         self._client.fleet.mark_dead(news.replica_id, news.incarnation)
-        held = _of(news.held)
+        request_ids = _base_request_ids(news.held)
         lost = 0
         for flight in self._client.flights:
             if flight.incarnation == news.incarnation:
                 lost += 1
-                flight.blame(held, news.incarnation)
+                flight.blame(request_ids, news.incarnation)
                 self._client.unassign(flight, "its replica died")
             elif news.incarnation in flight.unresolved_replicas:
-                flight.blame(held, news.incarnation)
+                flight.blame(request_ids, news.incarnation)
         if lost:
-            was_at = "" if held is None else f" while it was at {len(held)} requests"
+            was_at = "" if request_ids is None else f" while it was at {len(request_ids)} requests"
             logger.warning(
                 "moved %d requests from replica %s: it died%s", lost, news.replica_id, was_at
             )
@@ -112,7 +112,7 @@ class FailoverMonitor:
             self._redis_down = True
             word = error_code_of(error)
             self._refusal = f"{word} {str(error).removeprefix(word).strip()}" if word else ""
-            self._kept_alive_at = -KEEP_ALIVE_EVERY_S
+            self._last_keep_alive = -KEEP_ALIVE_EVERY_S
         else:
             if self._redis_down:
                 self._client.fleet.reset_timers()
@@ -130,9 +130,9 @@ class FailoverMonitor:
         await client.outbox.write_probe()
         await client.fleet.refresh()
         now = time.monotonic()
-        if now - self._kept_alive_at >= KEEP_ALIVE_EVERY_S:
+        if now - self._last_keep_alive >= KEEP_ALIVE_EVERY_S:
             await client.outbox.refresh_ttl()
-            self._kept_alive_at = now
+            self._last_keep_alive = now
 
     async def _check_redis_run(self) -> None:
         """After a pause: if it's another Redis process, streams may be lost or rolled back."""
@@ -159,7 +159,9 @@ class FailoverMonitor:
                 replica = self._client.fleet.get(flight.replica_id)
                 reason = _loss_reason(flight, replica)
                 if reason == _STANDS_STILL and replica is not None:
-                    flight.blame(_of(replica.heartbeat.held), replica.heartbeat.incarnation)
+                    flight.blame(
+                        _base_request_ids(replica.heartbeat.held), replica.heartbeat.incarnation
+                    )
                 elif reason in (_STOPPED, _RESTARTED):
                     flight.suspect()
                 if not reason and (reason := self._is_unread(flight)):
@@ -189,18 +191,18 @@ class FailoverMonitor:
         replica = self._client.fleet.get(flight.replica_id)
         if replica is None or not replica.silent or replica.heartbeat.state != "ready":
             return ""
-        others = failover_candidates(flight, self._client.fleet.of_model(flight.model))
-        there = any(other.ready and not other.silent for other in others)
-        return "its replica is silent" if there else ""
+        candidates = failover_candidates(flight, self._client.fleet.of_model(flight.model))
+        is_available = any(other.ready and not other.silent for other in candidates)
+        return "its replica is silent" if is_available else ""
 
     def _is_unread(self, flight: InFlightRequest) -> str:
         """A draining replica reads nothing new: what it had not read by then goes elsewhere."""
         replica = self._client.fleet.get(flight.replica_id)
         if replica is None or replica.heartbeat.state != "draining" or flight.ran:
             return ""
-        others = self._client.fleet.of_model(flight.model)
+        candidates = self._client.fleet.of_model(flight.model)
         waited = time.monotonic() - flight.last_heard_at > UNREAD_S
-        return "its replica is draining" if waited and any(r.ready for r in others) else ""
+        return "its replica is draining" if waited and any(r.ready for r in candidates) else ""
 
     def replace(self, flight: InFlightRequest) -> None:
         """Give a waiting flight to a replica, or end it when it has had its chances."""
@@ -238,14 +240,14 @@ class FailoverMonitor:
 
     def _is_coming(self, model: str) -> bool:
         """Whether a replica that was here before loads again."""
-        known = self._client.fleet.model(model) is not None
+        is_registered = self._client.fleet.model(model) is not None
         replicas = self._client.fleet.of_model(model)
-        return known and any(replica.heartbeat.state == "loading" for replica in replicas)
+        return is_registered and any(replica.heartbeat.state == "loading" for replica in replicas)
 
 
-def _of(held: list[str] | None) -> frozenset[str] | None:
+def _base_request_ids(request_ids: list[str] | None) -> frozenset[str] | None:
     """Requests that a replica was at, as gateways call them."""
-    return None if held is None else frozenset(map(base_request_id, held))
+    return None if request_ids is None else frozenset(map(base_request_id, request_ids))
 
 
 def _loss_reason(flight: InFlightRequest, replica: Replica | None) -> str:

@@ -158,12 +158,12 @@ class Fleet:
         self._replicas = seen
 
     def _update_replica(self, replica_id: str, beat: Heartbeat, now: float) -> Replica:
-        known = self._replicas.get(replica_id)
-        if known is not None and known.heartbeat.at == beat.at:
-            return known
+        replica = self._replicas.get(replica_id)
+        if replica is not None and replica.heartbeat.at == beat.at:
+            return replica
         if beat.state in RATE_SMOOTHING:
             self._models[beat.model.name] = (now, beat.model)
-        return Replica(beat, now, per_second=_rate(known, beat))
+        return Replica(beat, now, per_second=_rate(replica, beat))
 
     def forget(self, replica_id: str) -> None:
         """Think it dead until the next refresh: what is known of it is out of date."""
@@ -177,8 +177,8 @@ class Fleet:
     def mark_dead(self, replica_id: str, incarnation: str) -> None:
         """This incarnation is gone for good, whatever is still read of it."""
         self._dead.append(incarnation)
-        known = self._replicas.get(replica_id)
-        if known is not None and known.heartbeat.incarnation == incarnation:
+        replica = self._replicas.get(replica_id)
+        if replica is not None and replica.heartbeat.incarnation == incarnation:
             del self._replicas[replica_id]
 
     def clear(self) -> None:
@@ -224,22 +224,22 @@ def oldest_heartbeat_at() -> float:
     return time.monotonic() - HEARTBEAT_TTL_S
 
 
-def _rate(known: Replica | None, beat: Heartbeat) -> float:
+def _rate(replica: Replica | None, beat: Heartbeat) -> float:
     """Outputs that a replica ends in a second while others wait, as its heartbeats tell.
 
     How few ended while hardly anything was asked says nothing of what it can do.
     """
-    if known is None or known.heartbeat.incarnation != beat.incarnation:
+    if replica is None or replica.heartbeat.incarnation != beat.incarnation:
         return 0.0
-    seconds = beat.at - known.heartbeat.at
-    waited = known.heartbeat.stats.num_requests_waiting and beat.stats.num_requests_waiting
+    seconds = beat.at - replica.heartbeat.at
+    waited = replica.heartbeat.stats.num_requests_waiting and beat.stats.num_requests_waiting
     if seconds <= 0 or not waited:
-        return known.per_second
-    before = sum(known.heartbeat.stats.requests_finished_total.values())
-    ended = (sum(beat.stats.requests_finished_total.values()) - before) / seconds
-    if not known.per_second:
-        return ended
-    return known.per_second + _NEW_RATE * (ended - known.per_second)
+        return replica.per_second
+    previous_count = sum(replica.heartbeat.stats.requests_finished_total.values())
+    rate = (sum(beat.stats.requests_finished_total.values()) - previous_count) / seconds
+    if not replica.per_second:
+        return rate
+    return replica.per_second + _NEW_RATE * (rate - replica.per_second)
 
 
 #: Prompt tokens that are hashed: a few KV blocks, about a system prompt's beginning.
@@ -275,7 +275,7 @@ def choose_replica(
     affordable = [replica for replica in ready if replica.load <= limit]
     if adapter:
         affordable = [
-            each for each in affordable if has_adapter_loaded(each, adapter)
+            candidate for candidate in affordable if has_adapter_loaded(candidate, adapter)
         ] or affordable
     return max(affordable, key=lambda replica: _rank(key, replica.heartbeat.replica_id))
 

@@ -71,7 +71,7 @@ class InFlightRequest:
             present one goes on from tokens.
         shared_crashes: replicas in a row that died while they were at this request and others, and
         it
-            had no token of any. runs_alone: it runs in steps of its own now.
+            had no token of any. runs_isolated: it runs in steps of its own now.
         numerics: of the replica that made the latest tokens; None: none did, or it isn't known.
         numerics_changed: whether a replica with others went on with tokens that were there.
         waiting_since: monotonic, while it waits.
@@ -105,7 +105,7 @@ class InFlightRequest:
     charged_attempts: int = 0
     attempts_without_output: int = 0
     shared_crashes: int = 0
-    runs_alone: bool = False
+    runs_isolated: bool = False
     resumed: bool = False
     numerics: Numerics | None = None
     numerics_changed: bool = False
@@ -141,7 +141,7 @@ class InFlightRequest:
     ) -> None:
         """Go on with what another gateway had."""
         self.numerics, self.numerics_changed = bits
-        self.tokens = [list(known) for known in tokens]
+        self.tokens = [list(token_ids) for token_ids in tokens]
         self.finished, self.takeover_count = list(finished), epoch
         self.ran = self.prompt_logprobs_seen = self.has_output
 
@@ -175,7 +175,9 @@ class InFlightRequest:
         self.charged_attempts += 1
         self.attempts_without_output += 1
         # What isn't known yet may turn out to have been a death in company.
-        self.runs_alone = self.shared_crashes + len(self.unresolved_replicas) >= MAX_SHARED_CRASHES
+        self.runs_isolated = (
+            self.shared_crashes + len(self.unresolved_replicas) >= MAX_SHARED_CRASHES
+        )
         self.resumed = self.has_output
         self.numerics_changed |= self.resumed and beat.numerics != self.numerics
         self.numerics = beat.numerics
@@ -184,7 +186,7 @@ class InFlightRequest:
             request_id=self.engine_id,
             resume_token_ids=[list(tokens) for tokens in self.tokens] if self.resumed else [],
             skip_indices=[index for index, done in enumerate(self.finished) if done],
-            isolated=self.runs_alone,
+            isolated=self.runs_isolated,
         )
 
     @property
@@ -204,19 +206,19 @@ class InFlightRequest:
 
     def suspect(self) -> None:
         """It leaves its replica, and what became of that isn't known yet."""
-        self.unresolved_replicas[self.incarnation] = self.runs_alone
+        self.unresolved_replicas[self.incarnation] = self.runs_isolated
 
-    def blame(self, held: Collection[str] | None, incarnation: str) -> None:
+    def blame(self, request_ids: Collection[str] | None, incarnation: str) -> None:
         """A replica that had it died, or stands still, while it was at these requests.
 
-        `held`: their ids without the numbers of attempts; None: not known, and then it counts.
+        `request_ids`: without the numbers of attempts; None: not known, and then it counts.
         """
-        isolated = self.unresolved_replicas.pop(incarnation, self.runs_alone)
-        if held is None:
+        isolated = self.unresolved_replicas.pop(incarnation, self.runs_isolated)
+        if request_ids is None:
             return
-        if self.request.request_id not in held:
+        if self.request.request_id not in request_ids:
             self.refund_attempt()
-        elif len(held) > 1 and not isolated:
+        elif len(request_ids) > 1 and not isolated:
             self.shared_crashes += 1
             self.attempts_without_output = max(0, self.attempts_without_output - 1)
 
@@ -250,23 +252,23 @@ class InFlightRequest:
             return None
         self.last_heard_at = time.monotonic()
         self.ran = True
-        piece = chunk_from_delta(delta, self.number, min(skip, len(delta.token_ids)))
-        tokens.extend(piece.token_ids)
-        if piece.prompt_logprobs is not None:
+        chunk = chunk_from_delta(delta, self.number, min(skip, len(delta.token_ids)))
+        tokens.extend(chunk.token_ids)
+        if chunk.prompt_logprobs is not None:
             if self.prompt_logprobs_seen:
-                piece.prompt_logprobs = None
+                chunk.prompt_logprobs = None
             self.prompt_logprobs_seen = True
-        if piece.token_ids:
+        if chunk.token_ids:
             self.attempts_without_output = self.shared_crashes = 0
             self.unresolved_replicas.clear()
         if self.resumed:
             # A resumed request finds its own earlier tokens in the cache: that is no saving.
-            piece.num_cached_tokens = 0
-        if piece.flight is not None:
-            piece.flight.numerics_changed = self.numerics_changed
+            chunk.num_cached_tokens = 0
+        if chunk.flight is not None:
+            chunk.flight.numerics_changed = self.numerics_changed
         if delta.finish_reason:
             self.finished[index] = True
-        return piece
+        return chunk
 
     def on_abort_reply(self, delta: TokenDelta | None) -> None:
         """The engine's last word after an abort, or None when it's waited for no more."""
@@ -353,6 +355,8 @@ class Submission:
 
     async def wait_records(self, timeout_s: float) -> None:
         """Wait until the engine's records of what ended early are there, for at most so long."""
-        waiting = [each.records_ready for each in self.flights if each.records_ready is not None]
+        waiting = [
+            flight.records_ready for flight in self.flights if flight.records_ready is not None
+        ]
         if waiting:
             await asyncio.wait(waiting, timeout=timeout_s)

@@ -127,29 +127,29 @@ class Journal:
         What Redis doesn't take now is sent again by `save`.
         """
 
-        def note(reply: asyncio.Future[Any]) -> None:
+        def record_error(reply: asyncio.Future[Any]) -> None:
             if reply.cancelled() or reply.exception() is not None:
                 self._untold.add(stream)
 
         name = redis_keys.stream_key(stream, self._prefix)
         reply = self._link.send("HSET", name, "told", 1)
-        reply.add_done_callback(note)
+        reply.add_done_callback(record_error)
         self._link.send("EXPIRE", name, KEEP_S)
         return reply
 
-    def record_tokens(self, stream: str, start: int, piece: TokenChunk) -> None:
+    def record_tokens(self, stream: str, start: int, chunk: TokenChunk) -> None:
         """Tokens came: `start` of the output were there before."""
         outputs = self._pending.setdefault(stream, {})
-        held = outputs.get((piece.number, piece.index))
-        if held is not None:
-            held[1].merge(piece)
+        entry = outputs.get((chunk.number, chunk.index))
+        if entry is not None:
+            entry[1].merge(chunk)
             return
-        own = dataclasses.replace(  # a slow reader's pieces are merged, and these apart from them
-            piece,
-            token_ids=list(piece.token_ids),
-            logprobs=None if piece.logprobs is None else list(piece.logprobs),
+        copy = dataclasses.replace(  # a slow reader's pieces are merged, and these apart from them
+            chunk,
+            token_ids=list(chunk.token_ids),
+            logprobs=None if chunk.logprobs is None else list(chunk.logprobs),
         )
-        outputs[piece.number, piece.index] = start, own
+        outputs[chunk.number, chunk.index] = start, copy
 
     async def save(self) -> None:
         """Write what was noted. Raises redis.RedisError; then the next call tries again."""
@@ -165,8 +165,8 @@ class Journal:
         except BaseException:
             newer, self._pending = self._pending, pending
             for stream, outputs in newer.items():
-                for start, piece in outputs.values():
-                    self.record_tokens(stream, start, piece)
+                for start, chunk in outputs.values():
+                    self.record_tokens(stream, start, chunk)
             raise  # twice is no harm: entries say where they begin
 
     def _write(
@@ -185,8 +185,8 @@ class Journal:
         name = redis_keys.stream_key(stream, self._prefix)
         counts = "prompt", prompt_tokens, "billed", completion_tokens
         replies = [self._link.send("HSET", name, *counts)]
-        for kept in (name, journal_key(self._prefix, stream)):
-            replies.append(self._link.send("EXPIRE", kept, KEEP_ENDED_S))
+        for key in (name, journal_key(self._prefix, stream)):
+            replies.append(self._link.send("EXPIRE", key, KEEP_ENDED_S))
         with contextlib.suppress(RedisError):  # without Redis nobody goes on with it
             await replies[-1]
         self._untold.discard(stream)

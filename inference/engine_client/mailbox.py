@@ -98,14 +98,14 @@ class TokenQueue:
         self._deadline: float | None = None
         self._timer: asyncio.TimerHandle | None = None
 
-    def push(self, piece: TokenChunk) -> None:
+    def push(self, chunk: TokenChunk) -> None:
         """Add a piece and wake the consumer."""
-        key = (piece.number, piece.index)
+        key = (chunk.number, chunk.index)
         waiting = self._chunks.get(key)
         if waiting is None:
-            self._chunks[key] = piece
+            self._chunks[key] = chunk
         else:
-            waiting.merge(piece)
+            waiting.merge(chunk)
         self._wake()
 
     def fail(self, error: QuireError) -> None:
@@ -132,9 +132,9 @@ class TokenQueue:
             await asyncio.sleep(0)
         if self._chunks:
             first = list(islice(self._chunks, MAX_CHUNKS_PER_GET))
-            pieces = [self._chunks.pop(key) for key in first]
+            chunks = [self._chunks.pop(key) for key in first]
             self._is_rest = bool(self._chunks)
-            return pieces
+            return chunks
         if self._error is not None:
             raise self._error
         return []
@@ -162,12 +162,12 @@ class TokenQueue:
         self._timer, deadline = None, self._deadline
         if deadline is None:
             return
-        left = deadline - loop.time()
-        if left <= 0:
+        remaining_s = deadline - loop.time()
+        if remaining_s <= 0:
             if self._waiter is not None and not self._waiter.done():
                 self._waiter.set_result(None)
         else:
-            self._timer = loop.call_later(left, self._on_timeout, loop)
+            self._timer = loop.call_later(remaining_s, self._on_timeout, loop)
 
     def close(self) -> None:
         """Leave no timer behind."""

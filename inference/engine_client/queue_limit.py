@@ -52,8 +52,8 @@ class Load:
         ready = [replica for replica in replicas if replica.ready]
         stats = [replica.heartbeat.stats for replica in ready]
         return cls(
-            sum(each.num_requests_running for each in stats),
-            sum(each.num_requests_waiting for each in stats)
+            sum(item.num_requests_running for item in stats),
+            sum(item.num_requests_waiting for item in stats)
             + sum(replica.submitted for replica in ready),
             sum(replica.per_second for replica in ready),
         )
@@ -149,7 +149,9 @@ class QueueLimit:
         if wait > first + QUEUE_ROUNDS * max_waiting / load.per_second:
             wait = first
         if len(self._retry_slots) > _MAX_RETRY_QUEUES:
-            self._retry_slots = {name: at for name, at in self._retry_slots.items() if at > now}
+            self._retry_slots = {
+                name: retry_at for name, retry_at in self._retry_slots.items() if retry_at > now
+            }
         self._retry_slots[whose] = now + wait
         return min(_MAX_RETRY_S, wait)
 
@@ -158,4 +160,4 @@ class QueueLimit:
         now = time.monotonic()
         if now - self._counted_at >= _COUNT_EVERY_S:
             self._counted_at = now
-            self._open_requests = Counter((each.model, each.request.tenant) for each in flights)
+            self._open_requests = Counter((item.model, item.request.tenant) for item in flights)

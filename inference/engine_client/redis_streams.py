@@ -103,16 +103,16 @@ class Progress:
         for delta in batch.deltas:
             name = f"{redis_keys.base_request_id(delta.request_id)}/{delta.index}"
             so_far = delta.start + len(delta.token_ids)
-            known = self._counts.get(name)
-            if known is not None:
-                so_far = max(so_far, known[0])
+            previous = self._counts.get(name)
+            if previous is not None:
+                so_far = max(so_far, previous[0])
             keep = FORGET_ENDED_S if delta.finish_reason else FORGET_SILENT_S
             self._counts[name] = (so_far, now + keep)
 
     async def save_and_trim(self, link: RedisPipeline, min_id: str) -> None:
         """Write the counts and trim the outbox before `min_id`, both or neither."""
         now = time.monotonic()
-        self._counts = {name: kept for name, kept in self._counts.items() if kept[1] > now}
+        self._counts = {name: entry for name, entry in self._counts.items() if entry[1] > now}
         values = [word for name, (count, _) in self._counts.items() for word in (name, count)]
         # Lua's `unpack_bits` takes some thousands of values: more requests than that are left out.
         await link.execute("EVAL", _SAVE, 2, *self._keys, min_id, OUTBOX_TTL_S, *values[-6000:])
@@ -187,17 +187,17 @@ class OutboxReader:
         await reply
         async for entry_id, data, batch in iterate_cooperatively(arrived):
             self._last = entry_id
-            if (there := batch or self._read_of(data)) is not None:
-                await self._hand_out(there)
+            if (decoded := batch or self._read_of(data)) is not None:
+                await self._hand_out(decoded)
             self._handed_out = entry_id
             self._has_news.set()
 
-    def _decode_entries(self, arrived: list[EntryBuffer], found: Any) -> None:
+    def _decode_entries(self, arrived: list[EntryBuffer], entries: Any) -> None:
         """Take what Redis has sent, as it arrives, and of its first entries what can't wait."""
         # [[stream, [[id, [field, value, ...]], ...]]]; None when nothing came.
-        for entry_id, fields in found[0][1] if found else ():
-            there = fields and len(fields) > 1 and fields[0] == STREAM_FIELD
-            data, batch = fields[1] if there else None, None
+        for entry_id, fields in entries[0][1] if entries else ():
+            is_batch = fields and len(fields) > 1 and fields[0] == STREAM_FIELD
+            data, batch = fields[1] if is_batch else None, None
             if len(arrived) < MAX_SCANNED:
                 data, batch = None, self._read_of(data)
                 if batch is not None:

@@ -95,7 +95,7 @@ class Generation:
             job.model.base,
             tenant=job.caller.tenant,
             stream=self._continuity.stream,
-            known=self._continuity.resume_state,
+            resume_state=self._continuity.resume_state,
         )
         self._key_revalidator = KeyRevalidator(job.caller, self._submission.mailbox.fail)
 
