@@ -123,4 +123,6 @@ async def main(model: str, key: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        raise SystemExit(__doc__)
     asyncio.run(main(*sys.argv[1:]))
