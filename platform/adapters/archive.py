@@ -63,7 +63,7 @@ def check_contents(staged: Path) -> None:
 
 
 def _check_size(path: Path) -> None:
-    """Of a tokenizer's file, which no process reads before its check has."""
+    """Check the size of a tokenizer's file before any process reads it."""
     max_bytes = MAX_TOKENIZER_BYTES if path.name == TOKENIZER_FILE else MAX_BESIDE_BYTES
     if path.is_file() and path.stat().st_size > max_bytes:
         raise AdapterTooLarge(f"{path.name} has more than {max_bytes >> 20} MiB.", param="files")

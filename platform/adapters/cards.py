@@ -216,7 +216,7 @@ async def _allowed_cards(caller: Caller, bases: dict[str, ModelCard]) -> list[Ad
 
 
 def _names(card: AdapterCard, bases: dict[str, ModelCard]) -> list[str]:
-    """What an allow-list may call it: a bare name that is a model's means the model."""
+    """Names of the adapter in allow-lists; a bare name that a model has means the model."""
     return [card.full_name] if card.name in bases else [*card.names]
 
 

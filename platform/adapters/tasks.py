@@ -50,7 +50,7 @@ def keep_pins() -> None:
 
 @worker_shutting_down.connect
 def _stop(**_: object) -> None:
-    """What runs is given back, and what waits its turn isn't begun."""
+    """Release the versions that are being processed, and start no others."""
     version_jobs.shutdown_event.set()
 
 

@@ -1,4 +1,4 @@
-"""What a worker does with a version: fetch it, check it, probe it, take it live if that is wished.
+"""A worker's jobs for a version: fetch, check, probe and promote it.
 
 Each step claims the row by its state, so a version is in one worker's hands, and one whose worker
 died is taken up by another after `LEASE`.

@@ -197,7 +197,7 @@ def failures_of(beats: Iterable[Heartbeat], rows: Iterable[Replica]) -> list[dic
 
 
 def overview_of(reader: AccessSubject, tenant: str | None) -> dict[str, Any]:
-    """The same for whoever asks. Raises `NotFound` for a stranger's tenant, redis.RedisError."""
+    """The overview that the user may see. Raises `NotFound` for other tenants, redis.RedisError."""
     if tenant:
         return now(access_tenant(reader, tenant).pk)
     operator = to_actor(reader).is_operator

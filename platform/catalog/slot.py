@@ -126,7 +126,7 @@ class ReplicaSlot:
         logger.info("replica %s starts as process %d", self.replica_id, self.last_pid)
 
     def _spawn(self) -> ManagedProcess:
-        """Its process, whose standard error goes through the log where there is one."""
+        """Start the process; its standard error goes through the log, if there is one."""
         record = SharedStepRecord.create()
         ours, its = os.pipe() if self._log is not None else (None, None)
         # Behind a pipe it can't see that a person looks on.

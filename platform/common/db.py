@@ -64,12 +64,12 @@ async def run_in_db_thread(function: Callable[P, T], *args: P.args, **kwargs: P.
 
 
 async def run_in_file_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """The same for what keeps files busy besides the database."""
+    """Run in a thread for work on files besides the database."""
     return await _run_in(_file_threads, partial(function, *args, **kwargs))
 
 
 async def in_admission_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """The same for short look-ups that every request waits for, and nothing else."""
+    """Run in a thread that is reserved for the short look-ups of every request."""
     return await _run_in(_admission_threads, partial(function, *args, **kwargs))
 
 

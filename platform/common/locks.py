@@ -25,5 +25,5 @@ async def hold_lock(link: RedisPipeline, key: str, holder: str, lifetime_s: floa
 
 
 def hold_lock_sync(client: redis.Redis, key: str, holder: str, lifetime_s: float) -> bool:
-    """The same, blocking."""
+    """Blocking `hold_lock`."""
     return bool(client.eval(_ACQUIRE_OR_EXTEND, 1, key, holder, int(lifetime_s * 1000)))

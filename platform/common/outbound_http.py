@@ -94,7 +94,7 @@ def check_url(url: str, *, param: str = "url") -> Target:
 
 
 def check_public(url: str, *, param: str = "url") -> Target:
-    """The same for one that is kept: an address in numbers must be one that may be asked.
+    """Check an address that is stored: a numeric one must be allowed.
 
     Names are looked up when they are asked, each time: what they mean today says nothing.
     """

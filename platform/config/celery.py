@@ -143,7 +143,7 @@ app.autodiscover_tasks()
 
 @app.on_after_configure.connect
 def _schedule(sender: Celery, **_: object) -> None:
-    """What beat asks for. A task that comes too late is left: the next is on its way."""
+    """Set beat's schedule. Tasks expire before the next one of their kind is due."""
     every = settings.QUIRE.sweep_seconds
     sender.conf.beat_schedule = {
         "sweep": {"task": "inference.sweep", "schedule": every, "options": {"expires": every}},

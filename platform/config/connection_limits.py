@@ -72,13 +72,13 @@ class LimitedHttpProtocol(JoinedWritesProtocol):
         self._expect_headers()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One of its headers is."""
+        """Add a header. Raises `TooManyHeaders`."""
         if len(self.headers) >= MAX_HEADERS:
             raise TooManyHeaders
         super().on_header(name, value)
 
     def send_400_response(self, msg: str) -> None:
-        """Its parsing has ended early."""
+        """Refuse a request that can't be parsed, or has too many headers (431)."""
         if len(self.headers) < MAX_HEADERS:
             super().send_400_response(msg)
             return
@@ -87,13 +87,13 @@ class LimitedHttpProtocol(JoinedWritesProtocol):
         self.transport.close()
 
     def on_headers_complete(self) -> None:
-        """Its headers are; the body has a time of its own."""
+        """Stop the timeout of the headers; the body has its own."""
         self._expect_nothing()
         self._head_bytes = 0
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """A part of its body is; bodies have a bound of their own."""
+        """Receive a part of the body, which has a limit of its own."""
         self._head_bytes = 0
         super().on_body(body)
 

@@ -1,4 +1,4 @@
-"""How long Celery's tasks take and how they end, for `/metrics`."""
+"""Metrics of Celery's tasks: durations, final states and queue lengths."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class NoTenant(NotFound):
 
 
 def resolve_tenant_scope(reader: AccessSubject, params: Mapping[str, str]) -> Tenant | None:
-    """The same for whoever asks."""
+    """The tenant that the query names or implies; None: all, for operators."""
     if named := params.get("tenant"):
         return access_tenant(reader, named)
     if to_actor(reader).is_operator:
@@ -85,7 +85,7 @@ def resolve_tenant_scope(reader: AccessSubject, params: Mapping[str, str]) -> Te
 
 
 def resolve_range(params: Mapping[str, str]) -> TimeRange:
-    """The same for whoever asks."""
+    """The time range that the query names. Raises `InvalidRequest`."""
     name = params.get("range") or DEFAULT_RANGE
     if name not in RANGES:
         raise InvalidRequest(f"range must be one of {', '.join(RANGES)}.", param="range")
@@ -151,7 +151,7 @@ class TokenService:
 
 
 def get_fairness(reader: AccessSubject, asked: Mapping[str, str]) -> dict[str, Any]:
-    """The same over time: {"at", "step", "seconds", "tenants": [{"name", "weight", "tokens"}],
+    """Tokens over time: {"at", "step", "seconds", "tenants": [{"name", "weight", "tokens"}],
     "whole": whether all that had service are there}.
     """
     tenant, stretch = resolve_tenant_scope(reader, asked), resolve_range(asked)

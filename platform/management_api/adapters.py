@@ -58,7 +58,7 @@ class AdapterViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMix
 
     @property
     def owner(self) -> Tenant | None:
-        """Whose adapters are made here; None for shared ones."""
+        """Owner of adapters that are created here; None for shared ones."""
         return self.tenant
 
     def get_visible_queryset(self) -> QuerySet[Adapter]:
@@ -210,7 +210,7 @@ class AdapterUploadViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Ten
 
     @property
     def owner(self) -> Tenant | None:
-        """Whose adapters these become; None for shared ones."""
+        """Owner of the uploaded adapters; None for shared ones."""
         return self.tenant
 
     def get_visible_queryset(self) -> QuerySet[AdapterUpload]:

@@ -175,7 +175,7 @@ class MemberViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixi
 
     @extend_schema(request=serializers.RoleSerializer, responses=serializers.MemberSerializer)
     def partial_update(self, request: Request, tenant: str, pk: str) -> Response:
-        """Another role; a lower one ends sessions, sockets and keys."""
+        """Change the role; a lower one ends sessions, sockets and keys."""
         values = self.validate_body(serializers.RoleSerializer)
         saved = actions.change_role(actor=self.actor, membership=self.row(), **values)
         return Response(serializers.MemberSerializer(saved).data)

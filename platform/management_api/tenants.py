@@ -118,7 +118,7 @@ class TenantSerializer(serializers.ModelSerializer):
 
 
 class TenantUpdateSerializer(serializers.ModelSerializer):
-    """What is named changes: `name` admins', `keep_...` of content owners', the rest operators'."""
+    """Changes of a tenant: `name` by admins, retention by owners, the rest by operators."""
 
     active = serializers.BooleanField(required=False)
 

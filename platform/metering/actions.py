@@ -61,7 +61,7 @@ def set_price(
     cached_per_million: Decimal | str | None = None,
     valid_from: datetime | None = None,
 ) -> Price:
-    """What a million tokens of a model cost from a moment on (now).
+    """Set a model's prices per million tokens, from a time on (default: now).
 
     The past stays as it was: a price that has begun is never changed, a new one follows it.
     `cached_per_million` None: as the input.
@@ -119,7 +119,7 @@ def set_budget(
     amount: Decimal | str | None = None,
     alert_percent: int | None = None,
 ) -> Budget:
-    """What may be used in a period; one that is there already is changed, and spending goes on.
+    """Create a budget, or change the existing one, which keeps its spending.
 
     The tenant's admins set budgets of its keys; the operator sets those of the tenant. A budget of
     a key holds for those, too, that follow it by rotation.
@@ -176,7 +176,7 @@ def delete_budget(*, actor: Actor | User, budget: Budget) -> None:
 
 @transaction.atomic
 def set_webhook(*, actor: Actor | User, tenant: Tenant, url: str) -> Webhook:
-    """Where the tenant is told of events, with a new secret; its admins set it.
+    """Set the tenant's webhook, with a new secret. For its admins.
 
     The address is looked up when something is sent, and refused then if it's a private one.
 

@@ -155,7 +155,7 @@ class AdmissionRequest:
     previous_token_counts: Mapping[str, int] = field(default_factory=dict)
 
     def open_request(self, caller: Caller, rates: Rates) -> bytes:
-        """What another gateway bills if this one dies."""
+        """The record by which another gateway bills the request if this one dies."""
         adapter = self.adapter or AdapterUse("", "")
         return OpenRequest(
             request_id=self.request_id,

@@ -258,7 +258,7 @@ def access_budget(user: Actor | User, tenant: Tenant, pk: int) -> Budget:
 
 
 def access_webhooks(user: Actor | User, tenant: Tenant) -> QuerySet[Webhook]:
-    """Where the tenant is told (none or one), for its admins.
+    """The tenant's webhook, if any, for its admins.
 
     Raises `NotFound`, `PermissionDenied`.
     """
@@ -267,7 +267,7 @@ def access_webhooks(user: Actor | User, tenant: Tenant) -> QuerySet[Webhook]:
 
 
 def access_deliveries(user: Actor | User, tenant: Tenant) -> QuerySet[WebhookDelivery]:
-    """What its webhook was told, newest first, for admins. Raises as `access_webhooks`."""
+    """Deliveries to the tenant's webhook, newest first. Raises as `access_webhooks`."""
     require_role(to_actor(user), tenant, Role.ADMIN)
     return WebhookDelivery.objects.filter(tenant=tenant).select_related("tenant")
 
@@ -286,7 +286,7 @@ def access_prices() -> QuerySet[Price]:
 
 
 def states_of(budgets: Sequence[Budget], moment: datetime | None = None) -> list[BudgetState]:
-    """How budgets stand, of one tenant or of many, read together. May block.
+    """Current states of budgets, read together. May block.
 
     What Redis doesn't know the ledger tells, for one budget at a time. Raises
     `ServiceUnavailable` without the database.
@@ -321,7 +321,7 @@ def _limits(budgets: Sequence[Budget], moment: datetime) -> list[BudgetLimit]:
 
 
 def _counters(limits: Sequence[BudgetLimit]) -> list[list[int]]:
-    """Of each: tokens and nanos spent, and held; [] where Redis doesn't know."""
+    """Each budget's spent and reserved tokens and nanos; [] where Redis has none."""
     names = ("tokens", "nanos", "held_tokens", "held_nanos")
     client = sync_client()
     try:

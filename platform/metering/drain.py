@@ -89,7 +89,7 @@ class Spool:
         return _entries(reply)
 
     def pending_entries(self) -> Entries:
-        """What this consumer took and did not finish; what was trimmed has no fields."""
+        """Entries that this consumer read and hasn't acknowledged; trimmed ones have no fields."""
         return _entries(self.client.xreadgroup(GROUP, self.consumer, {self.key: "0"}, count=BATCH))
 
     def claim(self, idle_ms: int, watch: PendingAge | None = None) -> Entries:

@@ -93,7 +93,7 @@ class OpenRequest(msgspec.Struct, kw_only=True):
         return [f"{self.root_request_id}-{number}" for number in range(len(self.prompts))]
 
     def record(self, counts: Mapping[str, int], now: float, *, was_delivered: bool) -> UsageRecord:
-        """Its usage. `counts`: "engine's id/output" -> output tokens; without one it didn't begin.
+        """The request's usage. `counts`: "engine's id/output" -> output tokens.
 
         `was_delivered`: whether the client may have got any of its output. Else nothing is billed,
         and a client that retries pays once.

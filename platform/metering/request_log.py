@@ -117,7 +117,7 @@ class OutputTrace(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class PlacementEvent(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """It was given to a replica, or taken away from it for a reason. `at_ms`: since it came."""
+    """The request was sent to a replica, or taken from it. `at_ms`: since its arrival."""
 
     at_ms: float
     replica: str

@@ -52,7 +52,7 @@ class TokenBucket:
 
     @property
     def redis_key(self) -> str:
-        """Where its level is kept."""
+        """Redis key of the bucket's level."""
         return redis_key(f"limit:{self.kind}:{self.owner}:{self.owner_id}")
 
 
@@ -85,7 +85,7 @@ class ConcurrencyLimit:
 
     @property
     def redis_key(self) -> str:
-        """Where those that run are kept, by id."""
+        """Redis key of the running requests' ids."""
         return redis_key(f"running:{self.owner}:{self.owner_id}")
 
 
@@ -134,7 +134,7 @@ class BudgetLimit:
 
     @property
     def redis_key(self) -> str:
-        """Where the period's counters are."""
+        """Redis key of the period's counters."""
         return redis_key(f"budget:{self.budget_id}:{self.start}")
 
     @property

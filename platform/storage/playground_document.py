@@ -34,7 +34,7 @@ class Call(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class AnswerFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """What an answer is, beside where it stands."""
+    """Fields of an answer besides its position."""
 
     text: str
     model: Short = ""
@@ -99,7 +99,7 @@ def validate_document(document: Any) -> dict[str, Any]:
 
 
 def search_text(title: str, document: dict[str, Any]) -> str:
-    """What a search looks at: the title and all that was said, in small letters, without NUL."""
+    """Searchable text: the title and all turns in lower case, without NUL."""
     texts = [title]
     for turn in document["turns"]:
         texts += [turn["text"], (turn.get("beside") or {}).get("text", "")]

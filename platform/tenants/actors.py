@@ -36,7 +36,7 @@ class Actor:
         return self.key is not None  # its scope was given by an operator
 
     def role_in(self, tenant: Tenant) -> Role | None:
-        """Its role in the tenant, or None for a stranger. A key acts in its own tenant alone."""
+        """The actor's role in the tenant, or None. A key acts only in its own tenant."""
         if self.key is not None and self.key.tenant_id != tenant.pk:
             return None
         if self.user is not None:

@@ -355,7 +355,7 @@ class AuditQuerySet(models.QuerySet):
 
 
 class AuditEntry(models.Model):
-    """Who did what to what, when. None can be changed, or deleted but by `tenants.audit_retention`.
+    """An audited action. Rows never change; only `tenants.audit_retention` deletes them.
 
     `details["changes"]` holds `{field: [before, after]}`. Actor and key are no constraints: what
     they did stays, under their ids, whatever becomes of them.
@@ -433,7 +433,7 @@ class User(AbstractUser):
     session_epoch = models.PositiveIntegerField(default=0, editable=False)
 
     def _get_session_auth_hash(self, secret: str | None = None) -> str:
-        """What a session must hold to go on: a new password or a new epoch ends them all.
+        """Hash that a session must hold: a new password or a new epoch ends all sessions.
 
         Django compares it at every request, so that a session ends everywhere at once, known to
         us or not.

@@ -114,7 +114,7 @@ class ConsoleConsumer(SessionConsumer):
         self._store_pending((message["topic"], message["tenant_id"]), message["data"])
 
     async def live_check(self, message: dict[str, Any]) -> None:
-        """What `_check_layer` sends."""
+        """Receive the probe that `_check_layer` sends."""
 
     def _store_pending(self, key: Key, data: Any) -> None:
         if key in self._names:

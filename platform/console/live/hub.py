@@ -96,7 +96,7 @@ _encode_canonical = msgspec.json.Encoder(order="deterministic").encode
 
 
 async def read_topic(topic: Topic, tenant_id: int) -> dict[str, Any]:
-    """What is so now; `{"unknown": True}` while nobody can say."""
+    """The topic's current data; `{"unknown": True}` while it can't be read."""
     if not topic.read:
         return {}
     try:
@@ -130,7 +130,7 @@ class Leader:
             self._tasks[key] = loop.create_task(keep_running(f"topic {topic.name}", publish))
 
     def remove(self, key: Key, socket: object) -> None:
-        """It wants it no more."""
+        """Remove a subscriber."""
         sockets = self._sockets.get(key, set())
         sockets.discard(socket)
         if not sockets:
