@@ -29,9 +29,8 @@ class WindowedDetokenizer:
         self._skipped = skipped
         self._spaces_between = spaces_between
         self._last_added = False
-        kept = [token for token in prompt_token_ids[-64:] if token not in skipped]
-        self._window = kept[-CONTEXT_TOKENS:]
-        self._read = len(self._window)
+        self._window = [token for token in prompt_token_ids[-64:] if token not in skipped]
+        self._shorten()
 
     def _decode(self, ids: list[int]) -> str:
         return self._tokenizer.decode_window(ids, False)
@@ -60,9 +59,20 @@ class WindowedDetokenizer:
 
     def _advance(self, text: str) -> str:
         """Mark the window as read and keep only its end as the next context."""
-        self._window = self._window[-CONTEXT_TOKENS:]
-        self._read = len(self._window)
+        self._shorten()
         return text
+
+    def _shorten(self) -> None:
+        """Keep the window's end. It begins with a whole character: a decoder that gathers bytes
+        would take what is left of one for an error, and the characters behind it too.
+        """
+        start = max(0, len(self._window) - CONTEXT_TOKENS)
+        for earlier in range(start, max(-1, start - MAX_PENDING), -1):
+            if not self._decode(self._window[earlier:]).startswith(REPLACEMENT):
+                start = earlier
+                break
+        self._window = self._window[start:]
+        self._read = len(self._window)
 
     def flush(self) -> str:
         """Return the remaining text, even if unfinished."""

@@ -9,8 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
+from tokenizers import decoders
 
 from engine.text.detokenizer import IncrementalDetokenizer
+from engine.text.tokenizer import load_tokenizer
+from tests.engine.text import folders
 from tests.engine.text.conftest import BYTE_KINDS, KINDS
 
 HARD = [
@@ -160,3 +163,32 @@ def test_cost_of_a_token_doesnt_grow_with_the_output(tokenizer_of, kind):
         for token in ids:
             stream.push([token])
     assert seen <= 40 * len(ids)
+
+
+#: Decoders with bytes that aren't read token by token, so that a window is decoded.
+BYTE_DECODERS = {
+    "metaspace": [decoders.ByteFallback(), decoders.Metaspace()],
+    "replace_last": [decoders.ByteFallback(), decoders.Fuse(), decoders.Replace("▁", " ")],
+    "other_space": [decoders.Replace("▁", "_"), decoders.ByteFallback(), decoders.Fuse()],
+    "stripped": [
+        *(decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()),
+        decoders.Strip(" ", 2, 0),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", BYTE_DECODERS)
+@pytest.mark.parametrize("head", ["", "a", "日本語😀", "x 👋🏽"])
+def test_fault_92_a_window_of_bytes_begins_with_a_whole_character(tmp_path, name, head):
+    backend = folders.sentencepiece_bpe()
+    backend.decoder = decoders.Sequence(BYTE_DECODERS[name])
+    folders.save(tmp_path, backend, folders.SENTENCEPIECE_CONFIG)
+    tokenizer = load_tokenizer(str(tmp_path))
+    assert tokenizer.byte_rules is None
+    prompt = backend.encode(head).ids
+    for text in (*HARD, "日本語のテキスト漢字😀😀😀" * 5, "👩‍👩‍👧‍👦👍🏽 ab 😀", "ab😀cd😀ef"):
+        ids = backend.encode(text, add_special_tokens=False).ids
+        before, whole = backend.decode(prompt), backend.decode(prompt + ids)
+        parts = pushes(tokenizer, prompt, ids)
+        assert "".join(parts) == whole[len(before) :]
+        assert "\ufffd" in whole or not any("\ufffd" in part for part in parts)
