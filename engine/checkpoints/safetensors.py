@@ -298,6 +298,8 @@ class WeightReader:
                 names: Iterable[str] = list(handle.keys())
         except (SafetensorError, OSError) as error:
             reason = f"{path} isn't a valid safetensors file: {error}."
+            if is_lfs_pointer(path):
+                reason = f"{path} is a git-lfs pointer; get the file itself by `git lfs pull`."
             raise ModelLoadError(reason, param="model") from error
         file = MappedFile(path)
         self._files.append(file)
@@ -311,6 +313,16 @@ class WeightReader:
                 raise ModelLoadError(f"{path}: {name!r} is in {other}, too.", param="model")
             self._places[name] = file, entry
         self._metadata |= header.get("__metadata__") or {}
+
+
+def is_lfs_pointer(path: Path) -> bool:
+    """Whether a file is the text that git keeps in place of a large file."""
+    begin = b"version https://git-lfs."
+    try:
+        with path.open("rb") as file:
+            return file.read(len(begin)) == begin
+    except OSError:
+        return False
 
 
 def _size(entry: Mapping[str, Any]) -> int:

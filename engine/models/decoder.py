@@ -7,6 +7,7 @@ Activations are float32 on a CPU whatever the weights' dtype is, and in the weig
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
@@ -18,7 +19,13 @@ from engine.models.compiled_decoder import compile_decoder
 from engine.models.decoder_spec import DecoderSpec
 from engine.models.forward_context import AttentionMetadata, KVScales, LayerCache, allocate_kv_cache
 from engine.models.layers.decoder_layer import Layer, adapted, build_layer, describe
-from engine.models.layers.linear import LayerWeights, MoeBlock, experts_of, named_tensors
+from engine.models.layers.linear import (
+    LayerWeights,
+    MoeBlock,
+    TableDescription,
+    experts_of,
+    named_tensors,
+)
 from engine.models.layers.mamba import LayerStateCache, StateTable
 from engine.models.layers.moe import Weights
 from engine.models.layers.norm import Norm, make_norm
@@ -39,6 +46,8 @@ from kernels import KernelSet, LinearLayer
 from kernels.compiled_decoder import BatchTables, CompiledStep, EmbeddingAndHead
 from kernels.interface import NO_NORM, AuxStateBuffer, CompiledDecoder
 from kernels.lora import LayerLoras, LoraTable
+
+log = logging.getLogger(__name__)
 
 
 class LMHeadWithAddedTokens(LinearLayer):
@@ -209,6 +218,21 @@ class NativeDecoder(SupportsLoRA):
             # Tied while it was trained; the head alone was quantised.
             own = described.head
             self.lm_head = loader.table(replace(described.head, name=spec.names.lm_head))
+        elif own is None and loader.has_other_head():
+            log.warning(
+                "config.json ties the output layer to the embedding, but the checkpoint has "
+                "another one, %s, which is used.",
+                spec.names.lm_head,
+            )
+            own = TableDescription(spec.names.embedding)
+            self.lm_head = loader.table(replace(described.head, name=spec.names.lm_head))
+        elif own is not None and loader.lacks_head():
+            log.warning(
+                "The checkpoint has no output layer, %s: the embedding is used.",
+                described.head.name,
+            )
+            own = None
+            self.lm_head = loader.table(replace(described.head, name=spec.names.embedding))
         else:
             self.lm_head = loader.table(described.head)
         self.embedding = self.lm_head if own is None else loader.table(own)

@@ -112,6 +112,24 @@ class WeightLoader:
     def _is_there(self, name: str) -> bool:
         return f"{name}.weight".removeprefix(self._strip) in self.weights
 
+    def has_other_head(self) -> bool:
+        """Whether the checkpoint has an output layer that differs from the embedding."""
+        names, shape = self.spec.names, (self.spec.vocab_size, self.spec.hidden_size)
+        if names.lm_head == names.embedding or not self._is_there(names.lm_head):
+            return False
+        if not self._is_there(names.embedding) or self.has_packed(names.embedding):
+            return False
+        head, embedding = (
+            self.tensor(f"{name}.weight", shape) for name in (names.lm_head, names.embedding)
+        )
+        return not torch.equal(head, embedding)
+
+    def lacks_head(self) -> bool:
+        """Whether the checkpoint has an embedding and no output layer, packed or not."""
+        names = self.spec.names
+        there = self._is_there(names.lm_head) or self.has_packed(names.lm_head)
+        return not there and self._is_there(names.embedding)
+
     def has_packed(self, name: str) -> bool:
         """Whether the checkpoint keeps a layer's weight packed."""
         return not self._is_plain(name)

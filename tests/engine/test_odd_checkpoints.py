@@ -15,10 +15,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import kernels
+from engine import LLM, SamplingParams
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ModelLoadError, QuireError
 from engine.model_loader.loader import LoadedModel, load_model
-from tests.engine.models import make_model
+from tests.engine.models import Oracle, make_model
 
 NAME = "model.layers.0.self_attn.q_proj.weight"
 INDEX = "model.safetensors.index.json"
@@ -222,3 +223,42 @@ def test_fault_40_bytes_changed_anywhere_are_refused_or_read(folder: Path, name:
         except QuireError as error:
             refused += len(str(error)) < 2000
     assert refused > turns // 4
+
+
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+
+
+def greedy(folder: Path) -> list[int]:
+    llm = LLM(
+        str(folder), dtype="float32", max_model_len=64, num_gpu_blocks_override=16, num_threads=1
+    )
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    [output] = llm.generate([{"prompt_token_ids": [3, 5, 7]}], params, use_tqdm=False)
+    return list(output.outputs[0].token_ids)
+
+
+@pytest.mark.parametrize("ties", [True, False])
+@pytest.mark.parametrize("head", ["other", "same", "none"])
+def test_fault_89_the_head_is_the_files_where_config_json_says_something_else(
+    folder: Path, ties: bool, head: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    embedding = tensors[EMBEDDING]
+    heads = {"other": embedding.flip(0).contiguous(), "same": embedding.clone()}
+    tensors.pop(HEAD, None)
+    save_file(tensors | ({HEAD: heads[head]} if head in heads else {}), file, {"format": "pt"})
+    change(folder, tie_word_embeddings=ties)
+    tokens = greedy(folder)
+    logged = "output layer" in caplog.text
+    assert logged == ((ties and head == "other") or (not ties and head == "none"))
+    if head == "none":  # where transformers would draw one at random
+        change(folder, tie_word_embeddings=True)
+    assert tokens == Oracle(folder).greedy([3, 5, 7], 12)
+
+
+def test_a_pointer_in_place_of_weights_is_named(folder: Path) -> None:
+    (folder / "model.safetensors").write_text(
+        "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 123456789\n"
+    )
+    assert "is a git-lfs pointer; get the file itself by `git lfs pull`" in str(refused(folder))
