@@ -363,6 +363,7 @@ def test_a_requests_print_is_that_of_all_its_prompts(count: int) -> None:
         sampling=sampling,
         prompts=prompts,
         embeds=[],
+        media=[],
     )
     told = msgspec.msgpack.encode(msgspec.to_builtins(sampling, str_keys=True), order="sorted")
     whole = hashlib.sha256(b"m\0e\0" + told + msgspec.msgpack.encode(prompts))
