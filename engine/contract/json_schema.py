@@ -198,16 +198,19 @@ def _close(node: dict[str, Any], parts_of: dict[int, list[Any]]) -> None:
             ("patternProperties", patterns),
         ):
             value = part.get(key)
-            known |= dict.fromkeys(value if isinstance(value, dict | list) else (), True)
+            listed = value if isinstance(value, dict | list) else ()
+            known |= {name: True for name in listed if isinstance(name, str)}
     if not patterns and _min_properties(node) > len(names):
         return  # it needs more than it names
-    properties = node.get("properties", {})
-    if not isinstance(properties, dict) or not (names or patterns or "properties" in node):
+    properties, by_pattern = node.get("properties", {}), node.get("patternProperties", {})
+    if not isinstance(properties, dict) or not isinstance(by_pattern, dict):
+        return  # the grammar's compiler says what is wrong
+    if not (names or patterns or "properties" in node):
         return
-    others = {name: True for name in names if isinstance(name, str) and name not in properties}
+    others = {name: True for name in names if name not in properties}
     node["properties"] = properties | others
     if patterns:
-        node["patternProperties"] = {**patterns, **node.get("patternProperties", {})}
+        node["patternProperties"] = {**patterns, **by_pattern}
     node["additionalProperties"] = False
 
 

@@ -99,7 +99,7 @@ async def test_less_common_messages_reach_the_template(
         {"role": "tool", "content": "x"},
         {"role": "function", "content": "x"},
         {"role": "assistant", "content": [{"type": "refusal", "text": "no"}]},
-        {"role": "assistant", "function_call": {"name": "f"}},
+        {"role": "assistant", "function_call": {}},
     ],
 )
 async def test_what_lacks_a_part_is_still_refused(served: Gateway, message: Any) -> None:

@@ -101,7 +101,7 @@ LATE = [USER, {"role": "system", "content": "be brief"}, {"role": "user", "conte
     ("template", "expected"),
     [
         (PLAIN, "user:hello;system:be brief;user:now;"),
-        (FIRST + PLAIN, "system:be brief;user:hello;user:now;"),
+        (FIRST + PLAIN, "user:hello\n\nbe brief\n\nnow;"),
     ],
 )
 async def test_a_late_system_message_stays_where_the_template_takes_it(

@@ -90,7 +90,7 @@ ROUTES: tuple[Route, ...] = (
         /version /load /server_info /is_sleeping /is_paused /tokenizer_info /openapi.json
         """,
     ),
-    Route("POST", "/v1/lora/load", "/v1/lora/load"),
+    Route("POST", "/v1/lora/load"),
     Route("POST", "/v1/lora/unload", "/v1/lora/unload"),
     Route("POST", "/v1/generate", "/inference/v1/generate"),
     Route("GET", "/docs", "/openapi.json", "`/reference/` is the page"),
