@@ -91,7 +91,7 @@ ROUTES: tuple[Route, ...] = (
         """,
     ),
     Route("POST", "/v1/lora/load"),
-    Route("POST", "/v1/lora/unload", "/v1/lora/unload"),
+    Route("POST", "/v1/lora/unload"),
     Route("POST", "/v1/generate", "/inference/v1/generate"),
     Route("GET", "/docs", "/openapi.json", "`/reference/` is the page"),
     Route("POST", "/v1/audio/transcriptions", reason=_SPEECH),
