@@ -47,7 +47,8 @@ class FloatWeights:
         self._tables = {f"{names.embedding}.weight": "embedding", f"{names.lm_head}.weight": "head"}
 
     def __contains__(self, name: str) -> bool:
-        return name in self._inner
+        # Merged, the output layer of a model whose embedding is tied to it is another table.
+        return name in self._inner or bool(self._table(name))
 
     def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """See `Weights.get`. Raises `InvalidRequest` for what can't be merged."""
