@@ -48,7 +48,7 @@ class FloatWeights:
 
     def __contains__(self, name: str) -> bool:
         # Merged, the output layer of a model whose embedding is tied to it is another table.
-        return name in self._inner or bool(self._table(name))
+        return name in self._inner or bool(self._adapter.digest and self._table(name))
 
     def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """See `Weights.get`. Raises `InvalidRequest` for what can't be merged."""
