@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from engine.contract.vllm_variables import use_vllm_variables
+from engine.version import __version__
 
 PACKAGE = Path(__file__).resolve().parent
 #: The Django apps, by their own names: a wheel has them in this package, so that names such as
@@ -76,6 +77,9 @@ def main() -> None:
             f"Django can't be imported ({error}). Quire's own Python has it: `make install` "
             "makes it, `.venv/bin/quire ...` uses it."
         ) from error
+    if arguments[1:] in (["--version"], ["version"]):
+        print(f"quire {__version__}")
+        return
     try:
         if arguments[1:] in ([], ["help"], ["--help"], ["-h"]):
             django.setup()

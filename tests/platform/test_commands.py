@@ -27,8 +27,10 @@ from catalog import rollout as wait
 from catalog.models import Replica, ServedModel
 from common.commands import parse_expiry, parse_span
 from config.help import DJANGO_COMMANDS, GROUPS
+from engine.version import __version__
 from metering.access import UsageRecord, settle
 from metering.models import UsageEntry
+from quire import command_line
 from tenants.authentication import AuthenticationFailed, authenticate
 from tenants.models import ApiKey, AuditEntry, Role, Tenant
 from tests.platform.conftest import World
@@ -481,6 +483,15 @@ def test_help_alone_shows_the_overview(tmp_path: Path) -> None:
     done = manage(tmp_path, "help")
     assert re.search(r"^  rotate_key +Replace an API key", done.stdout, re.M)
     assert max(map(len, done.stdout.splitlines())) <= 96
+
+
+@pytest.mark.parametrize("word", ["--version", "version"])
+def test_the_version_is_quires(
+    word: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["quire", word])
+    command_line.main()
+    assert capsys.readouterr().out == f"quire {__version__}\n"
 
 
 @pytest.mark.system
