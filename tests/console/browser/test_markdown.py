@@ -6,9 +6,10 @@ import random
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page
+from playwright.sync_api import Page, expect
 
 from tests.console.browser.conftest import Open
+from tests.console.browser.playground import PlaygroundPage
 
 MODULE = "/static/console/js/markdown/stream.js"
 ONCE = f"""async (text) => {{
@@ -256,3 +257,10 @@ def test_the_page_of_the_renderer_is_really_ours(open_page: Open) -> None:
     """Guards the fixture above: its modules come from the server under its strict policy."""
     page = open_page("/login/", None)
     assert page.evaluate(ONCE, "**x**") == "<p><strong>x</strong></p>"
+
+
+def test_a_vector_has_its_arrow_and_needs_no_inline_style(playground: PlaygroundPage) -> None:
+    prose = playground.shown("$\\vec{x}$ and $$\\frac{\\sqrt{a}}{b}$$")
+    expect(prose.locator("math mover mo").first).to_have_text("\u20d7")
+    expect(prose.locator("math mfrac msqrt")).to_have_count(1)
+    assert prose.locator(".math [style]").count() == 0
