@@ -148,6 +148,12 @@ def test_requests_are_narrowed(login: Login, requests: None) -> None:
     assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "status")
 
 
+def test_a_search_is_not_told_of_newer_requests(login: Login, requests: None) -> None:
+    ada = login("ada")
+    assert b"data-newest" in ada.get("/console/requests/?tenant=acme").content
+    assert b"data-newest" not in ada.get("/console/requests/?tenant=acme&model=nothing").content
+
+
 def test_the_story_names_what_happened_and_of_others_only_that_there_was_work(
     login: Login, requests: None
 ) -> None:

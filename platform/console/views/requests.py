@@ -131,13 +131,17 @@ def show(
     if form.data.get("id") and len(entries) == 1 and request.method == "GET":
         return redirect("request", name=entries[0].request_id)
     query = {k: v for k, v in request.GET.items() if k != "page" and v}
+    searched = not query.keys() <= {"tenant", "all"}
     context |= {
         **tenant_context(user, tenant),
         "page": page,
         "operator": to_actor(user).is_operator,
-        "searched": any(v for k, v in query.items() if k not in ("tenant", "all")),
+        "searched": searched,
         "query": urlencode(query),
-        "newest": _newest_start(
+        # The topic knows of any new request, not whether it matches a search.
+        "newest": None
+        if searched
+        else _newest_start(
             page, entries, all_tenants=all_tenants, operator=to_actor(user).is_operator
         ),
         "error": error,
