@@ -202,13 +202,16 @@ def _body(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tokens_per_s(generation: Generation) -> float:
-    """Tokens per second after the first; 0 for a single token, or where it's unknown."""
+    """Tokens per second after the first; 0 where it's unknown, or the time says nothing."""
     count = generation.usage.completion_tokens
     if generation.first_token_at is None or count < 2 or generation.resumed_from is not None:
         return 0.0
-    return round((count - 1) / max(time.perf_counter() - generation.first_token_at, 1e-6), 2)
+    seconds = time.perf_counter() - generation.first_token_at
+    return round((count - 1) / seconds, 2) if seconds >= MIN_MEASURED_S else 0.0
 
 
+#: Tokens of short answers can arrive in one message: the time between them then says nothing.
+MIN_MEASURED_S = 0.1
 MAX_RUNNING_ANSWERS = 4
 MAX_ID_CHARS = 64
 MAX_TENANT_CHARS = 63

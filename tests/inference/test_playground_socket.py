@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib import import_module
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from asgiref.sync import sync_to_async
@@ -17,6 +18,8 @@ from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_K
 
 from engine.text import Tokenizer
 from inference.engine_client.client import get_engine_client
+from inference.generation.generation import Generation
+from inference.playground import _tokens_per_s
 from inference.routing import websocket_urlpatterns
 from tenants import actions
 from tenants.actors import SYSTEM_ACTOR
@@ -88,6 +91,16 @@ async def test_an_answer_waits_for_its_tenants_turn_to_be_rendered(
     assert rendered_for == {gateway.rows.tenant.slug}
 
 
+@pytest.mark.parametrize(("seconds", "rate"), [(0.002, 0.0), (2.0, 4.0)])
+def test_an_answer_that_came_at_once_has_no_rate(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, rate: float
+) -> None:
+    monkeypatch.setattr("time.perf_counter", lambda: 10.0 + seconds)
+    usage = SimpleNamespace(completion_tokens=9)
+    generation = SimpleNamespace(usage=usage, first_token_at=10.0, resumed_from=None)
+    assert _tokens_per_s(cast(Generation, generation)) == rate
+
+
 async def test_an_answer_comes_in_frames(
     gateway: Gateway, tokenizer: Tokenizer, session_key: str
 ) -> None:
@@ -107,7 +120,7 @@ async def test_an_answer_comes_in_frames(
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
     assert usage["prompt_tokens_details"] == {"cached_tokens": 0}
     assert done["ttft_ms"] > 0
-    assert done["tokens_per_s"] > 0
+    assert done["tokens_per_s"] >= 0
     (record,) = await gateway.usage()
     assert (record.endpoint, record.key_id, record.stream) == ("playground", None, True)
     assert record.user_id is not None

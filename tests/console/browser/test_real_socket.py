@@ -46,7 +46,7 @@ def test_a_message_is_answered_by_the_replica(playground: PlaygroundPage) -> Non
     answer = playground.answer_to("Hi")
     expect(answer.locator(".prose")).to_have_text("Hello from the replica.")
     figures = answer.locator(".colophon")
-    for pattern in (r"\d+ tokens", r"[\d.,]+ tok/s", r"first after [\d.]+ m?s", r"prompt \d+"):
+    for pattern in (r"\d+ tokens", r"first after [\d.]+ m?s", r"prompt \d+"):
         expect(figures).to_contain_text(re.compile(pattern))
 
 
