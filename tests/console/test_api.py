@@ -18,7 +18,7 @@ from metering.ledger import insert_records
 from metering.usage_record import UsageRecord
 from tenants.actions import add_member
 from tenants.actors import SYSTEM_ACTOR
-from tenants.models import Role, Tenant, User
+from tenants.models import Membership, Role, Tenant, User
 from tests.console.beats import heartbeat
 from tests.console.conftest import Beat, Login
 
@@ -72,7 +72,19 @@ def test_the_playground_offers_no_model_that_only_embeds(login: Login, beat: Bea
 @pytest.mark.usefixtures("committed")
 def test_a_user_without_a_tenant_sees_no_models(login: Login) -> None:
     response = login("nobody").get("/console/api/models")
-    assert response.json() == {"models": [], "tenant": None, "tenants": []}
+    assert response.json() == {
+        "models": [],
+        "tenant": None,
+        "tenants": [],
+        "view_only": False,
+    }
+
+
+@pytest.mark.usefixtures("committed")
+def test_the_playground_knows_who_may_only_look(login: Login) -> None:
+    assert login("ada").get("/console/api/models").json()["view_only"] is False
+    Membership.objects.filter(user__username="ada").update(role=Role.VIEWER)
+    assert login("ada").get("/console/api/models").json()["view_only"] is True
 
 
 @pytest.mark.usefixtures("committed")

@@ -39,6 +39,7 @@ from metering.recent_usage import recent_usage
 from tenants.access import access_tenants
 from tenants.actions.tenants import MAX_RESERVED_FRACTION
 from tenants.actors import to_actor
+from tenants.api_keys import INFERENCE
 from tenants.authentication import caller_for_user
 from tenants.models import Tenant
 from tenants.sessions import UserRequest
@@ -61,7 +62,7 @@ def models(request: UserRequest) -> dict[str, Any]:
     try:
         caller = async_to_sync(caller_for_user)(request.user, tenant)
     except PermissionDenied:
-        return {"models": [], "tenant": None, "tenants": []}
+        return {"models": [], "tenant": None, "tenants": [], "view_only": False}
     cards = async_to_sync(access_models)(caller)
     names = {card.parent or card.id for card in cards}
     rows = Replica.objects.filter(served_model__name__in=names).select_related("served_model")
@@ -77,7 +78,12 @@ def models(request: UserRequest) -> dict[str, Any]:
         for state in [states[card.parent or card.id]]
         if GENERATE in (state["tasks"] or [GENERATE])
     ]
-    return {"models": available, "tenant": caller.tenant, "tenants": tenants}
+    return {
+        "models": available,
+        "tenant": caller.tenant,
+        "tenants": tenants,
+        "view_only": INFERENCE not in caller.scopes,
+    }
 
 
 @json_view

@@ -66,6 +66,10 @@ def test_fault_38_a_shared_link_opens_for_the_tenant_alone(
     history = drawer(page)
     history.get_by_label("Search").fill("otter")
     history.get_by_role("button", name="Share For my colleagues").click()
+    expect(history.get_by_text("Let all members of acme read")).to_be_visible()
+    olga.goto(server.url + where)
+    expect(olga.get_by_text("Conversation not found.")).to_be_visible()
+    history.get_by_role("button", name="Share", exact=True).click()
     expect(history.get_by_role("status")).to_contain_text("can read it")
     olga.goto(server.url + where)
     expect(olga.get_by_text("Conversation not found.")).to_be_visible()
@@ -74,6 +78,18 @@ def test_fault_38_a_shared_link_opens_for_the_tenant_alone(
     expect(root.locator("#kept")).to_contain_text("Shared by ada")
     root.wait_for_timeout(2000)
     assert root.url.endswith(where)  # to look at it makes no copy
+
+
+def test_sharing_asks_first_and_can_be_cancelled(playground: PlaygroundPage) -> None:
+    playground.answer_to("About the shy badger")
+    kept(playground)
+    history = drawer(playground.page)
+    patches: list[str] = []
+    playground.page.on("request", lambda sent: patches.append(sent.method))
+    history.get_by_role("button", name="Share About the shy badger").click()
+    history.get_by_role("button", name="Cancel").click()
+    expect(history.get_by_role("button", name="Share About the shy badger")).to_be_visible()
+    assert "PATCH" not in patches
 
 
 def test_what_is_done_to_a_row_outlives_a_list_that_comes_late(
@@ -85,6 +101,7 @@ def test_what_is_done_to_a_row_outlives_a_list_that_comes_late(
     history = drawer(page)
     share = history.get_by_role("button", name="Share Where do herons")
     share.click()
+    history.get_by_role("button", name="Share", exact=True).click()
     expect(history.get_by_role("status")).to_contain_text("can read it")
     with page.expect_response(lambda answer: "q=herons" in answer.url):
         history.get_by_label("Search").fill("herons")

@@ -63,3 +63,12 @@ def test_a_failing_list_is_told_and_asked_for_again(open_page: Open) -> None:
     page.goto(page.url.replace(NOTHING, "/"))
     expect(page.locator("#toast")).to_contain_text("Redis is away.")
     PlaygroundPage(page).ready()
+
+
+def test_viewers_see_why_they_cannot_send_and_nothing_that_sends(open_page: Open) -> None:
+    model = {"id": "quill", "state": "ready", "load_progress": 0, "max_model_len": 4096}
+    answer = {"models": [model], "tenant": "acme", "view_only": True}
+    page = open_page(answers={"/console/api/models": answer})
+    expect(page.get_by_text("Viewers can't send messages.")).to_be_visible()
+    expect(page.get_by_label("Message", exact=True)).to_be_hidden()
+    expect(page.locator(".starter").first).to_be_hidden()

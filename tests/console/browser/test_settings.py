@@ -94,6 +94,24 @@ def test_a_slider_and_its_field_go_together(playground: PlaygroundPage) -> None:
     expect(slider).to_have_class("at-rest")
 
 
+def test_reset_all_empties_the_system_prompt_tools_and_schema_too(
+    playground: PlaygroundPage,
+) -> None:
+    page = playground.page
+    fill(playground, "temperature", "0.4")
+    page.locator("#system").fill("Answer in verse.")
+    page.locator("#x-tools").fill('[{"name": "weather"}]')
+    page.locator("#x-schema").fill('{"type": "object"}')
+    page.get_by_label("Show token probabilities").check()
+    page.get_by_role("button", name="Reset all").click()
+    request = playground.requested()
+    assert set(request["sampling"]) == {"seed"}
+    assert not {"tools", "response_format"} & set(request)
+    expect(playground.answers.first.locator(".prose")).to_contain_text("roles: user")
+    expect(page.locator("#system")).to_have_value("")
+    expect(page.get_by_label("Show token probabilities")).not_to_be_checked()
+
+
 def test_an_error_about_a_setting_leads_to_it(playground: PlaygroundPage) -> None:
     error = {
         "message": "The context is 4096 tokens.",

@@ -39,7 +39,7 @@ export class AnswerView {
     this.copy = tool("copy", "Copy the answer", () => copyFrom(this.copy, turn.text));
     this.tokens = new TokensView(turn, this.prose);
     const again = tool("again", "Answer again", () => actions.again());
-    again.classList.add("only-last");
+    again.classList.add("only-last", "asks");
     this.tools = el("div", { class: "turn-tools" }, this.tokens.button, this.copy, again);
     this.who = el("h2", { class: "turn-who" }, turn.model ?? "Answer");
     this.element = el(

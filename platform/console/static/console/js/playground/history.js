@@ -92,7 +92,7 @@ export class History {
     const item = el("li", { dataset: { id: row.id } });
     const tools = [
       tool("edit", `Rename ${row.title}`, () => this.#rename(row, item)),
-      tool("people", `Share ${row.title}`, () => this.#share(row, item)),
+      tool("people", `Share ${row.title}`, () => (row.shared ? this.#share(row, item) : this.#askToShare(row, item))),
       tool("close", `Delete ${row.title}`, () => this.#delete(row, item)),
     ];
     item.append(open, el("div", { class: "history-line" }, when, shared, el("div", { class: "history-tools" }, ...tools)));
@@ -131,11 +131,18 @@ export class History {
     delete item.dataset.busy;
   }
 
-  async #delete(row, item) {
-    const sure = el("button", { type: "button", class: "button small danger" }, "Delete it for good");
-    const keep = el("button", { type: "button", class: "button quiet small" }, "Cancel");
-    keep.addEventListener("click", () => item.replaceWith(this.#row(row)));
-    sure.addEventListener("click", async () => {
+  #askToShare(row, item) {
+    const text = `Let all members of ${row.tenant} read "${row.title}"?`;
+    this.#confirm(row, item, text, el("button", { type: "button", class: "button small" }, "Share"), async () => {
+      const shown = this.#row(row);
+      item.replaceWith(shown);
+      await this.#share(row, shown);
+    });
+  }
+
+  #delete(row, item) {
+    const button = el("button", { type: "button", class: "button small danger" }, "Delete it for good");
+    this.#confirm(row, item, row.title, button, async () => {
       try {
         await send("DELETE", `${this.#url}/${row.id}`);
         item.remove();
@@ -144,9 +151,16 @@ export class History {
         this.#say(error.message);
       }
     });
+  }
+
+  /** The row asks before it acts. */
+  #confirm(row, item, text, button, action) {
+    const cancel = el("button", { type: "button", class: "button quiet small" }, "Cancel");
+    cancel.addEventListener("click", () => item.replaceWith(this.#row(row)));
+    button.addEventListener("click", action);
     item.dataset.busy = "";
-    item.replaceChildren(el("p", {}, row.title), el("div", { class: "history-line" }, sure, keep));
-    sure.focus();
+    item.replaceChildren(el("p", {}, text), el("div", { class: "history-line" }, button, cancel));
+    button.focus();
   }
 
   async #change(row, changes, done) {

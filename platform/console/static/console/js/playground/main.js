@@ -93,11 +93,13 @@ if (conversation.second) showSecond(true);
 
 /* -- models -- */
 
-function showModels({ models, tenant, tenants: all = [] }) {
+function showModels({ models, tenant, tenants: all = [], view_only: viewOnly = false }) {
   tenants.update(all, tenant);
   picker.update(models);
   second.update(models);
   byId("no-models").hidden = models.length > 0;
+  root.toggleAttribute("data-view-only", viewOnly);
+  byId("view-only").hidden = !viewOnly;
   composer.blocked = models.length > 0 ? "" : "no model";
   root.dataset.models = "known";
 }
@@ -126,11 +128,21 @@ system.addEventListener("input", () => {
   conversation.changed();
 });
 
-/** The fields follow a conversation that was opened. */
-function showConversation() {
+byId("reset-all").addEventListener("click", () => {
+  Object.assign(conversation, { system: "", tools: "", schema: "", settings: {} });
+  conversation.changed();
+  showSettings();
+});
+
+function showSettings() {
   system.value = conversation.system;
   settings.show(conversation.settings);
   extras.show();
+}
+
+/** The fields follow a conversation that was opened. */
+function showConversation() {
+  showSettings();
   picker.value = conversation.model;
   second.value = conversation.second;
   showSecond(Boolean(conversation.second));
@@ -149,6 +161,16 @@ for (const button of root.querySelectorAll("[data-starter]")) {
   button.addEventListener("click", () => composer.put(button.dataset.starter));
 }
 addEventListener("keydown", keys);
+
+/** A browser would open a dropped file in place of the page, and drop a pasted one silently. */
+function refuseFiles(event, transfer) {
+  if (!transfer?.types.includes("Files")) return;
+  event.preventDefault();
+  if (event.type !== "dragover") page.say("Files can't be attached here yet. Images can be sent by the API.");
+}
+
+for (const type of ["dragover", "drop"]) addEventListener(type, (event) => refuseFiles(event, event.dataTransfer));
+byId("prompt").addEventListener("paste", (event) => refuseFiles(event, event.clipboardData));
 
 system.value = conversation.system;
 playground.restore();

@@ -11,6 +11,7 @@ export class QuestionView {
     this.actions = actions;
     this.text = el("div", { class: "question-text", dir: "auto" }, turn.text);
     this.editButton = tool("edit", "Edit and send again", () => this.edit());
+    this.editButton.classList.add("asks");
     const copy = tool("copy", "Copy", () => copyFrom(copy, turn.text));
     this.tools = el("div", { class: "turn-tools" }, copy, this.editButton);
     this.element = el(

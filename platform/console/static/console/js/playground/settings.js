@@ -17,7 +17,6 @@ export class Settings {
     for (const range of form.querySelectorAll("input[type=range]")) this.#link(range);
     form.addEventListener("input", (event) => this.#changed(event.target));
     form.addEventListener("submit", (event) => event.preventDefault());
-    form.querySelector("[data-reset]").addEventListener("click", () => this.reset());
     this.show(raw);
   }
 
@@ -65,14 +64,6 @@ export class Settings {
   /** Put the reader at a field. */
   focus(name) {
     this.#input(name)?.focus();
-  }
-
-  /** All back to the model's own choice. */
-  reset() {
-    for (const input of this.#inputs()) {
-      input.value = "";
-      this.#changed(input);
-    }
   }
 
   #inputs() {
