@@ -252,6 +252,12 @@ def check_source(source: str) -> str:
     is_path = source.startswith(("/", ".", "~")) or source.count("/") > 1
     if is_path or path.exists():
         raise InvalidRequest(f"There is no folder {path}.", param="source")
+    if any(character.isspace() for character in source):
+        raise InvalidRequest(
+            f"source must be a folder or a hub id; there is no folder {source!r}, and hub ids have "
+            "no spaces.",
+            param="source",
+        )
     return source
 
 
