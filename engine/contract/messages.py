@@ -86,6 +86,8 @@ HEARTBEAT_TTL_S = 5.0
 #: After this long without a heartbeat a replica gets no new requests while there is another, which
 #: takes over its requests.
 HEARTBEAT_TIMEOUT_S = 2.5
+#: Exit status of a replica whose settings are refused: started again, it would end the same way.
+EXIT_CONFIG = 2
 #: A replica whose loop has made no progress for this long isn't ready, whatever its port says.
 STALL_TIMEOUT_S = 20.0
 #: XADD MAXLEN ~ for an outbox: an abandoned gateway's stream stays bounded.

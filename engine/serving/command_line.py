@@ -14,6 +14,7 @@ from engine.contract import redis_keys
 from engine.contract.command_line import expand_args
 from engine.contract.engine_config import EngineConfig, add_cli_args
 from engine.contract.errors import ConfigError
+from engine.contract.messages import EXIT_CONFIG
 from engine.contract.observability import configure_logging
 from engine.serving.inbox import IncarnationReplaced
 from engine.serving.service import EXIT_FAULT, EngineService
@@ -65,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
             raise ConfigError("--model is required.", param="model")
     except ConfigError as error:
         log.error("%s", error.message)
-        return 2
+        return EXIT_CONFIG
     threading.excepthook = _die_with_thread
     client = blocking_client(args.redis_url)
     service = EngineService(config, args.replica_id, client, args.key_prefix, spare=args.spare)

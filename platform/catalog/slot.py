@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ from catalog.models import ReplicaState
 from catalog.processes import ManagedProcess, kill_when_stopped, spawn
 from catalog.replica_log import ReplicaLog
 from catalog.replica_rows import state_of
-from engine.contract.messages import Heartbeat
+from engine.contract.messages import EXIT_CONFIG, Heartbeat
 from engine.system.step_record import SharedStepRecord
 
 logger = logging.getLogger(__name__)
@@ -180,7 +181,7 @@ class ReplicaSlot:
         reason = STOPPED_BY_SIGNAL if self.process.was_frozen else describe_exit(status)
         self.process = None
         if not self.stopping:
-            self._record_exit(self._killed_because or reason)
+            self._record_exit(self._killed_because or reason, starts_again=status != EXIT_CONFIG)
         return True
 
     def kill(self) -> None:
@@ -250,16 +251,21 @@ class ReplicaSlot:
         """Keep what a replica said of its own failure."""
         self.exit_detail = self.last_exit = detail
 
-    def _record_exit(self, reason: str) -> None:
+    def _record_exit(self, reason: str, *, starts_again: bool = True) -> None:
         """`ended`: how, in words."""
         healthy = (
             self.ready_since is not None and self._clock() - self.ready_since >= HEALTHY_AFTER_S
         )
         self.failures = 0 if healthy else self.failures + 1
-        wait = backoff(self.failures)
+        wait = backoff(self.failures) if starts_again else math.inf
         self._next_start = self._clock() + wait
         self._killed_because = ""
         self.exit_detail = self.last_exit = f"the replica {reason}"
+        then = (
+            f"it starts again in {wait:.1f} s"
+            if starts_again
+            else "its settings are refused, so it starts again when the model is changed or loaded"
+        )
         if self._log is not None:
-            self._log.write(f"{self.exit_detail}; it starts again in {wait:.1f} s")
-        logger.warning("replica %s %s; it starts again in %.1f s", self.replica_id, reason, wait)
+            self._log.write(f"{self.exit_detail}; {then}")
+        logger.warning("replica %s %s; %s", self.replica_id, reason, then)

@@ -9,7 +9,7 @@ from django.conf import settings
 
 from catalog.models import ReplicaState
 from catalog.slot import HEALTHY_AFTER_S, MAX_BACKOFF_S, STALLED_AFTER_S, ReplicaSlot, backoff
-from engine.contract.messages import Heartbeat, ModelInfo
+from engine.contract.messages import EXIT_CONFIG, Heartbeat, ModelInfo
 
 pytestmark = pytest.mark.system
 
@@ -105,6 +105,20 @@ def test_a_replica_that_dies_early_waits_longer_each_time(clock: Clock) -> None:
         assert slot.process is None
         clock.now += backoff(failures) + 0.01
     assert slot.restarts == 2
+
+
+def test_refused_settings_are_not_tried_again_before_they_change(clock: Clock) -> None:
+    slot = slot_with(f"raise SystemExit({EXIT_CONFIG})", clock)
+    slot.start_if_due(occupied=False)
+    run_until_dead(slot)
+    clock.now += 100 * MAX_BACKOFF_S
+    slot.start_if_due(occupied=False)
+    assert slot.process is None
+    assert slot.state(None)[0] is ReplicaState.FAILED
+    slot.update_config(datetime.now(UTC))
+    slot.start_if_due(occupied=False)
+    assert slot.process is not None
+    run_until_dead(slot)
 
 
 def test_one_that_served_for_a_while_starts_at_once(clock: Clock) -> None:
