@@ -3,7 +3,7 @@
 from allauth.account import views as account
 from django.urls import include, path, re_path
 
-from accounts.views import end_session
+from accounts.views import end_session, password_reset
 
 urlpatterns = [
     path("login/", account.login, name="login"),
@@ -16,7 +16,7 @@ urlpatterns = [
     path("account/password/", account.password_change, name="password"),
     path("account/password/", account.password_change, name="account_change_password"),
     path("account/password/set/", account.password_set, name="account_set_password"),
-    path("account/password/reset/", account.password_reset, name="account_reset_password"),
+    path("account/password/reset/", password_reset, name="account_reset_password"),
     path(
         "account/password/reset/done/",
         account.password_reset_done,

@@ -1,4 +1,4 @@
-"""The page behind an invitation's link: join as who you are, or as somebody new."""
+"""Pages of accounts: an invitation's link, a forgotten password, the end of a session."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from urllib.parse import urlencode
 
 from allauth.account.internal.flows.login import perform_login
 from allauth.account.models import Login
+from allauth.account.views import password_reset as reset_by_mail
 from allauth.usersessions.models import UserSession
 from django import forms
+from django.conf import settings
 from django.contrib.auth.decorators import login_required
 from django.contrib.auth.password_validation import password_validators_help_text_html
 from django.db import transaction
@@ -61,6 +63,13 @@ def invitation(request: HttpRequest, token: str) -> HttpResponse:
         form.add_error(error.param if error.param in form.fields else None, error.message)
     context = {"invitation": pending, "form": form}
     return render(request, "console/invitation.html", context)
+
+
+def password_reset(request: HttpRequest) -> HttpResponse:
+    """allauth's page; without a mail server, what to do instead."""
+    if settings.QUIRE.smtp_url:
+        return reset_by_mail(request)
+    return render(request, "account/password_reset_by_operator.html")
 
 
 @require_POST

@@ -126,7 +126,6 @@ TEMPLATES = [
                 "django.template.context_processors.request",
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
-                "console.context_processors.mail",
                 "console.context_processors.frame",
             ]
         },

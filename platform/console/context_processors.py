@@ -1,18 +1,12 @@
-"""Context of every template: navigation and mail settings."""
+"""Context of every template: the navigation."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from django.conf import settings
 from django.http import HttpRequest
 
 from console.navigation import navigation
-
-
-def mail(request: HttpRequest) -> dict[str, Any]:
-    """`mail_works`: whether mail is configured, as password resets require."""
-    return {"mail_works": bool(settings.QUIRE.smtp_url)}
 
 
 def frame(request: HttpRequest) -> dict[str, Any]:

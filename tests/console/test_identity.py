@@ -361,6 +361,18 @@ def test_a_forgotten_password_is_set_anew_by_mail(login: Login, settings: Any) -
     assert Client().get(path).status_code == 200, "a link works once"
 
 
+def test_without_a_mail_server_nobody_is_promised_mail(rows: None) -> None:
+    assert "Forgot your password?" in Client().get("/login/").content.decode()
+    for response in (
+        Client().get("/account/password/reset/"),
+        Client().post("/account/password/reset/", {"email": "ada@example.org"}),
+    ):
+        text = response.content.decode()
+        assert "sends no email" in text
+        assert "set_password" in text
+    assert mail.outbox == []
+
+
 def test_nobody_signs_up(rows: None) -> None:
     form = {"username": "eve", "password1": NEW, "password2": NEW}
     assert "no access" in Client().post("/account/signup/", form).content.decode()
