@@ -220,6 +220,12 @@ def test_a_budget_or_price_of_what_is_not_there_is_told(login: Login, acme: Tena
     assert "is called quil today" in text_of(root, "/console/prices/")
 
 
+def test_a_price_is_set_for_one_of_the_models_that_are_there(login: Login, acme: Tenant) -> None:
+    page = login("root").get("/console/prices/").content.decode()
+    assert "<option>quill</option>" in page
+    assert "<option>quill</option>" not in login("ada").get("/console/prices/").content.decode()
+
+
 def test_prices_are_seen_by_members_and_set_by_operators(login: Login, acme: Tenant) -> None:
     form = {"model": "acme-private", "input": "0.15", "output": "0.6", "valid_from": ""}
     assert login("ada").post("/console/prices/set/", form).status_code == 403

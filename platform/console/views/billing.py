@@ -126,11 +126,12 @@ def prices(request: UserRequest) -> HttpResponse:
 def show_prices(request: UserRequest, error: QuireError | None = None) -> HttpResponse:
     """Render the page with the last outcome or error."""
     user = request.user
-    now = timezone.now()
+    now, operator = timezone.now(), to_actor(user).is_operator
     rows = list(access_prices_of(user)[:MAX_PRICES])
     context = {
         "prices": [(price, _state(price, rows, now)) for price in rows],
-        "operator": to_actor(request.user).is_operator,
+        "operator": operator,
+        "names": sorted(priceable_names()) if operator else (),
         "currency": settings.QUIRE.currency.upper(),
         "error": error,
         "told": [str(message) for message in get_messages(request)],
