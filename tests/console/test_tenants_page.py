@@ -70,6 +70,15 @@ def test_fault_23_a_strangers_tenant_is_not_there(people: Login, name: str, path
     assert "Acme" not in answer.content.decode()
 
 
+def test_an_operator_who_is_no_member_is_not_called_one(people: Login) -> None:
+    assert '<span class="badge">Operator</span>' in (
+        people("root").get("/console/tenants/acme/").content.decode()
+    )
+    assert '<span class="badge">Owner</span>' in (
+        people("ada").get("/console/tenants/acme/").content.decode()
+    )
+
+
 def test_only_operators_set_limits_and_make_tenants(people: Login) -> None:
     for name, status in (("ada", 403), ("max", 403), ("olga", 404), ("nobody", 404)):
         assert people(name).post("/console/tenants/acme/limits/", FORM).status_code == status

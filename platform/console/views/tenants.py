@@ -371,7 +371,7 @@ def _home(request: UserRequest, slug: str, error: QuireError | None = None) -> H
     operator = to_actor(user).is_operator
     context = {
         "home": tenant,
-        "role": role,
+        "membership": user.memberships.filter(tenant=tenant).first(),
         "admin": role.rank >= Role.ADMIN.rank,
         "told": outcome if outcome.get("tenant") == slug else {},
         "error": error,
