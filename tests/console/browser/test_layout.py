@@ -52,6 +52,21 @@ def test_long_model_names_are_cut_not_spilled(open_page: Open) -> None:
     expect(new).to_be_in_viewport(ratio=1)
 
 
+def test_both_names_are_whole_when_two_models_are_compared(open_page: Open) -> None:
+    names = ["meta-llama/Llama-3.2-1B", "Qwen/Qwen2.5-0.5B-Instruct"]
+    models = [{"id": name, "state": "ready", "max_model_len": 4096, "tasks": []} for name in names]
+    answers = {"/console/api/models": {"models": models, "tenant": "acme"}}
+    path = f"/?model={names[0]}&second={names[1]}"
+    page = open_page(path, answers=answers)
+    PlaygroundPage(page).ready()
+    for width in (1440, PHONE["width"]):
+        page.set_viewport_size({"width": width, "height": 900})
+        shown = page.locator(".picker-button .picker-name")
+        expect(shown).to_have_text(names)
+        assert shown.evaluate_all("e => e.map((n) => n.scrollWidth - n.clientWidth)") == [0, 0]
+        assert overflow(page) <= 0
+
+
 def test_the_systems_theme_is_followed(open_page: Open) -> None:
     page = open_page("/login/", None, color_scheme="dark")
     assert background(page) < 128
