@@ -28,7 +28,7 @@ def measure(library: Library, repeats: int = 7) -> Ceilings:
     block = lazy_zeros((MEGABYTES << 18,), torch.float32).fill_(1.0)
     read = best(lambda: library.read_memory(block.data_ptr(), block.nbytes, num_threads()), repeats)
     multiply = best(lambda: library.multiply(PIECES, num_threads()), repeats)
-    operations = PIECES * 100_000 * 24 * library.vector_bits // 32
+    operations = PIECES * 100_000 * 24 * library.vector_bits() // 32
     return Ceilings(block.nbytes / read, operations / multiply)
 
 

@@ -47,13 +47,12 @@ class Library:
         except OSError as error:
             raise CpuKernelsUnavailable(f"{path} can't be loaded: {error}") from error
         self.isa, self.path = variant.isa, path
-        self.vector_bits = VECTOR_BITS[variant.isa]
         self.description = f"{'+'.join(variant.features) or 'no vector flags'}, {origin}, {path}"
         for name, (result, arguments) in FUNCTIONS.items():
             function = getattr(handle, name)
             function.argtypes, function.restype = arguments, result
             setattr(self, name.removeprefix("quire_"), function)
-        if handle.quire_vector_bits() != VECTOR_BITS[variant.isa]:
+        if self.vector_bits() != VECTOR_BITS[variant.isa]:
             raise CpuKernelsUnavailable(f"{path} was not compiled for {variant.isa}")
 
     def __getattr__(self, name: str) -> ctypes._NamedFuncPointer:
