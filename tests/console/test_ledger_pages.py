@@ -221,8 +221,11 @@ def test_a_budget_or_price_of_what_is_not_there_is_told(login: Login, acme: Tena
 
 
 def test_a_price_is_set_for_one_of_the_models_that_are_there(login: Login, acme: Tenant) -> None:
-    page = login("root").get("/console/prices/").content.decode()
-    assert "<option>quill</option>" in page
+    root = login("root")
+    assert "<option>quill</option>" in root.get("/console/prices/").content.decode()
+    root.post("/console/prices/set/", {"model": "quill", "input": "1", "output": "2"})
+    page = root.get("/console/prices/").content.decode()
+    assert '<div class="notice success" role="status">' in page  # green, not a warning's colour
     assert "<option>quill</option>" not in login("ada").get("/console/prices/").content.decode()
 
 

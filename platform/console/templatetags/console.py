@@ -1,6 +1,7 @@
 """Template tags and filters of the console, such as `{% icon "send" %}`."""
 
 import re
+from datetime import UTC, datetime
 from decimal import Decimal
 from functools import cache
 from pathlib import Path
@@ -64,6 +65,16 @@ def browser(agent: str) -> str:
     if not product:
         return agent[:60]
     return f"{product} on {system}" if system else product
+
+
+@register.filter
+def moment(time: datetime | None) -> str:
+    """A time in UTC, which `frame.js` shows in the reader's time zone; "" for None."""
+    if not time:
+        return ""
+    utc = time.astimezone(UTC)
+    text = f"{utc:%Y-%m-%d %H:%M:%S} UTC"
+    return format_html('<time datetime="{}">{}</time>', utc.isoformat(timespec="seconds"), text)
 
 
 @register.filter

@@ -187,7 +187,7 @@ def figures(row: Batch) -> dict[str, Any]:
         "open": row.status in OPEN,
         "errors": len(row.errors),
         "why": str(row.errors[0].get("message", "")) if row.errors else "",
-        "created": row.created_at.strftime("%Y-%m-%d %H:%M"),
+        "created": row.created_at,
         "left": _remaining_time(row),
     }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from playwright.sync_api import Page, expect
 
 from tests.console.browser.conftest import PHONE, Open
@@ -133,3 +135,14 @@ def test_the_admin_runs_under_its_policy(open_page: Open) -> None:
     expect(ways.get_by_role("link", name="Raw data")).to_have_attribute("aria-current", "page")
     page.goto(page.url + "auth/group/add/")
     expect(page.locator(".selector-available")).to_be_visible()  # built by the admin's scripts
+
+
+def test_times_are_the_readers_and_say_so(open_page: Open) -> None:
+    page = open_page("/console/audit/", timezone_id="Asia/Kathmandu")
+    expect(page.locator("tbody time").first).to_have_text(
+        re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d GMT\+0?5:45")
+    )
+    plain = open_page("/console/audit/", java_script_enabled=False)
+    expect(plain.locator("tbody time").first).to_have_text(
+        re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC")
+    )

@@ -1,4 +1,8 @@
-/** What every page's frame does: menus that close as menus do, and dialogs. */
+/** What every page's frame does: times in the reader's zone, menus that close as menus do, and dialogs. */
+
+import { moment } from "./lib/format.js";
+
+for (const time of document.querySelectorAll("time[datetime]")) time.textContent = moment(new Date(time.dateTime));
 
 for (const menu of document.querySelectorAll("[data-menu]")) {
   addEventListener("pointerdown", (event) => {

@@ -51,3 +51,18 @@ export function size(bytes) {
   }
   return `${oneDigit.format(left)} ${UNITS[unit]}`;
 }
+
+const clock = new Intl.DateTimeFormat("sv-SE", {
+  year: "numeric",
+  month: "2-digit",
+  day: "2-digit",
+  hour: "2-digit",
+  minute: "2-digit",
+  second: "2-digit",
+  timeZoneName: "short",
+});
+
+/** A date as "2026-11-29 14:41:22 CET", in the reader's time zone. */
+export function moment(date) {
+  return clock.format(date);
+}

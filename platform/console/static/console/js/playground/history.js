@@ -2,6 +2,7 @@
 
 import { copy } from "../lib/clipboard.js";
 import { el, tool } from "../lib/dom.js";
+import { moment } from "../lib/format.js";
 import { ROOT } from "../lib/root.js";
 import { send } from "./server.js";
 
@@ -87,7 +88,7 @@ export class History {
       this.#dialog.close();
       this.#handlers.open(row.id);
     });
-    const when = el("time", { dateTime: row.changed_at }, new Date(row.changed_at).toLocaleString());
+    const when = el("time", { dateTime: row.changed_at }, moment(new Date(row.changed_at)));
     const shared = el("span", { class: "badge", hidden: !row.shared }, "shared");
     const item = el("li", { dataset: { id: row.id } });
     const tools = [
