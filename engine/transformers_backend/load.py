@@ -144,7 +144,8 @@ class Source:
         text = config.get_text_config(decoder=True)
         lengths = (getattr(text, name, None) for name in _LENGTHS)
         length = next((n for n in lengths if isinstance(n, int) and n > 0), None)
-        eos = text.eos_token_id if text.eos_token_id is not None else config.eos_token_id
+        eos = getattr(text, "eos_token_id", None)
+        eos = getattr(config, "eos_token_id", None) if eos is None else eos
         return TransformersSpec(
             architecture=self._name,
             vocab_size=int(text.vocab_size),
@@ -152,7 +153,7 @@ class Source:
             max_position_embeddings=length or max_model_len or DEFAULT_LENGTH,
             rope=_rope(text),
             eos_token_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,),
-            bos_token_id=text.bos_token_id,
+            bos_token_id=getattr(text, "bos_token_id", None),
             dtype=str(config.dtype or text.dtype or "float32"),
         )
 
