@@ -26,7 +26,7 @@ from channels.auth import AuthMiddlewareStack
 from channels.routing import ProtocolTypeRouter, URLRouter
 from django.core.cache import caches
 from django.db import DatabaseError, InterfaceError
-from django.urls import get_resolver
+from django.urls import get_resolver, re_path
 from django_prometheus.migrations import ExportMigrations
 
 import config.celery  # noqa: F401
@@ -122,6 +122,18 @@ class LifespanOnDemand:
         await started.wait()
 
 
+async def unknown_websocket(scope: Message, receive: Receive, send: Send) -> None:
+    """404 for a WebSocket to a path that isn't there; the handshake's refusal where a server can
+    send no other answer."""
+    await receive()
+    if "websocket.http.response" not in scope.get("extensions", {}):
+        await send({"type": "websocket.close"})
+        return
+    headers = [(b"content-type", b"text/plain")]
+    await send({"type": "websocket.http.response.start", "status": 404, "headers": headers})
+    await send({"type": "websocket.http.response.body", "body": b"Not found.\n"})
+
+
 application = LifespanOnDemand(
     ProtocolTypeRouter(
         {
@@ -135,6 +147,7 @@ application = LifespanOnDemand(
                             *inference.routing.websocket_urlpatterns,
                             *console.routing.websocket_urlpatterns,
                             *kv_map.routing.websocket_urlpatterns,
+                            re_path("", cast(Any, unknown_websocket)),
                         ]
                     )
                 )

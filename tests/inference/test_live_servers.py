@@ -17,7 +17,7 @@ import openai
 import pytest
 import redis
 from openai import AsyncOpenAI, OpenAI
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Origin
 
@@ -354,3 +354,15 @@ def running(of: live.Instance) -> int:
         beat = client.get(redis_keys.replica_key(name.decode()))
     assert beat is not None
     return protocol.decode_heartbeat(beat).stats.num_requests_running
+
+
+@pytest.mark.parametrize(("server", "status"), [("uvicorn", 404), ("daphne", 403)])
+def test_a_websocket_to_a_path_that_is_not_there_is_refused(
+    installation: live.Instance, ports: dict[str, int], server: str, status: int
+) -> None:
+    """daphne has no way to say another status."""
+    url = f"ws://127.0.0.1:{ports[server]}"
+    for path in ("/nowhere", "/v1/realtime", "/"):
+        with pytest.raises(InvalidStatus) as refused, connect(url + path, origin=Origin(url)):
+            pass
+        assert refused.value.response.status_code == status, path
