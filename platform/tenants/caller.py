@@ -89,8 +89,9 @@ class Caller:
     def require(self, scope: str) -> None:
         """Raise `PermissionDenied` (403) unless the caller has the scope."""
         if scope not in self.scopes:
+            holder = "your role" if self.key_id is None else "this key"
             raise PermissionDenied(
-                f"This needs the scope {scope!r}; this key has {', '.join(sorted(self.scopes))}.",
+                f"This needs the scope {scope!r}; {holder} has {', '.join(sorted(self.scopes))}.",
                 code="insufficient_scope",
             )
 

@@ -341,6 +341,7 @@ async def test_a_viewer_may_look_but_not_generate(gateway: Gateway, rows: Any) -
         await page.send_json_to(generate())
         frame = await page.receive_json_from()
     assert frame["error"]["type"] == "permission_error"
+    assert "your role has" in frame["error"]["message"]
 
 
 async def test_fault_26_idle_sockets_cost_no_work(gateway: Gateway, session_key: str) -> None:
