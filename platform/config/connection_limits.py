@@ -8,6 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import resource
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from config.joined_writes import JoinedWritesProtocol
 
@@ -52,6 +56,27 @@ def max_connections() -> int:
     return max(1, min(MAX_CONNECTIONS, descriptors - _RESERVED_DESCRIPTORS))
 
 
+def _without_chunks(cycle: RequestResponseCycle) -> Callable[[Any], Coroutine[Any, Any, None]]:
+    """A cycle's `send` for clients of HTTP/1.0, which know no chunks: the connection's end is the
+    body's. uvicorn closes it, and would send chunks.
+    """
+    send = cycle.send
+    streams = False
+
+    async def send_without_chunks(message: Any) -> None:
+        nonlocal streams
+        if message["type"] == "http.response.start":
+            names = {name.lower() for name, _ in message.get("headers", ())}
+            streams = b"content-length" not in names
+            if streams:
+                cycle.chunked_encoding = False
+        elif streams:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    return send_without_chunks
+
+
 class LimitedHttpProtocol(JoinedWritesProtocol):
     """uvicorn's HTTP protocol with these bounds."""
 
@@ -91,6 +116,8 @@ class LimitedHttpProtocol(JoinedWritesProtocol):
         self._expect_nothing()
         self._head_bytes = 0
         super().on_headers_complete()
+        if self.scope["http_version"] == "1.0":
+            self.cycle.send = _without_chunks(self.cycle)  # type: ignore[method-assign, assignment]
 
     def on_body(self, body: bytes) -> None:
         """Receive a part of the body, which has a limit of its own."""

@@ -366,3 +366,26 @@ def test_a_websocket_to_a_path_that_is_not_there_is_refused(
         with pytest.raises(InvalidStatus) as refused, connect(url + path, origin=Origin(url)):
             pass
         assert refused.value.response.status_code == status, path
+
+
+def test_fault_94_a_stream_for_a_client_of_http_1_0_ends_with_the_connection(
+    installation: live.Instance, ports: dict[str, int]
+) -> None:
+    body = json.dumps({"model": "m", "messages": HELLO, "stream": True, "max_tokens": 5}).encode()
+    head = (
+        f"POST /v1/chat/completions HTTP/1.0\r\nHost: localhost\r\n"
+        f"Authorization: Bearer {installation.key}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    )
+    for server in ("uvicorn", "daphne"):
+        answer = b""
+        with socket.create_connection(("127.0.0.1", ports[server]), timeout=30) as connection:
+            connection.sendall(head.encode() + body)
+            while data := connection.recv(65536):
+                answer += data
+        headers, _, events = answer.partition(b"\r\n\r\n")
+        assert headers.split()[1] == b"200", server
+        assert b"chunked" not in headers.lower(), server
+        lines = [line for line in events.decode().splitlines() if line]
+        assert all(line.startswith(("data: ", "id: ", ":")) for line in lines), server
+        assert lines[-1] == "data: [DONE]", server
