@@ -179,7 +179,9 @@ class EngineCore:
         self._admission.check(message)
         if prompt_embeds is not None:
             self._input_processor.check_prompt_embeds(message, prompt_embeds)
-        self._input_processor.check_media(message, media or {})
+        self._input_processor.check_media(
+            message, media or {}, self.scheduler.encoder_cache.capacity
+        )
         waiting = len(self.scheduler.waiting) + self._entrance.num_waiting
         if waiting + message.sampling.num_running > self.config.max_waiting:
             raise EngineOverloaded(f"{waiting} requests wait already.")

@@ -245,7 +245,9 @@ class InputProcessor:
                 "There are no prompt_logprobs of prompt_embeds.", param="prompt_logprobs"
             )
 
-    def check_media(self, message: EngineRequest, media: Mapping[bytes, MediaTensors]) -> None:
+    def check_media(
+        self, message: EngineRequest, media: Mapping[bytes, MediaTensors], max_vectors: int
+    ) -> None:
         """Raise `InvalidRequest` unless the model sees, and its pictures are there and in order."""
         if not message.media:
             return
@@ -257,6 +259,11 @@ class InputProcessor:
                 if start < end or count < 1:
                     raise InvalidRequest("Ranges of media overlap or are empty.", param="media")
                 end = start + count
+            if item.num_vectors > max_vectors:
+                raise InvalidRequest(
+                    f"An image takes {item.num_vectors} tokens; at most {max_vectors} are taken.",
+                    param="messages",
+                )
             if item.digest not in media:
                 raise InvalidRequest("An image is missing.", param="media")
         if end > len(message.prompt_token_ids):

@@ -48,10 +48,15 @@ def encoder_key(message: EngineRequest, item: MediaItem) -> bytes:
     return hashlib.sha256(namespace + item.digest).digest()
 
 
-def _overlapping(items: Items[EncoderItem], start: int, count: int) -> list[EncoderItem]:
-    """Those of which a vector stands for one of the tokens [start, start + count)."""
-    end = start + count
-    return [entry for entry in items if entry.item.start < end and entry.item.end > start]
+def _needed(items: Items[EncoderItem], start: int, count: int) -> dict[bytes, EncoderItem]:
+    """By key, those of which a vector stands for one of the tokens [start, start + count): where it
+    comes first.
+    """
+    needed: dict[bytes, EncoderItem] = {}
+    for entry in items:
+        if entry.item.start < start + count and entry.item.end > start:
+            needed.setdefault(entry.key, entry)
+    return needed
 
 
 @dataclass(slots=True)
@@ -74,7 +79,8 @@ class EncoderCacheManager:
         self.capacity, self._max_step_vectors = capacity, max_step_vectors
         #: Least recently used first.
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
-        self._num_vectors = 0
+        #: Vectors that the worker keeps.
+        self.num_vectors = 0
         self._keys_of: dict[int, set[bytes]] = {}
         self._dropped: list[bytes] = []
         #: Vectors that the step being planned computes.
@@ -91,23 +97,20 @@ class EncoderCacheManager:
 
         They end before the first item that the step can't afford to encode.
         """
-        needed: set[bytes] = set()
+        needed = _needed(items, start, count)
+        unused = sum(
+            cached.num_vectors
+            for key, cached in self._entries.items()
+            if key not in needed and not cached.users
+        )
         new_vectors = 0
-        for entry in _overlapping(items, start, count):
-            if entry.key in needed:
-                continue
-            needed.add(entry.key)
-            if entry.key in self._entries:
+        for key, entry in needed.items():
+            if key in self._entries:
                 continue
             new_vectors += entry.item.num_vectors
             is_first = new_vectors == entry.item.num_vectors and not self._num_step_vectors
             affordable = self._num_step_vectors + new_vectors <= self._max_step_vectors
-            unused = sum(
-                e.num_vectors
-                for key, e in self._entries.items()
-                if key not in needed and not e.users
-            )
-            fits = self._num_vectors - unused + new_vectors <= self.capacity
+            fits = self.num_vectors - unused + new_vectors <= self.capacity
             if not fits or not (affordable or is_first):
                 return max(0, entry.item.start - start)
         return count
@@ -121,7 +124,7 @@ class EncoderCacheManager:
         for entry in items:
             if entry.item.end <= start:
                 self._release_one(seq_id, entry.key)
-        needed = {entry.key: entry for entry in _overlapping(items, start, count)}
+        needed = _needed(items, start, count)
         for key in needed:
             if (cached := self._entries.get(key)) is not None:
                 self.num_hits += seq_id not in cached.users
@@ -144,15 +147,15 @@ class EncoderCacheManager:
     def _insert(self, key: bytes, size: int) -> None:
         """Add an entry; drop what nobody refers to until it fits."""
         for unused in [key for key, entry in self._entries.items() if not entry.users]:
-            if self._num_vectors + size <= self.capacity:
+            if self.num_vectors + size <= self.capacity:
                 break
             self._drop(unused)
         self._entries[key] = _Entry(size)
-        self._num_vectors += size
+        self.num_vectors += size
         self._num_step_vectors += size
 
     def _drop(self, key: bytes) -> None:
-        self._num_vectors -= self._entries.pop(key).num_vectors
+        self.num_vectors -= self._entries.pop(key).num_vectors
         self._dropped.append(key)
 
     def _release_one(self, seq_id: int, key: bytes) -> None:
@@ -191,7 +194,7 @@ class EncoderCacheManager:
 
     def check_integrity(self) -> None:
         """Raise RuntimeError unless the books balance."""
-        if self._num_vectors != sum(entry.num_vectors for entry in self._entries.values()):
+        if self.num_vectors != sum(entry.num_vectors for entry in self._entries.values()):
             raise RuntimeError("The encoder cache's number of vectors is off.")
         users = {(seq_id, key) for key, entry in self._entries.items() for seq_id in entry.users}
         if users != {(seq_id, key) for seq_id, keys in self._keys_of.items() for key in keys}:
