@@ -69,6 +69,9 @@ class Engine:
 
         Raises `EngineFailed`, with the last line that the process wrote, where it doesn't start.
         """
+        # Without this the environment's own engine would be measured.
+        if not (checkout / "engine" / "__init__.py").is_file():
+            raise EngineFailed(f"{checkout} is no checkout: it has no engine/__init__.py.")
         variables = {name: str(value) for name, value in options.items() if name.isupper()}
         settings = {name: value for name, value in options.items() if not name.isupper()}
         self._stderr = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115

@@ -29,7 +29,7 @@ def test_settings_are_compared_in_turns(
     ("options", "message"),
     [
         (["--b", "dtype=float8"], "float8"),
-        (["--checkout-a", "/nowhere"], "No module named 'engine'"),
+        (["--checkout-a", "/nowhere"], "/nowhere is no checkout"),
         (["--b", "nonsense"], "'nonsense' must be NAME=VALUE"),
     ],
 )

@@ -10,12 +10,19 @@ from typing import Any
 import pytest
 
 from catalog import access as catalog_access
+from common.log_context import end_request
 from metering import rules
 from metering.settlement import pop_buffered, pop_unsettled
 from tenants import actions, authentication
 from tenants.actors import SYSTEM_ACTOR
 from tenants.models import ApiKey, Role, Tenant, User
 from tests.services import missing, redis_binary, running_redis
+
+
+@pytest.fixture(autouse=True)
+def no_request() -> None:
+    """Lines name no request that a test before has made in this thread."""
+    end_request()
 
 
 @dataclass
