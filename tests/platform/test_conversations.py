@@ -36,9 +36,9 @@ def talk(question: str, answer: str = "Well.") -> dict[str, Any]:
 
 def test_a_conversation_from_its_making_to_its_end(world: World) -> None:
     made = actions.create_conversation(
-        actor=world.member, tenant=world.acme, document=talk("What is NUL\0 and \u202e?")
+        actor=world.member, tenant=world.acme, document=talk("What is this NUL\0 and \u202e?")
     )
-    assert made.title == "What is NUL and \u202e?"
+    assert made.title == "What is this NUL and \u202e?"
     assert access_own_conversation(world.member, made.public_id).document["leaf"] == "2"
     longer = talk("Two?", "Yes. " * 50)
     of = {"actor": world.member, "public_id": made.public_id}
@@ -55,7 +55,7 @@ def test_a_conversation_from_its_making_to_its_end(world: World) -> None:
         access_own_conversation(world.member, made.public_id)
     verbs = AuditEntry.objects.filter(target_type="savedconversation").values_list("action")
     assert sorted(verb for (verb,) in verbs) == ["conversation.create", "conversation.delete"]
-    assert not AuditEntry.objects.filter(target_label__contains="NUL").exists()
+    assert not AuditEntry.objects.filter(target_label__contains="this NUL").exists()
 
 
 def test_a_search_finds_ones_own_by_all_words_newest_first(world: World) -> None:
