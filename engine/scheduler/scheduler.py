@@ -228,14 +228,14 @@ class Scheduler:
                 continue
             num_computed = sequence.num_computed_tokens
             num_pending = len(sequence.token_ids) + sequence.num_placeholders - num_computed
-            if num_pending > 1 or (
-                sequence.request.media and num_computed < sequence.num_prompt_tokens
-            ):
+            if num_pending > 1:
                 partial_prefills.append(sequence)
             elif num_pending == 1:
                 has_output = num_computed >= sequence.num_prompt_tokens
                 if has_output and num_computed % block_size not in block_edges:
                     step.add_decode(sequence)  # the usual row: needs no block and fills none
+                elif sequence.request.media and not has_output:
+                    partial_prefills.append(sequence)  # the last token may be a picture's
                 else:
                     self._allocate(step, sequence, 1)
 
