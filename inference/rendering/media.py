@@ -166,7 +166,7 @@ class MediaPool:
             worker = self._worker.process = WorkerProcess(_COMMAND, "media worker", nice=10)
         answer = worker.request(request, PREPARE_TIMEOUT_S)
         if answer is None:
-            return Refusal(f"The image can't be read within {PREPARE_TIMEOUT_S:g} s.")
+            return Refusal("The image takes too much time or memory to be read.")
         return ANSWERS.decode(answer)
 
 
