@@ -26,6 +26,7 @@ from engine.model_loader.vllm_config import VllmConfig
 from engine.models.decoder import NativeDecoder
 from engine.models.decoder_spec import DecoderSpec
 from engine.models.interface import ModelFacts
+from engine.models.rotary_embedding import MAX_PLANE_ROWS
 from engine.sampling.custom_processors import LogitsProcessors
 from engine.sampling.logits_processor import LogitsProcessor, processor_classes
 from engine.scheduler.plan import GrammarOutput, StepPlan, StepResult
@@ -189,6 +190,13 @@ class Worker:
                 budget = min(budget, _OTHER_MODELS_TOKEN_BUDGET)
         if not self._config.enable_chunked_prefill or self.loaded.runs_whole_prompts:
             budget = max(budget, self.loaded.max_model_len)
+        rope = self.loaded.spec.rope
+        if rope is not None and rope.planes and budget > MAX_PLANE_ROWS:
+            raise ConfigError(
+                f"A step of a model whose tokens have three positions has at most {MAX_PLANE_ROWS} "
+                f"tokens; max_num_batched_tokens is {budget}.",
+                param="max_num_batched_tokens",
+            )
         return budget
 
     def allocate_cache(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from engine import LLM, SamplingParams
-from engine.contract.errors import InvalidRequest
+from engine.contract.errors import ConfigError, InvalidRequest
 from tests.engine.multimodal.models import FAMILIES, IMAGE_TOKEN, expected, picture
 
 NUM_TOKENS = 12
@@ -191,6 +191,14 @@ def test_pictures_that_cannot_be_placed_are_refused_by_field(
         llm.generate(prompt)
     assert refused.value.param == param
     llm.llm_engine.core.check_integrity()
+
+
+def test_steps_larger_than_the_rotary_tables_spare_rows_are_refused(
+    family: Callable[[str], tuple[Path, Any, Any]],
+) -> None:
+    with pytest.raises(ConfigError, match="at most 8192") as refused:
+        LLM(str(family("qwen2_vl")[0]), max_num_batched_tokens=8193)
+    assert refused.value.param == "max_num_batched_tokens"
 
 
 def test_a_model_of_text_refuses_pictures(model_folder: Callable[[str], Path]) -> None:
