@@ -1,4 +1,4 @@
-"""Idefics3 and SmolVLM (arXiv 2408.12637): SigLIP's patches, several joined to one token."""
+"""Idefics3 (arXiv 2408.12637): SigLIP's patches, several joined to one token."""
 
 from __future__ import annotations
 

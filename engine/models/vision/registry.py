@@ -14,7 +14,6 @@ VISION_FAMILIES: dict[str, type[VisionFamily]] = {
     "LlavaForConditionalGeneration": Llava,
     "LlavaNextForConditionalGeneration": LlavaNext,
     "Idefics3ForConditionalGeneration": Idefics3,
-    "SmolVLMForConditionalGeneration": Idefics3,
     "Qwen2VLForConditionalGeneration": Qwen2VL,
     "Qwen2_5_VLForConditionalGeneration": Qwen25VL,
 }
