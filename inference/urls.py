@@ -24,7 +24,7 @@ from inference.api.conversations import (
     ConversationView,
 )
 from inference.api.files import FileContentView, FilesView, FileView
-from inference.api.health import HealthView, MetricsView, PingView, VersionView
+from inference.api.health import HealthView, MetricsView, PingView, ReadyView, VersionView
 from inference.api.models import ModelsView, ModelView, UnknownPathView
 from inference.api.operator import (
     AbortRequestsView,
@@ -161,6 +161,8 @@ urlpatterns = [
     path("server_info", ServerInfoView.as_view()),
     path("health", HealthView.as_view()),
     path("ping", PingView.as_view()),
+    path("live", PingView.as_view()),
+    path("ready", ReadyView.as_view()),
     path("version", VersionView.as_view()),
     path("openapi.json", OpenApiView.as_view()),
     path("metrics", MetricsView.as_view()),

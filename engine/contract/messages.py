@@ -90,6 +90,8 @@ HEARTBEAT_TIMEOUT_S = 2.5
 EXIT_CONFIG = 2
 #: A replica whose loop has made no progress for this long isn't ready, whatever its port says.
 STALL_TIMEOUT_S = 20.0
+#: ... and after this long it's killed and started anew.
+DEAD_AFTER_S = 60.0
 #: XADD MAXLEN ~ for an outbox: an abandoned gateway's stream stays bounded.
 OUTBOX_MAXLEN = 100_000
 #: Expiry of an outbox, renewed by its gateway.

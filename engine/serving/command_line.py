@@ -50,6 +50,12 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         help="take requests only while no other replica of the model does",
     )
     parser.add_argument(
+        "--health-port",
+        type=int,
+        metavar="PORT",
+        help="answer GET /live and GET /ready over HTTP at this port (default: don't)",
+    )
+    parser.add_argument(
         "--log-level", default="info", choices=("debug", "info", "warning", "error")
     )
     add_cli_args(parser)
@@ -69,7 +75,18 @@ def main(argv: list[str] | None = None) -> int:
         return EXIT_CONFIG
     threading.excepthook = _die_with_thread
     client = blocking_client(args.redis_url)
-    service = EngineService(config, args.replica_id, client, args.key_prefix, spare=args.spare)
+    try:
+        service = EngineService(
+            config,
+            args.replica_id,
+            client,
+            args.key_prefix,
+            spare=args.spare,
+            health_port=args.health_port,
+        )
+    except ConfigError as error:
+        log.error("%s", error.message)
+        return EXIT_CONFIG
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         if service.draining or service.core is None:

@@ -52,6 +52,7 @@ from engine.serving.inbox import InboxReader, IncarnationFence
 from engine.serving.kv_map import KVMapBuilder, KVMapPublisher
 from engine.serving.operator_commands import AdapterControls, Pause, abort_requests, unload
 from engine.serving.outbox import OutboxWriter, StepOutput
+from engine.serving.probes import ProbeServer, ReplicaProgress
 from engine.system.step_record import SharedStepWriter
 
 
@@ -181,7 +182,9 @@ class EngineService:
         prefix: str,
         *,
         spare: bool = False,
+        health_port: int | None = None,
     ) -> None:
+        """Raises: `ConfigError` when `health_port` can't be listened on."""
         self.config, self.spare = config, spare
         self.replica_id = replica_id
         self.incarnation = uuid.uuid4().hex
@@ -209,6 +212,11 @@ class EngineService:
         self._in_flight = InFlightRecord(SharedStepWriter.inherited(self.incarnation))
         self._adapters = AdapterControls()
         self._profiler = ReplicaProfiler()
+        self._probes: ProbeServer | None = None
+        if health_port is not None:
+            self._probes = ProbeServer(
+                health_port, lambda: ReplicaProgress(self.state, self.progress_at)
+            )
         self._throughput = RateMeter()
         self._stats_log = StatsLogger(enabled=not config.disable_log_stats)
         self._stat_loggers: StatLoggers | None = None
@@ -216,6 +224,8 @@ class EngineService:
     def run(self, drain_timeout: float) -> int:
         """Load, serve until told to drain, drain. Returns the process's exit status."""
         self._heartbeat.start()
+        if self._probes is not None:
+            self._probes.start()
         try:
             self._stat_loggers = StatLoggers(self.config, self.replica_id)
             self.core = self._load()

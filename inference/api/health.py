@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 import msgspec
 from django.conf import settings
+from django.db import DatabaseError, InterfaceError, connection
 from django.http import HttpResponse
 from django.http.response import HttpResponseBase
 from drf_spectacular.types import OpenApiTypes
@@ -21,6 +23,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from redis.exceptions import RedisError
 
 from catalog.access import served_model_names
+from common.db import in_admission_thread
 from common.loops import failure_warnings
 from engine.contract.errors import QuireError
 from engine.version import __version__
@@ -210,3 +213,69 @@ class PingView(GatewayView):
         return json_response(b'{"status":"ok"}')
 
     post = get
+
+
+class ReadyView(GatewayView):
+    """Whether a load balancer may send requests here: Redis and the database can be used.
+
+    Says nothing about models, unlike `/health`: a gateway without a replica still answers pages,
+    files and lists, and taking every gateway out of service would hide why.
+    """
+
+    schema = EndpointSchema(
+        "Service",
+        get=Endpoint(
+            "Whether this gateway can take requests",
+            objects.Ready,
+            responses={503: objects.Ready},
+        ),
+    )
+    public = True
+
+    async def get(self, request: GatewayRequest) -> HttpResponseBase:
+        """200, or 503 with the reasons for insiders."""
+        client = get_engine_client()
+        await client.start()
+        redis, database = client.watchman.redis_trouble, await _database.trouble()
+        reasons = [reason for reason in (redis, database) if reason]
+        body: dict[str, Any] = {"status": "unready" if reasons else "ok"}
+        if reasons and await has_monitoring_access(request):
+            body["reasons"] = reasons
+        return json_response(_encode(body), 503 if reasons else 200)
+
+
+class DatabaseProbe:
+    """Asks the database whether it answers, one question at a time, however many ask for it."""
+
+    #: Seconds that an answer is good for, and that one may take.
+    INTERVAL_S = 1.0
+
+    def __init__(self) -> None:
+        self._check: asyncio.Task[str] | None = None
+        self._asked_at = 0.0
+
+    async def trouble(self) -> str:
+        """Why the database can't be used, or ""."""
+        expired = time.monotonic() - self._asked_at >= self.INTERVAL_S
+        if self._check is None or (self._check.done() and expired):
+            self._check = asyncio.create_task(self._ask())
+            self._asked_at = time.monotonic()
+        try:
+            return await asyncio.wait_for(asyncio.shield(self._check), self.INTERVAL_S)
+        except TimeoutError:
+            return "The database doesn't answer."
+
+    async def _ask(self) -> str:
+        try:
+            await in_admission_thread(_select)
+        except (DatabaseError, InterfaceError) as error:
+            return f"The database can't be used: {type(error).__name__}."
+        return ""
+
+
+def _select() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT 1")
+
+
+_database = DatabaseProbe()

@@ -83,7 +83,8 @@ URLCONF = "inference.urls"
 PATHS = frozenset(
     f"/{name}"
     for name in (
-        *("v1", "health", "ping", "version", "metrics", "tokenize", "detokenize"),
+        *("v1", "health", "live", "ready", "ping", "version", "metrics"),
+        *("tokenize", "detokenize"),
         *("reset_prefix_cache", "sleep", "wake_up", "is_sleeping"),
         *("load", "server_info", "openapi.json"),
         *("pooling", "classify", "score", "rerank", "v2/rerank"),

@@ -22,7 +22,7 @@ Scope = MutableMapping[str, Any]
 
 access_log = logging.getLogger("quire.access")
 #: Asked every few seconds by machines.
-UNLOGGED_PATHS = frozenset({"/health", "/ping", "/metrics", "/load"})
+UNLOGGED_PATHS = frozenset({"/health", "/live", "/ready", "/ping", "/metrics", "/load"})
 #: What nginx logs for a client that didn't wait.
 CLIENT_LEFT = 499
 

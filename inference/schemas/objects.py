@@ -442,6 +442,13 @@ class Health(ApiObject):
     models: dict[str, Any] = {}
 
 
+class Ready(ApiObject):
+    """Whether this gateway can take requests. Insiders see why not."""
+
+    status: Literal["ok", "unready"]
+    reasons: list[str] = []
+
+
 class Status(ApiObject):
     """This process answers."""
 

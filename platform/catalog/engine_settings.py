@@ -36,6 +36,7 @@ def replica_command(
     key_prefix: str,
     drain_seconds: float,
     spare: bool = False,
+    health_port: int | None = None,
     program: Sequence[str] = (),
 ) -> list[str]:
     """Argument list of one replica's process; `program` replaces `python -m engine.serving`.
@@ -49,6 +50,7 @@ def replica_command(
         f"--key-prefix={key_prefix}",
         f"--drain-timeout={drain_seconds}",
         *(["--spare"] if spare else []),
+        *([] if health_port is None else [f"--health-port={health_port}"]),
         *engine_flags(settings),
     ]
 

@@ -16,7 +16,7 @@ from catalog.models import ReplicaState
 from catalog.processes import ManagedProcess, kill_when_stopped, spawn
 from catalog.replica_log import ReplicaLog
 from catalog.replica_rows import state_of
-from engine.contract.messages import EXIT_CONFIG, Heartbeat
+from engine.contract.messages import DEAD_AFTER_S, EXIT_CONFIG, Heartbeat
 from engine.system.step_record import SharedStepRecord
 
 logger = logging.getLogger(__name__)
@@ -28,9 +28,6 @@ BACKOFF_S, MAX_BACKOFF_S = 0.5, 10.0
 HEALTHY_AFTER_S = 10.0
 #: Beyond its own drain timeout a replica gets this long before it's killed.
 KILL_AFTER_S = 10.0
-#: A ready replica whose loop stands still this long is killed. Gateways stop routing to it long
-#: before (`engine.contract.messages.STALL_TIMEOUT_S`).
-STALLED_AFTER_S = 60.0
 #: So is a ready one without a heartbeat: it's swapped out, or its threads hang.
 SILENT_AFTER_S = 10.0
 STOPPED_BY_SIGNAL = "was frozen by a signal and killed"
@@ -218,7 +215,7 @@ class ReplicaSlot:
         if self.process is None or heartbeat is None or heartbeat.pid != self.process.pid:
             return
         stalled = now - heartbeat.progress_at
-        if heartbeat.state == "ready" and stalled > STALLED_AFTER_S:
+        if heartbeat.state == "ready" and stalled > DEAD_AFTER_S:
             self._kill(f"stood still for {stalled:.0f} s and was killed")
 
     def kill_if_silent(self, heartbeat: Heartbeat | None) -> None:

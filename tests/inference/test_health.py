@@ -6,6 +6,7 @@ import asyncio
 import logging
 import re
 import shutil
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from unittest.mock import patch
 
 import pytest
 from asgiref.sync import sync_to_async
+from django.db import OperationalError
 
 from common import loops
 from engine.contract import messages as protocol
@@ -164,6 +166,67 @@ async def test_ping_and_version(gateway: Gateway) -> None:
     assert (await client.get("/ping")).status == 200
     assert (await client.post("/ping")).status == 200
     assert re.match(r"\d+\.\d+", (await client.get("/version")).json()["version"])
+
+
+async def test_ready_is_about_redis_and_the_database_and_not_about_models(
+    gateway: Gateway, insider: AsgiClient
+) -> None:
+    stranger = AsgiClient(gateway.client.app)
+    assert (await stranger.get("/live")).status == 200
+    reply = await stranger.get("/ready")  # no replica runs
+    assert (reply.status, reply.json()) == (200, {"status": "ok"})
+
+    def broken() -> None:
+        raise OperationalError("no route to 10.1.2.3")
+
+    with (
+        patch.object(health, "_database", health.DatabaseProbe()),
+        patch.object(health, "_select", broken),
+    ):
+        reply = await stranger.get("/ready")
+        assert (reply.status, reply.json()) == (503, {"status": "unready"})
+        reply = await insider.get("/ready")
+    assert reply.json()["reasons"] == ["The database can't be used: OperationalError."]
+
+
+async def test_fault_29_a_database_that_says_nothing_is_asked_once_and_isnt_waited_for() -> None:
+    release, asked = threading.Event(), []
+
+    def hangs() -> None:
+        asked.append(1)
+        release.wait(10)
+
+    probe = health.DatabaseProbe()
+    probe.INTERVAL_S = 0.05  # type: ignore[misc]
+    try:
+        with patch.object(health, "_select", hangs):
+            troubles = await asyncio.gather(*(probe.trouble() for _ in range(50)))
+            troubles.append(await probe.trouble())
+    finally:
+        release.set()
+    assert set(troubles) == {"The database doesn't answer."}
+    assert len(asked) == 1
+
+
+async def test_fault_47_ready_names_what_redis_refuses_with(
+    gateway: Gateway, insider: AsgiClient
+) -> None:
+    await gateway.look()
+    await gateway.redis.config_set("maxmemory", 1)
+    try:
+        await until_trouble(insider)
+    finally:
+        await gateway.redis.config_set("maxmemory", 0)
+
+
+async def until_trouble(insider: AsgiClient) -> None:
+    for _ in range(100):
+        reply = await insider.get("/ready")
+        if reply.status == 503:
+            assert "OOM" in reply.json()["reasons"][0]
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError("/ready stayed green")
 
 
 async def test_the_record_of_a_finished_request_is_logged(

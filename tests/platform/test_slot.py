@@ -8,8 +8,8 @@ import pytest
 from django.conf import settings
 
 from catalog.models import ReplicaState
-from catalog.slot import HEALTHY_AFTER_S, MAX_BACKOFF_S, STALLED_AFTER_S, ReplicaSlot, backoff
-from engine.contract.messages import EXIT_CONFIG, Heartbeat, ModelInfo
+from catalog.slot import HEALTHY_AFTER_S, MAX_BACKOFF_S, ReplicaSlot, backoff
+from engine.contract.messages import DEAD_AFTER_S, EXIT_CONFIG, Heartbeat, ModelInfo
 
 pytestmark = pytest.mark.system
 
@@ -169,10 +169,10 @@ def test_fault_27_a_replica_whose_engine_stands_still_is_killed(clock: Clock) ->
     slot = slot_with("import time; time.sleep(600)", clock)
     slot.start_if_due(occupied=False)
     now = time.time()
-    slot.kill_if_stalled(beat(slot, "ready", now - STALLED_AFTER_S + 1), now)
-    slot.kill_if_stalled(beat(slot, "loading", now - 10 * STALLED_AFTER_S), now)
+    slot.kill_if_stalled(beat(slot, "ready", now - DEAD_AFTER_S + 1), now)
+    slot.kill_if_stalled(beat(slot, "loading", now - 10 * DEAD_AFTER_S), now)
     assert slot.process is not None
     assert slot.process.poll() is None
-    slot.kill_if_stalled(beat(slot, "ready", now - STALLED_AFTER_S - 1), now)
+    slot.kill_if_stalled(beat(slot, "ready", now - DEAD_AFTER_S - 1), now)
     run_until_dead(slot)
     assert slot.process is None

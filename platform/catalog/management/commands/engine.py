@@ -34,6 +34,12 @@ class Command(QuireCommand):
         parser.add_argument(
             "--replica-id", help="unique replica ID (default: from model, host and process)"
         )
+        parser.add_argument(
+            "--health-port",
+            type=int,
+            metavar="PORT",
+            help="answer GET /live and GET /ready over HTTP at this port (default: don't)",
+        )
         add_cli_args(parser, skip=NAMED)
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -45,6 +51,7 @@ class Command(QuireCommand):
             replica_id=replica_id,
             key_prefix=settings.QUIRE.key_prefix,
             drain_seconds=settings.QUIRE.drain_seconds,
+            health_port=options["health_port"],
             program=settings.QUIRE.engine_command,
         )
         self.print_hint(f"Replica {replica_id} of {model.name}; Ctrl-C drains and ends it.")
