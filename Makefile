@@ -54,7 +54,7 @@ install-test:
 	deploy/system-packages.sh test
 	@$(MAKE) --no-print-directory -j 2 environments
 
-environments: $(VENV)/.installed-test $(VENV)/.installed-clients
+environments: $(VENV)/.installed-test $(VENV)/.installed-clients $(VENV)/.installed-helm
 	@:
 
 test-slow: $(VENV)/.installed-test $(VENV)/.installed-more-clients
@@ -140,6 +140,10 @@ $(VENV)/.installed-more-clients: pyproject.toml $(CLIENTS)/more-constraints.txt 
 	$(PYTHON) -m venv $(VENV)/proxy
 	$(VENV)/proxy/bin/python -m pip --disable-pip-version-check --quiet --no-input install \
 	  -c $(CLIENTS)/proxy-constraints.txt $$($(BIN)/python deploy/requirements.py --alone proxy)
+	@touch $@
+
+$(VENV)/.installed-helm: tests/deploy/helm.py | $(BIN)/python
+	@$(BIN)/python -m tests.deploy.helm || echo "helm can't be fetched: the chart's tests are skipped." >&2
 	@touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed

@@ -1,0 +1,114 @@
+"""What the Helm chart makes, run here: pods with their commands, variables, probes and ends.
+
+The folder of a pod stands for its root file system; claims are folders that pods share.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from catalog.processes import ManagedProcess, spawn
+from tests.deploy.containers import clean
+from tests.deploy.proxies import free_port
+from tests.deploy.variables import ROOT
+
+START_S = 120.0
+
+
+class Pod:
+    """One pod of a workload: `spec` is its template's, `secret` what `envFrom` refers to."""
+
+    def __init__(
+        self, name: str, spec: dict[str, Any], folder: Path, secret: dict[str, str]
+    ) -> None:
+        self.name, self.spec, self.folder = name, spec, folder
+        (self.container,) = spec["containers"]
+        self.ports = {port["name"]: free_port() for port in self.container["ports"]}
+        self._process = self._spawn(secret)
+
+    @staticmethod
+    def environment(spec: dict[str, Any], folder: Path, name: str) -> dict[str, str]:
+        """A pod's variables, with its folders below `folder/name`, and the folders themselves."""
+        root = folder / name
+        (container,) = spec["containers"]
+        for mount in container["volumeMounts"]:
+            inside = root / mount["mountPath"].lstrip("/")
+            inside.parent.mkdir(parents=True, exist_ok=True)
+            if mount["name"] != "storage":
+                inside.mkdir(exist_ok=True)
+            elif not inside.exists():
+                claim = folder / "storage"
+                claim.mkdir(exist_ok=True)
+                inside.symlink_to(claim)
+        variables = {
+            entry["name"]: entry["value"] for entry in container["env"] if "value" in entry
+        }
+        folders = {
+            name: str(root / value.lstrip("/"))
+            for name, value in variables.items()
+            if value.startswith("/var/")
+        }
+        return {
+            **clean(),
+            **variables,
+            **folders,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(ROOT / "platform"),
+        }
+
+    def _spawn(self, secret: dict[str, str]) -> ManagedProcess:
+        python, *words = (self._here(word) for word in self.container["args"])
+        assert python == "python"
+        with (self.folder / f"{self.name}.log").open("ab") as log:
+            return spawn(
+                [sys.executable, *words],
+                name=self.name,
+                env=self.environment(self.spec, self.folder, self.name) | secret,
+                cwd=str(ROOT),
+                stdout=log,
+                stderr=log,
+            )
+
+    def _here(self, word: str) -> str:
+        """A word of the command, with this pod's name, on loopback and a port that is free."""
+        ports = {str(port["containerPort"]): port["name"] for port in self.container["ports"]}
+        if word in ports:
+            return str(self.ports[ports[word]])
+        return {"0.0.0.0": "127.0.0.1", "$(POD_NAME)": self.name}.get(word, word)
+
+    def passes(self, probe: str) -> bool:
+        """One look of the kubelet's."""
+        wanted = self.container[probe]
+        get = wanted["httpGet"]
+        headers = {header["name"]: header["value"] for header in get.get("httpHeaders", [])}
+        url = f"http://127.0.0.1:{self.ports[get['port']]}{get['path']}"
+        try:
+            answer = httpx.get(url, headers=headers, timeout=wanted["timeoutSeconds"])
+        except httpx.HTTPError:
+            return False
+        return 200 <= answer.status_code < 400
+
+    def await_ready(self) -> None:
+        deadline = time.monotonic() + START_S
+        while not (self.passes("startupProbe") and self.passes("readinessProbe")):
+            assert self._process.poll() is None, f"{self.name} has ended"
+            assert time.monotonic() < deadline, f"{self.name} isn't ready"
+            time.sleep(0.2)
+
+    def end(self) -> None:
+        """As a pod ends: preStop, SIGTERM, and SIGKILL when its time is over."""
+        hook = self.container.get("lifecycle", {}).get("preStop")
+        if hook is not None:
+            time.sleep(hook["sleep"]["seconds"])
+        self._process.stop(grace=self.spec["terminationGracePeriodSeconds"])
+
+    def kill(self) -> None:
+        """At the test's end."""
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait(10)

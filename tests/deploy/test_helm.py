@@ -1,0 +1,262 @@
+"""The Helm chart: helm and Kubernetes' schemas take it, and every value has its effect."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from tests.deploy.helm import CHART, HELM, helm
+from tests.deploy.variables import KNOWN
+from tests.docs.commands import problems_with
+
+pytestmark = pytest.mark.skipif(not HELM.exists(), reason="helm is missing: make install-test")
+
+VERSIONS = [f"1.{minor}" for minor in range(31, 38)]
+#: Kinds of other people's, whose schemas aren't Kubernetes'.
+FOREIGN = {"ServiceMonitor", "ScaledObject"}
+DEFAULTS: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
+#: A release in which everything is on, so that every value can have an effect.
+FULL: dict[str, Any] = {
+    "models": [
+        {"name": "qwen", "source": "Qwen/Qwen3-0.6B", "args": ["--max-model-len=8192"]},
+        {"name": "Org/Other.Model", "source": "/models/other", "autoscaling": {"enabled": True}},
+    ],
+    "modelDefaults": {"cache": {"size": "10Gi"}},
+    "modelFiles": {"existingClaim": "weights"},
+    "ingress": {"enabled": True, "tlsSecret": "certificate"},
+    "serviceMonitor": {"enabled": True},
+}
+
+
+def merged(*values: dict[str, Any]) -> dict[str, Any]:
+    """The mappings merged into each other; of lists the last one counts."""
+    result: dict[str, Any] = {}
+    for value in values:
+        for key, inner in value.items():
+            known = result.get(key)
+            both = isinstance(inner, dict) and isinstance(known, dict)
+            result[key] = merged(known, inner) if both else copy.deepcopy(inner)
+    return result
+
+
+def rendered(values: dict[str, Any]) -> str:
+    done = helm("template", "quire", str(CHART), values=yaml.safe_dump(values))
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def objects(values: dict[str, Any]) -> list[dict[str, Any]]:
+    return [document for document in yaml.safe_load_all(rendered(values)) if document]
+
+
+def pods(values: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Name of a workload -> its pod's spec."""
+    kinds = ("Deployment", "StatefulSet", "Job")
+    return {
+        one["metadata"]["name"]: one["spec"]["template"]["spec"]
+        for one in objects(values)
+        if one["kind"] in kinds
+    }
+
+
+def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Paths of all values that aren't mappings with something in them."""
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from leaves(inner, (*path, key))
+    else:
+        yield path
+
+
+#: Another value than the default's, by the last part of the path or the whole of it.
+OTHER: dict[str, Any] = {
+    **{key: {"a": "b"} for key in ("podAnnotations", "annotations", "nodeSelector", "labels")},
+    "tolerations": [{"key": "a", "operator": "Exists"}],
+    "affinity": {"nodeAffinity": {}},
+    "gatewayFrom": [{"namespaceSelector": {}}],
+    "imagePullSecrets": [{"name": "registry"}],
+    "args": ["--max-num-seqs=4"],
+    "models": [{"name": "one", "source": "x"}],
+    "hosts": ["other.example.org"],
+    "pullPolicy": "Always",
+    "service.type": "LoadBalancer",
+    "prometheus": "http://elsewhere:9090",
+    "interval": "5s",
+    "mountPath": "/weights",
+    "QUIRE_TLS": "off",
+    "QUIRE_LOG_STYLE": "text",
+    "FORWARDED_ALLOW_IPS": "10.0.0.1",
+    **dict.fromkeys(("cpu", "memory", "sharedMemory"), "7Gi"),
+    "storage.size": "7Gi",
+    "modelDefaults.cache.size": "7Gi",
+}
+
+
+def other(path: tuple[str, ...], value: Any) -> Any:
+    for key in (".".join(path), path[-1]):
+        if key in OTHER:
+            return OTHER[key]
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return value + 1
+    return "another"
+
+
+def with_value(path: tuple[str, ...], value: Any) -> dict[str, Any]:
+    nested: Any = value
+    for key in reversed(path):
+        nested = {key: nested}
+    return merged(FULL, nested)
+
+
+LEAVES = list(leaves(DEFAULTS))
+
+
+@cache
+def full() -> str:
+    return rendered(FULL)
+
+
+@pytest.mark.parametrize("path", LEAVES, ids=".".join)
+def test_every_value_changes_what_is_made(path: tuple[str, ...]) -> None:
+    value: Any = merged(DEFAULTS, FULL)
+    for key in path:
+        value = value[key]
+    base = FULL
+    if path[-1] in ("minReplicas", "maxReplicas", "targetCPU"):
+        base = merged(FULL, {"gateway": {"autoscaling": {"enabled": True}}})
+    changed = merged(base, with_value(path, other(path, value)))
+    assert rendered(changed) != rendered(base)
+
+
+def sets_of_values() -> Iterator[dict[str, Any]]:
+    """What operators choose from, in all combinations that touch each other, and the presets."""
+    switches: list[list[dict[str, Any]]] = [
+        [{}, {"ingress": {"enabled": True, "className": "nginx", "tlsSecret": "certificate"}}],
+        [{}, {"serviceMonitor": {"enabled": True}, "networkPolicy": {"enabled": False}}],
+        [{}, {"gateway": {"autoscaling": {"enabled": True}}, "service": {"type": "LoadBalancer"}}],
+        [{}, {"models": FULL["models"]}],
+        [{}, {"storage": {"existingClaim": "files"}, "modelFiles": {"existingClaim": "weights"}}],
+    ]
+    for chosen in itertools.product(*switches):
+        yield merged(*chosen)
+    for preset in sorted(CHART.glob("values-*.yaml")):
+        for models in ([], FULL["models"]):
+            yield merged(yaml.safe_load(preset.read_text()), {"models": models})
+    for path in LEAVES[::8]:
+        value: Any = merged(DEFAULTS, FULL)
+        for key in path:
+            value = value[key]
+        yield with_value(path, other(path, value))
+
+
+SETS = list(sets_of_values())
+
+
+def test_forty_sets_of_values_and_more_are_tried() -> None:
+    assert len(SETS) >= 40
+
+
+@pytest.mark.parametrize("number", range(len(SETS)))
+def test_kubernetes_takes_what_is_made(number: int) -> None:
+    made = objects(SETS[number])
+    names = [(one["kind"], one["metadata"]["name"]) for one in made]
+    assert len(set(names)) == len(names)
+    assert all(len(name) <= 63 for _, name in names)
+    # Every version for some of them; the schemas of neighbours hardly differ.
+    versions = VERSIONS if number % 8 == 0 else (VERSIONS[0], VERSIONS[-1])
+    for one, version in itertools.product(made, versions):
+        if one["kind"] not in FOREIGN:
+            kubernetes_validate.validate(one, version, strict=True)
+
+
+@pytest.mark.parametrize("preset", ["", "values-cpu.yaml", "values-gpu.yaml"])
+def test_helm_finds_nothing_wrong(preset: str) -> None:
+    files = ["--values", str(CHART / preset)] if preset else []
+    done = helm("lint", "--strict", str(CHART), *files, values=yaml.safe_dump(FULL))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"gatway": {}}, "gatway"),
+        ({"gateway": {"replica": 3}}, "replica"),
+        ({"gateway": {"workers": 0}}, "workers"),
+        ({"hosts": []}, "hosts"),
+        ({"models": [{"name": "a"}]}, "source"),
+        ({"models": [{"name": "a/b", "source": "x"}, {"name": "A-b", "source": "x"}]}, "rename"),
+        ({"settings": {"REDIS_URL": "redis://:password@redis"}}, "REDIS_URL"),
+        ({"settings": {"QUIRE_DRAIN_SECONDS": "soon"}}, "QUIRE_DRAIN_SECONDS"),
+        ({"storage": {"size": "a lot"}}, "size"),
+        ({"existingSecret": ""}, "existingSecret"),
+    ],
+)
+def test_wrong_values_are_refused_by_name(values: dict[str, Any], words: str) -> None:
+    done = helm("template", "quire", str(CHART), values=yaml.safe_dump(values))
+    assert done.returncode != 0
+    assert words in done.stderr
+
+
+def test_every_pod_keeps_to_the_restricted_profile() -> None:
+    specs = pods(FULL)
+    assert len(specs) == 6
+    for name, spec in specs.items():
+        assert spec["securityContext"]["runAsNonRoot"] is True, name
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, name
+        assert spec["automountServiceAccountToken"] is False, name
+        kinds = {key for volume in spec["volumes"] for key in volume if key != "name"}
+        assert kinds <= {"emptyDir", "persistentVolumeClaim"}, name
+        for container in spec["containers"]:
+            security = container["securityContext"]
+            assert security["allowPrivilegeEscalation"] is False, name
+            assert security["readOnlyRootFilesystem"] is True, name
+            assert security["capabilities"] == {"drop": ["ALL"]}, name
+            mounts = {mount["name"] for mount in container["volumeMounts"]}
+            volumes = {volume["name"] for volume in spec["volumes"]}
+            templates = {"cache"} if "model" in name else set()
+            assert mounts <= volumes | templates, name
+
+
+def test_the_commands_and_the_variables_are_quires_own() -> None:
+    for name, spec in pods(FULL).items():
+        (container,) = spec["containers"]
+        python, manage, *words = container["args"]
+        assert (python, manage) == ("python", "manage.py")
+        assert problems_with(shlex.join(words)) == [], name
+        variables = {entry["name"] for entry in container["env"]}
+        ours = {variable for variable in variables if variable.startswith("QUIRE_")}
+        assert ours <= KNOWN, name
+        assert ours >= {"QUIRE_DATA_DIR", "QUIRE_STORAGE_DIR", "QUIRE_CACHE_DIR"}, name
+
+
+def test_writable_folders_are_those_of_the_image() -> None:
+    """What the Dockerfile says is written, the read-only pods mount."""
+    image = (CHART.parents[1] / "Dockerfile").read_text()
+    written = {"/tmp", *re.findall(r"QUIRE_(?:DATA|CACHE)_DIR=(\S+)", image)}
+    for name, spec in pods(FULL).items():
+        paths = {mount["mountPath"] for mount in spec["containers"][0]["volumeMounts"]}
+        assert written <= paths, name
+
+
+def test_a_pod_gets_longer_than_its_requests() -> None:
+    for seconds in (0, 120):
+        specs = pods(merged(FULL, {"settings": {"QUIRE_DRAIN_SECONDS": seconds}}))
+        graces = {spec.get("terminationGracePeriodSeconds") for spec in specs.values()}
+        assert graces - {None} == {(seconds or 30) + 30}
+
+
+def test_helm_is_the_release_that_was_pinned() -> None:
+    done = subprocess.run([HELM, "version", "--short"], capture_output=True, text=True)
+    assert done.stdout.startswith("v4.1.")
