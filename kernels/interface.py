@@ -43,11 +43,11 @@ from kernels.lora import (
     LoraLayout,
     LoraSegment,
     LoraSlots,
+    LoraTarget,
     LoraTemplate,
     LoraWeights,
     MoeLoraMapping,
     PackedLora,
-    Place,
     TorchLora,
     add_lora_torch,
 )
@@ -180,17 +180,17 @@ class KernelSet(LinearFactory):
 
     def lora_slots(
         self,
-        places: Mapping[Place, int],
-        most: int,
-        most_rank: int,
+        targets: Mapping[LoraTarget, int],
+        max_adapters: int,
+        max_rank: int,
         dtype: torch.dtype,
         experts: int = 0,
     ) -> LoraSlots | None:
         """Slots for adapters in steps that are recorded; None: these kernels have none.
 
-        `places`: the linear layers that adapters may change, and how many parts each has at most;
-        `most` adapters at once, each part of at most `most_rank`, for rows of `dtype`. A mixture
-        has so many `experts`.
+        `targets`: the linear layers that adapters may change, each with its maximum number of
+        slices. `max_rank`: of a slice. `dtype`: of the rows. `experts`: of each mixture, 0 for
+        none.
         """
         return None
 

@@ -59,7 +59,7 @@ class EmbeddingWeights:
 
     Attributes:
         table: [vocabulary, hidden]; None: the model's own.
-        tokens: ids, int64 ascending, and their rows [ids, hidden] in the place of the table's.
+        tokens: ids, int64 ascending, and their rows [ids, hidden], which replace the table's.
         inner, b: [vocabulary, rank] and [hidden, rank]; None: nothing is added.
     """
 
@@ -193,7 +193,7 @@ def add_lora_torch(y: Tensor, x: Tensor, uses: Sequence[LoraSegment]) -> None:
 
 #: The number of a layer, and which of its linear layers. The layer behind the last one is the
 #: model's two ends: an embedding's low ranks, the rows that it replaces, and the output layer.
-Place = tuple[int, str]
+LoraTarget = tuple[int, str]
 EMBEDDING, EMBEDDING_ROWS, HEAD = "embedding", "embedding_rows", "head"
 
 
@@ -202,8 +202,8 @@ class LoraMapping:
     """A step's rows by the slots of their adapters, in tiles that each have one slot.
 
     Attributes:
-        order: int32 [most tiles * tile]: rows, -1 where there is none.
-        owners: int32 [most tiles]: each tile's slot.
+        order: int32 [max_tiles * tile]: rows, -1 where there is none.
+        owners: int32 [max_tiles]: each tile's slot.
         count: int32 [1]: tiles that there are.
     """
 
@@ -216,10 +216,10 @@ class LoraMapping:
         """Rows of a tile."""
         return len(self.order) // len(self.owners)
 
-    def moved(self, places: Tensor) -> LoraMapping:
-        """With row i at places[i], int64."""
+    def moved(self, positions: Tensor) -> LoraMapping:
+        """With row i at positions[i], int64."""
         there = self.order.clamp(min=0).long()
-        moved = torch.where(self.order < 0, -1, places[there].to(torch.int32))
+        moved = torch.where(self.order < 0, -1, positions[there].to(torch.int32))
         return replace(self, order=moved)
 
 
@@ -259,10 +259,10 @@ class LoraSlots(ABC):
     """The adapters of one model on its device.
 
     Attributes:
-        most: adapters that there can be at once.
+        max_adapters: adapters that there can be at once.
     """
 
-    most: int
+    max_adapters: int
 
     @abstractmethod
     def tile(self, rows: int) -> int:
@@ -290,8 +290,8 @@ class LoraSlots(ABC):
         """
 
     @abstractmethod
-    def add(self, place: Place, y: Tensor, x: Tensor, rows: LoraMapping) -> None:
-        """Change y [T, N], the result of the linear layer at `place` for x [T, K], as
+    def add(self, target: LoraTarget, y: Tensor, x: Tensor, rows: LoraMapping) -> None:
+        """Change y [T, N], the result of the linear layer at `target` for x [T, K], as
         `KernelSet.add_lora` does; waits for nothing.
         """
 
@@ -309,7 +309,7 @@ class LoraSlots(ABC):
     @abstractmethod
     def add_experts(
         self,
-        place: Place,
+        target: LoraTarget,
         y: Tensor,
         x: Tensor,
         owners: Tensor,
@@ -318,22 +318,26 @@ class LoraSlots(ABC):
     ) -> None:
         """Change y [R, N], what experts made of rows, R of them in `groups`; waits for nothing.
 
-        Row i is that of x [R / shared, K] at i // shared, whose slots are `owners`. `place` is a
+        Row i is that of x [R / shared, K] at i // shared, whose slots are `owners`. `target` is a
         layer and one of `EXPERTS`.
         """
 
     @abstractmethod
-    def add_expert(self, place: Place, expert: int, y: Tensor, x: Tensor, owners: Tensor) -> None:
+    def add_expert(
+        self, target: LoraTarget, expert: int, y: Tensor, x: Tensor, owners: Tensor
+    ) -> None:
         """The same for rows that all have one expert."""
 
     def max_tiles(self, rows: int) -> int:
         """Tiles that so many rows may need, whatever their adapters are."""
-        return min(rows, -(-rows // self.tile(rows)) + self.most - 1)
+        return min(rows, -(-rows // self.tile(rows)) + self.max_adapters - 1)
 
-    def has_free_slot(self, rows: int) -> tuple[int, int]:
+    def mapping_lengths(self, rows: int) -> tuple[int, int]:
         """Lengths of `order` and `owners` that hold any step of up to so many rows."""
         tiles = [(self.max_tiles(size), self.tile(size)) for size in range(1, rows + 1)]
-        return max(most * tile for most, tile in tiles), max(most for most, _ in tiles)
+        return max(num_tiles * tile for num_tiles, tile in tiles), max(
+            num_tiles for num_tiles, _ in tiles
+        )
 
     def sort(
         self, groups: Sequence[tuple[int, np.ndarray]], rows: int, *, padded: bool
@@ -376,7 +380,7 @@ class MoeLoraMapping:
     def slot_by_row(self, count: int) -> Tensor:
         return self.slots.slot_by_row(self.rows, count)
 
-    def place(self, kind: str) -> Place:
+    def target(self, kind: str) -> LoraTarget:
         """Of the experts' layers "up" or "down"."""
         return self.layer, EXPERTS[kind]
 

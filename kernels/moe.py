@@ -66,15 +66,15 @@ class SlottedLinears:
         y = self._layers[slot](x)
         kind, _, expert = slot.partition(".")
         if expert:
-            place, owners = self._rows.place(kind), self._owners[tokens]
-            self._rows.slots.add_expert(place, int(expert), y, x, owners)
+            target, owners = self._rows.target(kind), self._owners[tokens]
+            self._rows.slots.add_expert(target, int(expert), y, x, owners)
         else:
             self._rows.add(slot, y, x)
         return y
 
 
 #: What a sum of weights is at least; a softmax's is far above.
-LEAST = 1e-20
+MIN_WEIGHT_SUM = 1e-20
 
 
 def check_experts(experts: ExpertLayers) -> None:
@@ -202,7 +202,7 @@ def route(experts: ExpertLayers, scores: Tensor) -> tuple[Tensor, Tensor]:
         weights = torch.softmax(weights, dim=-1)
     elif experts.renormalize:
         # Sigmoids may all be nothing.
-        weights = weights / (weights.sum(dim=-1, keepdim=True) + LEAST)
+        weights = weights / (weights.sum(dim=-1, keepdim=True) + MIN_WEIGHT_SUM)
     return weights * experts.scale, chosen
 
 

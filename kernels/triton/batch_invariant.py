@@ -48,24 +48,24 @@ def linear_kernel(
     row = tl.program_id(1) * BM + tl.arange(0, BM)
     column = tl.program_id(0) * BN + tl.arange(0, BN)
     depth = tl.arange(0, BK)
-    there, wanted = row < rows, column < COLUMNS
+    row_mask, column_mask = row < rows, column < COLUMNS
     head = tl.program_id(2).to(tl.int64)
-    left = x + head * x_head + row.to(tl.int64)[:, None] * x_stride + depth[None, :]
-    right = weight + head * COLUMNS * DEPTH
-    right += column.to(tl.int64)[None, :] * DEPTH + depth[:, None]
+    lhs = x + head * x_head + row.to(tl.int64)[:, None] * x_stride + depth[None, :]
+    rhs = weight + head * COLUMNS * DEPTH
+    rhs += column.to(tl.int64)[None, :] * DEPTH + depth[:, None]
     total = tl.zeros((BM, BN), tl.float32)
     for start in tl.range(0, DEPTH, BK):
         inside = start + depth < DEPTH
-        a = tl.load(left + start, mask=there[:, None] & inside[None, :], other=0.0)
-        b = tl.load(right + start, mask=inside[:, None] & wanted[None, :], other=0.0)
+        a = tl.load(lhs + start, mask=row_mask[:, None] & inside[None, :], other=0.0)
+        b = tl.load(rhs + start, mask=inside[:, None] & column_mask[None, :], other=0.0)
         if WIDE:
             a = a.to(tl.float32)
             b = b.to(tl.float32)
         total = tl.dot(a, b, total, input_precision=PRECISION)
     if BIAS:
-        total += tl.load(bias + column, mask=wanted, other=0.0)[None, :].to(tl.float32)
+        total += tl.load(bias + column, mask=column_mask, other=0.0)[None, :].to(tl.float32)
     to = out + head * out_head + row.to(tl.int64)[:, None] * out_stride + column[None, :]
-    tl.store(to, total.to(out.dtype.element_ty), mask=there[:, None] & wanted[None, :])
+    tl.store(to, total.to(out.dtype.element_ty), mask=row_mask[:, None] & column_mask[None, :])
 
 
 def multiply(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
@@ -99,12 +99,12 @@ class InvariantLinear(TorchLinear):
             raise ValueError(f"x {describe(x)} doesn't go with {self.in_features} columns")
         x = x if x.stride(1) == 1 else x.contiguous()
         shape = (len(x), self.out_features)
-        made = torch.empty(shape, dtype=x.dtype, device=x.device) if out is None else out
-        if made.shape != shape or not made.is_contiguous():
-            raise ValueError(f"out {describe(made)} must be contiguous {list(shape)}")
+        result = torch.empty(shape, dtype=x.dtype, device=x.device) if out is None else out
+        if result.shape != shape or not result.is_contiguous():
+            raise ValueError(f"out {describe(result)} must be contiguous {list(shape)}")
         weight = self.weight = self.weight.contiguous()
-        multiply(made.unsqueeze(1), x.unsqueeze(1), weight, self.bias)
-        return made
+        multiply(result.unsqueeze(1), x.unsqueeze(1), weight, self.bias)
+        return result
 
 
 class InvariantTritonKernels(TritonKernels):

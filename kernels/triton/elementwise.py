@@ -33,12 +33,12 @@ def activate(x, KIND: tl.constexpr):
 def gate_kernel(out, x, stride, WIDTH: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.constexpr):
     """Grid (rows, blocks of columns)."""
     row = tl.program_id(0).to(tl.int64)
-    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < WIDTH
-    gate = tl.load(x + row * stride + at, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(x + row * stride + WIDTH + at, mask=inside, other=0.0).to(tl.float32)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < WIDTH
+    gate = tl.load(x + row * stride + columns, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(x + row * stride + WIDTH + columns, mask=inside, other=0.0).to(tl.float32)
     value = activate(gate, KIND) * up
-    tl.store(out + row * WIDTH + at, value.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + row * WIDTH + columns, value.to(out.dtype.element_ty), mask=inside)
 
 
 def gate_and_mul(x: Tensor, activation: str) -> Tensor:
@@ -72,7 +72,7 @@ def gelu_and_mul(x: Tensor, approximate: str = "none") -> Tensor:
     return gate_and_mul(x, "gelu" if approximate == "none" else "gelu_tanh")
 
 
-MOST_COLUMNS = 1 << 16
+MAX_COLUMNS = 1 << 16
 
 
 @triton.jit
@@ -82,17 +82,17 @@ def rms_norm_kernel(
 ):  # fmt: skip
     """Grid (rows,). With ADD, residual becomes x + residual, rounded to its dtype, first."""
     row = tl.program_id(0).to(tl.int64)
-    at = tl.arange(0, PADDED)
-    inside = at < WIDTH
-    values = tl.load(x + row * x_stride + at, mask=inside, other=0.0).to(tl.float32)
+    columns = tl.arange(0, PADDED)
+    inside = columns < WIDTH
+    values = tl.load(x + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
     if ADD:
-        values += tl.load(residual + row * WIDTH + at, mask=inside, other=0.0).to(tl.float32)
+        values += tl.load(residual + row * WIDTH + columns, mask=inside, other=0.0).to(tl.float32)
         rounded = values.to(residual.dtype.element_ty)
-        tl.store(residual + row * WIDTH + at, rounded, mask=inside)
+        tl.store(residual + row * WIDTH + columns, rounded, mask=inside)
         values = rounded.to(tl.float32)
     inverse = tl.rsqrt(tl.sum(values * values, 0) / WIDTH + eps)
-    scaled = values * inverse * tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * WIDTH + at, scaled.to(out.dtype.element_ty), mask=inside)
+    scaled = values * inverse * tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * WIDTH + columns, scaled.to(out.dtype.element_ty), mask=inside)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -120,8 +120,8 @@ def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) 
 
 def _launch(out: Tensor, rows: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> None:
     width = weight.shape[0]
-    if width > MOST_COLUMNS:
-        raise ValueError(f"a norm over {width} values isn't supported: at most {MOST_COLUMNS}")
+    if width > MAX_COLUMNS:
+        raise ValueError(f"a norm over {width} values isn't supported: at most {MAX_COLUMNS}")
     padded = triton.next_power_of_2(width)
     launch(
         rms_norm_kernel, (out.numel() // width,), out, rows, residual, weight,

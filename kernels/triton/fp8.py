@@ -117,7 +117,7 @@ def quantise(x, KIND: tl.constexpr):
     if KIND == 0:
         return x
     elif KIND == 3:
-        whole = round_half_even(tl.maximum(tl.minimum(x, 127.0), -127.0))
-        return whole.to(tl.int8)
+        integers = round_half_even(tl.maximum(tl.minimum(x, 127.0), -127.0))
+        return integers.to(tl.int8)
     else:
         return encode_fp8(x, KIND)

@@ -25,7 +25,7 @@ from kernels.linear_factory import (
     join_dequantized,
     join_integers,
 )
-from kernels.lora import LoraSlots, Place
+from kernels.lora import LoraSlots, LoraTarget
 from kernels.triton.attention import latent_attention, paged_attention
 from kernels.triton.elementwise import fused_add_rms_norm, gelu_and_mul, rms_norm, silu_and_mul
 from kernels.triton.launch import INTERPRETED
@@ -136,16 +136,16 @@ class TritonKernels(KernelSet):
 
     def _quantised(
         self,
-        pieces: Iterable[Tensor],
+        slices: Iterable[Tensor],
         bias: Tensor | None,
         quantization: str,
         group_size: int | None,
     ) -> LinearLayer:
         if quantization not in self.quantizations:
-            known = ", ".join(self.quantizations)
-            raise ValueError(f"quantization must be one of {known}; got {quantization!r}")
+            supported = ", ".join(self.quantizations)
+            raise ValueError(f"quantization must be one of {supported}; got {quantization!r}")
         group = 0 if quantization == "fp8" else group_size_for(quantization, group_size)
-        moved = (piece.to(self.device) for piece in pieces)
+        moved = (row_slice.to(self.device) for row_slice in slices)
         return quantised_linear(moved, bias, quantization, group)
 
     def _integer_linear(
@@ -208,15 +208,15 @@ class TritonKernels(KernelSet):
 
     def lora_slots(
         self,
-        places: Mapping[Place, int],
-        most: int,
-        most_rank: int,
+        targets: Mapping[LoraTarget, int],
+        max_adapters: int,
+        max_rank: int,
         dtype: torch.dtype,
         experts: int = 0,
     ) -> LoraSlots:
         alike = self.batch_invariant
         return TritonLoraSlots(
-            places, most, most_rank, dtype, self.device, alike=alike, experts=experts
+            targets, max_adapters, max_rank, dtype, self.device, alike=alike, experts=experts
         )
 
     def head_linears(self, layers: Sequence[LinearLayer]) -> PerHeadLinear:

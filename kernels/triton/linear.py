@@ -37,14 +37,16 @@ class BatchedHeadLinears(PerHeadLinear):
     def __init__(self, layers: Sequence[LinearLayer]) -> None:
         """Raises ValueError for layers of other kernels, or of several shapes."""
         super().__init__(layers)
-        plain = [layer for layer in layers if isinstance(layer, TorchLinear)]
-        if len(plain) != len(layers) or any(layer.bias is not None for layer in plain):
+        torch_layers = [layer for layer in layers if isinstance(layer, TorchLinear)]
+        if len(torch_layers) != len(layers) or any(
+            layer.bias is not None for layer in torch_layers
+        ):
             raise ValueError("the heads' layers are none of these kernels, or have a bias")
-        first = plain[0].weight
+        first = torch_layers[0].weight
         self.weight = torch.empty(
-            (len(plain), *first.shape), dtype=first.dtype, device=first.device
+            (len(torch_layers), *first.shape), dtype=first.dtype, device=first.device
         )
-        for head, layer in enumerate(plain):
+        for head, layer in enumerate(torch_layers):
             # Nothing is held twice.
             self.weight[head] = layer.weight
             layer.weight = self.weight[head]

@@ -29,9 +29,9 @@ def rotate(
     so one shape serves both orders and any rotary width.
     """
     dims = tl.arange(0, PADDED)
-    at = x + token * stride + heads[:, None] * HEAD_SIZE
+    row_pointers = x + token * stride + heads[:, None] * HEAD_SIZE
     inside = (heads < HEADS)[:, None] & (dims < HEAD_SIZE)[None, :]
-    values = tl.load(at + dims[None, :], mask=inside, other=0.0).to(tl.float32)
+    values = tl.load(row_pointers + dims[None, :], mask=inside, other=0.0).to(tl.float32)
     if ROTARY > 0:
         HALF: tl.constexpr = ROTARY // 2
         if NEOX:
@@ -44,20 +44,24 @@ def rotate(
             second = dims % 2 == 1
         turned = dims < ROTARY
         partner = tl.where(turned, partner, dims)
-        others = tl.load(at + partner[None, :], mask=inside, other=0.0).to(tl.float32)
+        partner_values = tl.load(row_pointers + partner[None, :], mask=inside, other=0.0).to(
+            tl.float32
+        )
     if NORM:
         inverse = tl.rsqrt(tl.sum(values * values, 1) / HEAD_SIZE + eps)[:, None]
         weight = tl.load(norm + dims, mask=dims < HEAD_SIZE, other=0.0).to(tl.float32)
         values = values * inverse * weight[None, :]
         if ROTARY > 0:
-            beside = tl.load(norm + partner, mask=dims < HEAD_SIZE, other=0.0).to(tl.float32)
-            others = others * inverse * beside[None, :]
+            partner_weight = tl.load(norm + partner, mask=dims < HEAD_SIZE, other=0.0).to(
+                tl.float32
+            )
+            partner_values = partner_values * inverse * partner_weight[None, :]
     if ROTARY > 0:
         row = cos_sin + position * ROTARY
         cosine = tl.load(row + angle, mask=turned, other=1.0)
         sine = tl.load(row + HALF + angle, mask=turned, other=0.0)
         sine = tl.where(second, sine, -sine)
-        values = values * cosine[None, :] + others * sine[None, :]
+        values = values * cosine[None, :] + partner_values * sine[None, :]
     return values
 
 
@@ -72,7 +76,7 @@ def store_kv(
     and written here.
     """
     dims = tl.arange(0, values.shape[1])
-    place = ((slot // PAGE) * KV_HEADS + heads) * PAGE + slot % PAGE
+    offsets = ((slot // PAGE) * KV_HEADS + heads) * PAGE + slot % PAGE
     inside = (heads < KV_HEADS)[:, None] & (dims < HEAD_SIZE)[None, :]
     if SCALES == 1:
         values = values / tl.load(scales)
@@ -80,10 +84,10 @@ def store_kv(
         values = values / tl.load(scales + heads, mask=heads < KV_HEADS, other=1.0)[:, None]
     elif SCALES == 2:
         scale = tl.max(tl.abs(values), 1) / LIMIT
-        tl.store(scales + place, scale, mask=heads < KV_HEADS)
+        tl.store(scales + offsets, scale, mask=heads < KV_HEADS)
         values = values * tl.where(scale > 0, 1.0 / tl.maximum(scale, 1e-38), 0.0)[:, None]
     stored = quantise(values.to(tl.float32), KIND).to(cache.dtype.element_ty)
-    tl.store(cache + place[:, None] * HEAD_SIZE + dims[None, :], stored, mask=inside)
+    tl.store(cache + offsets[:, None] * HEAD_SIZE + dims[None, :], stored, mask=inside)
 
 
 @triton.jit
@@ -121,12 +125,12 @@ def rope_kernel(
         )  # fmt: skip
         tl.debug_barrier()
         inside = (mine < KV_HEADS)[:, None] & (dims < HEAD_SIZE)[None, :]
-        at = mine[:, None] * HEAD_SIZE + dims[None, :]
+        offsets = mine[:, None] * HEAD_SIZE + dims[None, :]
         rounded = keys.to(k.dtype.element_ty)
-        tl.store(k + token * k_stride + at, rounded, mask=inside)
+        tl.store(k + token * k_stride + offsets, rounded, mask=inside)
         slot = tl.load(slot_mapping + token)
         if slot >= 0:
-            values = tl.load(v + token * v_stride + at, mask=inside, other=0.0).to(tl.float32)
+            values = tl.load(v + token * v_stride + offsets, mask=inside, other=0.0).to(tl.float32)
             store_kv(
                 rounded.to(tl.float32), key_cache, key_scales, slot, mine,
                 KV_HEADS, HEAD_SIZE, PAGE, KIND, SCALES, LIMIT,
@@ -157,9 +161,9 @@ def rope_latents_kernel(
         )  # fmt: skip
         # All partners must be read before any is overwritten.
         tl.debug_barrier()
-        there = q + token * q_stride + heads[:, None] * SIZE + part[None, :]
+        pointers = q + token * q_stride + heads[:, None] * SIZE + part[None, :]
         inside = (heads < HEADS)[:, None] & (part < SIZE)[None, :]
-        tl.store(there, turned.to(q.dtype.element_ty), mask=inside)
+        tl.store(pointers, turned.to(q.dtype.element_ty), mask=inside)
     else:
         one = tl.arange(0, 1)
         dims = tl.arange(0, PADDED)

@@ -27,7 +27,7 @@ class StaticLoraMapping:
         """`max_tokens`: of the largest graph."""
         self._slots, self._whole = slots, None
         if slots is not None:
-            rows, tiles = slots.has_free_slot(max_tokens)
+            rows, tiles = slots.mapping_lengths(max_tokens)
             sizes = (rows, tiles, 1)
             self._whole = LoraMapping(
                 *(torch.zeros(size, dtype=torch.int32, device=device) for size in sizes)

@@ -127,11 +127,11 @@ def attention_kernel(
         scale *= tl.load(key_scales)
     elif SCALES == 2:
         scale *= tl.load(key_scales + kv_head)
-    low, high, start, plain, diagonal, stop = visible_range(
+    low, high, start, unmasked_start, diagonal, stop = visible_range(
         length, count, first, sliding_window, QUERIES, KEYS, WINDOW
     )
     if INVARIANT:
-        plain = start
+        unmasked_start = start
         diagonal = start
     best = tl.full((ROWS,), NEG_INF, tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
@@ -140,7 +140,7 @@ def attention_kernel(
         best = tl.maximum(tl.load(sinks + head, mask=valid, other=0.0) * LOG2E, NEG_INF)
         total += tl.where(best > NEG_INF, 1.0, 0.0)
     accumulated, best, total = kv_loop(
-        best, total, start, plain, diagonal, stop, q_tile, position, low, high,
+        best, total, start, unmasked_start, diagonal, stop, q_tile, position, low, high,
         key_cache, value_cache, block_tables + seq.to(tl.int64) * table_stride,
         key_scales, value_scales, kv_head,
         scale * factor, soft_cap, slope, sliding_window, KV_HEADS, HEAD_SIZE, PADDED, PAGE, KEYS,
@@ -153,12 +153,12 @@ def attention_kernel(
 
 
 @triton.jit(
-    do_not_specialize=(*_CHANGING, "slots", "most_splits"), do_not_specialize_on_alignment=_SLICED
+    do_not_specialize=(*_CHANGING, "slots", "max_splits"), do_not_specialize_on_alignment=_SLICED
 )
 def split_attention_kernel(
     partial, lse, q, key_cache, value_cache, block_tables, seq_lens, query_start_loc,
     alibi_slopes, key_scales, value_scales,
-    q_stride, table_stride, num_seqs, scale, soft_cap, sliding_window, slots, most_splits,
+    q_stride, table_stride, num_seqs, scale, soft_cap, sliding_window, slots, max_splits,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, PADDED: tl.constexpr,
     PAGE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
     WINDOW: tl.constexpr, CAPPED: tl.constexpr, ALIBI: tl.constexpr,
@@ -180,38 +180,40 @@ def split_attention_kernel(
         scale *= tl.load(key_scales)
     elif SCALES == 2:
         scale *= tl.load(key_scales + kv_head)
-    seq, before, place, end = program_work_range(
-        seq_lens, query_start_loc, num_seqs, sliding_window, most_splits, QUERIES, KEYS, WINDOW
+    seq, preceding_work, work_offset, end = program_work_range(
+        seq_lens, query_start_loc, num_seqs, sliding_window, max_splits, QUERIES, KEYS, WINDOW
     )
-    # `before` is the work of sequences ahead of `seq`, `place` how far into its own we are.
-    while before + place < end:
+    # `preceding_work`: of the sequences before `seq`; `work_offset`: within that of `seq`.
+    while preceding_work + work_offset < end:
         begin = tl.load(query_start_loc + seq)
         count = tl.load(query_start_loc + seq + 1) - begin
         length = tl.load(seq_lens + seq)
         tiles, blocks, first_block, width, first_split, splits = plan(
-            length, count, sliding_window, most_splits, QUERIES, KEYS, WINDOW
+            length, count, sliding_window, max_splits, QUERIES, KEYS, WINDOW
         )
-        if place >= tiles * blocks:
-            before += tiles * blocks
-            place = tl.zeros_like(place)
+        if work_offset >= tiles * blocks:
+            preceding_work += tiles * blocks
+            work_offset = tl.zeros_like(work_offset)
             seq += 1
         else:
-            tile = place // blocks
-            slot, place = split_at(place, tile, blocks, first_block, width, first_split, splits)
-            if (slot < splits) & (before + place < end):
+            tile = work_offset // blocks
+            slot, work_offset = split_at(
+                work_offset, tile, blocks, first_block, width, first_split, splits
+            )
+            if (slot < splits) & (preceding_work + work_offset < end):
                 q_tile, position, token, head, slope, inside, valid, factor = load_queries(
                     q, q_stride, alibi_slopes, begin, count, length, tile * QUERIES, kv_head,
                     HEADS, GROUP, QUERIES, HEAD_SIZE, PADDED, ROWS, ALIBI, UPCAST, HALVES,
                 )  # fmt: skip
-                low, high, start, plain, diagonal, stop = visible_range(
+                low, high, start, unmasked_start, diagonal, stop = visible_range(
                     length, count, tile * QUERIES, sliding_window, QUERIES, KEYS, WINDOW
                 )
-                left = tl.maximum((first_split + slot) * width * KEYS, start)
-                right = tl.minimum((first_split + slot + 1) * width * KEYS, stop)
+                split_start = tl.maximum((first_split + slot) * width * KEYS, start)
+                split_end = tl.minimum((first_split + slot + 1) * width * KEYS, stop)
                 accumulated, best, total = kv_loop(
                     tl.full((ROWS,), NEG_INF, tl.float32), tl.zeros((ROWS,), tl.float32),
-                    left, tl.minimum(tl.maximum(plain, left), right),
-                    tl.minimum(tl.maximum(diagonal, left), right), right,
+                    split_start, tl.minimum(tl.maximum(unmasked_start, split_start), split_end),
+                    tl.minimum(tl.maximum(diagonal, split_start), split_end), split_end,
                     q_tile, position, low, high, key_cache, value_cache,
                     block_tables + seq.to(tl.int64) * table_stride,
                     key_scales, value_scales, kv_head,
@@ -222,26 +224,26 @@ def split_attention_kernel(
                     partial, lse, accumulated, best, total, (token * HEADS + head) * slots + slot,
                     kv_head, value_scales, inside, valid, HEAD_SIZE, SCALES, True,
                 )  # fmt: skip
-                place += 1
+                work_offset += 1
 
 
 @triton.jit(
-    do_not_specialize=("slots", "most_splits", "num_seqs", "sliding_window"),
+    do_not_specialize=("slots", "max_splits", "num_seqs", "sliding_window"),
     do_not_specialize_on_alignment=("seq_lens", "query_start_loc"),
 )
 def reduce_kernel(
     out, out_lse, partial, lse, sinks, seq_lens, query_start_loc,
-    num_seqs, sliding_window, slots, most_splits,
-    HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, PADDED: tl.constexpr, MOST: tl.constexpr,
+    num_seqs, sliding_window, slots, max_splits,
+    HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, PADDED: tl.constexpr, MAX_SPLITS: tl.constexpr,
     KEYS: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr, WRITE_LSE: tl.constexpr,
 ):  # fmt: skip
     """Grid (T * HEADS,): the splits of one head of one token, weighted and added up.
 
-    MOST is the same whatever `slots` is, and so is the order in which they are added.
+    MAX_SPLITS is the same whatever `slots` is, and so is the order in which they are added.
     """
     row = tl.program_id(0).to(tl.int64)
     dims = tl.arange(0, PADDED)
-    slot = tl.arange(0, MOST)
+    slot = tl.arange(0, MAX_SPLITS)
     token = tl.program_id(0) // HEADS
     # In a batch of decodes the token's number is its sequence's; else tiles of one query find it.
     seq = tl.minimum(token, num_seqs - 1)
@@ -260,7 +262,7 @@ def reduce_kernel(
         begin = tl.load(query_start_loc + seq)
         count = tl.load(query_start_loc + seq + 1) - begin
     _, _, _, _, _, splits = plan(
-        tl.load(seq_lens + seq), count, sliding_window, most_splits, 1, KEYS, WINDOW
+        tl.load(seq_lens + seq), count, sliding_window, max_splits, 1, KEYS, WINDOW
     )
     # Tokens that pad a batch belong to nobody.
     splits = tl.where(token - begin < count, splits, 0)

@@ -32,10 +32,10 @@ from kernels.triton.attention.tile import (
     to_operand,
 )
 from kernels.triton.attention.tile_sizes import (
-    MOST_SPLITS,
+    MAX_SPLITS,
     SHARED_8,
     Tile,
-    most_splits,
+    max_splits,
     programs_for,
     prompt_splits,
 )
@@ -48,21 +48,21 @@ from kernels.triton.launch import INTERPRETED, Target, launch, target_of
 def load_latent_queries(
     q, q_stride, begin, count, length, first,
     HEADS: tl.constexpr, GROUP: tl.constexpr, LATENT: tl.constexpr, ROTATED: tl.constexpr,
-    PADDED: tl.constexpr, BESIDE: tl.constexpr, ROWS: tl.constexpr, UPCAST: tl.constexpr,
+    PADDED: tl.constexpr, PADDED_ROTATED: tl.constexpr, ROWS: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """The program's heads of a sequence's queries from `first` on.
 
     A row is (query, head of the block of GROUP). Returns (what meets latents [ROWS, PADDED], what
-    is rotated [ROWS, BESIDE], positions, tokens, heads, which rows are there).
+    is rotated [ROWS, PADDED_ROTATED], positions, tokens, heads, which rows are there).
     """
     rows = tl.arange(0, ROWS)
     query = first + rows // GROUP
     head = tl.program_id(1) * GROUP + rows % GROUP
     valid = (rows < ROWS // GROUP * GROUP) & (query < count) & (head < HEADS)
     token = (begin + query).to(tl.int64)
-    at = token * q_stride + head * (LATENT + ROTATED)
-    low = load_tile(q, at + ROTATED, valid, tl.arange(0, PADDED), LATENT, True)
-    high = load_tile(q, at, valid, tl.arange(0, BESIDE), ROTATED, True)
+    row_offsets = token * q_stride + head * (LATENT + ROTATED)
+    low = load_tile(q, row_offsets + ROTATED, valid, tl.arange(0, PADDED), LATENT, True)
+    high = load_tile(q, row_offsets, valid, tl.arange(0, PADDED_ROTATED), ROTATED, True)
     if UPCAST:
         low = low.to(tl.float32)
         high = high.to(tl.float32)
@@ -71,8 +71,8 @@ def load_latent_queries(
 
 @triton.jit
 def walk_latents(
-    q, q_beside, position, start, stop, cache, table, scales, scale,
-    LATENT: tl.constexpr, ROTATED: tl.constexpr, PADDED: tl.constexpr, BESIDE: tl.constexpr,
+    q, q_rotated, position, start, stop, cache, table, scales, scale,
+    LATENT: tl.constexpr, ROTATED: tl.constexpr, PADDED: tl.constexpr, PADDED_ROTATED: tl.constexpr,
     PAGE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, TOKEN_SCALES: tl.constexpr,
     FP8: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
@@ -82,25 +82,25 @@ def walk_latents(
     weights, and their exponents.
     """
     dims = tl.arange(0, PADDED)
-    beside = tl.arange(0, BESIDE)
+    rotated_dims = tl.arange(0, PADDED_ROTATED)
     best = tl.full((ROWS,), NEG_INF, tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     accumulated = tl.zeros((ROWS, PADDED), tl.float32)
     for first in tl.range(start, stop, KEYS):
         offsets = first + tl.arange(0, KEYS)
-        there = offsets < stop
-        place = kv_offsets(table, first, offsets, there, 0, 1, PAGE, KEYS, True)
-        at = place * (LATENT + ROTATED)
-        latents = load_tile(cache, at + ROTATED, there, dims, LATENT, True)
-        rotated = load_tile(cache, at, there, beside, ROTATED, True)
+        in_range = offsets < stop
+        token = kv_offsets(table, first, offsets, in_range, 0, 1, PAGE, KEYS, True)
+        row_offsets = token * (LATENT + ROTATED)
+        latents = load_tile(cache, row_offsets + ROTATED, in_range, dims, LATENT, True)
+        rotated = load_tile(cache, row_offsets, in_range, rotated_dims, ROTATED, True)
         latents = to_operand(latents, q.dtype, FP8, UPCAST)
         rotated = to_operand(rotated, q.dtype, FP8, UPCAST)
         scores = tl.dot(q, tl.trans(latents), input_precision=PRECISION)
-        scores = tl.dot(q_beside, tl.trans(rotated), scores, input_precision=PRECISION)
+        scores = tl.dot(q_rotated, tl.trans(rotated), scores, input_precision=PRECISION)
         if TOKEN_SCALES:
-            size = tl.load(scales + place, mask=there, other=0.0)
+            size = tl.load(scales + token, mask=in_range, other=0.0)
             scores *= size[None, :]
-        visible = there[None, :] & (offsets[None, :] <= position[:, None])
+        visible = in_range[None, :] & (offsets[None, :] <= position[:, None])
         scores = tl.where(visible, scores * (scale * LOG2E), float("-inf"))
         higher = tl.maximum(best, tl.max(scores, 1))
         weights = tl.exp2(scores - higher[:, None])
@@ -124,7 +124,7 @@ def latent_attention_kernel(
     out, q, cache, block_tables, seq_lens, query_start_loc, scales,
     q_stride, table_stride, num_seqs, scale,
     HEADS: tl.constexpr, GROUP: tl.constexpr, LATENT: tl.constexpr, ROTATED: tl.constexpr,
-    PADDED: tl.constexpr, BESIDE: tl.constexpr, PAGE: tl.constexpr, ROWS: tl.constexpr,
+    PADDED: tl.constexpr, PADDED_ROTATED: tl.constexpr, PAGE: tl.constexpr, ROWS: tl.constexpr,
     KEYS: tl.constexpr, SCALES: tl.constexpr, TOKEN_SCALES: tl.constexpr, FP8: tl.constexpr,
     PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
@@ -147,13 +147,13 @@ def latent_attention_kernel(
     length = tl.load(seq_lens + seq)
     low, high, position, token, head, valid = load_latent_queries(
         q, q_stride, begin, count, length, first,
-        HEADS, GROUP, LATENT, ROTATED, PADDED, BESIDE, ROWS, UPCAST,
+        HEADS, GROUP, LATENT, ROTATED, PADDED, PADDED_ROTATED, ROWS, UPCAST,
     )  # fmt: skip
     stop = tl.minimum(length - count + first + QUERIES, length)
     accumulated, best, total = walk_latents(
         low, high, position, 0, stop, cache, block_tables + seq.to(tl.int64) * table_stride, scales,
-        scale, LATENT, ROTATED, PADDED, BESIDE, PAGE, ROWS, KEYS, TOKEN_SCALES, FP8, PRECISION,
-        UPCAST,
+        scale, LATENT, ROTATED, PADDED, PADDED_ROTATED, PAGE, ROWS, KEYS, TOKEN_SCALES, FP8,
+        PRECISION, UPCAST,
     )  # fmt: skip
     inside = valid[:, None] & (tl.arange(0, PADDED) < LATENT)[None, :]
     store_state(
@@ -163,14 +163,14 @@ def latent_attention_kernel(
 
 
 @triton.jit(
-    do_not_specialize=("num_seqs", "table_stride", "slots", "most_splits"),
+    do_not_specialize=("num_seqs", "table_stride", "slots", "max_splits"),
     do_not_specialize_on_alignment=("block_tables", "seq_lens", "query_start_loc"),
 )
 def split_latent_attention_kernel(
     partial, lse, q, cache, block_tables, seq_lens, query_start_loc, scales,
-    q_stride, table_stride, num_seqs, scale, slots, most_splits,
+    q_stride, table_stride, num_seqs, scale, slots, max_splits,
     HEADS: tl.constexpr, GROUP: tl.constexpr, LATENT: tl.constexpr, ROTATED: tl.constexpr,
-    PADDED: tl.constexpr, BESIDE: tl.constexpr, PAGE: tl.constexpr, ROWS: tl.constexpr,
+    PADDED: tl.constexpr, PADDED_ROTATED: tl.constexpr, PAGE: tl.constexpr, ROWS: tl.constexpr,
     KEYS: tl.constexpr, SCALES: tl.constexpr, TOKEN_SCALES: tl.constexpr, FP8: tl.constexpr,
     PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
@@ -182,47 +182,49 @@ def split_latent_attention_kernel(
     QUERIES: tl.constexpr = ROWS // GROUP
     if SCALES:
         scale *= tl.load(scales)
-    seq, before, place, end = program_work_range(
-        seq_lens, query_start_loc, num_seqs, 0, most_splits, QUERIES, KEYS, False
+    seq, preceding_work, work_offset, end = program_work_range(
+        seq_lens, query_start_loc, num_seqs, 0, max_splits, QUERIES, KEYS, False
     )
-    while before + place < end:
+    while preceding_work + work_offset < end:
         begin = tl.load(query_start_loc + seq)
         count = tl.load(query_start_loc + seq + 1) - begin
         length = tl.load(seq_lens + seq)
         tiles, blocks, first_block, width, first_split, splits = plan(
-            length, count, 0, most_splits, QUERIES, KEYS, False
+            length, count, 0, max_splits, QUERIES, KEYS, False
         )
-        if place >= tiles * blocks:
-            before += tiles * blocks
-            place = tl.zeros_like(place)
+        if work_offset >= tiles * blocks:
+            preceding_work += tiles * blocks
+            work_offset = tl.zeros_like(work_offset)
             seq += 1
         else:
-            tile = place // blocks
-            slot, place = split_at(place, tile, blocks, first_block, width, first_split, splits)
-            if (slot < splits) & (before + place < end):
+            tile = work_offset // blocks
+            slot, work_offset = split_at(
+                work_offset, tile, blocks, first_block, width, first_split, splits
+            )
+            if (slot < splits) & (preceding_work + work_offset < end):
                 low, high, position, token, head, valid = load_latent_queries(
                     q, q_stride, begin, count, length, tile * QUERIES,
-                    HEADS, GROUP, LATENT, ROTATED, PADDED, BESIDE, ROWS, UPCAST,
+                    HEADS, GROUP, LATENT, ROTATED, PADDED, PADDED_ROTATED, ROWS, UPCAST,
                 )  # fmt: skip
                 seen = tl.minimum(length - count + (tile + 1) * QUERIES, length)
                 start = slot * width * KEYS
                 accumulated, best, total = walk_latents(
                     low, high, position, start, tl.minimum(start + width * KEYS, seen), cache,
                     block_tables + seq.to(tl.int64) * table_stride, scales, scale,
-                    LATENT, ROTATED, PADDED, BESIDE, PAGE, ROWS, KEYS, TOKEN_SCALES, FP8, PRECISION,
-                    UPCAST,
+                    LATENT, ROTATED, PADDED, PADDED_ROTATED, PAGE, ROWS, KEYS, TOKEN_SCALES, FP8,
+                    PRECISION, UPCAST,
                 )  # fmt: skip
                 inside = valid[:, None] & (tl.arange(0, PADDED) < LATENT)[None, :]
                 store_state(
                     partial, lse, accumulated, best, total, (token * HEADS + head) * slots + slot,
                     0, scales, inside, valid, LATENT, SCALES, True,
                 )  # fmt: skip
-                place += 1
+                work_offset += 1
 
 
-MOST_LATENT, MOST_ROTATED = 512, 128
+MAX_LATENT, MAX_ROTATED = 512, 128
 """Values of a latent and of the part beside it that a tile has registers for."""
-MOST_STATES = 2048
+MAX_STATES = 2048
 """Of a sequence's queries: parts of it times heads. Each is a latent of float32, and a batch of 256
 sequences has some gigabyte of them at most."""
 
@@ -261,15 +263,15 @@ def latent_attention(
     queries = triton.cdiv(tokens, max(1, sequences)) if not invariant else DECODE_QUERIES
     tile = latent_tile(target, heads * queries, q.element_size())
     group = min(heads, tile.rows)
-    blocks, each = triton.cdiv(heads, group), tile.rows // group
-    tiles = tokens // each + sequences if tokens else 0
+    blocks, queries_per_tile = triton.cdiv(heads, group), tile.rows // group
+    tiles = tokens // queries_per_tile + sequences if tokens else 0
     kind = KINDS.get(args.cache.dtype, 0)
     cache = args.cache.view(torch.uint8) if kind else args.cache
     rotated = q.shape[2] - latent
     variation: dict[str, Any] = {
         "HEADS": heads, "GROUP": group, "LATENT": latent, "ROTATED": rotated,
-        "PADDED": _padded(latent), "BESIDE": _padded(rotated), "PAGE": page, "ROWS": tile.rows,
-        "KEYS": tile.keys, "SCALES": int(scales in ("tensor", "head")),
+        "PADDED": _padded(latent), "PADDED_ROTATED": _padded(rotated), "PAGE": page,
+        "ROWS": tile.rows, "KEYS": tile.keys, "SCALES": int(scales in ("tensor", "head")),
         "TOKEN_SCALES": scales == "token", "FP8": kind + 2 * (kind > 0 and target.native_fp8),
         "PRECISION": "tf32x3" if q.dtype == torch.float32 else "tf32",
         # The interpreter's product of bfloat16 is wrong.
@@ -284,12 +286,12 @@ def latent_attention(
         launch(latent_attention_kernel, (tiles, blocks), out, *batch, *settings, **variation)
         return out
     states = heads
-    splits = most_splits(target, blocks)
+    splits = max_splits(target, blocks)
     if prompts:
         splits = prompt_splits(target, blocks, tiles * blocks)
     else:
         states *= queries
-    splits = min(splits, max(1, MOST_STATES // triton.next_power_of_2(max(1, states))))
+    splits = min(splits, max(1, MAX_STATES // triton.next_power_of_2(max(1, states))))
     slots = max(1, min(splits, triton.cdiv(args.block_tables.shape[1] * page, SPLIT_KEYS.value)))
     partial = torch.empty((tokens, heads, slots, latent), dtype=torch.float32, device=q.device)
     sums = torch.empty((tokens, heads, slots), dtype=torch.float32, device=q.device)
@@ -300,7 +302,7 @@ def latent_attention(
     )  # fmt: skip
     launch(
         reduce_kernel, (tokens * heads,), out, None, partial, sums, None, *lengths, sequences, 0,
-        slots, splits, HEADS=heads, HEAD_SIZE=latent, PADDED=_padded(latent), MOST=MOST_SPLITS,
+        slots, splits, HEADS=heads, HEAD_SIZE=latent, PADDED=_padded(latent), MAX_SPLITS=MAX_SPLITS,
         KEYS=tile.keys, WINDOW=False, SINKS=False, WRITE_LSE=False, num_warps=8,
     )  # fmt: skip
     return out
@@ -314,11 +316,11 @@ def _check(args: MlaArgs) -> str:
     """Raise ValueError where shapes or dtypes don't fit; returns what kind of scales there are."""
     q, cache, tables, latent = args.q, args.cache, args.block_tables, args.latent
     size = q.shape[2]
-    for name, value, most in (
-        ("latent", latent, MOST_LATENT), ("rotated part", size - latent, MOST_ROTATED),
+    for name, value, max_size in (
+        ("latent", latent, MAX_LATENT), ("rotated part", size - latent, MAX_ROTATED),
     ):  # fmt: skip
-        if not 1 <= value <= most:
-            raise ValueError(f"a {name} of {value} isn't supported: from 1 to {most}")
+        if not 1 <= value <= max_size:
+            raise ValueError(f"a {name} of {value} isn't supported: from 1 to {max_size}")
     if q.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         raise ValueError(f"q {describe(q)} must be float32, float16 or bfloat16")
     if cache.dim() != 4 or cache.shape[1:] != (1, cache.shape[2], size):

@@ -17,8 +17,8 @@ from kernels.triton.attention.kernels import (
 )
 from kernels.triton.attention.tile import SPLIT_KEYS
 from kernels.triton.attention.tile_sizes import (
-    MOST_SPLITS,
-    most_splits,
+    MAX_SPLITS,
+    max_splits,
     programs_for,
     prompt_splits,
     tile_for,
@@ -73,8 +73,9 @@ def as_operands(
 
 def goes_ahead(args: AttentionArgs) -> bool:
     """Whether a prompt's softmax can be computed beside its products; see `kv_loop_pipelined`."""
-    plain = args.sliding_window == 0 and args.soft_cap == 0 and args.alibi_slopes is None
-    return plain and args.key_cache.dtype.itemsize > 1 and args.key_scales is None
+    if args.sliding_window or args.soft_cap or args.alibi_slopes is not None:
+        return False
+    return args.key_cache.dtype.itemsize > 1 and args.key_scales is None
 
 
 def paged_attention(
@@ -112,10 +113,10 @@ def paged_attention(
     padded, sequences = max(16, triton.next_power_of_2(size)), args.block_tables.shape[0]
     phase = "decode" if invariant or tokens <= sequences * DECODE_QUERIES else "prefill"
     group, widths = heads // kv_heads, (q.element_size(), args.key_cache.element_size())
-    alone = invariant or phase == "prefill"
-    queries = 1 if alone else triton.cdiv(tokens, max(1, sequences))
-    wanted = max(group, min(DECODE_ROWS, group * queries))
-    tile = tile_for(target, phase, padded, wanted, *widths)
+    single_query = invariant or phase == "prefill"
+    queries = 1 if single_query else triton.cdiv(tokens, max(1, sequences))
+    min_rows = max(group, min(DECODE_ROWS, group * queries))
+    tile = tile_for(target, phase, padded, min_rows, *widths)
     tiles = tokens // (tile.rows // group) + sequences if tokens else 0
     keys, values, fp8 = as_operands(args.key_cache, args.value_cache, target, phase)
     shape: dict[str, Any] = {"HEADS": heads, "HEAD_SIZE": size, "PADDED": padded}
@@ -148,7 +149,7 @@ def paged_attention(
     if phase == "prefill":
         splits = prompt_splits(target, kv_heads, tiles * kv_heads)
     else:
-        splits = most_splits(target, kv_heads)
+        splits = max_splits(target, kv_heads)
     slots = max(1, min(splits, triton.cdiv(args.block_tables.shape[1] * page, SPLIT_KEYS.value)))
     partial = torch.empty((tokens, heads, slots, size), dtype=torch.float32, device=q.device)
     sums = torch.empty((tokens, heads, slots), dtype=torch.float32, device=q.device)
@@ -159,8 +160,8 @@ def paged_attention(
     )  # fmt: skip
     launch(
         reduce_kernel, (tokens * heads,), out, lse, partial, sums, args.sinks, *lengths, sequences,
-        window, slots, splits, **shape, MOST=MOST_SPLITS, KEYS=tile.keys, WINDOW=window > 0, **ends,
-        num_warps=4,
+        window, slots, splits, **shape, MAX_SPLITS=MAX_SPLITS, KEYS=tile.keys, WINDOW=window > 0,
+        **ends, num_warps=4,
     )  # fmt: skip
     return out
 
@@ -181,7 +182,7 @@ def _check(args: AttentionArgs) -> str:
     check_vector("query_start_loc", args.query_start_loc, sequences + 1, torch.int32)
     if tables.dtype != torch.int32 or not tables.is_contiguous():
         raise ValueError("block_tables must be contiguous int32")
-    for name, given in (("alibi_slopes", args.alibi_slopes), ("sinks", args.sinks)):
-        if given is not None:
-            check_vector(name, given, heads, torch.float32)
+    for name, values in (("alibi_slopes", args.alibi_slopes), ("sinks", args.sinks)):
+        if values is not None:
+            check_vector(name, values, heads, torch.float32)
     return check_cache_scales(args.key_cache, args.key_scales, args.value_scales)

@@ -18,47 +18,47 @@ AT_ONCE = tl.constexpr(8 if INTERPRETED else 128)
 
 @triton.jit
 def plan(
-    length, count, sliding_window, most_splits, QUERIES: tl.constexpr, KEYS: tl.constexpr,
+    length, count, sliding_window, max_splits, QUERIES: tl.constexpr, KEYS: tl.constexpr,
     WINDOW: tl.constexpr,
 ):  # fmt: skip
     """How sequences of `length` tokens, `count` of them queries, are cut up; numbers or vectors.
 
     Returns (tiles of queries, blocks that each walks over, the first one's number, blocks of a
     split, the first split's number, splits). All tiles of a sequence count alike, though not all
-    see its last keys. There are at most `most_splits` splits.
+    see its last keys. There are at most `max_splits` splits.
     """
     SMALLEST: tl.constexpr = SPLIT_KEYS if SPLIT_KEYS > KEYS else KEYS
     first_block = length * 0
     if WINDOW:
         first_block = tl.maximum(length - count - sliding_window + 1, 0) // KEYS
-    there = (count > 0) & (length > 0)
-    blocks = tl.where(there, tl.cdiv(length, KEYS) - first_block, 0)
-    width = tl.maximum(tl.cdiv(tl.cdiv(length, SMALLEST), most_splits), 1) * (SMALLEST // KEYS)
+    has_keys = (count > 0) & (length > 0)
+    blocks = tl.where(has_keys, tl.cdiv(length, KEYS) - first_block, 0)
+    width = tl.maximum(tl.cdiv(tl.cdiv(length, SMALLEST), max_splits), 1) * (SMALLEST // KEYS)
     first_split = first_block // width
-    splits = tl.where(there, tl.cdiv(tl.cdiv(length, KEYS), width) - first_split, 0)
+    splits = tl.where(has_keys, tl.cdiv(tl.cdiv(length, KEYS), width) - first_split, 0)
     return tl.cdiv(count, QUERIES), blocks, first_block, width, first_split, splits
 
 
 @triton.jit
 def split_work(
-    seq_lens, query_start_loc, start, num_seqs, sliding_window, most_splits,
+    seq_lens, query_start_loc, start, num_seqs, sliding_window, max_splits,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
     """int32 [AT_ONCE]: work of the sequences from `start` on; 0 beyond the last one."""
     seq = start + tl.arange(0, AT_ONCE)
-    there = seq < num_seqs
-    length = tl.load(seq_lens + seq, mask=there, other=0)
-    begin = tl.load(query_start_loc + seq, mask=there, other=0)
-    count = tl.load(query_start_loc + seq + 1, mask=there, other=0) - begin
+    in_batch = seq < num_seqs
+    length = tl.load(seq_lens + seq, mask=in_batch, other=0)
+    begin = tl.load(query_start_loc + seq, mask=in_batch, other=0)
+    count = tl.load(query_start_loc + seq + 1, mask=in_batch, other=0) - begin
     tiles, blocks, _, _, _, _ = plan(
-        length, count, sliding_window, most_splits, QUERIES, KEYS, WINDOW
+        length, count, sliding_window, max_splits, QUERIES, KEYS, WINDOW
     )
     return tiles * blocks
 
 
 @triton.jit
 def program_work_range(
-    seq_lens, query_start_loc, num_seqs, sliding_window, most_splits, QUERIES: tl.constexpr,
+    seq_lens, query_start_loc, num_seqs, sliding_window, max_splits, QUERIES: tl.constexpr,
     KEYS: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
     """The program's part of all work: an equal one for each, in the order of sequences.
@@ -69,35 +69,35 @@ def program_work_range(
     for start in tl.range(0, num_seqs, AT_ONCE):
         total += tl.sum(
             split_work(
-                seq_lens, query_start_loc, start, num_seqs, sliding_window, most_splits,
+                seq_lens, query_start_loc, start, num_seqs, sliding_window, max_splits,
                 QUERIES, KEYS, WINDOW,
             ), 0,
         )  # fmt: skip
-    whole = total.to(tl.int64)
-    begin = (whole * tl.program_id(0) // tl.num_programs(0)).to(tl.int32)
-    end = (whole * (tl.program_id(0) + 1) // tl.num_programs(0)).to(tl.int32)
+    total_work = total.to(tl.int64)
+    begin = (total_work * tl.program_id(0) // tl.num_programs(0)).to(tl.int32)
+    end = (total_work * (tl.program_id(0) + 1) // tl.num_programs(0)).to(tl.int32)
     seq = tl.full((), 0, tl.int32)
-    before = tl.full((), 0, tl.int32)
+    preceding_work = tl.full((), 0, tl.int32)
     seen = tl.full((), 0, tl.int32)
     for start in tl.range(0, num_seqs, AT_ONCE):
         works = split_work(
-            seq_lens, query_start_loc, start, num_seqs, sliding_window, most_splits,
+            seq_lens, query_start_loc, start, num_seqs, sliding_window, max_splits,
             QUERIES, KEYS, WINDOW,
         )  # fmt: skip
         passed = seen + tl.cumsum(works, 0) <= begin
         seq += tl.sum((passed & (start + tl.arange(0, AT_ONCE) < num_seqs)).to(tl.int32), 0)
-        before += tl.sum(tl.where(passed, works, 0), 0)
+        preceding_work += tl.sum(tl.where(passed, works, 0), 0)
         seen += tl.sum(works, 0)
-    return seq, before, begin - before, end
+    return seq, preceding_work, begin - preceding_work, end
 
 
 @triton.jit
-def split_at(place, tile, blocks, first_block, width, first_split, splits):
-    """The first split of a tile that begins at `place` or after it, in work of its sequence.
+def split_at(work_offset, tile, blocks, first_block, width, first_split, splits):
+    """The first split of a tile that begins at `work_offset` or after it, in work of its sequence.
 
     Returns (its number, where it begins); with no such split `splits` and the next tile's begin.
     """
-    within = place % blocks
+    within = work_offset % blocks
     slot = tl.where(within == 0, 0, tl.cdiv(first_block + within, width) - first_split)
     begin = tl.maximum((first_split + slot) * width - first_block, 0)
     return slot, tile * blocks + tl.where(slot < splits, begin, blocks)
@@ -128,10 +128,10 @@ def find_sequence(query_start_loc, tile, num_seqs, QUERIES: tl.constexpr):
 
 
 @triton.jit
-def load_tile(cache, at, seen, dims, HEAD_SIZE: tl.constexpr, MASKED: tl.constexpr):
-    """[KEYS, PADDED] of a cache: rows start at element `at`; what isn't `seen` isn't touched."""
+def load_tile(cache, row_offsets, seen, dims, HEAD_SIZE: tl.constexpr, MASKED: tl.constexpr):
+    """[KEYS, PADDED] of a cache: rows from elements `row_offsets` on; only `seen` ones are read."""
     PADDED: tl.constexpr = dims.shape[0]
-    pointers = cache + at[:, None] + dims[None, :]
+    pointers = cache + row_offsets[:, None] + dims[None, :]
     if MASKED:
         return tl.load(pointers, mask=seen[:, None] & (dims < HEAD_SIZE)[None, :], other=0)
     elif PADDED != HEAD_SIZE:
@@ -218,9 +218,9 @@ def to_operands(x, like, FP8: tl.constexpr, UPCAST: tl.constexpr):
             INT8_PAIRS, "=&r,=&r,r", [x], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=2
         )
     else:
-        whole = x.to(tl.int16, bitcast=True)
-        low = (whole << 8) >> 8
-        high = whole >> 8
+        pairs = x.to(tl.int16, bitcast=True)
+        low = (pairs << 8) >> 8
+        high = pairs >> 8
     if UPCAST:
         return low.to(tl.float32), high.to(tl.float32)
     else:
@@ -283,7 +283,7 @@ def online_softmax_step(
 
 @triton.jit
 def attention_step(
-    accumulated, beside, best, total, q, q_beside, position, start, low, high, dims,
+    accumulated, accumulated_odd, best, total, q, q_odd, position, start, low, high, dims,
     key_cache, value_cache, table, key_scales, value_scales, kv_head,
     factor, soft_cap, slope, sliding_window,
     KV_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, PAGE: tl.constexpr, KEYS: tl.constexpr,
@@ -295,20 +295,20 @@ def attention_step(
     `factor` [ROWS] of products, over 0. Keys and values are multiplied in q's type.
 
     Without MASKED, all queries see all of the keys. Caches of pairs of bytes have one value in
-    `accumulated` and q, the other in `beside` and `q_beside`. Returns (accumulated, beside, best,
-    total).
+    `accumulated` and q, the other in `accumulated_odd` and `q_odd`. Returns (accumulated,
+    accumulated_odd, best, total).
     """
     PAIRED: tl.constexpr = key_cache.dtype.element_ty == tl.uint16
     WIDTH: tl.constexpr = HEAD_SIZE // 2 if PAIRED else HEAD_SIZE
     offsets = start + tl.arange(0, KEYS)
     seen = (offsets >= low) & (offsets < high)
     token = kv_offsets(table, start, offsets, seen, kv_head, KV_HEADS, PAGE, KEYS, MASKED)
-    at = token * WIDTH
-    keys = load_tile(key_cache, at, seen, dims, WIDTH, MASKED)
+    row_offsets = token * WIDTH
+    keys = load_tile(key_cache, row_offsets, seen, dims, WIDTH, MASKED)
     if PAIRED:
-        keys, keys_beside = to_operands(keys, q.dtype, FP8, UPCAST)
+        keys, keys_odd = to_operands(keys, q.dtype, FP8, UPCAST)
         scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION)
-        scores = tl.dot(q_beside, tl.trans(keys_beside), scores, input_precision=PRECISION)
+        scores = tl.dot(q_odd, tl.trans(keys_odd), scores, input_precision=PRECISION)
     else:
         keys = to_operand(keys, q.dtype, FP8, UPCAST)
         scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION)
@@ -321,15 +321,15 @@ def attention_step(
     )  # fmt: skip
     accumulated = accumulated * shrink[:, None]
     if PAIRED:
-        beside = beside * shrink[:, None]
-    values = load_tile(value_cache, at, seen, dims, WIDTH, MASKED)
+        accumulated_odd = accumulated_odd * shrink[:, None]
+    values = load_tile(value_cache, row_offsets, seen, dims, WIDTH, MASKED)
     if TOKEN_SCALES:
         weights *= tl.load(value_scales + token, mask=seen, other=0.0)[None, :]
     weights = weights.to(q.dtype)
     if PAIRED:
-        values, values_beside = to_operands(values, q.dtype, FP8, UPCAST)
-        beside = tl.dot(weights, values_beside, beside, input_precision=PRECISION)
+        values, values_odd = to_operands(values, q.dtype, FP8, UPCAST)
+        accumulated_odd = tl.dot(weights, values_odd, accumulated_odd, input_precision=PRECISION)
     else:
         values = to_operand(values, q.dtype, FP8, UPCAST)
     accumulated = tl.dot(weights, values, accumulated, input_precision=PRECISION)
-    return accumulated, beside, best, total
+    return accumulated, accumulated_odd, best, total

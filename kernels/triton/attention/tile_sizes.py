@@ -12,7 +12,7 @@ import triton
 
 from kernels.triton.launch import Target
 
-MOST_SPLITS = 64
+MAX_SPLITS = 64
 SHARED_8 = 166_912
 """Bytes of shared memory of a program on 8.0; 8.6, 8.9 and 12.0 have 101,376."""
 
@@ -83,7 +83,7 @@ def architecture_of(target: Target) -> int:
 
 
 def tile_for(
-    target: Target, phase: str, padded: int, least: int, itemsize: int, cache_itemsize: int = 2
+    target: Target, phase: str, padded: int, min_rows: int, itemsize: int, cache_itemsize: int = 2
 ) -> Tile:
     """The tile for queries of `itemsize` bytes, of at least so many rows: a whole group of heads
     or more."""
@@ -95,7 +95,7 @@ def tile_for(
         sizes = TABLE[architecture_of(target), phase]
         tile = sizes[min(size for size in sizes if size >= min(padded, max(sizes)))]
     rows = tile.rows
-    while rows < least:
+    while rows < min_rows:
         rows *= 2
     if target.capability == 0:
         return replace(tile, rows=rows)
@@ -110,14 +110,14 @@ def tile_for(
     return tile
 
 
-def most_splits(target: Target, kv_heads: int) -> int:
+def max_splits(target: Target, kv_heads: int) -> int:
     """Into how many splits the keys of a sequence go at most: a power of two in [16, 64].
 
     So many that one sequence alone keeps all processors busy. Of the batch it knows nothing, so
     that a sequence is cut up the same in each.
     """
-    wanted = max(1, target.processors // kv_heads)
-    return min(MOST_SPLITS, max(16, 1 << (wanted.bit_length() - 1)))
+    num_splits = max(1, target.processors // kv_heads)
+    return min(MAX_SPLITS, max(16, 1 << (num_splits.bit_length() - 1)))
 
 
 def prompt_splits(target: Target, kv_heads: int, programs: int) -> int:
@@ -126,8 +126,8 @@ def prompt_splits(target: Target, kv_heads: int, programs: int) -> int:
     Only so many that their parts, four for each processor, keep all busy: a part is a float32 row
     for each query, and of a prompt of a thousand tokens 16 of them are hundreds of megabytes.
     """
-    wanted = triton.next_power_of_2(triton.cdiv(4 * target.processors, max(1, programs)))
-    return min(most_splits(target, kv_heads), max(2, wanted))
+    num_splits = triton.next_power_of_2(triton.cdiv(4 * target.processors, max(1, programs)))
+    return min(max_splits(target, kv_heads), max(2, num_splits))
 
 
 def programs_for(target: Target, tile: Tile, kv_heads: int) -> int:

@@ -28,10 +28,10 @@ def score(
     """The products of queries and the keys [begin, begin + KEYS)."""
     offsets = begin + tl.arange(0, KEYS)
     seen = offsets < high
-    at = HEAD_SIZE * kv_offsets(
+    row_offsets = HEAD_SIZE * kv_offsets(
         table, begin, offsets, seen, kv_head, KV_HEADS, PAGE, KEYS, MASKED
     )  # fmt: skip
-    keys = load_tile(key_cache, at, seen, dims, HEAD_SIZE, MASKED)
+    keys = load_tile(key_cache, row_offsets, seen, dims, HEAD_SIZE, MASKED)
     keys = to_operand(keys, q.dtype, 0, UPCAST)
     return tl.dot(q, tl.trans(keys), input_precision=PRECISION)
 
@@ -50,10 +50,10 @@ def add_values(
     """
     offsets = begin + tl.arange(0, KEYS)
     seen = offsets < high
-    at = HEAD_SIZE * kv_offsets(
+    row_offsets = HEAD_SIZE * kv_offsets(
         table, begin, offsets, seen, kv_head, KV_HEADS, PAGE, KEYS, MASKED
     )  # fmt: skip
-    values = load_tile(value_cache, at, seen, dims, HEAD_SIZE, MASKED)
+    values = load_tile(value_cache, row_offsets, seen, dims, HEAD_SIZE, MASKED)
     values = to_operand(values, like, 0, UPCAST)
     accumulated = accumulated * shrink[:, None]
     return tl.dot(weights.to(like), values, accumulated, input_precision=PRECISION)
@@ -169,9 +169,9 @@ def visible_range(
 ):  # fmt: skip
     """What the queries of a tile see.
 
-    Keys [low, high) are seen by some, [plain, diagonal) by all of them; [start, stop) is what the
-    tile walks over. The last four are multiples of KEYS. Returns (low, high, start, plain,
-    diagonal, stop).
+    Keys [low, high) are seen by some, [unmasked_start, diagonal) by all of them; the tile walks
+    over [start, stop). The last four are multiples of KEYS. Returns (low, high, start,
+    unmasked_start, diagonal, stop).
     """
     oldest = length - count + first
     newest = tl.minimum(oldest + QUERIES, length) - 1
@@ -183,14 +183,14 @@ def visible_range(
         all_low = tl.maximum(newest - sliding_window + 1, 0)
     start = low // KEYS * KEYS
     stop = tl.cdiv(high, KEYS) * KEYS
-    plain = tl.minimum(tl.maximum(tl.cdiv(all_low, KEYS) * KEYS, start), stop)
-    diagonal = tl.maximum(tl.minimum((oldest + 1) // KEYS * KEYS, stop), plain)
-    return low, high, start, plain, diagonal, stop
+    unmasked_start = tl.minimum(tl.maximum(tl.cdiv(all_low, KEYS) * KEYS, start), stop)
+    diagonal = tl.maximum(tl.minimum((oldest + 1) // KEYS * KEYS, stop), unmasked_start)
+    return low, high, start, unmasked_start, diagonal, stop
 
 
 @triton.jit
 def kv_loop(
-    best, total, start, plain, diagonal, stop, q, position, low, high,
+    best, total, start, unmasked_start, diagonal, stop, q, position, low, high,
     key_cache, value_cache, table, key_scales, value_scales, kv_head,
     factor, soft_cap, slope, sliding_window,
     KV_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, PADDED: tl.constexpr, PAGE: tl.constexpr,
@@ -198,7 +198,7 @@ def kv_loop(
     TOKEN_SCALES: tl.constexpr, FP8: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
     AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """The keys [start, stop), of which all queries see all of [plain, diagonal).
+    """The keys [start, stop), of which all queries see all of [unmasked_start, diagonal).
 
     Returns (accumulated, best, total): sums of values and of weights, and their exponents.
     AHEAD: see `kv_loop_pipelined`, which gives the same to the bit.
@@ -211,7 +211,7 @@ def kv_loop(
         )  # fmt: skip
     else:
         return walk_in_turn(
-            best, total, start, plain, diagonal, stop, q, position, low, high,
+            best, total, start, unmasked_start, diagonal, stop, q, position, low, high,
             key_cache, value_cache, table, key_scales, value_scales, kv_head,
             factor, soft_cap, slope, sliding_window, KV_HEADS, HEAD_SIZE, PADDED, PAGE, KEYS,
             WINDOW, CAPPED, ALIBI, TOKEN_SCALES, FP8, PRECISION, UPCAST,
@@ -220,7 +220,7 @@ def kv_loop(
 
 @triton.jit
 def walk_in_turn(
-    best, total, start, plain, diagonal, stop, q, position, low, high,
+    best, total, start, unmasked_start, diagonal, stop, q, position, low, high,
     key_cache, value_cache, table, key_scales, value_scales, kv_head,
     factor, soft_cap, slope, sliding_window,
     KV_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, PADDED: tl.constexpr, PAGE: tl.constexpr,
@@ -235,44 +235,44 @@ def walk_in_turn(
     dims = tl.arange(0, NUMBERS)
     accumulated = tl.zeros((q.shape[0], NUMBERS), tl.float32)
     if PAIRED:
-        q, q_beside = tl.split(tl.reshape(q, (q.shape[0], NUMBERS, 2)))
-        beside = accumulated
+        q, q_odd = tl.split(tl.reshape(q, (q.shape[0], NUMBERS, 2)))
+        accumulated_odd = accumulated
     else:
-        q_beside = 0.0
-        beside = 0.0
+        q_odd = 0.0
+        accumulated_odd = 0.0
     if WINDOW:
-        for at in tl.range(start, plain, KEYS):
-            accumulated, beside, best, total = attention_step(
-                accumulated, beside, best, total, q, q_beside, position, at, low, high, dims,
-                key_cache, value_cache, table, key_scales, value_scales, kv_head,
+        for block_start in tl.range(start, unmasked_start, KEYS):
+            accumulated, accumulated_odd, best, total = attention_step(
+                accumulated, accumulated_odd, best, total, q, q_odd, position, block_start, low,
+                high, dims, key_cache, value_cache, table, key_scales, value_scales, kv_head,
                 factor, soft_cap, slope, sliding_window, KV_HEADS, HEAD_SIZE, PAGE, KEYS,
                 WINDOW, CAPPED, ALIBI, TOKEN_SCALES, FP8, PRECISION, UPCAST, True,
             )  # fmt: skip
-    for at in tl.range(plain, diagonal, KEYS):
-        accumulated, beside, best, total = attention_step(
-            accumulated, beside, best, total, q, q_beside, position, at, low, high, dims,
-            key_cache, value_cache, table, key_scales, value_scales, kv_head,
+    for block_start in tl.range(unmasked_start, diagonal, KEYS):
+        accumulated, accumulated_odd, best, total = attention_step(
+            accumulated, accumulated_odd, best, total, q, q_odd, position, block_start, low, high,
+            dims, key_cache, value_cache, table, key_scales, value_scales, kv_head,
             factor, soft_cap, slope, sliding_window, KV_HEADS, HEAD_SIZE, PAGE, KEYS,
             WINDOW, CAPPED, ALIBI, TOKEN_SCALES, FP8, PRECISION, UPCAST, False,
         )  # fmt: skip
-    for at in tl.range(diagonal, stop, KEYS):
-        accumulated, beside, best, total = attention_step(
-            accumulated, beside, best, total, q, q_beside, position, at, low, high, dims,
-            key_cache, value_cache, table, key_scales, value_scales, kv_head,
+    for block_start in tl.range(diagonal, stop, KEYS):
+        accumulated, accumulated_odd, best, total = attention_step(
+            accumulated, accumulated_odd, best, total, q, q_odd, position, block_start, low, high,
+            dims, key_cache, value_cache, table, key_scales, value_scales, kv_head,
             factor, soft_cap, slope, sliding_window, KV_HEADS, HEAD_SIZE, PAGE, KEYS,
             WINDOW, CAPPED, ALIBI, TOKEN_SCALES, FP8, PRECISION, UPCAST, True,
         )  # fmt: skip
     if PAIRED:
-        accumulated = tl.interleave(accumulated, beside)
+        accumulated = tl.interleave(accumulated, accumulated_odd)
     return accumulated, best, total
 
 
 @triton.jit
 def store_state(
-    out, lse, accumulated, best, total, place, kv_head, value_scales, inside, valid,
+    out, lse, accumulated, best, total, out_index, kv_head, value_scales, inside, valid,
     HEAD_SIZE: tl.constexpr, SCALES: tl.constexpr, WRITE_LSE: tl.constexpr,
 ):  # fmt: skip
-    """Write the rows' normalised sums to `place`; a row that saw no key has a lse of -inf."""
+    """Write the rows' normalised sums to `out_index`; a row that saw no key has a lse of -inf."""
     dims = tl.arange(0, accumulated.shape[1])
     result = accumulated / tl.where(total > 0, total, 1.0)[:, None]
     if SCALES == 1:
@@ -280,9 +280,9 @@ def store_state(
     elif SCALES == 2:
         result *= tl.load(value_scales + kv_head)
     tl.store(
-        out + place[:, None] * HEAD_SIZE + dims[None, :],
+        out + out_index[:, None] * HEAD_SIZE + dims[None, :],
         result.to(out.dtype.element_ty), mask=inside,
     )  # fmt: skip
     if WRITE_LSE:
         weight = tl.where(total > 0, best + tl.log2(tl.maximum(total, 1e-38)), float("-inf"))
-        tl.store(lse + place, weight, mask=valid)
+        tl.store(lse + out_index, weight, mask=valid)

@@ -52,9 +52,9 @@ def slots_of_rows(rows: LoraMapping, count: int) -> Tensor:
 @triton.jit
 def owners_of_tile(owners, order, tile, rows, SHARED: tl.constexpr, TILE: tl.constexpr):
     """(rows of a tile, the tokens that they are of, their adapters' slots, -1 for none)."""
-    place = tl.load(order + tile * TILE + tl.arange(0, TILE))
-    source = (place // SHARED).to(tl.int64)
-    return place.to(tl.int64), source, tl.load(owners + source, mask=place < rows, other=-1)
+    index = tl.load(order + tile * TILE + tl.arange(0, TILE))
+    source = (index // SHARED).to(tl.int64)
+    return index.to(tl.int64), source, tl.load(owners + source, mask=index < rows, other=-1)
 
 
 @triton.jit
@@ -74,14 +74,14 @@ def expert_shrink_kernel(
     group = tl.load(group_of + tile)
     if group < 0:
         return
-    place, source, owner = owners_of_tile(owners, order, tile, rows, SHARED, TILE)
+    index, source, owner = owners_of_tile(owners, order, tile, rows, SHARED, TILE)
     current = tl.max(owner, 0)
     while current >= 0:
         leads = tl.load(entry_of(table, current))
         if leads != 0:
             entry = entry_of(leads.to(tl.pointer_type(tl.int64)), group)
             shrink_rows(
-                h, x, entry, source, place, owner == current, rows, x_stride, width,
+                h, x, entry, source, index, owner == current, rows, x_stride, width,
                 DEPTH, TILE, BLOCK_K, SPLITS, PRECISION, UPCAST,
             )  # fmt: skip
         current = next_slot(owner, current)
@@ -100,8 +100,8 @@ def expert_expand_kernel(
     if group < 0:
         return
     column = block * BLOCK_N + tl.arange(0, BLOCK_N)
-    place, _, owner = owners_of_tile(owners, order, tile, rows, SHARED, TILE)
-    to = y + place[:, None] * y_stride + column[None, :]
+    index, _, owner = owners_of_tile(owners, order, tile, rows, SHARED, TILE)
+    to = y + index[:, None] * y_stride + column[None, :]
     current = tl.max(owner, 0)
     while current >= 0:
         leads = tl.load(entry_of(table, current))
@@ -112,7 +112,7 @@ def expert_expand_kernel(
                 inside = mine[:, None] & (column < COLUMNS)[None, :]
                 total = tl.load(to, mask=inside, other=0.0).to(tl.float32)
                 total = expand_rows(
-                    total, h, entry, place, mine, block, rows, width, dtype,
+                    total, h, entry, index, mine, block, rows, width, dtype,
                     TILE, BLOCK_N, SPLITS, PRECISION, UPCAST,
                 )  # fmt: skip
                 tl.store(to, total.to(y.dtype.element_ty), mask=inside)

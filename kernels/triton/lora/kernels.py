@@ -38,11 +38,11 @@ def entry_of(table, number):
 
 @triton.jit
 def shrink_rows(
-    h, x, entry, source, row, there, rows, x_stride, width,
+    h, x, entry, source, row, row_mask, rows, x_stride, width,
     DEPTH: tl.constexpr, TILE: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr,
     PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """h[split, row] = factors * x[source] A^T for those rows of a tile that are `there`.
+    """h[split, row] = factors * x[source] A^T for those rows of a tile that are `row_mask`.
 
     Programs of the grid's first dimension share the ranks, those of its third the depth: each
     split's part is the sum over its own. h float32 [SPLITS, rows, width].
@@ -51,37 +51,37 @@ def shrink_rows(
     first = tl.program_id(2) * share
     last = tl.minimum(first + share, DEPTH)
     depth = tl.arange(0, BLOCK_K)
-    each = tl.arange(0, RANKS)
+    lanes = tl.arange(0, RANKS)
     matrix = tl.load(entry + INNER).to(tl.pointer_type(x.dtype.element_ty))
     factors = tl.load(entry + FACTORS).to(tl.pointer_type(tl.float32))
     ranks = tl.load(entry + RANK).to(tl.int32)
-    left = x + source[:, None] * x_stride + depth[None, :]
+    lhs = x + source[:, None] * x_stride + depth[None, :]
     for rank in tl.range(tl.program_id(0) * RANKS, ranks, tl.num_programs(0) * RANKS):
-        right = matrix + (rank + each)[None, :].to(tl.int64) * DEPTH + depth[:, None]
+        rhs = matrix + (rank + lanes)[None, :].to(tl.int64) * DEPTH + depth[:, None]
         if DEPTH % 16 == 0:
             # Of an address from a table the compiler knows nothing: torch aligns all.
-            right = tl.multiple_of(right, (16, 16))
+            rhs = tl.multiple_of(rhs, (16, 16))
         total = tl.zeros((TILE, RANKS), tl.float32)
         for start in tl.range(first, last, BLOCK_K):
             if DEPTH % BLOCK_K == 0:
-                a = tl.load(left + start, mask=there[:, None], other=0.0)
-                b = tl.load(right + start)
+                a = tl.load(lhs + start, mask=row_mask[:, None], other=0.0)
+                b = tl.load(rhs + start)
             else:
                 inside = start + depth < DEPTH
-                a = tl.load(left + start, mask=there[:, None] & inside[None, :], other=0.0)
-                b = tl.load(right + start, mask=inside[:, None], other=0.0)
+                a = tl.load(lhs + start, mask=row_mask[:, None] & inside[None, :], other=0.0)
+                b = tl.load(rhs + start, mask=inside[:, None], other=0.0)
             if UPCAST:
                 a = a.to(tl.float32)
                 b = b.to(tl.float32)
             total = tl.dot(a, b, total, input_precision=PRECISION)
-        total *= tl.load(factors + rank + each)[None, :]
+        total *= tl.load(factors + rank + lanes)[None, :]
         to = (tl.program_id(2).to(tl.int64) * rows + row) * width
-        tl.store(h + to[:, None] + (rank + each)[None, :], total, mask=there[:, None])
+        tl.store(h + to[:, None] + (rank + lanes)[None, :], total, mask=row_mask[:, None])
 
 
 @triton.jit
 def expand_rows(
-    total, h, entry, row, there, block, rows, width, dtype,
+    total, h, entry, row, row_mask, block, rows, width, dtype,
     TILE: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr, PRECISION: tl.constexpr,
     UPCAST: tl.constexpr,
 ):  # fmt: skip
@@ -90,22 +90,22 @@ def expand_rows(
     A block of B is [BLOCK_N, ranks], and meets the ranks of h from `start` on: three numbers say
     where it is, `start` and `ranks`. `dtype`: any pointer to numbers of B's kind.
     """
-    own = tl.arange(0, BLOCK_N)
-    each = tl.arange(0, RANKS)
-    place = tl.load(entry + BLOCKS).to(tl.pointer_type(tl.int32)) + block * 3
-    offset = tl.multiple_of(tl.load(place), 16)
-    start = tl.multiple_of(tl.load(place + 1), 16)
-    ranks = tl.multiple_of(tl.load(place + 2), 16)
+    columns = tl.arange(0, BLOCK_N)
+    lanes = tl.arange(0, RANKS)
+    block_entry = tl.load(entry + BLOCKS).to(tl.pointer_type(tl.int32)) + block * 3
+    offset = tl.multiple_of(tl.load(block_entry), 16)
+    start = tl.multiple_of(tl.load(block_entry + 1), 16)
+    ranks = tl.multiple_of(tl.load(block_entry + 2), 16)
     matrix = tl.load(entry + OUTER).to(tl.pointer_type(dtype.dtype.element_ty))
-    right = matrix + offset + own[None, :] * ranks + each[:, None]
-    right = tl.multiple_of(right, (16, 16))
-    left = h + row[:, None] * width + start + each[None, :]
+    rhs = matrix + offset + columns[None, :] * ranks + lanes[:, None]
+    rhs = tl.multiple_of(rhs, (16, 16))
+    lhs = h + row[:, None] * width + start + lanes[None, :]
     for rank in tl.range(0, ranks, RANKS):
         low = tl.zeros((TILE, RANKS), tl.float32)
         for split in range(SPLITS):
-            part = left + split * rows.to(tl.int64) * width + rank
-            low += tl.load(part, mask=there[:, None], other=0.0)
-        b = tl.load(right + rank)
+            part = lhs + split * rows.to(tl.int64) * width + rank
+            low += tl.load(part, mask=row_mask[:, None], other=0.0)
+        b = tl.load(rhs + rank)
         a = low.to(b.dtype)
         if UPCAST:
             a = a.to(tl.float32)
@@ -169,12 +169,12 @@ def expand_kernel(
     """
     block = tl.program_id(0)
     column = block * BLOCK_N + tl.arange(0, BLOCK_N)
-    wanted = column < COLUMNS
+    column_mask = column < COLUMNS
     for tile in tl.range(tl.program_id(1), tl.load(count), tl.num_programs(1)):
         entry = entry_of(table, tl.load(owners + tile))
         if tl.load(entry + CHANGES) != 0:
             row = tl.load(order + tile * TILE + tl.arange(0, TILE)).to(tl.int64)
-            inside = (row >= 0)[:, None] & wanted[None, :]
+            inside = (row >= 0)[:, None] & column_mask[None, :]
             to = y + row[:, None] * y_stride + column[None, :]
             total = tl.load(to, mask=inside, other=0.0).to(tl.float32)
             total = expand_rows(
@@ -183,10 +183,10 @@ def expand_kernel(
             )  # fmt: skip
             gain = tl.load(entry + GAIN)
             if gain != 0:
-                at = gain.to(tl.pointer_type(tl.float32)) + column
-                total *= tl.load(at, mask=wanted, other=0.0)[None, :]
+                pointers = gain.to(tl.pointer_type(tl.float32)) + column
+                total *= tl.load(pointers, mask=column_mask, other=0.0)[None, :]
             shift = tl.load(entry + SHIFT)
             if shift != 0:
-                at = shift.to(tl.pointer_type(tl.float32)) + column
-                total += tl.load(at, mask=wanted, other=0.0)[None, :]
+                pointers = shift.to(tl.pointer_type(tl.float32)) + column
+                total += tl.load(pointers, mask=column_mask, other=0.0)[None, :]
             tl.store(to, total.to(y.dtype.element_ty), mask=inside)

@@ -27,7 +27,7 @@ class TritonLora(PackedLora):
         """Raises ValueError for what doesn't fit together."""
         check_lora(lora)
         self.in_features, self.out_features = lora.a.shape[1], lora.out_features
-        a, factors, parts = _over_each_other(lora)
+        a, factors, parts = _concatenate_slices(lora)
         b, blocks = blocks_of(parts, lora.out_features)
         self.rank = len(a)
         self.a, self.b = a.to(dtype).to(device), b.to(dtype).to(device)
@@ -49,56 +49,56 @@ class TritonLora(PackedLora):
         return [a, b, blocks, factors, self.rank, gain, shift, 1]
 
 
-def _over_each_other(lora: LoraWeights) -> tuple[Tensor, Tensor, list[LoraSlice]]:
+def _concatenate_slices(lora: LoraWeights) -> tuple[Tensor, Tensor, list[LoraSlice]]:
     """A with each part's ranks padded, the factors of what comes of it, and where parts meet it.
 
     Parts that share ranks and a factor go on sharing them.
     """
-    kept: list[Tensor] = []
+    matrices: list[Tensor] = []
     factors: list[Tensor] = []
     starts: dict[tuple[int, int, float], int] = {}
     parts, rank = [], 0
     for part in lora.parts:
-        own = part.b.shape[1]
-        key = part.start, own, part.scale
+        slice_rank = part.b.shape[1]
+        key = part.start, slice_rank, part.scale
         if key not in starts:
             starts[key] = rank
-            size = padded_rank(own)
+            size = padded_rank(slice_rank)
             some = lora.a.new_zeros(size, lora.a.shape[1])
-            some[:own] = lora.a[part.start : part.start + own]
-            kept.append(some)
+            some[:slice_rank] = lora.a[part.start : part.start + slice_rank]
+            matrices.append(some)
             factors.append(torch.full((size,), part.scale, dtype=torch.float32))
             rank += size
         parts.append(replace(part, start=starts[key]))
-    if not kept:
+    if not matrices:
         return lora.a.new_zeros(0, lora.a.shape[1]), torch.zeros(0), parts
-    return torch.cat(kept), torch.cat(factors), parts
+    return torch.cat(matrices), torch.cat(factors), parts
 
 
 def blocks_of(parts: list[LoraSlice], columns: int) -> tuple[Tensor, Tensor]:
     """B in blocks of columns, each with the ranks that its columns meet, one behind the other; and
     of each block where it begins, and the first rank and the number of them, int32 [blocks, 3].
     """
-    found: list[Tensor] = []
-    places: list[tuple[int, int, int]] = []
+    blocks: list[Tensor] = []
+    offsets: list[tuple[int, int, int]] = []
     total = 0
     for first in range(0, columns, COLUMN_BLOCK):
         last = min(first + COLUMN_BLOCK, columns)
-        here = [part for part in parts if part.b.shape[1] and _meets(part, first, last)]
-        start = min((part.start for part in here), default=0)
-        end = max((part.start + padded_rank(part.b.shape[1]) for part in here), default=0)
+        block_slices = [part for part in parts if part.b.shape[1] and _meets(part, first, last)]
+        start = min((part.start for part in block_slices), default=0)
+        end = max((part.start + padded_rank(part.b.shape[1]) for part in block_slices), default=0)
         block = torch.zeros(COLUMN_BLOCK, end - start, dtype=parts[0].b.dtype if parts else None)
-        for part in here:
+        for part in block_slices:
             above, below = max(first, part.first), min(last, part.first + len(part.b))
-            own = part.b[above - part.first : below - part.first]
-            at = part.start - start
-            block[above - first : below - first, at : at + own.shape[1]] = own
-        found.append(block.flatten())
-        places.append((total, start, end - start))
+            rows = part.b[above - part.first : below - part.first]
+            first_rank = part.start - start
+            block[above - first : below - first, first_rank : first_rank + rows.shape[1]] = rows
+        blocks.append(block.flatten())
+        offsets.append((total, start, end - start))
         total += block.numel()
     if total >= 1 << 31:
         raise ValueError(f"an adapter of {columns} columns has {total} numbers in its B: too many")
-    return torch.cat(found), torch.tensor(places, dtype=torch.int32)
+    return torch.cat(blocks), torch.tensor(offsets, dtype=torch.int32)
 
 
 def _meets(part: LoraSlice, first: int, last: int) -> bool:
@@ -127,20 +127,20 @@ def embed_kernel(
     `dtype`: any pointer to numbers of the adapters' kind.
     """
     column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    wanted = (column < COLUMNS)[None, :]
-    each = tl.arange(0, RANKS)
+    column_mask = (column < COLUMNS)[None, :]
+    lanes = tl.arange(0, RANKS)
     for tile in tl.range(tl.program_id(1), tl.load(count), tl.num_programs(1)):
         owner = tl.load(owners + tile)
         row = tl.load(order + tile * TILE + tl.arange(0, TILE)).to(tl.int64)
-        there = row >= 0
-        token = tl.load(ids + row, mask=there, other=0)
+        row_mask = row >= 0
+        token = tl.load(ids + row, mask=row_mask, other=0)
         entry = entry_of(rows_table, owner)
         to = x + row[:, None] * x_stride + column[None, :]
         if tl.load(entry + TABLE) != 0:
             table = tl.load(entry + TABLE).to(tl.pointer_type(dtype.dtype.element_ty))
-            inside = there[:, None] & wanted
-            own = tl.load(table + token[:, None] * COLUMNS + column[None, :], mask=inside)
-            tl.store(to, own.to(x.dtype.element_ty), mask=inside)
+            inside = row_mask[:, None] & column_mask
+            loaded = tl.load(table + token[:, None] * COLUMNS + column[None, :], mask=inside)
+            tl.store(to, loaded.to(x.dtype.element_ty), mask=inside)
         some = tl.load(entry + COUNT)
         if some != 0:
             names = tl.load(entry + NAMES).to(tl.pointer_type(tl.int64))
@@ -148,26 +148,28 @@ def embed_kernel(
             below = tl.zeros((TILE,), tl.int64)
             power = tl.load(entry + POWER)
             while power > 0:
-                place = below + power - 1
-                less = tl.load(names + place, mask=place < some, other=9223372036854775807) < token
+                middle = below + power - 1
+                less = (
+                    tl.load(names + middle, mask=middle < some, other=9223372036854775807) < token
+                )
                 below = tl.where(less, below + power, below)
                 power = power >> 1
             named = tl.load(names + below, mask=below < some, other=-1) == token
-            inside = (there & named)[:, None] & wanted
+            inside = (row_mask & named)[:, None] & column_mask
             values = tl.load(entry + VALUES).to(tl.pointer_type(dtype.dtype.element_ty))
-            own = tl.load(values + below[:, None] * COLUMNS + column[None, :], mask=inside)
-            tl.store(to, own.to(x.dtype.element_ty), mask=inside)
+            loaded = tl.load(values + below[:, None] * COLUMNS + column[None, :], mask=inside)
+            tl.store(to, loaded.to(x.dtype.element_ty), mask=inside)
         entry = entry_of(ranks_table, owner)
         ranks = tl.load(entry + RANK).to(tl.int32)
         if tl.program_id(0) == 0:
             inner = tl.load(entry + INNER).to(tl.pointer_type(dtype.dtype.element_ty))
             factors = tl.load(entry + FACTORS).to(tl.pointer_type(tl.float32))
             for rank in tl.range(0, ranks, RANKS):
-                at = token[:, None] * ranks + rank + each[None, :]
-                own = tl.load(inner + at, mask=there[:, None], other=0.0).to(tl.float32)
-                own *= tl.load(factors + rank + each)[None, :]
-                to_h = h + row[:, None] * width + rank + each[None, :]
-                tl.store(to_h, own, mask=there[:, None])
+                offsets = token[:, None] * ranks + rank + lanes[None, :]
+                loaded = tl.load(inner + offsets, mask=row_mask[:, None], other=0.0).to(tl.float32)
+                loaded *= tl.load(factors + rank + lanes)[None, :]
+                to_h = h + row[:, None] * width + rank + lanes[None, :]
+                tl.store(to_h, loaded, mask=row_mask[:, None])
 
 
 class TritonEmbeddingRanks(PackedLora):
@@ -177,12 +179,12 @@ class TritonEmbeddingRanks(PackedLora):
         self, inner: Tensor, b: Tensor, scale: float, dtype: torch.dtype, device: torch.device
     ) -> None:
         """`inner` [vocabulary, rank], `b` [hidden, rank]."""
-        vocab, own = inner.shape
-        if b.dim() != 2 or b.shape[1] != own:
-            raise ValueError(f"an embedding's b {list(b.shape)} must be of rank {own}")
-        self.in_features, self.out_features, self.rank = vocab, len(b), padded_rank(own)
+        vocab, rank = inner.shape
+        if b.dim() != 2 or b.shape[1] != rank:
+            raise ValueError(f"an embedding's b {list(b.shape)} must be of rank {rank}")
+        self.in_features, self.out_features, self.rank = vocab, len(b), padded_rank(rank)
         padded = torch.zeros(vocab, self.rank, dtype=dtype, device=device)
-        padded[:, :own] = inner
+        padded[:, :rank] = inner
         outer, blocks = blocks_of([LoraSlice(0, b, 0, scale)], self.out_features)
         factors = torch.full((self.rank,), scale, dtype=torch.float32, device=device)
         self._tensors = (padded, outer.to(dtype).to(device), blocks.to(device), factors)
@@ -198,15 +200,17 @@ class TritonEmbeddingRows(PackedLora):
 
     rank = 0
 
-    def __init__(self, given: EmbeddingWeights, dtype: torch.dtype, device: torch.device) -> None:
-        rows = [given.table] if given.table is not None else []
-        rows += [given.tokens[1]] if given.tokens is not None else []
+    def __init__(self, weights: EmbeddingWeights, dtype: torch.dtype, device: torch.device) -> None:
+        rows = [weights.table] if weights.table is not None else []
+        rows += [weights.tokens[1]] if weights.tokens is not None else []
         self.in_features, self.out_features = len(rows[0]), rows[0].shape[1]
-        self._table = None if given.table is None else _kept(given.table, dtype, device)
+        self._table = (
+            None if weights.table is None else _copy_to_device(weights.table, dtype, device)
+        )
         self._names = self._values = None
-        if given.tokens is not None:
-            self._names = _kept(given.tokens[0], torch.int64, device)
-            self._values = _kept(given.tokens[1], dtype, device)
+        if weights.tokens is not None:
+            self._names = _copy_to_device(weights.tokens[0], torch.int64, device)
+            self._values = _copy_to_device(weights.tokens[1], dtype, device)
         tensors = (self._table, self._names, self._values)
         self._addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
         self.nbytes = sum(tensor.nbytes for tensor in tensors if tensor is not None)
@@ -218,6 +222,6 @@ class TritonEmbeddingRows(PackedLora):
         return [*self._addresses, count, power, 0, 0, 1]
 
 
-def _kept(tensor: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _copy_to_device(tensor: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
     """A copy of its own, so that what the adapter's file is mapped to may go."""
     return tensor.to(device=device, dtype=dtype, copy=True).contiguous()

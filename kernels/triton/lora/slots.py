@@ -19,9 +19,9 @@ from kernels.lora import (
     LayerLoras,
     LoraMapping,
     LoraSlots,
+    LoraTarget,
     LoraWeights,
     PackedLora,
-    Place,
     SlotTable,
 )
 from kernels.tensors import describe
@@ -59,92 +59,100 @@ class TritonLoraSlots(LoraSlots):
     """`LoraSlots` by a table of addresses.
 
     Args:
-        places: the linear layers that adapters may change, and how many parts each has at most.
-        most: adapters at once.
-        most_rank: of a part.
+        targets: the linear layers that adapters may change, and how many parts each has at most.
+        max_adapters: adapters at once.
+        max_rank: largest rank of a slice.
         dtype: of the rows, and of adapters' matrices.
         alike: give a row the same bits in a step of any size.
         experts: of each mixture.
     """
 
     def __init__(
-        self, places: Mapping[Place, int], most: int, most_rank: int, dtype: torch.dtype,
-        device: torch.device, *, alike: bool = False, experts: int = 0,
+        self, targets: Mapping[LoraTarget, int], max_adapters: int, max_rank: int,
+        dtype: torch.dtype, device: torch.device, *, alike: bool = False, experts: int = 0,
     ) -> None:  # fmt: skip
-        self.most, self._most_rank, self._dtype, self._device = most, most_rank, dtype, device
+        self.max_adapters, self._max_rank, self._dtype, self._device = (
+            max_adapters,
+            max_rank,
+            dtype,
+            device,
+        )
         self._alike, self._experts = alike, experts
-        self._index = {place: index for index, place in enumerate(places)}
-        self._widths = [parts * padded_rank(most_rank) for parts in places.values()]
-        shape = (len(places), most, _FIELDS)
+        self._index = {target: index for index, target in enumerate(targets)}
+        self._widths = [parts * padded_rank(max_rank) for parts in targets.values()]
+        shape = (len(targets), max_adapters, _FIELDS)
         self.table = torch.zeros(shape, dtype=torch.int64, device=device)
         #: Of the numbers' kind; kernels look at no number of it.
         self._kind = torch.empty(1, dtype=dtype, device=device)
-        self._free = list(range(most))
+        self._free = list(range(max_adapters))
         self._lock = threading.Lock()
 
     def tile(self, rows: int) -> int:
         return 16 if INTERPRETED or self._alike or rows <= FEW_ROWS else 64
 
     def pack(self, lora: LoraWeights) -> TritonLora:
-        if any(part.b.shape[1] > self._most_rank for part in lora.parts):
-            raise ValueError(f"ranks above {self._most_rank} don't fit")
+        if any(part.b.shape[1] > self._max_rank for part in lora.parts):
+            raise ValueError(f"ranks above {self._max_rank} don't fit")
         return TritonLora(lora, self._dtype, self._device)
 
-    def pack_embedding(self, given: EmbeddingWeights) -> dict[str, PackedLora]:
-        found: dict[str, PackedLora] = {}
-        if given.table is not None or given.tokens is not None:
-            found[EMBEDDING_ROWS] = TritonEmbeddingRows(given, self._dtype, self._device)
-        if given.inner is not None and given.b is not None:
-            if given.inner.shape[1] > self._most_rank:
-                raise ValueError(f"ranks above {self._most_rank} don't fit")
-            found[EMBEDDING] = TritonEmbeddingRanks(
-                given.inner, given.b, given.scale, self._dtype, self._device
+    def pack_embedding(self, weights: EmbeddingWeights) -> dict[str, PackedLora]:
+        packed: dict[str, PackedLora] = {}
+        if weights.table is not None or weights.tokens is not None:
+            packed[EMBEDDING_ROWS] = TritonEmbeddingRows(weights, self._dtype, self._device)
+        if weights.inner is not None and weights.b is not None:
+            if weights.inner.shape[1] > self._max_rank:
+                raise ValueError(f"ranks above {self._max_rank} don't fit")
+            packed[EMBEDDING] = TritonEmbeddingRanks(
+                weights.inner, weights.b, weights.scale, self._dtype, self._device
             )
-        return found
+        return packed
 
     def put(self, layers: LayerLoras) -> SlotTable:
         entries = torch.zeros(len(self._index), _FIELDS, dtype=torch.int64)
-        #: Of places whose rows have an expert each: what `entries` point to.
+        #: Index of a mixture's target -> its experts' entries, which `entries` points to.
         mixtures: dict[int, Tensor] = {}
         for number, layer in enumerate(layers):
             for slot, lora in layer.items():
                 kind, _, expert = slot.partition(".")
-                at = self._index.get((number, EXPERTS[kind] if expert else slot))
-                if at is None or not isinstance(lora, _KINDS) or lora.rank > self._widths[at]:
+                index = self._index.get((number, EXPERTS[kind] if expert else slot))
+                if index is None or not isinstance(lora, _KINDS) or lora.rank > self._widths[index]:
                     raise ValueError(f"layer {number} has no adapters of {slot} like this")
                 if not expert:
-                    entries[at] = torch.tensor(lora.entry())
+                    entries[index] = torch.tensor(lora.entry())
                     continue
-                if at not in mixtures:
+                if index not in mixtures:
                     shape = (self._experts, _FIELDS)
-                    mixtures[at] = torch.zeros(shape, dtype=torch.int64)
-                mixtures[at][int(expert)] = torch.tensor(lora.entry())
-        held = [layers, *(self._point(entries[at], own) for at, own in mixtures.items())]
+                    mixtures[index] = torch.zeros(shape, dtype=torch.int64)
+                mixtures[index][int(expert)] = torch.tensor(lora.entry())
+        references = [
+            layers,
+            *(self._point(entries[index], experts) for index, experts in mixtures.items()),
+        ]
         with self._lock:
             if not self._free:
-                raise ValueError(f"all {self.most} slots of adapters are taken")
+                raise ValueError(f"all {self.max_adapters} slots of adapters are taken")
             free = self._free.pop()
         # Behind the steps that were launched before, which may read what the slot had.
         self.table[:, free].copy_(entries.to(self._device))
-        table = SlotTable(free, held)
+        table = SlotTable(free, references)
         weakref.finalize(table, self._free.append, free)
         return table
 
     def _point(self, entry: Tensor, experts: Tensor) -> Tensor:
-        """Have a place's entry lead to those of its experts; what must be kept."""
+        """Point a mixture's entry to those of its experts, returned: they must outlive it."""
         if experts[:, GAIN.value : SHIFT.value + 1].any():
             raise ValueError("experts have adapters of matrices alone")
-        there = experts.to(self._device)
-        # Of a place of experts the first number is the address of their entries.
-        entry[INNER.value], entry[CHANGES.value] = there.data_ptr(), 1
-        return there
+        device_entries = experts.to(self._device)
+        # The first number of experts' entry is the address of their own entries.
+        entry[INNER.value], entry[CHANGES.value] = device_entries.data_ptr(), 1
+        return device_entries
 
-    def add(self, place: Place, y: Tensor, x: Tensor, rows: LoraMapping) -> None:
-        at = self._index[place]
+    def add(self, target: LoraTarget, y: Tensor, x: Tensor, rows: LoraMapping) -> None:
+        index = self._index[target]
         if x.dtype != self._dtype or len(x) != len(y) or y.stride(1) != 1:
             raise ValueError(f"y {describe(y)} and x {describe(x)} don't go with these adapters")
         x = x if x.stride(1) == 1 else x.contiguous()
-        (tokens, depth), columns, width = x.shape, y.shape[1], self._widths[at]
+        (tokens, depth), columns, width = x.shape, y.shape[1], self._widths[index]
         few = tokens <= FEW_ROWS and not self._alike
         splits = max(1, min(depth // 512, 16)) if few else 1
         h = torch.empty((splits, tokens, width), dtype=torch.float32, device=x.device)
@@ -157,32 +165,32 @@ class TritonLoraSlots(LoraSlots):
         }  # fmt: skip
         block_k = min(32 if wide or INTERPRETED else 128, max(16, triton.next_power_of_2(depth)))
         launch(
-            shrink_kernel, (min(width // _RANKS, 4), programs, splits), h, x, self.table[at],
+            shrink_kernel, (min(width // _RANKS, 4), programs, splits), h, x, self.table[index],
             rows.order, rows.owners, rows.count, tokens, x.stride(0), width, DEPTH=depth,
             BLOCK_K=block_k, **shared,
         )  # fmt: skip
         launch(
-            expand_kernel, (triton.cdiv(columns, COLUMN_BLOCK), programs), y, h, self.table[at],
+            expand_kernel, (triton.cdiv(columns, COLUMN_BLOCK), programs), y, h, self.table[index],
             rows.order, rows.owners, rows.count, tokens, y.stride(0), width, x,
             COLUMNS=columns, BLOCK_N=COLUMN_BLOCK, **shared,
         )  # fmt: skip
 
     def embed(self, layer: int, x: Tensor, token_ids: Tensor, rows: LoraMapping) -> None:
-        at, own = self._index[layer, EMBEDDING], self._index[layer, EMBEDDING_ROWS]
+        ranks_index, rows_index = self._index[layer, EMBEDDING], self._index[layer, EMBEDDING_ROWS]
         if x.stride(1) != 1 or token_ids.dtype != torch.int64 or len(token_ids) != len(x):
             raise ValueError(f"x {describe(x)} and token ids {describe(token_ids)} don't fit")
-        (tokens, columns), width = x.shape, self._widths[at]
+        (tokens, columns), width = x.shape, self._widths[ranks_index]
         h = torch.empty((tokens, width), dtype=torch.float32, device=x.device)
         cut = {"COLUMNS": columns, "TILE": rows.tile, "BLOCK_N": COLUMN_BLOCK, "num_warps": 4}
         grid = triton.cdiv(columns, COLUMN_BLOCK), min(len(rows.owners), PROGRAMS)
         launch(
-            embed_kernel, grid, x, h, token_ids, self.table[at], self.table[own], rows.order,
-            rows.owners, rows.count, x.stride(0), width, self._kind, **cut,
+            embed_kernel, grid, x, h, token_ids, self.table[ranks_index], self.table[rows_index],
+            rows.order, rows.owners, rows.count, x.stride(0), width, self._kind, **cut,
         )  # fmt: skip
         wide = self._dtype == torch.float32
         launch(
-            expand_kernel, grid, x, h, self.table[at], rows.order, rows.owners, rows.count, tokens,
-            x.stride(0), width, self._kind, **cut, SPLITS=1,
+            expand_kernel, grid, x, h, self.table[ranks_index], rows.order, rows.owners, rows.count,
+            tokens, x.stride(0), width, self._kind, **cut, SPLITS=1,
             PRECISION="tf32x3" if wide else "tf32",
             UPCAST=INTERPRETED and self._dtype == torch.bfloat16, num_stages=2 if wide else 4,
         )  # fmt: skip
@@ -192,22 +200,24 @@ class TritonLoraSlots(LoraSlots):
 
     def add_experts(
         self,
-        place: Place,
+        target: LoraTarget,
         y: Tensor,
         x: Tensor,
         owners: Tensor,
         groups: ExpertRowGroups,
         shared: int = 1,
     ) -> None:
-        at = self._index[place]
+        index = self._index[target]
         if x.dtype != self._dtype or y.stride(1) != 1 or len(y) != groups.rows:
             raise ValueError(f"y {describe(y)} and x {describe(x)} don't go with these adapters")
         if len(x) * shared != len(y) or owners.shape != (len(x),):
             raise ValueError(f"{len(x)} rows of x, {len(owners)} owners for {len(y)} rows of y")
         add_experts(
-            self.table[at], self._widths[at], y, x if x.stride(1) == 1 else x.contiguous(),
+            self.table[index], self._widths[index], y, x if x.stride(1) == 1 else x.contiguous(),
             owners, groups, shared, alike=self._alike,
         )  # fmt: skip
 
-    def add_expert(self, place: Place, expert: int, y: Tensor, x: Tensor, owners: Tensor) -> None:
-        self.add_experts(place, y, x, owners, one_group(len(x), expert, x.device))
+    def add_expert(
+        self, target: LoraTarget, expert: int, y: Tensor, x: Tensor, owners: Tensor
+    ) -> None:
+        self.add_experts(target, y, x, owners, one_group(len(x), expert, x.device))

@@ -8,41 +8,41 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.lora import MoeLoraMapping
-from kernels.moe import LEAST
+from kernels.moe import MIN_WEIGHT_SUM
 from kernels.tensors import check_vector, describe
 from kernels.triton.elementwise import gate_and_mul
 from kernels.triton.launch import INTERPRETED, launch
 from kernels.triton.moe.grouped_gemm import Groups, align, grouped_gemm, tile_rows
 
-MOST_EXPERTS = 1024
+MAX_EXPERTS = 1024
 
 
 @triton.jit
 def open_groups(
-    left, expert, EXPERTS: tl.constexpr, PADDED: tl.constexpr, GROUPS: tl.constexpr,
-    TOP_GROUPS: tl.constexpr, GROUP_BEST: tl.constexpr, PLACES: tl.constexpr,
+    remaining, expert, EXPERTS: tl.constexpr, PADDED: tl.constexpr, GROUPS: tl.constexpr,
+    TOP_GROUPS: tl.constexpr, GROUP_BEST: tl.constexpr, PADDED_GROUPS: tl.constexpr,
 ):  # fmt: skip
     """What experts are chosen by, at -infinity for those of other groups than the TOP_GROUPS whose
     GROUP_BEST largest add up to most; equal ones by their number upwards.
     """
     SIZE: tl.constexpr = EXPERTS // GROUPS
     group = expert // SIZE
-    places = tl.arange(0, PLACES)
-    sums = tl.full((PLACES,), float("-inf"), tl.float32)
+    groups = tl.arange(0, PADDED_GROUPS)
+    sums = tl.full((PADDED_GROUPS,), float("-inf"), tl.float32)
     for number in tl.static_range(GROUPS):
-        members = tl.where((group == number) & (expert < EXPERTS), left, float("-inf"))
+        members = tl.where((group == number) & (expert < EXPERTS), remaining, float("-inf"))
         best = tl.max(members, 0)
         if GROUP_BEST == 2:
             index = tl.min(tl.where(members == best, expert, PADDED), 0)
             best += tl.max(tl.where(expert == index, float("-inf"), members), 0)
-        sums = tl.where(places == number, best, sums)
+        sums = tl.where(groups == number, best, sums)
     opened = tl.zeros((PADDED,), tl.int1)
     for _ in tl.static_range(TOP_GROUPS):
         best = tl.max(sums, 0)
-        index = tl.min(tl.where(sums == best, places, PLACES), 0)
+        index = tl.min(tl.where(sums == best, groups, PADDED_GROUPS), 0)
         opened = opened | (group == index)
-        sums = tl.where(places == index, float("-inf"), sums)
-    return tl.where(opened, left, float("-inf"))
+        sums = tl.where(groups == index, float("-inf"), sums)
+    return tl.where(opened, remaining, float("-inf"))
 
 
 @triton.jit
@@ -56,16 +56,16 @@ def route_kernel(
     EXPERTS: tl.constexpr,
     PADDED: tl.constexpr,
     TOP_K: tl.constexpr,
-    PLACES: tl.constexpr,
+    PADDED_TOP_K: tl.constexpr,
     SOFTMAX_FIRST: tl.constexpr,
     RENORMALIZE: tl.constexpr,
     SIGMOID: tl.constexpr,
     BIASED: tl.constexpr,
-    LEAST: tl.constexpr,
+    MIN_WEIGHT_SUM: tl.constexpr,
     GROUPS: tl.constexpr,
     TOP_GROUPS: tl.constexpr,
     GROUP_BEST: tl.constexpr,
-    GROUP_PLACES: tl.constexpr,
+    PADDED_GROUPS: tl.constexpr,
 ):
     """Grid (tokens,): the largest score, TOP_K times; equal ones by id upwards.
 
@@ -86,38 +86,38 @@ def route_kernel(
         score = 1.0 / (1.0 + tl.exp(-score))
     elif AS_IT_IS:
         score = shares / total
-    left = score
+    remaining = score
     if BIASED:
-        left += tl.load(bias + expert, mask=expert < EXPERTS, other=0.0)
-    left = tl.where(expert < EXPERTS, left, float("-inf"))
+        remaining += tl.load(bias + expert, mask=expert < EXPERTS, other=0.0)
+    remaining = tl.where(expert < EXPERTS, remaining, float("-inf"))
     if GROUPS > 1:
-        left = open_groups(
-            left, expert, EXPERTS, PADDED, GROUPS, TOP_GROUPS, GROUP_BEST, GROUP_PLACES
+        remaining = open_groups(
+            remaining, expert, EXPERTS, PADDED, GROUPS, TOP_GROUPS, GROUP_BEST, PADDED_GROUPS
         )
-    places = tl.arange(0, PLACES)
-    found = tl.zeros((PLACES,), tl.int32)
-    parts = tl.zeros((PLACES,), tl.float32)
-    for place in tl.static_range(TOP_K):
-        best = tl.max(left, 0)
-        index = tl.min(tl.where((left == best) & (expert < EXPERTS), expert, PADDED), 0)
+    ranks = tl.arange(0, PADDED_TOP_K)
+    chosen = tl.zeros((PADDED_TOP_K,), tl.int32)
+    parts = tl.zeros((PADDED_TOP_K,), tl.float32)
+    for rank in tl.static_range(TOP_K):
+        best = tl.max(remaining, 0)
+        index = tl.min(tl.where((remaining == best) & (expert < EXPERTS), expert, PADDED), 0)
         # Of scores that are no numbers none is the best: even then ids name experts that are there.
         index = tl.minimum(index, EXPERTS - 1)
-        found = tl.where(places == place, index, found)
+        chosen = tl.where(ranks == rank, index, chosen)
         if BIASED:
             best = tl.sum(tl.where(expert == index, score, 0.0), 0)
         if not AS_IT_IS:
             best = tl.exp(best - top)
-        parts = tl.where(places == place, best, parts)
-        left = tl.where(expert == index, float("-inf"), left)
+        parts = tl.where(ranks == rank, best, parts)
+        remaining = tl.where(expert == index, float("-inf"), remaining)
     # Softmax over the chosen alone is what renormalising a softmax over all comes to.
     if AS_IT_IS:
         # Sigmoids may all be nothing.
-        divisor = tl.sum(parts, 0) + LEAST if RENORMALIZE else 1.0
+        divisor = tl.sum(parts, 0) + MIN_WEIGHT_SUM if RENORMALIZE else 1.0
     else:
         divisor = total if SOFTMAX_FIRST and not RENORMALIZE else tl.sum(parts, 0)
-    to = token * TOP_K + places
-    tl.store(ids + to, found, mask=places < TOP_K)
-    tl.store(weights + to, parts / divisor * scale, mask=places < TOP_K)
+    to = token * TOP_K + ranks
+    tl.store(ids + to, chosen, mask=ranks < TOP_K)
+    tl.store(weights + to, parts / divisor * scale, mask=ranks < TOP_K)
 
 
 def route(
@@ -142,8 +142,8 @@ def route(
     chosen from whose `group_best` largest (one or two) add up to most.
     """
     tokens, experts = scores.shape
-    if not 1 <= top_k <= experts <= MOST_EXPERTS:
-        raise ValueError(f"the best {top_k} of {describe(scores)}: at most {MOST_EXPERTS} experts")
+    if not 1 <= top_k <= experts <= MAX_EXPERTS:
+        raise ValueError(f"the best {top_k} of {describe(scores)}: at most {MAX_EXPERTS} experts")
     if groups < 1 or experts % groups or not 1 <= top_groups <= groups:
         raise ValueError(f"{top_groups} of {groups} groups of {experts} experts")
     if top_k > top_groups * (experts // groups) or not 1 <= group_best <= min(2, experts // groups):
@@ -158,10 +158,10 @@ def route(
         route_kernel, (tokens,), weights, ids, scores, choice_bias, scores.stride(0), scale,
         EXPERTS=experts,
         PADDED=triton.next_power_of_2(experts), TOP_K=top_k,
-        PLACES=triton.next_power_of_2(top_k), SOFTMAX_FIRST=softmax_first,
-        RENORMALIZE=renormalize, SIGMOID=sigmoid, BIASED=choice_bias is not None, LEAST=LEAST,
-        GROUPS=groups, TOP_GROUPS=top_groups, GROUP_BEST=group_best,
-        GROUP_PLACES=triton.next_power_of_2(groups),
+        PADDED_TOP_K=triton.next_power_of_2(top_k), SOFTMAX_FIRST=softmax_first,
+        RENORMALIZE=renormalize, SIGMOID=sigmoid, BIASED=choice_bias is not None,
+        MIN_WEIGHT_SUM=MIN_WEIGHT_SUM, GROUPS=groups, TOP_GROUPS=top_groups, GROUP_BEST=group_best,
+        PADDED_GROUPS=triton.next_power_of_2(groups),
         num_warps=1,
     )  # fmt: skip
     return weights, ids
@@ -205,13 +205,13 @@ def fused_experts(
     if adding is not None:
         adding.up(both, x)
     gated = gate_and_mul(both, activation)
-    each = grouped_gemm(
+    expert_outputs = grouped_gemm(
         gated, down, groups, bias=down_bias, scales=None if adding else weights.view(-1),
         dtype=torch.float32, fill=False,
     )  # fmt: skip
     if adding is not None:
-        adding.down(each, gated).mul_(weights.view(-1, 1))
-    return add_up(each.view(tokens, top_k, hidden), x.dtype, in_order=tile is not None)
+        adding.down(expert_outputs, gated).mul_(weights.view(-1, 1))
+    return add_up(expert_outputs.view(tokens, top_k, hidden), x.dtype, in_order=tile is not None)
 
 
 class AddedToExperts:
@@ -223,14 +223,14 @@ class AddedToExperts:
 
     def up(self, y: Tensor, x: Tensor) -> Tensor:
         """y [T * top_k, 2 I] of x [T, H], changed."""
-        place, slots = self._lora.place("up"), self._lora.slots
-        slots.add_experts(place, y, x, self._owners, self._groups, self._top_k)
+        target, slots = self._lora.target("up"), self._lora.slots
+        slots.add_experts(target, y, x, self._owners, self._groups, self._top_k)
         return y
 
     def down(self, y: Tensor, x: Tensor) -> Tensor:
         """y [T * top_k, H] of x [T * top_k, I], changed."""
         owners = self._owners[:, None].expand(-1, self._top_k).reshape(-1)
-        self._lora.slots.add_experts(self._lora.place("down"), y, x, owners, self._groups)
+        self._lora.slots.add_experts(self._lora.target("down"), y, x, owners, self._groups)
         return y
 
 
@@ -239,6 +239,6 @@ def add_up(parts: Tensor, dtype: torch.dtype, *, in_order: bool) -> Tensor:
     if not in_order:
         return parts.sum(1).to(dtype)
     total = parts[:, 0].clone()
-    for place in range(1, parts.shape[1]):
-        total += parts[:, place]
+    for rank in range(1, parts.shape[1]):
+        total += parts[:, rank]
     return total.to(dtype)

@@ -21,8 +21,8 @@ class Groups:
     """Rows sorted by group, in tiles of `tile` rows that each have one group.
 
     Attributes:
-        order: int32 [most tiles * tile]: places in the list of ids, `rows` where there is none.
-        group: int32 [most tiles]: each tile's group; -1 for tiles that aren't needed.
+        order: int32 [max_tiles * tile]: indexes into the list of ids, `rows` where there is none.
+        group: int32 [max_tiles]: each tile's group; -1 for tiles that aren't needed.
         rows: length of the list of ids.
         tile: rows of a tile.
     """
@@ -37,15 +37,15 @@ class Groups:
 def count_kernel(counts, ids, rows, BLOCK: tl.constexpr):
     """Grid (groups,): how many ids are of each group."""
     group = tl.program_id(0)
-    found = tl.zeros((BLOCK,), tl.int32)
+    hits = tl.zeros((BLOCK,), tl.int32)
     for start in tl.range(0, rows, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        found += (tl.load(ids + at, mask=at < rows, other=-1) == group).to(tl.int32)
-    tl.store(counts + group, tl.sum(found, 0))
+        offsets = start + tl.arange(0, BLOCK)
+        hits += (tl.load(ids + offsets, mask=offsets < rows, other=-1) == group).to(tl.int32)
+    tl.store(counts + group, tl.sum(hits, 0))
 
 
 @triton.jit(do_not_specialize=("rows",))
-def place_kernel(
+def order_kernel(
     order,
     group_of,
     counts,
@@ -56,7 +56,7 @@ def place_kernel(
     TILE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Grid (groups,): the places of a group's ids, in their order, from its first tile on."""
+    """Grid (groups,): the indexes of a group's ids in ascending order, from its first tile on."""
     group = tl.program_id(0)
     every = tl.arange(0, PADDED)
     sizes = tl.load(counts + every, mask=every < GROUPS, other=0)
@@ -67,10 +67,10 @@ def place_kernel(
         tl.store(group_of + tile, group)
     to = first * TILE
     for start in tl.range(0, rows, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        hit = tl.load(ids + at, mask=at < rows, other=-1) == group
-        place = to + tl.cumsum(hit.to(tl.int32), 0) - 1
-        tl.store(order + place, at, mask=hit)
+        offsets = start + tl.arange(0, BLOCK)
+        hit = tl.load(ids + offsets, mask=offsets < rows, other=-1) == group
+        positions = to + tl.cumsum(hit.to(tl.int32), 0) - 1
+        tl.store(order + positions, offsets, mask=hit)
         to += tl.sum(hit.to(tl.int32), 0)
 
 
@@ -84,14 +84,14 @@ def align(ids: Tensor, groups: int, tile: int) -> Groups:
     if groups < 1 or tile < 1:
         raise ValueError(f"{groups} groups in tiles of {tile}: both must be at least 1")
     rows = len(ids)
-    most = min(rows, -(-rows // tile) + groups - 1) if rows else 0
-    order = torch.full((most * tile,), rows, dtype=torch.int32, device=ids.device)
-    group = torch.full((most,), -1, dtype=torch.int32, device=ids.device)
+    max_tiles = min(rows, -(-rows // tile) + groups - 1) if rows else 0
+    order = torch.full((max_tiles * tile,), rows, dtype=torch.int32, device=ids.device)
+    group = torch.full((max_tiles,), -1, dtype=torch.int32, device=ids.device)
     counts = torch.empty(groups, dtype=torch.int32, device=ids.device)
     grid = (groups if rows else 0,)
     launch(count_kernel, grid, counts, ids, rows, BLOCK=BLOCK, num_warps=4)
     launch(
-        place_kernel, grid, order, group, counts, ids, rows, GROUPS=groups,
+        order_kernel, grid, order, group, counts, ids, rows, GROUPS=groups,
         PADDED=triton.next_power_of_2(groups), TILE=tile, BLOCK=BLOCK, num_warps=4,
     )  # fmt: skip
     return Groups(order, group, rows, tile)
@@ -119,8 +119,8 @@ def tile_rows(rows: int, groups: int) -> int:
     """Rows of a tile: few where groups are small, so that little of a tile is padding."""
     if INTERPRETED:
         return 16
-    each = rows / max(1, groups)
-    return 16 if each <= 24 else 64 if each <= 96 else 128
+    rows_per_group = rows / max(1, groups)
+    return 16 if rows_per_group <= 24 else 64 if rows_per_group <= 96 else 128
 
 
 @triton.jit(do_not_specialize=("rows",))
@@ -157,28 +157,26 @@ def gemm_kernel(
     group = tl.load(group_of + tile).to(tl.int64)
     if group < 0:
         return
-    place = tl.load(order + tile * TILE + tl.arange(0, TILE))
-    there = place < rows
-    source = (place // SHARED).to(tl.int64)
+    index = tl.load(order + tile * TILE + tl.arange(0, TILE))
+    row_mask = index < rows
+    source = (index // SHARED).to(tl.int64)
     column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    wanted = column < COLUMNS
+    column_mask = column < COLUMNS
     depth = tl.arange(0, BLOCK_K)
     share: tl.constexpr = (DEPTH + SPLITS * BLOCK_K - 1) // (SPLITS * BLOCK_K) * BLOCK_K
     first = tl.program_id(2) * share
     last = tl.minimum(first + share, DEPTH)
-    left = x + source[:, None] * x_stride + depth[None, :]
-    right = (
-        matrices + group * COLUMNS * DEPTH + column[None, :].to(tl.int64) * DEPTH + depth[:, None]
-    )
+    lhs = x + source[:, None] * x_stride + depth[None, :]
+    rhs = matrices + group * COLUMNS * DEPTH + column[None, :].to(tl.int64) * DEPTH + depth[:, None]
     total = tl.zeros((TILE, BLOCK_N), tl.float32)
     for start in tl.range(first, last, BLOCK_K):
         if DEPTH % BLOCK_K == 0:
-            a = tl.load(left + start, mask=there[:, None], other=0.0)
-            b = tl.load(right + start, mask=wanted[None, :], other=0.0)
+            a = tl.load(lhs + start, mask=row_mask[:, None], other=0.0)
+            b = tl.load(rhs + start, mask=column_mask[None, :], other=0.0)
         else:
             inside = start + depth < DEPTH
-            a = tl.load(left + start, mask=there[:, None] & inside[None, :], other=0.0)
-            b = tl.load(right + start, mask=inside[:, None] & wanted[None, :], other=0.0)
+            a = tl.load(lhs + start, mask=row_mask[:, None] & inside[None, :], other=0.0)
+            b = tl.load(rhs + start, mask=inside[:, None] & column_mask[None, :], other=0.0)
         if UPCAST:
             a = a.to(tl.float32)
             b = b.to(tl.float32)
@@ -187,13 +185,13 @@ def gemm_kernel(
         total = tl.dot(a, b, total, input_precision=PRECISION)
     total *= factor
     if BIAS:
-        added = tl.load(bias + group * COLUMNS + column, mask=wanted, other=0.0)
+        added = tl.load(bias + group * COLUMNS + column, mask=column_mask, other=0.0)
         total += added[None, :].to(tl.float32)
     if SCALED:
-        total *= tl.load(scales + place, mask=there, other=0.0)[:, None]
-    row = tl.program_id(2).to(tl.int64) * rows + place
+        total *= tl.load(scales + index, mask=row_mask, other=0.0)[:, None]
+    row = tl.program_id(2).to(tl.int64) * rows + index
     to = out + row[:, None] * out_stride + column[None, :]
-    inside = there[:, None] & wanted[None, :]
+    inside = row_mask[:, None] & column_mask[None, :]
     if ADD:
         total += tl.load(to, mask=inside, other=0.0).to(tl.float32)
     tl.store(to, total.to(out.dtype.element_ty), mask=inside)
@@ -235,9 +233,9 @@ def grouped_gemm(
         raise ValueError("split sums go to a result of their own, without a bias")
     if out is None:
         shape = (splits * groups.rows, columns)
-        made = torch.float32 if splits > 1 else dtype or x.dtype
+        out_dtype = torch.float32 if splits > 1 else dtype or x.dtype
         create = torch.zeros if fill else torch.empty
-        out = create(shape, dtype=made, device=x.device)
+        out = create(shape, dtype=out_dtype, device=x.device)
     tile = TILES.get(groups.tile, TILES[16])
     # More stages than 3 don't fit the small shared memory of 8.6, 8.9 and 12.0.
     stages = tile.stages if target_of(x.device).shared >= SHARED_8 else min(3, tile.stages)

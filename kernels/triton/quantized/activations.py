@@ -60,7 +60,7 @@ def scaled_product(
 
 VALUES_AT_ONCE = 1024
 BLOCK = 64 if INTERPRETED else 2048
-E4M3_MOST = 448.0
+E4M3_MAX = 448.0
 
 
 @triton.jit
@@ -71,15 +71,17 @@ def round_groups_kernel(
     """Grid (rows, blocks of groups): int8 values and a float32 scale for each group of a row."""
     row = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1) * AT_ONCE + tl.arange(0, AT_ONCE)
-    place = tl.arange(0, PADDED)
-    at = group[:, None] * GROUP + place[None, :]
-    inside = (group < GROUPS)[:, None] & (place < GROUP)[None, :]
-    values = tl.load(x + row * stride + at, mask=inside & (at < width), other=0.0).to(tl.float32)
+    lanes = tl.arange(0, PADDED)
+    columns = group[:, None] * GROUP + lanes[None, :]
+    inside = (group < GROUPS)[:, None] & (lanes < GROUP)[None, :]
+    values = tl.load(x + row * stride + columns, mask=inside & (columns < width), other=0.0).to(
+        tl.float32
+    )
     scale = tl.max(tl.abs(values), 1) / 127.0
     inverse = tl.where(scale > 0, 1.0 / tl.maximum(scale, 1e-38), 0.0)
     values = (values * inverse[:, None]).to(tl.float32)
-    whole = round_half_even(tl.minimum(tl.maximum(values, -127.0), 127.0))
-    tl.store(out + row * (GROUPS * GROUP) + at, whole.to(tl.int8), mask=inside)
+    integers = round_half_even(tl.minimum(tl.maximum(values, -127.0), 127.0))
+    tl.store(out + row * (GROUPS * GROUP) + columns, integers.to(tl.int8), mask=inside)
     # A row that isn't finite must stay so: its integers say nothing of it.
     broken = tl.max((values != values).to(tl.int32), 1) > 0
     scale = tl.where(broken, float("nan"), scale)
@@ -91,20 +93,20 @@ def round_rows_kernel(out, scales, x, stride, WIDTH: tl.constexpr, BLOCK: tl.con
     """Grid (rows,): e4m3 bits, and a float32 scale for each row."""
     row = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, BLOCK)
-    most = tl.zeros((BLOCK,), tl.float32)
+    largest = tl.zeros((BLOCK,), tl.float32)
     broken = tl.zeros((BLOCK,), tl.int32)
     for start in tl.range(0, WIDTH, BLOCK):
-        at = start + lanes
-        values = tl.load(x + row * stride + at, mask=at < WIDTH, other=0.0).to(tl.float32)
+        columns = start + lanes
+        values = tl.load(x + row * stride + columns, mask=columns < WIDTH, other=0.0).to(tl.float32)
         broken += (values != values).to(tl.int32)
-        most = tl.maximum(most, tl.abs(values))
-    scale = tl.max(most, 0) / 448.0
+        largest = tl.maximum(largest, tl.abs(values))
+    scale = tl.max(largest, 0) / 448.0
     inverse = tl.where(scale > 0, 1.0 / tl.maximum(scale, 1e-38), 0.0)
     for start in tl.range(0, WIDTH, BLOCK):
-        at = start + lanes
-        values = tl.load(x + row * stride + at, mask=at < WIDTH, other=0.0).to(tl.float32)
+        columns = start + lanes
+        values = tl.load(x + row * stride + columns, mask=columns < WIDTH, other=0.0).to(tl.float32)
         bits = encode_fp8((values * inverse).to(tl.float32), 1)
-        tl.store(out + row * WIDTH + at, bits, mask=at < WIDTH)
+        tl.store(out + row * WIDTH + columns, bits, mask=columns < WIDTH)
     tl.store(scales + row, tl.where(tl.sum(broken, 0) > 0, float("nan"), scale))
 
 

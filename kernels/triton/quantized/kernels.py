@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from kernels.triton.fp8 import decode_fp8, decode_weights
-from kernels.triton.quantized.tile_sizes import place_of
+from kernels.triton.quantized.tile_sizes import block_of_program
 
 
 @triton.jit
@@ -21,7 +21,7 @@ def rows_and_columns(
     tile that isn't needed has a negative matrix.
     """
     if SHARED == 0:
-        row_block, column_block = place_of(tl.program_id(0), rows, COLUMNS, BM, BN)
+        row_block, column_block = block_of_program(tl.program_id(0), rows, COLUMNS, BM, BN)
         row = row_block * BM + tl.arange(0, BM)
         source = row
         matrix = tl.full((), 0, tl.int64)
@@ -35,7 +35,7 @@ def rows_and_columns(
 
 
 @triton.jit
-def put_product(
+def store_product(
     out, bias, row_scales, total, row, column, rows, matrix, COLUMNS: tl.constexpr,
     BIAS: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
@@ -63,11 +63,11 @@ def load_near_scales(
     scales, group, groups, column, COLUMNS: tl.constexpr, BN: tl.constexpr
 ):  # fmt: skip
     """The same, but the last group's for those beyond it: most often without a mask."""
-    at = scales + tl.minimum(group, groups - 1) * COLUMNS + column
+    pointers = scales + tl.minimum(group, groups - 1) * COLUMNS + column
     if COLUMNS % BN == 0:
-        return tl.load(at)
+        return tl.load(pointers)
     else:
-        return tl.load(at, mask=column < COLUMNS, other=0.0)
+        return tl.load(pointers, mask=column < COLUMNS, other=0.0)
 
 
 @triton.jit(do_not_specialize=("rows",))
@@ -89,28 +89,34 @@ def int8_product_kernel(
     weight += matrix * (COLUMNS * GROUPS * GROUP)
     scales += matrix * (GROUPS * COLUMNS)
     depth = tl.arange(0, BK)
-    left = x + source[:, None].to(tl.int64) * (GROUPS * GROUP) + depth[None, :]
-    right = weight + column[None, :].to(tl.int64) * (GROUPS * GROUP) + depth[:, None]
-    there, wanted = row < rows, column < COLUMNS
+    lhs = x + source[:, None].to(tl.int64) * (GROUPS * GROUP) + depth[None, :]
+    rhs = weight + column[None, :].to(tl.int64) * (GROUPS * GROUP) + depth[:, None]
+    row_mask, column_mask = row < rows, column < COLUMNS
     total = tl.zeros((BM, BN), tl.float32)
-    own_scales = x_scales + source.to(tl.int64) * GROUPS
-    own = tl.load(own_scales, mask=there, other=0.0)
-    theirs = load_scales(scales, 0, GROUPS, column, COLUMNS)
+    x_scale_rows = x_scales + source.to(tl.int64) * GROUPS
+    x_scale = tl.load(x_scale_rows, mask=row_mask, other=0.0)
+    weight_scale = load_scales(scales, 0, GROUPS, column, COLUMNS)
     for group in tl.range(0, GROUPS):
         # Scales come a turn ahead: Triton pipelines what products read, not what they meet after.
-        next_own = tl.load(own_scales + group + 1, mask=there & (group + 1 < GROUPS), other=0.0)
-        next_theirs = load_scales(scales, group + 1, GROUPS, column, COLUMNS)
-        at = group * GROUP
+        next_x_scale = tl.load(
+            x_scale_rows + group + 1, mask=row_mask & (group + 1 < GROUPS), other=0.0
+        )
+        next_weight_scale = load_scales(scales, group + 1, GROUPS, column, COLUMNS)
+        group_start = group * GROUP
         if BK == GROUP:
-            a = tl.load(left + at, mask=there[:, None], other=0)
-            b = tl.load(right + at, mask=wanted[None, :], other=0)
+            a = tl.load(lhs + group_start, mask=row_mask[:, None], other=0)
+            b = tl.load(rhs + group_start, mask=column_mask[None, :], other=0)
         else:
-            a = tl.load(left + at, mask=there[:, None] & (depth < GROUP)[None, :], other=0)
-            b = tl.load(right + at, mask=(depth < GROUP)[:, None] & wanted[None, :], other=0)
+            a = tl.load(
+                lhs + group_start, mask=row_mask[:, None] & (depth < GROUP)[None, :], other=0
+            )
+            b = tl.load(
+                rhs + group_start, mask=(depth < GROUP)[:, None] & column_mask[None, :], other=0
+            )
         product = tl.dot(a, b, out_dtype=tl.int32).to(tl.float32)
-        total += product * (own[:, None] * theirs.to(tl.float32)[None, :])
-        own, theirs = next_own, next_theirs
-    put_product(out, bias, row_scales, total, row, column, rows, matrix, COLUMNS, BIAS, SCALED)
+        total += product * (x_scale[:, None] * weight_scale.to(tl.float32)[None, :])
+        x_scale, weight_scale = next_x_scale, next_weight_scale
+    store_product(out, bias, row_scales, total, row, column, rows, matrix, COLUMNS, BIAS, SCALED)
 
 
 @triton.jit(do_not_specialize=("rows",))
@@ -127,10 +133,10 @@ def int4_product_kernel(
     SPREAD is GROUP, rounded up to a power of two; scales and minima are [groups, COLUMNS]. After
     Frantar et al. 2024 ("MARLIN").
     """
-    row_block, column_block = place_of(tl.program_id(0), rows, COLUMNS, BM, BN)
+    row_block, column_block = block_of_program(tl.program_id(0), rows, COLUMNS, BM, BN)
     row = row_block * BM + tl.arange(0, BM)
     column = column_block * BN + tl.arange(0, BN)
-    there, wanted = row < rows, column < COLUMNS
+    row_mask, column_mask = row < rows, column < COLUMNS
     lane = tl.arange(0, AT_ONCE * SPREAD)
     inner = lane % SPREAD
     ahead = tl.arange(0, AT_ONCE)
@@ -141,32 +147,32 @@ def int4_product_kernel(
         packed = tl.load(
             weight + column[:, None].to(tl.int64) * (PAIRS * GROUP)
             + (pair * GROUP + inner)[None, :],
-            mask=wanted[:, None] & good[None, :], other=0,
+            mask=column_mask[:, None] & good[None, :], other=0,
         )  # fmt: skip
         for half in tl.static_range(2):
             group = 2 * (first + ahead) + half
-            known = wanted[:, None] & (group < 2 * PAIRS)[None, :]
-            place = group[None, :] * COLUMNS + column[:, None]
+            group_mask = column_mask[:, None] & (group < 2 * PAIRS)[None, :]
+            scale_offsets = group[None, :] * COLUMNS + column[:, None]
             scale = repeat_values(
-                tl.load(scales + place, mask=known, other=0.0), BN, AT_ONCE, SPREAD
+                tl.load(scales + scale_offsets, mask=group_mask, other=0.0), BN, AT_ONCE, SPREAD
             )
             bits = ((packed >> (4 * half)) & 15).to(tl.float32)
             if MINIMA:
-                least = tl.load(minima + place, mask=known, other=0.0)
-                values = bits * scale - repeat_values(least, BN, AT_ONCE, SPREAD)
+                minimum = tl.load(minima + scale_offsets, mask=group_mask, other=0.0)
+                values = bits * scale - repeat_values(minimum, BN, AT_ONCE, SPREAD)
             else:
                 values = (bits - 8.0) * scale
-            at = (2 * pair + half) * GROUP + inner
+            depth_offsets = (2 * pair + half) * GROUP + inner
             a = tl.load(
-                x + row[:, None].to(tl.int64) * x_stride + at[None, :],
-                mask=there[:, None] & (good & (at < width))[None, :], other=0.0,
+                x + row[:, None].to(tl.int64) * x_stride + depth_offsets[None, :],
+                mask=row_mask[:, None] & (good & (depth_offsets < width))[None, :], other=0.0,
             )  # fmt: skip
             # Beyond the last group x is 0, and so must be what it meets.
-            b = tl.where(wanted[:, None] & good[None, :], values, 0.0)
+            b = tl.where(column_mask[:, None] & good[None, :], values, 0.0)
             if UPCAST:
                 a = a.to(tl.float32)
             total = tl.dot(a, tl.trans(b.to(a.dtype)), total, input_precision=PRECISION)
-    put_product(out, bias, None, total, row, column, rows, 0, COLUMNS, BIAS, False)
+    store_product(out, bias, None, total, row, column, rows, 0, COLUMNS, BIAS, False)
 
 
 def _halves(template: str, **constants: str) -> tl.constexpr:
@@ -255,10 +261,10 @@ def reduce_splits(
     counts itself in `arrived`, which is 0 again afterwards. They're added up in their order, so
     that the sum doesn't depend on who was last.
     """
-    place = row[:, None].to(tl.int64) * COLUMNS + column[None, :]
+    offsets = row[:, None].to(tl.int64) * COLUMNS + column[None, :]
     inside = (row < rows)[:, None] & (column < COLUMNS)[None, :]
-    each = rows.to(tl.int64) * COLUMNS
-    tl.store(partial + tl.program_id(1) * each + place, total, mask=inside)
+    split_stride = rows.to(tl.int64) * COLUMNS
+    tl.store(partial + tl.program_id(1) * split_stride + offsets, total, mask=inside)
     # All of the program's values are there before it is counted.
     tl.debug_barrier()
     last = tl.atomic_add(arrived + tl.program_id(0), 1) == SPLITS - 1
@@ -266,7 +272,10 @@ def reduce_splits(
     if last:
         for split in tl.static_range(SPLITS):
             total += tl.load(
-                partial + split * each + place, mask=inside, other=0.0, cache_modifier=".cg"
+                partial + split * split_stride + offsets,
+                mask=inside,
+                other=0.0,
+                cache_modifier=".cg",
             )
         tl.store(arrived + tl.program_id(0), 0)
     return total, last
@@ -279,7 +288,7 @@ def int4_few_rows_kernel(
     COLUMNS: tl.constexpr, PAIRS: tl.constexpr, GROUP: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr, BK: tl.constexpr, BIAS: tl.constexpr, SHARED: tl.constexpr,
     SCALED: tl.constexpr, MINIMA: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
-    SPLITS: tl.constexpr, WHOLE: tl.constexpr, ASSEMBLED: tl.constexpr,
+    SPLITS: tl.constexpr, UNPADDED: tl.constexpr, ASSEMBLED: tl.constexpr,
 ):  # fmt: skip
     """As `int4_product_kernel`, for so few rows that unpacking the weights is most of the work.
 
@@ -296,10 +305,10 @@ def int4_few_rows_kernel(
     scales += matrix * (2 * PAIRS * COLUMNS)
     if MINIMA:
         minima += matrix * (2 * PAIRS * COLUMNS)
-    there, wanted = row < rows, column < COLUMNS
+    row_mask, column_mask = row < rows, column < COLUMNS
     depth = tl.arange(0, BK)
-    left = weight + column[:, None].to(tl.int64) * (PAIRS * GROUP) + depth[None, :]
-    right = x + source[None, :].to(tl.int64) * x_stride + depth[:, None]
+    lhs = weight + column[:, None].to(tl.int64) * (PAIRS * GROUP) + depth[None, :]
+    rhs = x + source[None, :].to(tl.int64) * x_stride + depth[:, None]
     total = tl.zeros((BN, BM), tl.float32)
     begin, end = 0, PAIRS
     if SPLITS > 1:
@@ -313,23 +322,24 @@ def int4_few_rows_kernel(
         next_low = load_near_scales(scales, 2 * pair + 2, 2 * PAIRS, column, COLUMNS, BN)
         next_high = load_near_scales(scales, 2 * pair + 3, 2 * PAIRS, column, COLUMNS, BN)
         if BK == GROUP and COLUMNS % BN == 0:
-            packed = tl.load(left + pair * GROUP)
+            packed = tl.load(lhs + pair * GROUP)
         elif BK == GROUP:
-            packed = tl.load(left + pair * GROUP, mask=wanted[:, None], other=0)
+            packed = tl.load(lhs + pair * GROUP, mask=column_mask[:, None], other=0)
         else:
             packed = tl.load(
-                left + pair * GROUP, mask=wanted[:, None] & (depth < GROUP)[None, :], other=0
+                lhs + pair * GROUP, mask=column_mask[:, None] & (depth < GROUP)[None, :], other=0
             )
         low_half, high_half = unpack_int4(packed, like, not MINIMA, ASSEMBLED)
         for half in tl.static_range(2):
             group = 2 * pair + half
-            at = group * GROUP + depth
-            if BK == GROUP and WHOLE:
-                b = tl.load(right + group * GROUP, mask=there[None, :], other=0.0)
+            depth_offsets = group * GROUP + depth
+            if BK == GROUP and UNPADDED:
+                b = tl.load(rhs + group * GROUP, mask=row_mask[None, :], other=0.0)
             else:
                 b = tl.load(
-                    right + group * GROUP,
-                    mask=((depth < GROUP) & (at < width))[:, None] & there[None, :], other=0.0,
+                    rhs + group * GROUP,
+                    mask=((depth < GROUP) & (depth_offsets < width))[:, None] & row_mask[None, :],
+                    other=0.0,
                 )  # fmt: skip
             if UPCAST:
                 b = b.to(tl.float32)
@@ -337,17 +347,17 @@ def int4_few_rows_kernel(
             product = tl.dot(a, b, input_precision=PRECISION)
             total += product * (low if half == 0 else high).to(tl.float32)[:, None]
             if MINIMA:
-                least = load_near_scales(minima, group, 2 * PAIRS, column, COLUMNS, BN).to(
+                minimum = load_near_scales(minima, group, 2 * PAIRS, column, COLUMNS, BN).to(
                     tl.float32
                 )
-                total -= least[:, None] * tl.sum(b.to(tl.float32), 0)[None, :]
+                total -= minimum[:, None] * tl.sum(b.to(tl.float32), 0)[None, :]
         low, high = next_low, next_high
     total = tl.trans(total)
     if SPLITS > 1:
         total, last = reduce_splits(partial, arrived, total, row, column, rows, COLUMNS, SPLITS)
         if last == 0:
             return
-    put_product(out, bias, row_scales, total, row, column, rows, matrix, COLUMNS, BIAS, SCALED)
+    store_product(out, bias, row_scales, total, row, column, rows, matrix, COLUMNS, BIAS, SCALED)
 
 
 @triton.jit
@@ -379,16 +389,16 @@ def fp8_product_kernel(
     GROUPS: tl.constexpr = (DEPTH + GROUP - 1) // GROUP if GROUP else 1
     scales += matrix * (COLUMNS * GROUPS)
     depth = tl.arange(0, BK)
-    there, wanted = row < rows, column < COLUMNS
-    left = x + source[:, None].to(tl.int64) * x_stride + depth[None, :]
-    right = weight + column[None, :].to(tl.int64) * DEPTH + depth[:, None]
+    row_mask, column_mask = row < rows, column < COLUMNS
+    lhs = x + source[:, None].to(tl.int64) * x_stride + depth[None, :]
+    rhs = weight + column[None, :].to(tl.int64) * DEPTH + depth[:, None]
     total = tl.zeros((BM, BN), tl.float32)
     if GROUP:
-        theirs = load_scales(scales, 0, GROUPS, column, COLUMNS)
+        weight_scale = load_scales(scales, 0, GROUPS, column, COLUMNS)
     for start in tl.range(0, DEPTH, BK):
         inside = start + depth < DEPTH
-        a = tl.load(left + start, mask=there[:, None] & inside[None, :], other=0)
-        b = tl.load(right + start, mask=inside[:, None] & wanted[None, :], other=0)
+        a = tl.load(lhs + start, mask=row_mask[:, None] & inside[None, :], other=0)
+        b = tl.load(rhs + start, mask=inside[:, None] & column_mask[None, :], other=0)
         if NATIVE:
             a = a.to(tl.float8e4nv, bitcast=True)
             b = b.to(tl.float8e4nv, bitcast=True)
@@ -401,17 +411,17 @@ def fp8_product_kernel(
             b = decode_weights(b, a.dtype)
         if GROUP:
             # Scales come a turn ahead: Triton pipelines what products read, not what they meet.
-            following = load_scales(scales, (start + BK) // GROUP, GROUPS, column, COLUMNS)
+            next_weight_scale = load_scales(scales, (start + BK) // GROUP, GROUPS, column, COLUMNS)
             product = tl.dot(a, b, input_precision=PRECISION)
-            total += product * theirs[None, :]
-            theirs = following
+            total += product * weight_scale[None, :]
+            weight_scale = next_weight_scale
         elif NATIVE:
             # Hopper's units keep few bits of a sum: each block of the depth goes to float32.
             total = tl.dot(a, b, total, max_num_imprecise_acc=BK)
         else:
             total = tl.dot(a, b, total, input_precision=PRECISION)
     if not GROUP:
-        total *= tl.load(scales + column, mask=wanted, other=0.0)[None, :]
+        total *= tl.load(scales + column, mask=column_mask, other=0.0)[None, :]
     if EIGHT:
-        total *= tl.load(x_scales + source, mask=there, other=0.0)[:, None]
-    put_product(out, bias, row_scales, total, row, column, rows, matrix, COLUMNS, BIAS, SCALED)
+        total *= tl.load(x_scales + source, mask=row_mask, other=0.0)[:, None]
+    store_product(out, bias, row_scales, total, row, column, rows, matrix, COLUMNS, BIAS, SCALED)

@@ -18,7 +18,7 @@ from kernels.tensors import describe
 from kernels.triton.launch import INTERPRETED, Target, launch, target_of
 from kernels.triton.moe.grouped_gemm import Groups
 from kernels.triton.quantized.activations import (
-    E4M3_MOST,
+    E4M3_MAX,
     library_multiplies,
     round_groups,
     round_rows,
@@ -84,8 +84,8 @@ class QuantisedLinear(LinearLayer):
         self.nbytes += order.nbytes
 
     def tensors(self) -> dict[str, Tensor]:
-        found = {name: getattr(self, name) for name in (*self.packed_tensors, "order")}
-        return {name: tensor for name, tensor in found.items() if tensor is not None}
+        tensors = {name: getattr(self, name) for name in (*self.packed_tensors, "order")}
+        return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         if x.dim() != 2 or x.shape[1] != self.in_features or x.dtype not in _FLOATS:
@@ -143,7 +143,7 @@ class QuantisedLinear(LinearLayer):
         return narrowed(tile, target, self.out_features)
 
 
-def _places(by: SortedRows | None) -> tuple[Tensor | None, ...]:
+def _group_tensors(by: SortedRows | None) -> tuple[Tensor | None, ...]:
     return (None, None, None) if by is None else (by.groups.order, by.groups.group, by.scales)
 
 
@@ -170,11 +170,11 @@ class Int8Linear(QuantisedLinear):
 
     def _multiply(self, x: Tensor, out: Tensor, by: SortedRows | None) -> None:
         tile, grid = self._cut(len(x), by, x.device)
-        whole, scales = round_groups(x, self.group)
+        integers, scales = round_groups(x, self.group)
         depth = max(32, triton.next_power_of_2(self.group))
         launch(
-            int8_product_kernel, grid, out, whole, scales, self.values, self.scales, self.bias,
-            *_places(by), len(out), COLUMNS=self.out_features, GROUPS=self.scales.shape[-2],
+            int8_product_kernel, grid, out, integers, scales, self.values, self.scales, self.bias,
+            *_group_tensors(by), len(out), COLUMNS=self.out_features, GROUPS=self.scales.shape[-2],
             GROUP=self.group, BM=tile.rows, BN=tile.columns, BK=depth,
             BIAS=self.bias is not None, **_forms(by), num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
@@ -198,8 +198,8 @@ class Int4Linear(QuantisedLinear):
         values = integers.values.view(self.out_features, groups, self.group).to(torch.uint8)
         paired = torch.nn.functional.pad(values, (0, 0, 0, odd))
         self.packed = (paired[:, 0::2] | paired[:, 1::2] << 4).flatten(1).contiguous()
-        self.scales = self._whole(integers.scales, odd)
-        self.minima = None if integers.minima is None else self._whole(integers.minima, odd)
+        self.scales = self._pad_scales(integers.scales, odd)
+        self.minima = None if integers.minima is None else self._pad_scales(integers.minima, odd)
         parts = (self.packed, self.scales, self.minima)
         self.nbytes = sum(part.nbytes for part in parts if part is not None)
 
@@ -209,7 +209,7 @@ class Int4Linear(QuantisedLinear):
         return fitted if target is not None else replace(fitted, rows=tile.rows)
 
     @staticmethod
-    def _whole(scales: Tensor, odd: int) -> Tensor:
+    def _pad_scales(scales: Tensor, odd: int) -> Tensor:
         return torch.nn.functional.pad(scales.half(), (0, odd)).t().contiguous()
 
     def _multiply(self, x: Tensor, out: Tensor, by: SortedRows | None) -> None:
@@ -236,9 +236,9 @@ class Int4Linear(QuantisedLinear):
                 partial = torch.empty(shape_of_all, dtype=torch.float32, device=x.device)
                 arrived = counters(x.device)
             launch(
-                int4_few_rows_kernel, grid, out, x, *tensors, *_places(by), partial, arrived,
+                int4_few_rows_kernel, grid, out, x, *tensors, *_group_tensors(by), partial, arrived,
                 *shape, BK=spread, num_warps=tile.warps,
-                SPLITS=splits, WHOLE=self.in_features == 2 * options["PAIRS"] * self.group,
+                SPLITS=splits, UNPADDED=self.in_features == 2 * options["PAIRS"] * self.group,
                 ASSEMBLED=not INTERPRETED, **_forms(by), **options,
             )  # fmt: skip
             return
@@ -277,10 +277,10 @@ class Fp8Linear(QuantisedLinear):
         eight, scales = native or INTERPRETED, None
         if eight:
             x, scales = round_rows(x)
-        plain = by is None and not self.fixed_tile and not self.group and self.by_library
+        may_use_library = by is None and not self.fixed_tile and not self.group and self.by_library
         if (
             scales is not None
-            and plain
+            and may_use_library
             and library_multiplies(len(x), self.bits, out.dtype, target)
         ):
             scaled_product(out, x, scales, self.bits, self.scales, self.bias)
@@ -292,7 +292,7 @@ class Fp8Linear(QuantisedLinear):
             depth = min(depth, self.group)
         launch(
             fp8_product_kernel, grid, out, x, scales, self.bits, self.scales, self.bias,
-            *_places(by), len(out), x.stride(0), COLUMNS=self.out_features,
+            *_group_tensors(by), len(out), x.stride(0), COLUMNS=self.out_features,
             DEPTH=self.in_features, GROUP=self.group, BM=tile.rows, BN=tile.columns, BK=depth,
             BIAS=self.bias is not None, EIGHT=eight, NATIVE=native, PRECISION=_precision(x),
             UPCAST=INTERPRETED, **_forms(by), num_warps=tile.warps,
@@ -321,30 +321,30 @@ def _precision(x: Tensor) -> str:
 def fp8_weights(weight: Tensor) -> tuple[Tensor, Tensor]:
     """weight [N, K] -> bits uint8 [N, K] of e4m3 and float32 scales [N]."""
     wide = weight.float()
-    scales = wide.abs().amax(1) / E4M3_MOST
+    scales = wide.abs().amax(1) / E4M3_MAX
     inverse = torch.where(scales > 0, 1 / scales, 0.0)
     return (wide * inverse[:, None]).to(torch.float8_e4m3fn).view(torch.uint8), scales
 
 
 def quantised_linear(
-    pieces: Iterable[Tensor], bias: Tensor | None, quantization: str, group: int
+    slices: Iterable[Tensor], bias: Tensor | None, quantization: str, group: int
 ) -> QuantisedLinear:
     """The layer of a weight whose rows come in pieces, on the device, where each is rounded.
 
     `group` is for "int8" and "int4"; "fp8" has none.
     """
     parts, scales, width = [], [], 0
-    for piece in pieces:
-        width = piece.shape[1]
+    for row_slice in slices:
+        width = row_slice.shape[1]
         fp8 = quantization == "fp8"
-        part, scale = fp8_weights(piece) if fp8 else quantize(piece, quantization, group)
+        part, scale = fp8_weights(row_slice) if fp8 else quantize(row_slice, quantization, group)
         parts.append(part)
         scales.append(scale)
-    whole = torch.cat(parts), torch.cat(scales)
+    tensors = torch.cat(parts), torch.cat(scales)
     if quantization == "fp8":
-        return Fp8Linear(*whole, bias)
+        return Fp8Linear(*tensors, bias)
     kind = Int8Linear if quantization == "int8" else Int4Linear
-    return kind(IntegerRows(*whole), width, bias)
+    return kind(IntegerRows(*tensors), width, bias)
 
 
 def coded_linear(bits: Tensor, scales: Tensor, bias: Tensor | None, group: int) -> Fp8Linear:
@@ -357,5 +357,5 @@ def coded_linear(bits: Tensor, scales: Tensor, bias: Tensor | None, group: int) 
     broken = broken.view(*scales.shape, group).any(2)
     if bool((scales == scales[:, :1]).all()):
         return Fp8Linear(bits, scales[:, 0].masked_fill(broken.any(1), float("nan")), bias)
-    kept = scales.masked_fill(broken, float("nan"))
-    return Fp8Linear(bits, kept.t().contiguous(), bias, group)
+    group_scales = scales.masked_fill(broken, float("nan"))
+    return Fp8Linear(bits, group_scales.t().contiguous(), bias, group)

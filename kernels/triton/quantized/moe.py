@@ -19,11 +19,11 @@ from kernels.layers import GatedKernels, gated_activation
 from kernels.lora import MoeLoraMapping, SharedExpertLora
 from kernels.moe import bytes_read, check_experts
 from kernels.triton.launch import INTERPRETED
-from kernels.triton.moe.fused_moe import MOST_EXPERTS, AddedToExperts, add_up, route
+from kernels.triton.moe.fused_moe import MAX_EXPERTS, AddedToExperts, add_up, route
 from kernels.triton.moe.grouped_gemm import align, tile_rows
 from kernels.triton.quantized.linear import QuantisedLinear, SortedRows
 
-MOST_ROWS = 64
+MAX_ROWS = 64
 """Rows of a tile at most."""
 
 
@@ -36,28 +36,30 @@ def stackable(layers: Sequence[LinearLayer]) -> bool:
 
     if not all(isinstance(layer, QuantisedLinear) and layer.order is None for layer in layers):
         return False
-    first, *others = (form(cast(QuantisedLinear, layer)) for layer in layers)
-    return all(other == first for other in others)
+    first, *rest = (form(cast(QuantisedLinear, layer)) for layer in layers)
+    return all(other == first for other in rest)
 
 
 class StackedLinear:
     """The same layer of all experts, one format's tensors over each other."""
 
     def __init__(self, layers: Sequence[LinearLayer]) -> None:
-        self._whole = copy.copy(cast(QuantisedLinear, layers[0]))
-        for name, first in self._whole.tensors().items():
-            whole = torch.empty((len(layers), *first.shape), dtype=first.dtype, device=first.device)
+        self._stacked = copy.copy(cast(QuantisedLinear, layers[0]))
+        for name, first in self._stacked.tensors().items():
+            stacked = torch.empty(
+                (len(layers), *first.shape), dtype=first.dtype, device=first.device
+            )
             for index, layer in enumerate(layers):
-                whole[index].copy_(getattr(layer, name))
-            setattr(self._whole, name, whole)
+                stacked[index].copy_(getattr(layer, name))
+            setattr(self._stacked, name, stacked)
 
     def tensors(self) -> dict[str, Tensor]:
         """[experts, ...] of each tensor of a layer."""
-        return self._whole.tensors()
+        return self._stacked.tensors()
 
     def __call__(self, x: Tensor, by: SortedRows, dtype: torch.dtype) -> Tensor:
         """[rows of `by`, N]; each row belongs to an expert."""
-        return self._whole.sorted_product(x, by, dtype)
+        return self._stacked.sorted_product(x, by, dtype)
 
 
 class GroupedExperts(MixtureOfExperts):
@@ -104,27 +106,31 @@ class GroupedExperts(MixtureOfExperts):
         groups = align(ids.flatten(), self._count, self._rows(tokens * top_k))
         both = self._up(x, SortedRows(groups, top_k, None), x.dtype)
         if lora is None:
-            each = self._down(
+            expert_outputs = self._down(
                 self._act(both), SortedRows(groups, 1, weights.view(-1)), torch.float32
             )
         else:
             adding = AddedToExperts(lora, groups, tokens, top_k)
             gated = self._act(adding.up(both, x))
-            each = adding.down(self._down(gated, SortedRows(groups, 1, None), torch.float32), gated)
-            each.mul_(weights.view(-1, 1))
-        out = add_up(each.view(tokens, top_k, x.shape[1]), x.dtype, in_order=self._tile is not None)
+            expert_outputs = adding.down(
+                self._down(gated, SortedRows(groups, 1, None), torch.float32), gated
+            )
+            expert_outputs.mul_(weights.view(-1, 1))
+        out = add_up(
+            expert_outputs.view(tokens, top_k, x.shape[1]), x.dtype, in_order=self._tile is not None
+        )
         if self._shared_up is None or self._shared_down is None:
             return out
         up = self._act(every("shared_up", self._shared_up, x))
-        said, gate = every("shared_down", self._shared_down, up), self._shared_gate
+        shared_output, gate = every("shared_down", self._shared_down, up), self._shared_gate
         if gate is not None:
-            said = torch.sigmoid(every("shared_gate", gate, x)) * said
-        return out.add_(said)
+            shared_output = torch.sigmoid(every("shared_gate", gate, x)) * shared_output
+        return out.add_(shared_output)
 
     def _rows(self, rows: int) -> int:
         if self._tile is not None and not INTERPRETED:
-            return min(MOST_ROWS, self._tile)
-        return min(MOST_ROWS, tile_rows(rows, self._count))
+            return min(MAX_ROWS, self._tile)
+        return min(MAX_ROWS, tile_rows(rows, self._count))
 
     def tensors(self) -> dict[str, Tensor]:
         layers: dict[str, LinearLayer | StackedLinear | None] = {
@@ -132,21 +138,21 @@ class GroupedExperts(MixtureOfExperts):
             "shared.gate_up": self._shared_up, "shared.down": self._shared_down,
             "shared.gate": self._shared_gate,
         }  # fmt: skip
-        found = {
+        tensors = {
             f"{name}.{part}": tensor
             for name, layer in layers.items()
             if layer is not None
             for part, tensor in layer.tensors().items()
         }
         bias = self._choice_bias
-        return found if bias is None else {**found, "choice_bias": bias}
+        return tensors if bias is None else {**tensors, "choice_bias": bias}
 
 
 def grouped_experts(
     ops: GatedKernels, experts: ExpertLayers, tile: int | None = None
 ) -> MixtureOfExperts | None:
     """The experts in grouped products; None where they aren't of one format in few bits."""
-    if not experts.gate_up or len(experts.gate_up) > MOST_EXPERTS:
+    if not experts.gate_up or len(experts.gate_up) > MAX_EXPERTS:
         return None
     if not (stackable(experts.gate_up) and stackable(experts.down)):
         return None

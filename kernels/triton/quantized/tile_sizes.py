@@ -56,19 +56,19 @@ def product_tile(rows: int) -> ProductTile:
     """The tile for so many rows."""
     if INTERPRETED:
         return SMALL
-    return next(tile for most, tile in TABLE.items() if rows <= most)
+    return next(tile for max_rows, tile in TABLE.items() if rows <= max_rows)
 
 
 def four_bit_tile(tile: ProductTile, rows: int) -> ProductTile:
     """The tile of weights in four bits, of so many rows, where others have `tile`."""
     if INTERPRETED:
         return tile
-    return next((few for most, few in FOUR_BITS.items() if rows <= most), tile)
+    return next((few for max_rows, few in FOUR_BITS.items() if rows <= max_rows), tile)
 
 
-MOST_BLOCKS = 1024
+MAX_BLOCKS = 1024
 """Blocks of a product whose depth is split, at most: more fill any GPU."""
-LEAST_PAIRS = 1 if INTERPRETED else 8
+MIN_PAIRS = 1 if INTERPRETED else 8
 """Pairs of groups of a split, at least."""
 
 
@@ -79,9 +79,9 @@ def depth_splits(target: Target, blocks: int, pairs: int) -> int:
     """
     splits = 1
     while (
-        blocks * splits < min(6 * target.processors, MOST_BLOCKS)
+        blocks * splits < min(6 * target.processors, MAX_BLOCKS)
         and splits < 8
-        and pairs >= 2 * splits * LEAST_PAIRS
+        and pairs >= 2 * splits * MIN_PAIRS
     ):
         splits *= 2
     return splits
@@ -91,11 +91,11 @@ def depth_splits(target: Target, blocks: int, pairs: int) -> int:
 def counters(device: torch.device) -> Tensor:
     """Zeros that programs count themselves in, and leave as zeros: products of a device come one
     after the other."""
-    return torch.zeros(MOST_BLOCKS, dtype=torch.int32, device=device)
+    return torch.zeros(MAX_BLOCKS, dtype=torch.int32, device=device)
 
 
 @triton.jit
-def place_of(pid, rows, COLUMNS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+def block_of_program(pid, rows, COLUMNS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
     """(block of rows, block of columns) of a program, so that neighbours share what they read."""
     row_blocks = tl.cdiv(rows, BM)
     column_blocks: tl.constexpr = (COLUMNS + BN - 1) // BN

@@ -46,12 +46,12 @@ def scan_kernel(
     """
     chunk = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
-    at = chunk * CHUNK + tl.arange(0, CHUNK)
-    x = tl.load(logits + row * VOCAB + at, mask=at < VOCAB, other=float("-inf"))
+    ids = chunk * CHUNK + tl.arange(0, CHUNK)
+    x = tl.load(logits + row * VOCAB + ids, mask=ids < VOCAB, other=float("-inf"))
     broken = tl.max((x != x).to(tl.int32), 0) > 0
     x = tl.where(x != x, float("-inf"), x)
     top = tl.max(x, 0)
-    first = tl.min(tl.where(x == top, at, VOCAB), 0)
+    first = tl.min(tl.where(x == top, ids, VOCAB), 0)
     floats += row * (CHUNKS * (2 + GROUPS))
     tl.store(floats + chunk, tl.where(broken, float("nan"), top))
     tl.store(ints + row * (CHUNKS + 2) + chunk, first)
@@ -76,10 +76,12 @@ def first_kernel(
     floats += index * (CHUNKS * (2 + GROUPS))
     tops = tl.load(floats + chunk, mask=chunk < CHUNKS, other=float("-inf"))
     firsts = tl.load(ints + index * (CHUNKS + 2) + chunk, mask=chunk < CHUNKS, other=VOCAB)
-    whole = tl.sum((tops != tops).to(tl.int32), 0) == 0
+    is_finite = tl.sum((tops != tops).to(tl.int32), 0) == 0
     top = tl.max(tl.where(tops != tops, float("-inf"), tops), 0)
     token = tl.min(tl.where(tops == top, firsts, VOCAB), 0)
-    tl.store(out + index, tl.where(whole & (tl.abs(top) < float("inf")), token, -1).to(tl.int64))
+    tl.store(
+        out + index, tl.where(is_finite & (tl.abs(top) < float("inf")), token, -1).to(tl.int64)
+    )
 
 
 @triton.jit
@@ -89,25 +91,23 @@ def row_sums(floats, inverse, CHUNKS: tl.constexpr, PADDED: tl.constexpr):
     chunk = tl.arange(0, PADDED)
     tops = tl.load(floats + chunk, mask=chunk < CHUNKS, other=float("-inf"))
     masses = tl.load(floats + CHUNKS + chunk, mask=chunk < CHUNKS, other=0.0)
-    whole = tl.sum((tops != tops).to(tl.int32), 0) == 0
+    is_finite = tl.sum((tops != tops).to(tl.int32), 0) == 0
     top = tl.max(tl.where(tops != tops, float("-inf"), tops), 0)
     # Chunks of nothing have a weight of 0, and a top from which nothing can be taken off.
     weights = tl.where(masses > 0, masses * weigh(tops, top, inverse), 0.0)
-    return tops, weights.to(tl.float64), top, whole
+    return tops, weights.to(tl.float64), top, is_finite
 
 
 @triton.jit
-def threshold(
-    maxima, top, inverse, count_wanted, mass_wanted, ALL: tl.constexpr, PADDED: tl.constexpr
-):
+def threshold(maxima, top, inverse, min_count, min_mass, ALL: tl.constexpr, PADDED: tl.constexpr):
     """The largest key that so many of the groups' tops reach, or as much weight of them.
 
     So many logits are at or above it for certain, and seldom many more, being spread over groups.
     """
-    at = tl.arange(0, PADDED)
-    x = tl.load(maxima + at, mask=at < ALL, other=float("-inf"))
+    index = tl.arange(0, PADDED)
+    x = tl.load(maxima + index, mask=index < ALL, other=float("-inf"))
     keys = ordered_keys(x)
-    weights = tl.where(at < ALL, weigh(x, top, inverse), 0.0)
+    weights = tl.where(index < ALL, weigh(x, top, inverse), 0.0)
     low = tl.full((), -2147483648, tl.int64)
     high = ordered_keys(top).to(tl.int64) + 1
     for _ in range(32):
@@ -115,19 +115,19 @@ def threshold(
         reached = keys.to(tl.int64) >= middle
         count = tl.sum(reached.to(tl.int32), 0)
         mass = tl.sum(tl.where(reached, weights, 0.0), 0)
-        enough = (count >= count_wanted) | (mass >= mass_wanted)
+        enough = (count >= min_count) | (mass >= min_mass)
         low = tl.where(enough, middle, low)
         high = tl.where(enough, high, middle)
     return low.to(tl.int32)
 
 
 @triton.jit
-def lowest_key(top, heat, least):
+def lowest_key(top, heat, min_p):
     """The key of the smallest logit that min-p leaves, or that weighs anything."""
     floor = top - heat * UNDERFLOW
-    if least > 0:
+    if min_p > 0:
         # min-p in logits: within temperature * log(1 / min_p) of the top.
-        floor = tl.maximum(floor, (top + heat * tl.log(least)).to(tl.float32))
+        floor = tl.maximum(floor, (top + heat * tl.log(min_p)).to(tl.float32))
     return ordered_keys(tl.maximum(floor, -3.4028234663852886e38))
 
 
@@ -144,22 +144,22 @@ def draw_in_chunks(
     chunk = tl.arange(0, PADDED)
     sums = tl.cumsum(weights, 0)
     target = tl.sum(weights, 0) * uniform
-    there = weights > 0
-    last = tl.max(tl.where(there, chunk, 0), 0)
-    found = tl.min(tl.where(there & (sums > target), chunk, PADDED), 0)
-    found = tl.where(found < PADDED, found, last)
-    before = tl.sum(tl.where(chunk < found, weights, 0.0), 0)
-    at = found * CHUNK + tl.arange(0, CHUNK)
-    x = tl.load(row + at, mask=at < VOCAB, other=float("-inf"))
+    has_weight = weights > 0
+    last = tl.max(tl.where(has_weight, chunk, 0), 0)
+    chosen = tl.min(tl.where(has_weight & (sums > target), chunk, PADDED), 0)
+    chosen = tl.where(chosen < PADDED, chosen, last)
+    preceding_weight = tl.sum(tl.where(chunk < chosen, weights, 0.0), 0)
+    ids = chosen * CHUNK + tl.arange(0, CHUNK)
+    x = tl.load(row + ids, mask=ids < VOCAB, other=float("-inf"))
     keys = ordered_keys(x)
     on = keys == key
     rank = tl.cumsum(on.to(tl.int32), 0)
-    kept = (keys > key) | (on & (rank <= tl.sum(tl.where(chunk == found, ties, 0), 0)))
-    each = tl.where(kept, weigh(x, top, inverse), 0.0)
-    summed = before + tl.cumsum(each.to(tl.float64), 0)
+    allowed = (keys > key) | (on & (rank <= tl.sum(tl.where(chunk == chosen, ties, 0), 0)))
+    allowed_weights = tl.where(allowed, weigh(x, top, inverse), 0.0)
+    summed = preceding_weight + tl.cumsum(allowed_weights.to(tl.float64), 0)
     # Rounding may leave the target beyond all of them: then the last with a weight is taken.
-    final = tl.max(tl.where(each > 0, at, 0), 0)
-    token = tl.min(tl.where((each > 0) & (summed > target), at, VOCAB), 0)
+    final = tl.max(tl.where(allowed_weights > 0, ids, 0), 0)
+    token = tl.min(tl.where((allowed_weights > 0) & (summed > target), ids, VOCAB), 0)
     return tl.where(token < VOCAB, token, final)
 
 
@@ -179,31 +179,31 @@ def select_kernel(
     ints += index * (CHUNKS + 2)
     heat = tl.load(temperature + index)
     inverse = LOG2E / tl.where(heat > 0, heat, 1.0)
-    tops, weights, top, whole = row_sums(floats, inverse, CHUNKS, PADDED)
-    least = tl.load(min_p + index)
+    tops, weights, top, is_finite = row_sums(floats, inverse, CHUNKS, PADDED)
+    row_min_p = tl.load(min_p + index)
     share = tl.load(top_p + index)
-    most = tl.load(top_k + index)
+    row_top_k = tl.load(top_k + index)
     chunk = tl.arange(0, PADDED)
     bound = tl.full((), SETTLED, tl.int32)
-    good = whole & (tl.abs(top) < float("inf"))
+    good = is_finite & (tl.abs(top) < float("inf"))
     firsts = tl.load(ints + chunk, mask=chunk < CHUNKS, other=VOCAB)
     token = tl.min(tl.where(tops == top, firsts, VOCAB), 0)
     if good & (heat > 0):
-        if (most >= VOCAB) & (share >= 1.0) & (least <= 0):
+        if (row_top_k >= VOCAB) & (share >= 1.0) & (row_min_p <= 0):
             everything = tl.full((), -2147483648, tl.int32)
             token = draw_in_chunks(
                 logits + index * VOCAB, everything, firsts * 0, weights, top, inverse,
                 tl.load(uniforms + index), VOCAB, CHUNK, PADDED,
             )  # fmt: skip
         else:
-            bound = lowest_key(top, heat, least)
-            if (most < VOCAB) | (share < 1.0):
-                wanted = tl.minimum(most, ENOUGH).to(tl.int32)
+            bound = lowest_key(top, heat, row_min_p)
+            if (row_top_k < VOCAB) | (share < 1.0):
+                min_count = tl.minimum(row_top_k, ENOUGH).to(tl.int32)
                 enough = float("inf")
-                if (most >= VOCAB) & (least <= 0):
+                if (row_top_k >= VOCAB) & (row_min_p <= 0):
                     enough = (tl.sum(weights, 0) * share).to(tl.float32)
                 key = threshold(
-                    floats + 2 * CHUNKS, top, inverse, wanted, enough, CHUNKS * GROUPS,
+                    floats + 2 * CHUNKS, top, inverse, min_count, enough, CHUNKS * GROUPS,
                     PADDED * GROUPS,
                 )  # fmt: skip
                 bound = tl.maximum(bound, key)
@@ -214,13 +214,13 @@ def select_kernel(
 
 @triton.jit
 def gather_kernel(
-    found, floats, ints, logits, VOCAB: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
-    GROUPS: tl.constexpr, MOST: tl.constexpr,
+    candidates, floats, ints, logits, VOCAB: tl.constexpr, CHUNK: tl.constexpr,
+    CHUNKS: tl.constexpr, GROUPS: tl.constexpr, MAX_CANDIDATES: tl.constexpr,
 ):  # fmt: skip
     """Grid (CHUNKS, rows): collect (key, id) of the logits at or above the row's threshold.
 
     Chunks whose top is below it aren't read. They come in any order, and are sorted afterwards;
-    those beyond MOST are counted alone.
+    those beyond MAX_CANDIDATES are counted alone.
     """
     chunk = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
@@ -230,19 +230,21 @@ def gather_kernel(
         return
     if ordered_keys(tl.load(floats + row * (CHUNKS * (2 + GROUPS)) + chunk)) < bound:
         return
-    at = chunk * CHUNK + tl.arange(0, CHUNK)
-    keys = ordered_keys(tl.load(logits + row * VOCAB + at, mask=at < VOCAB, other=float("-inf")))
-    kept = (keys >= bound) & (at < VOCAB)
-    begin = tl.atomic_add(ints + 1, tl.sum(kept.to(tl.int32), 0))
-    place = begin + tl.cumsum(kept.to(tl.int32), 0) - 1
-    packed = (keys.to(tl.int64) << 32) | (2147483647 - at).to(tl.int64)
-    tl.store(found + row * MOST + place, packed, mask=kept & (place < MOST))
+    ids = chunk * CHUNK + tl.arange(0, CHUNK)
+    keys = ordered_keys(tl.load(logits + row * VOCAB + ids, mask=ids < VOCAB, other=float("-inf")))
+    allowed = (keys >= bound) & (ids < VOCAB)
+    begin = tl.atomic_add(ints + 1, tl.sum(allowed.to(tl.int32), 0))
+    slots = begin + tl.cumsum(allowed.to(tl.int32), 0) - 1
+    packed = (keys.to(tl.int64) << 32) | (2147483647 - ids).to(tl.int64)
+    tl.store(
+        candidates + row * MAX_CANDIDATES + slots, packed, mask=allowed & (slots < MAX_CANDIDATES)
+    )
 
 
 @triton.jit
 def choose_kernel(
-    out, found, floats, ints, temperature, top_k, top_p, min_p, uniforms, VOCAB: tl.constexpr,
-    CHUNKS: tl.constexpr, GROUPS: tl.constexpr, PADDED: tl.constexpr, MOST: tl.constexpr,
+    out, candidates, floats, ints, temperature, top_k, top_p, min_p, uniforms, VOCAB: tl.constexpr,
+    CHUNKS: tl.constexpr, GROUPS: tl.constexpr, PADDED: tl.constexpr, MAX_CANDIDATES: tl.constexpr,
 ):  # fmt: skip
     """Grid (rows,): the token of rows whose filters leave nothing but what was collected.
 
@@ -253,44 +255,46 @@ def choose_kernel(
     ints += index * (CHUNKS + 2) + CHUNKS
     bound = tl.load(ints)
     count = tl.load(ints + 1)
-    if (bound == SETTLED) | (count > MOST):
+    if (bound == SETTLED) | (count > MAX_CANDIDATES):
         return
     heat = tl.load(temperature + index)
     inverse = LOG2E / heat
     _, chunk_weights, top, _ = row_sums(floats, inverse, CHUNKS, PADDED)
-    most = tl.maximum(tl.load(top_k + index), 1)
+    row_top_k = tl.maximum(tl.load(top_k + index), 1)
     share = tl.load(top_p + index)
-    least = tl.load(min_p + index)
-    order = tl.arange(0, MOST)
-    there = order < count
-    packed = tl.load(found + index * MOST + order, mask=there, other=-0x8000000000000000)
+    row_min_p = tl.load(min_p + index)
+    order = tl.arange(0, MAX_CANDIDATES)
+    in_range = order < count
+    packed = tl.load(
+        candidates + index * MAX_CANDIDATES + order, mask=in_range, other=-0x8000000000000000
+    )
     packed = tl.sort(packed, descending=True)
     keys = (packed >> 32).to(tl.int32)
     ids = 2147483647 - (packed & 0xFFFFFFFF).to(tl.int32)
-    weights = tl.where(there, weigh(floats_of(keys), top, inverse), 0.0)
-    kept = there & (order < most)
-    mass = tl.sum(tl.where(kept, weights, 0.0).to(tl.float64), 0)
+    weights = tl.where(in_range, weigh(floats_of(keys), top, inverse), 0.0)
+    allowed = in_range & (order < row_top_k)
+    mass = tl.sum(tl.where(allowed, weights, 0.0).to(tl.float64), 0)
     # All that weigh anything and min-p leaves, or all of top-k, are there.
-    whole = (bound == lowest_key(top, heat, least)) | (count >= most)
-    known = whole
+    is_complete = (bound == lowest_key(top, heat, row_min_p)) | (count >= row_top_k)
+    is_decided = is_complete
     if share < 1.0:
-        wanted = mass * share
-        if (not whole) & (least <= 0) & (most >= VOCAB):
-            wanted = tl.sum(chunk_weights, 0) * share
-            known = mass >= wanted
-        before = tl.cumsum(weights.to(tl.float64), 0) - weights
-        kept = kept & ((before < wanted) | (order == 0))
-    if known:
+        min_mass = mass * share
+        if (not is_complete) & (row_min_p <= 0) & (row_top_k >= VOCAB):
+            min_mass = tl.sum(chunk_weights, 0) * share
+            is_decided = mass >= min_mass
+        preceding_mass = tl.cumsum(weights.to(tl.float64), 0) - weights
+        allowed = allowed & ((preceding_mass < min_mass) | (order == 0))
+    if is_decided:
         # Drawn in the order of ids.
         bits = weights.to(tl.int32, bitcast=True).to(tl.int64)
-        by_id = tl.sort(tl.where(kept, (ids.to(tl.int64) << 32) | bits, 0x7FFFFFFFFFFFFFFF))
+        by_id = tl.sort(tl.where(allowed, (ids.to(tl.int64) << 32) | bits, 0x7FFFFFFFFFFFFFFF))
         id_of = (by_id >> 32).to(tl.int32)
-        each = (by_id & 0xFFFFFFFF).to(tl.int32).to(tl.float32, bitcast=True)
-        each = tl.where(id_of < 2147483647, each, 0.0)
-        summed = tl.cumsum(each.to(tl.float64), 0)
-        target = tl.sum(each.to(tl.float64), 0) * tl.load(uniforms + index)
+        allowed_weights = (by_id & 0xFFFFFFFF).to(tl.int32).to(tl.float32, bitcast=True)
+        allowed_weights = tl.where(id_of < 2147483647, allowed_weights, 0.0)
+        summed = tl.cumsum(allowed_weights.to(tl.float64), 0)
+        target = tl.sum(allowed_weights.to(tl.float64), 0) * tl.load(uniforms + index)
         # Rounding may leave the target beyond all of them: then the last with a weight is taken.
-        last = tl.max(tl.where(each > 0, id_of, 0), 0)
-        token = tl.min(tl.where((each > 0) & (summed > target), id_of, VOCAB), 0)
+        last = tl.max(tl.where(allowed_weights > 0, id_of, 0), 0)
+        token = tl.min(tl.where((allowed_weights > 0) & (summed > target), id_of, VOCAB), 0)
         tl.store(out + index, tl.where(token < VOCAB, token, last).to(tl.int64))
         tl.store(ints, SETTLED)

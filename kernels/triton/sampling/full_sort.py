@@ -42,48 +42,48 @@ def sort_kernel(
     row = tl.program_id(1).to(tl.int64)
     if tl.load(ints + row * (CHUNKS + 2) + CHUNKS) == SETTLED:
         return
-    at = chunk * CHUNK + tl.arange(0, CHUNK)
-    x = tl.load(logits + row * VOCAB + at, mask=at < VOCAB, other=float("-inf"))
-    keys = tl.sort(tl.where(at < VOCAB, ordered_keys(x), NOTHING), descending=True)
-    place = row * CHUNKS + chunk
-    tl.store(ordered + place * CHUNK + tl.arange(0, CHUNK), keys)
+    ids = chunk * CHUNK + tl.arange(0, CHUNK)
+    x = tl.load(logits + row * VOCAB + ids, mask=ids < VOCAB, other=float("-inf"))
+    keys = tl.sort(tl.where(ids < VOCAB, ordered_keys(x), NOTHING), descending=True)
+    chunk_index = row * CHUNKS + chunk
+    tl.store(ordered + chunk_index * CHUNK + tl.arange(0, CHUNK), keys)
     inverse = LOG2E / tl.load(temperature + row)
     _, _, top, _ = row_sums(floats + row * (CHUNKS * (2 + GROUPS)), inverse, CHUNKS, PADDED)
     weights = tl.where(keys > NOTHING, weigh(floats_of(keys), top, inverse), 0.0)
-    run = place * (CHUNK // RUN) + tl.arange(0, CHUNK // RUN)
+    run = chunk_index * (CHUNK // RUN) + tl.arange(0, CHUNK // RUN)
     tl.store(lasts + run, tl.min(tl.reshape(keys, (CHUNK // RUN, RUN)), 1))
-    each = tl.sum(tl.reshape(weights.to(tl.float64), (CHUNK // RUN, RUN)), 1)
-    tl.store(sums + run, tl.cumsum(each, 0))
+    run_weights = tl.sum(tl.reshape(weights.to(tl.float64), (CHUNK // RUN, RUN)), 1)
+    tl.store(sums + run, tl.cumsum(run_weights, 0))
 
 
 @triton.jit
 def prefix_weight(
-    own_lasts, ordered, sums, key, top, inverse, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
+    row_lasts, ordered, sums, key, top, inverse, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
     PADDED: tl.constexpr, RUN: tl.constexpr,
 ):  # fmt: skip
     """(count int32 [PADDED], weight float64 [PADDED]) of each chunk's logits that reach `key`."""
     RUNS: tl.constexpr = CHUNK // RUN
     chunk = tl.arange(0, PADDED)
-    there = chunk < CHUNKS
-    whole = tl.sum((own_lasts >= key).to(tl.int32), 1)
-    mass = tl.load(sums + chunk * RUNS + whole - 1, mask=there & (whole > 0), other=0.0)
+    in_row = chunk < CHUNKS
+    full_runs = tl.sum((row_lasts >= key).to(tl.int32), 1)
+    mass = tl.load(sums + chunk * RUNS + full_runs - 1, mask=in_row & (full_runs > 0), other=0.0)
     # Of the next run only some do.
-    at = (chunk * CHUNK + whole * RUN)[:, None] + tl.arange(0, RUN)[None, :]
-    keys = tl.load(ordered + at, mask=(there & (whole < RUNS))[:, None], other=NOTHING)
-    kept = keys >= key
-    weights = tl.where(kept, weigh(floats_of(keys), top, inverse), 0.0)
+    offsets = (chunk * CHUNK + full_runs * RUN)[:, None] + tl.arange(0, RUN)[None, :]
+    keys = tl.load(ordered + offsets, mask=(in_row & (full_runs < RUNS))[:, None], other=NOTHING)
+    reached = keys >= key
+    weights = tl.where(reached, weigh(floats_of(keys), top, inverse), 0.0)
     mass += tl.sum(weights.to(tl.float64), 1)
-    return whole * RUN + tl.sum(kept.to(tl.int32), 1), mass
+    return full_runs * RUN + tl.sum(reached.to(tl.int32), 1), mass
 
 
 @triton.jit
 def prefix_end(
-    own_lasts, ordered, sums, low, wanted, top, inverse, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
+    row_lasts, ordered, sums, low, target, top, inverse, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
     PADDED: tl.constexpr, RUN: tl.constexpr, BY_MASS: tl.constexpr,
 ):  # fmt: skip
     """Where a prefix of the row, ordered by (logit downwards, id upwards), ends.
 
-    The shortest prefix of `wanted` logits, or of `wanted` weight, all of it at or above the key
+    The shortest prefix of `target` logits, or of `target` weight, all of it at or above the key
     `low`. Returns (its last key, how many on that key each chunk has of it, each chunk's weight).
     """
     low = low.to(tl.int64)
@@ -91,33 +91,33 @@ def prefix_end(
     while high - low > 1:
         middle = (low + high) >> 1
         count, mass = prefix_weight(
-            own_lasts, ordered, sums, middle.to(tl.int32), top, inverse, CHUNK, CHUNKS, PADDED, RUN
+            row_lasts, ordered, sums, middle.to(tl.int32), top, inverse, CHUNK, CHUNKS, PADDED, RUN
         )
         if BY_MASS:
-            enough = tl.sum(mass, 0) >= wanted
+            enough = tl.sum(mass, 0) >= target
         else:
-            enough = tl.sum(count, 0) >= wanted
+            enough = tl.sum(count, 0) >= target
         low = tl.where(enough, middle, low)
         high = tl.where(enough, high, middle)
     key = low.to(tl.int32)
     count, _ = prefix_weight(
-        own_lasts, ordered, sums, key, top, inverse, CHUNK, CHUNKS, PADDED, RUN
+        row_lasts, ordered, sums, key, top, inverse, CHUNK, CHUNKS, PADDED, RUN
     )
     above, mass = prefix_weight(
-        own_lasts, ordered, sums, key + 1, top, inverse, CHUNK, CHUNKS, PADDED, RUN
+        row_lasts, ordered, sums, key + 1, top, inverse, CHUNK, CHUNKS, PADDED, RUN
     )
-    each = weigh(floats_of(key), top, inverse).to(tl.float64)
+    weight = weigh(floats_of(key), top, inverse).to(tl.float64)
     if BY_MASS:
         # `low` may weigh nothing: then all of it is needed.
-        missing = tl.ceil((wanted - tl.sum(mass, 0)) / tl.where(each > 0, each, 1.0))
-        ties = tl.where(each > 0, tl.minimum(missing, MANY), MANY).to(tl.int32)
+        missing = tl.ceil((target - tl.sum(mass, 0)) / tl.where(weight > 0, weight, 1.0))
+        ties = tl.where(weight > 0, tl.minimum(missing, MANY), MANY).to(tl.int32)
     else:
-        ties = (wanted - tl.sum(above, 0)).to(tl.int32)
+        ties = (target - tl.sum(above, 0)).to(tl.int32)
     equal = count - above
     # Ties go to the lower ids.
-    before = tl.cumsum(equal, 0) - equal
-    own = tl.minimum(tl.maximum(tl.maximum(ties, 1) - before, 0), equal)
-    return key, own, mass + each * own
+    preceding = tl.cumsum(equal, 0) - equal
+    chunk_ties = tl.minimum(tl.maximum(tl.maximum(ties, 1) - preceding, 0), equal)
+    return key, chunk_ties, mass + weight * chunk_ties
 
 
 @triton.jit
@@ -139,23 +139,34 @@ def search_kernel(
     floats += index * (CHUNKS * (2 + GROUPS))
     _, _, top, _ = row_sums(floats, inverse, CHUNKS, PADDED)
     run = tl.arange(0, PADDED * RUNS)
-    own_lasts = tl.load(lasts + run, mask=run < CHUNKS * RUNS, other=NOTHING)
-    own_lasts = tl.reshape(own_lasts, (PADDED, RUNS))
-    most = tl.maximum(tl.load(top_k + index), 1)
+    row_lasts = tl.load(lasts + run, mask=run < CHUNKS * RUNS, other=NOTHING)
+    row_lasts = tl.reshape(row_lasts, (PADDED, RUNS))
+    row_top_k = tl.maximum(tl.load(top_k + index), 1)
     share = tl.load(top_p + index)
     key = lowest_key(top, heat, tl.load(min_p + index))
     count, mass = prefix_weight(
-        own_lasts, ordered, sums, key, top, inverse, CHUNK, CHUNKS, PADDED, RUN
+        row_lasts, ordered, sums, key, top, inverse, CHUNK, CHUNKS, PADDED, RUN
     )
     ties = count
-    if most < tl.sum(count, 0):
+    if row_top_k < tl.sum(count, 0):
         key, ties, mass = prefix_end(
-            own_lasts, ordered, sums, key, most, top, inverse, CHUNK, CHUNKS, PADDED, RUN, False
+            row_lasts,
+            ordered,
+            sums,
+            key,
+            row_top_k,
+            top,
+            inverse,
+            CHUNK,
+            CHUNKS,
+            PADDED,
+            RUN,
+            False,
         )
     if share < 1.0:
-        wanted = tl.sum(mass, 0) * share
+        target = tl.sum(mass, 0) * share
         key, ties, mass = prefix_end(
-            own_lasts, ordered, sums, key, wanted, top, inverse, CHUNK, CHUNKS, PADDED, RUN, True
+            row_lasts, ordered, sums, key, target, top, inverse, CHUNK, CHUNKS, PADDED, RUN, True
         )
     token = draw_in_chunks(
         logits + index * VOCAB, key, ties, mass, top, inverse, tl.load(uniforms + index), VOCAB,

@@ -30,8 +30,8 @@ def logprobs_kernel(
     sums = tl.zeros((BLOCK,), tl.float32)
     above = tl.zeros((BLOCK,), tl.int32)
     for start in tl.range(0, VOCAB, BLOCK, num_stages=AHEAD):
-        at = start + lanes
-        x = tl.load(row + at, mask=at < VOCAB, other=float("-inf"))
+        ids = start + lanes
+        x = tl.load(row + ids, mask=ids < VOCAB, other=float("-inf"))
         higher = tl.maximum(tops, x)
         sums = sums * tl.exp(tops - higher) + tl.exp(x - higher)
         tops = higher
@@ -71,12 +71,16 @@ PENALTIES_BLOCK = 512
 )
 def record_kernel(ids, counts, changes, capacity, total, BLOCK: tl.constexpr):
     """Grid (blocks of changes,)."""
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < total
-    slot = tl.load(changes + at, mask=inside, other=0).to(tl.int64)
-    place = slot * capacity + tl.load(changes + total + at, mask=inside, other=0)
-    tl.store(ids + place, tl.load(changes + 2 * total + at, mask=inside, other=0), mask=inside)
-    tl.store(counts + place, tl.load(changes + 3 * total + at, mask=inside, other=0), mask=inside)
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = offsets < total
+    slot = tl.load(changes + offsets, mask=inside, other=0).to(tl.int64)
+    indexes = slot * capacity + tl.load(changes + total + offsets, mask=inside, other=0)
+    tl.store(
+        ids + indexes, tl.load(changes + 2 * total + offsets, mask=inside, other=0), mask=inside
+    )
+    tl.store(
+        counts + indexes, tl.load(changes + 3 * total + offsets, mask=inside, other=0), mask=inside
+    )
 
 
 @triton.jit
@@ -86,18 +90,18 @@ def penalise_kernel(
 ):  # fmt: skip
     """Grid (penalised rows, blocks of a slot)."""
     index = tl.program_id(0)
-    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < tl.load(lengths + index)
+    offsets = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = offsets < tl.load(lengths + index)
     slot = tl.load(slots + index).to(tl.int64) * capacity
-    token = tl.load(ids + slot + at, mask=inside, other=0)
-    times = tl.load(counts + slot + at, mask=inside, other=0).to(tl.float32)
+    token = tl.load(ids + slot + offsets, mask=inside, other=0)
+    times = tl.load(counts + slot + offsets, mask=inside, other=0).to(tl.float32)
     factor = tl.load(repetition + index)
-    place = logits + tl.load(rows + index).to(tl.int64) * VOCAB + token
-    x = tl.load(place, mask=inside, other=0.0)
+    pointers = logits + tl.load(rows + index).to(tl.int64) * VOCAB + token
+    x = tl.load(pointers, mask=inside, other=0.0)
     x = tl.where(x > 0, x / factor, x * factor)
     x -= tl.load(frequency + index) * times
     x -= tl.where(times > 0, tl.load(presence + index), 0.0)
-    tl.store(place, x, mask=inside)
+    tl.store(pointers, x, mask=inside)
 
 
 def _check_table(table: TokenTable) -> int:
@@ -145,19 +149,19 @@ WIDE_BLOCK = 4096
 
 
 @triton.jit(do_not_specialize=("total",))
-def place_edit_kernel(
+def edit_kernel(
     logits, rows, ids, values, total, VOCAB: tl.constexpr, ADD: tl.constexpr, BLOCK: tl.constexpr
 ):
     """Grid (blocks of places,)."""
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < total
-    row = tl.load(rows + at, mask=inside, other=0)
-    place = logits + row * VOCAB + tl.load(ids + at, mask=inside, other=0)
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = offsets < total
+    row = tl.load(rows + offsets, mask=inside, other=0)
+    pointers = logits + row * VOCAB + tl.load(ids + offsets, mask=inside, other=0)
     if ADD:
-        x = tl.load(place, mask=inside, other=0.0)
-        tl.store(place, x + tl.load(values + at, mask=inside, other=0.0), mask=inside)
+        x = tl.load(pointers, mask=inside, other=0.0)
+        tl.store(pointers, x + tl.load(values + offsets, mask=inside, other=0.0), mask=inside)
     else:
-        tl.store(place, tl.full((BLOCK,), float("-inf"), tl.float32), mask=inside)
+        tl.store(pointers, tl.full((BLOCK,), float("-inf"), tl.float32), mask=inside)
 
 
 @triton.jit
@@ -167,15 +171,15 @@ def bitmask_kernel(
 ):  # fmt: skip
     """Grid (masked rows, blocks of the vocabulary); logits themselves needn't be read."""
     index = tl.program_id(0).to(tl.int64)
-    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < VOCAB
+    ids = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = ids < VOCAB
     row = logits + tl.load(rows + index) * VOCAB
-    word = tl.load(bits + index * words + at // 32, mask=inside, other=0)
-    kept = (word >> (at % 32)) & 1 != 0
-    tl.store(row + at, tl.full((BLOCK,), float("-inf"), tl.float32), mask=inside & ~kept)
+    word = tl.load(bits + index * words + ids // 32, mask=inside, other=0)
+    allowed = (word >> (ids % 32)) & 1 != 0
+    tl.store(row + ids, tl.full((BLOCK,), float("-inf"), tl.float32), mask=inside & ~allowed)
     if FORCED:  # noqa: SIM102  FORCED is decided when the kernel is compiled
         if tl.load(forced + index) != 0:
-            tl.store(row + at, tl.zeros((BLOCK,), tl.float32), mask=inside & kept)
+            tl.store(row + ids, tl.zeros((BLOCK,), tl.float32), mask=inside & allowed)
 
 
 def _edit(logits: Tensor, rows: Tensor, ids: Tensor, values: Tensor | None) -> None:
@@ -183,7 +187,7 @@ def _edit(logits: Tensor, rows: Tensor, ids: Tensor, values: Tensor | None) -> N
     check_vector("rows", rows, len(rows), torch.int64)
     check_vector("ids", ids, len(rows), torch.int64)
     launch(
-        place_edit_kernel, (triton.cdiv(len(rows), LOGIT_EDITS_BLOCK),), logits, rows, ids, values,
+        edit_kernel, (triton.cdiv(len(rows), LOGIT_EDITS_BLOCK),), logits, rows, ids, values,
         len(rows),
         VOCAB=vocab, ADD=values is not None, BLOCK=LOGIT_EDITS_BLOCK, num_warps=4,
     )  # fmt: skip

@@ -81,7 +81,7 @@ def sample(
     chunks = cut["CHUNKS"]
     padded = triton.next_power_of_2(chunks)
     settings = (temperature, top_k, top_p, min_p, uniforms)
-    found = torch.empty((rows, MAX_CANDIDATES), dtype=torch.int64, device=logits.device)
+    candidates = torch.empty((rows, MAX_CANDIDATES), dtype=torch.int64, device=logits.device)
     launch(scan_kernel, (chunks, rows), floats, ints, logits, temperature, **cut, num_warps=4)
     launch(
         select_kernel, (rows,), out, floats, ints, logits, *settings, **cut, PADDED=padded,
@@ -90,17 +90,17 @@ def sample(
     launch(
         gather_kernel,
         (chunks, rows),
-        found,
+        candidates,
         floats,
         ints,
         logits,
         **cut,
-        MOST=MAX_CANDIDATES,
+        MAX_CANDIDATES=MAX_CANDIDATES,
         num_warps=4,
     )
     launch(
-        choose_kernel, (rows,), out, found, floats, ints, *settings, VOCAB=vocab, CHUNKS=chunks,
-        GROUPS=GROUPS, PADDED=padded, MOST=MAX_CANDIDATES, num_warps=8,
+        choose_kernel, (rows,), out, candidates, floats, ints, *settings, VOCAB=vocab,
+        CHUNKS=chunks, GROUPS=GROUPS, PADDED=padded, MAX_CANDIDATES=MAX_CANDIDATES, num_warps=8,
     )  # fmt: skip
     sorted_rows = _sort_the_rest(rows, floats, ints, logits, temperature, cut, padded)
     launch(

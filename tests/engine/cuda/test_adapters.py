@@ -22,9 +22,9 @@ from kernels.lora import (
     LoraMapping,
     LoraSlice,
     LoraSlots,
+    LoraTarget,
     LoraWeights,
     PackedLora,
-    Place,
     SlotTable,
     TorchLora,
 )
@@ -56,8 +56,8 @@ class PlainEmbedding(PackedLora):
 class PlainSlots(LoraSlots):
     """In torch; reads the rows as a kernel does."""
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    def __init__(self, max_adapters: int) -> None:
+        self.max_adapters = max_adapters
         self.layers: list[LayerLoras] = []
         self.calls = 0
 
@@ -79,9 +79,9 @@ class PlainSlots(LoraSlots):
         self.layers.append(layers)
         return SlotTable(len(self.layers) - 1, layers)
 
-    def add(self, place: Place, y: Tensor, x: Tensor, rows: LoraMapping) -> None:
+    def add(self, target: LoraTarget, y: Tensor, x: Tensor, rows: LoraMapping) -> None:
         self.calls += 1
-        for lora, own in self.owned(place, rows):
+        for lora, own in self.owned(target, rows):
             if isinstance(lora, TorchLora):
                 lora.add(seen(y), seen(x), own)
 
@@ -94,11 +94,13 @@ class PlainSlots(LoraSlots):
     def add_expert(self, *args: Any) -> None:
         raise NotImplementedError
 
-    def owned(self, place: Place, rows: LoraMapping) -> Iterator[tuple[PackedLora | None, Tensor]]:
+    def owned(
+        self, target: LoraTarget, rows: LoraMapping
+    ) -> Iterator[tuple[PackedLora | None, Tensor]]:
         order, owners = seen(rows.order).view(-1, rows.tile), seen(rows.owners)
         for tile in range(int(seen(rows.count))):
             own = order[tile]
-            yield self.layers[int(owners[tile])][place[0]].get(place[1]), own[own >= 0].long()
+            yield self.layers[int(owners[tile])][target[0]].get(target[1]), own[own >= 0].long()
 
 
 @pytest.fixture(scope="module")

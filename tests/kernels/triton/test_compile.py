@@ -21,12 +21,12 @@ PLAIN = {
     "scan_kernel",
     "select_kernel", "gather_kernel", "choose_kernel", "sort_kernel", "search_kernel",
     "first_kernel", "embed_kernel", "penalise_kernel", "logprobs_kernel", "record_kernel",
-    "place_edit_kernel", "bitmask_kernel", "slot_kernel",
+    "edit_kernel", "bitmask_kernel", "slot_kernel",
 }  # fmt: skip
 KERNELS = PLAIN | {
     "attention_kernel", "split_attention_kernel", "reduce_kernel",
     "int8_product_kernel", "int4_product_kernel", "int4_few_rows_kernel", "fp8_product_kernel",
-    "round_groups_kernel", "round_rows_kernel", "route_kernel", "count_kernel", "place_kernel",
+    "round_groups_kernel", "round_rows_kernel", "route_kernel", "count_kernel", "order_kernel",
     "gemm_kernel", "linear_kernel", "shrink_kernel", "expand_kernel",
     "expert_shrink_kernel", "expert_expand_kernel",
     "latent_attention_kernel", "split_latent_attention_kernel",

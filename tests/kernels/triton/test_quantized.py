@@ -179,7 +179,7 @@ def test_few_bits_take_little_memory():
     ("columns", "splits"), [(128, 8), (4096, 8), (14336, 4), (28672, 2), (128256, 1)]
 )
 def test_the_depth_of_few_columns_is_split_for_all_processors(columns, splits, monkeypatch):
-    monkeypatch.setattr(tiles, "LEAST_PAIRS", 8)
+    monkeypatch.setattr(tiles, "MIN_PAIRS", 8)
     assert tiles.depth_splits(Target(90, 132), columns // 64, 64) == splits
     assert tiles.depth_splits(Target(90, 132), columns // 64, 15) == 1
 

@@ -132,7 +132,7 @@ def test_choosing_never_waits_for_the_device():
             choice = sampler.sample_async(logits, states, mask)
             assert choice.token_ids.device.type == "meta"
     kinds = {
-        "place_edit_kernel", "bitmask_kernel", "record_kernel", "penalise_kernel", "scan_kernel",
+        "edit_kernel", "bitmask_kernel", "record_kernel", "penalise_kernel", "scan_kernel",
         "select_kernel", "gather_kernel", "choose_kernel", "sort_kernel", "search_kernel",
         "logprobs_kernel",
     }  # fmt: skip
