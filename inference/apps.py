@@ -18,14 +18,14 @@ from inference.parsers.registry import reasoning_parsers, tool_parsers
 
 def check_gateway(**_: Any) -> list[CheckMessage]:
     """Parsers that can't be loaded."""
-    found: list[CheckMessage] = []
+    messages: list[CheckMessage] = []
     registries: tuple[ParserRegistry[Any], ...] = (tool_parsers, reasoning_parsers)
     for number, registry in enumerate(registries, start=1):
         try:
             registry.all()
         except (ImportError, TypeError) as error:
-            found.append(Error(f"QUIRE.{registry.kind}: {error}", id=f"inference.E00{number}"))
-    return found
+            messages.append(Error(f"QUIRE.{registry.kind}: {error}", id=f"inference.E00{number}"))
+    return messages
 
 
 class InferenceConfig(AppConfig):

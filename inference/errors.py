@@ -39,11 +39,11 @@ def rename_error_param(error: E, names: Mapping[str, str]) -> E:
         names: ours -> theirs. `a` stands for `a.b` as well, unless that has a name of its own.
     """
     ours = error.param
-    known = ours
-    while known is not None and known not in names:
-        known = known.rpartition(".")[0] or None
-    if ours is not None and known is not None and (theirs := names[known]) != known:
-        error.rename(theirs, **({known: theirs} if known != ours else {}))
+    prefix = ours
+    while prefix is not None and prefix not in names:
+        prefix = prefix.rpartition(".")[0] or None
+    if ours is not None and prefix is not None and (theirs := names[prefix]) != prefix:
+        error.rename(theirs, **({prefix: theirs} if prefix != ours else {}))
     return error
 
 
@@ -58,16 +58,16 @@ class RateLimitedLog:
         self._logger, self._clock = logger, clock
         self._written_at, self._num_suppressed = -INTERVAL_S, 0
 
-    def warning(self, text: str, *given: object) -> None:
+    def warning(self, text: str, *args: object) -> None:
         """Write it, or count it."""
         now = self._clock()
         if now - self._written_at < INTERVAL_S:
             self._num_suppressed += 1
             return
         if self._num_suppressed:
-            text, given = f"{text} (and %d more like it before)", (*given, self._num_suppressed)
+            text, args = f"{text} (and %d more like it before)", (*args, self._num_suppressed)
         self._written_at, self._num_suppressed = now, 0
-        self._logger.warning(text, *given)
+        self._logger.warning(text, *args)
 
 
 MAX_SHOWN_CHARS = 120
@@ -76,7 +76,7 @@ MAX_SHOWN_CHARS = 120
 def describe_validation_error(error: ValidationError) -> dict[str, Any]:
     """`message`, `param` and `code` for the first error that helps most."""
     errors = error.errors(include_url=False, include_context=True)
-    first = _most_specific_error(errors)
+    first = _deepest_error(errors)
     param = _format_location(first["loc"])
     kind = first["type"]
     if kind == "missing":
@@ -86,16 +86,16 @@ def describe_validation_error(error: ValidationError) -> dict[str, Any]:
             "code": "missing_required_parameter",
         }
     text = first["msg"].removeprefix("Value error, ")
-    shown = "" if kind == "value_error" else f" Got {_format_value(first.get('input'))}."
-    place = f"Invalid value for '{param}': " if param else ""
+    value = "" if kind == "value_error" else f" Got {_format_value(first.get('input'))}."
+    prefix = f"Invalid value for '{param}': " if param else ""
     return {
-        "message": f"{place}{text}{'' if text.endswith('.') else '.'}{shown}",
+        "message": f"{prefix}{text}{'' if text.endswith('.') else '.'}{value}",
         "param": param or None,
         "code": "invalid_type" if kind.endswith("_type") else "invalid_value",
     }
 
 
-def _most_specific_error(errors: list[Any]) -> Any:
+def _deepest_error(errors: list[Any]) -> Any:
     """Of a union's errors, one for each member, the one that got furthest into the value."""
     first = errors[0]
     same_field = [item for item in errors if item["loc"][:1] == first["loc"][:1]]
@@ -111,8 +111,8 @@ def _most_specific_error(errors: list[Any]) -> Any:
 def _format_location(location: tuple[int | str, ...]) -> str:
     """`messages[0].content`; the names that pydantic gives a union's members are left out."""
     path = ""
-    for place, part in enumerate(location):
-        if place and part == location[place - 1]:
+    for index, part in enumerate(location):
+        if index and part == location[index - 1]:
             continue  # a union's tag, then the field of that name
         if isinstance(part, int):
             path += f"[{part}]"
@@ -335,11 +335,11 @@ def report(error: BaseException, request_id: str) -> None:
 def error_response(error: BaseException, request_id: str = "") -> HttpResponse:
     """Any exception as an HTTP response, and in the log where it belongs there."""
     report(error, request_id)
-    told = as_quire_error(error)
-    body = encode_error(told)
-    response = HttpResponse(body, content_type="application/json", status=told.status)
+    reported = as_quire_error(error)
+    body = encode_error(reported)
+    response = HttpResponse(body, content_type="application/json", status=reported.status)
     response["Content-Length"] = str(len(body))
-    for name, value in error_headers(told).items():
+    for name, value in error_headers(reported).items():
         response[name] = value
     return response
 

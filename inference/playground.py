@@ -127,12 +127,12 @@ class PlaygroundAnswer:
             reason = deltas[-1].finish_reason if deltas else reason
         return reason
 
-    async def _send_frames(self, frames: list[dict[str, Any]], at: str | None = None) -> None:
-        """Send frames that belong together. The last has the position after them, `at`."""
+    async def _send_frames(self, frames: list[dict[str, Any]], position: str | None = None) -> None:
+        """Send frames that belong together. The last has the position after them, `position`."""
         for frame in frames[:-1]:
             await self._send({**frame, "id": self.name, "more": True})
         for frame in frames[-1:]:
-            await self._send({**frame, "id": self.name, **({"at": at} if at else {})})
+            await self._send({**frame, "id": self.name, **({"at": position} if position else {})})
 
     def _done(self, turn: ChatSession | None, reason: str | None) -> dict[str, Any]:
         usage = turn.usage if turn is not None else Usage()

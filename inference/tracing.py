@@ -138,7 +138,7 @@ class GenerationSpan:
         operation = "text_completion" if job.generates else "embeddings"
         operation = _OPERATIONS.get(job.endpoint, operation)
         model = job.model.name
-        wanted: dict[str, Any] = {
+        attributes: dict[str, Any] = {
             "gen_ai.operation.name": operation,
             "gen_ai.provider.name": "quire",
             "gen_ai.request.model": model,
@@ -146,9 +146,9 @@ class GenerationSpan:
             "gen_ai.response.id": job.request_id,
         }
         if job.generates:
-            wanted |= _sampling(job.sampling)
-        known = {name: value for name, value in wanted.items() if value is not None}
-        self._span: Span = current.tracer.start_span(f"{operation} {model}", attributes=known)
+            attributes |= _sampling(job.sampling)
+        non_empty = {name: value for name, value in attributes.items() if value is not None}
+        self._span: Span = current.tracer.start_span(f"{operation} {model}", attributes=non_empty)
 
     @property
     def headers(self) -> dict[str, str]:

@@ -65,11 +65,11 @@ async def load_trace_parent(public_id: str) -> str:
     if tracing() is None:
         return ""
     try:
-        found = await redis_link().execute("GET", _name(public_id))
+        traceparent = await redis_link().execute("GET", _name(public_id))
     except RedisError as error:
         logger.warning("The spans of %s have no link: %s", public_id, error)
         return ""
-    return found.decode() if found else ""
+    return traceparent.decode() if traceparent else ""
 
 
 def lease_seconds() -> float:
@@ -106,14 +106,14 @@ class Lease:
         while missed < lease_s:
             await asyncio.sleep(lease_s / 6)
             try:
-                held = await run_in_db_thread(
+                is_leased = await run_in_db_thread(
                     renew_lease, row=self._row, owner=self._owner, seconds=lease_s
                 )
             except Exception as error:  # whatever it is, nobody else knows that this worker lives
                 missed += lease_s / 6
                 logger.warning("the lease of %s was not renewed: %s", self._row, error)
                 continue
-            if not held:
+            if not is_leased:
                 break
             missed = 0.0
         logger.warning("the lease of %s is lost; its work ends here", self._row)
@@ -191,11 +191,11 @@ class JobRunner:
         await asyncio.sleep(POLL_INTERVAL_S)
         self._looking.pop(kind)
         try:
-            found = await run_in_db_thread(self._waiting[kind])
+            public_ids = await run_in_db_thread(self._waiting[kind])
         except (DatabaseError, InterfaceError) as error:
             logger.warning("what waits was not read: %s", error)
             return
-        for public_id in found:
+        for public_id in public_ids:
             self._start(kind, public_id)
 
     def stop(self, timeout_s: float = 15.0) -> None:

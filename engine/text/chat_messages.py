@@ -301,7 +301,7 @@ RESERVED_VARIABLES = frozenset(
         "tokenizer",
         "limits",
         "content_format",
-        "most_tokens",
+        "max_tokens",
     }
 )
 

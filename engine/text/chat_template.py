@@ -179,7 +179,7 @@ def render_chat(
     documents: list[dict[str, Any]] | None = None,
     limits: RenderLimits = DEFAULT_LIMITS,
     content_format: str = "auto",
-    most_tokens: int | None = None,
+    max_tokens: int | None = None,
     **kwargs: Any,
 ) -> list[int]:
     """Token ids of a chat, as the model's template lays it out.
@@ -204,7 +204,7 @@ def render_chat(
         TemplateLimit: the template takes too many steps, or too long.
         InvalidRequest: messages that aren't such, a template that refuses (with its message), no
             template at all.
-        ContextLengthExceeded: far more than `most_tokens`.
+        ContextLengthExceeded: far more than `max_tokens`.
     """
     chat = _chat(
         tokenizer,
@@ -221,8 +221,8 @@ def render_chat(
     control = _control_tokens(tokenizer)
     inputs = [chat.messages, chat.inputs]
     if not control.may_begin_in(inputs):
-        return tokenizer.encode(chat.render(), add_special_tokens=False, most=most_tokens)
-    return _encode_guarded(tokenizer, control, chat, ControlTokenMask(control, inputs), most_tokens)
+        return tokenizer.encode(chat.render(), add_special_tokens=False, most=max_tokens)
+    return _encode_guarded(tokenizer, control, chat, ControlTokenMask(control, inputs), max_tokens)
 
 
 def _chat(

@@ -107,11 +107,11 @@ class IncrementalDetokenizer:
         *,
         skip_special_tokens: bool = True,
         spaces_between_special_tokens: bool = True,
-        kept_tokens: frozenset[int] = frozenset(),
+        preserved_token_ids: frozenset[int] = frozenset(),
     ) -> None:
         self._tokenizer = tokenizer
         special = tokenizer.special_token_ids if skip_special_tokens else frozenset()
-        self._skipped = special - kept_tokens if kept_tokens else special
+        self._skipped = special - preserved_token_ids if preserved_token_ids else special
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._at_start = True
         self._window: WindowedDetokenizer | None = None

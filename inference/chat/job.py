@@ -21,7 +21,7 @@ from inference.chat.reasoning import (
 )
 from inference.errors import rename_error_param
 from inference.generation.output import TokenFormatter
-from inference.rendering.media import ChatPrompt, find_images, place_images
+from inference.rendering.media import ChatPrompt, find_images, insert_image_tokens
 from inference.rendering.prompts import (
     chat_token_ids,
     count_chars,
@@ -177,8 +177,8 @@ def clamp_max_tokens(sampling: SamplingParams, prompt_tokens: int, model: ModelI
     """Make an output limit that is over the context, or the KV cache, what is left there."""
     if sampling.max_tokens is None:
         return
-    room = min(model.max_model_len, model.kv_capacity_tokens or model.max_model_len)
-    sampling.max_tokens = max(1, min(sampling.max_tokens, room - prompt_tokens))
+    max_total_tokens = min(model.max_model_len, model.kv_capacity_tokens or model.max_model_len)
+    sampling.max_tokens = max(1, min(sampling.max_tokens, max_total_tokens - prompt_tokens))
 
 
 async def prompt_token_ids(
@@ -193,14 +193,14 @@ async def render_prompt(
 ) -> ChatPrompt:
     """The chat as a prompt. `generates`: it is to fit the model's context, unless cut to it.
 
-    Raises: what `chat_token_ids` and `place_images` do.
+    Raises: what `chat_token_ids` and `insert_image_tokens` do.
     """
     images = await ctx.offload(find_images, chat.raw_messages, served.info)
     variables = template_variables(chat, served.tokenizer.chat_template or "")
     messages = await ctx.offload(_messages, chat, served.tokenizer)
     tools = await ctx.offload(lambda: chat.tools_in_use)
     chars = await ctx.offload(count_chars, (messages, tools, chat.documents))
-    whole = generates and not chat.truncate_prompt_tokens
+    must_fit = generates and not chat.truncate_prompt_tokens
     token_ids = await chat_token_ids(
         served.tokenizer,
         served.info,
@@ -208,7 +208,7 @@ async def render_prompt(
         tenant=ctx.caller.tenant,
         chars=chars,
         tools=tools,
-        most_tokens=served.info.max_model_len if whole else None,
+        max_tokens=served.info.max_model_len if must_fit else None,
         add_generation_prompt=bool(chat.add_generation_prompt),
         continue_final_message=bool(chat.continue_final_message),
         chat_template=chat.chat_template,
@@ -217,7 +217,9 @@ async def render_prompt(
     )
     if chat.add_special_tokens:
         token_ids = add_special_tokens(token_ids, served)
-    return await place_images(token_ids, images, served.info, served.tokenizer, ctx.caller.tenant)
+    return await insert_image_tokens(
+        token_ids, images, served.info, served.tokenizer, ctx.caller.tenant
+    )
 
 
 def _messages(chat: ChatRequest, tokenizer: Tokenizer) -> list[dict[str, Any]]:

@@ -63,24 +63,26 @@ class OutputParser:
         self._custom = CustomToolCalls(plan.custom) if plan.custom else None
         self.num_calls = 0
 
-    def push(self, text: str, *, ended: bool = False) -> list[Part]:
-        """What is certain after this text; with `ended` all that is left."""
-        parts = self._split(text, ended)
+    def push(self, text: str, *, is_final: bool = False) -> list[Part]:
+        """What is certain after this text; with `is_final` all that is left."""
+        parts = self._split(text, is_final)
         read = list(self._read(parts))
-        if ended and self._tools is not None:
-            left = self._tools.flush()
+        if is_final and self._tools is not None:
+            remaining_parts = self._tools.flush()
             read += [
-                part for part in left if not (self._plan.forced_tool and part.kind == "content")
+                part
+                for part in remaining_parts
+                if not (self._plan.forced_tool and part.kind == "content")
             ]
         if self._custom is not None:
-            read = self._custom.push(read, ended=ended)
+            read = self._custom.push(read, ended=is_final)
         return merge_adjacent(part for part in read if self._is_visible(part))
 
-    def _split(self, text: str, ended: bool) -> list[Part]:
+    def _split(self, text: str, is_final: bool) -> list[Part]:
         if self._reasoning is None:
             return [Part("content", text)]
         parts = self._reasoning.push(text)
-        return parts + self._reasoning.flush() if ended else parts
+        return parts + self._reasoning.flush() if is_final else parts
 
     def _read(self, parts: Iterable[Part]) -> Iterable[Part]:
         for part in parts:
@@ -124,8 +126,8 @@ class ModelParsers:
         functions = chat.functions_in_use
         tools = _tool_parser(chat, served) if functions else None
         reasoning = reasoning_parser(served)
-        found = [parser for parser in (tools, reasoning) if parser is not None]
-        markers = [marker for parser in found for marker in parser.markers]
+        parsers = [parser for parser in (tools, reasoning) if parser is not None]
+        markers = [marker for parser in parsers for marker in parser.markers]
         return cls(chat, tools, functions, reasoning, _special_token_ids(served.tokenizer, markers))
 
     def parser_config(
@@ -157,7 +159,7 @@ class ModelParsers:
     def callable_functions(self) -> tuple[ToolFunction, ...]:
         """The functions that may be called now: the one that was named, or all."""
         named = self.chat.named_function
-        return tuple(each for each in self.functions if named in (None, each.name))
+        return tuple(function for function in self.functions if named in (None, function.name))
 
 
 def _tool_parser(chat: ChatRequest, served: ResolvedModel) -> type[ToolCallParser]:
@@ -216,16 +218,17 @@ def build_constraint(
     Raises:
         InvalidRequest: a bad form, or two that contradict each other.
     """
-    given = chat.constraint()
+    constraint = chat.constraint()
     if parsers.tools is None:
-        return given
+        return constraint
     if chat.requires_tool_call:
-        if given.params is not None and given.source != "response_format":
+        if constraint.params is not None and constraint.source != "response_format":
             raise InvalidRequest(
-                f"{given.source} and this tool_choice can't be used together.", param=given.source
+                f"{constraint.source} and this tool_choice can't be used together.",
+                param=constraint.source,
             )
         return _tool_call_grammar(chat, parsers, tokenizer, required=True)
-    answer = _json_or_tools_schema(given)
+    answer = _json_or_tools_schema(constraint)
     if answer is not None and not parsers.call_format.allows_text:
         raise UnsupportedField(
             "For this model, tool_choice 'auto' can't be combined with this output format.",
@@ -235,10 +238,10 @@ def build_constraint(
         return _tool_call_grammar(chat, parsers, tokenizer, required=True, answer=answer)
     strict = any(function.strict for function in parsers.functions)
     # Models remember tools from earlier turns: hiding those that aren't allowed isn't enough.
-    held = strict or (chat.has_allowed_tools and parsers.call_format.allows_text)
-    if given.params is None and held:
+    enforces_calls = strict or (chat.has_allowed_tools and parsers.call_format.allows_text)
+    if constraint.params is None and enforces_calls:
         return _tool_call_grammar(chat, parsers, tokenizer, required=False)
-    return given
+    return constraint
 
 
 def _tool_call_grammar(
@@ -272,10 +275,10 @@ def _tool_call_grammar(
         ) from None
 
 
-def _json_or_tools_schema(given: OutputConstraint) -> dict[str, object] | None:
+def _json_or_tools_schema(constraint: OutputConstraint) -> dict[str, object] | None:
     """The schema of a JSON answer that may take turns with calls."""
-    params = given.params
-    if params is None or given.source != "response_format":
+    params = constraint.params
+    if params is None or constraint.source != "response_format":
         return None
     schema = {"type": "object"} if params.json_object else params.json
     if not isinstance(schema, dict):

@@ -75,22 +75,24 @@ def prompt_opens_reasoning(
     Its end is asked first, then the variables that its template knows.
     """
     if not chat.continue_final_message:
-        told = parser.prompt_opens_reasoning(tokenizer.decode(prompt[-TAIL_TOKENS:], False))
+        opens = parser.prompt_opens_reasoning(tokenizer.decode(prompt[-TAIL_TOKENS:], False))
         return (
-            _reasoning_switch(chat, parser, tokenizer.chat_template or "") if told is None else told
+            _reasoning_switch(chat, parser, tokenizer.chat_template or "")
+            if opens is None
+            else opens
         )
     text = tokenizer.decode(prompt[-OPEN_TAIL_TOKENS:], False)
-    begun = max((text.rfind(mark) for mark in parser.starts), default=-1)
-    return begun > max((text.rfind(mark) for mark in parser.ends), default=-1)
+    last_start = max((text.rfind(mark) for mark in parser.starts), default=-1)
+    return last_start > max((text.rfind(mark) for mark in parser.ends), default=-1)
 
 
 def _reasoning_switch(
     chat: ChatRequest, parser: type[ReasoningParser], template: str
 ) -> bool | None:
     """Whether thinking is off (False), or on in a way that opens the reasoning (True)."""
-    given = template_variables(chat, template)
-    known = {name: value for name, value in given.items() if name in template}
-    on = parser.switched(known)
+    variables = template_variables(chat, template)
+    template_values = {name: value for name, value in variables.items() if name in template}
+    on = parser.switched(template_values)
     return None if on and not parser.template_opens else on
 
 
@@ -163,5 +165,5 @@ def _mark_token_ids(tokenizer: Tokenizer, text: str) -> list[list[int]]:
     first = _ids(tokenizer, text)
     if len(first) == 1:
         return [first]
-    others = [_ids(tokenizer, f" {text}"), _ids(tokenizer, f"\n{text}")]
-    return [first, *(ids for ids in others if ids[-len(first) :] != first)]
+    variants = [_ids(tokenizer, f" {text}"), _ids(tokenizer, f"\n{text}")]
+    return [first, *(ids for ids in variants if ids[-len(first) :] != first)]

@@ -136,17 +136,17 @@ class ChatSession:
 
     def _delta(self, increment: OutputDelta) -> TurnDelta:
         self._count(increment)
-        ended = increment.finish_reason is not None
+        is_final = increment.finish_reason is not None
         parser = self._parsers[increment.number][increment.index]
         if parser is None:
             parts = [Part("content", increment.text)] if increment.text else []
             return TurnDelta(increment.index, parts, increment, increment.finish_reason)
-        parts = parser.push(increment.text, ended=ended)
+        parts = parser.push(increment.text, is_final=is_final)
         for part in parts:
             if part.kind in START_KINDS and MODEL_CALL_ID.fullmatch(part.id):
                 part.id = self._call_id(increment, part.call)
         reason = increment.finish_reason
-        if ended and self.options.parsers.tools is not None:
+        if is_final and self.options.parsers.tools is not None:
             recorder.record_tool_parse(self.job, called=parser.num_calls > 0)
         if reason == "stop" and parser.num_calls and not self.options.parsers.named_tool:
             reason = "tool_calls"
@@ -154,8 +154,8 @@ class ChatSession:
 
     def _call_id(self, increment: OutputDelta, call: int) -> str:
         """For a call that the model gave no id: the same, whichever gateway reads it."""
-        place = f"{self.job.request_id}/{increment.number}/{increment.index}/{call}"
-        return f"call_{hashlib.sha256(place.encode()).hexdigest()[:24]}"
+        source = f"{self.job.request_id}/{increment.number}/{increment.index}/{call}"
+        return f"call_{hashlib.sha256(source.encode()).hexdigest()[:24]}"
 
     def _count(self, increment: OutputDelta) -> None:
         """Count the tokens of the reasoning, marks included."""

@@ -33,15 +33,19 @@ class StreamContinuity:
         replaying: whether tokens of another gateway are being returned.
     """
 
-    def __init__(self, job: Job, taken: TakenOverStream | None = None) -> None:
-        """`taken`: the stream of another gateway that this one continues."""
-        self._job, self._taken_over = job, taken
+    def __init__(self, job: Job, taken_over: TakenOverStream | None = None) -> None:
+        """`taken_over`: the stream of another gateway that this one continues."""
+        self._job, self._taken_over = job, taken_over
         self.is_journaled = is_resumable(job)
         self.replaying = self._has_delivered = False
         self._pending_chunks: deque[list[TokenChunk]] = deque()
-        if taken is not None:
-            parts = (taken.delivered(), taken.partially_delivered(), taken.undelivered())
-            self._pending_chunks.extend(pieces for pieces in parts if pieces)
+        if taken_over is not None:
+            parts = (
+                taken_over.delivered(),
+                taken_over.partially_delivered(),
+                taken_over.undelivered(),
+            )
+            self._pending_chunks.extend(chunks for chunks in parts if chunks)
 
     @property
     def position(self) -> StreamPosition | None:
@@ -67,12 +71,12 @@ class StreamContinuity:
         """Whether all was replayed and the client had received an output's end that isn't known
         here: nothing more would come of that output.
         """
-        if (taken := self._taken_over) is None or not self.replaying or self._pending_chunks:
+        if (taken_over := self._taken_over) is None or not self.replaying or self._pending_chunks:
             return False
         return any(
-            output.finish_reason is None and taken.is_finished(output.number, output.index)
-            for each in outputs
-            for output in each
+            output.finish_reason is None and taken_over.is_finished(output.number, output.index)
+            for prompt_outputs in outputs
+            for output in prompt_outputs
         )
 
     @property
@@ -84,13 +88,13 @@ class StreamContinuity:
         """Journal what the stream is; `fingerprint`: see `request_fingerprint`."""
         if not self.is_journaled:
             return
-        job, client, taken = self._job, get_engine_client(), self._taken_over
+        job, client, taken_over = self._job, get_engine_client(), self._taken_over
         about = OpenStream(
             tenant_id=job.caller.tenant_id,
             holder=stream_owner(job.caller),
             print=fingerprint,
             gateway=GATEWAY,
-            ledger_id="" if taken is None else taken.ledger_id,
+            ledger_id="" if taken_over is None else taken_over.ledger_id,
             outbox=client.gateway_id,
             requests=job.engine_ids,
             started_at=job.started_at,
@@ -100,8 +104,12 @@ class StreamContinuity:
             adapter=job.model.adapter,
         )
         client.journal.begin(job.request_id, about)
-        for piece in () if taken is None else (one for each in taken.received for one in each):
-            client.journal.record_tokens(job.request_id, 0, piece)
+        for chunk in (
+            ()
+            if taken_over is None
+            else (chunk for outputs in taken_over.received for chunk in outputs)
+        ):
+            client.journal.record_tokens(job.request_id, 0, chunk)
 
     def mark_delivered(self) -> None:
         """Have the stream billed if this gateway dies from now on."""
@@ -138,8 +146,8 @@ async def take_over_generation(
     Raises what `take_over_stream` and `admit` raise.
     """
     client = get_engine_client()
-    taken = await take_over_stream(client, job, position, fingerprint)
-    job.request_id, job.started_at = position.stream, taken.about.started_at
-    job.sampling.seed = taken.about.seed
-    job.model = job.model.with_adapter(taken.about.adapter)
-    return await defer_settlement(client, job, taken), taken
+    taken_over = await take_over_stream(client, job, position, fingerprint)
+    job.request_id, job.started_at = position.stream, taken_over.about.started_at
+    job.sampling.seed = taken_over.about.seed
+    job.model = job.model.with_adapter(taken_over.about.adapter)
+    return await defer_settlement(client, job, taken_over), taken_over

@@ -61,12 +61,12 @@ class Generation:
         job: Job,
         admission: Admission,
         outputs: list[list[OutputState]],
-        taken: TakenOverStream | None = None,
+        taken_over: TakenOverStream | None = None,
     ) -> None:
-        """`outputs`: [prompt][output]. `taken`: the stream of another gateway that it continues."""
+        """`outputs`: [prompt][output]. `taken_over`: another gateway's stream that it continues."""
         self.job = job
         self.admission = admission
-        self._continuity = StreamContinuity(job, taken)
+        self._continuity = StreamContinuity(job, taken_over)
         self.outputs = outputs
         self.first_token_at: float | None = None
         self.admitted_at = time.perf_counter()
@@ -137,7 +137,7 @@ class Generation:
             job.sampling.logprobs = 0  # the best outputs are chosen by them
         await get_engine_client().start()
         outputs = await _initial_outputs(job)  # before anything is held for it
-        taken: TakenOverStream | None = None
+        taken_over: TakenOverStream | None = None
         try:
             if position is None:
                 admission = await cls._admit(job)
@@ -146,11 +146,11 @@ class Generation:
                 # stream and bill it.
                 takeover = asyncio.create_task(take_over_generation(job, position, fingerprint))
                 try:
-                    admission, taken = await asyncio.shield(takeover)
+                    admission, taken_over = await asyncio.shield(takeover)
                 except asyncio.CancelledError:
                     spawn(cls._release_taken_over(takeover, job, outputs, fingerprint))
                     raise
-            generation = cls(job, admission, outputs, taken)
+            generation = cls(job, admission, outputs, taken_over)
         except BaseException as error:
             # The client left while Redis admitted it, say: what was reserved must be given back.
             if position is None and not isinstance(error, QuireError):
@@ -169,10 +169,10 @@ class Generation:
     ) -> None:
         """End a stream whose client left while it was taken over, if that succeeds."""
         try:
-            admission, taken = await takeover
+            admission, taken_over = await takeover
         except QuireError:
             return  # it still belongs to the other gateway, or to none
-        generation = cls(job, admission, outputs, taken)
+        generation = cls(job, admission, outputs, taken_over)
         generation._continuity.begin(fingerprint, admission)
         generation.release()
 
@@ -386,14 +386,14 @@ class Generation:
 
     def _account(self) -> EngineUsage:
         """What the engine's own count of usage needs."""
-        job, before = self.job, self._continuity.billed
+        job, billed = self.job, self._continuity.billed
         outputs = [output for outputs in self.outputs for output in outputs]
         return EngineUsage(
             job.engine_ids,
             job.sampling.num_sequences,
             is_complete=self._error is None and all(output.engine_reason for output in outputs),
-            billed_prompt=before.prompt_tokens,
-            billed_output=before.completion_tokens,
+            billed_prompt=billed.prompt_tokens,
+            billed_output=billed.completion_tokens,
         )
 
     async def _log(self, record: UsageRecord) -> None:

@@ -38,8 +38,8 @@ def chat_logprobs(
         {
             **_token(entry.logprobs, 0, names),
             "top_logprobs": [
-                _token(entry.logprobs, place, names)
-                for place in (_requested_indices if asked else _top_indices)(entry.logprobs, top)
+                _token(entry.logprobs, index, names)
+                for index in (_requested_indices if asked else _top_indices)(entry.logprobs, top)
             ],
         }
         for entry in entries
@@ -60,11 +60,11 @@ def _requested_indices(scores: TokenLogprobs, top: int) -> Iterable[int]:
     return [k for k, token in enumerate(scores.token_ids) if k == 0 or token != chosen]
 
 
-def _token(scores: TokenLogprobs, place: int, names: TokenFormatter) -> dict[str, Any]:
-    token_id = scores.token_ids[place]
+def _token(scores: TokenLogprobs, index: int, names: TokenFormatter) -> dict[str, Any]:
+    token_id = scores.token_ids[index]
     return {
         "token": names(token_id),
-        "logprob": to_json_float(scores.logprobs[place]),
+        "logprob": to_json_float(scores.logprobs[index]),
         "bytes": list(names.tokenizer.token_bytes(token_id)),
     }
 

@@ -126,7 +126,7 @@ async def _wake_idle_model(name: str) -> None:
         return
     while time.monotonic() - started_at < WAKE_TIMEOUT_S:
         replicas = fleet.of_model(name)
-        if any(each.ready or each.heartbeat.state == "failed" for each in replicas):
+        if any(replica.ready or replica.heartbeat.state == "failed" for replica in replicas):
             return
         await asyncio.sleep(WAKE_POLL_INTERVAL_S)
     raise EngineUnavailable(f"The model '{name}' was unloaded and isn't back yet. Try again soon.")

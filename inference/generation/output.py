@@ -78,10 +78,10 @@ class TokenTimeline:
         self._stride, self._skipped = 1, 0
         self._last = (0.0, 0)
 
-    def add(self, at: float, count: int) -> None:
+    def add(self, seconds: float, count: int) -> None:
         """So many more tokens have come."""
         self.total += count
-        self._last = (at, self.total)
+        self._last = (seconds, self.total)
         self._skipped += 1
         if self._skipped < self._stride:
             return
@@ -96,7 +96,7 @@ class TokenTimeline:
         points = list(self._points)
         if self.total and (not points or points[-1] != self._last):
             points.append(self._last)
-        return [(round((at - start) * 1000), total) for at, total in points]
+        return [(round((seconds - start) * 1000), total) for seconds, total in points]
 
 
 class OutputState:
@@ -134,11 +134,11 @@ class OutputState:
         tokenizer: Tokenizer,
         prompt: Sequence[int],
         sampling: SamplingParams,
-        kept_tokens: frozenset[int] = frozenset(),
+        preserved_token_ids: frozenset[int] = frozenset(),
     ) -> None:
         self.number, self.index = number, index
         self._sampling = sampling
-        self._from = tokenizer, prompt, kept_tokens
+        self._from = tokenizer, prompt, preserved_token_ids
         self._detokenizer: IncrementalDetokenizer | None = None
         self._stop = (
             StopChecker(list(sampling.stop), sampling.include_stop_str_in_output)
@@ -160,22 +160,22 @@ class OutputState:
     def _text(self) -> IncrementalDetokenizer:
         """Made with the first token: those of thousands of outputs aren't made at once."""
         if self._detokenizer is None:
-            tokenizer, prompt, kept_tokens = self._from
+            tokenizer, prompt, preserved_token_ids = self._from
             self._detokenizer = IncrementalDetokenizer(
                 tokenizer,
                 prompt,
                 skip_special_tokens=self._sampling.skip_special_tokens,
                 spaces_between_special_tokens=self._sampling.spaces_between_special_tokens,
-                kept_tokens=kept_tokens,
+                preserved_token_ids=preserved_token_ids,
             )
         return self._detokenizer
 
-    def push(self, piece: TokenChunk) -> OutputDelta | None:
+    def push(self, chunk: TokenChunk) -> OutputDelta | None:
         """What a piece adds; None while there's nothing to show (a part of a character)."""
-        text = self._append_tokens(piece)
-        if self.finish_reason is None and piece.finish_reason is not None:
-            text += self._finish(piece)
-        if not text and self.finish_reason is None and piece.prompt_logprobs is None:
+        text = self._append_tokens(chunk)
+        if self.finish_reason is None and chunk.finish_reason is not None:
+            text += self._finish(chunk)
+        if not text and self.finish_reason is None and chunk.prompt_logprobs is None:
             return None
         increment = OutputDelta(
             self.number,
@@ -185,24 +185,24 @@ class OutputState:
             self._entries,
             self.finish_reason,
             self.stop_reason,
-            piece.prompt_logprobs,
+            chunk.prompt_logprobs,
         )
         self._token_ids, self._entries = [], []
         return increment
 
-    def _append_tokens(self, piece: TokenChunk) -> str:
-        token_ids = piece.token_ids
-        hidden = self._hidden_stop_token(piece)
+    def _append_tokens(self, chunk: TokenChunk) -> str:
+        token_ids = chunk.token_ids
+        hidden = self._hidden_stop_token(chunk)
         if not self._by_token:
             self._token_ids.extend(token_ids)
             self.num_tokens += len(token_ids)
             return self._text.push(token_ids[:-1] if hidden else token_ids)
         text = ""
         last = len(token_ids) - 1
-        for place, token in enumerate(token_ids):
-            is_end = hidden and place == last
+        for index, token in enumerate(token_ids):
+            is_end = hidden and index == last
             in_text = not is_end and not self._is_left_out(token)
-            self._append_logprobs(token, piece.logprobs[place] if piece.logprobs else None, in_text)
+            self._append_logprobs(token, chunk.logprobs[index] if chunk.logprobs else None, in_text)
             new = "" if is_end else self._text.push((token,))
             self._text_len += len(new)
             text += self._check_stop(new)
@@ -212,9 +212,9 @@ class OutputState:
 
     def _is_left_out(self, token: int) -> bool:
         """Whether the text has no special tokens, and this is one."""
-        tokenizer, _, kept_tokens = self._from
+        tokenizer, _, preserved_token_ids = self._from
         special = self._sampling.skip_special_tokens and token in tokenizer.special_token_ids
-        return special and token not in kept_tokens
+        return special and token not in preserved_token_ids
 
     def _append_logprobs(self, token: int, logprobs: TokenLogprobs | None, in_text: bool) -> None:
         self.num_tokens += 1
@@ -228,23 +228,25 @@ class OutputState:
         if self._stop is None:
             return text
         may_stop = self.num_tokens >= self._sampling.min_tokens
-        shown, matched = self._stop.append(text, may_stop)
+        visible, matched = self._stop.append(text, may_stop)
         if matched is not None:
             self.finish_reason, self.stop_reason = "stop", matched
-        return shown
+        return visible
 
-    def _hidden_stop_token(self, piece: TokenChunk) -> bool:
+    def _hidden_stop_token(self, chunk: TokenChunk) -> bool:
         """Whether the piece ends with EOS, which shows in no text that doesn't ask for its end."""
-        by_eos = piece.finish_reason == "stop" and piece.stop_reason is None
-        return by_eos and bool(piece.token_ids) and not self._sampling.include_stop_str_in_output
+        by_eos = chunk.finish_reason == "stop" and chunk.stop_reason is None
+        return by_eos and bool(chunk.token_ids) and not self._sampling.include_stop_str_in_output
 
-    def _finish(self, piece: TokenChunk) -> str:
+    def _finish(self, chunk: TokenChunk) -> str:
         """The engine has ended the output: what was held back comes out now."""
         text = self._check_stop(self._text.flush())
         if self.finish_reason is None:
-            own = (piece.finish_reason or "", piece.stop_reason)
-            self.finish_reason, self.stop_reason = _EDGE_REASONS.get(own[0], own)
-            self.engine_reason = piece.finish_reason
+            engine_reasons = (chunk.finish_reason or "", chunk.stop_reason)
+            self.finish_reason, self.stop_reason = _EDGE_REASONS.get(
+                engine_reasons[0], engine_reasons
+            )
+            self.engine_reason = chunk.finish_reason
         if self._stop is not None:
             text += self._stop.flush()
         return text

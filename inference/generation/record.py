@@ -43,20 +43,20 @@ def compute_request_metrics(flights: list[InFlightRequest]) -> dict[str, float]:
     records = [record for flight in flights for record in flight.records.values()]
     if not records:
         return {}
-    begun = min(record.queue_time for record in records)
-    first = min(map(_time_to_first_token, records)) - begun
-    last = max(_time_to_first_token(record) + record.decode_time for record in records) - begun
+    started = min(record.queue_time for record in records)
+    first = min(map(_time_to_first_token, records)) - started
+    last = max(_time_to_first_token(record) + record.decode_time for record in records) - started
     tokens = [len(output) for flight in flights for output in flight.tokens]
-    found = {
-        "queue_time_ms": 1000 * begun,
+    metrics = {
+        "queue_time_ms": 1000 * started,
         "time_to_first_token_ms": 1000 * first,
         "generation_time_ms": 1000 * (last - first),
     }
     if (longest := max(tokens)) > 1:
-        found["mean_itl_ms"] = 1000 * (last - first) / (longest - 1)
+        metrics["mean_itl_ms"] = 1000 * (last - first) / (longest - 1)
     if last > 0:
-        found["tokens_per_second"] = sum(tokens) / last
-    return {name: round(value, 3) for name, value in found.items()}
+        metrics["tokens_per_second"] = sum(tokens) / last
+    return {name: round(value, 3) for name, value in metrics.items()}
 
 
 def _time_to_first_token(record: FlightRecord) -> float:
@@ -72,13 +72,13 @@ _MAX_STORED_CHARS = 16_000
 def build_request_trace(generation: Generation, error: BaseException | None) -> RequestTrace:
     """The record of a generation that is over."""
     job, admission = generation.job, generation.admission
-    told = None if error is None else as_quire_error(error)
+    reported_error = None if error is None else as_quire_error(error)
     rates = admission.prices
     return RequestTrace(
         header_id=job.ctx.request_id,
         answer_id=job.ctx.record.answer_id if job.ctx.record is not None else "",
-        code="" if told is None else str(told.code or ""),
-        message="" if told is None else told.message,
+        code="" if reported_error is None else str(reported_error.code or ""),
+        message="" if reported_error is None else reported_error.message,
         replica=generation.replica_id,
         numerics_changed=generation.usage.numerics_changed,
         rates=(rates.input, rates.cached, rates.output),
@@ -106,21 +106,21 @@ def _placement_events(flights: list[InFlightRequest], start: float) -> list[Plac
         (hop for flight in flights for hop in flight.placement_history), key=lambda hop: hop[0]
     )
     return [
-        PlacementEvent(at_ms=(at - start) * 1000, replica=replica, reason=reason)
-        for at, replica, reason in hops[:MAX_HOPS]
+        PlacementEvent(at_ms=(seconds - start) * 1000, replica=replica, reason=reason)
+        for seconds, replica, reason in hops[:MAX_HOPS]
     ]
 
 
 def _outputs(generation: Generation) -> list[OutputTrace]:
-    made: list[OutputTrace] = []
+    traces: list[OutputTrace] = []
     for flight in generation.flights:
         for index in range(len(flight.tokens)):
-            if len(made) == MAX_OUTPUTS:
-                return made
+            if len(traces) == MAX_OUTPUTS:
+                return traces
             record = flight.records.get(index, FlightRecord())
             output = generation.outputs[flight.number][index]
-            made.append(_output(flight, index, record, output.finish_reason or ""))
-    return made
+            traces.append(_output(flight, index, record, output.finish_reason or ""))
+    return traces
 
 
 def _output(flight: InFlightRequest, index: int, record: FlightRecord, reason: str) -> OutputTrace:
@@ -153,26 +153,26 @@ async def decode_content(generation: Generation, request_id: str) -> Content:
     job = generation.job
     answers = [tokens for flight in generation.flights for tokens in flight.tokens]
 
-    def made() -> tuple[str, str]:
+    def decode() -> tuple[str, str]:
         tokenizer = job.model.tokenizer
-        known = map(job.prompt_token_ids, range(len(job.prompts[:MAX_OUTPUTS])))
-        prompt = "\n\n".join(_text(tokenizer, ids) for ids in known)
+        prompts = map(job.prompt_token_ids, range(len(job.prompts[:MAX_OUTPUTS])))
+        prompt = "\n\n".join(_text(tokenizer, ids) for ids in prompts)
         answer = "\n\n".join(_text(tokenizer, ids) for ids in answers[:MAX_OUTPUTS])
         return _truncate_middle(prompt), _truncate_middle(answer)
 
     length = 4 * min(job.prompt_tokens, 2 * _MAX_STORED_TOKENS)
-    prompt, answer = await get_render_pool().run(job.caller.tenant, length, made)
-    at = datetime.fromtimestamp(job.started_at, UTC)
-    return Content(request_id, job.caller.tenant_id, prompt, answer, at)
+    prompt, answer = await get_render_pool().run(job.caller.tenant, length, decode)
+    started_at = datetime.fromtimestamp(job.started_at, UTC)
+    return Content(request_id, job.caller.tenant_id, prompt, answer, started_at)
 
 
 def _text(tokenizer: Tokenizer, ids: list[int]) -> str:
     if len(ids) <= 2 * _MAX_STORED_TOKENS:
         return tokenizer.decode(ids, skip_special_tokens=False)
-    left_out = len(ids) - 2 * _MAX_STORED_TOKENS
+    num_omitted = len(ids) - 2 * _MAX_STORED_TOKENS
     first = tokenizer.decode(ids[:_MAX_STORED_TOKENS], skip_special_tokens=False)
     last = tokenizer.decode(ids[-_MAX_STORED_TOKENS:], skip_special_tokens=False)
-    return f"{first}\n[{left_out} tokens]\n{last}"
+    return f"{first}\n[{num_omitted} tokens]\n{last}"
 
 
 def _truncate_middle(text: str) -> str:

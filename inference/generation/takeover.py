@@ -117,32 +117,32 @@ class TakenOverStream:
     @property
     def num_tokens(self) -> int:
         """Known tokens of all outputs."""
-        return sum(len(piece.token_ids) for outputs in self.received for piece in outputs)
+        return sum(len(chunk.token_ids) for outputs in self.received for chunk in outputs)
 
     @property
     def finished(self) -> bool:
         """Whether nothing is left to generate, as far as is known."""
-        return all(piece.finish_reason for outputs in self.received for piece in outputs)
+        return all(chunk.finish_reason for outputs in self.received for chunk in outputs)
 
     @property
     def counts(self) -> dict[str, int]:
         """Tokens by "engine request/output" of what has begun, for billing."""
         return {
-            redis_keys.output_field(engine_id, piece.index): len(piece.token_ids)
+            redis_keys.output_field(engine_id, chunk.index): len(chunk.token_ids)
             for engine_id, outputs in zip(self.about.requests, self.received, strict=True)
-            for piece in outputs
-            if piece.token_ids or piece.finish_reason
+            for chunk in outputs
+            if chunk.token_ids or chunk.finish_reason
         }
 
     @property
     def to_resume_state(self) -> ResumeState:
         """For the engine client."""
         return ResumeState(
-            [[piece.token_ids for piece in outputs] for outputs in self.received],
+            [[chunk.token_ids for chunk in outputs] for outputs in self.received],
             [
                 [
-                    bool(piece.finish_reason) or self.is_finished(n, i)
-                    for i, piece in enumerate(outputs)
+                    bool(chunk.finish_reason) or self.is_finished(n, i)
+                    for i, chunk in enumerate(outputs)
                 ]
                 for n, outputs in enumerate(self.received)
             ],
@@ -152,81 +152,81 @@ class TakenOverStream:
 
     def delivered(self) -> list[TokenChunk]:
         """What the client has received, one chunk an output."""
-        found = []
-        for place, piece in enumerate(self._received_chunks()):
-            count, ended = self._count_delivered(place, piece)
-            if count or ended:
-                found.append(part(piece, 0, count, ended=ended))
-        return found
+        chunks = []
+        for index, chunk in enumerate(self._received_chunks()):
+            count, is_finished = self._count_delivered(index, chunk)
+            if count or is_finished:
+                chunks.append(part(chunk, 0, count, with_end=is_finished))
+        return chunks
 
     def partially_delivered(self) -> list[TokenChunk]:
         """The chunk of whose events the client received a part; [] without one."""
         position = self.position
         if not position.part:
             return []
-        piece = self._received_chunks()[position.output]
-        count, ended = position.counts[position.output], position.finished[position.output]
-        return [part(piece, position.start, count, ended=ended)]
+        chunk = self._received_chunks()[position.output]
+        count, is_finished = position.counts[position.output], position.finished[position.output]
+        return [part(chunk, position.start, count, with_end=is_finished)]
 
     def undelivered(self) -> list[TokenChunk]:
         """What is known and the client hasn't received."""
-        found = []
-        for place, piece in enumerate(self._received_chunks()):
-            count, ended = self._count_complete(place, piece)
-            if not ended and (count < len(piece.token_ids) or piece.finish_reason):
-                found.append(part(piece, count, len(piece.token_ids), ended=True))
-        return found
+        chunks = []
+        for index, chunk in enumerate(self._received_chunks()):
+            count, is_finished = self._count_complete(index, chunk)
+            if not is_finished and (count < len(chunk.token_ids) or chunk.finish_reason):
+                chunks.append(part(chunk, count, len(chunk.token_ids), with_end=True))
+        return chunks
 
     def is_finished(self, number: int, index: int) -> bool:
         """Whether the client received this output's end."""
-        piece = self.received[number][index]
-        return self._count_complete(number * len(self.received[0]) + index, piece)[1]
+        chunk = self.received[number][index]
+        return self._count_complete(number * len(self.received[0]) + index, chunk)[1]
 
     def _received_chunks(self) -> list[TokenChunk]:
-        return [piece for outputs in self.received for piece in outputs]
+        return [chunk for outputs in self.received for chunk in outputs]
 
-    def _count_delivered(self, place: int, piece: TokenChunk) -> tuple[int, bool]:
-        if self.position.part and place == self.position.output:
+    def _count_delivered(self, index: int, chunk: TokenChunk) -> tuple[int, bool]:
+        if self.position.part and index == self.position.output:
             return self.position.start, False
-        return self._count_complete(place, piece)
+        return self._count_complete(index, chunk)
 
-    def _count_complete(self, place: int, piece: TokenChunk) -> tuple[int, bool]:
+    def _count_complete(self, index: int, chunk: TokenChunk) -> tuple[int, bool]:
         if self.position.stage == "b":
             return 0, False
         if self.position.stage == "e":
-            return len(piece.token_ids), True
-        return self.position.counts[place], self.position.finished[place]
+            return len(chunk.token_ids), True
+        return self.position.counts[index], self.position.finished[index]
 
     def check(self) -> None:
         """Raise `StreamNotFound` when the client has received more than is known."""
-        places = self._received_chunks()
-        if self.position.stage == "" and len(self.position.counts) != len(places):
+        chunks = self._received_chunks()
+        if self.position.stage == "" and len(self.position.counts) != len(chunks):
             raise StreamNotFound
-        if self.position.output >= len(places):
+        if self.position.output >= len(chunks):
             raise StreamNotFound
         if self.position.part and self.position.start > self.position.counts[self.position.output]:
             raise StreamNotFound
-        for place, piece in enumerate(places):
-            count, _ = self._count_complete(place, piece)
-            if count > len(piece.token_ids):
+        for index, chunk in enumerate(chunks):
+            count, _ = self._count_complete(index, chunk)
+            if count > len(chunk.token_ids):
                 raise StreamNotFound
 
 
-def part(piece: TokenChunk, start: int, end: int, *, ended: bool) -> TokenChunk:
-    """Tokens [start, end) of a chunk; with its end if it has one there and `ended`.
+def part(chunk: TokenChunk, start: int, end: int, *, with_end: bool) -> TokenChunk:
+    """Tokens [start, end) of a chunk; with its end if it has one there and `with_end`.
 
     An end at a stop string isn't part of it: the gateway finds that again.
     """
-    last = ended and end == len(piece.token_ids)
+    last = with_end and end == len(chunk.token_ids)
     return TokenChunk(
-        piece.number,
-        piece.index,
-        piece.token_ids[start:end],
-        piece.logprobs[start:end] if piece.logprobs is not None else None,
-        piece.prompt_logprobs if start == 0 else None,
-        piece.finish_reason if last else None,
-        piece.stop_reason if last else None,
-        piece.num_cached_tokens,
+        chunk.number,
+        chunk.index,
+        chunk.token_ids[start:end],
+        chunk.logprobs[start:end] if chunk.logprobs is not None else None,
+        chunk.prompt_logprobs if start == 0 else None,
+        chunk.finish_reason if last else None,
+        chunk.stop_reason if last else None,
+        chunk.num_cached_tokens,
     )
 
 
@@ -265,48 +265,59 @@ async def take_over_stream(
         raise Overloaded("Streams can't be looked up right now. Try again.") from error
 
 
-async def defer_settlement(client: EngineClient, job: Job, taken: TakenOverStream) -> Admission:
+async def defer_settlement(
+    client: EngineClient, job: Job, taken_over: TakenOverStream
+) -> Admission:
     """Have this gateway settle the stream from now on.
 
     If another one settled already, `taken.billed` is what it billed, and only the rest is admitted
     and settled. Raises what `admit` raises.
     """
-    stream, whole = taken.position.stream, job.admission_request(client.gateway_id)
-    if taken.ledger_id != stream:  # the previous gateway had only the rest of it
-        taken.billed = await _billed(client, taken)
-    asking = whole if taken.billed is None else _remaining_request(whole, taken)
-    asking = replace(asking, previous_token_counts=taken.counts)
-    admission = await take_over_request(job.caller, asking, gateway=taken.about.gateway)
+    stream, full_request = taken_over.position.stream, job.admission_request(client.gateway_id)
+    if taken_over.ledger_id != stream:  # the previous gateway had only the rest of it
+        taken_over.billed = await _billed(client, taken_over)
+    asking = (
+        full_request if taken_over.billed is None else _remaining_request(full_request, taken_over)
+    )
+    asking = replace(asking, previous_token_counts=taken_over.counts)
+    admission = await take_over_request(job.caller, asking, gateway=taken_over.about.gateway)
     if admission is not None:
-        return replace(admission, output_tokens=taken.about.output_tokens)
-    taken.ledger_id, taken.billed = f"{stream}.{taken.epoch}", await _billed(client, taken)
-    if taken.finished:
+        return replace(admission, output_tokens=taken_over.about.output_tokens)
+    taken_over.ledger_id, taken_over.billed = (
+        f"{stream}.{taken_over.epoch}",
+        await _billed(client, taken_over),
+    )
+    if taken_over.finished:
         return UNLIMITED
-    left = max(len(job.prompts), job.max_output_tokens - taken.num_tokens)
+    remaining_tokens = max(len(job.prompts), job.max_output_tokens - taken_over.num_tokens)
     rest = replace(
-        _remaining_request(whole, taken), max_output_tokens=left, previous_token_counts=taken.counts
+        _remaining_request(full_request, taken_over),
+        max_output_tokens=remaining_tokens,
+        previous_token_counts=taken_over.counts,
     )
     admission = await admit(job.caller, rest)
     if admission.output_tokens is None:
         return admission
-    return replace(admission, output_tokens=admission.output_tokens + taken.num_tokens)
+    return replace(admission, output_tokens=admission.output_tokens + taken_over.num_tokens)
 
 
-def _remaining_request(whole: AdmissionRequest, taken: TakenOverStream) -> AdmissionRequest:
+def _remaining_request(
+    full_request: AdmissionRequest, taken_over: TakenOverStream
+) -> AdmissionRequest:
     """The rest of a request whose prompts and first tokens are settled."""
-    billed = taken.billed or Usage()
+    billed = taken_over.billed or Usage()
     return replace(
-        whole,
-        request_id=taken.ledger_id,
+        full_request,
+        request_id=taken_over.ledger_id,
         prompt_tokens=0,
-        prompts=[0] * len(whole.prompts),
-        stream_id=taken.position.stream,
+        prompts=[0] * len(full_request.prompts),
+        stream_id=taken_over.position.stream,
         billed=(billed.prompt_tokens, billed.completion_tokens),
     )
 
 
-async def _billed(client: EngineClient, taken: TakenOverStream) -> Usage:
-    name = redis_keys.stream_key(taken.position.stream, client.settings.key_prefix)
+async def _billed(client: EngineClient, taken_over: TakenOverStream) -> Usage:
+    name = redis_keys.stream_key(taken_over.position.stream, client.settings.key_prefix)
     try:
         prompt, billed = await client.redis.hmget(name, "prompt", "billed")
     except RedisError as error:
@@ -327,21 +338,23 @@ async def _acquire_stream(
             "Last-Event-ID belongs to the stream of another request.", param="Last-Event-ID"
         )
     epoch = int(await redis.hincrby(name, "epoch", 1))
-    known = _empty_chunk(job)
-    left = await _outbox(client, about)
+    received = _empty_chunk(job)
+    unread_deltas = await _outbox(client, about)
     entries: Any = await redis.lrange(journal_key(prefix, position.stream), 0, -1)
-    for start, piece in map(decode_entry, entries):
-        _extend(known[piece.number][piece.index], start, piece)
-    for delta in left:
+    for start, chunk in map(decode_entry, entries):
+        _extend(received[chunk.number][chunk.index], start, chunk)
+    for delta in unread_deltas:
         number = about.requests.index(redis_keys.base_request_id(delta.request_id))
-        _extend(known[number][delta.index], delta.start, chunk_from_delta(delta, number, 0))
-    fields = [bits_field(number) for number in range(len(known))]
-    found: Any = await redis.hmget(name, fields)
-    bits = list(map(decode_bits, found))
-    taken = TakenOverStream(position, about, known, bits, epoch, about.ledger_id or position.stream)
-    taken.check()
+        _extend(received[number][delta.index], delta.start, chunk_from_delta(delta, number, 0))
+    fields = [bits_field(number) for number in range(len(received))]
+    raw_bits: Any = await redis.hmget(name, fields)
+    bits = list(map(decode_bits, raw_bits))
+    taken_over = TakenOverStream(
+        position, about, received, bits, epoch, about.ledger_id or position.stream
+    )
+    taken_over.check()
     client.spawn(_sweep_again(client, about))
-    return taken
+    return taken_over
 
 
 def _empty_chunk(job: Job) -> list[list[TokenChunk]]:
@@ -349,25 +362,25 @@ def _empty_chunk(job: Job) -> list[list[TokenChunk]]:
     return [[TokenChunk(n, index, []) for index in range(count)] for n in range(len(job.prompts))]
 
 
-def _extend(known: TokenChunk, start: int, piece: TokenChunk) -> None:
+def _extend(received: TokenChunk, start: int, chunk: TokenChunk) -> None:
     """Append the new tokens of a chunk that begins at token `start`; none behind a gap."""
-    skip = len(known.token_ids) - start
-    if skip < 0 or known.finish_reason is not None or skip > len(piece.token_ids):
+    skip = len(received.token_ids) - start
+    if skip < 0 or received.finish_reason is not None or skip > len(chunk.token_ids):
         return
-    known.token_ids += piece.token_ids[skip:]
-    if piece.logprobs is not None:
-        known.logprobs = (known.logprobs or []) + piece.logprobs[skip:]
-    known.prompt_logprobs = known.prompt_logprobs or piece.prompt_logprobs
-    known.num_cached_tokens = max(known.num_cached_tokens, piece.num_cached_tokens)
-    known.finish_reason, known.stop_reason = piece.finish_reason, piece.stop_reason
+    received.token_ids += chunk.token_ids[skip:]
+    if chunk.logprobs is not None:
+        received.logprobs = (received.logprobs or []) + chunk.logprobs[skip:]
+    received.prompt_logprobs = received.prompt_logprobs or chunk.prompt_logprobs
+    received.num_cached_tokens = max(received.num_cached_tokens, chunk.num_cached_tokens)
+    received.finish_reason, received.stop_reason = chunk.finish_reason, chunk.stop_reason
 
 
 async def _outbox(client: EngineClient, about: OpenStream) -> list[TokenDelta]:
     """The stream's deltas in its gateway's outbox. Aborts its engine requests."""
     key = redis_keys.outbox_key(about.outbox, client.settings.key_prefix)
-    found: Any = await client.redis.xrange(key)
+    entries: Any = await client.redis.xrange(key)
     mine, running = [], set()
-    for _, fields in found:
+    for _, fields in entries:
         batch = decode_outbox(fields[STREAM_FIELD])
         for delta in _of(batch, about):
             if _says_nothing(delta):
@@ -387,8 +400,8 @@ def _says_nothing(delta: TokenDelta) -> bool:
 
 
 def _of(batch: OutboxBatch, about: OpenStream) -> Iterable[TokenDelta]:
-    wanted = set(about.requests)
-    return (d for d in batch.deltas if redis_keys.base_request_id(d.request_id) in wanted)
+    engine_ids = set(about.requests)
+    return (d for d in batch.deltas if redis_keys.base_request_id(d.request_id) in engine_ids)
 
 
 async def _sweep_again(client: EngineClient, about: OpenStream) -> None:

@@ -81,7 +81,7 @@ def find_images(messages: Sequence[dict[str, Any]], info: ModelInfo) -> list[Ima
     return sources
 
 
-async def place_images(
+async def insert_image_tokens(
     token_ids: list[int],
     sources: Sequence[ImageSource],
     info: ModelInfo,
@@ -125,16 +125,16 @@ class MediaPool:
     async def prepare(self, source: ImageSource, folder: str, tenant: str) -> PreparedPicture:
         """One picture for the model of a folder; the same one of a tenant only once.
 
-        Raises as `place_images`.
+        Raises as `insert_image_tokens`.
         """
         limit = settings.QUIRE.max_body_bytes
         data, digest = await asyncio.wrap_future(
             self._fetchers.submit(tenant, lambda: _read(source, limit))
         )
         key = hashlib.sha256(f"{tenant}\0{folder}\0".encode() + digest).digest()
-        if (known := self._prepared.get(key)) is not None:
+        if (cached := self._prepared.get(key)) is not None:
             self._prepared.move_to_end(key)
-            return known
+            return cached
         if (running := self._preparing.get(key)) is None:
             request = msgspec.msgpack.encode(PrepareRequest(folder, data))
             job = self._preparers.submit(tenant, lambda: self._ask(request))

@@ -86,10 +86,10 @@ def read_embeds(text: str, size: int) -> PromptEmbeds:
         raise _refusal(f"must be [num_tokens, {size}] for this model, got [{rows}, {width}]")
     item = ITEM_BYTES[dtype]
     data = numbers[start * item : (start + rows * width) * item]
-    found = PromptEmbeds(dtype, rows, width, data)
-    if not found.whole:
+    embeds = PromptEmbeds(dtype, rows, width, data)
+    if not embeds.whole:
         raise _refusal("has fewer numbers than its shape says")
-    return found
+    return embeds
 
 
 def _split_storage(archive: zipfile.ZipFile) -> tuple[tuple[int, int, int], bytes, str]:
@@ -110,7 +110,7 @@ def _read_pickle_ops(pickled: bytes) -> Any:
     """What a pickle would make, as data. Raises `InvalidRequest` for what no tensor needs."""
     stack: list[Any] = []
     try:
-        for count, (operation, given, _) in enumerate(pickletools.genops(pickled)):
+        for count, (operation, argument, _) in enumerate(pickletools.genops(pickled)):
             name = operation.name
             if name in IGNORED_OPS:
                 continue
@@ -121,15 +121,15 @@ def _read_pickle_ops(pickled: bytes) -> Any:
             if name == "MARK":
                 stack.append(_MARK)
             elif name == "GLOBAL":
-                stack.append(_Name(str(given)))
+                stack.append(_Name(str(argument)))
             elif name in _VALUES:
-                stack.append(given)
+                stack.append(argument)
             elif name in ("NEWTRUE", "NEWFALSE"):
                 stack.append(name == "NEWTRUE")
             elif name in _TUPLES:
                 _collect_tuple(stack, len(stack) - _TUPLES[name])
             elif name == "TUPLE":
-                mark = max(place for place, each in enumerate(stack) if each is _MARK)
+                mark = max(index for index, item in enumerate(stack) if item is _MARK)
                 _collect_tuple(stack, mark + 1)
                 del stack[-2]
             elif name == "BINPERSID":
@@ -151,9 +151,9 @@ def _collect_tuple(stack: list[Any], start: int) -> None:
     stack[start:] = [tuple(stack[start:])]
 
 
-def _tensor(found: Any) -> tuple[str, str, int, int, int]:
+def _tensor(call: Any) -> tuple[str, str, int, int, int]:
     """Type and name of the numbers, where they begin, rows and size."""
-    match found:
+    match call:
         case _Call(
             _Name("torch._utils _rebuild_tensor_v2"),
             (

@@ -183,10 +183,10 @@ async def text_token_ids(
             for text in texts
         ]
 
-    found = await get_render_pool().run(tenant, count_chars(texts), encode_all)
-    if not all(found):
+    token_ids = await get_render_pool().run(tenant, count_chars(texts), encode_all)
+    if not all(token_ids):
         raise InvalidRequest("prompt must not be empty.", param="prompt")
-    return found
+    return token_ids
 
 
 def checked_token_ids(token_ids: Sequence[Any], model: ModelInfo, vocab_size: int) -> list[int]:
@@ -204,9 +204,9 @@ def check_vocabulary(token_ids: Sequence[Any], vocab_size: int) -> None:
         if type(token) is not int:
             raise InvalidRequest(f"prompt holds {token!r}, which isn't a token id.", param="prompt")
     if min(token_ids) < 0 or max(token_ids) >= vocab_size:
-        wrong = next(t for t in token_ids if not 0 <= t < vocab_size)
+        invalid = next(t for t in token_ids if not 0 <= t < vocab_size)
         raise InvalidRequest(
-            f"prompt holds token {wrong}, but the vocabulary has {vocab_size} entries.",
+            f"prompt holds token {invalid}, but the vocabulary has {vocab_size} entries.",
             param="prompt",
         )
 
@@ -283,7 +283,7 @@ async def fim_prompt(
     Raises:
         InvalidRequest: the model can't, an empty prefix, one too long to fit in any case.
     """
-    before, between, after = fim_tokens(tokenizer)
+    prefix_id, suffix_id, middle_id = fim_tokens(tokenizer)
     for prefix in prefixes:
         if not prefix:
             raise InvalidRequest("prompt must not be empty.", param="prompt")
@@ -291,7 +291,9 @@ async def fim_prompt(
 
     def encode_all() -> list[list[int]]:
         start = tokenizer.encode("", add_special_tokens=add_special_tokens)
-        end = [between, *tokenizer.encode_plain(suffix, inside=True), after]
-        return [[*start, before, *tokenizer.encode_plain(p, inside=True), *end] for p in prefixes]
+        end = [suffix_id, *tokenizer.encode_plain(suffix, inside=True), middle_id]
+        return [
+            [*start, prefix_id, *tokenizer.encode_plain(p, inside=True), *end] for p in prefixes
+        ]
 
     return await get_render_pool().run(tenant, sum(map(len, prefixes)) + len(suffix), encode_all)

@@ -68,13 +68,13 @@ class TokenizerCache:
             ) from error
 
     def _revalidate(
-        self, tenant: str, name: CacheKey, known: _Entry | None
+        self, tenant: str, name: CacheKey, cached: _Entry | None
     ) -> asyncio.Task[_Entry]:
         """The look at the folder that runs, or one that begins now."""
         loop = asyncio.get_running_loop()
         task = self._loading.get(name)
         if task is None or task.done() or task.get_loop() is not loop:
-            task = self._loading[name] = loop.create_task(self._load(tenant, name, known))
+            task = self._loading[name] = loop.create_task(self._load(tenant, name, cached))
             task.add_done_callback(partial(self._revalidated, name))
         return task
 
@@ -84,21 +84,21 @@ class TokenizerCache:
         if not task.cancelled():
             task.exception()  # seen: where nobody waits, who asks when it's too old is told
 
-    async def _load(self, tenant: str, name: CacheKey, known: _Entry | None) -> _Entry:
+    async def _load(self, tenant: str, name: CacheKey, cached: _Entry | None) -> _Entry:
         pool = get_render_pool()
-        fresh = await pool.run_in_thread(tenant, LOAD_TIMEOUT_S, _load, *name, known)
-        self._entries[name] = fresh
+        entry = await pool.run_in_thread(tenant, LOAD_TIMEOUT_S, _load, *name, cached)
+        self._entries[name] = entry
         self._entries.move_to_end(name)
         while len(self._entries) > MAX_TOKENIZERS:
             self._entries.popitem(last=False)
-        return fresh
+        return entry
 
 
-def _load(path: str, chat_template: str, known: _Entry | None) -> _Entry:
+def _load(path: str, chat_template: str, cached: _Entry | None) -> _Entry:
     signature = _signature(path)
-    if known is not None and known.signature == signature:
-        known.checked_at = time.monotonic()
-        return known
+    if cached is not None and cached.signature == signature:
+        cached.checked_at = time.monotonic()
+        return cached
     tokenizer = load_tokenizer(path)
     if chat_template:
         tokenizer = tokenizer.with_chat_template(chat_template)
@@ -129,9 +129,9 @@ class AdapterTokenizerCache:
         Raises `EngineUnavailable`: its files can't be read here (gateways and replicas must share
         them).
         """
-        found = self._tokenizers.get_cached(adapter, base)
-        if found is not None or adapter is None:
-            return found or base
+        tokenizer = self._tokenizers.get_cached(adapter, base)
+        if tokenizer is not None or adapter is None:
+            return tokenizer or base
         key, loop = (adapter.tokenizer, id(base)), asyncio.get_running_loop()
         task = self._loading.get(key)
         if task is None or task.done() or task.get_loop() is not loop:
@@ -150,9 +150,9 @@ class AdapterTokenizerCache:
         return await pool.run_in_thread(tenant, LOAD_TIMEOUT_S, self._read, adapter, base)
 
     def _read(self, adapter: AdapterRef, base: Tokenizer) -> Tokenizer:
-        found = self._tokenizers.get(adapter, base)
-        _ = found.vocab_size, found.byte_rules  # computed here, not on the event loop
-        return found
+        tokenizer = self._tokenizers.get(adapter, base)
+        _ = tokenizer.vocab_size, tokenizer.byte_rules  # computed here, not on the event loop
+        return tokenizer
 
 
 adapter_tokenizers = AdapterTokenizerCache()

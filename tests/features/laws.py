@@ -74,8 +74,8 @@ def tools(lab: Lab, run: Run) -> None:
         text = _text(run, output)
         pieces, whole = OutputParser(plan), OutputParser(plan)
         parts = [part for piece in text for part in pieces.push(piece)]
-        parts += pieces.push("", ended=True)
-        once = whole.push(text, ended=True)
+        parts += pieces.push("", is_final=True)
+        once = whole.push(text, is_final=True)
         joined = [
             "".join(p.text for p in found if p.kind == "arguments") for found in (parts, once)
         ]

@@ -307,7 +307,7 @@ def read(plan: OutputParserConfig, pieces: Sequence[str]) -> list[Part]:
     parser = OutputParser(plan)
     parts: list[Part] = []
     for place, piece in enumerate(pieces):
-        parts += parser.push(piece, ended=place == len(pieces) - 1)
+        parts += parser.push(piece, is_final=place == len(pieces) - 1)
     return merge_adjacent(parts)
 
 

@@ -232,7 +232,7 @@ def test_a_text_far_over_what_is_of_use_is_not_read_to_its_end(tokenizer_of, mon
     assert max(read) <= 4096
     chat = [{"role": "user", "content": text}]
     with pytest.raises(ContextLengthExceeded, match="more than 1000 tokens"):
-        render_chat(tokenizer, chat, chat_template="{{messages[0].content}}", most_tokens=1000)
+        render_chat(tokenizer, chat, chat_template="{{messages[0].content}}", max_tokens=1000)
     assert sum(read) < len(text) / 2
 
 
