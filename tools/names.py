@@ -30,6 +30,7 @@ CLEAN = (
     "engine/system",
     "engine/transformers_backend",
     "inference",
+    "inference/api",
     "inference/chat",
     "inference/edge",
     "inference/engine_client",
@@ -124,6 +125,7 @@ PHRASES = (
 
 #: `identifier` or `path:identifier` -> why it may stay.
 ALLOWED = {
+    "inference/api/tokens.py:reasoning_ended": "a JSON field of the API",
     "inference/schemas/objects.py:ended_at": "a JSON field of the API",
     "put": "method of an HTTP view, and of a queue",
     "engine/scheduler/scheduler.py:behind": "a field of a message",

@@ -201,11 +201,11 @@ def messages_for_listing(
     completion_id: str, messages: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
     """Messages as they are listed later: each with an id, and with parts apart from text."""
-    kept = []
+    listed = []
     for index, message in enumerate(messages):
         content = message.get("content")
         parts = content if isinstance(content, list) else None
-        kept.append(
+        listed.append(
             {
                 **message,
                 "id": f"{completion_id}-{index}",
@@ -213,7 +213,7 @@ def messages_for_listing(
                 "content_parts": parts,
             }
         )
-    return kept
+    return listed
 
 
 class ChatCompletionsView(GatewayView):
@@ -294,14 +294,14 @@ class StoredCompletionsView(ChatCompletionsView):
 
         def listed() -> bytes:
             rows = access_completions(request.caller, request.GET.get("model"), metadata_filter)
-            found, more = page(
+            completions, more = page(
                 rows.defer("messages"),
                 limit=page_query.limit,
                 after=page_query.after,
                 newest_first=page_query.newest_first,
                 matches=_metadata_filter(metadata_filter),
             )
-            return _encode(list_response(found, more, completion_object))
+            return _encode(list_response(completions, more, completion_object))
 
         return json_response(await in_report_thread(request.caller, listed))
 

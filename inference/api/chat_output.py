@@ -94,7 +94,7 @@ class ChatCompletionBuilder:
             for number, outputs in enumerate(self._session.generation.outputs)
             for index in best_outputs(outputs, self._options.n)
         ]
-        return [self._choice(place, output) for place, output in enumerate(chosen)]
+        return [self._choice(rank, output) for rank, output in enumerate(chosen)]
 
     def _choice(self, index: int, output: _Output) -> dict[str, Any]:
         options = self._options
@@ -117,8 +117,8 @@ class ChatCompletionBuilder:
 
 
 def _logprobs(entries: Sequence[TokenEntry], options: ChatOptions, top: int) -> dict[str, Any]:
-    shown = _visible_entries(entries, options)
-    content = chat_logprobs(shown, options.names, top, asked=options.wants_tokens)
+    visible = _visible_entries(entries, options)
+    content = chat_logprobs(visible, options.names, top, asked=options.wants_tokens)
     return {"content": content, "refusal": None}
 
 
@@ -162,8 +162,8 @@ class ChatStreamWriter(EventWriter[TurnDelta]):
         out = b""
         for index in range(self._options.n):
             first = self._opening(index, {"role": self._options.role, "content": ""})
-            shown = self._session.job.prompts[0] if self._options.return_token_ids else None
-            out += self._chunks.first_chunk(first, shown)
+            prompt = self._session.job.prompts[0] if self._options.return_token_ids else None
+            out += self._chunks.first_chunk(first, prompt)
             if self._options.echo_last_message:
                 out += self._chunks.first_chunk(
                     self._opening(index, {"content": self._options.echo_last_message})

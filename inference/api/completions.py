@@ -70,12 +70,14 @@ class CompletionOptions:
     def of(cls, completion: CompletionRequest, job: Job) -> CompletionOptions:
         """The options of a checked request."""
         echoes = []
-        given_ids = bool(completion.prompts) and not isinstance(completion.prompts[0], str)
+        has_token_ids = bool(completion.prompts) and not isinstance(completion.prompts[0], str)
         if completion.echo:
             tokenizer = job.model.tokenizer
             for prompt, token_ids in zip(completion.prompts, job.prompts, strict=True):
-                whole = not given_ids and completion.truncate_prompt_tokens is None
-                echo = str(prompt) if whole else tokenizer.decode(token_ids, not given_ids)
+                echoes_text = not has_token_ids and completion.truncate_prompt_tokens is None
+                echo = (
+                    str(prompt) if echoes_text else tokenizer.decode(token_ids, not has_token_ids)
+                )
                 echoes.append(echo)
         return cls(
             n=completion.n or 1,
@@ -89,7 +91,7 @@ class CompletionOptions:
             shows_prompt_logprobs=completion.prompt_logprobs is not None,
             service_tier=completion.resolve_service_tier(job.caller.max_priority)[1],
             metadata=completion.metadata,
-            echoes_ids=given_ids,
+            echoes_ids=has_token_ids,
         )
 
     def echo(self, number: int) -> str:
@@ -145,27 +147,31 @@ class CompletionBuilder:
             body["metadata"] = self._options.metadata
         return body
 
-    def _choice(self, place: int, number: int, output: Collected) -> dict[str, Any]:
+    def _choice(self, index: int, number: int, output: Collected) -> dict[str, Any]:
         options, prompt = self._options, self._generation.job.prompt_token_ids(number)
-        echo, shown = options.echo(number), options.shows_output
+        echo, shows_output = options.echo(number), options.shows_output
         scores = self._scores.get(number)
         choice: dict[str, Any] = {
-            "index": place,
-            "text": echo + (output.text if shown else ""),
+            "index": index,
+            "text": echo + (output.text if shows_output else ""),
             "logprobs": None,
             "finish_reason": output.finish_reason,
-            "stop_reason": output.stop_reason if shown else None,
+            "stop_reason": output.stop_reason if shows_output else None,
             "token_ids": None,
             "prompt_logprobs": None,
             "prompt_token_ids": None,
         }
         if options.logprobs is not None:
-            own = completion_logprobs(output.entries if shown else [], options.names, len(echo))
-            choice["logprobs"] = concat_logprobs(options.echo_logprobs(prompt, scores), own)
+            output_logprobs = completion_logprobs(
+                output.entries if shows_output else [], options.names, len(echo)
+            )
+            choice["logprobs"] = concat_logprobs(
+                options.echo_logprobs(prompt, scores), output_logprobs
+            )
         if options.shows_prompt_logprobs:
             choice["prompt_logprobs"] = prompt_logprobs(scores, options.names)
         if options.return_token_ids:
-            choice["token_ids"] = output.token_ids if shown else []
+            choice["token_ids"] = output.token_ids if shows_output else []
             choice["prompt_token_ids"] = prompt or None
         return choice
 
@@ -244,9 +250,9 @@ class CompletionStreamWriter(EventWriter[OutputDelta]):
         entries = increment.entries if options.shows_output else []
         if options.logprobs is not None:
             start = len(options.echo(increment.number))
-            own = completion_logprobs(entries, options.names, start)
+            output_logprobs = completion_logprobs(entries, options.names, start)
             echo = options.echo_logprobs(prompt, increment.prompt_logprobs) if first else None
-            choice["logprobs"] = concat_logprobs(echo, own)
+            choice["logprobs"] = concat_logprobs(echo, output_logprobs)
         if options.return_token_ids:
             choice["token_ids"] = increment.token_ids if options.shows_output else []
             if first:
@@ -307,7 +313,7 @@ async def completion_job(
         if completion.echo and completion.logprobs is not None:
             sampling.prompt_logprobs = max(sampling.prompt_logprobs or 0, completion.logprobs)
         embeds = await ctx.offload(_embeds, completion, served)
-        prompts = [[0] * each.rows for each in embeds]
+        prompts = [[0] * embed.rows for embed in embeds]
         if completion.prompts:
             limit = sampling.prompt_limit(served.info.max_model_len)
             prompts += await _token_ids(ctx, completion, served, limit)
@@ -354,11 +360,11 @@ def _embeds(completion: CompletionRequest, served: ResolvedModel) -> list[Prompt
             "prompt_embeds aren't accepted: the model's replicas need --enable-prompt-embeds.",
             param="prompt_embeds",
         )
-    found: list[PromptEmbeds] = []
+    embeds: list[PromptEmbeds] = []
     for text in completion.embeds:
-        found.append(read_embeds(text, size))
-        check_context(found[-1].rows, None, served.info.max_model_len)
-    return found
+        embeds.append(read_embeds(text, size))
+        check_context(embeds[-1].rows, None, served.info.max_model_len)
+    return embeds
 
 
 async def _token_ids(
@@ -388,10 +394,10 @@ async def _token_ids(
         return [truncate_tokens(token_ids, limit, side) for token_ids in texts]
 
     def checked() -> list[list[int]]:
-        given: list[list[int]] = [list(prompt) for prompt in prompts]  # type: ignore[arg-type]
+        token_ids: list[list[int]] = [list(prompt) for prompt in prompts]  # type: ignore[arg-type]
         return [
             checked_token_ids(truncate_tokens(ids, limit, side), served.info, served.vocab_size)
-            for ids in given
+            for ids in token_ids
         ]
 
     return await ctx.offload(checked)

@@ -68,14 +68,14 @@ class NewItems(BaseModel):
 
 def checked_items(items: list[InputItem] | None) -> list[dict[str, Any]]:
     """Items as they are kept. Raises `InvalidRequest` for those that no model could read."""
-    found = [item.model_dump(exclude_unset=True) for item in items or ()]
+    stored_items = [item.model_dump(exclude_unset=True) for item in items or ()]
     try:
-        Messages().add_all(item for item in found if item.get("type") != "compaction")
+        Messages().add_all(item for item in stored_items if item.get("type") != "compaction")
     except InvalidRequest as error:
         if error.param is not None and error.param.startswith("input["):
             error.rename("items" + error.param.removeprefix("input"))
         raise
-    return to_stored_items(found)
+    return to_stored_items(stored_items)
 
 
 def conversation_object(row: ItemConversation) -> dict[str, Any]:

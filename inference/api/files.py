@@ -98,16 +98,16 @@ def _checked(fields: Any, files: Any) -> UploadForm:
     return UploadForm(parts[0], checked_purpose(fields.get("purpose")), _lifetime(fields))
 
 
-def checked_purpose(given: str | None) -> str:
+def checked_purpose(purpose: str | None) -> str:
     """A file's purpose. Raises `InvalidRequest`."""
-    if given in PURPOSES:
-        return str(given)
-    if given in OTHER_PURPOSES:
-        raise InvalidRequest(f"The purpose {given!r} is not supported.", param="purpose")
+    if purpose in PURPOSES:
+        return str(purpose)
+    if purpose in OTHER_PURPOSES:
+        raise InvalidRequest(f"The purpose {purpose!r} is not supported.", param="purpose")
     raise InvalidRequest(
         "Missing required parameter: 'purpose'."
-        if not given
-        else f"{given[:50]!r} isn't a purpose. Use 'batch'.",
+        if not purpose
+        else f"{purpose[:50]!r} isn't a purpose. Use 'batch'.",
         param="purpose",
     )
 
@@ -207,10 +207,10 @@ def _listed(caller: Caller, page_query: PageQuery, purpose: str | None) -> bytes
     rows = access_files(caller)
     if purpose:
         rows = rows.filter(purpose=purpose)
-    found, more = page(
+    files, more = page(
         rows, limit=page_query.limit, after=page_query.after, newest_first=page_query.newest_first
     )
-    return _encode(list_response(found, more, file_object))
+    return _encode(list_response(files, more, file_object))
 
 
 class FileView(GatewayView):

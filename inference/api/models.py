@@ -71,7 +71,7 @@ def model_object(card: ModelCard) -> dict[str, Any]:
     An adapter has its base model as `root` and `parent`, and the `digest` that answers.
     """
     info = get_engine_client().fleet.model(card.parent or card.alias_of or card.id)
-    shown = {
+    body = {
         "id": card.id,
         "object": "model",
         "created": card.created,
@@ -81,7 +81,7 @@ def model_object(card: ModelCard) -> dict[str, Any]:
         "max_model_len": card.max_model_len,
         "tasks": None if info is None else info.tasks,
     }
-    return shown | ({"digest": card.digest} if card.digest else {})
+    return body | ({"digest": card.digest} if card.digest else {})
 
 
 class ModelsView(DualFormatView):
@@ -109,5 +109,5 @@ class ModelView(DualFormatView):
     async def get(self, request: GatewayRequest, model: str) -> HttpResponseBase:
         """404 for one that isn't there, or isn't the caller's."""
         card = (await access_target(request.caller, model)).card
-        shown = model_info if is_anthropic_client(request) else model_object
-        return json_response(_encode(shown(card)))
+        build_object = model_info if is_anthropic_client(request) else model_object
+        return json_response(_encode(build_object(card)))

@@ -64,12 +64,12 @@ def rendered(job: Job, request: GenerateRequest) -> list[dict[str, Any]]:
 
 def sampling_fields(sampling: SamplingParams) -> dict[str, Any]:
     """What differs from the defaults, under the names that requests have."""
-    told = msgspec.to_builtins(sampling, str_keys=True)
-    fields = {name: value for name, value in told.items() if name in SAMPLING}
+    values = msgspec.to_builtins(sampling, str_keys=True)
+    fields = {name: value for name, value in values.items() if name in SAMPLING}
     # Without one, `/inference/v1/generate` takes all of the context.
     fields["max_tokens"] = sampling.max_tokens
     if sampling.thinking is not None:
-        fields["thinking"] = told["thinking"]
+        fields["thinking"] = values["thinking"]
     return fields
 
 
@@ -84,8 +84,8 @@ async def rendered_chat(chat: ChatRequest, ctx: RequestContext) -> dict[str, Any
         id_prefix="chatcmpl",
     )
     parsers = options.parsers
-    ended = parsers.thinking is None if parsers.reasoning is not None else None
-    return {**rendered(job, chat)[0], "reasoning_ended": ended}
+    reasoning_finished = parsers.thinking is None if parsers.reasoning is not None else None
+    return {**rendered(job, chat)[0], "reasoning_ended": reasoning_finished}
 
 
 class ChatRenderView(GatewayView):
@@ -133,8 +133,8 @@ class ResponseRenderView(GatewayView):
         """Its token ids and parameters."""
         parsed = await request.ctx.offload(parse_request, self.read_json(request))
         ignored = parsed.ignored_fields()
-        ctx, said = await load_conversation(request.ctx, parsed)
-        chat = await ctx.offload(chat_from_responses, parsed, said)
+        ctx, conversation = await load_conversation(request.ctx, parsed)
+        chat = await ctx.offload(chat_from_responses, parsed, conversation)
         try:
             response = json_response(_encode(await rendered_chat(chat, ctx)))
         except InvalidRequest as error:

@@ -86,11 +86,11 @@ class TokensRequest(StrictRequest):
 
         Raises `InvalidRequest`.
         """
-        given = self.sampling_params.get("thinking")
-        if given is None or self.reasoning_ended:
+        value = self.sampling_params.get("thinking")
+        if value is None or self.reasoning_ended:
             return None
         try:
-            return msgspec.convert(given, ReasoningParams)
+            return msgspec.convert(value, ReasoningParams)
         except msgspec.ValidationError as error:  # its own errors have ours as their cause
             cause = error.__cause__ or error
             field = getattr(cause, "param", None) or "thinking"
@@ -119,15 +119,15 @@ class TokensRequest(StrictRequest):
             raise rename_error_fields(error) from None
 
     def _sampling(self) -> dict[str, Any]:
-        given = {name: value for name, value in self.sampling_params.items() if value is not None}
-        if given.get("detokenize") is False and (self.output_mode == "text" or given.get("stop")):
+        params = {name: value for name, value in self.sampling_params.items() if value is not None}
+        if params.get("detokenize") is False and (self.output_mode == "text" or params.get("stop")):
             what = "output_mode 'text'" if self.output_mode == "text" else "stop"
             raise InvalidRequest(f"{what} needs detokenize.", param="sampling_params.detokenize")
-        for name, value in given.items():
+        for name, value in params.items():
             if name not in SAMPLING | {"thinking"} and value not in NEUTRAL.get(name, ()):
                 path = f"sampling_params.{name[:100]}"
                 raise UnsupportedField(f"'{path}' is not supported.", param=path)
-        return {name: value for name, value in given.items() if name in SAMPLING}
+        return {name: value for name, value in params.items() if name in SAMPLING}
 
 
 def rename_error_fields(error: InvalidRequest) -> InvalidRequest:
@@ -160,7 +160,7 @@ class _Choices:
         stop_reason: int | str | None,
     ) -> dict[str, Any]:
         """One output, or what is new of it."""
-        made: dict[str, Any] = {
+        body: dict[str, Any] = {
             "index": index,
             "finish_reason": finish_reason,
             "stop_reason": stop_reason,
@@ -168,10 +168,10 @@ class _Choices:
             "logprobs": None,
         }
         if self._text:
-            made["text"] = text
+            body["text"] = text
         if self._alternatives is not None:
-            made["logprobs"] = {"content": self._logprobs(entries, self._alternatives)}
-        return made
+            body["logprobs"] = {"content": self._logprobs(entries, self._alternatives)}
+        return body
 
     def _logprobs(self, entries: Sequence[TokenEntry], top: int) -> list[dict[str, Any]]:
         if self._text:
@@ -273,8 +273,8 @@ class TokensStreamWriter(EventWriter[OutputDelta]):
             "usage": self._generation.usage.to_openai() if usage else None,
         }
         if self._is_first:
-            shown = self._request.return_token_ids
-            body["prompt_token_ids"] = job.prompts[0] if shown else None
+            returns_prompt = self._request.return_token_ids
+            body["prompt_token_ids"] = job.prompts[0] if returns_prompt else None
             self._is_first = False
         return b"data: " + _encode(body) + b"\n\n"
 

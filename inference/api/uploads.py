@@ -118,13 +118,13 @@ class UploadPartsView(GatewayView):
     async def post(self, request: GatewayRequest, upload_id: str) -> HttpResponseBase:
         """Keep a part (multipart/form-data: `data`)."""
         part = await run_in_file_thread(_keep, request, upload_id)
-        shown = {
+        body = {
             "id": part.public_id,
             "object": "upload.part",
             "created_at": int(part.created_at.timestamp()),
             "upload_id": upload_id,
         }
-        return json_response(_encode(shown))
+        return json_response(_encode(body))
 
 
 def _keep(request: GatewayRequest, upload_id: str) -> UploadPart:
@@ -135,10 +135,10 @@ def _keep(request: GatewayRequest, upload_id: str) -> UploadPart:
     except MultiPartParserError as error:
         raise InvalidRequest(f"The form can't be read: {error}", code="invalid_form") from None
     try:
-        found = files.getlist("data")
-        if len(found) != 1 or set(fields) or set(files) != {"data"}:
+        parts = files.getlist("data")
+        if len(parts) != 1 or set(fields) or set(files) != {"data"}:
             raise InvalidRequest("The form must hold one file in the field 'data'.", param="data")
-        size = found[0].size or 0
+        size = parts[0].size or 0
         if not size:
             raise InvalidRequest("The part is empty.", param="data")
         if size > MAX_PART_BYTES:
@@ -146,7 +146,7 @@ def _keep(request: GatewayRequest, upload_id: str) -> UploadPart:
                 f"The part has {size} bytes; the limit is {MAX_PART_BYTES}.", param="data"
             )
         return add_part(
-            caller=request.caller, public_id=upload_id, size=size, chunks=found[0].chunks()
+            caller=request.caller, public_id=upload_id, size=size, chunks=parts[0].chunks()
         )
     finally:
         for _, parts in files.lists():

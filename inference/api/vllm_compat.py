@@ -91,7 +91,7 @@ class LoadAdapterView(OperatorView):
         if not name or not path:
             raise InvalidRequest("Both 'lora_name' and 'lora_path' must be provided.")
         try:
-            begun = await run_in_file_thread(
+            loading = await run_in_file_thread(
                 begin_load,
                 key_id=request.caller.key_id,
                 name=name,
@@ -101,7 +101,7 @@ class LoadAdapterView(OperatorView):
             )
         except (InvalidRequest, Conflict) as error:
             raise _rename_error_fields(error) from None
-        await _wait_for_validation(begun)
+        await _wait_for_validation(loading)
         await asyncio.sleep(SEEN_WITHIN_S)
         return _text_response(f"Success: LoRA adapter '{name}' added successfully.")
 
@@ -125,10 +125,10 @@ class UnloadAdapterView(OperatorView):
         name = _text(body, "lora_name")
         if not name:
             raise InvalidRequest("'lora_name' needs to be provided to unload a LoRA adapter.")
-        found = await run_in_db_thread(
+        was_loaded = await run_in_db_thread(
             unload, key_id=request.caller.key_id, name=name, model=_text(body, "model")
         )
-        if not found:
+        if not was_loaded:
             raise NotFound(f"The lora adapter '{name}' cannot be found.", param="lora_name")
         await asyncio.sleep(SEEN_WITHIN_S)
         return _text_response(f"Success: LoRA adapter '{name}' removed successfully.")
@@ -142,11 +142,11 @@ def _rename_error_fields(error: InvalidRequest | Conflict) -> QuireError:
     return renamed
 
 
-async def _wait_for_validation(begun: Loaded) -> None:
+async def _wait_for_validation(loading: Loaded) -> None:
     """Wait for the check. Raises `InvalidRequest` with its reason, `ServiceUnavailable`."""
     deadline = time.monotonic() + CHECKED_WITHIN_S
     while time.monotonic() < deadline:
-        state, problem = await run_in_db_thread(state_of, begun)
+        state, problem = await run_in_db_thread(state_of, loading)
         if state == "live":
             return
         if state not in ("uploaded", "fetching", "validating", "probing", "ready"):

@@ -115,8 +115,8 @@ def iter_requests(data: Bytes) -> Iterator[BatchItem]:
 
 def _find_object_end(data: Bytes, start: int, number: int) -> int:
     """Behind the object that begins there."""
-    most, depth = settings.QUIRE.max_body_bytes, 0
-    for mark in _MARK.finditer(data, start, start + most):
+    max_bytes, depth = settings.QUIRE.max_body_bytes, 0
+    for mark in _MARK.finditer(data, start, start + max_bytes):
         sign = data[mark.start()]
         if sign in _OPENING:
             depth += 1
@@ -126,9 +126,9 @@ def _find_object_end(data: Bytes, start: int, number: int) -> int:
                 return mark.end()
         elif mark.end() == mark.start() + 1:  # looking on would take its square
             break
-    if start + most < len(data):
+    if start + max_bytes < len(data):
         raise PayloadTooLarge(
-            f"A request of a batch may have {most} bytes.", param=f"requests[{number}]"
+            f"A request of a batch may have {max_bytes} bytes.", param=f"requests[{number}]"
         )
     raise _invalid_json()
 
@@ -138,9 +138,9 @@ def _request(text: bytes, number: int) -> BatchItem:
     try:
         return BatchItem.model_validate(parsed)
     except ValidationError as error:
-        told = describe_validation_error(error)
-        told["param"] = f"requests[{number}].{told['param']}"
-        raise InvalidRequest(**told) from None
+        description = describe_validation_error(error)
+        description["param"] = f"requests[{number}].{description['param']}"
+        raise InvalidRequest(**description) from None
 
 
 def _refusal(data: Bytes) -> InvalidRequest:
@@ -207,8 +207,8 @@ def _not_run_result(row: Batch) -> ResultLine:
     kind = NOT_RUN_ERRORS.get(BatchStatus(row.status))
     if kind is not None:
         return {"type": kind}
-    told = row.errors[0]["message"] if row.errors else "The batch failed."
-    error = {"type": "permission_error", "message": told}
+    message = row.errors[0]["message"] if row.errors else "The batch failed."
+    error = {"type": "permission_error", "message": message}
     return {"type": "errored", "error": {"type": "error", "error": error, "request_id": None}}
 
 
@@ -228,19 +228,19 @@ TERMINAL_STATUSES = (
 def batch_object(row: Batch) -> dict[str, Any]:
     """Anthropic's `message_batch`."""
     status = "canceling" if row.status == BatchStatus.CANCELLING else "in_progress"
-    ended = row.status in TERMINAL_STATUSES
+    is_finished = row.status in TERMINAL_STATUSES
     ends = (row.completed_at, row.failed_at, row.expired_at, row.cancelled_at)
     return {
         "id": row.public_id,
         "type": "message_batch",
-        "processing_status": "ended" if ended else status,
-        "request_counts": _counts(row) if ended else {**NOTHING_YET, "processing": row.total},
+        "processing_status": "ended" if is_finished else status,
+        "request_counts": _counts(row) if is_finished else {**NOTHING_YET, "processing": row.total},
         "created_at": _moment(row.created_at),
         "expires_at": _moment(row.expires_at),
         "ended_at": next(filter(None, map(_moment, ends)), None),
         "cancel_initiated_at": _moment(row.cancelling_at),
         "archived_at": None,
-        "results_url": f"/v1/messages/batches/{row.public_id}/results" if ended else None,
+        "results_url": f"/v1/messages/batches/{row.public_id}/results" if is_finished else None,
     }
 
 
@@ -294,8 +294,9 @@ class MessageBatchesView(AnthropicView):
     async def get(self, request: GatewayRequest) -> HttpResponseBase:
         """The tenant's batches, the newest first."""
         limit = parse_page_query(request, default=20, max_limit=1000).limit
-        before, after = request.GET.get("before_id") or None, request.GET.get("after_id") or None
-        if before and after:
+        first_id = request.GET.get("before_id") or None
+        last_id = request.GET.get("after_id") or None
+        if first_id and last_id:
             raise InvalidRequest(
                 "before_id and after_id can't be used together.", param="before_id"
             )
@@ -303,8 +304,8 @@ class MessageBatchesView(AnthropicView):
         def listed() -> bytes:
             rows = access_batches(request.caller).filter(endpoint=MESSAGES)
             # Those before the page are newer: the nearest of them, shown like all others.
-            newest = before is None
-            got, more = page(rows, limit=limit, after=after or before, newest_first=newest)
+            newest = first_id is None
+            got, more = page(rows, limit=limit, after=last_id or first_id, newest_first=newest)
             data = [batch_object(row) for row in (got if newest else got[::-1])]
             ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {}
             return _encode(
@@ -323,27 +324,29 @@ def _create(request: GatewayRequest) -> Batch:
 
 def _result_lines(requests: Iterable[BatchItem]) -> Iterator[bytes]:
     """A line for each; what would fail in every case is refused first."""
-    most = settings.QUIRE.max_batch_requests
+    max_requests = settings.QUIRE.max_batch_requests
     seen: set[str] = set()
-    for index, each in enumerate(requests):
-        if index >= most:
-            raise InvalidRequest(f"A batch may hold at most {most} requests.", param="requests")
-        if each.custom_id in seen:
+    for index, item in enumerate(requests):
+        if index >= max_requests:
             raise InvalidRequest(
-                f"The custom_id {each.custom_id!r} occurs twice.",
+                f"A batch may hold at most {max_requests} requests.", param="requests"
+            )
+        if item.custom_id in seen:
+            raise InvalidRequest(
+                f"The custom_id {item.custom_id!r} occurs twice.",
                 param=f"requests.{index}.custom_id",
             )
-        seen.add(each.custom_id)
-        if each.params.get("stream"):
+        seen.add(item.custom_id)
+        if item.params.get("stream"):
             raise InvalidRequest(
                 "Requests of a batch can't be streamed.", param=f"requests.{index}.params.stream"
             )
-        yield _batch_line(each)
+        yield _batch_line(item)
 
 
-def _batch_line(each: BatchItem) -> bytes:
-    whole = {"custom_id": each.custom_id, "method": "POST", "url": MESSAGES, "body": each.params}
-    return json.dumps(whole).encode() + b"\n"
+def _batch_line(item: BatchItem) -> bytes:
+    line = {"custom_id": item.custom_id, "method": "POST", "url": MESSAGES, "body": item.params}
+    return json.dumps(line).encode() + b"\n"
 
 
 def _get_message_batch(request: GatewayRequest, batch_id: str) -> Batch:
@@ -386,9 +389,9 @@ class MessageBatchCancelView(AnthropicView):
 
     async def post(self, request: GatewayRequest, batch_id: str) -> HttpResponseBase:
         """Stop it: what is done is in its results."""
-        found = await run_in_db_thread(_get_message_batch, request, batch_id)
-        if found.status in TERMINAL_STATUSES:
-            return json_response(_encode(batch_object(found)))
+        batch = await run_in_db_thread(_get_message_batch, request, batch_id)
+        if batch.status in TERMINAL_STATUSES:
+            return json_response(_encode(batch_object(batch)))
         row = await run_in_db_thread(cancel_batch, caller=request.caller, public_id=batch_id)
         await enqueue_job("batch", row.public_id)
         return json_response(_encode(batch_object(row)))

@@ -68,9 +68,9 @@ def chat_from_messages(request: CountTokensRequest) -> ChatRequest:
     try:
         return parse(ChatRequest, body).with_leniency(any_limit=True, system_anywhere=True)
     except ValueError as error:  # pydantic's, in the chat's words
-        told = as_quire_error(error)
-        if isinstance(told, InvalidRequest):
-            raise rename_to_messages_fields(told) from None
+        reported = as_quire_error(error)
+        if isinstance(reported, InvalidRequest):
+            raise rename_to_messages_fields(reported) from None
         raise
 
 
@@ -84,9 +84,9 @@ def unsupported_fields(turn: ChatSession) -> list[str]:
     return [NAMES.get(name, name) for name in turn.options.unsupported_fields]
 
 
-def _tool_field(place: str, name: str) -> str:
+def _tool_field(index: str, name: str) -> str:
     name = {"parameters": "input_schema"}.get(name, name)
-    return f"tools.{place}.{name}".rstrip(".")
+    return f"tools.{index}.{name}".rstrip(".")
 
 
 def _without_none(**fields: Any) -> dict[str, Any]:
@@ -132,10 +132,10 @@ def _messages(request: CountTokensRequest) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     if request.system and (system := _system(request.system)):
         messages.append({"role": "system", "content": system})
-    for place, message in enumerate(request.messages):
+    for index, message in enumerate(request.messages):
         content = message.content
         blocks = [Block(type="text", text=content)] if isinstance(content, str) else content
-        ADD[message.role](messages, blocks, f"messages.{place}.content")
+        ADD[message.role](messages, blocks, f"messages.{index}.content")
     return messages
 
 
@@ -181,23 +181,23 @@ def _image(block: Block, param: str) -> dict[str, Any]:
 def _system(system: str | list[Block]) -> str:
     if isinstance(system, str):
         return system
-    texts = [_text(block, f"system.{place}") for place, block in enumerate(system)]
+    texts = [_text(block, f"system.{index}") for index, block in enumerate(system)]
     return "\n".join(text for text in texts if not text.startswith(BILLING))
 
 
 def _add_user(messages: list[dict[str, Any]], blocks: list[Block], param: str) -> None:
     """Tools' results are messages of their own, before what the user says."""
     parts: list[dict[str, Any]] = []
-    for place, block in enumerate(blocks):
-        here = f"{param}.{place}"
+    for index, block in enumerate(blocks):
+        block_param = f"{param}.{index}"
         if block.type == "tool_result":
-            call_id = _needed(block.tool_use_id, f"{here}.tool_use_id")
-            content = _result(block, here)
+            call_id = _needed(block.tool_use_id, f"{block_param}.tool_use_id")
+            content = _result(block, block_param)
             messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
         elif block.type == "image":
-            parts.append(_image(block, here))
+            parts.append(_image(block, block_param))
         else:
-            parts.append({"type": "text", "text": _text(block, here)})
+            parts.append({"type": "text", "text": _text(block, block_param)})
     if any(part["type"] != "text" for part in parts):
         _append(messages, {"role": "user", "content": parts})
     elif parts or not blocks:
@@ -208,10 +208,10 @@ def _add_user(messages: list[dict[str, Any]], blocks: list[Block], param: str) -
 def _result(block: Block, param: str) -> str:
     content = block.content
     if isinstance(content, list):
-        here = f"{param}.content"
+        content_param = f"{param}.content"
         content = "\n".join(
-            _text(_part(part, f"{here}.{place}"), f"{here}.{place}")
-            for place, part in enumerate(content)
+            _text(_part(part, f"{content_param}.{index}"), f"{content_param}.{index}")
+            for index, part in enumerate(content)
         )
     return f"Error: {content or ''}" if block.is_error else content or ""
 
@@ -220,34 +220,38 @@ def _part(part: dict[str, Any], param: str) -> Block:
     try:
         return Block.model_validate(part)
     except ValidationError as error:
-        told = describe_validation_error(error)
-        raise InvalidRequest(told["message"], param=f"{param}.{told['param']}") from None
+        description = describe_validation_error(error)
+        raise InvalidRequest(
+            description["message"], param=f"{param}.{description['param']}"
+        ) from None
 
 
 def _add_assistant(messages: list[dict[str, Any]], blocks: list[Block], param: str) -> None:
     texts: list[str] = []
-    made: dict[str, Any] = {"role": "assistant", "content": ""}
-    for place, block in enumerate(blocks):
-        here = f"{param}.{place}"
+    message: dict[str, Any] = {"role": "assistant", "content": ""}
+    for index, block in enumerate(blocks):
+        block_param = f"{param}.{index}"
         if block.type == "tool_use":
             function = {
-                "name": _needed(block.name, f"{here}.name"),
+                "name": _needed(block.name, f"{block_param}.name"),
                 "arguments": json.dumps(block.input or {}, ensure_ascii=False),
             }
-            call = {"id": _needed(block.id, f"{here}.id"), "type": "function"}
-            made.setdefault("tool_calls", []).append(call | {"function": function})
+            call = {"id": _needed(block.id, f"{block_param}.id"), "type": "function"}
+            message.setdefault("tool_calls", []).append(call | {"function": function})
         elif block.type == REDACTED:
             continue
         elif block.type == "thinking":
-            made["reasoning_content"] = made.get("reasoning_content", "") + (block.thinking or "")
+            message["reasoning_content"] = message.get("reasoning_content", "") + (
+                block.thinking or ""
+            )
         else:
-            texts.append(_text(block, here))
-    made["content"] = "".join(texts)
-    _append(messages, made)
+            texts.append(_text(block, block_param))
+    message["content"] = "".join(texts)
+    _append(messages, message)
 
 
 def _add_system(messages: list[dict[str, Any]], blocks: list[Block], param: str) -> None:
-    texts = [_text(block, f"{param}.{place}") for place, block in enumerate(blocks)]
+    texts = [_text(block, f"{param}.{index}") for index, block in enumerate(blocks)]
     _append(messages, {"role": "system", "content": "\n".join(texts)})
 
 
@@ -258,8 +262,8 @@ def _search_result(block: Block, param: str) -> str:
     """A search result: its title, where it's from, and its text."""
     content = block.content if isinstance(block.content, list) else []
     texts = [
-        _text(_part(part, f"{param}.content.{place}"), f"{param}.content.{place}")
-        for place, part in enumerate(content)
+        _text(_part(part, f"{param}.content.{index}"), f"{param}.content.{index}")
+        for index, part in enumerate(content)
     ]
     source = block.source if isinstance(block.source, str) else None
     return "\n".join(filter(None, (block.title, source, *texts)))
@@ -272,12 +276,12 @@ def _document(block: Block, param: str) -> str:
     if kind == "content":
         text = source.get("content")
         if isinstance(text, list):
-            here = f"{param}.source.content"
+            content_param = f"{param}.source.content"
             parts = [
-                _part(part if isinstance(part, dict) else {}, f"{here}.{place}")
-                for place, part in enumerate(text)
+                _part(part if isinstance(part, dict) else {}, f"{content_param}.{index}")
+                for index, part in enumerate(text)
             ]
-            text = "\n".join(_text(part, f"{here}.{k}") for k, part in enumerate(parts))
+            text = "\n".join(_text(part, f"{content_param}.{k}") for k, part in enumerate(parts))
     elif kind != "text":
         raise UnsupportedField(
             "Only documents whose source is of the type 'text' or 'content' are supported.",

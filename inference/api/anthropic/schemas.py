@@ -148,9 +148,9 @@ class CountTokensRequest(StrictRequest):
 
     def check(self) -> None:
         """Tools and their choice."""
-        others = any(not tool.is_hosted for tool in self.tools or ())
+        has_client_tools = any(not tool.is_hosted for tool in self.tools or ())
         for index, tool in enumerate(self.tools or ()):
-            if others and tool.is_hosted:
+            if has_client_tools and tool.is_hosted:
                 continue
             if tool.type not in (None, "custom"):
                 raise UnsupportedField(
@@ -184,11 +184,11 @@ class CountTokensRequest(StrictRequest):
         for index, message in enumerate(self.messages):
             if not isinstance(message.content, str):
                 for number, block in enumerate(message.content):
-                    here = f"messages.{index}.content.{number}"
+                    param = f"messages.{index}.content.{number}"
                     if block.type == REDACTED:
-                        names.append(here)
+                        names.append(param)
                     if block.citations and block.citations.get("enabled"):
-                        names.append(f"{here}.citations")
+                        names.append(f"{param}.citations")
         return names
 
     @property

@@ -34,8 +34,8 @@ class MessageBuilder:
             which are there and empty.
     """
 
-    def __init__(self, turn: ChatSession, *, shown: ThinkingDisplay) -> None:
-        self._turn, self._shown = turn, shown
+    def __init__(self, turn: ChatSession, *, display: ThinkingDisplay) -> None:
+        self._turn, self._display = turn, display
         self._content: list[dict[str, Any]] = []
         self._arguments = ""
         self._is_open = False
@@ -63,12 +63,12 @@ class MessageBuilder:
             self._arguments += part.text
             return [self._delta(part.text)]
         kind = KINDS[part.kind]
-        if kind == "thinking" and self._shown == "none":
+        if kind == "thinking" and self._display == "none":
             return []
         events = []
         if not self._is_open or self._content[-1]["type"] != kind:
             events = self._begin({"type": kind, kind: ""} | _signature(kind))
-        if kind == "thinking" and self._shown == "blocks":
+        if kind == "thinking" and self._display == "blocks":
             return events
         self._content[-1][kind] += part.text
         return [*events, self._delta(part.text)]
@@ -77,8 +77,8 @@ class MessageBuilder:
         events = self.close()
         self._content.append(block)
         self._is_open, self._arguments = True, ""
-        place = len(self._content) - 1
-        return [*events, _event("content_block_start", index=place, content_block=dict(block))]
+        index = len(self._content) - 1
+        return [*events, _event("content_block_start", index=index, content_block=dict(block))]
 
     def _delta(self, text: str) -> Event:
         kind, field = DELTAS[self._content[-1]["type"]]
@@ -182,8 +182,8 @@ class MessageStreamWriter(EventWriter[TurnDelta]):
 
     heartbeat = _encoded({"type": "ping"})
 
-    def __init__(self, turn: ChatSession, request_id: str, *, shown: ThinkingDisplay) -> None:
-        self._message = MessageBuilder(turn, shown=shown)
+    def __init__(self, turn: ChatSession, request_id: str, *, display: ThinkingDisplay) -> None:
+        self._message = MessageBuilder(turn, display=display)
         self._request_id = request_id
 
     def start(self) -> bytes:

@@ -81,14 +81,14 @@ class MessagesView(AnthropicView):
         ignored = parsed.ignored_fields()
         turn = await self._start(request, parsed)
         ignored += unsupported_fields(turn)
-        shown = _thinking_display(parsed.thinking)
+        display = _thinking_display(parsed.thinking)
         try:
             response: HttpResponseBase
             if parsed.stream:
-                writer = MessageStreamWriter(turn, request.request_id, shown=shown)
+                writer = MessageStreamWriter(turn, request.request_id, display=display)
                 response = await stream_response(turn, writer)
             else:
-                response = await _message_response(turn, shown)
+                response = await _message_response(turn, display)
         except BaseException:
             turn.release()
             raise
@@ -113,8 +113,8 @@ def _thinking_display(thinking: Thinking | None) -> ThinkingDisplay:
     return "blocks" if thinking.display == "omitted" else "all"
 
 
-async def _message_response(turn: ChatSession, shown: ThinkingDisplay) -> HttpResponseBase:
-    message = MessageBuilder(turn, shown=shown)
+async def _message_response(turn: ChatSession, display: ThinkingDisplay) -> HttpResponseBase:
+    message = MessageBuilder(turn, display=display)
     await collect(turn, message.add)
     return json_response(_encode(message.body()))
 

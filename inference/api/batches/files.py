@@ -48,7 +48,7 @@ class ResultJournal:
 
     def _recover(self) -> None:
         self._file.seek(0)
-        whole = 0
+        num_valid_bytes = 0
         for raw in self._file:
             try:
                 line = json.loads(raw) if raw.endswith(b"\n") else None
@@ -57,8 +57,8 @@ class ResultJournal:
             if not isinstance(line, dict):
                 break
             self._replay_line(line)
-            whole += len(raw)
-        self._file.truncate(whole)
+            num_valid_bytes += len(raw)
+        self._file.truncate(num_valid_bytes)
 
     def _replay_line(self, line: dict[str, Any]) -> None:
         self.custom_ids.add(line["custom_id"])
@@ -69,13 +69,13 @@ class ResultJournal:
 
         Raises: OSError when the disk doesn't take it; then nothing of it is there.
         """
-        left = memoryview(json.dumps(line, ensure_ascii=False).encode() + b"\n")
-        whole = os.fstat(self._file.fileno()).st_size
+        remaining = memoryview(json.dumps(line, ensure_ascii=False).encode() + b"\n")
+        previous_size = os.fstat(self._file.fileno()).st_size
         try:
-            while left:
-                left = left[os.write(self._file.fileno(), left) :]
+            while remaining:
+                remaining = remaining[os.write(self._file.fileno(), remaining) :]
         except OSError:
-            os.ftruncate(self._file.fileno(), whole)
+            os.ftruncate(self._file.fileno(), previous_size)
             raise
         self._replay_line(line)
 
@@ -111,7 +111,7 @@ def index_lines(path: Path, endpoint: str) -> tuple[list[BatchLine], list[dict[s
     offset = 0
     with path.open("rb") as file:
         for number, raw in enumerate(_bounded_lines(file), start=1):
-            here, offset = offset, offset + len(raw)
+            line_offset, offset = offset, offset + len(raw)
             if not raw.strip() and len(raw) <= longest:
                 continue
             if len(lines) >= limit:
@@ -125,7 +125,7 @@ def index_lines(path: Path, endpoint: str) -> tuple[list[BatchLine], list[dict[s
                     break
                 continue
             seen.add(custom_id)
-            lines.append(BatchLine(custom_id, here, len(raw)))
+            lines.append(BatchLine(custom_id, line_offset, len(raw)))
     if not lines and not errors:
         errors.append(_error("The file holds no request.", None))
     return lines, errors

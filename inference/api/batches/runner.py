@@ -68,8 +68,10 @@ class BatchCounts:
         read = usage.get("cache_read_input_tokens")  # Messages leaves it out of the input
         self._add("input", read)
         self._add("cached", read)
-        made = usage.get("completion_tokens_details") or usage.get("output_tokens_details") or {}
-        self._add("reasoning", made.get("reasoning_tokens"))
+        output_details = (
+            usage.get("completion_tokens_details") or usage.get("output_tokens_details") or {}
+        )
+        self._add("reasoning", output_details.get("reasoning_tokens"))
 
     def _add(self, name: str, count: Any) -> None:
         self.usage[name] = self.usage.get(name, 0) + int(count or 0)
@@ -296,5 +298,5 @@ def _number(value: Any) -> int:
 
 
 def _first(stops: BaseExceptionGroup[BatchStopped]) -> BatchStopped:
-    found = stops.exceptions[0]
-    return found if isinstance(found, BatchStopped) else _first(found)
+    error = stops.exceptions[0]
+    return error if isinstance(error, BatchStopped) else _first(error)

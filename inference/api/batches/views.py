@@ -105,8 +105,8 @@ class BatchesView(GatewayView):
         def listed() -> bytes:
             # Batches of messages have a list of their own.
             rows = access_batches(request.caller).exclude(endpoint=MESSAGES)
-            found, more = page(rows, limit=page_query.limit, after=page_query.after)
-            return _encode(list_response(found, more, batch_object))
+            page_rows, more = page(rows, limit=page_query.limit, after=page_query.after)
+            return _encode(list_response(page_rows, more, batch_object))
 
         return json_response(await in_report_thread(request.caller, listed))
 

@@ -54,8 +54,8 @@ class PoolingJob(Job):
     def ledger_expectation(self) -> dict[str, Any]:
         """The task, and how long vectors were to be; there is no sampling."""
         first = self.pooling[0]
-        found = {"task": first.task or self.endpoint, "dimensions": first.dimensions}
-        return {name: value for name, value in found.items() if value is not None}
+        expectation = {"task": first.task or self.endpoint, "dimensions": first.dimensions}
+        return {name: value for name, value in expectation.items() if value is not None}
 
     async def check(self) -> None:
         """Raise `InvalidRequest` for what could never run, before anything is reserved or sent."""
@@ -104,15 +104,15 @@ class PoolingRun(Generation):
         job: PoolingJob,
         admission: Admission,
         outputs: list[list[OutputState]],
-        taken: TakenOverStream | None = None,
+        taken_over: TakenOverStream | None = None,
     ) -> None:
         self.results: list[bytes] = [b""] * len(job.prompts)
-        super().__init__(job, admission, outputs, taken)
+        super().__init__(job, admission, outputs, taken_over)
 
-    def _apply_chunk(self, piece: TokenChunk) -> OutputDelta | None:
-        if piece.pooled is not None:
-            self.results[piece.number] = piece.pooled
-        return super()._apply_chunk(piece)
+    def _apply_chunk(self, chunk: TokenChunk) -> OutputDelta | None:
+        if chunk.pooled is not None:
+            self.results[chunk.number] = chunk.pooled
+        return super()._apply_chunk(chunk)
 
     def _record_latency(self, num_tokens: int) -> None:
         """No token comes, so none is the first."""
@@ -156,10 +156,10 @@ class PoolingRequestHandler:
     endpoint: str
     param: str
 
-    async def build_entries(self, made: Awaitable[list[Entry]]) -> list[Entry]:
-        """What `made` gives; its errors about prompts name the client's own field."""
+    async def build_entries(self, entries: Awaitable[list[Entry]]) -> list[Entry]:
+        """What `entries` gives; its errors about prompts name the client's own field."""
         try:
-            return await made
+            return await entries
         except InvalidRequest as error:
             raise rename_error_param(error, {"prompt": self.param}) from None
 

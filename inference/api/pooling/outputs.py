@@ -60,14 +60,14 @@ async def answer_data(call: PoolingRequestHandler, body: PoolingRequest) -> Http
 def _prompts(processor: IOProcessor[Any, Any], data: Any) -> list[Item]:
     """What the model is to pool. Raises `InvalidRequest` with the processor's own words."""
     try:
-        made = processor.pre_process(processor.parse_data(data))
+        processed = processor.pre_process(processor.parse_data(data))
     except ValueError as error:
         raise InvalidRequest(f"data: {error}", param="data") from error
-    prompts: Sequence[Any] = [made] if isinstance(made, (str, dict)) else made
-    found = [_item(prompt) for prompt in prompts]
-    if not found:
+    prompts: Sequence[Any] = [processed] if isinstance(processed, (str, dict)) else processed
+    items = [_item(prompt) for prompt in prompts]
+    if not items:
         raise InvalidRequest("data gives no prompt.", param="data")
-    return found
+    return items
 
 
 def _item(prompt: Any) -> Item:
@@ -115,10 +115,10 @@ async def _by_likeness(
 ) -> HttpResponseBase:
     """Each text is embedded once."""
     params = call.body.params("embed")
-    made = item_entries(
+    pending_entries = item_entries(
         call.request.ctx, call.served, [*first, *second], params, side=call.body.side
     )
-    entries = await call.build_entries(made)
+    entries = await call.build_entries(pending_entries)
     facts = call.served.info.pooling
     kind = facts.similarity if facts is not None else "cosine"
 

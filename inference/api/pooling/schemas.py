@@ -52,8 +52,8 @@ def parsed_chats(messages: Any, rendering: dict[str, Any]) -> list[ChatRequest]:
             f"messages holds {len(chats)} chats; at most {limit} may be sent at once.",
             param="messages",
         )
-    given = {"add_generation_prompt": False} | rendering
-    return [parse(ChatRequest, given | {"messages": chat}) for chat in chats]
+    fields = {"add_generation_prompt": False} | rendering
+    return [parse(ChatRequest, fields | {"messages": chat}) for chat in chats]
 
 
 async def chat_prompts(
@@ -68,17 +68,17 @@ async def chat_prompts(
     Raises: what the template refuses, as the chat endpoint does.
     """
     limit = params.prompt_limit(served.info.max_model_len)
-    found = []
+    token_ids = []
     for chat in chats:
         wants_special = bool(chat.add_special_tokens)
-        plain = chat.model_copy(update={"add_special_tokens": False})
-        ids = await prompt_token_ids(plain, served, ctx)
+        without_special = chat.model_copy(update={"add_special_tokens": False})
+        ids = await prompt_token_ids(without_special, served, ctx)
         wrapped = served.tokenizer.wrapped
         if limit is not None:
             special = len(wrapped([])) if wants_special else 0
             ids = truncate_tokens(ids, max_pair_tokens(limit, special), side)
-        found.append(wrapped(ids) if wants_special else ids)
-    return found
+        token_ids.append(wrapped(ids) if wants_special else ids)
+    return token_ids
 
 
 Item = str | list[int]
@@ -94,7 +94,7 @@ def split_input(value: Any) -> list[Item]:
     if isinstance(value, list) and value and isinstance(value[0], list):
         _check_count(value, "input")
         if not all(isinstance(item, list) for item in value):
-            raise _wrong_type("input", "a string, strings, token ids or lists of token ids")
+            raise _invalid_type("input", "a string, strings, token ids or lists of token ids")
         return value
     return list(texts_of(value, "input"))
 
@@ -109,11 +109,11 @@ def texts_of(value: Any, param: str) -> list[str]:
         )
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list):
-        raise _wrong_type(param, "a string or a list of strings")
+        raise _invalid_type(param, "a string or a list of strings")
     _check_count(texts, param)
     for index, text in enumerate(texts):
         if not isinstance(text, str):
-            raise _wrong_type(f"{param}[{index}]", "a string")
+            raise _invalid_type(f"{param}[{index}]", "a string")
         if not text:
             name = param if isinstance(value, str) else f"{param}[{index}]"
             raise InvalidRequest(f"{name} must not be empty.", param=name)
@@ -130,8 +130,8 @@ def _check_count(items: list[Any], param: str) -> None:
         )
 
 
-def _wrong_type(param: str, wanted: str) -> InvalidRequest:
-    return InvalidRequest(f"{param} must be {wanted}.", param=param, code="invalid_type")
+def _invalid_type(param: str, expected: str) -> InvalidRequest:
+    return InvalidRequest(f"{param} must be {expected}.", param=param, code="invalid_type")
 
 
 #: Fields that the endpoints' families know and that Quire doesn't support, with the values that
@@ -228,8 +228,8 @@ class InputBody(PoolingBody):
                     raise InvalidRequest(f"{name} is only for messages.", param=name)
             self._items = split_input(self.input)
         else:
-            given = self.model_dump(include=set(RENDERING), exclude_none=True, exclude_unset=True)
-            self._chats = parsed_chats(messages, given)
+            fields = self.model_dump(include=set(RENDERING), exclude_none=True, exclude_unset=True)
+            self._chats = parsed_chats(messages, fields)
 
     @property
     def items(self) -> list[Item]:

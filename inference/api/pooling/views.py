@@ -123,19 +123,19 @@ async def default_classifier(caller: Caller) -> str:
     """
     client = get_engine_client()
     await client.start()
-    found = [
+    model_ids = [
         card.id
         for card in await access_models(caller)
         if (info := client.fleet.model(card.id)) is not None and "classify" in info.tasks
     ]
-    if len(found) != 1:
+    if len(model_ids) != 1:
         raise InvalidRequest(
             "There are several classification models: name one in model."
-            if found
+            if model_ids
             else "There is no classification model that this key may use.",
             param="model",
         )
-    return found[0]
+    return model_ids[0]
 
 
 def moderation_result(labels: list[str], scores: list[float]) -> dict[str, Any]:
@@ -301,13 +301,13 @@ async def _run(
     """Answer for each input by itself."""
     params, served, ctx = body.params(task), call.served, call.request.ctx
     if body.chats:
-        made = chat_entries(ctx, served, body.chats, params, body.side)
+        pending_entries = chat_entries(ctx, served, body.chats, params, body.side)
     else:
         special = body.add_special_tokens is not False
-        made = item_entries(
+        pending_entries = item_entries(
             ctx, served, body.items, params, add_special_tokens=special, side=body.side
         )
-    return await call.answer(await call.build_entries(made), make, pack)
+    return await call.answer(await call.build_entries(pending_entries), make, pack)
 
 
 async def _answer(

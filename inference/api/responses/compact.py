@@ -79,12 +79,12 @@ class CompactView(GatewayView):
         served = await resolve_model(request.ctx, parsed.model)
         max_tokens = min(MAX_TOKENS, served.info.max_model_len // 4)
         asking = await request.ctx.offload(_build_summary_chat, parsed, max_tokens)
-        _, said = await load_conversation(request.ctx, asking)
+        _, conversation = await load_conversation(request.ctx, asking)
         asked = await get_render_pool().run_in_thread(
             request.caller.tenant,
             settings.QUIRE.render_timeout_s,
             _recent_user_messages,
-            [*said.history, *said.new_items[:-1]],
+            [*conversation.history, *conversation.new_items[:-1]],
             served.tokenizer,
             served.info.max_model_len // 2,
         )
@@ -129,20 +129,20 @@ def _parsed(body: dict[str, Any]) -> CompactRequest:
 
 
 def _recent_user_messages(
-    items: list[dict[str, Any]], tokenizer: Tokenizer, room: int
+    items: list[dict[str, Any]], tokenizer: Tokenizer, max_tokens: int
 ) -> list[dict[str, Any]]:
-    """The last of the user's messages, word for word, as many as have `room` tokens together."""
-    kept: list[dict[str, Any]] = []
+    """The user's last messages, verbatim, which have at most `max_tokens` tokens together."""
+    recent: list[dict[str, Any]] = []
     for item in reversed(items):
         if item.get("type", "message") != "message" or item.get("role") != "user":
             continue
         (message,) = to_stored_items([item])
         text = "".join(str(part.get("text", "")) for part in message["content"])
-        room -= len(tokenizer.encode_plain(text))
-        if room < 0:
+        max_tokens -= len(tokenizer.encode_plain(text))
+        if max_tokens < 0:
             break
-        kept.append(message)
-    return kept[::-1]
+        recent.append(message)
+    return recent[::-1]
 
 
 def _build_summary_chat(parsed: CompactRequest, max_tokens: int) -> ResponsesRequest:

@@ -63,12 +63,12 @@ def _message(item: dict[str, Any], tenant_id: int, param: str) -> dict[str, Any]
     if not isinstance(content, str) or len(content) > MAX_SEALED or not content.isascii():
         raise refused
     try:
-        found = json.loads(fernet_for(KIND).decrypt(content.encode()))
+        sealed = json.loads(fernet_for(KIND).decrypt(content.encode()))
     except InvalidToken:
         raise refused from None
-    if found["tenant"] != tenant_id:
+    if sealed["tenant"] != tenant_id:
         raise refused
-    return {"type": "message", "role": "system", "content": _HEAD + found["summary"]}
+    return {"type": "message", "role": "system", "content": _HEAD + sealed["summary"]}
 
 
 @dataclass(frozen=True)
@@ -88,19 +88,19 @@ async def load_conversation(
     for one that can't be continued.
     """
     caller = ctx.caller
-    before: list[dict[str, Any]] = []
+    history: list[dict[str, Any]] = []
     chars = 0
     if request.conversation_id is not None:
         resumed = await find_resumed_stream(ctx) if request.stream else None
         until = None if resumed is None else resumed.read_until
         rows = await run_in_db_thread(access_all_items, caller, request.conversation_id, until)
         ctx = replace(ctx, read_until=rows[-1].pk if rows else 0)
-        before, chars = [row.item for row in rows], sum(row.size for row in rows)
+        history, chars = [row.item for row in rows], sum(row.size for row in rows)
     elif request.previous_response_id is not None:
         chain, chars = await run_in_db_thread(
             access_response_chain, caller, request.previous_response_id
         )
-        before = _items_of(chain)
+        history = _items_of(chain)
     items = request.items
     references = {
         str(item.get("id")): f"input[{index}].id"
@@ -110,16 +110,16 @@ async def load_conversation(
     if references:
         stored = await run_in_db_thread(access_output_items, caller, references)
         items = [stored[item["id"]] if item.get("type") == REFERENCE else item for item in items]
-    if len(before) > INLINE_MAX_ITEMS or chars > MAX_INLINE_CHARS:
+    if len(history) > INLINE_MAX_ITEMS or chars > MAX_INLINE_CHARS:
         ctx = replace(ctx, is_large=True)
-    return ctx, await ctx.offload(_said, before, items, caller.tenant_id)
+    return ctx, await ctx.offload(_conversation_input, history, items, caller.tenant_id)
 
 
-def _said(
-    before: list[dict[str, Any]], items: list[dict[str, Any]], tenant_id: int
+def _conversation_input(
+    history: list[dict[str, Any]], items: list[dict[str, Any]], tenant_id: int
 ) -> ConversationInput:
     return ConversationInput(
-        expand_compactions(before, tenant_id, "conversation"),
+        expand_compactions(history, tenant_id, "conversation"),
         expand_compactions(items, tenant_id, "input"),
     )
 

@@ -56,8 +56,8 @@ class Messages:
 
     def add_all(self, items: Iterable[dict[str, Any]]) -> None:
         """Add items in order."""
-        for place, item in enumerate(items):
-            self._add(item, f"input[{place}]")
+        for index, item in enumerate(items):
+            self._add(item, f"input[{index}]")
 
     def _add(self, item: dict[str, Any], param: str) -> None:
         kind = item.get("type", "message")
@@ -120,14 +120,14 @@ def _content(content: Any, param: str) -> str | list[dict[str, Any]]:
     if not isinstance(content, list) or not any(part.get("type") == IMAGE for part in content):
         return _text(content, param)
     parts = []
-    for place, part in enumerate(content):
+    for index, part in enumerate(content):
         if part.get("type") != IMAGE:
             parts.append({"type": "text", "text": _text([part], param)})
             continue
         if not isinstance(part.get("image_url"), str):
             raise UnsupportedField(
                 "An image needs an image_url: files by id are not supported.",
-                param=f"{param}[{place}].image_url",
+                param=f"{param}[{index}].image_url",
             )
         parts.append({"type": IMAGE, "image_url": part["image_url"]})
     return parts
@@ -140,35 +140,35 @@ def _text(content: Any, param: str) -> str:
     if not isinstance(content, list):
         raise InvalidRequest("There is no content.", param=param)
     texts = []
-    for place, part in enumerate(content):
+    for index, part in enumerate(content):
         kind, text = part.get("type"), part.get("text")
         if kind == "refusal":
             text = part.get("refusal")
         elif not isinstance(kind, str) or kind not in TEXT_PARTS:
             raise UnsupportedField(
                 f"Content of the type {str(kind)[:50]!r} is not supported.",
-                param=f"{param}[{place}].type",
+                param=f"{param}[{index}].type",
             )
         if not isinstance(text, str):
-            raise InvalidRequest("A text part needs a text.", param=f"{param}[{place}].text")
+            raise InvalidRequest("A text part needs a text.", param=f"{param}[{index}].text")
         texts.append(text)
     return "".join(texts)
 
 
 def to_stored_items(items: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Input items as they are listed later: each with an id, content always in parts."""
-    kept = []
+    stored = []
     for item in items:
         kind = item.get("type", "message")
-        made = {"id": new_id(PREFIXES.get(kind, "item_")), "status": "completed", **item}
-        made["type"] = kind
+        stored_item = {"id": new_id(PREFIXES.get(kind, "item_")), "status": "completed", **item}
+        stored_item["type"] = kind
         if kind == "message" and isinstance(item.get("content"), str):
             part = "output_text" if item.get("role") == "assistant" else "input_text"
-            made["content"] = [{"type": part, "text": item["content"]}]
+            stored_item["content"] = [{"type": part, "text": item["content"]}]
             if part == "output_text":
-                made["content"][0]["annotations"] = []
-        kept.append(made)
-    return kept
+                stored_item["content"][0]["annotations"] = []
+        stored.append(stored_item)
+    return stored
 
 
 SYSTEM = ("system", "developer")
@@ -179,11 +179,15 @@ def drop_oldest_messages(messages: list[dict[str, Any]], count: int) -> list[dic
 
     Outputs of calls that are gone go with them.
     """
-    spoken = [place for place, message in enumerate(messages) if message["role"] not in SYSTEM]
+    spoken = [index for index, message in enumerate(messages) if message["role"] not in SYSTEM]
     gone = set(spoken[:-1][:count])
-    kept = [message for place, message in enumerate(messages) if place not in gone]
-    calls = {call["id"] for message in kept for call in message.get("tool_calls") or ()}
-    return [m for m in kept if m["role"] != "tool" or m["tool_call_id"] in calls or m is kept[-1]]
+    remaining = [message for index, message in enumerate(messages) if index not in gone]
+    calls = {call["id"] for message in remaining for call in message.get("tool_calls") or ()}
+    return [
+        m
+        for m in remaining
+        if m["role"] != "tool" or m["tool_call_id"] in calls or m is remaining[-1]
+    ]
 
 
 async def truncate_to_context(
@@ -202,8 +206,8 @@ async def truncate_to_context(
         except ContextLengthExceeded:
             return False
         # A limit is a ceiling: one as large as the context mustn't cost all that was said.
-        wanted = min(chat.output_limit or 1, served.info.max_model_len // 2)
-        return len(prompt) + wanted <= served.info.max_model_len
+        num_output_tokens = min(chat.output_limit or 1, served.info.max_model_len // 2)
+        return len(prompt) + num_output_tokens <= served.info.max_model_len
 
     if await fits(0):
         return await ctx.offload(build_chat, 0)
@@ -244,7 +248,7 @@ SHARED = (
 
 
 def chat_from_responses(
-    request: ResponsesRequest, said: ConversationInput, dropped: int = 0
+    request: ResponsesRequest, conversation: ConversationInput, dropped: int = 0
 ) -> ChatRequest:
     """The chat: instructions, what was said before, the input; the `dropped` oldest left out.
 
@@ -253,13 +257,13 @@ def chat_from_responses(
     body: dict[str, Any] = {
         name: value for name in SHARED if (value := getattr(request, name)) is not None
     }
-    body["messages"] = _messages(request, said)
+    body["messages"] = _messages(request, conversation)
     if dropped:
         body["messages"] = drop_oldest_messages(body["messages"], dropped)
     if request.max_output_tokens is not None:
         body["max_completion_tokens"] = request.max_output_tokens
     if request.tools:
-        body["tools"] = [_tool(each) for each in flatten_tools(request.tools)]
+        body["tools"] = [_tool(tool) for tool in flatten_tools(request.tools)]
         body["parallel_tool_calls"] = request.parallel_tool_calls
     if request.tool_choice is not None and (request.tools or request.tool_choice != "auto"):
         body["tool_choice"] = _tool_choice(request)
@@ -272,9 +276,9 @@ def chat_from_responses(
     try:
         chat = parse(ChatRequest, body)
     except ValueError as error:  # pydantic's, in the chat's words
-        told = as_quire_error(error)
-        if isinstance(told, InvalidRequest):
-            raise rename_to_responses_fields(told, request) from None
+        reported = as_quire_error(error)
+        if isinstance(reported, InvalidRequest):
+            raise rename_to_responses_fields(reported, request) from None
         raise
     return chat.with_leniency(system_anywhere=True)
 
@@ -287,27 +291,27 @@ def unsupported_fields(turn: ChatSession) -> list[str]:
 def rename_to_responses_fields(error: InvalidRequest, request: ResponsesRequest) -> InvalidRequest:
     """A chat's error with the field as this endpoint calls it."""
 
-    def field(place: str, name: str) -> str:
-        return f"{flatten_tools(request.tools)[int(place)].template_name}.{name}".rstrip(".")
+    def field(index: str, name: str) -> str:
+        return f"{flatten_tools(request.tools)[int(index)].template_name}.{name}".rstrip(".")
 
     return rename_error_field(error, NAMES, field)
 
 
-def _messages(request: ResponsesRequest, said: ConversationInput) -> list[dict[str, Any]]:
+def _messages(request: ResponsesRequest, conversation: ConversationInput) -> list[dict[str, Any]]:
     collected = Messages()
-    collected.add_all(said.history)
-    collected.add_all(said.new_items)
+    collected.add_all(conversation.history)
+    collected.add_all(conversation.new_items)
     if request.instructions is not None:
         collected.instruct(request.instructions)
     return collected.messages
 
 
-def _tool(given: OfferedTool) -> dict[str, Any]:
-    tool = given.tool.model_dump(exclude_none=True)
+def _tool(offered: OfferedTool) -> dict[str, Any]:
+    tool = offered.tool.model_dump(exclude_none=True)
     kind = tool.pop("type")
-    tool["name"] = given.name
-    if given.description:  # the model sees no namespaces
-        tool["description"] = f"{given.description}\n{tool.get('description', '')}".rstrip()
+    tool["name"] = offered.name
+    if offered.description:  # the model sees no namespaces
+        tool["description"] = f"{offered.description}\n{tool.get('description', '')}".rstrip()
     form = tool.get("format")
     if kind == "custom" and isinstance(form, dict) and form.get("type") == "grammar":
         grammar = {name: value for name, value in form.items() if name != "type"}
@@ -323,7 +327,7 @@ def _tool_choice(request: ResponsesRequest) -> str | dict[str, Any]:
     if choice.get("type") == "allowed_tools":
         entries: Any = choice.get("tools")
         if isinstance(entries, list):  # what is wrong stays as it is
-            entries = [each for entry in entries for each in resolve_allowed_tools(entry, tools)]
+            entries = [tool for entry in entries for tool in resolve_allowed_tools(entry, tools)]
         named = {"mode": choice.get("mode"), "tools": entries}
         return {"type": "allowed_tools", "allowed_tools": named}
     kind, name = choice.get("type"), choice.get("name")
@@ -344,5 +348,5 @@ def _format(request: ResponsesRequest) -> dict[str, Any] | None:
         "strict": form.strict,
         "description": form.description,
     }
-    given = {name: value for name, value in schema.items() if value is not None}
-    return {"type": "json_schema", "json_schema": given}
+    fields = {name: value for name, value in schema.items() if value is not None}
+    return {"type": "json_schema", "json_schema": fields}

@@ -61,9 +61,9 @@ class ResponseEventStore:
     async def acquire(self) -> list[Event]:
         """All that is there; from now on nobody else adds anything."""
         await self._redis.set(f"{self._name}:writer", self._writer, ex=KEEP_S)
-        found = [msgspec.json.decode(data) for _, _, data in await self.read_after(-1, None)]
-        self._next = len(found)
-        return found
+        events = [msgspec.json.decode(data) for _, _, data in await self.read_after(-1, None)]
+        self._next = len(events)
+        return events
 
     async def add(self, events: list[Event]) -> None:
         """Add events, all or none. Raises `LostLease`."""

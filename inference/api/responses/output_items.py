@@ -206,7 +206,7 @@ class DeliveredItemFilter:
 
     def skip_delivered(self, parts: Iterable[Part]) -> list[Part]:
         """What is new of them. Raises `ResumeMismatch` when the rest is not what was told."""
-        return [left for part in parts if (left := self._rest(part)) is not None]
+        return [rest for part in parts if (rest := self._rest(part)) is not None]
 
     def _rest(self, part: Part) -> Part | None:
         while self._delivered:

@@ -80,7 +80,7 @@ def response_object(
 
 def response_usage(usage: Usage) -> dict[str, Any]:
     """OpenAI's `usage` of a response."""
-    shown = usage_object(
+    body = usage_object(
         {
             "input": usage.prompt_tokens,
             "cached": usage.cached_tokens,
@@ -88,8 +88,8 @@ def response_usage(usage: Usage) -> dict[str, Any]:
             "reasoning": usage.reasoning_tokens or 0,
         }
     )
-    shown["input_tokens_details"]["cache_write_tokens"] = 0
-    return shown | usage.detail_fields()
+    body["input_tokens_details"]["cache_write_tokens"] = 0
+    return body | usage.detail_fields()
 
 
 class ResponseAnswer:
@@ -138,8 +138,8 @@ class ResponseAnswer:
         options, entries = self._session.options, delta.increment.entries
         logprobs: list[dict[str, Any]] = []
         if options.top_logprobs is not None and entries:
-            shown = entries if options.shows_all_tokens else text_entries(entries)
-            logprobs = chat_logprobs(shown, options.names, options.top_logprobs)
+            visible_entries = entries if options.shows_all_tokens else text_entries(entries)
+            logprobs = chat_logprobs(visible_entries, options.names, options.top_logprobs)
         self._reason = delta.finish_reason or self._reason
         parts = (
             delta.parts if self._delivered is None else self._delivered.skip_delivered(delta.parts)

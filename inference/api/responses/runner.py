@@ -91,7 +91,7 @@ class ResponseRun:
         It's generated again when its replicas were lost for too long: with its seed it's the same.
         """
         row = self._row
-        told = await self._event_store.acquire() if self._event_store else []
+        stored_events = await self._event_store.acquire() if self._event_store else []
         request = parse_request(row.request)
         request.stream = False  # events are told from here; no gateway's client reads a stream
         if request.seed is None:
@@ -104,7 +104,7 @@ class ResponseRun:
         try:
             created = row.body["created_at"]
             answer = ResponseAnswer(turn, request, row.public_id, created_at=created)
-            if not answer.go_on_from(told):
+            if not answer.go_on_from(stored_events):
                 await self._publish_events(
                     [{"type": "response.in_progress", "response": answer.started}]
                 )

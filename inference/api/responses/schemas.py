@@ -59,27 +59,29 @@ def name_for_model(namespace: str | None, name: str) -> str:
 
 def flatten_tools(tools: list[ResponsesTool] | None) -> list[OfferedTool]:
     """All tools, one after the other, those in namespaces too."""
-    found = []
+    offered = []
     for index, tool in enumerate(tools or ()):
         field, name = f"tools[{index}]", tool.name or ""
         if is_hosted(tool):
             continue
         if tool.type != "namespace":
-            found.append(OfferedTool(tool, name, name, field))
+            offered.append(OfferedTool(tool, name, name, field))
             continue
-        for inner, each in enumerate(tool.tools or ()):
-            own = each.name or ""
-            flat, within = name_for_model(name, own), f"{field}.tools[{inner}]"
-            found.append(OfferedTool(each, flat, own, within, name, tool.description or ""))
-    return found
+        for inner, inner_tool in enumerate(tool.tools or ()):
+            short_name = inner_tool.name or ""
+            flat, within = name_for_model(name, short_name), f"{field}.tools[{inner}]"
+            offered.append(
+                OfferedTool(inner_tool, flat, short_name, within, name, tool.description or "")
+            )
+    return offered
 
 
 def split_names(tools: list[ResponsesTool] | None) -> dict[str, tuple[str, str]]:
     """Namespace and own name of each tool in one, by its name for the model."""
     return {
-        each.name: (each.namespace, each.short_name)
-        for each in flatten_tools(tools)
-        if each.namespace
+        tool.name: (tool.namespace, tool.short_name)
+        for tool in flatten_tools(tools)
+        if tool.namespace
     }
 
 
@@ -90,10 +92,10 @@ def is_hosted(tool: ResponsesTool) -> bool:
 
 def check_tools(tools: list[ResponsesTool] | None) -> None:
     """Raise `InvalidRequest` for a tool that can't be offered, or if there are only such."""
-    others = any(not is_hosted(tool) for tool in tools or ())
+    has_client_tools = any(not is_hosted(tool) for tool in tools or ())
     for index, tool in enumerate(tools or ()):
         field = f"tools[{index}]"
-        if others and is_hosted(tool):
+        if has_client_tools and is_hosted(tool):
             continue
         if tool.type != "namespace":
             _check(tool, field)
@@ -102,8 +104,8 @@ def check_tools(tools: list[ResponsesTool] | None) -> None:
             raise InvalidRequest("A namespace needs a name.", param=f"{field}.name")
         if not tool.tools:
             raise InvalidRequest("A namespace needs tools.", param=f"{field}.tools")
-        for inner, each in enumerate(tool.tools):
-            _check(each, f"{field}.tools[{inner}]")
+        for inner, inner_tool in enumerate(tool.tools):
+            _check(inner_tool, f"{field}.tools[{inner}]")
 
 
 def _check(tool: NamespacedTool, field: str) -> None:
@@ -122,23 +124,23 @@ def resolve_tool_choice(choice: Mapping[str, Any], tools: list[OfferedTool]) -> 
     """
     kind, name, namespace = choice.get("type"), choice.get("name"), choice.get("namespace")
     what = "function" if kind == "function" else "custom tool"
-    ours = [each for each in tools if each.tool.type == kind]
+    candidates = [tool for tool in tools if tool.tool.type == kind]
     if namespace is not None:
-        ours = [each for each in ours if each.namespace == namespace]
-    found = [each for each in ours if each.name == name] or [
-        each for each in ours if each.short_name == name
+        candidates = [tool for tool in candidates if tool.namespace == namespace]
+    matches = [tool for tool in candidates if tool.name == name] or [
+        tool for tool in candidates if tool.short_name == name
     ]
-    if not found:
+    if not matches:
         raise InvalidRequest(
             f"{what.capitalize()} {str(name)[:100]!r} not found in tools.", param="tool_choice"
         )
-    if len(found) > 1:
-        names = " or ".join(each.name for each in found[:5])
+    if len(matches) > 1:
+        names = " or ".join(tool.name for tool in matches[:5])
         raise InvalidRequest(
             f"Several namespaces have a {what} {str(name)[:100]!r}: name it as {names}.",
             param="tool_choice",
         )
-    return found[0]
+    return matches[0]
 
 
 def resolve_allowed_tools(entry: Any, tools: list[OfferedTool]) -> list[dict[str, Any]]:
@@ -149,8 +151,8 @@ def resolve_allowed_tools(entry: Any, tools: list[OfferedTool]) -> list[dict[str
     if not isinstance(entry, dict):
         return [{}]
     if entry.get("type") == "namespace":
-        inside = [each for each in tools if each.namespace and each.namespace == entry.get("name")]
-        return [as_chat_names(each.tool.type, each.name) for each in inside] or [{}]
+        members = [tool for tool in tools if tool.namespace and tool.namespace == entry.get("name")]
+        return [as_chat_names(tool.tool.type, tool.name) for tool in members] or [{}]
     kind = str(entry.get("type"))
     try:
         return [as_chat_names(kind, resolve_tool_choice(entry, tools).name)]

@@ -71,22 +71,22 @@ async def tail_response_events(
     caller: Caller, public_id: str, after: int
 ) -> AsyncGenerator[bytes, None]:
     """Events behind number `after`, as they come, to the last; nothing more when it's cancelled."""
-    kept = ResponseEventStore(public_id)
+    store = ResponseEventStore(public_id)
     pause, heard, written = SOON_S, 0.0, time.monotonic()
     heartbeat_s = settings.QUIRE.sse_heartbeat_s
     while True:
-        found = await kept.read_after(after)
+        events = await store.read_after(after)
         now = time.monotonic()
-        if found:
-            yield b"".join(encode_event(n, msgspec.json.decode(data)) for n, _, data in found)
-            if found[-1][1] in TERMINAL_EVENTS:
+        if events:
+            yield b"".join(encode_event(n, msgspec.json.decode(data)) for n, _, data in events)
+            if events[-1][1] in TERMINAL_EVENTS:
                 return
-            after, pause, heard, written = found[-1][0], SOON_S, now, now
+            after, pause, heard, written = events[-1][0], SOON_S, now, now
             continue
         if now - heard >= IDLE_TIMEOUT_S:
             row = await _row(caller, public_id)
             if row is None or row.status not in ACTIVE_STATUSES:
-                yield b"" if row is None else await _terminal_event(kept, row, after)
+                yield b"" if row is None else await _terminal_event(store, row, after)
                 return
             heard = now
         if heartbeat_s and now - written >= heartbeat_s:
@@ -103,11 +103,15 @@ async def _row(caller: Caller, public_id: str) -> StoredResponse | None:
         return None
 
 
-async def _terminal_event(kept: ResponseEventStore, row: StoredResponse, after: int) -> bytes:
+async def _terminal_event(store: ResponseEventStore, row: StoredResponse, after: int) -> bytes:
     """The last event, from the row: the others are gone, or their writer is."""
     kind = f"response.{row.status}"
-    told = [kind for _, kind, _ in await kept.read_after(-1, None) if kind in TERMINAL_EVENTS]
-    if kind not in TERMINAL_EVENTS or told:  # cancelled; or the client has the last one already
+    terminal_kinds = [
+        kind for _, kind, _ in await store.read_after(-1, None) if kind in TERMINAL_EVENTS
+    ]
+    if (
+        kind not in TERMINAL_EVENTS or terminal_kinds
+    ):  # cancelled; or the client has the last one already
         return b""
     return encode_event(after + 1, {"type": kind, "response": row.body})
 
@@ -122,13 +126,13 @@ def parse_request(body: dict[str, Any]) -> ResponsesRequest:
 
 async def start_session(ctx: RequestContext, request: ResponsesRequest) -> ChatSession:
     """The answer under way. Raises what `ChatSession.start` raises, in this endpoint's words."""
-    ctx, said = await load_conversation(ctx, request)
-    chat = await ctx.offload(chat_from_responses, request, said)
+    ctx, conversation = await load_conversation(ctx, request)
+    chat = await ctx.offload(chat_from_responses, request, conversation)
     try:
         if request.truncation == "auto":
             served = await resolve_model(ctx, request.model)
             chat = await truncate_to_context(
-                partial(chat_from_responses, request, said), served, ctx
+                partial(chat_from_responses, request, conversation), served, ctx
             )
         return await ChatSession.start(chat, ctx, endpoint="responses")
     except InvalidRequest as error:
@@ -189,23 +193,23 @@ class ResponseHandler:
     async def create_background(self) -> HttpResponseBase:
         """Keep it for a worker, after checking what can be checked without the model."""
         card = (await get_or_resolve_target(self._caller, self._request.model)).card
-        ctx, said = await load_conversation(self._ctx, self._request)
-        await ctx.offload(chat_from_responses, self._request, said)
+        ctx, conversation = await load_conversation(self._ctx, self._request)
+        await ctx.offload(chat_from_responses, self._request, conversation)
         self._raw = {**self._raw, "model": card.id}  # whatever others there are by then
         body = response_object(self._request, self.public_id, time.time(), card.id)
         body["status"] = "queued"
-        kept = None
+        store = None
         if self._request.stream:
             # Before a worker can find the row: whoever comes later takes the writing over.
             kinds = ("response.created", "response.queued")
-            kept = ResponseEventStore(self.public_id, "gateway")
-            await kept.acquire()
-            await kept.add([{"type": kind, "response": body} for kind in kinds])
+            store = ResponseEventStore(self.public_id, "gateway")
+            await store.acquire()
+            await store.add([{"type": kind, "response": body} for kind in kinds])
         try:
             await self._keep(body, background=True)
         except Exception:  # not where the client left: the row may be there all the same
-            if kept is not None:
-                await kept.forget()
+            if store is not None:
+                await store.forget()
             raise
         await enqueue_job("response", self.public_id)
         if self._request.stream:
@@ -287,10 +291,10 @@ class InputTokensView(GatewayView):
         """OpenAI's count; nothing is generated or kept."""
         parsed = await request.ctx.offload(parse_request, self.read_json(request))
         ignored = parsed.ignored_fields()
-        ctx, said = await load_conversation(request.ctx, parsed)
+        ctx, conversation = await load_conversation(request.ctx, parsed)
         served = await resolve_model(request.ctx, parsed.model)
         try:
-            chat = await ctx.offload(chat_from_responses, parsed, said)
+            chat = await ctx.offload(chat_from_responses, parsed, conversation)
             tokens = await prompt_token_ids(chat, served, ctx)
         except InvalidRequest as error:
             raise rename_to_responses_fields(error, parsed) from None
