@@ -7,7 +7,6 @@ numpy. So every family of its image-text-to-text models has one.
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from engine.contract.errors import InvalidRequest, ModelLoadError
+from engine.multimodal.image_prompts import ImagePrompt, find_image_prompt
 from engine.multimodal.inputs import MediaTensors, encode_tensors, media_digest
 from engine.multimodal.placeholders import check_placeholders
 
@@ -108,7 +108,7 @@ class MediaProcessor:
                 str(folder), trust_remote_code=False, local_files_only=True, backend="pil"
             )
             self._processor = _make_processor(str(folder), images)
-        except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
+        except (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError) as error:
             raise ModelLoadError(
                 f"{folder} has no image processor: {error}", param="model"
             ) from error
@@ -158,24 +158,21 @@ class MediaProcessor:
 
 def _make_processor(folder: str, images: Any) -> Any:
     """`transformers`' processor of a model folder, or one that does the same for pictures."""
-    from transformers import AutoProcessor, AutoTokenizer
+    from transformers import AutoProcessor
 
-    if type(images).__name__.startswith("Qwen2VL"):
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
-        token_id = int(config["image_token_id"])
-        return _GridProcessor(images, str(tokenizer.convert_ids_to_tokens(token_id)), token_id)
+    if (prompt := find_image_prompt(images)) is not None:
+        return _ImagesProcessor(images, prompt(folder, images))
     return AutoProcessor.from_pretrained(
         folder, trust_remote_code=False, local_files_only=True, backend="pil"
     )
 
 
-class _GridProcessor:
-    """Qwen's. `transformers`' own also wants a processor of videos, which needs torchvision."""
+class _ImagesProcessor:
+    """Of an image processor and an `ImagePrompt` what `transformers`' processor is of both."""
 
-    def __init__(self, images: Any, image_token: str, image_token_id: int) -> None:
-        self.image_processor = images
-        self.image_token, self.image_token_id = image_token, image_token_id
+    def __init__(self, images: Any, prompt: ImagePrompt) -> None:
+        self.image_processor, self._prompt = images, prompt
+        self.image_token, self.image_token_id = prompt.image_token, prompt.image_token_id
 
     def __call__(
         self,
@@ -185,9 +182,9 @@ class _GridProcessor:
         *,
         return_text_replacement_offsets: bool,
     ) -> dict[str, Any]:
-        outputs = dict(self.image_processor(images, **images_kwargs))
-        count = int(outputs["image_grid_thw"][0].prod()) // self.image_processor.merge_size**2
-        return outputs | {"text_replacement_offsets": [[{"replacement": self.image_token * count}]]}
+        outputs = dict(self.image_processor(images, **self._prompt.options(images_kwargs)))
+        replacement = self._prompt.replacement(outputs)
+        return outputs | {"text_replacement_offsets": [[{"replacement": replacement}]]}
 
 
 def _contiguous(values: np.ndarray) -> np.ndarray:

@@ -131,17 +131,21 @@ def _prefixed(names: WeightNames, head_prefix: str, body_prefix: str) -> WeightN
 
 def clip_tower(vision: Config, prefix: str) -> VisionSpec:
     """CLIP's vision tower."""
-    return _tower(
+    return make_tower_spec(
         vision, prefix, class_token=True, patch_bias=False, first_norm="pre_layrnorm", eps=1e-5
     )
 
 
 def siglip_tower(vision: Config, prefix: str) -> VisionSpec:
     """SigLIP's vision tower, and those made of it."""
-    return _tower(vision, prefix, last_norm="post_layernorm", eps=1e-6)
+    return make_tower_spec(vision, prefix, last_norm="post_layernorm", eps=1e-6)
 
 
-def _tower(vision: Config, prefix: str, *, eps: float, **particulars: Any) -> VisionSpec:
+def make_tower_spec(vision: Config, prefix: str, *, eps: float, **particulars: Any) -> VisionSpec:
+    """The tower of a `vision_config` whose sizes have CLIP's names.
+
+    `eps`: of its norms where it says none; `particulars`: further fields of `VisionSpec`.
+    """
     name = str(vision.get("hidden_act", "gelu"))
     act = "quick_gelu" if name == "quick_gelu" else ACTIVATIONS.get(name)
     if act is None:

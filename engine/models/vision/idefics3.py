@@ -1,4 +1,4 @@
-"""Idefics3 (arXiv 2408.12637): SigLIP's patches, several joined to one token."""
+"""Idefics3 (arXiv 2408.12637) and SmolVLM: SigLIP's patches, several joined to one token."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from engine.models.layers.linear import FusedLinear, LinearPart
 from engine.models.layers.norm import Transform
 from engine.models.vision.family import VisionFamily, find_prefix, siglip_tower
-from engine.models.vision.tower import VisionTower
+from engine.models.vision.tower import VisionTower, pixel_shuffle
 from engine.models.weight_loader import WeightLoader
 
 
@@ -37,7 +37,7 @@ class Idefics3(VisionFamily):
         x = self._tower.embed(pixels, self._positions(patches))
         counted = None if bool(patches.all()) else patches.flatten(1)
         (states,) = self._tower.hidden_states(x, (-1,), counted)
-        joined = _pixel_shuffle(self._tower.last_norm(states), self._factor)
+        joined = pixel_shuffle(self._tower.last_norm(states), self._factor)
         return self._projection(joined.flatten(0, 1))
 
     def _patch_mask(self, pixels: Tensor, mask: Tensor | None) -> Tensor:
@@ -63,11 +63,3 @@ class Idefics3(VisionFamily):
         columns = buckets(patches[:, 0, :].sum(dim=1), patches.shape[2])
         index = (rows[:, :, None] * side + columns[:, None, :]).flatten(1)
         return self._tower.positions[torch.where(patches.flatten(1), index, 0)]
-
-
-def _pixel_shuffle(x: Tensor, factor: int) -> Tensor:
-    """[n, side * side, hidden] -> [n, side * side / factor^2, hidden * factor^2]."""
-    count, length, hidden = x.shape
-    side = int(length**0.5)
-    x = x.view(count, side // factor, factor, side // factor, factor, hidden)
-    return x.permute(0, 1, 3, 2, 4, 5).reshape(count, length // factor**2, hidden * factor**2)

@@ -15,6 +15,7 @@ from engine.models.families.common import ACTIVATIONS
 from engine.models.layers.linear import FusedLinear, LinearPart
 from engine.models.layers.norm import LayerNorm, Norm, Transform, chain, make_norm
 from engine.models.vision.family import VisionFamily
+from engine.models.vision.rotary_layer import RotaryLayer, Rotation
 from engine.models.vision.tower import plain_activation
 from engine.models.weight_loader import WeightLoader
 from kernels.interface import ActivationSpec, NormWeights
@@ -81,37 +82,32 @@ class Qwen2VL(VisionFamily):
             self._linear(f"{name}.fc2", self._hidden, self._inner),
         )
 
-    def _layer(self, index: int) -> tuple[Norm, Transform, Transform, Norm, Transform]:
+    def _layer(self, index: int) -> RotaryLayer:
         name, hidden = f"blocks.{index}", self._hidden
-        return (
-            self._norm(f"{name}.norm1"),
-            self._linear(f"{name}.attn.qkv", 3 * hidden, hidden),
-            self._linear(f"{name}.attn.proj", hidden, hidden),
-            self._norm(f"{name}.norm2"),
-            self._mlp(f"{name}.mlp"),
+        return RotaryLayer(
+            attention_norm=self._norm(f"{name}.norm1"),
+            qkv=self._linear(f"{name}.attn.qkv", 3 * hidden, hidden),
+            output=self._linear(f"{name}.attn.proj", hidden, hidden),
+            mlp_norm=self._norm(f"{name}.norm2"),
+            mlp=self._mlp(f"{name}.mlp"),
+            num_heads=self._heads,
         )
 
     def encode(self, tensors: dict[str, Tensor]) -> Tensor:
         grid = tensors["image_grid_thw"]
         x = self._patches(tensors["pixel_values"])
-        whole = LengthBatches(_frame_starts(grid), x.device)
-        x = self._run(x, _places(grid, self._merge), [whole] * len(self._layers))
+        whole = LengthBatches(frame_starts(grid), x.device)
+        rotation = Rotation(self._angles(patch_places(grid, self._merge)))
+        for layer in self._layers:
+            x = layer(x, rotation, whole)
         return self._merger(self._merger_norm(x).view(-1, self._hidden * self._merge**2))
 
-    def _run(self, x: Tensor, places: Tensor, attending: list[LengthBatches]) -> Tensor:
-        """All layers; `attending` by layer: patches that attend to each other.
+    def _angles(self, places: Tensor) -> Tensor:
+        """[n, head_dim / 2]: by which each patch is rotated.
 
         `places`: int64 [n, 2], the row and the column of each patch.
         """
-        angles = (places[:, :, None].float() * self._inverse).flatten(1)
-        cos, sin = angles.cos()[:, None, None], angles.sin()[:, None, None]
-        for (norm1, qkv, project, norm2, mlp), groups in zip(self._layers, attending, strict=True):
-            states = qkv(norm1(x)).view(-1, 3, self._heads, self._head_dim)
-            left, right = states[:, :2].chunk(2, dim=-1)
-            rotated = torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)
-            x = x + project(_attend(torch.cat((rotated, states[:, 2:]), dim=1), groups))
-            x = x + mlp(norm2(x))
-        return x
+        return (places[:, :, None].float() * self._inverse).flatten(1)
 
 
 class Qwen25VL(Qwen2VL):
@@ -151,23 +147,22 @@ class Qwen25VL(Qwen2VL):
             return values.unflatten(0, (-1, unit))[order].flatten(0, 1)
 
         x = by_window(self._patches(tensors["pixel_values"]))
-        whole = LengthBatches(_frame_starts(grid), x.device)
+        whole = LengthBatches(frame_starts(grid), x.device)
         windows = LengthBatches(window_starts, x.device)
-        attending = [
-            whole if index in self._whole_layers else windows for index in range(len(self._layers))
-        ]
-        x = self._run(x, by_window(_places(grid, self._merge)), attending)
+        rotation = Rotation(self._angles(by_window(patch_places(grid, self._merge))))
+        for index, layer in enumerate(self._layers):
+            x = layer(x, rotation, whole if index in self._whole_layers else windows)
         merged = self._merger(self._merger_norm(x).view(-1, self._hidden * unit))
         return merged[order.argsort()]
 
 
-def _frame_starts(grid: Tensor) -> Tensor:
+def frame_starts(grid: Tensor) -> Tensor:
     """Where each frame of one picture or video begins, int64 [frames + 1]."""
     frames, rows, columns = grid[0].tolist()
     return torch.arange(frames + 1) * rows * columns
 
 
-def _places(grid: Tensor, merge: int) -> Tensor:
+def patch_places(grid: Tensor, merge: int) -> Tensor:
     """int64 [n, 2]: row and column of each patch, in the processor's order: the patches that become
     one token follow each other.
     """
@@ -175,14 +170,3 @@ def _places(grid: Tensor, merge: int) -> Tensor:
     cells = torch.stack(torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij"))
     cells = cells.view(2, rows // merge, merge, columns // merge, merge).permute(1, 3, 2, 4, 0)
     return cells.reshape(-1, 2).repeat(frames, 1).to(grid.device)
-
-
-def _attend(qkv: Tensor, sequences: LengthBatches) -> Tensor:
-    """[n, 3, heads, head_dim] -> [n, heads * head_dim]: each patch sees those of its sequence."""
-    ordered = sequences.sorted(qkv)
-    parts = []
-    for length, first, end in sequences.groups:
-        q, k, v = ordered[first:end].unflatten(0, (-1, length)).permute(2, 0, 3, 1, 4)
-        out = torch.nn.functional.scaled_dot_product_attention(q, k, v)
-        parts.append(out.transpose(1, 2).flatten(0, 1))
-    return sequences.restored(torch.cat(parts)).flatten(1)

@@ -7,13 +7,18 @@ from typing import Any
 from engine.contract.errors import ModelLoadError
 from engine.models.vision.family import VisionFamily
 from engine.models.vision.idefics3 import Idefics3
+from engine.models.vision.internvl import InternVL
 from engine.models.vision.llava import Llava, LlavaNext
+from engine.models.vision.pixtral import Pixtral
 from engine.models.vision.qwen2_vl import Qwen2VL, Qwen25VL
 
 VISION_FAMILIES: dict[str, type[VisionFamily]] = {
     "LlavaForConditionalGeneration": Llava,
     "LlavaNextForConditionalGeneration": LlavaNext,
     "Idefics3ForConditionalGeneration": Idefics3,
+    "SmolVLMForConditionalGeneration": Idefics3,
+    "InternVLForConditionalGeneration": InternVL,
+    "Mistral3ForConditionalGeneration": Pixtral,
     "Qwen2VLForConditionalGeneration": Qwen2VL,
     "Qwen2_5_VLForConditionalGeneration": Qwen25VL,
 }
@@ -26,7 +31,13 @@ def find_vision_family(config: dict[str, Any]) -> VisionFamily | None:
     """
     names = config.get("architectures") or []
     kind = next((VISION_FAMILIES[name] for name in names if name in VISION_FAMILIES), None)
-    return None if kind is None else kind(_completed(config))
+    if kind is None:
+        return None
+    completed = _completed(config)
+    if kind is Llava and completed["vision_config"].get("model_type") == "pixtral":
+        # Pixtral's checkpoints have LLaVA's architecture.
+        kind = Pixtral
+    return kind(completed)
 
 
 def _completed(config: dict[str, Any]) -> dict[str, Any]:

@@ -11,9 +11,34 @@ import torch
 from torch import Tensor
 
 from engine.models.layers.linear import FusedLinear, LinearPart
-from engine.models.layers.norm import LayerNorm, NoNorm, Norm, Transform, chain
+from engine.models.layers.norm import LayerNorm, NoNorm, Norm, RMSNorm, Transform, chain
 from engine.models.weight_loader import WeightLoader
 from kernels.layers import activation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TowerNames:
+    """What a checkpoint calls a tower's weights: CLIP's names unless others are given.
+
+    Attributes:
+        layer: how those of a layer begin.
+        query, key, value, output, attention_norm, mlp_norm: within a layer.
+        batched: whether the class token and the positions have a dimension of 1 for pictures.
+        scales: within a layer, factors of what attention and the MLP add; () where there are none.
+    """
+
+    patches: str = "embeddings.patch_embedding"
+    class_token: str = "embeddings.class_embedding"
+    positions: str = "embeddings.position_embedding.weight"
+    layer: str = "encoder.layers.{}."
+    query: str = "self_attn.q_proj"
+    key: str = "self_attn.k_proj"
+    value: str = "self_attn.v_proj"
+    output: str = "self_attn.out_proj"
+    attention_norm: str = "layer_norm1"
+    mlp_norm: str = "layer_norm2"
+    batched: bool = False
+    scales: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,16 +47,20 @@ class VisionSpec:
 
     Attributes:
         prefix: of its weights' names.
+        names: of its weights.
         image_size, patch_size: pixels of a side.
         activation: of the MLP, by the kernels' name.
         class_token: a vector before the patches' own, which attends as they do.
         patch_bias: whether the patch embedding has one.
         first_norm: a norm before the first layer, by its name, or "".
         last_norm: a norm after the last layer, by its name, or "".
-        attention_bias: whether queries, keys, values and the output have one.
+        attention_bias: whether queries, keys and values have one.
+        norm: of the layers, "layer" or "rms".
+        qk_norm: whether queries and keys are normed, all heads together.
     """
 
     prefix: str
+    names: TowerNames = TowerNames()
     hidden_size: int
     intermediate_size: int
     num_layers: int
@@ -46,6 +75,8 @@ class VisionSpec:
     first_norm: str = ""
     last_norm: str = ""
     attention_bias: bool = True
+    norm: str = "layer"
+    qk_norm: bool = False
 
     @property
     def patches_per_side(self) -> int:
@@ -63,16 +94,22 @@ class VisionLayer:
     mlp_norm: Norm
     mlp: Transform
     num_heads: int
+    query_norm: Norm
+    key_norm: Norm
 
     def __call__(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """[n, length, hidden] of the same. `mask`: bool [n, 1, 1, length], keys that count."""
         batch, length, hidden = x.shape
-        qkv = self.qkv(self.attention_norm(x).flatten(0, 1))
-        q, k, v = qkv.view(batch, length, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
+        qkv = self.qkv(self.attention_norm(x.flatten(0, 1)))
+        query, key, value = qkv.chunk(3, dim=-1)
+        q, k, v = (
+            part.unflatten(0, (batch, length)).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for part in (self.query_norm(query), self.key_norm(key), value)
+        )
         attended = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         attended = attended.transpose(1, 2).reshape(batch * length, hidden)
         x = x + self.output(attended).view(batch, length, hidden)
-        flat = self.mlp(self.mlp_norm(x).flatten(0, 1))
+        flat = self.mlp(self.mlp_norm(x.flatten(0, 1)))
         return x + flat.view(batch, length, hidden)
 
 
@@ -86,64 +123,81 @@ def _quick_gelu(x: Tensor) -> Tensor:
     return x * torch.sigmoid(1.702 * x)
 
 
+@dataclass(frozen=True, slots=True)
+class ScaleChannels:
+    """Multiplication of each channel with its own factor, float32 [hidden]."""
+
+    factors: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[n, hidden] of the same."""
+        return x * self.factors
+
+
 class VisionTower:
     """Pictures of one size in, hidden states of their patches out."""
 
     def __init__(self, spec: VisionSpec, loader: WeightLoader) -> None:
         """Reads all weights. Raises `ModelLoadError`."""
         self.spec, self._loader = spec, loader
-        names = f"{spec.prefix}embeddings."
-        shape = (spec.hidden_size, spec.num_channels, spec.patch_size, spec.patch_size)
+        names, prefix, hidden = spec.names, spec.prefix, spec.hidden_size
+        shape: tuple[int, ...]
+        shape = (hidden, spec.num_channels, spec.patch_size, spec.patch_size)
         # A convolution whose stride is its width is a product of whole patches.
-        weight = loader.tensor(f"{names}patch_embedding.weight", shape).flatten(1)
-        bias = (
-            loader.vector(f"{names}patch_embedding.bias", spec.hidden_size)
-            if spec.patch_bias
-            else None
-        )
+        weight = loader.tensor(f"{prefix}{names.patches}.weight", shape).flatten(1)
+        bias = loader.vector(f"{prefix}{names.patches}.bias", hidden) if spec.patch_bias else None
         self._patches = loader.pack(weight, bias)
-        self._class = (
-            loader.vector(f"{names}class_embedding", spec.hidden_size) if spec.class_token else None
-        )
+        batch = (1,) if names.batched else ()
+        self._class: Tensor | None = None
+        if spec.class_token:
+            shape = (*batch, *batch, hidden)
+            self._class = loader.vector(prefix + names.class_token, *shape).flatten()
         num_positions = spec.patches_per_side**2 + spec.class_token
-        self.positions = loader.vector(
-            f"{names}position_embedding.weight", num_positions, spec.hidden_size
-        )
+        shape = (*batch, num_positions, hidden)
+        self.positions = loader.vector(prefix + names.positions, *shape).flatten(0, -2)
         self._first_norm = self._norm(spec.first_norm)
         self._layers = [self._layer(index) for index in range(spec.num_layers)]
         self.last_norm = self._norm(spec.last_norm)
 
-    def _norm(self, name: str) -> Norm:
+    def _norm(self, name: str, kind: str = "layer") -> Norm:
         if not name:
             return NoNorm()
         size, full_name = self.spec.hidden_size, self.spec.prefix + name
+        if kind == "rms":
+            weight = self._loader.vector(f"{full_name}.weight", size)
+            return RMSNorm(self._loader.ops, weight, self.spec.norm_eps)
         vectors = [self._loader.vector(f"{full_name}.{part}", size) for part in ("weight", "bias")]
         dtype = self._loader.ops.activation_dtype(self._loader.dtype)
         weight, bias = (vector.to(dtype) for vector in vectors)
         return LayerNorm(size, weight, bias, self.spec.norm_eps)
 
     def _layer(self, index: int) -> VisionLayer:
-        spec, loader = self.spec, self._loader
-        hidden, inner = spec.hidden_size, spec.intermediate_size
-        name = f"{spec.prefix}encoder.layers.{index}."
+        spec, names, loader = self.spec, self.spec.names, self._loader
+        hidden, inner, layer = spec.hidden_size, spec.intermediate_size, names.layer.format(index)
 
         def linear(*parts: str, rows: int, columns: int, bias: bool = True) -> Transform:
-            parts_of = tuple(LinearPart(name + part, rows) for part in parts)
+            parts_of = tuple(LinearPart(spec.prefix + layer + part, rows) for part in parts)
             return loader.linear(FusedLinear(parts=parts_of, columns=columns, bias=bias))
 
-        attention = [f"self_attn.{part}_proj" for part in ("q", "k", "v")]
-        bias = spec.attention_bias
+        scales: list[tuple[Transform, ...]] = [
+            (ScaleChannels(loader.vector(spec.prefix + layer + name, hidden)),)
+            for name in names.scales
+        ] or [(), ()]
+        qkv, bias = (names.query, names.key, names.value), spec.attention_bias
         return VisionLayer(
-            attention_norm=self._norm(f"encoder.layers.{index}.layer_norm1"),
-            qkv=linear(*attention, rows=hidden, columns=hidden, bias=bias),
-            output=linear("self_attn.out_proj", rows=hidden, columns=hidden, bias=bias),
-            mlp_norm=self._norm(f"encoder.layers.{index}.layer_norm2"),
+            attention_norm=self._norm(layer + names.attention_norm, spec.norm),
+            qkv=linear(*qkv, rows=hidden, columns=hidden, bias=bias),
+            output=chain(linear(names.output, rows=hidden, columns=hidden), *scales[0]),
+            mlp_norm=self._norm(layer + names.mlp_norm, spec.norm),
             mlp=chain(
                 linear("mlp.fc1", rows=inner, columns=hidden),
                 plain_activation(spec.activation),
                 linear("mlp.fc2", rows=hidden, columns=inner),
+                *scales[1],
             ),
             num_heads=spec.num_heads,
+            query_norm=self._norm(f"{layer}attention.q_norm" if spec.qk_norm else "", "rms"),
+            key_norm=self._norm(f"{layer}attention.k_norm" if spec.qk_norm else "", "rms"),
         )
 
     def embed(self, pixels: Tensor, positions: Tensor | None = None) -> Tensor:
@@ -185,3 +239,11 @@ class VisionTower:
             if index + 1 in wanted:
                 states[index + 1] = x
         return [states[layer] for layer in wanted]
+
+
+def pixel_shuffle(x: Tensor, factor: int) -> Tensor:
+    """[n, side * side, hidden] -> [n, side * side / factor^2, hidden * factor^2]."""
+    count, length, hidden = x.shape
+    side = int(length**0.5)
+    x = x.view(count, side // factor, factor, side // factor, factor, hidden)
+    return x.permute(0, 1, 3, 2, 4, 5).reshape(count, length // factor**2, hidden * factor**2)

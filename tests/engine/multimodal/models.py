@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -134,12 +136,7 @@ def qwen2_vl(folder: Path) -> Any:
         },
         **_qwen(tokenizer, sizes),
     )  # fmt: skip
-    return _saved(
-        folder,
-        tf.Qwen2VLForConditionalGeneration,
-        config,
-        QwenProcessor(tokenizer),
-    )
+    return _saved(folder, tf.Qwen2VLForConditionalGeneration, config, _qwen_processor(tokenizer))
 
 
 def qwen25_vl(folder: Path) -> Any:
@@ -153,12 +150,7 @@ def qwen25_vl(folder: Path) -> Any:
         },
         **_qwen(tokenizer, sizes),
     )  # fmt: skip
-    return _saved(
-        folder,
-        tf.Qwen2_5_VLForConditionalGeneration,
-        config,
-        QwenProcessor(tokenizer),
-    )
+    return _saved(folder, tf.Qwen2_5_VLForConditionalGeneration, config, _qwen_processor(tokenizer))
 
 
 def _qwen_tokenizer() -> tuple[tf.PreTrainedTokenizerFast, dict[str, Any]]:
@@ -179,35 +171,179 @@ def _qwen(tokenizer: tf.PreTrainedTokenizerFast, sizes: dict[str, Any]) -> dict[
     }
 
 
-class QwenProcessor:
-    """`transformers`' own needs torchvision, for videos."""
+class ImagesProcessor:
+    """A tokenizer and an image processor: `transformers`' own also wants one of videos, which needs
+    torchvision.
 
-    def __init__(self, tokenizer: tf.PreTrainedTokenizerFast) -> None:
-        self.tokenizer = tokenizer
-        pixels = {"shortest_edge": 14 * 14 * 4, "longest_edge": 14 * 14 * 40}
-        self.images = tf.Qwen2VLImageProcessorPil(patch_size=7, merge_size=2, size=pixels)
+    `replace`: of a class of `transformers`, whose other attributes are `facts`.
+    """
+
+    def __init__(
+        self,
+        tokenizer: tf.PreTrainedTokenizerFast,
+        images: Any,
+        replace: Callable[..., str] | None = None,
+        image_token: str = IMAGE_TOKEN,
+        options: dict[str, Any] | None = None,
+        **facts: Any,
+    ) -> None:
+        self.tokenizer, self.images, self.replace = tokenizer, images, replace
+        self.image_token, self.options = image_token, options or {}
+        self.facts = SimpleNamespace(image_token=image_token, **facts)
 
     def save_pretrained(self, folder: Path) -> None:
         """Write both."""
         self.tokenizer.save_pretrained(folder)
         self.images.save_pretrained(folder)
 
+    def _replacement(self, outputs: Any, index: int) -> str:
+        if self.replace is not None:
+            return self.replace(self.facts, outputs, index)
+        return self.image_token * (int(outputs["image_grid_thw"][index].prod()) // 4)
+
     def __call__(self, images: list[Any] | None, text: str, return_tensors: str) -> Any:
         if images is None:
             return self.tokenizer(text, return_tensors="pt")
-        outputs = self.images(images, return_tensors="pt")
-        first, *rest = text.split(IMAGE_TOKEN)
-        for grid, part in zip(outputs["image_grid_thw"], rest, strict=True):
-            first += IMAGE_TOKEN * (int(grid.prod()) // 4) + part
+        nested = [images] if "rows" in self.images(images[0], **self.options) else images
+        outputs = self.images(nested, return_tensors="pt", **self.options)
+        first, *rest = text.split(self.image_token)
+        for index, part in enumerate(rest):
+            first += self._replacement(outputs, index) + part
         inputs = self.tokenizer(first, return_tensors="pt")
-        token = self.tokenizer.convert_tokens_to_ids(IMAGE_TOKEN)
-        kinds = (inputs["input_ids"] == token).int()
-        return {**inputs, **outputs, "mm_token_type_ids": kinds}
+        for name in ("rows", "cols", "num_patches"):
+            outputs.pop(name, None)
+        tensors = {**inputs, **outputs}
+        if "image_grid_thw" in outputs:
+            token = self.tokenizer.convert_tokens_to_ids(self.image_token)
+            tensors["mm_token_type_ids"] = (inputs["input_ids"] == token).int()
+        return tensors
+
+
+def _qwen_processor(tokenizer: tf.PreTrainedTokenizerFast) -> ImagesProcessor:
+    pixels = {"shortest_edge": 14 * 14 * 4, "longest_edge": 14 * 14 * 40}
+    images = tf.Qwen2VLImageProcessorPil(patch_size=7, merge_size=2, size=pixels)
+    return ImagesProcessor(tokenizer, images)
+
+
+def smolvlm(folder: Path) -> Any:
+    """SmolVLM: Idefics3 with another processor."""
+    tiles = [f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)]
+    tokenizer = tokenizer_with(
+        IMAGE_TOKEN, "<fake_token_around_image>", "<global-img>", "<end_of_utterance>", *tiles
+    )
+    config = tf.SmolVLMConfig(
+        vision_config=tf.SmolVLMVisionConfig(**_VISION),
+        text_config=tf.LlamaConfig(**_sizes(tokenizer)),
+        image_token_id=tokenizer.convert_tokens_to_ids(IMAGE_TOKEN),
+        scale_factor=2,
+    )
+    images = tf.SmolVLMImageProcessorPil(
+        size={"longest_edge": 84}, max_image_size={"longest_edge": 28}
+    )
+    processor = ImagesProcessor(
+        tokenizer,
+        images,
+        tf.SmolVLMProcessor.replace_image_token,
+        options={"return_row_col_info": True},
+        image_seq_len=4,
+        fake_image_token="<fake_token_around_image>",
+        global_image_token="<global-img>",
+    )
+    return _saved(folder, tf.SmolVLMForConditionalGeneration, config, processor)
+
+
+def internvl(folder: Path) -> Any:
+    """InternVL: tiles, factors of what layers add."""
+    return _internvl(folder)
+
+
+def internvl_rms(folder: Path) -> Any:
+    """InternVL's large tower: RMS norms, normed queries and keys; a last norm, another layer."""
+    return _internvl(
+        folder, norm_type="rms_norm", use_qk_norm=True, attention_bias=True, use_mean_pooling=False
+    )
+
+
+def _internvl(folder: Path, **vision: Any) -> Any:
+    tokenizer = tokenizer_with(IMAGE_TOKEN, "<img>", "</img>")
+    names = {"start_image_token": "<img>", "end_image_token": "</img>"}
+    tokenizer._set_model_specific_special_tokens(names)
+    config = tf.InternVLConfig(
+        vision_config=tf.InternVLVisionConfig(**_VISION, layer_scale_init_value=0.7, **vision),
+        text_config=tf.Qwen2Config(**_sizes(tokenizer)),
+        image_token_id=tokenizer.convert_tokens_to_ids(IMAGE_TOKEN),
+        image_seq_length=4,
+    )
+    images = tf.GotOcr2ImageProcessorPil(size={"height": 28, "width": 28}, max_patches=4)
+    processor = ImagesProcessor(
+        tokenizer,
+        images,
+        tf.InternVLProcessor.replace_image_token,
+        options={"crop_to_patches": True},
+        image_seq_length=4,
+        start_image_token="<img>",
+        end_image_token="</img>",
+    )
+    return _saved(folder, tf.InternVLForConditionalGeneration, config, processor)
+
+
+def pixtral(folder: Path) -> Any:
+    """Pixtral: LLaVA's connector behind a tower of any size."""
+    tokenizer = tokenizer_with(IMAGE_TOKEN, "[IMG_BREAK]", "[IMG_END]")
+    config = tf.LlavaConfig(
+        vision_config=tf.PixtralVisionConfig(**_VISION),
+        text_config=tf.MistralConfig(**_sizes(tokenizer), sliding_window=None),
+        image_token_index=tokenizer.convert_tokens_to_ids(IMAGE_TOKEN),
+        vision_feature_layer=-1,
+        vision_feature_select_strategy="full",
+    )
+    return _saved(
+        folder, tf.LlavaForConditionalGeneration, config, _pixtral_processor(tokenizer, 1)
+    )
+
+
+def mistral3(folder: Path) -> Any:
+    """Mistral 3: Pixtral's tower, four patches joined to one token."""
+    tokenizer = tokenizer_with(IMAGE_TOKEN, "[IMG_BREAK]", "[IMG_END]")
+    config = tf.Mistral3Config(
+        vision_config=tf.PixtralVisionConfig(**_VISION),
+        text_config=tf.MistralConfig(**_sizes(tokenizer), sliding_window=None),
+        image_token_index=tokenizer.convert_tokens_to_ids(IMAGE_TOKEN),
+        spatial_merge_size=2,
+        tie_word_embeddings=False,
+    )
+    return _saved(
+        folder, tf.Mistral3ForConditionalGeneration, config, _pixtral_processor(tokenizer, 2)
+    )
+
+
+def _pixtral_processor(tokenizer: tf.PreTrainedTokenizerFast, merge: int) -> ImagesProcessor:
+    side = {"height": 7 * merge, "width": 7 * merge}
+    return ImagesProcessor(
+        tokenizer,
+        tf.PixtralImageProcessorPil(size={"longest_edge": 84}, patch_size=side),
+        _pixtral_tokens,
+        side=7 * merge,
+    )
+
+
+def _pixtral_tokens(facts: Any, outputs: Any, index: int) -> str:
+    """As `transformers`' PixtralProcessor, whose module needs torchvision."""
+    height, width = outputs["image_sizes"][index].tolist()
+    row = [facts.image_token] * (width // facts.side) + ["[IMG_BREAK]"]
+    tokens = row * (height // facts.side)
+    return "".join([*tokens[:-1], "[IMG_END]"])
 
 
 def _saved(folder: Path, kind: type, config: Any, processor: Any) -> Any:
     torch.manual_seed(11)
     model = kind(config).eval().float()
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 1 or not parameter.any():
+            # Biases, norms and some embeddings are all 0 or 1 at first: a forgotten one would go
+            # unnoticed.
+            noise = torch.randn(parameter.shape) * 0.2
+            parameter.data = noise + (0.0 if "bias" in name or not parameter.any() else 1.0)
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
     return model, processor
@@ -219,6 +355,11 @@ FAMILIES = {
     "idefics3": idefics3,
     "qwen2_vl": qwen2_vl,
     "qwen25_vl": qwen25_vl,
+    "smolvlm": smolvlm,
+    "internvl": internvl,
+    "internvl_rms": internvl_rms,
+    "pixtral": pixtral,
+    "mistral3": mistral3,
 }
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from engine import LLM, SamplingParams
 from engine.contract.errors import ConfigError, InvalidRequest
+from engine.multimodal.inputs import ANSWERS, PreparedPicture, PrepareRequest
+from engine.multimodal.processor import MediaProcessor
+from engine.system.worker_process import WorkerProcess
 from tests.engine.multimodal.models import FAMILIES, IMAGE_TOKEN, expected, picture
 
 NUM_TOKENS = 12
@@ -96,6 +101,26 @@ def test_cut_prompts_and_preempted_sequences_give_the_same_tokens(
     assert _run(cut, prompts) == wanted
     assert core.scheduler.num_preemptions
     core.check_integrity()
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_media_workers_prepare_pictures_as_the_engine_does(
+    family: Callable[[str], tuple[Path, Any, Any]], name: str
+) -> None:
+    folder, _, _ = family(name)
+    file = io.BytesIO()
+    picture(2, 100, 30).save(file, "PNG")
+    worker = WorkerProcess("engine.multimodal.worker", "media worker")
+    try:
+        request = msgspec.msgpack.encode(PrepareRequest(str(folder), file.getvalue()))
+        answer = ANSWERS.decode(worker.request(request, 60) or b"")
+    finally:
+        worker.close()
+    assert isinstance(answer, PreparedPicture), answer
+    prepared = MediaProcessor(folder).prepare(picture(2, 100, 30))
+    assert (answer.digest, answer.replacement, answer.grid, answer.num_vectors) == (
+        prepared.digest, prepared.replacement, prepared.grid, prepared.num_vectors
+    )  # fmt: skip
 
 
 def test_a_picture_is_encoded_once_for_a_tenant_and_never_shared_with_another(

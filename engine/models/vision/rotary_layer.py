@@ -1,0 +1,56 @@
+"""`RotaryLayer`: of towers whose patches are rotated by row and column: pictures of any size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.models.encoders.encoder import LengthBatches
+from engine.models.layers.norm import Norm, Transform
+
+
+class Rotation:
+    """Cosines and sines of [n, head_dim / 2] angles."""
+
+    __slots__ = ("_cos", "_sin")
+
+    def __init__(self, angles: Tensor) -> None:
+        self._cos, self._sin = angles.cos()[:, None, None], angles.sin()[:, None, None]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[n, k, heads, head_dim] rotated: the first half of a head against the second."""
+        left, right = x.chunk(2, dim=-1)
+        cos, sin = self._cos, self._sin
+        return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)
+
+
+@dataclass(slots=True, kw_only=True)
+class RotaryLayer:
+    """Attention and MLP with a norm before each."""
+
+    attention_norm: Norm
+    qkv: Transform
+    output: Transform
+    mlp_norm: Norm
+    mlp: Transform
+    num_heads: int
+
+    def __call__(self, x: Tensor, rotation: Rotation, sequences: LengthBatches) -> Tensor:
+        """[n, hidden] of the same. `sequences`: patches that attend to each other."""
+        qkv = self.qkv(self.attention_norm(x)).view(len(x), 3, self.num_heads, -1)
+        qkv = torch.cat((rotation(qkv[:, :2]), qkv[:, 2:]), dim=1)
+        x = x + self.output(_attend(qkv, sequences))
+        return x + self.mlp(self.mlp_norm(x))
+
+
+def _attend(qkv: Tensor, sequences: LengthBatches) -> Tensor:
+    """[n, 3, heads, head_dim] -> [n, heads * head_dim]: each patch sees those of its sequence."""
+    ordered = sequences.sorted(qkv)
+    parts = []
+    for length, first, end in sequences.groups:
+        q, k, v = ordered[first:end].unflatten(0, (-1, length)).permute(2, 0, 3, 1, 4)
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+        parts.append(out.transpose(1, 2).flatten(0, 1))
+    return sequences.restored(torch.cat(parts)).flatten(1)
