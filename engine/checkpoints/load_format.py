@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from engine.checkpoints.ctranslate2 import CTranslate2Weights, source_folder
 from engine.checkpoints.gguf.folder import source_of
 from engine.checkpoints.gguf.weights import GGUFWeights
 from engine.checkpoints.quantized_weights import QuantizedWeights
@@ -182,7 +183,7 @@ def open_weights(
     config: EngineConfig,
     device: torch.device,
     form: CheckpointFormat | None = None,
-) -> DummyWeights | GGUFWeights | WeightReader:
+) -> DummyWeights | GGUFWeights | CTranslate2Weights | WeightReader:
     """A model folder's weights, opened; random ones are made on `device`.
 
     `form`: how they were quantised; None: they weren't.
@@ -191,12 +192,14 @@ def open_weights(
     """
     if config.load_format == "dummy":
         return DummyWeights(device=str(device))
-    file = source_of(folder)
-    if file is not None and config.load_format != "auto":
+    file, ctranslate2 = source_of(folder), source_folder(folder)
+    if config.load_format != "auto" and (file or ctranslate2):
+        what = f"{file} is a GGUF file" if file else f"{ctranslate2} is in CTranslate2's layout"
         raise ModelLoadError(
-            f"{file} is a GGUF file: leave load_format={config.load_format} out.",
-            param="load_format",
+            f"{what}: leave load_format={config.load_format} out.", param="load_format"
         )
+    if ctranslate2 is not None:
+        return CTranslate2Weights(ctranslate2)
     return open_layers(folder, config, form) if file is None else GGUFWeights(file)
 
 

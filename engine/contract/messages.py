@@ -107,13 +107,14 @@ PAUSE_MODES = ("abort", "wait", "keep")
 
 
 class MediaItem(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A picture in a prompt: which tokens stand for it, and what it is.
+    """A picture in a prompt: which tokens stand for it, and what it is. Or a window of sound.
 
     Attributes:
-        kind: "image".
+        kind: "image", "audio".
         digest: sha256 of what the encoder reads and of how it was prepared, whole.
         ranges: (first position, count) of the placeholder tokens whose embeddings are the encoder's
-            vectors, in their order. A picture that is cut into tiles has several.
+            vectors, in their order. A picture that is cut into tiles has several; sound that the
+            model attends to across has none.
         grid: frames, rows and columns of its vectors, for models whose tokens have three positions;
             else ().
     """
@@ -126,12 +127,12 @@ class MediaItem(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def start(self) -> int:
         """Position of its first vector."""
-        return self.ranges[0][0]
+        return self.ranges[0][0] if self.ranges else 0
 
     @property
     def end(self) -> int:
         """Position after its last vector."""
-        start, count = self.ranges[-1]
+        start, count = self.ranges[-1] if self.ranges else (0, 0)
         return start + count
 
     @property

@@ -219,10 +219,14 @@ class EngineCore:
             handle = attach(prompt_embeds.float().cpu().contiguous())
             request.encoder_inputs = [EncoderInput(0, len(prompt_embeds), handle)]
         handles = {digest: attach(tensors) for digest, tensors in media.items()}
-        request.media = [
+        items = [
             EncoderItem(item, encoder_key(request.message, item), handles[item.digest])
             for item in request.message.media
         ]
+        if self.facts.encoder_length:
+            [request.encoder_input] = items
+        else:
+            request.media = items
         if (functions := request.message.sampling.logits_processors) is not None:
             request.logits_processors = attach(functions)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import msgspec
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,6 +21,7 @@ from engine.contract.validation import check_task
 from engine.core.beam_group import BeamGroup, BeamRequest
 from engine.kv_cache.prefix_cache import BlockHashes, ContentKey, namespace_key
 from engine.models.interface import ModelFacts
+from engine.multimodal.audio import FEATURES
 from engine.multimodal.inputs import MediaTensors
 from engine.sampling.beam_search import end_tokens
 from engine.sampling.logits_processor import processor_classes
@@ -248,9 +250,16 @@ class InputProcessor:
     def check_media(
         self, message: EngineRequest, media: Mapping[bytes, MediaTensors], max_vectors: int
     ) -> None:
-        """Raise `InvalidRequest` unless the model sees, and its pictures are there and in order."""
+        """Raise `InvalidRequest` unless the model takes the request's media, and they are there and
+        in order.
+        """
+        if self._facts.encoder_length:
+            self._check_sound(message, media)
+            return
         if not message.media:
             return
+        if any(item.kind == "audio" for item in message.media):
+            raise InvalidRequest(f"{self._config.name} takes no audio.", param="messages")
         if not self._facts.sees:
             raise InvalidRequest(f"{self._config.name} takes no images.", param="messages")
         end = 0
@@ -268,6 +277,21 @@ class InputProcessor:
                 raise InvalidRequest("An image is missing.", param="media")
         if end > len(message.prompt_token_ids):
             raise InvalidRequest("Media reach beyond the prompt.", param="media")
+
+    def _check_sound(self, message: EngineRequest, media: Mapping[bytes, MediaTensors]) -> None:
+        """Raise `InvalidRequest` unless there is one window of sound, of the encoder's length."""
+        if [(item.kind, item.ranges) for item in message.media] != [("audio", ())]:
+            raise InvalidRequest(
+                f"{self._config.name} takes one audio a prompt; this one has "
+                f"{len(message.media)} media.",
+                param="multi_modal_data",
+            )
+        features = media.get(message.media[0].digest, {}).get(FEATURES)
+        shape = (self._facts.num_mels, 2 * self._facts.encoder_length)
+        if features is None or features.shape != shape or features.dtype != np.float32:
+            raise InvalidRequest(
+                f"The audio's features must be float32 {list(shape)}.", param="multi_modal_data"
+            )
 
     # -- sequences ----------------------------------------------------------------------------
 

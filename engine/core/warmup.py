@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import time
 
-from engine.contract.messages import WARMUP_REQUEST_ID, EngineRequest
+import numpy as np
+
+from engine.contract.messages import WARMUP_REQUEST_ID, EngineRequest, MediaItem
 from engine.contract.pooling_params import GENERATE, PoolingParams
 from engine.contract.sampling_params import SamplingParams
 from engine.core.engine_core import EngineCore
+from engine.multimodal.audio import HOP, SoundProcessor
+from engine.multimodal.inputs import MediaTensors
 from engine.scheduler.prefill_budget import PrefillLimits, PrefillPace
 from engine.speculative.drafter import Drafter
 
@@ -31,7 +35,13 @@ def run_warmup_request(
         max_tokens=output,
         ignore_eos=True,
     )
-    tasks = core.facts.tasks
+    facts, tasks = core.facts, core.facts.tasks
+    items: list[MediaItem] = []
+    media: dict[bytes, MediaTensors] = {}
+    if facts.encoder_length:
+        sound = SoundProcessor(facts.num_mels, 2 * facts.encoder_length).prepare(np.zeros(HOP))
+        items.append(MediaItem("audio", sound.digest, ()))
+        media[sound.digest] = sound.tensors
     core.add_request(
         EngineRequest(
             request_id=WARMUP_REQUEST_ID,
@@ -39,7 +49,9 @@ def run_warmup_request(
             prompt_token_ids=[index % core.facts.vocab_size for index in range(prompt)],
             sampling=sampling,
             pooling=PoolingParams(task=tasks[0]) if tasks[0] != GENERATE else None,
-        )
+            media=items,
+        ),
+        media=media,
     )
     while core.has_work and max_steps != 0:
         core.step()
@@ -158,7 +170,8 @@ def warm_up(core: EngineCore) -> None:
 def _sets_share(core: EngineCore) -> bool:
     """Whether prompts beside decodes are bounded by time."""
     is_set = core.config.prefill_tokens_beside_decodes is not None
-    return not is_set and core.executor.measures_prefill_pace and core.facts.pooling is None
+    reads_text = core.facts.pooling is None and not core.facts.encoder_length
+    return not is_set and core.executor.measures_prefill_pace and reads_text
 
 
 def _seconds_per_token(core: EngineCore, max_tokens: int) -> float:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from engine.checkpoints.ctranslate2 import MODEL_FILE, is_ctranslate2
 from engine.checkpoints.gguf.folder import find_gguf
 from engine.checkpoints.model_files import model_digest
 from engine.contract.checkpoint_options import ONLINE_METHODS
@@ -43,7 +44,8 @@ def read_numerics(
     """
     try:
         path = Path(config.model).expanduser()
-        weights = model_digest(find_gguf(path) or resolve_folder(config))
+        file = path / MODEL_FILE if is_ctranslate2(path) else find_gguf(path)
+        weights = model_digest(file or resolve_folder(config))
         settings = {name: str(getattr(config, name)) for name in _SETTINGS}
         if config.quantization_param_path:
             scales = Path(config.quantization_param_path).expanduser().read_bytes()

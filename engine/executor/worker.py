@@ -20,7 +20,11 @@ from engine.executor.draft_worker import DraftWorkers
 from engine.executor.lora_worker import LoraWorker
 from engine.executor.numerics import read_numerics
 from engine.executor.sleep import SleepController
-from engine.kv_cache.kv_cache_config import KVCacheConfig, make_kv_cache_config
+from engine.kv_cache.kv_cache_config import (
+    KVCacheConfig,
+    make_kv_cache_config,
+    with_cross_attention,
+)
 from engine.model_loader.loader import LoadedModel, load_model
 from engine.model_loader.vllm_config import VllmConfig
 from engine.models.decoder import NativeDecoder
@@ -132,7 +136,10 @@ class Worker:
         windows, layers = spec.sliding_windows, spec.num_layers
         if isinstance(spec, DecoderSpec):
             windows, layers = spec.kv_windows, len(spec.attention_layers)
-        return make_kv_cache_config(windows, layers, self.loaded.max_model_len, hybrid)
+        layout = make_kv_cache_config(windows, layers, self.loaded.max_model_len, hybrid)
+        if isinstance(spec, DecoderSpec) and spec.cross is not None:
+            return with_cross_attention(layout, spec.cross.length)
+        return layout
 
     def _token_bytes(self, num_layers: int | None = None) -> int:
         """Bytes of KV cache of one token over `num_layers` layers, by default all."""

@@ -13,6 +13,7 @@ from engine.kv_cache.kv_cache_config import KVCacheConfig, KVCacheKind, single_g
 from engine.kv_cache.prefix_cache import BlockHashes, HitRequirement, group_key, longest_common_hit
 from engine.kv_cache.single_type_managers import (
     BlockTable,
+    CrossAttentionManager,
     FullAttentionManager,
     SingleTypeManager,
     SlidingWindowManager,
@@ -24,6 +25,7 @@ BlockTables = list[BlockTable]
 MANAGERS: dict[KVCacheKind, type[SingleTypeManager]] = {
     "full": FullAttentionManager,
     "window": SlidingWindowManager,
+    "cross": CrossAttentionManager,
 }
 
 
@@ -51,6 +53,9 @@ class CacheableSequence(Protocol):
     @property
     def block_hashes(self) -> BlockHashes: ...
 
+    @property
+    def encoder_key(self) -> bytes: ...
+
 
 class KVCacheCoordinator(ABC):
     """The managers of a model's KV cache groups over their common pool.
@@ -73,6 +78,9 @@ class KVCacheCoordinator(ABC):
         self.block_size = block_size
         self.enable_caching = enable_caching
         self._has_windows = any(self.windows)
+        self._cross = [
+            manager for manager in self.managers if isinstance(manager, CrossAttentionManager)
+        ]
         #: Sequence id -> number of its first blocks that have been cached.
         self._num_cached: dict[int, int] = {}
         self._prefix_misses = prefix_cache.PrefixMissTracker(block_size)
@@ -108,15 +116,33 @@ class KVCacheCoordinator(ABC):
         allocated; the blocks may be evicted until `allocate_slots` adopts them.
         """
         if not self.enable_caching:
-            return self.empty_prefix()
+            return self.empty_prefix(sequence)
         token_ids = sequence.token_ids
         hashes = sequence.block_hashes.hash_full_blocks(token_ids, self.block_size)
         num_blocks, tables = self._longest_prefix(hashes[: (len(token_ids) - 1) // self.block_size])
+        tables += self._cached_states(sequence)
         return CachedPrefix(num_blocks * self.block_size, tables)
 
-    def empty_prefix(self) -> CachedPrefix:
-        """The prefix of a sequence that must compute all of its tokens."""
-        return CachedPrefix(0, [[] for _ in self.managers])
+    def _cached_states(self, sequence: CacheableSequence) -> BlockTables:
+        """The cached blocks of the states that a sequence attends to, by cross-attention group."""
+        tables = [manager.cached_states(sequence.encoder_key) for manager in self._cross]
+        return tables if all(tables) else [[] for _ in tables]
+
+    @property
+    def encoder_length(self) -> int:
+        """Number of states of the encoder that tokens attend to; 0: there is none."""
+        return self._cross[0].group.encoder_length if self._cross else 0
+
+    def needs_encoding(self, prefix: CachedPrefix) -> bool:
+        """Whether a sequence that starts with a prefix must run the encoder."""
+        return bool(self._cross) and not prefix.blocks[-1]
+
+    def empty_prefix(self, sequence: CacheableSequence | None = None) -> CachedPrefix:
+        """The prefix of a sequence that must compute all of its tokens; an encoder's states may be
+        cached nevertheless.
+        """
+        states = [] if sequence is None else self._cached_states(sequence)
+        return CachedPrefix(0, [[] for _ in self.managers[len(states) :]] + states)
 
     @abstractmethod
     def _longest_prefix(self, hashes: list[bytes]) -> tuple[int, BlockTables]:
@@ -173,7 +199,7 @@ class KVCacheCoordinator(ABC):
         num_needed = self.num_blocks_to_allocate(seq_id, num_computed, num_new, prefix)
         if num_needed > self.pool.num_available_blocks(quota):
             return None
-        if prefix is not None and prefix.num_tokens:
+        if prefix is not None and any(prefix.blocks):
             # First, so that new blocks don't evict them.
             for manager, cached_blocks in zip(managers, prefix.blocks, strict=True):
                 manager.adopt_prefix(seq_id, cached_blocks, quota)
@@ -183,6 +209,9 @@ class KVCacheCoordinator(ABC):
                 manager.allocate_new_blocks(seq_id, num_computed + num_new, num_computed, quota)
                 for manager in managers
             ]
+        if prefix is not None and self.enable_caching:
+            for cross in self._cross:
+                cross.cache_states(seq_id, sequence.encoder_key)
         if not lookahead:
             self.cache_full_blocks(sequence, num_computed + num_new)
         return blocks
@@ -253,13 +282,24 @@ class KVCacheCoordinator(ABC):
         for manager in self.managers:
             manager.uncache_from(seq_id, cached, num_tokens // self.block_size)
 
+    def get_state_blocks(self, seq_id: int) -> list[int]:
+        """Ids of the blocks of a sequence's encoder states, one cross-attention group after the
+        other.
+        """
+        return [block.block_id for cross in self._cross for block in cross.tables[seq_id]]
+
+    def uncache_states(self, key: bytes) -> None:
+        """Uncache the states of an encoder's input: they never came."""
+        for cross in self._cross:
+            cross.uncache_states(key)
+
     def has_shared_blocks(self, seq_id: int, num_tokens: int) -> bool:
         """Whether other sequences share a sequence's blocks from token `num_tokens` on."""
         first = num_tokens // self.block_size
         return any(
             block.ref_count > 1
             for manager in self.managers
-            for block in manager.tables.get(seq_id, [])[first:]
+            for block in manager.tables.get(seq_id, [])[0 if manager in self._cross else first :]
         )
 
     def uncache_all(self, hashes: BlockHashes) -> None:
@@ -327,7 +367,9 @@ class HybridKVCacheCoordinator(KVCacheCoordinator):
         enable_caching: bool = True,
     ) -> None:
         super().__init__(pool, managers, block_size, enable_caching)
-        self._types = _attention_types(self.managers)
+        #: Those whose blocks hold tokens.
+        self._of_tokens = [manager for manager in self.managers if manager not in self._cross]
+        self._types = _attention_types(self._of_tokens)
 
     def _longest_prefix(self, hashes: list[bytes]) -> tuple[int, BlockTables]:
         lookup = self.pool.get_cached_block
@@ -336,7 +378,7 @@ class HybridKVCacheCoordinator(KVCacheCoordinator):
             len(hashes),
             lambda index, suffix: lookup(hashes[index] + suffix) is not None,
         )
-        return hit, [manager.cached_blocks_of(hashes[:hit]) for manager in self.managers]
+        return hit, [manager.cached_blocks_of(hashes[:hit]) for manager in self._of_tokens]
 
 
 def _attention_types(managers: Sequence[SingleTypeManager]) -> list[HitRequirement]:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-#: Which blocks layers need: those of all tokens, or of the last tokens.
-KVCacheKind = Literal["full", "window"]
+#: Which blocks layers need: those of all tokens, of the last tokens, or of an encoder's states.
+KVCacheKind = Literal["full", "window", "cross"]
 
 #: The largest share of a block set that may be padding, where a smaller block would have less.
 _MAX_PADDING = 0.15
@@ -25,15 +25,17 @@ class KVCacheGroupSpec:
         kind: which blocks its layers need.
         layers: their indices; the i-th is in the i-th layer slot of a block.
         window: number of tokens that a token attends to, itself included; 0: all.
+        encoder_length: states of an encoder that every token attends to; 0: of other kinds.
     """
 
     kind: KVCacheKind
     layers: tuple[int, ...]
     window: int = 0
+    encoder_length: int = 0
 
     def table_length(self, num_tokens: int, block_size: int) -> int:
         """Length of the block table of a sequence of `num_tokens`."""
-        return -(-num_tokens // block_size)
+        return -(-(self.encoder_length or num_tokens) // block_size)
 
     def first_needed_block(self, num_computed: int, block_size: int) -> int:
         """The first block that the token after `num_computed` computed ones attends to."""
@@ -58,7 +60,7 @@ class KVCacheConfig:
     """The KV cache groups of a model.
 
     Attributes:
-        groups: full attention first.
+        groups: full attention first, cross attention last.
         layers_per_block: layer slots of a block; smaller groups leave some empty.
     """
 
@@ -108,6 +110,19 @@ def single_group_config(num_layers: int, window: int = 0) -> KVCacheConfig:
 def make_group(window: int, layers: Sequence[int]) -> KVCacheGroupSpec:
     """A group of attention layers; `window`: 0 for full attention."""
     return KVCacheGroupSpec("window" if window else "full", tuple(layers), window)
+
+
+def with_cross_attention(layout: KVCacheConfig, encoder_length: int) -> KVCacheConfig:
+    """The layout of a decoder whose layers attend to an encoder's states, too: these have layers of
+    their own, numbered after the others.
+    """
+    layers = range(layout.num_layers, 2 * layout.num_layers)
+    size = layout.layers_per_block
+    groups = [
+        KVCacheGroupSpec("cross", tuple(layers[first : first + size]), 0, encoder_length)
+        for first in range(0, len(layers), size)
+    ]
+    return KVCacheConfig((*layout.groups, *groups), size)
 
 
 def make_kv_cache_config(

@@ -163,6 +163,47 @@ class FullAttentionManager(SingleTypeManager):
             self.pool.free_blocks(table, quota)
 
 
+class CrossAttentionManager(FullAttentionManager):
+    """Every token attends to all states of an encoder, whose number never changes.
+
+    A table is allocated whole when its sequence starts, and shared by all sequences with the same
+    encoder input. Its blocks are cached under the input's key, not under hashes of tokens.
+    """
+
+    def cached_states(self, key: bytes) -> BlockTable:
+        """The cached blocks of an encoder's states; [] unless all of them are cached."""
+        blocks: BlockTable = []
+        for block_key in self._block_keys(key):
+            block = self.pool.get_cached_block(block_key)
+            if block is None:
+                return []
+            blocks.append(block)
+        return blocks
+
+    def cache_states(self, seq_id: int, key: bytes) -> None:
+        """Cache a sequence's blocks under the key of its encoder's input."""
+        for block, block_key in zip(self.tables[seq_id], self._block_keys(key), strict=True):
+            if block.block_hash is None:
+                self.pool.cache_block(block, block_key)
+
+    def uncache_states(self, key: bytes) -> None:
+        """Uncache an encoder's states, which were never computed."""
+        for block_key in self._block_keys(key):
+            self.pool.uncache_all(block_key)
+
+    def _block_keys(self, key: bytes) -> list[bytes]:
+        """A key for each block of an encoder's states."""
+        return [
+            key + index.to_bytes(4, "little") + self.suffix for index in range(self.table_length(0))
+        ]
+
+    def cache(self, seq_id: int, hashes: Sequence[bytes], first: int, end: int) -> None:
+        """Do nothing: blocks hold no tokens."""
+
+    def uncache_from(self, seq_id: int, hashes: Sequence[bytes], first: int) -> None:
+        """Do nothing: see `uncache_states`."""
+
+
 class SlidingWindowManager(SingleTypeManager):
     """A token attends to the last ones before it.
 

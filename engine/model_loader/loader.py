@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from engine.checkpoints.ctranslate2 import ctranslate2_folder, is_ctranslate2
 from engine.checkpoints.gguf.folder import SUFFIX, find_gguf, gguf_folder
 from engine.checkpoints.model_files import apply_overrides, download
 from engine.contract.engine_config import EngineConfig
@@ -21,6 +22,7 @@ from engine.models.decoder import NativeDecoder
 from engine.models.interface import EngineModel, ModelFacts, ModelSpec, SupportsMultiModal
 from engine.models.kv_scales import calibrate
 from engine.models.registry import load_plugins, read_config
+from engine.models.speech.whisper import WhisperModel
 from engine.pooling.pooler import Pooler
 from engine.quantization.report import log_lines as report_lines
 from engine.text.tokenizer import Tokenizer, load_tokenizer
@@ -81,6 +83,8 @@ class LoadedModel:
             load_report=tuple(getattr(model, "load_report", ())),
             io_processor=self.io_processor,
             sees=isinstance(model, SupportsMultiModal),
+            encoder_length=model.encoder_spec.length if isinstance(model, WhisperModel) else 0,
+            num_mels=model.encoder_spec.num_mels if isinstance(model, WhisperModel) else 0,
         )
 
 
@@ -188,7 +192,8 @@ def _measure_kv_scales(
 def resolve_folder(config: EngineConfig) -> Path:
     """The model's folder; a hub id is downloaded when no such folder is there.
 
-    Of a GGUF file it is one in the cache, with all that the file says beside its weights.
+    Of a GGUF file and of CTranslate2's layout it is one in the cache, with all that they say beside
+    their weights.
     """
     if not config.model:
         raise ConfigError("model must name a folder or a hub id.", param="model")
@@ -196,6 +201,8 @@ def resolve_folder(config: EngineConfig) -> Path:
     if file := find_gguf(folder):
         needs_tokenizer = config.tokenizer is None and not config.skip_tokenizer_init
         return gguf_folder(file, with_tokenizer=needs_tokenizer)
+    if is_ctranslate2(folder):
+        return ctranslate2_folder(folder)
     if folder.is_dir():
         return folder.resolve()
     if folder.suffix == SUFFIX:

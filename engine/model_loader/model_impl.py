@@ -26,6 +26,7 @@ from engine.models.interface import EngineModel, ModelSpec
 from engine.models.kv_scales import PARAM, read_kv_scale_file, read_kv_scales
 from engine.models.registry import ModelRegistry, decoder_spec, is_known, is_transformers
 from engine.models.rotary_embedding import RopeSpec
+from engine.models.speech.whisper import WhisperEncoderSpec, WhisperModel
 from engine.models.vision.family import VisionDecoder, VisionFamily, locate_text
 from engine.models.vision.registry import find_vision_family
 from engine.pooling.load import load_pooled, pooled_spec
@@ -253,6 +254,10 @@ def _fallback_to_transformers(order: BuildRequest, refused: ModelLoadError) -> L
 
 def _check_device_support(spec: DecoderSpec, order: BuildRequest) -> None:
     """Raise `ModelLoadError` for layers that run natively on a CPU alone, elsewhere."""
+    if order.ops.device != HOST and spec.cross is not None:
+        raise ModelLoadError(
+            f"{spec.architecture} hears on a CPU alone; there is no GPU path yet.", param="model"
+        )
     if order.ops.device == HOST or spec.states is None:
         return
     raise ModelLoadError(
@@ -299,6 +304,8 @@ def _native(
         if vision is not None:
             spec = locate_text(vision, spec, weights)
         kind = NativeDecoder if vision is None else VisionDecoder
+        if spec.cross is not None:
+            kind = WhisperModel
         model: EngineModel = kind(
             spec,
             ops,
@@ -309,6 +316,8 @@ def _native(
         )
         if isinstance(model, VisionDecoder) and vision is not None:
             model.family = vision
+        if isinstance(model, WhisperModel):
+            model.encoder_spec = WhisperEncoderSpec.of_config(raw)
     else:
         reject_online_quantization(rounds, spec.architecture)
         model = outside(spec, ops, dtype, max_model_len)

@@ -10,11 +10,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from engine.kv_cache.kv_cache_config import KVCacheConfig, single_group_config
+from engine.kv_cache.kv_cache_config import (
+    KVCacheConfig,
+    single_group_config,
+    with_cross_attention,
+)
 from engine.models.compiled_decoder import compile_decoder
 from engine.models.decoder_spec import DecoderSpec
 from engine.models.forward_context import AttentionMetadata, KVScales, LayerCache, allocate_kv_cache
@@ -26,7 +31,7 @@ from engine.models.layers.linear import (
     experts_of,
     named_tensors,
 )
-from engine.models.layers.mamba import LayerStateCache, StateTable
+from engine.models.layers.mamba import StateTable
 from engine.models.layers.moe import Weights
 from engine.models.layers.norm import Norm, make_norm
 from engine.models.lora import NO_ADAPTERS, DeviceHeads, StepAdapters
@@ -173,6 +178,8 @@ class NativeDecoder(SupportsLoRA):
         #: Of the layers that attend, in order, and their KV cache groups.
         self.kv_caches: list[LayerCache] = []
         self.group_of: list[int] = []
+        #: By layer, of the encoder's states that it attends to; [] without an encoder.
+        self.cross_caches: list[LayerCache] = []
         #: By layer, for fp8 caches; empty or None: 1.
         self.kv_scales: list[KVScales | None] = []
         #: What became of each layer's weights.
@@ -180,7 +187,7 @@ class NativeDecoder(SupportsLoRA):
         #: Of the layers that carry one; None: none does.
         self._states: StateTable | None = None
         #: For each layer its group, and what it keeps.
-        self._kept: list[tuple[int, LayerCache | LayerStateCache]] = []
+        self._kept: list[tuple[int, Any]] = []
         self._positions: Tensor | None = None
         self._plane_tables: list[tuple[Tensor, Tensor]] = []
         self._embedding_norm: Norm | None = None
@@ -278,20 +285,24 @@ class NativeDecoder(SupportsLoRA):
         Layers of different groups may have the same slot: their blocks are never the same.
         """
         attending = self.spec.attention_layers
-        layout = layout or single_group_config(len(attending))
+        if layout is None:
+            layout = single_group_config(len(attending))
+            if self.spec.cross is not None:
+                layout = with_cross_attention(layout, self.spec.cross.length)
         shape = (num_blocks, self.spec.num_kv_heads, block_size, self.spec.head_dim)
         caches = [
             allocate_kv_cache(self.ops, shape, dtype, latents=self.spec.latents is not None)
             for _ in range(layout.layers_per_block)
         ]
-        self.kv_caches = [caches[slot] for slot in layout.slot_by_layer()]
+        by_layer = [caches[slot] for slot in layout.slot_by_layer()]
+        self.kv_caches, self.cross_caches = by_layer[: len(attending)], by_layer[len(attending) :]
         if dtype in (torch.float8_e4m3fn, torch.float8_e5m2) and self.kv_scales:
             of_attending = [self.kv_scales[layer] for layer in attending]
             self.kv_caches = [
                 cache if scales is None else scales.attach_to(cache)
                 for cache, scales in zip(self.kv_caches, of_attending, strict=True)
             ]
-        self.group_of = layout.group_by_layer()
+        self.group_of = layout.group_by_layer()[: len(attending)]
         self._keep_by_layer()
         self._compiled = compile_decoder(
             self.spec, self.ops, self.weights, self.final_norm, self.kv_caches, self.group_of
@@ -299,7 +310,7 @@ class NativeDecoder(SupportsLoRA):
 
     def _keep_by_layer(self) -> None:
         """Note what each layer keeps: keys and values, or states."""
-        kept: dict[int, tuple[int, LayerCache | LayerStateCache]] = {
+        kept: dict[int, tuple[int, Any]] = {
             layer: (group, cache)
             for layer, group, cache in zip(
                 self.spec.attention_layers, self.group_of, self.kv_caches, strict=True
@@ -308,11 +319,14 @@ class NativeDecoder(SupportsLoRA):
         if self.spec.states is not None:
             self._states = StateTable(self.spec.states, self.ops)
             kept |= {layer: (0, states) for layer, states in self._states.layers.items()}
+        for layer, states in enumerate(self.cross_caches):
+            group, cache = kept[layer]
+            kept[layer] = group, (cache, states)
         self._kept = [kept[layer] for layer in range(self.spec.num_layers)]
 
     def release_kv(self) -> None:
         """Let the caches and states go, until `allocate_kv` makes new ones."""
-        self.kv_caches, self._compiled = [], None
+        self.kv_caches, self.cross_caches, self._compiled = [], [], None
         self._kept, self._states = [], None
 
     def compile_step(self, tables: BatchTables, taps: tuple[int, ...] = ()) -> CompiledStep | None:

@@ -225,8 +225,27 @@ class MlaSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CrossAttentionSpec:
+    """Attention of every layer to the states of an encoder, after attention to the tokens. Heads
+    are those of the decoder; names are relative to the layer.
+
+    Attributes:
+        length: states that the encoder gives, always as many.
+        norm: before it.
+        queries, keys, values, output: its linear layers; keys have no bias.
+    """
+
+    length: int
+    norm: str = "encoder_attn_layer_norm"
+    queries: str = "encoder_attn.q_proj"
+    keys: str = "encoder_attn.k_proj"
+    values: str = "encoder_attn.v_proj"
+    output: str = "encoder_attn.out_proj"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderSpec:
-    """Shapes and switches of a decoder-only transformer. Lengths are in elements.
+    """Shapes and switches of a decoder. Lengths are in elements.
 
     Attributes:
         wiring: "sequential": attention, then MLP; "parallel": both from the same residual.
@@ -256,6 +275,8 @@ class DecoderSpec:
         states: layers that carry a state in the place of attention; None: there are none.
         latents: attention is over latents, one KV head of `head_dim` values that are keys and
             values both; None: over keys and values.
+        cross: attention to an encoder's states; None: there is no encoder.
+        key_bias: whether keys have one where `qkv_bias` says so.
         sinks: each head has a learned logit that takes part in the softmax.
         attention_scale: of q.k; 0: 1 / sqrt(head_dim).
         round_attention: attention may round queries, and the weights of values, to bfloat16.
@@ -289,6 +310,7 @@ class DecoderSpec:
     norm_offset: float = 0.0
 
     qkv_bias: bool = False
+    key_bias: bool = True
     o_bias: bool = False
     qkv_layout: Literal["stacked", "grouped"] = "stacked"
     transposed: bool = False
@@ -309,6 +331,7 @@ class DecoderSpec:
     attention_output_gate: bool = False
     states: MambaSpec | None = None
     latents: MlaSpec | None = None
+    cross: CrossAttentionSpec | None = None
 
     activation: str = "silu"
     activation_limit: float = 0.0
@@ -375,6 +398,8 @@ class DecoderSpec:
         if self.latents is not None:
             per_layer = self.latents.num_parameters(self.hidden_size, self.num_heads)
             attention = self.num_layers * per_layer // self.hidden_size
+        if self.cross is not None:
+            attention += self.num_layers * 2 * (self.q_size + self.kv_size)
         mlps = self.num_layers * matrices * self.intermediate_size
         if self.moe is not None:
             moe, with_experts = self.moe, sum(self.moe.layers)

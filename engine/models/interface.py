@@ -58,6 +58,8 @@ class ModelFacts:
         pooling: None of a model that generates.
         load_report: what became of each layer's weights; empty where nobody reports it.
         sees: pictures may stand in its prompts.
+        encoder_length: states of an encoder of sound that its tokens attend to; 0: it has none.
+        num_mels: values of a frame that this encoder reads.
         io_processor: plug-in that reads and answers a caller's `data`; "" for none.
     """
 
@@ -78,6 +80,8 @@ class ModelFacts:
     load_report: tuple[LayerReport, ...] = ()
     io_processor: str = ""
     sees: bool = False
+    encoder_length: int = 0
+    num_mels: int = 0
 
     @property
     def tasks(self) -> list[str]:
@@ -192,6 +196,14 @@ class SupportsMultiModal(Protocol):
             kind: "image".
             tensors: as the model's `MediaProcessor` prepared them.
         """
+
+
+@runtime_checkable
+class EncoderDecoderModel(Protocol):
+    """A model whose tokens attend to the states of an encoder."""
+
+    def encode_to_cache(self, tensors: MediaTensors, block_ids: list[int]) -> None:
+        """Encode one input, and write its states' keys and values to blocks of the KV cache."""
 
 
 class OutsideModel(EngineModel, Protocol):

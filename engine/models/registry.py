@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from engine.contract.errors import BadModelConfig, ConfigError, ModelLoadError
 from engine.contract.plugins import selected_entry_points
 from engine.models.decoder_spec import DecoderSpec
-from engine.models.families import gpt, layernorm, llama, moe
+from engine.models.families import gpt, layernorm, llama, moe, whisper
 from engine.models.families import hybrid as states
 from engine.models.families import llama as gemma
 from engine.models.families import llama as glm
@@ -35,6 +35,7 @@ _FAMILIES: dict[str, Family] = {
     **phi3small.FAMILIES,
     **states.FAMILIES,
     **latent.FAMILIES,
+    **whisper.FAMILIES,
 }
 #: Spellings of checkpoints older than their support in transformers -> the spelling there.
 _SPELLINGS = {

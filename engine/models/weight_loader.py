@@ -13,6 +13,8 @@ from engine.models.decoder_spec import DecoderSpec, MoeSpec
 from engine.models.layers.linear import (
     AttentionDescription,
     AttentionWeights,
+    CrossDescription,
+    CrossWeights,
     FusedLinear,
     LatentDescription,
     LatentWeights,
@@ -185,13 +187,18 @@ class WeightLoader:
             self.weight_source(part.name, part.rows, linear.columns) for part in linear.parts
         ]
         parts = linear.parts if linear.bias else ()
-        biases = [self.vector(f"{part.name}.bias", part.rows) for part in parts]
+        biases = [self._bias(part) for part in parts]
         added = torch.cat(biases) if biases else None
         if order is not None and added is not None:
             added = added[order]
         scheme = self.scheme.layers if linear.quantized else None
         names = [part.name for part in linear.parts]
         return self._pack(matrices, added, scheme, order, names=names)
+
+    def _bias(self, part: LinearPart) -> Tensor:
+        if not part.has_bias:
+            return torch.zeros(part.rows, device=self.ops.device)
+        return self.vector(f"{part.name}.bias", part.rows)
 
     def _repeat_kv_heads(self, linear: FusedLinear) -> LinearLayer:
         """Of a layer with fewer KV heads than others: each as often as it takes to have as many."""
@@ -257,7 +264,7 @@ class WeightLoader:
             experts = self._experts(described)
         else:
             mlp = self._mlp(described)
-        beside, before = layer.residual_mlp, layer.residual_norm
+        beside, before, cross = layer.residual_mlp, layer.residual_norm, layer.cross
         return LayerWeights(
             wiring=layer.wiring,
             input_norm=self.norm(layer.input_norm),
@@ -269,6 +276,15 @@ class WeightLoader:
             mlp_out_norm=self.norm(layer.mlp_out_norm),
             residual_norm=NO_NORM if before is None else self.norm(before),
             residual_mlp=None if beside is None else self._mlp(beside),
+            cross=None if cross is None else self._cross(cross),
+        )
+
+    def _cross(self, cross: CrossDescription) -> CrossWeights:
+        return CrossWeights(
+            norm=self.norm(cross.norm),
+            queries=self.linear(cross.queries),
+            kv=self.linear(cross.kv),
+            output=self.linear(cross.output),
         )
 
     def _attention(self, attention: AttentionDescription) -> AttentionWeights:

@@ -10,16 +10,21 @@ from torch import Tensor
 
 from engine.contract.errors import InvalidRequest
 from engine.contract.lora import AdapterRef, LoRARequest
+from engine.multimodal.audio import SoundProcessor
 from engine.multimodal.placeholders import expand_placeholders, locate_media
 from engine.multimodal.processor import MediaProcessor, PreparedMedia
 from engine.text.tokenizer import Tokenizer
 
 
 class MultiModalDataDict(TypedDict, total=False):
-    """Pictures of a prompt, in the order of their placeholders: PIL images or arrays, uint8
-    [height, width, 3]."""
+    """Media of a prompt.
+
+    `image`: pictures in the order of their placeholders, PIL images or arrays, uint8 [height,
+    width, 3]. `audio`: what an encoder of sound hears, (samples, rate) or samples at 16 kHz.
+    """
 
     image: Any
+    audio: Any
 
 
 class TextPrompt(TypedDict):
@@ -51,7 +56,17 @@ class EmbedsPrompt(TypedDict):
     cache_salt: NotRequired[str]
 
 
+class ExplicitEncoderDecoderPrompt(TypedDict):
+    """What the encoder reads, and how the output begins."""
+
+    encoder_prompt: dict[str, Any]
+    decoder_prompt: str | list[int] | dict[str, Any] | None
+
+
+#: Makes the model's, once.
+ProcessorFactory = Callable[[], MediaProcessor | SoundProcessor]
 Prompt = str | list[int] | TextPrompt | TokensPrompt | EmbedsPrompt | dict[str, Any]
+Prompt |= ExplicitEncoderDecoderPrompt
 #: By vLLM's names, today's and the manual's.
 PromptType = Prompt
 PromptInputs = Prompt
@@ -69,8 +84,8 @@ _KEYS = frozenset(
 #: What vLLM takes beside these, and why it can't be taken here.
 _REFUSED = {
     "multi_modal_uuids": "images are told apart by their content; leave multi_modal_uuids out",
-    "encoder_prompt": "encoder-decoder models aren't run",
-    "decoder_prompt": "encoder-decoder models aren't run",
+    "encoder_prompt": "the model has no encoder",
+    "decoder_prompt": "the model has no encoder",
     "negative_prompt": "there is no negative_prompt",
     "token_type_ids": "token types come from the model; leave token_type_ids out",
 }
@@ -133,7 +148,7 @@ def resolve_prompt(prompt: Prompt | None, inputs: Prompt | None) -> Prompt:
 def tokenize_prompt(
     prompt: Prompt,
     tokenizer: Tokenizer | None,
-    processor: Callable[[], MediaProcessor] | None = None,
+    processor: ProcessorFactory | None = None,
 ) -> TokenPrompt:
     """Token ids of a prompt: text, token ids, {"prompt": text}, {"prompt_token_ids": ids} or
     {"prompt_embeds": tensor}. With "cache_salt" beside them only prompts with the same salt share
@@ -159,8 +174,12 @@ def tokenize_prompt(
 def _of_dict(
     prompt: dict[str, Any],
     tokenizer: Tokenizer | None,
-    processor: Callable[[], MediaProcessor] | None,
+    processor: ProcessorFactory | None,
 ) -> TokenPrompt:
+    has_media = "encoder_prompt" in prompt or prompt.get("multi_modal_data")
+    made = processor() if processor is not None and has_media else None
+    if isinstance(made, SoundProcessor):
+        prompt = _merge_encoder_prompt(prompt)
     for key, value in prompt.items():
         if key not in _KEYS and value not in (None, {}):
             why = _REFUSED.get(key, f"there is no {key!r}; there are {', '.join(sorted(_KEYS))}")
@@ -174,7 +193,7 @@ def _of_dict(
             param="mm_processor_kwargs",
         )
     if prompt.get("multi_modal_data"):
-        found = _with_media(prompt, tokenizer, processor)
+        found = _with_media(prompt, tokenizer, made)
     elif "prompt_embeds" in prompt:
         found = _of_embeds(prompt["prompt_embeds"])
     elif "prompt_token_ids" in prompt:
@@ -192,16 +211,20 @@ def _of_dict(
 def _with_media(
     prompt: dict[str, Any],
     tokenizer: Tokenizer | None,
-    make_processor: Callable[[], MediaProcessor] | None,
+    processor: MediaProcessor | SoundProcessor | None,
 ) -> TokenPrompt:
-    """A prompt with pictures; each placeholder grows to as many tokens as its picture takes."""
-    if make_processor is None:
+    """A prompt with pictures, whose placeholders grow to as many tokens as its picture takes, or
+    with sound.
+    """
+    if processor is None:
         raise InvalidRequest(
-            "The model takes no images: leave multi_modal_data out.", param="multi_modal_data"
+            "The model takes no images and no audio: leave multi_modal_data out.",
+            param="multi_modal_data",
         )
+    if isinstance(processor, SoundProcessor):
+        return _with_sound(prompt, tokenizer, processor)
     if tokenizer is None:
         raise InvalidRequest("Images need a tokenizer.", param="multi_modal_data")
-    processor = make_processor()
     options = prompt.get("mm_processor_kwargs") or {}
     images = _images(prompt["multi_modal_data"])
     media = tuple(processor.prepare(image, options) for image in images)
@@ -219,6 +242,60 @@ def _with_media(
         raise InvalidRequest("Images need a prompt or prompt_token_ids.", param="prompt")
     locate_media(token_ids, processor.image_token_id, media)
     return TokenPrompt(text, token_ids, media=media)
+
+
+def _merge_encoder_prompt(prompt: dict[str, Any]) -> dict[str, Any]:
+    """A prompt in two parts as one: the decoder's, with the encoder's media.
+
+    Raises `InvalidRequest` for parts that hold something else.
+    """
+    if "encoder_prompt" not in prompt:
+        return prompt
+    encoder, decoder = prompt["encoder_prompt"], prompt.get("decoder_prompt")
+    if not isinstance(encoder, dict) or encoder.get("prompt") or encoder.get("prompt_token_ids"):
+        raise InvalidRequest(
+            "encoder_prompt must be a dict with multi_modal_data and no text.",
+            param="encoder_prompt",
+        )
+    if isinstance(decoder, list):
+        decoder = {"prompt_token_ids": decoder}
+    elif isinstance(decoder, str):
+        decoder = {"prompt": decoder}
+    if not isinstance(decoder, dict):
+        raise InvalidRequest(
+            "decoder_prompt must be a text, token ids or a dict of these.", param="decoder_prompt"
+        )
+    rest = {key: prompt[key] for key in prompt if key not in ("encoder_prompt", "decoder_prompt")}
+    return rest | decoder | {"multi_modal_data": encoder.get("multi_modal_data")}
+
+
+def _with_sound(
+    prompt: dict[str, Any], tokenizer: Tokenizer | None, processor: SoundProcessor
+) -> TokenPrompt:
+    """A prompt whose model hears: the output goes on from it."""
+    data = prompt["multi_modal_data"]
+    if not isinstance(data, dict) or set(data) != {"audio"}:
+        raise InvalidRequest(
+            "multi_modal_data must be a dict with the key 'audio'.", param="multi_modal_data"
+        )
+    audio = data["audio"]
+    if isinstance(audio, list) and len(audio) == 1:
+        [audio] = audio
+    if prompt.get("mm_processor_kwargs"):
+        raise InvalidRequest(
+            "mm_processor_kwargs change nothing of audio: leave them out.",
+            param="mm_processor_kwargs",
+        )
+    media = (processor.prepare(audio),)
+    text = prompt.get("prompt")
+    if "prompt_token_ids" in prompt:
+        return TokenPrompt(text, _checked(prompt["prompt_token_ids"]), media=media)
+    if not isinstance(text, str):
+        raise InvalidRequest("Audio needs a prompt or prompt_token_ids.", param="prompt")
+    if tokenizer is None:
+        raise InvalidRequest("With skip_tokenizer_init prompts must be token ids.", param="prompt")
+    # Its tokens are written out, "<|startoftranscript|>" first.
+    return TokenPrompt(text, tokenizer.encode(text, add_special_tokens=False), media=media)
 
 
 def _images(data: Any) -> list[Any]:

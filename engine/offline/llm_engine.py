@@ -27,10 +27,17 @@ from engine.core.warmup import measure_draft_costs
 from engine.model_loader.loader import resolve_folder
 from engine.model_loader.save_quantized import save_quantized
 from engine.model_loader.vllm_config import VllmConfig
+from engine.multimodal.audio import SoundProcessor
 from engine.multimodal.placeholders import locate_media
 from engine.multimodal.processor import MediaProcessor
 from engine.offline.engine_args import EngineArgs
-from engine.offline.inputs import Prompt, TokenPrompt, resolve_prompt, tokenize_prompt
+from engine.offline.inputs import (
+    ProcessorFactory,
+    Prompt,
+    TokenPrompt,
+    resolve_prompt,
+    tokenize_prompt,
+)
 from engine.offline.loaded_loras import LoadedLoRAs
 from engine.offline.metrics import (
     Metric,
@@ -204,17 +211,21 @@ class LLMEngine:
         return collector
 
     @property
-    def media_processor(self) -> Callable[[], MediaProcessor] | None:
-        """Makes the model's image processor, once; None: it takes no pictures."""
-        return (lambda: self._processor) if self.core.facts.sees else None
+    def media_processor(self) -> ProcessorFactory | None:
+        """Makes the processor of the model's media, once; None: it takes none."""
+        facts = self.core.facts
+        return (lambda: self._processor) if facts.sees or facts.encoder_length else None
 
     @cached_property
-    def _processor(self) -> MediaProcessor:
-        return MediaProcessor(self.core.facts.tokenizer_folder)
+    def _processor(self) -> MediaProcessor | SoundProcessor:
+        facts = self.core.facts
+        if facts.encoder_length:
+            return SoundProcessor(facts.num_mels, 2 * facts.encoder_length)
+        return MediaProcessor(facts.tokenizer_folder)
 
     def _locate(self, entry: TokenPrompt) -> list[MediaItem]:
-        if not entry.media:
-            return []
+        if not entry.media or isinstance(self._processor, SoundProcessor):
+            return [MediaItem(item.kind, item.digest, ()) for item in entry.media]
         return locate_media(entry.token_ids, self._processor.image_token_id, entry.media)
 
     def _on_finished(self, params: SamplingParams, tokenizer: Tokenizer | None) -> SamplingParams:

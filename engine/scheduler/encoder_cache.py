@@ -92,6 +92,15 @@ class EncoderCacheManager:
         """A new step is planned: it computes nothing yet."""
         self._num_step_vectors = 0
 
+    def fits_step(self, num_vectors: int) -> bool:
+        """Whether the step being planned can compute so many more vectors."""
+        total = self._num_step_vectors + num_vectors
+        return total <= self._max_step_vectors or not self._num_step_vectors
+
+    def charge_step(self, num_vectors: int) -> None:
+        """The step being planned computes vectors that the worker doesn't keep."""
+        self._num_step_vectors += num_vectors
+
     def limit_tokens(self, items: Items[EncoderItem], start: int, count: int) -> int:
         """How many of a sequence's next `count` tokens, from `start` on, this step can compute.
 

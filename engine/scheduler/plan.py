@@ -49,17 +49,21 @@ class EncoderInput(msgspec.Struct, frozen=True):
 
 
 class EncodeTask(msgspec.Struct, frozen=True):
-    """A picture for the encoder.
+    """A picture or a window of sound for the encoder.
 
     Attributes:
         key: under which the worker keeps the vectors.
         kind: as in `MediaItem`.
         handle: what the encoder reads, see `Executor.attach`.
+        seq_id: the sequence that starts with it, where its states go to blocks; else -1.
+        block_ids: where their keys and values go, for cross attention; []: the worker keeps them.
     """
 
     key: bytes
     kind: str
     handle: int
+    seq_id: int = -1
+    block_ids: list[int] = msgspec.field(default_factory=list)
 
 
 class NewSequence(msgspec.Struct, omit_defaults=True):

@@ -107,6 +107,12 @@ class Sequence:
         )
 
     @property
+    def encoder_key(self) -> bytes:
+        """Key of the states that it attends to; b"": its model has no encoder for them."""
+        entry = self.request.encoder_input
+        return b"" if entry is None else entry.key
+
+    @property
     def reads_cache(self) -> bool:
         """Whether its prompt may begin with cached blocks: nothing is wanted of those tokens."""
         pooling = self.request.message.pooling
@@ -129,6 +135,8 @@ class Request:
     encoder_inputs: list[EncoderInput] = field(default_factory=list)
     #: Its pictures, once they are there, in the order of their positions.
     media: list[EncoderItem] = field(default_factory=list)
+    #: What the encoder of a model with cross attention reads.
+    encoder_input: EncoderItem | None = None
     #: Handle of the caller's functions on logits.
     logits_processors: int | None = None
     #: Output tokens that may still come, over all outputs; None: no cap.
@@ -162,6 +170,8 @@ class Request:
         """What the executor holds for it."""
         handles = [vectors.handle for vectors in self.encoder_inputs]
         handles += {entry.handle for entry in self.media}
+        if self.encoder_input is not None:
+            handles.append(self.encoder_input.handle)
         if self.logits_processors is not None:
             handles.append(self.logits_processors)
         return handles

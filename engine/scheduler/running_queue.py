@@ -66,7 +66,7 @@ class RunningQueue:
     def find_cached_prefix(self, sequence: Sequence) -> CachedPrefix:
         """The cached blocks that a sequence's tokens begin with, if it may use any."""
         if not sequence.reads_cache:
-            return self._kv.empty_prefix()
+            return self._kv.empty_prefix(sequence)
         return self._kv.get_computed_blocks(sequence)
 
     def can_allocate(self, sequence: Sequence, num_tokens: int) -> bool:
@@ -241,6 +241,8 @@ class RunningQueue:
         is_new = step.is_new(victim)
         if step.remove(victim):
             self.uncache_from(victim, victim.num_computed_tokens)
+        if step.cancel_encoding(victim):
+            self._kv.uncache_states(victim.encoder_key)
         step.preempted.add(victim.request.message.tenant)
         self.preempt(victim)
         if is_new:

@@ -434,6 +434,9 @@ class Scheduler:
             chunk = self.encoder_cache.limit_tokens(media, num_computed, chunk)
         if chunk == 0 or (chunk < num_pending and not self.limits.chunked):
             return False
+        encodes = kv.needs_encoding(prefix)
+        if encodes and not self.encoder_cache.fits_step(kv.encoder_length):
+            return False
         blocks = kv.allocate_slots(sequence, quota, num_computed, chunk, prefix)
         if blocks is None:
             if not self._runs.reject_oversized(sequence, chunk, prefix):
@@ -456,6 +459,9 @@ class Scheduler:
         sequence.num_computed_tokens = num_computed
         self._runs.add(sequence)
         step.start(sequence, kv.get_block_tables(sequence.seq_id))
+        if encodes:
+            self.encoder_cache.charge_step(kv.encoder_length)
+            step.encode_states(sequence, kv.get_state_blocks(sequence.seq_id))
         self._encode(step, sequence, chunk)
         step.add(sequence, chunk)
         self.waiting.charge_prompt(sequence, chunk)
@@ -595,6 +601,9 @@ class Scheduler:
         counts: dict[Sequence, int] = {}
         for plan, scheduled in steps:
             self.encoder_cache.forget(plan.encode)
+            for task in plan.encode:
+                if task.block_ids:
+                    self.kv.uncache_states(task.key)
             for sequence, count in zip(scheduled, plan.num_scheduled, strict=True):
                 counts[sequence] = counts.get(sequence, 0) + count
         for sequence, count in reversed(counts.items()):

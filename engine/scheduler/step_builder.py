@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from engine.contract.messages import MAX_RECORDED_CHUNKS
 from engine.kv_cache import Block, TenantQuota
-from engine.scheduler.plan import NewSequence, StepPlan, is_decode
+from engine.scheduler.plan import EncodeTask, NewSequence, StepPlan, is_decode
 from engine.scheduler.prefill_budget import PrefillBudget, StepLimits
 from engine.scheduler.request import Sequence
 
@@ -181,6 +181,21 @@ class StepBuilder:
                 pooling=message.pooling,
             )
         )
+
+    def encode_states(self, sequence: Sequence, block_ids: list[int]) -> None:
+        """Have a sequence's encoder input encoded, and its states written to blocks."""
+        if (entry := sequence.request.encoder_input) is None:
+            raise RuntimeError(f"Sequence {sequence.seq_id} has nothing for the encoder.")
+        self.plan.encode.append(
+            EncodeTask(entry.key, entry.item.kind, entry.handle, sequence.seq_id, block_ids)
+        )
+
+    def cancel_encoding(self, sequence: Sequence) -> bool:
+        """Undo `encode_states`; whether there was any."""
+        tasks = [task for task in self.plan.encode if task.seq_id != sequence.seq_id]
+        canceled = len(tasks) < len(self.plan.encode)
+        self.plan.encode = tasks
+        return canceled
 
     def add_blocks(self, sequence: Sequence, blocks: list[list[Block]]) -> None:
         """Append new blocks, by KV cache group, to the tables of a sequence that the worker has."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from engine.models.interface import SupportsMultiModal
+from engine.models.interface import EncoderDecoderModel, SupportsMultiModal
 from engine.multimodal.inputs import MediaTensors
 from engine.scheduler.plan import EncodeTask
 from engine.worker.step_inputs import EncoderRange
@@ -16,7 +16,7 @@ from engine.worker.step_inputs import EncoderRange
 class EncoderRunner:
     """The worker's side of `engine.scheduler.encoder_cache`."""
 
-    def __init__(self, model: SupportsMultiModal) -> None:
+    def __init__(self, model: SupportsMultiModal | EncoderDecoderModel) -> None:
         self._model = model
         #: key -> [num_vectors, hidden]
         self._outputs: dict[bytes, Tensor] = {}
@@ -38,7 +38,10 @@ class EncoderRunner:
         for key in dropped:
             self._outputs.pop(key, None)
         for task, tensors in encode:
-            self._outputs[task.key] = self._model.encode(task.kind, tensors)
+            if isinstance(self._model, EncoderDecoderModel):
+                self._model.encode_to_cache(tensors, task.block_ids)
+            else:
+                self._outputs[task.key] = self._model.encode(task.kind, tensors)
         if not ranges:
             return None
         indices = [torch.arange(entry.start, entry.end) for entry in ranges]

@@ -260,7 +260,8 @@ class InputBatch:
         selects = len(logits_rows) != len(positions) or bool(draft_tokens or extra)
         tables = [
             self._tables(group, rows, owner, positions, int(ends.max()))
-            for group in range(len(self.groups))
+            for group, described in enumerate(self.groups)
+            if described.kind != "cross"
         ]
         rotations, planes = positions, None
         if self.plane_positions:
@@ -284,6 +285,11 @@ class InputBatch:
         context.other_groups = tuple(
             dataclasses.replace(context, slot_mapping=slots, block_tables=blocks)
             for slots, blocks in tables[1:]
+        )
+        context.other_groups += tuple(
+            self._cross_group(context, group, owner)
+            for group, described in enumerate(self.groups)
+            if described.kind == "cross"
         )
         if self.prompt_embeds:
             context.embeds = self._embeds(rows, starts, ends, query_start)
@@ -363,6 +369,24 @@ class InputBatch:
         slots = torch.from_numpy(blocks * size + positions % size)
         length = self.groups[group].table_length(longest, size)
         return slots, torch.from_numpy(table[rows, :length])
+
+    def _cross_group(
+        self, context: AttentionMetadata, group: int, owner: np.ndarray
+    ) -> AttentionMetadata:
+        """A cross-attention group, in which each token is a sequence of one query: what comes
+        after it in its sequence hides nothing of the encoder's states.
+        """
+        described, count = self.groups[group], len(owner)
+        width = described.table_length(0, self.block_size)
+        return dataclasses.replace(
+            context,
+            other_groups=(),
+            block_tables=torch.from_numpy(self.block_tables[group][owner, :width]),
+            seq_lens=torch.full((count,), described.encoder_length, dtype=torch.int32),
+            query_start_loc=torch.arange(count + 1, dtype=torch.int32),
+            num_decodes=0,
+            prefill_start_loc=None,
+        )
 
     def _embeds(
         self, rows: np.ndarray, starts: np.ndarray, ends: np.ndarray, query_start: np.ndarray

@@ -13,7 +13,7 @@ from torch import Tensor
 from engine.contract.messages import TokenLogprobs
 from engine.models.decoder import AuxHiddenStates, NativeDecoder
 from engine.models.forward_context import AttentionMetadata
-from engine.models.interface import EngineModel, SupportsMultiModal
+from engine.models.interface import EncoderDecoderModel, EngineModel, SupportsMultiModal
 from engine.models.lora import StepAdapters
 from engine.sampling.logprobs import CHUNK, prompt_logprobs
 from engine.sampling.request_state import RequestSamplingState
@@ -145,7 +145,9 @@ class ModelRunner:
         self._masks = masks or BitmaskInbox()
         self._hidden, self._saves_hidden = hidden, False
         self._taps = self._make_taps(() if hidden is None else hidden.aux_layers)
-        self._encoder = EncoderRunner(model) if isinstance(model, SupportsMultiModal) else None
+        self._encoder = None
+        if isinstance(model, SupportsMultiModal | EncoderDecoderModel):
+            self._encoder = EncoderRunner(model)
         self._retain_states = getattr(model, "keep", None) if model.stateful else None
 
     def _make_taps(self, layers: tuple[int, ...]) -> AuxHiddenStates | None:

@@ -96,6 +96,53 @@ class SelfAttention:
         return self.output(out.flatten(1))
 
 
+@dataclass(slots=True, kw_only=True)
+class CrossAttention:
+    """One layer's attention to an encoder's states, whose keys and values are in the cache.
+
+    Attributes:
+        queries: hidden states to queries, [T, q].
+        output: what follows attention: [T, q] -> [T, hidden].
+    """
+
+    ops: KernelSet
+    queries: Transform
+    output: Transform
+    head_dim: int
+    scale: float
+    round_inputs: bool = False
+
+    def __call__(
+        self, x: Tensor, context: AttentionMetadata, cache: LayerCache, rows: Tensor | None
+    ) -> Tensor:
+        """[n, hidden] of the same.
+
+        Args:
+            x: of the step's tokens, or of those that `rows` names.
+            context: every token is a sequence of one query: it sees all of the encoder's states.
+            cache: of these.
+            rows: int64 [n]; None: all tokens.
+        """
+        tables, lengths = context.block_tables, context.seq_lens
+        if rows is not None:
+            tables, lengths = tables[rows], lengths[rows]
+        out = self.ops.paged_attention(
+            AttentionArgs(
+                self.queries(x).unflatten(-1, (-1, self.head_dim)),
+                cache.keys,
+                cache.values,
+                tables,
+                lengths,
+                context.query_start_loc[: len(x) + 1],
+                self.scale,
+                key_scales=cache.key_scales,
+                value_scales=cache.value_scales,
+                round_inputs=self.round_inputs,
+            )
+        )
+        return self.output(out.flatten(1))
+
+
 @dataclass(frozen=True, slots=True)
 class ClampQKV:
     """Clamps to +- limit in place."""

@@ -12,12 +12,26 @@ from typing import Any
 
 from torch import Tensor
 
-from engine.models.decoder_spec import DecoderSpec, MambaSpec, MlaSpec, MoeSpec
+from engine.models.decoder_spec import (
+    CrossAttentionSpec,
+    DecoderSpec,
+    MambaSpec,
+    MlaSpec,
+    MoeSpec,
+)
 from engine.models.forward_context import AttentionMetadata
-from engine.models.layers.attention import ClampQKV, PerHeadLayerNorm, QKRMSNorm, SelfAttention
+from engine.models.layers.attention import (
+    ClampQKV,
+    CrossAttention,
+    PerHeadLayerNorm,
+    QKRMSNorm,
+    SelfAttention,
+)
 from engine.models.layers.linear import (
     AttentionDescription,
     AttentionWeights,
+    CrossDescription,
+    CrossWeights,
     FusedLinear,
     LatentDescription,
     LatentWeights,
@@ -93,6 +107,21 @@ def describe_layer(spec: DecoderSpec, index: int) -> LayerDescription:
         )
         if beside
         else None,
+        cross=None if spec.cross is None else _cross(spec, spec.cross, at),
+    )
+
+
+def _cross(spec: DecoderSpec, cross: CrossAttentionSpec, at: str) -> CrossDescription:
+    hidden, kv_size = spec.hidden_size, spec.kv_size
+    parts = (
+        LinearPart(at + cross.keys, kv_size, has_bias=False),
+        LinearPart(at + cross.values, kv_size),
+    )
+    return CrossDescription(
+        norm=NormDescription(at + cross.norm, hidden),
+        queries=_linear(at + cross.queries, spec.q_size, hidden, True, "rows"),
+        kv=FusedLinear(parts=parts, columns=hidden, bias=True, split="rows"),
+        output=_linear(at + cross.output, hidden, spec.q_size, True, "columns"),
     )
 
 
@@ -125,7 +154,10 @@ def _attention(spec: DecoderSpec, index: int, at: str) -> AttentionDescription:
         order = "grouped" if spec.qkv_layout == "grouped" else ""
     elif spec.layer_kv_heads:
         order = "repeated"
-    parts = tuple(LinearPart(at + name, rows) for name, rows in zip(names.qkv, sizes, strict=True))
+    parts = tuple(
+        LinearPart(at + name, rows, has_bias=spec.key_bias or index != 1)
+        for index, (name, rows) in enumerate(zip(names.qkv, sizes, strict=True))
+    )
     return AttentionDescription(
         qkv=FusedLinear(
             parts=parts, columns=spec.hidden_size, bias=spec.qkv_bias, split="rows", order=order
@@ -244,6 +276,40 @@ class SequentialLayer:
 
 
 @dataclass(slots=True)
+class CrossLayer:
+    """residual += attention(norm(residual)); residual += cross(norm'(residual), encoder);
+    residual += mlp(norm"(residual)).
+
+    Its cache is a pair: of the tokens, and of the encoder's states.
+    """
+
+    attention: SelfAttention
+    cross_norm: Norm
+    cross: CrossAttention
+    mlp_norm: Norm
+    mlp: Transform
+    next_norm: Norm
+
+    def __call__(
+        self,
+        x: Tensor,
+        residual: Tensor,
+        context: AttentionMetadata,
+        cache: Any,
+        rows: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """The next layer's x, and the residual."""
+        tokens, states = cache
+        x = self.attention(x, context, tokens)
+        if rows is not None:
+            x, residual = x[rows], residual[rows]
+        x = self.cross_norm.add_and_norm(x, residual)
+        x = self.cross(x, context.other_groups[-1], states, rows)
+        x = self.mlp(self.mlp_norm.add_and_norm(x, residual))
+        return self.next_norm.add_and_norm(x, residual), residual
+
+
+@dataclass(slots=True)
 class ParallelLayer:
     """residual += attention(norm(residual)) + mlp(norm'(residual)); norm' may be the same norm."""
 
@@ -300,7 +366,7 @@ class ResidualExpertsLayer:
         return self.next_norm.add_and_norm(x.add_(chosen), residual), residual
 
 
-Layer = SequentialLayer | ParallelLayer | ResidualExpertsLayer
+Layer = SequentialLayer | CrossLayer | ParallelLayer | ResidualExpertsLayer
 
 
 def adapted(ops: KernelSet, layer: LayerWeights, index: int, step: LoraContext) -> LayerWeights:
@@ -380,6 +446,9 @@ def build_layer(
         return ResidualExpertsLayer(meeting, norm(layer.residual_norm), beside, before, mlp, after)
     if layer.wiring == "parallel":
         return ParallelLayer(meeting, mlp_norm, mlp, after)
+    if layer.cross is not None and isinstance(meeting, SelfAttention):
+        cross_norm, cross = norm(layer.cross.norm), _make_cross(spec, ops, layer.cross)
+        return CrossLayer(meeting, cross_norm, cross, mlp_norm or NoNorm(), mlp, after)
     return SequentialLayer(meeting, mlp_norm or NoNorm(), mlp, after)
 
 
@@ -406,6 +475,17 @@ def _make_attention(spec: DecoderSpec, ops: KernelSet, weights: AttentionWeights
         soft_cap=spec.attention_soft_cap,
         alibi_slopes=weights.alibi,
         sinks=weights.sinks,
+        round_inputs=spec.round_attention,
+    )
+
+
+def _make_cross(spec: DecoderSpec, ops: KernelSet, weights: CrossWeights) -> CrossAttention:
+    return CrossAttention(
+        ops=ops,
+        queries=weights.queries,
+        output=weights.output,
+        head_dim=spec.head_dim,
+        scale=spec.attention_scale or spec.head_dim**-0.5,
         round_inputs=spec.round_attention,
     )
 

@@ -41,10 +41,12 @@ class LinearPart:
     Attributes:
         name: in the checkpoint, without `.weight`.
         rows: outputs.
+        has_bias: where the layer has biases, whether this part has one; else it is 0.
     """
 
     name: str
     rows: int
+    has_bias: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +179,22 @@ class LatentDescription:
         yield "o", self.o
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CrossDescription:
+    """Attention of one layer to an encoder's states.
+
+    Attributes:
+        norm: before it.
+        queries: of the hidden state. kv: keys over values, of the encoder's states.
+        output: the projection after it.
+    """
+
+    norm: NormDescription
+    queries: FusedLinear
+    kv: FusedLinear
+    output: FusedLinear
+
+
 @dataclass(frozen=True, slots=True)
 class MlpDescription:
     """up (gate over up, where it is gated), the activation, down."""
@@ -218,6 +236,7 @@ class LayerDescription:
         mlp_norm: before the MLP or the experts; None in a parallel layer: they take what attention
             takes.
         residual_norm, residual_mlp: the MLP beside the experts of "residual_experts".
+        cross: attention to an encoder's states, before the MLP; None: there is no encoder.
     """
 
     wiring: Wiring
@@ -229,10 +248,13 @@ class LayerDescription:
     mlp_out_norm: NormDescription
     residual_norm: NormDescription | None = None
     residual_mlp: MlpDescription | None = None
+    cross: CrossDescription | None = None
 
     def linears(self) -> Iterator[FusedLinear]:
         """Its linear layers, but for the experts that tokens are sent to."""
         yield from (linear for _, linear in self.attention.linears())
+        if self.cross is not None:
+            yield from (self.cross.queries, self.cross.kv, self.cross.output)
         if isinstance(self.attention, LatentDescription):
             yield self.attention.heads
         if isinstance(self.mlp, MoeBlock):
@@ -343,6 +365,21 @@ MeetingWeights = AttentionWeights | StateWeights | LatentWeights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CrossWeights:
+    """See `CrossDescription`."""
+
+    norm: NormWeights
+    queries: LinearLayer
+    kv: LinearLayer
+    output: LinearLayer
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a pass over one token reads: keys and values are computed once."""
+        return self.queries.nbytes + self.output.nbytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWeights:
     """See `LayerDescription`: what layers that run one by one and compiled ones are made of.
 
@@ -359,11 +396,12 @@ class LayerWeights:
     mlp_out_norm: NormWeights = NO_NORM
     residual_norm: NormWeights = NO_NORM
     residual_mlp: MlpWeights | None = None
+    cross: CrossWeights | None = None
 
     @property
     def nbytes(self) -> int:
         """Bytes of weights that a pass over one token reads."""
-        blocks = (self.mlp, self.experts, self.residual_mlp)
+        blocks = (self.mlp, self.experts, self.residual_mlp, self.cross)
         return self.attention.nbytes + sum(block.nbytes for block in blocks if block is not None)
 
 

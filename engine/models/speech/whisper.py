@@ -1,0 +1,188 @@
+"""Whisper (Radford et al. 2022, arXiv 2212.04356): an encoder of log-mel frames, and the decoder
+that attends to its states. Activations are float32 on a CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.contract.errors import InvalidRequest, ModelLoadError
+from engine.models.decoder import NativeDecoder
+from engine.models.families.common import ACTIVATIONS
+from engine.models.layers.linear import FusedLinear, LinearPart
+from engine.models.layers.moe import Weights
+from engine.models.layers.norm import LayerNorm, NoNorm, chain
+from engine.models.vision.tower import VisionLayer, plain_activation
+from engine.models.weight_loader import WeightLoader
+from engine.multimodal.audio import FEATURES
+from engine.multimodal.inputs import MediaTensors
+
+_PREFIX = "model.encoder."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhisperEncoderSpec:
+    """Sizes of an encoder. `length`: states that it gives, of twice as many frames."""
+
+    num_mels: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    length: int
+    activation: str
+
+    @classmethod
+    def of_config(cls, config: dict[str, Any]) -> WhisperEncoderSpec:
+        """Of a config.json. Raises `ModelLoadError` for sizes that can't be."""
+        try:
+            spec = cls(
+                num_mels=int(config.get("num_mel_bins", 80)),
+                hidden_size=int(config["d_model"]),
+                intermediate_size=int(config["encoder_ffn_dim"]),
+                num_layers=int(config["encoder_layers"]),
+                num_heads=int(config["encoder_attention_heads"]),
+                length=int(config.get("max_source_positions", 1500)),
+                activation=ACTIVATIONS[str(config.get("activation_function", "gelu"))],
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ModelLoadError(
+                f"config.json: the encoder can't be read: {error!r}.", param="model"
+            ) from error
+        sizes = (spec.num_mels, spec.hidden_size, spec.intermediate_size, spec.num_layers)
+        if min(*sizes, spec.num_heads, spec.length) < 1 or spec.hidden_size % spec.num_heads:
+            raise ModelLoadError(
+                "config.json: sizes of the encoder must be at least 1, and d_model a multiple of "
+                "encoder_attention_heads.",
+                param="model",
+            )
+        return spec
+
+
+class WhisperEncoder:
+    """Log-mel frames of one window in, hidden states out."""
+
+    def __init__(self, spec: WhisperEncoderSpec, loader: WeightLoader) -> None:
+        """Reads all weights. Raises `ModelLoadError`."""
+        self.spec, self._loader = spec, loader
+        hidden = spec.hidden_size
+        dtype = loader.ops.activation_dtype(loader.dtype)
+        self._convolutions = [
+            (
+                loader.vector(f"{_PREFIX}{name}.weight", hidden, channels, 3).to(dtype),
+                loader.vector(f"{_PREFIX}{name}.bias", hidden).to(dtype),
+            )
+            for name, channels in (("conv1", spec.num_mels), ("conv2", hidden))
+        ]
+        self._positions = loader.vector(f"{_PREFIX}embed_positions.weight", spec.length, hidden).to(
+            dtype
+        )
+        self._layers = [
+            self._layer(f"{_PREFIX}layers.{index}.") for index in range(spec.num_layers)
+        ]
+        self._norm = self._layer_norm(f"{_PREFIX}layer_norm")
+
+    def _layer_norm(self, name: str) -> LayerNorm:
+        size = self.spec.hidden_size
+        dtype = self._loader.ops.activation_dtype(self._loader.dtype)
+        weight, bias = (
+            self._loader.vector(f"{name}.{part}", size).to(dtype) for part in ("weight", "bias")
+        )
+        return LayerNorm(size, weight, bias, 1e-5)
+
+    def _layer(self, name: str) -> VisionLayer:
+        spec, loader = self.spec, self._loader
+        hidden, inner = spec.hidden_size, spec.intermediate_size
+
+        def linear(*parts: str, rows: int, columns: int) -> Callable[[Tensor], Tensor]:
+            described = tuple(
+                LinearPart(name + part, rows, has_bias=part != "self_attn.k_proj") for part in parts
+            )
+            return loader.linear(FusedLinear(parts=described, columns=columns, bias=True))
+
+        return VisionLayer(
+            attention_norm=self._layer_norm(f"{name}self_attn_layer_norm"),
+            qkv=linear(
+                "self_attn.q_proj",
+                "self_attn.k_proj",
+                "self_attn.v_proj",
+                rows=hidden,
+                columns=hidden,
+            ),
+            query_norm=NoNorm(),
+            key_norm=NoNorm(),
+            output=linear("self_attn.out_proj", rows=hidden, columns=hidden),
+            mlp_norm=self._layer_norm(f"{name}final_layer_norm"),
+            mlp=chain(
+                linear("fc1", rows=inner, columns=hidden),
+                plain_activation(spec.activation),
+                linear("fc2", rows=hidden, columns=inner),
+            ),
+            num_heads=spec.num_heads,
+        )
+
+    def __call__(self, features: Tensor) -> Tensor:
+        """[length, hidden] of log-mel values [num_mels, 2 * length]."""
+        x = features[None].to(self._positions)
+        for (weight, bias), stride in zip(self._convolutions, (1, 2), strict=True):
+            x = torch.nn.functional.conv1d(x, weight, bias, stride=stride, padding=1)
+            x = torch.nn.functional.gelu(x)
+        x = x.transpose(1, 2) + self._positions
+        for layer in self._layers:
+            x = layer(x, None)
+        return self._norm(x[0])
+
+
+class WhisperModel(NativeDecoder):
+    """The decoder with its encoder, whose states it keeps as keys and values in the KV cache."""
+
+    encoder_spec: WhisperEncoderSpec
+
+    def load(self, weights: Weights, progress: Callable[[int, int], None]) -> None:
+        super().load(weights, progress)
+        loader = WeightLoader(self.spec, self.ops, self.weight_dtype, self.max_model_len, weights)
+        self._encoder = WhisperEncoder(self.encoder_spec, loader)
+
+    @torch.inference_mode()
+    def encode_to_cache(self, tensors: MediaTensors, block_ids: list[int]) -> None:
+        """Encode one window, and write each layer's keys and values of its states to blocks.
+
+        Args:
+            tensors: `features`, float32 [num_mels, 2 * length].
+            block_ids: blocks of the cross-attention group, in order.
+        """
+        spec, features = self.encoder_spec, tensors.get(FEATURES)
+        shape = (spec.num_mels, 2 * spec.length)
+        if features is None or features.shape != shape:
+            raise InvalidRequest(
+                f"Features of sound must be {list(shape)}.", param="multi_modal_data"
+            )
+        states = self._encoder(torch.from_numpy(features.copy()).to(self.ops.device))
+        block_size = self.cross_caches[0].keys.shape[2]
+        positions = torch.arange(spec.length, device=states.device)
+        blocks = torch.tensor(block_ids, device=states.device)
+        slots = blocks[positions // block_size] * block_size + positions % block_size
+        for layer, cache in zip(self.weights, self.cross_caches, strict=True):
+            if layer.cross is None:
+                raise RuntimeError("A layer has no weights of cross attention.")
+            keys, values = (
+                part.unflatten(-1, (-1, self.spec.head_dim))
+                for part in layer.cross.kv(states).chunk(2, dim=-1)
+            )
+            self.ops.rope_and_cache(
+                keys.clone(),
+                keys,
+                values,
+                positions,
+                None,
+                cache.keys,
+                cache.values,
+                slots,
+                key_scales=cache.key_scales,
+                value_scales=cache.value_scales,
+            )

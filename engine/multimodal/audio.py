@@ -1,0 +1,166 @@
+"""Sound for encoders: from samples to log-mel frames, on numpy alone.
+
+The frames are those of OpenAI's Whisper and of `transformers`' `WhisperFeatureExtractor`: a short
+time Fourier transform of 25 ms every 10 ms, Slaney's mel filters, the logarithm to base 10 cut off
+8 below its maximum, and scaled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from engine.contract.errors import InvalidRequest
+from engine.multimodal.inputs import MediaTensors, encode_tensors, media_digest
+from engine.multimodal.processor import PreparedMedia
+
+#: Samples a second that the models hear.
+SAMPLE_RATE = 16_000
+#: Samples between two frames.
+HOP = 160
+#: Samples of a frame.
+_FRAME = 400
+#: Name of the tensor that encoders of sound read.
+FEATURES = "features"
+_MIN_POWER = 1e-10
+
+
+def check_samples(samples: Any, param: str = "multi_modal_data") -> np.ndarray:
+    """Samples of sound as float32 [n]; several channels, [n, channels], are averaged.
+
+    Raises `InvalidRequest` for what holds no samples, or NaN or infinity.
+    """
+    values = np.asarray(samples)
+    if values.dtype.kind not in "fiu" or values.ndim not in (1, 2) or not values.size:
+        raise InvalidRequest(
+            "Sound must be an array of numbers, [samples] or [samples, channels].", param=param
+        )
+    if values.dtype.kind in "iu":
+        values = values.astype(np.float32) / -float(np.iinfo(values.dtype).min or -1)
+    values = values.astype(np.float32, copy=False)
+    if values.ndim == 2:
+        values = values.mean(axis=1)
+    if not np.isfinite(values).all():
+        raise InvalidRequest("Sound holds NaN or infinity.", param=param)
+    return values
+
+
+def resample(samples: np.ndarray, rate: int, param: str = "multi_modal_data") -> np.ndarray:
+    """float32 [n] at `SAMPLE_RATE`, by FFmpeg's filter. Raises `InvalidRequest` for a rate that
+    can't be.
+    """
+    if not isinstance(rate, int | np.integer) or not 1_000 <= rate <= 768_000:
+        raise InvalidRequest(
+            f"The sample rate must be from 1000 to 768000, got {rate!r:.40}.", param=param
+        )
+    if rate == SAMPLE_RATE:
+        return samples
+    import av
+
+    frame = av.AudioFrame.from_ndarray(samples[None], format="fltp", layout="mono")
+    frame.sample_rate = int(rate)
+    resampler = av.AudioResampler(format="fltp", layout="mono", rate=SAMPLE_RATE)
+    parts = [
+        part.to_ndarray()[0] for part in (*resampler.resample(frame), *resampler.resample(None))
+    ]
+    return np.concatenate([np.zeros(0, dtype=np.float32), *parts])
+
+
+def log_mel(samples: np.ndarray, num_mels: int, num_frames: int) -> np.ndarray:
+    """float32 [num_mels, num_frames] of samples at `SAMPLE_RATE`, padded by silence or cut."""
+    length = num_frames * HOP
+    padded = np.zeros(length, dtype=np.float32)
+    padded[: len(samples)] = samples[:length]
+    centered = np.pad(padded, _FRAME // 2, mode="reflect")
+    frames = np.lib.stride_tricks.sliding_window_view(centered, _FRAME)[::HOP][:num_frames]
+    # In float64, as `transformers` has it, so that quiet frames keep their values.
+    spectrum = np.abs(np.fft.rfft(frames * _window(), axis=1)) ** 2
+    mel = np.maximum(_MIN_POWER, spectrum @ _mel_filters(num_mels))
+    scaled = np.log10(mel.T)
+    scaled = np.maximum(scaled, scaled.max() - 8.0)
+    return ((scaled + 4.0) / 4.0).astype(np.float32)
+
+
+def window_tensors(samples: np.ndarray, num_mels: int, num_frames: int) -> MediaTensors:
+    """What an encoder reads of one window of sound."""
+    return {FEATURES: log_mel(samples, num_mels, num_frames)}
+
+
+@cache
+def _window() -> np.ndarray:
+    """Hann's, periodic."""
+    return np.hanning(_FRAME + 1)[:-1]
+
+
+@cache
+def _mel_filters(num_mels: int) -> np.ndarray:
+    """Triangles on Slaney's mel scale from 0 to 8 kHz, of equal area: [frequencies, num_mels]."""
+    frequencies = np.linspace(0, SAMPLE_RATE / 2, _FRAME // 2 + 1)
+    edges = _mel_to_hertz(np.linspace(0, _hertz_to_mel(SAMPLE_RATE / 2), num_mels + 2))
+    slopes = edges[None, :] - frequencies[:, None]
+    widths = np.diff(edges)
+    falling = -slopes[:, :-2] / widths[:-1]
+    rising = slopes[:, 2:] / widths[1:]
+    triangles = np.maximum(0.0, np.minimum(falling, rising))
+    return triangles * (2.0 / (edges[2:] - edges[:-2]))
+
+
+#: Slaney's scale is linear up to 1 kHz and logarithmic above.
+_LINEAR_HERTZ, _LINEAR_MELS = 1000.0, 15.0
+_LOG_STEP = np.log(6.4) / 27.0
+
+
+def _hertz_to_mel(hertz: float) -> float:
+    return _LINEAR_MELS + float(np.log(hertz / _LINEAR_HERTZ)) / _LOG_STEP
+
+
+def _mel_to_hertz(mels: np.ndarray) -> np.ndarray:
+    linear = mels * (_LINEAR_HERTZ / _LINEAR_MELS)
+    logarithmic = _LINEAR_HERTZ * np.exp(_LOG_STEP * (mels - _LINEAR_MELS))
+    return np.where(mels < _LINEAR_MELS, linear, logarithmic)
+
+
+@dataclass(frozen=True, slots=True)
+class SoundProcessor:
+    """From sound to what one model's encoder reads.
+
+    Attributes:
+        num_mels, num_frames: of a window.
+    """
+
+    num_mels: int
+    num_frames: int
+
+    @property
+    def window_seconds(self) -> float:
+        """Length of a window."""
+        return self.num_frames * HOP / SAMPLE_RATE
+
+    def prepare(self, audio: Any) -> PreparedMedia:
+        """What the encoder reads of (samples, rate), or of samples at `SAMPLE_RATE`.
+
+        Raises `InvalidRequest` for what is no sound, or is longer than a window.
+        """
+        samples, rate = audio, SAMPLE_RATE
+        if isinstance(audio, tuple | list) and len(audio) == 2 and not np.isscalar(audio[0]):
+            samples, rate = audio
+        values = resample(check_samples(samples), rate)
+        if len(values) > self.num_frames * HOP:
+            raise InvalidRequest(
+                f"The audio has {len(values) / SAMPLE_RATE:.1f} s; the model hears "
+                f"{self.window_seconds:g} s at once. Cut it into windows.",
+                param="multi_modal_data",
+            )
+        tensors = window_tensors(values, self.num_mels, self.num_frames)
+        encoded = encode_tensors(tensors)
+        return PreparedMedia(
+            kind="audio",
+            digest=media_digest("audio", encoded),
+            replacement="",
+            num_vectors=0,
+            tensors=tensors,
+            encoded=encoded,
+        )

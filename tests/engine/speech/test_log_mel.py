@@ -1,0 +1,65 @@
+"""Sound becomes the frames that Whisper was trained on, whatever its rate and channels."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import transformers as tf
+
+from engine.contract.errors import InvalidRequest
+from engine.multimodal.audio import SAMPLE_RATE, SoundProcessor, check_samples, log_mel, resample
+from tests.engine.speech.models import JFK, read_wav, sound
+
+
+@pytest.mark.parametrize("num_mels", [80, 128])
+@pytest.mark.parametrize("which", ["speech", "noise", "silence", "short"])
+def test_frames_equal_those_of_the_feature_extractor(num_mels: int, which: str) -> None:
+    samples = {
+        "speech": read_wav(JFK)[0],
+        "noise": sound(3, 30),
+        "silence": np.zeros(1_000, np.float32),
+        "short": sound(1, 0.0001),
+    }[which]
+    extractor = tf.WhisperFeatureExtractor(feature_size=num_mels)
+    wanted = extractor(samples, sampling_rate=SAMPLE_RATE, return_tensors="np").input_features[0]
+    frames = log_mel(samples, num_mels, 3000)
+    assert frames.shape == wanted.shape
+    assert frames.dtype == np.float32
+    assert np.abs(frames - wanted).max() < 1e-4
+
+
+@pytest.mark.parametrize("rate", [8_000, 11_025, 44_100, 48_000])
+def test_a_tone_stays_the_same_tone_at_another_rate(rate: int) -> None:
+    times = np.arange(rate * 2) / rate
+    samples = np.sin(2 * np.pi * 440 * times).astype(np.float32)
+    heard = resample(samples, rate)
+    assert abs(len(heard) - 2 * SAMPLE_RATE) <= 32
+    wanted = np.sin(2 * np.pi * 440 * np.arange(len(heard)) / SAMPLE_RATE)
+    middle = slice(2_000, -2_000)
+    assert np.abs(heard[middle] - wanted[middle]).max() < 0.02
+
+
+def test_channels_are_averaged_and_integers_scaled() -> None:
+    stereo = np.array([[16384, -16384], [32767, 32767]], np.int16)
+    heard = check_samples(stereo)
+    assert heard.dtype == np.float32
+    np.testing.assert_allclose(heard, [0, 32767 / 32768], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "audio",
+    [
+        np.zeros(0, np.float32),
+        np.array([1.0, np.nan], np.float32),
+        np.array([np.inf], np.float32),
+        "text",
+        np.zeros((2, 2, 2), np.float32),
+        (np.zeros(100, np.float32), 0),
+        (np.zeros(100, np.float32), "fast"),
+        np.zeros(31 * SAMPLE_RATE, np.float32),
+    ],
+)
+def test_what_is_no_sound_or_too_long_is_refused_by_field(audio: object) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        SoundProcessor(80, 3000).prepare(audio)
+    assert refused.value.param == "multi_modal_data"

@@ -1,0 +1,238 @@
+"""Whisper gives `transformers`' tokens, however prompts are cut, cached, batched or preempted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine import LLM, SamplingParams
+from engine.contract.errors import InvalidRequest
+from engine.models.speech.whisper import WhisperModel
+from tests.engine.speech.models import (
+    JFK,
+    JFK_TEXT,
+    NO_TIMESTAMPS,
+    START,
+    expected,
+    make_whisper,
+    read_wav,
+    sound,
+    tiny_en,
+)
+
+NUM_TOKENS = 20
+#: Several windows of sound, two of them the same, and prompts of several lengths.
+CASES = [
+    (sound(1), [START]),
+    (sound(2, 0.4), [START, NO_TIMESTAMPS]),
+    (sound(1), [START, *range(20, 45)]),
+    (sound(3), [9, *range(50, 80), START]),
+]
+
+
+@pytest.fixture(scope="module")
+def whisper(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[int]]]:
+    """A model's folder, and the tokens of `CASES`."""
+    folder = tmp_path_factory.mktemp("whisper")
+    model = make_whisper(folder)
+    return folder, [expected(model, samples, prompt, NUM_TOKENS) for samples, prompt in CASES]
+
+
+def _llm(folder: Path, **settings: Any) -> LLM:
+    return LLM(
+        str(folder),
+        skip_tokenizer_init=True,
+        dtype="float32",
+        **{"num_gpu_blocks_override": 256, "block_size": 16} | settings,
+    )
+
+
+def _prompts(cases: list[tuple[Any, list[int]]] = CASES, **more: Any) -> list[dict[str, Any]]:
+    return [
+        {"prompt_token_ids": prompt, "multi_modal_data": {"audio": samples}} | more
+        for samples, prompt in cases
+    ]
+
+
+def _run(llm: LLM, prompts: list[dict[str, Any]]) -> list[list[int]]:
+    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, detokenize=False)
+    return [list(result.outputs[0].token_ids) for result in llm.generate(prompts, params)]
+
+
+def _count_encodings(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """The blocks to which the model encodes from now on."""
+    model: WhisperModel = llm.llm_engine.core.executor.worker.loaded.model
+    encode, encoded = model.encode_to_cache, list[list[int]]()
+
+    def counted(tensors: Any, block_ids: list[int]) -> None:
+        encoded.append(block_ids)
+        encode(tensors, block_ids)
+
+    monkeypatch.setattr(model, "encode_to_cache", counted)
+    return encoded
+
+
+def test_tokens_equal_those_of_transformers_together_cached_and_alone(
+    whisper: tuple[Path, list[list[int]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, wanted = whisper
+    llm = _llm(folder)
+    encoded = _count_encodings(llm, monkeypatch)
+    assert _run(llm, _prompts()) == wanted
+    assert len(encoded) == 3  # two of four heard the same
+    assert _run(llm, _prompts()) == wanted
+    assert len(encoded) == 3
+    assert llm.llm_engine.core.scheduler.kv.num_hit_tokens
+    for prompt, tokens in zip(_prompts(), wanted, strict=True):
+        llm.reset_prefix_cache()
+        assert _run(llm, [prompt]) == [tokens]
+    llm.llm_engine.core.check_integrity()
+
+
+@pytest.mark.parametrize("enable_prefix_caching", [True, False])
+def test_chunks_preemption_and_a_full_pool_change_no_token(
+    whisper: tuple[Path, list[list[int]]], enable_prefix_caching: bool
+) -> None:
+    folder, wanted = whisper
+    # A sequence takes 4 blocks of states and up to 4 of tokens.
+    llm = _llm(
+        folder,
+        num_gpu_blocks_override=18,
+        max_num_batched_tokens=8,
+        enable_prefix_caching=enable_prefix_caching,
+    )
+    core = llm.llm_engine.core
+    step, calls = core.step, 0
+
+    def step_with_preemptions() -> Any:
+        nonlocal calls
+        calls += 1
+        return core.preempt_all() if calls % 25 == 0 else step()
+
+    core.step = step_with_preemptions  # type: ignore[method-assign]
+    assert _run(llm, _prompts() * 2) == wanted * 2
+    assert core.scheduler.num_preemptions
+    core.check_integrity()
+
+
+def test_states_are_encoded_again_only_when_their_blocks_were_evicted(
+    whisper: tuple[Path, list[list[int]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, wanted = whisper
+    llm = _llm(folder, num_gpu_blocks_override=10)
+    encoded = _count_encodings(llm, monkeypatch)
+    for _ in range(2):
+        for index in (0, 1, 3, 0):
+            assert _run(llm, [_prompts()[index]]) == [wanted[index]]
+    assert 6 <= len(encoded) <= 8
+    assert _run(llm, [_prompts()[0]]) == [wanted[0]]
+    assert len(encoded) <= 8
+    llm.llm_engine.core.check_integrity()
+
+
+def test_one_tenants_sound_is_never_anothers_hit(
+    whisper: tuple[Path, list[list[int]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, wanted = whisper
+    llm = _llm(folder)
+    encoded = _count_encodings(llm, monkeypatch)
+    for salt in ("a", "b", "a"):
+        assert _run(llm, _prompts(CASES[2:3], cache_salt=salt)) == [wanted[2]]
+    assert len(encoded) == 2
+
+
+def test_the_same_prompt_for_another_sound_hits_no_tokens(
+    whisper: tuple[Path, list[list[int]]],
+) -> None:
+    folder, _ = whisper
+    llm = _llm(folder)
+    long = [START, *range(20, 55)]
+    first, second = ({"prompt_token_ids": long, "multi_modal_data": {"audio": sound(seed)}}
+                     for seed in (1, 2))  # fmt: skip
+    tokens = _run(llm, [first])
+    assert _run(llm, [second]) != tokens
+    assert llm.llm_engine.core.scheduler.kv.num_hit_tokens == 0
+
+
+def test_a_step_that_fails_in_the_encoder_fails_its_request_alone(
+    whisper: tuple[Path, list[list[int]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, wanted = whisper
+    llm = _llm(folder)
+    engine = llm.llm_engine
+    model = engine.core.executor.worker.loaded.model
+    broken = engine.media_processor().prepare(sound(2, 0.4)).tensors["features"]
+    encode = model.encode_to_cache
+
+    def failing(tensors: Any, block_ids: list[int]) -> None:
+        if (tensors["features"] == broken).all():
+            raise RuntimeError("The encoder broke.")
+        encode(tensors, block_ids)
+
+    monkeypatch.setattr(model, "encode_to_cache", failing)
+    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, detokenize=False)
+    for index, prompt in enumerate(_prompts()):
+        engine.add_request(str(index), prompt, params)
+    results = {}
+    while engine.has_unfinished_requests():
+        results |= {result.request_id: result for result in engine.step()}
+    assert "The encoder broke." in str(results.pop("1").error)
+    for name, result in results.items():
+        assert list(result.outputs[0].token_ids) == wanted[int(name)]
+    monkeypatch.setattr(model, "encode_to_cache", encode)
+    assert _run(llm, _prompts()[1:2]) == [wanted[1]]  # what never came isn't cached
+    engine.core.check_integrity()
+
+
+def test_prompts_have_vllms_forms(whisper: tuple[Path, list[list[int]]]) -> None:
+    folder, wanted = whisper
+    llm = _llm(folder)
+    encoder = {"prompt": "", "multi_modal_data": {"audio": (CASES[1][0], 16_000)}}
+    forms: list[dict[str, Any]] = [
+        {"encoder_prompt": encoder, "decoder_prompt": CASES[1][1]},
+        {"encoder_prompt": encoder, "decoder_prompt": {"prompt_token_ids": CASES[1][1]}},
+        {"prompt_token_ids": CASES[1][1], "multi_modal_data": {"audio": [CASES[1][0]]}},
+    ]
+    assert _run(llm, forms) == [wanted[1]] * 3
+
+
+@pytest.mark.parametrize(
+    ("prompt", "param"),
+    [
+        ({"prompt_token_ids": [START]}, "multi_modal_data"),
+        (
+            {"prompt_token_ids": [START], "multi_modal_data": {"image": 1}},
+            "multi_modal_data",
+        ),
+        (
+            {"prompt_token_ids": [START], "multi_modal_data": {"audio": sound(1, 2.0)}},
+            "multi_modal_data",
+        ),
+        ({"encoder_prompt": "text", "decoder_prompt": [START]}, "encoder_prompt"),
+        (
+            {"encoder_prompt": {"multi_modal_data": {"audio": sound(1)}}, "decoder_prompt": 7},
+            "decoder_prompt",
+        ),
+    ],
+)
+def test_prompts_without_one_window_of_sound_are_refused_by_field(
+    whisper: tuple[Path, list[list[int]]], prompt: dict[str, Any], param: str
+) -> None:
+    llm = _llm(whisper[0])
+    with pytest.raises(InvalidRequest) as refused:
+        llm.generate(prompt)
+    assert refused.value.param == param
+    llm.llm_engine.core.check_integrity()
+
+
+def test_real_speech_becomes_its_text_without_an_error() -> None:
+    llm = LLM(str(tiny_en()), dtype="float32", num_gpu_blocks_override=256)
+    prompt = {
+        "encoder_prompt": {"prompt": "", "multi_modal_data": {"audio": read_wav(JFK)}},
+        "decoder_prompt": "<|startoftranscript|><|notimestamps|>",
+    }
+    [result] = llm.generate(prompt, SamplingParams(temperature=0, max_tokens=100))
+    assert result.outputs[0].text.strip() == JFK_TEXT
+    assert result.outputs[0].finish_reason == "stop"
