@@ -166,7 +166,7 @@ def _invalid_scale(name: str, why: str) -> ModelLoadError:
 
 def sample_tokens(tokenizer: Tokenizer | None, vocab_size: int, most: int) -> list[int]:
     """Tokens of the sample text, filled up with random ones."""
-    ids = [] if tokenizer is None else tokenizer.encode_plain(SAMPLE)
+    ids = [] if tokenizer is None else tokenizer.encode_as_text(SAMPLE)
     rng = random.Random(0)
     kept = [token for token in ids[: most // 2] if token < vocab_size]
     return kept + [rng.randrange(vocab_size) for _ in range(most - len(kept))]

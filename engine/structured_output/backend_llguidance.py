@@ -163,14 +163,14 @@ def _together(schema: dict[str, Any]) -> list[dict[str, Any]]:
         parts.append(part)
         inner = part.get("allOf")
         if isinstance(inner, list):
-            waiting += [each for each in inner if isinstance(each, dict)]
+            waiting += [item for item in inner if isinstance(item, dict)]
     return parts
 
 
 def _settle(parts: list[dict[str, Any]], tokenizer: LLTokenizer) -> None:
     names = dict.fromkeys(name for part in parts for name in _names(part))
-    others: list[Any] = [_keys_of(part) for part in parts]
-    if not names or _allows_key(others, names, tokenizer):
+    constraints: list[Any] = [_keys_of(part) for part in parts]
+    if not names or _allows_key(constraints, names, tokenizer):
         return
     for part in parts:
         patterns = part.pop("patternProperties", {})
@@ -179,15 +179,15 @@ def _settle(parts: list[dict[str, Any]], tokenizer: LLTokenizer) -> None:
             for pattern, schema in patterns.items():
                 for name in names:
                     if _allows_key([{**_only(pattern), "required": [name]}], {}, tokenizer):
-                        known = properties.get(name, True)
-                        properties[name] = {"allOf": [known, schema]}
+                        existing = properties.get(name, True)
+                        properties[name] = {"allOf": [existing, schema]}
 
 
 def _names(part: dict[str, Any]) -> list[str]:
     properties, required = part.get("properties"), part.get("required")
-    found = list(properties) if isinstance(properties, dict) else []
+    names = list(properties) if isinstance(properties, dict) else []
     listed = required if isinstance(required, list) else []
-    return found + [name for name in listed if isinstance(name, str)]
+    return names + [name for name in listed if isinstance(name, str)]
 
 
 def _keys_of(part: dict[str, Any]) -> dict[str, Any]:

@@ -53,12 +53,12 @@ class BitmaskBuilder:
     def begin(self, step: int, rows: list[BitmaskRow]) -> Future[GrammarOutput]:
         """Start on the masks of a step. The rows' states mustn't move before they are there."""
         if len(rows) * self._row_s < INLINE_BUDGET_S and (self._last is None or self._last.done()):
-            made: Future[GrammarOutput] = Future()
+            future: Future[GrammarOutput] = Future()
             try:
-                made.set_result(self._make(step, rows))
+                future.set_result(self._make(step, rows))
             except Exception as error:  # as from the thread: whoever waits is told
-                made.set_exception(error)
-            return made
+                future.set_exception(error)
+            return future
         self._last = self._thread.submit(self._make, step, rows)
         return self._last
 
@@ -78,22 +78,22 @@ class BitmaskBuilder:
         bits = self._rows(len(rows), max(space.num_words for space in spaces))
         eos = _eos_of(spaces, bits.shape[1])
         output = GrammarOutput(step, [row.seq_id for row in rows])
-        followed = [at for at, row in enumerate(rows) if self._follows(row.state)]
+        followed = [index for index, row in enumerate(rows) if self._follows(row.state)]
         self._fill(rows, followed, spaces, bits)
         self._expand_added_tokens(rows, followed, spaces, bits)
         more = np.any(bits & ~eos, axis=1)
-        for at in followed:
-            row, matcher = rows[at], rows[at].state.matcher
+        for index in followed:
+            row, matcher = rows[index], rows[index].state.matcher
             if matcher is not None and matcher.is_error():
                 if not row.drafted:  # else it comes again once the sequence is there
                     output.errors[row.seq_id] = short(matcher.get_error())
-                bits[at] = -1
-            elif not more[at]:
-                output.eos_only_sequences.append(at)
+                bits[index] = -1
+            elif not more[index]:
+                output.eos_only_sequences.append(index)
             elif row.ignore_eos:
-                bits[at] &= ~eos[at]
-        for at, row in enumerate(rows):
-            self._add_thinking(row.state, bits[at], eos[at])
+                bits[index] &= ~eos[index]
+        for index, row in enumerate(rows):
+            self._add_thinking(row.state, bits[index], eos[index])
         output.bits = bits.tobytes()
         return output
 
@@ -116,15 +116,15 @@ class BitmaskBuilder:
         if len(followed) < len(rows):
             bits[:] = -1
         widths: dict[int, list[int]] = {}
-        for at in followed:
-            widths.setdefault(spaces[at].num_words, []).append(at)
-        for width, places in widths.items():
+        for index in followed:
+            widths.setdefault(spaces[index].num_words, []).append(index)
+        for width, indexes in widths.items():
             if width == bits.shape[1]:
-                self._compute(rows, places, places, bits)
+                self._compute(rows, indexes, indexes, bits)
                 continue
-            narrow = np.zeros((len(places), width), dtype=np.int32)
-            self._compute(rows, places, range(len(places)), narrow)
-            bits[places, :width], bits[places, width:] = narrow, 0
+            narrow = np.zeros((len(indexes), width), dtype=np.int32)
+            self._compute(rows, indexes, range(len(indexes)), narrow)
+            bits[indexes, :width], bits[indexes, width:] = narrow, 0
 
     @staticmethod
     def _expand_added_tokens(
@@ -138,9 +138,9 @@ class BitmaskBuilder:
         Where only one text can follow, the backend allows what a tokenizer makes of it, and that
         may be a special token, though none is a text to it.
         """
-        for at in followed:
-            space = spaces[at]
-            row, matcher = bits[at, : space.num_words], rows[at].state.matcher
+        for index in followed:
+            space = spaces[index]
+            row, matcher = bits[index, : space.num_words], rows[index].state.matcher
             only = _only(row)
             if matcher is None or only not in space.special:
                 continue
@@ -155,17 +155,19 @@ class BitmaskBuilder:
         self,
         rows: list[BitmaskRow],
         followed: list[int],
-        places: Sequence[int],
+        targets: Sequence[int],
         bits: NDArray[np.int32],
     ) -> None:
-        """Masks of the rows `followed` to `places` of `bits`, which is as wide as they are."""
+        """Masks of the rows `followed` to `targets` of `bits`, which is as wide as they are."""
         if len(followed) == 1 and (matcher := rows[followed[0]].state.matcher):
-            row = bits[places[0]]
+            row = bits[targets[0]]
             matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
         elif followed:
-            matchers = [(rows[at].state.matcher, place) for at, place in zip(followed, places)]
+            matchers = [
+                (rows[index].state.matcher, target) for index, target in zip(followed, targets)
+            ]
             self._executor.unsafe_compute_mask_ptr(
-                [(matcher, place) for matcher, place in matchers if matcher is not None],
+                [(matcher, target) for matcher, target in matchers if matcher is not None],
                 bits.ctypes.data,
                 bits.shape[1] * bits.itemsize,
                 len(bits),

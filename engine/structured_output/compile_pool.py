@@ -21,7 +21,12 @@ from engine.structured_output.backend_llguidance import (
 )
 from engine.structured_output.grammar import CompiledGrammar, GrammarVocabulary
 from engine.structured_output.grammar_spec import GrammarSpec
-from engine.structured_output.vocabulary import BASE_MODEL, MOST_KEPT, TokenizerSource, Vocabularies
+from engine.structured_output.vocabulary import (
+    BASE_MODEL,
+    MAX_CACHED,
+    TokenizerSource,
+    Vocabularies,
+)
 from engine.system.worker_process import WorkerProcess
 
 if TYPE_CHECKING:
@@ -114,7 +119,7 @@ class CompileQueue:
             for tenant in job.tenants:
                 self._drop(tenant, job)
 
-    def take(self) -> CompileJob | None:
+    def pop(self) -> CompileJob | None:
         """Wait for the next job; None when the line was closed."""
         with self._changed:
             while not self._closed:
@@ -141,7 +146,7 @@ class CompileQueue:
             self._changed.wait_for(lambda: any(job.outcome is not None for job in jobs), timeout_s)
 
     def close(self) -> None:
-        """Wake all that wait in `take`; nothing more is handed out."""
+        """Wake all that wait in `pop`; nothing more is handed out."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -224,10 +229,10 @@ class CompileWorker:
                 f"compiling it took more than {self._limits.time_s:g} s "
                 f"or {self._limits.memory_bytes // 2**20} MiB"
             )
-        found = json.loads(answer)
-        if "error" in found:
-            raise BadGrammar(found["error"])
-        return found["grammar"], found["bytes"]
+        reply = json.loads(answer)
+        if "error" in reply:
+            raise BadGrammar(reply["error"])
+        return reply["grammar"], reply["bytes"]
 
     def close(self) -> None:
         """End the worker, and with it a wait for it; it isn't started again."""
@@ -321,7 +326,7 @@ class CompilePool:
 
     def _work(self, models: CompileWorker, adapters: CompileWorker) -> None:
         """A thread's life: one job after the other until the line closes."""
-        while (job := self.line.take()) is not None:
+        while (job := self.line.pop()) is not None:
             process = adapters if job.vocabulary.key else models
             self.line.finish(job, self._outcome(process, job))
         models.reap()
@@ -349,15 +354,15 @@ class CompilePool:
     ) -> tuple[LLTokenizer, GrammarVocabulary]:
         """The backend's tokenizer of a vocabulary in this process and its ids, made once."""
         with self._spaces_lock:
-            found = self._spaces.pop(key, None)
-            if found is None:
+            space = self._spaces.pop(key, None)
+            if space is None:
                 tokenizer = load_tokenizer(vocabulary)
                 eos = vocabulary.eos_token_ids
-                found = tokenizer, GrammarVocabulary(vocabulary.num_words, eos, tokenizer)
-            self._spaces[key] = found
-            while len(self._spaces) > 1 + MOST_KEPT:
-                del self._spaces[next(each for each in self._spaces if each)]
-            return found
+                space = tokenizer, GrammarVocabulary(vocabulary.num_words, eos, tokenizer)
+            self._spaces[key] = space
+            while len(self._spaces) > 1 + MAX_CACHED:
+                del self._spaces[next(cached_key for cached_key in self._spaces if cached_key)]
+            return space
 
     def _vocabulary_of(self, source: TokenizerSource) -> Vocabulary:
         if not source.key:

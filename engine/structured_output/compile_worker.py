@@ -52,14 +52,14 @@ def main() -> int:
     limit_memory(settings["memory_bytes"])
     _answer(answers, {"ready": True})
     while (spec := read_frame(requests)) is not None:
-        before = resident_bytes()
+        previous_bytes = resident_bytes()
         try:
             grammar = grammar_text(spec, tokenizer)
             matcher = build(tokenizer, grammar)
         except (BadGrammar, ValueError) as error:
             _answer(answers, {"error": short(str(error))})
             continue
-        grown = max(0, resident_bytes() - before)
+        grown = max(0, resident_bytes() - previous_bytes)
         del matcher
         _answer(answers, {"grammar": grammar, "bytes": grown})
     return 0

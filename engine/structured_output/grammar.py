@@ -123,7 +123,7 @@ class GrammarState:
         """Where it would be once the first of some guessed tokens came, the first two, and so on:
         as many as may come. This one stays where it is.
         """
-        found: list[GrammarState] = []
+        states: list[GrammarState] = []
         last = self
         for token in drafts:
             thinking, matcher = last.thinking, last.matcher
@@ -139,9 +139,9 @@ class GrammarState:
                 following.advance([token])
             except BadGrammar:
                 break
-            found.append(following)
+            states.append(following)
             last = following
-        return found
+        return states
 
     @property
     def phase(self) -> ReasoningPhase:

@@ -96,7 +96,7 @@ def _tag_grammar(tag: dict[str, Any], options: dict[str, Any], tokenizer: LLToke
                 end=structure["end"],
             )
         )
-    special = all(_is_special(each.trigger, tokenizer) for each in tags)
+    special = all(_is_special(item.trigger, tokenizer) for item in tags)
     return StructTag.to_grammar(tags, assume_special=special)
 
 

@@ -157,9 +157,9 @@ class StructuredOutputManager:
             return
         self._vocabularies.check()
         space = None
-        if own := request.vocab_size:
+        if vocab_size := request.vocab_size:
             space = GrammarVocabulary(
-                words_for(own), ()
+                words_for(vocab_size), ()
             )  # no grammar of it says when an output may end
         for sequence in request.sequences:
             state = GrammarState(None, ReasoningState(params), space)
@@ -189,12 +189,15 @@ class StructuredOutputManager:
             ends = sequence.num_computed_tokens == len(sequence.token_ids) + len(drafts)
             if sequence.status is not SequenceStatus.RUNNING or not ends:
                 continue
-            behind = state.accept_tokens(drafts)
-            if _is_free(state) and all(map(_is_free, behind)):
+            draft_states = state.accept_tokens(drafts)
+            if _is_free(state) and all(map(_is_free, draft_states)):
                 continue
             ignores = sequence.request.message.sampling.ignore_eos
             rows.append(BitmaskRow(seq_id, state, ignores))
-            rows += [BitmaskRow(seq_id, each, ignores, drafted=True) for each in behind]
+            rows += [
+                BitmaskRow(seq_id, draft_state, ignores, drafted=True)
+                for draft_state in draft_states
+            ]
         if not rows:
             return None
         if self._masks is None:
@@ -229,11 +232,11 @@ class StructuredOutputManager:
                 code="grammar_too_complex",
             ) from error
         eos = grammar.stop_token_ids or self._eos
-        room = sequence.num_output_tokens + 2 <= sequence.max_output_tokens
+        fits_another = sequence.num_output_tokens + 2 <= sequence.max_output_tokens
         stops = params.stop_token_ids or ()
         if (
             grammar.complete
-            and room
+            and fits_another
             and params.logprobs is None
             and token_id not in eos
             and token_id not in stops

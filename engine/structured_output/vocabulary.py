@@ -21,10 +21,10 @@ from engine.text.tokenizer import Tokenizer
 
 PARAM = "structured_outputs"
 #: Of adapters, that are kept, each of which takes megabytes.
-MOST_KEPT = 4
+MAX_CACHED = 4
 #: Texts of tokens that an adapter may add to the model's, in all: a grammar's backend takes many
 #: times as much for them.
-MOST_TEXT_BYTES = 1 << 22
+MAX_TEXT_BYTES = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Vocabularies:
     ) -> None:
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
         self.eos_token_ids = tuple(eos_token_ids)
-        self._known: OrderedDict[bytes, Vocabulary] = OrderedDict()
+        self._cached: OrderedDict[bytes, Vocabulary] = OrderedDict()
         self._lock = threading.Lock()
 
     @property
@@ -76,7 +76,7 @@ class Vocabularies:
     @property
     def models(self) -> Vocabulary:
         """The model's. Raises `InvalidRequest` where it can't have grammars."""
-        return self._made(self.check(), self._vocab_size, self.eos_token_ids)
+        return self._build(self.check(), self._vocab_size, self.eos_token_ids)
 
     def check(self) -> Tokenizer:
         """The model's tokenizer. Raises `InvalidRequest` where it can't have grammars."""
@@ -94,34 +94,34 @@ class Vocabularies:
         Raises `InvalidRequest` where they can't be read, or no grammar is possible with them.
         """
         with self._lock:
-            found = self._known.get(source.key)
-        if found is None:
-            found = self._read(source)
+            vocabulary = self._cached.get(source.key)
+        if vocabulary is None:
+            vocabulary = self._read(source)
         with self._lock:
-            self._known[source.key] = found
-            self._known.move_to_end(source.key)
-            while len(self._known) > MOST_KEPT:
-                self._known.popitem(last=False)
-        return found
+            self._cached[source.key] = vocabulary
+            self._cached.move_to_end(source.key)
+            while len(self._cached) > MAX_CACHED:
+                self._cached.popitem(last=False)
+        return vocabulary
 
     def _read(self, source: TokenizerSource) -> Vocabulary:
         base, size = self.check(), source.vocab_size or self._vocab_size
-        own = source.tokenizer(base)
-        added = sum(len(text.encode()) for text in own.added_tokens.values())
-        if added > MOST_TEXT_BYTES + sum(len(text.encode()) for text in base.added_tokens.values()):
+        tokenizer = source.tokenizer(base)
+        added = sum(len(text.encode()) for text in tokenizer.added_tokens.values())
+        if added > MAX_TEXT_BYTES + sum(len(text.encode()) for text in base.added_tokens.values()):
             raise InvalidRequest(
-                f"The adapter's tokenizer adds texts of {added} bytes; at most {MOST_TEXT_BYTES} "
+                f"The adapter's tokenizer adds texts of {added} bytes; at most {MAX_TEXT_BYTES} "
                 "are taken for structured output.",
                 param=PARAM,
             )
-        ends = [*self.eos_token_ids, own.eos_token_id]
+        ends = [*self.eos_token_ids, tokenizer.eos_token_id]
         eos = dict.fromkeys(token for token in ends if token is not None and token < size)
         if not eos:
             raise _lacking("The adapter", "end-of-sequence token")
-        return self._made(own, size, tuple(eos))
+        return self._build(tokenizer, size, tuple(eos))
 
     @staticmethod
-    def _made(tokenizer: Tokenizer, size: int, eos: tuple[int, ...]) -> Vocabulary:
+    def _build(tokenizer: Tokenizer, size: int, eos: tuple[int, ...]) -> Vocabulary:
         return Vocabulary(tokenizer.to_json(), max(size, tokenizer.vocab_size), eos)
 
 
@@ -174,7 +174,7 @@ class GrammarCache:
         self,
         max_entries: int = MAX_ENTRIES,
         max_bytes: int = MAX_BYTES,
-        max_vocabularies: int = MOST_KEPT,
+        max_vocabularies: int = MAX_CACHED,
     ) -> None:
         """`max_vocabularies`: of adapters."""
         self.max_vocabularies = max_vocabularies
@@ -192,11 +192,11 @@ class GrammarCache:
     def get(self, key: bytes, vocabulary: bytes = b"") -> CompiledGrammar | str | None:
         """The outcome of a spec for a vocabulary, or None when it isn't known."""
         self.num_queries += 1
-        found = self._entries.get((vocabulary, key))
-        if found is not None:
+        outcome = self._entries.get((vocabulary, key))
+        if outcome is not None:
             self.num_hits += 1
             self._entries.move_to_end((vocabulary, key))
-        return found
+        return outcome
 
     def put(self, key: bytes, outcome: CompiledGrammar | str, vocabulary: bytes = b"") -> None:
         """Keep an outcome; one larger than the whole cache isn't kept."""
@@ -213,8 +213,10 @@ class GrammarCache:
         """Let go of adapters' vocabularies that were used longest ago, with all of their grammars:
         these hold them, and they are large.
         """
-        others = list(dict.fromkeys(each for each, _ in reversed(self._entries) if each))
-        for old in others[self.max_vocabularies :]:
+        keys = list(
+            dict.fromkeys(vocabulary for vocabulary, _ in reversed(self._entries) if vocabulary)
+        )
+        for old in keys[self.max_vocabularies :]:
             for key in [key for key in self._entries if key[0] == old]:
                 self._drop(key)
 

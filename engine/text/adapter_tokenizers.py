@@ -59,16 +59,16 @@ def _steps(part: str, written: Any) -> Iterator[Any]:
             yield from _steps(part, inner)
     else:
         idle = _IDLE.get((part, written.get("type", "")), ())
-        kept = {name: value for name, value in written.items() if name not in idle}
-        if kept.get("type") == "BPE":
-            kept |= {name: None for name, nothing in _EMPTY.items() if kept.get(name) == nothing}
-        yield kept
+        used = {name: value for name, value in written.items() if name not in idle}
+        if used.get("type") == "BPE":
+            used |= {name: None for name, nothing in _EMPTY.items() if used.get(name) == nothing}
+        yield used
 
 
 #: Tokenizers that are kept, each of which takes megabytes.
-_KEPT = 32
+_MAX_CACHED = 32
 #: Tokens that an adapter may add to the model's on a server.
-MOST_ADDED = 1 << 16
+MAX_ADDED_TOKENS = 1 << 16
 #: What names the special tokens.
 _SETTINGS_FILES = ("tokenizer_config.json", "special_tokens_map.json")
 #: What decides how text is read beside the tokens that are added.
@@ -80,7 +80,7 @@ class AdapterTokenizers:
 
     def __init__(self) -> None:
         #: By digest: an adapter's, and the model's in the place of which it is.
-        self._known: OrderedDict[str, tuple[Tokenizer, Tokenizer]] = OrderedDict()
+        self._cached: OrderedDict[str, tuple[Tokenizer, Tokenizer]] = OrderedDict()
         self._lock = threading.Lock()
 
     def get(self, adapter: AdapterRef | None, base: Tokenizer) -> Tokenizer:
@@ -88,25 +88,25 @@ class AdapterTokenizers:
 
         Raises `InvalidRequest` for one that can't be read, or is of other content than was told.
         """
-        if (found := self.get_cached(adapter, base)) is not None or adapter is None:
-            return found or base
-        made = _checked(adapter, base)
+        if (tokenizer := self.get_cached(adapter, base)) is not None or adapter is None:
+            return tokenizer or base
+        tokenizer = _checked(adapter, base)
         with self._lock:
-            self._known[adapter.tokenizer] = made, base
-            while len(self._known) > _KEPT:
-                self._known.popitem(last=False)
-        return made
+            self._cached[adapter.tokenizer] = tokenizer, base
+            while len(self._cached) > _MAX_CACHED:
+                self._cached.popitem(last=False)
+        return tokenizer
 
     def get_cached(self, adapter: AdapterRef | None, base: Tokenizer) -> Tokenizer | None:
         """The same as far as no file has to be read for it; None where one has to."""
         if adapter is None or not adapter.tokenizer:
             return base
         with self._lock:
-            found = self._known.get(adapter.tokenizer)
-            if found is None or found[1] is not base:
+            entry = self._cached.get(adapter.tokenizer)
+            if entry is None or entry[1] is not base:
                 return None
-            self._known.move_to_end(adapter.tokenizer)
-            return found[0]
+            self._cached.move_to_end(adapter.tokenizer)
+            return entry[0]
 
 
 def check_adapter_tokenizer(folder: Path, base: Tokenizer) -> str:
@@ -119,26 +119,32 @@ def check_adapter_tokenizer(folder: Path, base: Tokenizer) -> str:
     Raises `ModelLoadError`, which names the file, for one that can't be read or does otherwise.
     """
     for file in tokenizer_files(folder):
-        most = MAX_TOKENIZER_BYTES if file.name == TOKENIZER_FILE else MAX_BESIDE_BYTES
-        if (size := file.stat().st_size) > most:
+        max_bytes = MAX_TOKENIZER_BYTES if file.name == TOKENIZER_FILE else MAX_BESIDE_BYTES
+        if (size := file.stat().st_size) > max_bytes:
             raise ModelLoadError(
-                f"{file.name} has {size} bytes; at most {most} are read.", param=file.name
+                f"{file.name} has {size} bytes; at most {max_bytes} are read.", param=file.name
             )
-    own = _by_file_name(folder, base)
-    mine, models = (json.loads(each.to_json()) for each in (own, base))
+    adapter_tokenizer = _by_file_name(folder, base)
+    adapter_parts, model_parts = (
+        json.loads(tokenizer.to_json()) for tokenizer in (adapter_tokenizer, base)
+    )
     for part in _PARTS:
-        if canonical_form(part, mine[part]) != canonical_form(part, models[part]):
+        if canonical_form(part, adapter_parts[part]) != canonical_form(part, model_parts[part]):
             raise ModelLoadError(
                 f"{TOKENIZER_FILE} isn't the model's with tokens added: its {part} is another. "
                 "Without the file the model's tokenizer is used.",
                 param=TOKENIZER_FILE,
             )
-    if (added := len(own.added_tokens) - len(base.added_tokens)) > MOST_ADDED:
+    if (added := len(adapter_tokenizer.added_tokens) - len(base.added_tokens)) > MAX_ADDED_TOKENS:
         raise ModelLoadError(
-            f"The tokenizer adds {added} tokens; at most {MOST_ADDED} may be added.",
+            f"The tokenizer adds {added} tokens; at most {MAX_ADDED_TOKENS} may be added.",
             param=TOKENIZER_FILE if (folder / TOKENIZER_FILE).is_file() else ADDED_TOKENS_FILE,
         )
-    return "" if _describe(own, mine) == _describe(base, models) else tokenizer_digest(folder)
+    return (
+        ""
+        if _describe(adapter_tokenizer, adapter_parts) == _describe(base, model_parts)
+        else tokenizer_digest(folder)
+    )
 
 
 def _by_file_name(folder: Path, base: Tokenizer) -> Tokenizer:
@@ -146,10 +152,10 @@ def _by_file_name(folder: Path, base: Tokenizer) -> Tokenizer:
     try:
         return read_adapter_tokenizer(folder, base)
     except ModelLoadError as error:
-        told = error.message.replace(f"{folder}/", "")
-        there = [file.name for file in tokenizer_files(folder)]
-        named = [name for name in there if name in told] or there
-        raise ModelLoadError(told, param=named[0]) from error
+        message = error.message.replace(f"{folder}/", "")
+        present = [file.name for file in tokenizer_files(folder)]
+        named = [name for name in present if name in message] or present
+        raise ModelLoadError(message, param=named[0]) from error
 
 
 def _describe(tokenizer: Tokenizer, parts: Mapping[str, object]) -> tuple[object, ...]:
@@ -164,21 +170,23 @@ def _describe(tokenizer: Tokenizer, parts: Mapping[str, object]) -> tuple[object
 
 
 def _checked(adapter: AdapterRef, base: Tokenizer) -> Tokenizer:
-    folder, told = Path(adapter.path), f"The adapter {adapter.name or adapter.digest[:12]!r}"
+    folder, subject = Path(adapter.path), f"The adapter {adapter.name or adapter.digest[:12]!r}"
     try:
-        made = read_adapter_tokenizer(folder, base)
+        tokenizer = read_adapter_tokenizer(folder, base)
         digest = tokenizer_digest(folder)
     except ModelLoadError as error:
-        raise InvalidRequest(f"{told}: {error.message}", param="model") from error
+        raise InvalidRequest(f"{subject}: {error.message}", param="model") from error
     except OSError as error:
-        raise InvalidRequest(f"{told} can't be read: {error.strerror}.", param="model") from error
+        raise InvalidRequest(
+            f"{subject} can't be read: {error.strerror}.", param="model"
+        ) from error
     if digest != adapter.tokenizer:
         raise InvalidRequest(
-            f"{told}: its tokenizer isn't there any more: the files hold {digest[:12] or 'none'}, "
-            f"not {adapter.tokenizer[:12]}...",
+            f"{subject}: its tokenizer isn't there any more: the files hold "
+            f"{digest[:12] or 'none'}, not {adapter.tokenizer[:12]}...",
             param="model",
         )
-    return made
+    return tokenizer
 
 
 def read_adapter_tokenizer(folder: Path, base: Tokenizer) -> Tokenizer:
@@ -189,14 +197,14 @@ def read_adapter_tokenizer(folder: Path, base: Tokenizer) -> Tokenizer:
     """
     if not (folder / TOKENIZER_FILE).is_file():
         return base.with_tokens(_added_tokens(folder))
-    made = load_tokenizer(folder)
+    tokenizer = load_tokenizer(folder)
     if not any((folder / name).is_file() for name in _SETTINGS_FILES):
-        templates = made.settings.chat_templates or base.settings.chat_templates
+        templates = tokenizer.settings.chat_templates or base.settings.chat_templates
         settings = replace(base.settings, chat_templates=templates)
-        made = Tokenizer(load_backend(folder, settings), settings)
-    if made.chat_template is None and base.chat_template is not None:
-        made = made.with_chat_template(base.chat_template)
-    return made
+        tokenizer = Tokenizer(load_backend(folder, settings), settings)
+    if tokenizer.chat_template is None and base.chat_template is not None:
+        tokenizer = tokenizer.with_chat_template(base.chat_template)
+    return tokenizer
 
 
 def _added_tokens(folder: Path) -> list[tuple[int, tokenizers.AddedToken]]:
@@ -214,9 +222,9 @@ def _added_tokens(folder: Path) -> list[tuple[int, tokenizers.AddedToken]]:
 
 def _texts(names: Mapping[str, object]) -> list[str]:
     """The texts of a map of special tokens."""
-    found: list[str] = []
+    texts: list[str] = []
     for value in names.values():
-        for each in value if isinstance(value, list) else [value]:
-            text = each.get("content") if isinstance(each, dict) else each
-            found += [text] if isinstance(text, str) else []
-    return found
+        for item in value if isinstance(value, list) else [value]:
+            text = item.get("content") if isinstance(item, dict) else item
+            texts += [text] if isinstance(text, str) else []
+    return texts

@@ -38,7 +38,7 @@ CONTENT_FORMATS: dict[str, frozenset[ContentForm] | None] = {
 }
 
 
-def plain_value(value: Any, param: str, depth: int = 0) -> Any:
+def copy_json_value(value: Any, param: str, depth: int = 0) -> Any:
     """A deep copy made of exact JSON types, so that a template can't reach anything else.
 
     Raises:
@@ -54,11 +54,11 @@ def plain_value(value: Any, param: str, depth: int = 0) -> Any:
         return value
     if isinstance(value, dict):
         return {
-            plain_value(key, param, depth): plain_value(item, param, depth + 1)
+            copy_json_value(key, param, depth): copy_json_value(item, param, depth + 1)
             for key, item in value.items()
         }
     if isinstance(value, list | tuple):
-        return [plain_value(item, param, depth + 1) for item in value]
+        return [copy_json_value(item, param, depth + 1) for item in value]
     raise InvalidRequest(f"{param} holds a {type(value).__name__}, which is no JSON.", param=param)
 
 
@@ -91,7 +91,9 @@ def _prepare(
     if not isinstance(message, dict):
         raise InvalidRequest(f"{where} must be an object.", param="messages")
     prepared: Message = {
-        key: plain_value(value, "messages") for key, value in message.items() if value is not None
+        key: copy_json_value(value, "messages")
+        for key, value in message.items()
+        if value is not None
     }
     role = prepared.get("role")
     if not isinstance(role, str):
@@ -144,7 +146,9 @@ def _arguments_object(arguments: Any) -> dict[str, Any]:
     value = arguments
     if isinstance(arguments, str):
         try:
-            value = plain_value(json.loads(arguments), "messages") if arguments.strip() else None
+            value = (
+                copy_json_value(json.loads(arguments), "messages") if arguments.strip() else None
+            )
         except (ValueError, RecursionError, InvalidRequest):
             value = arguments
     if value is None:
@@ -177,7 +181,7 @@ def _part_text(where: str, part: Any) -> str:
 _FIRST_STAND_IN = 0x100000
 #: Roles whose messages are the client's own words to the model, or the model's: in them only
 #: special tokens are text. A `<think>` or `<tool_call>` there is what the model itself reads.
-_OWN_ROLES = frozenset(("assistant", "system", "developer"))
+_TRUSTED_ROLES = frozenset(("assistant", "system", "developer"))
 
 
 def _alternatives(tokens: frozenset[str]) -> str:
@@ -211,11 +215,11 @@ class ControlTokens:
 
     def forbidden(self, role: str | None) -> re.Pattern[str]:
         """What must stay text in a message of this role; None: outside messages."""
-        return self._special if role is None or role in _OWN_ROLES else self.pattern
+        return self._special if role is None or role in _TRUSTED_ROLES else self.pattern
 
     def initials(self, role: str | None) -> re.Pattern[str]:
         """Every character that could begin a forbidden token; group `allowed` is left alone."""
-        return self._allowed if role is None or role in _OWN_ROLES else self._initial
+        return self._allowed if role is None or role in _TRUSTED_ROLES else self._initial
 
 
 class ControlTokenMask:
@@ -227,8 +231,8 @@ class ControlTokenMask:
     """
 
     def __init__(self, tokens: ControlTokens, inputs: Any) -> None:
-        taken = {char for text in strings_in(inputs) if not text.isascii() for char in text}
-        free = (char for char in map(chr, range(_FIRST_STAND_IN, 0x110000)) if char not in taken)
+        used = {char for text in strings_in(inputs) if not text.isascii() for char in text}
+        free = (char for char in map(chr, range(_FIRST_STAND_IN, 0x110000)) if char not in used)
         self._tokens = tokens
         self._stand_in = dict(zip(tokens.first_chars, free))
         self._original = str.maketrans({new: old for old, new in self._stand_in.items()})
@@ -237,16 +241,16 @@ class ControlTokenMask:
         """`text` with the first character of each forbidden token masked."""
         pattern = self._tokens.forbidden(role)
         while pattern.search(text):  # again for a token that overlapped a masked one
-            text = pattern.sub(lambda found: self._stand_in[found[0][0]] + found[0][1:], text)
+            text = pattern.sub(lambda match: self._stand_in[match[0][0]] + match[0][1:], text)
         return text
 
     def initials(self, text: str, role: str | None) -> str:
         """`text` with every character masked that could begin a forbidden token."""
         pattern = self._tokens.initials(role)
 
-        def mask(found: re.Match[str]) -> str:
-            allowed = found.groupdict().get("allowed")
-            return self._stand_in[found[0]] if allowed is None else found[0]
+        def mask(match: re.Match[str]) -> str:
+            allowed = match.groupdict().get("allowed")
+            return self._stand_in[match[0]] if allowed is None else match[0]
 
         return pattern.sub(mask, text)
 

@@ -13,9 +13,9 @@ from engine.text.chat_messages import (
     ControlTokenMask,
     ControlTokens,
     Message,
+    copy_json_value,
     mask_messages,
     mask_strings,
-    plain_value,
     prepare_messages,
 )
 from engine.text.jinja_environment import ChatTemplate, compile_template
@@ -73,10 +73,10 @@ def cut_at_tag(rendered: str, final_text: str) -> str:
         raise InvalidRequest(
             "The chat template changes the final message, so it can't be continued.", param=_PARAM
         )
-    place = rendered.rindex(tag)
-    kept = rendered[:place]
+    index = rendered.rindex(tag)
+    prefix = rendered[:index]
     # Without the tag's own space the template trimmed the message, so it ends without spaces.
-    return kept if rendered.startswith(TAG, place) else kept.rstrip()
+    return prefix if rendered.startswith(TAG, index) else prefix.rstrip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,20 +113,20 @@ class _Chat:
         )
 
 
-def read_template(given: str | None) -> str:
+def read_template(source: str | None) -> str:
     """The source of a chat template that is named by its file or given as it is; "" for none.
 
     Raises `ConfigError` for a file that can't be read, and for a source that is no template.
     """
-    if not given:
+    if not source:
         return ""
-    source = given
-    if not any(mark in given for mark in ("{{", "{%", "\n")):
+    source = source
+    if not any(mark in source for mark in ("{{", "{%", "\n")):
         try:
-            source = Path(given).expanduser().read_text(encoding="utf-8")
+            source = Path(source).expanduser().read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(
-                f"chat_template {given!r} is no template, and no file that can be read: {error}",
+                f"chat_template {source!r} is no template, and no file that can be read: {error}",
                 param="chat_template",
             ) from error
     try:
@@ -221,7 +221,7 @@ def render_chat(
     control = _control_tokens(tokenizer)
     inputs = [chat.messages, chat.inputs]
     if not control.may_begin_in(inputs):
-        return tokenizer.encode(chat.render(), add_special_tokens=False, most=max_tokens)
+        return tokenizer.encode(chat.render(), add_special_tokens=False, max_tokens=max_tokens)
     return _encode_guarded(tokenizer, control, chat, ControlTokenMask(control, inputs), max_tokens)
 
 
@@ -245,10 +245,10 @@ def _chat(
             param="continue_final_message",
         )
     template = compile_template(_template_source(tokenizer, chat_template, tools is not None))
-    inputs: dict[str, Any] = plain_value(kwargs, "chat_template_kwargs")
+    inputs: dict[str, Any] = copy_json_value(kwargs, "chat_template_kwargs")
     inputs |= {
-        "tools": plain_value(tools, "tools"),
-        "documents": plain_value(documents, "documents"),
+        "tools": copy_json_value(tools, "tools"),
+        "documents": copy_json_value(documents, "documents"),
         "add_generation_prompt": add_generation_prompt,
     }
     continued = continue_final_message if isinstance(continue_final_message, str) else "content"
@@ -289,19 +289,19 @@ def _encode_guarded(
     control: ControlTokens,
     chat: _Chat,
     mask: ControlTokenMask,
-    most: int | None,
+    max_tokens: int | None,
 ) -> list[int]:
     """Ids of a chat in which the client's strings may hold control tokens, or parts of them."""
-    whole = chat.masked(mask.tokens)
-    text = mask.unescape(whole.render())
+    masked = chat.masked(mask.tokens)
+    text = mask.unescape(masked.render())
     full = mask.unescape(chat.masked(mask.initials).render())
     if control.find(text) != control.find(full):
         # Parts of a token in two strings joined up. Only now is every initial masked for good: it
         # changes what the template's own tests (`'<b>' in content`) see.
         text = full
-    elif whole == chat:
-        return tokenizer.encode(text, add_special_tokens=False, most=most)
-    return _encode_segments(tokenizer, control, mask, text, most)
+    elif masked == chat:
+        return tokenizer.encode(text, add_special_tokens=False, max_tokens=max_tokens)
+    return _encode_segments(tokenizer, control, mask, text, max_tokens)
 
 
 def _encode_segments(
@@ -309,26 +309,30 @@ def _encode_segments(
     control: ControlTokens,
     mask: ControlTokenMask,
     text: str,
-    most: int | None,
+    max_tokens: int | None,
 ) -> list[int]:
     """Ids of masked text: control tokens by id, what lies between them as plain characters."""
     ids: list[int] = []
     position = 0
-    for found in control.pattern.finditer(text):
-        token = tokenizer.added_token(found[0])
-        before = text[position : found.start()]
-        before = before.rstrip() if token.lstrip else before
-        ids += _plain(tokenizer, mask, before, position > 0, most)
+    for match in control.pattern.finditer(text):
+        token = tokenizer.added_token(match[0])
+        preceding = text[position : match.start()]
+        preceding = preceding.rstrip() if token.lstrip else preceding
+        ids += _encode_text(tokenizer, mask, preceding, position > 0, max_tokens)
         ids.append(token.id)
-        if most is not None and len(ids) > most:
-            raise exceeds_limit_error(most, of_context=True)
-        position = found.end()
+        if max_tokens is not None and len(ids) > max_tokens:
+            raise exceeds_limit_error(max_tokens, of_context=True)
+        position = match.end()
         if token.rstrip:
             position += len(text[position:]) - len(text[position:].lstrip())
-    return ids + _plain(tokenizer, mask, text[position:], position > 0, most)
+    return ids + _encode_text(tokenizer, mask, text[position:], position > 0, max_tokens)
 
 
-def _plain(
-    tokenizer: Tokenizer, mask: ControlTokenMask, text: str, inside: bool, most: int | None
+def _encode_text(
+    tokenizer: Tokenizer, mask: ControlTokenMask, text: str, inside: bool, max_tokens: int | None
 ) -> list[int]:
-    return tokenizer.encode_plain(mask.restore(text), inside=inside, most=most) if text else []
+    return (
+        tokenizer.encode_as_text(mask.restore(text), inside=inside, max_tokens=max_tokens)
+        if text
+        else []
+    )

@@ -54,8 +54,8 @@ class WindowedDetokenizer:
 
     def _new_text(self) -> str:
         """What the tokens after the read mark add to those before it."""
-        before = self._decode(self._window[: self._read])
-        return self._decode(self._window)[len(before) :]
+        previous = self._decode(self._window[: self._read])
+        return self._decode(self._window)[len(previous) :]
 
     def _advance(self, text: str) -> str:
         """Mark the window as read and keep only its end as the next context."""
@@ -142,13 +142,15 @@ class IncrementalDetokenizer:
         """The text that these tokens complete; "" while a character is unfinished."""
         if self._window is not None:
             return self._window.push(ids)
-        kept = [token for token in ids if token not in self._skipped] if self._skipped else ids
+        visible_ids = (
+            [token for token in ids if token not in self._skipped] if self._skipped else ids
+        )
         if self._at_start:
-            data = self._tokenizer.join_bytes(kept, at_start=True)
+            data = self._tokenizer.join_bytes(visible_ids, at_start=True)
             # The first piece may vanish whole, but then the text has begun all the same.
-            self._at_start = not any(map(self._tokenizer.token_bytes, kept))
+            self._at_start = not any(map(self._tokenizer.token_bytes, visible_ids))
         else:
-            data = b"".join(map(self._tokenizer.token_bytes, kept))
+            data = b"".join(map(self._tokenizer.token_bytes, visible_ids))
         return self._utf8.decode(data)
 
     def flush(self) -> str:

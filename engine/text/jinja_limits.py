@@ -22,11 +22,11 @@ from engine.contract.errors import InvalidRequest
 
 MAX_RENDERED_CHARS = 16 * 1024 * 1024
 #: Of a whole number: Python writes out ones of 4,300 digits at most.
-_MOST_BITS = 4096
+_MAX_BITS = 4096
 #: What an element of a list weighs besides, in characters.
 _OF_ELEMENT = 8
 #: What JSON is indented by, and put between its values.
-_MOST_INDENT = 32
+_MAX_INDENT = 32
 #: How often the clock is looked at.
 _CLOCK_EVERY = 64
 #: Widths that are huge, or that come from elsewhere, in `%` and in `str.format`.
@@ -88,17 +88,17 @@ def concat(*values: Any) -> str:
 
 def check_size(value: Any) -> Any:
     """The value itself unless, as a text, it's too long: what a list has twice counts twice."""
-    total, left = 0, [value]
-    while left:
-        each = left.pop()
-        if isinstance(each, dict):
-            each = [*each.keys(), *each.values()]
-        total += len(each) if isinstance(each, str) else _OF_ELEMENT
-        if isinstance(each, list | tuple):
-            total += _OF_ELEMENT * len(each)
+    total, pending = 0, [value]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, dict):
+            item = [*item.keys(), *item.values()]
+        total += len(item) if isinstance(item, str) else _OF_ELEMENT
+        if isinstance(item, list | tuple):
+            total += _OF_ELEMENT * len(item)
             raise_too_large(total > MAX_RENDERED_CHARS)
-            total += sum(len(one) for one in each if isinstance(one, str))
-            left += [one for one in each if isinstance(one, list | tuple | dict)]
+            total += sum(len(inner) for inner in item if isinstance(inner, str))
+            pending += [inner for inner in item if isinstance(inner, list | tuple | dict)]
         raise_too_large(total > MAX_RENDERED_CHARS)
     return value
 
@@ -134,23 +134,23 @@ def raise_too_large(too_large: bool) -> None:
         raise jinja2.TemplateError("a text or list in the template is too large")
 
 
-def check_operator(operator: str, left: Any, right: Any) -> None:
+def check_operator(operator: str, lhs: Any, rhs: Any) -> None:
     """Weigh `left * right`, `left + right`, `left ** right` or `left % right`."""
     if operator == "*":
-        for text, count in ((left, right), (right, left)):
+        for text, count in ((lhs, rhs), (rhs, lhs)):
             if isinstance(text, str | list | tuple) and isinstance(count, int):
                 raise_too_large(len(text) * count > MAX_RENDERED_CHARS)
-        if isinstance(left, int) and isinstance(right, int):
-            raise_too_large(left.bit_length() + right.bit_length() > _MOST_BITS)
+        if isinstance(lhs, int) and isinstance(rhs, int):
+            raise_too_large(lhs.bit_length() + rhs.bit_length() > _MAX_BITS)
     elif operator == "+":
-        if isinstance(left, str | list | tuple) and isinstance(right, str | list | tuple):
-            raise_too_large(len(left) + len(right) > MAX_RENDERED_CHARS)
+        if isinstance(lhs, str | list | tuple) and isinstance(rhs, str | list | tuple):
+            raise_too_large(len(lhs) + len(rhs) > MAX_RENDERED_CHARS)
     elif operator == "%":
-        if isinstance(left, str):
-            raise_too_large(_PERCENT_WIDTH.search(left) is not None)
-            check_size(right)
-    elif isinstance(left, int) and isinstance(right, int):
-        raise_too_large(left.bit_length() * right > _MOST_BITS)
+        if isinstance(lhs, str):
+            raise_too_large(_PERCENT_WIDTH.search(lhs) is not None)
+            check_size(rhs)
+    elif isinstance(lhs, int) and isinstance(rhs, int):
+        raise_too_large(lhs.bit_length() * rhs > _MAX_BITS)
 
 
 def check_call(function: Any, arguments: tuple[Any, ...]) -> None:
@@ -161,7 +161,10 @@ def check_call(function: Any, arguments: tuple[Any, ...]) -> None:
     name = getattr(function, "__name__", "")
     if name in _PADDING:
         raise_too_large(
-            any(isinstance(each, int) and each > MAX_RENDERED_CHARS for each in arguments)
+            any(
+                isinstance(argument, int) and argument > MAX_RENDERED_CHARS
+                for argument in arguments
+            )
         )
     elif name == "replace" and len(arguments) >= 2:
         _check_replace(owner, arguments[0], arguments[1])
@@ -222,27 +225,27 @@ def bounded_filters(library: dict[str, Callable[..., Any]]) -> dict[str, Callabl
         return filters["replace"](context, s, old, new, count)
 
     def wordwrap(context: Any, s: Any, *args: Any, **kwargs: Any) -> Any:
-        wraps = [each for each in (*args, *kwargs.values()) if isinstance(each, str)]
+        wraps = [argument for argument in (*args, *kwargs.values()) if isinstance(argument, str)]
         raise_too_large(
             len(str(check_size(s))) * max(map(len, wraps), default=1) > MAX_RENDERED_CHARS
         )
         return filters["wordwrap"](context, s, *args, **kwargs)
 
     def tojson(value: Any, *args: Any, **kwargs: Any) -> Any:
-        for each in (*args, *kwargs.values()):
-            for part in each if isinstance(each, list | tuple) else (each,):
+        for argument in (*args, *kwargs.values()):
+            for part in argument if isinstance(argument, list | tuple) else (argument,):
                 size = part if isinstance(part, int) else len(part) if isinstance(part, str) else 0
-                raise_too_large(size > _MOST_INDENT)
+                raise_too_large(size > _MAX_INDENT)
         return filters["tojson"](check_size(value), *args, **kwargs)
 
-    found: dict[str, Callable[..., Any]] = {"center": center, "indent": indent, "batch": batch}
-    found |= {"format": format_}
-    found |= {"slice": pass_eval_context(slice_), "tojson": tojson, "sum": pass_environment(sum_)}
-    found |= {"join": pass_eval_context(join), "replace": pass_eval_context(replace)}
-    found["wordwrap"] = pass_environment(wordwrap)
+    bounded: dict[str, Callable[..., Any]] = {"center": center, "indent": indent, "batch": batch}
+    bounded |= {"format": format_}
+    bounded |= {"slice": pass_eval_context(slice_), "tojson": tojson, "sum": pass_environment(sum_)}
+    bounded |= {"join": pass_eval_context(join), "replace": pass_eval_context(replace)}
+    bounded["wordwrap"] = pass_environment(wordwrap)
     for name in ("string", "pprint", "upper", "lower", "title", "capitalize", "trim"):
-        found[name] = _of_weighed(filters[name])
-    return found
+        bounded[name] = _of_weighed(filters[name])
+    return bounded
 
 
 def _of_weighed(filter_: Callable[..., Any]) -> Callable[..., Any]:

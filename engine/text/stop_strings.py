@@ -20,7 +20,7 @@ def bad_word_ids(tokenizer: Tokenizer, words: Iterable[str]) -> list[list[int]]:
     for word in words:
         bare = word.lstrip(" ")
         spellings = (
-            tokenizer.encode_plain(bare),
+            tokenizer.encode_as_text(bare),
             _inside(tokenizer, bare),
             _inside(tokenizer, " " + bare),
         )
@@ -32,8 +32,8 @@ def bad_word_ids(tokenizer: Tokenizer, words: Iterable[str]) -> list[list[int]]:
 
 def _inside(tokenizer: Tokenizer, text: str) -> list[int]:
     """Return the ids of `text` inside a text; none if it merges with the text before it."""
-    prefix = tokenizer.encode_plain(_ANCHOR)
-    ids = tokenizer.encode_plain(_ANCHOR + text)
+    prefix = tokenizer.encode_as_text(_ANCHOR)
+    ids = tokenizer.encode_as_text(_ANCHOR + text)
     return ids[len(prefix) :] if ids[: len(prefix)] == prefix else []
 
 
@@ -103,7 +103,7 @@ class StopChecker:
     ) -> None:
         self._matchers = [_Matcher(stop) for stop in stops or ()]
         self._include = include_stop_str_in_output
-        self._held = ""
+        self._withheld = ""
         #: The stop string that was found, or None.
         self.matched: str | None = None
 
@@ -126,16 +126,16 @@ class StopChecker:
         if best is not None:
             return self._finish(text[: best[0]], -best[1]), self.matched
         keep = max(matcher.state for matcher in self._matchers)
-        pending = self._held + text
-        self._held = pending[len(pending) - keep :]
+        pending = self._withheld + text
+        self._withheld = pending[len(pending) - keep :]
         return pending[: len(pending) - keep], None
 
     def _finish(self, text: str, length: int) -> str:
         """The last text of the output: up to the end of the stop string, or its beginning."""
-        text, self._held = self._held + text, ""
+        text, self._withheld = self._withheld + text, ""
         return text if self._include else text[: len(text) - length]
 
     def flush(self) -> str:
         """Return the text held back, at the end of the output; "" after a match."""
-        held, self._held = self._held, ""
-        return held
+        withheld, self._withheld = self._withheld, ""
+        return withheld

@@ -54,15 +54,15 @@ def encode_pair(
     two = None if second is None else encode(backend, second, add_special_tokens=False)
     if limit is not None:
         special = backend.num_special_tokens_to_add(two is not None) if add_special_tokens else 0
-        kept = _kept(
+        limits = _split_limit(
             len(one.ids), 0 if two is None else len(two.ids), max_pair_tokens(limit, special)
         )
-        one.truncate(kept[0], direction=side)
+        one.truncate(limits[0], direction=side)
         if two is not None:
-            two.truncate(kept[1], direction=side)
-    whole = backend.post_process(one, two, add_special_tokens)
-    types: list[int] = whole.type_ids
-    return EncodedPair(whole.ids, types.index(1) if 1 in types else 0)
+            two.truncate(limits[1], direction=side)
+    encoding = backend.post_process(one, two, add_special_tokens)
+    types: list[int] = encoding.type_ids
+    return EncodedPair(encoding.ids, types.index(1) if 1 in types else 0)
 
 
 def max_pair_tokens(limit: int, special: int) -> int:
@@ -82,22 +82,22 @@ def shortened_text(backend: tokenizers.Tokenizer, text: str, limit: int) -> str:
     be divided otherwise than as a part of the whole.
     """
     while len(text) > 1:
-        found = encode(backend, text, add_special_tokens=False, offsets=True)
-        if len(found.ids) <= limit:
+        encoding = encode(backend, text, add_special_tokens=False, offsets=True)
+        if len(encoding.ids) <= limit:
             break
-        end = min(found.offsets[limit - 1][1], found.offsets[limit][0])
+        end = min(encoding.offsets[limit - 1][1], encoding.offsets[limit][0])
         text = text[: max(1, min(end, len(text) - 1))]
     return text
 
 
-def _kept(first: int, second: int, room: int) -> tuple[int, int]:
+def _split_limit(first: int, second: int, limit: int) -> tuple[int, int]:
     """Return the number of tokens to keep of two texts; the longer one is cut first."""
-    if first + second <= room:
+    if first + second <= limit:
         return first, second
     short, long = sorted((first, second))
-    long = short if short > room else max(short, room - short)
-    if short + long > room:
-        short, long = room // 2, room - room // 2
+    long = short if short > limit else max(short, limit - short)
+    if short + long > limit:
+        short, long = limit // 2, limit - limit // 2
     return (short, long) if first <= second else (long, short)
 
 
@@ -138,7 +138,7 @@ class Tokenizer:
         self.settings = settings
         self._backend = backend
         self._lock = threading.Lock()
-        self._plain: dict[bool, tokenizers.Tokenizer] = {}
+        self._text_backends: dict[bool, tokenizers.Tokenizer] = {}
         self._bytes: dict[int, bytes] = {}
         added = backend.get_added_tokens_decoder()
         self._added: dict[int, str] = {i: token.content for i, token in added.items()}
@@ -163,11 +163,11 @@ class Tokenizer:
         # In runs: each addition goes through all that are there.
         for special, run in groupby(new, key=lambda token: bool(token.special)):
             (backend.add_special_tokens if special else backend.add_tokens)(list(run))
-        for wanted, token in tokens:
-            if (given := backend.token_to_id(token.content)) != wanted:
+        for token_id, token in tokens:
+            if (actual_id := backend.token_to_id(token.content)) != token_id:
                 raise ModelLoadError(
-                    f"The token {token.content[:80]!r} can't be added at {wanted}: here it is "
-                    f"{given}.",
+                    f"The token {token.content[:80]!r} can't be added at {token_id}: here it is "
+                    f"{actual_id}.",
                     param="tokenizer",
                 )
         return Tokenizer(backend, self.settings)
@@ -187,7 +187,7 @@ class Tokenizer:
         add_special_tokens: bool = True,
         parse_special: bool = True,
         *,
-        most: int | None = None,
+        max_tokens: int | None = None,
     ) -> list[int]:
         """Token ids of `text`.
 
@@ -207,8 +207,10 @@ class Tokenizer:
             )
         text = without_surrogates(text)
         if parse_special:
-            return encode_ids(self._backend, text, add_special_tokens=add_special_tokens, most=most)
-        ids = self.encode_plain(text, most=most)
+            return encode_ids(
+                self._backend, text, add_special_tokens=add_special_tokens, max_tokens=max_tokens
+            )
+        ids = self.encode_as_text(text, max_tokens=max_tokens)
         return self.wrapped(ids) if add_special_tokens else ids
 
     def encode_parts(
@@ -229,35 +231,37 @@ class Tokenizer:
         `engine.text.tokenizer`."""
         return shortened_text(self._backend, without_surrogates(text), limit)
 
-    def encode_plain(
-        self, text: str, *, inside: bool = False, most: int | None = None
+    def encode_as_text(
+        self, text: str, *, inside: bool = False, max_tokens: int | None = None
     ) -> list[int]:
         """Token ids of `text` with every control token read as ordinary characters.
 
         `inside`: the text goes on after something else, so it gets no start-of-text prefix space.
-        `most`: as of `encode`, which says what it raises.
+        `max_tokens`: as of `encode`, which says what it raises.
         """
-        ids = encode_ids(self._plain_backend(inside), text, add_special_tokens=False, most=most)
-        return ids if self._never_plain.isdisjoint(ids) else self._broken_up(text, inside)
+        ids = encode_ids(
+            self._text_backend(inside), text, add_special_tokens=False, max_tokens=max_tokens
+        )
+        return ids if self._never_from_text.isdisjoint(ids) else self._broken_up(text, inside)
 
     def _broken_up(self, text: str, inside: bool) -> list[int]:
-        """`encode_plain` where the model's own vocabulary reaches special tokens from characters:
+        """`encode_as_text` where the model's own vocabulary reaches special tokens from characters:
         the text is cut behind the first character of each, however many there are.
         """
         ids: list[int] = []
         waiting = [text]
         while waiting:
-            piece = waiting.pop()
-            backend = self._plain_backend(inside)
-            encoding = encode(backend, piece, add_special_tokens=False, offsets=True)
+            chunk = waiting.pop()
+            backend = self._text_backend(inside)
+            encoding = encode(backend, chunk, add_special_tokens=False, offsets=True)
             cuts = [
-                self._cut(piece, *place)
-                for token, place in zip(encoding.ids, encoding.offsets, strict=True)
-                if token in self._never_plain
+                self._cut(chunk, *offsets)
+                for token, offsets in zip(encoding.ids, encoding.offsets, strict=True)
+                if token in self._never_from_text
             ]
             if cuts:
-                parts = pairwise([0, *cuts, len(piece)])
-                waiting += reversed([piece[start:end] for start, end in parts])
+                parts = pairwise([0, *cuts, len(chunk)])
+                waiting += reversed([chunk[start:end] for start, end in parts])
             else:
                 ids += encoding.ids
                 inside = True
@@ -272,16 +276,16 @@ class Tokenizer:
             )
         return start + 1
 
-    def _plain_backend(self, inside: bool) -> tokenizers.Tokenizer:
+    def _text_backend(self, inside: bool) -> tokenizers.Tokenizer:
         """The copy that knows no control tokens, made at its first use."""
         with self._lock:
-            if inside not in self._plain:
+            if inside not in self._text_backends:
                 copy = without_special_tokens(self._backend, self.control_tokens, inside=inside)
-                self._plain[inside] = copy
-            return self._plain[inside]
+                self._text_backends[inside] = copy
+            return self._text_backends[inside]
 
     @cached_property
-    def _never_plain(self) -> frozenset[int]:
+    def _never_from_text(self) -> frozenset[int]:
         """Ids that plain text must not yield: special ones except the unknown token."""
         unknown = self._token_id(self.settings.named_tokens.get("unk_token"))
         return self.special_token_ids - {unknown}
@@ -296,13 +300,13 @@ class Tokenizer:
         Raises:
             InvalidRequest: an id is negative or no integer.
         """
-        kept = self._checked(ids)
+        token_ids = self._checked(ids)
         rules = self.byte_rules
         if rules is None:
-            return self._backend.decode(kept, skip_special_tokens=skip_special_tokens)
+            return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
         if skip_special_tokens:
-            kept = [token for token in kept if token not in self.special_token_ids]
-        return self.join_bytes(kept, at_start=True).decode("utf-8", "replace")
+            token_ids = [token for token in token_ids if token not in self.special_token_ids]
+        return self.join_bytes(token_ids, at_start=True).decode("utf-8", "replace")
 
     def join_bytes(self, ids: Sequence[int], *, at_start: bool) -> bytes:
         """The bytes of `ids` one after the other; only for tokenizers with `byte_rules`."""
@@ -346,11 +350,11 @@ class Tokenizer:
 
     @staticmethod
     def _checked(ids: Iterable[int]) -> list[int]:
-        kept = list(ids)
-        for token in kept:
+        token_ids = list(ids)
+        for token in token_ids:
             if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < 2**32:
                 raise InvalidRequest(f"{token!r} is no token id.", param="tokens")
-        return kept
+        return token_ids
 
     def to_json(self) -> str:
         """The text of a `tokenizer.json` that makes this tokenizer, declared tokens included."""

@@ -34,7 +34,7 @@ _SUBWORD_PREFIX = re.compile(
     r'"continuing_subword_prefix"\s*:\s*"[^"]|\\u00[4-7]'  # or its name in another spelling
 )
 #: Ids up to that many times the tokens, and more, are used by models with gaps.
-_SPARSE, _MOST_UNUSED = 4, 1 << 16
+_SPARSE, _MAX_UNUSED = 4, 1 << 16
 #: A longer text is tokenised without holding up other threads.
 _LONG_CHARS = 4096
 #: Of one text: no context is longer, and a list of them holds up other threads while it's made.
@@ -42,7 +42,7 @@ MAX_TOKENS = 1 << 20
 #: A text of more characters for each token that it may have is counted in pieces first: few such
 #: texts fit, and of ten megabytes at once the library makes a gigabyte.
 CHARS_A_TOKEN = 6
-PIECE_CHARS = 1 << 17
+CHUNK_CHARS = 1 << 17
 #: More tokens than a cut makes, of what it divides: words are shorter, in characters.
 _OF_A_CUT = 512
 #: What Rust's panics become in Python: no `Exception`, and a class that can't be imported.
@@ -59,8 +59,8 @@ def load_backend(folder: Path, settings: TokenizerSettings) -> tokenizers.Tokeni
         raise ModelLoadError(f"{folder} is no folder.", param="model")
     path = folder / TOKENIZER_FILE
     if not path.exists():
-        found = [name for name in CONVERTIBLE_FILES if (folder / name).is_file()]
-        hint = f" {found[0]} is there: it must be converted first." if found else ""
+        convertible = [name for name in CONVERTIBLE_FILES if (folder / name).is_file()]
+        hint = f" {convertible[0]} is there: it must be converted first." if convertible else ""
         raise ModelLoadError(f"{path} is missing.{hint}", param="model")
     text = read_text(path)
     _check_merges(text, path)
@@ -108,10 +108,10 @@ def encode(
         than `MAX_TOKENS`.
     """
     _check_beginning(backend, text)
-    found = tokenize(backend, text, add_special_tokens=add_special_tokens, offsets=offsets)
-    if len(found) > MAX_TOKENS:
-        raise too_many_tokens_error(len(found))
-    return found
+    encoding = tokenize(backend, text, add_special_tokens=add_special_tokens, offsets=offsets)
+    if len(encoding) > MAX_TOKENS:
+        raise too_many_tokens_error(len(encoding))
+    return encoding
 
 
 def _check_beginning(backend: tokenizers.Tokenizer, text: str) -> None:
@@ -123,10 +123,10 @@ def _check_beginning(backend: tokenizers.Tokenizer, text: str) -> None:
     size = CHARS_A_TOKEN * MAX_TOKENS + _OF_A_CUT
     if len(text) <= size:
         return
-    count, step = 0, min(size, PIECE_CHARS)
+    count, step = 0, min(size, CHUNK_CHARS)
     for start in range(0, len(text), step):
-        piece = text[start : start + step]
-        count += len(tokenize(backend, piece, add_special_tokens=False, offsets=False)) - _OF_A_CUT
+        chunk = text[start : start + step]
+        count += len(tokenize(backend, chunk, add_special_tokens=False, offsets=False)) - _OF_A_CUT
         if count > MAX_TOKENS:
             raise exceeds_limit_error(MAX_TOKENS, of_context=False)
 
@@ -138,12 +138,12 @@ def too_many_tokens_error(count: int) -> ContextLengthExceeded:
     )
 
 
-def exceeds_limit_error(most: int, *, of_context: bool) -> ContextLengthExceeded:
-    """The error for a text of over `most` tokens, of which nobody counted all."""
-    which = f"the model's context is {most} tokens" if of_context else f"{most} are the most"
+def exceeds_limit_error(limit: int, *, of_context: bool) -> ContextLengthExceeded:
+    """The error for a text of over `limit` tokens, of which nobody counted all."""
+    which = f"the model's context is {limit} tokens" if of_context else f"{limit} are the most"
     return ContextLengthExceeded(
-        f"There are more than {most} tokens in the prompt; {which}.", param="prompt"
-    ).with_counts(most + 1, most)
+        f"There are more than {limit} tokens in the prompt; {which}.", param="prompt"
+    ).with_counts(limit + 1, limit)
 
 
 def tokenize(
@@ -155,9 +155,9 @@ def tokenize(
     batch = backend.encode_batch if offsets else backend.encode_batch_fast
     try:
         if len(text) > _LONG_CHARS:
-            (found,) = batch([text], add_special_tokens=add_special_tokens)
+            (encoding,) = batch([text], add_special_tokens=add_special_tokens)
         else:
-            found = backend.encode(text, add_special_tokens=add_special_tokens)
+            encoding = backend.encode(text, add_special_tokens=add_special_tokens)
     except BaseException as error:
         if not _is_library_error(error):
             raise
@@ -165,7 +165,7 @@ def tokenize(
             f"The model's tokenizer can't read the text: {truncate_for_message(error)}.",
             param="prompt",
         ) from error
-    return found
+    return encoding
 
 
 def _check_merges(text: str, path: Path) -> None:
@@ -194,8 +194,8 @@ def _check_merges(text: str, path: Path) -> None:
 def _check_ids(backend: tokenizers.Tokenizer, path: Path) -> None:
     """Refuse ids so far apart that lists of all ids below them would fill the memory."""
     ids = backend.get_vocab().values()
-    most = _SPARSE * len(ids) + _MOST_UNUSED
-    if max(ids, default=0) > most:
+    max_id = _SPARSE * len(ids) + _MAX_UNUSED
+    if max(ids, default=0) > max_id:
         raise ModelLoadError(
             f"{path}: the largest id, {max(ids)}, is far beyond its {len(ids)} tokens.",
             param="model",
@@ -212,9 +212,9 @@ def add_special_tokens(
     ]
     if new:
         backend.add_tokens(new)
-    known = {token.content: token for token in backend.get_added_tokens_decoder().values()}
-    special = [known.get(token.content, token) for token in settings.special_tokens]
-    special = [token for token in special if token.content not in known or not token.special]
+    existing = {token.content: token for token in backend.get_added_tokens_decoder().values()}
+    special = [existing.get(token.content, token) for token in settings.special_tokens]
+    special = [token for token in special if token.content not in existing or not token.special]
     if special:
         backend.add_special_tokens(special)
     backend.no_truncation()
@@ -263,7 +263,7 @@ def _drop_first_prefix(pre_tokenizer: dict[str, Any] | None) -> None:
 #: What two pieces have in common, in characters. Of its last eighth nothing is believed.
 _COMMON = 4096
 #: The least that is read at once, however few tokens are of use.
-_LEAST = 8192
+_MIN_CHARS = 8192
 #: So many tokens in a row must be the same.
 _IN_A_ROW = 32
 
@@ -273,15 +273,15 @@ class _EncodedChunk:
 
     def __init__(self, backend: tokenizers.Tokenizer, text: str, start: int, size: int) -> None:
         self.start, self.end = start, min(start + size, len(text))
-        found = tokenize(backend, text[start : self.end], add_special_tokens=False, offsets=True)
-        self.ids: list[int] = found.ids
-        places = found.offsets
-        self.starts = [start + begin for begin, _ in places]
-        self._ends = [start + end for _, end in places]
+        encoding = tokenize(backend, text[start : self.end], add_special_tokens=False, offsets=True)
+        self.ids: list[int] = encoding.ids
+        offsets = encoding.offsets
+        self.starts = [start + begin for begin, _ in offsets]
+        self._ends = [start + end for _, end in offsets]
 
-    def begins_at(self, place: int) -> int | None:
+    def begins_at(self, offset: int) -> int | None:
         """The first token that begins there or later, and divides no character."""
-        for index in range(bisect_left(self.starts, place), len(self.ids)):
+        for index in range(bisect_left(self.starts, offset), len(self.ids)):
             if index and self.starts[index] >= self._ends[index - 1]:
                 return index
         return None
@@ -304,7 +304,11 @@ class _EncodedChunk:
 
 
 def encode_ids(
-    backend: tokenizers.Tokenizer, text: str, *, add_special_tokens: bool, most: int | None = None
+    backend: tokenizers.Tokenizer,
+    text: str,
+    *,
+    add_special_tokens: bool,
+    max_tokens: int | None = None,
 ) -> list[int]:
     """Token ids of a text.
 
@@ -313,16 +317,16 @@ def encode_ids(
             to it. None: `MAX_TOKENS`.
 
     Raises: `InvalidRequest` where the tokenizer has none for it; `ContextLengthExceeded` for more
-        than `MAX_TOKENS`, and for a long text in whose beginning over `most` are found.
+        than `MAX_TOKENS`, and for a long text in whose beginning over `max_tokens` are found.
     """
-    limit = MAX_TOKENS if most is None else most
-    size = min(PIECE_CHARS, max(_LEAST, CHARS_A_TOKEN * limit))
+    limit = MAX_TOKENS if max_tokens is None else max_tokens
+    size = min(CHUNK_CHARS, max(_MIN_CHARS, CHARS_A_TOKEN * limit))
     if len(text) <= 2 * size:
         ids: list[int] = tokenize(
             backend, text, add_special_tokens=add_special_tokens, offsets=False
         ).ids
     else:
-        ids = _encode_in_chunks(backend, text, size, most)
+        ids = _encode_in_chunks(backend, text, size, max_tokens)
         ids = with_special_tokens(backend, ids) if add_special_tokens else ids
     if len(ids) > MAX_TOKENS:
         raise too_many_tokens_error(len(ids))
@@ -330,26 +334,26 @@ def encode_ids(
 
 
 def _encode_in_chunks(
-    backend: tokenizers.Tokenizer, text: str, size: int, most: int | None
+    backend: tokenizers.Tokenizer, text: str, size: int, max_tokens: int | None
 ) -> list[int]:
-    limit = MAX_TOKENS if most is None else most
+    limit = MAX_TOKENS if max_tokens is None else max_tokens
     ids: list[int] = []
-    piece, taken = _EncodedChunk(backend, text, 0, size), 0
+    chunk, num_used = _EncodedChunk(backend, text, 0, size), 0
     common, longer = min(_COMMON, size // 4), size
-    while piece.end < len(text):
-        first = piece.begins_at(piece.end - common)
-        later = None if first is None else _EncodedChunk(backend, text, piece.starts[first], size)
-        joint = None if first is None or later is None else piece.joint(first, later)
+    while chunk.end < len(text):
+        first = chunk.begins_at(chunk.end - common)
+        later = None if first is None else _EncodedChunk(backend, text, chunk.starts[first], size)
+        joint = None if first is None or later is None else chunk.joint(first, later)
         if joint is None or later is None:
             common, longer = 4 * common, 4 * longer
-            piece = _EncodedChunk(backend, text, piece.start, longer)
+            chunk = _EncodedChunk(backend, text, chunk.start, longer)
             continue
-        ids += piece.ids[taken : joint[0]]
-        piece, taken = later, joint[1]
+        ids += chunk.ids[num_used : joint[0]]
+        chunk, num_used = later, joint[1]
         common, longer = min(_COMMON, size // 4), size
         if len(ids) > limit:
-            raise exceeds_limit_error(limit, of_context=most is not None)
-    return ids + piece.ids[taken:]
+            raise exceeds_limit_error(limit, of_context=max_tokens is not None)
+    return ids + chunk.ids[num_used:]
 
 
 def with_special_tokens(backend: tokenizers.Tokenizer, ids: list[int]) -> list[int]:

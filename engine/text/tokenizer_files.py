@@ -20,15 +20,15 @@ from engine.contract.errors import InvalidRequest, ModelLoadError
 from engine.contract.sampling_params import SamplingParams
 
 #: A text file of a model; the largest tokenizers have some 40 million.
-_MOST_BYTES = 1 << 28
+_MAX_BYTES = 1 << 28
 #: Characters of somebody else's text that a message shows.
-_MOST_SHOWN = 500
+_MAX_MESSAGE_CHARS = 500
 
 
 def truncate_for_message(value: object) -> str:
     """`value` as text for a message, whatever it holds: cut, without lone surrogates."""
     text = str(value).encode("utf-8", "backslashreplace").decode()
-    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+    return text if len(text) <= _MAX_MESSAGE_CHARS else f"{text[:_MAX_MESSAGE_CHARS]}..."
 
 
 def read_text(path: Path) -> str:
@@ -37,9 +37,9 @@ def read_text(path: Path) -> str:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
             raise ModelLoadError(f"{path} is no file.", param="model")
-        if status.st_size > _MOST_BYTES:
+        if status.st_size > _MAX_BYTES:
             raise ModelLoadError(
-                f"{path} has {status.st_size} bytes, at most {_MOST_BYTES} are read.", param="model"
+                f"{path} has {status.st_size} bytes, at most {_MAX_BYTES} are read.", param="model"
             )
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -85,8 +85,8 @@ def eos_ids(generation: dict[str, Any], further: Iterable[int | None], vocab: in
     `further` comes from config.json and from the tokenizer: a chat fine-tune's config.json often
     still names its base model's EOS, and only the tokenizer knows the one that ends a turn.
     """
-    found = generation.get("eos_token_id")
-    named = found if isinstance(found, list) else [found]
+    configured = generation.get("eos_token_id")
+    named = configured if isinstance(configured, list) else [configured]
     ids = (token for token in [*named, *further] if type(token) is int and 0 <= token < vocab)
     return list(dict.fromkeys(ids))
 
@@ -182,10 +182,10 @@ def _read_special_tokens(settings: TokenizerSettings, config: dict[str, Any]) ->
     if isinstance(extra, dict):
         named |= extra
         extra = []
-    known = {token.content: token for token in settings.added_tokens.values()}
+    by_content = {token.content: token for token in settings.added_tokens.values()}
     for value in (*named.values(), *extra):
         token = _token(value, special=True)
-        token = known.get(token.content, token)
+        token = by_content.get(token.content, token)
         token.special = True
         if token not in settings.special_tokens:
             settings.special_tokens.append(token)

@@ -18,9 +18,9 @@ UNDERLINE = "▁"
 def _byte_level_alphabet() -> dict[str, int]:
     """GPT-2's printable stand-ins for the 256 bytes."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
+    unprintable = [byte for byte in range(256) if byte not in printable]
     table = {chr(byte): byte for byte in printable}
-    return table | {chr(256 + i): byte for i, byte in enumerate(others)}
+    return table | {chr(256 + i): byte for i, byte in enumerate(unprintable)}
 
 
 _ALPHABET = _byte_level_alphabet()

@@ -179,7 +179,9 @@ async def text_token_ids(
 
     def encode_all() -> list[list[int]]:
         return [
-            gc_untracked(tokenizer.encode(text, add_special_tokens=add_special_tokens, most=limit))
+            gc_untracked(
+                tokenizer.encode(text, add_special_tokens=add_special_tokens, max_tokens=limit)
+            )
             for text in texts
         ]
 
@@ -291,9 +293,9 @@ async def fim_prompt(
 
     def encode_all() -> list[list[int]]:
         start = tokenizer.encode("", add_special_tokens=add_special_tokens)
-        end = [suffix_id, *tokenizer.encode_plain(suffix, inside=True), middle_id]
+        end = [suffix_id, *tokenizer.encode_as_text(suffix, inside=True), middle_id]
         return [
-            [*start, prefix_id, *tokenizer.encode_plain(p, inside=True), *end] for p in prefixes
+            [*start, prefix_id, *tokenizer.encode_as_text(p, inside=True), *end] for p in prefixes
         ]
 
     return await get_render_pool().run(tenant, sum(map(len, prefixes)) + len(suffix), encode_all)

@@ -337,7 +337,7 @@ async def test_fault_06_a_prompt_of_megabytes_is_not_tokenised_to_its_end(
     served: Gateway, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     read = sizes_read(monkeypatch)
-    monkeypatch.setattr(backend, "PIECE_CHARS", 4096)
+    monkeypatch.setattr(backend, "CHUNK_CHARS", 4096)
     text = "All work and no play makes a dull text. " * 4_000
     fields = {"prompt": text} if path == "/v1/completions" else chat_body(text)
     reply = await served.client.post(path, {"model": "fake", **fields})
@@ -349,7 +349,7 @@ async def test_fault_06_a_prompt_of_megabytes_is_not_tokenised_to_its_end(
     assert cut.status == 200
     assert cut.json()["usage"]["prompt_tokens"] == 9
     told = await served.client.post("/tokenize", {"model": "fake", **fields})
-    monkeypatch.setattr(backend, "PIECE_CHARS", 1 << 20)
+    monkeypatch.setattr(backend, "CHUNK_CHARS", 1 << 20)
     assert max(read) <= 8192
     assert (
         told.json() == (await served.client.post("/tokenize", {"model": "fake", **fields})).json()
@@ -363,7 +363,7 @@ async def test_fault_06_messages_of_megabytes_are_counted_in_pieces(
     body = {**chat_body("All work and no play makes a dull text. " * 4_000), "max_tokens": 5}
     expected = (await served.client.post("/v1/messages/count_tokens", body)).json()
     read = sizes_read(monkeypatch)
-    monkeypatch.setattr(backend, "PIECE_CHARS", 8192)
+    monkeypatch.setattr(backend, "CHUNK_CHARS", 8192)
     assert (await served.client.post("/v1/messages/count_tokens", body)).json() == expected
     assert expected["input_tokens"] > 2048
     assert max(read) <= 8192

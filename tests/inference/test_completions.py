@@ -243,7 +243,7 @@ async def test_what_is_missing_before_a_suffix_is_filled_in(
     asked = {tuple(request.prompt_token_ids) for request in replica.received}
     before, between, after = (tokenizer.vocab_size + place for place in range(3))
     behind = tokenizer.encode(f" jumps{form[2]}", add_special_tokens=False)
-    behind += tokenizer.encode_plain("<|im_end|>")
+    behind += tokenizer.encode_as_text("<|im_end|>")
     assert asked == {
         (before, *tokenizer.encode(text), between, *behind, after)
         for text in ("the quick brown", "a")

@@ -138,7 +138,7 @@ def _recent_user_messages(
             continue
         (message,) = to_stored_items([item])
         text = "".join(str(part.get("text", "")) for part in message["content"])
-        max_tokens -= len(tokenizer.encode_plain(text))
+        max_tokens -= len(tokenizer.encode_as_text(text))
         if max_tokens < 0:
             break
         recent.append(message)

@@ -170,7 +170,7 @@ def test_a_tokenizer_that_is_gone_or_huge_is_told_and_known_again_once_it_is_bac
         said(demo, params, own)
     (tmp_path / "a" / ADDED_TOKENS_FILE).write_text(text)
     with monkeypatch.context() as patch:
-        patch.setattr(vocabularies, "MOST_TEXT_BYTES", 5)
+        patch.setattr(vocabularies, "MAX_TEXT_BYTES", 5)
         with pytest.raises(InvalidRequest, match="adds texts of") as refused:
             said(demo, params, own)
         assert refused.value.param == "structured_outputs"

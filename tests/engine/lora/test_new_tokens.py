@@ -484,7 +484,7 @@ def test_tokenizers_that_a_server_does_not_take_are_named(
         assert refusal().startswith("tokenizer.json: ")
         assert told in refusal()
     own_tokenizer(folder)
-    monkeypatch.setattr(adapter_tokenizers, "MOST_ADDED", 1)
+    monkeypatch.setattr(adapter_tokenizers, "MAX_ADDED_TOKENS", 1)
     assert "adds 2 tokens; at most 1" in refusal()
     monkeypatch.setattr(adapter_tokenizers, "MAX_TOKENIZER_BYTES", 1000)
     assert refusal().startswith("tokenizer.json: tokenizer.json has ")

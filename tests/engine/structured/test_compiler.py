@@ -307,25 +307,25 @@ def test_the_line_is_fair_between_tenants() -> None:
     line = CompileQueue(num_workers=3)
     for number in range(5):
         line.put(spec(regex=f"m{number}"), "mallory")
-    first, second = line.take(), line.take()
+    first, second = line.pop(), line.pop()
     assert first is not None
     assert second is not None
     # Mallory has her two; the third worker is for others.
     line.put(spec(regex="a0"), "alice")
     line.put(spec(regex="m4"), "alice")
-    third = line.take()
+    third = line.pop()
     assert third is not None
     assert third.charged_to == "alice"
     line.finish(third, "done")
-    fourth = line.take()
+    fourth = line.pop()
     assert fourth is not None
     assert (fourth.charged_to, fourth.tenants) == ("alice", {"alice", "mallory"})
     line.finish(fourth, "done")
     line.finish(first, "done")
-    fifth = line.take()
+    fifth = line.pop()
     assert fifth is not None
     assert fifth.charged_to == "mallory"
-    waiter = threading.Thread(target=line.take)
+    waiter = threading.Thread(target=line.pop)
     waiter.start()
     line.close()
     waiter.join(10)

@@ -208,7 +208,7 @@ def test_a_text_that_the_tokenizer_has_no_tokens_for_is_the_requests_fault(
     (folder / "special_tokens_map.json").write_text("{}")
     tokenizer: Tokenizer = load_tokenizer(changed(folder, unk_token="[NOBODY]"))
     assert tokenizer.encode("the")
-    for read in (tokenizer.encode, tokenizer.encode_plain, tokenizer.encode_parts):
+    for read in (tokenizer.encode, tokenizer.encode_as_text, tokenizer.encode_parts):
         with pytest.raises(InvalidRequest, match="can't read the text"):
             read("∑∑")
 

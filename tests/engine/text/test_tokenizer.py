@@ -189,7 +189,7 @@ def test_a_long_text_is_read_as_a_short_one_is(folder_of, tokenizer_of, kind):
     text = " ".join(TEXTS) * 200
     expected = reference(folder_of(kind)).encode(text, add_special_tokens=True)
     assert tokenizer_of(kind).encode(text) == expected
-    assert tokenizer_of(kind).encode_plain(text) == tokenizer_of(kind).encode(
+    assert tokenizer_of(kind).encode_as_text(text) == tokenizer_of(kind).encode(
         text, add_special_tokens=False
     )
 
@@ -223,11 +223,11 @@ def test_a_text_far_over_what_is_of_use_is_not_read_to_its_end(tokenizer_of, mon
         return whole(of, text, *args, **kwargs)
 
     monkeypatch.setattr(backend, "tokenize", noting)
-    monkeypatch.setattr(backend, "PIECE_CHARS", 4096)
+    monkeypatch.setattr(backend, "CHUNK_CHARS", 4096)
     text = "dull days " * 100_000
-    for encode in (tokenizer.encode, tokenizer.encode_plain):
+    for encode in (tokenizer.encode, tokenizer.encode_as_text):
         with pytest.raises(ContextLengthExceeded, match="more than 1000 tokens"):
-            encode(text, most=1000)
+            encode(text, max_tokens=1000)
     assert sum(read) < len(text) / 4
     assert max(read) <= 4096
     chat = [{"role": "user", "content": text}]
@@ -241,8 +241,8 @@ def test_what_may_fit_is_read_as_ever_however_long_its_tokens_are(tokenizer_of, 
     tokenizer = tokenizer_of(kind)
     for text in ("dull days " * 1000, "a" * 9000, " " * 9000, "\u4e2d\u6587" * 4000):
         expected = tokenizer.encode(text)
-        assert tokenizer.encode(text, most=len(expected)) == expected
-        assert tokenizer.encode(text, most=len(expected) + 100) == expected
+        assert tokenizer.encode(text, max_tokens=len(expected)) == expected
+        assert tokenizer.encode(text, max_tokens=len(expected) + 100) == expected
 
 
 #: Longer than a few pieces: words, signs without words, words and runs that are longer than a piece
@@ -266,7 +266,7 @@ LONG_TEXTS = {
 def test_a_text_has_the_same_tokens_piece_by_piece(tokenizer_of, monkeypatch, kind, text):
     tokenizer = tokenizer_of(kind)
     whole = [tokenizer.encode(text), tokenizer.encode(text, False)]
-    monkeypatch.setattr(backend, "PIECE_CHARS", 600)
+    monkeypatch.setattr(backend, "CHUNK_CHARS", 600)
     assert [tokenizer.encode(text), tokenizer.encode(text, False)] == whole
 
 
@@ -279,9 +279,9 @@ def test_of_a_long_text_little_is_in_memory_at_a_time(tokenizer_of, monkeypatch,
         return whole(of, text, *args, **kwargs)
 
     text = "dull days and work " * 1000
-    expected = [tokenizer.encode(text), tokenizer.encode_plain(text)]
+    expected = [tokenizer.encode(text), tokenizer.encode_as_text(text)]
     monkeypatch.setattr(backend, "tokenize", noting)
-    monkeypatch.setattr(backend, "PIECE_CHARS", 1024)
-    assert [tokenizer.encode(text), tokenizer.encode_plain(text)] == expected
+    monkeypatch.setattr(backend, "CHUNK_CHARS", 1024)
+    assert [tokenizer.encode(text), tokenizer.encode_as_text(text)] == expected
     assert max(read) <= 1024
     assert sum(read) < 3 * len(text)
