@@ -33,7 +33,7 @@ E = TypeVar("E", bound=QuireError)
 
 
 def rename_error_param(error: E, names: Mapping[str, str]) -> E:
-    """The same error with `param` and message about the client's field instead of ours.
+    """Rename the field in an error's `param` and message from ours to the client's.
 
     Args:
         names: ours -> theirs. `a` stands for `a.b` as well, unless that has a name of its own.
@@ -96,7 +96,7 @@ def describe_validation_error(error: ValidationError) -> dict[str, Any]:
 
 
 def _deepest_error(errors: list[Any]) -> Any:
-    """Of a union's errors, one for each member, the one that got furthest into the value."""
+    """Of a union's errors, the one that got deepest into the value."""
     first = errors[0]
     same_field = [item for item in errors if item["loc"][:1] == first["loc"][:1]]
     return max(
@@ -194,7 +194,7 @@ class Overloaded(QuireError):
 
 
 class StorageUnavailable(QuireError):
-    """What must be kept can't be: the database is away, or a disk is full. Ask again later."""
+    """Data can't be stored: the database is unreachable, or a disk is full. Try again later."""
 
     status = 503
     code = "storage_unavailable"

@@ -41,7 +41,7 @@ def set_service_name(service: str) -> None:
 
 @lru_cache(maxsize=1)
 def tracing() -> Tracing | None:
-    """What sends this process's spans; None where no endpoint is set. Raises `ConfigError`."""
+    """Tracer of this process; None without an endpoint. Raises `ConfigError`."""
     endpoint = settings.QUIRE.otlp_traces_endpoint
     if not endpoint:
         return None
@@ -152,7 +152,7 @@ class GenerationSpan:
 
     @property
     def headers(self) -> dict[str, str]:
-        """What the engine's span is to be below of."""
+        """Trace headers that make the engine's span a child of this one."""
         return headers_of(self._span)
 
     def end(
@@ -212,7 +212,7 @@ def background_span(name: str, origin: str = "", **attributes: str) -> Iterator[
 
 
 def set_span_result(span: Span | None, status: int, request_id: str, error: str) -> None:
-    """How a line of a batch was answered. `error`: the code that the line is told, or ""."""
+    """Record the result of a batch's line. `error`: the code in its result, or ""."""
     if span is None:
         return
     from opentelemetry.trace import StatusCode

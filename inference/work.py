@@ -242,5 +242,5 @@ async def enqueue_job(kind: str, public_id: str) -> None:
 
 
 def send_job(kind: str, public_id: str) -> None:
-    """The same, blocking. Raises kombu's OperationalError when the broker can't be reached."""
+    """Send a job, blocking. Raises kombu's OperationalError when the broker can't be reached."""
     send_task(RUN_TASK, kind, public_id)

@@ -255,7 +255,7 @@ def completion_object(row: StoredCompletion) -> dict[str, Any]:
 
 
 class CompletionUpdate(BaseModel):
-    """What may be changed of a stored completion."""
+    """Changeable fields of a stored completion."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -365,7 +365,7 @@ class StoredCompletionView(GatewayView):
 
 
 class CompletionMessagesView(GatewayView):
-    """What a stored completion was the answer to."""
+    """Input messages of a stored completion."""
 
     schema = EndpointSchema(
         "Chat",

@@ -88,7 +88,7 @@ class ChatCompletionBuilder:
         return body
 
     def _choices(self) -> list[dict[str, Any]]:
-        """Of each conversation in turn (of a batch; elsewhere there is one)."""
+        """Choices of all conversations in order; only a batch has several."""
         chosen = [
             self._outputs[number][index]
             for number, outputs in enumerate(self._session.generation.outputs)

@@ -95,7 +95,7 @@ class CompletionOptions:
         )
 
     def echo(self, number: int) -> str:
-        """What stands before the outputs of a prompt."""
+        """Text that is echoed before a prompt's outputs."""
         return self.echoes[number] if self.echoes else ""
 
     def echo_logprobs(
@@ -342,7 +342,7 @@ async def completion_job(
 def _form(
     completion: CompletionRequest, served: ResolvedModel
 ) -> tuple[OutputConstraint, SamplingParams]:
-    """What the output must look like, and how it's drawn. Raises `InvalidRequest`."""
+    """Output constraint and sampling parameters. Raises `InvalidRequest`."""
     constraint = completion.constraint()
     return constraint, completion.sampling_params(
         served.info.default_sampling,
@@ -370,7 +370,7 @@ def _embeds(completion: CompletionRequest, served: ResolvedModel) -> list[Prompt
 async def _token_ids(
     ctx: RequestContext, completion: CompletionRequest, served: ResolvedModel, limit: int | None
 ) -> list[list[int]]:
-    """Of each prompt; with a limit, as many of its tokens as that."""
+    """Token ids of each prompt, truncated to `limit`."""
     prompts, side = completion.prompts, completion.truncation_side
     special = completion.add_special_tokens is not False
     if completion.suffix:

@@ -51,7 +51,7 @@ class NewConversation(BaseModel):
 
 
 class ConversationChange(BaseModel):
-    """What of a conversation can be changed."""
+    """Changeable fields of a conversation."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -135,7 +135,7 @@ class ConversationView(GatewayView):
     )
 
     async def get(self, request: GatewayRequest, conversation_id: str) -> HttpResponseBase:
-        """What it is; its items are listed apart."""
+        """Return the conversation; its items are listed separately."""
         row = await run_in_db_thread(access_item_conversation, request.caller, conversation_id)
         return json_response(_encode(conversation_object(row)))
 

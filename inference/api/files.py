@@ -223,7 +223,7 @@ class FileView(GatewayView):
     )
 
     async def get(self, request: GatewayRequest, file_id: str) -> HttpResponseBase:
-        """What it is."""
+        """Return the file's object."""
         row = await run_in_db_thread(access_file, request.caller, file_id)
         return json_response(_encode(file_object(row)))
 

@@ -33,7 +33,7 @@ TRUE, FALSE = ("true", "1", "yes", "y", "on", "t"), ("false", "0", "no", "n", "o
 
 
 class CommandResult(ApiObject):
-    """What each replica said to a command; `status` and `success` are vLLM's words for it."""
+    """Replies of the replicas to a command; `status` and `success` are vLLM's fields."""
 
     ok: bool
     replicas: dict[str, Any]
@@ -63,7 +63,7 @@ class Load(ApiObject):
 
 
 class ServerInfo(ApiObject):
-    """What runs here."""
+    """Versions, models and settings of this installation."""
 
     version: str
     gateway: dict[str, Any]
@@ -108,7 +108,7 @@ class ResetPrefixCacheView(OperatorView):
     )
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
-        """What each replica said; 503 unless all have done it.
+        """Return each replica's reply; 503 unless all have succeeded.
 
         `?reset_running_requests=true`: requests that run compute theirs anew; `&model=` for one
         model's replicas alone.
@@ -134,7 +134,7 @@ class ResetOtherCacheView(OperatorView):
 
 
 def parse_bool_query(request: GatewayRequest, name: str) -> bool:
-    """What a switch in the query says; off where it isn't there. Raises `InvalidRequest`."""
+    """Value of a boolean query parameter; False without it. Raises `InvalidRequest`."""
     text = request.GET.get(name, "false").lower()
     if text not in (*TRUE, *FALSE):
         raise InvalidRequest(f"{name} must be true or false; got {text[:40]!r}.", param=name)
@@ -192,7 +192,7 @@ async def _send_command(
 
 
 class LoadView(OperatorView):
-    """How busy the replicas are."""
+    """Load of the replicas."""
 
     schema = EndpointSchema("Operator", get=Endpoint("How many requests run and wait", Load))
 
@@ -227,7 +227,7 @@ def _public_settings(settings: QuireSettings) -> dict[str, Any]:
 
 
 class ServerInfoView(OperatorView):
-    """What runs here."""
+    """Versions, models and settings of this installation."""
 
     schema = EndpointSchema("Operator", get=Endpoint("Settings and replicas", ServerInfo))
 
@@ -292,7 +292,7 @@ class ResumeView(OperatorView):
 
 
 class IsPausedView(OperatorView):
-    """Who is paused."""
+    """Whether replicas are paused."""
 
     schema = EndpointSchema(
         "Operator",
@@ -385,7 +385,7 @@ class CollectiveRpcView(OperatorView):
     )
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
-        """What each replica said."""
+        """Return each replica's reply."""
         body = RpcBody.model_validate(self.read_json(request))
         replicas = await target_replicas(request)
         usual = PROFILE_WITHIN_S if body.method.endswith("_profile") else ANSWER_WITHIN_S
@@ -394,7 +394,7 @@ class CollectiveRpcView(OperatorView):
 
 
 class TokenizerInfoView(OperatorView):
-    """What a model's tokenizer files say."""
+    """Contents of a model's tokenizer files."""
 
     schema = EndpointSchema(
         "Operator",
@@ -467,7 +467,7 @@ class WakeUpView(OperatorView):
 
 
 class IsSleepingView(OperatorView):
-    """Who sleeps."""
+    """Whether replicas are asleep."""
 
     schema = EndpointSchema(
         "Operator",

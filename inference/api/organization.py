@@ -55,7 +55,7 @@ class UsageReportRequest:
 
     @property
     def width(self) -> timedelta:
-        """Of a bucket."""
+        """Width of a bucket."""
         return WIDTHS[self.question.width]
 
 
@@ -184,7 +184,7 @@ class CsvRenderer(EventStreamRenderer):
 
 
 class Bucket(ApiObject):
-    """What was used in a span of time, a result a group."""
+    """Usage within a span of time, one result a group."""
 
     object: Literal["bucket"]
     start_time: int
@@ -275,7 +275,7 @@ class ReportView(GatewayView):
         raise NotImplementedError
 
     def columns(self, sums: UsageTotals) -> dict[str, Any]:
-        """The same as a row of CSV, without the group."""
+        """Values of a CSV row, without the group."""
         raise NotImplementedError
 
     def _csv(
@@ -357,7 +357,7 @@ class EmbeddingsUsageView(ReportView):
 
 
 class CostsView(ReportView):
-    """What it cost, by day. A line item is a model."""
+    """Costs by day. A line item is a model."""
 
     groups = ("project_id", "user_id", "line_item", "api_key_id", "adapter")
     widths = ("1d",)

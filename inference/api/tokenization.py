@@ -63,7 +63,7 @@ def rendered(job: Job, request: GenerateRequest) -> list[dict[str, Any]]:
 
 
 def sampling_fields(sampling: SamplingParams) -> dict[str, Any]:
-    """What differs from the defaults, under the names that requests have."""
+    """Sampling parameters that differ from the defaults, by their names in requests."""
     values = msgspec.to_builtins(sampling, str_keys=True)
     fields = {name: value for name, value in values.items() if name in SAMPLING}
     # Without one, `/inference/v1/generate` takes all of the context.

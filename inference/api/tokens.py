@@ -82,7 +82,7 @@ class TokensRequest(StrictRequest):
     reasoning_ended: bool | None = None
 
     def thinking(self) -> ReasoningParams | None:
-        """How reasoning is told that comes before a form, as a rendered chat says it.
+        """Markers of reasoning before a constrained answer, as a rendered chat gives them.
 
         Raises `InvalidRequest`.
         """
@@ -97,7 +97,7 @@ class TokensRequest(StrictRequest):
             raise InvalidRequest(str(cause), param=field) from None
 
     def completion(self) -> CompletionRequest:
-        """The same as a completion. Raises `InvalidRequest`, in this endpoint's words."""
+        """Convert to a completion request. Raises `InvalidRequest` with this endpoint's fields."""
         body: dict[str, Any] = {
             "model": self.model,
             "prompt": self.token_ids,
@@ -238,7 +238,7 @@ class TokensAnswer:
 
 
 class TokensStreamWriter(EventWriter[OutputDelta]):
-    """The same in chunks, then `[DONE]`."""
+    """Stream of chunks that ends with `[DONE]`."""
 
     def __init__(
         self, generation: Generation, request: TokensRequest, alternatives: int | None

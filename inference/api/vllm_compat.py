@@ -135,7 +135,7 @@ class UnloadAdapterView(OperatorView):
 
 
 def _rename_error_fields(error: InvalidRequest | Conflict) -> QuireError:
-    """The same with this endpoint's fields; 404 for a folder that isn't there, as vLLM has it."""
+    """Rename an error's field to this endpoint's; a missing folder is 404, as in vLLM."""
     renamed: QuireError = rename_error_field(error, {"path": "lora_path", "name": "lora_name"})
     if renamed.code == NotFound.code:
         return NotFound(str(renamed), param=renamed.param)
@@ -286,7 +286,7 @@ class InvocationsView(GatewayView):
     renderer_classes = JSON_OR_EVENTS
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
-        """What that endpoint answers."""
+        """Forward to the matching endpoint."""
         body = self.read_json(request)
         for fields, view in INVOCATIONS:
             if all(name in body for name in fields):

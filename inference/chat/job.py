@@ -161,7 +161,7 @@ async def build_chat_job(
 def _resolve_output_format(
     chat: ChatRequest, served: ResolvedModel
 ) -> tuple[ModelParsers, OutputConstraint, SamplingParams]:
-    """What reads the answer, what it must look like, how it's drawn. Raises `InvalidRequest`."""
+    """Parsers, output constraint and sampling parameters. Raises `InvalidRequest`."""
     parsers = ModelParsers.resolve(chat, served)
     constraint = build_constraint(chat, parsers, served.tokenizer)
     sampling = chat.sampling_params(
@@ -229,6 +229,6 @@ def _messages(chat: ChatRequest, tokenizer: Tokenizer) -> list[dict[str, Any]]:
 
 
 def add_special_tokens(token_ids: list[int], served: ResolvedModel) -> list[int]:
-    """What the tokeniser puts before a text, unless the template wrote it already."""
+    """Prepend the tokenizer's special tokens unless the template wrote them already."""
     start = served.tokenizer.bos_token_id
     return token_ids if start is None or token_ids[:1] == [start] else [start, *token_ids]

@@ -26,7 +26,7 @@ from inference.schemas.sampling import OutputConstraint
 
 @dataclass(frozen=True)
 class OutputParserConfig:
-    """How each output of a request is read.
+    """Parser configuration shared by all outputs of a request.
 
     Attributes:
         reasoning, tools: make a parser for one output; None where there is nothing to find.
@@ -64,7 +64,7 @@ class OutputParser:
         self.num_calls = 0
 
     def push(self, text: str, *, is_final: bool = False) -> list[Part]:
-        """What is certain after this text; with `is_final` all that is left."""
+        """Return the parts that are certain after this text; with `is_final`, all others too."""
         parts = self._split(text, is_final)
         read = list(self._read(parts))
         if is_final and self._tools is not None:
@@ -133,7 +133,7 @@ class ModelParsers:
     def parser_config(
         self, inside: bool | None, thinking: ReasoningParams | None
     ) -> OutputParserConfig:
-        """How outputs are read after a prompt that ends inside (or past) the reasoning."""
+        """Configure parsing after a prompt that ends inside (or past) the reasoning."""
         reasoning = tools = None
         if self.reasoning is not None:
             reasoning = partial(self.reasoning, inside)
@@ -152,7 +152,7 @@ class ModelParsers:
 
     @property
     def call_format(self) -> ToolCallFormat:
-        """How an enforced call is written. Only with `tools`."""
+        """Format of enforced calls. Only with `tools`."""
         return (self.tools or JsonParser).layout
 
     @property

@@ -1,4 +1,4 @@
-"""How much a model may think, and how the engine tells its reasoning from its answer."""
+"""Reasoning budgets, and the markers by which the engine tells reasoning from the answer."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def thinking_params(
     calls: bool,
     template: str,
 ) -> ReasoningParams | None:
-    """What the engine must know of the reasoning; None where it needn't know anything.
+    """Reasoning parameters for the engine; None if it needs none.
 
     Args:
         in_reasoning: whether the prompt ends inside the reasoning.
@@ -125,7 +125,7 @@ def thinking_params(
 def reasoning_counter(
     parser: type[ReasoningParser], tokenizer: Tokenizer, in_reasoning: bool | None
 ) -> ReasoningParams | None:
-    """How reasoning is told in tokens, for counting; None when the prompt has ended it."""
+    """Counter of reasoning tokens; None if the prompt has ended the reasoning."""
     if in_reasoning is False:
         return None
     marks = parser.marks(constrained=False, calls=False)

@@ -27,7 +27,7 @@ MODEL_CALL_ID = re.compile("call_[0-9a-f]{24}")
 
 @dataclass(slots=True)
 class TurnDelta:
-    """What is new of one output.
+    """Increment of one output.
 
     Attributes:
         index: which output.
@@ -88,7 +88,7 @@ class ChatSession:
 
     @classmethod
     async def start_many(cls, chats: Sequence[ChatRequest], ctx: RequestContext) -> ChatSession:
-        """The same for several conversations with one and the same settings, as one request.
+        """Start several conversations with the same settings as one request.
 
         Deltas name the conversation by `increment.number`.
         """
@@ -109,12 +109,12 @@ class ChatSession:
 
     @property
     def job(self) -> Job:
-        """What is generated, for whom."""
+        """Job of the generation."""
         return self.generation.job
 
     @property
     def admission(self) -> Admission:
-        """What the limits said."""
+        """Result of admission."""
         return self.generation.admission
 
     @property

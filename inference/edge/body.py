@@ -64,7 +64,7 @@ async def read_body(scope: Scope, receive: Receive, check: Check | None = None) 
 
 
 async def authenticate_scope(scope: Scope) -> Caller:
-    """Who sends it. Raises what `authenticate` raises, before anything of the body is read."""
+    """Authenticate the sender before the body is read. Raises what `authenticate` raises."""
     headers = {name.lower(): value.decode("latin1") for name, value in scope["headers"]}
     address = (scope.get("client") or [""])[0]
     caller = await authenticate(
@@ -75,7 +75,7 @@ async def authenticate_scope(scope: Scope) -> Caller:
 
 
 def tenant_hint(scope: Scope) -> str:
-    """Whose the request seems to be, for whose turn it is: it gives no rights. "" of strangers."""
+    """Tenant that the request claims, for fair scheduling alone. "" for strangers."""
     authorization = key = None
     for name, value in scope["headers"]:
         if name == b"authorization":
@@ -162,12 +162,12 @@ async def _next_part(receive: Receive) -> MutableMapping[str, Any]:
 
 
 def body_timeout(seconds: float) -> RequestTimeout:
-    """What a body that isn't complete in time is refused with."""
+    """Error for a body that is not complete in time."""
     return RequestTimeout(f"The request body did not arrive within {seconds:g} s.")
 
 
 def body_too_large(limit: int) -> PayloadTooLarge:
-    """What a larger body is refused with."""
+    """Error for a body over the limit."""
     return PayloadTooLarge(f"The request body is over the limit of {limit} bytes.")
 
 

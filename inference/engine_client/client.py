@@ -325,7 +325,7 @@ class EngineClient:
             self.unassign(flight, "its replica restarted")
 
     def _on_abort_reply(self, delta: TokenDelta) -> None:
-        """Of an abandoned flight only the end matters; of an attempt that was given up nothing."""
+        """Handle a reply to an abort: only an abandoned request's end matters."""
         flight = self._leaving.get(delta.request_id)
         if flight is not None and delta.finish_reason:
             flight.on_abort_reply(delta)

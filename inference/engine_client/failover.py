@@ -62,7 +62,7 @@ class FailoverMonitor:
 
     @property
     def redis_trouble(self) -> str:
-        """What is wrong with Redis as of the last look; "" when nothing is."""
+        """Problem of Redis at the last poll; "" for none."""
         if self._refusal:
             return f"Redis refuses commands: {self._refusal}"
         return "Redis can't be reached." if self._redis_down else ""

@@ -208,7 +208,7 @@ class Fleet:
         return f"No replica serves the model '{name}' at the moment."
 
     def model(self, name: str) -> ModelInfo | None:
-        """What is known of a model that is served or was a moment ago."""
+        """Last known description of a model that is or was recently served."""
         entry = self._models.get(name)
         if entry is None or time.monotonic() - entry[0] > REMEMBER_MODEL_S:
             return None

@@ -35,7 +35,7 @@ class ResumeState:
     epoch: int
 
     def for_prompt(self, number: int) -> tuple[Sequence[list[int]], Sequence[bool], Bits, int]:
-        """Of one prompt."""
+        """Resume state of one prompt."""
         return self.tokens[number], self.finished[number], self.bits[number], self.epoch
 
 
@@ -147,7 +147,7 @@ class InFlightRequest:
 
     @property
     def replica_state(self) -> Bits:
-        """What another gateway must know of the replicas that made its tokens."""
+        """Numerics of the replicas that made its tokens, for another gateway."""
         return self.numerics, self.numerics_changed
 
     @property
@@ -200,7 +200,7 @@ class InFlightRequest:
         self.records_ready = asyncio.get_running_loop().create_future()
 
     def refund_attempt(self) -> None:
-        """What ends the present attempt is no fault of the request, nor of its replica."""
+        """Refund the current attempt: neither the request nor its replica is to blame."""
         self.charged_attempts = max(0, self.charged_attempts - 1)
         self.attempts_without_output = max(0, self.attempts_without_output - 1)
 

@@ -1,4 +1,4 @@
-"""What open streams have produced, kept in Redis so that another gateway can go on with them.
+"""Journal of open streams in Redis, from which another gateway can continue them.
 
 Beside the outbox, whose entries are trimmed once they are handed out: a token is in the one or the
 other, or in both, until the stream has been over for a while.
@@ -48,7 +48,7 @@ _bits_decoder = msgspec.msgpack.Decoder(Bits)
 
 
 class OpenStream(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What another gateway must know of a stream to go on with it.
+    """Stream description from which another gateway can continue it.
 
     Attributes:
         tenant_id, holder: whose it is: the tenant's, and within it a key's or a person's.
@@ -91,7 +91,7 @@ def decode_entry(data: bytes) -> Entry:
 
 
 def bits_field(number: int) -> str:
-    """Of a stream's hash: the `Bits` of its request `number`."""
+    """Field of a stream's hash with the `Bits` of its request `number`."""
     return f"numerics:{number}"
 
 

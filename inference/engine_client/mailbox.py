@@ -120,7 +120,7 @@ class TokenQueue:
             wake_dispatch.current().admit(self._tenant, waiter)
 
     async def get(self, wait_s: float | None = None) -> list[TokenChunk]:
-        """What has come, at most one piece an output; [] after `wait_s` seconds without any.
+        """Return received chunks, at most one an output; [] after `wait_s` seconds without any.
 
         Of thousands of outputs a few at a time: others' tokens come in between.
 

@@ -1,4 +1,4 @@
-"""How many requests may wait for a model, and whose are refused first.
+"""Limit on requests that wait for a model, and the order in which tenants are refused.
 
 Past the point where every seat is taken, more requests in the house make nobody's answer come
 sooner, but cost gateways and Redis their time. So what comes then is told when to come back, by
@@ -35,7 +35,7 @@ _MAX_RETRY_S, _UNKNOWN_S = 60.0, 5.0
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a model's replicas have to do.
+    """Load of a model's replicas.
 
     Attributes:
         running, waiting: requests.
@@ -48,7 +48,7 @@ class Load:
 
     @classmethod
     def of(cls, replicas: Iterable[Replica]) -> Load:
-        """Of those that are ready."""
+        """Load of the replicas that are ready."""
         ready = [replica for replica in replicas if replica.ready]
         stats = [replica.heartbeat.stats for replica in ready]
         return cls(
@@ -64,7 +64,7 @@ class Load:
         return max(MIN_WAITING, WAITING_PER_RUNNING * self.running)
 
     def seconds_until(self, waiting: float) -> float:
-        """How long until so few wait, at least a second."""
+        """Seconds until only so many requests wait, at least one."""
         if not self.per_second:
             return _UNKNOWN_S
         return min(_MAX_RETRY_S, max(1.0, (self.waiting - waiting) / self.per_second))

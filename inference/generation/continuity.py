@@ -26,7 +26,7 @@ def is_resumable(job: Job) -> bool:
 
 
 class StreamContinuity:
-    """What this gateway journals of a stream for others, and what it took over from another.
+    """Journal of a stream for other gateways, and state taken over from one.
 
     Attributes:
         is_journaled: whether another gateway could continue it.
@@ -124,7 +124,7 @@ class StreamContinuity:
 
     @property
     def billed(self) -> Usage:
-        """What other gateways have settled."""
+        """Usage that other gateways have settled."""
         return (None if self._taken_over is None else self._taken_over.billed) or Usage()
 
     async def settled(self, usage: Usage) -> Usage:

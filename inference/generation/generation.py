@@ -385,7 +385,7 @@ class Generation:
         release_prompts(job.prompts)
 
     def _account(self) -> EngineUsage:
-        """What the engine's own count of usage needs."""
+        """Arguments of the engine's own count of usage."""
         job, billed = self.job, self._continuity.billed
         outputs = [output for outputs in self.outputs for output in outputs]
         return EngineUsage(

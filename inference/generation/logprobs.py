@@ -91,7 +91,7 @@ def echo_logprobs(
     *,
     shows_special: bool,
 ) -> dict[str, Any]:
-    """The same for an echoed prompt, whose first token has no log probability."""
+    """`choices[].logprobs` of an echoed prompt, whose first token has no log probability."""
     hidden = frozenset() if shows_special else names.tokenizer.special_token_ids
     return {
         "text_offset": _offsets(prompt, names.tokenizer, hidden),
@@ -102,7 +102,7 @@ def echo_logprobs(
 
 
 def _offsets(token_ids: Sequence[int], tokenizer: Tokenizer, hidden: Container[int]) -> list[int]:
-    """How many whole characters stand before each token; hidden ones have none."""
+    """Number of complete characters before each token; hidden tokens have none."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     offsets, length = [], 0
     for token_id in token_ids:

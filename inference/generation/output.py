@@ -35,7 +35,7 @@ class TokenEntry:
 
 @dataclass(slots=True)
 class OutputDelta:
-    """What is new of one output, ready for an endpoint to write.
+    """Increment of one output, ready for an endpoint to write.
 
     Attributes:
         number, index: which prompt, which of its outputs.
@@ -58,7 +58,7 @@ class OutputDelta:
 
 
 class TokenFormatter:
-    """How tokens are spelled: their text, or `token_id:N` when the client asked for that."""
+    """Writes tokens as text, or as `token_id:N` when the client asked for that."""
 
     def __init__(self, tokenizer: Tokenizer, *, as_ids: bool) -> None:
         self.tokenizer, self._as_ids = tokenizer, as_ids
@@ -79,7 +79,7 @@ class TokenTimeline:
         self._last = (0.0, 0)
 
     def add(self, seconds: float, count: int) -> None:
-        """So many more tokens have come."""
+        """Record `count` more tokens."""
         self.total += count
         self._last = (seconds, self.total)
         self._skipped += 1
@@ -171,7 +171,7 @@ class OutputState:
         return self._detokenizer
 
     def push(self, chunk: TokenChunk) -> OutputDelta | None:
-        """What a piece adds; None while there's nothing to show (a part of a character)."""
+        """Return a chunk's increment; None while there is nothing to show (half a character)."""
         text = self._append_tokens(chunk)
         if self.finish_reason is None and chunk.finish_reason is not None:
             text += self._finish(chunk)

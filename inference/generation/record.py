@@ -1,4 +1,4 @@
-"""What is kept of a generation beside its usage: its way through gateway and engine."""
+"""Stored trace of a generation: its path through gateway and engine."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def _output(flight: InFlightRequest, index: int, record: FlightRecord, reason: s
 
 
 async def decode_content(generation: Generation, request_id: str) -> Content:
-    """What was asked and answered, as the model saw it. Decoded beside the event loop."""
+    """Decode prompt and answer as the model saw them, in a thread."""
     job = generation.job
     answers = [tokens for flight in generation.flights for tokens in flight.tokens]
 

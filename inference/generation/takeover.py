@@ -56,8 +56,8 @@ async def find_resumed_stream(ctx: RequestContext) -> OpenStream | None:
 
 
 def stream_owner(caller: Caller) -> str:
-    """Who may resume a stream within its tenant: the user or key that began it, also after the key
-    was rotated. It's billed to the first key, whose limits and budgets have reserved it.
+    """Owner who may resume a stream in its tenant: the user or key that began it, even if the key
+    was rotated since. It's billed to the first key, whose limits and budgets have reserved it.
     """
     if caller.key_id is None:
         return f"user {caller.user_id}"
@@ -65,7 +65,7 @@ def stream_owner(caller: Caller) -> str:
 
 
 async def open_stream(client: EngineClient, stream: str, caller: Caller) -> OpenStream | None:
-    """What its gateway journaled; None if it doesn't exist or isn't the caller's.
+    """Read what a stream's gateway journaled; None if it doesn't exist or isn't the caller's.
 
     Raises: RedisError.
     """
@@ -151,7 +151,7 @@ class TakenOverStream:
         )
 
     def delivered(self) -> list[TokenChunk]:
-        """What the client has received, one chunk an output."""
+        """Chunks that the client has received, one an output."""
         chunks = []
         for index, chunk in enumerate(self._received_chunks()):
             count, is_finished = self._count_delivered(index, chunk)
@@ -169,7 +169,7 @@ class TakenOverStream:
         return [part(chunk, position.start, count, with_end=is_finished)]
 
     def undelivered(self) -> list[TokenChunk]:
-        """What is known and the client hasn't received."""
+        """Known chunks that the client hasn't received."""
         chunks = []
         for index, chunk in enumerate(self._received_chunks()):
             count, is_finished = self._count_complete(index, chunk)

@@ -1,4 +1,4 @@
-"""What gateways count: names, help texts, labels and buckets; vLLM's where vLLM has them."""
+"""Metrics of gateways: names, help texts, labels and buckets; vLLM's where vLLM has them."""
 
 from __future__ import annotations
 

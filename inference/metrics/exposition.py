@@ -75,7 +75,7 @@ async def publish(redis: Redis, prefix: str, process: str, families: bytes) -> N
 
 
 async def published(redis: Redis, prefix: str) -> dict[str, bytes]:
-    """What all live processes have written, by process. Raises redis.RedisError."""
+    """Metrics that all live processes have written, by process. Raises redis.RedisError."""
     encoded_names: Any = await redis.zrange(_names_key(prefix), 0, -1)
     names = [name.decode() for name in encoded_names]
     if not names:

@@ -33,13 +33,13 @@ class TrafficCounters:
         self._add(job, _FIRST[bucket_index(seconds)], 1)
 
     def gap(self, job: Job, seconds: float, num_tokens: int) -> None:
-        """So many tokens of an output have come, so long after those before."""
+        """Record `count` tokens of an output and the seconds since the previous ones."""
         series = _series_of(job)
         self._count(series, _GAPS[bucket_index(seconds / num_tokens)], num_tokens)
         self._count(series, "completion_tokens", num_tokens)
 
     def tokens(self, job: Job, num_tokens: int) -> None:
-        """So many tokens of an answer have come, the first ones."""
+        """Record the first tokens of an answer."""
         self._add(job, "completion_tokens", num_tokens)
 
     def record_request_end(self, job: Job, usage: Usage, reason: str) -> None:
@@ -140,7 +140,7 @@ class Recorder:
         self._counters[series] = self._counters.get(series, 0) + amount
 
     def token_gap(self, job: Job, engine: str, seconds: float, num_tokens: int) -> None:
-        """So many tokens of an output have come, so long after those before."""
+        """Record `count` tokens of an output and the seconds since the previous ones."""
         history.gap(job, seconds, num_tokens)
         self.observe(_GAP_BUCKETS, (job.model.base, engine), seconds / num_tokens, num_tokens)
 

@@ -47,19 +47,19 @@ CorruptFile = (
 
 
 class _Name(NamedTuple):
-    """Of something that an unpickler would import."""
+    """Name that an unpickler would import."""
 
     name: str
 
 
 class PersistentRef(NamedTuple):
-    """What an unpickler would ask its caller for."""
+    """Persistent id that an unpickler would resolve."""
 
     key: Any
 
 
 class _Call(NamedTuple):
-    """What an unpickler would call."""
+    """Call that an unpickler would make."""
 
     what: Any
     arguments: Any
@@ -107,7 +107,7 @@ def _split_storage(archive: zipfile.ZipFile) -> tuple[tuple[int, int, int], byte
 
 
 def _read_pickle_ops(pickled: bytes) -> Any:
-    """What a pickle would make, as data. Raises `InvalidRequest` for what no tensor needs."""
+    """Read a pickle's operations as data. Raises `InvalidRequest` for what no tensor needs."""
     stack: list[Any] = []
     try:
         for count, (operation, argument, _) in enumerate(pickletools.genops(pickled)):

@@ -70,7 +70,7 @@ def _text_part(part: str | Message) -> str | Message:
 
 
 def merge_late_system_messages(messages: Sequence[Message], tokenizer: Tokenizer) -> list[Message]:
-    """The same with system messages at the front alone, for templates that take them nowhere else.
+    """Move system messages to the front, for templates that accept them nowhere else.
 
     Those at the front become one. A later one becomes part of the user's turn beside it: moved to
     the front, it would change the whole prompt, and nothing of the last turn would be cached.

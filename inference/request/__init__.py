@@ -1,1 +1,1 @@
-"""What one request is: data, no Redis, no HTTP."""
+"""Data of one request: no Redis, no HTTP."""

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class RequestRecord:
-    """What the log of requests needs beside the context, as it becomes known.
+    """Fields of the request log that become known while the request runs.
 
     Attributes:
         endpoint: `endpoint_of` its path, for a request that is rejected.
@@ -44,7 +44,7 @@ class RequestRecord:
 
 
 def endpoint_of(path: str) -> str:
-    """What the ledger calls a path: `/v1/chat/completions` is "chat.completions"."""
+    """Name of a path in the ledger: `/v1/chat/completions` is "chat.completions"."""
     return path.removeprefix("/v1/").strip("/").replace("/", ".")[:100]
 
 
@@ -70,7 +70,7 @@ TIMEOUT_HEADER = "X-Request-Timeout"
 
 @dataclass(frozen=True, slots=True)
 class ClientTimeout:
-    """How long a client waits. A request that can't be answered in time is refused at once.
+    """Client's timeout. A request that can't be answered in time is refused at once.
 
     Attributes:
         first_byte_s: until the response begins (`X-Request-Timeout`); infinite by default.
@@ -93,7 +93,7 @@ class ClientTimeout:
         return cls(first_byte_s, _seconds(read or "") or math.inf)
 
     def seconds(self, *, stream: bool) -> float:
-        """How long the client waits for the first byte of its response."""
+        """Seconds that the client waits for the first byte of its response."""
         return self.first_byte_s if stream else min(self.first_byte_s, self.read_s)
 
 

@@ -70,7 +70,7 @@ class ResolvedModel:
         return "fp_" + hashlib.blake2b(facts.encode(), digest_size=5).hexdigest()
 
     def with_adapter(self, adapter: AdapterRef | None) -> ResolvedModel:
-        """The same model with the adapter that a stream began with, wherever its name leads now.
+        """Replace the adapter by the one that a stream began with, wherever its name leads now.
 
         Raises `ValueError` unless the adapter has the tokenizer that made the prompt.
         """
@@ -104,7 +104,7 @@ class Usage:
     numerics_changed: bool = False
 
     def subtract(self, previous: Usage) -> Usage:
-        """What was added since an earlier count."""
+        """Usage since an earlier count."""
         prompt = max(0, self.prompt_tokens - previous.prompt_tokens)
         return Usage(
             prompt_tokens=prompt,
@@ -135,7 +135,7 @@ _SAMPLING = ("max_tokens", "temperature", "top_p", "n", "seed", "stop")
 
 @dataclass(kw_only=True)
 class Job:
-    """What to generate for a request.
+    """Generation that a request asks for.
 
     Attributes:
         ctx: the request.
@@ -284,7 +284,7 @@ class Job:
         return [f"{self.request_id}-{number}" for number in range(len(self.prompts))]
 
     def admission_request(self, outbox: str) -> AdmissionRequest:
-        """What limits and budgets must admit. `outbox`: the gateway's."""
+        """Request to limits and budgets. `outbox`: the gateway's."""
         return AdmissionRequest(
             request_id=self.request_id,
             endpoint=self.endpoint,

@@ -1,4 +1,4 @@
-"""What all generating requests share: identity, streaming, and how to treat unknown fields."""
+"""Fields that all generating requests share, and the treatment of unknown ones."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ FLEX_PRIORITY, PRIORITY_PRIORITY = 10, -1
 
 
 class StreamOptions(BaseModel):
-    """What a stream carries besides text."""
+    """Options of a stream."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -336,7 +336,7 @@ class StrictRequest(FailFastModel):
         return self
 
     def check(self) -> None:
-        """What types alone don't say. Raises `InvalidRequest`."""
+        """Check constraints between fields. Raises `InvalidRequest`."""
 
     def ignored_fields(self) -> list[str]:
         """Fields without effect: see `unsupported_field_names`."""
@@ -353,7 +353,7 @@ def rename_error_field(
     names: Mapping[str, str],
     function: Callable[[str, str], str] | None = None,
 ) -> FieldNames:
-    """The same error with the field as the client calls it.
+    """Rename an error's field to the client's name.
 
     Args:
         names: by the field's first parts; the first that fits counts.

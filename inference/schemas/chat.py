@@ -177,7 +177,7 @@ class ChatRequest(SamplingFields):
         return chat
 
     def with_leniency(self, *, any_limit: bool = False, system_anywhere: bool = False) -> Self:
-        """The same chat, where any output limit is a ceiling, over the context too; and where
+        """Copy of the chat in which any output limit is a ceiling, over the context too; and where
         system messages may come late, whatever the model's template thinks of it.
         """
         self._clamp_max_tokens, self._allow_late_system = any_limit, system_anywhere
@@ -323,7 +323,7 @@ class ChatRequest(SamplingFields):
 
     @property
     def num_logprobs(self) -> int | None:
-        """How many alternatives a token; None for no log probabilities."""
+        """Number of alternatives a token; None without log probabilities."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
 

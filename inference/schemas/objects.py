@@ -1,4 +1,4 @@
-"""What endpoints answer, for the OpenAPI document. Tests hold real answers against these."""
+"""Response schemas of the OpenAPI document. Tests validate real answers against them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ErrorAnswer(ApiObject):
 
 
 class AnthropicErrorDetail(ApiObject):
-    """What went wrong."""
+    """Type and message of an error."""
 
     type: str
     message: str
@@ -76,7 +76,7 @@ class AnswerCall(ApiObject):
 
 
 class AnswerMessage(ApiObject):
-    """What the model said; `reasoning_content` is the same as `reasoning`."""
+    """Message of the model; `reasoning_content` is the same as `reasoning`."""
 
     role: str
     content: str | None
@@ -144,7 +144,7 @@ class ModelList(ApiObject):
 
 
 class InputTokens(ApiObject):
-    """What a response's input would take."""
+    """Number of tokens of a response's input."""
 
     object: Literal["response.input_tokens"]
     input_tokens: int
@@ -163,7 +163,7 @@ class StoredFileObject(ApiObject):
 
 
 class Deleted(ApiObject):
-    """What was deleted."""
+    """Confirmation of a deletion."""
 
     id: str
     object: str
@@ -266,7 +266,7 @@ class AnthropicMessage(ApiObject):
 
 
 class TokenCount(ApiObject):
-    """How many tokens a conversation has."""
+    """Number of tokens of a conversation."""
 
     input_tokens: int
 
@@ -304,7 +304,7 @@ class TokenGeneration(ApiObject):
 
 
 class Rendered(ApiObject):
-    """What would run."""
+    """Rendered request."""
 
     request_id: str
     token_ids: list[int]
@@ -314,7 +314,7 @@ class Rendered(ApiObject):
 
 
 class RenderedPrompts(RootModel[list[Rendered]]):
-    """What would run, of each prompt."""
+    """Rendered requests, one a prompt."""
 
 
 class Texts(ApiObject):
@@ -324,7 +324,7 @@ class Texts(ApiObject):
 
 
 class ModerationResult(ApiObject):
-    """Of one text."""
+    """Moderation result of one text."""
 
     flagged: bool
     categories: dict[str, bool]
@@ -332,7 +332,7 @@ class ModerationResult(ApiObject):
 
 
 class Moderation(ApiObject):
-    """What a classifier says of texts."""
+    """Moderation results of texts."""
 
     id: str
     model: str
@@ -340,7 +340,7 @@ class Moderation(ApiObject):
 
 
 class PooledList(ApiObject):
-    """What the model made of each text."""
+    """Pooled outputs, one a text."""
 
     object: Literal["list"]
     data: list[dict[str, Any]]

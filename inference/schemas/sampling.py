@@ -32,7 +32,7 @@ STRUCTURED_FIELDS = tuple(spec.name for spec in msgspec.structs.fields(Structure
 
 @dataclass(frozen=True)
 class OutputConstraint:
-    """What the output must look like, and the client's names of what said so.
+    """Constraint on the output, and the client's names of its fields.
 
     Attributes:
         params: None for anything.
@@ -156,7 +156,7 @@ def _constraint(source: str, names: dict[str, str], values: dict[str, Any]) -> O
 
 
 def _normalized(params: StructuredOutputsParams | None) -> dict[str, Any]:
-    """What a form says, however its schema is written."""
+    """Normalize a response format, whichever way its schema is written."""
     form = {} if params is None else msgspec.structs.asdict(params)
     if isinstance(form.get("json"), str):
         form["json"] = json.loads(form["json"])

@@ -54,7 +54,7 @@ class Tool(BaseModel):
 
     @property
     def name(self) -> str:
-        """What it's called by."""
+        """Name by which the model calls it."""
         return self.function.name
 
     @property
@@ -70,7 +70,7 @@ class Tool(BaseModel):
 
 
 class CustomGrammar(BaseModel):
-    """What a custom tool's input must be. `syntax` of the definition: Lark, or Rust's regex."""
+    """Constraint on a custom tool's input. `syntax` of the definition: Lark, or Rust's regex."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -128,7 +128,7 @@ class CustomTool(BaseModel):
 
     @property
     def name(self) -> str:
-        """What it's called by."""
+        """Name by which the model calls it."""
         return self.custom.name
 
     @property
@@ -159,7 +159,7 @@ def named_tool(choice: Any) -> tuple[str, str] | None:
 
 
 class AllowedTools(BaseModel):
-    """Of all tools, those that may be called now. `mode`: whether one of them must be."""
+    """Tools that may be called now. `mode`: whether one of them must be called."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 

@@ -1,4 +1,4 @@
-"""What the generating endpoints share: parsing, headers, waiting for a stream's first token."""
+"""Shared steps of generating endpoints: parsing, headers, waiting for a stream's first token."""
 
 from __future__ import annotations
 
@@ -96,24 +96,24 @@ def parse(schema: type[R], body: dict[str, Any]) -> R:
 
 
 async def parse_offloaded(ctx: RequestContext, schema: type[R], body: dict[str, Any]) -> R:
-    """The same, without holding up others while a large body is checked."""
+    """Parse in a thread if the body is large, so that it doesn't hold up other requests."""
     return await ctx.offload(parse, schema, body)
 
 
 class AdmittedRequest(Protocol):
-    """What was let in."""
+    """Admitted request."""
 
     @property
     def job(self) -> Job:
-        """What is generated, for whom."""
+        """Job of the generation."""
 
     @property
     def admission(self) -> Admission:
-        """What the limits said."""
+        """Result of admission."""
 
 
 class OutputStream(AdmittedRequest, Protocol[N_co]):
-    """What runs: a `Generation`, whose news are increments, or a `ChatSession`, whose are
+    """Running output: a `Generation`, whose deltas are increments, or a `ChatSession`, whose are
     deltas."""
 
     @property
@@ -121,7 +121,7 @@ class OutputStream(AdmittedRequest, Protocol[N_co]):
         """Whether every output has its end."""
 
     async def next(self, wait_s: float | None = None) -> Sequence[N_co]:
-        """What is new; [] after `wait_s` seconds without anything."""
+        """Return new deltas; [] after `wait_s` seconds without anything."""
 
     def release(self) -> None:
         """Abort what runs and settle, once. Any thread."""
@@ -144,7 +144,7 @@ async def respond(
     writer: Callable[[], EventWriter[N]],
     answer: Callable[[], ResponseBuilder[N]],
 ) -> HttpResponseBase:
-    """What runs as a response, in the form that its client asked for.
+    """Respond with a running output, in the form that its client asked for.
 
     Raises: what the engine or the gateway refuses or fails with before the first byte. The source
     is released in any case.

@@ -55,7 +55,7 @@ class ChunkEncoder:
     def text(
         self, index: int, text: str, template: Callable[[int], dict[str, Any]], placeholder: str
     ) -> bytes:
-        """The same, where only the text differs: the template has `placeholder` in its place."""
+        """Fill the template's `placeholder` with text."""
         parts = self._texts.get(index)
         if parts is None:
             prefix, _, after = _encode(template(index)).partition(placeholder.encode())
@@ -97,7 +97,7 @@ class EventWriter(ABC, Generic[N]):
     content_type: str = EVENT_STREAM
 
     def start(self) -> bytes:
-        """What comes before the first token; b"" for nothing."""
+        """Bytes before the first token; b"" for none."""
         return b""
 
     @abstractmethod
@@ -106,7 +106,7 @@ class EventWriter(ABC, Generic[N]):
 
     @abstractmethod
     def finish(self) -> bytes:
-        """What comes after the last token."""
+        """Bytes after the last token."""
 
     def assign_ids(self, events: int) -> None:
         """The client has so many events: for those that carry numbers of their own."""
@@ -120,7 +120,7 @@ END = b"\n\n"
 
 
 def with_event_ids(source: Any, writer: EventWriter[Any]) -> EventWriter[Any]:
-    """The same writer with an id on each event; itself where a stream can't be gone on with.
+    """Wrap a writer so that events have ids; the writer itself if the stream isn't resumable.
 
     `source`: a `Generation`, or what has one.
     """
@@ -151,7 +151,7 @@ class EventIdWriter(EventWriter[Any]):
         self._silent = generation.has_told_tokens
 
     def start(self) -> bytes:
-        """What comes before the first token."""
+        """Bytes before the first token."""
         events = _events_of(self._writer.start())
         position = self._from
         if position is None or position.stage == "b":
@@ -222,7 +222,7 @@ class EventIdWriter(EventWriter[Any]):
         return index, previous_tokens
 
     def finish(self) -> bytes:
-        """What comes after the last token."""
+        """Bytes after the last token."""
         position = self._from
         skip = position.done if position is not None and position.stage == "e" else 0
         if skip:

@@ -155,7 +155,7 @@ async def require_monitoring_access(request: HttpRequest) -> None:
 
 
 async def has_monitoring_access(request: HttpRequest) -> bool:
-    """The same, for what others may see a part of."""
+    """Whether the caller may see all metrics and health details."""
     try:
         await require_monitoring_access(request)
     except QuireError:

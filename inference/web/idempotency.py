@@ -94,7 +94,7 @@ class InFlight(Conflict):
 
 
 class IdempotencyEntry(msgspec.Struct):
-    """What Redis knows of a key. `body` None: its request is running."""
+    """Entry of a key in Redis. `body` None: its request is running."""
 
     fingerprint: bytes
     token: bytes
@@ -103,7 +103,7 @@ class IdempotencyEntry(msgspec.Struct):
 
 
 def fingerprint(method: str, path: str, body: bytes) -> bytes:
-    """What makes two requests the same."""
+    """Digest that is equal for equal requests."""
     return hashlib.sha256(b"\0".join([method.encode(), path.encode(), body])).digest()
 
 
@@ -228,7 +228,7 @@ class IdempotencyKey:
             self._keeper.cancel()
 
     def _tee_stream(self, response: EventStreamResponse) -> EventStreamResponse:
-        """The same stream, kept once it has ended well."""
+        """Pass a stream on, and store it once it has ended without an error."""
         recorded = EventStreamResponse(self._record(response), self._stop_extending)
         recorded.headers = response.headers
         resource_closers(recorded).extend(resource_closers(response))

@@ -60,7 +60,7 @@ def check_values(body: bytes) -> None:
 
 
 def _marks_anywhere(body: bytes) -> JsonTokenCounts:
-    """The same without a look at strings: more than there are, and cheap."""
+    """Cheap upper bound of the counts, which includes marks within strings."""
     counts = JsonTokenCounts()
     for start in range(0, len(body), _CHUNK_BYTES):
         chunk_counts = _marks(body[start : start + _CHUNK_BYTES])
@@ -203,7 +203,7 @@ def _parse(body: bytes) -> Any:
 
 
 def _parse_large(body: bytes) -> Any:
-    """The same by a parser that is fast, and tells a duplicate key by the count of all keys."""
+    """Parse with the fast parser, and detect duplicate keys by the count of all keys."""
     try:
         value = msgspec.json.decode(body.removeprefix(_BOM))
     except msgspec.DecodeError:
@@ -278,7 +278,7 @@ def _deeper_than(value: Any, limit: int) -> bool:
 
 
 def _without_surrogates(value: Any) -> Any:
-    """The same with U+FFFD for each lone surrogate, in keys too. Depth is bounded by now."""
+    """Replace each lone surrogate by U+FFFD, in keys too. Depth is bounded already."""
     if isinstance(value, str):
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if isinstance(value, list):

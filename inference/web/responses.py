@@ -98,7 +98,7 @@ class BinaryRenderer(EventStreamRenderer):
 
 
 class ApplicationBinaryRenderer(BinaryRenderer):
-    """What OpenAI's SDKs ask for."""
+    """Media type that OpenAI's SDKs ask for."""
 
     media_type = "application/binary"
 

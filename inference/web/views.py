@@ -135,7 +135,7 @@ Handler = Callable[..., Awaitable[HttpResponseBase]]
 
 
 class GatewayRequest(HttpRequest):
-    """What `GatewayView` adds to Django's request; for type checkers alone."""
+    """Django's request with `GatewayView`'s attributes; for type checkers only."""
 
     request_id: str
     received: float

@@ -186,7 +186,7 @@ def _holders(tenant: Tenant) -> dict[tuple[str, str], list[int]]:
 
 
 def access_request(user: AccessSubject, tenant: Tenant, request_id: str) -> UsageEntry:
-    """What the ledger has of one request of the tenant's, by whatever id a client has of it: the
+    """Ledger entry of one request of the tenant's, by whatever id a client has of it: the
     answer's (`chatcmpl-...`, `resp_...`) or the header's (`x-request-id`). Raises `NotFound`.
 
     The ledger itself has one of them; of the others the newest request counts that is still kept.

@@ -194,7 +194,7 @@ def check_companion_file(name: str) -> None:
 
 
 def adapter_files(names: Collection[str]) -> list[str]:
-    """What an adapter consists of, of a folder's file names: PEFT's two files whether they're there
+    """Select an adapter's files from a folder's file names: PEFT's two files whether they're there
     or not. What's beside the weights of a tokenizer counts where it makes one.
 
     Raises `AdapterInvalid` as `check_companion_file`.

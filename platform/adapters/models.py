@@ -41,7 +41,7 @@ class Adapter(models.Model):
     name = models.CharField(max_length=100, validators=[check_name])
     description = models.CharField(max_length=300, blank=True)
     pinned = models.BooleanField(
-        default=False, help_text="What answers under its names stays in every replica's memory."
+        default=False, help_text="Whether the adapter stays in every replica's memory."
     )
     created_at = models.DateTimeField(auto_now_add=True)
     changed_at = models.DateTimeField(auto_now=True)
@@ -132,7 +132,7 @@ class AdapterVersion(
     state = models.CharField(
         max_length=10, choices=VersionState, default=VersionState.UPLOADED, db_index=True
     )
-    report = models.JSONField(default=dict, blank=True, help_text="What the check found.")
+    report = models.JSONField(default=dict, blank=True, help_text="Result of the check.")
     num_bytes = models.PositiveBigIntegerField("bytes", default=0)
     rank = models.PositiveIntegerField(null=True, blank=True)
     source = models.CharField(
@@ -205,7 +205,7 @@ class AdapterAlias(models.Model):
         null=True,
         blank=True,
         related_name="+",
-        help_text="What a rollback turns to.",
+        help_text="Version that a rollback returns to.",
     )
     changed_at = models.DateTimeField(auto_now=True)
 

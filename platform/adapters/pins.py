@@ -34,7 +34,7 @@ FULL = "pinned_memory_full"
 
 @dataclass(frozen=True)
 class PinCapacity:
-    """What pinned adapters may use on a replica: bytes, and slots (None: no limit)."""
+    """Capacity for pinned adapters on a replica: bytes, and slots (None: no limit)."""
 
     num_bytes: int
     num_slots: int | None

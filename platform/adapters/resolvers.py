@@ -1,4 +1,4 @@
-"""Who finds adapters that nobody has loaded: a folder of the operator's, repositories of the hub,
+"""Resolvers of adapters that are not loaded: a folder of the operator's, repositories of the hub,
 and installed packages.
 """
 

@@ -85,7 +85,7 @@ async def access_model(caller: Caller, name: str | None) -> ModelCard:
 
 
 def get_cached_model(caller: Caller, name: str | None) -> ModelCard | None:
-    """What `access_model` returns, where that takes no look into the database; None elsewhere, and
+    """Result of `access_model`, where that takes no look into the database; None elsewhere, and
     where it raises.
     """
     cards = _cards.peek(caller.tenant_id)

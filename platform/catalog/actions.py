@@ -268,7 +268,7 @@ def _check_columns(columns: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def last_failure(model: ServedModel) -> str:
-    """What its last replica said before it ended, of a model that shall be loaded and that none
+    """Last error of its last replica, of a model that shall be loaded and that none
     serves; "" where none has failed.
     """
     rows = list(model.replicas.all()) if model.desired_state == DesiredState.LOADED else []

@@ -46,7 +46,7 @@ class ServedModel(ExportModelOperationsMixin("servedmodel"), models.Model):  # t
                 "Letters, digits and . _ : @ / - inside.",
             )
         ],
-        help_text="What clients send as `model`.",
+        help_text="Name that clients send as `model`.",
     )
     aliases = models.JSONField(
         default=list, blank=True, help_text="Other names that clients may send, a JSON list."

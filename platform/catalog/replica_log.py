@@ -1,4 +1,4 @@
-"""What a replica writes to its standard error: shown where it always was, and its tail kept in
+"""Standard error of a replica: shown where it always was, and its tail kept in
 Redis, so that an operator reads it in the console, whichever node the replica ran on.
 """
 

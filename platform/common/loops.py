@@ -55,7 +55,7 @@ class LoopThread(threading.Thread):
         self.stopping = threading.Event()
 
     def loop(self) -> None:
-        """What it does; called again after an unexpected error."""
+        """Body of the loop; called again after an unexpected error."""
         raise NotImplementedError
 
     def run(self) -> None:

@@ -57,7 +57,7 @@ def serve_uvicorn(listener: socket.socket, options: dict[str, Any]) -> None:
 
 
 def listeners(listener: socket.socket) -> list[socket.socket]:
-    """So many listening sockets of one queue that a turn of uvloop takes in
+    """Listening sockets of one queue, as many as let a turn of uvloop take in
     `MAX_ACCEPTS_PER_TICK`."""
     # Python gives a copy its socket's timeout, and all copies are one file, in all processes: a
     # gateway that begins would make the others wait for ever in `accept`, for what one of them got.

@@ -71,8 +71,8 @@ class ManagementViewSet(GenericViewSet):
         return self.validated(shape(data=self.request.data))
 
     def validated(self, serializer: Serializer) -> dict[str, Any]:
-        """What a serializer read. Raises `InvalidRequest` for a field that it doesn't know: a
-        limit that is misspelt must not be left out.
+        """Validated data of a serializer. Raises `InvalidRequest` for an unknown field: a misspelt
+        limit must not be ignored.
         """
         data: Any = self.request.data
         for name in sorted(set(data) - set(serializer.fields)) if isinstance(data, Mapping) else ():

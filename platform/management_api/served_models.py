@@ -234,8 +234,8 @@ class ServedModelViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Manag
     @extend_schema(parameters=[MemoryEstimateQuerySerializer], responses=MemoryEstimateSerializer)
     @action(detail=True, methods=["get"])
     def need(self, request: Request, pk: str) -> Response:
-        """What a replica takes, and whether the gateway's host has it. Of a model of the hub that
-        wasn't downloaded the hub is asked for the headers of its weights.
+        """Memory that a replica needs, and whether the gateway's host has it. For a model that
+        wasn't downloaded yet, the headers of its weights are read from the hub.
         """
         row = self.row()
         asked = MemoryEstimateQuerySerializer(data=request.query_params)

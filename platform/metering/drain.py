@@ -47,7 +47,7 @@ Entries = list[tuple[bytes, dict[bytes, bytes] | None]]
 
 
 class PendingAge:
-    """How long entries have been with one consumer, by this process's own clock: after Redis's was
+    """Age of entries that one consumer holds, by this process's own clock: after Redis's was
     set back, its own times say for as long that they were taken just now.
     """
 

@@ -40,7 +40,7 @@ def response_stored_key(request_id: str) -> str:
 
 
 class OpenRequest(msgspec.Struct, kw_only=True):
-    """What another gateway needs to bill a request if this one dies.
+    """Data from which another gateway bills a request if this one dies.
 
     Attributes:
         prompts: tokens of each prompt. outputs: of each prompt. rates: its prices.

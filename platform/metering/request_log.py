@@ -28,7 +28,7 @@ _CLASSES = {"2xx": (200, 300), "4xx": (400, 500), "5xx": (500, 600)}
 
 
 def access_requests(user: Reader, tenant: Tenant | None = None) -> QuerySet[RequestEntry]:
-    """Of one tenant, for its members; without one of all that the user belongs to, and of all
+    """Requests of one tenant, for its members; without one, of all tenants of the user, and of all
     tenants for an operator. Newest first. Raises `NotFound` for a stranger.
     """
     rows = RequestEntry.objects.select_related("tenant", "api_key", "user")

@@ -271,8 +271,8 @@ class UploadStatus(models.TextChoices):
 
 
 class StoredUpload(Owned):
-    """What the file shall be. `size`: of the whole, as it was announced. `lifetime_s`: the file's,
-    from its end on; None for no end. `expires_at`: the upload's own.
+    """File that an upload shall become. `size`: announced size of the complete file.
+    `lifetime_s`: the file's, from its end on; None for no end. `expires_at`: the upload's own.
     """
 
     filename = models.CharField(max_length=255)

@@ -117,7 +117,7 @@ def cached_tenant(authorization: str | None, x_api_key: str | None) -> str:
 
 
 def get_cached_caller(authorization: str | None, x_api_key: str | None) -> Caller | None:
-    """What `authenticate` returns if that needs no database query; None otherwise, also where it
+    """Result of `authenticate` if it needs no database query; None otherwise, also where it
     would raise.
     """
     token = _token(authorization, x_api_key)

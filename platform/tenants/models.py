@@ -265,7 +265,9 @@ class ApiKey(ExportModelOperationsMixin("apikey"), models.Model):  # type: ignor
         null=True, blank=True, help_text="Maximum concurrent requests. Empty: no limit."
     )
     max_context_tokens = models.PositiveIntegerField(
-        null=True, blank=True, help_text="Of prompt and output together. Empty: the model's."
+        null=True,
+        blank=True,
+        help_text="Maximum tokens of prompt and output together. Empty: the model's limit.",
     )
     allowed_models = models.JSONField(
         default=list,

@@ -203,7 +203,7 @@ def _result(line: ResultLine) -> ResultLine:
 
 
 def _not_run_result(row: Batch) -> ResultLine:
-    """Of a request that didn't run: the batch was ended, or its key's rights were."""
+    """Result of a request that did not run: its batch ended early, or its key lost its rights."""
     kind = NOT_RUN_ERRORS.get(BatchStatus(row.status))
     if kind is not None:
         return {"type": kind}
@@ -245,7 +245,7 @@ def batch_object(row: Batch) -> dict[str, Any]:
 
 
 def _counts(row: Batch) -> dict[str, int]:
-    """What became of the requests. Those that never ran share the batch's end."""
+    """Count the requests by result. Those that never ran count as the batch's own end."""
     never = row.total - row.completed - row.failed
     counts = {**NOTHING_YET, "succeeded": row.completed, "expired": row.expired}
     counts["errored"] = row.failed - row.expired
@@ -405,7 +405,7 @@ class JsonLinesRenderer(EventStreamRenderer):
 
 
 class MessageBatchResultsView(AnthropicView):
-    """What became of a batch's requests."""
+    """Results of a batch's requests."""
 
     schema = EndpointSchema(
         "Messages",

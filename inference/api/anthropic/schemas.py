@@ -115,7 +115,7 @@ class OutputFormat(BaseModel):
 
 
 class OutputConfig(BaseModel):
-    """How the answer has to look."""
+    """Required form of the answer."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -193,7 +193,7 @@ class CountTokensRequest(StrictRequest):
 
     @property
     def effort(self) -> str | None:
-        """How hard to think, in words that chats know."""
+        """Reasoning effort by the chat endpoint's names."""
         effort = self.output_config.effort if self.output_config else None
         return effort if effort in get_args(Effort) else None
 
@@ -216,7 +216,7 @@ class CountTokensRequest(StrictRequest):
 
 
 class MessagesRequest(CountTokensRequest):
-    """What to answer."""
+    """Body of a Messages request."""
 
     max_tokens: int
     temperature: float | None = None

@@ -52,7 +52,7 @@ class MessageBuilder:
         return events
 
     def add(self, delta: TurnDelta) -> None:
-        """The same, when nobody wants to hear of it."""
+        """Append a delta without returning events."""
         self.append(delta)
 
     def _add(self, part: Part) -> list[Event]:

@@ -120,7 +120,7 @@ async def _message_response(turn: ChatSession, display: ThinkingDisplay) -> Http
 
 
 class CountTokensView(AnthropicView):
-    """How many tokens a conversation has."""
+    """Number of tokens of a conversation."""
 
     schema = EndpointSchema(
         "Messages",

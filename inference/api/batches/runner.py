@@ -253,7 +253,7 @@ class BatchRun:
 
     @stamina.retry(on=ServiceUnavailable, attempts=None, timeout=None)
     async def _caller(self) -> Caller:
-        """Who made the batch, with the rights of today. Raises `BatchStopped` when they have
+        """Caller who created the batch, with current rights. Raises `BatchStopped` when they have
         none."""
         row = self._row
         try:

@@ -30,7 +30,7 @@ def check_format(encoding: str | None, num_inputs: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class VectorFormat:
-    """How vectors are written: `encoding_format`, `embed_dtype`, `endianness` of vLLM's."""
+    """Encoding of vectors: `encoding_format`, `embed_dtype`, `endianness` of vLLM's."""
 
     encoding: str
     dtype: EmbedDtype

@@ -157,7 +157,7 @@ class PoolingRequestHandler:
     param: str
 
     async def build_entries(self, entries: Awaitable[list[Entry]]) -> list[Entry]:
-        """What `entries` gives; its errors about prompts name the client's own field."""
+        """Await `entries`; errors about prompts name the client's field."""
         try:
             return await entries
         except InvalidRequest as error:

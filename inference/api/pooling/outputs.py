@@ -58,7 +58,7 @@ async def answer_data(call: PoolingRequestHandler, body: PoolingRequest) -> Http
 
 
 def _prompts(processor: IOProcessor[Any, Any], data: Any) -> list[Item]:
-    """What the model is to pool. Raises `InvalidRequest` with the processor's own words."""
+    """Prompts to pool. Raises `InvalidRequest` with the processor's own words."""
     try:
         processed = processor.pre_process(processor.parse_data(data))
     except ValueError as error:

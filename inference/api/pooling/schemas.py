@@ -150,7 +150,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 
 
 class PoolingBody(GenerateRequest):
-    """What all of them share."""
+    """Fields that all pooling bodies share."""
 
     truncate_prompt_tokens: int | None = None
     truncation_side: Literal["left", "right"] | None = None
@@ -291,7 +291,7 @@ class ClassifyRequest(InputBody):
 
 
 class ScoringBody(PoolingBody):
-    """What scores of pairs share. Of longer texts so many tokens are read; 0: all."""
+    """Fields that bodies with pairs share. Texts are truncated to that many tokens; 0: never."""
 
     max_tokens_per_query: int | None = 0
     max_tokens_per_doc: int | None = 0

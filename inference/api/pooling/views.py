@@ -76,7 +76,7 @@ class ModerationRequest(PoolingBody):
 
     @property
     def texts(self) -> list[str]:
-        """What is judged, each by itself."""
+        """Texts to classify, each separately."""
         if isinstance(self.input, str):
             return [self.input]
         texts = [part for part in self.input if isinstance(part, str)]
@@ -220,7 +220,7 @@ class ClassifyView(GatewayView):
 
 
 class ScoreView(GatewayView):
-    """How well texts fit each other: one against several, or pair by pair."""
+    """Similarity of texts: one against several, or pair by pair."""
 
     schema = EndpointSchema(
         "Pooling", post=Endpoint("Score pairs of texts", objects.PooledList, ScoreRequest)
@@ -273,12 +273,12 @@ class RerankView(GatewayView):
         return await answer_with_scores(call, body, [body.query], documents, pairs, make)
 
     def more(self, num_documents: int) -> dict[str, Any]:
-        """What the answer holds besides."""
+        """Further fields of the answer."""
         return {}
 
 
 class RerankV2View(RerankView):
-    """The same as Cohere's second version gives it."""
+    """Reranking in the format of Cohere's second version."""
 
     schema = EndpointSchema(
         "Pooling", post=Endpoint("Rank documents for a query", objects.Ranking, RerankV2Request)

@@ -61,7 +61,7 @@ class Output:
         return events + self._close(status)
 
     def _new_id(self, prefix: str) -> str:
-        """The same for the same item, whichever gateway writes it."""
+        """Item id that does not depend on the gateway that writes it."""
         return item_id(prefix, self._public_id, len(self.items))
 
     def _more_text(self, part: Part, logprobs: list[dict[str, Any]]) -> list[Event]:
@@ -162,7 +162,7 @@ _GROWTH = {f"response.{kind}_{grows}.delta": grows for kind, grows in GROWS.item
 
 
 class ResumeMismatch(QuireError):
-    """What the new worker makes is not what the old one had told."""
+    """The new worker's output differs from what the previous one delivered."""
 
     status = 503
     code = "stream_lost"
@@ -205,7 +205,7 @@ class DeliveredItemFilter:
                 self._delivered.append((_KINDS[item["type"]], text))
 
     def skip_delivered(self, parts: Iterable[Part]) -> list[Part]:
-        """What is new of them. Raises `ResumeMismatch` when the rest is not what was told."""
+        """Parts that weren't delivered yet. Raises `ResumeMismatch` if these contradict others."""
         return [rest for part in parts if (rest := self._rest(part)) is not None]
 
     def _rest(self, part: Part) -> Part | None:

@@ -207,7 +207,7 @@ class ResponseStreamWriter(EventWriter[TurnDelta]):
         return b"".join(map(self._event, events))
 
     def finish(self) -> bytes:
-        """What was open is closed; the whole response."""
+        """Close open items; return the events and the complete response."""
         out = b"".join(map(self._event, self._answer.finish()))
         self.final = self._answer.body()
         kind = f"response.{self.final['status']}"

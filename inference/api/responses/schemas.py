@@ -161,7 +161,7 @@ def resolve_allowed_tools(entry: Any, tools: list[OfferedTool]) -> list[dict[str
 
 
 def as_chat_names(kind: str, name: Any) -> dict[str, Any]:
-    """How a chat names a tool."""
+    """Tool choice in the chat endpoint's form."""
     return {"type": kind, kind: {"name": name}}
 
 
@@ -207,8 +207,8 @@ class InputItem(FailFastModel):
 
 
 class NamespacedTool(BaseModel):
-    """What the model may call: a function (`parameters`, a JSON schema) or a custom tool (`format`
-    of its text).
+    """Tool that the model may call: a function (`parameters`, a JSON schema) or a custom tool
+    (`format` of its text).
     """
 
     model_config = ConfigDict(strict=True, extra="allow")
@@ -222,13 +222,13 @@ class NamespacedTool(BaseModel):
 
 
 class ResponsesTool(NamespacedTool):
-    """The same, or a namespace with `tools` of its own."""
+    """Tool, or a namespace with `tools` of its own."""
 
     tools: Annotated[list[NamespacedTool], Field(max_length=MAX_TOOLS)] | None = None
 
 
 class TextFormat(BaseModel):
-    """How the text has to look."""
+    """Required form of the text."""
 
     model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
 
@@ -249,7 +249,7 @@ class TextConfig(BaseModel):
 
 
 class Reasoning(BaseModel):
-    """How much the model reasons."""
+    """Reasoning effort."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -259,7 +259,7 @@ class Reasoning(BaseModel):
 
 
 class ResponsesStreamOptions(BaseModel):
-    """What a stream carries besides text."""
+    """Options of a stream."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -275,7 +275,7 @@ class ConversationRef(BaseModel):
 
 
 class ResponsesRequest(StrictRequest):
-    """What to answer. Sampling fields beyond OpenAI's are vLLM's."""
+    """Body of a Responses request. Sampling fields beyond OpenAI's are vLLM's."""
 
     UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = UNSUPPORTED
 

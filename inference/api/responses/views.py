@@ -281,7 +281,7 @@ def _starting_after(request: GatewayRequest) -> int | None:
 
 
 class InputTokensView(GatewayView):
-    """How many tokens a request's input has."""
+    """Number of tokens of a request's input."""
 
     schema = EndpointSchema(
         "Responses", post=Endpoint("Count an input's tokens", objects.InputTokens, ResponsesRequest)
@@ -356,7 +356,7 @@ class ResponseCancelView(GatewayView):
 
 
 class ResponseInputItemsView(GatewayView):
-    """What a response was the answer to."""
+    """Input items of a response."""
 
     schema = EndpointSchema(
         "Responses",

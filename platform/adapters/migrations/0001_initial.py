@@ -40,7 +40,7 @@ class Migration(migrations.Migration):
                     "pinned",
                     models.BooleanField(
                         default=False,
-                        help_text="What answers under its names stays in every replica's memory.",
+                        help_text="Whether the adapter stays in every replica's memory.",
                     ),
                 ),
                 ("created_at", models.DateTimeField(auto_now_add=True)),
@@ -166,7 +166,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "report",
-                    models.JSONField(blank=True, default=dict, help_text="What the check found."),
+                    models.JSONField(blank=True, default=dict, help_text="Result of the check."),
                 ),
                 ("num_bytes", models.PositiveBigIntegerField(default=0, verbose_name="bytes")),
                 ("rank", models.PositiveIntegerField(blank=True, null=True)),
@@ -277,7 +277,7 @@ class Migration(migrations.Migration):
                     "previous",
                     models.ForeignKey(
                         blank=True,
-                        help_text="What a rollback turns to.",
+                        help_text="Version that a rollback returns to.",
                         null=True,
                         on_delete=django.db.models.deletion.SET_NULL,
                         related_name="+",

@@ -23,7 +23,7 @@ class Migration(migrations.Migration):
                 (
                     "name",
                     models.CharField(
-                        help_text="What clients send as `model`.",
+                        help_text="Name that clients send as `model`.",
                         max_length=200,
                         unique=True,
                         validators=[

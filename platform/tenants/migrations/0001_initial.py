@@ -201,7 +201,7 @@ class Migration(migrations.Migration):
                     "max_context_tokens",
                     models.PositiveIntegerField(
                         blank=True,
-                        help_text="Of prompt and output together. Empty: the model's.",
+                        help_text="Maximum tokens of prompt and output together. Empty: the model's limit.",
                         null=True,
                     ),
                 ),

@@ -139,7 +139,7 @@ def test_a_rehearsal_reads_no_block_that_its_tables_do_not_have(
 class Sorted(LoraSlots):
     """Tiles, and nothing to run them."""
 
-    most = 3
+    max_adapters = 3
 
     def tile(self, rows: int) -> int:
         return 2 if rows < 12 else 4

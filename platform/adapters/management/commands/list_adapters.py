@@ -17,7 +17,6 @@ class Command(QuireCommand):
     help = "List LoRA adapters: their versions, and the version that each name leads to."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Whose."""
         parser.add_argument("--tenant", metavar="NAME", help="list adapters of this tenant only")
 
     def handle(self, *args: Any, **options: Any) -> None:

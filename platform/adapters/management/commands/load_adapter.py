@@ -25,7 +25,6 @@ class Command(QuireCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Where it is, what it's called, whose it is."""
         parser.add_argument("source", help="folder, .gguf file, or owner/name of the hub")
         parser.add_argument(
             "--model", required=True, metavar="NAME", help="base model of the adapter"

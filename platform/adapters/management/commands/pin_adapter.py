@@ -18,7 +18,6 @@ class Command(QuireCommand):
     help = "Keep an adapter's live versions in the memory of every replica of its model."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Which one."""
         add_adapter_arguments(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:

@@ -18,7 +18,6 @@ class Command(QuireCommand):
     help = "Promote a version of an adapter to live, or to a canary with a share of the requests."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Which version, under which name, for how many."""
         add_adapter_arguments(parser)
         parser.add_argument(
             "version",

@@ -18,7 +18,6 @@ class Command(QuireCommand):
     help = "End an adapter's canary; without one, return to the previous version."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Which name."""
         add_adapter_arguments(parser)
         parser.add_argument(
             "--alias",

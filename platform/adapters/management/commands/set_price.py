@@ -19,7 +19,6 @@ class Command(QuireCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Which model, and how much."""
         parser.add_argument("model", help="model or adapter name in the API")
         parser.add_argument(
             "--input", required=True, metavar="X", help="price of a million prompt tokens"

@@ -21,7 +21,6 @@ class Command(QuireCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Which one, and whether for good."""
         add_adapter_arguments(parser)
         parser.add_argument("--delete", action="store_true", help="remove it and its versions")
 

@@ -18,7 +18,6 @@ class Command(QuireCommand):
     help = "Unpin an adapter: replicas may unload it when other adapters need the memory."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Which one."""
         add_adapter_arguments(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:

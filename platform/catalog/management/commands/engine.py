@@ -27,7 +27,6 @@ class Command(QuireCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """The model, and every setting of the engine."""
         parser.usage = "%(prog)s model_or_name [--name NAME] [engine settings]"
         parser.add_argument("model_or_name", help="a model's name in the catalogue, or a folder")
         parser.add_argument("--name", help="model name in the API (default: folder name)")

@@ -36,7 +36,7 @@ class Command(QuireCommand):
 
 
 def state(model: ServedModel) -> str:
-    """What became of the wish: "failed" and "loading" are wished to be loaded, too."""
+    """Actual state of a model: "failed" and "loading" ones shall be loaded, too."""
     if model.desired_state != DesiredState.LOADED:
         return str(model.desired_state)
     if model.idle_since is not None:

@@ -26,7 +26,6 @@ class Command(QuireCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """The model, its name, and every setting of the engine."""
         parser.usage = "%(prog)s source [--name NAME] [--wait] [engine settings]"
         parser.add_argument(
             "source", help="model folder or hub id; or the name of a model that was unloaded"

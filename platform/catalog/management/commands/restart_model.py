@@ -19,7 +19,6 @@ class Command(QuireCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Which model."""
         parser.add_argument("name", help="model name, see list_models")
         parser.add_argument(
             "--wait", action="store_true", help="return when the last replica is ready"

@@ -22,7 +22,6 @@ class Command(QuireCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Which model, and how deep."""
         parser.add_argument("name", help="model name, see list_models")
         parser.add_argument(
             "--level",

@@ -21,7 +21,6 @@ class Command(QuireCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Which node this is."""
         parser.add_argument(
             "--node", default="", help="name of this node (default: the host's name)"
         )

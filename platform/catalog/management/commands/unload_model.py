@@ -17,7 +17,6 @@ class Command(QuireCommand):
     help = "Stop serving a model: its replicas finish their streams and end."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Which model."""
         parser.add_argument("name", help="model name, see list_models")
         parser.add_argument(
             "--wait", action="store_true", help="return when its replicas have ended"

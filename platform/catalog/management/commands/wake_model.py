@@ -19,7 +19,6 @@ class Command(QuireCommand):
     help = "Wake a sleeping model: it allocates its memory again and serves."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Which model, and what of it."""
         parser.add_argument("name", help="model name, see list_models")
         parser.add_argument(
             "--tags", nargs="+", choices=SLEEP_TAGS, default=[], help="parts to wake (default: all)"

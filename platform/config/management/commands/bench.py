@@ -173,7 +173,7 @@ class Command(BaseCommand):
         return core
 
     def _engine_of(self, core: Any) -> dict[str, Any]:
-        """What the figures are of."""
+        """Engine that the figures describe."""
         config, kernels = core.config, _kernel_set(core)
         return {
             "model": config.name,

@@ -26,7 +26,6 @@ class Command(QuireCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Whom to talk to, and how."""
         parser.add_argument("message", nargs="*", help="ask one question and exit")
         parser.add_argument(
             "--url", help="URL of the server (default: QUIRE_URL, or the data dir's)"
@@ -94,7 +93,7 @@ class Command(QuireCommand):
 
 
 def tls_context(cert: str | None, key: str | None, *, verify: bool) -> ssl.SSLContext:
-    """How to talk to servers by TLS. Raises `CommandError` for a certificate that can't be used."""
+    """TLS settings of the client. Raises `CommandError` for a certificate that can't be used."""
     context = httpx.create_ssl_context(verify=verify)
     if key and not cert:
         raise CommandError("--key needs --cert.")

@@ -34,7 +34,6 @@ class Command(QuireCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Where to listen, with how many processes."""
         parser.add_argument(
             "--host", default="127.0.0.1", help="address to listen on (default: %(default)s)"
         )

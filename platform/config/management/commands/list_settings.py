@@ -19,7 +19,6 @@ class Command(QuireCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Which ones."""
         parser.add_argument(
             "--all", action="store_true", help="include settings with default values"
         )

@@ -27,7 +27,6 @@ class Command(QuireCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """The model, and the engine's settings."""
         parser.add_argument("model", metavar="PATH_OR_HUB_ID", help="folder, file or hub id")
         parser.add_argument("--json", action="store_true", help="an object a line, not a table")
         add_cli_args(parser, skip=NAMED)

@@ -19,7 +19,6 @@ class Command(QuireCommand):
     help = "Generate the OpenAPI document of the API, as /openapi.json serves it."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Where to."""
         parser.add_argument(
             "-o", "--output", metavar="FILE", help="where to write it (default: standard output)"
         )

@@ -33,7 +33,6 @@ class Command(QuireCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Files, and who answers."""
         parser.add_argument(
             "-i", "--input-file", required=True, metavar="FILE", help="the requests"
         )

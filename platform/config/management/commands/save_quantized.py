@@ -22,7 +22,6 @@ class Command(QuireCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """The model, the folder, and the engine's settings."""
         parser.add_argument("model", metavar="PATH_OR_HUB_ID", help="folder, file or hub id")
         parser.add_argument("folder", metavar="NEW_FOLDER", help="where to write the result")
         parser.usage = "%(prog)s -q {int8,int4} [engine settings] PATH_OR_HUB_ID NEW_FOLDER"

@@ -19,7 +19,6 @@ class Command(up.Command):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """What `up` takes, with the model first."""
         super().add_arguments(parser)
         parser.usage = "%(prog)s [MODEL] [--port N] [engine settings]"
         parser.add_argument(

@@ -71,7 +71,6 @@ class Command(QuireCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Where to listen, what to serve, whom to tell."""
         parser.usage = "%(prog)s [--model PATH_OR_HUB_ID] [--port N] [engine settings]"
         parser.add_argument(
             "--host", default="127.0.0.1", help="address to listen on (default: %(default)s)"

@@ -42,7 +42,6 @@ class Command(QuireCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Which work it does, and whether it keeps the clock too."""
         parser.add_argument(
             "--queues",
             default=",".join(THREAD_QUEUES),

@@ -16,7 +16,6 @@ class Command(QuireCommand):
     help = "Remove a budget. Gateways act on it within seconds."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Which."""
         parser.add_argument("id", type=int, help="budget ID, see list_budgets")
 
     def handle(self, *args: Any, **options: Any) -> None:

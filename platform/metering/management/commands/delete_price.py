@@ -16,7 +16,6 @@ class Command(QuireCommand):
     help = "Delete a future price. A current price stays until the next one begins."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Which."""
         parser.add_argument("id", type=int, help="price ID, see list_prices")
 
     def handle(self, *args: Any, **options: Any) -> None:

@@ -18,7 +18,6 @@ class Command(QuireCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Whom to take work from."""
         parser.add_argument(
             "--claim-after",
             type=float,

@@ -18,7 +18,6 @@ class Command(QuireCommand):
     help = "List budgets with their usage in the current day, week or month."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Which."""
         parser.add_argument("--tenant", metavar="NAME", help="list budgets of this tenant only")
 
     def handle(self, *args: Any, **options: Any) -> None:

@@ -15,7 +15,6 @@ class Command(QuireCommand):
     help = "List prices for a million tokens, each model's newest first."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Which."""
         parser.add_argument("--model", metavar="MODEL", help="list prices of this model only")
 
     def handle(self, *args: Any, **options: Any) -> None:

@@ -23,7 +23,6 @@ class Command(QuireCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """How far back."""
         parser.add_argument(
             "--days",
             type=int,

@@ -16,7 +16,6 @@ class Command(QuireCommand):
     help = "Create an API key and print it. The key is shown only once; only its hash is stored."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Whose key, and what it may."""
         parser.add_argument(
             "--tenant", required=True, metavar="NAME", help="tenant slug, see list_tenants"
         )

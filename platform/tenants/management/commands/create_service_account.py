@@ -16,7 +16,6 @@ class Command(QuireCommand):
     help = "Create a service account: an identity for programs."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Which, where, as what."""
         parser.add_argument("name", help="name, such as 'nightly reports'")
         parser.add_argument(
             "--tenant", required=True, metavar="NAME", help="tenant slug, see list_tenants"

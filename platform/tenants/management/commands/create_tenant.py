@@ -17,7 +17,6 @@ class Command(QuireCommand):
     help = "Create a tenant, the owner of requests, cache, limits and costs. See create_key."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """The name, and what a tenant may have."""
         name = parser.add_mutually_exclusive_group(required=True)
         name.add_argument("name", nargs="?", help="display name, such as 'Acme Inc'")
         name.add_argument("--name", dest="name_given", metavar="NAME", help="same as NAME")

@@ -18,7 +18,6 @@ class Command(QuireCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Who."""
         parser.add_argument("username", help="login name")
         parser.add_argument("--email", default="", help="mail address")
         parser.add_argument(

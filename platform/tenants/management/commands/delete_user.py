@@ -19,7 +19,6 @@ class Command(QuireCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Who."""
         parser.add_argument("username", help="see list_users")
 
     def handle(self, *args: Any, **options: Any) -> None:

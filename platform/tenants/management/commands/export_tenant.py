@@ -18,7 +18,6 @@ class Command(QuireCommand):
     help = "Export all data of a tenant to a ZIP archive."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Whose, and where to."""
         parser.add_argument(
             "--tenant", required=True, metavar="NAME", help="tenant slug, see list_tenants"
         )

@@ -15,7 +15,6 @@ class Command(QuireCommand):
     help = "List open invitations. Their links were shown once and can't be shown again."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Which."""
         parser.add_argument("--tenant", metavar="NAME", help="list invitations of this tenant only")
         parser.add_argument(
             "--all", action="store_true", help="include accepted, expired and revoked invitations"

@@ -15,7 +15,6 @@ class Command(QuireCommand):
     help = "List API keys by their prefixes; the keys themselves can't be shown again."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Which keys."""
         parser.add_argument("--tenant", metavar="NAME", help="list keys of this tenant only")
         parser.add_argument("--all", action="store_true", help="include revoked and expired keys")
 

@@ -15,7 +15,6 @@ class Command(QuireCommand):
     help = "List members of tenants and their roles."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Whose."""
         parser.add_argument("--tenant", metavar="NAME", help="list members of this tenant only")
 
     def handle(self, *args: Any, **options: Any) -> None:

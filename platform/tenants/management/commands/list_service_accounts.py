@@ -15,7 +15,6 @@ class Command(QuireCommand):
     help = "List the service accounts of tenants."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Whose."""
         parser.add_argument(
             "--tenant", metavar="NAME", help="list service accounts of this tenant only"
         )

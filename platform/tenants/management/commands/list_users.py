@@ -19,7 +19,7 @@ class Command(QuireCommand):
 
 
 def standing(user: User) -> str:
-    """What somebody is in the whole installation."""
+    """Role of a user in the installation."""
     if not user.is_active:
         return "deactivated"
     return "operator" if user.is_superuser else "staff" if user.is_staff else "active"

@@ -16,7 +16,6 @@ class Command(QuireCommand):
     help = "Remove a member from a tenant. Ends the user's sessions and revokes their keys there."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Who, and where."""
         parser.add_argument("username", help="see list_users")
         parser.add_argument(
             "--tenant", required=True, metavar="NAME", help="tenant slug, see list_tenants"

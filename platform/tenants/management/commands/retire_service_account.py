@@ -16,7 +16,6 @@ class Command(QuireCommand):
     help = "Switch a service account off and revoke its keys for good."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Which."""
         parser.add_argument("name", help="see list_service_accounts")
         parser.add_argument(
             "--tenant", required=True, metavar="NAME", help="tenant slug, see list_tenants"

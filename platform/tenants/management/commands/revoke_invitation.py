@@ -16,7 +16,6 @@ class Command(QuireCommand):
     help = "Revoke an invitation that isn't accepted yet."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Which."""
         parser.add_argument("id", type=int, help="see list_invitations")
 
     def handle(self, *args: Any, **options: Any) -> None:

@@ -16,7 +16,6 @@ class Command(QuireCommand):
     help = "Revoke an API key. Gateways refuse it within seconds; running streams end."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Which key."""
         parser.add_argument("key", help=KEY_HELP)
 
     def handle(self, *args: Any, **options: Any) -> None:

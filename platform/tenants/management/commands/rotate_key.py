@@ -19,7 +19,6 @@ class Command(QuireCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Which key, and how long the old one goes on."""
         parser.add_argument("key", help=KEY_HELP)
         parser.add_argument(
             "--overlap",

@@ -16,7 +16,6 @@ class Command(QuireCommand):
     help = "Set or remove a user's password. The user's sessions end."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Whose, and where it comes from."""
         parser.add_argument("username", help="see list_users")
         which = parser.add_mutually_exclusive_group(required=True)
         which.add_argument(

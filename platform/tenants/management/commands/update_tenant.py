@@ -20,7 +20,6 @@ class Command(QuireCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Which tenant, and what of it."""
         parser.add_argument("tenant", metavar="NAME", help="tenant slug, see list_tenants")
         parser.add_argument("--name", metavar="TEXT", help="display name of the tenant")
         switch = parser.add_mutually_exclusive_group()

@@ -19,7 +19,6 @@ class Command(QuireCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Who, and what of them."""
         parser.add_argument("username", help="see list_users")
         parser.add_argument("--email", help="new mail address")
         switch = parser.add_mutually_exclusive_group()
