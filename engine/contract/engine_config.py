@@ -31,6 +31,7 @@ from engine.contract.command_line import (
     validate_field,
 )
 from engine.contract.errors import ConfigError
+from engine.contract.kv_transfer_config import NATIVE, PREEMPTION_MODES, check_kv_transfer
 from engine.contract.observability import TRACES_VARIABLE as VARIABLE
 from engine.contract.observability import check_endpoint
 from engine.contract.plugins import check_device
@@ -176,6 +177,37 @@ class EngineConfig(Settings):
     )
     num_gpu_blocks_override: int | None = cli_field(
         None, "exactly this many KV blocks, whatever the memory", low=1, high=1 << 24
+    )
+    swap_space: float = cli_field(
+        0.0,
+        "GiB of host memory for the KV blocks of preempted sequences; 0: they are computed again",
+        low=0.0,
+        high=1048576.0,
+    )
+    preemption_mode: str | None = cli_field(
+        None,
+        "recompute: preempted sequences are computed again; swap: they are read from swap_space; "
+        "default: swap where there is a swap_space",
+        choices=PREEMPTION_MODES,
+    )
+    kv_offloading_size: float = cli_field(
+        0.0,
+        "GiB of KV blocks kept outside the KV cache for later prompts; 0: none",
+        low=0.0,
+        high=1048576.0,
+    )
+    kv_offloading_backend: str = cli_field(
+        NATIVE,
+        "where kv_offloading_size is: native, in host memory, or a folder, which replicas of one "
+        "machine share and which survives a restart; see docs/kv-tiers.md",
+    )
+    kv_transfer_config: dict[str, Any] | None = cli_field(  # noqa: RUF009
+        None,
+        "JSON of the connector that saves and loads KV blocks: kv_connector, kv_role, "
+        "kv_connector_module_path, kv_connector_extra_config; default: none, or with a "
+        "kv_offloading_size or swap_space OffloadingConnector",
+        json=True,
+        check=check_kv_transfer,
     )
     max_num_batched_tokens: int | None = cli_field(
         None, "token budget of one step; default: 512 on a CPU, 8192 on a GPU", low=1
@@ -335,6 +367,7 @@ class EngineConfig(Settings):
         for spec in dataclasses.fields(self):
             setattr(self, spec.name, validate_field(spec, getattr(self, spec.name)))
         self._check_kv_scales()
+        self._check_kv_tiers()
         if self.otlp_traces_endpoint is not None:
             check_endpoint(self.otlp_traces_endpoint)
         check_device(self.device)
@@ -374,6 +407,23 @@ class EngineConfig(Settings):
             raise ConfigError(
                 f"quantization_param_path={path!r} can't be used: {why}.",
                 param="quantization_param_path",
+            )
+
+    def _check_kv_tiers(self) -> None:
+        """Raise `ConfigError` for tiers of KV blocks that would do nothing."""
+        if self.preemption_mode == "swap" and not self.swap_space:
+            raise ConfigError(
+                "preemption_mode='swap' needs a swap_space above 0.", param="preemption_mode"
+            )
+        if self.kv_offloading_backend != NATIVE and not self.kv_offloading_size:
+            raise ConfigError(
+                "kv_offloading_backend needs a kv_offloading_size above 0, the bytes that the "
+                "folder may take.",
+                param="kv_offloading_backend",
+            )
+        if self.kv_offloading_size and not self.enable_prefix_caching:
+            raise ConfigError(
+                "kv_offloading_size needs enable_prefix_caching.", param="kv_offloading_size"
             )
 
     def _set_defaults(self) -> None:

@@ -159,7 +159,7 @@ _OTHER_DEVICES = "it is about several devices, and an engine runs on one."
 _BACKENDS = "what computes a layer is chosen by what fits. There is attention_backend."
 _STATES = "states of such layers are kept in float32, a row of them for each sequence."
 _MEASURED = "single steps and kernels aren't measured all the time: POST /start_profile does."
-_OFFLOAD = "weights and KV blocks stay on their device. Use quantization for less memory."
+_OFFLOAD = "weights stay on their device. Use quantization for less memory."
 _SCHEDULER = "there is one scheduler; see scheduling_policy."
 _READING = "weights are mapped from their files, in threads of their own."
 
@@ -252,7 +252,7 @@ NEWER: tuple[VllmFlag, ...] = (
     restricted_flag("performance_mode", str, ("balanced",), "see optimization_level."),
     # Memory.
     *_but(float, (0,), _OFFLOAD, "offload_group_size offload_num_in_group offload_prefetch_step"),
-    *_but(str, ("auto", "native"), _OFFLOAD, "kv_offloading_backend offload_backend"),
+    *_but(str, ("auto", "native"), _OFFLOAD, "offload_backend"),
     *_but(list, ([],), _OFFLOAD, "cpu_offload_params offload_params"),
     *_but(list, ([],), "kv_cache_dtype is of all layers.", "kv_cache_dtype_skip_layers"),
     *_of(str, "memory sleeps by enable_sleep_mode alone.", "sleep_mode_backend"),
@@ -455,19 +455,11 @@ _OF_THE_MANUAL: tuple[VllmFlag, ...] = (
     ignored_flag("disable_custom_all_reduce", bool, "one device has nothing to reduce."),
     ignored_flag("use_v2_block_manager", bool, "there is one block manager."),
     ignored_flag("num_lookahead_slots", int, "blocks for drafts are taken as they are needed."),
-    ignored_flag(
-        "swap_space",
-        float,
-        "preempted sequences are computed again, so no host memory is set aside.",
-    ),
     restricted_flag(
         "cpu_offload_gb",
         float,
         (0,),
         "weights stay on their device. Use --quantization for less memory.",
-    ),
-    restricted_flag(
-        "preemption_mode", str, ("recompute",), "preempted sequences are computed again: recompute."
     ),
     ignored_flag(
         "max_context_len_to_capture",
@@ -557,13 +549,7 @@ _OF_THE_MANUAL: tuple[VllmFlag, ...] = (
     ),
     ignored_flag("multi_step_stream_outputs", bool, "each token is sent as it comes."),
     restricted_flag(
-        "kv_transfer_config", dict, ({},), "KV blocks stay with their replica. Leave it out."
-    ),
-    restricted_flag(
         "kv_events_config", dict, ({},), "events of single blocks aren't published. Leave it out."
-    ),
-    restricted_flag(
-        "kv_offloading_size", float, (0,), "KV blocks stay on their device. Leave it out."
     ),
     restricted_flag(
         "worker_cls",

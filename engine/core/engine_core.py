@@ -134,6 +134,7 @@ class EngineCore:
             host=executor.drafts,
         )
         self.scheduler.drafter = self.drafter
+        self.scheduler.kv_connector = executor.kv_connector
         #: Follows how long prompts take; set where that bounds them beside decodes.
         self.prefill_pace: PrefillPace | None = None
         #: Hears before each step which sequences those under way hold then.
@@ -392,7 +393,8 @@ class EngineCore:
             *((failed_step.plan, failed_step.scheduled) for failed_step in failed)
         )
         alive = [sequence for sequence in step.scheduled if not sequence.finished]
-        if len(step.scheduled) > 1 or not alive:
+        # One that loaded KV blocks is to blame if it fails again without them.
+        if len(step.scheduled) > 1 or not alive or alive[0].num_external_tokens:
             return []
         return self._outputs.finish_with_fault(alive[0], f"{type(error).__name__}: {error}")
 
@@ -421,6 +423,8 @@ class EngineCore:
         """Forget cached prefixes; False while any request holds blocks."""
         if self.drafter is not None:
             self.drafter.reset()
+        if self.scheduler.kv_connector is not None:
+            self.scheduler.kv_connector.reset_cache()
         return self.scheduler.kv.pool.reset_prefix_cache()
 
     @property
@@ -457,6 +461,8 @@ class EngineCore:
             raise RuntimeError("Blocks are in use though nothing runs.")
         if level == 2:
             self.adapters.drop_idle()
+            if self.scheduler.kv_connector is not None:
+                self.scheduler.kv_connector.reset_cache()  # other weights may be read
         self.executor.sleep(level)
         if self.drafter is not None:
             self.drafter.reset(worker_too=True)

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from engine.contract.replica_state import Numerics
 from engine.kv_cache.kv_cache_config import KVCacheConfig
+from engine.kv_transfer.base import KVConnectorBase
 from engine.lora.store import AdapterHost
 from engine.models.interface import ModelFacts
 from engine.scheduler.plan import GrammarOutput, StepPlan, StepResult
@@ -84,6 +85,10 @@ class Executor(Protocol):
 
     def allocate_cache(self) -> None:
         """Allocate the KV cache; steps can be run from now on."""
+
+    @property
+    def kv_connector(self) -> KVConnectorBase | None:
+        """Where blocks are saved and loaded outside the KV cache; None: nowhere."""
 
     def on_serving(self) -> None:
         """The engine is warm: use idle time to prepare for later steps."""

@@ -16,6 +16,7 @@ from engine.contract.replica_state import Numerics
 from engine.devices.threads import JoinedThread
 from engine.executor.abstract import Capacity, Executor, StepFuture
 from engine.executor.worker import Worker
+from engine.kv_transfer.base import KVConnectorBase
 from engine.models.interface import ModelFacts
 from engine.scheduler.plan import GrammarOutput, StepPlan, StepResult
 from engine.worker.interface import PendingStep
@@ -127,6 +128,11 @@ class UniProcExecutor:
 
     def allocate_cache(self) -> None:
         self.worker.allocate_cache()
+
+    @property
+    def kv_connector(self) -> KVConnectorBase | None:
+        transfer = self.worker.kv_transfer
+        return None if transfer is None else transfer.connector
 
     def on_serving(self) -> None:
         self.worker.on_serving()

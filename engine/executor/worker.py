@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
 import torch
@@ -17,6 +18,7 @@ from engine.devices.host_memory import num_virtual_blocks
 from engine.devices.registry import make_device
 from engine.executor.abstract import Capacity
 from engine.executor.draft_worker import DraftWorkers
+from engine.executor.kv_transfer import KVTransfer, make_kv_transfer
 from engine.executor.lora_worker import LoraWorker
 from engine.executor.numerics import read_numerics
 from engine.executor.sleep import SleepController
@@ -82,6 +84,7 @@ class Worker:
         self.drafts = DraftWorkers(self._use_threads)
         self._is_serving = self._threads_set = False
         self._runner: Runner = cast(Any, None)
+        self.kv_transfer: KVTransfer | None = None
 
     def load(self, progress: Callable[[int, int], None]) -> ModelFacts:
         """Load the model; `progress(done, total)` is called meanwhile.
@@ -225,6 +228,14 @@ class Worker:
             self.device.on_cache_allocated(self.loaded)
         self._runner = self._make_runner(batch)
         self.drafts.allocate_cache()
+        self._connect_kv_cache()
+
+    def _connect_kv_cache(self) -> None:
+        """Make the KV connector that the settings ask for, or give it the new cache."""
+        if self.kv_transfer is None:
+            self.kv_transfer = make_kv_transfer(self._config, self)
+        if self.kv_transfer is not None:
+            self.kv_transfer.register(self.loaded.model)
 
     def _make_runner(self, batch: InputBatch) -> Runner:
         capacity = self.capacity
@@ -303,7 +314,16 @@ class Worker:
         """Run one step. Raises whatever the model raises; the batch stays usable."""
         self._use_threads()
         self.device.note_step(plan)
-        return self._runner.execute(plan)
+        with self._kv_transfer_of(plan):
+            return self._runner.execute(plan)
+
+    def _kv_transfer_of(self, plan: StepPlan) -> AbstractContextManager[None]:
+        """Within it a step's tokens are computed: their blocks are loaded before and saved after
+        it.
+        """
+        if self.kv_transfer is None or not plan.kv_meta:
+            return nullcontext()
+        return self.kv_transfer.step(plan.kv_meta)
 
     def prepare(self, plan: StepPlan) -> Any:
         """Apply a plan's changes; the step's inputs for `launch`, None without sequences.
@@ -312,12 +332,18 @@ class Worker:
         """
         if plan.seq_ids:
             self.device.note_step(plan)
+        else:
+            with self._kv_transfer_of(plan):
+                pass  # of sequences that were preempted
         return self._runner.prepare(plan)
 
     def launch(self, plan: StepPlan, inputs: Any) -> PendingStep:
         """Start a prepared step after the previous one; always called in the same thread."""
         self._use_threads()
-        return self._runner.launch(plan, inputs)
+        if not plan.seq_ids:
+            return self._runner.launch(plan, inputs)
+        with self._kv_transfer_of(plan):
+            return self._runner.launch(plan, inputs)
 
     def reset(self) -> None:
         """Prepare for other steps after one has failed.
@@ -373,5 +399,7 @@ class Worker:
 
     def shutdown(self) -> None:
         """End the device's threads and release memory."""
+        if self.kv_transfer is not None:
+            self.kv_transfer.connector.shutdown()
         self.device.close()
         self._runner = cast(Any, None)

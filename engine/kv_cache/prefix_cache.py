@@ -163,15 +163,25 @@ class BlockHashes:
     def hash_full_blocks(self, token_ids: list[int], block_size: int) -> list[bytes]:
         """Hash those of the tokens' full blocks that aren't hashed yet; all hashes."""
         values = self.values
-        last = self.content[-1].position if self.content else -1
         for start in range(len(values) * block_size, len(token_ids) - block_size + 1, block_size):
-            extra = b""
-            if last >= start or not start:
-                content = self._started_in(start, start + block_size)
-                extra = extra_keys(b"" if start else self.scope, content, start)
             parent = values[-1] if values else ROOT
-            values.append(hash_block(parent, token_ids[start : start + block_size], extra))
+            values.append(self._hash_block(parent, token_ids, start, start + block_size))
         return values
+
+    def hash_partial_block(self, token_ids: list[int], block_size: int, end: int) -> bytes:
+        """Hash of the block that tokens up to `end` fill in part; those before it are hashed."""
+        num_full = end // block_size
+        start, parent = num_full * block_size, self.values[num_full - 1] if num_full else ROOT
+        block_hash = self._hash_block(parent, token_ids, start, end)
+        return hashlib.sha256(b"partial" + block_hash).digest()
+
+    def _hash_block(self, parent: bytes, token_ids: list[int], start: int, end: int) -> bytes:
+        """Hash of tokens [start, end) that follow the block `parent`."""
+        extra = b""
+        if not start or (self.content and self.content[-1].position >= start):
+            content = self._started_in(start, end)
+            extra = extra_keys(b"" if start else self.scope, content, start)
+        return hash_block(parent, token_ids[start:end], extra)
 
     def copy(self) -> BlockHashes:
         """The same for a sequence that goes on from this one's tokens."""

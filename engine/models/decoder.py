@@ -324,6 +324,18 @@ class NativeDecoder(SupportsLoRA):
             kept[layer] = group, (cache, states)
         self._kept = [kept[layer] for layer in range(self.spec.num_layers)]
 
+    def kv_cache_tensors(self) -> list[tuple[Tensor, ...]]:
+        """By layer the tensors whose first dimension is the block; layers may share them."""
+        return [
+            # The scales of an fp8 cache are the layer's, those of an int8 cache the tokens'.
+            tuple(
+                tensor
+                for tensor in (cache if cache.keys.dtype == torch.int8 else cache[:2])
+                if tensor is not None
+            )
+            for cache in self.kv_caches
+        ]
+
     def release_kv(self) -> None:
         """Let the caches and states go, until `allocate_kv` makes new ones."""
         self.kv_caches, self.cross_caches, self._compiled = [], [], None

@@ -137,6 +137,8 @@ class StepPlan(msgspec.Struct, omit_defaults=True):
     dropped_encodings: list[bytes] = msgspec.field(default_factory=list)
     #: What the encoder reads before the step's tokens are computed.
     encode: list[EncodeTask] = msgspec.field(default_factory=list)
+    #: The KV connector's part, as MessagePack; see `KVConnectorBase.build_connector_meta`.
+    kv_meta: bytes = b""
     #: A `GrammarOutput` follows, made while the model runs; sampling waits for it.
     awaits_bitmask: bool = False
 

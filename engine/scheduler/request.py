@@ -55,6 +55,8 @@ class Sequence:
     status: SequenceStatus = SequenceStatus.WAITING
     #: Tokens whose KV is in the cache after the step being run.
     num_computed_tokens: int = 0
+    #: Of these, when it last started, tokens after its cached prefix that a KV connector loads.
+    num_external_tokens: int = 0
     #: Prompt tokens that a prefix hit saved, when first scheduled.
     num_cached_tokens: int = 0
     #: Prompt tokens that needn't be computed or whose computation has been counted.
@@ -76,6 +78,11 @@ class Sequence:
     #: Must run in steps of its own until it brings a token, to find out who is to blame: for a step
     #: that failed, or for a replica that died over one.
     isolated: bool = False
+
+    @property
+    def cache_namespace(self) -> str:
+        """See `EngineRequest`."""
+        return self.request.message.cache_namespace
 
     @property
     def num_tokens(self) -> int:

@@ -9,6 +9,7 @@ from engine.contract.errors import KVPoolTooSmall
 from engine.contract.messages import MAX_RECORDED_CHUNKS
 from engine.kv_cache import CachedPrefix, KVCacheCoordinator
 from engine.kv_cache.block import TenantQuota
+from engine.kv_transfer.base import KVConnectorBase
 from engine.scheduler.encoder_cache import EncoderCacheManager
 from engine.scheduler.prefill_budget import StepLimits
 from engine.scheduler.request import Sequence, SequenceStatus
@@ -26,6 +27,7 @@ class RunningQueue:
         sequences: in scheduling order; the last is preempted first.
         tenants: tenants that have running sequences.
         num_preemptions: number of preemptions so far.
+        kv_connector: saves the blocks of sequences that leave; None: nothing does.
         removed_ids: ids of those that left since the last step; the worker doesn't know it yet.
         reserved_seats: seats that tenants over their share leave to others.
     """
@@ -46,6 +48,7 @@ class RunningQueue:
         self.tenants: set[TenantQuota] = set()
         self.num_preemptions = 0
         self.removed_ids: list[int] = []
+        self.kv_connector: KVConnectorBase | None = None
         self._rejected: list[tuple[Sequence, KVPoolTooSmall]] = []
         self._encoder_cache = encoder_cache
 
@@ -149,9 +152,10 @@ class RunningQueue:
 
         The other can't be taken out of the step then: its KV would never come.
         """
-        count = step.num_scheduled_tokens(sequence) if step.plan.new else 0
-        return count > 0 and self._kv.has_shared_blocks(
-            sequence.seq_id, sequence.num_computed_tokens - count
+        return (
+            bool(step.plan.new)
+            and sequence in step
+            and self._kv.has_shared_blocks(sequence.seq_id, step.first_written_token(sequence))
         )
 
     def claim_reserves(self) -> None:
@@ -253,7 +257,11 @@ class RunningQueue:
         self._kv.uncache_from(sequence.seq_id, sequence.block_hashes, num_tokens)
 
     def preempt(self, sequence: Sequence) -> None:
-        """Free a running sequence's blocks and queue it again; its tokens are recomputed later."""
+        """Free a running sequence's blocks and queue it again; its tokens are recomputed later,
+        unless a KV connector saves them.
+        """
+        if self.kv_connector is not None:
+            self.kv_connector.request_preempted(sequence, self._block_ids(sequence))
         self.free_and_remove(sequence)
         sequence.status = SequenceStatus.PREEMPTED
         flight = sequence.timeline
@@ -277,10 +285,21 @@ class RunningQueue:
             self.remove(sequence)
         elif not in_admission and not parked:
             self._waiting.remove_finished(sequence)
+        if self.kv_connector is not None:
+            block_ids = self._block_ids(sequence) if was_running else []
+            delays, _ = self.kv_connector.request_finished(sequence, block_ids)
+            if delays:
+                name = type(self.kv_connector).__name__
+                raise RuntimeError(f"{name} can't be used: it delays freeing a request's blocks.")
         quota = self.quota_of(sequence)
         if not in_admission:
             quota.sequences -= 1
         self._kv.free(sequence.seq_id, quota)
+
+    def _block_ids(self, sequence: Sequence) -> list[list[int]]:
+        """Block ids of a running sequence, by KV cache group."""
+        tables = self._kv.get_block_tables(sequence.seq_id)
+        return [[block.block_id for block in table] for table in tables]
 
     def reject_oversized(
         self, sequence: Sequence, num_tokens: int, prefix: CachedPrefix | None = None

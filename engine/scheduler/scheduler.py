@@ -11,10 +11,13 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
+import msgspec
+
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import KVPoolTooSmall
 from engine.contract.messages import MAX_NAMED, EngineRequest
 from engine.kv_cache import KVCacheConfig, TenantQuota, make_coordinator
+from engine.kv_transfer.base import KVConnectorBase
 from engine.scheduler.decode_rotation import DecodeRotation
 from engine.scheduler.encoder_cache import EncoderCacheManager
 from engine.scheduler.fair_queue import make_request_queue
@@ -125,6 +128,15 @@ class Scheduler:
         return self.kv.pool.num_blocks / self.kv.max_blocks_per_sequence(
             num_tokens, self.limits.max_tokens_per_sequence
         )
+
+    @property
+    def kv_connector(self) -> KVConnectorBase | None:
+        """Where KV blocks are saved and loaded outside the KV cache; None: nowhere."""
+        return self._runs.kv_connector
+
+    @kv_connector.setter
+    def kv_connector(self, connector: KVConnectorBase | None) -> None:
+        self._runs.kv_connector = connector
 
     @property
     def num_preemptions(self) -> int:
@@ -281,27 +293,35 @@ class Scheduler:
         return self._finish_plan(step)
 
     def _finish_plan(self, step: StepBuilder) -> tuple[StepPlan, list[Sequence]]:
-        """Add drafts, from what is left of budget and pool, and changes since the last step."""
+        """Add changes since the last step, drafts, and the KV connector's part."""
         plan = self._plan = step.plan
         self.prompt_load = step.prefill.load
         plan.removed = self._runs.pop_removed()
         if step.scheduled:
             plan.dropped_encodings = self.encoder_cache.pop_dropped()
         plan.appended, self._appended = self._appended, []
-        if self.drafter is None:
-            return plan, step.scheduled
-        plan.untracked = self.drafter.untracked_sequences(plan, step.scheduled)
+        if self.drafter is not None:
+            self._add_drafts(step, self.drafter)
+        if self._runs.kv_connector is not None:
+            metadata = self._runs.kv_connector.build_connector_meta(plan, step.scheduled)
+            plan.kv_meta = b"" if metadata is None else msgspec.msgpack.encode(metadata)
+        return plan, step.scheduled
+
+    def _add_drafts(self, step: StepBuilder, drafter: DraftProposer) -> None:
+        """Add drafts, from what is left of budget and pool."""
+        plan = step.plan
+        plan.untracked = drafter.untracked_sequences(plan, step.scheduled)
         if step.budget <= 0:
-            return plan, step.scheduled
+            return
         decodes = [
             sequence
             for sequence, count in zip(step.scheduled, plan.num_scheduled, strict=True)
             if is_decode(count) and len(sequence.token_ids) > sequence.num_prompt_tokens
         ]
         num_prompt_tokens = plan.num_tokens - len(decodes)
-        drafts_by_id = self.drafter.propose(decodes, step.budget, num_prompt_tokens)
+        drafts_by_id = drafter.propose(decodes, step.budget, num_prompt_tokens)
         if not drafts_by_id:
-            return plan, step.scheduled
+            return
         for row, sequence in enumerate(step.scheduled):
             if not (drafts := drafts_by_id.get(sequence.seq_id)):
                 continue
@@ -315,7 +335,6 @@ class Scheduler:
             if blocks is not None:
                 step.add_blocks(sequence, blocks)
                 step.add_drafts(row, drafts)
-        return plan, step.scheduled
 
     def _allocate(self, step: StepBuilder, sequence: Sequence, num_tokens: int) -> None:
         """Schedule a running sequence's next tokens. Where blocks are short, others are preempted,
@@ -427,7 +446,10 @@ class Scheduler:
             return False
         kv, quota = self.kv, self._runs.quota_of(sequence)
         prefix = self._runs.find_cached_prefix(sequence)
-        num_computed = prefix.num_tokens
+        num_external = self._num_external_tokens(sequence, prefix.num_tokens)
+        if num_external is None:
+            return False
+        num_computed = prefix.num_tokens + num_external
         num_pending = sequence.num_tokens - num_computed
         chunk = step.prompt_chunk(self.limits, sequence, num_pending, num_computed)
         if media := sequence.request.media:
@@ -437,11 +459,12 @@ class Scheduler:
         encodes = kv.needs_encoding(prefix)
         if encodes and not self.encoder_cache.fits_step(kv.encoder_length):
             return False
-        blocks = kv.allocate_slots(sequence, quota, num_computed, chunk, prefix)
+        num_new = num_external + chunk
+        blocks = kv.allocate_slots(sequence, quota, prefix.num_tokens, num_new, prefix)
         if blocks is None:
-            if not self._runs.reject_oversized(sequence, chunk, prefix):
+            if not self._runs.reject_oversized(sequence, num_new, prefix):
                 step.num_missing_blocks = kv.num_blocks_to_allocate(
-                    sequence.seq_id, num_computed, chunk, prefix
+                    sequence.seq_id, prefix.num_tokens, num_new, prefix
                 )
             return False
         self.waiting.pop(sequence)
@@ -455,17 +478,33 @@ class Scheduler:
             sequence.timeline.num_cached_tokens = sequence.num_cached_tokens
             sequence.num_prompt_counted = sequence.num_cached_tokens
             kv.num_query_tokens += sequence.num_tokens
-            kv.num_hit_tokens += num_computed
+            kv.num_hit_tokens += prefix.num_tokens
         sequence.num_computed_tokens = num_computed
+        sequence.num_external_tokens = num_external
         self._runs.add(sequence)
         step.start(sequence, kv.get_block_tables(sequence.seq_id))
         if encodes:
             self.encoder_cache.charge_step(kv.encoder_length)
             step.encode_states(sequence, kv.get_state_blocks(sequence.seq_id))
+        if self._runs.kv_connector is not None:
+            self._runs.kv_connector.update_state_after_alloc(
+                sequence, step.plan.new[-1].block_ids, num_external
+            )
         self._encode(step, sequence, chunk)
         step.add(sequence, chunk)
         self.waiting.charge_prompt(sequence, chunk)
         return True
+
+    def _num_external_tokens(self, sequence: Sequence, num_computed: int) -> int | None:
+        """Number of tokens after a waiting sequence's cached prefix that the KV connector loads;
+        None: not known yet.
+        """
+        connector = self._runs.kv_connector
+        # What failed a step once isn't loaded again.
+        if connector is None or sequence.isolated or not sequence.reads_cache:
+            return 0
+        num_tokens, _ = connector.get_num_new_matched_tokens(sequence, num_computed)
+        return num_tokens
 
     # -- steps of one sequence ----------------------------------------------------------------
 
@@ -604,12 +643,15 @@ class Scheduler:
             for task in plan.encode:
                 if task.block_ids:
                     self.kv.uncache_states(task.key)
+            started = {new.seq_id for new in plan.new}
             for sequence, count in zip(scheduled, plan.num_scheduled, strict=True):
-                counts[sequence] = counts.get(sequence, 0) + count
+                num_loaded = sequence.num_external_tokens if sequence.seq_id in started else 0
+                counts[sequence] = counts.get(sequence, 0) + count + num_loaded
         for sequence, count in reversed(counts.items()):
             sequence.num_placeholders = 0
             if sequence.status is SequenceStatus.RUNNING:
-                self._runs.uncache_from(sequence, sequence.num_computed_tokens - count)
+                sequence.num_computed_tokens -= count
+                self._runs.uncache_from(sequence, sequence.num_computed_tokens)
                 sequence.isolated = True
                 self._runs.preempt(sequence)
             else:

@@ -145,6 +145,8 @@ class StepBuilder:
             del sequence.timeline.chunks[sequence.timeline.prefill_chunks :]
         self.budget += count
         sequence.num_computed_tokens -= count
+        if starts:
+            sequence.num_computed_tokens -= sequence.num_external_tokens  # they won't be loaded
         sequence.timeline.num_steps -= 1
         return count
 
@@ -153,6 +155,11 @@ class StepBuilder:
         if sequence not in self:
             return 0
         return self.plan.num_scheduled[self.scheduled.index(sequence)]
+
+    def first_written_token(self, sequence: Sequence) -> int:
+        """The first of a scheduled sequence's tokens whose KV comes with the step."""
+        num_loaded = sequence.num_external_tokens if self.is_new(sequence) else 0
+        return sequence.num_computed_tokens - self.num_scheduled_tokens(sequence) - num_loaded
 
     def is_new(self, sequence: Sequence) -> bool:
         """Whether a sequence starts in this step, so that the worker doesn't know it yet."""

@@ -184,6 +184,10 @@ class TransformersModel:
                 )
             layer.group, layer.caches = group, slots[slot]
 
+    def kv_cache_tensors(self) -> list[tuple[Tensor, ...]]:
+        """See `NativeDecoder.kv_cache_tensors`."""
+        return [layer.caches for layer in self.layers if layer.caches is not None]
+
     def keep(self, rows: set[int]) -> None:
         """Forget the states of the sequences whose rows of the batch aren't these."""
         for row in self._states.keys() - rows:

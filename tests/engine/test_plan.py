@@ -53,6 +53,7 @@ SCORES = TokenLogprobs([5, 6], [-0.5, float("-inf")], [1, 2])
             appended=[(4, 5)],
             untracked=[3],
             awaits_bitmask=True,
+            kv_meta=b"meta",
         ),
         GrammarOutput(9, [3], np.arange(4, dtype="<i4").tobytes(), [0], {3: "too complex"}),
         StepResult(

@@ -41,7 +41,8 @@ _LATER = """
 async_scheduling attention_backend batch_invariant calculate_kv_scales chat_template convert
 cpu_kvcache_space cpu_threads_bind cudagraph_capture_sizes cudagraph_mode
 disable_hybrid_kv_cache_manager enable_prompt_embeds enable_sleep_mode generation_config
-hf_overrides io_processor_plugin logits_processors long_prefill_token_threshold model_impl
+hf_overrides io_processor_plugin kv_offloading_backend kv_offloading_size kv_transfer_config
+logits_processors long_prefill_token_threshold model_impl
 optimization_level override_generation_config pooler_config reasoning_parser runner
 scheduling_policy speculative_config tool_call_parser
 """
@@ -60,7 +61,6 @@ DEFAULTS: dict[str, Any] = {
     "tensor_parallel_size": 1,
     "use_v2_block_manager": False,
     "num_lookahead_slots": 0,
-    "swap_space": 4,
     "max_seq_len_to_capture": 8192,
     "disable_custom_all_reduce": False,
     "tokenizer_pool_size": 0,

@@ -1,0 +1,140 @@
+"""`KVTransfer`: a worker's KV connector and its part in each step."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from torch import Tensor
+
+from engine.contract.engine_config import EngineConfig
+from engine.contract.errors import ConfigError
+from engine.contract.kv_transfer_config import NATIVE, OFFLOADING_CONNECTOR, KVTransferConfig
+from engine.contract.speculative_config import HEADS
+from engine.kv_transfer.base import KVConnectorBase
+from engine.kv_transfer.host_tier import HostTier
+from engine.kv_transfer.offloading_connector import OffloadingConnector
+
+if TYPE_CHECKING:
+    from engine.executor.worker import Worker
+
+log = logging.getLogger(__name__)
+
+
+class KVTransfer:
+    """Calls a connector before and after the steps that it has a part in.
+
+    Layers aren't loaded or saved one by one: all before, and all after the forward pass.
+    """
+
+    def __init__(self, connector: KVConnectorBase) -> None:
+        self.connector = connector
+        self._layers: dict[str, tuple[Tensor, ...]] = {}
+
+    def register(self, model: Any) -> None:
+        """Give the connector the model's new KV cache."""
+        tensors = model.kv_cache_tensors()
+        self._layers = {f"layers.{index}": layer for index, layer in enumerate(tensors)}
+        self.connector.register_kv_caches(self._layers)
+
+    @contextmanager
+    def step(self, kv_meta: bytes) -> Iterator[None]:
+        """Within it the step runs. `kv_meta`: see `StepPlan`."""
+        connector = self.connector
+        metadata = msgspec.msgpack.decode(kv_meta, type=connector.metadata_type)
+        connector.bind_connector_metadata(metadata)
+        try:
+            connector.start_load_kv()
+            for name in self._layers:
+                connector.wait_for_layer_load(name)
+            yield
+            for name, tensors in self._layers.items():
+                connector.save_kv_layer(name, tensors)
+            connector.wait_for_save()
+        finally:
+            connector.clear_connector_metadata()
+
+
+def make_kv_transfer(config: EngineConfig, worker: Worker) -> KVTransfer | None:
+    """The KV connector of a worker whose cache is sized; None: the settings ask for none.
+
+    Raises `ConfigError` for a connector that can't be used with the model.
+    """
+    values = config.kv_transfer_config
+    offloads = config.kv_offloading_size > 0
+    swaps = config.swap_space > 0 and config.preemption_mode != "recompute"
+    if not (values or offloads or swaps):
+        return None
+    settings = KVTransferConfig.from_mapping(values or {})
+    if reason := _unsupported_reason(config, worker):
+        if values or offloads:
+            param = "kv_transfer_config" if values else "kv_offloading_size"
+            raise ConfigError(f"{param} can't be used: {reason}.", param=param)
+        log.warning("swap_space isn't used: %s.", reason)
+        return None
+    if settings.kv_connector != OFFLOADING_CONNECTOR:
+        return KVTransfer(_load_connector(settings, worker))
+    if not (offloads or swaps):
+        raise ConfigError(
+            f"{OFFLOADING_CONNECTOR} needs a kv_offloading_size or swap_space above 0.",
+            param="kv_offloading_size",
+        )
+    numerics = worker.read_numerics()
+    if numerics is None:
+        raise ConfigError(
+            "kv_offloading_size needs weights that can be read for their digest.",
+            param="kv_offloading_size",
+        )
+    host_gib = config.swap_space if swaps else 0.0
+    if offloads and config.kv_offloading_backend == NATIVE:
+        host_gib += config.kv_offloading_size
+    return KVTransfer(
+        OffloadingConnector(
+            HostTier(int(host_gib * 2**30)),
+            config.block_size,
+            msgspec.json.encode([numerics, worker.loaded.max_model_len, worker.rank]),
+            saves=offloads and settings.saves,
+            loads=offloads and settings.loads,
+            swaps=swaps,
+            max_in_flight=int(config.uses_async_scheduling(worker.supports_async_scheduling)),
+        )
+    )
+
+
+def _unsupported_reason(config: EngineConfig, worker: Worker) -> str:
+    """Why a model's blocks can't be saved and loaded; "": they can."""
+    loaded, layout = worker.loaded, worker.capacity.layout
+    name = loaded.spec.architecture
+    if not hasattr(loaded.model, "kv_cache_tensors"):
+        return f"{name} has no KV cache"
+    if loaded.facts.pooling is not None and not loaded.facts.pooling.caches_prefixes:
+        return f"results of {name} depend on hidden states of all tokens"
+    if (config.speculative_config or {}).get("method") in HEADS:
+        return "draft heads need hidden states of all blocks, which aren't saved"
+    if loaded.model.stateful or getattr(loaded.spec, "states", None) is not None:
+        return f"sequences of {name} have states, which no block holds"
+    if [group.kind for group in layout.groups] != ["full"]:
+        return f"layers of {name} have sliding windows"
+    return ""
+
+
+def _load_connector(settings: KVTransferConfig, worker: Worker) -> KVConnectorBase:
+    """A connector from elsewhere. Raises `ConfigError`."""
+    module, name = str(settings.kv_connector_module_path), settings.kv_connector
+    try:
+        kind = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"kv_connector {module}.{name} can't be imported: {error}", param="kv_transfer_config"
+        ) from error
+    if not (isinstance(kind, type) and issubclass(kind, KVConnectorBase)):
+        raise ConfigError(
+            f"kv_connector {module}.{name} is no subclass of {KVConnectorBase.__module__}."
+            f"{KVConnectorBase.__qualname__}.",
+            param="kv_transfer_config",
+        )
+    return kind(worker.vllm_config, settings.kv_role, worker.capacity.layout)  # type: ignore[call-arg]

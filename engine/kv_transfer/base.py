@@ -1,0 +1,160 @@
+"""`KVConnectorBase`: what carries KV blocks out of and into the KV cache, by vLLM's names."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+from torch import Tensor
+
+from engine.kv_cache import BlockHashes
+
+#: By layer name the tensors whose first dimension is the block: keys, values, scales.
+KVCaches = Mapping[str, Sequence[Tensor]]
+
+
+class KVConnectorMetadata(msgspec.Struct):
+    """The connector's part of a step's plan; a subclass for each connector."""
+
+
+class RequestView(Protocol):
+    """The fields of a sequence that a connector may read."""
+
+    @property
+    def seq_id(self) -> int: ...
+
+    @property
+    def token_ids(self) -> list[int]: ...
+
+    @property
+    def num_computed_tokens(self) -> int: ...
+
+    @property
+    def block_hashes(self) -> BlockHashes: ...
+
+    @property
+    def cache_namespace(self) -> str: ...
+
+
+class NewSequenceView(Protocol):
+    """A sequence that starts in a step: see `NewSequence`."""
+
+    @property
+    def seq_id(self) -> int: ...
+
+    @property
+    def block_ids(self) -> list[list[int]]: ...
+
+
+class PlanView(Protocol):
+    """The fields of a `StepPlan` that a connector may read."""
+
+    @property
+    def step(self) -> int: ...
+
+    @property
+    def new(self) -> Sequence[NewSequenceView]: ...
+
+    @property
+    def new_blocks(self) -> list[tuple[int, list[list[int]]]]: ...
+
+    @property
+    def removed(self) -> list[int]: ...
+
+
+class KVConnectorBase(ABC):
+    """Saves KV blocks elsewhere and loads them again. After vLLM's `KVConnectorBase_V1`.
+
+    One object does both sides' work. The engine's thread calls the scheduler's side, the thread
+    that runs steps the worker's side; with async scheduling these are two threads.
+
+    A class from elsewhere is made with `(vllm_config, role, kv_cache_config)`; see
+    docs/extending.md.
+
+    Attributes:
+        metadata_type: class of `build_connector_meta`'s results.
+    """
+
+    metadata_type: type[KVConnectorMetadata] = KVConnectorMetadata
+    _metadata: KVConnectorMetadata | None = None
+
+    # -- scheduler ----------------------------------------------------------------------------
+
+    @abstractmethod
+    def get_num_new_matched_tokens(
+        self, request: RequestView, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        """Number of tokens after the first `num_computed_tokens` whose KV can be loaded, and False.
+
+        At least one token must be left to compute. None: not known yet; the request is asked for
+        again in the next step, and those behind it wait as well. What is counted must not fail any
+        more: it is loaded in the step that starts the request, before its tokens are computed.
+        """
+
+    @abstractmethod
+    def update_state_after_alloc(
+        self, request: RequestView, block_ids: list[list[int]], num_external_tokens: int
+    ) -> None:
+        """The request starts: its block tables by group, and the number of tokens to load."""
+
+    @abstractmethod
+    def build_connector_meta(
+        self, plan: PlanView, scheduled: Sequence[RequestView]
+    ) -> KVConnectorMetadata | None:
+        """The connector's part of a plan; None: it has nothing to do in this step.
+
+        `scheduled`: the plan's sequences; their `num_computed_tokens` include the step.
+        """
+
+    def request_preempted(self, request: RequestView, block_ids: list[list[int]]) -> None:  # noqa: B027
+        """A running request is about to lose its blocks; they are valid up to its
+        `num_computed_tokens`, and until the forward pass of the next plan.
+        """
+
+    def request_finished(
+        self, request: RequestView, block_ids: list[list[int]]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """A request has ended; its blocks are freed when this returns.
+
+        Returns (False, None): delayed freeing and `kv_transfer_params` aren't supported.
+        """
+        return False, None
+
+    # -- worker -------------------------------------------------------------------------------
+
+    @abstractmethod
+    def register_kv_caches(self, kv_caches: KVCaches) -> None:
+        """The KV cache is allocated (again)."""
+
+    def bind_connector_metadata(self, metadata: KVConnectorMetadata) -> None:
+        """Set the plan's part that the calls up to `clear_connector_metadata` refer to."""
+        self._metadata = metadata
+
+    def clear_connector_metadata(self) -> None:
+        """The step is done."""
+        self._metadata = None
+
+    @abstractmethod
+    def start_load_kv(self, forward_context: Any = None, **kwargs: Any) -> None:
+        """Load the plan's blocks; called before the forward pass."""
+
+    def wait_for_layer_load(self, layer_name: str) -> None:  # noqa: B027
+        """Wait until a layer's blocks are loaded; called for all layers before the forward pass."""
+
+    def save_kv_layer(  # noqa: B027
+        self, layer_name: str, kv_layer: Sequence[Tensor], attn_metadata: Any = None, **kwargs: Any
+    ) -> None:
+        """Save a layer's blocks; called for all layers after the forward pass."""
+
+    def wait_for_save(self) -> None:  # noqa: B027
+        """Wait until the plan's blocks may be overwritten."""
+
+    # -- both ---------------------------------------------------------------------------------
+
+    def reset_cache(self) -> None:  # noqa: B027
+        """Never load again what was saved so far: the model's weights may have changed."""
+
+    def shutdown(self) -> None:  # noqa: B027
+        """Release memory, threads and files."""

@@ -1,0 +1,88 @@
+"""`HostTier`: KV blocks in host memory."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+
+import xxhash
+
+from engine.kv_transfer.block_buffers import Payload
+
+
+class HostTier:
+    """Blocks by key, least recently used first, within a number of bytes. Thread-safe.
+
+    A block's checksum covers its key and is compared before each use. It is XXH3 with a secret
+    seed: 37 GB/s on the machine where keyed BLAKE2b has 1.4 GB/s, and memory isn't written by
+    strangers.
+
+    Attributes:
+        capacity: bytes.
+        used_bytes: bytes of the blocks.
+        failures: number of blocks that couldn't be used, by reason.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.used_bytes = 0
+        self.failures: Counter[str] = Counter()
+        self._seed = secrets.randbits(64)
+        self._lock = threading.Lock()
+        self._blocks: OrderedDict[bytes, tuple[Payload, int]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._blocks
+
+    def put(self, blocks: Sequence[tuple[bytes, Payload]]) -> None:
+        """Store blocks of one sequence, in its order, as many of the first as fit."""
+        size, blocks_in_budget = 0, []
+        for key, payload in blocks:
+            size += payload.nbytes
+            if size > self.capacity:
+                break
+            blocks_in_budget.append((key, (payload, self._checksum(key, payload))))
+        with self._lock:
+            # The last first: it is of no use without the others, so it is to be evicted first.
+            for key, block in reversed(blocks_in_budget):
+                self._remove(key)
+                self._blocks[key] = block
+                self.used_bytes += block[0].nbytes
+            while self.used_bytes > self.capacity:
+                self._remove(next(iter(self._blocks)))
+
+    def get(self, key: bytes) -> Payload | None:
+        """A block that is as it was stored; None: there is none. One that has changed is removed
+        and counted.
+        """
+        with self._lock:
+            if (block := self._blocks.get(key)) is None:
+                return None
+            self._blocks.move_to_end(key)
+        payload, checksum = block
+        if self._checksum(key, payload) == checksum:
+            return payload
+        with self._lock:
+            self._remove(key)
+            self.failures["checksum"] += 1
+        return None
+
+    def clear(self) -> None:
+        """Remove all blocks."""
+        with self._lock:
+            self._blocks.clear()
+            self.used_bytes = 0
+
+    def _remove(self, key: bytes) -> None:
+        block = self._blocks.pop(key, None)
+        if block is not None:
+            self.used_bytes -= block[0].nbytes
+
+    def _checksum(self, key: bytes, payload: Payload) -> int:
+        seed = self._seed ^ int.from_bytes(key[:8], "little")
+        return xxhash.xxh3_128_intdigest(payload.data, seed)

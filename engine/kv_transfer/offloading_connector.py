@@ -1,0 +1,289 @@
+"""`OffloadingConnector`: KV blocks in host memory and in a folder."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from engine.kv_transfer.base import (
+    KVCaches,
+    KVConnectorBase,
+    KVConnectorMetadata,
+    PlanView,
+    RequestView,
+)
+from engine.kv_transfer.block_buffers import BlockBuffers, Payload
+from engine.kv_transfer.host_tier import HostTier
+
+#: A block of a plan: its key in the tiers and its id in the KV cache.
+KeyedBlock = tuple[bytes, int]
+#: Blocks of one sequence, and its cache namespace.
+SavedBlocks = tuple[str, list[KeyedBlock]]
+
+
+class OffloadingMetadata(KVConnectorMetadata):
+    """Attributes:
+    step: whose blocks to load; the connector has them.
+    swapped: sequences that were preempted: their blocks, to save before the forward pass.
+    saves: blocks that the step fills, with their cache namespaces.
+    """
+
+    step: int
+    swapped: list[list[KeyedBlock]] = msgspec.field(default_factory=list)
+    saves: list[SavedBlocks] = msgspec.field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Tracked:
+    """A running sequence: its block ids, and how many of the first are saved."""
+
+    block_ids: list[int]
+    num_saved: int = 0
+
+
+@dataclass(slots=True)
+class _Match:
+    """Blocks that a sequence may start with, verified."""
+
+    seq_id: int
+    num_computed: int
+    num_tokens: int
+    payloads: list[Payload] = field(default_factory=list)
+
+
+class OffloadingConnector(KVConnectorBase):
+    """Saves blocks as they are filled, and those of preempted sequences; loads what it finds.
+
+    Blocks are verified before a sequence is allocated any, so a bad one only makes its prefix
+    shorter.
+
+    Attributes:
+        host: blocks in host memory.
+        num_matched_tokens: tokens of new sequences that were loaded.
+        num_saved_blocks: blocks that were saved.
+    """
+
+    metadata_type = OffloadingMetadata
+
+    def __init__(
+        self,
+        host: HostTier,
+        block_size: int,
+        numerics: bytes,
+        *,
+        saves: bool,
+        loads: bool,
+        swaps: bool,
+        max_in_flight: int,
+    ) -> None:
+        """
+        Args:
+            host: where blocks go.
+            block_size: tokens of a block.
+            numerics: digest of the model and of all else that decides a block's bytes but for its
+                tokens, namespace and adapter.
+            saves: whether full blocks are saved as they are filled.
+            loads: whether blocks are looked up for new sequences.
+            swaps: whether all blocks of preempted sequences are saved.
+            max_in_flight: steps that may run while the next is planned.
+        """
+        self.host = host
+        self._block_size = block_size
+        self._saves, self._loads, self._swaps = saves, loads, swaps
+        self._max_in_flight = max_in_flight
+        self._numerics, self._fingerprint = numerics, b""
+        self._step = 0
+        self._tracked: dict[int, _Tracked] = {}
+        #: Of preempted sequences: number of tokens that were saved, and the step that saves them.
+        self._swapped: dict[int, tuple[int, int]] = {}
+        self._swap_outs: list[list[KeyedBlock]] = []
+        #: The last match, since the head of the queue may be asked for in many steps.
+        self._match: _Match | None = None
+        self._starting: dict[int, list[tuple[int, Payload]]] = {}
+        #: By step the blocks to write into the KV cache.
+        self._loading: deque[tuple[int, list[tuple[int, Payload]]]] = deque()
+        self.num_matched_tokens = self.num_saved_blocks = 0
+
+    @property
+    def num_swapped(self) -> int:
+        """Number of preempted sequences whose blocks were saved."""
+        return len(self._swapped)
+
+    # -- scheduler ----------------------------------------------------------------------------
+
+    def get_num_new_matched_tokens(
+        self, request: RequestView, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        num_swapped, swapped_in = self._swapped.get(request.seq_id, (0, 0))
+        if not (self._loads or num_swapped):
+            return 0, False
+        if num_swapped and self._step < swapped_in + self._max_in_flight:
+            return None, False  # the step that saves them may still run
+        match = self._match
+        if (
+            match is None
+            or match.seq_id != request.seq_id
+            or match.num_computed != num_computed_tokens
+            or not match.num_tokens
+        ):
+            match = self._match = self._find(request, num_computed_tokens, num_swapped)
+        return match.num_tokens, False
+
+    def _find(self, request: RequestView, num_computed: int, num_swapped: int) -> _Match:
+        """The longest run of verified blocks after a sequence's first `num_computed` tokens."""
+        size, token_ids = self._block_size, request.token_ids
+        first, end = num_computed // size, (len(token_ids) - 1) // size
+        hashes = request.block_hashes.hash_full_blocks(token_ids, size)
+        match = _Match(request.seq_id, num_computed, 0)
+        for block_hash in hashes[first:end]:
+            if (payload := self.host.get(self._key(block_hash))) is None:
+                break
+            match.payloads.append(payload)
+        match.num_tokens = len(match.payloads) * size
+        if (
+            num_swapped % size
+            and num_computed + match.num_tokens == num_swapped // size * size
+            and num_swapped < len(token_ids)
+        ):
+            partial = request.block_hashes.hash_partial_block(token_ids, size, num_swapped)
+            if (payload := self.host.get(self._key(partial))) is not None:
+                match.payloads.append(payload)
+                match.num_tokens = num_swapped - num_computed
+        return match
+
+    def update_state_after_alloc(
+        self, request: RequestView, block_ids: list[list[int]], num_external_tokens: int
+    ) -> None:
+        is_swapped = self._swapped.pop(request.seq_id, None) is not None
+        match, self._match = self._match, None
+        if num_external_tokens and match is not None:
+            first = match.num_computed // self._block_size
+            self._starting[request.seq_id] = list(
+                zip(block_ids[0][first:], match.payloads, strict=False)
+            )
+            if not is_swapped:
+                self.num_matched_tokens += num_external_tokens
+
+    def build_connector_meta(
+        self, plan: PlanView, scheduled: Sequence[RequestView]
+    ) -> OffloadingMetadata | None:
+        self._step = plan.step
+        for seq_id in plan.removed:
+            self._tracked.pop(seq_id, None)
+        loading: list[tuple[int, Payload]] = []
+        for new in plan.new:
+            loading += self._starting.get(new.seq_id, ())
+            self._tracked[new.seq_id] = _Tracked(list(new.block_ids[0]))
+        self._starting.clear()
+        for seq_id, block_ids in plan.new_blocks:
+            self._tracked[seq_id].block_ids += block_ids[0]
+        while self._loading and self._loading[0][0] < plan.step - self._max_in_flight:
+            self._loading.popleft()  # of a step that wasn't run
+        if loading:
+            self._loading.append((plan.step, loading))
+        swapped, self._swap_outs = self._swap_outs, []
+        saves = self._filled_blocks(scheduled) if self._saves else []
+        if not (loading or swapped or saves):
+            return None
+        return OffloadingMetadata(plan.step, swapped, saves)
+
+    def _filled_blocks(self, scheduled: Sequence[RequestView]) -> list[SavedBlocks]:
+        """The blocks that are full after a step and that no tier has."""
+        saves: list[SavedBlocks] = []
+        size = self._block_size
+        for sequence in scheduled:
+            tracked, token_ids = self._tracked[sequence.seq_id], sequence.token_ids
+            end = min(sequence.num_computed_tokens, len(token_ids)) // size
+            if end <= tracked.num_saved:
+                continue
+            hashes = sequence.block_hashes.hash_full_blocks(token_ids, size)
+            blocks = [
+                (key, tracked.block_ids[index])
+                for index in range(tracked.num_saved, end)
+                if not self._has(key := self._key(hashes[index]))
+            ]
+            tracked.num_saved = end
+            if blocks:
+                saves.append((sequence.cache_namespace, blocks))
+        return saves
+
+    def _has(self, key: bytes) -> bool:
+        return key in self.host
+
+    def request_preempted(self, request: RequestView, block_ids: list[list[int]]) -> None:
+        token_ids = request.token_ids
+        # With a step in flight, the last tokens may not be known yet.
+        num_tokens = min(request.num_computed_tokens, len(token_ids))
+        if not self._swaps or num_tokens <= 0:
+            return
+        size = self._block_size
+        num_full = num_tokens // size
+        hashes = request.block_hashes.hash_full_blocks(token_ids, size)[:num_full]
+        if num_tokens % size:
+            hashes = [*hashes, request.block_hashes.hash_partial_block(token_ids, size, num_tokens)]
+        keys = [self._key(block_hash) for block_hash in hashes]
+        self._swap_outs.append(list(zip(keys, block_ids[0], strict=False)))
+        self._swapped[request.seq_id] = (num_tokens, self._step + 1)
+
+    def request_finished(
+        self, request: RequestView, block_ids: list[list[int]]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        self._swapped.pop(request.seq_id, None)
+        return False, None
+
+    def _key(self, block_hash: bytes) -> bytes:
+        """A block's key in the tiers: by all that its bytes depend on."""
+        return hashlib.sha256(self._fingerprint + block_hash).digest()
+
+    # -- worker -------------------------------------------------------------------------------
+
+    def register_kv_caches(self, kv_caches: KVCaches) -> None:
+        self._buffers = BlockBuffers(kv_caches)
+        layout = msgspec.json.encode([self._block_size, BlockBuffers.describe(kv_caches)])
+        self._fingerprint = hashlib.sha256(self._numerics + layout).digest()
+
+    def start_load_kv(self, forward_context: Any = None, **kwargs: Any) -> None:
+        metadata = self._metadata
+        if not isinstance(metadata, OffloadingMetadata):
+            return
+        # First: what is loaded next may go into the blocks that preempted sequences have left.
+        for blocks in metadata.swapped:
+            self._save(blocks)
+        while self._loading and self._loading[0][0] <= metadata.step:
+            step, loads = self._loading.popleft()
+            if step == metadata.step:
+                for block_id, payload in loads:
+                    self._buffers.write(block_id, payload)
+
+    def _save(self, blocks: list[KeyedBlock]) -> list[tuple[bytes, Payload]]:
+        """Save those blocks of a sequence that host memory doesn't have."""
+        max_blocks = self.host.capacity // self._buffers.block_bytes
+        payloads = [
+            (key, self._buffers.read(block_id))
+            for key, block_id in blocks[:max_blocks]
+            if key not in self.host
+        ]
+        self.host.put(payloads)
+        self.num_saved_blocks += len(payloads)
+        return payloads
+
+    def wait_for_save(self) -> None:
+        metadata = self._metadata
+        if isinstance(metadata, OffloadingMetadata):
+            for _, blocks in metadata.saves:
+                self._save(blocks)
+
+    def reset_cache(self) -> None:
+        # Blocks of other weights, say, which other replicas may have stored as well.
+        self._fingerprint = hashlib.sha256(self._fingerprint + secrets.token_bytes(32)).digest()
+        self._match = None
+        self.host.clear()
+
+    def shutdown(self) -> None:
+        self.host.clear()

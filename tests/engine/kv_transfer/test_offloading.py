@@ -1,0 +1,242 @@
+"""KV blocks in host memory: the same tokens, fewer of them computed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.contract.engine_config import EngineConfig
+from engine.contract.errors import ConfigError
+from engine.contract.messages import EngineRequest
+from engine.contract.sampling_params import SamplingParams
+from engine.core.engine_core import EngineCore
+from engine.kv_transfer.offloading_connector import OffloadingConnector
+from tests.engine.kv_transfer.outside import DictConnector
+from tests.engine.models import VOCAB
+
+Folder = Callable[[str], Path]
+
+
+def make(folder: Path, **settings: Any) -> EngineCore:
+    settings = {"num_gpu_blocks_override": 64, "max_model_len": 256, **settings}
+    return EngineCore(EngineConfig(model=str(folder), **settings))
+
+
+def connector_of(core: EngineCore) -> OffloadingConnector:
+    connector = core.scheduler.kv_connector
+    assert isinstance(connector, OffloadingConnector)
+    return connector
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    return random.Random(seed).choices(range(3, VOCAB), k=length)
+
+
+def run(core: EngineCore, prompts: dict[str, list[int]], **fields: Any) -> dict[str, list[int]]:
+    """Greedy tokens by request id."""
+    sampling = SamplingParams(
+        temperature=0, max_tokens=fields.pop("max_tokens", 8), ignore_eos=True
+    )
+    for request_id, token_ids in prompts.items():
+        core.add_request(
+            EngineRequest(
+                request_id=request_id,
+                gateway_id="g",
+                prompt_token_ids=token_ids,
+                sampling=sampling,
+                **fields,
+            )
+        )
+    tokens: dict[str, list[int]] = {request_id: [] for request_id in prompts}
+    for _ in range(5000):
+        if not core.has_work:
+            break
+        for delta in core.step():
+            assert delta.finish_reason in (None, "length"), delta
+            tokens[delta.request_id] += delta.token_ids
+    core.check_integrity()
+    assert core.scheduler.kv.pool.num_free_blocks == core.capacity.num_blocks
+    return tokens
+
+
+def forget_kv_cache(core: EngineCore) -> None:
+    """Empty the KV cache, but no tier."""
+    assert core.scheduler.kv.pool.reset_prefix_cache()
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
+def test_a_prefix_that_left_the_kv_cache_is_loaded_and_gives_the_same_tokens(
+    model_folder: Folder, async_scheduling: bool, kv_cache_dtype: str
+) -> None:
+    settings = {"async_scheduling": async_scheduling, "kv_cache_dtype": kv_cache_dtype}
+    core = make(model_folder("llama"), kv_offloading_size=0.01, **settings)
+    prompts = {"a": prompt(1, 70)}
+    expected = run(make(model_folder("llama"), **settings), prompts)
+    assert run(core, prompts) == expected
+    assert connector_of(core).num_saved_blocks == 4
+    forget_kv_cache(core)
+    assert run(core, prompts) == expected
+    assert connector_of(core).num_matched_tokens == 64
+
+
+def test_only_the_blocks_after_the_kv_caches_own_prefix_are_loaded(model_folder: Folder) -> None:
+    core = make(model_folder("llama"), kv_offloading_size=0.01)
+    shared = prompt(1, 32)
+    long = shared + prompt(2, 40)
+    expected = run(core, {"a": long})
+    forget_kv_cache(core)
+    run(core, {"b": [*shared, 5]})
+    assert connector_of(core).num_matched_tokens == 32
+    assert run(core, {"a": long}) == expected
+    assert connector_of(core).num_matched_tokens == 32 + 32
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_swapped_sequences_come_back_with_no_token_computed_twice(
+    model_folder: Folder, async_scheduling: bool
+) -> None:
+    prompts = {f"r{seed}": prompt(seed, 40) for seed in range(5)}
+    settings = {"num_gpu_blocks_override": 14, "async_scheduling": async_scheduling}
+    expected = run(make(model_folder("llama")), prompts, max_tokens=60)
+    core = make(model_folder("llama"), swap_space=0.01, **settings)
+    computed = 0
+    schedule = core.scheduler.schedule
+
+    def counting() -> Any:
+        nonlocal computed
+        plan, scheduled = schedule()
+        computed += plan.num_tokens
+        return plan, scheduled
+
+    core.scheduler.schedule = counting  # type: ignore[method-assign]
+    assert run(core, prompts, max_tokens=60) == expected
+    assert core.scheduler.num_preemptions > 2
+    # Each output token but the last is computed, too.
+    assert computed == sum(len(tokens) for tokens in prompts.values()) + 5 * 59
+    assert connector_of(core).num_swapped == 0
+
+
+def test_a_block_that_has_changed_in_host_memory_is_computed_and_counted(
+    model_folder: Folder,
+) -> None:
+    core = make(model_folder("llama"), kv_offloading_size=0.01)
+    prompts = {"a": prompt(1, 70)}
+    expected = run(core, prompts)
+    forget_kv_cache(core)
+    host = connector_of(core).host
+    blocks = list(host._blocks.values())
+    blocks[1][0][17] ^= 4  # the third block: the last are stored first
+    assert run(core, prompts) == expected
+    assert host.failures == {"checksum": 1}
+    assert connector_of(core).num_matched_tokens == 32
+
+
+def test_two_tenants_with_equal_prompts_share_no_block(model_folder: Folder) -> None:
+    core = make(model_folder("llama"), kv_offloading_size=0.01)
+    prompts = {"a": prompt(1, 70)}
+    expected = run(core, prompts, tenant="one", cache_namespace="1" * 32)
+    forget_kv_cache(core)
+    assert run(core, prompts, tenant="two", cache_namespace="2" * 32) == expected
+    assert connector_of(core).num_matched_tokens == 0
+    assert connector_of(core).num_saved_blocks == 8
+
+
+def test_after_a_reset_no_earlier_block_is_loaded(model_folder: Folder) -> None:
+    core = make(model_folder("llama"), kv_offloading_size=0.01)
+    prompts = {"a": prompt(1, 70)}
+    expected = run(core, prompts)
+    assert core.reset_prefix_cache()
+    assert run(core, prompts) == expected
+    assert connector_of(core).num_matched_tokens == 0
+
+
+def test_host_memory_stays_within_its_budget(model_folder: Folder) -> None:
+    core = make(model_folder("llama"), kv_offloading_size=0.0001)
+    host = connector_of(core).host
+    for seed in range(20):
+        run(core, {"a": prompt(seed, 70)})
+        assert 0 < host.used_bytes <= host.capacity
+        assert host.used_bytes == sum(block.nbytes for block, _ in host._blocks.values())
+
+
+def test_a_failed_step_leaves_no_block_that_was_never_loaded(
+    model_folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = make(model_folder("llama"), kv_offloading_size=0.01)
+    prompts = {"a": prompt(1, 70)}
+    expected = run(core, prompts)
+    forget_kv_cache(core)
+    buffers = connector_of(core)._buffers
+    write = buffers.write
+
+    def fail(block_id: int, payload: Any) -> None:
+        monkeypatch.setattr(buffers, "write", write)
+        raise OSError("no memory")
+
+    monkeypatch.setattr(buffers, "write", fail)
+    assert run(core, prompts) == expected
+    assert run(core, prompts) == expected
+
+
+def test_a_model_whose_blocks_cannot_be_saved_refuses_offloading_and_does_without_swap(
+    model_folder: Folder,
+) -> None:
+    family = "mistral"
+    with pytest.raises(ConfigError, match="sliding windows") as refusal:
+        make(model_folder(family), kv_offloading_size=0.01)
+    assert refusal.value.param == "kv_offloading_size"
+    assert make(model_folder(family), swap_space=0.01).scheduler.kv_connector is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"preemption_mode": "swap"}, "preemption_mode"),
+        ({"kv_offloading_backend": "/tmp/x"}, "kv_offloading_backend"),
+        ({"kv_offloading_size": 1, "enable_prefix_caching": False}, "kv_offloading_size"),
+        ({"kv_transfer_config": {"kv_role": "x"}}, "kv_transfer_config"),
+        ({"kv_transfer_config": {"kv_connector": "Other"}}, "kv_transfer_config"),
+        ({"kv_transfer_config": {"other": 1}}, "kv_transfer_config"),
+        ({"kv_transfer_config": {"kv_load_failure_policy": "fail"}}, "kv_transfer_config"),
+        ({"swap_space": -1}, "swap_space"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(changes: dict[str, Any], param: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        EngineConfig(model="m", **changes)
+    assert refusal.value.param == param
+
+
+def test_a_connector_of_another_package_saves_and_loads(model_folder: Folder) -> None:
+    config = {
+        "kv_connector": "DictConnector",
+        "kv_connector_module_path": "tests.engine.kv_transfer.outside",
+        "kv_role": "kv_both",
+    }
+    core = make(model_folder("llama"), kv_transfer_config=config)
+    connector = core.scheduler.kv_connector
+    assert isinstance(connector, DictConnector)
+    assert (connector.role, connector.num_layers) == ("kv_both", 3)
+    prompts = {"a": prompt(1, 70), "b": prompt(2, 33)}
+    expected = run(core, prompts)
+    assert len(connector.blocks) == 4 + 2
+    forget_kv_cache(core)
+    load, loaded = connector.start_load_kv, []
+    connector.start_load_kv = lambda: (loaded.extend(connector._metadata.loads), load())  # type: ignore
+    assert run(core, prompts) == expected
+    assert len(loaded) == 4 + 2
+    assert connector.finished == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("name", ["NoConnector", "Missing"])
+def test_what_is_no_connector_is_refused(model_folder: Folder, name: str) -> None:
+    module = "tests.engine.kv_transfer.outside"
+    config = {"kv_connector": name, "kv_connector_module_path": module}
+    with pytest.raises(ConfigError, match=name) as refusal:
+        make(model_folder("llama"), kv_transfer_config=config)
+    assert refusal.value.param == "kv_transfer_config"
