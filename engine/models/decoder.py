@@ -211,7 +211,9 @@ class NativeDecoder(SupportsLoRA):
         self.final_norm = loader.norm(self.description.final_norm)
         self.load_report = loader.reports
         norms = [*(layer.input_norm for layer in self.weights), self.final_norm]
-        self._first_norm = make_norm(self.ops, norms[0], spec.hidden_size, spec.norm_eps)
+        self._first_norm, *self._next_norms = (
+            make_norm(self.ops, norm, spec.hidden_size, spec.norm_eps) for norm in norms
+        )
         self.layers = [
             build_layer(spec, self.ops, adapted(self.ops, layer, index, self._step), following)
             for index, (layer, following) in enumerate(zip(self.weights, norms[1:], strict=True))
@@ -401,7 +403,9 @@ class NativeDecoder(SupportsLoRA):
                 rotate_in_planes(table, planes, context.plane_positions.to(table.device))
         residual, adapters = self._embed(token_ids, context), context.adapters
         tables = adapters.tables()
-        if self._compiled is not None and tables is not None:
+        embeds = context.encoder_embeds
+        deep = embeds is not None and embeds[1].shape[1] > self.spec.hidden_size
+        if self._compiled is not None and tables is not None and not deep:
             return self._compiled(
                 residual,
                 context.positions,
@@ -432,6 +436,7 @@ class NativeDecoder(SupportsLoRA):
         x = self._first_norm(residual)
         last = len(self.layers) - 1
         groups, states = context.groups, self._states
+        indices, deep = self._deep_embeds(context.encoder_embeds, residual)
         if states is not None:
             states.gather_states(context)
         for index, layer in enumerate(self.layers):
@@ -441,9 +446,22 @@ class NativeDecoder(SupportsLoRA):
                 taps.capture(index, residual)
             group, cache = self._kept[index]
             x, residual = layer(x, residual, groups[group], cache, rows)
+            if index < len(deep):
+                residual[indices] += deep[index]
+                x[indices] = self._next_norms[index](residual[indices])
         if states is not None:
             states.scatter_states()
         return x
+
+    def _deep_embeds(
+        self, embeds: tuple[Tensor, Tensor] | None, residual: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Indices of tokens, and what each of the first layers' results get added there."""
+        if embeds is None or embeds[1].shape[1] == self.spec.hidden_size:
+            return torch.empty(0), ()
+        indices, vectors = embeds
+        parts = vectors.to(residual).split(self.spec.hidden_size, dim=1)
+        return indices.to(residual.device), parts[1:]
 
     def _embed(self, token_ids: Tensor, context: AttentionMetadata) -> Tensor:
         """[num_tokens, hidden], a tensor of its own."""
@@ -460,7 +478,7 @@ class NativeDecoder(SupportsLoRA):
             x.mul_(self.spec.embedding_scale)
         if context.encoder_embeds is not None:
             indices, vectors = context.encoder_embeds
-            x[indices.to(x.device)] = vectors.to(x)
+            x[indices.to(x.device)] = vectors[:, : self.spec.hidden_size].to(x)
         if self._positions is not None:
             x.add_(self._positions[positions + self.spec.position_offset])
         x = x.to(self._activations)

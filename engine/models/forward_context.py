@@ -87,7 +87,8 @@ class AttentionMetadata:
             runs: for models that carry a state.
         embeds: (tokens of the step, int64 [n]; float32 [n, hidden] in the place of their rows of
             the embedding table), or None. Only a model with `takes_embeds` gets any.
-        encoder_embeds: the same for an encoder's vectors, which no family scales, or None.
+        encoder_embeds: the same for an encoder's vectors, which no family scales, or None. They are
+            [n, hidden * (1 + k)] where further parts are added to the first k layers' results.
         num_decodes: so many of the first sequences have one token each, and none after them has;
             0 where nobody put them first.
         prefill_start_loc: int32 [num_seqs - num_decodes + 1], where the other sequences' tokens

@@ -98,7 +98,10 @@ def _planes(params: dict[str, Any], dim: int) -> tuple[int, ...]:
             f"{sections!r}.",
             param="mrope_section",
         )
-    return tuple(plane for plane, count in enumerate(sections) for _ in range(count))
+    if not params.pop("mrope_interleaved", False):
+        return tuple(plane for plane, count in enumerate(sections) for _ in range(count))
+    # Time, height and width take turns; what is left is time's.
+    return tuple(index % 3 if index < 3 * sections[index % 3] else 0 for index in range(dim // 2))
 
 
 def cos_sin_table(spec: RopeSpec, max_positions: int, device: str = "cpu") -> Tensor:

@@ -1,4 +1,5 @@
-"""Qwen2-VL (arXiv 2409.12191) and Qwen2.5-VL (arXiv 2502.13923): pictures of any size.
+"""Qwen2-VL (arXiv 2409.12191), Qwen2.5-VL (arXiv 2502.13923) and Qwen3-VL (arXiv 2511.21631):
+pictures of any size.
 
 Patches are rotated by row and column. In Qwen2.5-VL most layers attend within windows.
 """
@@ -10,6 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from engine.contract.errors import ModelLoadError
 from engine.models.encoders.encoder import LengthBatches
 from engine.models.families.common import ACTIVATIONS
 from engine.models.layers.linear import FusedLinear, LinearPart
@@ -46,11 +48,19 @@ class Qwen2VL(VisionFamily):
             int(vision["patch_size"]), int(vision["patch_size"]),
         )  # fmt: skip
         weight = loader.tensor(f"{self._prefix}patch_embed.proj.weight", shape)
-        self._patches = loader.pack(weight.flatten(1), None)
+        bias = f"{self._prefix}patch_embed.proj.bias"
+        has_bias = bias in loader.weights
+        self._patches = loader.pack(
+            weight.flatten(1), loader.vector(bias, hidden) if has_bias else None
+        )
         half = self._head_dim // 2
         self._inverse = 1.0 / 10000.0 ** (torch.arange(0, half, 2, dtype=torch.float) / half)
         self._layers = [self._layer(index) for index in range(int(vision["depth"]))]
-        joined, out = hidden * self._merge**2, int(self.config["text_config"]["hidden_size"])
+        self._load_merger()
+
+    def _load_merger(self) -> None:
+        out = int(self.config["text_config"]["hidden_size"])
+        joined = self._hidden * self._merge**2
         self._merger_norm = self._norm("merger.ln_q")
         self._merger = chain(
             self._linear("merger.mlp.0", joined, joined),
@@ -154,6 +164,79 @@ class Qwen25VL(Qwen2VL):
             x = layer(x, rotation, whole if index in self._whole_layers else windows)
         merged = self._merger(self._merger_norm(x).view(-1, self._hidden * unit))
         return merged[order.argsort()]
+
+
+class Qwen3VL(Qwen2VL):
+    """Positions from a table; what some layers return is added to the first layers of the decoder
+    (DeepStack, arXiv 2406.04334), so a token's vector is longer than `hidden_size`.
+    """
+
+    def _read_sizes(self) -> None:
+        vision = self.config["vision_config"]
+        self._hidden = int(vision["hidden_size"])
+        self._inner = int(vision["intermediate_size"])
+
+    def _load_merger(self) -> None:
+        vision = self.config["vision_config"]
+        num_layers = int(self.config["text_config"]["num_hidden_layers"])
+        if len(vision["deepstack_visual_indexes"]) >= num_layers:
+            raise ModelLoadError(
+                "config.json: deepstack_visual_indexes must have fewer entries than the text model "
+                f"has layers ({num_layers}).",
+                param="deepstack_visual_indexes",
+            )
+        count = int(vision["num_position_embeddings"])
+        self._side = int(count**0.5)
+        name = f"{self._prefix}pos_embed.weight"
+        self._positions = self._loader.vector(name, count, self._hidden)
+        self._final_merger = self._join("merger", self._hidden)
+        #: By layer.
+        self._deep_mergers = {
+            int(layer): self._join(f"deepstack_merger_list.{index}", self._hidden * self._merge**2)
+            for index, layer in enumerate(vision["deepstack_visual_indexes"])
+        }
+
+    def _join(self, name: str, norm_size: int) -> Transform:
+        """[n, hidden] -> [n / merge^2, text hidden]; the norm is over `norm_size` values."""
+        out, joined = int(self.config["text_config"]["hidden_size"]), self._hidden * self._merge**2
+        weight, bias = (
+            self._loader.vector(f"{self._prefix}{name}.norm.{part}", norm_size)
+            for part in ("weight", "bias")
+        )
+        return chain(
+            lambda x: x.view(-1, norm_size),
+            LayerNorm(norm_size, weight, bias, _EPS),
+            lambda x: x.view(-1, joined),
+            self._linear(f"{name}.linear_fc1", joined, joined),
+            activation("gelu"),
+            self._linear(f"{name}.linear_fc2", out, joined),
+        )
+
+    def _mlp(self, name: str) -> Transform:
+        act = ACTIVATIONS[str(self.config["vision_config"]["hidden_act"])]
+        return chain(
+            self._linear(f"{name}.linear_fc1", self._inner, self._hidden),
+            activation(act),
+            self._linear(f"{name}.linear_fc2", self._hidden, self._inner),
+        )
+
+    def encode(self, tensors: dict[str, Tensor]) -> Tensor:
+        from transformers.vision_utils import get_vision_interpolation_indices_and_weights
+
+        grid = tensors["image_grid_thw"]
+        indices, weights = get_vision_interpolation_indices_and_weights(
+            grid, self._side, align_corners=True, spatial_merge_size=self._merge
+        )
+        positions = (self._positions[indices] * weights[:, :, None]).sum(1)
+        x = self._patches(tensors["pixel_values"]) + positions
+        whole = LengthBatches(frame_starts(grid), x.device)
+        rotation = Rotation(self._angles(patch_places(grid, self._merge)))
+        deep = []
+        for index, layer in enumerate(self._layers):
+            x = layer(x, rotation, whole)
+            if (merger := self._deep_mergers.get(index)) is not None:
+                deep.append(merger(x))
+        return torch.cat((self._final_merger(x), *deep), dim=-1)
 
 
 def frame_starts(grid: Tensor) -> Tensor:

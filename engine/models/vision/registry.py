@@ -10,7 +10,7 @@ from engine.models.vision.idefics3 import Idefics3
 from engine.models.vision.internvl import InternVL
 from engine.models.vision.llava import Llava, LlavaNext
 from engine.models.vision.pixtral import Pixtral
-from engine.models.vision.qwen2_vl import Qwen2VL, Qwen25VL
+from engine.models.vision.qwen2_vl import Qwen2VL, Qwen3VL, Qwen25VL
 
 VISION_FAMILIES: dict[str, type[VisionFamily]] = {
     "LlavaForConditionalGeneration": Llava,
@@ -21,6 +21,7 @@ VISION_FAMILIES: dict[str, type[VisionFamily]] = {
     "Mistral3ForConditionalGeneration": Pixtral,
     "Qwen2VLForConditionalGeneration": Qwen2VL,
     "Qwen2_5_VLForConditionalGeneration": Qwen25VL,
+    "Qwen3VLForConditionalGeneration": Qwen3VL,
 }
 
 

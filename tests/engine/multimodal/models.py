@@ -153,6 +153,23 @@ def qwen25_vl(folder: Path) -> Any:
     return _saved(folder, tf.Qwen2_5_VLForConditionalGeneration, config, _qwen_processor(tokenizer))
 
 
+def qwen3_vl(folder: Path) -> Any:
+    """Qwen3-VL: what the tower's layers return is added within the decoder."""
+    tokenizer, sizes = _qwen_tokenizer()
+    options = _qwen(tokenizer, sizes | {"head_dim": 16})
+    rope = {"mrope_section": [4, 2, 2], "mrope_interleaved": True, "rope_theta": 10000.0}
+    options["text_config"]["rope_parameters"] = {"rope_type": "default", **rope}
+    config = tf.Qwen3VLConfig(
+        vision_config={
+            "depth": 4, "hidden_size": 32, "out_hidden_size": 64, "intermediate_size": 48,
+            "num_heads": 4, "patch_size": 7, "spatial_merge_size": 2, "initializer_range": 0.3,
+            "num_position_embeddings": 36, "deepstack_visual_indexes": [0, 2],
+        },
+        **options,
+    )  # fmt: skip
+    return _saved(folder, tf.Qwen3VLForConditionalGeneration, config, _qwen_processor(tokenizer))
+
+
 def _qwen_tokenizer() -> tuple[tf.PreTrainedTokenizerFast, dict[str, Any]]:
     tokenizer = tokenizer_with(IMAGE_TOKEN, "<|vision_start|>", "<|vision_end|>", "<|video_pad|>")
     return tokenizer, _sizes(tokenizer)
@@ -355,6 +372,7 @@ FAMILIES = {
     "idefics3": idefics3,
     "qwen2_vl": qwen2_vl,
     "qwen25_vl": qwen25_vl,
+    "qwen3_vl": qwen3_vl,
     "smolvlm": smolvlm,
     "internvl": internvl,
     "internvl_rms": internvl_rms,
