@@ -222,6 +222,8 @@ class ModelInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
     `reasoning_parser` are names, "" for what the chat template tells of. `chat_template` is the
     source of another than the folder's. `prompt_embeds_size` is how long vectors must be that stand
     for a prompt's tokens, 0 where none may. `sees`: pictures may stand in its prompts.
+    `encoder_length` and `num_mels`: states of its encoder of sound, and values of a frame that this
+    reads; 0 where it has none.
     """
 
     name: str
@@ -244,6 +246,8 @@ class ModelInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
     io_processor: str = ""
     prompt_embeds_size: int = 0
     sees: bool = False
+    encoder_length: int = 0
+    num_mels: int = 0
 
 
 class ProcessStats(msgspec.Struct, omit_defaults=True, kw_only=True):

@@ -25,6 +25,7 @@ from engine.multimodal.audio import FEATURES
 from engine.multimodal.inputs import MediaTensors
 from engine.sampling.beam_search import end_tokens
 from engine.sampling.logits_processor import processor_classes
+from engine.sampling.whisper_timestamps import WhisperTimestamps
 from engine.scheduler import Request, Sequence
 
 # -- Vectors that came in a message, as a tensor.
@@ -131,6 +132,8 @@ class InputProcessor:
         self._facts = facts
         self._capacity = capacity
         self._processors = processor_classes(config, pools=facts.pooling is not None)
+        if facts.encoder_length and not config.speculative_config:
+            self._processors.append(WhisperTimestamps)
         self._next_seq_id = 0
 
     # -- checks -------------------------------------------------------------------------------

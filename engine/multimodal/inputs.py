@@ -65,7 +65,7 @@ def media_digest(kind: str, encoded: bytes) -> bytes:
 # -- What a media worker is asked and answers.
 
 
-class PrepareRequest(msgspec.Struct):
+class PrepareRequest(msgspec.Struct, tag="prepare_picture"):
     """A picture for a model.
 
     Attributes:
@@ -91,12 +91,48 @@ class PreparedPicture(msgspec.Struct, tag="picture"):
     grid: tuple[int, ...] = ()
 
 
+class PrepareSoundRequest(msgspec.Struct, tag="prepare_sound"):
+    """A file of sound for a model.
+
+    Attributes:
+        data: the file.
+        num_mels, num_frames: what the model's encoder reads of a window.
+    """
+
+    data: bytes
+    num_mels: int
+    num_frames: int
+
+
+class PreparedWindow(msgspec.Struct):
+    """A window of a file of sound.
+
+    Attributes:
+        digest: see `MediaItem`. tensors: as `encode_tensors` wrote them.
+        start, seconds: where it lies in the file, in seconds, and how long it is.
+    """
+
+    digest: bytes
+    tensors: bytes
+    start: float
+    seconds: float
+
+
+class PreparedSound(msgspec.Struct, tag="sound"):
+    """A file of sound: its length in seconds, and those of its windows that aren't silent."""
+
+    seconds: float
+    windows: list[PreparedWindow]
+
+
 class Refusal(msgspec.Struct, tag="refusal"):
-    """Why a picture can't be prepared. `is_model`: no picture can, for this model."""
+    """Why a picture or sound can't be prepared. `is_model`: no picture can, for this model."""
 
     message: str
     is_model: bool = False
 
 
 #: Of a media worker.
-ANSWERS = msgspec.msgpack.Decoder(PreparedPicture | Refusal)
+ANSWERS: msgspec.msgpack.Decoder[PreparedPicture | PreparedSound | Refusal] = (
+    msgspec.msgpack.Decoder(PreparedPicture | PreparedSound | Refusal)
+)

@@ -1,7 +1,9 @@
-"""The media worker: `python -m engine.multimodal.worker`. Prepares pictures, one after the other.
+"""The media worker: `python -m engine.multimodal.worker`. Prepares pictures and sound, one after
+the other.
 
 It decodes what strangers send, so it may be killed at any moment; see `WorkerProcess`. A request is
-a `PrepareRequest`, its answer a `PreparedPicture` or a `Refusal`, as MessagePack.
+a `PrepareRequest` or a `PrepareSoundRequest`, its answer a `PreparedPicture`, a `PreparedSound` or
+a `Refusal`, as MessagePack.
 """
 
 from __future__ import annotations
@@ -12,7 +14,16 @@ from collections import OrderedDict
 import msgspec
 
 from engine.contract.errors import ModelLoadError, QuireError
-from engine.multimodal.inputs import PreparedPicture, PrepareRequest, Refusal
+from engine.multimodal.inputs import (
+    PreparedPicture,
+    PreparedSound,
+    PreparedWindow,
+    PrepareRequest,
+    PrepareSoundRequest,
+    Refusal,
+    encode_tensors,
+    media_digest,
+)
 from engine.system.worker_process import limit_memory, open_worker_pipes, read_frame, write_frame
 
 #: Beside what the processors' code takes: a picture of `MAX_PIXELS` in four forms.
@@ -26,13 +37,17 @@ def main() -> int:
     # Without it transformers' image processors, which are numpy and Pillow, load in a fifth of the
     # time and take a sixth of the memory.
     sys.modules["torch"] = None  # type: ignore[assignment]
+    from engine.multimodal.audio import HOP, SAMPLE_RATE, window_tensors
     from engine.multimodal.processor import MediaProcessor, open_image
+    from engine.multimodal.sound_files import split_sound
 
     processors: OrderedDict[str, MediaProcessor] = OrderedDict()
     encode = msgspec.msgpack.Encoder().encode
-    requests_decoder = msgspec.msgpack.Decoder(PrepareRequest)
+    requests_decoder: msgspec.msgpack.Decoder[PrepareRequest | PrepareSoundRequest] = (
+        msgspec.msgpack.Decoder(PrepareRequest | PrepareSoundRequest)
+    )
 
-    def prepare(request: PrepareRequest) -> PreparedPicture:
+    def prepare_picture(request: PrepareRequest) -> PreparedPicture:
         if request.folder not in processors:
             processors[request.folder] = MediaProcessor(request.folder)
             if len(processors) > _MAX_PROCESSORS:
@@ -51,15 +66,35 @@ def main() -> int:
             grid=prepared.grid,
         )
 
+    def prepare_sound(request: PrepareSoundRequest) -> PreparedSound:
+        num_samples, windows = split_sound(request.data, request.num_frames * HOP)
+        prepared = []
+        for window in windows:
+            tensors = window_tensors(window.samples, request.num_mels, request.num_frames)
+            encoded = encode_tensors(tensors)
+            prepared.append(
+                PreparedWindow(
+                    digest=media_digest("audio", encoded),
+                    tensors=encoded,
+                    start=window.start / SAMPLE_RATE,
+                    seconds=len(window.samples) / SAMPLE_RATE,
+                )
+            )
+        return PreparedSound(num_samples / SAMPLE_RATE, prepared)
+
     limit_memory(MEMORY_BYTES)
     while (frame := read_frame(requests)) is not None:
-        answer: PreparedPicture | Refusal
+        answer: PreparedPicture | PreparedSound | Refusal
         try:
-            answer = prepare(requests_decoder.decode(frame))
+            request = requests_decoder.decode(frame)
+            if isinstance(request, PrepareSoundRequest):
+                answer = prepare_sound(request)
+            else:
+                answer = prepare_picture(request)
         except QuireError as error:
             answer = Refusal(error.message, is_model=isinstance(error, ModelLoadError))
         except MemoryError:
-            answer = Refusal("The image takes too much memory.")
+            answer = Refusal("The file takes too much memory.")
         write_frame(answers, encode(answer))
     return 0
 

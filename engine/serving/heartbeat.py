@@ -81,6 +81,8 @@ def model_info(config: EngineConfig, core: EngineCore | None) -> ModelInfo:
             facts.hidden_size if config.enable_prompt_embeds and facts.takes_embeds else 0
         ),
         sees=facts.sees,
+        encoder_length=facts.encoder_length,
+        num_mels=facts.num_mels,
     )
 
 

@@ -19,7 +19,14 @@ from django.conf import settings
 from common.outbound_http import OutboundRequestBlocked, fetch
 from engine.contract.errors import EngineUnavailable, InvalidRequest
 from engine.contract.messages import MediaItem, ModelInfo
-from engine.multimodal.inputs import ANSWERS, PreparedPicture, PrepareRequest, Refusal
+from engine.multimodal.inputs import (
+    ANSWERS,
+    PreparedPicture,
+    PreparedSound,
+    PrepareRequest,
+    PrepareSoundRequest,
+    Refusal,
+)
 from engine.multimodal.placeholders import expand_placeholders, locate_media
 from engine.system.worker_process import WorkerProcess
 from engine.text import Tokenizer
@@ -32,6 +39,8 @@ MAX_IMAGES = 64
 NUM_WORKERS, NUM_FETCHERS = 2, 8
 #: Of one picture; then its process is killed.
 PREPARE_TIMEOUT_S, FETCH_TIMEOUT_S = 20.0, 10.0
+#: The same for a file of sound, which may be hours long.
+SOUND_TIMEOUT_S = 120.0
 #: What prepared pictures may take in this process, the least recently used go first.
 CACHE_BYTES = 128 << 20
 
@@ -137,7 +146,9 @@ class MediaPool:
             return cached
         if (running := self._preparing.get(key)) is None:
             request = msgspec.msgpack.encode(PrepareRequest(folder, data))
-            job = self._preparers.submit(tenant, lambda: self._ask(request))
+            job = self._preparers.submit(
+                tenant, lambda: self._ask(request, PREPARE_TIMEOUT_S, "image")
+            )
             running = self._preparing[key] = asyncio.wrap_future(job)
             running.add_done_callback(lambda done: self._finish(key, done))
         # A client that goes away doesn't take the picture from another that waits for it.
@@ -147,6 +158,22 @@ class MediaPool:
                 raise EngineUnavailable(answer.message)
             raise InvalidRequest(answer.message, param=source.param)
         return answer
+
+    async def prepare_sound(
+        self, data: bytes, num_mels: int, num_frames: int, tenant: str
+    ) -> PreparedSound:
+        """The windows of a file of sound, for a model's encoder.
+
+        Raises:
+            InvalidRequest: it can't be read as sound. Overloaded: too many of the tenant's wait.
+        """
+        request = msgspec.msgpack.encode(PrepareSoundRequest(data, num_mels, num_frames))
+        job = self._preparers.submit(tenant, lambda: self._ask(request, SOUND_TIMEOUT_S, "sound"))
+        answer = await asyncio.wrap_future(job)
+        if isinstance(answer, PreparedSound):
+            return answer
+        message = answer.message if isinstance(answer, Refusal) else "The file isn't sound."
+        raise InvalidRequest(message, param="file")
 
     def _finish(self, key: bytes, done: asyncio.Future[Any]) -> None:
         self._preparing.pop(key, None)
@@ -159,14 +186,14 @@ class MediaPool:
                 _, oldest = self._prepared.popitem(last=False)
                 self._cached_bytes -= len(oldest.tensors)
 
-    def _ask(self, request: bytes) -> PreparedPicture | Refusal:
+    def _ask(self, request: bytes, timeout_s: float, kind: str) -> Any:
         """In one of the threads, each of which has a worker."""
         worker: WorkerProcess | None = getattr(self._worker, "process", None)
         if worker is None or not worker.alive:
             worker = self._worker.process = WorkerProcess(_COMMAND, "media worker", nice=10)
-        answer = worker.request(request, PREPARE_TIMEOUT_S)
+        answer = worker.request(request, timeout_s)
         if answer is None:
-            return Refusal("The image takes too much time or memory to be read.")
+            return Refusal(f"The {kind} takes too much time or memory to be read.")
         return ANSWERS.decode(answer)
 
 

@@ -1,0 +1,175 @@
+"""Files of sound in any container become windows; what is no sound is a refusal that says so."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import wave
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+
+from engine.contract.errors import InvalidRequest
+from engine.multimodal import sound_files
+from engine.multimodal.audio import SAMPLE_RATE
+from engine.multimodal.inputs import PrepareSoundRequest
+from engine.multimodal.sound_files import WindowSplitter, decode_sound, split_sound
+from tests.engine.speech.models import JFK, read_wav, sound
+
+WINDOW = 30 * SAMPLE_RATE
+
+
+def encoded(container: str, codec: str, samples: np.ndarray, rate: int, layout: str) -> bytes:
+    """A file that FFmpeg wrote."""
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format=container) as file:
+        stream: Any = file.add_stream(codec, rate=rate, layout=layout)
+        channels = 1 if layout == "mono" else 2
+        frame = av.AudioFrame.from_ndarray(
+            np.repeat(samples[None], channels, axis=0), format="fltp", layout=layout
+        )
+        frame.sample_rate, frame.time_base = SAMPLE_RATE, Fraction(1, SAMPLE_RATE)
+        frame.pts = 0
+        resampler = av.AudioResampler(format=stream.format, layout=layout, rate=rate)
+        fifo = av.AudioFifo()
+        for part in (*resampler.resample(frame), *resampler.resample(None)):
+            fifo.write(part)
+        size = stream.codec_context.frame_size or 1024
+        while part := fifo.read(size, partial=True):
+            file.mux(stream.encode(part))
+        file.mux(stream.encode(None))
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("container", "codec", "rate", "layout"),
+    [
+        ("wav", "pcm_s16le", 8_000, "mono"),
+        ("wav", "pcm_s24le", 96_000, "stereo"),
+        ("flac", "flac", 44_100, "stereo"),
+        ("ogg", "libvorbis", 48_000, "mono"),
+        ("webm", "libopus", 48_000, "stereo"),
+        ("mp3", "libmp3lame", 44_100, "mono"),
+        ("mp4", "aac", 48_000, "stereo"),
+    ],
+)
+def test_any_container_rate_and_channels_give_the_same_sound(
+    container: str, codec: str, rate: int, layout: str
+) -> None:
+    samples = read_wav(JFK)[0][: 4 * SAMPLE_RATE]
+    try:
+        data = encoded(container, codec, samples, rate, layout)
+    except (av.error.FFmpegError, ValueError, LookupError) as error:
+        pytest.skip(f"This FFmpeg doesn't write {codec}: {error}")
+    heard = np.concatenate(list(decode_sound(data)))
+    assert abs(len(heard) - len(samples)) < 0.15 * SAMPLE_RATE
+    best = max(
+        np.corrcoef(heard[shift : shift + 60_000], samples[:60_000])[0, 1]
+        for shift in range(0, 2_500, 4)
+    )
+    assert best > 0.9
+
+
+def test_windows_begin_with_sound_and_keep_their_place() -> None:
+    silence, tone = np.zeros(20 * SAMPLE_RATE, np.float32), sound(1, 3)
+    splitter = WindowSplitter(WINDOW)
+    windows = []
+    for piece in np.array_split(np.concatenate((silence, tone, silence, tone)), 977):
+        windows += splitter.push(piece)
+    windows += splitter.finish()
+    assert [window.start / SAMPLE_RATE for window in windows] == pytest.approx(
+        [19.8, 42.8], abs=0.11
+    )
+    assert all(3 <= len(window.samples) / SAMPLE_RATE < 4 for window in windows)
+
+
+def test_long_sound_is_cut_where_it_is_quietest_and_nothing_is_lost() -> None:
+    loud = sound(2, 70)
+    loud[27 * SAMPLE_RATE : 27 * SAMPLE_RATE + 3_200] *= 0.01
+    splitter = WindowSplitter(WINDOW)
+    windows = [*splitter.push(loud), *splitter.finish()]
+    assert max(len(window.samples) for window in windows) <= WINDOW
+    assert len(windows[0].samples) / SAMPLE_RATE == pytest.approx(27, abs=0.3)
+    np.testing.assert_array_equal(np.concatenate([window.samples for window in windows]), loud)
+    assert [window.start for window in windows] == list(
+        np.cumsum([0, *(len(window.samples) for window in windows)])[:-1]
+    )
+
+
+def test_hours_of_silence_take_no_memory() -> None:
+    splitter = WindowSplitter(WINDOW)
+    silence = np.zeros(60 * SAMPLE_RATE, np.float32)
+    for _ in range(30):
+        assert not list(splitter.push(silence))
+        assert len(splitter._steps) < 5
+    [window] = [*splitter.push(sound(1, 2)), *splitter.finish()]
+    assert window.start / SAMPLE_RATE == pytest.approx(1800, abs=0.3)
+
+
+def _wav(samples: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    with wave.open(buffer, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(SAMPLE_RATE)
+        file.writeframes((samples * 32767).astype("<i2").tobytes())
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"no sound at all" * 99,
+        b"RIFF\xff\xff\xff\xffWAVEfmt ",
+        b"#EXTM3U\n#EXTINF:1,\nfile:///etc/passwd\n#EXT-X-ENDLIST\n",
+        b"ffconcat version 1.0\nfile /etc/passwd\n",
+        _wav(np.zeros(0, np.float32)),
+        JFK.read_bytes()[:44],
+    ],
+)
+def test_files_without_sound_are_refused_by_field(data: bytes) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        split_sound(data, WINDOW)
+    assert refused.value.param == "file"
+
+
+def test_damaged_files_give_what_they_hold_or_a_refusal() -> None:
+    data, random = JFK.read_bytes()[:60_000], np.random.default_rng(0)
+    for _ in range(60):
+        damaged = bytearray(data[: int(random.integers(20, len(data)))])
+        for position in random.integers(0, len(damaged), 6):
+            damaged[position] = int(random.integers(256))
+        with contextlib.suppress(InvalidRequest):  # nothing else comes of it
+            seconds, _ = split_sound(bytes(damaged), WINDOW)
+            assert seconds > 0
+
+
+def test_more_speech_than_is_heard_at_once_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sound_files, "MAX_WINDOWS", 2)
+    with pytest.raises(InvalidRequest, match="Cut it"):
+        split_sound(_wav(sound(1, 100)), WINDOW)
+
+
+def test_the_worker_answers_for_sound_as_for_pictures(tmp_path: Path) -> None:
+    import msgspec
+
+    from engine.multimodal.inputs import ANSWERS, PreparedSound, Refusal
+    from engine.system.worker_process import WorkerProcess
+
+    worker = WorkerProcess("engine.multimodal.worker", "media worker")
+    try:
+        encode = msgspec.msgpack.encode
+        answer = worker.request(encode(PrepareSoundRequest(JFK.read_bytes(), 80, 3000)), 60)
+        prepared = ANSWERS.decode(answer or b"")
+        assert isinstance(prepared, PreparedSound)
+        assert prepared.seconds == pytest.approx(11, abs=0.01)
+        assert len(prepared.windows) == 1
+        answer = worker.request(encode(PrepareSoundRequest(b"x", 80, 3000)), 60)
+        assert isinstance(ANSWERS.decode(answer or b""), Refusal)
+    finally:
+        worker.close()
