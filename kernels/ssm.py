@@ -30,10 +30,18 @@ class StateRows:
     Attributes:
         starts: int32 [n + 1]: sequence i has the tokens [starts[i], starts[i + 1]).
         rows: int64 [n], each sequence's row in the tables of states; no two are the same.
+        saves: int64 [m, 2] of (end, row): the state after the step's token end - 1 is written to
+            this row too, which no sequence has; `end` ascends. None: no state is.
     """
 
     starts: Tensor
     rows: Tensor
+    saves: Tensor | None = None
+
+    def saves_between(self, start: int, end: int) -> list[tuple[int, int]]:
+        """(end, row) of the saves of the sequence whose tokens are [start, end)."""
+        saves = [] if self.saves is None else self.saves.tolist()
+        return [(last, row) for last, row in saves if start < last <= end]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +130,8 @@ def causal_conv(
         windows = past.unfold(0, before + 1, 1)  # [count, C, W]
         sums = (windows * weight.T.to(x.dtype)).sum(-1)
         out[start:end] = torch.nn.functional.silu(sums if bias is None else sums + bias)
+        for last, target in of.saves_between(start, end):
+            states[target] = past[last - start : last - start + before].to(states.dtype)
         states[row] = past[len(past) - before :].to(states.dtype)
     return out
 
@@ -142,6 +152,7 @@ def linear_scan(inputs: ScanInputs, weights: ScanWeights, states: Tensor, of: St
     out = torch.empty_like(v)
     for start, end, row in _sequence_spans(of):
         state = states[row]
+        targets = dict(of.saves_between(start, end))
         for t in range(start, end):
             state = state * decay[t]
             taken = v[t]
@@ -149,6 +160,8 @@ def linear_scan(inputs: ScanInputs, weights: ScanWeights, states: Tensor, of: St
                 taken = taken - (state @ k[t].unsqueeze(-1)).squeeze(-1)
             state = state + (taken * beta[t]).unsqueeze(-1) * k[t].unsqueeze(-2)
             out[t] = (state @ q[t].unsqueeze(-1)).squeeze(-1)
+            if t + 1 in targets:
+                states[targets[t + 1]] = state
         states[row] = state
     if weights.skip is not None:
         out += weights.skip.to(kind)[:, None] * v

@@ -171,7 +171,7 @@ class EngineConfig(Settings):
     seed: int = cli_field(0, "seed of requests that set none", low=0)
     cpu_kvcache_space: float | None = cli_field(
         None,
-        "GiB of KV cache on a CPU; default: a quarter of free memory, at most 4",
+        "GiB of KV cache and of cached states on a CPU; default: a quarter of free memory, up to 4",
         low=0.0001,
         high=1048576.0,
     )

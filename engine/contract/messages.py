@@ -280,8 +280,8 @@ class FlightRecord(msgspec.Struct, omit_defaults=True, kw_only=True):
         num_drafts, num_draft_tokens, num_accepted_tokens: steps that checked guesses at its tokens,
             the guesses, and those that held; see `SpeculativeConfig`.
         cold_reason: why none was found, "" if some were: "no_shared_prefix",
-            "shorter_than_a_block", "evicted", "caching_off" or "all_tokens_needed". It follows
-            from what its own namespace has sent alone.
+            "shorter_than_a_block", "evicted", "no_state", "caching_off" or "all_tokens_needed". It
+            follows from what its own namespace has sent alone.
         chunks: of the first `MAX_RECORDED_CHUNKS` of them: milliseconds after the request came,
             and tokens.
         preempted_at: of the first `MAX_RECORDED_CHUNKS` preemptions, in milliseconds after it came.

@@ -88,9 +88,7 @@ class EngineCore:
         self.capacity = capacity = executor.determine_available_blocks()
         executor.allocate_cache()
         self.scheduler = Scheduler(
-            resolve_scheduler_config(
-                config, facts, capacity.token_budget, capacity.max_stateful_sequences
-            ),
+            resolve_scheduler_config(config, facts, capacity),
             capacity.num_blocks,
             capacity.token_budget,
             PrefillLimits(prefill_tokens)
@@ -425,7 +423,7 @@ class EngineCore:
             self.drafter.reset()
         if self.scheduler.kv_connector is not None:
             self.scheduler.kv_connector.reset_cache()
-        return self.scheduler.kv.pool.reset_prefix_cache()
+        return self.scheduler.kv.reset_prefix_cache()
 
     @property
     def is_sleeping(self) -> bool:
@@ -457,7 +455,7 @@ class EngineCore:
         self.check_sleep(level)
         deltas = self.preempt_all()
         self.scheduler.encoder_cache.reset()
-        if not self.scheduler.kv.pool.reset_prefix_cache():
+        if not self.scheduler.kv.reset_prefix_cache():
             raise RuntimeError("Blocks are in use though nothing runs.")
         if level == 2:
             self.adapters.drop_idle()

@@ -19,6 +19,7 @@ from engine.contract.pooling_params import GENERATE, PoolingParams, check_length
 from engine.contract.sampling_params import SamplingParams
 from engine.contract.validation import check_task
 from engine.core.beam_group import BeamGroup, BeamRequest
+from engine.executor.abstract import Capacity
 from engine.kv_cache.prefix_cache import BlockHashes, ContentKey, namespace_key
 from engine.models.interface import ModelFacts
 from engine.multimodal.audio import FEATURES
@@ -86,19 +87,20 @@ def drop_kv_quota(message: EngineRequest, facts: ModelFacts) -> EngineRequest:
 
 
 def resolve_scheduler_config(
-    config: EngineConfig, facts: ModelFacts, token_budget: int, max_sequences: int | None = None
+    config: EngineConfig, facts: ModelFacts, capacity: Capacity
 ) -> EngineConfig:
     """The settings that the scheduler works by.
 
-    `max_stateful_sequences` run at once, where each carries a state.
+    Where sequences carry a state, as many run as there is memory for; prefixes are cached if states
+    are in blocks.
 
     An encoder's prompt runs whole in one step. A prefix can be shared only where the vector
     depends on the last token alone. Nobody decodes, so prompts needn't leave room.
     """
     if facts.stateful:
-        # What the tokens before have left is in no block.
-        seats = min(config.max_num_seqs, max_sequences or config.max_num_seqs)
-        config = replace(config, enable_prefix_caching=False, max_num_seqs=seats)
+        seats = min(config.max_num_seqs, capacity.max_stateful_sequences or config.max_num_seqs)
+        caches = config.enable_prefix_caching and capacity.layout.state_group is not None
+        config = replace(config, enable_prefix_caching=caches, max_num_seqs=seats)
     if facts.pooling is None:
         return config
     return replace(
@@ -106,7 +108,7 @@ def resolve_scheduler_config(
         enable_prefix_caching=config.enable_prefix_caching and facts.pooling.caches_prefixes,
         enable_chunked_prefill=config.enable_chunked_prefill and not facts.pooling.encoder,
         max_model_len=facts.max_model_len,
-        max_num_batched_tokens=token_budget,
+        max_num_batched_tokens=capacity.token_budget,
         prefill_tokens_beside_decodes=0,
     )
 

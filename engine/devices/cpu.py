@@ -12,7 +12,12 @@ from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError
 from engine.contract.speculative_config import HEADS
 from engine.devices.device import CacheRequirements, Device, RunnerInputs
-from engine.devices.host_memory import PagePrefaulter, max_states, num_cpu_blocks
+from engine.devices.host_memory import (
+    PagePrefaulter,
+    kv_cache_space,
+    max_states,
+    num_cpu_blocks,
+)
 from engine.model_loader.loader import LoadedModel
 from engine.models.decoder import NativeDecoder
 from engine.sampling.rejection_sampler import make_rejection_sampler
@@ -65,6 +70,11 @@ class CpuDevice(Device):
     def max_states(self, state_bytes: int) -> int:
         """See `Device`."""
         return max_states(state_bytes)
+
+    def max_checkpoints(self, state_bytes: int) -> int:
+        if not self.config.enable_prefix_caching:
+            return 0
+        return kv_cache_space(self.config) // state_bytes
 
     def on_cache_allocated(self, loaded: LoadedModel) -> None:
         """Map pages of the KV cache before they are needed."""

@@ -183,6 +183,10 @@ class Device(ABC):
         """Sequences that run at once where each carries a state of that size; None: no bound."""
         return None
 
+    def max_checkpoints(self, state_bytes: int) -> int:
+        """Number of states of that size that may be cached besides those of running sequences."""
+        return 0
+
     def on_cache_allocated(self, loaded: LoadedModel) -> None:
         """The model has a new KV cache, and serves requests from now on."""
 

@@ -146,10 +146,7 @@ def num_cpu_blocks(
                 param="num_gpu_blocks_override",
             )
         return config.num_gpu_blocks_override
-    if config.cpu_kvcache_space is not None:
-        space = int(config.cpu_kvcache_space * GIB)
-    else:
-        space = min(available_memory() // 4, _MOST_BY_DEFAULT)
+    space = kv_cache_space(config)
     blocks = space // (bytes_per_token * config.block_size)
     if blocks < min_blocks:
         raise ConfigError(
@@ -158,6 +155,13 @@ def num_cpu_blocks(
             param="cpu_kvcache_space",
         )
     return min(blocks, config.max_num_seqs * max_blocks_per_sequence)
+
+
+def kv_cache_space(config: EngineConfig) -> int:
+    """Bytes for keys and values, and as many for checkpoints of states."""
+    if config.cpu_kvcache_space is not None:
+        return int(config.cpu_kvcache_space * GIB)
+    return min(available_memory() // 4, _MOST_BY_DEFAULT)
 
 
 def max_states(state_bytes: int) -> int:

@@ -116,7 +116,7 @@ def _unsupported_reason(config: EngineConfig, worker: Worker) -> str:
     if (config.speculative_config or {}).get("method") in HEADS:
         return "draft heads need hidden states of all blocks, which aren't saved"
     if loaded.model.stateful or getattr(loaded.spec, "states", None) is not None:
-        return f"sequences of {name} have states, which no block holds"
+        return f"sequences of {name} have states, which aren't saved"
     if [group.kind for group in layout.groups] != ["full"]:
         return f"layers of {name} have sliding windows"
     return ""

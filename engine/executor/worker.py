@@ -126,12 +126,18 @@ class Worker:
         config, budget, layout = self._config, self._token_budget(), self._layout()
         self.drafts.check(layout)
         token_bytes = self._token_bytes(layout.layers_per_block)
+        num_blocks = self._num_blocks(budget, layout, token_bytes)
+        max_stateful, spec = self._max_stateful_sequences(), self.loaded.spec
+        if isinstance(spec, DecoderSpec) and spec.states is not None and max_stateful is not None:
+            # A prefix ends with a block of keys and values, so there are no more checkpoints.
+            num_checkpoints = min(num_blocks, self.device.max_checkpoints(spec.state_bytes))
+            layout = layout.with_states(max_stateful + num_checkpoints)
         self.capacity = Capacity(
-            num_blocks=self._num_blocks(budget, layout, token_bytes),
+            num_blocks=num_blocks,
             layout=layout,
             kv_bytes_per_token=self._token_bytes(),
             token_budget=budget,
-            max_stateful_sequences=self._max_stateful_sequences(),
+            max_stateful_sequences=max_stateful,
         )
         self.drafts.size_cache(self.capacity.num_blocks, token_bytes * config.block_size)
         return self.capacity

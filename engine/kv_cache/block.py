@@ -90,6 +90,17 @@ class FreeBlockQueue:
         self._tail.prev_free = block
         self.count += 1
 
+    def prepend(self, block: Block) -> None:
+        """Put a block at the head: it will be evicted first."""
+        first = self._head.next_free
+        if first is None or block.next_free is not None:
+            raise RuntimeError(f"{block} is already in the free list.")
+        first.prev_free = block
+        block.next_free = first
+        block.prev_free = self._head
+        self._head.next_free = block
+        self.count += 1
+
     def remove(self, block: Block) -> None:
         """Take a block out from wherever it stands."""
         previous, after = block.prev_free, block.next_free

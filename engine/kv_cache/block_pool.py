@@ -270,6 +270,13 @@ class BlockPool:
         else:
             del self._cached[block_hash]
 
+    def discard(self, block: Block) -> None:
+        """Forget the content of a block that nobody uses; it's the next to be taken."""
+        self.evict(block)
+        if block.ref_count == 0 and block.charged_to is not None:
+            block.charged_to.free.remove(block)
+            block.charged_to.free.prepend(block)
+
     def uncache_all(self, block_hash: bytes) -> None:
         """Forget all blocks with this content."""
         while (block := self.get_cached_block(block_hash)) is not None:

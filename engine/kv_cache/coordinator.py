@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from engine.kv_cache import prefix_cache
 from engine.kv_cache.block import TenantQuota
 from engine.kv_cache.block_pool import BlockPool
 from engine.kv_cache.kv_cache_config import KVCacheConfig, KVCacheKind, single_group_config
-from engine.kv_cache.prefix_cache import BlockHashes, HitRequirement, group_key, longest_common_hit
+from engine.kv_cache.prefix_cache import (
+    BlockHashes,
+    CacheableSequence,
+    HitRequirement,
+    group_key,
+    longest_common_hit,
+)
 from engine.kv_cache.single_type_managers import (
     BlockTable,
     CrossAttentionManager,
@@ -18,6 +24,7 @@ from engine.kv_cache.single_type_managers import (
     SingleTypeManager,
     SlidingWindowManager,
 )
+from engine.kv_cache.state_manager import StateManager
 
 #: Block tables of one sequence, one a KV cache group; their lengths may differ.
 BlockTables = list[BlockTable]
@@ -26,6 +33,7 @@ MANAGERS: dict[KVCacheKind, type[SingleTypeManager]] = {
     "full": FullAttentionManager,
     "window": SlidingWindowManager,
     "cross": CrossAttentionManager,
+    "state": StateManager,
 }
 
 
@@ -35,26 +43,13 @@ class CachedPrefix(NamedTuple):
     Attributes:
         num_tokens: number of tokens that need not be computed.
         blocks: by KV cache group.
+        branch: number of tokens whose keys and values are cached; more than `num_tokens` where no
+            state at their end is.
     """
 
     num_tokens: int
     blocks: BlockTables
-
-
-class CacheableSequence(Protocol):
-    """The fields of a sequence that its blocks depend on."""
-
-    @property
-    def seq_id(self) -> int: ...
-
-    @property
-    def token_ids(self) -> list[int]: ...
-
-    @property
-    def block_hashes(self) -> BlockHashes: ...
-
-    @property
-    def encoder_key(self) -> bytes: ...
+    branch: int = 0
 
 
 class KVCacheCoordinator(ABC):
@@ -81,6 +76,9 @@ class KVCacheCoordinator(ABC):
         self._cross = [
             manager for manager in self.managers if isinstance(manager, CrossAttentionManager)
         ]
+        states = [manager for manager in managers if isinstance(manager, StateManager)]
+        #: Of the layers that carry a state; None: none does.
+        self.states = states[0] if states else None
         #: Sequence id -> number of its first blocks that have been cached.
         self._num_cached: dict[int, int] = {}
         self._prefix_misses = prefix_cache.PrefixMissTracker(block_size)
@@ -119,9 +117,10 @@ class KVCacheCoordinator(ABC):
             return self.empty_prefix(sequence)
         token_ids = sequence.token_ids
         hashes = sequence.block_hashes.hash_full_blocks(token_ids, self.block_size)
-        num_blocks, tables = self._longest_prefix(hashes[: (len(token_ids) - 1) // self.block_size])
+        hashes = hashes[: (len(token_ids) - 1) // self.block_size]
+        num_blocks, tables, branch = self._longest_prefix(hashes)
         tables += self._cached_states(sequence)
-        return CachedPrefix(num_blocks * self.block_size, tables)
+        return CachedPrefix(num_blocks * self.block_size, tables, branch * self.block_size)
 
     def _cached_states(self, sequence: CacheableSequence) -> BlockTables:
         """The cached blocks of the states that a sequence attends to, by cross-attention group."""
@@ -145,21 +144,27 @@ class KVCacheCoordinator(ABC):
         return CachedPrefix(0, [[] for _ in self.managers[len(states) :]] + states)
 
     @abstractmethod
-    def _longest_prefix(self, hashes: list[bytes]) -> tuple[int, BlockTables]:
+    def _longest_prefix(self, hashes: list[bytes]) -> tuple[int, BlockTables, int]:
         """The longest prefix of these hashes that is a hit in every group: its number of hashes,
-        and its cached blocks.
+        its cached blocks, and the number of hashes that is a hit but for a state.
         """
 
-    def miss_reason(self, sequence: CacheableSequence, *, reads_cache: bool) -> str:
+    def miss_reason(
+        self, sequence: CacheableSequence, prefix: CachedPrefix, *, reads_cache: bool
+    ) -> str:
         """Why a sequence has no cached prefix; called once a sequence, when it starts.
 
-        `reads_cache`: whether a prefix was looked up at all.
+        Args:
+            sequence: the sequence.
+            prefix: what was found instead.
+            reads_cache: whether a prefix was looked up at all.
         """
         if not self.enable_caching:
             return prefix_cache.CACHING_OFF
         if not reads_cache:
             return prefix_cache.ALL_TOKENS_NEEDED
-        return self._prefix_misses.miss_reason(sequence.token_ids, sequence.block_hashes)
+        reason = self._prefix_misses.miss_reason(sequence.token_ids, sequence.block_hashes)
+        return prefix_cache.NO_STATE if prefix.branch else reason
 
     def get_block_tables(self, seq_id: int) -> BlockTables:
         """The block tables of a sequence that holds blocks."""
@@ -214,6 +219,12 @@ class KVCacheCoordinator(ABC):
                 cross.cache_states(seq_id, sequence.encoder_key)
         if not lookahead:
             self.cache_full_blocks(sequence, num_computed + num_new)
+            if self.states is not None and self.enable_caching:
+                if prefix is not None:
+                    self.states.start_sequence(sequence, num_computed, prefix.branch)
+                self.states.schedule_checkpoints(
+                    sequence, quota, num_computed, num_computed + num_new
+                )
         return blocks
 
     def can_allocate(
@@ -304,23 +315,54 @@ class KVCacheCoordinator(ABC):
 
     def uncache_all(self, hashes: BlockHashes) -> None:
         """Uncache all blocks that a sequence, now without blocks, has cached."""
+        if self.states is not None:
+            self.states.drop_pending(hashes)
         for block_hash in hashes.values:
             for manager in self.managers:
-                self.pool.uncache_all(block_hash + manager.suffix)
+                manager.pool.uncache_all(block_hash + manager.suffix)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached content; False, and nothing done, while any block is in use."""
+        self.start_step()
+        pools = self._pools
+        if any(pool.num_free_blocks != pool.num_blocks for pool in pools):
+            return False
+        return all(pool.reset_prefix_cache() for pool in pools)
+
+    @property
+    def _pools(self) -> list[BlockPool]:
+        """The common pool, and that of states."""
+        return list(dict.fromkeys([self.pool, *(manager.pool for manager in self.managers)]))
+
+    def record_request(
+        self, tenant: str, weight: float, reserved_fraction: float, max_fraction: float
+    ) -> TenantQuota:
+        """A tenant's request came, with its share of each pool; its quota of the common one."""
+        for pool in self._pools:
+            pool.quotas.record_request(tenant, weight, reserved_fraction, max_fraction)
+        return self.quotas.get(tenant)
+
+    def start_step(self) -> None:
+        """A plan is made; the steps before are written when it runs."""
+        if self.states is not None:
+            self.states.cache_written_checkpoints()
 
     def check_integrity(self, tenants: Mapping[int, str]) -> None:
         """Raise RuntimeError unless the pool's books balance.
 
         `tenants`: the sequences that may hold blocks, and whose they are.
         """
+        self.start_step()
         for manager in self.managers:
             if stray := manager.tables.keys() - tenants.keys():
                 raise RuntimeError(f"Sequences that don't run hold blocks: {sorted(stray)}.")
-        self.pool.check_integrity(
-            (tenants[seq_id], table)
-            for manager in self.managers
-            for seq_id, table in manager.tables.items()
-        )
+        for pool in self._pools:
+            pool.check_integrity(
+                (tenants[seq_id], table)
+                for manager in self.managers
+                if manager.pool is pool
+                for seq_id, table in manager.blocks_by_sequence()
+            )
 
 
 def make_coordinator(
@@ -332,7 +374,12 @@ def make_coordinator(
     # A single group's hashes need no group.
     suffixes = [group_key(index) if len(groups) > 1 else b"" for index in range(len(groups))]
     managers = [
-        MANAGERS[group.kind](pool, block_size, group, suffix)
+        MANAGERS[group.kind](
+            BlockPool(group.num_blocks, enable_caching) if group.num_blocks else pool,
+            block_size,
+            group,
+            suffix,
+        )
         for group, suffix in zip(groups, suffixes, strict=True)
     ]
     kind = HybridKVCacheCoordinator if len(managers) > 1 else UnitaryKVCacheCoordinator
@@ -347,13 +394,13 @@ class UnitaryKVCacheCoordinator(KVCacheCoordinator):
             return num_blocks * self.block_size
         return super().max_sequence_tokens(num_blocks, chunk, longest)
 
-    def _longest_prefix(self, hashes: list[bytes]) -> tuple[int, BlockTables]:
+    def _longest_prefix(self, hashes: list[bytes]) -> tuple[int, BlockTables, int]:
         blocks = self.managers[0].longest_prefix(hashes)
-        return len(blocks), [blocks]
+        return len(blocks), [blocks], len(blocks)
 
 
 class HybridKVCacheCoordinator(KVCacheCoordinator):
-    """Several KV cache groups: full attention and sliding windows, or windows of several lengths.
+    """Several KV cache groups: full attention, sliding windows of several lengths, states.
 
     A block's key in the pool is its hash and its group: the same tokens are cached, and evicted,
     group by group.
@@ -367,18 +414,24 @@ class HybridKVCacheCoordinator(KVCacheCoordinator):
         enable_caching: bool = True,
     ) -> None:
         super().__init__(pool, managers, block_size, enable_caching)
-        #: Those whose blocks hold tokens.
+        #: Those whose blocks hold tokens, or states after tokens.
         self._of_tokens = [manager for manager in self.managers if manager not in self._cross]
-        self._types = _attention_types(self._of_tokens)
+        attending = [manager for manager in self._of_tokens if manager is not self.states]
+        self._types = _attention_types(attending)
+        self._lookups = {manager.suffix: manager.pool.get_cached_block for manager in managers}
 
-    def _longest_prefix(self, hashes: list[bytes]) -> tuple[int, BlockTables]:
-        lookup = self.pool.get_cached_block
-        hit = longest_common_hit(
-            self._types,
-            len(hashes),
-            lambda index, suffix: lookup(hashes[index] + suffix) is not None,
-        )
-        return hit, [manager.cached_blocks_of(hashes[:hit]) for manager in self._of_tokens]
+    def _longest_prefix(self, hashes: list[bytes]) -> tuple[int, BlockTables, int]:
+        lookups = self._lookups
+
+        def is_cached(index: int, suffix: bytes) -> bool:
+            return lookups[suffix](hashes[index] + suffix) is not None
+
+        hit = branch = longest_common_hit(self._types, len(hashes), is_cached)
+        if self.states is not None and hit:
+            types = [*self._types, self.states.attention_type]
+            hit = longest_common_hit(types, branch, is_cached)
+        tables = [manager.cached_blocks_of(hashes[:hit]) for manager in self._of_tokens]
+        return hit, tables, branch
 
 
 def _attention_types(managers: Sequence[SingleTypeManager]) -> list[HitRequirement]:

@@ -1,17 +1,19 @@
 """Which layers share a block: KV cache groups by attention type, all with the same page size.
 
 A block holds `block_size` tokens of `layers_per_block` layers. Layers that need the same blocks of
-a sequence stand in one group and share its block table; all groups take blocks from one pool.
+a sequence stand in one group and share its block table; all groups take blocks from one pool. Only
+layers that carry a state have a pool of their own, whose blocks hold one state each.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-#: Which blocks layers need: those of all tokens, of the last tokens, or of an encoder's states.
-KVCacheKind = Literal["full", "window", "cross"]
+#: Which blocks layers need: those of all tokens, of the last tokens, of an encoder's states, or one
+#: state.
+KVCacheKind = Literal["full", "window", "cross", "state"]
 
 #: The largest share of a block set that may be padding, where a smaller block would have less.
 _MAX_PADDING = 0.15
@@ -23,18 +25,23 @@ class KVCacheGroupSpec:
 
     Attributes:
         kind: which blocks its layers need.
-        layers: their indices; the i-th is in the i-th layer slot of a block.
+        layers: their indices; the i-th is in the i-th layer slot of a block. () where all that
+            carry a state are meant.
         window: number of tokens that a token attends to, itself included; 0: all.
         encoder_length: states of an encoder that every token attends to; 0: of other kinds.
+        num_blocks: size of the group's own pool; 0: its blocks are of the common pool.
     """
 
     kind: KVCacheKind
     layers: tuple[int, ...]
     window: int = 0
     encoder_length: int = 0
+    num_blocks: int = 0
 
     def table_length(self, num_tokens: int, block_size: int) -> int:
         """Length of the block table of a sequence of `num_tokens`."""
+        if self.kind == "state":
+            return 1
         return -(-(self.encoder_length or num_tokens) // block_size)
 
     def first_needed_block(self, num_computed: int, block_size: int) -> int:
@@ -44,11 +51,14 @@ class KVCacheGroupSpec:
         return max(0, num_computed - self.window + 1) // block_size
 
     def max_blocks(self, num_tokens: int, chunk: int, block_size: int) -> int:
-        """Maximum number of blocks of a sequence that grows to `num_tokens`, by `chunk` a step.
+        """Maximum number of blocks of the common pool for a sequence that grows to `num_tokens`, by
+        `chunk` a step.
 
         A step writes the keys of all of its `chunk` tokens before it reads any, so a sliding window
         is longer by them; and it may begin and end in the middle of a block.
         """
+        if self.num_blocks:
+            return 0
         length = self.table_length(num_tokens, block_size)
         if not self.window:
             return length
@@ -60,7 +70,7 @@ class KVCacheConfig:
     """The KV cache groups of a model.
 
     Attributes:
-        groups: full attention first, cross attention last.
+        groups: full attention first, cross attention and states last.
         layers_per_block: layer slots of a block; smaller groups leave some empty.
     """
 
@@ -76,6 +86,16 @@ class KVCacheConfig:
     def num_layers(self) -> int:
         """Layers of the model."""
         return sum(len(group.layers) for group in self.groups)
+
+    @property
+    def state_group(self) -> KVCacheGroupSpec | None:
+        """The group of the layers that carry a state; None: no layer does, or not in blocks."""
+        return self.groups[-1] if self.groups[-1].kind == "state" else None
+
+    def with_states(self, num_blocks: int) -> KVCacheConfig:
+        """The same for a model that has layers which carry a state, of which `num_blocks` fit."""
+        states = KVCacheGroupSpec("state", (), num_blocks=num_blocks)
+        return replace(self, groups=(*self.groups, states))
 
     def table_lengths(self, num_tokens: int, block_size: int) -> list[int]:
         """Each group's length of the block table of a sequence of `num_tokens`."""

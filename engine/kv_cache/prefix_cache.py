@@ -17,7 +17,7 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 #: Whether block `index` of the prompt is cached for the group with this key suffix.
 IsCached = Callable[[int, bytes], bool]
@@ -200,6 +200,22 @@ class BlockHashes:
         ]
 
 
+class CacheableSequence(Protocol):
+    """The fields of a sequence that its blocks depend on."""
+
+    @property
+    def seq_id(self) -> int: ...
+
+    @property
+    def token_ids(self) -> list[int]: ...
+
+    @property
+    def block_hashes(self) -> BlockHashes: ...
+
+    @property
+    def encoder_key(self) -> bytes: ...
+
+
 def _position(key: ContentKey) -> int:
     return key.position
 
@@ -220,6 +236,8 @@ CACHING_OFF = "caching_off"
 ALL_TOKENS_NEEDED = "all_tokens_needed"
 SHORTER_THAN_A_BLOCK = "shorter_than_a_block"
 EVICTED = "evicted"
+#: Its first blocks are cached, but no state at the end of any of them.
+NO_STATE = "no_state"
 NO_SHARED_PREFIX = "no_shared_prefix"
 
 _REMEMBERED = 8192

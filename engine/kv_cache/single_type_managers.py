@@ -6,7 +6,7 @@ A table grows at its end and is freed whole. All groups take blocks from one poo
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from engine.kv_cache.block import NULL_BLOCK, Block, TenantQuota
 from engine.kv_cache.block_pool import BlockPool
@@ -46,9 +46,15 @@ class SingleTypeManager(ABC):
         """Length of the block table of a sequence of `num_tokens`."""
         return self.group.table_length(num_tokens, self.block_size)
 
-    @abstractmethod
     def longest_prefix(self, hashes: Sequence[bytes]) -> BlockTable:
         """The cached blocks of the longest prefix of these hashes that is a hit."""
+        lookup = self.pool.get_cached_block
+        hit = longest_common_hit(
+            [self.attention_type],
+            len(hashes),
+            lambda index, suffix: lookup(hashes[index] + suffix) is not None,
+        )
+        return self.cached_blocks_of(hashes[:hit])
 
     @abstractmethod
     def cached_blocks_of(self, hashes: Sequence[bytes]) -> BlockTable:
@@ -99,6 +105,10 @@ class SingleTypeManager(ABC):
     @abstractmethod
     def free(self, seq_id: int, quota: TenantQuota) -> None:
         """Free all blocks of the sequence, if it has any."""
+
+    def blocks_by_sequence(self) -> Iterator[tuple[int, BlockTable]]:
+        """(sequence id, blocks) of all blocks in use."""
+        return iter(self.tables.items())
 
 
 class FullAttentionManager(SingleTypeManager):
@@ -210,15 +220,6 @@ class SlidingWindowManager(SingleTypeManager):
     Blocks that leave the window are freed while the sequence runs, and a cached prefix takes only
     those that the next token attends to; `NULL_BLOCK` replaces the others.
     """
-
-    def longest_prefix(self, hashes: Sequence[bytes]) -> BlockTable:
-        lookup = self.pool.get_cached_block
-        hit = longest_common_hit(
-            [self.attention_type],
-            len(hashes),
-            lambda index, suffix: lookup(hashes[index] + suffix) is not None,
-        )
-        return self.cached_blocks_of(hashes[:hit])
 
     def cached_blocks_of(self, hashes: Sequence[bytes]) -> BlockTable:
         first = min(self._first_needed(len(hashes) * self.block_size), len(hashes))

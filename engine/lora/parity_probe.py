@@ -28,7 +28,7 @@ from engine.models.decoder import NativeDecoder
 from engine.models.decoder_spec import DecoderSpec
 from engine.models.encoders.encoder import NativeEncoder
 from engine.models.encoders.encoder_spec import EncoderSpec
-from engine.models.forward_context import AttentionMetadata
+from engine.models.forward_context import AttentionMetadata, StateStep
 from engine.models.lora import AdapterWeights, StepAdapters
 from kernels import LinearLayer
 
@@ -152,6 +152,7 @@ def step_of(count: int, adapter: AdapterWeights | None) -> AttentionMetadata:
         seq_lens=torch.tensor([count]).int(),
         query_start_loc=torch.tensor([0, count]).int(),
         sequence_rows=torch.tensor([0]),
+        states=StateStep(torch.tensor([0]), [], torch.empty((0, 2), dtype=torch.int64)),
         adapters=adapters,
     )
 

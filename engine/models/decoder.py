@@ -305,12 +305,13 @@ class NativeDecoder(SupportsLoRA):
                 for cache, scales in zip(self.kv_caches, of_attending, strict=True)
             ]
         self.group_of = layout.group_by_layer()[: len(attending)]
-        self._keep_by_layer()
+        states = layout.state_group
+        self._keep_by_layer(1 if states is None else states.num_blocks)
         self._compiled = compile_decoder(
             self.spec, self.ops, self.weights, self.final_norm, self.kv_caches, self.group_of
         )
 
-    def _keep_by_layer(self) -> None:
+    def _keep_by_layer(self, num_state_blocks: int) -> None:
         """Note what each layer keeps: keys and values, or states."""
         kept: dict[int, tuple[int, Any]] = {
             layer: (group, cache)
@@ -319,7 +320,7 @@ class NativeDecoder(SupportsLoRA):
             )
         }
         if self.spec.states is not None:
-            self._states = StateTable(self.spec.states, self.ops)
+            self._states = StateTable(self.spec.states, self.ops, num_state_blocks)
             kept |= {layer: (0, states) for layer, states in self._states.layers.items()}
         for layer, states in enumerate(self.cross_caches):
             group, cache = kept[layer]
@@ -438,7 +439,7 @@ class NativeDecoder(SupportsLoRA):
         groups, states = context.groups, self._states
         indices, deep = self._deep_embeds(context.encoder_embeds, residual)
         if states is not None:
-            states.gather_states(context)
+            states.begin_step(context)
         for index, layer in enumerate(self.layers):
             # After the last layer's attention tokens don't meet: only those wanted go on.
             rows = wanted if index == last else None
@@ -450,7 +451,7 @@ class NativeDecoder(SupportsLoRA):
                 residual[indices] += deep[index]
                 x[indices] = self._next_norms[index](residual[indices])
         if states is not None:
-            states.scatter_states()
+            states.finish_step()
         return x
 
     def _deep_embeds(

@@ -70,6 +70,22 @@ def allocate_kv_cache(
         ) from error
 
 
+@dataclass(frozen=True, slots=True)
+class StateStep:
+    """Blocks of states of a step, on the host.
+
+    Attributes:
+        blocks: int64 [num_seqs], each sequence's block.
+        copies: (source, target) of blocks that are copied, in this order, before anything else.
+        saves: int64 [n, 2] of (end, block), `end` ascending: the state after the step's token
+            end - 1 goes to this block too.
+    """
+
+    blocks: Tensor
+    copies: list[tuple[int, int]]
+    saves: Tensor
+
+
 @dataclass(slots=True)
 class AttentionMetadata:
     """The batch of one step, flattened over its tokens, for the layers of one KV cache group.
@@ -84,7 +100,8 @@ class AttentionMetadata:
         query_start_loc: int32 [num_seqs + 1], where each sequence's tokens begin.
         logits_rows: int64 [num_rows], the tokens whose logits are wanted, or None for all.
         sequence_rows: int64 [num_seqs], which row of the running batch each sequence has while it
-            runs: for models that carry a state.
+            runs: for models of the bridge that carry a state.
+        states: for models that keep states in blocks.
         embeds: (tokens of the step, int64 [n]; float32 [n, hidden] in the place of their rows of
             the embedding table), or None. Only a model with `takes_embeds` gets any.
         encoder_embeds: the same for an encoder's vectors, which no family scales, or None. They are
@@ -108,6 +125,7 @@ class AttentionMetadata:
     query_start_loc: Tensor
     logits_rows: Tensor | None = None
     sequence_rows: Tensor | None = None
+    states: StateStep | None = None
     num_decodes: int = 0
     prefill_start_loc: Tensor | None = None
     other_groups: tuple[AttentionMetadata, ...] = ()

@@ -49,7 +49,7 @@ class ModelFacts:
         decode_bytes: weights that a decode step of one sequence reads.
         dtype: of the linear weights, as torch names it.
         max_model_len: the context that is served, in tokens.
-        stateful: sequences carry a state that no block holds.
+        stateful: sequences carry a state.
         takes_embeds: vectors may stand in for a prompt's embeddings.
         tokenizer_folder: path of the folder with the tokenizer's files.
         eos_token_ids: what ends an output.
@@ -150,7 +150,7 @@ class EngineModel(Protocol):
 
     Attributes:
         spec: what the engine plans with.
-        stateful: sequences carry a state that no block holds. Then prefixes aren't cached, and
+        stateful: sequences carry a state. Where it isn't in blocks, prefixes aren't cached, and
             before a step `keep(rows)` tells which rows of the batch still have a sequence.
         decode_bytes: weights that a decode step of one sequence reads.
     """

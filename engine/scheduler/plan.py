@@ -139,6 +139,11 @@ class StepPlan(msgspec.Struct, omit_defaults=True):
     encode: list[EncodeTask] = msgspec.field(default_factory=list)
     #: The KV connector's part, as MessagePack; see `KVConnectorBase.build_connector_meta`.
     kv_meta: bytes = b""
+    #: (source, target) of blocks of states, copied in this order before anything is computed.
+    block_copies: list[tuple[int, int]] = msgspec.field(default_factory=list)
+    #: (seq_id, number of tokens, block): the sequence's state after so many of its tokens, some of
+    #: which this step computes, is kept in this block too. A sequence's are in ascending order.
+    checkpoints: list[tuple[int, int, int]] = msgspec.field(default_factory=list)
     #: A `GrammarOutput` follows, made while the model runs; sampling waits for it.
     awaits_bitmask: bool = False
 

@@ -181,7 +181,7 @@ class Scheduler:
 
     def record_tenant(self, message: EngineRequest) -> TenantQuota:
         """Take over what a request says of its tenant's share of the pool."""
-        return self.kv.quotas.record_request(
+        return self.kv.record_request(
             message.tenant,
             message.weight,
             message.kv_reserved_fraction,
@@ -208,6 +208,7 @@ class Scheduler:
         """
         self.num_steps += 1
         self.encoder_cache.start_step()
+        self.kv.start_step()
         self._runs.claim_reserves()
         prefill_budget, short_step = self._rotation.plan_prefill()
         step = StepBuilder(self.num_steps, self.limits.token_budget, prefill_budget)
@@ -300,6 +301,9 @@ class Scheduler:
         if step.scheduled:
             plan.dropped_encodings = self.encoder_cache.pop_dropped()
         plan.appended, self._appended = self._appended, []
+        if self.kv.states is not None:
+            plan.block_copies = self.kv.states.pop_copies()
+            plan.checkpoints = self.kv.states.pop_checkpoints()
         if self.drafter is not None:
             self._add_drafts(step, self.drafter)
         if self._runs.kv_connector is not None:
@@ -471,7 +475,7 @@ class Scheduler:
         if sequence.status is SequenceStatus.WAITING:
             if not num_computed:
                 sequence.timeline.cold_reason = kv.miss_reason(
-                    sequence, reads_cache=sequence.reads_cache
+                    sequence, prefix, reads_cache=sequence.reads_cache
                 )
             sequence.first_scheduled_at = time.time()
             sequence.num_cached_tokens = min(num_computed, sequence.num_prompt_tokens)

@@ -12,7 +12,7 @@ import torch
 from engine.contract.errors import ConfigError
 from engine.contract.sampling_params import SamplingParams
 from engine.kv_cache.kv_cache_config import KVCacheConfig, single_group_config
-from engine.models.forward_context import AttentionMetadata
+from engine.models.forward_context import AttentionMetadata, StateStep
 from engine.models.lora import AdapterWeights
 from engine.sampling.request_state import RequestSamplingState
 from engine.scheduler.plan import EncoderInput, NewSequence, RewoundSequence, StepPlan, is_decode
@@ -101,7 +101,9 @@ class InputBatch:
         #: Whether sequences with one token come before those with several.
         self.decodes_first = False
         num_rows = 2 * max_num_seqs
-        self.groups = (layout or single_group_config(1)).groups
+        layout = layout or single_group_config(1)
+        self.groups = layout.groups
+        self._has_states = layout.state_group is not None
         try:
             # Pages are mapped when first written: a long max_model_len alone takes no memory.
             self.tokens = np.zeros((num_rows, max_model_len + 1), dtype=np.int32)
@@ -261,7 +263,7 @@ class InputBatch:
         tables = [
             self._tables(group, rows, owner, positions, int(ends.max()))
             for group, described in enumerate(self.groups)
-            if described.kind != "cross"
+            if described.kind not in ("cross", "state")
         ]
         rotations, planes = positions, None
         if self.plane_positions:
@@ -291,6 +293,8 @@ class InputBatch:
             for group, described in enumerate(self.groups)
             if described.kind == "cross"
         )
+        if self._has_states:
+            context.states = self._state_step(plan, order, rows, starts, query_start)
         if self.prompt_embeds:
             context.embeds = self._embeds(rows, starts, ends, query_start)
         encoder_ranges: list[EncoderRange] = []
@@ -386,6 +390,27 @@ class InputBatch:
             query_start_loc=torch.arange(count + 1, dtype=torch.int32),
             num_decodes=0,
             prefill_start_loc=None,
+        )
+
+    def _state_step(
+        self,
+        plan: StepPlan,
+        order: np.ndarray,
+        rows: np.ndarray,
+        starts: np.ndarray,
+        query_start: np.ndarray,
+    ) -> StateStep:
+        """Which blocks hold the step's states."""
+        saves = []
+        if plan.checkpoints:
+            index_of = {plan.seq_ids[entry]: index for index, entry in enumerate(order.tolist())}
+            for seq_id, num_tokens, block in plan.checkpoints:
+                index = index_of[seq_id]
+                saves.append((int(query_start[index]) + num_tokens - int(starts[index]), block))
+        return StateStep(
+            blocks=torch.from_numpy(self.block_tables[-1][rows, 0].astype(np.int64)),
+            copies=plan.block_copies,
+            saves=torch.tensor(sorted(saves), dtype=torch.int64).view(-1, 2),
         )
 
     def _embeds(

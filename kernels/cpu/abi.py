@@ -180,7 +180,8 @@ class StepResult(ctypes.Structure):
 
 class StateRows(ctypes.Structure):
     _fields_ = [
-        ("starts", P), ("rows", P), ("num_seqs", L), ("tokens", L), ("num_rows", L),
+        ("starts", P), ("rows", P), ("saves", P), ("num_seqs", L), ("tokens", L), ("num_rows", L),
+        ("num_saves", L),
     ]
 
 

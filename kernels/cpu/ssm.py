@@ -94,7 +94,18 @@ def _rows(of: StateRows, tokens: int, states: Tensor) -> c.StateRows:
     count = len(of.rows)
     check_vector("rows", of.rows, count, torch.int64)
     check_vector("starts", of.starts, count + 1, torch.int32)
-    return c.StateRows(of.starts.data_ptr(), of.rows.data_ptr(), count, tokens, states.shape[0])
+    num_saves = 0 if of.saves is None else len(of.saves)
+    if of.saves is not None:
+        check_dense("saves", of.saves, (num_saves, 2), torch.int64)
+    return c.StateRows(
+        starts=of.starts.data_ptr(),
+        rows=of.rows.data_ptr(),
+        saves=address(of.saves),
+        num_seqs=count,
+        tokens=tokens,
+        num_rows=states.shape[0],
+        num_saves=num_saves,
+    )
 
 
 def _stride(name: str, x: Tensor) -> int:

@@ -107,6 +107,49 @@ def test_a_convolution_sees_the_inputs_of_earlier_steps(
 
 
 @pytest.mark.parametrize("delta", [False, True])
+def test_states_between_two_tokens_are_kept_too(
+    kernels: KernelSet, threads: int, delta: bool
+) -> None:
+    """What a step that ends there leaves, and nothing else changes."""
+    inputs, weights, states = scan(delta, 4, 2, 18, 24)
+    x, weight, conv = torch.randn(TOKENS, 40), torch.randn(4, 40), torch.randn(ROWS + 3, 3, 40)
+    states = torch.cat((states, torch.zeros(3, *states.shape[1:])))
+    # The fourth sequence has the tokens [6, 23), the fifth [23, 25).
+    ends = (7, 20, 25)
+    saves = torch.tensor([(end, ROWS + i) for i, end in enumerate(ends)])
+    plain_states, plain_conv = states.clone(), conv.clone()
+    wanted = kernels.linear_scan(inputs, weights, plain_states, whose())
+    wanted_conv = kernels.causal_conv(x, plain_conv, weight, None, whose())
+    for i, end in enumerate(ends):
+        start, row = ((6, 2), (6, 2), (23, 3))[i]
+        cut_states, cut_conv = states.clone(), conv.clone()
+        one = StateRows(torch.tensor([0, end - start], dtype=torch.int32), torch.tensor([row]))
+        cut = ScanInputs(
+            *(part[start:end] for part in (inputs.q, inputs.k, inputs.v, inputs.rate)),
+            None if inputs.beta is None else inputs.beta[start:end],
+        )
+        kernels.linear_scan(cut, weights, cut_states, one)
+        kernels.causal_conv(x[start:end], cut_conv, weight, None, one)
+        plain_states[ROWS + i], plain_conv[ROWS + i] = cut_states[row], cut_conv[row]
+    of = StateRows(whose().starts, whose().rows, saves)
+    assert torch.equal(kernels.linear_scan(inputs, weights, states, of), wanted)
+    assert torch.equal(kernels.causal_conv(x, conv, weight, None, of), wanted_conv)
+    torch.testing.assert_close(states, plain_states)
+    torch.testing.assert_close(conv, plain_conv)
+
+
+@pytest.mark.parametrize("saves", [[(0, 1)], [(26, 1)], [(7, 6)], [(7, 1), (6, 1)]])
+def test_states_that_nothing_can_be_kept_in_are_refused(
+    compiled: KernelSet, saves: list[tuple[int, int]]
+) -> None:
+    of = StateRows(whose().starts, whose().rows, torch.tensor(saves))
+    with pytest.raises(ValueError, match="contradict"):
+        compiled.causal_conv(
+            torch.randn(TOKENS, 8), torch.randn(ROWS, 3, 8), torch.randn(4, 8), None, of
+        )
+
+
+@pytest.mark.parametrize("delta", [False, True])
 def test_bits_depend_neither_on_chunks_nor_on_neighbours(compiled: KernelSet, delta: bool) -> None:
     """Other sequences and a prompt in one piece, or each token by itself."""
     inputs, weights, states = scan(delta, 4, 2, 18, 24)

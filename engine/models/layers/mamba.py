@@ -14,17 +14,14 @@ from engine.models.layers.norm import Transform
 from kernels import KernelSet
 from kernels.interface import ScanInputs, StateRows
 
-#: Rows of a table at first; it grows as sequences come.
-_FEWEST_ROWS = 4
-
 
 @dataclass(slots=True)
 class LayerStateCache:
-    """What one layer keeps of each sequence, by its row of the running batch.
+    """What one layer keeps of each sequence, by its block.
 
     Attributes:
-        conv: [rows, width - 1, channels], the last inputs of the convolution.
-        scan: [rows, heads, value_size, key_size].
+        conv: [num_blocks, width - 1, channels], the last inputs of the convolution.
+        scan: [num_blocks, heads, value_size, key_size].
         of: the sequences of the step.
     """
 
@@ -34,74 +31,67 @@ class LayerStateCache:
 
 
 class StateTable:
-    """The states of all layers of a model, float32 on the kernels' device.
+    """Blocks of states of all layers of a model, float32 on the kernels' device.
 
-    A row's memory is taken when its first sequence comes, and kept for the next one.
+    A block's memory is taken when it is first written.
     """
 
-    def __init__(self, state: MambaSpec, ops: KernelSet) -> None:
-        self._state, self._ops = state, ops
+    def __init__(self, state: MambaSpec, ops: KernelSet, num_blocks: int) -> None:
         nobody = StateRows(torch.zeros(1, dtype=torch.int32), torch.zeros(0, dtype=torch.int64))
+        conv = (num_blocks, state.conv_width - 1, state.channels)
+        scan = (num_blocks, state.num_heads, state.value_size, state.key_size)
         self.layers: dict[int, LayerStateCache] = {
-            layer: LayerStateCache(*self._rows(0), nobody)
+            layer: LayerStateCache(
+                torch.zeros(conv, device=ops.device), torch.zeros(scan, device=ops.device), nobody
+            )
             for layer, carried in enumerate(state.layers)
             if carried
         }
-        #: Tokens that each row's state has taken in; -1 while a step is under way.
-        self._tokens = torch.zeros(0, dtype=torch.int64)
-        #: The step's rows, and what their states will have taken in.
+        #: Tokens that each block's state has taken in; -1 while a step is under way.
+        self._num_tokens = torch.zeros(num_blocks, dtype=torch.int64)
+        #: The step's blocks, and what their states will have taken in.
         self._under_way = nobody.rows, nobody.rows
 
-    def _rows(self, count: int) -> tuple[Tensor, Tensor]:
-        """Empty states of so many sequences."""
-        state = self._state
-        conv = (count, state.conv_width - 1, state.channels)
-        scan = (count, state.num_heads, state.value_size, state.key_size)
-        device = self._ops.device
-        return torch.zeros(conv, device=device), torch.zeros(scan, device=device)
-
-    def gather_states(self, context: AttentionMetadata) -> None:
-        """Make the tables ready for a step's sequences: those at position 0 start anew.
+    def begin_step(self, context: AttentionMetadata) -> None:
+        """Make the blocks ready for a step's sequences: those at position 0 start anew.
 
         Raises RuntimeError for a sequence that goes on from where its state isn't.
         """
-        rows = context.sequence_rows
-        if rows is None:
-            raise RuntimeError("the step doesn't say whose sequences these are")
-        starts = context.query_start_loc.long()
+        states = context.states
+        if states is None:
+            raise RuntimeError("the step doesn't say where its states are")
+        for source, target in states.copies:
+            self._num_tokens[target] = self._num_tokens[source]
+            for layer in self.layers.values():
+                layer.conv[target] = layer.conv[source]
+                layer.scan[target] = layer.scan[source]
+        starts, blocks = context.query_start_loc.long(), states.blocks
         first, counts = context.positions[starts[:-1]], starts.diff()
-        if len(rows) and int(rows.max()) >= len(self._tokens):
-            self._grow(int(rows.max()) + 1)
-        fresh = rows[first == 0]
-        self._tokens[fresh] = 0
-        if not torch.equal(self._tokens[rows], first):
+        new = blocks[first == 0]
+        self._num_tokens[new] = 0
+        if not torch.equal(self._num_tokens[blocks], first):
             raise RuntimeError(
-                f"states of {self._tokens[rows].tolist()} tokens can't go on at positions "
+                f"states of {self._num_tokens[blocks].tolist()} tokens can't go on at positions "
                 f"{first.tolist()}"
             )
+        ends, saved = states.saves.unbind(1)
         # A step that fails leaves some layers ahead of others: its sequences must start anew.
-        self._tokens[rows] = -1
-        of = StateRows(context.query_start_loc, rows)
+        self._num_tokens[blocks] = self._num_tokens[saved] = -1
+        of = StateRows(context.query_start_loc, blocks, states.saves if len(saved) else None)
         for layer in self.layers.values():
             layer.of = of
-            if len(fresh):
-                layer.conv[fresh] = 0.0
-                layer.scan[fresh] = 0.0
-        self._under_way = rows, first + counts
+            if len(new):
+                layer.conv[new] = 0.0
+                layer.scan[new] = 0.0
+        self._under_way = (
+            torch.cat((blocks, saved)),
+            torch.cat((first + counts, context.positions[ends - 1] + 1)),
+        )
 
-    def scatter_states(self) -> None:
+    def finish_step(self) -> None:
         """All layers have taken in the step's tokens."""
-        rows, tokens = self._under_way
-        self._tokens[rows] = tokens
-
-    def _grow(self, count: int) -> None:
-        held = len(self._tokens)
-        count = max(count, 2 * held, _FEWEST_ROWS)
-        for layer in self.layers.values():
-            conv, scan = self._rows(count)
-            conv[:held], scan[:held] = layer.conv, layer.scan
-            layer.conv, layer.scan = conv, scan
-        self._tokens = torch.cat((self._tokens, torch.zeros(count - held, dtype=torch.int64)))
+        blocks, num_tokens = self._under_way
+        self._num_tokens[blocks] = num_tokens
 
 
 @dataclass(slots=True, kw_only=True)

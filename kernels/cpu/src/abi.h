@@ -279,7 +279,8 @@ struct StepResult {
 struct StateRows {
   const int32_t* starts;
   const int64_t* rows;
-  int64_t num_seqs, tokens, num_rows;
+  const int64_t* saves;  // [num_saves, 2]: after how many of the step's tokens, and to which row
+  int64_t num_seqs, tokens, num_rows, num_saves;
 };
 
 struct CausalConv {

@@ -289,14 +289,16 @@ QUIRE_OFFSET(StepResult, ranks, 40);
 QUIRE_OFFSET(StepResult, most, 48);
 QUIRE_OFFSET(StepResult, hidden, 56);
 
-QUIRE_SIZE(StateRows, 40);
+QUIRE_SIZE(StateRows, 56);
 QUIRE_OFFSET(StateRows, starts, 0);
 QUIRE_OFFSET(StateRows, rows, 8);
-QUIRE_OFFSET(StateRows, num_seqs, 16);
-QUIRE_OFFSET(StateRows, tokens, 24);
-QUIRE_OFFSET(StateRows, num_rows, 32);
+QUIRE_OFFSET(StateRows, saves, 16);
+QUIRE_OFFSET(StateRows, num_seqs, 24);
+QUIRE_OFFSET(StateRows, tokens, 32);
+QUIRE_OFFSET(StateRows, num_rows, 40);
+QUIRE_OFFSET(StateRows, num_saves, 48);
 
-QUIRE_SIZE(CausalConv, 104);
+QUIRE_SIZE(CausalConv, 120);
 QUIRE_OFFSET(CausalConv, out, 0);
 QUIRE_OFFSET(CausalConv, x, 8);
 QUIRE_OFFSET(CausalConv, stride, 16);
@@ -307,7 +309,7 @@ QUIRE_OFFSET(CausalConv, weight, 48);
 QUIRE_OFFSET(CausalConv, bias, 56);
 QUIRE_OFFSET(CausalConv, of, 64);
 
-QUIRE_SIZE(LinearScan, 208);
+QUIRE_SIZE(LinearScan, 224);
 QUIRE_OFFSET(LinearScan, out, 0);
 QUIRE_OFFSET(LinearScan, q, 8);
 QUIRE_OFFSET(LinearScan, k, 16);

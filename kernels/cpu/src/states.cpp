@@ -15,7 +15,22 @@ bool fits(const StateRows& of) {
     if (of.starts[i] > of.starts[i + 1]) return false;
     if (of.rows[i] < 0 || of.rows[i] >= of.num_rows) return false;
   }
+  for (int64_t i = 0; i < of.num_saves; i++) {
+    const int64_t end = of.saves[2 * i], row = of.saves[2 * i + 1];
+    if (end < (i ? of.saves[2 * i - 2] : 1) || end > of.tokens) return false;
+    if (row < 0 || row >= of.num_rows) return false;
+  }
   return true;
+}
+
+// Calls save(end, row) for the states of the tokens (start, end] that are to be written elsewhere.
+template <typename Save>
+inline __attribute__((always_inline)) void for_saves(const StateRows& of, int64_t start, int64_t end,
+                                                     Save save) {
+  for (int64_t i = 0; i < of.num_saves; i++) {
+    const int64_t last = of.saves[2 * i];
+    if (last > start && last <= end) save(last, of.saves[2 * i + 1]);
+  }
 }
 
 // ---- convolution --------------------------------------------------------------------------------
@@ -41,6 +56,13 @@ void convolve(const CausalConv& c, int64_t seq, int64_t low, int64_t high) {
       vstore_some(out + i, act<kSilu>(sum), n);
     });
   }
+  for_saves(c.of, from, from + count, [&](int64_t end, int64_t row) {
+    float* saved = c.states + row * before * c.channels;
+    for (int64_t j = 0; j < before; j++) {
+      std::memcpy(saved + j * c.channels + low, input(end - from - before + j) + low,
+                  (high - low) * sizeof(float));
+    }
+  });
   for (int64_t j = 0; count && j < before; j++) {
     // What it takes lies behind what it writes.
     std::memmove(state + j * c.channels + low, input(count - before + j) + low,
@@ -131,6 +153,10 @@ void scan_head(const LinearScan& s, int64_t seq, int64_t head, float* scratch) {
                     n);
       });
     }
+    for_saves(s.of, t, t + 1, [&](int64_t, int64_t row) {
+      const int64_t elements = s.value_size * size;
+      std::memcpy(s.states + (row * s.heads + head) * elements, state, elements * sizeof(float));
+    });
   }
 }
 

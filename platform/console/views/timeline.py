@@ -14,6 +14,7 @@ CACHE_MISS_TEXT = {
     "no_shared_prefix": "no earlier prompt begins like it",
     "shorter_than_a_block": "it is shorter than one cache block",
     "evicted": "the prefix that it shares was evicted",
+    "no_state": "no state is cached where its prefix ends",
     "caching_off": "prefix caching is off",
     "all_tokens_needed": "this request needs every token of its prompt computed",
 }

@@ -50,7 +50,7 @@ def test_prompts_together_and_with_a_warm_prefix_cache(
         expected.guesses = [output.outputs[0].token_ids for output in outputs]
         assert expected.guesses == expected.greedy
         found = sum(output.num_cached_tokens for output in outputs)
-        assert found == 0 if name in STATES else found >= cached
+        assert found >= cached
     llm.core.check_integrity()
 
 

@@ -12,7 +12,7 @@ import torch
 from engine import LLM, SamplingParams
 from engine.devices import host_memory
 from engine.models.decoder import NativeDecoder
-from engine.models.forward_context import AttentionMetadata
+from engine.models.forward_context import AttentionMetadata, StateStep
 from engine.models.registry import decoder_spec
 from tests.engine.families.conftest import OUTPUT, Case
 from tests.survey.recipes import RECIPES
@@ -40,7 +40,7 @@ def native(llm: LLM) -> NativeDecoder:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_sequences_that_are_preempted_start_anew(name: str, case: Cases) -> None:
+def test_sequences_that_are_preempted_go_on_with_the_same_tokens(name: str, case: Cases) -> None:
     expected = case(name)
     llm = make(expected.folder, num_gpu_blocks_override=40, block_size=4, max_num_batched_tokens=32)
     assert tokens(llm, expected.prompts) == expected.greedy
@@ -49,15 +49,17 @@ def test_sequences_that_are_preempted_start_anew(name: str, case: Cases) -> None
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_rows_of_sequences_that_ended_are_begun_anew(name: str, case: Cases) -> None:
-    """More sequences than seats, in chunks, twice; the table grows as far as there are seats."""
+def test_blocks_of_sequences_that_ended_are_begun_anew(name: str, case: Cases) -> None:
+    """More sequences than seats, in chunks, twice; without a cache there is a block a seat."""
     expected = case(name)
-    llm = make(expected.folder, max_num_seqs=2, max_num_batched_tokens=24)
+    llm = make(
+        expected.folder, max_num_seqs=2, max_num_batched_tokens=24, enable_prefix_caching=False
+    )
     for _ in range(2):
         assert tokens(llm, expected.prompts) == expected.greedy
     table = native(llm)._states
     assert table is not None
-    assert all(len(layer.scan) <= 4 for layer in table.layers.values())
+    assert all(len(layer.scan) == 2 for layer in table.layers.values())
 
 
 def test_a_step_that_fails_leaves_no_state_half_way(
@@ -90,13 +92,13 @@ def test_a_state_that_is_elsewhere_is_refused(case: Cases) -> None:
         block_tables=torch.zeros((1, 1), dtype=torch.int32),
         seq_lens=torch.tensor([10], dtype=torch.int32),
         query_start_loc=torch.tensor([0, 1], dtype=torch.int32),
-        sequence_rows=torch.tensor([1]),
+        states=StateStep(torch.tensor([1]), [], torch.empty((0, 2), dtype=torch.int64)),
     )
     with (
         torch.inference_mode(),
         pytest.raises(RuntimeError, match=r"can't go on at positions \[9\]"),
     ):
-        table.gather_states(context)
+        table.begin_step(context)
 
 
 def test_a_model_without_attention_has_no_keys_and_values(tmp_path: Path) -> None:
@@ -152,7 +154,8 @@ def test_only_layers_that_attend_take_part_in_the_kv_cache(case: Cases) -> None:
     spec = native(llm).spec
     assert spec.attention_layers == (1,)
     assert llm.core.capacity.kv_bytes_per_token == 2 * spec.kv_size * 4
-    assert [tuple(group.layers) for group in llm.core.capacity.layout.groups] == [(0,)]
+    groups = llm.core.capacity.layout.groups
+    assert [(group.kind, group.layers) for group in groups] == [("full", (0,)), ("state", ())]
 
 
 def test_so_many_sequences_run_as_the_memory_holds_states_of(

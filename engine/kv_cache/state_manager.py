@@ -1,0 +1,279 @@
+"""States of sequences: a block of the group's pool holds the state of all layers that carry one.
+
+A running sequence has one block, which each step overwrites. A checkpoint is a copy of the state as
+it was after a number of tokens, cached by the hash of these tokens. The kernels write it into a
+block of its own while they pass that token, so no step is cut or added for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from engine.kv_cache.block import Block, TenantQuota
+from engine.kv_cache.block_pool import BlockPool
+from engine.kv_cache.kv_cache_config import KVCacheGroupSpec
+from engine.kv_cache.prefix_cache import BlockHashes, CacheableSequence, HitRequirement
+from engine.kv_cache.single_type_managers import BlockTable, SingleTypeManager
+
+#: Least tokens between two checkpoints of a sequence. Writing one costs about as much as a token's
+#: own pass over the state, so all of them take less than 1/64 of the time that states take.
+CHECKPOINT_INTERVAL = 64
+#: Shorter prefixes that prompts share are cheaper to compute than to remember, unless a prompt ends
+#: there.
+MIN_SHARED_TOKENS = 4 * CHECKPOINT_INTERVAL
+
+
+def spaced_positions(end: int) -> Iterator[int]:
+    """Positions below `end` where a prompt's state is kept, in case others share less of it.
+
+    The gap after each is at most a quarter of what is before it. So at least four fifths of any
+    shared prefix of `MIN_SHARED_TOKENS` are reused, and their number grows with the logarithm of a
+    prompt's length.
+    """
+    position = MIN_SHARED_TOKENS
+    while position < end:
+        yield position
+        position += position // 4 // CHECKPOINT_INTERVAL * CHECKPOINT_INTERVAL
+
+
+def checkpoint_positions(start: int, end: int, branch: int) -> list[int]:
+    """Where the state of a prompt is kept, the first position last.
+
+    Args:
+        start: tokens that needn't be computed.
+        end: where the prompt ends, in full blocks.
+        branch: where it parts from earlier prompts, as far as is record, in full blocks.
+    """
+    needed = {end, branch}
+    spaced = {
+        position
+        for position in spaced_positions(end)
+        if all(abs(position - other) >= CHECKPOINT_INTERVAL for other in needed)
+    }
+    return sorted((position for position in needed | spaced if position > start), reverse=True)
+
+
+@dataclass(slots=True, eq=False)
+class Checkpoint:
+    """A state that a step writes.
+
+    Attributes:
+        sequence: whose state.
+        num_tokens: tokens that it has taken in.
+        block: where it is written.
+        quota: the tenant's.
+        planned: the executor knows of it.
+    """
+
+    sequence: CacheableSequence
+    num_tokens: int
+    block: Block
+    quota: TenantQuota
+    planned: bool = False
+
+
+@dataclass(slots=True)
+class CheckpointedSequence:
+    """What is remembered of a running sequence.
+
+    Attributes:
+        num_tokens: how many it had when it started.
+        positions: where checkpoints are still to be written, the next one last.
+        cached: (number of tokens, key) of those that are cached.
+        latest: the last one in its output, with its key, which the next one replaces.
+    """
+
+    num_tokens: int
+    positions: list[int]
+    cached: list[tuple[int, bytes]]
+    latest: tuple[Block, bytes] | None = None
+
+
+class StateManager(SingleTypeManager):
+    """Blocks of states. The pool has at least one for each running sequence, so none ever lacks its
+    own; checkpoints take what is left, and are evicted where they were used least recently.
+    """
+
+    def __init__(
+        self, pool: BlockPool, block_size: int, group: KVCacheGroupSpec, suffix: bytes = b""
+    ) -> None:
+        super().__init__(pool, block_size, group, suffix)
+        self._sequences: dict[int, CheckpointedSequence] = {}
+        #: Checkpoints of the last plan, and those of earlier ones whose tokens aren't record yet.
+        self._pending: list[Checkpoint] = []
+        self._copies: list[tuple[int, int]] = []
+
+    @property
+    def attention_type(self) -> HitRequirement:
+        return HitRequirement(1, (self.suffix,))
+
+    def cached_blocks_of(self, hashes: Sequence[bytes]) -> BlockTable:
+        block = self.pool.get_cached_block(hashes[-1] + self.suffix) if hashes else None
+        return [] if block is None else [block]
+
+    def num_blocks_to_allocate(
+        self, seq_id: int, num_tokens: int, num_computed: int, prefix: BlockTable | None
+    ) -> int:
+        return 0
+
+    def num_blocks_after(
+        self, seq_id: int, num_tokens: int, num_computed: int, prefix: BlockTable | None
+    ) -> int:
+        return 0
+
+    def adopt_prefix(self, seq_id: int, prefix: BlockTable, quota: TenantQuota) -> None:
+        """Start a sequence with a copy of a checkpoint, if there is one."""
+        if not prefix:
+            return
+        (checkpoint,) = prefix
+        quota = self._state_quota(quota)
+        self.pool.touch(prefix, quota)
+        self.pool.free_blocks(prefix, quota)
+        block = self._get_block(quota)
+        # In the smallest pool the block is the checkpoint itself, which is as good.
+        if block is not checkpoint:
+            self._copies.append((checkpoint.block_id, block.block_id))
+        self.tables[seq_id] = [block]
+
+    def allocate_new_blocks(
+        self, seq_id: int, num_tokens: int, num_computed: int, quota: TenantQuota
+    ) -> BlockTable:
+        if seq_id in self.tables:
+            return []
+        table = self.tables[seq_id] = [self._get_block(self._state_quota(quota))]
+        return list(table)
+
+    def remove_skipped_blocks(self, seq_id: int, num_computed: int, quota: TenantQuota) -> None:
+        """Do nothing: there is one block."""
+
+    def cache(self, seq_id: int, hashes: Sequence[bytes], first: int, end: int) -> None:
+        """Do nothing: see `schedule_checkpoints`."""
+
+    # -- checkpoints --------------------------------------------------------------------------
+
+    def start_sequence(self, sequence: CacheableSequence, num_computed: int, branch: int) -> None:
+        """A sequence starts after `num_computed` cached tokens, and shares `branch` with others."""
+        num_tokens, size = len(sequence.token_ids), self.block_size
+        # The last token is computed in any case, so no prompt goes on from behind it.
+        end = (num_tokens - 1) // size * size
+        positions = checkpoint_positions(num_computed, end, branch)
+        self._sequences[sequence.seq_id] = CheckpointedSequence(num_tokens, positions, [])
+
+    def schedule_checkpoints(
+        self, sequence: CacheableSequence, quota: TenantQuota, num_computed: int, num_tokens: int
+    ) -> None:
+        """Have the next step keep the sequence's state where it should be kept between
+        `num_computed` tokens and `num_tokens`, as long as there are free blocks.
+        """
+        record = self._sequences[sequence.seq_id]
+        positions, quota = record.positions, self._state_quota(quota)
+        while positions and positions[-1] <= num_tokens:
+            self._keep(sequence, positions.pop(), quota)
+        if num_tokens % CHECKPOINT_INTERVAL == 0 and num_tokens > record.num_tokens:
+            self._keep(sequence, num_tokens, quota)
+
+    def _keep(self, sequence: CacheableSequence, num_tokens: int, quota: TenantQuota) -> None:
+        if self.pool.num_free_blocks:
+            (block,) = self.pool.get_new_blocks(1, quota)
+            self._pending.append(Checkpoint(sequence, num_tokens, block, quota))
+
+    def cache_written_checkpoints(self) -> None:
+        """Cache the checkpoints of the steps before, which are written when the next one runs."""
+        pending, self._pending = self._pending, []
+        for checkpoint in pending:
+            sequence, num_tokens = checkpoint.sequence, checkpoint.num_tokens
+            if len(sequence.token_ids) < num_tokens:
+                self._pending.append(checkpoint)  # its last token is still being sampled
+                continue
+            hashes = sequence.block_hashes.hash_full_blocks(sequence.token_ids, self.block_size)
+            key = hashes[num_tokens // self.block_size - 1] + self.suffix
+            block, is_new = checkpoint.block, self.pool.get_cached_block(key) is None
+            if is_new:
+                self.pool.cache_block(block, key)
+            self._free(checkpoint)
+            record = self._sequences.get(sequence.seq_id)
+            if record is None or not is_new:
+                continue
+            record.cached.append((num_tokens, key))
+            if num_tokens > record.num_tokens:
+                if record.latest is not None and record.latest[0].block_hash == record.latest[1]:
+                    self.pool.discard(record.latest[0])
+                record.latest = block, key
+
+    def pop_checkpoints(self) -> list[tuple[int, int, int]]:
+        """(sequence id, number of tokens, block id) of what the plan just made must keep."""
+        planned = [checkpoint for checkpoint in self._pending if not checkpoint.planned]
+        for checkpoint in planned:
+            checkpoint.planned = True
+        return [
+            (checkpoint.sequence.seq_id, checkpoint.num_tokens, checkpoint.block.block_id)
+            for checkpoint in planned
+        ]
+
+    def pop_copies(self) -> list[tuple[int, int]]:
+        """(source, target) of the blocks to copy, in order, before the plan's step computes."""
+        copies, self._copies = self._copies, []
+        return copies
+
+    # -- ends ---------------------------------------------------------------------------------
+
+    def uncache_from(self, seq_id: int, hashes: Sequence[bytes], first: int) -> None:
+        num_tokens = first * self.block_size
+        self._drop(
+            checkpoint
+            for checkpoint in self._pending
+            if checkpoint.sequence.seq_id == seq_id and checkpoint.num_tokens > num_tokens
+        )
+        record = self._sequences.get(seq_id)
+        for position, key in record.cached if record is not None else ():
+            if position > num_tokens:
+                self.pool.uncache_all(key)
+
+    def drop_pending(self, hashes: BlockHashes) -> None:
+        """Forget what was to be kept of a sequence: its step failed."""
+        self._drop(
+            checkpoint for checkpoint in self._pending if checkpoint.sequence.block_hashes is hashes
+        )
+
+    def free(self, seq_id: int, quota: TenantQuota) -> None:
+        table = self.tables.pop(seq_id, None)
+        if table is None:
+            return
+        self.pool.free_blocks(table, self._state_quota(quota))
+        self._sequences.pop(seq_id, None)
+        # Tokens that haven't come by now never will.
+        self._drop(
+            checkpoint
+            for checkpoint in self._pending
+            if checkpoint.sequence.seq_id == seq_id
+            and checkpoint.num_tokens > len(checkpoint.sequence.token_ids)
+        )
+
+    def blocks_by_sequence(self) -> Iterator[tuple[int, BlockTable]]:
+        return chain(
+            super().blocks_by_sequence(),
+            ((checkpoint.sequence.seq_id, [checkpoint.block]) for checkpoint in self._pending),
+        )
+
+    def _drop(self, dropped: Iterator[Checkpoint]) -> None:
+        for checkpoint in list(dropped):
+            self._pending.remove(checkpoint)
+            self._free(checkpoint)
+
+    def _free(self, checkpoint: Checkpoint) -> None:
+        """Its block is evicted by its last use, or at once where it isn't cached."""
+        self.pool.free_blocks([checkpoint.block], checkpoint.quota)
+        if checkpoint.block.block_hash is None:
+            self.pool.discard(checkpoint.block)
+
+    def _state_quota(self, quota: TenantQuota) -> TenantQuota:
+        """The tenant's quota in this pool."""
+        return self.pool.quotas.get(quota.name)
+
+    def _get_block(self, quota: TenantQuota) -> Block:
+        if not self.pool.num_free_blocks:
+            # Only checkpoints that aren't written yet can stand in the way of a sequence.
+            self._drop(iter(self._pending[-1:]))
+        return self.pool.get_new_blocks(1, quota)[0]

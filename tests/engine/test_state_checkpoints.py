@@ -1,0 +1,186 @@
+"""States in blocks: where they're kept, and what a prompt that shares a prefix goes on from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import pytest
+
+from engine.kv_cache import BlockHashes, KVCacheCoordinator, make_coordinator
+from engine.kv_cache.kv_cache_config import single_group_config
+from engine.kv_cache.state_manager import (
+    CHECKPOINT_INTERVAL,
+    MIN_SHARED_TOKENS,
+    StateManager,
+    checkpoint_positions,
+    spaced_positions,
+)
+
+BLOCK_SIZE = 16
+
+
+@dataclass
+class Tokens:
+    seq_id: int
+    token_ids: list[int]
+    block_hashes: BlockHashes = field(default_factory=BlockHashes)
+    encoder_key: bytes = b""
+
+
+def make(num_states: int) -> tuple[KVCacheCoordinator, StateManager]:
+    kv = make_coordinator(single_group_config(1).with_states(num_states), 400, BLOCK_SIZE)
+    assert kv.states is not None
+    return kv, kv.states
+
+
+def start(kv: KVCacheCoordinator, sequence: Tokens, num_new: int = 0, tenant: str = "") -> int:
+    """Start a sequence with all of its tokens, or so many; how many of them are cached."""
+    kv.start_step()
+    prefix, quota = kv.get_computed_blocks(sequence), kv.quotas.get(tenant)
+    num_new = num_new or len(sequence.token_ids) - prefix.num_tokens
+    assert kv.allocate_slots(sequence, quota, prefix.num_tokens, num_new, prefix) is not None
+    return prefix.num_tokens
+
+
+def finish(kv: KVCacheCoordinator, sequence: Tokens, tenant: str = "") -> None:
+    kv.free(sequence.seq_id, kv.quotas.get(tenant))
+    kv.check_integrity({})
+
+
+def test_a_shared_prefix_is_at_most_a_fifth_longer_than_what_is_kept_of_it() -> None:
+    positions = list(spaced_positions(100_000))
+    assert positions[0] == MIN_SHARED_TOKENS
+    assert len(positions) < 32
+    assert all(position % CHECKPOINT_INTERVAL == 0 for position in positions)
+    for position, following in pairwise(positions):
+        assert following - position >= CHECKPOINT_INTERVAL
+        assert position >= 0.8 * (following - 1)
+
+
+def test_states_are_kept_at_the_end_where_prompts_part_and_in_between() -> None:
+    assert checkpoint_positions(0, 48, 0) == [48]
+    assert checkpoint_positions(0, 400, 208) == [400, 320, 208]
+    assert checkpoint_positions(320, 800, 512) == [800, 640, 512, 448, 384]
+    assert checkpoint_positions(16, 16, 16) == []
+
+
+def test_a_prompt_goes_on_from_the_longest_prefix_that_has_a_state() -> None:
+    """Block 0 holds the first sequence's state; at its end it's kept in block 1."""
+    kv, states = make(6)
+    first = Tokens(1, list(range(40)))
+    assert start(kv, first) == 0
+    assert [block.block_id for block in states.tables[1]] == [0]
+    assert states.pop_checkpoints() == [(1, 32, 1)]
+    assert states.pop_copies() == []
+    # Written in the step that is planned: nothing can be copied from there yet.
+    prefix = kv.get_computed_blocks(Tokens(2, list(range(50))))
+    assert (prefix.num_tokens, prefix.branch) == (0, 32)
+
+    second = Tokens(2, [*range(40), *range(100, 130)])
+    assert start(kv, second) == 32
+    assert states.pop_copies() == [(1, 2)]
+    assert states.pop_checkpoints() == [(2, 64, 3)]
+    for sequence in (first, second):
+        kv.free(sequence.seq_id, kv.quotas.get(""))
+    kv.check_integrity({})
+
+
+def test_where_prompts_part_is_known_from_the_second_on() -> None:
+    kv, states = make(8)
+    shared = list(range(200))
+    for turn, expected in enumerate((0, 0, 192)):
+        sequence = Tokens(turn, [*shared, *range(1000 * turn + 1000, 1000 * turn + 1040)])
+        kv.start_step()
+        prefix = kv.get_computed_blocks(sequence)
+        assert start(kv, sequence) == expected
+        kept = [num_tokens for _, num_tokens, _ in states.pop_checkpoints()]
+        if turn == 1:
+            assert kv.miss_reason(sequence, prefix, reads_cache=True) == "no_state"
+            assert kept == [192, 224]
+        finish(kv, sequence)
+
+
+def test_a_later_state_of_an_output_replaces_the_one_before() -> None:
+    kv, states = make(4)
+    sequence = Tokens(1, list(range(20)))
+    start(kv, sequence)
+    quota = kv.quotas.get("")
+    for count in range(20, 300):
+        kv.start_step()
+        sequence.token_ids.append(count)
+        assert kv.allocate_slots(sequence, quota, count, 1) is not None
+    finish(kv, sequence)
+    cached = [block for block in states.pool.blocks if block.block_hash is not None]
+    assert len(cached) == 2  # the prompt's end, and the last one
+    assert kv.get_computed_blocks(Tokens(2, list(range(400)))).num_tokens == 256
+
+
+def test_running_sequences_come_before_checkpoints() -> None:
+    """Two sequences and two blocks: the first one's checkpoint, still unwritten, gives way."""
+    kv, states = make(2)
+    first, second = Tokens(1, list(range(40))), Tokens(2, list(range(500, 540)))
+    start(kv, first)
+    prefix = kv.get_computed_blocks(second)
+    assert kv.allocate_slots(second, kv.quotas.get(""), 0, 40, prefix) is not None
+    assert states.pop_checkpoints() == []
+    assert {block.block_id for table in states.tables.values() for block in table} == {0, 1}
+    kv.check_integrity({1: "", 2: ""})
+
+
+def test_a_checkpoint_may_become_the_sequence_itself() -> None:
+    kv, states = make(2)
+    start(kv, first := Tokens(1, list(range(40))))
+    finish(kv, first)
+    start(kv, Tokens(2, list(range(500, 510))))
+    assert start(kv, Tokens(3, list(range(60)))) == 32
+    assert states.pop_copies() == []  # it's the only block that is left
+    kv.check_integrity({2: "", 3: ""})
+
+
+def test_what_a_failed_step_should_have_kept_is_forgotten() -> None:
+    kv, states = make(6)
+    sequence = Tokens(1, list(range(100)))
+    start(kv, sequence, num_new=90)
+    kv.start_step()
+    kv.allocate_slots(sequence, kv.quotas.get(""), 90, 10)
+    assert [num_tokens for _, num_tokens, _ in states.pop_checkpoints()] == [96]
+    kv.uncache_from(1, sequence.block_hashes, 90)
+    kv.check_integrity({1: ""})
+    assert states.pool.num_cached == 0
+    kv.free(1, kv.quotas.get(""))
+    kv.uncache_all(sequence.block_hashes)
+    again = Tokens(2, list(range(100)))
+    start(kv, again)
+    kv.start_step()  # cached, though its step is still run
+    assert states.pool.num_cached == 1
+    kv.free(2, kv.quotas.get(""))
+    kv.uncache_all(again.block_hashes)
+    assert states.pool.num_cached == 0
+
+
+def test_a_tenant_evicts_its_own_states_first() -> None:
+    kv, _ = make(12)
+    for name in ("one", "many"):
+        kv.record_request(name, 1.0, 0.0, 1.0)
+    sequence = Tokens(0, list(range(40)), BlockHashes(b"one"))
+    start(kv, sequence, tenant="one")
+    finish(kv, sequence, "one")
+    for index in range(1, 40):
+        other = Tokens(index, list(range(index, index + 40)), BlockHashes(b"many"))
+        start(kv, other, tenant="many")
+        finish(kv, other, "many")
+    again = Tokens(99, list(range(40)), BlockHashes(b"one"))
+    assert start(kv, again, tenant="one") == 32
+    stranger = Tokens(100, list(range(40)), BlockHashes(b"two"))
+    assert start(kv, stranger, tenant="two") == 0
+
+
+@pytest.mark.parametrize("num_tokens", [15, 16, 17, 31, 32, 33])
+def test_one_token_is_always_computed(num_tokens: int) -> None:
+    kv, _ = make(4)
+    for index in range(2):
+        sequence = Tokens(index, list(range(num_tokens)))
+        hit = start(kv, sequence)
+        finish(kv, sequence)
+    assert hit == (num_tokens - 1) // BLOCK_SIZE * BLOCK_SIZE
