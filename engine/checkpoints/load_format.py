@@ -16,7 +16,7 @@ from engine.checkpoints.gguf.folder import source_of
 from engine.checkpoints.gguf.weights import GGUFWeights
 from engine.checkpoints.quantized_weights import QuantizedWeights
 from engine.checkpoints.safetensors import DummyWeights, WeightReader
-from engine.checkpoints.torch_files import TensorWeights, read_npcache, read_pt
+from engine.checkpoints.torch_files import TensorWeights, open_hub_folder, read_npcache, read_pt
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import InvalidRequest, ModelLoadError
 from engine.quantization.formats.base import CheckpointFormat
@@ -79,7 +79,11 @@ def save_sharded_state(
     files: list[Path] = []
     part: dict[str, Tensor] = {}
     size = 0
+    addresses: set[int] = set()
     for name, tensor in tensors.items():
+        if tensor.data_ptr() in addresses:  # tied: safetensors has no names for one tensor
+            tensor = tensor.clone()
+        addresses.add(tensor.data_ptr())
         if part and size + tensor.nbytes > limit:
             files.append(_save(part, folder, pattern, len(files)))
             part, size = {}, 0
@@ -228,4 +232,4 @@ def open_checkpoint(folder: Path, config: EngineConfig) -> WeightReader:
         path = folder / extra.get("tensorizer_uri", "model.tensors")
         key, readers = extra.get("encryption_keyfile"), extra.get("num_readers")
         return read_tensorizer(path, folder, key, readers)
-    return WeightReader(folder)
+    return WeightReader(folder) if config.load_format == "safetensors" else open_hub_folder(folder)

@@ -127,6 +127,7 @@ def download(config: EngineConfig) -> Path:
     """The folder of the hub's model that `config` names. Raises `ModelLoadError`."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.utils import filter_repo_objects
 
     wanted: dict[str, Any] = {
         "repo_id": config.model,
@@ -137,8 +138,12 @@ def download(config: EngineConfig) -> Path:
     try:
         report_load_phase(DOWNLOADING)
         try:
-            there = snapshot_download(**wanted, dry_run=True)
-            total = sum(each.file_size or 0 for each in there)
+            files = snapshot_download(**wanted, dry_run=True)
+            wanted["allow_patterns"] = file_patterns(config, [file.filename for file in files])
+            needed = filter_repo_objects(
+                files, allow_patterns=wanted["allow_patterns"], key=lambda file: file.filename
+            )
+            total = sum(file.file_size or 0 for file in needed)
         except (LocalEntryNotFoundError, OSError):
             total = 0  # no hub is in reach: what is in the cache will do, or the error comes below
         return Path(snapshot_download(**wanted, tqdm_class=_bar(total)))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.checkpoints.safetensors import FLOATS, PeriodicTrim, WeightReader, trim_heap
+from engine.checkpoints.torch_files import open_hub_folder
 from engine.contract.errors import ModelLoadError
 from engine.quantization.formats.base import CheckpointFormat, LayerTensors
 from engine.quantization.packing import WeightSource
@@ -155,7 +156,7 @@ def plain_tensors(folder: Path, form: CheckpointFormat, dtype: torch.dtype) -> d
     Raises `ModelLoadError` for files that aren't sound, and for experts that are packed together,
     whose plain names only the native decoder knows.
     """
-    weights = QuantizedWeights(WeightReader(folder), form)
+    weights = QuantizedWeights(open_hub_folder(folder), form)
     found: dict[str, Tensor] = {}
     for module, matrix in weights.packed():
         if "#" in module:

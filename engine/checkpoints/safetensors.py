@@ -389,6 +389,11 @@ def _shards(folder: Path) -> list[Path]:
     return shards_of_index(index)
 
 
+def has_safetensors(folder: Path) -> bool:
+    """Whether a folder holds weights under the names that `WeightReader` reads."""
+    return (folder / INDEX_NAME).exists() or (folder / "model.safetensors").is_file()
+
+
 def _other_format_hint(folder: Path) -> str:
     """What to do about weights in another format, where a folder has some."""
     for pattern, load_format in _OTHER_FORMATS.items():

@@ -1,12 +1,16 @@
 """Checkpoints in other formats than safetensors: PyTorch's files and their numpy cache.
 
-Nothing here unpickles objects: PyTorch reads tensors alone (`weights_only`), numpy none at all.
+Nothing here unpickles: PyTorch's files are converted by another process, numpy reads none.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterable, Mapping
+import logging
+import os
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +18,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.checkpoints.safetensors import FLOATS, WeightReader, shards_of_index, unscaled
+from engine.checkpoints.safetensors import (
+    FLOATS,
+    WeightReader,
+    has_safetensors,
+    shards_of_index,
+    unscaled,
+)
 from engine.contract.errors import ModelLoadError
+from engine.system.torch_conversion import ConversionError, convert_torch_files
+from engine.text.tokenizer_folder import cache_dir
+
+log = logging.getLogger(__name__)
 
 SAFE = "*.safetensors"
 PT_INDEX = "pytorch_model.bin.index.json"
+PT_MODEL = "pytorch_model*.bin"
 #: Of a training run, beside the weights.
 _NO_WEIGHTS = ("training_args", "optimizer", "scheduler", "rng_state", "consolidated")
 NP_FOLDER, NP_NAMES = "np", "weight_names.json"
@@ -89,21 +104,69 @@ class TensorWeights(WeightReader):
         self._tensors.clear()
 
 
-def read_pt(folder: Path) -> TensorWeights:
-    """PyTorch's files of a folder, `weights_only`: no code in them is run.
+def read_pt(folder: Path) -> WeightReader:
+    """PyTorch's files of a folder, of tensors alone: no code in them is run.
 
     Raises `ModelLoadError` for a folder without such files, and for one that holds anything but
     tensors by name.
     """
-    tensors: dict[str, Tensor] = {}
-    for path in _pt_files(folder):
-        tensors.update(_pt_tensors(path))
-    return TensorWeights(folder, tensors)
+    return WeightReader(folder, converted_files(_pt_files(folder)))
+
+
+def converted_files(files: Sequence[Path]) -> list[Path]:
+    """The tensors of PyTorch's files as safetensors in the cache, written when the files change.
+
+    Raises `ModelLoadError` for a file that isn't sound and where the cache can't be written.
+    """
+    identity = "\n".join(f"{file.resolve()}:{_state(file)}" for file in files)
+    name = hashlib.sha256(identity.encode()).hexdigest()[:32]
+    target = cache_dir() / "weights" / name
+    if not target.is_dir():
+        log.info("Converting %s to safetensors in %s.", ", ".join(map(str, files)), target)
+        # Beside it first: another replica may be converting the same ones.
+        workplace = target.with_name(f"{name}.{os.getpid()}")
+        try:
+            convert_torch_files(files, workplace)
+            if not target.is_dir():
+                workplace.rename(target)
+        except ConversionError as error:
+            raise ModelLoadError(str(error), param="model") from error
+        except OSError as error:
+            raise ModelLoadError(
+                f"{files[0]} can't be converted in {workplace} (QUIRE_CACHE_DIR): "
+                f"{error.strerror or error}.",
+                param="model",
+            ) from error
+        finally:
+            shutil.rmtree(workplace, ignore_errors=True)
+    return sorted(target.glob(SAFE))
+
+
+def _state(file: Path) -> str:
+    state = file.stat()
+    return f"{state.st_size}:{state.st_mtime_ns}:{state.st_ino}"
+
+
+def open_hub_folder(folder: Path) -> WeightReader:
+    """A folder's safetensors; without any its `pytorch_model*.bin`.
+
+    Raises `ModelLoadError` for files that aren't sound.
+    """
+    return read_pt(folder) if lacks_safetensors(folder) else WeightReader(folder)
+
+
+def lacks_safetensors(folder: Path) -> bool:
+    """Whether PyTorch's files, as transformers named them, are all the weights of a folder."""
+    return not has_safetensors(folder) and (
+        (folder / PT_INDEX).exists() or any(folder.glob(PT_MODEL))
+    )
 
 
 def _pt_files(folder: Path) -> list[Path]:
     if (folder / PT_INDEX).exists():
         return shards_of_index(folder / PT_INDEX)
+    if named := sorted(folder.glob(PT_MODEL)):
+        return named
     found = sorted(
         path
         for suffix in ("*.bin", "*.pt", "*.pth")
@@ -114,27 +177,6 @@ def _pt_files(folder: Path) -> list[Path]:
         hint = " For its safetensors leave load_format out." if any(folder.glob(SAFE)) else ""
         raise ModelLoadError(f"{folder} holds no .bin, .pt or .pth file.{hint}", param="model")
     return found
-
-
-def _pt_tensors(path: Path) -> dict[str, Tensor]:
-    try:
-        try:
-            read: Any = torch.load(  # noqa: TID251
-                path, map_location="cpu", weights_only=True, mmap=True
-            )
-        except (RuntimeError, ValueError):  # the format of before 2020 can't be mapped
-            read = torch.load(path, map_location="cpu", weights_only=True)  # noqa: TID251
-    except Exception as error:  # of a bad file torch raises a dozen kinds
-        first = str(error).strip().splitlines()
-        raise ModelLoadError(
-            f"{path} can't be read as weights alone: {first[0] if first else error!r}",
-            param="model",
-        ) from error
-    if not isinstance(read, Mapping) or not all(
-        isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in read.items()
-    ):
-        raise ModelLoadError(f"{path} holds something else than tensors by name.", param="model")
-    return dict(read)
 
 
 def read_npcache(folder: Path) -> TensorWeights:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -500,11 +500,20 @@ def add_vllm_flags(parser: argparse.ArgumentParser, *, skip: frozenset[str]) -> 
             add_vllm_flag(group, foreign)
 
 
-def file_patterns(config: EngineConfig) -> list[str]:
-    """Return the `allow_patterns` of a hub download: the files that the model needs."""
+#: What transformers called PyTorch's weights, and a pattern for these in any folder.
+TORCH_WEIGHTS = "*pytorch_model*.bin"
+
+
+def file_patterns(config: EngineConfig, names: Collection[str] = ()) -> list[str]:
+    """Return the `allow_patterns` of a hub download: the files that the model needs.
+
+    `names`: files of the repository. PyTorch's weights are needed where no others are.
+    """
     patterns = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
     if config.load_format in ("pt", "npcache"):
         patterns += ["*.bin", "*.pt", "*.pth"]
+    has_others = any(name.endswith((".safetensors", ".gguf")) for name in names)
+    patterns += [TORCH_WEIGHTS] if config.load_format == "auto" and not has_others else []
     patterns += ["*.tensors"] if config.load_format == "tensorizer" else []
     patterns += ["*.py"] if config.trust_remote_code else []
     return patterns

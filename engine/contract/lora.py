@@ -23,6 +23,8 @@ from engine.contract.validation import format_value
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
+#: What PEFT wrote before; read where no safetensors are.
+TORCH_WEIGHTS_FILE = "adapter_model.bin"
 #: Where vLLM looks for rows that go behind those of a model's tables; only safetensors are read.
 NEW_TOKENS = "new_embeddings."
 NEW_TOKENS_FILE = f"{NEW_TOKENS}safetensors"
@@ -101,8 +103,15 @@ def adapter_files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     new = path / NEW_TOKENS_FILE
-    peft_files = [path / CONFIG_FILE, path / WEIGHTS_FILE, *([new] if new.is_file() else [])]
+    peft_files = [path / CONFIG_FILE, weights_file(path), *([new] if new.is_file() else [])]
     return [*peft_files, *tokenizer_files(path)]
+
+
+def weights_file(folder: Path) -> Path:
+    """Return the file of an adapter's weights, existing or not."""
+    safetensors, torch_file = folder / WEIGHTS_FILE, folder / TORCH_WEIGHTS_FILE
+    only_torch = torch_file.is_file() and not safetensors.is_file()
+    return torch_file if only_torch else safetensors
 
 
 def tokenizer_files(path: Path) -> list[Path]:

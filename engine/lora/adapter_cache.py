@@ -18,7 +18,7 @@ from itertools import chain
 from pathlib import Path
 
 from engine.contract.errors import InvalidRequest, QuireError
-from engine.contract.lora import WEIGHTS_FILE, AdapterRef, AdapterStatus
+from engine.contract.lora import AdapterRef, AdapterStatus, weights_file
 from engine.contract.replica_state import EngineStats
 from engine.lora.store import AdapterFacts, AdapterHost
 from engine.scheduler.request import Request, SequenceStatus
@@ -524,7 +524,7 @@ def _file_bytes(ref: AdapterRef) -> int:
     """Size of an adapter's file; 0 if it is missing, which loading reports."""
     path = Path(ref.path)
     try:
-        return (path if path.is_file() else path / WEIGHTS_FILE).stat().st_size
+        return (path if path.is_file() else weights_file(path)).stat().st_size
     except OSError:
         return 0
 

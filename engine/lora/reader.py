@@ -11,8 +11,15 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from engine.contract.errors import InvalidRequest
-from engine.contract.lora import CONFIG_FILE, WEIGHTS_FILE, adapter_digest, adapter_files
+from engine.checkpoints.torch_files import converted_files
+from engine.contract.errors import InvalidRequest, ModelLoadError
+from engine.contract.lora import (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    adapter_digest,
+    adapter_files,
+    weights_file,
+)
 from engine.contract.validation import format_value
 from engine.lora.adapter import (
     PREFIX,
@@ -59,7 +66,8 @@ def read_adapter(folder: Path, modules: TargetModules, max_rank: int | None = No
     before = _fingerprint(folder)
     digest = adapter_digest(folder)
     config = read_adapter_config(folder)
-    with _opened(folder / WEIGHTS_FILE) as file:
+    weights = _safetensors_file(folder)
+    with _opened(weights) as file:
         vocabulary = read_vocabulary(folder, file, config, modules)
         parts = _TensorChecker(config, modules, max_rank, vocabulary)
         keys, stacks = {}, Stacks(config, modules, max_rank)
@@ -80,7 +88,7 @@ def read_adapter(folder: Path, modules: TargetModules, max_rank: int | None = No
             )
         if keys or not (pairs or classifier):
             parts.check_whole(keys)
-        adapter, tensors = LoRAAdapter(digest=digest), TensorFile(folder / WEIGHTS_FILE, file)
+        adapter, tensors = LoRAAdapter(digest=digest), TensorFile(weights, file)
         for name, key in keys.items():
             _put(adapter, key, modules, tensors.read(name), config.tokens_of(_peft_name(name)))
         for name, key in keys.items():
@@ -105,6 +113,24 @@ def _fingerprint(folder: Path) -> list[tuple[int, int, int]]:
             param="path",
         ) from error
     return [(stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in stats]
+
+
+def _safetensors_file(folder: Path) -> Path:
+    """The file of weights, converted where it is PyTorch's."""
+    path = weights_file(folder)
+    if path.name == WEIGHTS_FILE:
+        return path
+    try:
+        files = converted_files([path])
+    except ModelLoadError as error:
+        raise InvalidRequest(error.message, param="path") from error
+    if len(files) != 1:
+        raise InvalidRequest(
+            f"{path.name} must hold tensors, of at most 1 GiB; got {len(files)} such files. Save "
+            f"the adapter as {WEIGHTS_FILE}.",
+            param="path",
+        )
+    return files[0]
 
 
 @contextmanager

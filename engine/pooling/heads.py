@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.checkpoints.safetensors import WeightReader
+from engine.checkpoints.torch_files import open_hub_folder
 from engine.contract.errors import ModelLoadError
 from engine.models.decoder_spec import DecoderSpec
 from engine.models.layers.moe import Weights
@@ -183,11 +183,11 @@ class HeadReader:
 
 
 def dense_module(module: DenseModule) -> Dense:
-    """A dense layer of sentence-transformers, from the safetensors in its folder.
+    """A dense layer of sentence-transformers, from the weights in its folder.
 
     Raises `ModelLoadError` when it's missing or misshapen.
     """
-    weights = WeightReader(module.folder)
+    weights = open_hub_folder(module.folder)
     shape = (module.out_features, module.in_features)
     weight = weights.get("linear.weight", shape).float().clone()
     bias = None

@@ -17,6 +17,7 @@ from torch import nn
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from engine.checkpoints.quantized_weights import plain_tensors
+from engine.checkpoints.torch_files import lacks_safetensors, read_pt
 from engine.contract.errors import ModelLoadError
 from engine.models.rotary_embedding import RopeSpec, rope_spec
 from engine.quantization.formats.base import CheckpointFormat
@@ -59,7 +60,7 @@ class Source:
     """A model folder, or a class from outside and its folder.
 
     Args:
-        folder: with config.json and safetensors.
+        folder: with config.json and weights.
         raw: config.json with the engine's settings applied.
         trust_remote_code: run the code that the folder brings.
         outside: a registered `PreTrainedModel` class; by default `transformers`' own.
@@ -169,6 +170,9 @@ class Source:
                 if self._form is not None:
                     maker, folder = self._class(), ""
                     options["state_dict"] = plain_tensors(self.folder, self._form, dtype)
+                elif lacks_safetensors(self.folder):
+                    maker, folder = self._class(), ""
+                    options["state_dict"] = dict(read_pt(self.folder).tensors())
                 model, info = maker.from_pretrained(
                     folder or None,
                     config=self.config,

@@ -26,10 +26,12 @@ from engine.contract.lora import (
     NEW_TOKENS_FILE,
     TOKENIZER_FILE,
     TOKENIZER_FILES,
+    TORCH_WEIGHTS_FILE,
     WEIGHTS_FILE,
     has_tokenizer,
 )
 from engine.contract.validation import format_value
+from engine.system.torch_conversion import ConversionError, convert_torch_files
 
 # Files are checked before any is stored. `engine.lora.check` checks that they fit the model and
 # that their weights are finite.
@@ -216,7 +218,27 @@ def stage_folder(source: Path, staged: Path, limit: int) -> None:
     for name, file in files.items():
         with _open_regular_file(file) as content, (staged / name).open("xb") as copy:
             remaining = copy_bounded(content, copy, remaining, limit)
+    if (staged / TORCH_WEIGHTS_FILE).is_file():
+        _convert_weights(staged)
     check_contents(staged)
+
+
+def _convert_weights(staged: Path) -> None:
+    """Replace an operator's `adapter_model.bin` by safetensors. Raises `AdapterInvalid`."""
+    converted = staged / "converted"
+    try:
+        convert_torch_files([staged / TORCH_WEIGHTS_FILE], converted)
+    except ConversionError as error:
+        reason = str(error).replace(f"{staged}/", "")
+        raise AdapterInvalid(reason, param="path") from error
+    files = sorted(converted.iterdir())
+    if len(files) != 1:
+        raise AdapterInvalid(
+            f"{TORCH_WEIGHTS_FILE} must hold tensors, of at most 1 GiB.", param="path"
+        )
+    files[0].rename(staged / WEIGHTS_FILE)
+    (staged / TORCH_WEIGHTS_FILE).unlink()
+    converted.rmdir()
 
 
 def stage_zip(archive: Path, staged: Path, limit: int) -> None:
@@ -275,6 +297,9 @@ def _files_of(folder: Path) -> dict[str, Path]:
     ggufs = sorted(name for name in names if name.endswith(".gguf"))
     if len(ggufs) == 1:
         return {GGUF_FILE: folder / ggufs[0]}
+    if TORCH_WEIGHTS_FILE in names:
+        required[required.index(WEIGHTS_FILE)] = TORCH_WEIGHTS_FILE
+        return {name: folder / name for name in required}
     for name in sorted(names):
         check_companion_file(name)
     raise AdapterInvalid(f"The adapter has no file {WEIGHTS_FILE}.", param="path")

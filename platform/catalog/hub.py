@@ -74,7 +74,7 @@ def get_download_info(repository: str, settings: Mapping[str, Any]) -> Download:
             repository, revision=config.revision, files_metadata=True, timeout=WAIT_S
         )
         commit, sizes = info.sha or "", {s.rfilename: s.size or 0 for s in info.siblings or []}
-        files = list(filter_repo_objects(sizes, allow_patterns=file_patterns(config)))
+        files = list(filter_repo_objects(sizes, allow_patterns=file_patterns(config, sizes)))
         cached = [
             name
             for name in files

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from tensorizer import TensorSerializer
 
 from engine import LLM, SamplingParams
-from engine.checkpoints.torch_files import read_npcache, read_pt
+from engine.checkpoints.torch_files import converted_files, read_npcache, read_pt
 from engine.contract.checkpoint_options import LOAD_FORMATS, SAME_FORMATS
 from engine.contract.engine_config import EngineConfig, add_cli_args
 from engine.contract.errors import ConfigError, InvalidRequest, ModelLoadError
@@ -71,8 +71,10 @@ def write_pt(source: Path, folder: Path, dtype: torch.dtype | None = None) -> No
 def test_pt(source: Path, bare: Path, expected: list[int]) -> None:
     write_pt(source, bare)
     assert answer(bare, load_format="pt") == expected
+    assert answer(bare) == expected
+    assert answer(bare, model_impl="transformers") == expected
     with pytest.raises(ModelLoadError, match=r"neither .* For \S+\.bin give --load-format pt\."):
-        answer(bare)
+        answer(bare, load_format="safetensors")
     with pytest.raises(ModelLoadError, match=r"For its safetensors leave load_format out"):
         answer(source, load_format="pt")
 
@@ -96,11 +98,38 @@ def test_no_code_in_a_file_is_run(bare: Path, tmp_path: Path) -> None:
     trap = tmp_path / "trap"
     torch.save({"a": Evil(str(trap))}, bare / "pytorch_model.bin")
     with pytest.raises(ModelLoadError, match="weights alone"):
+        answer(bare)
+    with pytest.raises(ModelLoadError, match="weights alone"):
         read_pt(bare)
     (bare / "pytorch_model.bin").write_bytes(pickle.dumps(Evil(str(trap))))
     with pytest.raises(ModelLoadError):
         read_pt(bare)
     assert not trap.exists()
+
+
+def test_tied_tensors_are_read_and_others_of_one_memory_refused(bare: Path) -> None:
+    row = torch.arange(4.0)
+    torch.save({"a": row, "b": row}, bare / "pytorch_model.bin")
+    assert all(torch.equal(read_pt(bare).get(name, (4,)), row) for name in "ab")
+    torch.save({"a": row.expand(1000, 4)}, bare / "pytorch_model.bin")
+    with pytest.raises(ModelLoadError, match="'a' is no dense tensor"):
+        read_pt(bare)
+    large = torch.ones(10_000)
+    torch.save({str(n): large for n in range(100)}, bare / "pytorch_model.bin")
+    with pytest.raises(ModelLoadError, match="would take 4000000 bytes"):
+        read_pt(bare)
+
+
+def test_a_converted_file_is_kept_until_it_changes(bare: Path) -> None:
+    path = bare / "pytorch_model.bin"
+    torch.save({"a": torch.ones(2)}, path)
+    (first,) = converted_files([path])
+    written = first.stat().st_mtime_ns
+    assert converted_files([path]) == [first]
+    assert first.stat().st_mtime_ns == written
+    torch.save({"a": torch.zeros(2)}, path)
+    assert converted_files([path]) != [first]
+    assert read_pt(bare).get("a", (2,)).tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("content", [b"", b"nonsense", b"PK\x03\x04" + b"\0" * 100])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from datetime import timedelta
 from pathlib import Path
@@ -384,7 +386,7 @@ def test_a_pickle_is_refused_by_any_name(world: World, tmp_path: Path) -> None:
     with pytest.raises(AdapterInvalid, match="a pickle under another name"):
         from_folder(world, folder)
     weights.rename(folder / "adapter_model.bin")
-    with pytest.raises(AdapterInvalid, match="is a pickle"):
+    with pytest.raises(AdapterInvalid, match=r"adapter_model\.bin can't be read as weights alone"):
         actions.add_from_folder(
             actor=SYSTEM_ACTOR,
             tenant=None,
@@ -392,6 +394,26 @@ def test_a_pickle_is_refused_by_any_name(world: World, tmp_path: Path) -> None:
             name="tone",
             path=str(folder),
         )
+
+
+def test_an_operators_adapter_model_bin_is_stored_as_safetensors(
+    world: World, tmp_path: Path
+) -> None:
+    folder = adapter_folder(tmp_path / "allowed" / "tone")
+    weights = folder / "adapter_model.safetensors"
+    convert = (
+        "import sys, torch; from safetensors.torch import load_file;"
+        "torch.save(load_file(sys.argv[1]), sys.argv[2])"
+    )
+    files = [str(weights), str(folder / "adapter_model.bin")]
+    subprocess.run([sys.executable, "-c", convert, *files], check=True)
+    weights.unlink()
+    version = from_folder(world, folder)
+    stored = store.content_path(version.digest)
+    assert sorted(path.name for path in stored.iterdir()) == [
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    ]
 
 
 # -- from the hub -----------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from engine.checkpoints.safetensors import INDEX_NAME, WeightReader
+from engine.checkpoints.safetensors import WeightReader, has_safetensors
 from engine.checkpoints.torch_files import read_pt
 from engine.models.registry import read_config
 from engine.speculative.heads.base import DraftHeads, HeadCheckpoint
@@ -102,7 +102,7 @@ def _weights(folder: Path) -> WeightReader:
     """The folder's tensors: safetensors first, then PyTorch's files, of tensors alone."""
     if (folder / _MEDUSA_FILE).is_file():
         return WeightReader(folder, [folder / _MEDUSA_FILE])
-    if (folder / "model.safetensors").is_file() or (folder / INDEX_NAME).exists():
+    if has_safetensors(folder):
         return WeightReader(folder)
     if any(folder.glob("*.pt")) or any(folder.glob("*.bin")):
         return read_pt(folder)

@@ -47,6 +47,25 @@ def test_the_demo_adapter_is_read_whole(modules: TargetModules) -> None:
     assert adapter.rank == 8
 
 
+def test_pytorchs_file_is_read_where_no_safetensors_are(
+    modules: TargetModules, tmp_path: Path
+) -> None:
+    config, tensors = pirate()
+    write_adapter(tmp_path, config, tensors)
+    expected = read_adapter(tmp_path, modules)
+    torch.save(tensors, tmp_path / "adapter_model.bin")
+    assert read_adapter(tmp_path, modules).digest == expected.digest
+    (tmp_path / WEIGHTS_FILE).unlink()
+    adapter = read_adapter(tmp_path, modules)
+    assert adapter.digest != expected.digest
+    assert adapter.modules.keys() == expected.modules.keys()
+    for name, layer in adapter.modules.items():
+        assert torch.equal(layer.b, expected.modules[name].b)
+    torch.save({"a": {"b": 1}}, tmp_path / "adapter_model.bin")
+    with pytest.raises(InvalidRequest, match="something else than tensors by name"):
+        read_adapter(tmp_path, modules)
+
+
 def _wrong_rank(config: dict[str, Any], tensors: dict[str, Tensor]) -> str:
     name = first_a(tensors)
     tensors[name] = tensors[name][:4]
