@@ -31,6 +31,7 @@ def attention_requirements(
     """What a model with weights of `dtype` asks of attention on the kernels' device."""
     return AttentionRequirements(
         device=ops.device.type,
+        vendor="amd" if torch.version.hip else "nvidia",
         capability=ops.compute_capability,
         dtype=NAMES[ops.activation_dtype(dtype)],
         kv_dtype=_KV_NAMES.get(config.kv_cache_dtype, NAMES[dtype]),

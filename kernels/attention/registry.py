@@ -37,7 +37,8 @@ class AttentionRequirements:
 
     Attributes:
         device: "cpu" or "cuda".
-        capability: compute capability times ten; None on a CPU.
+        vendor: of a GPU, "nvidia" or "amd".
+        capability: compute capability times ten; None on a CPU and on AMD's GPUs.
         dtype, kv_dtype: "fp16", "bf16", "fp32" of activations; the same, "fp8_e4m3", "fp8_e5m2" or
             "int8" of the cache.
         latent: of a latent that is the value of all heads, which has so many of `head_size` values;
@@ -47,6 +48,7 @@ class AttentionRequirements:
     """
 
     device: str
+    vendor: str = "nvidia"
     capability: int | None = None
     dtype: str = "bf16"
     kv_dtype: str = "bf16"
@@ -67,6 +69,7 @@ class AttentionBackend:
 
     Attributes:
         devices: "cpu", "cuda".
+        vendors: of GPUs.
         capability: lowest and highest compute capability times ten; (0, 999): any.
         kv_dtypes: as of `AttentionRequirements`; "auto" is the activations' own.
         block_sizes: allowed ones; () with `block_multiple` otherwise.
@@ -96,6 +99,7 @@ class AttentionBackend:
     sinks: bool = True
     sparse: bool = False
     attention_types: tuple[str, ...] = ("decoder",)
+    vendors: tuple[str, ...] = ("nvidia", "amd")
     capability: tuple[int, int] = (0, 999)
     graphs: GraphSupport = GraphSupport.NEVER
     package: str = ""
@@ -108,6 +112,10 @@ class AttentionBackend:
             f"{what} not supported"
             for what, good in (
                 (f"device {need.device}", need.device in self.devices),
+                (
+                    f"GPU of {need.vendor.upper()}",
+                    need.device != "cuda" or need.vendor in self.vendors,
+                ),
                 (f"dtype {need.dtype}", need.dtype in self.dtypes),
                 (f"KV cache dtype {need.kv_dtype}", self._takes_cache(need)),
                 (f"block size {need.block_size}", self._takes_block(need.block_size)),
@@ -205,6 +213,20 @@ BACKENDS: dict[str, AttentionBackend] = {
             package="triton",
         ),
         AttentionBackend(
+            name="ROCM_ATTN",
+            about="TRITON_ATTN by the name that it has in vLLM on AMD's GPUs",
+            devices=("cuda",),
+            load=lambda: _from("kernels.triton.attention"),
+            kv_dtypes=("auto", "bf16", "fp16", *_FP8, "int8"),
+            block_multiple=4,
+            most_head_size=256,
+            latents=(512, 128),
+            load_latents=lambda: _from("kernels.triton.attention", "latent_attention"),
+            vendors=("amd",),
+            graphs=GraphSupport.ALWAYS,
+            package="triton",
+        ),
+        AttentionBackend(
             name="FLASH_ATTN",
             about="FlashAttention 3",
             devices=("cuda",),
@@ -214,6 +236,7 @@ BACKENDS: dict[str, AttentionBackend] = {
             head_sizes=(64, 96, 128, 192, 256),
             alibi=False,
             sinks=False,
+            vendors=("nvidia",),
             capability=(90, 90),
             package="flash_attn_interface",
         ),
@@ -227,6 +250,7 @@ BACKENDS: dict[str, AttentionBackend] = {
             head_sizes=(64, 128, 256),
             alibi=False,
             sinks=False,
+            vendors=("nvidia",),
             capability=(80, 109),
             package="flashinfer",
         ),
@@ -260,7 +284,14 @@ BACKENDS: dict[str, AttentionBackend] = {
 }
 
 PRIORITY: dict[str, tuple[str, ...]] = {
-    "cuda": ("TRITON_ATTN", "FLASH_ATTN", "FLASHINFER", "FLEX_ATTENTION", "TORCH_SDPA"),
+    "cuda": (
+        "TRITON_ATTN",
+        "ROCM_ATTN",
+        "FLASH_ATTN",
+        "FLASHINFER",
+        "FLEX_ATTENTION",
+        "TORCH_SDPA",
+    ),
     "cpu": ("CPU_ATTN", "TORCH_SDPA", "FLEX_ATTENTION"),
 }
 """In which order backends are tried, by device."""

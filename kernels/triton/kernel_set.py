@@ -28,7 +28,7 @@ from kernels.linear_factory import (
 from kernels.lora import LoraSlots, LoraTarget
 from kernels.triton.attention import latent_attention, paged_attention
 from kernels.triton.elementwise import fused_add_rms_norm, gelu_and_mul, rms_norm, silu_and_mul
-from kernels.triton.launch import INTERPRETED
+from kernels.triton.launch import INTERPRETED, ON_AMD
 from kernels.triton.linear import BatchedHeadLinears, TorchLinear
 from kernels.triton.lora import TritonLoraSlots
 from kernels.triton.moe import fused_experts, route
@@ -67,8 +67,8 @@ class TritonKernels(KernelSet):
 
     @property
     def compute_capability(self) -> int | None:  # type: ignore[override]
-        """As `KernelSet.compute_capability`; None under the interpreter."""
-        if self.device.type != "cuda":
+        """As `KernelSet.compute_capability`; None under the interpreter, and of AMD's."""
+        if self.device.type != "cuda" or ON_AMD:
             return None
         major, minor = torch.cuda.get_device_capability(self.device)
         return major * 10 + minor

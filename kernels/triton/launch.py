@@ -21,6 +21,8 @@ from kernels.errors import KernelsUnavailable
 
 INTERPRETED: bool = bool(triton.knobs.runtime.interpret)
 """Whether kernels run in Triton's interpreter (TRITON_INTERPRET=1), on CPU tensors."""
+ON_AMD: bool = torch.version.hip is not None
+"""Whether torch's "cuda" devices are AMD's."""
 
 
 def check_interpreter(triton_version: str, numpy_version: str) -> None:
@@ -46,19 +48,34 @@ class Target:
     """The device that kernels are chosen for.
 
     Attributes:
-        capability: compute capability times ten: 80, 90, 100; 0 in the interpreter.
-        processors: streaming multiprocessors.
+        capability: compute capability times ten: 80, 90, 100; 0 in the interpreter and on AMD's.
+        processors: streaming multiprocessors, or AMD's compute units.
         shared: bytes of shared memory that one program can have.
+        gfx: AMD's name of the architecture, such as "gfx942"; "" for others.
     """
 
     capability: int
     processors: int
     shared: int = 232_448
+    gfx: str = ""
 
     @property
     def native_fp8(self) -> bool:
-        """Whether the device converts fp8 by itself (from 8.9 on)."""
+        """Whether the device converts OCP's fp8 by itself: NVIDIA's do from 8.9 on.
+
+        gfx942 has other floats of 8 bits (without a negative zero), gfx90a and gfx1100 have none.
+        """
         return self.capability >= 89
+
+    @property
+    def interpreted(self) -> bool:
+        """Whether it's Triton's interpreter."""
+        return self.capability == 0 and not self.gfx
+
+    @property
+    def runs_ptx(self) -> bool:
+        """Whether kernels may hold NVIDIA's assembly."""
+        return self.capability > 0
 
 
 INTERPRETER = Target(0, 2)
@@ -70,11 +87,18 @@ _watcher: contextvars.ContextVar[tuple[Watcher, Target] | None] = contextvars.Co
 
 @functools.cache
 def _device_target(index: int) -> Target:
-    properties = torch.cuda.get_device_properties(index)
+    properties: Any = torch.cuda.get_device_properties(index)
+    if ON_AMD:
+        return Target(
+            0,
+            properties.multi_processor_count,
+            properties.shared_memory_per_block,
+            properties.gcnArchName.partition(":")[0],
+        )
     return Target(
         properties.major * 10 + properties.minor,
         properties.multi_processor_count,
-        properties.shared_memory_per_block_optin,  # type: ignore[attr-defined]  # not in stubs
+        properties.shared_memory_per_block_optin,
     )
 
 
@@ -119,7 +143,23 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> No
     if 0 in grid:
         return
     watched = _watcher.get()
+    if watched is not None and watched[1].gfx:
+        options = _amd_options(options, watched[1].gfx)
+    elif ON_AMD:
+        options = _amd_options(options, _device_target(torch.cuda.current_device()).gfx)
     if watched is not None:
         watched[0](kernel, grid, args, options)
         return
     kernel[grid](*args, **options)
+
+
+def _amd_options(options: dict[str, Any], gfx: str) -> dict[str, Any]:
+    """The same for AMD's compiler. It has no limit of registers, and tf32 products on gfx942 alone:
+    float32 is multiplied exactly. Waves have 64 threads on CDNA (gfx9), 32 on RDNA: twice as many
+    of those share a program's registers."""
+    options = {name: value for name, value in options.items() if name != "maxnreg"}
+    if "PRECISION" in options:
+        options["PRECISION"] = "ieee"
+    if not gfx.startswith("gfx9") and "num_warps" in options:
+        options["num_warps"] *= 2
+    return options

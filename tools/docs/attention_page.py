@@ -18,11 +18,14 @@ graphs" says in which batches a backend can be captured as a whole ([kernels](ke
 are those of DeepSeek's MLA: the largest latent size, and the largest rotary size added to it; other
 backends treat latents as ordinary heads of that size. FLASH_ATTN and FLASHINFER call libraries that
 Quire doesn't install; the calls are tested against stand-ins, not yet against the libraries on a
-GPU.
+GPU. AMD's GPUs are "cuda" to torch; Triton's kernels are compiled for them, but haven't run on one
+([kernels](kernels.md#amds-gpus)). AITER's backends of vLLM (`ROCM_AITER_FA`,
+`ROCM_AITER_UNIFIED_ATTN`) aren't there.
 """
 COLUMNS = (
-    "Backend", "Device", "Dtypes", "KV dtypes", "Block sizes", "Head sizes", "Window", "Soft cap",
-    "ALiBi", "Sinks", "Block-sparse", "Attention types", "Compute cap.", "CUDA graphs", "Needs",
+    "Backend", "Device", "GPUs", "Dtypes", "KV dtypes", "Block sizes", "Head sizes", "Window",
+    "Soft cap", "ALiBi", "Sinks", "Block-sparse", "Attention types", "Compute cap.", "CUDA graphs",
+    "Needs",
 )  # fmt: skip
 
 
@@ -50,6 +53,7 @@ def _row(backend: AttentionBackend) -> tuple[str, ...]:
     return (
         backend.name,
         ", ".join(backend.devices),
+        ", ".join(v.upper() for v in backend.vendors) if "cuda" in backend.devices else "",
         ", ".join(backend.dtypes),
         ", ".join(backend.kv_dtypes),
         ", ".join(str(size) for size in backend.block_sizes) or multiple,

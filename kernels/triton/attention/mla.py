@@ -238,6 +238,8 @@ def latent_tile(target: Target, rows: int, itemsize: int = 2) -> Tile:
         return Tile(rows, 16, 1, 1)
     if itemsize == 4:
         return Tile(16, 16, 8, 1)
+    if target.gfx:
+        return Tile(rows, 16, 8, 1)
     stages = 5 if rows == 16 else 7
     return Tile(rows, 32, rows // 4, stages, programs=2 if large and rows == 16 else 1)
 

@@ -122,14 +122,15 @@ def paged_attention(
     shape: dict[str, Any] = {"HEADS": heads, "HEAD_SIZE": size, "PADDED": padded}
     # Weights times a token's scale may be too small for float16.
     halves = q.dtype == torch.bfloat16 and fp8 > 0 and scales != "token"
+    # The interpreter's product of bfloat16 is wrong, and only PTX makes bfloat16 of pairs of int8.
+    widens = INTERPRETED or (args.key_cache.dtype == torch.int8 and not target.runs_ptx)
     # Splits are weighed with the sinks by a kernel of their own.
     variation: dict[str, Any] = {
         **shape, "KV_HEADS": kv_heads, "PAGE": page, "ROWS": tile.rows, "KEYS": tile.keys,
         "WINDOW": window > 0, "CAPPED": args.soft_cap > 0, "ALIBI": args.alibi_slopes is not None,
         "SCALES": {"tensor": 1, "head": 2}.get(scales, 0), "TOKEN_SCALES": scales == "token",
         "FP8": fp8, "PRECISION": "tf32x3" if q.dtype == torch.float32 else "tf32",
-        # The interpreter's product of bfloat16 is wrong.
-        "UPCAST": INTERPRETED and q.dtype == torch.bfloat16 and not halves, "HALVES": halves,
+        "UPCAST": q.dtype == torch.bfloat16 and not halves and widens, "HALVES": halves,
         "num_warps": tile.warps, "num_stages": tile.stages, "maxnreg": tile.registers,
     }  # fmt: skip
     ends = {"SINKS": args.sinks is not None, "WRITE_LSE": lse is not None}

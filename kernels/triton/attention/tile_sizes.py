@@ -36,10 +36,24 @@ class Tile:
     ahead: int = 0
 
 
+AMD = 0
+"""The table's row of AMD's GPUs: 64 KiB of shared memory, which 2 stages of keys and values share,
+and registers that a program of 8 waves has twice as many of."""
+
 #: (architecture, phase) -> padded head size -> tile, for 16-bit operands. A row's head size is the
 #: largest that it serves. Triton spends every second stage on the look-up in the page table: of n
 #: stages (n - 1) // 2 hold keys and values. Decode, which waits for memory alone, needs two.
 TABLE: dict[tuple[int, str], dict[int, Tile]] = {
+    (AMD, "prefill"): {
+        64: Tile(128, 64, 4, 2),
+        128: Tile(128, 32, 4, 2),
+        256: Tile(64, 32, 4, 1),
+    },
+    (AMD, "decode"): {
+        64: Tile(16, 64, 2, 2, None, 2),
+        128: Tile(16, 32, 2, 2, None, 2),
+        256: Tile(16, 32, 4, 1, None, 1),
+    },
     (8, "prefill"): {
         64: Tile(128, 64, 8, 5),
         128: Tile(128, 32, 8, 5),
@@ -79,6 +93,8 @@ INTERPRETED = {"prefill": Tile(32, 32, 1, 1, ahead=1), "decode": Tile(16, 32, 1,
 
 def architecture_of(target: Target) -> int:
     """The table's row for a device: that of 8.0 where shared memory is as small, or smaller."""
+    if target.gfx:
+        return AMD
     return min(10, max(8, target.capability // 10)) if target.shared > SHARED_8 else 8
 
 
@@ -87,7 +103,7 @@ def tile_for(
 ) -> Tile:
     """The tile for queries of `itemsize` bytes, of at least so many rows: a whole group of heads
     or more."""
-    if target.capability == 0:
+    if target.interpreted:
         tile = INTERPRETED[phase]
     elif itemsize == 4:
         tile = WIDE[phase] if padded <= 128 else Tile(16, 16, 8, 1)
@@ -97,7 +113,7 @@ def tile_for(
     rows = tile.rows
     while rows < min_rows:
         rows *= 2
-    if target.capability == 0:
+    if target.interpreted:
         return replace(tile, rows=rows)
     if rows > tile.rows:
         # A warp has 16 rows: with more, sums don't fit its registers.

@@ -237,8 +237,10 @@ def grouped_gemm(
         create = torch.zeros if fill else torch.empty
         out = create(shape, dtype=out_dtype, device=x.device)
     tile = TILES.get(groups.tile, TILES[16])
-    # More stages than 3 don't fit the small shared memory of 8.6, 8.9 and 12.0.
-    stages = tile.stages if target_of(x.device).shared >= SHARED_8 else min(3, tile.stages)
+    # More stages than 3 don't fit the small shared memory of 8.6, 8.9 and 12.0, nor 2 that of AMD.
+    target = target_of(x.device)
+    max_stages = 2 if target.gfx else tile.stages if target.shared >= SHARED_8 else 3
+    stages = min(max_stages, tile.stages)
     wide = x.dtype == torch.float32
     block_n = min(
         32 if wide or INTERPRETED else tile.columns, max(16, triton.next_power_of_2(columns))

@@ -372,8 +372,8 @@ def fp8_product_kernel(
     out, x, x_scales, weight, scales, bias, order, group_of, row_scales, rows, x_stride,
     COLUMNS: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr, BK: tl.constexpr, BIAS: tl.constexpr, EIGHT: tl.constexpr,
-    NATIVE: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr, SHARED: tl.constexpr,
-    SCALED: tl.constexpr,
+    NATIVE: tl.constexpr, PTX: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+    SHARED: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
     """e4m3 weights, a scale a column; x is e4m3 too with EIGHT, a scale a row.
 
@@ -408,7 +408,10 @@ def fp8_product_kernel(
             a = a.to(tl.float32)
             b = decode_fp8(b, 1).to(tl.float32)
         else:
-            b = decode_weights(b, a.dtype)
+            if PTX:
+                b = decode_weights(b, a.dtype)
+            else:
+                b = decode_fp8(b, 1).to(a.dtype)
         if GROUP:
             # Scales come a turn ahead: Triton pipelines what products read, not what they meet.
             next_weight_scale = load_scales(scales, (start + BK) // GROUP, GROUPS, column, COLUMNS)

@@ -239,7 +239,7 @@ class Int4Linear(QuantisedLinear):
                 int4_few_rows_kernel, grid, out, x, *tensors, *_group_tensors(by), partial, arrived,
                 *shape, BK=spread, num_warps=tile.warps,
                 SPLITS=splits, UNPADDED=self.in_features == 2 * options["PAIRS"] * self.group,
-                ASSEMBLED=not INTERPRETED, **_forms(by), **options,
+                ASSEMBLED=target_of(x.device).runs_ptx, **_forms(by), **options,
             )  # fmt: skip
             return
         launch(
@@ -295,7 +295,7 @@ class Fp8Linear(QuantisedLinear):
             *_group_tensors(by), len(out), x.stride(0), COLUMNS=self.out_features,
             DEPTH=self.in_features, GROUP=self.group, BM=tile.rows, BN=tile.columns, BK=depth,
             BIAS=self.bias is not None, EIGHT=eight, NATIVE=native, PRECISION=_precision(x),
-            UPCAST=INTERPRETED, **_forms(by), num_warps=tile.warps,
+            UPCAST=INTERPRETED, PTX=target.runs_ptx, **_forms(by), num_warps=tile.warps,
             num_stages=2 if wide else tile.stages,
         )  # fmt: skip
 

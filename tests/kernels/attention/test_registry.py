@@ -83,3 +83,13 @@ def test_a_cache_of_the_activations_dtype_is_auto():
     assert BACKENDS["TRITON_ATTN"].refusals(fp32) == []
     mixed = dataclasses.replace(HOPPER, dtype="bf16", kv_dtype="fp16")
     assert BACKENDS["FLASHINFER"].refusals(mixed)[0] == "KV cache dtype fp16 not supported"
+
+
+def test_on_amds_gpus_libraries_of_nvidias_are_refused_and_vllms_name_works():
+    need = AttentionRequirements(device="cuda", vendor="amd")
+    for name in ("FLASH_ATTN", "FLASHINFER"):
+        with pytest.raises(NoAttentionBackend, match="GPU of AMD not supported"):
+            select_backend(need, name)
+    assert get_backend("ROCM_ATTN").refusals(need) == get_backend("TRITON_ATTN").refusals(need)
+    with pytest.raises(NoAttentionBackend, match="GPU of NVIDIA not supported"):
+        select_backend(AttentionRequirements(device="cuda", capability=90), "ROCM_ATTN")

@@ -1,0 +1,50 @@
+"""Every kernel compiles for AMD's GPUs, fits their shared memory and spills next to nothing.
+
+Compiled only: no such GPU has run them. In a process of its own: here kernels are defined for the
+interpreter.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+
+import pytest
+
+from tests.kernels.triton.test_compile import KERNELS
+from tools.triton.amd import GPUS
+
+#: Registers a thread, of 256 to 512.
+MOST_SPILLED = 16
+#: A latent of 512 values for each row doesn't fit the 256 registers of RDNA's threads.
+SPILLS = {("gfx1100", kernel) for kernel in KERNELS if "latent_attention" in kernel}
+
+
+@cache
+def rows(arch: str, *more: str) -> list[dict]:
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "tools.triton.amd", "--arch", arch, *more]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("arch", GPUS)
+def test_every_kernel_compiles_for_amd(arch: str) -> None:
+    made = rows(arch, "--core")
+    # Activations stay as they are beside fp8 weights.
+    assert {row["kernel"] for row in made} == KERNELS - {"round_rows_kernel"}
+    for row in made:
+        assert row["fits"], row
+        assert row["spilled"] <= MOST_SPILLED or (arch, row["kernel"]) in SPILLS, row
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("arch", GPUS)
+def test_every_form_fits_amds_gpus(arch: str) -> None:
+    assert all(row["fits"] for row in rows(arch))
