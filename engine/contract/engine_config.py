@@ -40,6 +40,8 @@ from engine.contract.vllm_flags import VLLM_FLAGS, translate_vllm_settings
 from engine.contract.vllm_variables import settings_from_variables
 
 DEFAULT_NUM_SEQS = 256
+#: Each costs time before its tokens can be counted, so there is a limit whatever a context holds.
+MAX_IMAGES_PER_PROMPT = 64
 DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
 MODEL_IMPLS = ("auto", "quire", "transformers")
 RUNNERS = ("auto", "generate", "pooling")
@@ -338,6 +340,12 @@ class EngineConfig(Settings):
         "those of the model's generation_config.json",
         json=True,
     )
+    limit_mm_per_prompt: dict[str, Any] | None = cli_field(  # noqa: RUF009
+        None,
+        f'JSON of the maximum number of images in a prompt, such as {{"image": 4}}; default: '
+        f"{MAX_IMAGES_PER_PROMPT}",
+        json=True,
+    )
     chat_template: str | None = cli_field(
         None, "file with the chat template, or its text; default: the model's"
     )
@@ -372,6 +380,7 @@ class EngineConfig(Settings):
             check_endpoint(self.otlp_traces_endpoint)
         check_device(self.device)
         check_overrides(self.override_generation_config or {})
+        self._check_media_limits()
         if not self.enable_chunked_prefill and self.max_num_batched_tokens is not None:
             limit = self.max_model_len
             if limit is not None and self.max_num_batched_tokens < limit:
@@ -379,6 +388,22 @@ class EngineConfig(Settings):
                     f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least "
                     f"max_model_len ({limit}) when chunked prefill is off.",
                     param="max_num_batched_tokens",
+                )
+
+    @property
+    def max_images(self) -> int:
+        """Maximum number of images in a prompt."""
+        limit = (self.limit_mm_per_prompt or {}).get("image", MAX_IMAGES_PER_PROMPT)
+        return min(int(limit), MAX_IMAGES_PER_PROMPT)
+
+    def _check_media_limits(self) -> None:
+        for kind, limit in (self.limit_mm_per_prompt or {}).items():
+            is_count = isinstance(limit, int) and not isinstance(limit, bool) and limit >= 0
+            if kind not in ("image", "audio", "video") or not is_count:
+                raise ConfigError(
+                    "limit_mm_per_prompt must give for 'image', 'audio' or 'video' a number from "
+                    f"0; got {kind!r}: {limit!r}.",
+                    param="limit_mm_per_prompt",
                 )
 
     def _check_quantization(self) -> None:

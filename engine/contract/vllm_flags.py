@@ -153,7 +153,7 @@ def check_draft_source(derived: Mapping[str, Any], original_names: Mapping[str, 
         )
 
 
-_NO_MEDIA = "models are served for text alone."
+_NO_MEDIA = "media are prepared as the model's files say, and cached by content."
 _ONE_DEVICE = "an engine runs on one device. For more throughput run more replicas."
 _OTHER_DEVICES = "it is about several devices, and an engine runs on one."
 _BACKENDS = "what computes a layer is chosen by what fits. There is attention_backend."
@@ -205,7 +205,7 @@ NEWER: tuple[VllmFlag, ...] = (
         "mm_device_do_normalize enable_tower_connector_lora",
     ),
     *_of(dict, _NO_MEDIA, "media_io_kwargs default_mm_loras"),
-    *_of(list, _NO_MEDIA, "allowed_media_domains"),
+    *_but(list, ([],), "set QUIRE_ALLOWED_MEDIA_DOMAINS for gateways.", "allowed_media_domains"),
     *_but(bool, (False,), _NO_MEDIA, "mm_encoder_only enable_mm_embeds"),
     # Several devices.
     *_but(int, (1,), _ONE_DEVICE, "prefill_context_parallel_size nnodes data_parallel_size_local"),
@@ -537,11 +537,12 @@ _OF_THE_MANUAL: tuple[VllmFlag, ...] = (
         ("raw_logprobs",),
         "log probabilities are the model's own: raw_logprobs.",
     ),
-    ignored_flag("limit_mm_per_prompt", dict, _NO_MEDIA),
     ignored_flag("mm_processor_kwargs", dict, _NO_MEDIA),
     ignored_flag("mm_processor_cache_gb", float, _NO_MEDIA),
     ignored_flag("skip_mm_profiling", bool, _NO_MEDIA),
-    ignored_flag("allowed_local_media_path", str, _NO_MEDIA),
+    restricted_flag(
+        "allowed_local_media_path", str, ("",), "set QUIRE_ALLOWED_LOCAL_MEDIA_PATH for gateways."
+    ),
     ignored_flag("disable_async_output_proc", bool, "see async_scheduling."),
     ignored_flag("disable_cascade_attn", bool, "there is no cascade attention."),
     restricted_flag(

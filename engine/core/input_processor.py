@@ -267,6 +267,12 @@ class InputProcessor:
             raise InvalidRequest(f"{self._config.name} takes no audio.", param="messages")
         if not self._facts.sees:
             raise InvalidRequest(f"{self._config.name} takes no images.", param="messages")
+        if len(message.media) > self._config.max_images:
+            raise InvalidRequest(
+                f"A prompt may have at most {self._config.max_images} images, this one has "
+                f"{len(message.media)}.",
+                param="messages",
+            )
         end = 0
         for item in message.media:
             for start, count in item.ranges:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -65,17 +66,28 @@ def media_digest(kind: str, encoded: bytes) -> bytes:
 # -- What a media worker is asked and answers.
 
 
+def folder_version(folder: str | Path) -> str:
+    """Changes when a file changes that says how a model's pictures are prepared."""
+    states = []
+    for path in sorted(Path(folder).glob("*.json")):
+        status = path.stat()
+        states.append((path.name, status.st_size, status.st_mtime_ns, status.st_ino))
+    return hashlib.sha256(repr(states).encode()).hexdigest()
+
+
 class PrepareRequest(msgspec.Struct, tag="prepare_picture"):
     """A picture for a model.
 
     Attributes:
         folder: of the model's files.
+        version: see `folder_version`.
         data: the picture's file.
         options: mm_processor_kwargs.
     """
 
     folder: str
     data: bytes
+    version: str = ""
     options: dict[str, Any] = msgspec.field(default_factory=dict)
 
 

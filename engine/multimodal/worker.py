@@ -41,19 +41,20 @@ def main() -> int:
     from engine.multimodal.processor import MediaProcessor, open_image
     from engine.multimodal.sound_files import split_sound
 
-    processors: OrderedDict[str, MediaProcessor] = OrderedDict()
+    processors: OrderedDict[tuple[str, str], MediaProcessor] = OrderedDict()
     encode = msgspec.msgpack.Encoder().encode
     requests_decoder: msgspec.msgpack.Decoder[PrepareRequest | PrepareSoundRequest] = (
         msgspec.msgpack.Decoder(PrepareRequest | PrepareSoundRequest)
     )
 
     def prepare_picture(request: PrepareRequest) -> PreparedPicture:
-        if request.folder not in processors:
-            processors[request.folder] = MediaProcessor(request.folder)
+        key = request.folder, request.version
+        if key not in processors:
+            processors[key] = MediaProcessor(request.folder)
             if len(processors) > _MAX_PROCESSORS:
                 processors.popitem(last=False)
-        processors.move_to_end(request.folder)
-        processor = processors[request.folder]
+        processors.move_to_end(key)
+        processor = processors[key]
         image = open_image(request.data)
         prepared = processor.prepare(image, request.options)
         return PreparedPicture(

@@ -42,9 +42,10 @@ from tenants.authentication import Caller
 
 _encode = msgspec.json.Encoder().encode
 
-#: What a file may be for. Others of OpenAI's are refused by name.
-PURPOSES = ("batch",)
-OTHER_PURPOSES = ("assistants", "evals", "fine-tune", "user_data", "vision")
+#: What a file may be for: a batch's requests, or an image in a message. Others of OpenAI's are
+#: refused by name.
+PURPOSES = ("batch", "vision", "user_data", "assistants")
+OTHER_PURPOSES = ("evals", "fine-tune")
 MIN_LIFETIME_S, MAX_LIFETIME_S = 3600, 30 * 24 * 3600
 FIELDS = frozenset({"purpose", "expires_after[anchor]", "expires_after[seconds]"})
 
@@ -107,7 +108,7 @@ def checked_purpose(purpose: str | None) -> str:
     raise InvalidRequest(
         "Missing required parameter: 'purpose'."
         if not purpose
-        else f"{purpose[:50]!r} isn't a purpose. Use 'batch'.",
+        else f"{purpose[:50]!r} isn't a purpose. Use {' or '.join(map(repr, PURPOSES))}.",
         param="purpose",
     )
 
@@ -155,7 +156,7 @@ _FORM: dict[str, Any] = {
     "additionalProperties": False,
     "properties": {
         "file": {"type": "string", "format": "binary", "minLength": 1},
-        "purpose": {"type": "string", "enum": ["batch"]},
+        "purpose": {"type": "string", "enum": list(PURPOSES)},
         "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
         "expires_after[seconds]": {"type": "integer", "minimum": 3600, "maximum": 2_592_000},
     },

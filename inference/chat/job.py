@@ -217,9 +217,7 @@ async def render_prompt(
     )
     if chat.add_special_tokens:
         token_ids = add_special_tokens(token_ids, served)
-    return await insert_image_tokens(
-        token_ids, images, served.info, served.tokenizer, ctx.caller.tenant
-    )
+    return await insert_image_tokens(token_ids, images, served.info, served.tokenizer, ctx.caller)
 
 
 def _messages(chat: ChatRequest, tokenizer: Tokenizer) -> list[dict[str, Any]]:

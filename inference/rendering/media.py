@@ -9,13 +9,17 @@ import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 from django.conf import settings
 
+from common.db import run_in_db_thread
+from common.errors import NotFound
 from common.outbound_http import OutboundRequestBlocked, fetch
 from engine.contract.errors import EngineUnavailable, InvalidRequest
 from engine.contract.messages import MediaItem, ModelInfo
@@ -26,15 +30,17 @@ from engine.multimodal.inputs import (
     PrepareRequest,
     PrepareSoundRequest,
     Refusal,
+    folder_version,
 )
 from engine.multimodal.placeholders import expand_placeholders, locate_media
 from engine.system.worker_process import WorkerProcess
 from engine.text import Tokenizer
 from inference.loop.offload import FairThreadPool
-from inference.schemas.chat import IMAGE_PARTS
+from inference.schemas.chat import IMAGE_PARTS, part_type
+from storage.access import access_file
+from storage.blobs import blob_path
+from tenants.authentication import Caller
 
-#: A request with more pictures is refused: each costs time before its tokens can be counted.
-MAX_IMAGES = 64
 #: Processes that prepare pictures, and threads that fetch them.
 NUM_WORKERS, NUM_FETCHERS = 2, 8
 #: Of one picture; then its process is killed.
@@ -49,10 +55,19 @@ _COMMAND = "engine.multimodal.worker"
 
 @dataclass(frozen=True, slots=True)
 class ImageSource:
-    """A picture of a message. `param` names it in errors."""
+    """A picture of a message.
+
+    Attributes:
+        url: `data:`, https, or `file:` where the operator allows it; "" of a stored file.
+        param: names it in errors.
+        file_id: of a file that the tenant has uploaded.
+        path: of that file's bytes.
+    """
 
     url: str
     param: str
+    file_id: str = ""
+    path: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,24 +82,26 @@ class ChatPrompt:
 def find_images(messages: Sequence[dict[str, Any]], info: ModelInfo) -> list[ImageSource]:
     """The pictures of checked messages, in their order.
 
-    Raises `InvalidRequest` for a model that takes none, and for more than `MAX_IMAGES`.
+    Raises `InvalidRequest` for a model that takes none, and for more than it takes.
     """
     sources = []
     for number, message in enumerate(messages):
         content = message.get("content")
         for index, part in enumerate(content if isinstance(content, list) else ()):
-            if isinstance(part, dict) and part.get("type") in IMAGE_PARTS:
-                address = part["image_url"]
+            if isinstance(part, dict) and part_type(part) in IMAGE_PARTS:
+                param = f"messages[{number}].content[{index}]"
+                address = part.get("image_url") or ""
                 url = address["url"] if isinstance(address, dict) else address
-                sources.append(ImageSource(url, f"messages[{number}].content[{index}]"))
+                sources.append(ImageSource(url, param, part.get("file_id") or ""))
     if sources and not info.sees:
         raise InvalidRequest(
             f"The model {info.name} takes no images (parts of type image_url).",
             param=sources[0].param,
         )
-    if len(sources) > MAX_IMAGES:
+    limit = info.max_images
+    if len(sources) > limit:
         raise InvalidRequest(
-            f"A request may have at most {MAX_IMAGES} images, this one has {len(sources)}.",
+            f"A request may have at most {limit} images, this one has {len(sources)}.",
             param="messages",
         )
     return sources
@@ -95,7 +112,7 @@ async def insert_image_tokens(
     sources: Sequence[ImageSource],
     info: ModelInfo,
     tokenizer: Tokenizer,
-    tenant: str,
+    caller: Caller,
 ) -> ChatPrompt:
     """A chat's prompt with as many tokens for each picture as the model takes.
 
@@ -106,8 +123,10 @@ async def insert_image_tokens(
     if not sources:
         return ChatPrompt(token_ids, [], {})
     pool = get_media_pool()
+    if any(source.file_id for source in sources):
+        sources = await run_in_db_thread(_locate_files, caller, sources)
     pictures = await asyncio.gather(
-        *(pool.prepare(source, info.path, tenant) for source in sources)
+        *(pool.prepare(source, info.path, caller.tenant) for source in sources)
     )
     image_token_id = pictures[0].image_token_id
     replacements = [
@@ -116,6 +135,20 @@ async def insert_image_tokens(
     expanded = expand_placeholders(token_ids, image_token_id, replacements)
     items = locate_media(expanded, image_token_id, pictures)
     return ChatPrompt(expanded, items, {picture.digest: picture.tensors for picture in pictures})
+
+
+def _locate_files(caller: Caller, sources: Sequence[ImageSource]) -> list[ImageSource]:
+    """The sources with the paths of stored files. Raises `InvalidRequest` for another's file."""
+    located = []
+    for source in sources:
+        if source.file_id:
+            try:
+                row = access_file(caller, source.file_id)
+            except NotFound as error:
+                raise InvalidRequest(error.message, param=source.param) from None
+            source = replace(source, path=blob_path(row.tenant_id, row.public_id))
+        located.append(source)
+    return located
 
 
 class MediaPool:
@@ -136,16 +169,15 @@ class MediaPool:
 
         Raises as `insert_image_tokens`.
         """
-        limit = settings.QUIRE.max_body_bytes
-        data, digest = await asyncio.wrap_future(
-            self._fetchers.submit(tenant, lambda: _read(source, limit))
+        data, digest, version = await asyncio.wrap_future(
+            self._fetchers.submit(tenant, lambda: (*_read(source), folder_version(folder)))
         )
-        key = hashlib.sha256(f"{tenant}\0{folder}\0".encode() + digest).digest()
+        key = hashlib.sha256(f"{tenant}\0{folder}\0{version}\0".encode() + digest).digest()
         if (cached := self._prepared.get(key)) is not None:
             self._prepared.move_to_end(key)
             return cached
         if (running := self._preparing.get(key)) is None:
-            request = msgspec.msgpack.encode(PrepareRequest(folder, data))
+            request = msgspec.msgpack.encode(PrepareRequest(folder, data, version))
             job = self._preparers.submit(
                 tenant, lambda: self._ask(request, PREPARE_TIMEOUT_S, "image")
             )
@@ -197,18 +229,54 @@ class MediaPool:
         return ANSWERS.decode(answer)
 
 
-def _read(source: ImageSource, max_bytes: int) -> tuple[bytes, bytes]:
+def _read(source: ImageSource) -> tuple[bytes, bytes]:
     """A picture's file and its sha256. Raises `InvalidRequest`."""
-    if source.url.startswith("data:"):
+    if source.path is not None:
+        data = _read_file(source.path, source.param)
+    elif source.url.startswith("data:"):
         data = _decode_data_url(source)
+    elif source.url.startswith("file:"):
+        data = _read_file(_local_path(source), source.param)
     else:
         try:
             data = fetch(
-                source.url, max_bytes=max_bytes, timeout_s=FETCH_TIMEOUT_S, param=source.param
+                source.url,
+                max_bytes=settings.QUIRE.max_body_bytes,
+                timeout_s=FETCH_TIMEOUT_S,
+                param=source.param,
+                hosts=settings.QUIRE.allowed_media_domains,
             )
         except OutboundRequestBlocked as error:
             raise InvalidRequest(error.message, param=source.param) from error
     return data, hashlib.sha256(data).digest()
+
+
+def _local_path(source: ImageSource) -> Path:
+    """The path of a `file:` address. Raises `InvalidRequest` unless the operator allows it."""
+    folder, parts = settings.QUIRE.allowed_local_media_path, urlsplit(source.url)
+    refusal = InvalidRequest("The file of this address may not be read.", param=source.param)
+    if folder is None or parts.netloc not in ("", "localhost"):
+        raise refusal
+    try:
+        path = Path(unquote(parts.path)).resolve(strict=True)
+    except (OSError, ValueError):
+        raise refusal from None
+    # Whether a file outside of the folder exists isn't told.
+    if not path.is_relative_to(folder) or not path.is_file():
+        raise refusal
+    return path
+
+
+def _read_file(path: Path, param: str) -> bytes:
+    limit = settings.QUIRE.max_body_bytes
+    try:
+        with path.open("rb") as file:
+            data = file.read(limit + 1)
+    except OSError:
+        raise InvalidRequest("The image's file no longer exists.", param=param) from None
+    if len(data) > limit:
+        raise InvalidRequest(f"The image's file has over {limit} bytes.", param=param)
+    return data
 
 
 def _decode_data_url(source: ImageSource) -> bytes:

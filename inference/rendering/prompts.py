@@ -17,7 +17,7 @@ from engine.text.jinja_limits import RenderLimits, TemplateLimit
 from inference.errors import UnsupportedField
 from inference.loop.offload import get_render_pool
 from inference.parsers.custom_tools import to_function_call
-from inference.schemas.chat import IMAGE_PARTS, TEXT_PARTS
+from inference.schemas.chat import IMAGE_PARTS, TEXT_PARTS, part_type
 
 Message = dict[str, Any]
 _SYSTEM = ("system", "developer")
@@ -62,11 +62,11 @@ def _as_tool_calls(message: Message) -> list[Message]:
 
 def _text_part(part: str | Message) -> str | Message:
     """A part under the one name that templates know."""
-    if isinstance(part, str) or part["type"] == "text":
+    if isinstance(part, str) or part.get("type") == "text":
         return part
-    if part["type"] in IMAGE_PARTS:
+    if (kind := part_type(part)) in IMAGE_PARTS:
         return {"type": "image"}
-    return {"type": "text", "text": part[TEXT_PARTS[part["type"]]]}
+    return {"type": "text", "text": part[TEXT_PARTS[kind]]}
 
 
 def merge_late_system_messages(messages: Sequence[Message], tokenizer: Tokenizer) -> list[Message]:

@@ -34,8 +34,13 @@ TEXT_PARTS = {
 }
 
 
-#: Parts that are pictures; the field that holds their address is `image_url` in all.
+#: Parts that are pictures: they have an `image_url`, or the `file_id` of an uploaded file.
 IMAGE_PARTS = ("image_url", "input_image")
+
+
+def part_type(part: Mapping[str, Any]) -> Any:
+    """A content part's type; {"image_url": ...} and {"text": ...} alone are parts too."""
+    return part.get("type") or ("image_url" if "image_url" in part else "text")
 
 
 class ImageURL(BaseModel):
@@ -51,18 +56,35 @@ class ImageURL(BaseModel):
 
 
 class ContentPart(BaseModel):
-    """A part of a message's content: text or a picture."""
+    """A part of a message's content: text or a picture.
+
+    `uuid` is a hint: a picture is known by its content.
+    """
 
     model_config = ConfigDict(strict=True, extra="allow")
 
     type: str
+    file_id: str | None = None
+    uuid: str | None = None
     text: str | None = None
     refusal: str | None = None
     image_url: ImageURL | str | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _infer_type(cls, data: Any) -> Any:
+        return {**data, "type": part_type(data)} if isinstance(data, dict) else data
+
     @model_validator(mode="after")
     def _check_type(self) -> Self:
-        field = "image_url" if self.type in IMAGE_PARTS else TEXT_PARTS.get(self.type)
+        if self.type in IMAGE_PARTS:
+            if (self.image_url is None) == (self.file_id is None):
+                raise ValueError(
+                    f"a part of type '{self.type}' needs one of the fields 'image_url' and "
+                    "'file_id'."
+                )
+            return self
+        field = TEXT_PARTS.get(self.type)
         if field is None:
             raise ValueError(f"content parts of type '{self.type[:50]}' are not supported.")
         if getattr(self, field) is None:

@@ -151,8 +151,13 @@ def post_webhook(url: str, body: bytes, headers: dict[str, str]) -> int:
             connection.close()
 
 
-def fetch(url: str, *, max_bytes: int, timeout_s: float, param: str) -> bytes:
+def fetch(
+    url: str, *, max_bytes: int, timeout_s: float, param: str, hosts: Sequence[str] = ()
+) -> bytes:
     """The body of a GET. Redirects are followed; each address is checked again. Blocks.
+
+    Args:
+        hosts: the only names that may be asked; () for all.
 
     Raises:
         InvalidRequest: what is no address, an answer other than 200, or one that is too large.
@@ -161,6 +166,8 @@ def fetch(url: str, *, max_bytes: int, timeout_s: float, param: str) -> bytes:
     deadline = time.monotonic() + timeout_s
     for _ in range(MAX_REDIRECTS + 1):
         target = check_url(url, param=param)
+        if hosts and target.host not in hosts:
+            raise InvalidRequest(f"{target.host} is none of the allowed hosts.", param=param)
         connection = PinnedConnection(target, resolve(target.host, target.port))
         watch = threading.Timer(max(0.0, deadline - time.monotonic()), connection.cut)
         watch.daemon = True

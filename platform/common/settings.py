@@ -397,6 +397,12 @@ class QuireSettings(BaseSettings):
     egress_networks: Networks = _limits(
         (), description="Private networks (CIDR) that webhooks may call."
     )
+    allowed_media_domains: Words = _limits(
+        (), description="The only hosts that images are fetched from. Default: all public ones."
+    )
+    allowed_local_media_path: Directory | None = _limits(
+        None, description="Directory whose images requests may name by `file:` addresses."
+    )
 
     strict: bool = _responses(
         False,

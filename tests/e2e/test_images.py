@@ -151,6 +151,81 @@ def test_responses_and_messages_take_pictures(seeing: Seeing, client: openai.Ope
     assert message.content[0].text == wanted
 
 
+def test_uploaded_files_are_pictures_by_their_id(seeing: Seeing, client: openai.OpenAI) -> None:
+    one = picture(3, 50, 50)
+    file = io.BytesIO()
+    one.save(file, "PNG")
+    uploaded = client.files.create(file=("one.png", file.getvalue()), purpose="vision")
+    expected_text = seeing.expected(["See", one])
+    options: Any = {"temperature": 0, "extra_body": {"ignore_eos": True}, "model": "llava"}
+    response = client.responses.create(
+        input=[
+            {
+                "role": "user",
+                "content": [
+                    {"type": "input_text", "text": "See"},
+                    {"type": "input_image", "file_id": uploaded.id, "detail": "auto"},
+                ],
+            }
+        ],
+        max_output_tokens=NUM_TOKENS,
+        **options,
+    )
+    assert response.output_text == expected_text
+    parts: Any = [{"text": "See"}, {"image_url": data_url(one), "uuid": "another's"}]
+    answer = client.chat.completions.create(
+        messages=[{"role": "user", "content": parts}], max_tokens=NUM_TOKENS, **options
+    )
+    assert answer.choices[0].message.content == expected_text
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.responses.create(
+            input=[
+                {
+                    "role": "user",
+                    "content": [{"type": "input_image", "file_id": "file-0", "detail": "auto"}],
+                }
+            ],
+            **options,
+        )
+    assert "content[0]" in str(refused.value.param)
+
+
+def test_results_of_tools_may_be_pictures(seeing: Seeing, client: openai.OpenAI) -> None:
+    one = picture(3, 50, 50)
+    call = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
+    result = {
+        "type": "function_call_output",
+        "call_id": "c",
+        "output": [{"type": "input_image", "image_url": data_url(one), "detail": "auto"}],
+    }
+    conversation: Any = [{"role": "user", "content": "Look"}, call, result]
+    without: Any = [*conversation[:2], {**result, "output": "nothing"}]
+    counts = []
+    for items in (conversation, without):
+        response = client.responses.create(model="llava", input=items, max_output_tokens=1)
+        assert response.usage is not None
+        counts.append(response.usage.input_tokens)
+    assert counts[0] > counts[1] + 8
+    product = seeing.product
+    claude = anthropic.Anthropic(base_url=product.url, api_key=product.api_key, max_retries=0)
+    image = {"type": "base64", "media_type": "image/png", "data": data_url(one).partition(",")[2]}
+    content: Any = [{"type": "image", "source": image}]
+    messages: Any = [
+        {"role": "user", "content": "Look"},
+        {
+            "role": "assistant",
+            "content": [{"type": "tool_use", "id": "c", "name": "f", "input": {}}],
+        },
+        {
+            "role": "user",
+            "content": [{"type": "tool_result", "tool_use_id": "c", "content": content}],
+        },
+    ]
+    message = claude.messages.create(model="llava", max_tokens=1, messages=messages)
+    cached = message.usage.cache_read_input_tokens or 0
+    assert message.usage.input_tokens + cached == counts[0]
+
+
 @pytest.mark.parametrize(
     "url",
     [

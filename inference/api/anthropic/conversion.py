@@ -172,8 +172,13 @@ def _image(block: Block, param: str) -> dict[str, Any]:
         return {"type": "image_url", "image_url": f"data:{media_type};base64,{data}"}
     if kind == "url":
         return {"type": "image_url", "image_url": _needed(source.get("url"), f"{param}.source.url")}
+    if kind == "file":
+        return {
+            "type": "image_url",
+            "file_id": _needed(source.get("file_id"), f"{param}.source.file_id"),
+        }
     raise UnsupportedField(
-        "Only images whose source is of the type 'base64' or 'url' are supported.",
+        "Only images whose source is of the type 'base64', 'url' or 'file' are supported.",
         param=f"{param}.source.type",
     )
 
@@ -205,15 +210,24 @@ def _add_user(messages: list[dict[str, Any]], blocks: list[Block], param: str) -
         _append(messages, {"role": "user", "content": content})
 
 
-def _result(block: Block, param: str) -> str:
+def _result(block: Block, param: str) -> str | list[dict[str, Any]]:
+    """A tool's result: text, or with pictures among it parts."""
     content = block.content
+    parts: list[dict[str, Any]] = []
     if isinstance(content, list):
-        content_param = f"{param}.content"
-        content = "\n".join(
-            _text(_part(part, f"{content_param}.{index}"), f"{content_param}.{index}")
-            for index, part in enumerate(content)
-        )
-    return f"Error: {content or ''}" if block.is_error else content or ""
+        for index, part in enumerate(content):
+            part_param = f"{param}.content.{index}"
+            inner = _part(part, part_param)
+            if inner.type == "image":
+                parts.append(_image(inner, part_param))
+            else:
+                parts.append({"type": "text", "text": _text(inner, part_param)})
+    elif content:
+        parts.append({"type": "text", "text": content})
+    prefix = "Error: " if block.is_error else ""
+    if any(part["type"] != "text" for part in parts):
+        return [{"type": "text", "text": prefix}, *parts] if prefix else parts
+    return prefix + "\n".join(part["text"] for part in parts)
 
 
 def _part(part: dict[str, Any], param: str) -> Block:

@@ -66,7 +66,7 @@ class Messages:
         elif kind in CALLS:
             self._add_call(item, param)
         elif kind in OUTPUTS:
-            output = _text(item.get("output"), f"{param}.output")
+            output = _content(item.get("output"), f"{param}.output")
             call_id = _needed(item, "call_id", param)
             self.messages.append({"role": "tool", "tool_call_id": call_id, "content": output})
         elif kind == "reasoning":
@@ -124,12 +124,14 @@ def _content(content: Any, param: str) -> str | list[dict[str, Any]]:
         if part.get("type") != IMAGE:
             parts.append({"type": "text", "text": _text([part], param)})
             continue
-        if not isinstance(part.get("image_url"), str):
-            raise UnsupportedField(
-                "An image needs an image_url: files by id are not supported.",
-                param=f"{param}[{index}].image_url",
+        source = {
+            name: part[name] for name in ("image_url", "file_id") if part.get(name) is not None
+        }
+        if len(source) != 1 or not all(isinstance(value, str) for value in source.values()):
+            raise InvalidRequest(
+                "An image needs an image_url or a file_id.", param=f"{param}[{index}].image_url"
             )
-        parts.append({"type": IMAGE, "image_url": part["image_url"]})
+        parts.append({"type": IMAGE, **source})
     return parts
 
 

@@ -218,6 +218,20 @@ def test_pictures_that_cannot_be_placed_are_refused_by_field(
     llm.llm_engine.core.check_integrity()
 
 
+def test_limit_mm_per_prompt_bounds_the_pictures_of_a_prompt(
+    family: Callable[[str], tuple[Path, Any, Any]],
+) -> None:
+    folder, one = str(family("llava")[0]), picture(1, 9, 9)
+    llm = LLM(folder, num_gpu_blocks_override=64, limit_mm_per_prompt={"image": 1})
+    _run(llm, [{"prompt": IMAGE_TOKEN, "multi_modal_data": {"image": one}}])
+    with pytest.raises(InvalidRequest, match="at most 1 images"):
+        llm.generate({"prompt": IMAGE_TOKEN * 2, "multi_modal_data": {"image": [one, one]}})
+    for limit in ({"image": -1}, {"image": True}, {"picture": 1}):
+        with pytest.raises(ConfigError) as refused:
+            LLM(folder, limit_mm_per_prompt=limit)
+        assert refused.value.param == "limit_mm_per_prompt"
+
+
 def test_steps_larger_than_the_rotary_tables_spare_rows_are_refused(
     family: Callable[[str], tuple[Path, Any, Any]],
 ) -> None:
