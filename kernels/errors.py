@@ -1,4 +1,4 @@
-"""Errors of choosing kernels."""
+"""Errors of choosing kernels, and of ranks."""
 
 from __future__ import annotations
 
@@ -21,3 +21,7 @@ class CpuKernelsUnavailable(KernelsUnavailable):
 
 class VariantUnavailable(CpuKernelsUnavailable):
     """One variant can't be had here; a lesser one may."""
+
+
+class RankError(RuntimeError):
+    """Another rank has failed, or did not come to a gather in time."""

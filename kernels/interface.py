@@ -9,6 +9,7 @@ are given beside tensors is in `kernels.layers`, how weights are packed in `kern
 
 from __future__ import annotations
 
+import mmap
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 
@@ -52,6 +53,7 @@ from kernels.lora import (
     add_lora_torch,
 )
 from kernels.moe import SequentialMoe
+from kernels.ranks import RankGroup
 from kernels.ssm import ScanInputs, ScanWeights, StateRows, causal_conv, linear_scan
 
 __all__ = [
@@ -74,6 +76,7 @@ __all__ = [
     "MlpWeights",
     "NormWeights",
     "PerHeadLinear",
+    "RankGroup",
     "ScanInputs",
     "ScanWeights",
     "StateRows",
@@ -104,6 +107,21 @@ class KernelSet(LinearFactory):
     """Whether `route` and `fused_experts` are there."""
     edits: LogitEdits | None = None
     """What changes logits before a token is chosen; None: torch does."""
+
+    def rank_memory_bytes(self, size: int) -> int:
+        """Bytes of memory that a group of `size` ranks shares; 0: these kernels have no ranks."""
+        return 0
+
+    def join_ranks(self, memory: mmap.mmap, rank: int, size: int, timeout_s: float) -> RankGroup:
+        """This process's side of a group.
+
+        Args:
+            memory: of `rank_memory_bytes`, mapped by all ranks, zero at first.
+            timeout_s: a gather waits for as long.
+
+        Raises ValueError for kernels without ranks, and for more of them than they take.
+        """
+        raise ValueError(f"{self.name} kernels have no ranks")
 
     def activation_dtype(self, weights: torch.dtype) -> torch.dtype:
         """In which dtype hidden states are best kept, for weights of this dtype."""

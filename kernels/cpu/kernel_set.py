@@ -7,6 +7,7 @@ those that keep C++ from reading or writing outside of a tensor.
 from __future__ import annotations
 
 import ctypes
+import mmap
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -30,6 +31,7 @@ from kernels.cpu.linear import CODINGS, make_linear
 from kernels.cpu.lora import CpuLora, CpuLoraTemplate, add_lora
 from kernels.cpu.memory import bind_threads, lazy_zeros, leave_threads, num_threads, use_threads
 from kernels.cpu.moe import CpuExperts, CpuHeadLinears
+from kernels.cpu.ranks import CpuRankGroup, shared_bytes
 from kernels.cpu.ssm import causal_conv, linear_scan
 from kernels.interface import (
     CompiledDecoder,
@@ -114,6 +116,12 @@ class CpuKernels(KernelSet):
         bias: Tensor | None = None,
     ) -> LinearLayer:
         return make_linear(self._library, shape, slices, form, bias)
+
+    def rank_memory_bytes(self, size: int) -> int:
+        return shared_bytes(self._library, size)
+
+    def join_ranks(self, memory: mmap.mmap, rank: int, size: int, timeout_s: float) -> CpuRankGroup:
+        return CpuRankGroup(self._library, memory, rank, size, timeout_s)
 
     def head_linears(self, layers: Sequence[LinearLayer]) -> CpuHeadLinears:
         return CpuHeadLinears(self._library, layers)

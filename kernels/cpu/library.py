@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kernels.attention_args import BlockSparse
 from kernels.cpu.abi import FUNCTIONS, Sparse
-from kernels.errors import CpuKernelsUnavailable
+from kernels.errors import CpuKernelsUnavailable, RankError
 from kernels.tensors import check_vector, describe
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -29,6 +29,7 @@ ERRORS = {
     8: "row slices of a weight must be whole panels of its format",
 }
 NO_MEMORY = 6
+RANK_ERRORS = {9: "another rank has failed", 10: "a rank did not arrive in time"}
 
 
 class Library:
@@ -60,7 +61,9 @@ class Library:
 
 
 def check(status: int) -> None:
-    """Raise the error of a status that isn't 0."""
+    """Raise the error of a status that isn't 0: ValueError, MemoryError or `RankError`."""
+    if status in RANK_ERRORS:
+        raise RankError(RANK_ERRORS[status])
     if status == NO_MEMORY:
         raise MemoryError("the CPU kernels' scratch memory could not be allocated")
     raise ValueError(ERRORS[status])

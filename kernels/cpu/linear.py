@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kernels.cpu.library import DTYPES, Library, address, check
 from kernels.cpu.memory import num_threads
-from kernels.interface import IntegerRows, LinearLayer
+from kernels.interface import IntegerRows, LinearLayer, RankGroup
 from kernels.linear_factory import (
     CodeFormat,
     CodeKind,
@@ -35,7 +35,13 @@ PackSlice = Callable[[int, Any], int]
 
 
 class CpuLinear(LinearLayer):
-    """One packed weight. The memory is given back when the object goes."""
+    """One packed weight. The memory is given back when the object goes.
+
+    Attributes:
+        ranks: who share it; None: nobody does.
+    """
+
+    ranks: RankGroup | None = None
 
     def __init__(self, library: Library, handle: int | None, out_features: int, k: int) -> None:
         """Takes over `handle`; raises MemoryError when it is None."""
@@ -43,6 +49,7 @@ class CpuLinear(LinearLayer):
             raise MemoryError(f"no memory for packed weights [{out_features}, {k}]")
         self.handle = handle
         self.out_features, self.in_features = out_features, k
+        self._row_size = k  # of which ranks may have parts as inputs
         self.nbytes = library.packed_bytes(handle)
         self._linear, self._rows = library.linear, library.linear_rows
         # Not at exit: a thread of a process that ends may be in the middle of a product.
@@ -72,7 +79,7 @@ class CpuLinear(LinearLayer):
     def rows(self, ids: Tensor) -> Tensor:
         if ids.dim() != 1 or ids.dtype != torch.int64 or not ids.is_contiguous():
             raise ValueError("ids must be contiguous int64 [T]")
-        out = torch.empty((len(ids), self.in_features))
+        out = torch.empty((len(ids), self._row_size))
         status = self._rows(self.handle, out.data_ptr(), ids.data_ptr(), len(ids), num_threads())
         if status:
             check(status)

@@ -355,6 +355,17 @@ int64_t quire_packed_bytes(const void* packed);
 int quire_linear_rows(const void* packed, float* out, const int64_t* ids, int64_t count, int
                       threads);
 
+int64_t quire_ranks_bytes(int size, int64_t slot_bytes);
+void* quire_ranks_new(void* shared, int rank, int size, int64_t slot_bytes, int64_t timeout_ms);
+void quire_ranks_free(void* group);
+void quire_ranks_fail(void* group);
+void quire_ranks_reset(void* group, int first);
+int quire_ranks_missing(const void* group);
+int64_t quire_ranks_gathers(const void* group);
+int quire_ranks_gather(void* group, float* out, const float* local, int64_t rows, const int64_t*
+                       starts, int threads);
+int quire_shard_linear(void* packed, void* group, const int64_t* outputs, const int64_t* inputs);
+
 int quire_add_lora(float* y, int64_t n, const float* x, int64_t stride, int64_t rows, const LoraUse*
                    uses, int64_t num_uses, int threads);
 

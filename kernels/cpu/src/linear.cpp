@@ -314,8 +314,17 @@ int multiply_all(const Packed& w, void* out, const void* x, int64_t stride, int6
 
 int linear(const Packed& w, void* out, const void* x, int64_t stride, int64_t rows, int dtype,
            int threads, const LoraCall* adapters) {
-  if (dtype > kF16) return kBadDType;
+  if (dtype > kF16 || (w.shard && (dtype != kF32 || adapters))) return kBadDType;
+  if (w.shard) {
+    return sharded_linear(w, static_cast<float*>(out), static_cast<const float*>(x), stride, rows,
+                          threads);
+  }
   return multiply_all(w, out, x, stride, rows, dtype, nullptr, adapters, threads);
+}
+
+int local_linear(const Packed& w, void* out, const void* x, int64_t stride, int64_t rows, int dtype,
+                 int threads) {
+  return multiply_all(w, out, x, stride, rows, dtype, nullptr, nullptr, threads);
 }
 
 int linear_gated(const Packed& w, float* out, const float* x, int64_t stride, int64_t rows,

@@ -11,6 +11,8 @@
 
 namespace quire {
 
+struct Shard;
+
 enum Format : int32_t {
   kFloat = 0,     // step: 1 k;  [NR] float
   kBrain = 1,     // step: 2 k;  [NR] pairs of bf16
@@ -42,8 +44,11 @@ struct Packed {
   uint8_t table[32];
   float table_scale;
   int32_t* order;     // [k] or null: which value of x meets each value of a row, in its order here
+  Shard* shard;       // null: all rows of W are here; see ranks.h
 
   char* panel(int64_t p) const { return data + p * steps * step_bytes; }
+  // Columns of y: n, or those of all ranks.
+  int64_t outputs() const;
 };
 
 // Rows of x as the microkernels read them: 32-bit units, in blocks of steps along k whose rows have
@@ -128,6 +133,12 @@ struct LoraCall;
 // add to it, of float32, or there are none.
 int linear(const Packed& w, void* out, const void* x, int64_t stride, int64_t rows, int dtype,
            int threads, const LoraCall* adapters = nullptr);
+// The same with the rows of W that are here: out [rows, n].
+int local_linear(const Packed& w, void* out, const void* x, int64_t stride, int64_t rows, int dtype,
+                 int threads);
+// linear of a layer that ranks share, without adapters.
+int sharded_linear(const Packed& w, float* out, const float* x, int64_t stride, int64_t rows,
+                   int threads);
 
 // out [rows, n / 2] = gate(first half of a row of x W^T + b) * its second half: what is between is
 // never written. float32.

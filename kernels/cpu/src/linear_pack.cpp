@@ -2,6 +2,7 @@
 #include <memory>
 
 #include "linear_int.h"
+#include "ranks.h"
 #include "weights.h"
 
 namespace quire {
@@ -92,6 +93,7 @@ struct Freed {
     give_weights(w->data, w->bytes);
     give_weights(w->bias, w->n * static_cast<int64_t>(sizeof(float)));
     give_weights(w->order, w->k * static_cast<int64_t>(sizeof(int32_t)));
+    delete w->shard;
     delete w;
   }
 };

@@ -3,6 +3,7 @@
 
 #include "linear_int.h"
 #include "ops.h"
+#include "ranks.h"
 
 namespace quire {
 namespace {
@@ -60,17 +61,49 @@ void unpack_row(const Packed& w, int64_t row, float* out) {
   }
 }
 
+void unpack(const Packed& w, float* out, int64_t row) {
+  unpack_row(w, row, out);
+  if (w.order) unsort(out, w.order, w.k);
+}
+
+// Each row comes from the rank that has it.
+int unpack_sharded_rows(const Packed& w, float* out, const int64_t* ids, int64_t count,
+                        int threads) {
+  const Shard& shard = *w.shard;
+  RankGroup& group = *shard.group;
+  const int64_t first = shard.outputs[group.rank()], most = group.slot_floats() / w.k;
+  if (most < 1) return kNoMemory;
+  for (int64_t from = 0; from < count; from += most) {
+    const int64_t rows = std::min(most, count - from);
+    float* slot = group.slot();
+    deal_ranges(worth(threads, rows * w.k, 4096), rows, 1, [&](int64_t low, int64_t high) {
+      for (int64_t i = low; i < high; i++) {
+        const int64_t row = ids[from + i] - first;
+        if (row >= 0 && row < w.n) unpack(w, slot + i * w.k, row);
+      }
+    });
+    if (const int wrong = group.arrive()) return wrong;
+    for (int64_t i = 0; i < rows; i++) {
+      int owner = 0;
+      while (ids[from + i] >= shard.outputs[owner + 1]) owner++;
+      std::memcpy(out + (from + i) * w.k, group.slot(owner) + i * w.k, w.k * sizeof(float));
+    }
+    group.advance();
+  }
+  return kOk;
+}
+
 }  // namespace
+
+int64_t Packed::outputs() const { return shard ? shard->outputs.back() : n; }
 
 int unpack_rows(const Packed& w, float* out, const int64_t* ids, int64_t count, int threads) {
   for (int64_t i = 0; i < count; i++) {
-    if (ids[i] < 0 || ids[i] >= w.n) return kBadRow;
+    if (ids[i] < 0 || ids[i] >= w.outputs()) return kBadRow;
   }
+  if (w.shard) return unpack_sharded_rows(w, out, ids, count, threads);
   deal_ranges(worth(threads, count * w.k, 4096), count, 1, [&](int64_t low, int64_t high) {
-    for (int64_t i = low; i < high; i++) {
-      unpack_row(w, ids[i], out + i * w.k);
-      if (w.order) unsort(out + i * w.k, w.order, w.k);
-    }
+    for (int64_t i = low; i < high; i++) unpack(w, out + i * w.k, ids[i]);
   });
   return kOk;
 }

@@ -27,6 +27,8 @@ enum Status : int32_t {
   kNoMemory = 6,
   kBadRow = 7,
   kBadPiece = 8,
+  kRankFailed = 9,
+  kRankTimeout = 10,
 };
 
 inline size_t size_of(int dtype) { return dtype == kF32 ? 4 : dtype == kI8 ? 1 : 2; }
@@ -69,7 +71,7 @@ char* allocate(size_t bytes, size_t align = 64);
 // ---- scratch ------------------------------------------------------------------------------------
 
 // Whose memory it is: an operation has its own, and keeps it from what it calls.
-enum class Scratch { kRope, kAttention, kLinear, kExperts, kDecoder, kStep, kLora, kStates, kHeads, kCount };
+enum class Scratch { kRope, kAttention, kLinear, kExperts, kDecoder, kStep, kLora, kStates, kHeads, kRanks, kCount };
 
 // At least `bytes`, aligned to 64, which the calling thread keeps from call to call; grows, never
 // shrinks. Throws std::bad_alloc. Good until the same thread asks for the same operation's again.

@@ -270,7 +270,7 @@ int run_step(const Step& step, const Rows& all, int64_t chosen, const StepChoice
              int threads) {
   const StepEnds& ends = step.ends;
   const int64_t groups = step.tables.num_groups, count = all.count;
-  const int64_t hidden = ends.decoder->shape.hidden, vocab = ends.head->n;
+  const int64_t hidden = ends.decoder->shape.hidden, vocab = ends.head->outputs();
   if (const int wrong = check_rows(step, all)) return wrong;
   const int64_t tokens = all.tokens(count), drawn = all.tokens(chosen);
   Inputs in{tokens, widest(step, all)};

@@ -1,0 +1,96 @@
+"""`CpuRankGroup`: ranks of one machine, which gather through memory that they share."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import weakref
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kernels.cpu.library import Library, check, check_dense
+from kernels.cpu.linear import CpuLinear
+from kernels.cpu.memory import num_threads
+from kernels.interface import LinearLayer, RankGroup
+
+#: More is gathered in several rounds. Every rank has two.
+SLOT_BYTES = 4 << 20
+
+
+def shared_bytes(library: Library, size: int) -> int:
+    """Bytes of memory that `size` ranks share."""
+    return library.ranks_bytes(size, SLOT_BYTES)
+
+
+class CpuRankGroup(RankGroup):
+    """Holds the memory for as long as layers may use it."""
+
+    def __init__(
+        self, library: Library, memory: mmap.mmap, rank: int, size: int, timeout_s: float
+    ) -> None:
+        """Raises ValueError unless 0 <= rank < size <= 64, and `memory` is large enough."""
+        if len(memory) < shared_bytes(library, size):
+            raise ValueError(f"{size} ranks share {shared_bytes(library, size)} bytes")
+        self.rank, self.size = rank, size
+        self._library, self._memory = library, ctypes.c_char.from_buffer(memory)
+        address, timeout_ms = ctypes.addressof(self._memory), round(timeout_s * 1000)
+        handle = library.ranks_new(address, rank, size, SLOT_BYTES, timeout_ms)
+        if not handle:
+            raise ValueError(f"there is no rank {rank} of {size}; there may be at most 64")
+        self._handle = handle
+        weakref.finalize(self, library.ranks_free, handle).atexit = False  # as of layers
+
+    @property
+    def num_gathers(self) -> int:
+        return self._library.ranks_gathers(self._handle)
+
+    @property
+    def missing_rank(self) -> int | None:
+        rank = self._library.ranks_missing(self._handle)
+        return None if rank < 0 else rank
+
+    def shard_linear(
+        self, layer: LinearLayer, outputs: Sequence[int], inputs: Sequence[int] | None = None
+    ) -> None:
+        if not isinstance(layer, CpuLinear):
+            raise ValueError("only layers of the compiled CPU kernels are shared by ranks")
+        first, end = outputs[self.rank], outputs[self.rank + 1]
+        if layer.out_features != end - first:
+            raise ValueError(f"the layer has {layer.out_features} rows, not {end - first}")
+        if inputs is not None and layer.in_features != inputs[-1]:
+            raise ValueError(f"the layer has {layer.in_features} inputs, not {inputs[-1]}")
+        status = self._library.shard_linear(
+            layer.handle,
+            self._handle,
+            _starts(outputs),
+            None if inputs is None else _starts(inputs),
+        )
+        if status:
+            check(status)
+        layer.ranks, layer.out_features = self, outputs[-1]
+        if inputs is not None:
+            layer.in_features = inputs[self.rank + 1] - inputs[self.rank]
+
+    def gather(self, local: Tensor, starts: Sequence[int]) -> Tensor:
+        width = starts[self.rank + 1] - starts[self.rank]
+        check_dense("local", local, (len(local), width), torch.float32)
+        out = torch.empty((len(local), starts[-1]))
+        status = self._library.ranks_gather(
+            self._handle, out.data_ptr(), local.data_ptr(), len(local), _starts(starts),
+            num_threads(),
+        )  # fmt: skip
+        if status:
+            check(status)
+        return out
+
+    def fail(self) -> None:
+        self._library.ranks_fail(self._handle)
+
+    def reset(self, *, is_last: bool) -> None:
+        self._library.ranks_reset(self._handle, is_last)
+
+
+def _starts(starts: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:
+    return (ctypes.c_int64 * len(starts))(*starts)

@@ -1,0 +1,236 @@
+#include "ranks.h"
+
+#include <algorithm>
+#include <chrono>
+#include <climits>
+#include <cstdlib>
+
+#include "linear.h"
+
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+#endif
+
+namespace quire {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// About 50 us of looking before sleeping, as the pool's helpers do: ranks that run the same layers
+// come within that of each other, unless the system keeps one from running.
+constexpr int kSpins = 4000;
+// A sleeper looks up now and then, for a failure that nobody woke it for.
+constexpr int64_t kNapMs = 50;
+constexpr int64_t kAlign = 64;
+
+void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// The word is in memory that processes share: these futexes aren't private.
+void sleep_on(std::atomic<uint32_t>& word, uint32_t seen) {
+#if defined(__linux__)
+  const timespec nap{0, kNapMs * 1000000};
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT, seen, &nap, nullptr, 0);
+#else
+  if (word.load() == seen) relax();
+#endif
+}
+
+void wake_all(std::atomic<uint32_t>& word) {
+#if defined(__linux__)
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+#else
+  (void)word;
+#endif
+}
+
+// Numbers go round: what counts is the distance.
+bool reached(uint32_t arrived, uint32_t number) {
+  return static_cast<int32_t>(arrived - number) >= 0;
+}
+
+int64_t widest(const std::vector<int64_t>& starts) {
+  int64_t most = 1;
+  for (size_t r = 1; r < starts.size(); r++) most = std::max(most, starts[r] - starts[r - 1]);
+  return most;
+}
+
+}  // namespace
+
+RankGroup::RankGroup(void* shared, int rank, int size, int64_t slot_bytes, int64_t timeout_ms)
+    : shared_(static_cast<SharedRanks*>(shared)),
+      slots_(static_cast<char*>(shared) + (sizeof(SharedRanks) + kAlign - 1) / kAlign * kAlign),
+      rank_(rank),
+      size_(size),
+      slot_bytes_(slot_bytes),
+      timeout_ms_(timeout_ms) {}
+
+float* RankGroup::slot(int rank) const {
+  const int64_t index = static_cast<int64_t>(gathers_ & 1) * size_ + rank;
+  return reinterpret_cast<float*>(slots_ + index * slot_bytes_);
+}
+
+int RankGroup::wait_for(int rank, uint32_t number) {
+  SharedRanks::Rank& other = shared_->ranks[rank];
+  Clock::time_point deadline{};
+  for (int spins = 0;; spins++) {
+    const uint32_t seen = other.arrived.load(std::memory_order_acquire);
+    if (reached(seen, number)) return kOk;
+    if (shared_->failed.load(std::memory_order_relaxed)) return kRankFailed;
+    if (spins < kSpins) {
+      relax();
+      continue;
+    }
+    const Clock::time_point now = Clock::now();
+    if (spins == kSpins) deadline = now + std::chrono::milliseconds(timeout_ms_);
+    if (now >= deadline) {
+      missing_ = rank;
+      fail();
+      return kRankTimeout;
+    }
+    // Who arrives looks for sleepers after saying so, and a sleeper for who arrived after this.
+    other.sleepers.fetch_add(1);
+    if (!reached(other.arrived.load(), number)) sleep_on(other.arrived, seen);
+    other.sleepers.fetch_sub(1);
+  }
+}
+
+int RankGroup::arrive() {
+  const uint32_t number = gathers_ + 1;
+  SharedRanks::Rank& self = shared_->ranks[rank_];
+  self.arrived.store(number);
+  if (self.sleepers.load()) wake_all(self.arrived);
+  for (int r = 0; r < size_; r++) {
+    if (r == rank_) continue;
+    if (const int wrong = wait_for(r, number)) return wrong;
+  }
+  return kOk;
+}
+
+void RankGroup::fail() {
+  shared_->failed.store(1);
+  for (int r = 0; r < size_; r++) wake_all(shared_->ranks[r].arrived);
+}
+
+void RankGroup::reset(bool first) {
+  gathers_ = 0;
+  missing_ = -1;
+  shared_->ranks[rank_].arrived.store(0);
+  if (first) shared_->failed.store(0);
+}
+
+int gather_columns(RankGroup& group, float* out, const float* local, int64_t stride, int64_t rows,
+                   const std::vector<int64_t>& starts, int threads) {
+  const int64_t columns = starts.back(), most = group.slot_floats() / widest(starts);
+  const int64_t own = starts[group.rank() + 1] - starts[group.rank()];
+  if (most < 1) return kNoMemory;
+  for (int64_t row = 0; row < rows; row += most) {
+    const int64_t count = std::min(most, rows - row);
+    const int team = worth(threads, count * columns, 32768);
+    float* slot = group.slot();
+    if (local != slot) {
+      deal_ranges(team, count, 1, [&](int64_t low, int64_t high) {
+        for (int64_t i = low; i < high; i++)
+          std::memcpy(slot + i * own, local + (row + i) * stride, own * sizeof(float));
+      });
+    }
+    if (const int wrong = group.arrive()) return wrong;
+    deal_ranges(team, count, 1, [&](int64_t low, int64_t high) {
+      for (int r = 0; r < group.size(); r++) {
+        const int64_t width = starts[r + 1] - starts[r];
+        const float* from = group.slot(r);
+        for (int64_t i = low; i < high; i++)
+          std::memcpy(out + (row + i) * columns + starts[r], from + i * width,
+                      width * sizeof(float));
+      }
+    });
+    group.advance();
+  }
+  return kOk;
+}
+
+int sharded_linear(const Packed& w, float* out, const float* x, int64_t stride, int64_t rows,
+                   int threads) {
+  const Shard& shard = *w.shard;
+  RankGroup& group = *shard.group;
+  const bool fits = rows * widest(shard.outputs) <= group.slot_floats();
+  float *inputs, *outputs;
+  Layout layout;
+  layout.add(&inputs, shard.inputs.empty() ? 0 : rows * w.k);
+  layout.add(&outputs, fits ? 0 : rows * w.n);
+  layout.take(Scratch::kRanks);
+  if (!shard.inputs.empty()) {
+    if (const int wrong = gather_columns(group, inputs, x, stride, rows, shard.inputs, threads))
+      return wrong;
+    x = inputs, stride = w.k;
+  }
+  if (fits) outputs = group.slot();
+  if (const int wrong = local_linear(w, outputs, x, stride, rows, kF32, threads)) return wrong;
+  return gather_columns(group, out, outputs, w.n, rows, shard.outputs, threads);
+}
+
+}  // namespace quire
+
+extern "C" int64_t quire_ranks_bytes(int size, int64_t slot_bytes) {
+  return static_cast<int64_t>(sizeof(SharedRanks)) + 64 + 2 * size * slot_bytes;
+}
+
+// `shared`: quire_ranks_bytes of memory that all ranks map, zero at first. Null where there is no
+// memory, or there are too many ranks.
+extern "C" void* quire_ranks_new(void* shared, int rank, int size, int64_t slot_bytes,
+                                 int64_t timeout_ms) {
+  if (rank < 0 || rank >= size || size > kMostRanks || slot_bytes % 64) return nullptr;
+  return new (std::nothrow) RankGroup(shared, rank, size, slot_bytes, timeout_ms);
+}
+
+extern "C" void quire_ranks_free(void* group) { delete static_cast<RankGroup*>(group); }
+
+extern "C" void quire_ranks_fail(void* group) { static_cast<RankGroup*>(group)->fail(); }
+
+extern "C" void quire_ranks_reset(void* group, int first) {
+  static_cast<RankGroup*>(group)->reset(first);
+}
+
+// The rank that the latest gather waited for in vain, or -1.
+extern "C" int quire_ranks_missing(const void* group) {
+  return static_cast<const RankGroup*>(group)->missing();
+}
+
+// The number of gathers since the start or the latest reset.
+extern "C" int64_t quire_ranks_gathers(const void* group) {
+  return static_cast<const RankGroup*>(group)->gathers();
+}
+
+// out [rows, starts[size]] of each rank's local [rows, starts[rank + 1] - starts[rank]].
+extern "C" int quire_ranks_gather(void* group, float* out, const float* local, int64_t rows,
+                                  const int64_t* starts, int threads) {
+  return guarded([&] {
+    RankGroup& ranks = *static_cast<RankGroup*>(group);
+    const std::vector<int64_t> all(starts, starts + ranks.size() + 1);
+    return gather_columns(ranks, out, local, all[ranks.rank() + 1] - all[ranks.rank()], rows, all,
+                          threads);
+  });
+}
+
+// The weights are a rank's rows: outputs [size + 1] are where each rank's begin among all of them;
+// inputs likewise, or null where all ranks have all inputs.
+extern "C" int quire_shard_linear(void* packed, void* group, const int64_t* outputs,
+                                  const int64_t* inputs) {
+  return guarded([&] {
+    Packed& w = *static_cast<Packed*>(packed);
+    RankGroup& ranks = *static_cast<RankGroup*>(group);
+    const int64_t count = ranks.size() + 1;
+    w.shard = new Shard{&ranks, std::vector<int64_t>(outputs, outputs + count),
+                        inputs ? std::vector<int64_t>(inputs, inputs + count)
+                               : std::vector<int64_t>()};
+    return kOk;
+  });
+}

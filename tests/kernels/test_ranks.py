@@ -1,0 +1,110 @@
+"""Ranks, here threads of one process, gather what each has, or learn that another has failed."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import pytest
+import torch
+
+from kernels.cpu import CpuKernels
+from kernels.cpu.ranks import SLOT_BYTES
+from kernels.errors import RankError
+from kernels.interface import RankGroup
+
+pytestmark = pytest.mark.usefixtures("compiled")
+
+T = TypeVar("T")
+
+
+def join(size: int, timeout_s: float = 30.0) -> list[RankGroup]:
+    ops = CpuKernels()
+    memory = mmap.mmap(-1, ops.rank_memory_bytes(size))
+    return [ops.join_ranks(memory, rank, size, timeout_s) for rank in range(size)]
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(4) as threads:
+        yield threads
+
+
+def on_all(
+    pool: ThreadPoolExecutor, ranks: list[RankGroup], run: Callable[[RankGroup], T]
+) -> list[T]:
+    return [future.result(60) for future in [pool.submit(run, rank) for rank in ranks]]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("rows", [1, 7, 300])
+def test_all_ranks_gather_the_same(pool: ThreadPoolExecutor, size: int, rows: int) -> None:
+    ranks, widest = join(size), SLOT_BYTES // 4 // 40  # 300 rows don't fit at once
+    starts = [0, widest, *(widest + 5 * rank for rank in range(1, size))]
+    for _ in range(3):
+        x = torch.randn(rows, starts[-1])
+
+        def gather(rank: RankGroup, x: torch.Tensor = x) -> torch.Tensor:
+            first, end = starts[rank.rank : rank.rank + 2]
+            return rank.gather(x[:, first:end].contiguous(), starts)
+
+        for gathered in on_all(pool, ranks, gather):
+            assert torch.equal(gathered, x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_shared_layer_gives_the_bits_of_a_whole_one(
+    pool: ThreadPoolExecutor, dtype: torch.dtype
+) -> None:
+    ops, ranks = CpuKernels(), join(2)
+    weight, bias = torch.randn(100, 48).to(dtype), torch.randn(100)
+    x, outputs, inputs = torch.randn(9, 48), (0, 64, 100), (0, 32, 48)
+    whole = ops.PackedLinear(weight, bias)
+    ids = torch.tensor([0, 63, 64, 99, 5])
+
+    def compute(rank: RankGroup) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = slice(outputs[rank.rank], outputs[rank.rank + 1])
+        columns = slice(inputs[rank.rank], inputs[rank.rank + 1])
+        layer = ops.PackedLinear(weight[rows], bias[rows])
+        rank.shard_linear(layer, outputs, inputs)
+        assert (layer.out_features, layer.in_features) == (100, columns.stop - columns.start)
+        return layer(x[:, columns]), layer.rows(ids)
+
+    for product, rows in on_all(pool, ranks, compute):
+        assert torch.equal(product, whole(x))
+        assert torch.equal(rows, whole.rows(ids))
+
+
+def test_a_rank_that_does_not_come_is_named_and_all_begin_anew(pool: ThreadPoolExecutor) -> None:
+    ranks, x, starts = join(2, timeout_s=0.2), torch.ones(1, 2), (0, 2, 4)
+    with pytest.raises(RankError, match="in time"):
+        ranks[0].gather(x, starts)
+    assert ranks[0].missing_rank == 1
+    ranks[1].gather(x, starts)  # what the other one has written is there
+    with pytest.raises(RankError, match="another rank has failed"):
+        ranks[1].gather(x, starts)
+    for rank in reversed(ranks):
+        rank.reset(is_last=rank.rank == 0)
+    assert ranks[0].missing_rank is None
+    gathered = on_all(pool, ranks, lambda rank: rank.gather(x, starts))
+    assert all(torch.equal(each, torch.ones(1, 4)) for each in gathered)
+
+
+def test_a_failure_wakes_those_that_wait(pool: ThreadPoolExecutor) -> None:
+    ranks = join(2)
+    waiting = pool.submit(ranks[0].gather, torch.ones(1, 2), (0, 2, 4))
+    ranks[1].fail()
+    with pytest.raises(RankError, match="another rank has failed"):
+        waiting.result(20)
+
+
+def test_groups_and_layers_that_do_not_fit_are_refused() -> None:
+    ops, (rank, _) = CpuKernels(), join(2)
+    with pytest.raises(ValueError, match="share"):
+        ops.join_ranks(mmap.mmap(-1, 4096), 0, 2, 1.0)
+    with pytest.raises(ValueError, match="at most 64"):
+        ops.join_ranks(mmap.mmap(-1, ops.rank_memory_bytes(65)), 0, 65, 1.0)
+    with pytest.raises(ValueError, match="has 4 rows, not 2"):
+        rank.shard_linear(ops.PackedLinear(torch.ones(4, 8)), (0, 2, 4))
