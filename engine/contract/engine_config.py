@@ -310,8 +310,16 @@ class EngineConfig(Settings):
     enable_sleep_mode: bool = cli_field(
         False, "let operators put the model to sleep, which frees its memory until it is woken"
     )
+    tensor_parallel_size: int = cli_field(
+        1,
+        "number of processes of this machine that share the model on CPUs, each with a part of its "
+        "weights and of the KV cache; see docs/ranks.md",
+        short="-tp",
+        low=1,
+        high=64,
+    )
     num_threads: int | None = cli_field(
-        None, "CPU threads of the engine; default: all cores", low=1, high=4096
+        None, "CPU threads of the engine, over all ranks; default: all cores", low=1, high=4096
     )
     cpu_threads_bind: str = cli_field(
         "auto",

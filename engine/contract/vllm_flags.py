@@ -394,8 +394,8 @@ def _kv_bytes(value: Any) -> dict[str, Any]:
 
 
 _SINGLE_DEVICE = (
-    "an engine runs on one device. For more throughput run more replicas "
-    "(`manage.py load_model --replicas N`); for a model that doesn't fit, --quantization."
+    "ranks share a model by its tensors alone: --tensor-parallel-size. For more throughput run "
+    "more replicas (`manage.py load_model --replicas N`)."
 )
 _ON_REQUEST = "an adapter comes with each request: `lora_request`, or its name as the model's."
 _NO_RAY = "there is no Ray here. Replicas on other hosts are started there with `manage.py engine`."
@@ -447,7 +447,6 @@ _OF_THE_MANUAL: tuple[VllmFlag, ...] = (
     restricted_flag("engine_use_ray", bool, (False,), _NO_RAY),
     restricted_flag("ray_workers_use_nsight", bool, (False,), _NO_RAY),
     restricted_flag("pipeline_parallel_size", int, (1,), _SINGLE_DEVICE, short=("-pp",)),
-    restricted_flag("tensor_parallel_size", int, (1,), _SINGLE_DEVICE, short=("-tp",)),
     restricted_flag("data_parallel_size", int, (1,), _SINGLE_DEVICE, short=("-dp",)),
     restricted_flag("decode_context_parallel_size", int, (1,), _SINGLE_DEVICE, short=("-dcp",)),
     restricted_flag("enable_expert_parallel", bool, (False,), _SINGLE_DEVICE, short=("-ep",)),

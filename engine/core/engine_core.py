@@ -32,7 +32,7 @@ from engine.core.output_processor import OutputProcessor
 from engine.core.request_admission import RequestAdmission
 from engine.core.stats import EngineStatsCollector, make_request_spans
 from engine.executor.abstract import StepFuture
-from engine.executor.uniproc_executor import make_executor
+from engine.executor.multiproc_executor import make_executor
 from engine.lora.adapter_cache import AdapterManager
 from engine.lora.admission import AdapterAdmission
 from engine.multimodal.inputs import MediaTensors, decode_tensors

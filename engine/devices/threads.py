@@ -82,7 +82,7 @@ class Threads:
         """What the settings say. Raises `ConfigError` for CPUs that make no sense."""
         wanted = config.cpu_threads_bind
         if wanted in ("auto", "nobind"):
-            return cls(config.num_threads or _default_count(ops), (), wanted == "auto")
+            return cls(config.num_threads or default_num_threads(ops), (), wanted == "auto")
         cpus = parse_cpus(wanted)
         allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(cpus)
         if not allowed.issuperset(cpus):
@@ -113,8 +113,8 @@ class Threads:
             torch.set_num_threads(self.count)
 
 
-def _default_count(ops: KernelSet) -> int:
-    """As many as torch took before an engine told it otherwise, within a container's CPU quota."""
+def default_num_threads(ops: KernelSet) -> int:
+    """As many as torch took before an engine set them, within a container's CPU quota."""
     return num_usable_cpus(_own_count or ops.num_threads())
 
 

@@ -109,6 +109,8 @@ def _unsupported_reason(config: EngineConfig, worker: Worker) -> str:
     """Why a model's blocks can't be saved and loaded; "": they can."""
     loaded, layout = worker.loaded, worker.capacity.layout
     name = loaded.spec.architecture
+    if worker.ranks is not None:
+        return f"{worker.ranks.size} ranks share the KV cache"
     if not hasattr(loaded.model, "kv_cache_tensors"):
         return f"{name} has no KV cache"
     if loaded.facts.pooling is not None and not loaded.facts.pooling.caches_prefixes:

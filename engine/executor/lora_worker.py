@@ -55,6 +55,9 @@ class LoraWorker:
         if self._loaded is None:
             return "There is no model yet."
         model = self._loaded.model
+        if self._loaded.ranks is not None:
+            size = self._loaded.ranks.size
+            return f"Adapters aren't supported with tensor_parallel_size={size}: leave that out."
         if isinstance(model, SupportsLoRA):
             return self._obstacle
         other = (

@@ -14,7 +14,8 @@ from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import EngineFault, InvalidRequest
 from engine.contract.replica_state import Numerics
 from engine.devices.threads import JoinedThread
-from engine.executor.abstract import Capacity, Executor, StepFuture
+from engine.distributed.memory import RankMemory
+from engine.executor.abstract import Capacity, StepFuture
 from engine.executor.worker import Worker
 from engine.kv_transfer.base import KVConnectorBase
 from engine.models.interface import ModelFacts
@@ -112,11 +113,20 @@ class LaunchedStep:
         return None
 
 
+def find_worker_method(name: str) -> Callable[..., Any]:
+    """A public method of workers. Raises `InvalidRequest` for a name that they don't have."""
+    method = getattr(Worker, name, None)
+    if not callable(method) or name.startswith("_"):
+        raise InvalidRequest(f"Workers have no method {name!r}.", param="method")
+    return method
+
+
 class UniProcExecutor:
     """Runs the only worker's steps in the caller's thread, or in a `StepThread`."""
 
-    def __init__(self, config: EngineConfig) -> None:
-        self.worker = worker = Worker(config)
+    def __init__(self, config: EngineConfig, memory: RankMemory | None = None) -> None:
+        """`memory`: see `Worker`."""
+        self.worker = worker = Worker(config, memory)
         self.adapters, self.drafts = worker.adapters, worker.drafts
         self._thread: StepThread | None = None
 
@@ -202,9 +212,7 @@ class UniProcExecutor:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[Any]:
-        function = getattr(Worker, method, None) if isinstance(method, str) else method
-        if not callable(function) or (isinstance(method, str) and method.startswith("_")):
-            raise InvalidRequest(f"Workers have no method {method!r}.", param="method")
+        function = find_worker_method(method) if isinstance(method, str) else method
         return [function(self.worker, *args, **(kwargs or {}))]
 
     def check_health(self) -> None:
@@ -216,11 +224,3 @@ class UniProcExecutor:
             self._thread.close()
             self._thread = None
         self.worker.shutdown()
-
-
-def make_executor(config: EngineConfig) -> Executor:
-    """An executor that runs the model in this process.
-
-    Raises `ConfigError` for a device that isn't available.
-    """
-    return UniProcExecutor(config)

@@ -16,6 +16,7 @@ from engine.contract.replica_state import CACHE, KERNELS, READING, Numerics, rep
 from engine.devices.device import CacheRequirements, RunnerInputs
 from engine.devices.host_memory import num_virtual_blocks
 from engine.devices.registry import make_device
+from engine.distributed.memory import RankMemory
 from engine.executor.abstract import Capacity
 from engine.executor.draft_worker import DraftWorkers
 from engine.executor.kv_transfer import KVTransfer, make_kv_transfer
@@ -33,6 +34,7 @@ from engine.models.decoder import NativeDecoder
 from engine.models.decoder_spec import DecoderSpec
 from engine.models.interface import ModelFacts
 from engine.models.rotary_embedding import MAX_PLANE_ROWS
+from engine.models.sharding import PARAM
 from engine.sampling.custom_processors import LogitsProcessors
 from engine.sampling.logits_processor import LogitsProcessor, processor_classes
 from engine.sampling.whisper_timestamps import WhisperTimestamps
@@ -40,6 +42,7 @@ from engine.scheduler.plan import GrammarOutput, StepPlan, StepResult
 from engine.worker.input_batch import InputBatch
 from engine.worker.interface import Attachments, BitmaskInbox, PendingStep, Runner
 from kernels import KernelSet
+from kernels.interface import RankGroup
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +60,14 @@ _DTYPES = {
 }
 
 
+def _join_ranks(memory: RankMemory, ops: KernelSet) -> RankGroup:
+    """Raises `ConfigError` for kernels without ranks."""
+    try:
+        return memory.join(ops)
+    except ValueError as error:
+        raise ConfigError(f"{PARAM}={memory.size} can't be used: {error}.", param=PARAM) from error
+
+
 class Worker:
     """Loads a model, sizes and allocates its KV cache, and runs its steps on one device.
 
@@ -65,21 +76,25 @@ class Worker:
     `allocate_cache` are called once, in this order.
 
     Attributes:
-        rank: among the workers of the model.
+        ranks: workers that share the model, of which this is one; None: it has all of it.
         device: where the model runs.
         loaded: the model; from `load` on.
         capacity: from `determine_available_blocks` on.
         adapters, drafts: what is on the device besides the model.
     """
 
-    rank = 0
     loaded: LoadedModel
     capacity: Capacity
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, memory: RankMemory | None = None) -> None:
+        """`memory`: of the ranks that share the model; None: this is the only one.
+
+        Raises `ConfigError` for a device that isn't available or has no ranks.
+        """
         self._config = config
         report_load_phase(KERNELS)
         self.device = make_device(config)
+        self.ranks = None if memory is None else _join_ranks(memory, self.device.kernels)
         self._attachments, self._masks = Attachments(), BitmaskInbox()
         self.adapters = LoraWorker(config, self.device, _DTYPES)
         self.drafts = DraftWorkers(self._use_threads)
@@ -94,15 +109,21 @@ class Worker:
         """
         report_load_phase(READING)
         self.device.use_threads_to_load()
-        self.loaded = load_model(self._config, self.device.kernels, progress)
+        self.loaded = load_model(self._config, self.device.kernels, progress, self.ranks)
         self._kv_dtype = _DTYPES.get(self._config.kv_cache_dtype, self.loaded.dtype)
         self._check_logits_processors()
         self._sleeper = SleepController(self.loaded, self._config, self.device)
         self.adapters.prepare(self.loaded)
-        self.drafts.load(
-            self._config, self.device, self.loaded, overlaps=self.supports_async_scheduling
-        )
+        if self.rank == 0:  # plans name drafts by their tokens: the other ranks need no draft model
+            self.drafts.load(
+                self._config, self.device, self.loaded, overlaps=self.supports_async_scheduling
+            )
         return self.loaded.facts
+
+    @property
+    def rank(self) -> int:
+        """This worker's number among those of the model."""
+        return 0 if self.ranks is None else self.ranks.rank
 
     def _logits_processor_classes(self) -> list[type[LogitsProcessor]]:
         classes = processor_classes(self._config, pools=self.loaded.pooler is not None)
@@ -142,6 +163,10 @@ class Worker:
         self.drafts.size_cache(self.capacity.num_blocks, token_bytes * config.block_size)
         return self.capacity
 
+    def take_capacity(self, capacity: Capacity) -> None:
+        """Have a KV cache of as many blocks as the first rank, instead of sizing it."""
+        self.capacity = capacity
+
     def _layout(self) -> KVCacheConfig:
         """The model's KV cache groups."""
         spec = self.loaded.spec
@@ -158,6 +183,9 @@ class Worker:
         """Bytes of KV cache of one token over `num_layers` layers, by default all."""
         spec = self.loaded.spec
         size = spec.kv_bytes_per_token(self._kv_dtype.itemsize, num_layers)
+        if self.ranks is not None and isinstance(spec, DecoderSpec):
+            # The memory is that of all ranks; those that share a KV head have a copy each.
+            size *= max(1, self.ranks.size // spec.num_kv_heads)
         if self._kv_dtype != torch.int8:
             return size
         if not isinstance(spec, DecoderSpec):

@@ -29,6 +29,7 @@ from engine.text.tokenizer import Tokenizer, load_tokenizer
 from engine.text.tokenizer_files import eos_ids, read_generation_config, sampling_defaults
 from engine.text.tokenizer_folder import tokenizer_folder
 from kernels import KernelSet
+from kernels.interface import RankGroup
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +52,8 @@ class LoadedModel:
     #: Of a model that gives vectors, labels or scores instead of text.
     pooler: Pooler | None = None
     io_processor: str = ""
+    #: Processes that share the model; None: this one has all of it.
+    ranks: RankGroup | None = None
 
     @property
     def runs_whole_prompts(self) -> bool:
@@ -89,9 +92,12 @@ class LoadedModel:
 
 
 def load_model(
-    config: EngineConfig, ops: KernelSet, progress: Callable[[int, int], None]
+    config: EngineConfig,
+    ops: KernelSet,
+    progress: Callable[[int, int], None],
+    ranks: RankGroup | None = None,
 ) -> LoadedModel:
-    """Load the model that `config` names, for the kernels of its device.
+    """Load the model that `config` names, or this rank's share, for the kernels of its device.
 
     Raises `ModelLoadError` or `ConfigError`.
     """
@@ -105,7 +111,7 @@ def load_model(
     defaults = sampling_defaults(
         overrides if config.generation_config == "vllm" else generation | overrides
     )
-    order = BuildRequest(folder, raw, config, ops, progress)
+    order = BuildRequest(folder, raw, config, ops, progress, ranks=ranks)
     try:
         files = tokenizer_folder(config, folder)
         tokenizer = None if config.skip_tokenizer_init else load_tokenizer(files)
@@ -137,6 +143,7 @@ def load_model(
         load_seconds=time.perf_counter() - started,
         pooler=built.pooler,
         io_processor=_io_processor(config, raw, built.pooler),
+        ranks=ranks,
     )
 
 
@@ -160,7 +167,9 @@ def reload_model(loaded: LoadedModel, config: EngineConfig, ops: KernelSet) -> N
     Raises `ModelLoadError` where they can't be read, or are another model's by now.
     """
     raw = apply_overrides(read_config(loaded.folder), config)
-    built = build_model(BuildRequest(loaded.folder, raw, config, ops, lambda done, total: None))
+    built = build_model(
+        BuildRequest(loaded.folder, raw, config, ops, lambda done, total: None, ranks=loaded.ranks)
+    )
     if _facts(built.spec, built.max_model_len) != _facts(loaded.spec, loaded.max_model_len):
         raise ModelLoadError(f"{loaded.folder} holds another model by now.", param="model")
     if config.calculate_kv_scales:

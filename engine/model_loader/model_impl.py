@@ -23,9 +23,11 @@ from engine.models.decoder import NativeDecoder
 from engine.models.decoder_spec import DecoderSpec, drop_mtp_weights
 from engine.models.forward_context import KVScales
 from engine.models.interface import EngineModel, ModelSpec
-from engine.models.kv_scales import PARAM, read_kv_scale_file, read_kv_scales
+from engine.models.kv_scales import PARAM as KV_SCALE_PARAM
+from engine.models.kv_scales import read_kv_scale_file, read_kv_scales
 from engine.models.registry import ModelRegistry, decoder_spec, is_known, is_transformers
 from engine.models.rotary_embedding import RopeSpec
+from engine.models.sharding import PARAM
 from engine.models.speech.whisper import WhisperEncoderSpec, WhisperModel
 from engine.models.vision.family import VisionDecoder, VisionFamily, locate_text
 from engine.models.vision.registry import find_vision_family
@@ -38,6 +40,7 @@ from engine.quantization.formats.registry import find_format, quantization_confi
 from engine.quantization.packing import make_quant_scheme
 from engine.text.tokenizer_files import parse_object, read_text
 from kernels import KernelSet
+from kernels.interface import RankGroup
 
 #: ModelOpt's own file, which its older checkpoints have instead of `quantization_config`.
 MODELOPT_FILE = "hf_quant_config.json"
@@ -130,7 +133,7 @@ def reject_online_quantization(rounds: str | None, what: str) -> None:
 def refuse_kv_scale_file(config: EngineConfig, what: str) -> None:
     """Scales of an fp8 cache are for the native decoder's."""
     if config.quantization_param_path is not None:
-        raise ConfigError(f"{PARAM} isn't used for {what}.", param=PARAM)
+        raise ConfigError(f"{KV_SCALE_PARAM} isn't used for {what}.", param=KV_SCALE_PARAM)
 
 
 def reject_batch_invariance(config: EngineConfig, device: torch.device, what: str) -> None:
@@ -190,6 +193,7 @@ class BuildRequest:
         ops: the device's kernels.
         quantized: how the checkpoint was quantised, and what its weights are rounded to.
         progress: called with (done, total) while weights load.
+        ranks: processes that share the model; None: this one has all of it.
     """
 
     folder: Path
@@ -198,6 +202,17 @@ class BuildRequest:
     ops: kernels.KernelSet
     progress: Callable[[int, int], None]
     quantized: QuantizationPlan = QuantizationPlan(None, None)
+    ranks: RankGroup | None = None
+
+
+def reject_ranks(order: BuildRequest, what: str) -> None:
+    """Raise `ConfigError` where several ranks are to share what only one can run."""
+    if order.ranks is not None:
+        raise ConfigError(
+            f"{PARAM}={order.ranks.size} can't be used for {what}: several ranks share models of "
+            "the native decoder alone. Leave it out.",
+            param=PARAM,
+        )
 
 
 def build_model(order: BuildRequest) -> LoadedImpl:
@@ -273,6 +288,10 @@ def _native(
     contract.
     """
     folder, raw, config = order.folder, order.raw, order.config
+    if outside is not None:
+        reject_ranks(order, "a model class of your own")
+    if vision is not None:
+        reject_ranks(order, "a model that sees")
     if vision is not None:
         if order.ops.device != HOST:
             raise ModelLoadError(
@@ -313,6 +332,7 @@ def _native(
             max_model_len,
             rounds,
             config.round_activations,
+            order.ranks,
         )
         if isinstance(model, VisionDecoder) and vision is not None:
             model.family = vision
@@ -346,6 +366,7 @@ def _native(
 def _pooled(order: BuildRequest, settings: PoolingModelConfig) -> LoadedImpl:
     """A model that gives vectors, labels or scores."""
     folder, raw, config = order.folder, order.raw, order.config
+    reject_ranks(order, "a pooling model")
     reject_online_quantization(order.quantized.rounds, "a pooling model")
     refuse_kv_scale_file(config, "a pooling model")
     reject_batch_invariance(config, order.ops.device, "pooling models")
@@ -365,6 +386,7 @@ def _pooled(order: BuildRequest, settings: PoolingModelConfig) -> LoadedImpl:
 def _bridged(order: BuildRequest, outside: Any = None) -> LoadedImpl:
     """A model of `transformers`, which is imported only for this."""
     folder, raw, config = order.folder, order.raw, order.config
+    reject_ranks(order, "a model of the Transformers bridge")
     reject_batch_invariance(config, order.ops.device, "the Transformers bridge")
     refuse_kv_scale_file(config, "a model of the Transformers bridge")
     from engine.transformers_backend.load import Source, load_bridge, without_windows

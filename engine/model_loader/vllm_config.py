@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -96,7 +96,7 @@ class SchedulerConfig:
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """Of devices and processes: an engine has one of each."""
+    """Of devices and processes."""
 
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
@@ -128,7 +128,7 @@ class VllmConfig:
     device_config: DeviceConfig
     lora_config: LoRAConfig | None
     speculative_config: dict[str, Any] | None
-    parallel_config: ParallelConfig = field(default_factory=ParallelConfig)
+    parallel_config: ParallelConfig
 
     @classmethod
     def of(
@@ -142,7 +142,10 @@ class VllmConfig:
         plans_ahead: bool,
     ) -> VllmConfig:
         """Of an engine whose model is loaded and whose cache is sized."""
+        ranks = loaded.ranks
+        size, rank = (1, 0) if ranks is None else (ranks.size, ranks.rank)
         return cls(
+            parallel_config=ParallelConfig(tensor_parallel_size=size, world_size=size, rank=rank),
             model_config=ModelConfig(config, loaded),
             cache_config=CacheConfig(
                 config.block_size,

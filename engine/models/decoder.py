@@ -36,6 +36,7 @@ from engine.models.layers.moe import Weights
 from engine.models.layers.norm import Norm, make_norm
 from engine.models.lora import NO_ADAPTERS, DeviceHeads, StepAdapters
 from engine.models.rotary_embedding import rotate_in_planes
+from engine.models.sharding import ModelShard
 from engine.models.supports_lora import (
     AdaptableLinear,
     SupportsLoRA,
@@ -49,7 +50,7 @@ from engine.quantization.packing import make_quant_scheme
 from engine.quantization.report import LayerReport
 from kernels import KernelSet, LinearLayer
 from kernels.compiled_decoder import BatchTables, CompiledStep, EmbeddingAndHead
-from kernels.interface import NO_NORM, AuxStateBuffer, CompiledDecoder
+from kernels.interface import NO_NORM, AuxStateBuffer, CompiledDecoder, RankGroup
 from kernels.lora import LayerLoras, LoraTable
 
 log = logging.getLogger(__name__)
@@ -149,6 +150,13 @@ class NativeDecoder(SupportsLoRA):
         max_model_len: length of the rotary tables.
         quantization: "int8", "int4" or "fp8": in few bits; None: as the checkpoint has them.
         round_inputs: let bf16 weights meet activations rounded to bf16, where that is faster.
+        ranks: processes that share the model; None: this one has all of it.
+
+    Attributes:
+        spec: as this rank's layers are.
+        description: of the whole model.
+
+    Raises `ConfigError` for a model that these ranks can't share.
     """
 
     takes_embeds = True
@@ -161,9 +169,12 @@ class NativeDecoder(SupportsLoRA):
         max_model_len: int,
         quantization: str | None = None,
         round_inputs: bool = False,
+        ranks: RankGroup | None = None,
     ) -> None:
         super().__init__()
-        self.spec = spec
+        self._full_spec = spec
+        self.shard = None if ranks is None else ModelShard(spec, ranks)
+        self.spec = spec if self.shard is None else self.shard.spec
         self.stateful = spec.states is not None
         self.ops = ops
         self.weight_dtype = weight_dtype
@@ -198,7 +209,13 @@ class NativeDecoder(SupportsLoRA):
         spec = self.spec
         scheme = make_quant_scheme(self.quantization, self.round_inputs)
         loader = WeightLoader(
-            spec, self.ops, self.weight_dtype, self.max_model_len, weights, scheme
+            self._full_spec,
+            self.ops,
+            self.weight_dtype,
+            self.max_model_len,
+            weights,
+            scheme,
+            self.shard,
         )
         total = spec.num_layers + 1
         loader.check(self.description)

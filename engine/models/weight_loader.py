@@ -39,11 +39,13 @@ from engine.models.layers.moe import (
     split_experts,
 )
 from engine.models.rotary_embedding import MAX_PLANE_ROWS, RopeSpec, cos_sin_table
+from engine.models.sharding import ModelShard
 from engine.quantization.packing import (
     DenseSource,
     LinearPacker,
     LoadBuffer,
     QuantScheme,
+    RowSelection,
     WeightSource,
     stays_small,
 )
@@ -73,6 +75,7 @@ class WeightLoader:
         dtype: in which linear weights are kept. Norms and biases are float32.
         max_model_len: length of the rotary tables.
         scheme: which weights are kept in few bits.
+        shard: what of the model is this rank's; None: all.
     """
 
     def __init__(
@@ -83,9 +86,10 @@ class WeightLoader:
         max_model_len: int,
         weights: Weights,
         scheme: QuantScheme = QuantScheme(),  # noqa: B008
+        shard: ModelShard | None = None,
     ) -> None:
         self.spec, self.ops, self.dtype, self.weights = spec, ops, dtype, weights
-        self.scheme = scheme
+        self.scheme, self._shard = scheme, shard
         self._max_model_len = max_model_len
         self._tables: list[tuple[RopeSpec, Tensor]] = []
         self._scratch = LoadBuffer()
@@ -175,9 +179,18 @@ class WeightLoader:
         packed = getattr(self.weights, "is_packed", None)
         return packed is None or not packed(name.removeprefix(self._strip))
 
-    def linear(self, linear: FusedLinear) -> LinearLayer:
-        """A linear layer, packed."""
-        spec = self.spec
+    def linear(
+        self,
+        linear: FusedLinear,
+        rows: Sequence[range] | None = None,
+        inputs: Sequence[int] | None = None,
+    ) -> LinearLayer:
+        """A linear layer, packed.
+
+        Where ranks share the model, a layer that is split by rows has `rows` of the stack alone;
+        one that is split by columns takes `inputs`, see `RankGroup.shard_linear`.
+        """
+        spec, shard = self.spec, self._shard
         if linear.order == "repeated":
             return self._repeat_kv_heads(linear)
         order = ungroup_qkv_rows(spec) if linear.order == "grouped" else None
@@ -193,12 +206,38 @@ class WeightLoader:
             added = added[order]
         scheme = self.scheme.layers if linear.quantized else None
         names = [part.name for part in linear.parts]
+        if shard is not None and linear.split == "rows" and rows is not None:
+            matrices = _select_rows(matrices, rows, order)
+            added = None if added is None else added[_numbers(rows)]
+            order = None
+        elif shard is not None and linear.split == "columns":
+            return self._pack_shared(matrices, added, scheme, names, inputs)
         return self._pack(matrices, added, scheme, order, names=names)
 
     def _bias(self, part: LinearPart) -> Tensor:
         if not part.has_bias:
             return torch.zeros(part.rows, device=self.ops.device)
         return self.vector(f"{part.name}.bias", part.rows)
+
+    def _pack_shared(
+        self,
+        matrices: list[WeightSource],
+        bias: Tensor | None,
+        quantization: str | None,
+        names: Sequence[str],
+        inputs: Sequence[int] | None = None,
+    ) -> LinearLayer:
+        """A layer whose outputs the ranks share, or all of it where there are none."""
+        shard = self._shard
+        if shard is None:
+            return self._pack(matrices, bias, quantization, names=names)
+        outputs = shard.outputs(sum(matrix.shape[0] for matrix in matrices))
+        own = shard.own(outputs)
+        matrices = _select_rows(matrices, [range(own.start, own.stop)])
+        bias = None if bias is None else bias[own]
+        layer = self._pack(matrices, bias, quantization, names=names)
+        shard.ranks.shard_linear(layer, outputs, inputs)
+        return layer
 
     def _repeat_kv_heads(self, linear: FusedLinear) -> LinearLayer:
         """Of a layer with fewer KV heads than others: each as often as it takes to have as many."""
@@ -223,7 +262,7 @@ class WeightLoader:
             matrix: WeightSource = DenseSource(torch.nn.functional.normalize(rows))
         else:
             matrix = self.weights.matrix(f"{table.name}.weight".removeprefix(self._strip), shape)
-        return self._pack([matrix], bias, self.scheme.embeddings, names=[table.name])
+        return self._pack_shared([matrix], bias, self.scheme.embeddings, [table.name])
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> LinearLayer:
         """A linear layer of [rows, columns]."""
@@ -288,16 +327,20 @@ class WeightLoader:
         )
 
     def _attention(self, attention: AttentionDescription) -> AttentionWeights:
-        spec, slopes = self.spec, self.spec.alibi_slopes
+        spec, shard = self.spec, self._shard
+        slopes = spec.alibi_slopes if shard is None else shard.spec.alibi_slopes
+        sinks = self.vector(attention.sinks, spec.num_heads) if attention.sinks else None
+        if shard is not None and sinks is not None:
+            sinks = sinks[shard.head_range].clone()
         return AttentionWeights(
-            qkv=self.linear(attention.qkv),
-            o=self.linear(attention.o),
+            qkv=self.linear(attention.qkv, None if shard is None else shard.qkv_rows),
+            o=self.linear(attention.o, inputs=None if shard is None else shard.heads),
             **self._qk_norm(attention),
             cos_sin=self._table(attention.rope),
             window=attention.window,
             sparse=attention.sparse,
             alibi=self._slopes(slopes) if slopes else None,
-            sinks=self.vector(attention.sinks, spec.num_heads) if attention.sinks else None,
+            sinks=sinks,
         )
 
     def _latents(self, described: LatentDescription) -> LatentWeights:
@@ -379,7 +422,14 @@ class WeightLoader:
             return {
                 f"{of}_full_norm": self._norm_weight(name, heads * dim) for of, name, heads in both
             }
-        return {f"{of}_head_norm": self._head_norm(name, heads) for of, name, heads in both}
+        norms = {of: self._head_norm(name, heads) for of, name, heads in both}
+        if self._shard is not None and kind != "layer_shared":
+            ranges = {"q": self._shard.head_range, "k": self._shard.kv_head_range}
+            norms = {
+                of: replace(norm, weight=norm.weight[ranges[of]].contiguous())
+                for of, norm in norms.items()
+            }
+        return {f"{of}_head_norm": norm for of, norm in norms.items()}
 
     def _head_norm(self, name: str, heads: int) -> HeadNormWeights:
         spec, dim = self.spec, self.spec.head_dim
@@ -420,7 +470,10 @@ class WeightLoader:
         return table
 
     def _mlp(self, mlp: MlpDescription) -> MlpWeights:
-        return MlpWeights(self.linear(mlp.up), self.linear(mlp.down), mlp.activation, mlp.gated)
+        shard = self._shard
+        up = self.linear(mlp.up, None if shard is None else shard.up_rows)
+        down = self.linear(mlp.down, inputs=None if shard is None else shard.inner)
+        return MlpWeights(up, down, mlp.activation, mlp.gated)
 
     def _experts(self, experts: MoeBlock) -> MixtureOfExperts:
         spec, moe = self.spec, experts.moe
@@ -525,6 +578,30 @@ class WeightLoader:
     def _expert(self, parts: list[tuple[str, int]], columns: int) -> LinearLayer:
         made = tuple(LinearPart(name, rows) for name, rows in parts)
         return self.linear(FusedLinear(parts=made, columns=columns))
+
+
+def _numbers(rows: Sequence[range]) -> Tensor:
+    return torch.cat([torch.arange(part.start, part.stop) for part in rows])
+
+
+def _select_rows(
+    matrices: Sequence[WeightSource], rows: Sequence[range], order: Tensor | None = None
+) -> list[WeightSource]:
+    """Rows of matrices over each other; only these are read.
+
+    `order`: of the only matrix's rows, which `rows` count by; None: as they come.
+    """
+    if order is not None:
+        return [RowSelection(matrices[0], order[_numbers(rows)])]
+    selected: list[WeightSource] = []
+    for part in rows:
+        above = 0
+        for matrix in matrices:
+            low, high = max(part.start, above), min(part.stop, above + matrix.shape[0])
+            if low < high:
+                selected.append(RowSelection(matrix, slice(low - above, high - above)))
+            above += matrix.shape[0]
+    return selected
 
 
 def repeat_kv_rows(spec: DecoderSpec, count: int) -> Tensor:

@@ -108,6 +108,39 @@ class DenseSource(DequantizedSource):
         return self.tensor[rows]
 
 
+class RowSelection:
+    """Some rows of a `WeightSource`, in the given order; only these are read."""
+
+    def __init__(self, matrix: WeightSource, rows: Rows) -> None:
+        """`rows`: a slice with both ends, or numbers."""
+        self._matrix, self._rows = matrix, rows
+        count = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
+        self.shape = (count, matrix.shape[1])
+        self.row_bytes, self.source, self.bits = matrix.row_bytes, matrix.source, matrix.bits
+        self.quantized, self.integers = matrix.quantized, matrix.integers
+        self.native_format = matrix.native_format
+
+    def _numbers(self, rows: Rows) -> Rows:
+        if not isinstance(self._rows, slice):
+            return self._rows[rows]
+        first = self._rows.start
+        if isinstance(rows, slice):
+            return slice(first + rows.start, first + rows.stop)
+        return rows + first
+
+    def floats(self, rows: Rows) -> Tensor:
+        """See `WeightSource`."""
+        return self._matrix.floats(self._numbers(rows))
+
+    def as_integers(self, rows: Rows) -> IntegerRows:
+        """See `WeightSource`."""
+        return self._matrix.as_integers(self._numbers(rows))
+
+    def as_native(self, rows: Rows) -> IntegerRows | CodeRows:
+        """See `WeightSource`."""
+        return self._matrix.as_native(self._numbers(rows))
+
+
 @dataclass(frozen=True, slots=True)
 class QuantScheme:
     """How weights are kept (None: in the model's dtype) and multiplied.

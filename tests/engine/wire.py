@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from engine.contract.engine_config import EngineConfig
+from engine.distributed.memory import RankMemory
 from engine.executor.abstract import Capacity
 from engine.executor.draft_worker import DraftWorkers
 from engine.executor.worker import Worker
@@ -49,8 +50,8 @@ class _SentDrafts(DraftWorkers):
 class WireWorker(Worker):
     """The worker that engines of the tests run on."""
 
-    def __init__(self, config: EngineConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: EngineConfig, memory: RankMemory | None = None) -> None:
+        super().__init__(config, memory)
         self.drafts = _SentDrafts(self._use_threads)
 
     def load(self, progress: Callable[[int, int], None]) -> ModelFacts:

@@ -1,0 +1,119 @@
+"""`Channel`: messages between the first rank and another one, over a socket.
+
+A frame is its length in four bytes and a `RankMessage` in MessagePack.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from typing import Any
+
+import msgspec
+
+from engine.contract.errors import ConfigError, EngineFault, ModelLoadError, QuireError
+
+_LENGTH = struct.Struct("<I")
+_ERRORS: dict[str, type[QuireError]] = {
+    error.__name__: error for error in (ConfigError, EngineFault, ModelLoadError)
+}
+
+
+class RankMessage(msgspec.Struct, array_like=True):
+    """A command, whose type the receiver knows by its name."""
+
+    command: str
+    body: msgspec.Raw = msgspec.Raw(b"\xc0")
+
+
+class RankReply(msgspec.Struct, array_like=True):
+    """What a rank answers.
+
+    Attributes:
+        error: why it failed; "": it didn't.
+        kind: the error's class, where the first rank is to raise the same.
+        param: of the error.
+        failed_steps: those that failed since the latest reset.
+        result: of a remote procedure call.
+    """
+
+    error: str = ""
+    kind: str = ""
+    param: str | None = None
+    failed_steps: list[int] = []
+    result: Any = None
+
+    @classmethod
+    def from_error(cls, error: Exception) -> RankReply:
+        """The reply of a command that raised."""
+        if isinstance(error, QuireError):
+            return cls(error.message, type(error).__name__, error.param)
+        return cls(f"{type(error).__name__}: {error}")
+
+    def to_error(self, rank: int) -> QuireError:
+        """The error to raise in the first rank."""
+        kind = _ERRORS.get(self.kind, EngineFault)
+        return kind(f"Rank {rank}: {self.error}", param=self.param)
+
+
+class ChannelClosed(ConnectionError):
+    """The other side has ended."""
+
+
+class Channel:
+    """One side. Any thread may send; one receives."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._lock = threading.Lock()
+        self._received = bytearray()
+
+    def send(self, frame: bytes) -> None:
+        """Send what `encode_message` or `encode_reply` made. Raises `ChannelClosed`."""
+        try:
+            with self._lock:
+                self._socket.sendall(frame)
+        except OSError as error:
+            raise ChannelClosed(str(error)) from error
+
+    def receive(self, timeout_s: float) -> bytes | None:
+        """The next message; None where it hasn't come in time. Raises `ChannelClosed`."""
+        while True:
+            if len(self._received) >= _LENGTH.size:
+                end = _LENGTH.size + _LENGTH.unpack_from(self._received)[0]
+                if len(self._received) >= end:
+                    message = bytes(self._received[_LENGTH.size : end])
+                    del self._received[:end]
+                    return message
+            self._socket.settimeout(timeout_s)
+            try:
+                data = self._socket.recv(1 << 16)
+            except TimeoutError:
+                return None
+            except OSError as error:
+                raise ChannelClosed(str(error)) from error
+            finally:
+                self._socket.settimeout(None)
+            if not data:
+                raise ChannelClosed("the other side has ended")
+            self._received += data
+
+    def close(self) -> None:
+        """Close the socket, which the other side is told of."""
+        self._socket.close()
+
+
+def encode_message(command: str, body: Any = None) -> bytes:
+    """The frame of a command."""
+    return _frame(RankMessage(command, msgspec.Raw(msgspec.msgpack.encode(body))))
+
+
+def encode_reply(reply: RankReply) -> bytes:
+    """The frame of a reply."""
+    return _frame(reply)
+
+
+def _frame(message: msgspec.Struct) -> bytes:
+    data = msgspec.msgpack.encode(message)
+    return _LENGTH.pack(len(data)) + data

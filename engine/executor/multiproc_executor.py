@@ -1,0 +1,294 @@
+"""`MultiprocExecutor`: a model that several processes of this machine share.
+
+The first rank's worker is in this process, whose results are the executor's. The other ranks run
+the same plans: all of them have the same logits, to the bit, and so choose the same tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from engine.contract.engine_config import EngineConfig
+from engine.contract.errors import ConfigError, EngineFault, InvalidRequest
+from engine.devices.cpu import kernels_on
+from engine.devices.threads import default_num_threads, parse_cpus
+from engine.executor.abstract import Capacity, Executor, StepFuture
+from engine.executor.rank_process import PackedTensor, RemoteCall
+from engine.executor.rank_processes import RankProcesses
+from engine.executor.uniproc_executor import UniProcExecutor, find_worker_method
+from engine.models.interface import ModelFacts
+from engine.models.sharding import PARAM
+from engine.scheduler.plan import GrammarOutput, StepPlan, StepResult
+from kernels import KernelSet
+from kernels.errors import RankError
+from kernels.interface import RankGroup
+
+
+class RankedStep:
+    """A step that all ranks run."""
+
+    def __init__(self, executor: MultiprocExecutor, step: int, launched: StepFuture) -> None:
+        self._executor, self._step, self._launched = executor, step, launched
+
+    def result(self) -> StepResult:
+        with self._executor.explain_failure(self._step):
+            return self._launched.result()
+
+    def exception(self) -> BaseException | None:
+        try:
+            self.result()
+        except Exception as error:  # returned, as a future does
+            return error
+        return None
+
+
+class _FailureScope:
+    """Around a step: where it fails no rank waits for the others, and the error names the rank."""
+
+    def __init__(self, executor: MultiprocExecutor, step: int) -> None:
+        self._executor, self._step = executor, step
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            self._executor.note_completed(self._step)
+        else:
+            self._executor.raise_failure(self._step, error)
+
+
+class MultiprocExecutor(UniProcExecutor):
+    """Runs one worker here and the others in processes of their own.
+
+    Raises `ConfigError` for settings that several ranks can't follow.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        size = config.tensor_parallel_size
+        _check(config)
+        ops = kernels_on("cpu", config)
+        num_bytes = ops.rank_memory_bytes(size)
+        if not num_bytes:
+            raise ConfigError(
+                f"{PARAM}={size} needs the compiled CPU kernels; {ops.name} runs here: {ops.why}.",
+                param=PARAM,
+            )
+        self._completed = -1
+        try:
+            self._ranks = RankProcesses(size, num_bytes)
+        except OSError as error:
+            raise ConfigError(
+                f"{PARAM}={size}: no process can be started: {error}", param=PARAM
+            ) from error
+        try:
+            settings = [rank_config(config, rank, ops) for rank in range(size)]
+            self._ranks.start([each.to_mapping() for each in settings[1:]])
+            super().__init__(settings[0], self._ranks.memory)
+            self._ranks.watch.group = self._group
+            self._ranks.collect("start", None)
+        except BaseException:
+            self._ranks.close()
+            raise
+
+    @property
+    def _group(self) -> RankGroup:
+        if self.worker.ranks is None:
+            raise RuntimeError("The worker has joined no ranks.")
+        return self.worker.ranks
+
+    @property
+    def process_ids(self) -> list[int]:
+        """Of the ranks from 1 on."""
+        return self._ranks.process_ids
+
+    def load(self, progress: Callable[[int, int], None]) -> ModelFacts:
+        try:
+            self._ranks.broadcast("load")
+            facts = super().load(progress)
+            if self.drafts.heads is not None:
+                raise ConfigError(
+                    "speculative_config: several ranks can't share a model whose drafts come from "
+                    "heads on it. Use a draft model or ngram, or leave it out.",
+                    param="speculative_config",
+                )
+            # However long a disk takes: ranks are watched.
+            self._ranks.collect("load", None)
+        except BaseException:
+            self._ranks.close()
+            raise
+        return facts
+
+    def determine_available_blocks(self) -> Capacity:
+        capacity = super().determine_available_blocks()
+        self._ranks.broadcast("take_capacity", capacity)
+        self._ranks.collect("take_capacity")
+        return capacity
+
+    def allocate_cache(self) -> None:
+        self._ranks.broadcast("allocate_cache")
+        super().allocate_cache()
+        self._ranks.collect("allocate_cache")
+
+    def on_serving(self) -> None:
+        self._ranks.broadcast("on_serving")
+        super().on_serving()
+
+    def attach(self, value: Any) -> int:
+        if not isinstance(value, Tensor):
+            raise InvalidRequest(
+                "logits_processors are functions, which can't reach the other ranks of this model.",
+                param="logits_processors",
+            )
+        data = value.numpy().tobytes()
+        self._ranks.broadcast("attach", PackedTensor(value.shape[-1], data))
+        return super().attach(value)
+
+    def detach(self, handle: int) -> None:
+        self._ranks.broadcast("detach", handle)
+        super().detach(handle)
+
+    def send_bitmask(self, output: GrammarOutput) -> None:
+        self._ranks.broadcast("send_bitmask", output)
+        super().send_bitmask(output)
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        self._ranks.broadcast("execute", plan)
+        with self.explain_failure(plan.step):
+            return super().execute(plan)
+
+    def apply_plan(self, plan: StepPlan) -> None:
+        self._ranks.broadcast("apply_plan", plan)
+        super().apply_plan(plan)
+
+    def execute_async(self, plan: StepPlan) -> StepFuture:
+        self._ranks.broadcast("launch", plan)
+        return RankedStep(self, plan.step, super().execute_async(plan))
+
+    def explain_failure(self, step: int) -> _FailureScope:
+        """A block that runs a step, or waits for it."""
+        return _FailureScope(self, step)
+
+    def note_completed(self, step: int) -> None:
+        """A step has run here."""
+        self._completed = max(self._completed, step)
+
+    def raise_failure(self, step: int, error: BaseException) -> None:
+        """A step has failed here: nobody waits any more. Raises `EngineFault` for a lost rank."""
+        missing, gathers = self._group.missing_rank, self._group.num_gathers
+        self._group.fail()
+        if self._ranks.watch.failure:
+            raise EngineFault(f"{self._ranks.watch.failure} It was in step {step}.") from error
+        if isinstance(error, RankError) and missing is not None:
+            self._ranks.watch.fail(
+                f"Rank {missing} did not come to gather {gathers} of step {step} in time."
+            )
+            raise EngineFault(self._ranks.watch.failure) from error
+
+    def resume(self) -> None:
+        self.check_health()
+        self._ranks.broadcast("reset")
+        replies = self._ranks.collect("reset")
+        for rank, reply in enumerate(replies, 1):
+            if failed := [step for step in reply.failed_steps if step <= self._completed]:
+                self._ranks.watch.fail(f"Rank {rank} failed in step {failed[0]}, which others ran.")
+                raise EngineFault(self._ranks.watch.failure)
+        super().resume()
+        self._group.reset(is_last=True)
+
+    def sleep(self, level: int) -> None:
+        self._ranks.broadcast("sleep", level)
+        super().sleep(level)
+        self._ranks.collect("sleep")
+
+    def wake_up(self, tags: Collection[str]) -> None:
+        self._ranks.broadcast("wake_up", list(tags))
+        try:
+            super().wake_up(tags)
+        finally:
+            self._ranks.collect("wake_up")
+
+    def collective_rpc(
+        self,
+        method: str | Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        if not isinstance(method, str):
+            raise InvalidRequest(
+                "A function can't reach the other ranks of this model: name a method of workers.",
+                param="method",
+            )
+        find_worker_method(method)
+        call = RemoteCall(method, list(args), dict(kwargs or {}))
+        self._ranks.broadcast("collective_rpc", call)
+        try:
+            results = super().collective_rpc(method, args, kwargs)
+        finally:
+            replies = self._ranks.collect("collective_rpc")
+        return [*results, *(reply.result for reply in replies)]
+
+    def check_health(self) -> None:
+        super().check_health()
+        if self._ranks.watch.failure:
+            raise EngineFault(self._ranks.watch.failure)
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        self._ranks.close()
+
+
+def _check(config: EngineConfig) -> None:
+    """Raise `ConfigError` for settings that several ranks can't follow."""
+    size = config.tensor_parallel_size
+    if config.device not in ("auto", "cpu"):
+        raise ConfigError(
+            f"{PARAM}={size} can't be used on the device {config.device}: ranks share models on "
+            "CPUs alone.",
+            param=PARAM,
+        )
+    if any(not isinstance(each, str) for each in config.logits_processors or ()):
+        raise ConfigError(
+            "logits_processors must be named as module:Class where several ranks share the model.",
+            param="logits_processors",
+        )
+
+
+def rank_config(config: EngineConfig, rank: int, ops: KernelSet) -> EngineConfig:
+    """The settings of one rank: its share of the threads, or of the CPUs that they are bound to.
+
+    Raises `ConfigError` for fewer CPUs than ranks.
+    """
+    size, bind = config.tensor_parallel_size, config.cpu_threads_bind
+    if bind in ("auto", "nobind"):
+        count = max(1, (config.num_threads or default_num_threads(ops)) // size)
+        return replace(config, device="cpu", num_threads=count, cpu_threads_bind="nobind")
+    cpus = parse_cpus(bind)
+    count = len(cpus) // size
+    if not count:
+        raise ConfigError(
+            f"cpu_threads_bind must name a CPU for each of {size} ranks; got {bind!r}.",
+            param="cpu_threads_bind",
+        )
+    share = cpus[rank * count : (rank + 1) * count]
+    threads = None if config.num_threads is None else max(1, config.num_threads // size)
+    return replace(
+        config,
+        device="cpu",
+        num_threads=threads,
+        cpu_threads_bind=",".join(str(cpu) for cpu in share),
+    )
+
+
+def make_executor(config: EngineConfig) -> Executor:
+    """What runs a model by these settings.
+
+    Raises `ConfigError` for a device that isn't available.
+    """
+    if config.tensor_parallel_size > 1:
+        return MultiprocExecutor(config)
+    return UniProcExecutor(config)

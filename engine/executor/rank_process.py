@@ -1,0 +1,210 @@
+"""`python -m engine.executor.rank_process`: a rank that runs what the first one sends.
+
+Arguments: its rank, the number of ranks, the descriptors of the shared memory and of a socket. It
+ends when the socket is closed, so that no rank outlives the first.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import socket
+import sys
+import threading
+from typing import Any
+
+import msgspec
+import torch
+
+from engine.contract.engine_config import EngineConfig
+from engine.distributed.channel import (
+    Channel,
+    ChannelClosed,
+    RankMessage,
+    RankReply,
+    encode_reply,
+)
+from engine.distributed.memory import RankMemory
+from engine.executor.abstract import Capacity
+from engine.executor.uniproc_executor import find_worker_method
+from engine.executor.worker import Worker
+from engine.scheduler.plan import GrammarOutput, StepPlan
+
+log = logging.getLogger(__name__)
+
+BEAT_INTERVAL_S = 0.1
+
+
+class RemoteCall(msgspec.Struct):
+    """A method of workers, and what it takes."""
+
+    method: str
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+
+
+class PackedTensor(msgspec.Struct):
+    """float32 [rows, columns], row by row."""
+
+    columns: int
+    data: bytes
+
+
+#: Commands that are answered, and their bodies.
+CALLS: dict[str, Any] = {
+    "start": dict[str, Any],
+    "load": None,
+    "take_capacity": Capacity,
+    "allocate_cache": None,
+    "reset": None,
+    "sleep": int,
+    "wake_up": list[str],
+    "collective_rpc": RemoteCall,
+}
+#: Those that aren't: what goes wrong in a step is said at the next reset.
+CASTS: dict[str, Any] = {
+    "execute": StepPlan,
+    "launch": StepPlan,
+    "apply_plan": StepPlan,
+    "send_bitmask": GrammarOutput,
+    "attach": PackedTensor,
+    "detach": int,
+    "on_serving": None,
+}
+
+
+class RankProcess:
+    """Another rank than the first. Each command is a method of its name."""
+
+    def __init__(self, channel: Channel, memory: RankMemory) -> None:
+        self._channel, self._memory = channel, memory
+        self._commands: queue.SimpleQueue[RankMessage] = queue.SimpleQueue()
+        self._failed_steps: list[int] = []
+        self.worker: Worker | None = None
+
+    def run(self) -> None:
+        """Run commands until the first rank ends."""
+        threading.Thread(target=self._receive, name="commands", daemon=True).start()
+        while True:
+            message = self._commands.get()
+            command = message.command
+            body = _decode(message)
+            if command in CASTS:
+                self._cast(command, body)
+                continue
+            try:
+                reply = getattr(self, command)(*body) or RankReply()
+            except Exception as error:  # sent to the first rank, which raises it
+                log.exception("%s failed", command)
+                reply = RankReply.from_error(error)
+            self._channel.send(encode_reply(reply))
+
+    def _receive(self) -> None:
+        """Read commands, and say that this process lives; masks overtake the step they are for."""
+        while True:
+            self._memory.beat()
+            try:
+                data = self._channel.receive(BEAT_INTERVAL_S)
+            except ChannelClosed:
+                os._exit(0)  # the other thread may be in the middle of a step
+            if data is None:
+                continue
+            message = msgspec.msgpack.decode(data, type=RankMessage)
+            if message.command == "send_bitmask":
+                self._loaded.send_bitmask(*_decode(message))
+            else:
+                self._commands.put(message)
+
+    @property
+    def _loaded(self) -> Worker:
+        if self.worker is None:
+            raise RuntimeError("There is no worker yet.")
+        return self.worker
+
+    def _cast(self, command: str, body: tuple[Any, ...]) -> None:
+        try:
+            getattr(self, command)(*body)
+        except Exception:  # said at the next reset, by the step's number
+            log.exception("%s failed", command)
+            if body and isinstance(body[0], StepPlan):
+                self._failed_steps.append(body[0].step)
+            if (ranks := self._loaded.ranks) is not None:
+                ranks.fail()
+
+    def start(self, settings: dict[str, Any]) -> None:
+        self.worker = Worker(EngineConfig(**settings), self._memory)
+
+    def load(self) -> None:
+        self._loaded.load(lambda done, total: None)
+
+    def take_capacity(self, capacity: Capacity) -> None:
+        self._loaded.take_capacity(capacity)
+
+    def allocate_cache(self) -> None:
+        self._loaded.allocate_cache()
+
+    def on_serving(self) -> None:
+        self._loaded.on_serving()
+
+    def execute(self, plan: StepPlan) -> None:
+        self._loaded.execute(plan)
+
+    def launch(self, plan: StepPlan) -> None:
+        """A step that the first rank runs in a thread: after a failure it's only prepared."""
+        inputs = self._loaded.prepare(plan)
+        if self._failed_steps:
+            self._failed_steps.append(plan.step)
+            return
+        self._loaded.launch(plan, inputs).finish()
+
+    def apply_plan(self, plan: StepPlan) -> None:
+        self._loaded.prepare(plan)
+
+    def attach(self, tensor: PackedTensor) -> None:
+        values = torch.frombuffer(bytearray(tensor.data), dtype=torch.float32)
+        self._loaded.attach(values.view(-1, tensor.columns))
+
+    def detach(self, handle: int) -> None:
+        self._loaded.detach(handle)
+
+    def reset(self) -> RankReply:
+        worker, failed = self._loaded, self._failed_steps
+        self._failed_steps = []
+        worker.reset()
+        if worker.ranks is not None:
+            worker.ranks.reset(is_last=False)
+        return RankReply(failed_steps=failed)
+
+    def sleep(self, level: int) -> None:
+        self._loaded.sleep(level)
+
+    def wake_up(self, tags: list[str]) -> None:
+        self._loaded.wake_up(tags)
+
+    def collective_rpc(self, call: RemoteCall) -> RankReply:
+        method = find_worker_method(call.method)
+        return RankReply(result=method(self._loaded, *call.args, **call.kwargs))
+
+
+def _decode(message: RankMessage) -> tuple[Any, ...]:
+    """A command's arguments."""
+    kind = (CALLS | CASTS)[message.command]
+    return () if kind is None else (msgspec.msgpack.decode(message.body, type=kind),)
+
+
+def main(argv: list[str]) -> None:
+    """See the module."""
+    rank, size, memory, connection = (int(argument) for argument in argv)
+    logging.basicConfig(
+        level=logging.WARNING, format=f"rank {rank} %(levelname)s %(name)s: %(message)s"
+    )
+    channel = Channel(socket.socket(fileno=connection))
+    try:
+        RankProcess(channel, RankMemory.open(memory, rank, size)).run()
+    except ChannelClosed:
+        return
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

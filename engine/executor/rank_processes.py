@@ -1,0 +1,197 @@
+"""`RankProcesses`: the other ranks' processes, as the first one sees them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from engine.contract.errors import EngineFault
+from engine.distributed.channel import Channel, ChannelClosed, RankReply, encode_message
+from engine.distributed.memory import RankMemory
+from engine.executor.rank_process import BEAT_INTERVAL_S
+from kernels.interface import RankGroup
+
+log = logging.getLogger(__name__)
+
+#: Looks at a rank without a beat between them, after which it's frozen: it is noticed within 2 s.
+_MISSED_BEATS = 15
+#: Of calls after the start, which take seconds: a rank that lives may still be stuck.
+CALL_TIMEOUT_S = 300.0
+_END_TIMEOUT_S = 5.0
+_POLL_S = 0.05
+
+
+class RankWatch:
+    """Watches processes in a thread; once one has ended or is frozen, all gathers fail.
+
+    Attributes:
+        failure: what happened, as a sentence; "": nothing.
+        group: whose gathers fail; None: there are none yet.
+    """
+
+    def __init__(self, memory: RankMemory, processes: Sequence[subprocess.Popen[bytes]]) -> None:
+        self.failure = ""
+        self.group: RankGroup | None = None
+        self._memory, self._processes = memory, processes
+        self._ended = threading.Event()
+        self._beats = [(0, 0)] * len(processes)
+        self._thread = threading.Thread(target=self._run, name="ranks", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread: processes may end now."""
+        self._ended.set()
+
+    def fail(self, reason: str) -> None:
+        """Let all gathers fail, for a reason that ends the group; the first one counts."""
+        self.failure = self.failure or reason
+        if self.group is not None:
+            self.group.fail()
+
+    def _run(self) -> None:
+        while not self._ended.wait(BEAT_INTERVAL_S):
+            for index in range(len(self._processes)):
+                if reason := self._examine(index):
+                    log.critical("%s", reason)
+                    self.fail(reason)
+                    return
+
+    def _examine(self, index: int) -> str:
+        rank, process = index + 1, self._processes[index]
+        status = process.poll()
+        if status is not None:
+            how = f"was ended by signal {-status}" if status < 0 else f"ended with {status}"
+            return f"Rank {rank} {how}."
+        beats, (latest, missed) = self._memory.num_beats(rank), self._beats[index]
+        # Looks are counted, not seconds: this process may have been stopped as well.
+        self._beats[index] = (beats, 0 if beats != latest or not beats else missed + 1)
+        if self._beats[index][1] >= _MISSED_BEATS:
+            return f"Rank {rank} has given no sign of life for {_MISSED_BEATS * BEAT_INTERVAL_S} s."
+        return ""
+
+
+class RankProcesses:
+    """Starts the ranks 1 to size - 1, sends them commands and ends them.
+
+    Raises OSError where the system refuses a process or the memory.
+    """
+
+    def __init__(self, size: int, num_bytes: int) -> None:
+        """`num_bytes`: of shared memory for the kernels."""
+        self.memory = RankMemory.create(size, num_bytes)
+        self._channels: list[Channel] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
+        for rank in range(1, size):
+            self._start(rank, size)
+        self.watch = RankWatch(self.memory, self._processes)
+        self._finalizer = weakref.finalize(
+            self, _end, self.watch, self._channels, self._processes, self.memory.descriptor
+        )
+
+    def _start(self, rank: int, size: int) -> None:
+        ours, theirs = socket.socketpair()
+        descriptors = self.memory.descriptor, theirs.fileno()
+        root = str(Path(__file__).parents[2])
+        paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+        with theirs:
+            self._processes.append(
+                subprocess.Popen(
+                    [
+                        *(sys.executable, "-m", "engine.executor.rank_process"),
+                        *(str(number) for number in (rank, size, *descriptors)),
+                    ],
+                    pass_fds=descriptors,
+                    stdin=subprocess.DEVNULL,
+                    env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+                    # An interrupt of a terminal is for the first rank, which ends the others.
+                    start_new_session=True,
+                )
+            )
+        self._channels.append(Channel(ours))
+
+    def start(self, settings: Sequence[dict[str, Any]]) -> None:
+        """Have each rank from 1 on make a worker by its settings."""
+        for channel, mapping in zip(self._channels, settings, strict=True):
+            channel.send(encode_message("start", mapping))
+
+    @property
+    def process_ids(self) -> list[int]:
+        """Of the ranks from 1 on."""
+        return [process.pid for process in self._processes]
+
+    def broadcast(self, command: str, body: Any = None) -> None:
+        """Send a command to all ranks. Raises `EngineFault` where one has ended."""
+        frame = encode_message(command, body)
+        for rank, channel in enumerate(self._channels, 1):
+            try:
+                channel.send(frame)
+            except ChannelClosed as error:
+                self.watch.fail(f"Rank {rank} has ended.")
+                raise EngineFault(self.watch.failure) from error
+
+    def collect(self, command: str, timeout_s: float | None = CALL_TIMEOUT_S) -> list[RankReply]:
+        """All ranks' replies to a command.
+
+        Raises what a rank raised, and `EngineFault` where one has ended or doesn't reply in time;
+        None: as long as they live.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        replies = [
+            self._reply(rank, channel, command, deadline)
+            for rank, channel in enumerate(self._channels, 1)
+        ]
+        for rank, reply in enumerate(replies, 1):
+            if reply.error:
+                raise reply.to_error(rank)
+        return replies
+
+    def _reply(
+        self, rank: int, channel: Channel, command: str, deadline: float | None
+    ) -> RankReply:
+        while True:
+            try:
+                data = channel.receive(_POLL_S)
+            except ChannelClosed as error:
+                self.watch.fail(f"Rank {rank} ended during {command}.")
+                raise EngineFault(self.watch.failure) from error
+            if data is not None:
+                return msgspec.msgpack.decode(data, type=RankReply)
+            if self.watch.failure:
+                raise EngineFault(f"{self.watch.failure} It was to do {command}.")
+            if deadline is not None and time.monotonic() > deadline:
+                self.watch.fail(f"Rank {rank} did not finish {command} in time.")
+                raise EngineFault(self.watch.failure)
+
+    def close(self) -> None:
+        """End the ranks, by force where they don't end by themselves."""
+        self._finalizer()
+
+
+def _end(
+    watch: RankWatch,
+    channels: Sequence[Channel],
+    processes: Sequence[subprocess.Popen[bytes]],
+    descriptor: int,
+) -> None:
+    watch.stop()
+    for channel in channels:
+        channel.close()
+    for process in processes:
+        try:
+            # One that is stopped doesn't read that its socket is closed.
+            process.wait(0.0 if watch.failure else _END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    os.close(descriptor)

@@ -1,0 +1,231 @@
+"""A model that two processes share says what one says, to the bit; it ends with either of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine import LLM, SamplingParams, StructuredOutputsParams
+from engine.contract.engine_config import EngineConfig
+from engine.contract.errors import ConfigError, EngineFault, InvalidRequest
+from engine.contract.messages import EngineRequest
+from engine.core.engine_core import EngineCore
+from engine.executor.multiproc_executor import MultiprocExecutor, rank_config
+from engine.models.sharding import split_evenly
+from kernels.cpu import CpuKernels
+from tests.engine.models import make_model
+
+pytestmark = [pytest.mark.system, pytest.mark.usefixtures("compiler")]
+
+Folder = Callable[[str], Path]
+PROMPTS = [[5, 6, 7, 8], list(range(3, 40)), [*range(3, 40), 9, 9]]
+GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=2)
+Outputs = list[tuple[list[int], list[dict[int, float]]]]
+
+
+@contextmanager
+def running(folder: Path, size: int, **settings: Any) -> Iterator[LLM]:
+    options = {"num_gpu_blocks_override": 64, "num_threads": 2, **settings}
+    llm = LLM(model=str(folder), tensor_parallel_size=size, **options)
+    try:
+        yield llm
+    finally:
+        llm.core.shutdown()
+
+
+def outputs(llm: LLM, params: SamplingParams = GREEDY) -> Outputs:
+    results = llm.generate(
+        [{"prompt_token_ids": prompt} for prompt in PROMPTS], params, use_tqdm=False
+    )
+    return [
+        (
+            list(result.outputs[0].token_ids),
+            [
+                {token: entry.logprob for token, entry in row.items()}
+                for row in result.outputs[0].logprobs or []
+            ],
+        )
+        for result in results
+    ]
+
+
+def both(folder: Path, params: SamplingParams = GREEDY, **settings: Any) -> tuple[Outputs, Outputs]:
+    with running(folder, 1, **settings) as one:
+        expected = outputs(one, params)
+    with running(folder, 2, **settings) as two:
+        return expected, outputs(two, params)
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("llama", {"dtype": "bfloat16"}),
+        ("mistral", {"quantization": "int8", "kv_cache_dtype": "int8"}),
+        ("qwen3", {"num_gpu_blocks_override": 6, "max_num_batched_tokens": 16}),
+        ("qwen2", {"async_scheduling": True}),
+        ("qwen2", {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}),
+    ],
+)
+def test_two_ranks_give_the_bits_of_one(
+    model_folder: Folder, family: str, options: dict[str, Any]
+) -> None:
+    expected, said = both(model_folder(family), **options)
+    assert said == expected
+
+
+def test_two_ranks_draw_the_same_tokens_under_a_grammar(model_folder: Folder) -> None:
+    params = SamplingParams(
+        temperature=1.0,
+        seed=3,
+        max_tokens=12,
+        structured_outputs=StructuredOutputsParams(regex="[a-z]{4,9}"),
+    )
+    expected, said = both(model_folder("llama"), params)
+    assert said == expected
+
+
+def test_more_ranks_than_kv_heads_have_a_copy_each(tmp_path: Path) -> None:
+    folder = make_model("llama", tmp_path, num_key_value_heads=1)
+    expected, said = both(folder)
+    assert said == expected
+
+
+def test_a_rank_has_its_share_of_the_weights_and_of_the_kv_cache(model_folder: Folder) -> None:
+    with running(model_folder("llama"), 1) as llm:
+        full = llm.core.executor.worker.loaded.model
+    with running(model_folder("llama"), 2) as llm:
+        executor = llm.core.executor
+        model = executor.worker.loaded.model
+        assert model.weights[0].attention.nbytes * 2 == full.weights[0].attention.nbytes
+        assert model.kv_caches[0][0].shape[1] * 2 == full.kv_caches[0][0].shape[1]
+        assert len(executor.process_ids) == 1
+
+
+def test_a_model_that_sleeps_wakes_on_all_ranks(model_folder: Folder) -> None:
+    with running(model_folder("llama"), 2, enable_sleep_mode=True) as llm:
+        expected = outputs(llm)
+        for level in (1, 2):
+            llm.sleep(level)
+            llm.wake_up()
+            assert outputs(llm) == expected
+
+
+def test_each_rank_answers_a_remote_procedure_call(model_folder: Folder) -> None:
+    with running(model_folder("llama"), 2) as llm:
+        assert llm.collective_rpc("check_health") == [None, None]
+        with pytest.raises(InvalidRequest, match="no method"):
+            llm.collective_rpc("fly")
+        with pytest.raises(InvalidRequest, match="can't reach the other ranks"):
+            llm.collective_rpc(lambda worker: worker)
+        assert outputs(llm)
+
+
+def test_after_a_step_that_fails_on_all_ranks_others_go_on(model_folder: Folder) -> None:
+    with running(model_folder("llama"), 2) as llm:
+        expected = outputs(llm)
+        runner = llm.core.executor.worker._runner
+        execute, failures = runner.execute, [RuntimeError("one bad step")]
+
+        def fail_once(plan: Any) -> Any:
+            if failures:
+                raise failures.pop()
+            return execute(plan)
+
+        runner.execute = fail_once
+        assert outputs(llm) == expected
+
+
+def serve(core: EngineCore, seconds: float) -> None:
+    """Run steps, and watch the ranks when there are none to run, as a replica does."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        core.check_health()
+        if core.has_work:
+            core.step()
+
+
+@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_lost_rank_ends_the_engine_within_seconds(model_folder: Folder, blow: int) -> None:
+    config = EngineConfig(
+        model=str(model_folder("llama")), tensor_parallel_size=2, num_gpu_blocks_override=64
+    )
+    core = EngineCore(config)
+    try:
+        request = EngineRequest(
+            request_id="r",
+            gateway_id="g",
+            prompt_token_ids=[5, 6, 7],
+            sampling=SamplingParams(temperature=0, max_tokens=400, ignore_eos=True),
+        )
+        core.add_request(request)
+        for _ in range(5):
+            core.step()
+        (process,) = core.executor.process_ids
+        os.kill(process, blow)
+        with pytest.raises(EngineFault, match="Rank 1"):
+            serve(core, seconds=60)
+        with pytest.raises(EngineFault, match="Rank 1"):
+            core.check_health()
+    finally:
+        core.shutdown()
+    with pytest.raises(ProcessLookupError):
+        os.kill(process, 0)
+
+
+def test_ranks_end_with_the_process_that_started_them(model_folder: Folder) -> None:
+    with running(model_folder("llama"), 2) as llm:
+        (process,) = llm.core.executor.process_ids
+        # What a killed process leaves: its sockets are closed.
+        for channel in llm.core.executor._ranks._channels:
+            channel._socket.shutdown(2)
+        llm.core.executor._ranks._processes[0].wait(30)
+    with pytest.raises(ProcessLookupError):
+        os.kill(process, 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"tensor_parallel_size": 3}, "must divide the model's 4 heads"),
+        ({"tensor_parallel_size": 2, "cpu_kernels": False}, "needs the compiled CPU kernels"),
+        ({"tensor_parallel_size": 2, "model_impl": "transformers"}, "the Transformers bridge"),
+        ({"tensor_parallel_size": 2, "device": "cuda"}, "on CPUs alone"),
+        ({"tensor_parallel_size": 65}, "in \\[1, 64\\]"),
+    ],
+)
+def test_what_ranks_cannot_share_is_refused_by_name(
+    model_folder: Folder, changes: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        EngineCore(EngineConfig(model=str(model_folder("llama")), **changes))
+
+
+def test_ranks_share_the_threads_out() -> None:
+    ops = CpuKernels()
+    many = EngineConfig(model="m", tensor_parallel_size=2, num_threads=6)
+    assert [rank_config(many, rank, ops).num_threads for rank in (0, 1)] == [3, 3]
+    few = EngineConfig(model="m", tensor_parallel_size=2, num_threads=1)
+    assert rank_config(few, 1, ops).num_threads == 1
+    bound = EngineConfig(model="m", tensor_parallel_size=2, cpu_threads_bind="0-3")
+    assert [rank_config(bound, rank, ops).cpu_threads_bind for rank in (0, 1)] == ["0,1", "2,3"]
+    with pytest.raises(ConfigError, match="a CPU for each of 2 ranks"):
+        rank_config(EngineConfig(model="m", tensor_parallel_size=2, cpu_threads_bind="0"), 0, ops)
+
+
+def test_rows_are_split_at_whole_groups_where_there_are_enough() -> None:
+    assert split_evenly(128, 2) == (0, 64, 128)
+    assert split_evenly(100, 2) == (0, 64, 100)
+    assert split_evenly(7, 2) == (0, 3, 7)
+    assert split_evenly(1000, 3) == (0, 320, 672, 1000)
+
+
+def test_an_executor_of_one_rank_is_in_this_process(model_folder: Folder) -> None:
+    with running(model_folder("llama"), 1) as llm:
+        assert not isinstance(llm.core.executor, MultiprocExecutor)
