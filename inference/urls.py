@@ -1,4 +1,4 @@
-"""The data plane's URLs. `inference.asgi` serves the same paths without Django's middleware."""
+"""The data plane's URLs, which `inference.edge.handler` serves without Django's middleware."""
 
 from django.urls import path, re_path
 

@@ -132,7 +132,7 @@ ALLOWED = {
     "put": "method of an HTTP view, and of a queue",
     "engine/scheduler/scheduler.py:behind": "a field of a message",
     "engine/scheduler/scheduler.py:num_ahead_own": "a field of a message",
-    "engine/text/jinja_environment.py:left": "jinja2's parameter",
+    "engine/text/jinja_sandbox.py:left": "jinja2's parameter",
     "BYTE_PIECE": "SentencePiece's word",
     "id_to_piece": "SentencePiece's word",
     "piece_to_id": "SentencePiece's word",

@@ -18,8 +18,7 @@ from engine.text.chat_messages import (
     mask_strings,
     prepare_messages,
 )
-from engine.text.jinja_environment import ChatTemplate, compile_template
-from engine.text.jinja_limits import DEFAULT_LIMITS, RenderLimits
+from engine.text.jinja_sandbox import DEFAULT_LIMITS, ChatTemplate, RenderLimits, compile_template
 from engine.text.tokenizer import Tokenizer
 from engine.text.tokenizer_backend import exceeds_limit_error
 

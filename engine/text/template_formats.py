@@ -15,8 +15,7 @@ from itertools import product
 from typing import Any, Literal
 
 from engine.contract.errors import InvalidRequest
-from engine.text.jinja_environment import CACHED_TEMPLATES, compile_template
-from engine.text.jinja_limits import RenderLimits
+from engine.text.jinja_sandbox import CACHED_TEMPLATES, RenderLimits, compile_template
 from engine.text.tokenizer_files import STANDARD_TOKENS
 
 Message = dict[str, Any]

@@ -13,7 +13,7 @@ from engine.contract.messages import ModelInfo, gc_untracked
 from engine.contract.sampling_params import check_context
 from engine.text import Tokenizer, render_chat
 from engine.text.chat_template import render_chat_text
-from engine.text.jinja_limits import RenderLimits, TemplateLimit
+from engine.text.jinja_sandbox import RenderLimits, TemplateLimit
 from inference.errors import UnsupportedField
 from inference.loop.offload import get_render_pool
 from inference.parsers.custom_tools import to_function_call

@@ -34,10 +34,9 @@ import console.routing
 import inference.routing
 import kv_map.routing
 from common.db import run_in_db_thread
-from inference.asgi import http_application
-from inference.asgi import lifespan as gateway_lifespan
-from inference.edge.handler import URLCONF
+from inference.edge.handler import URLCONF, http_application
 from inference.edge.request_log import count_websockets
+from inference.lifespan import lifespan as gateway_lifespan
 from metering.drain import start_drainer, stop_drainer
 from metering.gateway_recovery import start_gateway_heartbeat, stop_keeper
 from metering.request_log_writer import start_writer, stop_writer

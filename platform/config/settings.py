@@ -92,7 +92,7 @@ AUTH_PASSWORD_VALIDATORS = [
 LOGIN_URL = "login"
 LOGIN_REDIRECT_URL = "playground"
 
-# For pages: the API's requests pass by them, see `inference.asgi`.
+# For pages: the API's requests pass by them, see `inference.edge.handler`.
 MIDDLEWARE = [
     "django_prometheus.middleware.PrometheusBeforeMiddleware",
     "corsheaders.middleware.CorsMiddleware",

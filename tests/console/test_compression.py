@@ -11,7 +11,7 @@ from django.conf import settings as django_settings
 from django.core.asgi import get_asgi_application
 from django.test import Client
 
-from inference.asgi import http_application
+from inference.edge.handler import http_application
 from tests.console.rows import make_rows
 from tests.console.sessions import session_of
 from tests.inference.asgi_client import AsgiClient, Reply

@@ -9,7 +9,7 @@ from asgiref.sync import sync_to_async
 from django.conf import settings as django_settings
 from django.core.asgi import get_asgi_application
 
-from inference.asgi import http_application
+from inference.edge.handler import http_application
 from tests.console.rows import make_rows
 from tests.console.sessions import session_of
 from tests.inference.asgi_client import AsgiClient

@@ -10,7 +10,7 @@ from asgiref.sync import sync_to_async
 
 from catalog import access as catalog_access
 from catalog.models import DesiredState, ServedModel
-from inference.asgi import http_application
+from inference.edge.handler import http_application
 from tenants import actions, authentication
 from tenants.actors import SYSTEM_ACTOR
 from tenants.caller import AuthFailure

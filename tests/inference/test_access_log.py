@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from config.logging import build_formatter, logging_settings
-from inference.asgi import http_application
+from inference.edge.handler import http_application
 from tests.inference.asgi_client import AsgiClient
 from tests.inference.conftest import Gateway, until
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from inference import asgi as collector
+from inference import lifespan as collector
 from tests.inference.conftest import until
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from common.db import run_in_db_thread
-from inference.asgi import http_application
 from inference.edge import load_shedding as early
+from inference.edge.handler import http_application
 from inference.engine_client.queue_limit import Load
 from inference.metrics.recorder import recorder
 from inference.web.views import GatewayView

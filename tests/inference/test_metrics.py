@@ -18,7 +18,7 @@ from engine.contract.lora import AdapterStatus
 from engine.contract.metrics import ENGINE_HISTOGRAMS, Histograms, buckets_1_2_5
 from engine.contract.replica_state import ProcessStats
 from engine.text import Tokenizer
-from inference.asgi import http_application
+from inference.edge.handler import http_application
 from inference.edge.request_log import count_websockets
 from inference.metrics.definitions import FAMILIES
 from inference.metrics.exposition import exposition, process_metric_families, publish

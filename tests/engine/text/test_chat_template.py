@@ -7,8 +7,7 @@ from transformers import AutoTokenizer
 
 from engine.contract.errors import InvalidRequest
 from engine.text.chat_template import render_chat, render_chat_text
-from engine.text.jinja_environment import compile_template
-from engine.text.jinja_limits import RenderLimits, TemplateLimit
+from engine.text.jinja_sandbox import RenderLimits, TemplateLimit, compile_template
 from engine.text.tokenizer import load_tokenizer
 from tests.engine.text import folders
 from tests.engine.text.conftest import CHAT_KINDS

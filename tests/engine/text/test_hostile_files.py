@@ -15,7 +15,7 @@ import pytest
 
 from engine.contract.errors import InvalidRequest, ModelLoadError, QuireError
 from engine.text import render_chat
-from engine.text.jinja_limits import RenderLimits
+from engine.text.jinja_sandbox import RenderLimits
 from engine.text.tokenizer import Tokenizer, load_tokenizer
 from engine.text.tokenizer_files import eos_ids, read_generation_config, sampling_defaults
 from tests.engine.text import folders

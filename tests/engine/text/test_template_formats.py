@@ -9,7 +9,7 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from engine.text.chat_messages import prepare_messages
-from engine.text.jinja_environment import compile_template
+from engine.text.jinja_sandbox import compile_template
 from engine.text.template_formats import call_format, content_forms
 
 #: Each loop over calls is that of a model family's template, around it the least that a chat needs.

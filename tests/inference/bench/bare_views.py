@@ -3,7 +3,7 @@
 KIND=adrf: adrf's APIView under Django's handler. KIND=adrf-middleware: the same with six of the
 usual middlewares. KIND=awaited: an APIView whose policies are awaited in place, under Django's
 handler. KIND=lean: the same under a handler without request signals and threads, as
-`inference.asgi` has. KIND=raw: no framework, to see what the server itself costs.
+`inference.edge.handler` has. KIND=raw: no framework, to see what the server itself costs.
 """
 
 from __future__ import annotations

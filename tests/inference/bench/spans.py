@@ -54,7 +54,6 @@ def after_sync(owner, attribute, name):
     setattr(owner, attribute, stamped)
 
 import config.asgi
-from inference import asgi
 from inference.chat import turn
 from inference.engine_client import client, mailbox
 from inference.generation import generation

@@ -1,29 +1,18 @@
-"""ASGI for the data plane: Django's handler without what an API request doesn't need.
-
-Django's stock handler spools the body without a limit, fires request signals and runs each
-synchronous middleware in a thread: 2-4 ms a request on two cores, `docs/gateway.md` has the
-figures. This one resolves the same URLs to the same views, reads the body within limits, and
-cancels the view when the client goes away. It fires no request signals, so code below it that uses
-the ORM does so through `channels.db.database_sync_to_async`, which closes stale connections.
-"""
+"""Start and end of a gateway process: the engine client, tracing and the garbage collector."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 
 from django.conf import settings
-from django.urls.base import set_script_prefix
 
 from adapters.resolvers import lora_resolvers
-from common.log_context import end_request
 from common.loops import keep_running
-from inference.edge.body import BodyLimitMiddleware
-from inference.edge.handler import GatewayHandler, Send, gateway_path, is_gateway_path
-from inference.edge.request_log import RequestLog
+from inference.edge.handler import Send
 from inference.engine_client.client import close_engine_client, get_engine_client
 from inference.generation import background
 from inference.tracing import close_tracing, tracing
@@ -66,28 +55,8 @@ async def collect_when_idle(is_idle: Callable[[], bool]) -> None:
             gc.collect()
 
 
-Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 #: How long a server that stops waits for the usage of what it served.
 SHUTDOWN_TIMEOUT_S = 5.0
-
-
-def http_application(django_application: Application) -> Application:
-    """The API to `GatewayHandler`, everything else to Django's own handler."""
-    gateway, pages = GatewayHandler(), BodyLimitMiddleware(django_application)
-
-    async def application(scope: Scope, receive: Receive, send: Send) -> None:
-        set_script_prefix(scope.get("root_path", "") or "/")
-        end_request()  # a server may begin a request in the task of the connection's last one
-        of_api, exchange = is_gateway_path(scope), RequestLog(scope, send)
-        try:
-            if of_api:
-                await gateway(scope, receive, exchange.send)
-            else:
-                await pages(scope, receive, exchange.send, gateway_path(scope))
-        finally:
-            exchange.log_completed(of_api=of_api)
-
-    return application
 
 
 async def lifespan(scope: Scope, receive: Receive, send: Send) -> None:
