@@ -1,4 +1,4 @@
-"""What our own GGUF reader and Redis client save over the libraries: `python -m benchmarks.libraries`.
+"""What our GGUF reader and Redis client save over libraries: `python -m benchmarks.libraries`.
 
 Needs `redis-server` and the packages of the tests.
 """

@@ -10,6 +10,7 @@ import pytest
 
 from tests.docs.commands import our_options, problems_with
 from tools.docs.__main__ import generated_pages
+from tools.docs.words import words_by_reader
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
@@ -60,6 +61,21 @@ def test_modules_and_targets_are_there(path: Path) -> None:
 
 
 @page
+def test_files_are_there(path: Path) -> None:
+    folders = "engine|kernels|inference|platform|templates|tests|tools|chaos|benchmarks|deploy|docs"
+    named = re.findall(rf"`((?:{folders})/[\w./-]*)`", text_of(path))
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize("addition", ["a sampling parameter", "a console page", "a quota"])
+def test_contributors_learn_which_files_an_addition_touches(addition: str) -> None:
+    text = text_of(ROOT / "CONTRIBUTING.md")
+    row = re.search(rf"^\| {addition}.*$", text, re.M)
+    assert row is not None
+    assert len(re.findall(r"`[a-z]+/[\w./-]+`", row[0])) >= 3
+
+
+@page
 def test_links_lead_somewhere(path: Path) -> None:
     for target, anchor in re.findall(r"\]\(([^)#\s]*)(#[^)]*)?\)", text_of(path)):
         if "://" in target or target.startswith("mailto:"):
@@ -74,6 +90,19 @@ def anchors(path: Path) -> set[str]:
     """The anchors that a page's headings make, as GitHub names them."""
     headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.M)
     return {re.sub(r"[^\w\- ]", "", each.lower()).strip().replace(" ", "-") for each in headings}
+
+
+@page
+def test_lines_have_at_most_120_columns(path: Path) -> None:
+    if path.name == "CHANGELOG.md":
+        return
+    prose = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.M | re.S)
+    lines = [line for line in prose.splitlines() if not line.startswith("|")]
+    assert [line for line in lines if len(line) > 120] == []
+
+
+def test_people_have_at_most_45000_words_to_read() -> None:
+    assert sum(words_by_reader().values()) <= 45_000
 
 
 def test_the_index_names_every_document() -> None:

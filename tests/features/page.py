@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tests.features.matrix import NAMES, PAIRS, Outcome
+from tools.docs.markdown import item
 
 PATH = Path(__file__).parents[2] / "docs" / "features.md"
 HEAD = """\
@@ -53,7 +54,7 @@ def text(outcomes: Mapping[tuple[str, str], Outcome]) -> str:
     for place, name in enumerate(NAMES[1:], 1):
         cells = [numbers.get(outcomes[other, name].reason, "✓") for other in NAMES[:place]]
         lines.append(_row(name, cells + [""] * (len(NAMES) - 1 - place)))
-    notes = [f"{number}. {reason}" for reason, number in numbers.items()]
+    notes = [item(reason, f"{number}.") for reason, number in numbers.items()]
     return HEAD + "\n".join([*lines, "", *notes]) + "\n"
 
 
@@ -63,7 +64,8 @@ def _row(first: str, cells: list[str] | tuple[str, ...]) -> str:
 
 def stated(page: str) -> dict[tuple[str, str], Outcome]:
     """What a page says of each pair. Raises KeyError for one that says nothing of some."""
-    reasons = dict(re.findall(r"^(\d+)\. (.+)$", page, re.MULTILINE))
+    notes = re.findall(r"^(\d+)\. (.+(?:\n +.+)*)", page, re.MULTILINE)
+    reasons = {number: " ".join(reason.split()) for number, reason in notes}
     rows = [
         [cell.strip() for cell in line.split("|")[1:-1]]
         for line in page.splitlines()

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from tools.docs.markdown import item
+
 REASONS = Path(__file__).with_name("reasons.toml")
 RESULTS = Path(__file__).with_name("results.json")
 
@@ -173,7 +175,7 @@ def page(kept: Kept, reasons: Reasons) -> str:
         rows.append(" | ".join(["", *row, ", ".join(map(str, cited)), ""]).strip())
     sums = " | ".join(str(total[each]) for each in ("passed", "differs", "skipped"))
     rows.append(f"| **all** | {sums} | |")
-    listed = [f"{number}. {why}" for why, number in numbers.items()]
+    listed = [item(why, f"{number}.") for why, number in numbers.items()]
     skipped: dict[str, list[str]] = {}
     for file in kept.left_out:
         skipped.setdefault(reasons.of(file) or "", []).append(_short(file))
@@ -181,7 +183,7 @@ def page(kept: Kept, reasons: Reasons) -> str:
     if kept.waiting:
         parts.append(f"Without results yet: {', '.join(map(_short, kept.waiting))}.")
     parts.append("Not run:")
-    parts.append("\n".join(f"- {why} {', '.join(files)}" for why, files in skipped.items()))
+    parts.append("\n".join(item(f"{why} {', '.join(files)}") for why, files in skipped.items()))
     return "\n\n".join(parts) + "\n"
 
 

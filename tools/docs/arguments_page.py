@@ -9,6 +9,7 @@ from config.up.server_flags import UNCONFIGURABLE_FLAGS, add_server_flags
 from engine.contract.engine_config import SETTINGS
 from engine.contract.vllm_flags import VLLM_FLAGS
 from engine.contract.vllm_variables import VARIABLES
+from tools.docs.markdown import paragraph
 
 HEAD = """# vLLM's arguments and variables
 
@@ -90,8 +91,10 @@ def _variables() -> list[str]:
         "",
         "Quire's own variables are in [settings](settings.md).",
         "",
-        "A variable of vLLM that acts has the effect of its counterpart where that isn't set. "
-        "Each other one that begins with VLLM_ is named when a server or an `LLM` starts.",
+        paragraph(
+            "A variable of vLLM that acts has the effect of its counterpart where that isn't set. "
+            "Each other one that begins with VLLM_ is named when a server or an `LLM` starts."
+        ),
         "",
         "| variable | | Quire's | |",
         "|---|---|---|---|",

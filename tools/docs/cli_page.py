@@ -13,7 +13,7 @@ from config.help import GROUPS
 from config.up.server_flags import UNCONFIGURABLE_FLAGS
 from engine.contract.engine_config import SETTINGS
 from engine.contract.vllm_flags import BY_NAME
-from tools.docs.markdown import item, paragraph
+from tools.docs.markdown import WIDTH, item, paragraph
 
 HEAD = """# Commands
 
@@ -76,16 +76,20 @@ def _choices(action: argparse._SubParsersAction[CommandParser]) -> list[tuple[st
 
 def _option(action: argparse.Action) -> str:
     names = ", ".join(f"`{name}`" for name in action.option_strings) or f"`{action.dest.upper()}`"
+    text = (action.help or "").replace("%%", "%")
     if action.option_strings and action.nargs != 0:
         if isinstance(action.metavar, str):
             value = action.metavar
         elif action.choices:
-            value = "|".join(str(choice) for choice in action.choices)
+            choices = [str(choice) for choice in action.choices if choice is not None]
+            value = "|".join(choices)
+            if len(value) > WIDTH:  # Markdown has no place to break it
+                value = action.dest.upper()
+                text += f". One of {', '.join(choices)}"
         else:
             value = action.dest.upper()
         if not isinstance(action, argparse.BooleanOptionalAction):
             names = f"{names[:-1]} {value}`"
-    text = (action.help or "").replace("%%", "%")
     if "%(default)s" in text:
         text = text.replace("%(default)s", str(action.default))
     return item(f"{names}: {text}" if text else names)

@@ -7,9 +7,9 @@ import textwrap
 WIDTH = 100
 
 
-def item(text: str) -> str:
+def item(text: str, mark: str = "-") -> str:
     """An item of a list, wrapped."""
-    return paragraph(f"- {text}", indent="  ")
+    return paragraph(f"{mark} {text}", indent=" " * (len(mark) + 1))
 
 
 def paragraph(text: str, indent: str = "") -> str:
