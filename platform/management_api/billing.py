@@ -129,7 +129,7 @@ class PriceViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, ManagementV
 
     @extend_schema(responses={204: None})
     def destroy(self, request: Request, pk: str) -> Response:
-        """Delete a price that isn't in force yet."""
+        """Delete a price by which nothing was billed."""
         actions.delete_price(actor=self.actor, price=self.row())
         return Response(status=status.HTTP_204_NO_CONTENT)
 

@@ -19,6 +19,7 @@ from common.errors import Conflict, NotFound
 from common.outbound_http import check_public
 from common.task_queue import send_task_best_effort
 from engine.contract.errors import InvalidRequest
+from metering.budgets import is_price_billed
 from metering.models import Budget, Price, Webhook, WebhookDelivery
 from metering.money import MAX_AMOUNT, MAX_PRICE
 from metering.signals import rules_changed
@@ -97,11 +98,11 @@ def set_price(
 
 @transaction.atomic
 def delete_price(*, actor: Actor | User, price: Price) -> None:
-    """Take back a price that hasn't begun. Raises `PermissionDenied`; `Conflict` for another."""
+    """Delete a price by which nothing was billed. Raises `PermissionDenied`, `Conflict`."""
     actor = to_actor(actor)
     require_operator(actor)
-    if price.valid_from <= timezone.now():
-        raise Conflict("This price is already in force: set a new one instead.")
+    if is_price_billed(price):
+        raise Conflict("Requests were billed at this price: set a new one instead.")
     log_action(actor=actor, action="price.delete", target=price)
     price.delete()
     _announce()

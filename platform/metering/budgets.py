@@ -285,6 +285,16 @@ def access_prices() -> QuerySet[Price]:
     return Price.objects.all()
 
 
+def is_price_billed(price: Price) -> bool:
+    """Whether a request that it may have priced cost something."""
+    base, _, adapter = price.model.partition("#")[0].rpartition(":")
+    name = Q(model=adapter) | Q(adapter=adapter)  # a bare name is a model's, or an adapter's
+    if base:
+        name = Q(model=base, adapter=adapter) | Q(model=f"{base}:{adapter}")
+    entries = UsageEntry.objects.filter(name, started_at__gte=price.valid_from, cost_nanos__gt=0)
+    return entries.exists()
+
+
 def states_of(budgets: Sequence[Budget], moment: datetime | None = None) -> list[BudgetState]:
     """Current states of budgets, read together. May block.
 

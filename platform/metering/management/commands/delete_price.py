@@ -11,9 +11,9 @@ from tenants.actors import CLI_ACTOR
 
 
 class Command(QuireCommand):
-    """Take a coming price back."""
+    """Delete a price."""
 
-    help = "Delete a future price. A current price stays until the next one begins."
+    help = "Delete a price by which nothing was billed, such as a future or a misspelt one."
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("id", type=int, help="price ID, see list_prices")
