@@ -34,6 +34,7 @@ class MemoryEstimate:
         context, sequences: what was asked for; kv: of so many sequences of such a length.
         kv_pool: what the settings give the KV cache; None: what `kv` says.
         full_sequences: of the context that fit the pool, None where that isn't known.
+        max_num_seqs: that run at a time, by the settings.
         total: with the process itself, and the peak while it loads.
         available: on the host that was asked; fits: whether that is enough.
     """
@@ -45,6 +46,7 @@ class MemoryEstimate:
     kv: int
     kv_pool: int
     full_sequences: float | None
+    max_num_seqs: int
     total: int
     available: int
     host: str
@@ -83,6 +85,7 @@ def estimate_memory(
         kv=kv,
         kv_pool=pool,
         full_sequences=full,
+        max_num_seqs=config.max_num_seqs,
         total=max(
             int(weights * LOAD_PEAK_FACTOR),
             weights + max(kv, _configured_kv_bytes(config, per_token)),
