@@ -8,8 +8,15 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
+from console.views.timeline import timeline_chart
 from metering.models import RequestContent, RequestEntry
-from metering.request_log import OutputTrace, PlacementEvent, RequestTrace, encode_trace
+from metering.request_log import (
+    OutputTrace,
+    PlacementEvent,
+    RequestTrace,
+    encode_trace,
+    request_detail_json,
+)
 from tenants import actions
 from tenants.actors import SYSTEM_ACTOR
 from tenants.models import AuditEntry, Role, Tenant, User
@@ -159,7 +166,7 @@ def test_the_story_names_what_happened_and_of_others_only_that_there_was_work(
 ) -> None:
     page = login("ada").get("/console/requests/theirs-1/").content.decode()
     for text in (
-        "59 of 60 requests a minute left",
+        "59 of 60 requests per minute left",
         "2 of this tenant&#x27;s own and other tenants&#x27; work running or waiting",
         "/console/requests/chatcmpl-before/",
         "the prefix that it shares was evicted",
@@ -201,6 +208,16 @@ def test_what_generates_nothing_has_no_first_token_and_no_stop_string(
         assert text not in page, text
 
 
+def test_the_timeline_ends_after_the_last_event_of_either_clock(requests: None) -> None:
+    entry = make("short-1", "acme", NOTE, status=200, finish_reason="stop")
+    entry.duration_ms = 100.0  # the gateway's; the replica counted 150 ms after its dispatch at 3
+    chart = timeline_chart(entry, request_detail_json(User.objects.get(username="ada"), entry))
+    assert chart is not None
+    assert chart.end_ms == 153.0
+    queue, prefill, decode = (float(bar["width"]) for bar in chart.bars)
+    assert (queue / prefill, decode / prefill) == pytest.approx((20 / 30, 100 / 30), rel=0.01)
+
+
 @pytest.mark.parametrize(
     ("who", "reads"),
     [("ada", True), ("adam", True), ("mia", False), ("vera", False), ("root", True)],
@@ -239,7 +256,7 @@ def test_owners_alone_turn_storing_on_and_it_is_in_the_audit_log(
     assert ("keeping them" in page) == may
     if may:
         assert answer.status_code == 302
-        assert "prompts and answers are kept" in page
+        assert "Prompts and answers of new requests are kept." in page
         assert AuditEntry.objects.filter(action="tenant.update").exists()
     else:
         assert answer.status_code == 403

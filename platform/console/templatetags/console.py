@@ -8,12 +8,14 @@ from pathlib import Path
 from urllib.parse import urljoin
 
 from django import template
+from django.conf import settings
 from django.contrib.staticfiles import finders
 from django.templatetags.static import static
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 
 from console.static_bundles import sheet_address
+from metering.money import amount_text
 
 register = template.Library()
 
@@ -75,6 +77,12 @@ def moment(time: datetime | None) -> str:
     utc = time.astimezone(UTC)
     text = f"{utc:%Y-%m-%d %H:%M:%S} UTC"
     return format_html('<time datetime="{}">{}</time>', utc.isoformat(timespec="seconds"), text)
+
+
+@register.filter
+def cost(nanos: int) -> str:
+    """An amount in 1e-9 of the currency, with the currency: "0.0012 USD"."""
+    return f"{money(amount_text(nanos))} {settings.QUIRE.currency.upper()}"
 
 
 @register.filter

@@ -96,7 +96,7 @@ def placed_ms(story: dict[str, Any]) -> float:
 
 def _limits(limits: dict[str, int]) -> str:
     parts = [
-        f"{limits[f'remaining_{kind}']} of {limits[f'limit_{kind}']} {kind} a minute left"
+        f"{limits[f'remaining_{kind}']} of {limits[f'limit_{kind}']} {kind} per minute left"
         for kind in ("requests", "tokens")
         if f"limit_{kind}" in limits
     ]
@@ -175,8 +175,11 @@ def timeline_chart(entry: RequestEntry, story: dict[str, Any]) -> TimelineChart 
     outputs = [output for output in story["outputs"] if output["steps"]]
     if not outputs or entry.duration_ms <= 0:
         return None
-    end = max(entry.duration_ms, 1.0)
-    placed, scale = placed_ms(story), WIDTH / end
+    placed = placed_ms(story)
+    # The replica's clock tells the bars, the gateway's the rest: neither may end the picture early.
+    ends = (sum(output[f"{kind}_ms"] for kind in _NAMES) for output in outputs)
+    end = max(entry.duration_ms, placed + max(ends), 1.0)
+    scale = WIDTH / end
     graph = GRAPH if story["tokens_over_time"] else 0
     height = TOP + len(outputs) * (BAR + 6) + graph + 30
     chart = TimelineChart(height, end, base=height - 22)
