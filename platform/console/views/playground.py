@@ -173,7 +173,7 @@ class Group:
 
 
 _CHOICE = Group(
-    "Choosing tokens",
+    "Sampling",
     (
         SamplingField(
             "temperature",

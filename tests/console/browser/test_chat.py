@@ -15,7 +15,7 @@ LINES = "\n\n".join(f"This is paragraph {n} of a long answer." for n in range(60
 
 
 def test_a_first_message_is_answered(playground: PlaygroundPage) -> None:
-    expect(playground.page.get_by_role("heading", name="A blank page")).to_be_visible()
+    expect(playground.page.get_by_role("heading", name="What can I help with?")).to_be_visible()
     answer = playground.answer_to("Hello")
     expect(answer.locator(".prose")).to_have_text("You said: Hello")
     expect(playground.questions.first).to_contain_text("Hello")

@@ -61,4 +61,4 @@ def test_a_long_name_leaves_room_for_the_rest_on_a_phone(open_page: Open) -> Non
 def test_a_single_tenant_is_named_and_not_asked_for(playground: PlaygroundPage) -> None:
     page = playground.page
     expect(page.get_by_role("combobox", name="Tenant")).to_be_hidden()
-    expect(page.get_by_text("Billed to acme")).to_be_visible()
+    expect(page.get_by_text("Usage counts towards acme")).to_be_visible()

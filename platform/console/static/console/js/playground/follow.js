@@ -1,23 +1,40 @@
-/** Keeps the end of a scrolling element in view, unless the reader scrolled away from it. */
+/**
+ * Keeps the end of a scrolling element in view, unless the reader scrolled away from it.
+ *
+ * Content grows after it was drawn too: formulas, fonts, pictures. Sizes are therefore watched, and
+ * only the reader's own input ends the following: a `scroll` event alone may come of a layout.
+ */
 
 const NEAR = 56;
+const UP = new Set(["ArrowUp", "PageUp", "Home"]);
 
 export class Follower {
   following = true;
   #scroller;
   #onChange;
 
-  constructor(scroller, onChange) {
+  /** `content`: the element in `scroller` that grows. */
+  constructor(scroller, content, onChange) {
     this.#scroller = scroller;
     this.#onChange = onChange;
-    scroller.addEventListener("scroll", () => this.#set(this.#distance() < NEAR), { passive: true });
+    const sizes = new ResizeObserver(() => this.keep());
+    sizes.observe(scroller);
+    sizes.observe(content);
+    let touched = false;
+    scroller.addEventListener("scroll", () => {
+      if (this.#distance() < NEAR) this.#set(true);
+      else if (touched) this.#set(false);
+    }, { passive: true });
     // A wheel turned up means "let me read", even if the next token comes before it has moved far.
-    scroller.addEventListener("wheel", (event) => event.deltaY < 0 && this.#leave(), {
-      passive: true,
-    });
+    scroller.addEventListener("wheel", (event) => event.deltaY < 0 && this.#leave(), { passive: true });
+    scroller.addEventListener("keydown", (event) => UP.has(event.key) && !event.target.matches("input, textarea") && this.#leave());
+    // A scroll bar that is dragged, and a finger.
+    scroller.addEventListener("pointerdown", () => (touched = true), { passive: true });
+    for (const name of ["pointerup", "pointercancel"]) addEventListener(name, () => (touched = false), { passive: true });
+    scroller.addEventListener("touchmove", () => this.#distance() >= NEAR && this.#leave(), { passive: true });
   }
 
-  /** To the end if the reader is there; call after each change of the content. */
+  /** To the end if the reader is there. */
   keep() {
     if (this.following) this.#scroller.scrollTop = this.#scroller.scrollHeight;
   }

@@ -110,7 +110,7 @@ export class Playground {
     conversation.clear();
     thread.truncate(0);
     this.#changed();
-    page.offerUndo("Conversation cleared.", () => {
+    page.offerUndo("New conversation. The last one is saved.", () => {
       if (!conversation.empty) return;
       takeBack();
       this.restore();

@@ -42,7 +42,7 @@ export class Tenants {
     this.#value = current ?? "";
     const several = tenants.length > 1;
     this.#select.parentElement.hidden = !several;
-    this.#line.textContent = current && !several ? `Billed to ${current}` : "";
+    this.#line.textContent = current && !several ? `Usage counts towards ${current}` : "";
     const shown = JSON.stringify(tenants);
     if (shown !== this.#shown) {
       // An open list must not be built anew under the reader's eyes.

@@ -19,8 +19,7 @@ export class Thread {
   constructor(scroller, list, actions) {
     this.#list = list;
     this.#actions = actions;
-    this.follower = new Follower(scroller, (following) => actions.followed(following));
-    new ResizeObserver(() => this.follower.keep()).observe(scroller);
+    this.follower = new Follower(scroller, list, (following) => actions.followed(following));
   }
 
   /** Show a turn after the others. */
@@ -28,7 +27,6 @@ export class Thread {
     const view = this.#view(turn, this.views.length);
     this.views.push(view);
     this.#list.append(view.element);
-    this.follower.keep();
     return view;
   }
 
@@ -50,14 +48,12 @@ export class Thread {
     change(view);
     this.#growing.add(view);
     this.#frame ??= requestAnimationFrame(() => this.#draw());
-    this.follower.keep();
   }
 
   /** An answer is over. */
   finish(view) {
     this.#growing.delete(view);
     view.finish();
-    this.follower.keep();
   }
 
   #draw() {
@@ -67,7 +63,6 @@ export class Thread {
       if (view.draw()) this.#growing.delete(view);
       else drawn = false;
     }
-    this.follower.keep();
     if (!drawn) this.#frame = requestAnimationFrame(() => this.#draw());
   }
 }
