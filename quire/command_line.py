@@ -81,12 +81,17 @@ def main() -> None:
         print(f"quire {__version__}")
         return
     try:
-        if arguments[1:] in ([], ["help"], ["--help"], ["-h"]):
+        is_full = arguments[1:] in (["--help=all"], ["help", "all"])
+        if is_full or arguments[1:] in ([], ["help"], ["--help"], ["-h"]):
             django.setup()
             from config.help import overview
 
-            print(overview(), flush=True)
+            print(overview(full=is_full), flush=True)
             return
+        if len(arguments) > 1:
+            from config.help import ALIASES
+
+            arguments[1] = ALIASES.get(arguments[1], arguments[1])
         execute_from_command_line(arguments)
     except ImproperlyConfigured as error:
         raise SystemExit(f"Quire's settings: {error}") from error

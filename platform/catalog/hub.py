@@ -97,6 +97,24 @@ def get_download_info(repository: str, settings: Mapping[str, Any]) -> Download:
     )
 
 
+def download_model(repository: str, settings: Mapping[str, Any]) -> Path:
+    """Download a model's files, with progress bars on a terminal; returns its folder.
+
+    Raises: `HubUnavailable`; `InvalidRequest` (`source`).
+    """
+    from huggingface_hub import snapshot_download
+
+    config = EngineConfig.from_mapping(dict(settings))
+    with hub_errors(repository):
+        folder = snapshot_download(
+            repository,
+            revision=config.revision,
+            cache_dir=config.download_dir,
+            allow_patterns=file_patterns(config),
+        )
+    return Path(folder)
+
+
 def downloaded(repository: str, settings: Mapping[str, Any]) -> Path | None:
     """The folder of a model that was downloaded to this host, without asking the hub."""
     from huggingface_hub import try_to_load_from_cache

@@ -3,9 +3,11 @@
 import argparse
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from datetime import UTC, datetime, timedelta
+from difflib import get_close_matches
+from functools import partial
 from typing import Any, NoReturn
 
 import redis
@@ -58,6 +60,18 @@ def yes_or_no(text: str) -> bool:
     return word == "yes"
 
 
+def error_with_suggestion(
+    parser: CommandParser, fail: Callable[[str], NoReturn], message: str
+) -> NoReturn:
+    """Fail with argparse's message; a flag that doesn't exist comes with the closest that does."""
+    if message.startswith("unrecognized arguments:"):
+        flag = message.partition(":")[2].split()[0].partition("=")[0]
+        flags = [option for action in parser._actions for option in action.option_strings]
+        if matches := get_close_matches(flag, flags, n=1):
+            message += f". Did you mean {matches[0]}?"
+    fail(message)
+
+
 CONNECT_TIMEOUT_S = 10
 
 
@@ -69,9 +83,12 @@ class QuireCommand(BaseCommand):
     needs_database = True
     #: Whether the command line is spelled as an engine's: see `engine.contract.command_line`.
     takes_engine_settings = False
+    #: Whether the words come from a shell, not from `call_command`.
+    _is_command_line = False
 
     def run_from_argv(self, argv: list[str]) -> None:
         """Read the command line; one with engine settings as vLLM's."""
+        self._is_command_line = True
         if self.takes_engine_settings:
             try:
                 parser = self.create_parser(argv[0], argv[1])
@@ -89,10 +106,20 @@ class QuireCommand(BaseCommand):
             metavar="DIR",
             help="where this instance keeps its files (default: QUIRE_DATA_DIR or .quire)",
         )
+        parser.error = partial(error_with_suggestion, parser, parser.error)  # type: ignore[method-assign]
         return parser
 
     def execute(self, *args: Any, **options: Any) -> Any:
-        """Run; refusals and missing services become a `CommandError`."""
+        """Run; refusals and missing services become a `CommandError`, on a terminal a sentence."""
+        try:
+            return self._execute(*args, **options)
+        except CommandError as error:
+            if not self._is_command_line or options.get("traceback"):
+                raise
+            self.stderr.write(f"Error: {error}")
+            sys.exit(error.returncode)
+
+    def _execute(self, *args: Any, **options: Any) -> Any:
         try:
             if self.needs_database:
                 check_database()

@@ -1,73 +1,97 @@
-"""`manage.py help`: Quire's own commands by what they are for; Django's list is long and mixed."""
+"""`quire help`: the commands by what they are for; Django's own list is long and mixed."""
 
 from __future__ import annotations
 
 import re
+import sys
 import textwrap
+from pathlib import Path
 
 from django.core.management import get_commands, load_command_class
 
+#: Short names of commands, those that users of ollama and vLLM type.
+ALIASES = {
+    "ps": "status",
+    "list": "list_models",
+    "rm": "delete_model",
+    "run-batch": "run_batch",
+    "complete": "chat",
+    "collect-env": "status",
+}
+#: Title: commands; the first ones of a group are described, `--help=all` describes all.
 GROUPS = {
-    "Serve": ("up", "serve", "gateway", "supervise", "engine", "worker"),
-    "Look": ("status", "list_models", "list_tenants", "list_keys"),
+    "Start": ("up", "serve", "run", "chat"),
     "Models": (
-        "load_model",
-        "unload_model",
-        "delete_model",
-        "restart_model",
-        "sleep_model",
-        "wake_model",
-        "load_report",
-        "save_quantized",
+        *("list_models", "pull", "load_model", "unload_model", "delete_model", "restart_model"),
+        *("sleep_model", "wake_model", "load_report", "save_quantized"),
     ),
     "Adapters": (
         *("load_adapter", "list_adapters", "promote_adapter", "rollback_adapter"),
         *("unload_adapter", "pin_adapter", "unpin_adapter"),
     ),
     "Tenants and keys": (
-        *("create_tenant", "update_tenant"),
-        *("create_key", "rotate_key", "revoke_key"),
+        *("create_tenant", "create_key", "list_tenants", "list_keys", "update_tenant"),
+        *("rotate_key", "revoke_key", "export_tenant", "erase_tenant"),
     ),
     "People": (
-        *("create_user", "list_users", "update_user", "delete_user", "set_password"),
-        *("list_members", "set_member", "remove_member"),
-        *("invite", "list_invitations", "revoke_invitation"),
-        *("export_tenant", "erase_tenant"),
+        *("create_user", "invite", "list_users", "update_user", "delete_user", "set_password"),
+        *("list_members", "set_member", "remove_member", "list_invitations", "revoke_invitation"),
         *("create_service_account", "list_service_accounts", "retire_service_account"),
     ),
     "Money": (
-        *("set_price", "list_prices", "delete_price"),
-        *("set_budget", "list_budgets", "delete_budget", "set_webhook"),
+        *("set_price", "set_budget", "list_prices", "delete_price", "list_budgets"),
+        *("delete_budget", "set_webhook"),
     ),
-    "Ask": ("chat", "run_batch"),
-    "Prove": ("bench", "chaos"),
-    "Upkeep": (
-        *(
-            "list_settings",
-            "drain_usage",
-            "reconcile_usage",
-            "migrate",
-            "changepassword",
-            "openapi",
-        ),
+    "Operate": (
+        *("status", "bench", "list_settings", "gateway", "supervise", "engine", "worker"),
+        *("run_batch", "chaos", "migrate", "drain_usage", "reconcile_usage", "changepassword"),
+        "openapi",
     ),
 }
+#: Described commands of each group in the short help.
+NUM_DESCRIBED = {"Start": 4, "Models": 5, "Adapters": 1}
+DEFAULT_NUM_DESCRIBED = 2
 #: Of Django's and others', those that an operator meets.
 DJANGO_COMMANDS = ("createsuperuser", "check")
 WIDTH = 96
 
 
-def overview() -> str:
-    """All commands of Quire with the first sentence of their help. Django must be set up."""
-    lines = ["", "Quire's commands; `manage.py COMMAND --help` explains each."]
+def overview(*, full: bool = False) -> str:
+    """Quire's commands with the first sentence of their help. Django must be set up.
+
+    Args:
+        full: describe every command, not only the common ones of each group.
+    """
+    program = Path(sys.argv[0]).name
+    lines = ["", f"Usage: {program} COMMAND [options]"]
     installed = get_commands()  # an image comes without `chaos`
     for title, names in GROUPS.items():
-        lines += ["", title, *(_command_line(name) for name in names if name in installed)]
-    django_commands = (
-        f"Django's: {', '.join(DJANGO_COMMANDS)} and more; `manage.py help --commands` names all."
-    )
-    lines += ["", textwrap.fill(django_commands, width=WIDTH, break_on_hyphens=False)]
+        available = [name for name in names if name in installed]
+        count = len(available) if full else NUM_DESCRIBED.get(title, DEFAULT_NUM_DESCRIBED)
+        lines += ["", title, *(_command_line(name) for name in available[:count])]
+        if rest := available[count:]:
+            lines.append(_wrapped("more: " + ", ".join(rest), indent="  "))
+    short_names = ", ".join(f"{alias} ({name})" for alias, name in ALIASES.items())
+    every = "" if full else f"{program} --help=all describes all. "
+    lines += [
+        "",
+        _wrapped(f"Short names: {short_names}."),
+        _wrapped(
+            f"{every}{program} COMMAND --help explains one. Django's: {', '.join(DJANGO_COMMANDS)} "
+            f"and more; {program} help --commands names them."
+        ),
+    ]
     return "\n".join(lines)
+
+
+def _wrapped(text: str, indent: str = "") -> str:
+    return textwrap.fill(
+        text,
+        width=WIDTH,
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_on_hyphens=False,
+    )
 
 
 def _command_line(name: str) -> str:

@@ -119,14 +119,14 @@ def add_limit_options(parser: CommandParser, *, defaults: bool) -> None:
         "--requests-per-minute",
         type=int,
         metavar="N",
-        help="requests a minute of all keys together; 0: no limit"
+        help="requests per minute of all keys together; 0: no limit"
         + also("QUIRE_REQUESTS_PER_MINUTE"),
     )
     parser.add_argument(
         "--tokens-per-minute",
         type=int,
         metavar="N",
-        help="tokens a minute, prompts and outputs together; 0: no limit"
+        help="tokens per minute, prompts and outputs together; 0: no limit"
         + also("QUIRE_TOKENS_PER_MINUTE"),
     )
     parser.add_argument(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from io import StringIO
 from typing import Any
 
@@ -32,6 +33,34 @@ def test_all_is_well_and_says_what_runs(quill: ServedModel, beat: Beat) -> None:
     assert lines[0].startswith("Redis ")
     assert lines[1] == "0 usage records wait to be written."
     assert lines[-1].split()[:7] == ["quill", "ready", "r1", "3", "0", "25%", "4096"]
+
+
+def test_json_has_the_same_for_programs(quill: ServedModel, beat: Beat) -> None:
+    beat(heartbeat("r1", stats={"num_requests_running": 3}))
+    out = StringIO()
+    call_command("status", "--json", stdout=out)
+    report = json.loads(out.getvalue())
+    assert report["pending_usage_records"] == 0
+    (model,) = report["models"]
+    assert (model["name"], model["state"]) == ("quill", "ready")
+    assert [(replica["id"], replica["running"]) for replica in model["replicas"]] == [("r1", 3)]
+
+
+def test_watching_prints_again_until_it_is_interrupted(
+    quill: ServedModel, beat: Beat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beat(heartbeat("r1"))
+    pauses = iter((None, None))
+
+    def sleep(seconds: float) -> None:
+        assert seconds == 5
+        if next(pauses, "over") == "over":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("time.sleep", sleep)
+    out = StringIO()
+    call_command("status", "--watch", "5", stdout=out)
+    assert out.getvalue().count("quill") == 3
 
 
 def test_a_model_without_a_replica_ends_it_with_one(quill: ServedModel, beat: Beat) -> None:

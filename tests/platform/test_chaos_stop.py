@@ -171,7 +171,7 @@ async def told_of(folder: Path, *flags: str) -> AsyncIterator[asyncio.subprocess
     async with asyncio.timeout(GONE_WITHIN_S):
         said = (await child.stderr.read()).decode()
         assert await child.wait() != 0  # 1, unless a second signal came when all was over
-    assert "CommandError: Stopped.\n" in said, said
+    assert "Error: Stopped.\n" in said, said
     assert os.listdir(folder) == []
     mark = os.fsencode(str(folder))
     assert not [pid for pid, text in environments() if mark in text]

@@ -232,7 +232,7 @@ def _works(secret: str) -> bool:
 
 def _new_key(tenant: Tenant) -> str:
     return tenant_actions.create_key(
-        actor=SYSTEM_ACTOR, tenant=tenant, name="made by manage.py up", scopes=api_keys.DEFAULT
+        actor=SYSTEM_ACTOR, tenant=tenant, name="Quick-start key", scopes=api_keys.DEFAULT
     ).secret
 
 

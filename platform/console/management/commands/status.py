@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import time
 from typing import Any
 
 from django.conf import settings
-from django.core.management.base import CommandError
+from django.core.management.base import CommandError, CommandParser
 
-from catalog.live_status import live_replicas, model_state, state_of
+from catalog.live_status import live_replicas, model_state, replica_figures, state_of
 from catalog.models import DesiredState, ServedModel
 from common.commands import QuireCommand
 from common.redaction import without_credentials
@@ -18,6 +20,9 @@ from metering.settlement import spool_key
 HEAD = ("MODEL", "STATE", "REPLICA", "RUNNING", "WAITING", "KV CACHE", "CONTEXT", "WHERE")
 #: States that don't make the command fail.
 WELL = ("ready", "sleeping")
+WATCH_INTERVAL_S, MIN_WATCH_INTERVAL_S = 2.0, 0.2
+#: ANSI: the cursor goes to the top left, and everything below is cleared.
+CLEAR_SCREEN = "\x1b[H\x1b[J"
 
 
 class Command(QuireCommand):
@@ -28,8 +33,35 @@ class Command(QuireCommand):
         "while a loaded model is unavailable, so that scripts can wait for it."
     )
 
+    def add_arguments(self, parser: CommandParser) -> None:
+        """The form of the output."""
+        parser.add_argument("--json", action="store_true", help="print JSON")
+        parser.add_argument(
+            "--watch",
+            type=float,
+            nargs="?",
+            const=WATCH_INTERVAL_S,
+            metavar="S",
+            help=f"print it again every S seconds until Ctrl-C (default: {WATCH_INTERVAL_S:g})",
+        )
+
     def handle(self, *args: Any, **options: Any) -> None:
         """Print the state. Raises: `CommandError` if a loaded model is unavailable."""
+        while True:
+            unavailable = self._print(as_json=options["json"])
+            if options["watch"] is None:
+                break
+            try:
+                time.sleep(max(options["watch"], MIN_WATCH_INTERVAL_S))
+            except KeyboardInterrupt:
+                return
+            if self.stdout.isatty() and not options["json"]:
+                self.stdout.write(CLEAR_SCREEN, ending="")
+        if unavailable:
+            raise CommandError(unavailable)
+
+    def _print(self, *, as_json: bool) -> str:
+        """Print the state once; returns why requests can't be served, or ""."""
         loaded = ServedModel.objects.filter(desired_state=DesiredState.LOADED, idle_since=None)
         models = list(loaded.prefetch_related("replicas"))
         beats = live_replicas()
@@ -38,21 +70,51 @@ class Command(QuireCommand):
             version, num_pending = client.info("server")["redis_version"], client.xlen(spool_key())
         finally:
             client.close()
-        self.stdout.write(f"Redis {version} at {without_credentials(settings.REDIS_URL)} answers.")
-        self.stdout.write(f"{num_pending} usage records wait to be written.")
-        if not models:
-            raise CommandError("No model is loaded. See manage.py load_model.")
         states = {
             model.name: model_state(heartbeats_of(model, beats), model.replicas.all())
             for model in models
         }
+        waiting = [name for name, state in states.items() if state["state"] not in WELL]
+        if as_json:
+            report = {
+                "redis_version": version,
+                "pending_usage_records": num_pending,
+                "models": [
+                    {
+                        "name": model.name,
+                        "state": states[model.name]["state"],
+                        "replicas": [
+                            replica_figures(beat, operator=True)
+                            for beat in heartbeats_of(model, beats)
+                        ],
+                    }
+                    for model in models
+                ],
+            }
+            self.stdout.write(json.dumps(report))
+        else:
+            self._print_tables(models, beats, states, version, num_pending)
+        if not models:
+            return "No model is loaded. See manage.py load_model."
+        return f"These can't answer now: {', '.join(waiting)}." if waiting else ""
+
+    def _print_tables(
+        self,
+        models: list[ServedModel],
+        beats: list[Heartbeat],
+        states: dict[str, dict[str, Any]],
+        version: str,
+        num_pending: int,
+    ) -> None:
+        self.stdout.write(f"Redis {version} at {without_credentials(settings.REDIS_URL)} answers.")
+        self.stdout.write(f"{num_pending} usage records wait to be written.")
+        if not models:
+            return
         self.stdout.write("")
         self.table(HEAD, [row for model in models for row in rows(model, beats, states)])
         for beat in beats:
             if beat.detail:
                 self.print_hint(f"{beat.replica_id}: {beat.detail}")
-        if unavailable := [name for name, state in states.items() if state["state"] not in WELL]:
-            raise CommandError(f"These can't answer now: {', '.join(unavailable)}.")
 
 
 def heartbeats_of(model: ServedModel, beats: list[Heartbeat]) -> list[Heartbeat]:

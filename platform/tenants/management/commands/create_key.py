@@ -33,13 +33,13 @@ class Command(QuireCommand):
             "--requests-per-minute",
             type=int,
             metavar="N",
-            help="requests a minute of this key (default: the tenant's limit)",
+            help="requests per minute of this key (default: the tenant's limit)",
         )
         parser.add_argument(
             "--tokens-per-minute",
             type=int,
             metavar="N",
-            help="tokens a minute, prompt plus output (default: the tenant's limit)",
+            help="tokens per minute, prompt plus output (default: the tenant's limit)",
         )
         parser.add_argument(
             "--max-running-requests",

@@ -1,0 +1,46 @@
+"""`quire run MODEL`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+from django.core.management import call_command
+from django.core.management.base import CommandError, CommandParser
+
+from catalog.models import DesiredState, ServedModel
+from common.commands import QuireCommand
+from common.files import INSTANCE_FILE
+
+
+class Command(QuireCommand):
+    """Load a model into the running instance and chat with it."""
+
+    help = (
+        "Load a model into the running instance, wait until it is ready, and chat with it in the "
+        "terminal. A model that is loaded already answers at once."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """The model, and an optional question."""
+        parser.add_argument("model", help="model name, folder or hub id")
+        parser.add_argument("message", nargs="*", help="ask one question and exit")
+        parser.add_argument("--name", help="model name in the API (default: folder name)")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Load, then chat. Raises: `CommandError` without a running instance."""
+        if not (Path(settings.DATA_DIR) / INSTANCE_FILE).exists():
+            raise CommandError(
+                f"No instance runs in {settings.DATA_DIR}. `quire up {options['model']}` starts "
+                "one with this model; `quire chat` then talks to it."
+            )
+        source = options["model"]
+        name = options["name"] or (
+            source
+            if ServedModel.objects.filter(name=source).exists()
+            else Path(source).resolve().name
+        )
+        if not ServedModel.objects.filter(name=name, desired_state=DesiredState.LOADED).exists():
+            call_command("load_model", source, name=name, wait=True)
+        call_command("chat", *options["message"], model=name)
