@@ -370,6 +370,11 @@ class ServedModelForm:
         return bool(self.errors or self.general) or self.settings.has_errors
 
     @property
+    def advanced_errors(self) -> bool:
+        """Whether a field under "Advanced" has an error."""
+        return self.settings.has_errors or not self.errors.keys() <= {"source", "name"}
+
+    @property
     def numbers(self) -> list[dict[str, str]]:
         """The fields of `NUMBERS`, for the template."""
         return [

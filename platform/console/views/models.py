@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from django.http import HttpResponse
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
 from django.urls import reverse
+from django.utils import timezone
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
@@ -22,15 +24,20 @@ from catalog.hub import get_download_info
 from catalog.models import DesiredState, Replica, ServedModel
 from common.errors import NotFound
 from common.one_time import pop_one_time, store_one_time
+from console.mounting import mounted
 from console.views.base import json_view, post_text
 from console.views.model_forms import ServedModelForm
+from console.views.request_summary import summarize_speed
 from engine.contract.errors import InvalidRequest, QuireError
+from metering.request_log import access_requests
 from tenants.access import access_tenants
 from tenants.actors import require_operator, to_actor
 from tenants.models import User
 from tenants.sessions import UserRequest
 
 MAX_ROWS = 500
+#: Age of the requests that a model's figures are of.
+FIGURES_SPAN = timedelta(hours=24)
 
 
 @require_safe
@@ -119,6 +126,12 @@ def show_one(
         "weights": model_details.weights_of(model_beats),
         "live": model_beats[0] if model_beats else None,
         "followed": _followed(user),
+        "figures": summarize_speed(
+            access_requests(user).filter(
+                model=model.name, started_at__gte=timezone.now() - FIGURES_SPAN
+            )
+        ),
+        "base_url": request.build_absolute_uri(mounted("/v1")),
     }
     if operator:
         replicas = model_details.replica_status_list(model, beats)

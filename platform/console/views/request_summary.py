@@ -1,0 +1,134 @@
+"""Sums over recent requests: facets and histogram of the list, speed and cost of a model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from statistics import median, quantiles
+from urllib.parse import urlencode
+
+from django.db.models import QuerySet
+from django.http import QueryDict
+
+from metering.models import RequestEntry
+
+#: Newest matching requests that the summary counts: a bounded time whatever the log holds.
+MAX_SAMPLED = 1000
+#: Lower edges of the histogram's bars, in milliseconds.
+EDGES_MS = (0, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 60_000)
+MAX_FACETS = 6
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A link that narrows the list. `percent`: its share of the largest one's count."""
+
+    label: str
+    count: int
+    query: str
+    percent: float = 0.0
+
+    @property
+    def top(self) -> float:
+        """Upper edge of its bar in a drawing 100 high."""
+        return 100 - self.percent
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Counts over the newest `sampled` matching requests; `is_partial`: there may be more."""
+
+    sampled: int
+    is_partial: bool
+    durations: list[Choice]
+    facets: dict[str, list[Choice]]
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Figures of the newest requests; `is_partial`: there may be more. Times are milliseconds.
+
+    None stands where nothing was measured.
+
+    `tokens_per_s`: median of a request's output tokens per second after its first.
+    """
+
+    requests: int
+    failed: int
+    median_ttft_ms: float | None
+    p95_ttft_ms: float | None
+    tokens_per_s: float | None
+    cost_nanos: int
+    is_partial: bool
+
+
+def summarize_speed(rows: QuerySet[RequestEntry]) -> Speed:
+    """Sum up the newest `MAX_SAMPLED` requests."""
+    columns = ("status", "ttft_ms", "duration_ms", "completion_tokens", "cost_nanos")
+    sample = list(rows.order_by("-started_at").values_list(*columns)[:MAX_SAMPLED])
+    ttfts = [ttft for _, ttft, *_ in sample if ttft is not None]
+    rates = [
+        1000 * (tokens - 1) / (duration - ttft)
+        for _, ttft, duration, tokens, _ in sample
+        if ttft is not None and tokens > 1 and duration > ttft
+    ]
+    return Speed(
+        requests=len(sample),
+        failed=sum(status >= 500 for status, *_ in sample),
+        median_ttft_ms=median(ttfts) if ttfts else None,
+        p95_ttft_ms=quantiles(ttfts, n=20, method="inclusive")[-1] if len(ttfts) > 1 else None,
+        tokens_per_s=median(rates) if rates else None,
+        cost_nanos=sum(cost for *_, cost in sample),
+        is_partial=len(sample) == MAX_SAMPLED,
+    )
+
+
+def summarize(rows: QuerySet[RequestEntry], query: QueryDict) -> Summary:
+    """Count the newest matching requests by duration, model, key and status.
+
+    Args:
+        query: of the page; links add one condition to it.
+    """
+    columns = ("duration_ms", "model", "api_key__name", "status")
+    sample = list(rows.order_by("-started_at").values_list(*columns)[:MAX_SAMPLED])
+    bars = Counter(max(edge for edge in EDGES_MS if edge <= row[0]) for row in sample)
+    facets = {
+        "model": Counter(row[1] for row in sample if row[1]),
+        "key": Counter(row[2] for row in sample if row[2]),
+        "status": Counter(f"{row[3] // 100}xx" for row in sample if row[3] != 499),
+    }
+    return Summary(
+        sampled=len(sample),
+        is_partial=len(sample) == MAX_SAMPLED,
+        durations=[
+            Choice(
+                label=_label(edge, end),
+                count=bars[edge],
+                query=_narrowed(query, slower_ms=edge or "", faster_ms=end or ""),
+                percent=100 * bars[edge] / max(bars.values(), default=1),
+            )
+            for edge, end in zip(EDGES_MS, (*EDGES_MS[1:], None), strict=True)
+        ],
+        facets={
+            name: [
+                Choice(value, count, _narrowed(query, **{name: value}))
+                for value, count in counts.most_common(MAX_FACETS)
+            ]
+            for name, counts in facets.items()
+            if len(counts) > 1
+        },
+    )
+
+
+def _narrowed(query: QueryDict, **conditions: object) -> str:
+    values = {name: value for name, value in query.items() if name != "page" and value}
+    values |= {name: str(value) for name, value in conditions.items()}
+    return urlencode({name: value for name, value in values.items() if value})
+
+
+def _label(start_ms: int, end_ms: int | None) -> str:
+    return f"\u2265{_duration(start_ms)}" if end_ms is None else f"<{_duration(end_ms)}"
+
+
+def _duration(milliseconds: int) -> str:
+    return f"{milliseconds} ms" if milliseconds < 1000 else f"{milliseconds // 1000} s"
