@@ -20,7 +20,7 @@ from metering import actions as money
 from metering import reports as report_pages
 from metering import webhooks
 from metering.ledger import insert_records
-from metering.models import Budget, Price, Webhook, WebhookDelivery
+from metering.models import Budget, Price, UsageEntry, Webhook, WebhookDelivery
 from metering.usage_record import UsageRecord
 from tenants import actions
 from tenants.actors import SYSTEM_ACTOR
@@ -217,7 +217,11 @@ def test_a_budget_or_price_of_what_is_not_there_is_told(login: Login, acme: Tena
         assert (f"No model or adapter is called {name} today" in page) == told, name
     assert page.count("no model has this name now") == 1
     root.post("/console/prices/set/", {"model": "quil", "input": "1", "output": "2"})
-    assert "is called quil today" in text_of(root, "/console/prices/")
+    page = text_of(root, "/console/prices/")
+    assert "is called quil today" in page
+    assert "Remove" in page
+    assert root.post(f"/console/prices/{Price.objects.get().pk}/delete/").status_code == 302
+    assert not Price.objects.exists()
 
 
 def test_a_price_is_set_for_one_of_the_models_that_are_there(login: Login, acme: Tenant) -> None:
@@ -249,6 +253,20 @@ def test_prices_are_seen_by_members_and_set_by_operators(login: Login, acme: Ten
         assert "No model that you may use has a price" in text
     begun, coming = Price.objects.order_by("valid_from")
     assert login("ada").post(f"/console/prices/{coming.pk}/delete/").status_code == 403
+    UsageEntry.objects.create(
+        request_id="billed",
+        tenant=acme,
+        endpoint="chat",
+        model="acme-private",
+        cost_nanos=1,
+        stream=False,
+        started_at=begun.valid_from,
+        prompt_tokens=9,
+        cached_tokens=0,
+        completion_tokens=1,
+        status=200,
+        duration_ms=1.0,
+    )
     assert client.post(f"/console/prices/{begun.pk}/delete/").status_code == 409
     assert client.post(f"/console/prices/{coming.pk}/delete/").status_code == 302
     assert Price.objects.get() == begun

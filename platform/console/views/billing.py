@@ -30,6 +30,8 @@ from tenants.models import Role, Tenant
 from tenants.sessions import UserRequest
 
 MAX_BUDGETS = 200
+#: Share of a period after which its pace says something.
+MIN_FORECAST_SHARE = 0.1
 
 
 @require_safe
@@ -72,7 +74,9 @@ def _row(state: BudgetState, names: Collection[str]) -> dict[str, Any]:
     budget = state.budget
     return {
         "budget": budget,
-        "of": f"key {budget.api_key.prefix}" if budget.api_key else "the tenant",
+        "of": f"key {budget.api_key.name or budget.api_key.prefix}"
+        if budget.api_key
+        else "the tenant",
         "model": budget.model or "all",
         "warning": unknown_name_warning(budget.model, names),
         "spent_amount": amount_text(state.nanos),
@@ -80,7 +84,14 @@ def _row(state: BudgetState, names: Collection[str]) -> dict[str, Any]:
         "tokens": state.tokens,
         "percent": state.percent,
         "ends": state.end,
+        "forecast": _forecast_percent(state, timezone.now()),
     }
+
+
+def _forecast_percent(state: BudgetState, now: datetime) -> float | None:
+    """The percentage spent at the end of the period at today's pace; None in its first tenth."""
+    share = (now - state.start) / (state.end - state.start)
+    return state.percent / share if share >= MIN_FORECAST_SHARE else None
 
 
 @reauthentication_required
@@ -99,7 +110,7 @@ def set_budget(request: UserRequest, tenant: Tenant) -> dict[str, Any]:
         alert_percent=post_int(request, "alert_percent"),
     )
     warning = unknown_name_warning(budget.model, names_for(tenant))
-    return {"text": f"The budget is set: {budget}. {warning or 'It holds from now on.'}"}
+    return {"text": f"The budget is set: {budget}. {warning or 'Effective now.'}"}
 
 
 @reauthentication_required
@@ -128,10 +139,11 @@ def show_prices(request: UserRequest, error: QuireError | None = None) -> HttpRe
     user = request.user
     now, operator = timezone.now(), to_actor(user).is_operator
     rows = list(access_prices_of(user)[:MAX_PRICES])
+    names = priceable_names() if operator else frozenset()
     context = {
         "prices": [(price, _state(price, rows, now)) for price in rows],
         "operator": operator,
-        "names": sorted(priceable_names()) if operator else (),
+        "names": sorted(names),
         "currency": settings.QUIRE.currency.upper(),
         "error": error,
         "told": [str(message) for message in get_messages(request)],
@@ -177,7 +189,7 @@ def set_price(request: UserRequest) -> HttpResponse:
 @never_cache
 @login_required
 def delete_price(request: UserRequest, pk: int) -> HttpResponse:
-    """Delete a price that isn't in force yet."""
+    """Delete a price by which nothing was billed."""
     try:
         price = access_prices().filter(pk=pk).first()
         if price is None:
@@ -185,7 +197,7 @@ def delete_price(request: UserRequest, pk: int) -> HttpResponse:
         actions.delete_price(actor=request.user, price=price)
     except QuireError as error:
         return show_prices(request, error)
-    success(request, "The price is withdrawn.")
+    success(request, "The price is removed.")
     return redirect("prices")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
@@ -13,6 +13,7 @@ from urllib.parse import urlencode
 from django import forms
 from django.conf import settings
 from django.contrib.auth.decorators import login_required
+from django.http import QueryDict
 from django.http.response import HttpResponseBase
 from django.shortcuts import render
 from django.views.decorators.cache import never_cache
@@ -21,12 +22,13 @@ from django.views.decorators.http import require_safe
 from common.files import download
 from console.views.audit import FORMULA
 from console.views.base import current_tenant, end_of, start_of, tenant_context
+from console.views.usage_chart import usage_chart
 from engine.contract.errors import QuireError
 from metering.access import UsageQuery, UsageTotals, first_page, report
 from metering.money import amount_text
 from tenants.access import access_role
 from tenants.actors import require_operator, to_actor
-from tenants.models import Tenant, User
+from tenants.models import ApiKey, Tenant, User
 from tenants.sessions import UserRequest
 
 #: Columns to group by: label in the form.
@@ -36,6 +38,12 @@ GROUPS = {
     "user_id": "person",
     "api_key_id": "key",
     "project_id": "tenant",
+}
+#: Column whose rows lead to one group's usage: the condition of the link, and what it groups by.
+DRILL_DOWN = {
+    "model": ("model", "api_key_id"),
+    "api_key_id": ("key", "model"),
+    "user_id": ("user", "model"),
 }
 DAYS = 30
 MAX_RANGE = timedelta(days=366)
@@ -53,6 +61,10 @@ class UsageForm(forms.Form):
         label="To", widget=forms.DateInput(attrs={"class": "input", "type": "date"})
     )
     by = forms.MultipleChoiceField(label="By", required=False, widget=forms.CheckboxSelectMultiple)
+    # Set by the links of the table.
+    model = forms.CharField(required=False, max_length=200, widget=forms.HiddenInput)
+    key = forms.CharField(required=False, max_length=16, widget=forms.HiddenInput)
+    user = forms.IntegerField(required=False, min_value=1, widget=forms.HiddenInput)
 
     def __init__(self, *args: Any, all_tenants: bool, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -70,10 +82,11 @@ class UsageForm(forms.Form):
 
 @dataclass
 class Row:
-    """Total usage of one group over the range."""
+    """Total usage of one group over the range. `query`: of the page about it alone, or ""."""
 
     names: tuple[str, ...]
     sums: UsageTotals
+    query: str = ""
 
     @property
     def cost(self) -> str:
@@ -110,7 +123,8 @@ def usage(request: UserRequest) -> HttpResponseBase:
         if request.GET.get("format") == "csv":
             name = f"usage-{'installation' if all_tenants else tenant}.csv"
             return download(request, _csv_lines(query, groups), name, "text/csv; charset=utf-8")
-        table = _table_context(query, groups)
+        table = _table_context(query, groups, request.GET) | _chart_context(query, groups)
+        table["chips"] = _chips(form, request.GET)
     parameters = [
         (name, value)
         for name, values in request.GET.lists()
@@ -124,6 +138,8 @@ def usage(request: UserRequest) -> HttpResponseBase:
         "currency": settings.QUIRE.currency.upper(),
         "operator": to_actor(user).is_operator,
         "query": urlencode(parameters),
+        "groups": request.GET.getlist("by") if is_filtered else initial["by"],
+        "scope": urlencode({"all": "yes"} if all_tenants else {"tenant": tenant or ""}),
         "rest": urlencode(_next_page_query(form, all_tenants, tenant, table["until"]))
         if table.get("until")
         else "",
@@ -139,17 +155,25 @@ def _usage_query(form: UsageForm, tenant: Tenant | None) -> UsageQuery:
         width="1d",
         group_by=data["by"],
         tenants=None if tenant is None else [tenant.pk],
+        models=[data["model"]] if data["model"] else (),
+        keys=[data["key"]] if data["key"] else (),
+        users=[data["user"]] if data["user"] else (),
     )
 
 
-def _table_context(query: UsageQuery, groups: Sequence[str]) -> dict[str, Any]:
+def _table_context(
+    query: UsageQuery, groups: Sequence[str], parameters: QueryDict
+) -> dict[str, Any]:
     """Template context of the table: one page of days, the most expensive groups first."""
     page = first_page(query, total=True)
     totals = report(page, total=True)
     largest = sorted(totals, key=_sort_key)[:MAX_ROWS]
-    people = _people(largest) if "user_id" in groups else {}
+    names = _group_names(largest, groups)
     return {
-        "rows": [Row(_names(sums, groups, people), sums) for sums in largest],
+        "rows": [
+            Row(_names(sums, groups, names), sums, _drill_down(sums, groups, parameters))
+            for sums in largest
+        ],
         "more": len(totals) > MAX_ROWS,
         "total": _total(totals),
         "columns": [GROUPS[name] for name in groups],
@@ -167,19 +191,68 @@ def _next_page_query(
     return [scope, ("first", first), ("last", data["last"]), *(("by", name) for name in data["by"])]
 
 
-def _people(totals: Sequence[UsageTotals]) -> dict[str, str]:
-    ids = {sums.group["user_id"] for sums in totals}
+def _chart_context(query: UsageQuery, groups: Sequence[str]) -> dict[str, Any]:
+    """Template context of the chart: a column a day, stacked by the first grouping."""
+    page = first_page(replace(query, group_by=groups[:1]))
+    totals = report(page)
+    names = _group_names(totals, groups[:1])
+    labels = [", ".join(_names(sums, groups[:1], names)) or "all" for sums in totals]
+    last = (page.end - timedelta(microseconds=1)).date()
+    return {"chart": usage_chart(totals, labels, page.start.date(), last)}
+
+
+def _drill_down(sums: UsageTotals, groups: Sequence[str], parameters: QueryDict) -> str:
+    """Query string of the page about a row's first group alone, or ""."""
+    first = groups[0] if groups else ""
+    if first not in DRILL_DOWN or not sums.group[first]:
+        return ""
+    condition, following = DRILL_DOWN[first]
+    query = parameters.copy()
+    query[condition] = sums.group[first] or ""
+    query["by"] = following
+    return query.urlencode()
+
+
+def _chips(form: UsageForm, parameters: QueryDict) -> list[dict[str, str]]:
+    """Conditions in force, each with the query that leaves it out."""
+    data, chips = form.cleaned_data, []
+    names = {
+        "model": data["model"],
+        "key": _key_names([data["key"]]).get(data["key"], data["key"]),
+        "user": _user_names([data["user"]]).get(str(data["user"]), ""),
+    }
+    for condition, name in names.items():
+        if data[condition]:
+            query = parameters.copy()
+            del query[condition]
+            chips.append({"label": f"{condition.capitalize()}: {name}", "query": query.urlencode()})
+    return chips
+
+
+def _group_names(totals: Sequence[UsageTotals], groups: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Names of people and keys by their ids, for the groups that have them."""
+    names: dict[str, dict[str, str]] = {}
+    for group, look_up in (("user_id", _user_names), ("api_key_id", _key_names)):
+        if group in groups:
+            names[group] = look_up({sums.group[group] for sums in totals})
+    return names
+
+
+def _user_names(ids: Collection[Any]) -> dict[str, str]:
     rows = User.objects.filter(pk__in=[int(pk) for pk in ids if pk])
     return {str(pk): name for pk, name in rows.values_list("pk", "username")}
 
 
-def _names(sums: UsageTotals, groups: Sequence[str], people: dict[str, str]) -> tuple[str, ...]:
-    return tuple(
-        people.get(sums.group[name] or "", sums.group[name] or "") or "–"
-        if name == "user_id"
-        else sums.group[name] or "–"
-        for name in groups
-    )
+def _key_names(ids: Collection[str | None]) -> dict[str, str]:
+    rows = ApiKey.objects.filter(public_id__in=[key for key in ids if key]).exclude(name="")
+    return {key: f"{name} ({key})" for key, name in rows.values_list("public_id", "name")}
+
+
+def _names(
+    sums: UsageTotals, groups: Sequence[str], names: dict[str, dict[str, str]]
+) -> tuple[str, ...]:
+    values = ((group, sums.group[group] or "") for group in groups)
+    return tuple(names.get(group, {}).get(value, value) or "–" for group, value in values)
 
 
 def _sort_key(sums: UsageTotals) -> tuple[Any, ...]:
@@ -209,15 +282,18 @@ def _csv_lines(query: UsageQuery, groups: Sequence[str]) -> Iterator[str]:
     while query.start < query.end:
         page = first_page(query)
         totals = report(page)
-        people = _people(totals) if "user_id" in groups else {}
-        yield "".join(_csv_line(_cells(sums, groups, people)) for sums in totals)
+        names = _group_names(totals, groups)
+        yield "".join(_csv_line(_cells(sums, groups, names)) for sums in totals)
         query = replace(query, start=page.end)
 
 
-def _cells(sums: UsageTotals, groups: Sequence[str], people: dict[str, str]) -> list[object]:
+def _cells(
+    sums: UsageTotals, groups: Sequence[str], group_names: dict[str, dict[str, str]]
+) -> list[object]:
     *counts, nanos = _amounts(sums)
     names = [
-        f"'{name}" if name.startswith(FORMULA) else name for name in _names(sums, groups, people)
+        f"'{name}" if name.startswith(FORMULA) else name
+        for name in _names(sums, groups, group_names)
     ]
     money = (amount_text(nanos), settings.QUIRE.currency)
     return [sums.start.date().isoformat(), *names, *counts, *money]

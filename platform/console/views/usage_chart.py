@@ -1,0 +1,109 @@
+"""The usage page's chart: a column a day, stacked by model, key, person or adapter."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import date, timedelta
+from decimal import Decimal
+
+from django.contrib.humanize.templatetags.humanize import intcomma
+
+from console.templatetags.console import cost
+from metering.access import UsageTotals
+
+HEIGHT = 100
+#: Groups that have a colour of their own; the others are added up.
+MAX_SERIES = 6
+OTHER_GROUPS = "others"
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Part of a column, in units of a drawing `HEIGHT` high. `tone`: number of its colour."""
+
+    tone: int
+    top: str
+    height: str
+
+
+@dataclass(frozen=True)
+class Column:
+    """A day. `text`: what it sums up to."""
+
+    day: date
+    text: str
+    segments: list[Segment]
+
+
+@dataclass(frozen=True)
+class UsageChart:
+    """`top`: the highest column's sum in words; `series`: [(tone, name, sum in words)]."""
+
+    top: str
+    unit: str
+    columns: list[Column]
+    series: list[tuple[int, str, str]]
+
+
+def usage_chart(
+    totals: Sequence[UsageTotals], names: Sequence[str], first: date, last: date
+) -> UsageChart | None:
+    """Build the chart of cost, or of tokens where nothing costs anything.
+
+    Args:
+        totals: of each day and group; names: each one's group in words.
+        first, last: days of the chart, both included.
+    """
+    value, text = _measure(totals)
+    by_name: dict[str, int] = defaultdict(int)
+    for sums, name in zip(totals, names, strict=True):
+        by_name[name] += value(sums)
+    largest = sorted((name for name in by_name if by_name[name]), key=lambda name: -by_name[name])
+    if not largest:
+        return None
+    series = largest[:MAX_SERIES] + ([OTHER_GROUPS] if len(largest) > MAX_SERIES else [])
+    tones = {name: tone for tone, name in enumerate(series)}
+    by_day: dict[date, list[int]] = defaultdict(lambda: [0] * len(series))
+    for sums, name in zip(totals, names, strict=True):
+        if value(sums):
+            by_day[sums.start.date()][tones.get(name, len(series) - 1)] += value(sums)
+    highest = max(sum(values) for values in by_day.values())
+    days = [first + timedelta(days=n) for n in range((last - first).days + 1)]
+    rest = sum(by_name[name] for name in largest[MAX_SERIES:])
+    return UsageChart(
+        top=text(highest),
+        unit="cost" if value is _cost else "tokens",
+        columns=[Column(day, text(sum(by_day[day])), _stack(by_day[day], highest)) for day in days],
+        series=[
+            (tone, name, text(rest if name == OTHER_GROUPS and rest else by_name[name]))
+            for name, tone in tones.items()
+        ],
+    )
+
+
+def _measure(totals: Sequence[UsageTotals]) -> tuple[Callable[..., int], Callable[[int], str]]:
+    """What the columns show of a sum, and how it is written."""
+    if any(sums.cost_nanos for sums in totals):
+        return _cost, cost
+    return _tokens, lambda tokens: f"{intcomma(tokens)} tokens"
+
+
+def _cost(sums: UsageTotals) -> int:
+    return sums.cost_nanos
+
+
+def _tokens(sums: UsageTotals) -> int:
+    return sums.prompt_tokens + sums.completion_tokens
+
+
+def _stack(values: Sequence[int], highest: int) -> list[Segment]:
+    """Segments of a column, the first at the bottom."""
+    segments, base = [], Decimal(HEIGHT)
+    for tone, value in enumerate(values):
+        height = Decimal(HEIGHT * value) / highest
+        base -= height
+        if value:
+            segments.append(Segment(tone, f"{max(base, Decimal(0)):.2f}", f"{height:.2f}"))
+    return segments
