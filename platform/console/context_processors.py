@@ -1,17 +1,38 @@
-"""Context of every template: the navigation."""
+"""Context of every template: the navigation and the tenant switcher in it."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from django.http import HttpRequest
+from django.urls import reverse
+from django.utils.functional import SimpleLazyObject
 
 from console.navigation import navigation
+from console.views.base import MAX_TENANTS
+from tenants.access import access_tenants
 
 
 def frame(request: HttpRequest) -> dict[str, Any]:
-    """`sections` of the navigation, for logged-in users."""
+    """`sections` of the navigation and `switcher` between tenants, for logged-in users."""
     user = getattr(request, "user", None)
     if user is None or not user.is_authenticated:
         return {}
-    return {"sections": lambda: navigation(user, request.path)}
+    sections = SimpleLazyObject(lambda: navigation(user, request.path))
+    return {"sections": sections, "switcher": lambda: _switcher(user, sections)}
+
+
+def _switcher(user: Any, sections: Any) -> dict[str, Any]:
+    """The user's tenants, and the page that shows the chosen one: the current, where it can.
+
+    The playground switches by itself, in its toolbar; pages about the installation show no tenant.
+    """
+    current = [entry for section in sections for entry in section["entries"] if entry["current"]]
+    page = current[0]["page"] if current else None
+    if page is not None and page.name == "playground":
+        return {"tenants": []}
+    shows_tenant = page is not None and page.view and page.name not in ("settings", "prices")
+    return {
+        "tenants": list(access_tenants(user).filter(active=True).order_by("name")[:MAX_TENANTS]),
+        "action": current[0]["address"] if shows_tenant else reverse("overview"),
+    }

@@ -19,6 +19,8 @@ class Audience(Enum):
     """The users whose navigation shows an entry; views check permissions themselves."""
 
     EVERYBODY = "everybody"
+    #: Members of any tenant, and operators.
+    MEMBERS = "members"
     #: Admins of any tenant, and operators.
     ADMINS = "admins"
     OWNERS = "owners"
@@ -45,7 +47,7 @@ class NavPage:
     icon: str
     view: str = ""
     routes: str = ""
-    who: Audience = Audience.EVERYBODY
+    who: Audience = Audience.MEMBERS
     external: bool = False
 
     @property
@@ -54,91 +56,91 @@ class NavPage:
         return bool(self.view) or self.external
 
 
-#: Section title: pages.
+def _page(name: str, address: str, title: str, icon: str, view: str, **options: Any) -> NavPage:
+    """A page whose view is in `console.views`."""
+    return NavPage(name, address, title, icon, f"console.views.{view}", **options)
+
+
+#: Section title: pages. Sections are tasks: use the API, see what happened, manage.
 NAVIGATION: dict[str, tuple[NavPage, ...]] = {
     "": (
-        NavPage("playground", "", "Playground", "chat", "console.views.playground.playground"),
-        NavPage("overview", "console/", "Overview", "pulse", "console.views.overview.overview"),
+        _page("overview", "console/", "Home", "pulse", "overview.overview", who=Audience.EVERYBODY),
+        _page("playground", "", "Playground", "chat", "playground.playground"),
     ),
-    "Observability": (
-        NavPage(
-            "requests",
-            "console/requests/",
-            "Requests",
-            "list",
-            "console.views.requests.requests",
-            routes="console.request_urls",
-        ),
-        NavPage("kv-map", "console/kv/", "KV map", "grid", "kv_map.views.kv_map"),
-        NavPage(
-            "fairness",
-            "console/fairness/",
-            "Fairness",
-            "scales",
-            "console.views.overview.fairness",
-        ),
-    ),
-    "Serve": (
-        NavPage(
+    "Build": (
+        _page("keys", "console/keys/", "API keys", "key", "keys.keys"),
+        _page(
             "models",
             "console/models/",
             "Models",
             "cube",
-            "console.views.models.models",
-            "console.model_urls",
+            "models.models",
+            routes="console.model_urls",
         ),
+        _page("adapters", "console/adapters/", "Adapters", "layers", "adapters.adapters"),
+        _page("batches", "console/batches/", "Batches", "stack", "batches.batches"),
+        _page("files", "console/files/", "Files", "file", "batches.files"),
         NavPage(
-            "adapters", "console/adapters/", "Adapters", "layers", "console.views.adapters.adapters"
+            "reference",
+            "reference/",
+            "API reference",
+            "book",
+            who=Audience.EVERYBODY,
+            external=True,
         ),
-        NavPage("batches", "console/batches/", "Batches", "stack", "console.views.batches.batches"),
-        NavPage("files", "console/files/", "Files", "file", "console.views.batches.files"),
-        NavPage("reference", "reference/", "API reference", "book", external=True),
     ),
-    "Money": (
-        NavPage("usage", "console/usage/", "Usage and cost", "chart", "console.views.usage.usage"),
-        NavPage(
-            "budgets", "console/budgets/", "Budgets", "wallet", "console.views.billing.budgets"
+    "Observe": (
+        _page(
+            "requests",
+            "console/requests/",
+            "Requests",
+            "list",
+            "requests.requests",
+            routes="console.request_urls",
         ),
-        NavPage("prices", "console/prices/", "Prices", "tag", "console.views.billing.prices"),
-    ),
-    "Tenant": (
-        NavPage("tenants", "console/tenants/", "Tenants", "house", "console.views.tenants.tenants"),
-        NavPage(
-            "members", "console/members/", "Members", "people", "console.views.members.members"
+        _page("usage", "console/usage/", "Usage and cost", "chart", "usage.usage"),
+        _page(
+            "budgets",
+            "console/budgets/",
+            "Budgets",
+            "wallet",
+            "billing.budgets",
+            who=Audience.ADMINS,
         ),
-        NavPage("keys", "console/keys/", "API keys", "key", "console.views.keys.keys"),
-        NavPage(
-            "audit",
-            "console/audit/",
-            "Audit log",
-            "history",
-            "console.views.audit.audit",
+        _page(
+            "fairness",
+            "console/fairness/",
+            "Fairness",
+            "scales",
+            "overview.fairness",
             who=Audience.ADMINS,
         ),
         NavPage(
+            "kv-map", "console/kv/", "KV map", "grid", "kv_map.views.kv_map", who=Audience.ADMINS
+        ),
+    ),
+    "Manage": (
+        _page("members", "console/members/", "Members", "people", "members.members"),
+        _page("tenants", "console/tenants/", "Tenants", "house", "tenants.tenants"),
+        _page("prices", "console/prices/", "Prices", "tag", "billing.prices", who=Audience.ADMINS),
+        _page(
             "webhook",
             "console/webhook/",
             "Webhooks",
             "bell",
-            "console.views.settings.webhook",
+            "settings.webhook",
             who=Audience.ADMINS,
         ),
-        NavPage(
-            "data",
-            "console/data/",
-            "Data",
-            "database",
-            "console.views.tenants.data",
-            who=Audience.OWNERS,
+        _page(
+            "audit", "console/audit/", "Audit log", "history", "audit.audit", who=Audience.ADMINS
         ),
-    ),
-    "Installation": (
-        NavPage(
+        _page("data", "console/data/", "Data", "database", "tenants.data", who=Audience.OWNERS),
+        _page(
             "settings",
             "console/settings/",
             "Settings",
             "sliders",
-            "console.views.settings.settings",
+            "settings.settings",
             who=Audience.OPERATORS,
         ),
         NavPage("admin:index", "admin/", "Raw data", "table", who=Audience.STAFF, external=True),
@@ -161,7 +163,7 @@ def routes() -> Iterator[URLPattern | URLResolver]:
 
 
 def navigation(user: Any, current_path: str) -> list[dict[str, Any]]:
-    """The user's navigation; the entry for the path `here` is marked as current.
+    """The user's navigation; the entry for `current_path` is marked as current.
 
     Returns: [{"title", "entries": [{"page", "address", "current"}]}].
     """
@@ -196,6 +198,7 @@ def _user_audiences(user: Any) -> set[Audience]:
     rank = max((role.rank for role in access_roles(user)), default=-1)
     membership = {
         Audience.EVERYBODY: True,
+        Audience.MEMBERS: rank >= 0 or user.is_superuser,
         Audience.ADMINS: rank >= Role.ADMIN.rank,
         Audience.OWNERS: rank >= Role.OWNER.rank,
         Audience.OPERATORS: user.is_superuser,
@@ -205,7 +208,7 @@ def _user_audiences(user: Any) -> set[Audience]:
 
 
 def _current(current_path: str, addresses: list[str]) -> str | None:
-    """Address of the entry for `here`; the first two, above all others, match exactly."""
+    """Address of the entry for `current_path`; home and playground, above others, match exactly."""
     roots = {reverse("playground"), reverse("overview")}
     below = [
         address

@@ -37,6 +37,7 @@ ROUTES: dict[str, dict[str, str]] = {
         "console/api/conversations": LOOK,
         "console/api/conversations/<public_id>": HIS,
         "console/api/fairness": LOOK,
+        "console/api/find": EVERYBODY,
         "console/api/history": LOOK,
         "console/api/model": MEMBERS,
         "console/api/model-states": EVERYBODY,

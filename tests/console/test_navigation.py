@@ -50,6 +50,7 @@ def test_operators_and_staff_see_what_is_theirs_and_others_do_not(login: Login) 
     assert theirs <= set(root)
     assert not theirs & set(ada)
     assert set(ada) == set(root) - theirs
+    assert titles(login("nobody").get("/console/").content.decode()) == ["Home", "API reference"]
 
 
 @pytest.mark.parametrize(
@@ -81,7 +82,7 @@ def test_no_entry_leads_where_nothing_but_a_refusal_is(
     ("path", "title"),
     [
         ("/", "Playground"),
-        ("/console/", "Overview"),
+        ("/console/", "Home"),
         ("/console/keys/", "API keys"),
         ("/console/adapters/", "Adapters"),
     ],

@@ -185,7 +185,7 @@ def test_who_belongs_to_no_tenant_is_told_so_and_nothing_is_called_a_mistake(
     page = login("nobody").get(f"/console/{path}")
     text = page.content.decode()
     assert page.status_code == 200
-    assert "<h3>You belong to no tenant yet</h3>" in text
+    assert "<h2>You belong to no tenant yet</h2>" in text
     assert 'class="notice error"' not in text
     assert "?all=yes" not in text
 

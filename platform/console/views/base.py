@@ -97,6 +97,15 @@ def current_tenant(request: UserRequest) -> Tenant | None:
     return tenant
 
 
+def scope_query(request: UserRequest) -> dict[str, str]:
+    """The query, with the tenant viewed last where it names none; operators then see all."""
+    query = request.GET.dict()
+    if not query.get("tenant") and not request.user.is_superuser:
+        tenant = current_tenant(request)
+        query["tenant"] = tenant.slug if tenant else ""
+    return query
+
+
 def tenant_context(user: User, tenant: Tenant | None) -> dict[str, Any]:
     """Template context of the tenant picker at the top of a page."""
     tenants = list(access_tenants(user).filter(active=True).order_by("name")[:MAX_TENANTS])

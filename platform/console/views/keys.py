@@ -35,8 +35,8 @@ from tenants.sessions import UserRequest
 
 #: Integer limits of a key: label in the form.
 AMOUNTS = {
-    "requests_per_minute": "Requests a minute",
-    "tokens_per_minute": "Tokens a minute",
+    "requests_per_minute": "Requests per minute",
+    "tokens_per_minute": "Tokens per minute",
     "max_running_requests": "Requests at a time",
     "max_context_tokens": "Tokens in one request, prompt and answer",
 }

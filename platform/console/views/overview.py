@@ -19,7 +19,8 @@ from catalog.live_status import live_replicas, overview_of, states_of
 from catalog.models import Replica, ServedModel
 from common.errors import PermissionDenied
 from console.mounting import mounted
-from console.views.base import json_view, tenant_context
+from console.views.base import json_view, scope_query, tenant_context
+from console.views.home import home_context
 from engine.contract.errors import QuireError
 from engine.contract.pooling_params import GENERATE
 from history.buckets import RANGES
@@ -111,7 +112,7 @@ def fairness(request: UserRequest) -> HttpResponse:
     """Service by tenant: all tenants for operators, else the tenant against all others."""
     user = request.user
     try:
-        tenant = resolve_tenant_scope(user, request.GET)
+        tenant = resolve_tenant_scope(user, scope_query(request))
         time_range = resolve_range(request.GET)
     except NoTenant:
         context = {**tenant_context(user, None), "none": True}
@@ -156,7 +157,7 @@ def overview(request: UserRequest) -> HttpResponse:
     operator = to_actor(user).is_operator
     base = {"base_url": request.build_absolute_uri(mounted("/v1")), "operator": operator}
     try:
-        tenant = resolve_tenant_scope(user, request.GET)
+        tenant = resolve_tenant_scope(user, scope_query(request))
         time_range = resolve_range(request.GET)
     except NoTenant:
         context = {**base, **tenant_context(user, None), "none": True}
@@ -169,6 +170,7 @@ def overview(request: UserRequest) -> HttpResponse:
     context = {
         **base,
         **tenant_context(user, tenant),
+        **home_context(user, tenant),
         "ranges": RANGES.values(),
         "range": time_range,
         "models": served.order_by("name").values_list("name", flat=True)[:MAX_NAMES],

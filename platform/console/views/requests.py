@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlencode
 
 from django import forms
+from django.conf import settings
 from django.contrib.auth.decorators import login_required
 from django.core.paginator import Page, Paginator
-from django.db.models import QuerySet
+from django.db.models import F, QuerySet
 from django.http import HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.cache import never_cache
@@ -18,10 +20,10 @@ from accounts.reauthentication import reauthentication_required
 from common.messaging import ALL_TENANTS
 from common.one_time import pop_one_time
 from console.views.base import current_tenant, end_of, post_action, start_of, tenant_context
+from console.views.request_summary import summarize
 from console.views.timeline import is_pooled, timeline_chart, timeline_events
 from engine.contract.errors import QuireError
 from metering.models import RequestEntry
-from metering.money import amount_text
 from metering.request_log import (
     access_request_entry,
     access_requests,
@@ -36,6 +38,8 @@ from tenants.models import Role, Tenant
 from tenants.sessions import UserRequest
 
 PAGE = 50
+#: The last second of the year 9999.
+MAX_TIMESTAMP = 253_402_300_799
 #: Days that the list covers without a search.
 DAYS = 30
 STATUSES = (
@@ -49,6 +53,25 @@ STATUSES = (
 )
 
 
+#: Title of a column: field to sort by ("" where sorting says nothing), and its class.
+COLUMNS = (
+    ("When", "started_at", ""),
+    ("Request", "", ""),
+    ("Tenant", "tenant__name", ""),
+    ("Model", "model", ""),
+    ("Key or person", "", ""),
+    ("Status", "status", ""),
+    ("First token", "ttft_ms", "end"),
+    ("Duration", "duration_ms", "end"),
+    ("In", "prompt_tokens", "end"),
+    ("Cached", "cached_tokens", "end"),
+    ("Out", "completion_tokens", "end"),
+    ("Cost", "cost_nanos", "end"),
+)
+SORTS = {field for _, field, _ in COLUMNS if field}
+DEFAULT_SORT = "-started_at"
+
+
 def _text(label: str, length: int) -> forms.CharField:
     widget = forms.TextInput(attrs={"class": "input", "autocomplete": "off"})
     return forms.CharField(required=False, max_length=length, label=label, widget=widget)
@@ -57,6 +80,17 @@ def _text(label: str, length: int) -> forms.CharField:
 def _day(label: str) -> forms.DateField:
     widget = forms.DateInput(attrs={"class": "input", "type": "date"})
     return forms.DateField(required=False, label=label, widget=widget)
+
+
+def _milliseconds(label: str) -> forms.FloatField:
+    widget = forms.TextInput(attrs={"class": "input", "inputmode": "numeric"})
+    return forms.FloatField(required=False, min_value=0, label=label, widget=widget)
+
+
+def _hidden_number() -> forms.FloatField:
+    return forms.FloatField(
+        required=False, min_value=0, max_value=MAX_TIMESTAMP, widget=forms.HiddenInput
+    )
 
 
 class SearchForm(forms.Form):
@@ -72,8 +106,13 @@ class SearchForm(forms.Form):
         label="Status",
         widget=forms.Select(attrs={"class": "input"}),
     )
+    slower_ms = _milliseconds("Slower than (ms)")
     first = _day("From")
     last = _day("To")
+    # Set by links of charts and of the histogram.
+    faster_ms = _hidden_number()
+    since = _hidden_number()
+    until = _hidden_number()
 
     def filter_queryset(self, rows: QuerySet[RequestEntry]) -> QuerySet[RequestEntry]:
         """The matching rows; none if the form is invalid."""
@@ -92,6 +131,14 @@ class SearchForm(forms.Form):
             rows = rows.filter(started_at__gte=start_of(data["first"]))
         if data["last"]:
             rows = rows.filter(started_at__lt=end_of(data["last"]))
+        if data["slower_ms"] is not None:
+            rows = rows.filter(duration_ms__gte=data["slower_ms"])
+        if data["faster_ms"] is not None:
+            rows = rows.filter(duration_ms__lt=data["faster_ms"])
+        if data["since"] is not None:
+            rows = rows.filter(started_at__gte=datetime.fromtimestamp(data["since"], UTC))
+        if data["until"] is not None:
+            rows = rows.filter(started_at__lt=datetime.fromtimestamp(data["until"], UTC))
         return of_status(rows, data["status"]) if data["status"] else rows
 
 
@@ -126,18 +173,33 @@ def show(
                 context["told"] = outcome if outcome.get("tenant") == tenant.slug else {}
     except QuireError as refusal:
         tenant, error = None, refusal
-    page = Paginator(form.filter_queryset(rows), PAGE).get_page(request.GET.get("page"))
+    matches = form.filter_queryset(rows)
+    sort = request.GET.get("sort", "")
+    sort = sort if sort.removeprefix("-") in SORTS else DEFAULT_SORT
+    page = Paginator(_sorted(matches, sort), PAGE).get_page(request.GET.get("page"))
     entries = list(page)
     if form.data.get("id") and len(entries) == 1 and request.method == "GET":
         return redirect("request", name=entries[0].request_id)
-    query = {k: v for k, v in request.GET.items() if k != "page" and v}
-    searched = not query.keys() <= {"tenant", "all"}
+    query = {k: str(v) for k, v in request.GET.items() if k != "page" and v}
+    searched = not query.keys() <= {"tenant", "all", "follow"}
     context |= {
         **tenant_context(user, tenant),
         "page": page,
         "operator": to_actor(user).is_operator,
         "searched": searched,
         "query": urlencode(query),
+        "columns": [
+            _column(*column, sort=sort, query=query)
+            for column in COLUMNS
+            if all_tenants or column[0] != "Tenant"
+        ],
+        "chips": _chips(form, query),
+        "summary": summarize(matches, request.GET),
+        "follows": request.GET.get("follow") == "yes",
+        "follow_query": urlencode(
+            {k: v for k, v in query.items() if k != "follow"}
+            | ({} if request.GET.get("follow") == "yes" else {"follow": "yes"})
+        ),
         # The topic knows of any new request, not whether it matches a search.
         "newest": None
         if searched
@@ -147,6 +209,41 @@ def show(
         "error": error,
     }
     return render(request, "console/requests.html", context, status=error.status if error else 200)
+
+
+def _sorted(rows: QuerySet[RequestEntry], sort: str) -> QuerySet[RequestEntry]:
+    """Rows in this order; those without the value come last."""
+    field = F(sort.removeprefix("-"))
+    order = field.desc(nulls_last=True) if sort.startswith("-") else field.asc(nulls_last=True)
+    return rows.order_by(order, "-pk")
+
+
+def _chips(form: SearchForm, query: dict[str, str]) -> list[dict[str, str]]:
+    """Conditions in force, each with the query that leaves it out."""
+    labels = {name: str(field.label or name) for name, field in form.fields.items()}
+    labels |= {"since": "Since", "until": "Until", "faster_ms": "Faster than (ms)"}
+    chips = []
+    for name in form.fields:
+        if value := query.get(name):
+            if name in ("since", "until") and form.cleaned_data.get(name) is not None:
+                value = f"{datetime.fromtimestamp(form.cleaned_data[name], UTC):%m-%d %H:%M:%S} UTC"
+            rest = {key: text for key, text in query.items() if key != name}
+            chips.append({"label": f"{labels[name]}: {value}", "query": urlencode(rest)})
+    return chips
+
+
+def _column(
+    title: str, field: str, css_class: str, *, sort: str, query: dict[str, str]
+) -> dict[str, str]:
+    """A column's head: the first click sorts downwards, the next upwards."""
+    order = {f"-{field}": "descending", field: "ascending"}.get(sort, "")
+    following = field if order == "descending" else f"-{field}"
+    return {
+        "title": title,
+        "class": css_class,
+        "order": order if field else "",
+        "query": urlencode({**query, "sort": following}) if field else "",
+    }
 
 
 def _newest_start(
@@ -174,9 +271,9 @@ def toggle_content_logging(request: UserRequest, tenant: Tenant) -> dict[str, An
     store_prompts = request.POST.get("store") == "yes"
     actions.update_tenant(actor=request.user, tenant=tenant, store_prompts=store_prompts)
     text = (
-        "From now on prompts and answers are kept."
+        "Prompts and answers of new requests are kept."
         if store_prompts
-        else "Prompts and answers aren't kept any more."
+        else "Prompts and answers of new requests aren't kept."
     )
     return {"text": text}
 
@@ -196,7 +293,7 @@ def request_detail(request: UserRequest, name: str) -> HttpResponse:
     context = {
         "entry": entry,
         "story": story,
-        "cost": amount_text(entry.cost_nanos).rstrip("0").rstrip("."),
+        "currency": settings.QUIRE.currency.upper(),
         "events": timeline_events(entry, story),
         "picture": timeline_chart(entry, story),
         "pooled": is_pooled(story),

@@ -166,7 +166,7 @@ def current_limits(tenant: Tenant) -> list[Limit]:
     limits = []
     client = sync_client()
     try:
-        for kind, title in (("requests", "Requests a minute"), ("tokens", "Tokens a minute")):
+        for kind, title in (("requests", "Requests per minute"), ("tokens", "Tokens per minute")):
             value = configured[kind]
             maximum = (default[kind] if value is None else value) or None
             limits.append(Limit(title, maximum, _bucket_used(client, kind, tenant.pk, maximum)))
@@ -245,8 +245,8 @@ def _add(into: UsageTotals, sums: UsageTotals) -> None:
 MAX_ROWS = 500
 #: Limits that operators set: label in the form.
 NUMBERS = {
-    "requests_per_minute": "Requests a minute",
-    "tokens_per_minute": "Tokens a minute",
+    "requests_per_minute": "Requests per minute",
+    "tokens_per_minute": "Tokens per minute",
     "max_running_requests": "Requests at a time",
     "max_context_tokens": "Tokens in one request",
 }

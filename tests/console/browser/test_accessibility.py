@@ -73,6 +73,7 @@ def test_a_key_is_made_with_the_keyboard_alone(open_page: Open) -> None:
 
 def test_a_long_tenant_does_not_widen_the_page_of_keys_on_a_phone(open_page: Open) -> None:
     page = open_page("/console/keys/", "root", viewport=PHONE)
+    page.get_by_role("button", name="Menu").click()
     choice = page.get_by_role("combobox", name="Tenant", exact=True)
     choice.evaluate("select => (select.options[select.selectedIndex].text = 'name '.repeat(30))")
     expect(choice).to_be_visible()

@@ -1,5 +1,6 @@
 /** What every page's frame does: times in the reader's zone, menus that close as menus do, and dialogs. */
 
+import { copyFrom } from "./lib/clipboard.js";
 import { moment } from "./lib/format.js";
 
 for (const time of document.querySelectorAll("time[datetime]")) time.textContent = moment(new Date(time.dateTime));
@@ -21,6 +22,30 @@ document.addEventListener("click", (event) => {
   const opener = event.target.closest?.("[data-opens]");
   if (opener) document.getElementById(opener.dataset.opens)?.showModal();
   if (event.target.closest?.(".dialog [data-close]")) event.target.closest("dialog").close();
+});
+
+for (const figure of document.querySelectorAll("[data-snippet]")) {
+  const button = figure.querySelector("[data-copy]");
+  button.addEventListener("click", () => copyFrom(button, figure.querySelector("code").textContent));
+}
+
+/* Loaded when it's first wanted: no page waits for it. */
+let palette = null;
+async function search() {
+  const { Palette } = await import("./palette.js");
+  palette ??= new Palette(
+    document.querySelector("[data-find-url]").dataset.findUrl,
+    [...document.querySelectorAll(".ways a")].map((link) => ({ kind: "Page", title: link.textContent, url: link.href })),
+  );
+  palette.open();
+}
+
+const searchButton = document.querySelector("[data-find-url]");
+searchButton?.addEventListener("click", search);
+addEventListener("keydown", (event) => {
+  if (!searchButton || event.key !== "k" || !(event.ctrlKey || event.metaKey)) return;
+  event.preventDefault();
+  search();
 });
 
 document.querySelector(".tenant-form select")?.addEventListener("change", (event) => event.target.form.requestSubmit());

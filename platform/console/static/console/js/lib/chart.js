@@ -15,8 +15,8 @@ export class Chart {
   #most = 1;
   #place = null;
 
-  /** `format`: a value as text. `stacked`: areas. `most`: the top, where it's known. */
-  constructor(title, { format, stacked = false, most = null, empty = "No data in this time." }) {
+  /** `format`: a value as text. `stacked`: areas. `most`: the top, where it's known. `open(start, end)`: shows what is behind a point. */
+  constructor(title, { format, stacked = false, most = null, empty = "No data in this time.", open = null }) {
     this.format = format;
     this.stacked = stacked;
     this.fixed = most;
@@ -24,20 +24,25 @@ export class Chart {
     this.top = el("span", { class: "chart-most" });
     this.when = el("span", { class: "chart-when" });
     this.plot = svg("g");
+    this.middle = el("span", { class: "chart-middle", "aria-hidden": "true" });
+    const grid = [0.25, 0.5, 0.75].map((share) => svg("line", { class: "chart-grid", x1: 0, x2: WIDTH, y1: share * HEIGHT, y2: share * HEIGHT, "vector-effect": "non-scaling-stroke" }));
     this.cursor = svg("line", { class: "chart-cursor", y1: 0, y2: HEIGHT, "vector-effect": "non-scaling-stroke" });
     this.picture = svg(
       "svg",
       { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", "aria-hidden": "true" },
+      ...grid,
       this.plot,
       this.cursor,
     );
     this.legend = el("ul", { class: "chart-legend" });
     this.ends = el("p", { class: "chart-ends", "aria-hidden": "true" }, el("span"), el("span"));
-    const area = el("div", { class: "chart-area", tabIndex: 0, role: "group", "aria-label": `${title}: read points with the arrow keys` }, this.picture);
+    const area = el("div", { class: "chart-area", tabIndex: 0, role: "group", "aria-label": `${title}: read points with the arrow keys${open ? ", Enter shows the requests behind one" : ""}` }, this.picture, this.middle);
     area.addEventListener("pointermove", (event) => this.#point(event));
     area.addEventListener("pointerleave", () => this.#read(null));
     area.addEventListener("blur", () => this.#read(null));
     area.addEventListener("keydown", (event) => this.#key(event));
+    if (open) area.addEventListener("click", () => this.#open(open));
+    if (open) area.addEventListener("keydown", (event) => event.key === "Enter" && this.#open(open));
     this.element = el(
       "figure",
       { class: "timeline" },
@@ -58,6 +63,7 @@ export class Chart {
     const nothing = !series.some(({ values }) => values.some((value) => value));
     this.element.classList.toggle("nothing-yet", nothing);
     this.top.textContent = nothing ? this.empty : this.format(this.#most);
+    this.middle.textContent = nothing ? "" : this.format(this.#most / 2);
     this.plot.replaceChildren(...(this.stacked ? this.#areas() : this.#lines()));
     const [first, last] = this.ends.children;
     first.textContent = moment(at[0], step);
@@ -114,6 +120,12 @@ export class Chart {
     const last = this.#at.length - 1;
     this.#read(Math.min(last, Math.max(0, (this.#place ?? last) + move)));
     this.when.setAttribute("role", "status");
+  }
+
+  #open(open) {
+    if (this.#place === null) return;
+    const start = this.#at[this.#place];
+    open(start, start + this.#step);
   }
 
   #read(place) {

@@ -1,6 +1,5 @@
 /** The overview page: asks for figures and keeps the page up to date. */
 
-import { copyFrom } from "../lib/clipboard.js";
 import { byId, el } from "../lib/dom.js";
 import { plural } from "../lib/format.js";
 import { Poll } from "../lib/poll.js";
@@ -112,11 +111,6 @@ function loggedOut() {
 }
 
 const failed = (message) => say("stale", `Out of date: ${message}`);
-
-for (const figure of root.querySelectorAll("[data-snippet]")) {
-  const button = figure.querySelector("[data-copy]");
-  button.addEventListener("click", () => copyFrom(button, figure.querySelector("code").textContent));
-}
 
 /* The socket tells; while it can't (a proxy in between, a cut), the page asks. */
 const asking = new Poll(

@@ -13,10 +13,10 @@ export class Traffic {
   #last = null;
   #aborter = null;
   #charts = {
-    requests: new Chart("Requests", { format: perMinute }),
-    tokens: new Chart("Tokens a second", { format: perSecond }),
-    first: new Chart("Time to the first token", { format: duration }),
-    gaps: new Chart("Gap between tokens", { format: duration }),
+    requests: new Chart("Requests per minute", { format: perMinute, open: (start, end) => this.#open(start, end) }),
+    tokens: new Chart("Tokens per second", { format: perSecond, open: (start, end) => this.#open(start, end) }),
+    first: new Chart("Time to first token", { format: duration, open: (start, end) => this.#open(start, end, "-ttft_ms") }),
+    gaps: new Chart("Time between tokens", { format: duration, open: (start, end) => this.#open(start, end) }),
     queue: new Chart("Running and waiting", { format: rate, empty: "No replica ran in this time." }),
     kv: new Chart("KV blocks", { format: percent, stacked: true, most: 1, empty: "No replica ran in this time." }),
     hits: new Chart("Prompt tokens from the prefix cache", { format: percent, most: 1 }),
@@ -57,6 +57,16 @@ export class Traffic {
   /** A new piece was written: asked for when the last point of this range can have changed. */
   written(until) {
     if (!this.#last || until - this.#last.asked >= Math.min(60, this.#last.step)) this.now();
+  }
+
+  /** The requests of this time, for the same tenant and model; `sort` as the list takes it. */
+  #open(start, end, sort = "") {
+    const chosen = new FormData(this.#form);
+    const query = new URLSearchParams({ since: start, until: end });
+    for (const name of ["tenant", "model"]) if (chosen.get(name)) query.set(name, chosen.get(name));
+    if (!chosen.get("tenant")) query.set("all", "yes");
+    if (sort) query.set("sort", sort);
+    location.assign(`${this.#form.dataset.requests}?${query}`);
   }
 
   #press(button) {

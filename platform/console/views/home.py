@@ -1,0 +1,127 @@
+"""What Home says at a glance: problems, first steps, today's usage, the slowest requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from heapq import nlargest
+from typing import Any
+from urllib.parse import urlencode
+
+from django.urls import reverse
+
+from catalog.models import DesiredState, Replica, ReplicaState, ServedModel
+from console.views.base import end_of, start_of
+from metering.access import UsageQuery, UsageTotals, report
+from metering.budgets import access_budgets, states_of
+from metering.models import RequestEntry
+from metering.request_log import access_requests
+from tenants.access import access_keys, access_members
+from tenants.actors import to_actor
+from tenants.models import Tenant, User
+
+#: Newest requests that failures and slowness are judged by, and how old they may be.
+MAX_REQUESTS = 1000
+RECENT = timedelta(hours=1)
+MAX_SLOWEST = 5
+#: Share of recent requests with status 5xx that is a problem, of at least so many requests.
+ERROR_SHARE, MIN_REQUESTS = 0.05, 20
+MAX_BUDGETS = 200
+#: Spent percentage of a budget that Home warns of.
+BUDGET_WARNING_PERCENT = 90.0
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something that keeps requests from being served. `url`: the page to solve it on."""
+
+    text: str
+    url: str
+    since: datetime | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """A first step in a new installation or tenant. `url`: where it is done."""
+
+    title: str
+    url: str
+    is_done: bool
+
+
+def home_context(user: User, tenant: Tenant | None) -> dict[str, Any]:
+    """Template context of what Home says about a tenant; None: the installation."""
+    recent = list(
+        access_requests(user, tenant)
+        .filter(started_at__gte=datetime.now(UTC) - RECENT)
+        .defer("detail")[:MAX_REQUESTS]
+    )
+    served = [entry for entry in recent if entry.status < 300]
+    steps = list(_first_steps(user, tenant))
+    return {
+        "problems": [
+            *(_replica_problems() if to_actor(user).is_operator else ()),
+            *_error_problems(recent),
+            *(_budget_problems(user, tenant) if tenant else ()),
+        ],
+        "steps": steps if not all(step.is_done for step in steps) else [],
+        "today": _usage_today(tenant),
+        "slowest": nlargest(MAX_SLOWEST, served, key=lambda entry: entry.duration_ms),
+        "requests_query": urlencode({"tenant": tenant.slug} if tenant else {"all": "yes"}),
+    }
+
+
+def _replica_problems() -> Iterator[Problem]:
+    """Replicas of loaded models that failed."""
+    failed = Replica.objects.filter(
+        state=ReplicaState.FAILED, served_model__desired_state=DesiredState.LOADED
+    )
+    for row in failed.select_related("served_model"):
+        text = f"{row.served_model.name}: the replica {row.replica_id} failed"
+        yield Problem(text, reverse("model", args=[row.served_model_id]), row.changed_at)
+
+
+def _error_problems(recent: list[RequestEntry]) -> Iterator[Problem]:
+    """A high share of failed requests."""
+    failed = [entry for entry in recent if entry.status >= 500]
+    if len(recent) >= MIN_REQUESTS and len(failed) >= ERROR_SHARE * len(recent):
+        share = 100 * len(failed) / len(recent)
+        text = f"{share:.0f} % of the last {len(recent)} requests failed"
+        url = f"{reverse('requests')}?status=5xx"
+        yield Problem(text, url, min(entry.started_at for entry in failed))
+
+
+def _budget_problems(user: User, tenant: Tenant) -> Iterator[Problem]:
+    """Budgets that are spent, or nearly."""
+    for state in states_of(list(access_budgets(user, tenant)[:MAX_BUDGETS])):
+        if state.percent >= BUDGET_WARNING_PERCENT:
+            text = f"{state.percent:.0f} % of a budget is spent: {state.budget}"
+            yield Problem(text, reverse("budgets"))
+
+
+def _first_steps(user: User, tenant: Tenant | None) -> Iterator[Step]:
+    """What to do before the first request, in order."""
+    if to_actor(user).is_operator:
+        loaded = ServedModel.objects.filter(desired_state=DesiredState.LOADED).exists()
+        yield Step("Load a model", reverse("add-model"), loaded)
+        yield Step("Create a tenant", reverse("tenants"), Tenant.objects.exists())
+    asked = access_requests(user, tenant).exists()
+    yield Step("Ask something in the playground", reverse("playground"), asked)
+    if tenant is not None:
+        has_key = access_keys(user, tenant).filter(revoked_at=None).exists()
+        yield Step("Create an API key", reverse("keys"), has_key)
+        has_members = len(access_members(user, tenant)[:2]) > 1
+        yield Step("Invite the first member", reverse("members"), has_members)
+
+
+def _usage_today(tenant: Tenant | None) -> UsageTotals:
+    """Usage since midnight, UTC."""
+    today = datetime.now(UTC).date()
+    query = UsageQuery(
+        start=start_of(today),
+        end=end_of(today),
+        width="1d",
+        tenants=None if tenant is None else [tenant.pk],
+    )
+    return next(iter(report(query, total=True)), UsageTotals(query.start))
