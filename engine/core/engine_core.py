@@ -28,11 +28,13 @@ from engine.core.input_processor import (
     resolve_scheduler_config,
     to_tensor,
 )
+from engine.core.kv_admission import KVAdmission
 from engine.core.output_processor import OutputProcessor
 from engine.core.request_admission import RequestAdmission
 from engine.core.stats import EngineStatsCollector, make_request_spans
 from engine.executor.abstract import StepFuture
 from engine.executor.multiproc_executor import make_executor
+from engine.kv_transfer.base import KVConnectorBase
 from engine.lora.adapter_cache import AdapterManager
 from engine.lora.admission import AdapterAdmission
 from engine.multimodal.inputs import MediaTensors, decode_tensors
@@ -112,7 +114,8 @@ class EngineCore:
         self._admission = AdapterAdmission(
             self.adapters, self._input_processor.check_vocabulary, facts.vocab_size
         )
-        self._entrance = RequestAdmission(self._admission, self.structured)
+        self._kv_admission = KVAdmission(self.scheduler.num_cached_tokens)
+        self._entrance = RequestAdmission(self._admission, self.structured, self._kv_admission)
         self._counters = EngineStatsCollector(self.scheduler)
         self._outputs = OutputProcessor(
             self.scheduler,
@@ -132,12 +135,16 @@ class EngineCore:
             host=executor.drafts,
         )
         self.scheduler.drafter = self.drafter
-        self.scheduler.kv_connector = executor.kv_connector
+        self.use_kv_connector(executor.kv_connector)
         #: Follows how long prompts take; set where that bounds them beside decodes.
         self.prefill_pace: PrefillPace | None = None
         #: Hears before each step which sequences those under way hold then.
         self.on_step_start: Callable[[list[Sequence]], None] | None = None
         self._steps_in_flight: deque[StepInFlight] = deque()
+
+    def use_kv_connector(self, connector: KVConnectorBase | None) -> None:
+        """Save and load KV blocks by a connector; None: no more."""
+        self.scheduler.kv_connector = self._kv_admission.connector = connector
 
     # -- requests -----------------------------------------------------------------------------
 

@@ -151,7 +151,8 @@ def warm_up(core: EngineCore) -> None:
     if prompt < 1:
         return
     output = min(_OUTPUT_TOKENS, max_tokens - prompt)
-    connector, core.scheduler.kv_connector = core.scheduler.kv_connector, None
+    connector = core.scheduler.kv_connector
+    core.use_kv_connector(None)
     for temperature in (0.0, 1.0):
         run_warmup_request(core, prompt, output, temperature)
     if _sets_share(core):
@@ -165,7 +166,7 @@ def warm_up(core: EngineCore) -> None:
     core.reset_prefix_cache()
     core.scheduler.kv.quotas.drop_idle()
     core.reset_stats()
-    core.scheduler.kv_connector = connector
+    core.use_kv_connector(connector)
     core.executor.on_serving()
 
 

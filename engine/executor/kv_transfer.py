@@ -6,6 +6,7 @@ import importlib
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -16,6 +17,9 @@ from engine.contract.errors import ConfigError
 from engine.contract.kv_transfer_config import NATIVE, OFFLOADING_CONNECTOR, KVTransferConfig
 from engine.contract.speculative_config import HEADS
 from engine.kv_transfer.base import KVConnectorBase
+from engine.kv_transfer.block_buffers import BlockBuffers
+from engine.kv_transfer.disk_queue import DiskQueue
+from engine.kv_transfer.disk_tier import DiskTier
 from engine.kv_transfer.host_tier import HostTier
 from engine.kv_transfer.offloading_connector import OffloadingConnector
 
@@ -37,8 +41,7 @@ class KVTransfer:
 
     def register(self, model: Any) -> None:
         """Give the connector the model's new KV cache."""
-        tensors = model.kv_cache_tensors()
-        self._layers = {f"layers.{index}": layer for index, layer in enumerate(tensors)}
+        self._layers = _kv_caches(model)
         self.connector.register_kv_caches(self._layers)
 
     @contextmanager
@@ -89,14 +92,24 @@ def make_kv_transfer(config: EngineConfig, worker: Worker) -> KVTransfer | None:
             "kv_offloading_size needs weights that can be read for their digest.",
             param="kv_offloading_size",
         )
-    host_gib = config.swap_space if swaps else 0.0
-    if offloads and config.kv_offloading_backend == NATIVE:
-        host_gib += config.kv_offloading_size
+    size, host_bytes = _gib(config.kv_offloading_size), _gib(config.swap_space) if swaps else 0
+    block_bytes = BlockBuffers(_kv_caches(worker.loaded.model)).block_bytes
+    on_disk = offloads and config.kv_offloading_backend != NATIVE
+    if on_disk:
+        # What waits to be written or was read ahead; no more could be in the KV cache at once.
+        host_bytes += min(size, worker.capacity.num_blocks * block_bytes)
+    else:
+        host_bytes += size
+    host, disk = HostTier(host_bytes), None
+    if on_disk:
+        folder = Path(config.kv_offloading_backend).expanduser()
+        disk = DiskQueue(DiskTier(folder, size, block_bytes), host)
     return KVTransfer(
         OffloadingConnector(
-            HostTier(int(host_gib * 2**30)),
+            host,
             config.block_size,
             msgspec.json.encode([numerics, worker.loaded.max_model_len, worker.rank]),
+            disk=disk,
             saves=offloads and settings.saves,
             loads=offloads and settings.loads,
             swaps=swaps,
@@ -105,12 +118,23 @@ def make_kv_transfer(config: EngineConfig, worker: Worker) -> KVTransfer | None:
     )
 
 
+def _kv_caches(model: Any) -> dict[str, tuple[Tensor, ...]]:
+    tensors = model.kv_cache_tensors()
+    return {f"layers.{index}": layer for index, layer in enumerate(tensors)}
+
+
+def _gib(size: float) -> int:
+    return int(size * 2**30)
+
+
 def _unsupported_reason(config: EngineConfig, worker: Worker) -> str:
     """Why a model's blocks can't be saved and loaded; "": they can."""
     loaded, layout = worker.loaded, worker.capacity.layout
     name = loaded.spec.architecture
     if worker.ranks is not None:
         return f"{worker.ranks.size} ranks share the KV cache"
+    if worker.ranks is not None:
+        return "several ranks have parts of each block"
     if not hasattr(loaded.model, "kv_cache_tensors"):
         return f"{name} has no KV cache"
     if loaded.facts.pooling is not None and not loaded.facts.pooling.caches_prefixes:
@@ -120,7 +144,7 @@ def _unsupported_reason(config: EngineConfig, worker: Worker) -> str:
     if loaded.model.stateful or getattr(loaded.spec, "states", None) is not None:
         return f"sequences of {name} have states, which aren't saved"
     if [group.kind for group in layout.groups] != ["full"]:
-        return f"layers of {name} have sliding windows"
+        return f"layers of {name} have sliding windows or cross attention"
     return ""
 
 

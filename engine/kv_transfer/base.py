@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any, Protocol
 
 import msgspec
@@ -92,6 +93,14 @@ class KVConnectorBase(ABC):
         again in the next step, and those behind it wait as well. What is counted must not fail any
         more: it is loaded in the step that starts the request, before its tokens are computed.
         """
+
+    def start_read_ahead(
+        self, request: RequestView, num_computed_tokens: int
+    ) -> Future[None] | None:
+        """A new request has come: read its blocks after the first tokens where `start_load_kv`
+        finds them. The request waits until that is done; None: it needn't wait. Not in vLLM.
+        """
+        return None
 
     @abstractmethod
     def update_state_after_alloc(

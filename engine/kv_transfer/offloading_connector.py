@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import secrets
 from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +21,7 @@ from engine.kv_transfer.base import (
     RequestView,
 )
 from engine.kv_transfer.block_buffers import BlockBuffers, Payload
+from engine.kv_transfer.disk_queue import DiskQueue
 from engine.kv_transfer.host_tier import HostTier
 
 #: A block of a plan: its key in the tiers and its id in the KV cache.
@@ -64,7 +67,7 @@ class OffloadingConnector(KVConnectorBase):
     shorter.
 
     Attributes:
-        host: blocks in host memory.
+        host, disk: blocks in host memory, and in a folder.
         num_matched_tokens: tokens of new sequences that were loaded.
         num_saved_blocks: blocks that were saved.
     """
@@ -77,6 +80,7 @@ class OffloadingConnector(KVConnectorBase):
         block_size: int,
         numerics: bytes,
         *,
+        disk: DiskQueue | None = None,
         saves: bool,
         loads: bool,
         swaps: bool,
@@ -88,12 +92,13 @@ class OffloadingConnector(KVConnectorBase):
             block_size: tokens of a block.
             numerics: digest of the model and of all else that decides a block's bytes but for its
                 tokens, namespace and adapter.
+            disk: where saved blocks are written behind, and read ahead from.
             saves: whether full blocks are saved as they are filled.
             loads: whether blocks are looked up for new sequences.
             swaps: whether all blocks of preempted sequences are saved.
             max_in_flight: steps that may run while the next is planned.
         """
-        self.host = host
+        self.host, self.disk = host, disk
         self._block_size = block_size
         self._saves, self._loads, self._swaps = saves, loads, swaps
         self._max_in_flight = max_in_flight
@@ -134,6 +139,27 @@ class OffloadingConnector(KVConnectorBase):
         ):
             match = self._match = self._find(request, num_computed_tokens, num_swapped)
         return match.num_tokens, False
+
+    def start_read_ahead(
+        self, request: RequestView, num_computed_tokens: int
+    ) -> Future[None] | None:
+        disk, token_ids = self.disk, request.token_ids
+        if disk is None or not self._loads:
+            return None
+        disk.refresh_soon()
+        first, end = (
+            num_computed_tokens // self._block_size,
+            (len(token_ids) - 1) // self._block_size,
+        )
+        end = min(end, first + self.host.capacity // self._buffers.block_bytes)
+        hashes = request.block_hashes.hash_full_blocks(token_ids, self._block_size)[first:end]
+        keys = list(
+            itertools.takewhile(
+                lambda key: key in self.host or key in disk.disk, map(self._key, hashes)
+            )
+        )
+        keys = [key for key in keys if key not in self.host]
+        return disk.read_ahead(keys, request.cache_namespace) if keys else None
 
     def _find(self, request: RequestView, num_computed: int, num_swapped: int) -> _Match:
         """The longest run of verified blocks after a sequence's first `num_computed` tokens."""
@@ -214,7 +240,7 @@ class OffloadingConnector(KVConnectorBase):
         return saves
 
     def _has(self, key: bytes) -> bool:
-        return key in self.host
+        return key in self.host if self.disk is None else key in self.disk
 
     def request_preempted(self, request: RequestView, block_ids: list[list[int]]) -> None:
         token_ids = request.token_ids
@@ -276,8 +302,10 @@ class OffloadingConnector(KVConnectorBase):
     def wait_for_save(self) -> None:
         metadata = self._metadata
         if isinstance(metadata, OffloadingMetadata):
-            for _, blocks in metadata.saves:
-                self._save(blocks)
+            for namespace, blocks in metadata.saves:
+                payloads = self._save(blocks)
+                if self.disk is not None:
+                    self.disk.write_behind(payloads, namespace)
 
     def reset_cache(self) -> None:
         # Blocks of other weights, say, which other replicas may have stored as well.
@@ -286,4 +314,6 @@ class OffloadingConnector(KVConnectorBase):
         self.host.clear()
 
     def shutdown(self) -> None:
+        if self.disk is not None:
+            self.disk.close()
         self.host.clear()

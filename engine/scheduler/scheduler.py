@@ -162,6 +162,10 @@ class Scheduler:
         num_cached = self._runs.find_cached_prefix(sequence).num_tokens
         self.waiting.push(sequence, num_cached)
 
+    def num_cached_tokens(self, sequence: Sequence) -> int:
+        """Number of tokens at a new sequence's beginning that are in the KV cache."""
+        return self._runs.find_cached_prefix(sequence).num_tokens
+
     def _record_queue_position(self, sequence: Sequence, quota: TenantQuota) -> None:
         """Record for its client how many sequences come before a new one, and the ids of its own
         tenant's requests among them.

@@ -36,12 +36,18 @@ def prompt(seed: int, length: int) -> list[int]:
     return random.Random(seed).choices(range(3, VOCAB), k=length)
 
 
-def run(core: EngineCore, prompts: dict[str, list[int]], **fields: Any) -> dict[str, list[int]]:
-    """Greedy tokens by request id."""
+def run(
+    core: EngineCore, prompts: dict[str, list[int]], until: str = "", **fields: Any
+) -> dict[str, list[int]]:
+    """Greedy tokens by request id; a request without a prompt is there already. `until`: the
+    request whose end is waited for, not all of them.
+    """
     sampling = SamplingParams(
         temperature=0, max_tokens=fields.pop("max_tokens", 8), ignore_eos=True
     )
     for request_id, token_ids in prompts.items():
+        if not token_ids:
+            continue
         core.add_request(
             EngineRequest(
                 request_id=request_id,
@@ -57,7 +63,9 @@ def run(core: EngineCore, prompts: dict[str, list[int]], **fields: Any) -> dict[
             break
         for delta in core.step():
             assert delta.finish_reason in (None, "length"), delta
-            tokens[delta.request_id] += delta.token_ids
+            tokens.setdefault(delta.request_id, []).extend(delta.token_ids)
+            if delta.finish_reason and delta.request_id == until:
+                return tokens
     core.check_integrity()
     assert core.scheduler.kv.pool.num_free_blocks == core.capacity.num_blocks
     return tokens
@@ -186,6 +194,8 @@ def test_a_failed_step_leaves_no_block_that_was_never_loaded(
 def test_a_model_whose_blocks_cannot_be_saved_refuses_offloading_and_does_without_swap(
     model_folder: Folder,
 ) -> None:
+    with pytest.raises(ConfigError, match="ranks"):
+        make(model_folder("llama"), kv_offloading_size=0.01, tensor_parallel_size=2)
     family = "mistral"
     with pytest.raises(ConfigError, match="sliding windows") as refusal:
         make(model_folder(family), kv_offloading_size=0.01)

@@ -1,0 +1,385 @@
+"""`DiskTier`: KV blocks in a folder, which the replicas of one machine share.
+
+Blocks are appended to segments, files of a fixed size that are allocated whole before anything is
+written to them. So the bytes of all segments are those that the folder takes, and it is within its
+budget at every moment: before a segment is allocated, those used least recently are deleted. A
+segment has one writer, which holds a lock on it; the next process goes on with one that a killed
+writer has left.
+
+A block is encrypted and authenticated by AES-GCM, with a key of its cache namespace; what is
+authenticated covers the block's own key in the tier. Its header is written after it, so a block is
+there whole or not at all; one that isn't, after a power failure, fails its authentication.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import hmac
+import logging
+import os
+import secrets
+import struct
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from engine.contract.errors import ConfigError
+from engine.kv_transfer.block_buffers import Payload
+
+log = logging.getLogger(__name__)
+
+#: Magic, length of the encrypted block, key, nonce.
+_HEADER = struct.Struct("<4sI32s12s12x")
+_MAGIC = b"QKV1"
+_TAG_BYTES = 16
+SUFFIX = ".kv"
+#: The budget in segments: what is deleted at once is a 32nd of it.
+NUM_SEGMENTS = 32
+#: Time without writes after the disk was full.
+_FULL_PAUSE_S = 10.0
+
+
+class Location(NamedTuple):
+    """An encrypted block: file name of its segment, offset and length there, nonce."""
+
+    segment: str
+    offset: int
+    length: int
+    nonce: bytes
+
+
+class DiskTier:
+    """Blocks by key in a folder, within a number of bytes.
+
+    One thread may write while another reads and others ask what there is.
+
+    Attributes:
+        folder: where the segments are.
+        capacity: bytes.
+        failures: number of blocks that couldn't be read or written, by reason.
+    """
+
+    def __init__(self, folder: Path, capacity: int, block_bytes: int) -> None:
+        """Make the folder where there is none, and index its blocks.
+
+        Raises `ConfigError` for a folder that can't be written, or a capacity that is too small
+        for blocks of `block_bytes`.
+        """
+        self.folder, self.capacity, self._block_bytes = folder, capacity, block_bytes
+        self._segment_bytes = capacity // NUM_SEGMENTS
+        record_bytes = _HEADER.size + block_bytes + _TAG_BYTES
+        if record_bytes > self._segment_bytes:
+            min_gib = NUM_SEGMENTS * record_bytes / 2**30
+            raise ConfigError(
+                f"kv_offloading_size must be at least {min_gib:.4f} for this model's blocks of "
+                f"{block_bytes} bytes; got {capacity / 2**30:.4f}.",
+                param="kv_offloading_size",
+            )
+        self.failures: Counter[str] = Counter()
+        self._index: dict[bytes, Location] = {}
+        #: By name of a segment, the end of its indexed blocks.
+        self._ends: dict[str, int] = {}
+        #: Where blocks with damaged headers begin: segment and offset.
+        self._damaged: set[tuple[str, int]] = set()
+        self._index_lock = threading.Lock()
+        self._ciphers: dict[str, AESGCM] = {}
+        self._writer: tuple[int, str] | None = None
+        self._paused_until = 0.0
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._secret = self._read_secret()
+        except OSError as error:
+            raise ConfigError(
+                f"kv_offloading_backend {str(folder)!r} can't be used: {error}",
+                param="kv_offloading_backend",
+            ) from error
+        self.refresh()
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._index
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of all segments."""
+        return sum(size for _, size, _ in self._segments())
+
+    def keys(self) -> list[bytes]:
+        """Keys of all indexed blocks."""
+        return list(self._index)
+
+    # -- reading ------------------------------------------------------------------------------
+
+    def refresh(self) -> None:
+        """Index what was written since, by others too, and forget what was deleted."""
+        with self._index_lock:
+            sizes = {name: size for name, size, _ in self._segments()}
+            if gone := self._ends.keys() - sizes.keys():
+                for name in gone:
+                    del self._ends[name]
+                self._index = {
+                    key: location
+                    for key, location in self._index.items()
+                    if location.segment not in gone
+                }
+            for name, size in sorted(sizes.items()):
+                self._scan(name, size)
+
+    def _scan(self, name: str, size: int) -> None:
+        """Index a segment's blocks after those that are indexed."""
+        offset = self._ends.setdefault(name, 0)
+        if offset + _HEADER.size > size:
+            return
+        try:
+            descriptor = os.open(self.folder / name, os.O_RDONLY)
+        except FileNotFoundError:
+            return
+        try:
+            while (header := _read_header(descriptor, offset, size)) is not None:
+                length, key, nonce = header
+                start = offset + _HEADER.size
+                self._index[key] = Location(name, start, length, nonce)
+                offset = start + length
+        except UnusableBlock as error:
+            # Where the next block begins isn't known. New blocks may overwrite those behind it.
+            if (name, offset) not in self._damaged:
+                self._damaged.add((name, offset))
+                self.failures[error.reason] += 1
+        finally:
+            os.close(descriptor)
+        self._ends[name] = offset
+
+    def read(self, key: bytes, namespace: str) -> Payload | None:
+        """A block that is as it was written; None: there is none. One that can't be used is
+        removed from the index and counted.
+        """
+        if (location := self._index.get(key)) is None:
+            return None
+        try:
+            return self._open(key, location, namespace)
+        except UnusableBlock as error:
+            self.failures[error.reason] += 1
+            with self._index_lock:
+                self._index.pop(key, None)
+            return None
+
+    def _open(self, key: bytes, location: Location, namespace: str) -> Payload:
+        """Read and decrypt a block. Raises `UnusableBlock`."""
+        path = self.folder / location.segment
+        try:
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                sealed = os.pread(descriptor, location.length, location.offset)
+            finally:
+                os.close(descriptor)
+            os.utime(path)  # the least recently used segment is deleted first
+        except FileNotFoundError as error:
+            raise UnusableBlock("deleted") from error
+        except OSError as error:
+            log.warning("A KV block of %s can't be read: %s", path, error)
+            raise UnusableBlock("read_error") from error
+        if len(sealed) != self._block_bytes + _TAG_BYTES:
+            raise UnusableBlock("truncated")
+        try:
+            block = self._cipher(namespace).decrypt(location.nonce, sealed, key)
+        except InvalidTag as error:
+            raise UnusableBlock("authentication") from error
+        payload: Payload = np.frombuffer(bytearray(block), dtype=np.uint8)
+        return payload
+
+    # -- writing ------------------------------------------------------------------------------
+
+    def write(self, key: bytes, payload: Payload, namespace: str) -> bool:
+        """Append a block; whether it was written. Failures are counted."""
+        if key in self._index or time.monotonic() < self._paused_until:
+            return False
+        nonce = secrets.token_bytes(12)
+        sealed = self._cipher(namespace).encrypt(nonce, payload.data, key)
+        try:
+            descriptor, name, offset = self._reserve(_HEADER.size + len(sealed))
+            start = offset + _HEADER.size
+            _write_all(descriptor, sealed, start)
+            header = _HEADER.pack(_MAGIC, len(sealed), key, nonce)
+            _write_all(descriptor, header, offset)
+        except OSError as error:
+            log.warning("KV blocks can't be written to %s: %s", self.folder, error)
+            self.failures["disk_full" if isinstance(error, DiskFull) else "write_error"] += 1
+            self._paused_until = time.monotonic() + _FULL_PAUSE_S
+            self._close_segment()
+            return False
+        with self._index_lock:
+            self._ends[name] = start + len(sealed)
+            self._index[key] = Location(name, start, len(sealed), nonce)
+        return True
+
+    def _reserve(self, num_bytes: int) -> tuple[int, str, int]:
+        """A segment with so many free bytes: its descriptor, its name and where they begin.
+
+        Raises `OSError`, `DiskFull` among them.
+        """
+        if self._writer is not None:
+            descriptor, name = self._writer
+            offset = self._ends.get(name)
+            is_deleted = os.fstat(descriptor).st_nlink == 0
+            if not is_deleted and offset is not None and offset + num_bytes <= self._segment_bytes:
+                return descriptor, name, offset
+            self._close_segment()
+        with self._locked():
+            self.refresh()
+            self._writer = self._adopt_segment(num_bytes) or self._new_segment()
+        descriptor, name = self._writer
+        return descriptor, name, self._ends.setdefault(name, 0)
+
+    def _adopt_segment(self, num_bytes: int) -> tuple[int, str] | None:
+        """A segment with free bytes that has no writer."""
+        for name, size, _ in self._segments():
+            if size != self._segment_bytes or self._ends.get(name, size) + num_bytes > size:
+                continue
+            descriptor = os.open(self.folder / name, os.O_RDWR)
+            if _lock(descriptor):
+                return descriptor, name
+            os.close(descriptor)
+        return None
+
+    def _new_segment(self) -> tuple[int, str]:
+        """Allocate a segment, deleting others where the budget requires it."""
+        segments = sorted(self._segments(), key=lambda segment: segment[2])
+        used_bytes = sum(size for _, size, _ in segments)
+        for name, size, _ in segments:
+            if used_bytes + self._segment_bytes <= self.capacity:
+                break
+            if self._delete(name):
+                used_bytes -= size
+        if used_bytes + self._segment_bytes > self.capacity:
+            raise DiskFull("all segments are being written")
+        self.refresh()
+        name = f"{time.time_ns():020d}-{secrets.token_hex(4)}{SUFFIX}"
+        path = self.folder / name
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            _lock(descriptor)
+            os.posix_fallocate(descriptor, 0, self._segment_bytes)
+        except OSError as error:
+            path.unlink()
+            os.close(descriptor)
+            raise DiskFull(str(error)) from error
+        return descriptor, name
+
+    def _delete(self, name: str) -> bool:
+        """Delete a segment that nobody writes."""
+        try:
+            descriptor = os.open(self.folder / name, os.O_RDONLY)
+        except FileNotFoundError:
+            return True
+        try:
+            if not _lock(descriptor):
+                return False
+            (self.folder / name).unlink()
+            return True
+        finally:
+            os.close(descriptor)
+
+    def _close_segment(self) -> None:
+        if self._writer is not None:
+            os.close(self._writer[0])
+            self._writer = None
+
+    def close(self) -> None:
+        """Let another process write to the last segment."""
+        self._close_segment()
+
+    # -- files --------------------------------------------------------------------------------
+
+    def _segments(self) -> list[tuple[str, int, int]]:
+        """(name, bytes, time of the last use in ns) of the folder's segments, oldest first."""
+        segments = []
+        for entry in sorted(os.scandir(self.folder), key=lambda entry: entry.name):
+            if entry.name.endswith(SUFFIX):
+                try:
+                    status = entry.stat()
+                except FileNotFoundError:
+                    continue  # another process has deleted it
+                segments.append((entry.name, status.st_size, status.st_mtime_ns))
+        return segments
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Within it no other process allocates or deletes segments."""
+        with (self.folder / "lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _read_secret(self) -> bytes:
+        """The folder's part of all keys, made by the first process."""
+        path = self.folder / "secret"
+        with self._locked():
+            if not path.exists():
+                temporary = path.with_suffix(".new")
+                temporary.write_bytes(secrets.token_bytes(32))
+                temporary.chmod(0o600)
+                temporary.rename(path)
+            return path.read_bytes()
+
+    def _cipher(self, namespace: str) -> AESGCM:
+        """The cipher of a cache namespace. Its key needs the folder's secret and the namespace,
+        which comes from the tenant's salt: once that is erased, nobody can read the blocks.
+        """
+        cipher = self._ciphers.get(namespace)
+        if cipher is None:
+            digest = hmac.new(self._secret, namespace.encode(), hashlib.sha256).digest()
+            cipher = self._ciphers[namespace] = AESGCM(digest)
+        return cipher
+
+
+class UnusableBlock(Exception):
+    """A block can't be used, for a reason that is a label of the metrics."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class DiskFull(OSError):
+    """There is no space for another segment."""
+
+
+def _lock(descriptor: int) -> bool:
+    """Lock a segment for as long as it is open; whether nobody else has."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _write_all(descriptor: int, data: bytes, offset: int) -> None:
+    """Write all of the bytes at an offset."""
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(descriptor, view, offset)
+        view, offset = view[written:], offset + written
+
+
+def _read_header(descriptor: int, offset: int, size: int) -> tuple[int, bytes, bytes] | None:
+    """Length, key and nonce of the block at an offset; None: there is none.
+
+    Raises `UnusableBlock` for a damaged one.
+    """
+    header = os.pread(descriptor, _HEADER.size, offset)
+    if len(header) < _HEADER.size or not any(header):
+        return None
+    magic, length, key, nonce = _HEADER.unpack(header)
+    if magic != _MAGIC or offset + _HEADER.size + length > size:
+        raise UnusableBlock("header")
+    return length, key, nonce

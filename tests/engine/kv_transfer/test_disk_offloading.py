@@ -1,0 +1,186 @@
+"""An engine with a disk tier: warm after SIGKILL, right tokens whatever happens to the folder."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.contract.messages import EngineRequest
+from engine.contract.sampling_params import SamplingParams
+from engine.core.engine_core import EngineCore
+from tests.engine.kv_transfer.test_disk_tier import segments
+from tests.engine.kv_transfer.test_offloading import (
+    Folder,
+    connector_of,
+    forget_kv_cache,
+    make,
+    prompt,
+    run,
+)
+
+
+def on_disk(folder: Path, tier: Path, **settings: Any) -> EngineCore:
+    return make(folder, kv_offloading_size=0.01, kv_offloading_backend=str(tier), **settings)
+
+
+def flush(core: EngineCore) -> None:
+    disk = connector_of(core).disk
+    assert disk is not None
+    disk.flush()
+
+
+def failures(core: EngineCore) -> dict[str, int]:
+    disk = connector_of(core).disk
+    assert disk is not None
+    return dict(disk.disk.failures)
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_the_next_process_reads_what_this_one_has_written(
+    model_folder: Folder, tmp_path: Path, async_scheduling: bool
+) -> None:
+    folder, prompts = model_folder("llama"), {"a": prompt(1, 70), "b": prompt(2, 100)}
+    core = on_disk(folder, tmp_path, async_scheduling=async_scheduling)
+    expected = run(core, prompts)
+    core.shutdown()
+    restarted = on_disk(folder, tmp_path, async_scheduling=async_scheduling)
+    assert run(restarted, prompts) == expected
+    assert connector_of(restarted).num_matched_tokens == 64 + 96
+    assert not failures(restarted)
+    restarted.shutdown()
+
+
+def test_a_prompt_waits_for_the_disk_while_others_run(model_folder: Folder, tmp_path: Path) -> None:
+    core = on_disk(model_folder("llama"), tmp_path)
+    prompts = {"a": prompt(1, 70)}
+    expected = run(core, prompts)
+    flush(core)
+    forget_kv_cache(core)
+    connector = connector_of(core)
+    connector.host.clear()
+    assert connector.disk is not None
+    proceed = threading.Event()
+    connector.disk._reader.submit(proceed.wait)
+    for request_id in ("a", "aborted"):
+        core.add_request(
+            EngineRequest(
+                request_id=request_id,
+                gateway_id="g",
+                prompt_token_ids=prompts["a"],
+                sampling=SamplingParams(temperature=0, max_tokens=8, ignore_eos=True),
+            )
+        )
+    assert core.snapshot().num_requests_waiting == 2
+    assert run(core, {"b": prompt(2, 20)}, until="b")["b"]
+    core.abort("aborted")
+    assert core.snapshot().num_requests_waiting == 1
+    proceed.set()
+    assert run(core, {"a": []}) == expected
+    assert connector.num_matched_tokens == 64
+    core.shutdown()
+
+
+def test_a_model_of_other_weights_or_numbers_finds_nothing(
+    model_folder: Folder, tmp_path: Path
+) -> None:
+    prompts = {"a": prompt(1, 70)}
+    first = on_disk(model_folder("llama"), tmp_path)
+    run(first, prompts)
+    first.shutdown()
+    for family, settings in (
+        ("qwen2", {}),
+        ("llama", {"kv_cache_dtype": "bfloat16"}),
+        ("llama", {"block_size": 8}),
+        ("llama", {"cpu_kernels": False}),
+        ("llama", {"rope_theta": 5000.0}),
+    ):
+        expected = run(make(model_folder(family), **settings), prompts)
+        core = on_disk(model_folder(family), tmp_path, **settings)
+        assert run(core, prompts) == expected
+        assert connector_of(core).num_matched_tokens == 0
+        core.shutdown()
+
+
+def test_two_tenants_share_a_folder_but_no_block(model_folder: Folder, tmp_path: Path) -> None:
+    prompts = {"a": prompt(1, 70)}
+    core = on_disk(model_folder("llama"), tmp_path)
+    expected = run(core, prompts, tenant="one", cache_namespace="1" * 32)
+    core.shutdown()
+    restarted = on_disk(model_folder("llama"), tmp_path)
+    assert run(restarted, prompts, tenant="two", cache_namespace="2" * 32) == expected
+    assert connector_of(restarted).num_matched_tokens == 0
+    assert run(restarted, prompts, tenant="one", cache_namespace="1" * 32) == expected
+    assert connector_of(restarted).num_matched_tokens == 64
+    restarted.shutdown()
+
+
+def test_after_any_fault_of_the_folder_tokens_are_right(
+    model_folder: Folder, tmp_path: Path
+) -> None:
+    folder, prompts = model_folder("llama"), {str(seed): prompt(seed, 90) for seed in range(4)}
+    core = on_disk(folder, tmp_path)
+    expected = run(core, prompts)
+    core.shutdown()
+    (path,) = segments(tmp_path)
+    pristine, random_ = path.read_bytes(), random.Random(3)
+    end = len(pristine.rstrip(b"\0"))
+    for _ in range(12):
+        data = bytearray(pristine)
+        for _ in range(random_.randrange(1, 4)):
+            data[random_.randrange(end)] ^= 1 << random_.randrange(8)
+        path.write_bytes(data)
+        core = on_disk(folder, tmp_path)
+        assert run(core, prompts) == expected
+        assert connector_of(core).num_matched_tokens <= 4 * 80
+        core.shutdown()
+        for other in segments(tmp_path):
+            other.unlink()
+
+
+WRITER = """
+import sys
+from engine.contract.engine_config import EngineConfig
+from engine.core.engine_core import EngineCore
+from engine.contract.messages import EngineRequest
+from engine.contract.sampling_params import SamplingParams
+core = EngineCore(EngineConfig(
+    model=sys.argv[1], kv_offloading_backend=sys.argv[2], kv_offloading_size=0.01,
+    num_gpu_blocks_override=64, max_model_len=256,
+))
+sampling = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+prompt = [int(word) for word in sys.argv[3].split()]
+core.add_request(EngineRequest(
+    request_id="a", gateway_id="g", prompt_token_ids=prompt, sampling=sampling))
+while core.has_work:
+    core.step()
+core.scheduler.kv_connector.disk.flush()
+print("written", flush=True)
+while True:  # writes on until it is killed
+    prompt = prompt[1:] + prompt[:1]
+    core.add_request(EngineRequest(
+        request_id="a", gateway_id="g", prompt_token_ids=prompt, sampling=sampling))
+    while core.has_work:
+        core.step()
+"""
+
+
+def test_after_sigkill_the_cache_is_warm(model_folder: Folder, tmp_path: Path) -> None:
+    folder, token_ids = model_folder("llama"), prompt(1, 70)
+    expected = run(make(folder), {"a": token_ids})
+    words = " ".join(map(str, token_ids))
+    command = [sys.executable, "-c", WRITER, str(folder), str(tmp_path), words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "written\n"
+        process.send_signal(signal.SIGKILL)
+    core = on_disk(folder, tmp_path)
+    assert run(core, {"a": token_ids}) == expected
+    assert connector_of(core).num_matched_tokens == 64
+    core.shutdown()
