@@ -542,7 +542,7 @@ def file_patterns(config: EngineConfig, names: Collection[str] = ()) -> list[str
 
     `names`: files of the repository. PyTorch's weights are needed where no others are.
     """
-    patterns = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
+    patterns = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.tiktoken", "*.txt"]
     if config.load_format in ("pt", "npcache"):
         patterns += ["*.bin", "*.pt", "*.pth"]
     has_others = any(name.endswith((".safetensors", ".gguf")) for name in names)

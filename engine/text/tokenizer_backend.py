@@ -27,6 +27,9 @@ CONVERTIBLE_FILES = (
     "spiece.model",
     "sentencepiece.bpe.model",
     "tekken.json",
+    "qwen.tiktoken",
+    "cl100k_base.tiktoken",
+    "tiktoken.model",
     "vocab.json",
     "vocab.txt",
 )

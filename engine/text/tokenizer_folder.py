@@ -12,9 +12,10 @@ from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ModelLoadError
 from engine.text.tokenizer import Tokenizer, load_tokenizer
 from engine.text.tokenizer_backend import TOKENIZER_FILE
+from engine.text.vocabulary_files import write_tokenizer
 
-# Only the engine converts: it needs the `transformers` library (and, for some formats, the
-# `sentencepiece` and `protobuf` packages).
+# Only the engine converts: what `engine.text.vocabulary_files` doesn't know needs `transformers`
+# (and, for some formats, the `sentencepiece` package).
 
 
 def convert_tokenizer(
@@ -31,9 +32,11 @@ def convert_tokenizer(
         ModelLoadError: no tokenizer there that can be converted, or one that needs the folder's
             own code while that isn't trusted.
     """
+    folder = Path(path)
+    if write_tokenizer(folder, Path(destination)):
+        return load_tokenizer(destination)
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    folder = Path(path)
     try:
         slow = AutoTokenizer.from_pretrained(
             str(folder), trust_remote_code=trust_remote_code, local_files_only=True

@@ -24,6 +24,12 @@ def _byte_level_alphabet() -> dict[str, int]:
 
 
 _ALPHABET = _byte_level_alphabet()
+_CHARACTERS = {byte: char for char, byte in _ALPHABET.items()}
+
+
+def byte_level_token(data: bytes) -> str:
+    """Bytes in GPT-2's byte alphabet."""
+    return "".join(_CHARACTERS[byte] for byte in data)
 
 
 @dataclass(frozen=True, slots=True)

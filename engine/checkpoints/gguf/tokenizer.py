@@ -11,8 +11,12 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from engine.checkpoints.gguf.file import Header, corrupt_file_error
 from engine.contract.errors import ModelLoadError
-
-_UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 2, 3, 4, 5, 6
+from engine.text.bpe_builders import (
+    CONTROL,
+    USER_DEFINED,
+    SentencePieceVocabulary,
+    sentencepiece_bpe,
+)
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _LLAMA3 = (
@@ -136,8 +140,8 @@ class Vocabulary:
     def added(self) -> Iterable[AddedToken]:
         """Tokens that are found in a text before anything else."""
         for token, kind in zip(self.tokens, self.kinds, strict=True):
-            if kind in (_CONTROL, _USER_DEFINED):
-                yield AddedToken(token, special=kind == _CONTROL, normalized=False)
+            if kind in (CONTROL, USER_DEFINED):
+                yield AddedToken(token, special=kind == CONTROL, normalized=False)
 
 
 def make_tokenizer(header: Header) -> tokenizers.Tokenizer:
@@ -220,36 +224,14 @@ def _byte_level(vocabulary: Vocabulary, cut: Any) -> tuple[tokenizers.Tokenizer,
 
 
 def _sentence_piece(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
-    """SentencePiece's BPE: which pair is merged first, the scores of pieces say."""
-    model = models.BPE(
-        vocab=vocabulary.ids,
-        merges=_merges(vocabulary),
-        unk_token=vocabulary.token("unknown"),
-        fuse_unk=True,
-        byte_fallback=True,
+    """SentencePiece's BPE."""
+    return sentencepiece_bpe(
+        SentencePieceVocabulary(
+            vocabulary.tokens,
+            vocabulary.kinds,
+            vocabulary.scores,
+            unknown=vocabulary.token("unknown"),
+            byte_fallback=True,
+            adds_prefix=vocabulary.metadata_flag("add_space_prefix", True),
+        )
     )
-    made = tokenizers.Tokenizer(model)
-    prefix = vocabulary.metadata_flag("add_space_prefix", True)
-    spaces = normalizers.Replace(" ", "▁")
-    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), spaces]) if prefix else spaces
-    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    if prefix:
-        steps.append(decoders.Strip(content=" ", left=1))
-    made.decoder = decoders.Sequence(steps)
-    return made
-
-
-def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
-    """Every way to put a piece together from two others, the best pieces first."""
-    ids = vocabulary.ids
-    ranked: list[tuple[float, int, int, str, str]] = []
-    pieces = zip(vocabulary.tokens, vocabulary.kinds, vocabulary.scores, strict=True)
-    for piece, kind, score in pieces:
-        if kind in (_CONTROL, _UNKNOWN, _UNUSED, _BYTE):
-            continue
-        for at in range(1, len(piece)):
-            left, right = piece[:at], piece[at:]
-            if left in ids and right in ids:
-                ranked.append((-score, ids[left], ids[right], left, right))
-    ranked.sort()
-    return [(left, right) for *_, left, right in ranked]
