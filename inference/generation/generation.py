@@ -284,6 +284,7 @@ class Generation:
                 output.num_tokens for outputs in self.outputs for output in outputs
             ),
             cached_tokens=sum(self._cached),
+            image_tokens=self.job.image_tokens,
             reasoning_tokens=self.reasoning_tokens,
             numerics_changed=self._submission.numerics_changed,
         )

@@ -15,6 +15,7 @@ from metering.access import (
     MAX_HOPS,
     MAX_OUTPUTS,
     Content,
+    MediaTrace,
     OutputTrace,
     PlacementEvent,
     RequestTrace,
@@ -23,6 +24,7 @@ from metering.access import (
 if TYPE_CHECKING:
     from engine.text import Tokenizer
     from inference.generation.generation import Generation
+    from inference.request.job import Job
 
 
 def response_metrics(flights: list[InFlightRequest]) -> dict[str, dict[str, float]]:
@@ -88,11 +90,24 @@ def build_request_trace(generation: Generation, error: BaseException | None) -> 
             if isinstance(value := getattr(admission, name, None), int)
         },
         asked=job.ledger_expectation() | ({"priority": job.priority} if job.priority else {}),
+        media=_media(job),
         admitted_ms=(generation.admitted_at - job.received_at) * 1000,
         hops=_placement_events(generation.flights, job.received_at),
         outputs=_outputs(generation),
         tokens=generation.pace.since(job.received_at),
     )
+
+
+def _media(job: Job) -> list[MediaTrace]:
+    return [
+        MediaTrace(
+            kind=item.kind,
+            digest=item.digest.hex(),
+            tokens=item.num_vectors,
+            size_bytes=len(job.media_data.get(item.digest, b"")),
+        )
+        for item in (job.media[0] if job.media else ())
+    ]
 
 
 _LIMITS = (

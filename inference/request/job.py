@@ -93,6 +93,7 @@ class Usage:
     """Token counts of one request, for clients and for the ledger.
 
     Attributes:
+        image_tokens: prompt tokens that stand for images.
         reasoning_tokens: completion tokens that are reasoning; None for a model without it.
         numerics_changed: whether a replica with other numerics continued it.
     """
@@ -100,6 +101,7 @@ class Usage:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    image_tokens: int = 0
     reasoning_tokens: int | None = None
     numerics_changed: bool = False
 
@@ -118,11 +120,15 @@ class Usage:
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens} | self.image_fields(),
         }
         if self.reasoning_tokens is not None:
             usage["completion_tokens_details"] = {"reasoning_tokens": self.reasoning_tokens}
         return usage | self.detail_fields()
+
+    def image_fields(self) -> dict[str, int]:
+        """Among details of a prompt's tokens, where it has images."""
+        return {"image_tokens": self.image_tokens} if self.image_tokens else {}
 
     def detail_fields(self) -> dict[str, Any]:
         """Quire's own fields, which are left out where they are false."""
@@ -188,6 +194,12 @@ class Job:
     def prompt_tokens(self) -> int:
         """Tokens of all prompts."""
         return sum(map(len, self.prompts))
+
+    @property
+    def image_tokens(self) -> int:
+        """Tokens of all prompts that stand for images."""
+        items = (item for media in self.media for item in media)
+        return sum(item.num_vectors for item in items if item.kind == "image")
 
     def prompt_token_ids(self, number: int) -> list[int]:
         """A prompt's tokens; [] for prompt embeddings."""

@@ -116,6 +116,21 @@ class OutputTrace(msgspec.Struct, omit_defaults=True, kw_only=True):
     behind: list[str] = msgspec.field(default_factory=list)
 
 
+class MediaTrace(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """An image or a sound of a prompt; its content is stored nowhere.
+
+    Attributes:
+        digest: sha256 of what the encoder reads, hexadecimal.
+        tokens: prompt tokens that stand for it.
+        size_bytes: of what the encoder reads.
+    """
+
+    kind: str
+    digest: str
+    tokens: int = 0
+    size_bytes: int = 0
+
+
 class PlacementEvent(msgspec.Struct, omit_defaults=True, kw_only=True):
     """The request was sent to a replica, or taken from it. `at_ms`: since its arrival."""
 
@@ -135,6 +150,7 @@ class RequestTrace(msgspec.Struct, omit_defaults=True, kw_only=True):
         limits: what the limits had left when it was let in.
         tokens: [milliseconds since it came, output tokens so far], over all outputs.
         asked: of its sampling what is no default.
+        media: of its first prompt.
     """
 
     header_id: str = ""
@@ -146,6 +162,7 @@ class RequestTrace(msgspec.Struct, omit_defaults=True, kw_only=True):
     rates: tuple[int, int, int] = (0, 0, 0)
     limits: dict[str, int] = msgspec.field(default_factory=dict)
     asked: dict[str, Any] = msgspec.field(default_factory=dict)
+    media: list[MediaTrace] = msgspec.field(default_factory=list)
     admitted_ms: float = 0.0
     hops: list[PlacementEvent] = msgspec.field(default_factory=list)
     outputs: list[OutputTrace] = msgspec.field(default_factory=list)
@@ -187,6 +204,7 @@ def request_detail_json(reader: Reader, entry: RequestEntry) -> dict[str, Any]:
         "admitted_ms": trace.admitted_ms,
         "limits": trace.limits,
         "sampling": trace.asked,
+        "media": msgspec.to_builtins(trace.media),
         "price": _price(trace),
         "hops": msgspec.to_builtins(trace.hops),
         "outputs": [_output(output, operator=operator) for output in trace.outputs],

@@ -11,6 +11,7 @@ from django.utils import timezone
 from console.views.timeline import timeline_chart
 from metering.models import RequestContent, RequestEntry
 from metering.request_log import (
+    MediaTrace,
     OutputTrace,
     PlacementEvent,
     RequestTrace,
@@ -30,6 +31,7 @@ NOTE = RequestTrace(
     rates=(2_000_000, 1_000_000, 4_000_000),
     limits={"limit_requests": 60, "remaining_requests": 59},
     asked={"max_tokens": 50},
+    media=[MediaTrace(kind="image", digest="ab" * 32, tokens=16, size_bytes=9408)],
     numerics_changed=True,
     hops=[
         PlacementEvent(at_ms=3.0, replica="r1"),
@@ -173,6 +175,8 @@ def test_the_story_names_what_happened_and_of_others_only_that_there_was_work(
         "2 chunks: 512 + 90 tokens",
         "r1: its replica died",
         "computes other bits",
+        "16 tokens, 9.2",
+        "ab" * 32,
         "20 of 30 draft tokens accepted, 3.5 tokens a step with drafts",
         "Preempted",
         "2 in, 1 cached, 4 out",

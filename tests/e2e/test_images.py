@@ -93,6 +93,8 @@ def test_chats_with_pictures_say_what_transformers_says(
         assert answer.choices[0].message.content == seeing.expected(parts)
     again = ask(client, [one, "What?"])
     assert again.usage.prompt_tokens_details.cached_tokens > 0
+    assert again.usage.prompt_tokens_details.image_tokens == 16
+    assert not getattr(answer.usage.prompt_tokens_details, "image_tokens", None)
     streamed = ask(client, [one, "What?"], stream=True)
     text = "".join(chunk.choices[0].delta.content or "" for chunk in streamed if chunk.choices)
     assert text == seeing.expected([one, "What?"])
