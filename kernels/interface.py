@@ -308,15 +308,22 @@ class KernelSet(LinearFactory):
         return found if args.out is None else args.out.copy_(found)
 
     def causal_conv(
-        self, x: Tensor, states: Tensor, weight: Tensor, bias: Tensor | None, of: StateRows
+        self,
+        x: Tensor,
+        states: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        of: StateRows,
+        *,
+        silu: bool = True,
     ) -> Tensor:
-        """silu(each channel's sum over a sequence's last W inputs), [T, C].
+        """silu(each channel's sum over a sequence's last W inputs), or the sum itself, [T, C].
 
         x [T, C], with any stride between tokens; weight [W, C], its last row that of the token
         itself; bias [C]. `states` [R, W - 1, C] holds what came before by row, and is brought up
         to the sequences' last tokens. Which sequence has which row and tokens: `of`.
         """
-        return causal_conv(x, states, weight, bias, of)
+        return causal_conv(x, states, weight, bias, of, silu=silu)
 
     def linear_scan(
         self, inputs: ScanInputs, weights: ScanWeights, states: Tensor, of: StateRows

@@ -118,7 +118,13 @@ def check_conv(
 
 
 def causal_conv(
-    x: Tensor, states: Tensor, weight: Tensor, bias: Tensor | None, of: StateRows
+    x: Tensor,
+    states: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    of: StateRows,
+    *,
+    silu: bool = True,
 ) -> Tensor:
     """See `KernelSet.causal_conv`."""
     check_conv(x, states, weight, bias, of)
@@ -129,7 +135,8 @@ def causal_conv(
         past = torch.cat((states[row].to(x.dtype), x[start:end]))
         windows = past.unfold(0, before + 1, 1)  # [count, C, W]
         sums = (windows * weight.T.to(x.dtype)).sum(-1)
-        out[start:end] = torch.nn.functional.silu(sums if bias is None else sums + bias)
+        sums = sums if bias is None else sums + bias
+        out[start:end] = torch.nn.functional.silu(sums) if silu else sums
         for last, target in of.saves_between(start, end):
             states[target] = past[last - start : last - start + before].to(states.dtype)
         states[row] = past[len(past) - before :].to(states.dtype)

@@ -44,7 +44,7 @@ def checkpoint_positions(start: int, end: int, branch: int) -> list[int]:
     Args:
         start: tokens that needn't be computed.
         end: where the prompt ends, in full blocks.
-        branch: where it parts from earlier prompts, as far as is record, in full blocks.
+        branch: where it parts from earlier prompts, as far as is known, in full blocks.
     """
     needed = {end, branch}
     spaced = {
@@ -101,7 +101,7 @@ class StateManager(SingleTypeManager):
     ) -> None:
         super().__init__(pool, block_size, group, suffix)
         self._sequences: dict[int, CheckpointedSequence] = {}
-        #: Checkpoints of the last plan, and those of earlier ones whose tokens aren't record yet.
+        #: Checkpoints of the last plan, and those of earlier ones whose tokens aren't known yet.
         self._pending: list[Checkpoint] = []
         self._copies: list[tuple[int, int]] = []
 

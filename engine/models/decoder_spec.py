@@ -108,18 +108,20 @@ class MambaSpec:
     elements; names are relative to the layer.
 
     Attributes:
-        kind: "mamba2" or "delta", the gated delta rule.
+        kind: "mamba2"; "delta", the gated delta rule; "conv": neither recurrence nor norm, whose
+            one head has no keys.
         layers: for each layer, whether it's one of these.
         num_heads, num_key_heads: of values, and of keys and queries.
         value_size, key_size: of a head.
         conv_width: tokens that a convolution sees.
         limits: of the recurrence's rates.
         inputs: name of the first product. "mamba2": gate, values, keys, queries and rates;
-            "delta": by key head queries, keys, values and gates.
+            "delta": by key head queries, keys, values and gates; "conv": gates before and after,
+            values.
         dt_proj: of the product that gives "delta" its betas and rates, by key head.
     """
 
-    kind: Literal["mamba2", "delta"]
+    kind: Literal["mamba2", "delta", "conv"]
     layers: tuple[bool, ...]
     num_heads: int
     num_key_heads: int
@@ -156,6 +158,8 @@ class MambaSpec:
     @property
     def input_rows(self) -> int:
         """Outputs of the first product."""
+        if self.kind == "conv":
+            return 3 * self.values
         rates = 0 if self.dt_proj else self.num_heads
         return self.values + self.channels + rates
 

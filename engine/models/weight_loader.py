@@ -392,6 +392,17 @@ class WeightLoader:
         state, heads = described.state, described.state.num_heads
         conv = self.vector(f"{described.conv}.weight", state.channels, 1, state.conv_width)
         bias = f"{described.conv}.bias" if state.conv_bias else ""
+        scan, norm = None, torch.empty(0)
+        if state.kind != "conv":
+            scan = ScanWeights(
+                decay=-self.vector(described.decay, heads).exp(),
+                rate_bias=self.vector(described.rate_bias, heads),
+                skip=self.vector(described.skip, heads) if described.skip else None,
+                limits=state.limits,
+                delta=state.kind == "delta",
+            )
+            # Without the offset that the family's other norms have.
+            norm = self.vector(f"{described.norm.name}.weight", described.norm.size)
         return StateWeights(
             state=state,
             inputs=self.linear(described.inputs),
@@ -399,15 +410,8 @@ class WeightLoader:
             output=self.linear(described.output),
             conv=conv[:, 0].T.contiguous(),
             conv_bias=self.vector(bias, state.channels) if bias else None,
-            scan=ScanWeights(
-                decay=-self.vector(described.decay, heads).exp(),
-                rate_bias=self.vector(described.rate_bias, heads),
-                skip=self.vector(described.skip, heads) if described.skip else None,
-                limits=state.limits,
-                delta=state.kind == "delta",
-            ),
-            # Without the offset that the family's other norms have.
-            norm=self.vector(f"{described.norm.name}.weight", described.norm.size),
+            scan=scan,
+            norm=norm,
         )
 
     def _qk_norm(self, attention: AttentionDescription) -> dict[str, Any]:

@@ -188,7 +188,7 @@ class StateRows(ctypes.Structure):
 class CausalConv(ctypes.Structure):
     _fields_ = [
         ("out", P), ("x", P), ("stride", L), ("channels", L), ("width", L), ("states", P),
-        ("weight", P), ("bias", P), ("of", StateRows),
+        ("weight", P), ("bias", P), ("silu", N), ("of", StateRows),
     ]
 
 

@@ -178,9 +178,16 @@ class CpuKernels(KernelSet):
         return out
 
     def causal_conv(
-        self, x: Tensor, states: Tensor, weight: Tensor, bias: Tensor | None, of: StateRows
+        self,
+        x: Tensor,
+        states: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        of: StateRows,
+        *,
+        silu: bool = True,
     ) -> Tensor:
-        return causal_conv(self._library, x, states, weight, bias, of)
+        return causal_conv(self._library, x, states, weight, bias, of, silu=silu)
 
     def linear_scan(
         self, inputs: ScanInputs, weights: ScanWeights, states: Tensor, of: StateRows

@@ -21,6 +21,8 @@ def causal_conv(
     weight: Tensor,
     bias: Tensor | None,
     of: StateRows,
+    *,
+    silu: bool,
 ) -> Tensor:
     """See `KernelSet.causal_conv`; all of it float32."""
     check_conv(x, states, weight, bias, of)
@@ -39,6 +41,7 @@ def causal_conv(
         states=states.data_ptr(),
         weight=weight.data_ptr(),
         bias=address(bias),
+        silu=silu,
         of=_rows(of, x.shape[0], states),
     )
     if status := library.causal_conv(ctypes.byref(args), num_threads()):

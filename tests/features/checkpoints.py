@@ -15,7 +15,7 @@ from engine.contract.lora import CONFIG_FILE, WEIGHTS_FILE, AdapterRef, adapter_
 from tests.engine.models import make_model, make_tokenizer
 from tests.engine.multimodal.models import llava
 from tests.features.heads import trained_head
-from tests.survey.bridged import STATEFUL
+from tests.survey.recipes import RECIPES
 from tests.survey.tiny import make_checkpoint
 
 RANK, ALPHA = 8, 12
@@ -40,8 +40,8 @@ class Checkpoints:
 
     def _plain(self, kind: str) -> Path:
         folder = self._folder / kind
-        if kind in STATEFUL:
-            make_checkpoint(STATEFUL[kind], folder)
+        if kind == "lfm2":
+            make_checkpoint({**RECIPES[kind], "intermediate_size": 512}, folder)
             make_tokenizer().save_pretrained(folder)
             return folder
         if kind == "llava":
@@ -98,7 +98,7 @@ class Checkpoints:
 
     def _head(self, kind: str, texts_of: Callable[[str], list[list[int]]]) -> Path:
         """Only these architectures are run with heads."""
-        if kind in STATEFUL:
+        if kind == "lfm2":
             return self._folder / "none"
         return trained_head(self._folder / f"{kind}-head", self._text_part(kind), texts_of(kind))
 

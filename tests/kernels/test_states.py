@@ -83,9 +83,10 @@ def test_a_scan_takes_in_one_token_after_the_other(
     assert_close(states, after, torch.float32, 20.0)
 
 
+@pytest.mark.parametrize("silu", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_convolution_sees_the_inputs_of_earlier_steps(
-    kernels: KernelSet, threads: int, bias: bool
+    kernels: KernelSet, threads: int, bias: bool, silu: bool
 ) -> None:
     channels, width = 300, 4
     x = torch.randn(TOKENS, channels + 9)[:, :channels]
@@ -99,9 +100,9 @@ def test_a_convolution_sees_the_inputs_of_earlier_steps(
         for t in range(end - start):
             total = (past[t : t + width] * weight.double()).sum(0)
             total = total if added is None else total + added.double()
-            wanted[start + t] = total / (1 + torch.exp(-total))
+            wanted[start + t] = total / (1 + torch.exp(-total)) if silu else total
         after[row] = past[len(past) - width + 1 :]
-    got = kernels.causal_conv(x, states, weight, added, of)
+    got = kernels.causal_conv(x, states, weight, added, of, silu=silu)
     assert_close(got, wanted, torch.float32, 4.0)
     assert_close(states, after, torch.float32)
 

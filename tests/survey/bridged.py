@@ -156,10 +156,8 @@ STATEFUL: dict[str, dict[str, Any]] = {
         mamba_d_state=4,
         mamba_dt_rank=8,
     ),
-    "bamba": recipe("bamba", **_MAMBA2, attn_layer_indices=[1]),
     "falcon_h1": recipe("falcon_h1", **_MAMBA2, mamba_d_ssm=128, head_dim=16),
     "falcon_mamba": recipe("falcon_mamba", state_size=8),
-    "lfm2": recipe("lfm2", layer_types=["conv", "full_attention"]),
     "lfm2_moe": recipe(
         "lfm2_moe", **_EXPERTS, num_dense_layers=1, layer_types=["conv", "full_attention"]
     ),

@@ -181,6 +181,31 @@ RECIPES: dict[str, dict[str, Any]] = {
         head_dim=16,
         shared_expert_intermediate_size=40,
     ),
+    "bamba": recipe(
+        "bamba",
+        **{**_MAMBA2, "mamba_n_groups": 2},
+        num_hidden_layers=3,
+        attn_layer_indices=[1],
+        rope_parameters={
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.5,
+        },
+    ),
+    "lfm2": recipe(
+        "lfm2",
+        num_hidden_layers=3,
+        layer_types=["conv", "full_attention", "conv"],
+        block_multiple_of=16,
+    ),
+    "lfm2-biases": recipe(
+        "lfm2",
+        layer_types=["conv", "full_attention"],
+        conv_bias=True,
+        conv_L_cache=4,
+        block_auto_adjust_ff_dim=False,
+        tie_word_embeddings=False,
+    ),
     "smollm3": recipe(
         "smollm3",
         num_hidden_layers=3,

@@ -14,6 +14,22 @@ from engine.models.families.llama import granite, llama
 _CARRYING = ("mamba", "linear_attention")
 _ATTENDING = ("attention", "full_attention")
 #: Granite 4's MLP, which every token goes through, has this name beside experts and without them.
+_BAMBA = WeightNames(
+    final_norm="model.final_layernorm",
+    mlp_norm="pre_ff_layernorm",
+    up=("feed_forward.gate_proj", "feed_forward.up_proj"),
+    down="feed_forward.down_proj",
+)
+_LFM2 = WeightNames(
+    final_norm="model.embedding_norm",
+    attention_norm="operator_norm",
+    mlp_norm="ffn_norm",
+    o="self_attn.out_proj",
+    q_norm="self_attn.q_layernorm",
+    k_norm="self_attn.k_layernorm",
+    up=("feed_forward.w1", "feed_forward.w3"),
+    down="feed_forward.w2",
+)
 _GRANITE4 = WeightNames(up=("shared_mlp.input_linear",), down="shared_mlp.output_linear")
 
 
@@ -81,8 +97,82 @@ def qwen3_next(config: Config) -> dict[str, Any]:
     }
 
 
-def _carried(config: Config, default: list[str]) -> tuple[bool, ...]:
-    """For each layer, whether it carries a state."""
+def bamba(config: Config) -> dict[str, Any]:
+    """Bamba: most layers are Mamba 2, the others attend; each has an MLP."""
+    refuse(config, hidden_act="silu")
+    attending = set(config.get("attn_layer_indices") or ())
+    types = [
+        _ATTENDING[0] if index in attending else _CARRYING[0]
+        for index in range(int(config["num_hidden_layers"]))
+    ]
+    carried, bias = _carried(config, types), bool(config["attention_bias"])
+    return {
+        "names": _BAMBA,
+        "qkv_bias": bias,
+        "o_bias": bias,
+        "mlp_bias": bool(config["mlp_bias"]),
+        "states": _mamba2(config, carried) if any(carried) else None,
+    }
+
+
+def lfm2(config: Config) -> dict[str, Any]:
+    """LFM2: most layers are short convolutions between two gates, the others attend."""
+    layers, attending = int(config["num_hidden_layers"]), config.get("full_attn_idxs")
+    types = [
+        _ATTENDING[1] if attending is None or index in attending else "conv"
+        for index in range(layers)
+    ]
+    carried, hidden = _carried(config, types, ("conv",)), int(config["hidden_size"])
+    bias = bool(config["conv_bias"])
+    states = MambaSpec(
+        kind="conv",
+        layers=carried,
+        num_heads=1,
+        num_key_heads=1,
+        value_size=hidden,
+        key_size=0,
+        conv_width=_size(config, "conv_L_cache"),
+        conv_bias=bias,
+        bias=bias,
+        inputs="conv.in_proj",
+        conv="conv.conv",
+        decay="",
+        rate_bias="",
+        skip="",
+        gated_norm="",
+        output="conv.out_proj",
+    )
+    return {
+        "names": _LFM2,
+        "qk_norm": "rms_head",
+        "activation": "silu",
+        "intermediate_size": _lfm2_mlp_size(config),
+        "states": states if any(carried) else None,
+    }
+
+
+def _lfm2_mlp_size(config: Config) -> int:
+    """Two thirds of the size that is named, times a factor, rounded up."""
+    size = int(config.get("block_ff_dim") or config["intermediate_size"])
+    if not config["block_auto_adjust_ff_dim"]:
+        return size
+    size = int(2 * size / 3)
+    if (factor := config.get("block_ffn_dim_multiplier")) is not None:
+        multiple = _size(config, "block_multiple_of")
+        size = -(-int(factor * size) // multiple) * multiple
+    return size
+
+
+def _lfm2_names(config: Config) -> Config:
+    """Names that only the first checkpoints have."""
+    older = {"theta": "rope_theta", "tie_embedding": "tie_word_embeddings"}
+    return {**config, **{new: config[old] for old, new in older.items() if old in config}}
+
+
+def _carried(
+    config: Config, default: list[str], carrying: tuple[str, ...] = _CARRYING
+) -> tuple[bool, ...]:
+    """For each layer, whether it carries a state: it does if its type is one of `carrying`."""
     types = config.get("layer_types") or config.get("layers_block_type") or default
     if len(types) != len(default):
         raise ModelLoadError(
@@ -90,11 +180,11 @@ def _carried(config: Config, default: list[str]) -> tuple[bool, ...]:
             param="layer_types",
         )
     for kind in types:
-        if kind not in (*_CARRYING, *_ATTENDING):
+        if kind not in (*carrying, *_ATTENDING):
             raise ModelLoadError(
                 f"config.json: layer_types: {kind!r} isn't supported.", param="layer_types"
             )
-    return tuple(kind in _CARRYING for kind in types)
+    return tuple(kind in carrying for kind in types)
 
 
 def _mamba2(config: Config, layers: tuple[bool, ...]) -> MambaSpec:
@@ -171,6 +261,38 @@ def _number(value: Any) -> float:
 
 
 FAMILIES = {
+    "BambaForCausalLM": Family(
+        bamba,
+        {
+            "attention_bias": False,
+            "mlp_bias": False,
+            "partial_rotary_factor": 0.5,
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 262144,
+            "mamba_n_heads": 128,
+            "mamba_n_groups": 1,
+            "mamba_d_state": 256,
+            "mamba_d_conv": 4,
+            "mamba_expand": 2,
+            "mamba_conv_bias": True,
+            "mamba_proj_bias": False,
+        },
+    ),
+    "Lfm2ForCausalLM": Family(
+        lfm2,
+        {
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6,
+            "max_position_embeddings": 128000,
+            "tie_word_embeddings": True,
+            "conv_L_cache": 3,
+            "conv_bias": False,
+            "block_auto_adjust_ff_dim": True,
+            "block_multiple_of": 256,
+            "block_ffn_dim_multiplier": 1.0,
+        },
+        _lfm2_names,
+    ),
     "GraniteMoeHybridForCausalLM": Family(
         granite4,
         {

@@ -50,7 +50,7 @@ from engine.models.layers.linear import (
     StateWeights,
     TableDescription,
 )
-from engine.models.layers.mamba import MambaMixer
+from engine.models.layers.mamba import MambaMixer, ShortConvMixer
 from engine.models.layers.mla import MlaAttention
 from engine.models.layers.norm import NoNorm, Norm, Scale, Transform, chain, make_norm, mlp_of
 from engine.models.lora import LoraContext, LoraLinear, LoraMoe
@@ -200,9 +200,11 @@ def _latents(spec: DecoderSpec, latents: MlaSpec, at: str) -> LatentDescription:
 
 
 def _state(spec: DecoderSpec, state: MambaSpec, at: str) -> StateDescription:
-    hidden, values, norm_size = spec.hidden_size, state.values, state.values
-    if state.kind == "delta":
-        norm_size = state.value_size
+    hidden, values = spec.hidden_size, state.values
+
+    def name(relative: str) -> str:
+        return at + relative if relative else ""
+
     return StateDescription(
         state=state,
         inputs=_linear(at + state.inputs, state.input_rows, hidden, state.bias),
@@ -210,10 +212,12 @@ def _state(spec: DecoderSpec, state: MambaSpec, at: str) -> StateDescription:
         if state.dt_proj
         else None,
         conv=at + state.conv,
-        decay=at + state.decay,
-        rate_bias=at + state.rate_bias,
-        skip=at + state.skip if state.skip else "",
-        norm=NormDescription(at + state.gated_norm, norm_size),
+        decay=name(state.decay),
+        rate_bias=name(state.rate_bias),
+        skip=name(state.skip),
+        norm=NormDescription(
+            name(state.gated_norm), state.value_size if state.kind == "delta" else values
+        ),
         output=_linear(at + state.output, hidden, values, state.bias),
     )
 
@@ -247,7 +251,7 @@ def _experts(spec: DecoderSpec, at: str, moe: MoeSpec) -> MoeBlock:
 
 
 #: What lets tokens meet. Attention takes a `LayerCache`, what carries a state `LayerStateCache`.
-Meeting = SelfAttention | MlaAttention | MambaMixer
+Meeting = SelfAttention | MlaAttention | MambaMixer | ShortConvMixer
 
 
 @dataclass(slots=True)
@@ -418,10 +422,20 @@ def build_layer(
         return chain(first, *after)
 
     out_norm, attention = layer.attention_out_norm, layer.attention
-    meeting: SelfAttention | MlaAttention | MambaMixer
+    meeting: Meeting
     if isinstance(attention, StateWeights):
         output = finished(attention.output, out_norm)
-        meeting = MambaMixer(ops=ops, weights=attention, output=output, eps=spec.norm_eps)
+        if attention.scan is None:
+            meeting = ShortConvMixer(ops=ops, weights=attention, output=output)
+        else:
+            meeting = MambaMixer(
+                ops=ops,
+                weights=attention,
+                scan=attention.scan,
+                norm=attention.norm,
+                output=output,
+                eps=spec.norm_eps,
+            )
     elif isinstance(attention, LatentWeights):
         meeting = MlaAttention(
             ops=ops,

@@ -125,8 +125,8 @@ class StateDescription:
         state: its sizes.
         inputs, output: the products before and after; `rates`: one more before it, or None.
         conv: of the convolution, [channels, 1, width].
-        decay, rate_bias: vectors, a value a head; `skip` too, or "".
-        norm: of what the heads give.
+        decay, rate_bias, skip: vectors, a value a head; "" where there are none.
+        norm: of what the heads give, if there are any.
     """
 
     state: MambaSpec
@@ -325,7 +325,7 @@ class StateWeights:
     output: LinearLayer
     conv: Tensor
     conv_bias: Tensor | None
-    scan: ScanWeights
+    scan: ScanWeights | None
     norm: Tensor
 
     @property

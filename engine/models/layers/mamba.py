@@ -12,7 +12,7 @@ from engine.models.forward_context import AttentionMetadata
 from engine.models.layers.linear import StateWeights
 from engine.models.layers.norm import Transform
 from kernels import KernelSet
-from kernels.interface import ScanInputs, StateRows
+from kernels.interface import ScanInputs, ScanWeights, StateRows
 
 
 @dataclass(slots=True)
@@ -99,12 +99,14 @@ class MambaMixer:
     """One layer's product, convolution, recurrence, gated norm and product.
 
     Attributes:
-        weights: of the layer.
+        weights: of the layer, `scan` and `norm` among them.
         output: what follows the gated norm: [T, values] -> [T, hidden].
     """
 
     ops: KernelSet
     weights: StateWeights
+    scan: ScanWeights
+    norm: Tensor
     output: Transform
     eps: float
 
@@ -126,7 +128,7 @@ class MambaMixer:
             rate,
             beta,
         )
-        found = self.ops.linear_scan(inputs, weights.scan, cache.scan, cache.of).flatten(1)
+        found = self.ops.linear_scan(inputs, self.scan, cache.scan, cache.of).flatten(1)
         return self.output(self._normed(found, gate))
 
     def _mamba2(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
@@ -150,7 +152,7 @@ class MambaMixer:
 
     def _normed(self, found: Tensor, gate: Tensor) -> Tensor:
         """The gated norm: by head before the gate ("delta"), or behind it by key head."""
-        ops, state, weight = self.ops, self.weights.state, self.weights.norm
+        ops, state, weight = self.ops, self.weights.state, self.norm
         if state.kind == "delta":
             rows = found.reshape(-1, state.value_size)
             found = ops.rms_norm(rows, weight, self.eps).view(found.shape)
@@ -162,3 +164,26 @@ class MambaMixer:
         ones = torch.ones(size, dtype=weight.dtype, device=weight.device)
         rows = ops.rms_norm(gated.view(-1, size), ones, self.eps)
         return rows.view(gated.shape).mul_(weight)
+
+
+@dataclass(slots=True, kw_only=True)
+class ShortConvMixer:
+    """One layer's product, gate, convolution, gate and product.
+
+    Attributes:
+        weights: of the layer.
+        output: what follows the second gate: [T, values] -> [T, hidden].
+    """
+
+    ops: KernelSet
+    weights: StateWeights
+    output: Transform
+
+    def __call__(self, x: Tensor, context: AttentionMetadata, cache: LayerStateCache) -> Tensor:
+        """[num_tokens, hidden] of the same. Takes the step's tokens into their states."""
+        weights = self.weights
+        before, after, values = weights.inputs(x).chunk(3, dim=-1)
+        conv = self.ops.causal_conv(
+            before * values, cache.conv, weights.conv, weights.conv_bias, cache.of, silu=False
+        )
+        return self.output(after * conv)

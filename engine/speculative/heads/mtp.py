@@ -26,7 +26,7 @@ from engine.models.layers.linear import (
     NormDescription,
     TableDescription,
 )
-from engine.models.layers.mamba import MambaMixer
+from engine.models.layers.mamba import MambaMixer, ShortConvMixer
 from engine.models.layers.mla import MlaAttention
 from engine.models.layers.moe import Weights
 from engine.models.layers.norm import make_norm
@@ -65,7 +65,7 @@ class MtpLayer(PagedLayer):
         super().__init__(ops, spec)
         self._layer = build_layer(spec, ops, weights, NO_NORM)
         attention = self._layer.attention
-        if isinstance(attention, MambaMixer) or (
+        if isinstance(attention, (MambaMixer, ShortConvMixer)) or (
             isinstance(attention, SelfAttention) and attention.gated
         ):
             raise ModelLoadError(

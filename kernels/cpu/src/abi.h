@@ -289,6 +289,7 @@ struct CausalConv {
   int64_t stride, channels, width;
   float* states;  // [num_rows, width - 1, channels]: each sequence's last inputs
   const float *weight, *bias;  // [width, channels], [channels] or null
+  int32_t silu;  // of each sum, or the sum itself
   StateRows of;
 };
 

@@ -298,7 +298,7 @@ QUIRE_OFFSET(StateRows, tokens, 32);
 QUIRE_OFFSET(StateRows, num_rows, 40);
 QUIRE_OFFSET(StateRows, num_saves, 48);
 
-QUIRE_SIZE(CausalConv, 120);
+QUIRE_SIZE(CausalConv, 128);
 QUIRE_OFFSET(CausalConv, out, 0);
 QUIRE_OFFSET(CausalConv, x, 8);
 QUIRE_OFFSET(CausalConv, stride, 16);
@@ -307,7 +307,8 @@ QUIRE_OFFSET(CausalConv, width, 32);
 QUIRE_OFFSET(CausalConv, states, 40);
 QUIRE_OFFSET(CausalConv, weight, 48);
 QUIRE_OFFSET(CausalConv, bias, 56);
-QUIRE_OFFSET(CausalConv, of, 64);
+QUIRE_OFFSET(CausalConv, silu, 64);
+QUIRE_OFFSET(CausalConv, of, 72);
 
 QUIRE_SIZE(LinearScan, 224);
 QUIRE_OFFSET(LinearScan, out, 0);

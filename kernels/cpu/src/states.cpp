@@ -53,7 +53,7 @@ void convolve(const CausalConv& c, int64_t seq, int64_t low, int64_t high) {
         const vf w = vload_some(c.weight + j * c.channels + low + i, n);
         sum = vfma(vload_some(input(t - before + j) + low + i, n), w, sum);
       }
-      vstore_some(out + i, act<kSilu>(sum), n);
+      vstore_some(out + i, c.silu ? act<kSilu>(sum) : sum, n);
     });
   }
   for_saves(c.of, from, from + count, [&](int64_t end, int64_t row) {

@@ -22,7 +22,7 @@ PAGED = (
     "biogpt",
     "diffllama",
 )
-STATES = ("jamba", "mamba", "qwen3_5_text", "lfm2")
+STATES = ("jamba", "mamba", "qwen3_5_text", "lfm2_moe")
 Cases = Callable[[str], Case]
 
 

@@ -16,7 +16,7 @@ from tests.survey.recipes import RECIPES
 from tests.survey.tiny import Oracle, make_checkpoint, prompts
 
 NAMES = list(NATIVE)
-STATES = ("granite4", "granite4-groups", "qwen3_next")
+STATES = ("bamba", "granite4", "granite4-groups", "lfm2", "lfm2-biases", "qwen3_next")
 """What carries a state: it's in no block, so that prefixes aren't cached."""
 LATENTS = tuple(name for name, recipe in RECIPES.items() if "kv_lora_rank" in recipe)
 LAYER_BY_LAYER = ("arctic", *LATENTS, *STATES)

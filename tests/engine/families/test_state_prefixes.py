@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from engine import LLM, RequestOutput, SamplingParams
+from engine.devices.cpu import CpuDevice
 from tests.survey.recipes import RECIPES, VOCAB
 from tests.survey.tiny import make_checkpoint
 
-NAMES = ("granite4", "qwen3_next")
+NAMES = ("granite4", "lfm2", "qwen3_next")
 #: Bits are compared by their log probabilities.
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=1)
 
@@ -97,15 +98,18 @@ def test_what_was_preempted_goes_on_from_a_checkpoint(folder: Path) -> None:
     assert tokens[0] == tokens[1]
 
 
-def test_many_prompts_at_once_with_few_blocks_of_states(folder: Path) -> None:
+def test_many_prompts_at_once_with_few_blocks_of_states(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """More sequences than there is memory for checkpoints of, planned ahead."""
+    monkeypatch.setattr(CpuDevice, "max_checkpoints", lambda *_: 6)
     shared = random_tokens(300, 5)
     prompts = [[*shared, *random_tokens(20 + 3 * n, n)] for n in range(12)]
     requests = [{"prompt_token_ids": prompt} for prompt in prompts]
     tokens = []
     for settings in (
         {"enable_prefix_caching": False},
-        {"max_num_seqs": 3, "async_scheduling": True, "cpu_kvcache_space": 0.0001},
+        {"max_num_seqs": 3, "async_scheduling": True},
     ):
         llm = make(folder, max_model_len=1024, num_gpu_blocks_override=200, **settings)
         outputs = llm.generate(requests, GREEDY, use_tqdm=False)
@@ -113,6 +117,6 @@ def test_many_prompts_at_once_with_few_blocks_of_states(folder: Path) -> None:
         llm.core.check_integrity()
     states = llm.core.capacity.layout.state_group
     assert states is not None
-    assert states.num_blocks < 20
+    assert states.num_blocks == 3 + 6
     assert llm.core.scheduler.kv.num_hit_tokens > 0
     assert tokens[0] == tokens[1]

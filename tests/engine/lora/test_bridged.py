@@ -43,10 +43,6 @@ FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"target_modules": "all-linear", "lora_bias": True},
         {"target_modules": ["q_proj"], "bias": "lora_only"},
     ),
-    "lfm2": (
-        {"target_modules": "all-linear"},
-        {"target_modules": ["in_proj", "w1"], "r": 5},
-    ),
     "falcon_h1": (
         {"target_modules": ["q_proj", "v_proj", "o_proj", "gate_proj"]},
         {"target_modules": ["k_proj", "down_proj", "in_proj"], "use_dora": True},
