@@ -34,7 +34,7 @@ from engine.models.decoder import NativeDecoder
 from engine.models.decoder_spec import DecoderSpec
 from engine.models.interface import ModelFacts
 from engine.models.rotary_embedding import MAX_PLANE_ROWS
-from engine.models.sharding import PARAM
+from engine.models.sharding import PARAM, num_kv_copies
 from engine.sampling.custom_processors import LogitsProcessors
 from engine.sampling.logits_processor import LogitsProcessor, processor_classes
 from engine.sampling.whisper_timestamps import WhisperTimestamps
@@ -184,8 +184,7 @@ class Worker:
         spec = self.loaded.spec
         size = spec.kv_bytes_per_token(self._kv_dtype.itemsize, num_layers)
         if self.ranks is not None and isinstance(spec, DecoderSpec):
-            # The memory is that of all ranks; those that share a KV head have a copy each.
-            size *= max(1, self.ranks.size // spec.num_kv_heads)
+            size *= num_kv_copies(spec, self.ranks.size)  # the memory is that of all ranks
         if self._kv_dtype != torch.int8:
             return size
         if not isinstance(spec, DecoderSpec):

@@ -1,19 +1,23 @@
 """`ModelShard`: one rank's share of a decoder.
 
-Each rank has some heads of attention, with their keys and values, and some columns of the MLP's
-middle. What the layers behind these give is gathered, not added up: a rank has rows of their
-weights, so each sum is computed by one rank, in the order and with the bits that it has without
-ranks. Tables are cut by tokens. Norms and the residual are computed by all.
+Each rank has some heads of attention, with their keys and values, and some columns of the middle of
+each MLP and expert. What the layers behind these give is gathered, not added up: a rank has rows of
+their weights, so each sum is computed by one rank, in the order and with the bits that it has
+without ranks. Tables are cut by tokens. Norms and the residual are computed by all, and so is
+attention whose heads can't be told apart: then the layers around it alone are cut.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
 from engine.contract.errors import ConfigError
 from engine.models.decoder_spec import DecoderSpec
 from kernels.interface import RankGroup
+
+log = logging.getLogger(__name__)
 
 PARAM = "tensor_parallel_size"
 #: Rows of a weight are cut at multiples of this where there are enough: formats of few bits pack
@@ -34,43 +38,63 @@ class ModelShard:
     Attributes:
         ranks: the group.
         spec: the model as this rank's layers are: with its heads and its part of the MLP.
-        heads: [size + 1], where each rank's columns of what attention gives begin.
-        inner: likewise, of the MLP's middle.
+        splits_heads: whether ranks have heads of their own; else each has all, and all of the KV
+            cache.
     """
 
     def __init__(self, spec: DecoderSpec, ranks: RankGroup) -> None:
         """Raises `ConfigError` for a model that can't be cut."""
         check_shardable(spec, ranks.size)
         self.ranks, size = ranks, ranks.size
-        self._full = spec
-        self.heads = tuple(spec.q_size // size * rank for rank in range(size + 1))
-        self.inner = split_evenly(spec.intermediate_size, size)
-        num_heads, first = spec.num_heads // size, spec.num_heads // size * ranks.rank
-        slopes = spec.alibi_slopes and spec.alibi_slopes[first : first + num_heads]
-        self.spec = replace(
-            spec,
-            num_heads=num_heads,
-            num_kv_heads=max(1, spec.num_kv_heads // size),
-            intermediate_size=self.inner[ranks.rank + 1] - self.inner[ranks.rank],
-            alibi_slopes=slopes,
-        )
+        self._full, self.splits_heads = spec, splits_heads(spec, size)
+        if not self.splits_heads and ranks.rank == 0:
+            log.warning(
+                "Each of %d ranks computes all heads of %s, and has all of its KV cache.",
+                size, spec.architecture,
+            )  # fmt: skip
+        inner = self.own(split_evenly(spec.intermediate_size, size))
+        self.spec = replace(spec, intermediate_size=inner.stop - inner.start)
+        if self.splits_heads:
+            num_heads, first = spec.num_heads // size, spec.num_heads // size * ranks.rank
+            self.spec = replace(
+                self.spec,
+                num_heads=num_heads,
+                num_kv_heads=max(1, spec.num_kv_heads // size),
+                alibi_slopes=spec.alibi_slopes and spec.alibi_slopes[first : first + num_heads],
+            )
+
+    @property
+    def heads(self) -> tuple[int, ...] | None:
+        """[size + 1], where each rank's outputs of attention begin; None: each has all of them."""
+        size = self.ranks.size
+        if not self.splits_heads:
+            return None
+        return tuple(self._full.q_size // size * rank for rank in range(size + 1))
+
+    def inner(self, columns: int) -> tuple[int, ...]:
+        """Likewise, of the middle of an MLP or an expert, of `columns` in all."""
+        return split_evenly(columns, self.ranks.size)
 
     @property
     def head_range(self) -> slice:
         """This rank's query heads."""
-        first = self.spec.num_heads * self.ranks.rank
+        first = self.spec.num_heads * self.ranks.rank if self.splits_heads else 0
         return slice(first, first + self.spec.num_heads)
 
     @property
     def kv_head_range(self) -> slice:
         """This rank's KV heads. Of fewer than ranks several ranks have the same one."""
-        first = self._full.num_kv_heads * self.ranks.rank // self.ranks.size
+        first = 0
+        if self.splits_heads:
+            first = self._full.num_kv_heads * self.ranks.rank // self.ranks.size
         return slice(first, first + self.spec.num_kv_heads)
 
     @property
-    def qkv_rows(self) -> list[range]:
-        """This rank's rows of queries, keys and values over each other."""
+    def qkv_rows(self) -> list[range] | None:
+        """This rank's rows of queries, keys and values over each other; None: ranks share them."""
         full, local, rank = self._full, self.spec, self.ranks.rank
+        if not self.splits_heads:
+            return None
         query = local.q_size * rank
         key = full.q_size + self.kv_head_range.start * full.head_dim
         value = key + full.kv_size
@@ -80,13 +104,11 @@ class ModelShard:
             range(value, value + local.kv_size),
         ]
 
-    @property
-    def up_rows(self) -> list[range]:
-        """This rank's rows of gate and up over each other, or of up alone."""
-        first, end = self.inner[self.ranks.rank : self.ranks.rank + 2]
-        inner = self._full.intermediate_size
-        parts = (0, inner) if self._full.gated else (0,)
-        return [range(part + first, part + end) for part in parts]
+    def up_rows(self, inner: int, gated: bool) -> list[range]:
+        """This rank's rows of gate and up over each other, of `inner` rows each, or of up alone."""
+        own = self.own(self.inner(inner))
+        parts = (0, inner) if gated else (0,)
+        return [range(part + own.start, part + own.stop) for part in parts]
 
     def outputs(self, rows: int) -> tuple[int, ...]:
         """Where each rank's rows of a weight of `rows` rows begin."""
@@ -97,29 +119,31 @@ class ModelShard:
         return slice(starts[self.ranks.rank], starts[self.ranks.rank + 1])
 
 
-def check_shardable(spec: DecoderSpec, size: int) -> None:
-    """Raise `ConfigError` for a model that can't be cut for `size` ranks."""
-    obstacles = {
-        "experts": spec.moe is not None,
-        "attention over latents": spec.latents is not None,
-        "an encoder": spec.cross is not None,
-        "layers that carry a state": spec.states is not None,
-        "block-sparse attention": spec.sparse is not None,
-        "gates in its attention": spec.attention_output_gate,
-        "layers with different numbers of KV heads": bool(spec.layer_kv_heads),
-        "a norm over all heads": spec.qk_norm == "rms_full",
-    }
-    for what, applies in obstacles.items():
-        if applies:
-            raise ConfigError(
-                f"{PARAM}={size} can't be used: {spec.architecture} has {what}, which several "
-                "ranks can't share. Leave it out, and run more replicas for more throughput.",
-                param=PARAM,
-            )
+def splits_heads(spec: DecoderSpec, size: int) -> bool:
+    """Whether ranks can have heads of their own: each one's result comes from it alone."""
+    meets_others = (
+        spec.latents is not None
+        or spec.states is not None
+        or spec.sparse is not None
+        or spec.attention_output_gate
+        or spec.layer_kv_heads
+        or spec.qk_norm == "rms_full"
+    )
     heads, kv_heads = spec.num_heads, spec.num_kv_heads
-    if heads % size or (kv_heads % size and size % kv_heads):
+    divides = heads % size == 0 and (kv_heads % size == 0 or size % kv_heads == 0)
+    return divides and not meets_others
+
+
+def num_kv_copies(spec: DecoderSpec, size: int) -> int:
+    """How many ranks have a copy of the same key."""
+    return max(1, size // spec.num_kv_heads) if splits_heads(spec, size) else size
+
+
+def check_shardable(spec: DecoderSpec, size: int) -> None:
+    """Raise `ConfigError` for a model that ranks can't share."""
+    if spec.cross is not None:
         raise ConfigError(
-            f"{PARAM} must divide the model's {heads} heads, and divide or be divided by its "
-            f"{kv_heads} KV heads; got {size}.",
+            f"{PARAM}={size} can't be used: {spec.architecture} has an encoder, which several "
+            "ranks can't share. Leave it out, and run more replicas for more throughput.",
             param=PARAM,
         )

@@ -187,10 +187,10 @@ class WeightLoader:
     ) -> LinearLayer:
         """A linear layer, packed.
 
-        Where ranks share the model, a layer that is split by rows has `rows` of the stack alone;
-        one that is split by columns takes `inputs`, see `RankGroup.shard_linear`.
+        Where ranks share the model, a layer that is split has `rows` of the stack alone, or gives
+        all ranks' outputs, and takes `inputs`; see `RankGroup.shard_linear`.
         """
-        spec, shard = self.spec, self._shard
+        spec = self.spec
         if linear.order == "repeated":
             return self._repeat_kv_heads(linear)
         order = ungroup_qkv_rows(spec) if linear.order == "grouped" else None
@@ -206,13 +206,11 @@ class WeightLoader:
             added = added[order]
         scheme = self.scheme.layers if linear.quantized else None
         names = [part.name for part in linear.parts]
-        if shard is not None and linear.split == "rows" and rows is not None:
-            matrices = _select_rows(matrices, rows, order)
-            added = None if added is None else added[_numbers(rows)]
-            order = None
-        elif shard is not None and linear.split == "columns":
-            return self._pack_shared(matrices, added, scheme, names, inputs)
-        return self._pack(matrices, added, scheme, order, names=names)
+        if not linear.split:
+            return self._pack(matrices, added, scheme, order, names)
+        if rows is not None:
+            return self._pack_rows(matrices, added, rows, scheme, order, names)
+        return self._pack_shared(matrices, added, scheme, order, names, inputs)
 
     def _bias(self, part: LinearPart) -> Tensor:
         if not part.has_bias:
@@ -224,20 +222,51 @@ class WeightLoader:
         matrices: list[WeightSource],
         bias: Tensor | None,
         quantization: str | None,
+        order: Tensor | None,
         names: Sequence[str],
         inputs: Sequence[int] | None = None,
     ) -> LinearLayer:
         """A layer whose outputs the ranks share, or all of it where there are none."""
         shard = self._shard
         if shard is None:
-            return self._pack(matrices, bias, quantization, names=names)
+            return self._pack(matrices, bias, quantization, order, names)
         outputs = shard.outputs(sum(matrix.shape[0] for matrix in matrices))
         own = shard.own(outputs)
-        matrices = _select_rows(matrices, [range(own.start, own.stop)])
-        bias = None if bias is None else bias[own]
-        layer = self._pack(matrices, bias, quantization, names=names)
+        rows = [range(own.start, own.stop)]
+        layer = self._pack_rows(matrices, bias, rows, quantization, order, names)
         shard.ranks.shard_linear(layer, outputs, inputs)
         return layer
+
+    def _pack_rows(
+        self,
+        matrices: list[WeightSource],
+        bias: Tensor | None,
+        rows: Sequence[range],
+        quantization: str | None,
+        order: Tensor | None,
+        names: Sequence[str],
+    ) -> LinearLayer:
+        """A layer of some rows of the stack; only these are read."""
+        bias = None if bias is None else bias[_numbers(rows)]
+        return self._pack(_select_rows(matrices, rows, order), bias, quantization, names=names)
+
+    def _pack_expert(
+        self,
+        up: tuple[list[WeightSource], Tensor | None, Tensor | None, Sequence[str]],
+        down: tuple[list[WeightSource], Tensor | None, Sequence[str]],
+        inner: int,
+    ) -> tuple[LinearLayer, LinearLayer]:
+        """Gate over up, and down. `up`: matrices, bias, order, names; `down`: without an order."""
+        shard, scheme = self._shard, self.scheme.layers
+        (ups, up_bias, order, up_names), (downs, down_bias, down_names) = up, down
+        if shard is None:
+            first = self._pack(ups, up_bias, scheme, order, up_names)
+            return first, self._pack(downs, down_bias, scheme, names=down_names)
+        rows = shard.up_rows(inner, gated=True)
+        return (
+            self._pack_rows(ups, up_bias, rows, scheme, order, up_names),
+            self._pack_shared(downs, down_bias, scheme, None, down_names, shard.inner(inner)),
+        )
 
     def _repeat_kv_heads(self, linear: FusedLinear) -> LinearLayer:
         """Of a layer with fewer KV heads than others: each as often as it takes to have as many."""
@@ -262,7 +291,7 @@ class WeightLoader:
             matrix: WeightSource = DenseSource(torch.nn.functional.normalize(rows))
         else:
             matrix = self.weights.matrix(f"{table.name}.weight".removeprefix(self._strip), shape)
-        return self._pack_shared([matrix], bias, self.scheme.embeddings, [table.name])
+        return self._pack_shared([matrix], bias, self.scheme.embeddings, None, [table.name])
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> LinearLayer:
         """A linear layer of [rows, columns]."""
@@ -474,9 +503,9 @@ class WeightLoader:
         return table
 
     def _mlp(self, mlp: MlpDescription) -> MlpWeights:
-        shard = self._shard
-        up = self.linear(mlp.up, None if shard is None else shard.up_rows)
-        down = self.linear(mlp.down, inputs=None if shard is None else shard.inner)
+        shard, inner = self._shard, mlp.down.columns
+        up = self.linear(mlp.up, None if shard is None else shard.up_rows(inner, mlp.gated))
+        down = self.linear(mlp.down, inputs=None if shard is None else shard.inner(inner))
         return MlpWeights(up, down, mlp.activation, mlp.gated)
 
     def _experts(self, experts: MoeBlock) -> MixtureOfExperts:
@@ -496,7 +525,11 @@ class WeightLoader:
             self.weights.release()
             return fused
         layers = self._streamed_experts(experts.layer, moe) or [
-            (self.pack(up, up_bias), self.pack(down, down_bias))
+            self._pack_expert(
+                ([DenseSource(up)], up_bias, None, ()),
+                ([DenseSource(down)], down_bias, ()),
+                moe.intermediate_size,
+            )
             for up, up_bias, down, down_bias in read
         ]
         made = ExpertLayers(
@@ -548,13 +581,14 @@ class WeightLoader:
         inner, (gate, up, down) = moe.intermediate_size, moe.expert_names
         if f"{first}0.{gate}.weight".removeprefix(self._strip) not in self.weights:
             return []
-        return [
-            (
-                self._expert([(f"{one}.{gate}", inner), (f"{one}.{up}", inner)], hidden),
-                self._expert([(f"{one}.{down}", hidden)], inner),
-            )
-            for one in (f"{first}{expert}" for expert in range(moe.num_experts))
-        ]
+
+        def one(expert: str) -> tuple[LinearLayer, LinearLayer]:
+            ups, downs = [f"{expert}.{gate}", f"{expert}.{up}"], [f"{expert}.{down}"]
+            matrices = [self.weight_source(name, inner, hidden) for name in ups]
+            last = [self.weight_source(name, hidden, inner) for name in downs]
+            return self._pack_expert((matrices, None, None, ups), (last, None, downs), inner)
+
+        return [one(f"{first}{expert}") for expert in range(moe.num_experts)]
 
     def _interleaved_experts(self, at: str, moe: MoeSpec) -> list[tuple[LinearLayer, LinearLayer]]:
         """Of experts that are packed all together, with gate and up in turns; else none."""
@@ -565,23 +599,17 @@ class WeightLoader:
         up_biases = self.tensor(f"{at}gate_up_proj_bias", (count, 2 * inner)).float()[:, turns]
         down_biases = self.tensor(f"{at}down_proj_bias", (count, hidden)).float()
 
-        def one(
-            name: str, rows: int, columns: int, bias: Tensor, order: Tensor | None
-        ) -> LinearLayer:
-            found = self.weight_source(name, rows, columns)
-            return self._pack([found], bias, self.scheme.layers, order, [name])
-
-        return [
-            (
-                one(f"{at}gate_up_proj#{expert}", 2 * inner, hidden, up_biases[expert], turns),
-                one(f"{at}down_proj#{expert}", hidden, inner, down_biases[expert], None),
+        def one(expert: int) -> tuple[LinearLayer, LinearLayer]:
+            up, down = f"{at}gate_up_proj#{expert}", f"{at}down_proj#{expert}"
+            matrices = [self.weight_source(up, 2 * inner, hidden)]
+            last = [self.weight_source(down, hidden, inner)]
+            return self._pack_expert(
+                (matrices, up_biases[expert], turns, [up]),
+                (last, down_biases[expert], [down]),
+                inner,
             )
-            for expert in range(count)
-        ]
 
-    def _expert(self, parts: list[tuple[str, int]], columns: int) -> LinearLayer:
-        made = tuple(LinearPart(name, rows) for name, rows in parts)
-        return self.linear(FusedLinear(parts=made, columns=columns))
+        return [one(expert) for expert in range(count)]
 
 
 def _numbers(rows: Sequence[range]) -> Tensor:

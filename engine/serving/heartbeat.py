@@ -83,6 +83,7 @@ def model_info(config: EngineConfig, core: EngineCore | None) -> ModelInfo:
         sees=facts.sees,
         encoder_length=facts.encoder_length,
         num_mels=facts.num_mels,
+        num_ranks=config.tensor_parallel_size,
         max_images=config.max_images,
     )
 

@@ -97,6 +97,7 @@ def replica_figures(beat: Heartbeat, *, operator: bool) -> dict[str, Any]:
         "load_progress": beat.load_progress,
         "dtype": beat.model.dtype,
         "quantization": beat.model.quantization,
+        "num_ranks": beat.model.num_ranks,
         "max_model_len": beat.model.max_model_len,
         "kv_capacity_tokens": beat.model.kv_capacity_tokens,
         "running": stats.num_requests_running,

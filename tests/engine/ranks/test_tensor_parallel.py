@@ -193,7 +193,6 @@ def test_ranks_end_with_the_process_that_started_them(model_folder: Folder) -> N
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"tensor_parallel_size": 3}, "must divide the model's 4 heads"),
         ({"tensor_parallel_size": 2, "cpu_kernels": False}, "needs the compiled CPU kernels"),
         ({"tensor_parallel_size": 2, "model_impl": "transformers"}, "the Transformers bridge"),
         ({"tensor_parallel_size": 2, "device": "cuda"}, "on CPUs alone"),

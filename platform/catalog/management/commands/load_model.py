@@ -106,6 +106,8 @@ class Command(QuireCommand):
         if failure:
             reason = failure.removesuffix(".")
             self.print_hint(f"{model.name} could not be loaded before ({reason}). Trying again.")
+        if (num_ranks := model.settings.get("tensor_parallel_size", 1)) > 1:
+            self.print_hint(f"Each replica has {num_ranks} processes that share {model.name}.")
         if options["wait"]:
             wait_until_ready(model, options["timeout"], self.print_hint)
             self.stdout.write(f"{model.name} is ready.")

@@ -1,0 +1,60 @@
+"""Two ranks and three give one rank's tokens and log probabilities, whatever the family has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from engine import LLM, SamplingParams
+from tests.engine.families.conftest import NATIVE, checkpoint
+from tests.survey.tiny import prompts
+
+__all__ = ["checkpoint"]
+
+pytestmark = [pytest.mark.system, pytest.mark.usefixtures("compiler")]
+
+#: Experts; latents; states; a norm over all heads; experts with biases and interleaved rows; one
+#: fused weight; ALiBi.
+QUICK = ("mixtral", "deepseek_v3", "qwen3_next", "olmo2", "gpt_oss", "phi3", "bloom")
+PARAMS = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=2)
+
+
+def outputs(folder: Path, size: int) -> list[tuple[list[int], list[dict[int, float]]]]:
+    llm = LLM(
+        model=str(folder), tensor_parallel_size=size, num_threads=2, num_gpu_blocks_override=128,
+        skip_tokenizer_init=True,
+    )  # fmt: skip
+    try:
+        inputs = [{"prompt_token_ids": prompt} for prompt in prompts((1, 47, 16, 64, 90))]
+        results = llm.generate(inputs, PARAMS, use_tqdm=False)
+    finally:
+        llm.core.shutdown()
+    return [
+        (
+            list(result.outputs[0].token_ids),
+            [
+                {token: entry.logprob for token, entry in row.items()}
+                for row in result.outputs[0].logprobs or []
+            ],
+        )
+        for result in results
+    ]
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_two_ranks_give_the_bits_of_one(name: str, checkpoint: Callable[[str], Path]) -> None:
+    folder = checkpoint(name)
+    assert outputs(folder, 2) == outputs(folder, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(NATIVE))
+def test_any_number_of_ranks_gives_the_bits_of_one(
+    name: str, checkpoint: Callable[[str], Path]
+) -> None:
+    folder = checkpoint(name)
+    expected = outputs(folder, 1)
+    assert outputs(folder, 2) == expected
+    assert outputs(folder, 3) == expected
