@@ -33,6 +33,7 @@ TAGS = {
     "Messages": "Anthropic's Messages.",
     "Models": "The models that this key may use.",
     "Pooling": "Embeddings, classes, scores and rerankings, with models made for them.",
+    "Audio": "Transcripts and translations of sound, with models that hear.",
     "Files": "Files of a tenant: the input and output of batches.",
     "Batches": "Many requests in a file, answered in the background.",
     "Tokens": "Text to token ids and back.",

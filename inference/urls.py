@@ -9,6 +9,7 @@ from inference.api.anthropic.batches import (
     MessageBatchView,
 )
 from inference.api.anthropic.views import CountTokensView, MessagesView, UnknownMessagesView
+from inference.api.audio.views import TranscriptionsView, TranslationsView
 from inference.api.batches.views import BatchCancelView, BatchesView, BatchView
 from inference.api.chat import (
     ChatBatchView,
@@ -100,6 +101,8 @@ urlpatterns = [
     path("v1/organization/usage/completions", CompletionsUsageView.as_view()),
     path("v1/organization/usage/embeddings", EmbeddingsUsageView.as_view()),
     path("v1/organization/costs", CostsView.as_view()),
+    path("v1/audio/transcriptions", TranscriptionsView.as_view()),
+    path("v1/audio/translations", TranslationsView.as_view()),
     path("v1/embeddings", EmbeddingsView.as_view()),
     path("v1/moderations", ModerationsView.as_view()),
     path("pooling", PoolingView.as_view()),

@@ -433,6 +433,13 @@ class Compaction(ApiObject):
     usage: dict[str, Any]
 
 
+class Transcript(ApiObject):
+    """What was said. `verbose_json` has the language, the duration and the segments, too."""
+
+    text: str
+    usage: dict[str, Any]
+
+
 class Health(ApiObject):
     """The installation's health. Insiders see more than the status."""
 

@@ -110,7 +110,9 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Check = Callable[[], Awaitable[None]]
 
 #: Paths whose POST carries a file or a part of one: authenticated callers have a larger limit.
-UPLOADS = re.compile(r"/v1/files|/v1/uploads/[^/]+/parts|/v1/messages/batches")
+UPLOADS = re.compile(
+    r"/v1/files|/v1/uploads/[^/]+/parts|/v1/messages/batches|/v1/audio/(transcriptions|translations)"
+)
 #: Key in the scope of the file with such a body, for views that read it themselves.
 BODY = "quire.body"
 

@@ -1,0 +1,132 @@
+"""From a window's tokens to its segments, and from segments to text and subtitles."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+#: Seconds between two timestamps of Whisper.
+TIME_STEP = 0.02
+
+
+@dataclass(slots=True)
+class Segment:
+    """What was said from one time to another, in seconds of the file."""
+
+    start: float
+    end: float
+    text: str
+    tokens: list[int]
+
+
+@dataclass(slots=True)
+class WindowText:
+    """The text of one window.
+
+    Attributes:
+        start, seconds: where it lies in the file.
+        avg_logprob: mean log probability of its tokens, the end included.
+        no_speech_prob: probability of the token that stands for no speech.
+        logprobs: of each token of the text, (token, log probability).
+    """
+
+    start: float
+    seconds: float
+    segments: list[Segment]
+    temperature: float = 0.0
+    avg_logprob: float = 0.0
+    no_speech_prob: float = 0.0
+    logprobs: list[tuple[int, float]] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return "".join(segment.text for segment in self.segments)
+
+    @property
+    def compression_ratio(self) -> float:
+        """How much shorter zlib makes the text: more than 2.4 where it repeats itself."""
+        data = self.text.encode()
+        return len(data) / len(zlib.compress(data)) if data else 0.0
+
+
+def split_segments(
+    tokens: Sequence[int], first_time: int, window_seconds: float
+) -> list[tuple[float, float, list[int]]]:
+    """(start, end, tokens) of each segment, in seconds of the window.
+
+    A segment stands between two timestamps. One that isn't closed ends with the window, and text
+    without any timestamp is one segment.
+    """
+    segments: list[tuple[float, float, list[int]]] = []
+    start, words = 0.0, list[int]()
+    for token in tokens:
+        if token < first_time:
+            words.append(token)
+            continue
+        time = min((token - first_time) * TIME_STEP, window_seconds)
+        if words:
+            segments.append((start, time, words))
+        start, words = time, []
+    if words:
+        segments.append((start, window_seconds, words))
+    return segments
+
+
+def transcript(windows: Iterable[WindowText]) -> str:
+    """The text of all windows."""
+    return " ".join(text for window in windows if (text := window.text.strip()))
+
+
+def srt(windows: Iterable[WindowText]) -> str:
+    """SubRip."""
+    lines = []
+    segments = (segment for window in windows for segment in window.segments)
+    for number, segment in enumerate(segments, 1):
+        times = f"{_clock(segment.start, ',')} --> {_clock(segment.end, ',')}"
+        lines.append(f"{number}\n{times}\n{_line(segment)}\n")
+    return "\n".join(lines)
+
+
+def vtt(windows: Iterable[WindowText]) -> str:
+    """WebVTT."""
+    lines = ["WEBVTT\n"]
+    for segment in (segment for window in windows for segment in window.segments):
+        times = f"{_clock(segment.start, '.')} --> {_clock(segment.end, '.')}"
+        lines.append(f"{times}\n{_line(segment)}\n")
+    return "\n".join(lines)
+
+
+def _line(segment: Segment) -> str:
+    """A cue's text: an arrow in it would end it."""
+    return segment.text.strip().replace("-->", "->")
+
+
+def _clock(seconds: float, point: str) -> str:
+    milliseconds = round(seconds * 1000)
+    minutes, milliseconds = divmod(milliseconds, 60_000)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours:02}:{minutes:02}:{milliseconds // 1000:02}{point}{milliseconds % 1000:03}"
+
+
+def verbose_segments(windows: Iterable[WindowText]) -> list[dict[str, Any]]:
+    """OpenAI's objects of segments."""
+    return [
+        {
+            "id": number,
+            "seek": round(window.start * 100),
+            "start": round(segment.start, 2),
+            "end": round(segment.end, 2),
+            "text": segment.text,
+            "tokens": segment.tokens,
+            "temperature": window.temperature,
+            "avg_logprob": window.avg_logprob,
+            "compression_ratio": window.compression_ratio,
+            "no_speech_prob": window.no_speech_prob,
+        }
+        for number, (window, segment) in enumerate(
+            (window, segment) for window in windows for segment in window.segments
+        )
+    ]

@@ -1,0 +1,197 @@
+"""`POST /v1/audio/transcriptions` and `POST /v1/audio/translations`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncGenerator
+from typing import Any, ClassVar
+
+import msgspec
+from django.http import HttpResponse
+from django.http.response import HttpResponseBase
+from drf_spectacular.types import OpenApiTypes
+
+from common.db import run_in_file_thread
+from engine.contract.errors import InvalidRequest
+from inference.api.audio.form import FORMATS, AudioForm, read_audio_form
+from inference.api.audio.segments import WindowText, srt, transcript, verbose_segments, vtt
+from inference.api.audio.transcription import Transcription, WhisperTokens
+from inference.errors import as_quire_error, encode_error, report
+from inference.generation.model_resolution import check_queue, resolve_model
+from inference.rendering.media import get_media_pool
+from inference.schemas import objects
+from inference.serving.respond import add_headers
+from inference.web.endpoint_schema import Endpoint, EndpointSchema
+from inference.web.responses import (
+    JSON_OR_EVENTS,
+    EventStreamResponse,
+    LastChunk,
+    PlainTextRenderer,
+)
+from inference.web.views import GatewayRequest, GatewayView, json_response
+
+_encode = msgspec.json.Encoder().encode
+
+_FORM: dict[str, Any] = {
+    "type": "object",
+    "required": ["file"],
+    "additionalProperties": False,
+    "properties": {
+        "file": {"type": "string", "format": "binary", "minLength": 1},
+        "model": {"type": "string"},
+        "prompt": {"type": "string"},
+        "response_format": {"type": "string", "enum": list(FORMATS)},
+        "temperature": {"type": "number", "minimum": 0, "maximum": 2},
+        "top_p": {"type": "number", "minimum": 0, "maximum": 1},
+        "seed": {"type": "integer", "minimum": 0},
+        "max_completion_tokens": {"type": "integer", "minimum": 1},
+    },
+}
+_TRANSCRIPTION_FORM: dict[str, Any] = {
+    **_FORM,
+    "properties": {
+        **_FORM["properties"],
+        "language": {"type": "string"},
+        "stream": {"type": "boolean"},
+        "timestamp_granularities[]": {
+            "type": "array",
+            "items": {"type": "string", "enum": ["segment"]},
+        },
+        "include[]": {"type": "array", "items": {"type": "string", "enum": ["logprobs"]}},
+        "chunking_strategy": {"type": "string", "enum": ["auto"]},
+    },
+}
+_TEXTS = {"text/plain": OpenApiTypes.STR}
+
+
+class _AudioView(GatewayView):
+    """What transcribes."""
+
+    generates = True
+    queues_for_model = True
+    renderer_classes = (*JSON_OR_EVENTS, PlainTextRenderer)
+    translates: ClassVar[bool] = False
+
+    async def post(self, request: GatewayRequest) -> HttpResponseBase:
+        """The text of a file of sound (multipart/form-data)."""
+        form = await run_in_file_thread(_read_form, request, self.translates)
+        if (record := request.ctx.record) is not None:
+            record.model, record.stream = (form.model or "")[:200], form.stream
+        served = await resolve_model(request.ctx, form.model)
+        info = served.info
+        if not info.encoder_length:
+            raise InvalidRequest(f"The model {served.name} takes no audio.", param="model")
+        check_queue(request.ctx, served, 0, stream=form.stream)
+        tokens = await run_in_file_thread(WhisperTokens.of_model, served)
+        sound = await get_media_pool().prepare_sound(
+            form.data, info.num_mels, 2 * info.encoder_length, request.caller.tenant
+        )
+        transcription = Transcription(request.ctx, served, form, sound, tokens)
+        try:
+            await transcription.start()
+            if form.stream:
+                response: HttpResponseBase = EventStreamResponse(
+                    _events(transcription, form), transcription.release
+                )
+            else:
+                windows = [window async for window in transcription.windows()]
+                response = _answer(transcription, form, windows)
+        except BaseException:
+            transcription.release()
+            raise
+        if transcription.first_generation is not None:
+            add_headers(response, transcription.first_generation, [])
+        return response
+
+
+class TranscriptionsView(_AudioView):
+    """Transcribes sound in its own language."""
+
+    schema = EndpointSchema(
+        "Audio",
+        post=Endpoint(
+            "Transcribe sound",
+            objects.Transcript,
+            {"multipart/form-data": _TRANSCRIPTION_FORM},
+            streams=True,
+            media_types=_TEXTS,
+        ),
+    )
+
+
+class TranslationsView(_AudioView):
+    """Translates sound into English."""
+
+    schema = EndpointSchema(
+        "Audio",
+        post=Endpoint(
+            "Translate sound into English",
+            objects.Transcript,
+            {"multipart/form-data": _FORM},
+            media_types=_TEXTS,
+        ),
+    )
+    translates = True
+
+
+def _read_form(request: GatewayRequest, translates: bool) -> AudioForm:
+    return read_audio_form(request, translates=translates)
+
+
+def _usage(transcription: Transcription) -> dict[str, Any]:
+    """OpenAI's usage of models that are priced by the second."""
+    return {"type": "duration", "seconds": math.ceil(transcription.seconds)}
+
+
+def _answer(
+    transcription: Transcription, form: AudioForm, windows: list[WindowText]
+) -> HttpResponse:
+    """The answer in the form that the client asked for."""
+    text = transcript(windows)
+    if form.response_format in ("text", "srt", "vtt"):
+        body = f"{text}\n"
+        if form.response_format != "text":
+            body = srt(windows) if form.response_format == "srt" else vtt(windows)
+        return HttpResponse(body, content_type="text/plain; charset=utf-8")
+    answer: dict[str, Any] = {"text": text, "usage": _usage(transcription)}
+    if form.include_logprobs:
+        answer["logprobs"] = transcription.logprob_objects(windows)
+    if form.response_format == "verbose_json":
+        answer |= {
+            "task": "translate" if form.translates else "transcribe",
+            "language": transcription.language,
+            "duration": transcription.seconds,
+            "segments": verbose_segments(windows),
+        }
+    return json_response(_encode(answer))
+
+
+async def _events(transcription: Transcription, form: AudioForm) -> AsyncGenerator[bytes, None]:
+    """A delta for each window, then the whole text."""
+    windows: list[WindowText] = []
+    try:
+        async for window in transcription.windows():
+            text = window.text.strip()
+            if text:
+                delta: dict[str, Any] = {
+                    "type": "transcript.text.delta",
+                    "delta": f" {text}" if transcript(windows) else text,
+                }
+                if form.include_logprobs:
+                    delta["logprobs"] = transcription.logprob_objects([window])
+                yield b"data: " + _encode(delta) + b"\n\n"
+            windows.append(window)
+        done: dict[str, Any] = {
+            "type": "transcript.text.done",
+            "text": transcript(windows),
+            "usage": _usage(transcription),
+        }
+        if form.include_logprobs:
+            done["logprobs"] = transcription.logprob_objects(windows)
+        yield LastChunk(b"data: " + _encode(done) + b"\n\ndata: [DONE]\n\n")
+    except Exception as error:
+        # The status line is long gone: the error is the stream's last event.
+        report(error, "transcript")
+        yield LastChunk(b"data: " + encode_error(as_quire_error(error)) + b"\n\n")
+    finally:
+        transcription.release()

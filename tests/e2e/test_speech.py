@@ -1,0 +1,181 @@
+"""Sound in a running product: OpenAI's SDK transcribes real speech with Whisper tiny.en."""
+
+from __future__ import annotations
+
+import io
+import re
+import sqlite3
+import time
+import wave
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+
+from tests.e2e.product import Product, running, wait_for
+from tests.engine.speech.models import JFK, JFK_TEXT, read_wav, tiny_en
+
+pytestmark = pytest.mark.xdist_group("speech")
+
+
+@pytest.fixture(scope="module")
+def product(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
+    folder = tmp_path_factory.mktemp("whisper")
+    flags = ("--model", str(tiny_en()), "--served-model-name", "whisper", "--dtype", "float32")
+    with running(folder, *flags) as started:
+        yield started
+
+
+@pytest.fixture
+def client(product: Product) -> openai.OpenAI:
+    return openai.OpenAI(base_url=product.base_url, api_key=product.api_key, max_retries=0)
+
+
+def words(text: str) -> list[str]:
+    """Its words without marks."""
+    return re.sub(r"[^a-z' ]", "", text.lower()).split()
+
+
+def wav(samples: np.ndarray, rate: int = 16_000) -> bytes:
+    """A file of 16 bits."""
+    buffer = io.BytesIO()
+    with wave.open(buffer, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        file.writeframes((np.clip(samples, -1, 1) * 32767).astype("<i2").tobytes())
+    return buffer.getvalue()
+
+
+def test_a_speech_is_transcribed_without_an_error(client: openai.OpenAI) -> None:
+    result = client.audio.transcriptions.create(model="whisper", file=JFK)
+    assert words(result.text) == words(JFK_TEXT)
+    assert result.usage is not None
+    assert (result.usage.type, result.usage.seconds) == ("duration", 11)
+
+
+def test_every_form_of_answer(client: openai.OpenAI) -> None:
+    def ask(response_format: Any, **options: Any) -> Any:
+        return client.audio.transcriptions.create(
+            model="whisper", file=JFK, response_format=response_format, **options
+        )
+
+    assert words(ask("text")) == words(JFK_TEXT)
+    verbose = ask("verbose_json", timestamp_granularities=["segment"], language="en")
+    assert (verbose.task, verbose.language, verbose.duration) == ("transcribe", "en", 11.0)
+    assert words("".join(segment.text for segment in verbose.segments)) == words(JFK_TEXT)
+    ends = [segment.end for segment in verbose.segments]
+    assert ends == sorted(ends)
+    assert 9.5 < ends[-1] <= 11
+    assert all(segment.avg_logprob > -1 for segment in verbose.segments)
+    subtitles = ask("srt")
+    assert subtitles.startswith("1\n00:00:0")
+    assert words(re.sub(r"[\d:,>\-]+", " ", subtitles)) == words(JFK_TEXT)
+    assert ask("vtt").startswith("WEBVTT\n\n00:0")
+    scored = ask("json", include=["logprobs"])
+    assert "".join(entry.token for entry in scored.logprobs).strip() == scored.text
+
+
+def test_a_stream_has_the_same_text(client: openai.OpenAI) -> None:
+    events = list(client.audio.transcriptions.create(model="whisper", file=JFK, stream=True))
+    assert [event.type for event in events[-1:]] == ["transcript.text.done"]
+    deltas = "".join(e.delta for e in events if e.type == "transcript.text.delta")
+    assert deltas == events[-1].text
+    assert words(deltas) == words(JFK_TEXT)
+
+
+def test_long_sound_keeps_its_clock_and_repeats_nothing(client: openai.OpenAI) -> None:
+    speech = read_wav(JFK)[0]
+    pause = np.zeros(8 * 16_000, np.float32)
+    samples = np.concatenate([*([speech, pause] * 6)])
+    result = client.audio.transcriptions.create(
+        model="whisper", file=("long.wav", wav(samples)), response_format="verbose_json"
+    )
+    assert words(result.text) == words(JFK_TEXT) * 6
+    starts = [s.start for s in result.segments if words(s.text)[:2] == ["and", "so"]]
+    assert starts == pytest.approx([19.0 * index for index in range(6)], abs=0.6)
+
+
+def test_silence_has_no_text(client: openai.OpenAI) -> None:
+    silence = ("silence.wav", wav(np.zeros(20 * 16_000)))
+    assert client.audio.transcriptions.create(model="whisper", file=silence).text == ""
+    events = list(client.audio.transcriptions.create(model="whisper", file=silence, stream=True))
+    assert [(event.type, event.text) for event in events] == [("transcript.text.done", "")]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": "diarized_json"}, "response_format"),
+        ({"response_format": "xml"}, "response_format"),
+        ({"timestamp_granularities[]": "word", "response_format": "verbose_json"},
+         "timestamp_granularities[]"),
+        ({"timestamp_granularities[]": "segment"}, "timestamp_granularities[]"),
+        ({"temperature": "3"}, "temperature"),
+        ({"temperature": "nan"}, "temperature"),
+        ({"language": "de"}, "language"),
+        ({"stream": "maybe"}, "stream"),
+        ({"stream": "true", "response_format": "srt"}, "stream"),
+        ({"include[]": "secrets"}, "include"),
+        ({"seed": "-1"}, "seed"),
+        ({"max_completion_tokens": "0"}, "max_completion_tokens"),
+        ({"chunking_strategy": "server_vad"}, "chunking_strategy"),
+        ({"unheard_of": "1"}, "unheard_of"),
+    ],
+)  # fmt: skip
+def test_fields_that_cannot_be_are_refused_by_name(
+    product: Product, fields: dict[str, str], param: str
+) -> None:
+    answer = _post(product, JFK.read_bytes(), fields)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize("data", [b"", b"no sound", b"#EXTM3U\nfile:///etc/passwd\n"])
+def test_files_without_sound_are_refused_by_field(product: Product, data: bytes) -> None:
+    answer = _post(product, data, {})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "file"
+
+
+def test_a_model_of_english_translates_nothing(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.audio.translations.create(model="whisper", file=JFK)
+    assert refused.value.param == "model"
+
+
+def test_usage_is_in_the_ledger_once(product: Product, client: openai.OpenAI) -> None:
+    before = _ledger(product)
+    client.audio.transcriptions.create(model="whisper", file=JFK, response_format="text")
+    wait_for(lambda: len(_ledger(product)) > len(before), 20)
+    endpoint, prompt, completion = _ledger(product)[-1]
+    assert len(_ledger(product)) == len(before) + 1
+    assert (endpoint, prompt) == ("audio.transcriptions", 2)
+    assert completion > 20
+
+
+def _ledger(product: Product) -> list[tuple[str, int, int]]:
+    """(endpoint, prompt tokens, completion tokens) of all entries, once no more come."""
+    query = "SELECT endpoint, prompt_tokens, completion_tokens FROM metering_usageentry ORDER BY id"
+    found: list[tuple[str, int, int]] = []
+    while True:
+        with closing(sqlite3.connect(product.data_dir / "quire.sqlite3")) as database:
+            rows = database.execute(query).fetchall()
+        if rows and rows == found:
+            return rows
+        found = rows
+        time.sleep(1)
+
+
+def _post(product: Product, data: bytes, fields: dict[str, str]) -> httpx.Response:
+    return httpx.post(
+        f"{product.base_url}/audio/transcriptions",
+        headers={"Authorization": f"Bearer {product.api_key}"},
+        data={"model": "whisper", **fields},
+        files={"file": ("sound", data)},
+        timeout=60,
+    )
